@@ -1,0 +1,128 @@
+# Every task of the project, for a person and for CI alike. `make` or `make help` lists them.
+# Needs Python 3.11 or newer and make; the environment in .venv is built on first use from the hash-locked files in
+# locks/. Stamp files inside .venv remember what is installed: a second call is instant, a changed lock installs again.
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMPS := $(VENV)/.stamps
+NODE_DIR := tests/clients/node
+CODE := $(wildcard dmq retry broker_adapter spark_audit bench tests tools)
+TYPED := $(CODE)
+# extra words for the tool behind a target: make test ARGS="-k store", make demo ARGS="--seconds 10"
+ARGS ?=
+
+# The first of these that runs and is new enough; `make PYTHON=/path/to/python ...` decides otherwise.
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
+
+PIP := $(PY) -m pip --disable-pip-version-check --no-input --quiet
+INSTALL := $(PIP) install --progress-bar off --require-hashes
+
+# Settings that send an installation elsewhere than into .venv, or let foreign code into it. Where packages come from
+# (PIP_INDEX_URL, PIP_CERT, ...) stays the machine's affair.
+unexport PIP_USER PIP_TARGET PIP_PREFIX PIP_ROOT PIP_REQUIRE_VIRTUALENV PYTHONPATH PYTHONHOME
+
+# An environment that was moved with its folder, or whose interpreter is gone, is built anew.
+$(shell [ -x $(PY) ] && [ "$$(cat $(STAMPS)/here 2>/dev/null)" = "$(CURDIR)" ] || rm -rf $(STAMPS))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test lint fmt bench lock clean distclean node-client
+
+help: ## list the targets
+	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1 - \2/p' $(firstword $(MAKEFILE_LIST))
+
+demo: $(STAMPS)/run ## kill the daemon half-way through a run and see that nothing is lost
+	@$(PY) -m dmq demo $(ARGS)
+
+test: $(STAMPS)/dev node-client ## run all tests (ARGS="-k store" to choose)
+	@$(PY) -m pytest $(ARGS)
+
+lint: $(STAMPS)/dev ## format, lint, types, arrows, tidy
+	@echo "lint: format" && $(PY) -m ruff format --check --quiet --output-format=concise $(CODE) \
+		|| { echo "lint: run 'make fmt'" >&2; exit 1; }
+	@echo "lint: ruff" && $(PY) -m ruff check --quiet $(CODE)
+	@echo "lint: types" && $(PY) -m mypy $(TYPED)
+	@echo "lint: arrows" && $(PY) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()' \
+		--no-logo
+	@echo "lint: tidy" && $(PY) -m pytest --quiet tests/tidy
+
+fmt: $(STAMPS)/dev ## format the code and apply the fixes ruff is sure of
+	@$(PY) -m ruff check --quiet --fix-only $(CODE)
+	@$(PY) -m ruff format $(CODE)
+
+bench: $(STAMPS)/dev ## measure; a table, and JSON for comparison
+	@$(PY) -m bench $(ARGS)
+
+clean: ## remove caches and build products
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	@find $(CODE) -name node_modules -prune -o -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean ## remove the environment and the Node client as well
+	@rm -rf $(VENV) $(NODE_DIR)/node_modules
+
+# --- the environment --------------------------------------------------------------------------------------------------
+
+$(STAMPS)/here:
+	@[ -n "$(PYTHON)" ] && "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "make: Python 3.11 or newer is needed and" \
+		     "$(if $(PYTHON),'$(PYTHON)' is not it,none was found);" \
+		     "name one with: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "creating $(VENV) with $$("$(PYTHON)" --version)"
+	@"$(PYTHON)" -m venv --clear $(VENV) || { \
+		echo "make: this Python cannot create environments; on Debian install the package python3-venv" >&2; exit 1; }
+	@mkdir -p $(STAMPS) && echo "$(CURDIR)" > $@
+
+$(STAMPS)/build: locks/build.txt $(STAMPS)/here
+	@echo "installing the build tools (locks/build.txt)"
+	@$(INSTALL) -r locks/build.txt
+	@touch $@
+
+$(STAMPS)/project: pyproject.toml $(STAMPS)/build
+	@$(PIP) install --no-index --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(STAMPS)/run: locks/run.txt $(STAMPS)/project
+	@echo "installing what the daemon and the demo need (locks/run.txt)"
+	@$(INSTALL) -r locks/run.txt
+	@touch $@
+
+# The development lock contains the running one, version by version.
+$(STAMPS)/dev: locks/dev.txt $(STAMPS)/project
+	@echo "installing what development and tests need (locks/dev.txt)"
+	@$(INSTALL) -r locks/dev.txt
+	@touch $@ $(STAMPS)/run
+
+# The official Node client, for the tests that drive the daemon with it. Required in CI, a named skip elsewhere.
+node-client:
+	@if command -v npm >/dev/null 2>&1; then \
+		$(MAKE) --silent --no-print-directory $(NODE_DIR)/node_modules/.stamp; \
+	elif [ -n "$$CI" ]; then \
+		echo "make: npm (Node 18 or newer) is required in CI, for the tests with the official Node client" >&2; exit 1; \
+	else \
+		echo "npm is not here: the tests with the official Node client will be skipped"; \
+	fi
+
+$(NODE_DIR)/node_modules/.stamp: $(NODE_DIR)/package.json $(NODE_DIR)/package-lock.json
+	@echo "installing the official Node client ($(NODE_DIR)/package-lock.json)"
+	@cd $(NODE_DIR) && npm ci --ignore-scripts --no-audit --no-fund --no-update-notifier --loglevel=error
+	@touch $@
+
+# --- locks ------------------------------------------------------------------------------------------------------------
+
+# Keeps the pins that still fit; UPGRADE=1 takes the newest of everything. uv lives in a throw-away environment.
+# The development and build locks are held to the running one, so that all three can be installed together.
+UV_COMPILE = "$$tmp/bin/uv" pip compile --quiet --python-version 3.11 --universal --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
+
+lock: ## write locks/*.txt anew from pyproject.toml (UPGRADE=1: newest versions)
+	@[ -n "$(PYTHON)" ] || { echo "make: Python 3.11 or newer is needed" >&2; exit 1; }
+	@tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && "$(PYTHON)" -m venv "$$tmp" && \
+	"$$tmp/bin/python" -m pip --disable-pip-version-check --no-input --quiet install uv && \
+	echo "locking locks/run.txt" && \
+	$(UV_COMPILE) pyproject.toml --extra server --extra demo -o locks/run.txt && \
+	echo "locking locks/dev.txt" && \
+	$(UV_COMPILE) pyproject.toml --extra server --extra demo --extra dev -c locks/run.txt -o locks/dev.txt && \
+	echo "locking locks/build.txt" && \
+	$(UV_COMPILE) locks/build.in -c locks/dev.txt -o locks/build.txt

@@ -1,0 +1,158 @@
+"""What a broker promises, as two protocols: *pop* (take messages under a lease) and *pull* (read by offset).
+
+The sidecar speaks to a ``PopBroker``; classic consumers are built on a ``PullBroker``. The embedded broker offers
+both; Apache RocketMQ 5 behind its gRPC proxy offers pop, Apache RocketMQ 4 and 5 over remoting offer pull. One
+conformance suite (``tests/contract``) runs against every implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from broker_adapter.message import Delivery, Envelope, SendReceipt
+
+
+class TopicRoute(NamedTuple):
+    """A topic as clients see it: its message queues are numbered from 0."""
+
+    topic: str
+    queues: int
+
+
+class Subscription(NamedTuple):
+    """What a receive asks for. ``queue_id`` -1 means any queue; an empty ``tags`` set means every tag."""
+
+    topic: str
+    queue_id: int = -1
+    tags: frozenset[str] = frozenset()
+
+
+class PopBroker(Protocol):
+    """Messages are handed out under a lease and come back unless acknowledged.
+
+    Every method is safe to call concurrently on one event loop. Cancelling a call does not undo it: a send that was
+    cancelled may have been accepted, which is why message ids are made by the client and sends are idempotent on them.
+    """
+
+    async def route(self, topic: str) -> TopicRoute:
+        """Return the route of ``topic``; a broker may create the topic here. ``Refused(TOPIC_UNKNOWN)`` if it won't."""
+        ...
+
+    async def ensure_group(self, group: str) -> None:
+        """Make ``group`` known, so that it can receive. Idempotent, durable."""
+        ...
+
+    async def send(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:
+        """Accept all envelopes or none, and return one receipt each, in order, once they are durable.
+
+        A message whose delivery time has come is in its queue on return; any other waits and is never visible before
+        that time. An envelope whose message id is already known in its topic is not stored again: its receipt is the
+        first one, marked ``repeated``. Raises ``Overloaded`` (nothing done), ``BrokerUnavailable`` (in doubt).
+        """
+        ...
+
+    async def receive(  # noqa: PLR0913 - one receive has these six facts
+        self,
+        group: str,
+        subscription: Subscription,
+        *,
+        batch_max: int,
+        invisible_ms: int,
+        wait_ms: int,
+        renew_for: str = "",
+    ) -> Sequence[Delivery]:
+        """Hand out up to ``batch_max`` messages, waiting up to ``wait_ms`` for the first one; empty if none came.
+
+        Each is hidden from its group for ``invisible_ms`` and then comes back with ``delivery_attempt`` + 1. With
+        ``renew_for`` (a client id) the lease is renewed by the broker while that client lives, up to 3 h.
+        Messages of one message group are handed out in order. A cancelled receive hands out nothing.
+        """
+        ...
+
+    async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:
+        """Finish deliveries, durable on return; one result per handle: ``None``, or ``Refused(RECEIPT_HANDLE)``.
+
+        A handle stays good through renewals and restarts until its message is handed out again. Acknowledging twice
+        is fine.
+        """
+        ...
+
+    async def change_invisible(
+        self, group: str, topic: str, receipt_handle: str, invisible_ms: int, *, suspend: bool = False
+    ) -> str:
+        """Hide a delivery for ``invisible_ms`` from now (0: give it back at once), durable on return.
+
+        Returns the handle to use from here on; the one given stays good too. Extending costs no delivery attempt;
+        with ``suspend`` the next hand-out does not count as an attempt either.
+        """
+        ...
+
+    def client_seen(self, client_id: str) -> None:
+        """Note a sign of life: leases received with ``renew_for=client_id`` go on being renewed."""
+        ...
+
+    def client_gone(self, client_id: str) -> None:
+        """Note that the client left: its leases are no longer renewed."""
+        ...
+
+
+class QueueRange(NamedTuple):
+    """The readable part of a message queue: ``[begin, end)``."""
+
+    begin: int
+    end: int
+
+
+class PulledMessage(NamedTuple):
+    """One message read by offset; reading takes no lease and changes nothing."""
+
+    envelope: Envelope
+    queue_id: int
+    queue_offset: int
+    stored_at_ms: int
+
+
+class PullBroker(Protocol):
+    """Messages are read by offset; the group's progress is kept for it but never enforced."""
+
+    async def route(self, topic: str) -> TopicRoute:
+        """As ``PopBroker.route``."""
+        ...
+
+    async def pull(
+        self, topic: str, queue_id: int, queue_offset: int, *, batch_max: int, wait_ms: int
+    ) -> Sequence[PulledMessage]:
+        """Return messages from ``queue_offset`` on, waiting up to ``wait_ms`` for the first; empty if none came.
+
+        ``Refused(NOT_FOUND)`` names the readable range when the offset lies outside it.
+        """
+        ...
+
+    async def queue_range(self, topic: str, queue_id: int) -> QueueRange:
+        """Return the readable range of one queue."""
+        ...
+
+    async def offset_at(self, topic: str, queue_id: int, stored_at_ms: int) -> int:
+        """Return the first offset stored at or after ``stored_at_ms``; the end offset if there is none."""
+        ...
+
+    async def committed_offset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Return the offset the group continues from, ``None`` if it never said."""
+        ...
+
+    async def commit_offset(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
+        """Remember where the group continues, durable on return."""
+        ...
+
+    async def members(self, group: str) -> Sequence[str]:
+        """Return the client ids of the group that are alive, sorted: the input of queue assignment."""
+        ...
+
+    async def lock(self, group: str, client_id: str, topic: str, queue_ids: Sequence[int]) -> Sequence[int]:
+        """Lease queues to one client for orderly consumption; return those it now holds. Renewed by calling again."""
+        ...
+
+    async def unlock(self, group: str, client_id: str, topic: str, queue_ids: Sequence[int]) -> None:
+        """Give queues back; unknown or foreign ones are ignored."""
+        ...

@@ -1,0 +1,92 @@
+"""Errors of the broker side.
+
+    BrokerError
+     +- Refused            the caller's input, or its moment, is wrong: says which rule, which value, which limit
+     +- Overloaded         a bound is reached; nothing was done, the same call may succeed later
+     +- BrokerUnavailable  the broker cannot answer now; whether the call took effect is not known
+
+Fields instead of prose: the wire code is chosen from ``Refused.rule`` in one table (``dmq.sidecar.codes``).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import ClassVar
+
+_VALUE_CHARS_MAX = 80
+
+
+class Rule(StrEnum):
+    """Which rule a refused call broke."""
+
+    TOPIC = "illegal topic"
+    TOPIC_UNKNOWN = "topic not found"
+    GROUP = "illegal consumer group"
+    TAG = "illegal message tag"
+    KEY = "illegal message key"
+    MESSAGE_GROUP = "illegal message group"
+    PROPERTY_KEY = "illegal message property"
+    PROPERTIES_SIZE = "message properties too large"
+    MESSAGE_ID = "illegal message id"
+    BODY_EMPTY = "message body is empty"
+    BODY_SIZE = "message body too large"
+    DELIVERY_TIME = "illegal delivery time"
+    INVISIBLE_TIME = "illegal invisible duration"
+    POLLING_TIME = "illegal polling time"
+    FILTER = "illegal filter expression"
+    RECEIPT_HANDLE = "invalid receipt handle"
+    MESSAGE_TYPE = "message properties conflict with the message type"
+    MESSAGE_CORRUPTED = "message is corrupted"
+    CLIENT_ID = "client id required"
+    CLIENT_TYPE = "unrecognized client type"
+    REQUEST = "bad request"
+    NOT_FOUND = "not found"
+    UNSUPPORTED = "not implemented"
+
+
+class BrokerError(Exception):
+    """Something between an application and its broker failed."""
+
+    retriable: ClassVar[bool] = False
+
+
+class Refused(BrokerError):
+    """The call breaks a rule; nothing was done, and the same call will be refused again."""
+
+    def __init__(self, rule: Rule, why: str, *, value: object = None, limit: object = None) -> None:
+        super().__init__(rule, why, value, limit)
+        self.rule = rule
+        self.why = why
+        self.value = value
+        self.limit = limit
+
+    def __str__(self) -> str:
+        text = f"{self.rule.value}: {self.why}"
+        if self.value is not None:
+            shown = repr(self.value)
+            if len(shown) > _VALUE_CHARS_MAX:
+                shown = shown[:_VALUE_CHARS_MAX] + "..."
+            text += f", got {shown}"
+        if self.limit is not None:
+            text += f", limit {self.limit}"
+        return text
+
+
+class Overloaded(BrokerError):
+    """A bound is reached; nothing was done, and the same call may succeed later."""
+
+    retriable = True
+
+    def __init__(self, what: str, *, limit: object) -> None:
+        super().__init__(what, limit)
+        self.what = what
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return f"{self.what} (limit {self.limit}); try again later"
+
+
+class BrokerUnavailable(BrokerError):
+    """The broker cannot answer; whether the call took effect is not known, so repeat it with the same message id."""
+
+    retriable = True

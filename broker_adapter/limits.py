@@ -1,0 +1,48 @@
+"""Every bound of the public protocol in one place, with its unit in its name and its source beside it.
+
+Sources: Apache RocketMQ 5.x proxy and broker defaults, seen on a running 5.5.0 where possible. Bounds of our own are
+marked so. Relations between bounds are asserted at import.
+"""
+
+from __future__ import annotations
+
+# -- names ------------------------------------------------------------------------------------------------------------
+TOPIC_CHARS_MAX = 127
+GROUP_CHARS_MAX = 120
+DERIVED_NAME_CHARS_MAX = 255  # %RETRY%<group>, %DLQ%<group>, %RETRY%<group>_<topic>
+
+# -- one message ------------------------------------------------------------------------------------------------------
+BODY_BYTES_MAX = 4 * 1024 * 1024  # exactly 4 MiB is accepted, one byte more is not
+USER_PROPERTIES_MAX = 128
+PROPERTIES_BYTES_MAX = 16 * 1024  # user properties, tag and keys together
+MESSAGE_GROUP_BYTES_MAX = 63  # the server refuses 64
+MESSAGE_ID_BYTES_MAX = 255  # ours: an id is part of a key in the store
+TAG_BYTES_MAX = 255  # ours: a tag has a one-byte length in the stored record
+
+# -- one call ---------------------------------------------------------------------------------------------------------
+REQUEST_BYTES_MAX = 64 * 1024 * 1024  # ours; Apache's proxy takes 130 MiB
+MESSAGES_PER_SEND_MAX = 1024  # ours: one call is one atomic batch and must stay a small one
+RECEIVE_BATCH_MAX = 32
+ENTRIES_PER_ACK_MAX = 1024  # ours
+
+# -- time -------------------------------------------------------------------------------------------------------------
+DELIVER_AT_MS_MAX = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z, the last instant a protobuf Timestamp can carry
+INVISIBLE_MS_MIN_RECEIVE = 10_000
+INVISIBLE_MS_MAX = 12 * 3600 * 1000
+POLLING_MS_MIN = 5_000
+POLLING_MS_MAX = 20_000
+AUTO_RENEW_INVISIBLE_MS = 60_000
+AUTO_RENEW_MS_MAX = 3 * 3600 * 1000
+
+# -- a cell (ours) ----------------------------------------------------------------------------------------------------
+TOPICS_MAX = 10_000
+GROUPS_MAX = 10_000
+QUEUES_PER_TOPIC_DEFAULT = 8
+QUEUES_PER_TOPIC_MAX = 1024
+
+assert GROUP_CHARS_MAX + len("%RETRY%") <= DERIVED_NAME_CHARS_MAX
+assert GROUP_CHARS_MAX + len("%RETRY%") + 1 + TOPIC_CHARS_MAX <= DERIVED_NAME_CHARS_MAX
+assert BODY_BYTES_MAX + PROPERTIES_BYTES_MAX < 8 * 1024 * 1024 <= REQUEST_BYTES_MAX
+assert MESSAGE_GROUP_BYTES_MAX < 256 and TAG_BYTES_MAX < 256 and MESSAGE_ID_BYTES_MAX < 256
+assert POLLING_MS_MIN < INVISIBLE_MS_MIN_RECEIVE < AUTO_RENEW_INVISIBLE_MS < AUTO_RENEW_MS_MAX <= INVISIBLE_MS_MAX
+assert QUEUES_PER_TOPIC_DEFAULT <= QUEUES_PER_TOPIC_MAX < 2**16

@@ -1,0 +1,108 @@
+"""The message model: values only, standard library only.
+
+Two forms of the same thing. ``Message`` has every field and is what applications and rules read. ``Envelope`` is what
+brokers pass on: the few facts they decide by, and the message itself as its wire bytes, untouched.
+``broker_adapter.wire.mapping`` turns one into the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from types import MappingProxyType
+from typing import NamedTuple
+
+_HEX_ID = re.compile(r"[0-9A-F]{34}")
+_EMPTY: Mapping[str, str] = MappingProxyType({})
+
+
+class MessageType(IntEnum):
+    """Numbers of the public protocol."""
+
+    NORMAL = 1
+    FIFO = 2
+    DELAY = 3
+    TRANSACTION = 4
+
+
+class BodyEncoding(IntEnum):
+    """How the producer packed the body; the broker never unpacks it. Numbers of the public protocol."""
+
+    IDENTITY = 1
+    GZIP = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What a producer sends. ``message_id`` is made by the client and is the idempotency key of the send."""
+
+    topic: str
+    message_id: str
+    body: bytes = field(repr=False)
+    tag: str = ""
+    keys: Sequence[str] = ()
+    properties: Mapping[str, str] = _EMPTY
+    message_group: str = ""
+    deliver_at_ms: int = 0  # 0: not delayed
+    body_encoding: BodyEncoding = BodyEncoding.IDENTITY
+    born_at_ms: int = 0
+    born_host: str = ""
+
+    @property
+    def message_type(self) -> MessageType:
+        """A message that is delayed and grouped counts as DELAY, as RocketMQ types it."""
+        if self.deliver_at_ms:
+            return MessageType.DELAY
+        return MessageType.FIFO if self.message_group else MessageType.NORMAL
+
+
+class Envelope(NamedTuple):
+    """A message on its way: what a broker decides by, and the message as it came off the wire."""
+
+    topic: str
+    message_id: str
+    payload: bytes  # a serialized apache.rocketmq.v2.Message
+    tag: str = ""
+    message_group: str = ""
+    deliver_at_ms: int = 0  # epoch ms; 0: not delayed
+
+
+class SendReceipt(NamedTuple):
+    """A durable send: where the message is, or that it waits."""
+
+    message_id: str
+    queue_id: int  # -1 while it waits for its delivery time
+    queue_offset: int  # -1 while it waits for its delivery time
+    repeated: bool = False  # the same message id was accepted before; this is the first answer
+
+
+class Delivery(NamedTuple):
+    """One hand-out of a message to a consumer group. ``payload`` is the wire message as it was sent."""
+
+    topic: str
+    message_id: str
+    payload: bytes
+    queue_id: int
+    queue_offset: int
+    receipt_handle: str
+    delivery_attempt: int  # 1 for the first hand-out
+    invisible_ms: int
+    stored_at_ms: int
+    deliver_at_ms: int  # 0: was not delayed
+
+
+def pack_id(message_id: str) -> bytes:
+    """Return a key for ``message_id``: 17 bytes for the clients' 34 hex digits, a zero byte and its UTF-8 otherwise.
+
+    Client ids of the current protocol start with ``01``, so the two forms never collide.
+    """
+    if _HEX_ID.fullmatch(message_id) is not None and not message_id.startswith("00"):
+        return bytes.fromhex(message_id)
+    return b"\0" + message_id.encode()
+
+
+def unpack_id(packed: bytes) -> str:
+    """Undo ``pack_id``."""
+    return packed[1:].decode() if packed[:1] == b"\0" else packed.hex().upper()

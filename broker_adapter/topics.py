@@ -1,0 +1,74 @@
+"""Names of topics and consumer groups, as Apache RocketMQ 4.9 and 5.x rule them."""
+
+from __future__ import annotations
+
+import re
+
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.limits import DERIVED_NAME_CHARS_MAX, GROUP_CHARS_MAX, TOPIC_CHARS_MAX
+
+RETRY_PREFIX = "%RETRY%"
+DEAD_LETTER_PREFIX = "%DLQ%"
+
+_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+# Topics that RocketMQ keeps for itself; a client that could write to them would bypass delay and transactions.
+_SYSTEM_TOPICS = frozenset(
+    {
+        "SCHEDULE_TOPIC_XXXX",
+        "TBW102",
+        "BenchmarkTest",
+        "OFFSET_MOVED_EVENT",
+        "SELF_TEST_TOPIC",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+    }
+)
+_SYSTEM_PREFIXES = ("rmq_sys_", "RMQ_SYS_", "CID_RMQ_SYS_")
+
+
+def check_topic(name: str) -> str:
+    """Return ``name`` if a client may send to it and consume it; raise ``Refused(Rule.TOPIC)`` otherwise."""
+    if not name or name.isspace():
+        raise Refused(Rule.TOPIC, "the topic is blank", value=name)
+    derived = name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+    chars_max = DERIVED_NAME_CHARS_MAX if derived else TOPIC_CHARS_MAX
+    if len(name) > chars_max:
+        raise Refused(Rule.TOPIC, "the topic name is too long", value=name, limit=f"{chars_max} characters")
+    if _NAME.fullmatch(name) is None:
+        raise Refused(Rule.TOPIC, "a topic name holds letters, digits and any of % | _ -", value=name)
+    if name in _SYSTEM_TOPICS or name.startswith(_SYSTEM_PREFIXES):
+        raise Refused(Rule.TOPIC, "a system topic cannot be accessed", value=name)
+    return name
+
+
+def check_group(name: str) -> str:
+    """Return ``name`` if it can be a consumer group; raise ``Refused(Rule.GROUP)`` otherwise."""
+    if not name or name.isspace():
+        raise Refused(Rule.GROUP, "the consumer group is blank", value=name)
+    if len(name) > GROUP_CHARS_MAX:
+        raise Refused(Rule.GROUP, "the group name is too long", value=name, limit=f"{GROUP_CHARS_MAX} characters")
+    if _NAME.fullmatch(name) is None:
+        raise Refused(Rule.GROUP, "a group name holds letters, digits and any of % | _ -", value=name)
+    if name.startswith("CID_RMQ_SYS_"):
+        raise Refused(Rule.GROUP, "a system group cannot be used", value=name)
+    return name
+
+
+def retry_topic(group: str) -> str:
+    """Where a group's failed messages come back from."""
+    return RETRY_PREFIX + group
+
+
+def dead_letter_topic(group: str) -> str:
+    """Where a group's exhausted messages end."""
+    return DEAD_LETTER_PREFIX + group
+
+
+def queue_of_message_group(message_group: str, queues: int) -> int:
+    """Choose the queue of a FIFO message group: Java's ``String.hashCode`` modulo ``queues``, stable for ever."""
+    code = 0
+    for unit in memoryview(message_group.encode("utf-16-be")).cast("H") if message_group else ():
+        code = (31 * code + ((unit & 0xFF) << 8 | unit >> 8)) & 0xFFFFFFFF
+    return (code & 0x7FFFFFFF) % queues

@@ -1,0 +1,103 @@
+"""Between wire messages and the message model. Pure.
+
+A broker stores the wire message as it came; only what the broker itself decided is changed: the message type, the
+delivery timestamp, and the properties that asked for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from broker_adapter.message import BodyEncoding, Envelope, Message
+from broker_adapter.wire import rocketmq_v2 as wire
+
+__all__ = ["decode", "encode", "full_name", "resource_of", "set_timestamp", "to_envelope"]
+
+
+def full_name(resource: wire.Resource) -> str:
+    """Return the one name a broker knows a topic or group by: a client's namespace becomes a prefix, as in RocketMQ."""
+    namespace = resource.resource_namespace
+    return f"{namespace}%{resource.name}" if namespace else resource.name
+
+
+def resource_of(name: str) -> wire.Resource:
+    """Return ``name`` as clients without a namespace see it."""
+    return wire.Resource(name=name)
+
+
+def set_timestamp(timestamp: wire.Timestamp, epoch_ms: int) -> None:
+    """Write ``epoch_ms`` (never negative) into ``timestamp``."""
+    seconds, ms = divmod(epoch_ms, 1000)
+    timestamp.seconds = seconds
+    timestamp.nanos = ms * 1_000_000
+
+
+def to_envelope(message: wire.Message, *, deliver_at_ms: int | None = None, consumed: Iterable[str] = ()) -> Envelope:
+    """Return ``message`` ready for a broker; ``message`` itself is changed to what will be stored.
+
+    ``deliver_at_ms`` is ``None`` for a message that is not delayed. ``consumed`` names user properties to drop. What
+    the message says it is (``message_type``) gives way to what it is.
+    """
+    system = message.system_properties
+    message_group = system.message_group
+    if deliver_at_ms is None:
+        actual = wire.FIFO if message_group else wire.NORMAL
+    else:
+        actual = wire.DELAY
+        set_timestamp(system.delivery_timestamp, deliver_at_ms)
+    if system.message_type != actual:
+        system.message_type = actual
+    for name in consumed:
+        message.user_properties.pop(name, None)
+    return Envelope(
+        full_name(message.topic),
+        system.message_id,
+        message.SerializeToString(),
+        system.tag,
+        message_group,
+        deliver_at_ms or 0,
+    )
+
+
+def encode(message: Message) -> Envelope:
+    """Return ``message`` as an envelope with its wire bytes."""
+    sent = wire.Message(
+        topic=wire.Resource(name=message.topic), user_properties=dict(message.properties), body=message.body
+    )
+    system = sent.system_properties
+    system.message_id = message.message_id
+    system.keys.extend(message.keys)
+    system.body_encoding = wire.GZIP if message.body_encoding is BodyEncoding.GZIP else wire.IDENTITY
+    system.born_host = message.born_host
+    set_timestamp(system.born_timestamp, message.born_at_ms)
+    if message.tag:
+        system.tag = message.tag
+    if message.message_group:
+        system.message_group = message.message_group
+    return to_envelope(sent, deliver_at_ms=message.deliver_at_ms or None)
+
+
+def decode(payload: bytes) -> Message:
+    """Undo ``encode``, for the payload of an envelope or a delivery from any client.
+
+    Raises ``google.protobuf.message.DecodeError`` for bytes that are no message.
+    """
+    sent = wire.Message.FromString(payload)
+    system = sent.system_properties
+    return Message(
+        topic=full_name(sent.topic),
+        message_id=system.message_id,
+        body=sent.body,
+        tag=system.tag,
+        keys=tuple(system.keys),
+        properties=dict(sent.user_properties),
+        message_group=system.message_group,
+        deliver_at_ms=_epoch_ms(system.delivery_timestamp),
+        body_encoding=BodyEncoding.GZIP if system.body_encoding == wire.GZIP else BodyEncoding.IDENTITY,
+        born_at_ms=_epoch_ms(system.born_timestamp),
+        born_host=system.born_host,
+    )
+
+
+def _epoch_ms(timestamp: wire.Timestamp) -> int:
+    return timestamp.seconds * 1000 + timestamp.nanos // 1_000_000

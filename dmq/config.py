@@ -1,0 +1,325 @@
+"""Configuration of the daemon: read once, checked as a whole, frozen.
+
+A value comes from the first of: flag, environment variable ``DMQ_<KEY>``, TOML file, default. The file is the one named
+by ``--config`` or ``DMQ_CONFIG``, else ``./dmq.toml`` if there is one. A key that nobody knows is an error everywhere,
+so that a misspelt setting is never a silent default.
+
+Constructing ``DaemonConfig`` directly reads neither the environment nor a file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from broker_adapter.limits import BODY_BYTES_MAX, QUEUES_PER_TOPIC_DEFAULT, QUEUES_PER_TOPIC_MAX
+from dmq.units import (
+    DELAY_LEVELS_DEFAULT,
+    Address,
+    format_delay_levels,
+    format_duration,
+    parse_address,
+    parse_delay_levels,
+    parse_duration,
+    parse_size,
+)
+
+ENV_PREFIX = "DMQ_"
+CONFIG_FILE_DEFAULT = "dmq.toml"
+# How a key is written that is None here.
+_WRITTEN_NONE = {"metrics_listen": "off", "delay_max": "none", "disk_low_water_bytes": "auto"}
+# Read by others than the daemon: the command line, its shell completion, tests.
+_OTHER_VARIABLES = frozenset({"DMQ_CONFIG", "DMQ_ADDRESS", "DMQ_DEBUG"})
+_OTHER_PREFIXES = ("DMQ_TEST_", "DMQ_DEMO_")
+
+_MIB = 2**20
+LOW_WATER_SHARE = 20  # a twentieth of the file system
+LOW_WATER_BYTES_MIN = 32 * _MIB
+LOW_WATER_BYTES_MAX = 1024 * _MIB
+_VALUE_CHARS_MAX = 80
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; ``problems`` has one line for each fault, with key, value and source."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__(*problems)
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
+
+
+def _duration(value: object) -> object:
+    if isinstance(value, timedelta):
+        return value
+    return timedelta(milliseconds=parse_duration(str(value)))
+
+
+def _whole(value: object) -> object:
+    if isinstance(value, bool):  # TOML's `true` would pass as 1
+        raise ValueError("a whole number is expected")
+    return value
+
+
+def _size(value: object) -> object:
+    return parse_size(value) if isinstance(value, str) else _whole(value)
+
+
+def _automatic_size(value: object) -> object:
+    return None if value == "auto" else _size(value)
+
+
+def _delay_levels(value: object) -> object:
+    if isinstance(value, tuple):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("one string is expected, such as '1s 5s 10s'")
+    return tuple(timedelta(milliseconds=level_ms) for level_ms in parse_delay_levels(value))
+
+
+def _address(value: object) -> object:
+    if isinstance(value, Address):
+        return value
+    return parse_address(str(value))
+
+
+def _optional_address(value: object) -> object:
+    return None if value is None or value == "off" else _address(value)
+
+
+def _optional_duration(value: object) -> object:
+    return None if value is None or value == "none" else _duration(value)
+
+
+def _between(least: timedelta, most: timedelta) -> AfterValidator:
+    def check(value: timedelta) -> timedelta:
+        if not least <= value <= most:
+            raise ValueError(f"{_show_duration(least)} to {_show_duration(most)} is allowed")
+        return value
+
+    return AfterValidator(check)
+
+
+def _show_duration(duration: timedelta) -> str:
+    return format_duration(duration // timedelta(milliseconds=1))
+
+
+_Duration = Annotated[timedelta, BeforeValidator(_duration)]
+_Whole = Annotated[int, BeforeValidator(_whole)]
+_Size = Annotated[int, BeforeValidator(_size)]
+_AutomaticSize = Annotated[int | None, Field(ge=0), BeforeValidator(_automatic_size)]
+_ListenAddress = Annotated[Address, BeforeValidator(_address)]
+_OptionalAddress = Annotated[Address | None, BeforeValidator(_optional_address)]
+_OptionalDuration = Annotated[timedelta | None, BeforeValidator(_optional_duration)]
+_DelayLevels = Annotated[tuple[timedelta, ...], BeforeValidator(_delay_levels)]
+
+
+class DaemonConfig(BaseSettings):
+    """What a daemon is told. Durations are ``timedelta``; the properties beside them are what the parts are given."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix=ENV_PREFIX,
+        env_ignore_empty=True,
+        enable_decoding=False,  # no JSON in variables: a value is written as in the file
+        validate_default=False,
+    )
+
+    # -- where
+    data: Annotated[Path, AfterValidator(Path.expanduser)] = Path("dmq-data")
+    listen: _ListenAddress = Address("127.0.0.1", 8081)
+    metrics_listen: _OptionalAddress = Address("127.0.0.1", 9464)
+    broker_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,127}$")] = "rock-dmq"
+
+    # -- what is promised
+    durability: Literal["disk", "process"] = "disk"
+    delay_levels: _DelayLevels = tuple(timedelta(milliseconds=ms) for ms in parse_delay_levels(DELAY_LEVELS_DEFAULT))
+    delay_max: _OptionalDuration = None
+    queues_per_topic: Annotated[_Whole, Field(ge=1, le=QUEUES_PER_TOPIC_MAX)] = QUEUES_PER_TOPIC_DEFAULT
+    group_start: Literal["earliest", "latest"] = "earliest"
+    idempotency_window: Annotated[_Duration, _between(timedelta(seconds=1), timedelta(days=30))] = timedelta(minutes=15)
+
+    # -- bounds
+    disk_low_water_bytes: _AutomaticSize = None  # None: see low_water_bytes
+    ballast_bytes: Annotated[_Size, Field(ge=0)] = 16 * _MIB
+    pending_sends_max: Annotated[_Whole, Field(ge=1)] = 65_536
+    pending_bytes_max: Annotated[_Size, Field(ge=2 * BODY_BYTES_MAX)] = 256 * _MIB
+    audit_outbox_bytes_max: Annotated[_Size, Field(ge=_MIB)] = 1024 * _MIB
+    wal_bytes_max: Annotated[_Size, Field(ge=_MIB)] = 32 * _MIB
+    memtable_bytes_max: Annotated[_Size, Field(ge=_MIB)] = 64 * _MIB
+    shutdown_grace: Annotated[_Duration, _between(timedelta(0), timedelta(minutes=10))] = timedelta(seconds=10)
+
+    # -- logs
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "json", "console"] = "auto"  # auto: console on a terminal, JSON elsewhere
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take nothing but arguments: ``load`` gathers the sources itself, to know where each value came from."""
+        return (init_settings,)
+
+    @property
+    def delay_levels_ms(self) -> tuple[int, ...]:
+        """Milliseconds of each delay level, level 1 first."""
+        return tuple(level // timedelta(milliseconds=1) for level in self.delay_levels)
+
+    @property
+    def delay_max_ms(self) -> int | None:
+        """The longest delay accepted; ``None`` if there is no bound."""
+        return None if self.delay_max is None else self.delay_max // timedelta(milliseconds=1)
+
+    @property
+    def idempotency_window_ms(self) -> int:
+        """How long a finished message id is remembered."""
+        return self.idempotency_window // timedelta(milliseconds=1)
+
+    @property
+    def shutdown_grace_s(self) -> float:
+        """How long a shutdown may take before it is cut short."""
+        return self.shutdown_grace.total_seconds()
+
+    @property
+    def metrics_listen_is_explicit(self) -> bool:
+        """Whether somebody chose the metrics address; if not, a busy port is a reason to take another, not to fail."""
+        return "metrics_listen" in self.model_fields_set
+
+    def low_water_bytes(self, file_system_bytes: int) -> int:
+        """Free space below which sends are refused: as set, else 5 % of the file system within 32 MiB and 1 GiB."""
+        if self.disk_low_water_bytes is not None:
+            return self.disk_low_water_bytes
+        return min(max(file_system_bytes // LOW_WATER_SHARE, LOW_WATER_BYTES_MIN), LOW_WATER_BYTES_MAX)
+
+    def shown(self) -> dict[str, object]:
+        """Return every key as one would write it in the file, secrets masked; printed at start."""
+        values = {key: getattr(self, key) for key in type(self).model_fields}
+        return {key: _WRITTEN_NONE[key] if value is None else _shown(value) for key, value in values.items()}
+
+
+def load(flags: Mapping[str, object] | None = None, *, config_file: Path | None = None) -> DaemonConfig:
+    """Gather the configuration from its sources; a flag that is ``None`` was not given.
+
+    Raises ConfigError with everything that is wrong, not only the first.
+    """
+    problems = _unknown_variables()
+    values: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    for key, value in _file_values(config_file, problems).items():
+        values[key] = value
+        origins[key] = str(_config_path(config_file))
+    for key, value in EnvSettingsSource(DaemonConfig)().items():
+        values[key] = value
+        origins[key] = ENV_PREFIX + key.upper()
+    for key, value in (flags or {}).items():
+        if value is not None:
+            values[key] = value
+            origins[key] = "--" + key.replace("_", "-")
+    try:
+        config = DaemonConfig(**values)  # type: ignore[arg-type]  # the model is what checks them
+    except ValidationError as error:
+        problems += [_problem(details, origins) for details in error.errors(include_url=False)]
+    else:
+        if not problems:
+            return config
+    raise ConfigError(problems)
+
+
+def _config_path(config_file: Path | None) -> Path:
+    return config_file or Path(os.environ.get("DMQ_CONFIG") or CONFIG_FILE_DEFAULT)
+
+
+def _file_values(config_file: Path | None, problems: list[str]) -> Mapping[str, object]:
+    path = _config_path(config_file)
+    if not path.exists():
+        # Only the default file may be absent: whoever names one wants it read.
+        if config_file is not None or os.environ.get("DMQ_CONFIG"):
+            problems.append(f"{path}: there is no such configuration file")
+        return {}
+    try:
+        return TomlConfigSettingsSource(DaemonConfig, path).toml_data
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        problems.append(f"{path}: not readable as TOML: {error}")
+    except OSError as error:
+        problems.append(f"{path}: {error.strerror or error}")
+    return {}
+
+
+def _unknown_variables() -> list[str]:
+    known = {ENV_PREFIX + key.upper() for key in DaemonConfig.model_fields}
+    return [
+        f"{name}: unknown variable{_nearest(name.upper(), known | _OTHER_VARIABLES)}"
+        for name in sorted(os.environ)
+        if name.upper().startswith(ENV_PREFIX)
+        and name.upper() not in known | _OTHER_VARIABLES
+        and not name.upper().startswith(_OTHER_PREFIXES)
+    ]
+
+
+def _nearest(name: str, known: set[str] | frozenset[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _problem(details: ErrorDetails, origins: Mapping[str, str]) -> str:
+    key = str(details["loc"][0]) if details["loc"] else "configuration"
+    origin = origins.get(key, "default")
+    if details["type"] == "extra_forbidden":  # the value stays out: a misspelt key may hold a secret
+        return f"{origin}: {key}: unknown key{_nearest(key, set(DaemonConfig.model_fields))}"
+    shown = repr(_shown(details["input"]))
+    if len(shown) > _VALUE_CHARS_MAX:
+        shown = shown[:_VALUE_CHARS_MAX] + "..."
+    return f"{origin}: {key} = {shown}: {_allowed(details)}"
+
+
+def _allowed(details: ErrorDetails) -> str:
+    context = details.get("ctx", {})
+    match details["type"]:
+        case "value_error":
+            return str(context["error"])
+        case "literal_error":
+            return f"allowed: {context['expected'].replace(' or ', ', ')}"
+        case "greater_than_equal":
+            return f"at least {context['ge']} is allowed"
+        case "less_than_equal":
+            return f"at most {context['le']} is allowed"
+        case "int_parsing" | "int_type" | "int_from_float":
+            return "a whole number is expected"
+        case "string_pattern_mismatch":
+            return f"it must match {context['pattern']}"
+        case _:
+            return details["msg"]
+
+
+def _shown(value: object) -> object:
+    match value:
+        case timedelta():
+            return _show_duration(value)
+        case tuple() if not isinstance(value, Address):
+            return format_delay_levels(tuple(level // timedelta(milliseconds=1) for level in value))
+        case Address() | Path() | SecretStr():  # a secret prints as stars
+            return str(value)
+        case _:
+            return value

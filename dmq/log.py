@@ -1,0 +1,112 @@
+"""Logs of the daemon: one event, one line on stderr.
+
+    log = structlog.get_logger("dmq.store")
+    log.info("recovered", entries=12, cut_bytes=0)
+
+An event is named by a literal snake_case verb, facts are its fields; a test holds every call in ``dmq`` to that. What
+libraries log through ``logging`` (gRPC, asyncio, warnings) comes out in the same form as the event ``library_logged``.
+
+Payloads are never logged: a field that holds bytes shows their number only.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Literal, TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from broker_adapter.clock import Clock
+from dmq.units import format_time
+
+__all__ = ["configure"]
+
+_FIELD_CHARS_MAX = 4096  # one line stays one write on a pipe in most cases, and one screen for a person
+# Chatty below a warning, and about their own inside.
+_QUIET_LIBRARIES = ("asyncio", "grpc", "grpc._cython.cygrpc", "apscheduler")
+
+
+def configure(
+    level: str,
+    format: Literal["auto", "json", "console"],  # noqa: A002 - the name of the configuration key, without its prefix
+    clock: Clock,
+    stream: TextIO | None = None,
+) -> None:
+    """Send all logs of this process to ``stream`` (stderr), from ``level`` up; call again to change it.
+
+    ``auto`` is ``console`` on a terminal and ``json`` elsewhere. Timestamps come from ``clock``.
+    """
+    stream = stream or sys.stderr
+    for_people = format == "console" or (format == "auto" and stream.isatty())
+    number = logging.getLevelNamesMapping()[level.upper()]
+    # What every event gets, whichever way it came.
+    shared: list[Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(),
+        _timestamper(clock),
+    ]
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[*shared, _name_library_event],
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            *([] if for_people else [structlog.processors.format_exc_info]),
+            _shorten,
+            *_renderers(for_people=for_people, colors=stream.isatty()),
+        ],
+    )
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(number)
+    for name in _QUIET_LIBRARIES:
+        logging.getLogger(name).setLevel(max(number, logging.WARNING))
+    logging.captureWarnings(True)
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        cache_logger_on_first_use=False,  # loggers are made at import, before anybody configures
+    )
+
+
+def _renderers(*, for_people: bool, colors: bool) -> list[Processor]:
+    if for_people:
+        return [structlog.dev.ConsoleRenderer(colors=colors, timestamp_key="time", pad_event_to=24)]
+    return [_first_things_first, structlog.processors.JSONRenderer(default=str, ensure_ascii=False)]
+
+
+def _timestamper(clock: Clock) -> Processor:
+    now_ms: Callable[[], int] = clock.now_ms
+
+    def stamp(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:  # noqa: ARG001
+        event["time"] = format_time(now_ms())
+        return event
+
+    return stamp
+
+
+def _name_library_event(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:  # noqa: ARG001
+    event["message"] = event["event"]
+    event["event"] = "library_logged"
+    return event
+
+
+def _shorten(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:  # noqa: ARG001
+    for key, value in event.items():
+        if isinstance(value, bytes | bytearray | memoryview):
+            event[key] = f"<{len(value)} bytes>"
+        elif isinstance(value, str) and len(value) > _FIELD_CHARS_MAX and key != "exception":
+            event[key] = value[:_FIELD_CHARS_MAX] + "..."
+    return event
+
+
+def _first_things_first(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:  # noqa: ARG001
+    head = {key: event.pop(key) for key in ("time", "level", "event", "logger") if key in event}
+    return {**head, **event}

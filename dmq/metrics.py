@@ -1,0 +1,320 @@
+"""Figures of a running daemon, for Prometheus and for ``dmq status``.
+
+One ``Metrics`` object per daemon with a registry of its own, so that two daemons in one process (tests do that) do not
+share a number. What is counted per message or per call goes through ``Distribution`` and ``Calls``, which take a whole
+batch under one lock: 0.1 us a value, where a library histogram costs 1-2 us.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import socketserver
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler
+
+from prometheus_client import (
+    CONTENT_TYPE_PLAIN_0_0_4,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Info,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from dmq.errors import AddressInUse, DmqError
+from dmq.units import Address
+
+# 0.5 ms to 1 h. Below 50 ms the steps are fine, because the promise (p99 <= 5 ms) is read from these buckets.
+LATENESS_BOUNDS_S = (
+    *(0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5),
+    *(1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0),
+)
+CALL_BOUNDS_S = (*(0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5), *(1.0, 2.0, 5.0, 10.0, 30.0))
+COMMIT_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.5, 1.0, 5.0)
+COMMIT_OPS_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000)
+COMMIT_BYTES_BOUNDS = tuple(4.0**power for power in range(4, 14))  # 256 B to 64 MiB
+
+# As Prometheus has no text samples: one series per state, the current one is 1.
+STORE_STATES = ("starting", "serving", "not_serving", "stopping")
+
+
+class Distribution(Collector):
+    """How values spread, over fixed upper bounds; from any thread. Also answers quantiles, which Prometheus' own don't.
+
+    ``bounds`` ascend and are the inclusive upper ends of the buckets; one more bucket takes what lies beyond.
+    """
+
+    def __init__(self, name: str, documentation: str, bounds: Sequence[float]) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+        self._max = 0.0
+        self._lock = threading.Lock()
+
+    def observe(self, value: float) -> None:
+        """Add one value."""
+        with self._lock:
+            self._counts[bisect_left(self._bounds, value)] += 1
+            self._sum += value
+            self._max = max(self._max, value)
+
+    def observe_batch(self, values: Sequence[float], scale: float = 1.0) -> None:
+        """Add many values at once, each times ``scale`` (0.001 for milliseconds into seconds)."""
+        if not values:
+            return
+        bounds, find = self._bounds, bisect_left
+        with self._lock:
+            counts = self._counts
+            for value in values:
+                counts[find(bounds, value * scale)] += 1
+            self._sum += sum(values) * scale
+            self._max = max(self._max, max(values) * scale)
+
+    @property
+    def count(self) -> int:
+        """How many values there were."""
+        return sum(self._counts)
+
+    @property
+    def max(self) -> float:
+        """The greatest value so far, exactly; 0 before the first."""
+        return self._max
+
+    def quantile(self, q: float) -> float:
+        """Estimate the value below which the share ``q`` lies; 0 before the first.
+
+        Linear within a bucket, so off by less than the bucket is wide, and never above the true maximum.
+        """
+        assert 0 <= q <= 1
+        with self._lock:
+            counts, most = self._counts[:], self._max
+        rank = q * sum(counts)
+        seen = 0
+        for index, count in enumerate(counts):
+            if count and seen + count >= rank:
+                low = self._bounds[index - 1] if index else 0.0
+                high = min(self._bounds[index], most) if index < len(self._bounds) else most
+                return min(low + (high - low) * (rank - seen) / count, most)
+            seen += count
+        return 0.0
+
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str] = ()) -> None:
+        """Add the buckets as they are now to a family that is being collected."""
+        with self._lock:
+            counts, total = self._counts[:], self._sum
+        buckets: list[tuple[str, float]] = []
+        seen = 0
+        for bound, count in zip((*map(str, self._bounds), "+Inf"), counts, strict=True):
+            seen += count
+            buckets.append((bound, seen))
+        family.add_metric(labels, buckets, total)
+
+    def collect(self) -> Iterator[Metric]:
+        """Show the distribution to a registry."""
+        family = HistogramMetricFamily(self._name, self._documentation)
+        self.add_to(family)
+        yield family
+
+
+class Calls(Collector):
+    """Calls by RPC and answer code, and how long they took; the observer that the sidecar is given."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, int], int] = {}
+        self._seconds: dict[str, Distribution] = {}
+        self._lock = threading.Lock()
+
+    def call_done(self, rpc: str, code: int, seconds: float) -> None:
+        """Count one finished call. ``rpc`` must be one of the service's method names, never a caller's text."""
+        with self._lock:
+            key = (rpc, code)
+            self._counts[key] = self._counts.get(key, 0) + 1
+            spread = self._seconds.get(rpc)
+            if spread is None:
+                spread = self._seconds[rpc] = Distribution("", "", CALL_BOUNDS_S)
+        spread.observe(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        """Show the counts to a registry."""
+        with self._lock:
+            counts, spreads = sorted(self._counts.items()), sorted(self._seconds.items())
+        calls = CounterMetricFamily("dmq_calls", "Finished calls by RPC and answer code.", labels=("rpc", "code"))
+        for (rpc, code), count in counts:
+            calls.add_metric((rpc, str(code)), count)
+        yield calls
+        seconds = HistogramMetricFamily("dmq_call_seconds", "How long calls took, waits included.", labels=("rpc",))
+        for rpc, spread in spreads:
+            spread.add_to(seconds, (rpc,))
+        yield seconds
+
+
+class Metrics:
+    """All figures of one daemon. Counters only grow; gauges are set, or read at scrape time with ``set_function``."""
+
+    def __init__(self, *, version: str = "", cell_id: str = "", process: bool = True) -> None:
+        registry = self.registry = CollectorRegistry()
+        if process:
+            ProcessCollector(registry=registry)
+        self._info = Info("dmq", "Which daemon this is.", registry=registry)
+        self.identify(version=version, cell_id=cell_id)
+
+        self.calls = Calls()
+        self.accepted = Counter("dmq_messages_accepted", "Messages answered OK, durable.", registry=registry)
+        self.repeated = Counter("dmq_messages_repeated", "Sends repeated with a known message id.", registry=registry)
+        self.refused = Counter("dmq_messages_refused", "Sends refused because a bound is reached.", registry=registry)
+        self.delivered = Counter(
+            "dmq_messages_delivered", "Hand-outs to consumers, repetitions included.", registry=registry
+        )
+        self.acked = Counter("dmq_messages_acked", "Deliveries finished by a consumer.", registry=registry)
+        self.expired = Counter("dmq_leases_expired", "Deliveries whose invisible duration ran out.", registry=registry)
+        self.dead = Counter("dmq_messages_dead", "Messages moved to a dead-letter queue.", registry=registry)
+        self.dispatched = Counter(
+            "dmq_messages_dispatched", "Delayed messages moved to their queue when due.", registry=registry
+        )
+
+        self.lateness = Distribution(
+            "dmq_lateness_seconds", "From the delivery timestamp until visible.", LATENESS_BOUNDS_S
+        )
+        self.commit_seconds = Distribution("dmq_commit_seconds", "Write and sync of one batch.", COMMIT_BOUNDS_S)
+        self.sync_seconds = Distribution("dmq_commit_sync_seconds", "Sync of the WAL.", COMMIT_BOUNDS_S)
+        self.commit_ops = Distribution("dmq_commit_ops", "Operations in one batch.", COMMIT_OPS_BOUNDS)
+        self.commit_bytes = Distribution("dmq_commit_bytes", "Size of one batch.", COMMIT_BYTES_BOUNDS)
+
+        def gauge(name: str, documentation: str) -> Gauge:
+            return Gauge(f"dmq_{name}", documentation, registry=registry)
+
+        self.pending = gauge("pending_messages", "Messages waiting on the timeline.")
+        self.overdue = gauge("overdue_messages", "Messages on the timeline that are due already.")
+        self.next_due = gauge("next_due_timestamp_seconds", "When the next message is due; 0 if none waits.")
+        self.commit_queue = gauge("commit_queue_ops", "Operations waiting for the writer.")
+        self.queued = gauge("queued_messages", "Messages in queue logs.")
+        self.leases = gauge("leases", "Messages handed out and neither acknowledged nor expired.")
+        self.outbox_bytes = gauge("audit_outbox_bytes", "Audit events waiting for their export.")
+        self.disk_free_bytes = gauge("disk_free_bytes", "Free space of the file system with the store.")
+        self.disk_low_water_bytes = gauge("disk_low_water_bytes", "Free space below which sends are refused.")
+        self.recovery_cut_bytes = gauge("recovery_cut_bytes", "Torn WAL tail dropped when the store was opened.")
+        self.open_seconds = gauge("store_open_seconds", "How long opening the store took.")
+        self._state = Gauge("dmq_store_state", "1 for the state the store is in.", ("state",), registry=registry)
+        self._states = {state: self._state.labels(state) for state in STORE_STATES}
+        self.set_state("starting")
+        for collector in (
+            self.calls,
+            self.lateness,
+            self.commit_seconds,
+            self.sync_seconds,
+            self.commit_ops,
+            self.commit_bytes,
+        ):
+            registry.register(collector)
+
+    def identify(self, *, version: str, cell_id: str) -> None:
+        """Say which daemon this is."""
+        self._info.info({"version": version, "cell_id": cell_id})
+
+    def committed(self, *, ops: int, batch_bytes: int, seconds: float, sync_seconds: float) -> None:
+        """Record one committed batch; ``seconds`` includes the sync."""
+        self.commit_ops.observe(ops)
+        self.commit_bytes.observe(batch_bytes)
+        self.commit_seconds.observe(seconds)
+        self.sync_seconds.observe(sync_seconds)
+
+    def became_visible(self, lateness_ms: Sequence[int]) -> None:
+        """Record a batch of delayed messages that became visible, each so late."""
+        self.dispatched.inc(len(lateness_ms))
+        self.lateness.observe_batch(lateness_ms, 0.001)
+
+    def set_state(self, state: str) -> None:
+        """Enter one of ``STORE_STATES``."""
+        assert state in self._states
+        for name, child in self._states.items():
+            child.set(1 if name == state else 0)
+
+
+class MetricsServer:
+    """The HTTP port with ``/metrics`` and ``/healthz``, served by daemon threads until ``stop``."""
+
+    def __init__(self, server: socketserver.TCPServer) -> None:
+        self._server = server
+        host, port = server.server_address[:2]
+        self.address = Address(str(host), int(port))
+        self._thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="dmq-metrics", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close the port; what is being answered may be cut. Idempotent."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def start_http(metrics: Metrics, address: Address, is_ready: Callable[[], bool]) -> MetricsServer:
+    """Serve ``/metrics``, and ``/healthz`` (200 while ``is_ready()``, else 503), at ``address``; port 0 takes a free one.
+
+    Raises AddressInUse if the port is taken, DmqError if the address cannot be listened on.
+    """
+
+    class Handler(_Handler):
+        registry = metrics.registry
+        ready = staticmethod(is_ready)
+
+    class Server(_Server):
+        address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+
+    try:
+        return MetricsServer(Server(tuple(address), Handler))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(f"{address} is in use by another process (metrics)") from error
+        raise DmqError(f"cannot listen on {address} (metrics): {error.strerror or error}") from error
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    # Not http.server's: that one asks the resolver for the host's full name before it serves, which can take seconds.
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing: a scraper that hangs up is no event, and the default writes a traceback to stderr."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    registry: CollectorRegistry
+    ready: Callable[[], bool]
+    timeout = 10.0  # an idle connection gives its thread back
+    server_version = "dmq"
+    sys_version = ""
+
+    def do_GET(self) -> None:  # noqa: N802 - the library finds it by this name
+        """Answer one request."""
+        match self.path.partition("?")[0]:
+            case "/metrics":
+                self._answer(200, generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4)
+            case "/healthz" if self.ready():
+                self._answer(200, b"ready\n")
+            case "/healthz":
+                self._answer(503, b"not ready\n")
+            case _:
+                self._answer(404, b"not found: /metrics and /healthz are here\n")
+
+    do_HEAD = do_GET  # noqa: N815 - the library finds it by this name
+
+    def _answer(self, status: int, body: bytes, content_type: str = "text/plain; charset=utf-8") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's signature
+        """Keep scrapes out of the log."""

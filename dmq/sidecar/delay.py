@@ -1,0 +1,105 @@
+"""When a message is due: the delivery timestamp and four user properties, with RocketMQ's precedence. Pure.
+
+===================  ============================  ==========================================
+``DELAY``            a delay level, from 1         beats the others; above the last: the last; below 1: no level
+``TIMER_DELAY_SEC``  seconds from now              beats the two below
+``TIMER_DELAY_MS``   milliseconds from now         beats the one below
+``TIMER_DELIVER_MS`` epoch milliseconds            the delivery timestamp of the protocol replaces it
+===================  ============================  ==========================================
+
+RocketMQ reserves these names for its classic clients. Here they are open to everybody: a client in any language can
+use levels and *relative* delays, which do not depend on its own clock.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.limits import DELIVER_AT_MS_MAX
+
+LEVEL = "DELAY"
+DELAY_SEC = "TIMER_DELAY_SEC"
+DELAY_MS = "TIMER_DELAY_MS"
+DELIVER_MS = "TIMER_DELIVER_MS"
+DELAY_PROPERTIES = (LEVEL, DELAY_SEC, DELAY_MS, DELIVER_MS)
+
+# RocketMQ 4.9 and 5.x default of `messageDelayLevel`: 1s 5s 10s 30s 1m..10m 20m 30m 1h 2h
+DELAY_LEVELS_MS_DEFAULT = (
+    1_000, 5_000, 10_000, 30_000,
+    60_000, 120_000, 180_000, 240_000, 300_000, 360_000, 420_000, 480_000, 540_000, 600_000,
+    1_200_000, 1_800_000, 3_600_000, 7_200_000,
+)  # fmt: skip
+
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
+_LATEST = "9999-12-31T23:59:59.999Z"
+
+
+def timestamp_ms(seconds: int, nanos: int) -> int:
+    """Return a protobuf Timestamp as epoch milliseconds, rounded up so that nothing is early.
+
+    Any two integers are fine: what lies outside [1970, 9999] raises ``Refused(DELIVERY_TIME)``, as do wrong nanos.
+    """
+    if not 0 <= nanos < 1_000_000_000:
+        raise Refused(Rule.DELIVERY_TIME, "the nanos of delivery_timestamp are out of range", value=nanos)
+    return _checked_ms("delivery_timestamp", seconds * 1000 - (-nanos // 1_000_000), f"{seconds} seconds")
+
+
+def deliver_at_ms(
+    timestamp: int | None,
+    properties: Mapping[str, str],
+    *,
+    now_ms: int,
+    levels_ms: tuple[int, ...],
+    delay_max_ms: int | None,
+) -> int | None:
+    """Return when the message is due (epoch ms, possibly past), or ``None`` for a message that is not delayed.
+
+    ``timestamp`` is the protocol's delivery timestamp in ms. Raises ``Refused(DELIVERY_TIME)`` naming the property and
+    the value that cannot be read, is out of range, or exceeds ``delay_max_ms``. All four properties must be readable,
+    also those that another one beats.
+    """
+    numbers = {name: _number(name, properties[name]) for name in DELAY_PROPERTIES if name in properties}
+    level = numbers.get(LEVEL, 0)
+    if level > 0:
+        due_ms, given = now_ms + levels_ms[min(level, len(levels_ms)) - 1], LEVEL
+    elif DELAY_SEC in numbers:
+        due_ms, given = now_ms + max(0, numbers[DELAY_SEC]) * 1000, DELAY_SEC
+    elif DELAY_MS in numbers:
+        due_ms, given = now_ms + max(0, numbers[DELAY_MS]), DELAY_MS
+    elif timestamp is not None:
+        due_ms, given = timestamp, "delivery_timestamp"
+    elif DELIVER_MS in numbers:
+        due_ms, given = numbers[DELIVER_MS], DELIVER_MS
+    else:
+        return None
+    _checked_ms(given, due_ms, properties.get(given, due_ms))
+    if delay_max_ms is not None and due_ms - now_ms > delay_max_ms:
+        why = f"{given} lies {due_ms - now_ms} ms ahead"
+        raise Refused(Rule.DELIVERY_TIME, why, value=properties.get(given, due_ms), limit=f"{delay_max_ms} ms")
+    return due_ms
+
+
+def _number(name: str, text: str) -> int:
+    if _WHOLE_NUMBER.fullmatch(text) is None:
+        raise Refused(Rule.DELIVERY_TIME, f"property {name} is not a whole number of at most 20 digits", value=text)
+    return int(text)
+
+
+def _checked_ms(name: str, due_ms: int, value: object) -> int:
+    if due_ms > DELIVER_AT_MS_MAX:
+        raise Refused(Rule.DELIVERY_TIME, f"{name} lies after the year 9999{_hint(due_ms)}", value=value, limit=_LATEST)
+    if due_ms < 0:
+        raise Refused(Rule.DELIVERY_TIME, f"{name} lies before 1970", value=value)
+    return due_ms
+
+
+def _hint(due_ms: int) -> str:
+    """Help the caller who gave milliseconds where a client wants seconds."""
+    as_seconds = due_ms // 1_000_000
+    if not 946_684_800 <= as_seconds < 4_102_444_800:  # read that way it would lie in this century
+        return ""
+    meant = datetime.fromtimestamp(as_seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return f" (milliseconds given for seconds? they would mean {meant})"

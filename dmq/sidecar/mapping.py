@@ -1,0 +1,128 @@
+"""From broker values to wire messages. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import re
+from collections.abc import Sequence
+
+from broker_adapter.adapter import TopicRoute
+from broker_adapter.message import Delivery, SendReceipt
+from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.mapping import set_timestamp
+from dmq.sidecar.codes import OK_STATUS
+
+_DIGEST = {wire.MD5: re.compile(r"[0-9A-F]{32}"), wire.SHA1: re.compile(r"[0-9A-F]{40}")}
+
+# What every topic takes: topics are of RocketMQ's type MIXED. Transactions are not served yet.
+ACCEPTED_TYPES = (wire.NORMAL, wire.FIFO, wire.DELAY)
+ANY_QUEUE = -1
+
+
+def send_response(receipts: Sequence[SendReceipt]) -> wire.SendMessageResponse:
+    """Return one OK entry per receipt, in order. Clients index the entries without looking at ids.
+
+    Like the real server, an entry repeats the message id as transaction id, whatever the type. The offset of a message
+    that waits is not known yet: 0.
+    """
+    return wire.SendMessageResponse(
+        status=OK_STATUS,
+        entries=[
+            wire.SendResultEntry(
+                status=OK_STATUS,
+                message_id=receipt.message_id,
+                transaction_id=receipt.message_id,
+                offset=max(0, receipt.queue_offset),
+            )
+            for receipt in receipts
+        ],
+    )
+
+
+def send_refusal(messages: Sequence[wire.Message], refused: int, status: wire.Status) -> wire.SendMessageResponse:
+    """Return the answer to a send of which message number ``refused`` is bad: nothing was stored.
+
+    The bad one carries its own code, the others 40000 with a text that says which one stopped them.
+    """
+    bystander = wire.Status(
+        code=wire.BAD_REQUEST,
+        message=f"not stored: message {refused + 1} of {len(messages)} in this request was refused",
+    )
+    entries = [
+        wire.SendResultEntry(
+            status=status if position == refused else bystander, message_id=message.system_properties.message_id
+        )
+        for position, message in enumerate(messages)
+    ]
+    return wire.SendMessageResponse(status=status, entries=entries)
+
+
+def delivered(delivery: Delivery, topic: wire.Resource, store_host: str) -> wire.Message:
+    """Return a delivery as its consumer gets it: the message as it was sent, and what the broker knows about it.
+
+    ``topic`` is the one the consumer asked for: a dead letter carries the name of its new home, because clients
+    acknowledge under the topic they see here. Raises ``google.protobuf.message.DecodeError`` for a damaged payload.
+    """
+    message = wire.Message.FromString(delivery.payload)
+    if message.topic != topic:
+        message.topic.CopyFrom(topic)
+    system = message.system_properties
+    system.message_id = delivery.message_id
+    system.receipt_handle = delivery.receipt_handle
+    system.queue_id = delivery.queue_id
+    system.queue_offset = delivery.queue_offset
+    system.delivery_attempt = max(1, delivery.delivery_attempt)  # Java throws on 0
+    system.store_host = store_host
+    set_timestamp(system.store_timestamp, delivery.stored_at_ms)
+    seconds, ms = divmod(delivery.invisible_ms, 1000)
+    system.invisible_duration.seconds = seconds
+    system.invisible_duration.nanos = ms * 1_000_000
+    if delivery.deliver_at_ms:
+        system.message_type = wire.DELAY
+        set_timestamp(system.delivery_timestamp, delivery.deliver_at_ms)
+    elif system.message_type == wire.MESSAGE_TYPE_UNSPECIFIED:
+        system.message_type = wire.FIFO if system.message_group else wire.NORMAL
+    if system.body_encoding not in {wire.IDENTITY, wire.GZIP}:
+        system.body_encoding = wire.IDENTITY  # Python fails on any other
+    _ensure_digest(system.body_digest, message.body)
+    return message
+
+
+def _ensure_digest(digest: wire.Digest, body: bytes) -> None:
+    """Keep a producer's MD5 or SHA1, so that the consumer checks end to end; else give an MD5 of what is stored.
+
+    A CRC32 is always replaced: clients disagree on how to print it, and each checks it in its own way.
+    """
+    pattern = _DIGEST.get(digest.type)
+    if pattern is None or pattern.fullmatch(digest.checksum) is None:
+        digest.type = wire.MD5
+        digest.checksum = hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
+
+
+def endpoints_of(host: str, port: int) -> wire.Endpoints:
+    """Return one address as clients want it, with the scheme that fits the host."""
+    try:
+        scheme = wire.IPv6 if ipaddress.ip_address(host).version == 6 else wire.IPv4
+    except ValueError:
+        scheme = wire.DOMAIN_NAME
+    return wire.Endpoints(scheme=scheme, addresses=[wire.Address(host=host, port=port)])
+
+
+def route_queues(
+    route: TopicRoute, topic: wire.Resource, broker_name: str, endpoints: wire.Endpoints
+) -> list[wire.MessageQueue]:
+    """Return every queue of a topic, readable and writable, at one master broker."""
+    broker = wire.Broker(name=broker_name, id=0, endpoints=endpoints)
+    return [
+        wire.MessageQueue(
+            topic=topic, id=queue_id, permission=wire.READ_WRITE, broker=broker, accept_message_types=ACCEPTED_TYPES
+        )
+        for queue_id in range(route.queues)
+    ]
+
+
+def any_queue(topic: wire.Resource, broker_name: str, endpoints: wire.Endpoints) -> wire.MessageQueue:
+    """Return the one assignment of a group that is not FIFO: any queue of the broker."""
+    broker = wire.Broker(name=broker_name, id=0, endpoints=endpoints)
+    return wire.MessageQueue(topic=topic, id=ANY_QUEUE, permission=wire.READ_WRITE, broker=broker)

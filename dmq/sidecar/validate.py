@@ -1,0 +1,238 @@
+"""What a client may send and ask for. Pure functions on wire messages; each refusal names the limit and the value.
+
+The order of the checks of a message and their codes are those of Apache RocketMQ's proxy 5.x. Where this server is
+kinder (long polls shorter than 5 s, batches of delayed messages, the four delay properties) the function says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from broker_adapter.adapter import Subscription
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.limits import (
+    BODY_BYTES_MAX,
+    ENTRIES_PER_ACK_MAX,
+    INVISIBLE_MS_MAX,
+    INVISIBLE_MS_MIN_RECEIVE,
+    MESSAGE_GROUP_BYTES_MAX,
+    MESSAGE_ID_BYTES_MAX,
+    MESSAGES_PER_SEND_MAX,
+    POLLING_MS_MAX,
+    PROPERTIES_BYTES_MAX,
+    RECEIVE_BATCH_MAX,
+    TAG_BYTES_MAX,
+    USER_PROPERTIES_MAX,
+)
+from broker_adapter.topics import check_group, check_topic
+from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.mapping import full_name
+
+# Property names that RocketMQ keeps for itself: a client that could set them would bypass delay, retry, transactions
+# or tracing, here and behind a forwarder. DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS and TIMER_DELIVER_MS belong to them
+# there and are served here (see dmq.sidecar.delay).
+RESERVED_PROPERTIES = frozenset(
+    """
+    1ST_POP_TIME ARRIVE_TIME BORN_TIMESTAMP BUYER_ID CLUSTER CONSUME_START_TIME CORRECTION_FLAG CORRELATION_ID
+    DLQ_ORIGIN_MESSAGE_ID DLQ_ORIGIN_TOPIC DUP_INFO EXTEND_UNIQ_INFO INNER_MULTI_QUEUE_OFFSET INSTANCE_ID KEYS
+    MAX_OFFSET MAX_RECONSUME_TIMES MIN_OFFSET MQ2_FLAG MSG_REGION MSG_TYPE ORIGIN_MESSAGE_ID PGROUP POP_CK
+    POP_CK_OFFSET PUSH_REPLY_TIME REAL_QID REAL_TOPIC RECONSUME_TIME REPLY_TO_CLIENT RETRY_TOPIC TAGS
+    TIMER_DELAY_LEVEL TIMER_DEL_UNIQKEY TIMER_DEQUEUE_MS TIMER_ENQUEUE_MS TIMER_OUT_MS TIMER_ROLL_TIMES TRACE_ON
+    TRANSACTION_CHECK_TIMES TRANSFER_FLAG TRAN_MSG TRAN_PREPARED_QUEUE_OFFSET TTL UNIQ_KEY WAIT __BORNHOST
+    """.split()
+)
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_UNSERVED_TYPES: Mapping[int, str] = {
+    wire.TRANSACTION: "transactional messages are",
+    wire.LITE: "lite topics are",
+    wire.PRIORITY: "message priorities are",
+}
+
+
+def check_send(messages: Sequence[wire.Message]) -> None:
+    """Check what concerns a send as a whole: it has messages, not too many, and all for one topic."""
+    if not messages:
+        raise Refused(Rule.MESSAGE_CORRUPTED, "the request holds no message")
+    if len(messages) > MESSAGES_PER_SEND_MAX:
+        raise Refused(
+            Rule.REQUEST, "too many messages in one request", value=len(messages), limit=f"{MESSAGES_PER_SEND_MAX}"
+        )
+    topic = messages[0].topic
+    if len(messages) > 1:
+        for message in messages:
+            if message.topic != topic:
+                both = f"{full_name(topic)}, {full_name(message.topic)}"
+                raise Refused(
+                    Rule.MESSAGE_CORRUPTED, "the messages of one request are for different topics", value=both
+                )
+    check_topic(full_name(topic))
+
+
+def check_message(message: wire.Message) -> None:
+    """Check one message of a send, except for its delivery time."""
+    system = message.system_properties
+    body_bytes = len(message.body)
+    if not body_bytes:
+        raise Refused(Rule.BODY_EMPTY, "a message needs a body of at least one byte")
+    if body_bytes > BODY_BYTES_MAX:
+        raise Refused(Rule.BODY_SIZE, "the body is too large", value=body_bytes, limit=f"{BODY_BYTES_MAX} bytes")
+    tag, keys = system.tag, system.keys
+    _check_properties(message.user_properties, tag, keys)
+    if system.HasField("tag"):
+        _check_tag(tag)
+    for key in keys:
+        if not key or key.isspace():
+            raise Refused(Rule.KEY, "a message key is blank", value=key)
+        if _CONTROL.search(key) is not None:
+            raise Refused(Rule.KEY, "a message key holds a control character", value=key)
+    _check_message_id(system.message_id)
+    if system.HasField("message_group"):
+        _check_message_group(system.message_group)
+    if system.message_type in _UNSERVED_TYPES:
+        raise Refused(Rule.UNSUPPORTED, f"{_UNSERVED_TYPES[system.message_type]} not served yet")
+
+
+def _check_properties(properties: Mapping[str, str], tag: str, keys: Sequence[str]) -> None:
+    if len(properties) > USER_PROPERTIES_MAX:
+        raise Refused(
+            Rule.PROPERTIES_SIZE, "too many user properties", value=len(properties), limit=f"{USER_PROPERTIES_MAX}"
+        )
+    names, values = "".join(properties), "".join(properties.values())
+    size = len(names.encode()) + len(values.encode()) + len(tag.encode()) + len("".join(keys).encode())
+    if size > PROPERTIES_BYTES_MAX:
+        why = "user properties, tag and keys together are too large"
+        raise Refused(Rule.PROPERTIES_SIZE, why, value=size, limit=f"{PROPERTIES_BYTES_MAX} bytes")
+    if not RESERVED_PROPERTIES.isdisjoint(properties):
+        reserved = sorted(RESERVED_PROPERTIES.intersection(properties))
+        raise Refused(Rule.PROPERTY_KEY, "the property is used by the system", value=", ".join(reserved))
+    if _CONTROL.search(names) is not None or _CONTROL.search(values) is not None:
+        name = next(name for name, value in properties.items() if _CONTROL.search(name + value) is not None)
+        raise Refused(Rule.PROPERTY_KEY, "a property holds a control character", value=name)
+
+
+def _check_tag(tag: str) -> None:
+    if not tag or tag.isspace():
+        raise Refused(Rule.TAG, "the tag is blank; leave it out instead", value=tag)
+    if "|" in tag:
+        raise Refused(Rule.TAG, "a tag cannot hold the character |", value=tag)
+    if _CONTROL.search(tag) is not None:
+        raise Refused(Rule.TAG, "the tag holds a control character", value=tag)
+    if len(tag.encode()) > TAG_BYTES_MAX:
+        raise Refused(Rule.TAG, "the tag is too long", value=tag, limit=f"{TAG_BYTES_MAX} bytes")
+
+
+def _check_message_id(message_id: str) -> None:
+    if not message_id or message_id.isspace():
+        raise Refused(Rule.MESSAGE_ID, "the message id is blank", value=message_id)
+    if len(message_id.encode()) > MESSAGE_ID_BYTES_MAX:
+        raise Refused(
+            Rule.MESSAGE_ID, "the message id is too long", value=message_id, limit=f"{MESSAGE_ID_BYTES_MAX} bytes"
+        )
+    if _CONTROL.search(message_id) is not None:
+        raise Refused(Rule.MESSAGE_ID, "the message id holds a control character", value=message_id)
+
+
+def _check_message_group(message_group: str) -> None:
+    if not message_group or message_group.isspace():
+        raise Refused(Rule.MESSAGE_GROUP, "the message group is blank; leave it out instead", value=message_group)
+    if len(message_group.encode()) > MESSAGE_GROUP_BYTES_MAX:
+        why, limit = "the message group is too long", f"{MESSAGE_GROUP_BYTES_MAX} bytes"
+        raise Refused(Rule.MESSAGE_GROUP, why, value=message_group, limit=limit)
+    if _CONTROL.search(message_group) is not None:
+        raise Refused(Rule.MESSAGE_GROUP, "the message group holds a control character", value=message_group)
+
+
+def topic_of(resource: wire.Resource) -> str:
+    """Return the checked topic name."""
+    return check_topic(full_name(resource))
+
+
+def group_of(resource: wire.Resource) -> str:
+    """Return the checked name of a consumer group."""
+    return check_group(full_name(resource))
+
+
+def subscription_of(request: wire.ReceiveMessageRequest) -> Subscription:
+    """Return what a receive subscribes to.
+
+    The queue id is not looked at, as in RocketMQ: simple consumers go round the queues of the route, one long poll
+    each, and would sit at an empty queue while messages wait in another.
+    """
+    return Subscription(topic_of(request.message_queue.topic), tags=tags_of(request.filter_expression))
+
+
+def tags_of(expression: wire.FilterExpression) -> frozenset[str]:
+    """Return the tags of ``a || b``; the empty set stands for every tag (``*`` or nothing given)."""
+    if expression.type == wire.SQL:
+        raise Refused(Rule.FILTER, "SQL92 filters are not supported yet", value=expression.expression)
+    if expression.type not in {wire.TAG, wire.FILTER_TYPE_UNSPECIFIED}:
+        raise Refused(Rule.FILTER, "the filter type is unknown", value=int(expression.type))
+    text = expression.expression
+    if text in {"*", ""}:
+        return frozenset()
+    if len(text) > PROPERTIES_BYTES_MAX:
+        limit = f"{PROPERTIES_BYTES_MAX} characters"
+        raise Refused(Rule.FILTER, "the filter expression is too long", value=len(text), limit=limit)
+    tags = frozenset(tag for part in text.split("||") if (tag := part.strip()))
+    if not tags:
+        raise Refused(Rule.FILTER, "the filter expression names no tag", value=text)
+    for tag in tags:
+        if "|" in tag or _CONTROL.search(tag) is not None:
+            raise Refused(Rule.FILTER, "a tag cannot hold | or a control character", value=tag)
+    return tags
+
+
+def batch_of(request: wire.ReceiveMessageRequest) -> int:
+    """Return how many messages to hand out: what was asked for, cut to the protocol's bounds."""
+    return min(max(request.batch_size, 1), RECEIVE_BATCH_MAX)
+
+
+def receive_invisible_ms(request: wire.ReceiveMessageRequest) -> int:
+    """Return the invisible duration of a receive that does not ask for automatic renewal."""
+    wanted_ms = duration_ms(request.invisible_duration, Rule.INVISIBLE_TIME)
+    if not INVISIBLE_MS_MIN_RECEIVE <= wanted_ms <= INVISIBLE_MS_MAX:
+        why, limit = "the invisible duration is out of range", f"{INVISIBLE_MS_MIN_RECEIVE}..{INVISIBLE_MS_MAX} ms"
+        raise Refused(Rule.INVISIBLE_TIME, why, value=wanted_ms, limit=limit)
+    return wanted_ms
+
+
+def change_invisible_ms(request: wire.ChangeInvisibleDurationRequest) -> int:
+    """Return the new invisible duration; 0 gives the message back at once."""
+    wanted_ms = duration_ms(request.invisible_duration, Rule.INVISIBLE_TIME)
+    if not 0 <= wanted_ms <= INVISIBLE_MS_MAX:
+        why, limit = "the invisible duration is out of range", f"0..{INVISIBLE_MS_MAX} ms"
+        raise Refused(Rule.INVISIBLE_TIME, why, value=wanted_ms, limit=limit)
+    return wanted_ms
+
+
+def wait_ms(request: wire.ReceiveMessageRequest, deadline_s: float | None) -> int:
+    """Return how long a receive may wait, so that its answer is there comfortably before the call's deadline.
+
+    Kinder than RocketMQ, which refuses less than 5 s and fails without a deadline: any wait that is not negative goes.
+    """
+    wanted_ms = POLLING_MS_MAX
+    if request.HasField("long_polling_timeout"):
+        wanted_ms = duration_ms(request.long_polling_timeout, Rule.POLLING_TIME)
+        if wanted_ms < 0:
+            raise Refused(Rule.POLLING_TIME, "the long polling timeout is negative", value=wanted_ms, limit="0 ms")
+    if deadline_s is not None:
+        remaining_ms = int(deadline_s * 1000)
+        wanted_ms = min(wanted_ms, remaining_ms - max(250, min(1500, remaining_ms // 10)))
+    return max(0, min(wanted_ms, POLLING_MS_MAX))
+
+
+def check_entries(entries: Sequence[wire.AckMessageEntry]) -> None:
+    """Check that an acknowledgement has entries, and not too many."""
+    if not entries:
+        raise Refused(Rule.REQUEST, "the request acknowledges nothing")
+    if len(entries) > ENTRIES_PER_ACK_MAX:
+        raise Refused(Rule.REQUEST, "too many entries in one request", value=len(entries), limit=ENTRIES_PER_ACK_MAX)
+
+
+def duration_ms(duration: wire.Duration, rule: Rule) -> int:
+    """Return any Duration in whole ms, rounded up; nanos beyond a second are refused by ``rule``."""
+    if not -1_000_000_000 < duration.nanos < 1_000_000_000:
+        raise Refused(rule, "the nanos of the duration are out of range", value=duration.nanos)
+    return duration.seconds * 1000 - (-duration.nanos // 1_000_000)

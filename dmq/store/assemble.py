@@ -1,0 +1,332 @@
+"""Turn ops into one atomic batch. Runs only in the writer thread, which is why nothing here locks.
+
+The writer alone assigns sequences, timeline keys, queue offsets and audit sequences; it alone answers whether a message
+id is known. All figures it keeps (sequence, totals, buckets, outbox state) are absolute values that ride in the batch
+that changes them, so a crash leaves them as true as the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from broker_adapter.clock import Clock
+from dmq.store import keys, outbox
+from dmq.store.engine import Engine
+from dmq.store.keys import pack_index_prefix, pack_queue_key, pack_timeline_key, pack_u64
+from dmq.store.marks import Marks
+from dmq.store.ops import (
+    NO_RECEIPT,
+    Append,
+    Batch,
+    Delete,
+    Done,
+    Emit,
+    EntryState,
+    Family,
+    HandOver,
+    Op,
+    Put,
+    Receipt,
+    Schedule,
+)
+from dmq.store.record import decode_index, encode_index_finished, encode_index_waiting
+
+BUCKET_MS = 60_000
+_COUNTS_CACHED_MAX = 65_536
+_OUTBOX_ROWS_CUT = 16
+_NA = outbox.NOT_APPLICABLE
+
+
+class Recovered(NamedTuple):
+    """What the writer continues from: the figures of the meta family."""
+
+    boot: int
+    sequence: int  # last one assigned
+    done: int
+    generation: int  # of finished index rows
+    generation_started_ms: int
+    outbox: outbox.OutboxState
+
+
+class Assembler:
+    """Builds batches and remembers the figures they carry."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        marks: Marks,
+        clock: Clock,
+        recovered: Recovered,
+        *,
+        idempotency_window_ms: int,
+        outbox_bytes_max: int,
+        gap_event: Callable[[int, int], bytes],
+    ) -> None:
+        self._engine = engine
+        self._marks = marks
+        self._clock = clock
+        self._window_ms = idempotency_window_ms
+        self._outbox_bytes_max = outbox_bytes_max
+        self._gap_event = gap_event
+        self._boot = recovered.boot
+        self._sequence = recovered.sequence
+        self._done = recovered.done
+        self._generation = recovered.generation
+        self._generation_started_ms = recovered.generation_started_ms
+        self._outbox = recovered.outbox
+        self._tails: dict[tuple[int, int], int] = {}
+        self._counts: dict[tuple[int, int], int] = {}
+        # Of the batch being assembled:
+        self._batch = Batch()
+        self._now_ms = 0
+        self._floor_ms = 0
+        self._known: dict[bytes, Receipt] = {}
+        self._rows: dict[tuple[Family, bytes], bytes | None] = {}
+        self._deltas: dict[tuple[int, int], int] = {}
+        self._records: list[bytes] = []
+        self._appended: dict[tuple[int, int], int] = {}
+
+    @property
+    def sequence(self) -> int:
+        """The last sequence assigned."""
+        return self._sequence
+
+    def generations(self) -> tuple[int, int, int]:
+        """Index generations in which a message id may be: waiting, and finished in this window or the one before."""
+        return keys.WAITING_GENERATION, self._generation, self._generation - 1
+
+    @property
+    def outbox_state(self) -> outbox.OutboxState:
+        """Figures of the audit outbox."""
+        return self._outbox
+
+    def assemble(self, units: Sequence[Sequence[Op]]) -> tuple[Batch, list[list[Receipt]], dict[tuple[int, int], int]]:
+        """Return the batch, the receipts of every unit, and the new end offset of every queue appended to."""
+        batch = self._batch = Batch()
+        self._now_ms = self._clock.now_ms()
+        self._rows, self._deltas, self._records, self._appended = {}, {}, [], {}
+        first_sequence = self._sequence + 1
+        self._rotate_generation()
+        self._known = self._look_up(units)
+        self._reserve(units, first_sequence)
+
+        handlers = self._HANDLERS
+        receipts = [[handlers[type(op)](self, op) for op in unit] for unit in units]
+
+        puts = batch.puts
+        for (family, key), value in self._rows.items():
+            if value is None:
+                batch.deletes.append((family, key))
+            else:
+                puts.append((family, key, value))
+        self._put_counts()
+        self._put_outbox()
+        if self._sequence >= first_sequence:
+            puts.append((Family.META, keys.META_SEQUENCE, pack_u64(self._sequence)))
+        return batch, receipts, self._appended
+
+    # -- ops ----------------------------------------------------------------------------------------------------------
+
+    def _schedule(self, op: Schedule) -> Receipt:
+        scope, message_id, deliver_at_ms, record, event = op
+        id_key = pack_index_prefix(0, scope) + message_id  # generation 0: waiting
+        known = self._known.get(id_key)
+        if known is not None:
+            return known
+        sequence = self._sequence = self._sequence + 1
+        key_ms = deliver_at_ms if deliver_at_ms > self._floor_ms else self._floor_ms
+        puts = self._batch.puts
+        puts.append((Family.TIMELINE, pack_timeline_key(key_ms, sequence), record))
+        puts.append((Family.INDEX, id_key, encode_index_waiting(sequence, key_ms)))
+        self._count(scope, deliver_at_ms, 1)
+        self._records += (outbox.pack_record_head(len(event), sequence, _NA), event)
+        self._known[id_key] = Receipt(EntryState.WAITING, sequence, -1, -1, deliver_at_ms, True)
+        return Receipt(EntryState.WAITING, sequence, -1, -1, deliver_at_ms, False)
+
+    def _append(self, op: Append) -> Receipt:
+        scope, message_id, topic_id, queue_id, record, event = op
+        id_key = pack_index_prefix(0, scope) + message_id
+        known = self._known.get(id_key)
+        if known is not None:
+            return known
+        sequence = self._sequence = self._sequence + 1
+        offset = self._place(topic_id, queue_id, record)
+        self._finish(id_key, EntryState.QUEUED, sequence, queue_id, offset)
+        self._records += (outbox.pack_record_head(len(event), sequence, offset), event)
+        self._known[id_key] = Receipt(EntryState.QUEUED, sequence, queue_id, offset, self._now_ms, True)
+        return Receipt(EntryState.QUEUED, sequence, queue_id, offset, self._now_ms, False)
+
+    def _hand_over(self, op: HandOver) -> Receipt:
+        key, scope, message_id, deliver_at_ms, topic_id, queue_id, record, event = op
+        id_key = pack_index_prefix(0, scope) + message_id
+        sequence = int.from_bytes(key[8:], "big")
+        offset = self._place(topic_id, queue_id, record)
+        self._batch.deletes.append((Family.TIMELINE, key))
+        self._batch.deletes.append((Family.INDEX, id_key))
+        self._finish(id_key, EntryState.DELIVERED, sequence, queue_id, offset)
+        self._count(scope, deliver_at_ms, -1)
+        self._records += (outbox.pack_record_head(len(event), sequence, offset), event)
+        return Receipt(EntryState.DELIVERED, sequence, queue_id, offset, self._now_ms, False)
+
+    def _done_op(self, op: Done) -> Receipt:
+        mark = min(op.mark, self._marks.low())
+        if mark != self._done:
+            self._put_done(mark)
+        return NO_RECEIPT
+
+    def _put(self, op: Put) -> Receipt:
+        self._rows[op.family, op.key] = op.value
+        return NO_RECEIPT
+
+    def _delete(self, op: Delete) -> Receipt:
+        self._rows[op.family, op.key] = None
+        return NO_RECEIPT
+
+    def _emit(self, op: Emit) -> Receipt:
+        self._records += (outbox.pack_record_head(len(op.event), _NA, _NA), op.event)
+        return NO_RECEIPT
+
+    _HANDLERS: dict[type, Callable[..., Receipt]] = {
+        Schedule: _schedule,
+        Append: _append,
+        HandOver: _hand_over,
+        Done: _done_op,
+        Put: _put,
+        Delete: _delete,
+        Emit: _emit,
+    }
+
+    # -- parts of a batch ---------------------------------------------------------------------------------------------
+
+    def _place(self, topic_id: int, queue_id: int, record: bytes) -> int:
+        queue = (topic_id, queue_id)
+        offset = self._tails.get(queue)
+        if offset is None:
+            offset = queue_end(self._engine, topic_id, queue_id)
+        self._batch.puts.append((Family.QUEUE, pack_queue_key(topic_id, queue_id, offset), record))
+        self._tails[queue] = self._appended[queue] = offset + 1
+        return offset
+
+    def _finish(self, id_key: bytes, state: EntryState, sequence: int, queue_id: int, offset: int) -> None:
+        row = self._generation.to_bytes(4, "big") + id_key[4:]
+        value = encode_index_finished(state, sequence, self._now_ms, queue_id, offset)
+        self._batch.puts.append((Family.INDEX, row, value))
+
+    def _reserve(self, units: Sequence[Sequence[Op]], first_sequence: int) -> None:
+        times = [op.deliver_at_ms for unit in units for op in unit if type(op) is Schedule]
+        if not times:
+            return
+        self._floor_ms, lowered = self._marks.reserve(min(times), self._now_ms, first_sequence)
+        if lowered is not None and lowered < self._done:
+            self._put_done(lowered)
+
+    def _put_done(self, mark: int) -> None:
+        self._done = mark
+        self._rows[Family.META, keys.META_DONE] = keys.timeline_key(mark)
+
+    def _look_up(self, units: Sequence[Sequence[Op]]) -> dict[bytes, Receipt]:
+        """Find which message ids of these units are known already."""
+        suffixes = [
+            op.scope.to_bytes(4, "big") + op.message_id
+            for unit in units
+            for op in unit
+            if type(op) is Schedule or type(op) is Append
+        ]
+        if not suffixes:
+            return {}
+        known: dict[bytes, Receipt] = {}
+        prefixes = [number.to_bytes(4, "big") for number in self.generations()]
+        wanted = [prefix + suffix for prefix in prefixes for suffix in suffixes]
+        for wanted_key, value in zip(wanted, self._engine.get_many(Family.INDEX, wanted), strict=True):
+            if value is not None:
+                known[b"\0\0\0\0" + wanted_key[4:]] = decode_index(value)
+        return known
+
+    def _rotate_generation(self) -> None:
+        """Start a generation per window; drop, whole, those that ended more than one window ago."""
+        age_ms = self._now_ms - self._generation_started_ms
+        if 0 <= age_ms < self._window_ms:
+            return
+        if age_ms > 0:
+            self._generation += 1
+            self._batch.ranges.append((Family.INDEX, *keys.generation_range(1, self._generation - 1)))
+        # else the clock stepped back: the generation goes on from here, it only lives longer
+        self._generation_started_ms = self._now_ms
+        self._rows[Family.META, keys.META_GENERATION] = keys.pack_pair(self._generation, self._now_ms)
+
+    # -- figures ------------------------------------------------------------------------------------------------------
+
+    def _count(self, scope: int, deliver_at_ms: int, by: int) -> None:
+        deltas = self._deltas
+        bucket = (scope, deliver_at_ms // BUCKET_MS)
+        deltas[bucket] = deltas.get(bucket, 0) + by
+
+    def _put_counts(self) -> None:
+        deltas = self._deltas
+        if not deltas:
+            return
+        for (scope, _), by in list(deltas.items()):
+            deltas[scope, -1] = deltas.get((scope, -1), 0) + by
+        counts = self._counts
+        if len(counts) > _COUNTS_CACHED_MAX:
+            counts.clear()  # they are all on disk
+        self._load_counts(each for each in deltas if each not in counts)
+        for each, by in deltas.items():
+            count = counts[each] = counts[each] + by
+            row = _count_key(each)
+            if count:
+                self._batch.puts.append((Family.META, row, pack_u64(count)))
+            else:
+                self._batch.deletes.append((Family.META, row))
+
+    def _load_counts(self, missing: Iterable[tuple[int, int]]) -> None:
+        wanted = list(missing)
+        if wanted:
+            for each, value in zip(
+                wanted, self._engine.get_many(Family.META, [_count_key(each) for each in wanted]), strict=True
+            ):
+                self._counts[each] = keys.unpack_u64(value) if value is not None else 0
+
+    def _put_outbox(self) -> None:
+        state = self._outbox
+        if state.stored_bytes > self._outbox_bytes_max:
+            state = self._cut_outbox(state)
+        if self._records:
+            count = len(self._records) // 2
+            block = outbox.encode_block(self._boot, self._now_ms, count, self._records)
+            self._batch.puts.append((Family.AUDIT, pack_u64(state.next_sequence), block))
+            state = state._replace(
+                next_sequence=state.next_sequence + count, stored_bytes=state.stored_bytes + len(block)
+            )
+        if state is not self._outbox:
+            self._outbox = state
+            self._batch.puts.append((Family.META, keys.META_OUTBOX, outbox.encode_state(state)))
+
+    def _cut_outbox(self, state: outbox.OutboxState) -> outbox.OutboxState:
+        """Drop the oldest rows to keep the bound, and leave an event that says which events are missing."""
+        found = self._engine.scan(
+            Family.AUDIT, pack_u64(state.first_sequence), pack_u64(state.next_sequence), limit=_OUTBOX_ROWS_CUT
+        )
+        if not found.rows:
+            return state
+        last_key, last_value = found.rows[-1]
+        first_left = int.from_bytes(last_key, "big") + outbox.block_count(last_value)
+        self._batch.deletes += [(Family.AUDIT, key) for key, _ in found.rows]
+        event = self._gap_event(state.first_sequence, first_left - state.first_sequence)
+        self._records += (outbox.pack_record_head(len(event), _NA, _NA), event)
+        freed = sum(len(value) for _, value in found.rows)
+        return state._replace(first_sequence=first_left, stored_bytes=state.stored_bytes - freed)
+
+
+def _count_key(each: tuple[int, int]) -> bytes:
+    scope, bucket = each
+    return keys.total_key(scope) if bucket < 0 else keys.bucket_key(scope, bucket)
+
+
+def queue_end(engine: Engine, topic_id: int, queue_id: int) -> int:
+    """Return the offset after the last message of a queue: one seek, never a scan."""
+    last = engine.last(
+        Family.QUEUE, pack_queue_key(topic_id, queue_id, 0), pack_queue_key(topic_id, queue_id, 2**64 - 1)
+    )
+    return 0 if last is None else keys.queue_offset_of(last[0]) + 1

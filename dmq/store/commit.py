@@ -1,0 +1,205 @@
+"""The one writer: many units become one batch and one WAL sync, then everybody who waited is told at once.
+
+The batch size finds itself: while one sync runs, the next batch fills. A storage error is fail-stop: the unit that met
+it and everything behind it fail as *in doubt*, nothing more is accepted, and no sync is ever tried again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from broker_adapter.clock import Clock
+from dmq.errors import StoreBusy, StoreClosed, StoreError, StoreFailed, StoreForked
+from dmq.store.assemble import Assembler
+from dmq.store.engine import Engine
+from dmq.store.marks import Marks
+from dmq.store.ops import Append, HandOver, Op, Receipt, Schedule
+
+OPS_PER_BATCH_MAX = 4096
+BYTES_PER_BATCH_MAX = 32 * 1024 * 1024
+# What finishes messages (acks, hand-overs) may queue up further than what brings new ones.
+_URGENT_FACTOR = 2
+
+Appended = dict[tuple[int, int], int]
+
+
+class Unit:
+    """Ops of one caller, and in the end their receipts or the error."""
+
+    __slots__ = ("error", "is_direct", "ops", "receipts", "settle", "size_bytes")
+
+    def __init__(self, ops: Sequence[Op], settle: Callable[[Unit], None], *, is_direct: bool) -> None:
+        self.ops = ops
+        self.settle = settle
+        self.is_direct = is_direct
+        self.receipts: list[Receipt] = []
+        self.error: StoreError | None = None
+        size = 0
+        for op in ops:
+            kind = type(op)
+            if kind is Append or kind is Schedule or kind is HandOver:
+                size += len(op.record)  # type: ignore[union-attr]  # the three kinds that carry a message
+        self.size_bytes = size
+
+
+@dataclass(slots=True)
+class CommitStats:
+    """Totals since the store was opened."""
+
+    batches: int = 0
+    ops: int = 0
+    bytes: int = 0
+    commit_s: float = 0.0
+    sync_s: float = 0.0
+
+
+class Writer:
+    """The thread that assembles, writes and syncs. Nothing else writes to the engine."""
+
+    def __init__(  # noqa: PLR0913 - wired once, by ``Store.open``
+        self,
+        engine: Engine,
+        assembler: Assembler,
+        marks: Marks,
+        clock: Clock,
+        *,
+        is_synced: bool,
+        pending_ops_max: int,
+        pending_bytes_max: int,
+        after_batch: Callable[[Appended, list[Unit]], None],
+        on_failure: Callable[[StoreError], None],
+    ) -> None:
+        self._engine = engine
+        self._assembler = assembler
+        self._marks = marks
+        self._clock = clock
+        self._is_synced = is_synced
+        self._pending_ops_max = pending_ops_max
+        self._pending_bytes_max = pending_bytes_max
+        self._after_batch = after_batch
+        self._on_failure = on_failure
+        self._pid = os.getpid()
+        self._wake = threading.Condition()
+        self._pending: list[Unit] = []
+        self._pending_ops = 0
+        self._pending_bytes = 0
+        self._is_closing = False
+        self._failure: StoreError | None = None
+        self.stats = CommitStats()
+        self.observe: Callable[[int, int, float, float], None] | None = None
+        self._thread = threading.Thread(target=self._run, name="dmq-commit", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def failure(self) -> StoreError | None:
+        """Why nothing more is accepted, if so."""
+        return self._failure
+
+    @property
+    def pending_ops(self) -> int:
+        """How many ops wait for the writer."""
+        return self._pending_ops
+
+    def submit(self, unit: Unit, *, is_urgent: bool) -> None:
+        """Queue ``unit``. Raises ``StoreBusy`` beyond the bounds, ``StoreFailed`` or ``StoreClosed`` for good."""
+        factor = _URGENT_FACTOR if is_urgent else 1
+        if os.getpid() != self._pid:
+            raise StoreForked("the store belongs to the process that opened it; open another directory after a fork")
+        with self._wake:
+            if self._failure is not None:
+                raise StoreFailed(str(self._failure)) from self._failure
+            if self._is_closing:
+                raise StoreClosed("the store is closed")
+            if self._pending and (
+                self._pending_ops + len(unit.ops) > self._pending_ops_max * factor
+                or self._pending_bytes + unit.size_bytes > self._pending_bytes_max * factor
+            ):
+                raise StoreBusy(f"{self._pending_ops} operations wait to be written")
+            self._pending.append(unit)
+            self._pending_ops += len(unit.ops)
+            self._pending_bytes += unit.size_bytes
+            if len(self._pending) == 1:
+                self._wake.notify()
+
+    def close(self) -> None:
+        """Commit what was accepted, then end the thread."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify()
+        if self._thread.is_alive() and os.getpid() == self._pid:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while units := self._take():
+            try:
+                appended = self._commit(units)
+            except Exception as error:  # the process is about to end: nothing may be acknowledged after this
+                self._fail(units, error)
+                return
+            self._marks.release()
+            self._settle(units, appended)
+
+    def _take(self) -> list[Unit]:
+        with self._wake:
+            while not self._pending and not self._is_closing:
+                self._wake.wait()
+            ops = size = count = 0
+            for unit in self._pending:
+                if count and (ops + len(unit.ops) > OPS_PER_BATCH_MAX or size + unit.size_bytes > BYTES_PER_BATCH_MAX):
+                    break
+                ops += len(unit.ops)
+                size += unit.size_bytes
+                count += 1
+            units = self._pending[:count]
+            del self._pending[:count]
+            self._pending_ops -= ops
+            self._pending_bytes -= size
+            return units
+
+    def _commit(self, units: list[Unit]) -> Appended:
+        started_s = self._clock.monotonic_s()
+        batch, receipts, appended = self._assembler.assemble([unit.ops for unit in units])
+        self._engine.write(batch)
+        written_s = self._clock.monotonic_s()
+        if self._is_synced:
+            self._engine.sync()
+        ended_s = self._clock.monotonic_s()
+        ops = size = 0
+        for unit, answer in zip(units, receipts, strict=True):
+            unit.receipts = answer
+            ops += len(unit.ops)
+            size += unit.size_bytes
+        stats = self.stats
+        stats.batches += 1
+        stats.ops += ops
+        stats.bytes += size
+        stats.commit_s += ended_s - started_s
+        stats.sync_s += ended_s - written_s
+        if self.observe is not None:
+            self.observe(ops, size, ended_s - started_s, ended_s - written_s)
+        return appended
+
+    def _settle(self, units: list[Unit], appended: Appended) -> None:
+        for unit in units:
+            if unit.is_direct:
+                unit.settle(unit)
+        self._after_batch(appended, [unit for unit in units if not unit.is_direct])
+
+    def _fail(self, units: list[Unit], error: Exception) -> None:
+        failure = error if isinstance(error, StoreError) else StoreFailed(f"{type(error).__name__}: {error}")
+        failure.__cause__ = error if failure is not error else error.__cause__
+        with self._wake:
+            self._failure = failure
+            units = units + self._pending
+            self._pending = []
+        for unit in units:
+            unit.error = StoreFailed(f"the write is in doubt: {failure}")
+        self._settle(units, {})
+        self._marks.close()
+        self._on_failure(failure)

@@ -1,0 +1,59 @@
+"""What the store needs of a key-value engine. ``rocks`` is the real one, ``memory`` passes the same contract suite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from dmq.store.ops import Batch, Family
+
+
+class Rows(NamedTuple):
+    """The result of a scan. ``is_complete`` says that the range holds nothing after the last row."""
+
+    rows: list[tuple[bytes, bytes]]
+    is_complete: bool
+
+
+class EngineStats(NamedTuple):
+    """Figures of an engine, for status and metrics; none of them costs a scan."""
+
+    memtable_bytes: int
+    table_bytes: int
+    keys_estimate: int
+
+
+class Engine(Protocol):
+    """Ordered rows in families, written in atomic batches by one thread, read from any.
+
+    Every method raises ``StoreCorrupt`` when it meets damage and ``StoreFailed`` when storage fails; a read never
+    returns fewer rows than there are without saying so. After a fork every method of the child raises ``StoreForked``.
+    """
+
+    def write(self, batch: Batch) -> None:
+        """Apply ``batch`` atomically: readable on return, and safe from SIGKILL; safe from power loss after ``sync``."""
+        ...
+
+    def sync(self) -> None:
+        """Return once every batch written before is on disk."""
+        ...
+
+    def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the value of each key, ``None`` where there is none."""
+        ...
+
+    def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = 2**62) -> Rows:
+        """Return rows in ``[start, stop)`` in key order, at most ``limit``, stopping once ``bytes_max`` is reached."""
+        ...
+
+    def last(self, family: Family, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
+        """Return the last row in ``[start, stop)``."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Return current figures."""
+        ...
+
+    def close(self) -> None:
+        """Sync, let go of everything and release the lock. Idempotent."""
+        ...

@@ -1,0 +1,122 @@
+"""Keys of every column family. Fixed width, big-endian, so that byte order is the order that is meant.
+
+    timeline   deliver_at_ms 8 | sequence 8
+    index      generation 4 | scope 4 | packed message id        generation 0: waits; else finished in that generation
+    queue      topic_id 4 | queue_id 2 | queue_offset 8
+    group      group_id 4 | topic_id 4 | queue_id 2 | kind 1 | number 8
+    audit      sequence of the block's first event 8
+    meta       one letter of kind, then what it names
+
+In memory a timeline key is the integer ``deliver_at_ms << 64 | sequence``: marks compare and step as numbers.
+"""
+
+from __future__ import annotations
+
+import struct
+
+_TIMELINE = struct.Struct(">QQ")
+_QUEUE = struct.Struct(">IHQ")
+_INDEX = struct.Struct(">II")
+_GROUP_QUEUE = struct.Struct(">IIH")
+_GROUP = struct.Struct(">IIHBQ")
+_U64 = struct.Struct(">Q")
+
+WAITING_GENERATION = 0
+
+META_FORMAT = b"F"
+META_BOOT = b"B"
+META_SEQUENCE = b"S"
+META_DONE = b"D"
+META_OUTBOX = b"O"
+META_GENERATION = b"G"
+META_CLOSED = b"X"
+_META_NAME = b"n"
+_META_BUCKET = struct.Struct(">cIQ")
+_META_TOTAL = struct.Struct(">cI")
+
+
+def timeline_mark(deliver_at_ms: int, sequence: int) -> int:
+    """Return the number of a timeline key."""
+    return deliver_at_ms << 64 | sequence
+
+
+def timeline_key(mark: int) -> bytes:
+    """Return the bytes of a timeline key."""
+    return mark.to_bytes(16, "big")
+
+
+pack_timeline_key = _TIMELINE.pack
+unpack_timeline_key = _TIMELINE.unpack
+pack_index_prefix = _INDEX.pack  # (generation, scope)
+pack_queue_key = _QUEUE.pack  # (topic_id, queue_id, queue_offset)
+pack_group_key = _GROUP.pack  # (group_id, topic_id, queue_id, kind, number)
+pack_u64 = _U64.pack
+pack_pair = _TIMELINE.pack
+unpack_pair = _TIMELINE.unpack
+
+
+def unpack_u64(value: bytes) -> int:
+    """Return the number in an eight-byte value."""
+    number: int = _U64.unpack(value)[0]
+    return number
+
+
+def queue_offset_of(key: bytes) -> int:
+    """Return the offset in a queue key."""
+    return int.from_bytes(key[6:14], "big")
+
+
+def group_queue_range(group_id: int, topic_id: int, queue_id: int) -> tuple[bytes, bytes]:
+    """Return the range of all rows one group keeps for one queue."""
+    start = _GROUP_QUEUE.pack(group_id, topic_id, queue_id)
+    return start, start + b"\xff" * 10
+
+
+def unpack_group_row(key: bytes) -> tuple[int, int]:
+    """Return ``(kind, number)`` of a group row."""
+    return key[10], int.from_bytes(key[11:19], "big")
+
+
+def generation_range(first: int, last: int) -> tuple[bytes, bytes]:
+    """Return the index range of generations ``first`` up to, not including, ``last``."""
+    return first.to_bytes(4, "big"), last.to_bytes(4, "big")
+
+
+def bucket_key(scope: int, bucket: int) -> bytes:
+    """Return the meta key of how many entries of ``scope`` are due within time bucket ``bucket``."""
+    return _META_BUCKET.pack(b"c", scope, bucket)
+
+
+def bucket_range(scope: int, first: int, last: int) -> tuple[bytes, bytes]:
+    """Return the range of a scope's time buckets ``first`` up to, not including, ``last``."""
+    return _META_BUCKET.pack(b"c", scope, first), _META_BUCKET.pack(b"c", scope, last)
+
+
+def bucket_of(key: bytes) -> int:
+    """Return the bucket number in a bucket key."""
+    return int.from_bytes(key[5:13], "big")
+
+
+def total_key(scope: int) -> bytes:
+    """Return the meta key of how many entries of ``scope`` wait."""
+    return _META_TOTAL.pack(b"t", scope)
+
+
+def total_range() -> tuple[bytes, bytes]:
+    """Return the range of all scopes' totals."""
+    return b"t", b"u"
+
+
+def scope_of_total(key: bytes) -> int:
+    """Return the scope in a total key."""
+    return int.from_bytes(key[1:5], "big")
+
+
+def name_key(name_id: int) -> bytes:
+    """Return the meta key of a topic's or group's record."""
+    return _META_NAME + name_id.to_bytes(4, "big")
+
+
+def name_range() -> tuple[bytes, bytes]:
+    """Return the range of all topics' and groups' records."""
+    return b"n", b"o"

@@ -1,0 +1,157 @@
+"""Where the timeline's reader is, and the two rules that keep it from missing anything.
+
+Marks are timeline keys as numbers (``dmq.store.keys``). The *live* cursor is the next key the reader reads. When the
+reader lags (after a restart, after a burst) what is overdue becomes a second lane, the *backlog* ``[cursor, end)``, so
+that it is drained in order beside what is due now instead of in front of it.
+
+Rule 1, kept by ``reserve``: the writer never assigns a key below the live cursor; a message that is due already gets
+the cursor's time, its true time stays in the value. If the wall clock has stepped back, so that the cursor lies in the
+future, the true time is used and the cursor is lowered to it.
+
+Rule 2, kept by ``claim``: while a batch is in flight (assembled, not yet synced) the reader stops below its smallest
+key. So it never passes a row that is not yet visible and never hands out one that is not yet durable.
+
+A claim moves the cursor to its stop *before* the rows are read, so a batch that is assembled meanwhile cannot slip a
+key in behind the reader; ``retreat`` moves it back to the first row that was not taken. The reader commits what it took
+before it claims again: when the cursor was lowered meanwhile, the rows it took are gone before they could be read twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from enum import Enum
+from typing import NamedTuple
+
+from dmq.store.keys import timeline_mark
+
+BACKLOG_LAG_MS = 1_000
+_NEVER = 2**128
+
+
+class Lane(Enum):
+    """Which of the reader's two cursors."""
+
+    LIVE = "live"
+    BACKLOG = "backlog"
+
+
+class Claim(NamedTuple):
+    """A range the reader may read now; ``stop <= start`` means there is nothing to read."""
+
+    lane: Lane
+    start: int
+    stop: int
+
+
+class Marks:
+    """The cursors and the in-flight mark, shared by the writer thread and one reader."""
+
+    def __init__(self, done: int) -> None:
+        self._changed = threading.Condition()
+        self._live = done
+        self._backlog: tuple[int, int] | None = None
+        self._in_flight: int | None = None
+        self._released = _NEVER  # smallest key that became readable since the reader last claimed
+        self._is_closed = False
+
+    # -- the writer's side --------------------------------------------------------------------------------------------
+
+    def reserve(self, earliest_ms: int, now_ms: int, sequence: int) -> tuple[int, int | None]:
+        """Announce a batch whose earliest delivery time is ``earliest_ms`` and whose first sequence is ``sequence``.
+
+        Returns the smallest time its keys may carry, and the mark the durable ``done`` must be lowered to, if any.
+        """
+        with self._changed:
+            cursor_ms = self._live >> 64
+            true_mark = timeline_mark(earliest_ms, sequence)
+            if true_mark >= self._live:
+                self._in_flight = true_mark
+                return 0, None
+            if cursor_ms <= now_ms + 1:  # a claim at now_ms leaves the cursor at now_ms + 1
+                self._in_flight = timeline_mark(cursor_ms, sequence)
+                return cursor_ms, None
+            self._lower(true_mark)
+            self._in_flight = true_mark
+            return 0, true_mark
+
+    def release(self) -> None:
+        """The batch in flight is durable and readable; wake the reader if it waits for something of it."""
+        with self._changed:
+            if self._in_flight is not None:
+                self._released = min(self._released, self._in_flight)
+                self._in_flight = None
+                self._changed.notify_all()
+
+    def _lower(self, mark: int) -> None:
+        if self._backlog is not None:
+            cursor, end = self._backlog
+            if mark < end:
+                self._backlog = (min(cursor, mark), end)
+                return
+        self._live = mark
+
+    # -- the reader's side --------------------------------------------------------------------------------------------
+
+    def claim(self, lane: Lane, now_ms: int) -> Claim:
+        """Take the range of ``lane`` that may be read now."""
+        with self._changed:
+            self._released = _NEVER
+            if lane is Lane.BACKLOG:
+                if self._backlog is None:
+                    return Claim(lane, 0, 0)
+                cursor, end = self._backlog
+                stop = min(end, timeline_mark(now_ms + 1, 0))
+            else:
+                cursor, stop = self._live, timeline_mark(now_ms + 1, 0)
+            if self._in_flight is not None:
+                stop = min(stop, self._in_flight)
+            if stop > cursor:
+                self._move(lane, stop)
+            return Claim(lane, cursor, stop)
+
+    def retreat(self, lane: Lane, mark: int) -> None:
+        """The claim was read only up to ``mark``; what follows is read next time."""
+        with self._changed:
+            cursor = self._live if lane is Lane.LIVE or self._backlog is None else self._backlog[0]
+            if mark < cursor:
+                self._move(lane, mark)
+
+    def split_backlog(self, now_ms: int) -> bool:
+        """If the live cursor lags, make what it lags behind by the backlog; say whether there is a backlog now."""
+        with self._changed:
+            if self._backlog is not None and self._backlog[0] >= self._backlog[1]:
+                self._backlog = None
+            if self._backlog is None and self._live >> 64 < now_ms - BACKLOG_LAG_MS:
+                boundary = timeline_mark(now_ms, 0)
+                self._backlog = (self._live, boundary)
+                self._live = boundary
+            return self._backlog is not None
+
+    def low(self) -> int:
+        """Return the smallest cursor: everything below it was taken by the reader."""
+        with self._changed:
+            return self._live if self._backlog is None else min(self._live, self._backlog[0])
+
+    def wait(self, until_ms: int, timeout_s: float) -> None:
+        """Sleep until a key below ``until_ms`` becomes readable, ``wake`` or ``close`` is called, or time is up."""
+        bound = timeline_mark(until_ms, 0)
+        with self._changed:
+            self._changed.wait_for(lambda: self._released < bound or self._is_closed, timeout_s)
+
+    def wake(self) -> None:
+        """Make the reader look again now."""
+        with self._changed:
+            self._released = 0
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let ``wait`` return at once from here on."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _move(self, lane: Lane, mark: int) -> None:
+        if lane is Lane.LIVE:
+            self._live = mark
+        elif self._backlog is not None:
+            self._backlog = (mark, self._backlog[1])

@@ -1,0 +1,84 @@
+"""The audit outbox: events leave with the batch that made them true, one row per batch.
+
+    block      version 1 | boot 4 | at_ms 8 | count 4 | records
+    record     length 2 (of the event) | entry sequence 8 | queue offset 8 | event
+
+The row's key is the sequence of its first event, so sequences have no gaps and a row covers ``[key, key + count)``.
+What only the writer knows (the entry's sequence, the queue offset, when it was committed, in which run of the daemon)
+is in the block; the event is opaque here, ``dmq.audit`` reads and writes it. All-ones means "not applicable".
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from dmq.errors import StoreCorrupt
+
+VERSION = 1
+NOT_APPLICABLE = 2**64 - 1
+
+_BLOCK = struct.Struct(">BIQI")
+_RECORD = struct.Struct(">HQQ")
+_STATE = struct.Struct(">QQQ")
+
+pack_record_head = _RECORD.pack  # (event length, entry sequence, queue offset)
+
+
+class OutboxState(NamedTuple):
+    """Absolute figures of the outbox, kept in the meta family."""
+
+    first_sequence: int  # of the oldest row that is still there
+    next_sequence: int
+    stored_bytes: int  # values only
+
+
+class OutboxRecord(NamedTuple):
+    """One event as it stands in the outbox."""
+
+    sequence: int
+    boot: int
+    committed_at_ms: int
+    entry_sequence: int  # NOT_APPLICABLE: none
+    queue_offset: int  # NOT_APPLICABLE: none
+    event: bytes
+
+
+def encode_block(boot: int, at_ms: int, count: int, records: list[bytes]) -> bytes:
+    """Encode one row; ``records`` alternates record heads and events."""
+    return _BLOCK.pack(VERSION, boot, at_ms, count) + b"".join(records)
+
+
+def block_count(value: bytes) -> int:
+    """Return how many events a row holds."""
+    count: int = _BLOCK.unpack_from(value)[3]
+    return count
+
+
+def decode_block(key: bytes, value: bytes) -> Iterator[OutboxRecord]:
+    """Yield the records of a row; ``StoreCorrupt`` if its lengths do not add up."""
+    version, boot, at_ms, count = _BLOCK.unpack_from(value)
+    if version != VERSION:
+        raise StoreCorrupt(f"an outbox row has format version {version}")
+    first = int.from_bytes(key, "big")
+    at = _BLOCK.size
+    for number in range(count):
+        if at + _RECORD.size > len(value):
+            raise StoreCorrupt(f"outbox row {first} ends inside record {number} of {count}")
+        length, entry_sequence, queue_offset = _RECORD.unpack_from(value, at)
+        at += _RECORD.size
+        yield OutboxRecord(first + number, boot, at_ms, entry_sequence, queue_offset, value[at : at + length])
+        at += length
+    if at != len(value):
+        raise StoreCorrupt(f"outbox row {first} is {len(value)} bytes, its records say {at}")
+
+
+def encode_state(state: OutboxState) -> bytes:
+    """Encode the figures."""
+    return _STATE.pack(*state)
+
+
+def decode_state(value: bytes | None) -> OutboxState:
+    """Decode the figures; none yet means an empty outbox."""
+    return OutboxState._make(_STATE.unpack(value)) if value is not None else OutboxState(1, 1, 0)

@@ -1,0 +1,149 @@
+"""Values of the timeline, queue and index families. Each starts with a format version; integers are big-endian.
+
+    waiting entry (timeline)                              queued message (queue)
+    0  version 1                                          0  version 1
+    1  kind 1                                             1  flags 1 (unused, 0)
+    2  retry count 2                                      2  attempts before 2
+    4  topic id 4                                         4  stored_at_ms 8
+    8  scope 4                                            12 deliver_at_ms 8 (0: was not delayed)
+    12 deliver_at_ms 8 (the true one)                     20 body
+    20 accepted_at_ms 8
+    28 body
+
+    body       id length 1 | tag length 1 | message group length 1 | id | tag | message group | wire message
+
+    index      state 1 | sequence 8 | at_ms 8                         waits: at_ms is the key's time
+               state 1 | sequence 8 | at_ms 8 | queue_id 2 | offset 8   finished
+
+The two message values share their body, so a hand-over copies it without looking inside.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+from dmq.errors import StoreCorrupt
+from dmq.store.ops import EntryState, Receipt
+
+VERSION = 1
+
+_WAITING = struct.Struct(">BBHIIQQ")
+_QUEUED = struct.Struct(">BBHQQ")
+_BODY = struct.Struct(">BBB")
+_INDEX_WAITING = struct.Struct(">BQQ")
+_INDEX_FINISHED = struct.Struct(">BQQHQ")
+
+WAITING_HEADER_BYTES = _WAITING.size
+QUEUED_HEADER_BYTES = _QUEUED.size
+
+
+class EntryKind(IntEnum):
+    """Why an entry waits."""
+
+    DELAYED = 1
+
+
+class WaitingEntry(NamedTuple):
+    """The head of a timeline value."""
+
+    kind: int
+    retry_count: int
+    topic_id: int
+    scope: int
+    deliver_at_ms: int
+    accepted_at_ms: int
+
+
+class QueuedMessage(NamedTuple):
+    """A queue value, taken apart."""
+
+    attempts_before: int
+    stored_at_ms: int
+    deliver_at_ms: int
+    message_id: bytes  # packed
+    tag: str
+    message_group: str
+    payload: bytes
+
+
+def encode_body(message_id: bytes, tag: bytes, message_group: bytes, payload: bytes) -> bytes:
+    """Join the parts of a message; each of the first three is at most 255 bytes."""
+    return _BODY.pack(len(message_id), len(tag), len(message_group)) + message_id + tag + message_group + payload
+
+
+def encode_waiting(  # noqa: PLR0913 - the six facts of the layout
+    kind: int, retry_count: int, topic_id: int, scope: int, deliver_at_ms: int, accepted_at_ms: int, body: bytes
+) -> bytes:
+    """Encode a timeline value."""
+    return _WAITING.pack(VERSION, kind, retry_count, topic_id, scope, deliver_at_ms, accepted_at_ms) + body
+
+
+def decode_waiting(value: bytes) -> WaitingEntry:
+    """Read the head of a timeline value; ``StoreCorrupt`` if it cannot be one."""
+    if len(value) < WAITING_HEADER_BYTES or value[0] != VERSION:
+        raise StoreCorrupt(f"a timeline value of {len(value)} bytes has no version {VERSION} header")
+    return WaitingEntry._make(_WAITING.unpack_from(value)[1:])
+
+
+def encode_queued(attempts_before: int, stored_at_ms: int, deliver_at_ms: int, body: bytes) -> bytes:
+    """Encode a queue value."""
+    return _QUEUED.pack(VERSION, 0, attempts_before, stored_at_ms, deliver_at_ms) + body
+
+
+def decode_queued(value: bytes) -> QueuedMessage:
+    """Take a queue value apart; ``StoreCorrupt`` if it cannot be one."""
+    start = QUEUED_HEADER_BYTES + _BODY.size
+    if len(value) < start or value[0] != VERSION:
+        raise StoreCorrupt(f"a queue value of {len(value)} bytes has no version {VERSION} header")
+    _, _, attempts_before, stored_at_ms, deliver_at_ms = _QUEUED.unpack_from(value)
+    id_len, tag_len, group_len = _BODY.unpack_from(value, QUEUED_HEADER_BYTES)
+    tag_at = start + id_len
+    group_at = tag_at + tag_len
+    payload_at = group_at + group_len
+    if payload_at > len(value):
+        raise StoreCorrupt(f"a queue value of {len(value)} bytes is shorter than its own lengths say")
+    return QueuedMessage(
+        attempts_before,
+        stored_at_ms,
+        deliver_at_ms,
+        value[start:tag_at],
+        value[tag_at:group_at].decode(),
+        value[group_at:payload_at].decode(),
+        value[payload_at:],
+    )
+
+
+def body_facts(body: bytes) -> tuple[bytes, bytes]:
+    """Return ``(packed message id, message group)`` of a body."""
+    id_len, tag_len, group_len = _BODY.unpack_from(body)
+    start = _BODY.size
+    group_at = start + id_len + tag_len
+    return body[start : start + id_len], body[group_at : group_at + group_len]
+
+
+def body_payload(body: bytes) -> bytes:
+    """Return the wire message in a body."""
+    return body[_BODY.size + sum(_BODY.unpack_from(body)) :]
+
+
+def encode_index_waiting(sequence: int, key_time_ms: int) -> bytes:
+    """Encode the index value of a waiting entry."""
+    return _INDEX_WAITING.pack(EntryState.WAITING, sequence, key_time_ms)
+
+
+def encode_index_finished(state: EntryState, sequence: int, at_ms: int, queue_id: int, queue_offset: int) -> bytes:
+    """Encode the index value of a finished entry."""
+    return _INDEX_FINISHED.pack(state, sequence, at_ms, queue_id, queue_offset)
+
+
+def decode_index(value: bytes) -> Receipt:
+    """Read an index value as the receipt of a repeated send."""
+    if len(value) == _INDEX_WAITING.size:
+        state, sequence, at_ms = _INDEX_WAITING.unpack(value)
+        return Receipt(EntryState(state), sequence, -1, -1, at_ms, True)
+    if len(value) != _INDEX_FINISHED.size:
+        raise StoreCorrupt(f"an index value of {len(value)} bytes")
+    state, sequence, at_ms, queue_id, queue_offset = _INDEX_FINISHED.unpack(value)
+    return Receipt(EntryState(state), sequence, queue_id, queue_offset, at_ms, True)

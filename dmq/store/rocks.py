@@ -1,0 +1,263 @@
+"""RocksDB behind ``Engine``: the only module that imports rocksdict.
+
+Traps of rocksdict 0.3.29 that this module keeps away from everybody else, each held by a test in
+``tests/integration/test_rocks_traps.py``:
+
+- The iterators of a dict's interface end silently at a corrupt block: only ``iter()`` is used, and its ``status()`` is
+  asked whenever it turns invalid.
+- The setter of the lower iterator bound sets the upper one, and bounds are freed memory once their bytes object dies:
+  no bounds are used; keys are compared here.
+- A live column-family object keeps the lock after ``close``: they are dropped first.
+- A write with sync holds the GIL for the whole fsync: ``write`` without, then ``flush_wal(True)``, which frees it.
+- After a fork the child's writes are lost while they seem to succeed: the child is refused.
+- The default recovery mode drops everything after a damaged WAL record without an error: tail corruption only.
+- Errors are bare ``Exception`` with RocksDB's text: ``_translated`` is the one place that reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    DBCompressionType,
+    DBRecoveryMode,
+    Options,
+    Rdict,
+    RdictIter,
+    WriteBatch,
+    WriteOptions,
+)
+
+from dmq.errors import StoreClosed, StoreCorrupt, StoreError, StoreFailed, StoreForked, StoreLocked, StoreReadOnly
+from dmq.store.engine import EngineStats, Rows
+from dmq.store.ops import Batch, Family
+
+_MIB = 1024 * 1024
+_DROPPED = re.compile(r"dropping (\d+) bytes")
+_BLOOM_BITS_PER_KEY = 10
+
+
+class RocksOptions(NamedTuple):
+    """Sizes that decide memory, disk and the time to reopen after a kill (about 0.5 s per 60 MB of WAL)."""
+
+    wal_bytes_max: int = 32 * _MIB
+    memtable_bytes_max: int = 64 * _MIB
+    cache_bytes: int = 16 * _MIB
+
+
+# Share of a write buffer by family: timeline and queue carry payloads, the rest small rows.
+_WRITE_BUFFER_BYTES = {
+    Family.META: 2 * _MIB,
+    Family.TIMELINE: 16 * _MIB,
+    Family.INDEX: 8 * _MIB,
+    Family.QUEUE: 16 * _MIB,
+    Family.GROUP: 4 * _MIB,
+    Family.AUDIT: 8 * _MIB,
+}
+
+
+def _database_options(options: RocksOptions) -> Options:
+    made = Options(raw_mode=True)
+    made.create_if_missing(True)
+    made.create_missing_column_families(True)
+    made.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
+    made.set_paranoid_checks(True)
+    # A quiet family would pin old WAL files and slow down reopening; these two bounds flush it in time.
+    made.set_max_total_wal_size(options.wal_bytes_max)
+    made.set_db_write_buffer_size(options.memtable_bytes_max)
+    made.set_max_background_jobs(2)
+    made.set_bytes_per_sync(_MIB)
+    made.set_max_open_files(512)
+    made.set_keep_log_file_num(4)
+    made.set_max_log_file_size(4 * _MIB)
+    made.set_stats_dump_period_sec(0)
+    made.set_stats_persist_period_sec(0)
+    made.set_skip_stats_update_on_db_open(True)
+    made.set_is_fd_close_on_exec(True)
+    return made
+
+
+def _family_options(family: Family, cache: Cache) -> Options:
+    made = Options(raw_mode=True)
+    made.set_write_buffer_size(_WRITE_BUFFER_BYTES[family])
+    made.set_max_write_buffer_number(3)
+    table = BlockBasedOptions()
+    table.set_block_cache(cache)
+    table.set_block_size(16 * 1024)
+    table.set_format_version(5)
+    if family in (Family.INDEX, Family.GROUP, Family.META):
+        table.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
+    if family is Family.INDEX:
+        # Most look-ups are for ids that were never seen; the filter answers them without a search.
+        made.set_memtable_prefix_bloom_ratio(0.05)
+        made.set_memtable_whole_key_filtering(True)
+    if family is Family.TIMELINE:
+        # Delivered entries leave tombstones in front of the head; files full of them are compacted soon.
+        made.add_compact_on_deletion_collector_factory(1024, 512, 0.5)
+    made.set_compression_type(DBCompressionType.lz4())
+    made.set_block_based_table_factory(table)
+    return made
+
+
+def _translated(error: Exception) -> StoreError:
+    """Return our error for RocksDB's text, which is all that rocksdict gives."""
+    text = str(error)
+    lowered = text.lower()
+    if "lock hold by current process" in lowered or "while lock file" in lowered:
+        return StoreLocked(text)
+    if "read-only file system" in lowered or "permission denied" in lowered:
+        return StoreReadOnly(text)
+    if "corruption" in lowered or "no such file" in lowered or "does not exist" in lowered or "mismatch" in lowered:
+        return StoreCorrupt(text)
+    return StoreFailed(text)
+
+
+class RocksEngine:
+    """Fits ``Engine``. Opening replays the WAL; ``recovered_cut_bytes`` says what of its tail was never acknowledged."""
+
+    def __init__(self, path: Path, options: RocksOptions | None = None) -> None:
+        options = options or RocksOptions()
+        self.path = path
+        self._cache = Cache(options.cache_bytes)
+        self._pid = os.getpid()
+        self._unsynced = WriteOptions()
+        self._unsynced.sync = False
+        families = {family.name.lower(): _family_options(family, self._cache) for family in Family}
+        try:
+            self._db: Rdict | None = Rdict(
+                str(path), _database_options(options), column_families=families, access_type=AccessType.read_write()
+            )
+            names = [family.name.lower() for family in Family]
+            self._dicts = [self._db.get_column_family(name) for name in names]
+            self._handles = [self._db.get_column_family_handle(name) for name in names]
+        except Exception as error:
+            raise _translated(error) from error
+        self.recovered_cut_bytes = _cut_bytes(path)
+
+    def write(self, batch: Batch) -> None:
+        db = self._open_db()
+        handles = self._handles
+        writes = WriteBatch(raw_mode=True)
+        for family, start, stop in batch.ranges:
+            writes.delete_range(start, stop, handles[family])
+        delete = writes.delete
+        for family, key in batch.deletes:
+            delete(key, handles[family])
+        put = writes.put
+        for family, key, value in batch.puts:
+            put(key, value, handles[family])
+        try:
+            db.write(writes, self._unsynced)
+        except Exception as error:
+            raise _translated(error) from error
+
+    def sync(self) -> None:
+        db = self._open_db()
+        try:
+            db.flush_wal(True)
+        except Exception as error:
+            raise _translated(error) from error
+
+    def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
+        self._open_db()
+        try:
+            values: list[bytes | None] | None = self._dicts[family].get(list(keys))
+        except Exception as error:
+            raise _translated(error) from error
+        return values if values is not None else []
+
+    def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = 2**62) -> Rows:
+        self._open_db()
+        rows: list[tuple[bytes, bytes]] = []
+        taken_bytes = 0
+        try:
+            cursor = self._dicts[family].iter()
+            cursor.seek(start)
+            valid, read_key, read_value, step = cursor.valid, cursor.key, cursor.value, cursor.next
+            while valid():
+                key: bytes = read_key()
+                if key >= stop:
+                    return Rows(rows, True)
+                if len(rows) >= limit or taken_bytes >= bytes_max:
+                    return Rows(rows, False)
+                value: bytes = read_value()
+                rows.append((key, value))
+                taken_bytes += len(value)
+                step()
+        except Exception as error:
+            raise _translated(error) from error
+        _raise_if_damaged(cursor)  # an invalid cursor is the end, or damage
+        return Rows(rows, True)
+
+    def last(self, family: Family, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
+        self._open_db()
+        try:
+            cursor = self._dicts[family].iter()
+            cursor.seek_for_prev(stop)
+            if cursor.valid() and cursor.key() == stop:
+                cursor.prev()
+            if cursor.valid():
+                key: bytes = cursor.key()
+                return (key, cursor.value()) if key >= start else None
+        except Exception as error:
+            raise _translated(error) from error
+        _raise_if_damaged(cursor)
+        return None
+
+    def stats(self) -> EngineStats:
+        self._open_db()
+
+        def total(name: str) -> int:
+            return sum(each.property_int_value(name) or 0 for each in self._dicts)
+
+        return EngineStats(
+            total("rocksdb.cur-size-all-mem-tables"),
+            total("rocksdb.total-sst-files-size"),
+            total("rocksdb.estimate-num-keys"),
+        )
+
+    def close(self) -> None:
+        db, self._db = self._db, None
+        if db is None or os.getpid() != self._pid:
+            return
+        try:
+            db.flush_wal(True)
+        except Exception as error:
+            raise _translated(error) from error
+        finally:
+            # The lock is released when the last object that knows the database is gone.
+            self._handles.clear()
+            for each in self._dicts:
+                each.close()
+            self._dicts.clear()
+            db.close()
+
+    def _open_db(self) -> Rdict:
+        if os.getpid() != self._pid:
+            raise StoreForked("the store belongs to the process that opened it; open another directory after a fork")
+        if self._db is None:
+            raise StoreClosed("the store is closed")
+        return self._db
+
+
+def _raise_if_damaged(cursor: RdictIter) -> None:
+    try:
+        cursor.status()
+    except Exception as error:
+        raise _translated(error) from error
+
+
+def _cut_bytes(path: Path) -> int:
+    """Return how many bytes recovery dropped from the WAL's end, as RocksDB's own log of this opening says."""
+    try:
+        text = (path / "LOG").read_text(errors="replace")
+    except OSError:
+        return 0
+    return sum(int(found) for found in _DROPPED.findall(text))

@@ -1,0 +1,320 @@
+"""The store as its users see it: submit ops, read rows, ask for figures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple, Self
+
+from broker_adapter.clock import Clock
+from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError
+from dmq.store import keys
+from dmq.store.assemble import BUCKET_MS, Assembler, Recovered, queue_end
+from dmq.store.cell import FORMAT_VERSION, Cell
+from dmq.store.commit import Appended, CommitStats, Unit, Writer
+from dmq.store.disk import DiskGuard, DiskState
+from dmq.store.engine import Engine, EngineStats, Rows
+from dmq.store.marks import Marks
+from dmq.store.ops import Batch, Family, Op, Receipt
+from dmq.store.outbox import OutboxState, decode_state
+from dmq.store.record import decode_index
+from dmq.store.rocks import RocksEngine, RocksOptions
+
+_MIB = 1024 * 1024
+
+
+def _unknown_gap(first: int, count: int) -> bytes:
+    return b"\0" + first.to_bytes(8, "big") + count.to_bytes(8, "big")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOptions:
+    """How a store behaves. ``durability`` "process" survives SIGKILL but not power loss; "disk" survives both."""
+
+    durability: Literal["disk", "process"] = "disk"
+    idempotency_window_ms: int = 15 * 60_000
+    outbox_bytes_max: int = 1024 * _MIB
+    pending_ops_max: int = 65_536
+    pending_bytes_max: int = 256 * _MIB
+    low_water_bytes: int | None = None
+    ballast_bytes: int = 16 * _MIB
+    rocks: RocksOptions = field(default_factory=RocksOptions)
+    gap_event: Callable[[int, int], bytes] = _unknown_gap
+
+
+class Recovery(NamedTuple):
+    """What opening found."""
+
+    is_new: bool
+    was_closed: bool  # the last run ended with ``close``
+    cut_bytes: int  # dropped from the end of the WAL: a record cut short, which was never acknowledged
+    sequence: int
+    took_s: float
+
+
+class DueCount(NamedTuple):
+    """How many entries of a scope are due within one time bucket."""
+
+    from_ms: int
+    count: int
+
+
+class Store:
+    """One open cell. Ops may be submitted and rows read from any thread of the process that opened it."""
+
+    def __init__(self, engine: Engine, clock: Clock, options: StoreOptions, *, cell: Cell | None = None) -> None:
+        """Take over an open ``engine``; use ``Store.open`` for one on disk."""
+        started_s = clock.monotonic_s()
+        self._engine = engine
+        self._cell = cell
+        self.clock = clock
+        recovered, is_new, was_closed = _read_meta(engine, clock)
+        self.boot = recovered.boot
+        self.marks = Marks(recovered.done)
+        self._assembler = Assembler(
+            engine,
+            self.marks,
+            clock,
+            recovered,
+            idempotency_window_ms=options.idempotency_window_ms,
+            outbox_bytes_max=options.outbox_bytes_max,
+            gap_event=options.gap_event,
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_appended: Callable[[Appended], None] | None = None
+        self.on_failure: Callable[[StoreError], None] = lambda _: None
+        self._writer = Writer(
+            engine,
+            self._assembler,
+            self.marks,
+            clock,
+            is_synced=options.durability == "disk",
+            pending_ops_max=options.pending_ops_max,
+            pending_bytes_max=options.pending_bytes_max,
+            after_batch=self._after_batch,
+            on_failure=lambda error: self.on_failure(error),
+        )
+        self._disk = (
+            DiskGuard(cell.path, low_water_bytes=options.low_water_bytes, ballast_bytes=options.ballast_bytes)
+            if cell is not None
+            else None
+        )
+        engine.write(_first_batch(recovered))
+        engine.sync()
+        self._writer.start()
+        cut_bytes = engine.recovered_cut_bytes if isinstance(engine, RocksEngine) else 0
+        took_s = clock.monotonic_s() - started_s
+        self.recovery = Recovery(is_new, was_closed, cut_bytes, recovered.sequence, took_s)
+
+    @classmethod
+    def open(cls, path: Path, clock: Clock, options: StoreOptions | None = None) -> Self:
+        """Open the cell in ``path``, or make it.
+
+        Raises ``StoreLocked``, ``StoreCorrupt``, ``StoreReadOnly``, ``FormatUnsupported``, each with one clear line.
+        """
+        options = options or StoreOptions()
+        started_s = clock.monotonic_s()
+        cell = Cell(path)
+        try:
+            engine = RocksEngine(cell.database, options.rocks)
+            try:
+                store = cls(engine, clock, options, cell=cell)
+            except BaseException:
+                engine.close()
+                raise
+            cell.mark_created()
+        except BaseException:
+            cell.close()
+            raise
+        store.recovery = store.recovery._replace(took_s=clock.monotonic_s() - started_s)
+        return store
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def commit(self, ops: Sequence[Op], *, is_urgent: bool = False) -> list[Receipt]:
+        """Block until ``ops`` are durable and return their receipts. Not for the event loop's thread."""
+        done: Future[list[Receipt]] = Future()
+        self._writer.submit(Unit(ops, lambda unit: _resolve(done, unit), is_direct=True), is_urgent=is_urgent)
+        return done.result()
+
+    def commit_async(self, ops: Sequence[Op], *, is_urgent: bool = False) -> asyncio.Future[list[Receipt]]:
+        """Return a future of the attached loop. Cancelling it does not undo the write."""
+        assert self._loop is not None, "attach a loop first"
+        done: asyncio.Future[list[Receipt]] = self._loop.create_future()
+        self._writer.submit(Unit(ops, lambda unit: _resolve(done, unit), is_direct=False), is_urgent=is_urgent)
+        return done
+
+    def attach(self, loop: asyncio.AbstractEventLoop, on_appended: Callable[[Appended], None]) -> None:
+        """Settle ``commit_async`` on ``loop``, one wake-up per batch; ``on_appended`` is told of new ends first."""
+        self._loop, self._on_appended = loop, on_appended
+
+    def _after_batch(self, appended: Appended, units: list[Unit]) -> None:
+        if self._loop is None or not (appended or units):
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._settle_on_loop, appended, units)
+        except RuntimeError:  # the loop is closed: nobody waits any more, and what was written stays written
+            return
+
+    def _settle_on_loop(self, appended: Appended, units: list[Unit]) -> None:
+        if appended and self._on_appended is not None:
+            self._on_appended(appended)
+        for unit in units:
+            unit.settle(unit)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def get_many(self, family: Family, wanted: Sequence[bytes]) -> list[bytes | None]:
+        """As ``Engine.get_many``."""
+        return self._engine.get_many(family, wanted)
+
+    def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = 2**62) -> Rows:
+        """As ``Engine.scan``."""
+        return self._engine.scan(family, start, stop, limit=limit, bytes_max=bytes_max)
+
+    def queue_end(self, topic_id: int, queue_id: int) -> int:
+        """Return the offset after the last message of a queue."""
+        return queue_end(self._engine, topic_id, queue_id)
+
+    def find(self, scope: int, message_id: bytes) -> Receipt | None:
+        """Return what became of a message: waiting, or finished within the idempotency window; else ``None``."""
+        rows = self._engine.get_many(
+            Family.INDEX, [keys.pack_index_prefix(g, scope) + message_id for g in self._assembler.generations()]
+        )
+        for value in rows:
+            if value is not None:
+                return decode_index(value)
+        return None
+
+    # -- figures ------------------------------------------------------------------------------------------------------
+
+    def pending(self) -> dict[int, int]:
+        """Return how many entries wait, by scope."""
+        found = self._engine.scan(Family.META, *keys.total_range(), limit=1_000_000)
+        return {keys.scope_of_total(key): keys.unpack_u64(value) for key, value in found.rows}
+
+    def due_counts(self, scope: int, from_ms: int, until_ms: int, *, limit: int = 10_000) -> list[DueCount]:
+        """Return how many entries of ``scope`` are due when, in buckets of one minute, empty ones left out."""
+        start, stop = keys.bucket_range(scope, from_ms // BUCKET_MS, -(-until_ms // BUCKET_MS))
+        found = self._engine.scan(Family.META, start, stop, limit=limit)
+        return [DueCount(keys.bucket_of(key) * BUCKET_MS, keys.unpack_u64(value)) for key, value in found.rows]
+
+    def next_due_ms(self) -> int | None:
+        """Return the key time of the first entry that still waits."""
+        first = self._engine.scan(Family.TIMELINE, keys.timeline_key(self.marks.low()), b"\xff" * 17, limit=1).rows
+        return keys.unpack_timeline_key(first[0][0])[0] if first else None
+
+    @property
+    def cell_id(self) -> str:
+        """The id of the directory."""
+        return self._cell.cell_id if self._cell is not None else "memory"
+
+    @property
+    def failure(self) -> StoreError | None:
+        """Why nothing more is accepted, if so."""
+        return self._writer.failure
+
+    @property
+    def writer(self) -> Writer:
+        """The writer, for its figures."""
+        return self._writer
+
+    @property
+    def commit_stats(self) -> CommitStats:
+        """Totals of the writer since opening."""
+        return self._writer.stats
+
+    @property
+    def outbox_state(self) -> OutboxState:
+        """Figures of the audit outbox."""
+        return self._assembler.outbox_state
+
+    def engine_stats(self) -> EngineStats:
+        """Figures of the engine."""
+        return self._engine.stats()
+
+    def disk(self) -> DiskState | None:
+        """Look at the free space; ``None`` for a store in memory."""
+        return self._disk.check() if self._disk is not None else None
+
+    def is_disk_low(self) -> bool:
+        """Say whether new messages must be refused for lack of space."""
+        return self._disk is not None and self._disk.check().is_low
+
+    def close(self) -> None:
+        """Commit what was accepted, mark the clean end, sync, release the directory. Idempotent."""
+        self._writer.close()
+        self.marks.close()
+        try:
+            if self._writer.failure is None and not self._is_closed():
+                batch = Batch()
+                batch.puts.append((Family.META, keys.META_CLOSED, keys.pack_u64(self._assembler.sequence)))
+                self._engine.write(batch)
+        finally:
+            self._closed = True
+            try:
+                self._engine.close()
+            finally:
+                if self._cell is not None:
+                    self._cell.close()
+
+    def _is_closed(self) -> bool:
+        return getattr(self, "_closed", False)
+
+
+def _resolve(done: Future[list[Receipt]] | asyncio.Future[list[Receipt]], unit: Unit) -> None:
+    if done.cancelled():
+        return
+    if unit.error is not None:
+        done.set_exception(unit.error)
+    else:
+        done.set_result(unit.receipts)
+
+
+def _read_meta(engine: Engine, clock: Clock) -> tuple[Recovered, bool, bool]:
+    names = [
+        keys.META_FORMAT,
+        keys.META_BOOT,
+        keys.META_SEQUENCE,
+        keys.META_DONE,
+        keys.META_GENERATION,
+        keys.META_OUTBOX,
+        keys.META_CLOSED,
+    ]
+    version, boot, sequence, done, generation, outbox, closed = engine.get_many(Family.META, names)
+    is_new = version is None
+    if is_new and any(engine.scan(family, b"", b"\xff" * 32, limit=1).rows for family in Family):
+        raise StoreCorrupt("the database has rows but no format version")
+    if version is not None and keys.unpack_u64(version) > FORMAT_VERSION:
+        raise FormatUnsupported(
+            f"the database has format version {keys.unpack_u64(version)}, this Rock-DMQ knows {FORMAT_VERSION}"
+        )
+    last_sequence = keys.unpack_u64(sequence) if sequence is not None else 0
+    if closed is not None and keys.unpack_u64(closed) != last_sequence:
+        raise StoreCorrupt(
+            f"the store was closed at sequence {keys.unpack_u64(closed)}, but only {last_sequence} is there"
+        )
+    number, started_ms = keys.unpack_pair(generation) if generation is not None else (2, clock.now_ms())
+    recovered = Recovered(
+        boot=(keys.unpack_u64(boot) if boot is not None else 0) + 1,
+        sequence=last_sequence,
+        done=int.from_bytes(done, "big") if done is not None else 0,
+        generation=number,
+        generation_started_ms=started_ms,
+        outbox=decode_state(outbox),
+    )
+    return recovered, is_new, closed is not None
+
+
+def _first_batch(recovered: Recovered) -> Batch:
+    batch = Batch()
+    batch.deletes.append((Family.META, keys.META_CLOSED))
+    batch.puts += [
+        (Family.META, keys.META_FORMAT, keys.pack_u64(FORMAT_VERSION)),
+        (Family.META, keys.META_BOOT, keys.pack_u64(recovered.boot)),
+        (Family.META, keys.META_GENERATION, keys.pack_pair(recovered.generation, recovered.generation_started_ms)),
+    ]
+    return batch

@@ -1,0 +1,115 @@
+"""How people write durations, sizes, instants, addresses and delay level tables; standard library only.
+
+Everything here is a pure function between text and numbers whose unit stands in their name. What cannot be read raises
+``ValueError`` with a sentence that says what is expected.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+# Apache RocketMQ's `messageDelayLevel` default.
+DELAY_LEVELS_DEFAULT = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+DELAY_LEVELS_MAX = 255  # ours: a level has one byte in the stored record
+DURATION_MS_MAX = 3_650_000 * 86_400_000  # 10 000 years; beyond it a sum of instants leaves the calendar
+
+_UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
+_UNITS_BYTES = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
+_DURATION = re.compile(r"(?:[0-9]+(?:ms|[smhd]))+")
+_DURATION_PART = re.compile(r"([0-9]+)(ms|[smhd])")
+_SIZE = re.compile(r"([0-9]+) ?([KMGT]iB|B)")
+_DIGITS = re.compile(r"[0-9]+")
+_NUMBER_CHARS_MAX = 18
+
+
+def parse_duration(text: str) -> int:
+    """Return milliseconds for ``500ms``, ``15m``, ``1h30m``, or a plain number of milliseconds."""
+    text = text.strip()
+    if _DIGITS.fullmatch(text):
+        parts = [(text, "ms")]
+    elif _DURATION.fullmatch(text):
+        parts = _DURATION_PART.findall(text)
+    else:
+        raise ValueError("a duration is expected, such as 500ms, 10s, 15m, 1h30m or 2d")
+    if any(len(number) > _NUMBER_CHARS_MAX for number, _ in parts):
+        raise ValueError(f"the duration is longer than {format_duration(DURATION_MS_MAX)}")
+    duration_ms = sum(int(number) * _UNITS_MS[unit] for number, unit in parts)
+    if duration_ms > DURATION_MS_MAX:
+        raise ValueError(f"the duration is longer than {format_duration(DURATION_MS_MAX)}")
+    return duration_ms
+
+
+def format_duration(duration_ms: int) -> str:
+    """Undo ``parse_duration``, exactly: ``90000`` is ``1m30s``."""
+    if duration_ms == 0:
+        return "0s"
+    text = ""
+    rest = duration_ms
+    for unit, unit_ms in _UNITS_MS.items():
+        count, rest = divmod(rest, unit_ms)
+        if count:
+            text += f"{count}{unit}"
+    return text
+
+
+def parse_delay_levels(text: str) -> tuple[int, ...]:
+    """Return the milliseconds of each delay level, level 1 first, for a table such as ``1s 5s 10s``."""
+    entries = text.split()
+    if not 1 <= len(entries) <= DELAY_LEVELS_MAX:
+        raise ValueError(f"1 to {DELAY_LEVELS_MAX} durations separated by spaces are expected, such as '1s 5s 10s'")
+    return tuple(parse_duration(entry) for entry in entries)
+
+
+def format_delay_levels(levels_ms: tuple[int, ...]) -> str:
+    """Undo ``parse_delay_levels``."""
+    return " ".join(format_duration(level_ms) for level_ms in levels_ms)
+
+
+def parse_size(text: str) -> int:
+    """Return bytes for ``64MiB`` or a plain number of bytes."""
+    text = text.strip()
+    match = _SIZE.fullmatch(text if not _DIGITS.fullmatch(text) else text + "B")
+    if match is None or len(match[1]) > _NUMBER_CHARS_MAX:
+        raise ValueError("a size is expected, such as 512KiB, 64MiB, 1GiB or a number of bytes")
+    return int(match[1]) * _UNITS_BYTES[match[2]]
+
+
+def format_size(size_bytes: int) -> str:
+    """Return the size in the largest unit that shows at least one whole, with one decimal where it is not whole."""
+    for unit, unit_bytes in _UNITS_BYTES.items():
+        if size_bytes >= unit_bytes:
+            whole = size_bytes % unit_bytes == 0
+            return f"{size_bytes // unit_bytes}{unit}" if whole else f"{size_bytes / unit_bytes:.1f}{unit}"
+    return "0B"
+
+
+class Address(NamedTuple):
+    """Where to listen or to dial; an IPv6 host has no brackets here and has them in text. Port 0: any free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """Return the address for ``host:port`` or ``[IPv6]:port``."""
+    host, _, port = text.strip().rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        readable = ":" in host
+    else:
+        readable = ":" not in host
+    readable = readable and bool(host) and not any(char.isspace() or char in "[]/" for char in host)
+    if not readable or not _DIGITS.fullmatch(port) or len(port) > 5 or int(port) > 65535:
+        raise ValueError("host:port is expected, such as 127.0.0.1:8081 or [::1]:8081")
+    return Address(host, int(port))
+
+
+def format_time(epoch_ms: int) -> str:
+    """Return an instant as RFC 3339 in UTC with milliseconds: ``2026-01-31T10:00:00.250Z``; years 1970 to 9999."""
+    seconds, ms = divmod(epoch_ms, 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ms:03d}Z"

@@ -1,0 +1,39 @@
+"""What every test gets: its group's marker, an environment without our settings, one way to import support code.
+
+Modules under ``tests/`` have no packages of their own (``--import-mode=importlib``), so two test files may share a
+name. Code that tests share lives in ``tests/support``; ``pythonpath = ["tests"]`` in pyproject.toml makes it
+``from support import ...`` everywhere. Nothing else in ``tests/`` imports from ``tests/``, but for the tidy rules.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+TESTS = Path(__file__).parent
+
+# A run in CI takes fresh random examples too, and a failure prints the line that repeats it anywhere
+# (`@reproduce_failure(...)`). hypothesis's own profile of this name would try the same examples for ever.
+settings.register_profile("ci", derandomize=False, print_blob=True, deadline=None, database=None)
+# A deadline per example would turn a busy machine into a failure.
+settings.register_profile("dev", print_blob=True, deadline=None)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_configure() -> None:
+    """Remove our settings from the environment, before anything reads them and for all processes tests start."""
+    for name in [name for name in os.environ if name.startswith("DMQ_")]:
+        del os.environ[name]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark every test with the group its folder stands for, so that ``-m "not fault"`` needs no bookkeeping."""
+    groups = {line.partition(":")[0].strip() for line in config.getini("markers")}
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0]
+        if folder not in groups:
+            raise pytest.UsageError(f"tests/{folder} is no group of tests; pyproject.toml lists the markers")
+        item.add_marker(folder)
