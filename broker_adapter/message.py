@@ -11,11 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from types import MappingProxyType
 from typing import NamedTuple
 
 _HEX_ID = re.compile(r"[0-9A-F]{34}")
-_EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
 class MessageType(IntEnum):
@@ -43,7 +41,7 @@ class Message:
     body: bytes = field(repr=False)
     tag: str = ""
     keys: Sequence[str] = ()
-    properties: Mapping[str, str] = _EMPTY
+    properties: Mapping[str, str] = field(default_factory=dict)
     message_group: str = ""
     deliver_at_ms: int = 0  # 0: not delayed
     body_encoding: BodyEncoding = BodyEncoding.IDENTITY

@@ -78,7 +78,13 @@ def configure(
 
 def _renderers(*, for_people: bool, colors: bool) -> list[Processor]:
     if for_people:
-        return [structlog.dev.ConsoleRenderer(colors=colors, timestamp_key="time", pad_event_to=24)]
+        # The default would show local variables under a traceback, payloads among them.
+        plain = structlog.dev.plain_traceback
+        return [
+            structlog.dev.ConsoleRenderer(
+                colors=colors, timestamp_key="time", pad_event_to=24, exception_formatter=plain
+            )
+        ]
     return [_first_things_first, structlog.processors.JSONRenderer(default=str, ensure_ascii=False)]
 
 

@@ -18,7 +18,6 @@ from http.server import BaseHTTPRequestHandler
 from prometheus_client import (
     CONTENT_TYPE_PLAIN_0_0_4,
     CollectorRegistry,
-    Counter,
     Gauge,
     Info,
     ProcessCollector,
@@ -43,6 +42,31 @@ COMMIT_BYTES_BOUNDS = tuple(4.0**power for power in range(4, 14))  # 256 B to 64
 
 # As Prometheus has no text samples: one series per state, the current one is 1.
 STORE_STATES = ("starting", "serving", "not_serving", "stopping")
+
+
+class Total(Collector):
+    """A number that only grows; from any thread. Unlike the library's counter it can be read back."""
+
+    def __init__(self, name: str, documentation: str) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._value = 0
+        self._lock = threading.Lock()
+
+    def inc(self, amount: int = 1) -> None:
+        """Add ``amount``, which is not negative."""
+        assert amount >= 0
+        with self._lock:
+            self._value += amount
+
+    @property
+    def value(self) -> int:
+        """The sum so far."""
+        return self._value
+
+    def collect(self) -> Iterator[Metric]:
+        """Show the number to a registry."""
+        yield CounterMetricFamily(self._name, self._documentation, value=self._value)
 
 
 class Distribution(Collector):
@@ -168,18 +192,14 @@ class Metrics:
         self.identify(version=version, cell_id=cell_id)
 
         self.calls = Calls()
-        self.accepted = Counter("dmq_messages_accepted", "Messages answered OK, durable.", registry=registry)
-        self.repeated = Counter("dmq_messages_repeated", "Sends repeated with a known message id.", registry=registry)
-        self.refused = Counter("dmq_messages_refused", "Sends refused because a bound is reached.", registry=registry)
-        self.delivered = Counter(
-            "dmq_messages_delivered", "Hand-outs to consumers, repetitions included.", registry=registry
-        )
-        self.acked = Counter("dmq_messages_acked", "Deliveries finished by a consumer.", registry=registry)
-        self.expired = Counter("dmq_leases_expired", "Deliveries whose invisible duration ran out.", registry=registry)
-        self.dead = Counter("dmq_messages_dead", "Messages moved to a dead-letter queue.", registry=registry)
-        self.dispatched = Counter(
-            "dmq_messages_dispatched", "Delayed messages moved to their queue when due.", registry=registry
-        )
+        self.accepted = Total("dmq_messages_accepted", "Messages answered OK, durable.")
+        self.repeated = Total("dmq_messages_repeated", "Sends repeated with a known message id.")
+        self.refused = Total("dmq_messages_refused", "Sends refused because a bound is reached.")
+        self.delivered = Total("dmq_messages_delivered", "Hand-outs to consumers, repetitions included.")
+        self.acked = Total("dmq_messages_acked", "Deliveries finished by a consumer.")
+        self.expired = Total("dmq_leases_expired", "Deliveries whose invisible duration ran out.")
+        self.dead = Total("dmq_messages_dead", "Messages moved to a dead-letter queue.")
+        self.dispatched = Total("dmq_messages_dispatched", "Delayed messages moved to their queue when due.")
 
         self.lateness = Distribution(
             "dmq_lateness_seconds", "From the delivery timestamp until visible.", LATENESS_BOUNDS_S
@@ -188,6 +208,9 @@ class Metrics:
         self.sync_seconds = Distribution("dmq_commit_sync_seconds", "Sync of the WAL.", COMMIT_BOUNDS_S)
         self.commit_ops = Distribution("dmq_commit_ops", "Operations in one batch.", COMMIT_OPS_BOUNDS)
         self.commit_bytes = Distribution("dmq_commit_bytes", "Size of one batch.", COMMIT_BYTES_BOUNDS)
+        for collector in vars(self).values():
+            if isinstance(collector, Calls | Total | Distribution):
+                registry.register(collector)
 
         def gauge(name: str, documentation: str) -> Gauge:
             return Gauge(f"dmq_{name}", documentation, registry=registry)
@@ -206,15 +229,6 @@ class Metrics:
         self._state = Gauge("dmq_store_state", "1 for the state the store is in.", ("state",), registry=registry)
         self._states = {state: self._state.labels(state) for state in STORE_STATES}
         self.set_state("starting")
-        for collector in (
-            self.calls,
-            self.lateness,
-            self.commit_seconds,
-            self.sync_seconds,
-            self.commit_ops,
-            self.commit_bytes,
-        ):
-            registry.register(collector)
 
     def identify(self, *, version: str, cell_id: str) -> None:
         """Say which daemon this is."""
@@ -257,7 +271,7 @@ class MetricsServer:
 
 
 def start_http(metrics: Metrics, address: Address, is_ready: Callable[[], bool]) -> MetricsServer:
-    """Serve ``/metrics``, and ``/healthz`` (200 while ``is_ready()``, else 503), at ``address``; port 0 takes a free one.
+    """Serve ``/metrics``, and ``/healthz`` (200 while ``is_ready()``, else 503), at ``address``; port 0: any free one.
 
     Raises AddressInUse if the port is taken, DmqError if the address cannot be listened on.
     """
@@ -270,7 +284,7 @@ def start_http(metrics: Metrics, address: Address, is_ready: Callable[[], bool])
         address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
 
     try:
-        return MetricsServer(Server(tuple(address), Handler))
+        return MetricsServer(Server((address.host, address.port), Handler))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise AddressInUse(f"{address} is in use by another process (metrics)") from error
@@ -294,7 +308,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "dmq"
     sys_version = ""
 
-    def do_GET(self) -> None:  # noqa: N802 - the library finds it by this name
+    def do_GET(self) -> None:
         """Answer one request."""
         match self.path.partition("?")[0]:
             case "/metrics":

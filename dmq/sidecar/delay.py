@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.limits import DELIVER_AT_MS_MAX
+from dmq.units import DELAY_LEVELS_DEFAULT, parse_delay_levels
 
 LEVEL = "DELAY"
 DELAY_SEC = "TIMER_DELAY_SEC"
@@ -26,12 +27,8 @@ DELAY_MS = "TIMER_DELAY_MS"
 DELIVER_MS = "TIMER_DELIVER_MS"
 DELAY_PROPERTIES = (LEVEL, DELAY_SEC, DELAY_MS, DELIVER_MS)
 
-# RocketMQ 4.9 and 5.x default of `messageDelayLevel`: 1s 5s 10s 30s 1m..10m 20m 30m 1h 2h
-DELAY_LEVELS_MS_DEFAULT = (
-    1_000, 5_000, 10_000, 30_000,
-    60_000, 120_000, 180_000, 240_000, 300_000, 360_000, 420_000, 480_000, 540_000, 600_000,
-    1_200_000, 1_800_000, 3_600_000, 7_200_000,
-)  # fmt: skip
+# RocketMQ 4.9 and 5.x: 1s 5s 10s 30s 1m..10m 20m 30m 1h 2h
+DELAY_LEVELS_MS_DEFAULT = parse_delay_levels(DELAY_LEVELS_DEFAULT)
 
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
 _LATEST = "9999-12-31T23:59:59.999Z"

@@ -45,10 +45,8 @@ def send_refusal(messages: Sequence[wire.Message], refused: int, status: wire.St
 
     The bad one carries its own code, the others 40000 with a text that says which one stopped them.
     """
-    bystander = wire.Status(
-        code=wire.BAD_REQUEST,
-        message=f"not stored: message {refused + 1} of {len(messages)} in this request was refused",
-    )
+    why = f"not stored: message {refused + 1} of {len(messages)} in this request was refused"
+    bystander = wire.Status(code=wire.BAD_REQUEST, message=why)
     entries = [
         wire.SendResultEntry(
             status=status if position == refused else bystander, message_id=message.system_properties.message_id

@@ -32,7 +32,7 @@ class SidecarConfig:
 
     def __post_init__(self) -> None:
         assert self.delay_levels_ms and self.retry_steps_ms, "a table of durations is empty"
-        assert all(step_ms > 0 for step_ms in self.delay_levels_ms + self.retry_steps_ms), "durations are positive"
+        assert all(step_ms >= 0 for step_ms in self.delay_levels_ms + self.retry_steps_ms), "a duration is negative"
 
 
 def client_type_of(settings: wire.Settings) -> wire.ClientType:

@@ -20,8 +20,6 @@ from dmq.store.ops import Append, HandOver, Op, Receipt, Schedule
 
 OPS_PER_BATCH_MAX = 4096
 BYTES_PER_BATCH_MAX = 32 * 1024 * 1024
-# What finishes messages (acks, hand-overs) may queue up further than what brings new ones.
-_URGENT_FACTOR = 2
 
 Appended = dict[tuple[int, int], int]
 
@@ -107,8 +105,10 @@ class Writer:
         return self._pending_ops
 
     def submit(self, unit: Unit, *, is_urgent: bool) -> None:
-        """Queue ``unit``. Raises ``StoreBusy`` beyond the bounds, ``StoreFailed`` or ``StoreClosed`` for good."""
-        factor = _URGENT_FACTOR if is_urgent else 1
+        """Queue ``unit``. Raises ``StoreBusy`` beyond the bounds, ``StoreFailed`` or ``StoreClosed`` for good.
+
+        Urgent units (acks, hand-overs) make room rather than take it, and are bounded by who waits for them.
+        """
         if os.getpid() != self._pid:
             raise StoreForked("the store belongs to the process that opened it; open another directory after a fork")
         with self._wake:
@@ -116,9 +116,13 @@ class Writer:
                 raise StoreFailed(str(self._failure)) from self._failure
             if self._is_closing:
                 raise StoreClosed("the store is closed")
-            if self._pending and (
-                self._pending_ops + len(unit.ops) > self._pending_ops_max * factor
-                or self._pending_bytes + unit.size_bytes > self._pending_bytes_max * factor
+            if (
+                not is_urgent
+                and self._pending
+                and (
+                    self._pending_ops + len(unit.ops) > self._pending_ops_max
+                    or self._pending_bytes + unit.size_bytes > self._pending_bytes_max
+                )
             ):
                 raise StoreBusy(f"{self._pending_ops} operations wait to be written")
             self._pending.append(unit)

@@ -1,0 +1,10 @@
+"""The operators' door: ``rockdmq.admin.v1``, on the same port as the public protocol.
+
+``source``     what the daemon answers with: a protocol and plain values
+``service``    one method per RPC, between ``source`` and the wire; sees no grpc object
+``server``     the transport, for grpcio
+``client``     what the command line calls with
+``admin_v1``   the wire classes, in the private pool
+"""
+
+from __future__ import annotations

@@ -1,0 +1,34 @@
+"""Reading the outbox in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from dmq.audit.events import AuditEvent, decode_event
+from dmq.store.keys import pack_u64
+from dmq.store.ops import Family
+from dmq.store.outbox import OutboxRecord, decode_block
+from dmq.store.store import Store
+
+_ROWS_PER_SCAN = 256
+
+
+class TrailEvent(NamedTuple):
+    """An event with what its outbox block adds."""
+
+    record: OutboxRecord
+    event: AuditEvent
+
+
+def read_outbox(store: Store) -> Iterator[TrailEvent]:
+    """Yield every event that is still in the outbox, oldest first."""
+    at = store.outbox_state.first_sequence
+    while True:
+        found = store.scan(Family.AUDIT, pack_u64(at), b"\xff" * 9, limit=_ROWS_PER_SCAN)
+        for key, value in found.rows:
+            for record in decode_block(key, value):
+                at = record.sequence + 1
+                yield TrailEvent(record, decode_event(record.event))
+        if found.is_complete:
+            return

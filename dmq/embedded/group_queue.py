@@ -1,0 +1,216 @@
+"""One group's progress on one queue: a pure state machine, told the time, returning ops.
+
+Offsets below ``floor`` are finished. Above it a bitmap per chunk of 1024 offsets says which are; ``cursor`` is the next
+offset never handed out in this run; ``ready`` holds offsets that came back. What is leased and not finished sits in
+``leases``. Rows of the group family (``dmq.store.keys``), all absolute values:
+
+    kind 1 floor       number 0        floor 8
+    kind 2 chunk       chunk number    bitmap 128
+    kind 3 exception   offset          attempt 2 | visible_at_ms 8 | epoch 8      epoch 0: not leased, ready
+
+A plain lease is in memory only: after a restart its message is handed out again, and the old handle stays good until
+then. Renewals and everything that counts an attempt are rows.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from broker_adapter.errors import Refused, Rule
+from dmq.embedded.receipt import Receipt
+from dmq.store.keys import pack_group_key, pack_u64, unpack_group_row, unpack_u64
+from dmq.store.ops import Delete, Family, Op, Put
+
+CHUNK_OFFSETS = 1024
+LEASES_MAX = 10_000
+
+_EXCEPTION = struct.Struct(">HQQ")
+_KIND_FLOOR, _KIND_CHUNK, _KIND_EXCEPTION = 1, 2, 3
+_FULL = b"\xff" * (CHUNK_OFFSETS // 8)
+
+
+@dataclass(slots=True)
+class Lease:
+    """One hand-out that is not finished."""
+
+    epoch: int
+    attempt: int
+    visible_at_ms: int
+    message_id: bytes = b""
+    renew_for: str = ""
+    renew_until_ms: int = 0
+    is_suspended: bool = False  # its next hand-out does not count as an attempt
+
+
+class GroupQueue:
+    """State of one (group, topic, queue)."""
+
+    def __init__(self, group_id: int, topic_id: int, queue_id: int) -> None:
+        self.group_id = group_id
+        self.topic_id = topic_id
+        self.queue_id = queue_id
+        self.end = 0  # offset after the last durable message, as far as the broker was told
+        self.floor = 0
+        self.cursor = 0
+        self.leases: dict[int, Lease] = {}
+        self._ready: list[int] = []
+        self._attempts: dict[int, int] = {}  # of unfinished messages whose next attempt is not the first
+        self._rows: set[int] = set()  # offsets that have an exception row
+        self._chunks: dict[int, bytearray] = {}
+
+    def load(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """Continue from the group's rows; leases that were renewed come back as leases."""
+        for key, value in rows:
+            kind, number = unpack_group_row(key)
+            if kind == _KIND_FLOOR:
+                self.floor = unpack_u64(value)
+            elif kind == _KIND_CHUNK:
+                self._chunks[number] = bytearray(value)
+        self._raise_floor()
+        self.cursor = self.floor
+        for key, value in rows:
+            kind, offset = unpack_group_row(key)
+            if kind != _KIND_EXCEPTION or self.is_finished(offset):
+                continue
+            attempt, visible_at_ms, epoch = _EXCEPTION.unpack(value)
+            self._rows.add(offset)
+            if epoch:
+                self.leases[offset] = Lease(epoch, attempt, visible_at_ms)
+            else:
+                self._attempts[offset] = attempt
+
+    def start_at(self, offset: int) -> list[Op]:
+        """Begin a new group at ``offset``."""
+        self.floor = self.cursor = offset
+        return [Put(Family.GROUP, self._key(_KIND_FLOOR, 0), pack_u64(offset))]
+
+    def is_finished(self, offset: int) -> bool:
+        """Say whether the group is done with an offset."""
+        if offset < self.floor:
+            return True
+        chunk = self._chunks.get(offset // CHUNK_OFFSETS)
+        return chunk is not None and bool(chunk[offset % CHUNK_OFFSETS >> 3] >> (offset & 7) & 1)
+
+    def has_available(self) -> bool:
+        """Say whether ``take`` would return something."""
+        if len(self.leases) >= LEASES_MAX:
+            return False
+        while self._ready and (self.is_finished(self._ready[0]) or self._ready[0] in self.leases):
+            heappop(self._ready)
+        if self._ready:
+            return True
+        while self.cursor < self.end and (self.is_finished(self.cursor) or self.cursor in self.leases):
+            self.cursor += 1
+        return self.cursor < self.end
+
+    def take(self, limit: int) -> list[tuple[int, int]]:
+        """Return up to ``limit`` ``(offset, attempt)`` to hand out, those that came back first; ``lease`` each."""
+        taken: list[tuple[int, int]] = []
+        chosen: set[int] = set()
+        while len(taken) < limit and len(self.leases) + len(taken) < LEASES_MAX and self.has_available():
+            if self._ready:
+                offset = heappop(self._ready)
+            else:
+                offset = self.cursor
+                self.cursor += 1
+            if offset not in chosen:
+                chosen.add(offset)
+                taken.append((offset, self._attempts.get(offset, 1)))
+        return taken
+
+    def give_back(self, offset: int) -> None:
+        """Undo ``take`` or ``lease``: the offset was not handed out after all."""
+        self.leases.pop(offset, None)
+        heappush(self._ready, offset)
+
+    def lease(self, offset: int, lease: Lease) -> None:
+        """Remember a hand-out."""
+        self.leases[offset] = lease
+
+    def check(self, receipt: Receipt) -> bool:
+        """Return False if the message is finished already, True if the handle is good; refuse a stale one."""
+        offset = receipt.queue_offset
+        if self.is_finished(offset):
+            return False
+        lease = self.leases.get(offset)
+        if lease is not None:
+            is_good = lease.epoch == receipt.epoch
+        else:  # expired, or from before a restart: good until the message is handed out again
+            is_good = offset < self.end and receipt.attempt >= self._attempts.get(offset, 1) - 1
+        if not is_good:
+            raise Refused(Rule.RECEIPT_HANDLE, "the message was handed out again since", value=offset)
+        return True
+
+    def finish(self, offset: int) -> list[Op]:
+        """Mark an offset finished and return the rows that say so."""
+        self.leases.pop(offset, None)
+        self._attempts.pop(offset, None)
+        number, at = divmod(offset, CHUNK_OFFSETS)
+        chunk = self._chunks.get(number)
+        if chunk is None:
+            chunk = self._chunks[number] = bytearray(CHUNK_OFFSETS // 8)
+        chunk[at >> 3] |= 1 << (at & 7)
+        ops: list[Op] = []
+        if offset in self._rows:
+            self._rows.discard(offset)
+            ops.append(Delete(Family.GROUP, self._key(_KIND_EXCEPTION, offset)))
+        dropped = self._raise_floor()
+        if number not in dropped:
+            ops.append(Put(Family.GROUP, self._key(_KIND_CHUNK, number), bytes(chunk)))
+        if dropped:
+            ops.append(Put(Family.GROUP, self._key(_KIND_FLOOR, 0), pack_u64(self.floor)))
+            ops += [Delete(Family.GROUP, self._key(_KIND_CHUNK, each)) for each in dropped]
+        return ops
+
+    def hide(self, receipt: Receipt, visible_at_ms: int, *, is_suspended: bool) -> list[Op]:
+        """Set when a leased message becomes visible again; the lease is a row from here on."""
+        offset = receipt.queue_offset
+        lease = self.leases.get(offset)
+        if lease is None:  # from before a restart
+            lease = self.leases[offset] = Lease(receipt.epoch, receipt.attempt, visible_at_ms)
+        lease.visible_at_ms = visible_at_ms
+        lease.renew_for = ""  # whoever sets the time sets it
+        lease.is_suspended = is_suspended
+        self._rows.add(offset)
+        row = _EXCEPTION.pack(lease.attempt, visible_at_ms, lease.epoch)
+        return [Put(Family.GROUP, self._key(_KIND_EXCEPTION, offset), row)]
+
+    def plan_return(self, offset: int, lease: Lease) -> tuple[int, list[Op]]:
+        """Return the attempt a message comes back with, and the row that says so; ``come_back`` once it is durable."""
+        attempt = lease.attempt if lease.is_suspended else min(lease.attempt + 1, 0xFFFF)
+        self._rows.add(offset)
+        return attempt, [Put(Family.GROUP, self._key(_KIND_EXCEPTION, offset), _EXCEPTION.pack(attempt, 0, 0))]
+
+    def come_back(self, offset: int, epoch: int, attempt: int, now_ms: int) -> bool:
+        """Make a message available again, unless it was finished, handed out or hidden anew meanwhile."""
+        lease = self.leases.get(offset)
+        if lease is None or lease.epoch != epoch or lease.visible_at_ms > now_ms:
+            return False
+        del self.leases[offset]
+        self._attempts[offset] = attempt
+        heappush(self._ready, offset)
+        return True
+
+    def _raise_floor(self) -> list[int]:
+        """Move the floor over finished offsets; return the chunks that are complete and no longer needed."""
+        dropped: list[int] = []
+        while True:
+            number = self.floor // CHUNK_OFFSETS
+            chunk = self._chunks.get(number)
+            if chunk is None:
+                return dropped
+            if chunk == _FULL and self.floor % CHUNK_OFFSETS == 0:
+                self.floor += CHUNK_OFFSETS
+            else:
+                while self.floor // CHUNK_OFFSETS == number and self.is_finished(self.floor):
+                    self.floor += 1
+            if self.floor // CHUNK_OFFSETS == number:
+                return dropped
+            del self._chunks[number]
+            dropped.append(number)
+
+    def _key(self, kind: int, number: int) -> bytes:
+        return pack_group_key(self.group_id, self.topic_id, self.queue_id, kind, number)

@@ -1,0 +1,140 @@
+"""When leases end: renewed while their client lives, else the message comes back with the next attempt, durably."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
+from dmq.audit.events import EventKind, encode_event
+from dmq.embedded.group_queue import GroupQueue, Lease
+from dmq.embedded.subscription import Subscription
+from dmq.errors import StoreError
+from dmq.store.ops import Emit, Op
+from dmq.store.ops import Receipt as Stored
+from dmq.store.store import Store
+
+CLIENT_ALIVE_S = 60.0  # clients send a heartbeat every 10 s
+CLIENT_GONE_INVISIBLE_MS = 1_000
+_NAP_S_MAX = 0.2  # so that a step of the wall clock hurts only briefly
+_EXPIRED_PER_COMMIT_MAX = 1024
+
+_Watched = tuple[int, int, GroupQueue, int, int]  # visible_at_ms, turn, queue, offset, epoch
+
+
+class Leases:
+    """Watches every lease of the broker; belongs to the event loop."""
+
+    def __init__(self, store: Store, subscription_of: Callable[[GroupQueue], Subscription]) -> None:
+        self._store = store
+        self._clock = store.clock
+        self._subscription_of = subscription_of
+        self._heap: list[_Watched] = []
+        self._turn = 0
+        self._wake = asyncio.Event()
+        self._seen_s: dict[str, float] = {}
+        self.expired_total = 0
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="dmq-leases")
+
+    async def close(self) -> None:
+        """Stop watching; leases are in memory and end with it, renewed ones are rows."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def watch(self, queue: GroupQueue, offset: int, lease: Lease) -> None:
+        """Bring the message back when ``lease`` ends."""
+        if lease.renew_for and not lease.renew_until_ms:
+            lease.renew_until_ms = self._clock.now_ms() + AUTO_RENEW_MS_MAX
+            self._seen_s.setdefault(lease.renew_for, self._clock.monotonic_s())
+        self._turn += 1
+        if not self._heap or lease.visible_at_ms < self._heap[0][0]:
+            self._wake.set()
+        heappush(self._heap, (lease.visible_at_ms, self._turn, queue, offset, lease.epoch))
+
+    def client_seen(self, client_id: str) -> None:
+        """Note a sign of life."""
+        self._seen_s[client_id] = self._clock.monotonic_s()
+
+    def client_gone(self, client_id: str) -> None:
+        """Let the client's renewed leases end soon."""
+        if self._seen_s.pop(client_id, None) is None:
+            return
+        soon_ms = self._clock.now_ms() + CLIENT_GONE_INVISIBLE_MS
+        for _, _, queue, offset, epoch in list(self._heap):
+            lease = queue.leases.get(offset)
+            if lease is not None and lease.epoch == epoch and lease.renew_for == client_id:
+                lease.renew_for = ""
+                lease.visible_at_ms = min(lease.visible_at_ms, soon_ms)
+                self.watch(queue, offset, lease)
+
+    def give_back(self, queue: GroupQueue, offset: int, lease: Lease) -> asyncio.Future[list[Stored]]:
+        """Make one message visible again now; the future is done when that is durable."""
+        return self._return([(queue, offset, lease)], EventKind.GIVEN_BACK)
+
+    async def _run(self) -> None:
+        while True:
+            expired = self._pop_expired()
+            if expired:
+                try:
+                    await self._return(expired, EventKind.LEASE_EXPIRED)
+                except StoreError:
+                    return  # the store has failed for good; the daemon is ending
+                self.expired_total += len(expired)
+                continue
+            self._wake.clear()
+            nap_s = None
+            if self._heap:
+                nap_s = min(max((self._heap[0][0] - self._clock.now_ms()) / 1000, 0.001), _NAP_S_MAX)
+            try:
+                async with asyncio.timeout(nap_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    def _pop_expired(self) -> list[tuple[GroupQueue, int, Lease]]:
+        now_ms = self._clock.now_ms()
+        expired: list[tuple[GroupQueue, int, Lease]] = []
+        while self._heap and self._heap[0][0] <= now_ms and len(expired) < _EXPIRED_PER_COMMIT_MAX:
+            _, _, queue, offset, epoch = heappop(self._heap)
+            lease = queue.leases.get(offset)
+            if lease is None or lease.epoch != epoch:
+                continue  # finished, or handed out again
+            if lease.visible_at_ms > now_ms:
+                continue  # hidden anew, and watched anew
+            if self._is_renewed(lease, now_ms):
+                lease.visible_at_ms = now_ms + AUTO_RENEW_INVISIBLE_MS
+                self.watch(queue, offset, lease)
+            else:
+                expired.append((queue, offset, lease))
+        return expired
+
+    def _is_renewed(self, lease: Lease, now_ms: int) -> bool:
+        if not lease.renew_for or now_ms >= lease.renew_until_ms:
+            return False
+        seen_s = self._seen_s.get(lease.renew_for)
+        return seen_s is not None and self._clock.monotonic_s() - seen_s < CLIENT_ALIVE_S
+
+    def _return(self, leases: list[tuple[GroupQueue, int, Lease]], kind: EventKind) -> asyncio.Future[list[Stored]]:
+        ops: list[Op] = []
+        planned: list[tuple[GroupQueue, int, int, int]] = []
+        for queue, offset, lease in leases:
+            attempt, rows = queue.plan_return(offset, lease)
+            event = encode_event(
+                kind, queue.topic_id, queue.group_id, queue.queue_id, attempt, offset, lease.message_id
+            )
+            ops += [*rows, Emit(event)]
+            planned.append((queue, offset, lease.epoch, attempt))
+        done = self._store.commit_async(ops, is_urgent=True)
+        done.add_done_callback(lambda future: self._come_back(planned, future))
+        return done
+
+    def _come_back(
+        self, planned: list[tuple[GroupQueue, int, int, int]], done: asyncio.Future[list[Stored]]
+    ) -> None:
+        if done.cancelled() or done.exception() is not None:
+            return
+        now_ms = self._clock.now_ms()
+        for queue, offset, epoch, attempt in planned:
+            if queue.come_back(offset, epoch, attempt, now_ms):
+                self._subscription_of(queue).wake(1)

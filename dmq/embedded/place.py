@@ -1,0 +1,78 @@
+"""Where a message goes: the ops that accept one, and the ops that hand over one that is due. Pure but for a counter."""
+
+from __future__ import annotations
+
+from broker_adapter.message import Envelope, pack_id
+from broker_adapter.topics import queue_of_message_group
+from dmq.audit.events import NO_QUEUE, EventKind, encode_event
+from dmq.embedded.names import Names, Topic
+from dmq.errors import StoreCorrupt
+from dmq.store.ops import Append, HandOver, Schedule
+from dmq.store.record import (
+    WAITING_HEADER_BYTES,
+    EntryKind,
+    body_facts,
+    decode_waiting,
+    encode_body,
+    encode_queued,
+    encode_waiting,
+)
+
+
+class Placement:
+    """Chooses queues: a message group always the same one, everything else round robin."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._turns: dict[int, int] = {}
+
+    def accept(self, topic: Topic, envelope: Envelope, now_ms: int) -> Schedule | Append:
+        """Return the op that accepts ``envelope``: into its queue if it is due, onto the timeline otherwise."""
+        scope = topic.topic_id
+        message_id = pack_id(envelope.message_id)
+        body = encode_body(message_id, envelope.tag.encode(), envelope.message_group.encode(), envelope.payload)
+        deliver_at_ms = envelope.deliver_at_ms
+        if deliver_at_ms > now_ms:
+            return Schedule(
+                scope,
+                message_id,
+                deliver_at_ms,
+                encode_waiting(EntryKind.DELAYED, 0, scope, scope, deliver_at_ms, now_ms, body),
+                encode_event(EventKind.SCHEDULED, scope, 0, NO_QUEUE, 0, deliver_at_ms, message_id),
+            )
+        queue_id = self._choose(topic, envelope.message_group)
+        return Append(
+            scope,
+            message_id,
+            scope,
+            queue_id,
+            encode_queued(0, now_ms, deliver_at_ms, body),
+            encode_event(EventKind.QUEUED, scope, 0, queue_id, 0, deliver_at_ms, message_id),
+        )
+
+    def hand_over(self, key: bytes, value: bytes, now_ms: int) -> HandOver:
+        """Return the op that moves a due entry to its queue."""
+        _, retry_count, topic_id, scope, deliver_at_ms, _ = decode_waiting(value)
+        topic = self._names.topics_by_id.get(topic_id)
+        if topic is None:
+            raise StoreCorrupt(f"a waiting message belongs to topic {topic_id}, which has no record")
+        body = value[WAITING_HEADER_BYTES:]
+        message_id, message_group = body_facts(body)
+        queue_id = self._choose(topic, message_group.decode() if message_group else "")
+        return HandOver(
+            key,
+            scope,
+            message_id,
+            deliver_at_ms,
+            topic_id,
+            queue_id,
+            encode_queued(retry_count, now_ms, deliver_at_ms, body),
+            encode_event(EventKind.DELIVERED, topic_id, 0, queue_id, 0, deliver_at_ms, message_id),
+        )
+
+    def _choose(self, topic: Topic, message_group: str) -> int:
+        if message_group:
+            return queue_of_message_group(message_group, topic.queues)
+        turn = self._turns.get(topic.topic_id, 0)
+        self._turns[topic.topic_id] = turn + 1
+        return turn % topic.queues

@@ -1,0 +1,60 @@
+"""One group's view of one topic: its queues, who waits for a message, and what becomes visible when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+
+from dmq.embedded.group_queue import GroupQueue
+from dmq.embedded.names import Group, Topic
+
+
+class Subscription:
+    """State of (group, topic); belongs to the event loop."""
+
+    def __init__(self, group: Group, topic: Topic) -> None:
+        self.group = group
+        self.topic = topic
+        self.queues = [GroupQueue(group.group_id, topic.topic_id, number) for number in range(topic.queues)]
+        self.is_loaded = asyncio.Event()
+        self._turn = 0
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    def choose(self, queue_id: int) -> Iterable[GroupQueue]:
+        """Return the queues a receive looks at: the one asked for, or all, starting with another one each time."""
+        if queue_id >= 0:
+            return (self.queues[queue_id],)
+        self._turn = (self._turn + 1) % len(self.queues)
+        return self.queues[self._turn :] + self.queues[: self._turn]
+
+    def has_available(self, queue_id: int = -1) -> bool:
+        """Say whether a receive would find something."""
+        return any(queue.has_available() for queue in self.choose(queue_id))
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return when something may have become available, or time is up."""
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(woken)
+        try:
+            await asyncio.wait((woken,), timeout=timeout_s)
+        except asyncio.CancelledError:
+            if woken.done():
+                self.wake(1)  # this wake-up was meant for somebody who can use it
+            raise
+        finally:
+            if not woken.done():
+                self._waiters.remove(woken)
+
+    def wake(self, count: int) -> None:
+        """Wake up to ``count`` receives, those that wait longest first."""
+        while count > 0 and self._waiters:
+            woken = self._waiters.popleft()
+            if not woken.done():
+                woken.set_result(None)
+                count -= 1
+
+    @property
+    def waiting(self) -> int:
+        """How many receives wait."""
+        return len(self._waiters)

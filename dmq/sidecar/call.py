@@ -1,0 +1,36 @@
+"""What a servicer knows about the call it serves, whatever the transport."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+CLIENT_ID_HEADER = "x-mq-client-id"
+LANGUAGE_HEADER = "x-mq-language"
+CLIENT_VERSION_HEADER = "x-mq-client-version"
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One RPC from one client. ``client_id`` is empty when the client sent none; ``deadline_s`` is what was left of the
+    call's deadline when it came in, ``None`` without one.
+
+    Headers are looked up when asked for: most calls need none but the client id.
+    """
+
+    client_id: str
+    headers: Iterable[tuple[str, str | bytes]] = ()
+    deadline_s: float | None = None
+    peer: str = ""
+
+    def header(self, name: str) -> str:
+        """Return the first header of that (lower-case) name, or the empty string; binary ones are not read."""
+        for key, value in self.headers:
+            if key == name and isinstance(value, str):
+                return value
+        return ""
+
+    @property
+    def language(self) -> str:
+        """``JAVA``, ``GO``, ``PYTHON``, ``RUST``, ``CPP``, ``DOTNET``; Node says ``HTTP``. Whatever the client sent."""
+        return self.header(LANGUAGE_HEADER)

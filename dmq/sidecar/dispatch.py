@@ -1,0 +1,185 @@
+"""Between a transport and the service: bytes to messages and back, and every error as the protocol's own answer.
+
+A refused call is a *successful* call whose ``status`` says why; only Telemetry ends with a status of the transport.
+Nothing a client sends gets an exception past this module, and nothing internal gets into an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Protocol
+
+import structlog
+from google.protobuf.message import DecodeError, Message
+
+from broker_adapter.clock import Clock
+from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.mapping import set_timestamp
+from dmq.sidecar.call import CLIENT_ID_HEADER, Call
+from dmq.sidecar.codes import status_of
+from dmq.sidecar.service import MessagingService
+
+CLIENT_ID_CHARS_MAX = 512
+
+UnaryHandler = Callable[[bytes, Call], Awaitable[bytes]]
+StreamHandler = Callable[[bytes, Call], AsyncGenerator[bytes, None]]
+TelemetryHandler = Callable[[AsyncIterator[bytes], Call], AsyncGenerator[bytes, None]]
+
+log = structlog.get_logger("dmq.sidecar")
+
+
+class Observer(Protocol):
+    """Hears of every finished call. ``code`` is the protocol's; called on the event loop, so it must be quick."""
+
+    def call_done(self, rpc: str, code: int, seconds: float) -> None:
+        """Count one call."""
+        ...
+
+
+class StreamEnded(Exception):  # noqa: N818 - an end, which the transport turns into a status
+    """Telemetry ends with a status of the transport; ``code`` is one of gRPC's names, such as INVALID_ARGUMENT."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(code, text)
+        self.code = code
+        self.text = text
+
+
+class Dispatcher:
+    """Makes one handler of bytes per RPC. Cancelling a handler cancels what it waits for."""
+
+    def __init__(self, service: MessagingService, *, clock: Clock, observer: Observer | None = None) -> None:
+        self._service = service
+        self._clock = clock
+        self._observer = observer
+
+    def unary(self, rpc: str) -> UnaryHandler:
+        """Return the handler of an RPC with one answer."""
+        method = wire.METHODS[rpc]
+        parse, response_class = method.request_class.FromString, method.response_class
+        # Python and Java store the handle of an answer without looking at its status: a refusal repeats the old one.
+        echoes_handle = "receipt_handle" in response_class.DESCRIPTOR.fields_by_name
+        serve = self._service.unary.get(rpc, _unserved)
+        observer, monotonic_s = self._observer, self._clock.monotonic_s
+
+        async def handle(body: bytes, call: Call) -> bytes:
+            started_s = monotonic_s()
+            response: Any
+            request: Any = None
+            try:
+                _check_client_id(call.client_id)
+                request = parse(body)
+                response = await serve(request, call)
+            except Exception as error:
+                response = response_class(status=_answer_to(error, rpc, call))
+                if echoes_handle and request is not None:
+                    response.receipt_handle = request.receipt_handle
+            if observer is not None:
+                observer.call_done(rpc, response.status.code, monotonic_s() - started_s)
+            answer: bytes = response.SerializeToString()
+            return answer
+
+        return handle
+
+    def streaming(self, rpc: str) -> StreamHandler:
+        """Return the handler of an RPC with a stream of answers."""
+        method = wire.METHODS[rpc]
+        parse, response_class = method.request_class.FromString, method.response_class
+        serve = self._service.streaming.get(rpc)
+
+        async def handle(body: bytes, call: Call) -> AsyncGenerator[bytes, None]:
+            started_s = self._clock.monotonic_s()
+            code = 0
+            try:
+                _check_client_id(call.client_id)
+                request: Any = parse(body)
+                if serve is None:
+                    raise _not_served()
+                async with aclosing(serve(request, call)) as frames:
+                    async for frame in frames:
+                        code = code or frame.status.code
+                        yield frame.SerializeToString()
+            except Exception as error:
+                status = _answer_to(error, rpc, call)
+                code = status.code
+                for frame in self._refusal_frames(response_class, status):
+                    yield frame.SerializeToString()
+            self._observe(rpc, code, started_s)
+
+        return handle
+
+    def telemetry(self) -> TelemetryHandler:
+        """Return the handler of the telemetry stream; it raises ``StreamEnded`` for an end with an error."""
+
+        async def handle(bodies: AsyncIterator[bytes], call: Call) -> AsyncGenerator[bytes, None]:
+            started_s = self._clock.monotonic_s()
+            code: int = wire.OK
+            try:
+                _check_client_id(call.client_id)
+                async with aclosing(self._service.telemetry(_parsed(bodies), call)) as frames:
+                    async for frame in frames:
+                        yield frame.SerializeToString()
+            except Exception as error:
+                status = _answer_to(error, "Telemetry", call)
+                code = status.code
+                yield wire.TelemetryCommand(status=status).SerializeToString()
+                raise StreamEnded(_transport_code(error), f"{int(status.code)} {status.message}") from error
+            finally:
+                self._observe("Telemetry", code, started_s)
+
+        return handle
+
+    def _refusal_frames(self, response_class: type[Message], status: wire.Status) -> list[Message]:
+        frames: list[Message] = [response_class(status=status)]
+        if response_class is wire.ReceiveMessageResponse:
+            # Python loses the whole answer when this last frame is missing.
+            last = wire.ReceiveMessageResponse()
+            set_timestamp(last.delivery_timestamp, self._clock.now_ms())
+            frames.append(last)
+        return frames
+
+    def _observe(self, rpc: str, code: int, started_s: float) -> None:
+        if self._observer is not None:
+            self._observer.call_done(rpc, code, self._clock.monotonic_s() - started_s)
+
+
+def _check_client_id(client_id: str) -> None:
+    if not client_id:
+        raise Refused(Rule.CLIENT_ID, f"the metadata entry {CLIENT_ID_HEADER} is missing")
+    if len(client_id) > CLIENT_ID_CHARS_MAX:
+        limit = f"{CLIENT_ID_CHARS_MAX} characters"
+        raise Refused(Rule.CLIENT_ID, f"{CLIENT_ID_HEADER} is too long", value=client_id, limit=limit)
+
+
+async def _unserved(request: Message, call: Call) -> Message:  # noqa: ARG001
+    raise _not_served()
+
+
+def _not_served() -> Refused:
+    return Refused(Rule.UNSUPPORTED, "this call is not served yet")
+
+
+async def _parsed(bodies: AsyncIterator[bytes]) -> AsyncIterator[wire.TelemetryCommand]:
+    async for body in bodies:
+        yield wire.TelemetryCommand.FromString(body)
+
+
+def _answer_to(error: Exception, rpc: str, call: Call) -> wire.Status:
+    """Return the status that answers ``error``; log it if it is nobody's fault but ours."""
+    if isinstance(error, DecodeError):
+        error = Refused(Rule.REQUEST, f"the bytes are not a valid {wire.METHODS[rpc].request_class.__name__}")
+    elif not isinstance(error, BrokerError):
+        log.error("call_failed", rpc=rpc, client_id=call.client_id, exc_info=error)
+    return status_of(error, call.language)
+
+
+def _transport_code(error: Exception) -> str:
+    if isinstance(error, Refused | DecodeError):
+        return "INVALID_ARGUMENT"
+    if isinstance(error, Overloaded):
+        return "RESOURCE_EXHAUSTED"
+    if isinstance(error, BrokerUnavailable):
+        return "UNAVAILABLE"
+    return "INTERNAL"
