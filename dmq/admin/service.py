@@ -15,6 +15,7 @@ from broker_adapter.topics import check_topic
 from broker_adapter.wire import mapping
 from dmq.admin import admin_v1 as wire
 from dmq.admin.source import AdminSource, MessageState
+from dmq.errors import DmqError, StoreCorrupt
 
 
 class Handler(NamedTuple):
@@ -82,11 +83,15 @@ def refusal_of(error: Exception) -> Refusal:
     """Return the gRPC status that answers ``error``."""
     if isinstance(error, Refused):
         return Refusal(3, str(error), is_ours=False)  # INVALID_ARGUMENT
+    if isinstance(error, DecodeError):
+        return Refusal(3, "the request cannot be read", is_ours=False)
     if isinstance(error, Overloaded):
         return Refusal(8, str(error), is_ours=False)  # RESOURCE_EXHAUSTED
     if getattr(error, "retriable", False):
         return Refusal(14, str(error), is_ours=False)  # UNAVAILABLE
-    return Refusal(13, "internal error; the daemon's log has the details", is_ours=True)  # INTERNAL
+    if isinstance(error, DmqError):
+        return Refusal(13, str(error), is_ours=True)  # INTERNAL; the text is one of ours
+    return Refusal(13, "internal error; the daemon's log has the details", is_ours=True)
 
 
 def _content(payload: bytes | None, *, with_body: bool) -> wire.Content | None:
@@ -95,7 +100,7 @@ def _content(payload: bytes | None, *, with_body: bool) -> wire.Content | None:
     try:
         message = mapping.decode(payload)
     except DecodeError as error:
-        raise Refused(Rule.MESSAGE_CORRUPTED, "the stored message cannot be read") from error
+        raise StoreCorrupt("the stored message cannot be read") from error
     return wire.Content(
         tag=message.tag,
         keys=message.keys,

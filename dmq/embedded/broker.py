@@ -51,6 +51,7 @@ class EmbeddedBroker:
         self.placement = Placement(self.names)
         self.accepted_total = 0
         self.handed_out_total = 0
+        self.acked_total = 0
         self._clock = store.clock
         self._queues_per_topic = queues_per_topic
         self._group_start = group_start
@@ -66,6 +67,11 @@ class EmbeddedBroker:
         """Stop expiring leases and reading. The store stays open."""
         await self.leases.close()
         self._reader.shutdown(wait=True)
+
+    @property
+    def lease_count(self) -> int:
+        """How many messages are handed out and not finished."""
+        return sum(len(queue.leases) for found in list(self._subscriptions.values()) for queue in found.queues)
 
     # -- topics and groups --------------------------------------------------------------------------------------------
 
@@ -242,6 +248,7 @@ class EmbeddedBroker:
                 results.append(refused)
         if ops:
             await self._committed(self._submit(ops))
+            self.acked_total += len(results) - sum(result is not None for result in results)
         return results
 
     async def change_invisible(

@@ -8,16 +8,14 @@ queue, so nothing downstream can hold a turn up, and a crash between two turns r
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from dmq.embedded.place import Placement
 from dmq.errors import StoreClosed, StoreError
-from dmq.scheduler.lateness import LatenessHistogram
 from dmq.store.keys import timeline_key, unpack_timeline_key
 from dmq.store.marks import Lane
-from dmq.store.ops import Done, Family, Op
-from dmq.store.record import decode_waiting
+from dmq.store.ops import Done, Family, HandOver, Op
 from dmq.store.store import Store
 
 ROWS_PER_LANE_MAX = 1024
@@ -34,9 +32,20 @@ class Turn(NamedTuple):
 
 
 class Scheduler:
-    """Hands due entries over. ``turn`` does one step and never waits; ``start`` runs turns until ``close``."""
+    """Hands due entries over. ``turn`` does one step and never waits; ``start`` runs turns until ``close``.
 
-    def __init__(self, store: Store, placement: Placement, *, on_failure: Callable[[StoreError], None]) -> None:
+    ``observe`` is told, a batch at a time, how many ms after its delivery timestamp each message was in its queue,
+    durable. It is called from the scheduler's thread.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        placement: Placement,
+        *,
+        on_failure: Callable[[StoreError], None],
+        observe: Callable[[Sequence[int]], None] = lambda _: None,
+    ) -> None:
         self._store = store
         self._marks = store.marks
         self._clock = store.clock
@@ -44,7 +53,8 @@ class Scheduler:
         self._on_failure = on_failure
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="dmq-scheduler", daemon=True)
-        self.lateness = LatenessHistogram()
+        self._observe = observe
+        self.handed_over_total = 0
 
     def start(self) -> None:
         """Start the thread."""
@@ -72,7 +82,8 @@ class Scheduler:
         ops.append(Done(self._marks.low()))
         self._store.commit(ops, is_urgent=True)
         done_ms = self._clock.now_ms()
-        self.lateness.add(done_ms - decode_waiting(value).deliver_at_ms for _, value in rows)
+        self.handed_over_total += len(rows)
+        self._observe([done_ms - op.deliver_at_ms for op in ops if type(op) is HandOver])
         return Turn(len(rows), done_ms)
 
     def _take(self, lane: Lane, now_ms: int) -> tuple[list[tuple[bytes, bytes]], bool]:

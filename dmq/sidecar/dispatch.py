@@ -38,7 +38,7 @@ class Observer(Protocol):
         ...
 
 
-class StreamEnded(Exception):  # noqa: N818 - an end, which the transport turns into a status
+class StreamEnded(Exception):
     """Telemetry ends with a status of the transport; ``code`` is one of gRPC's names, such as INVALID_ARGUMENT."""
 
     def __init__(self, code: str, text: str) -> None:
@@ -72,7 +72,7 @@ class Dispatcher:
                 _check_client_id(call.client_id)
                 request = parse(body)
                 response = await serve(request, call)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - each is answered, and logged if it is ours
                 response = response_class(status=_answer_to(error, rpc, call))
                 if echoes_handle and request is not None:
                     response.receipt_handle = request.receipt_handle
@@ -101,7 +101,7 @@ class Dispatcher:
                     async for frame in frames:
                         code = code or frame.status.code
                         yield frame.SerializeToString()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - as above
                 status = _answer_to(error, rpc, call)
                 code = status.code
                 for frame in self._refusal_frames(response_class, status):

@@ -135,6 +135,12 @@ def check_message(message: wire.Message) -> None:
         raise Refused(Rule.UNSUPPORTED, f"{_UNSERVED_TYPES[system.message_type]} not served yet")
 
 
+def check_undelayed(message: wire.Message) -> None:
+    """Check that a message without any delivery time does not call itself DELAY: its producer forgot the time."""
+    if message.system_properties.message_type == wire.DELAY:
+        raise Refused(Rule.MESSAGE_TYPE, "the message has the type DELAY and no delivery time", value="DELAY")
+
+
 def _check_properties(properties: Mapping[str, str], tag: str, keys: Sequence[str]) -> None:
     if len(properties) > USER_PROPERTIES_MAX:
         raise Refused(

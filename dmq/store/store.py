@@ -56,9 +56,9 @@ class Recovery(NamedTuple):
 
 
 class DueCount(NamedTuple):
-    """How many entries of a scope are due within one time bucket."""
+    """How many entries of a scope are due within the time bucket that ends at ``until_ms``."""
 
-    from_ms: int
+    until_ms: int
     count: int
 
 
@@ -200,7 +200,7 @@ class Store:
         """Return how many entries of ``scope`` are due when, in buckets of one minute, empty ones left out."""
         start, stop = keys.bucket_range(scope, from_ms // BUCKET_MS, -(-until_ms // BUCKET_MS))
         found = self._engine.scan(Family.META, start, stop, limit=limit)
-        return [DueCount(keys.bucket_of(key) * BUCKET_MS, keys.unpack_u64(value)) for key, value in found.rows]
+        return [DueCount((keys.bucket_of(key) + 1) * BUCKET_MS, keys.unpack_u64(value)) for key, value in found.rows]
 
     def next_due_ms(self) -> int | None:
         """Return the key time of the first entry that still waits."""

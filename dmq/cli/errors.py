@@ -1,0 +1,44 @@
+"""How commands fail: one line on stderr and an exit code that scripts can rely on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What a command ended with; the numbers are a promise."""
+
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    UNAVAILABLE = 6  # nobody answered, or the daemon cannot serve now: the same command may work later
+    INTERRUPTED = 130
+
+
+class CommandFailed(Exception):
+    """A command ends with this text and this code."""
+
+    def __init__(self, text: str, exit_code: ExitCode = ExitCode.FAILURE) -> None:
+        super().__init__(text)
+        self.text = text
+        self.exit_code = exit_code
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Say whether the command line asks for JSON, without parsing it: errors of parsing are to be JSON as well."""
+    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    return any(
+        argument in {"-ojson", "-o=json", "--output=json"} or (argument in {"-o", "--output"} and following == "json")
+        for argument, following in pairs
+    )
+
+
+def describe(text: str, exit_code: int, *, as_json: bool) -> str:
+    """Return what stderr gets: one line, but for a configuration with several faults."""
+    if as_json:
+        kind = ExitCode(exit_code).name.lower() if exit_code in set(ExitCode) else "failure"
+        return json.dumps({"error": {"kind": kind, "exit_code": exit_code, "message": text}}, ensure_ascii=False)
+    return "\n".join(f"dmq: {line}" for line in text.splitlines() or [""])

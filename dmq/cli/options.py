@@ -1,0 +1,84 @@
+"""What commands that talk to a daemon have in common: where it is, how to answer, how long to wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmq.cli.errors import CommandFailed, ExitCode
+from dmq.units import parse_address, parse_duration
+
+if TYPE_CHECKING:
+    from dmq.admin.client import AdminClient
+
+ADDRESS_DEFAULT = "127.0.0.1:8081"
+TIMEOUT_S_DEFAULT = 5.0
+
+
+class Output(StrEnum):
+    """How a command answers: for people, or for programs (stable keys)."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+# The same three before and after the command, so that both `dmq -o json status` and `dmq status -o json` work.
+_ADDRESS_HELP = f"The daemon.  [default: {ADDRESS_DEFAULT}]"
+RootAddressOption = Annotated[str | None, typer.Option("--address", "-a", envvar="DMQ_ADDRESS", help=_ADDRESS_HELP)]
+# Without the variable: it would beat an address given before the command.
+AddressOption = Annotated[str | None, typer.Option("--address", "-a", help=_ADDRESS_HELP)]
+OutputOption = Annotated[Output | None, typer.Option("--output", "-o", help="How to answer.  [default: table]")]
+TimeoutOption = Annotated[str | None, typer.Option("--timeout", help="How long to wait, such as 500ms.  [default: 5s]")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """The common options, as they hold for one command."""
+
+    address: str = ADDRESS_DEFAULT
+    output: Output = Output.TABLE
+    timeout_s: float = TIMEOUT_S_DEFAULT
+
+    def but(self, address: str | None, output: Output | None, timeout: str | None) -> Session:
+        """Return this session with what was given instead; a usage error for what cannot be read."""
+        try:
+            address = self.address if address is None else str(parse_address(address))
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--address") from error
+        try:
+            timeout_s = self.timeout_s if timeout is None else parse_duration(timeout) / 1000
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--timeout") from error
+        return Session(address=address, output=output or self.output, timeout_s=timeout_s)
+
+    @property
+    def as_json(self) -> bool:
+        """Whether the answer is for a program."""
+        return self.output is Output.JSON
+
+    @contextmanager
+    def connect(self) -> Iterator[AdminClient]:
+        """Give a client of the daemon; its errors end the command with the code that fits."""
+        from dmq.admin.client import AdminClient, CallFailed, CallRefused, DaemonUnavailable
+
+        with AdminClient(self.address, timeout_s=self.timeout_s) as client:
+            try:
+                yield client
+            except DaemonUnavailable as error:
+                raise CommandFailed(str(error), ExitCode.UNAVAILABLE) from error
+            except (CallRefused, CallFailed) as error:
+                raise CommandFailed(str(error)) from error
+
+
+def session_of(
+    ctx: typer.Context, address: str | None = None, output: Output | None = None, timeout: str | None = None
+) -> Session:
+    """Return the global options with those given after the command in their place."""
+    session = ctx.find_object(Session)
+    assert session is not None  # the root command sets it
+    return session.but(address, output, timeout)

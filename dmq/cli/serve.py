@@ -1,0 +1,52 @@
+"""``dmq serve``: run the daemon in the foreground."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dmq.cli.errors import CommandFailed, ExitCode
+
+
+def _key(text: str, metavar: str) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(help=text, metavar=metavar, show_default=False)
+    return option
+
+
+def serve(
+    *,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file; ./dmq.toml if there is one.", envvar="DMQ_CONFIG", metavar="FILE")
+    ] = None,
+    data: Annotated[str | None, _key("Directory of the store (./dmq-data).", "DIR")] = None,
+    listen: Annotated[str | None, _key("Address for clients (127.0.0.1:8081).", "HOST:PORT")] = None,
+    metrics_listen: Annotated[str | None, _key("Address of /metrics, or off (127.0.0.1:9464).", "HOST:PORT")] = None,
+    durability: Annotated[str | None, _key("disk: synced before OK; process: survives kill only.", "MODE")] = None,
+    delay_levels: Annotated[str | None, _key("Delay level table, such as '1s 5s 10s'.", "TABLE")] = None,
+    delay_max: Annotated[str | None, _key("Longest delay accepted, or none (none).", "DURATION")] = None,
+    queues_per_topic: Annotated[str | None, _key("Queues of a new topic (8).", "N")] = None,
+    group_start: Annotated[str | None, _key("Where a new group begins: earliest or latest.", "PLACE")] = None,
+    idempotency_window: Annotated[str | None, _key("How long message ids are remembered (15m).", "DURATION")] = None,
+    disk_low_water_bytes: Annotated[str | None, _key("Refuse sends below this free space (auto).", "SIZE")] = None,
+    shutdown_grace: Annotated[str | None, _key("Time a shutdown may take (10s).", "DURATION")] = None,
+    broker_name: Annotated[str | None, _key("Name clients see (rock-dmq).", "NAME")] = None,
+    log_level: Annotated[str | None, _key("debug, info, warning or error (info).", "LEVEL")] = None,
+    log_format: Annotated[str | None, _key("auto, json or console (auto).", "FORMAT")] = None,
+) -> None:
+    """Run the daemon until SIGTERM or Ctrl-C.
+
+    Every key can also be set in the environment (DMQ_DELAY_MAX) or in the TOML file (delay_max); a flag beats the
+    environment, the environment beats the file.
+    """
+    flags = {key: value for key, value in locals().items() if key != "config"}
+    from dmq.config import ConfigError, load
+
+    try:
+        settings = load(flags, config_file=config)
+    except ConfigError as error:
+        raise CommandFailed(str(error), ExitCode.USAGE) from error
+    from dmq.daemon import run
+
+    raise typer.Exit(run(settings))

@@ -1,0 +1,84 @@
+"""``dmq status``: how a daemon is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from dmq.cli import output as out
+from dmq.cli.errors import ExitCode
+from dmq.cli.options import AddressOption, OutputOption, TimeoutOption, session_of
+from dmq.units import format_size
+
+if TYPE_CHECKING:
+    from dmq.admin import admin_v1 as wire
+
+
+def status(
+    ctx: typer.Context,
+    address: AddressOption = None,
+    output: OutputOption = None,
+    timeout: TimeoutOption = None,
+) -> None:
+    """Show how the daemon is; ends with 6 unless it is serving."""
+    session = session_of(ctx, address, output, timeout)
+    with session.connect() as client:
+        found = client.status()
+    if session.as_json:
+        out.show_json(out.to_plain(found))
+    else:
+        out.show_facts(_facts(found))
+    if _state(found) != "SERVING":
+        raise typer.Exit(ExitCode.UNAVAILABLE)
+
+
+def _state(found: wire.GetStatusResponse) -> str:
+    return str(out.to_plain(found)["state"])
+
+
+def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
+    now_ms = found.now_ms
+    timeline, disk, recovery = found.timeline, found.disk, found.recovery
+    next_due = f"; next {out.when(timeline.next_due_at_ms, now_ms)}" if timeline.next_due_at_ms else ""
+    low = "SENDS REFUSED, " if disk.refuses_sends else ""
+    reason = f": {found.state_reason}" if found.state_reason else ""
+    start = "after a clean stop" if recovery.was_clean else f"recovered, {recovery.cut_bytes} B of torn log cut"
+    return [
+        ("state", f"{_state(found).lower()}{reason}"),
+        ("daemon", f"{found.broker_name} {found.version}, pid {found.pid}, cell {found.cell_id}"),
+        ("up since", out.when(found.started_at_ms, now_ms)),
+        ("address", found.listen + (f", metrics {found.metrics_listen}" if found.metrics_listen else "")),
+        ("data", f"{found.data}, durability {found.durability}"),
+        ("opened", f"in {out.about(recovery.open_ms)}, {start}"),
+        ("pending", f"{timeline.pending:,}; overdue {timeline.overdue:,}{next_due}"),
+        ("lateness", _lateness(found.lateness)),
+        ("messages", _totals(found.totals)),
+        ("commits", _commits(found.commits)),
+        ("disk", f"{low}{format_size(disk.free_bytes)} free, sends refused below {format_size(disk.low_water_bytes)}"),
+        ("audit outbox", _outbox(found.outbox)),
+    ]
+
+
+def _lateness(lateness: wire.Lateness) -> str:
+    if not lateness.count:
+        return ""
+    return f"p50 {out.about(lateness.p50_ms)}, p99 {out.about(lateness.p99_ms)}, max {out.about(lateness.max_ms)}"
+
+
+def _totals(totals: wire.Totals) -> str:
+    finished = f"acknowledged {totals.acked:,}, leases expired {totals.expired:,}"
+    return f"accepted {totals.accepted:,}, delivered {totals.delivered:,}, {finished}"
+
+
+def _commits(commits: wire.Commits) -> str:
+    if not commits.batches:
+        return ""
+    volume = f"{commits.batches:,} of {commits.ops:,} operations, {format_size(commits.written_bytes)}"
+    sync = f"sync p50 {out.about(commits.sync_p50_ms)} p99 {out.about(commits.sync_p99_ms)}"
+    return f"{volume}; p99 {out.about(commits.commit_p99_ms)}, {sync}"
+
+
+def _outbox(outbox: wire.Outbox) -> str:
+    held = f"{outbox.rows:,} events, {format_size(outbox.held_bytes)} of {format_size(outbox.held_bytes_max)}"
+    return held + (f"; {outbox.lost_rows:,} LOST before export" if outbox.lost_rows else "")

@@ -1,0 +1,188 @@
+"""What the daemon tells operators: fits ``AdminSource``, and fills the gauges when Prometheus asks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from broker_adapter.message import pack_id
+from dmq.admin import source
+from dmq.admin.source import CellState, CellStatus, MessageState, MessageStatus, TopicStatus
+from dmq.config import DaemonConfig
+from dmq.embedded.broker import EmbeddedBroker
+from dmq.metrics import Metrics
+from dmq.store.keys import pack_queue_key, pack_timeline_key
+from dmq.store.ops import EntryState, Family
+from dmq.store.record import WAITING_HEADER_BYTES, body_payload, decode_queued, decode_waiting
+from dmq.store.store import Store
+
+_DUE_BUCKETS_MAX = 60
+
+
+@dataclass(slots=True)
+class Report:
+    """Answers from what the parts count anyway; nothing here scans."""
+
+    config: DaemonConfig
+    store: Store
+    broker: EmbeddedBroker
+    metrics: Metrics
+    version: str
+    started_at_ms: int
+    state: CellState = CellState.STARTING
+    listen: str = ""
+    metrics_listen: str = ""
+
+    async def status(self) -> CellStatus:
+        """Return how the daemon is now."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, self._status)
+
+    def _status(self) -> CellStatus:
+        store, metrics = self.store, self.metrics
+        failure = store.failure
+        next_due_ms = store.next_due_ms() or 0
+        now_ms = store.clock.now_ms()
+        pending = store.pending()
+        disk = store.disk()
+        outbox = store.outbox_state
+        stats = store.commit_stats
+        return CellStatus(
+            version=self.version,
+            cell_id=store.cell_id,
+            broker_name=self.config.broker_name,
+            pid=os.getpid(),
+            state=CellState.NOT_SERVING if failure is not None else self.state,
+            state_reason=str(failure) if failure is not None else "",
+            started_at_ms=self.started_at_ms,
+            now_ms=now_ms,
+            listen=self.listen,
+            metrics_listen=self.metrics_listen,
+            data=str(self.config.data.absolute()),
+            durability=self.config.durability,
+            timeline=source.Timeline(
+                pending=sum(pending.values()), overdue=self._overdue(pending, now_ms), next_due_at_ms=next_due_ms
+            ),
+            lateness=source.Lateness(
+                count=metrics.lateness.count,
+                p50_ms=metrics.lateness.quantile(0.5) * 1000,
+                p99_ms=metrics.lateness.quantile(0.99) * 1000,
+                max_ms=metrics.lateness.max * 1000,
+            ),
+            totals=source.Totals(
+                accepted=self.broker.accepted_total,
+                delivered=self.broker.handed_out_total,
+                acked=self.broker.acked_total,
+                expired=self.broker.leases.expired_total,
+            ),
+            commits=source.Commits(
+                batches=stats.batches,
+                ops=stats.ops,
+                written_bytes=stats.bytes,
+                commit_p99_ms=metrics.commit_seconds.quantile(0.99) * 1000,
+                sync_p50_ms=metrics.sync_seconds.quantile(0.5) * 1000,
+                sync_p99_ms=metrics.sync_seconds.quantile(0.99) * 1000,
+            ),
+            disk=source.Disk(
+                free_bytes=disk.free_bytes, low_water_bytes=disk.low_water_bytes, refuses_sends=disk.is_low
+            )
+            if disk is not None
+            else source.Disk(),
+            outbox=source.Outbox(
+                rows=outbox.next_sequence - outbox.first_sequence,
+                held_bytes=outbox.stored_bytes,
+                held_bytes_max=self.config.audit_outbox_bytes_max,
+                lost_rows=outbox.first_sequence - 1,
+            ),
+            recovery=source.Recovery(
+                was_clean=store.recovery.was_closed or store.recovery.is_new,
+                cut_bytes=store.recovery.cut_bytes,
+                open_ms=store.recovery.took_s * 1000,
+            ),
+        )
+
+    async def topics(self) -> Sequence[TopicStatus]:
+        """Return every topic, by name."""
+        return await asyncio.get_running_loop().run_in_executor(None, self._topics)
+
+    def _topics(self) -> list[TopicStatus]:
+        pending = self.store.pending()
+        found = []
+        for name, topic in sorted(self.broker.names.topics.copy().items()):
+            waiting = pending.get(topic.topic_id, 0)
+            found.append(
+                TopicStatus(
+                    name=name,
+                    queues=topic.queues,
+                    stored=sum(self.store.queue_end(topic.topic_id, queue_id) for queue_id in range(topic.queues)),
+                    pending=waiting,
+                    due=self._due(topic.topic_id) if waiting else (),
+                )
+            )
+        return found
+
+    def _due(self, scope: int) -> list[source.DueBucket]:
+        found = self.store.due_counts(scope, 0, 2**53, limit=_DUE_BUCKETS_MAX)
+        return [source.DueBucket(until_ms=bucket.until_ms, count=bucket.count) for bucket in found]
+
+    def _overdue(self, pending: dict[int, int], now_ms: int) -> int:
+        """Count what is due for a minute or more; buckets are whole minutes."""
+        return sum(
+            bucket.count
+            for scope in pending
+            for bucket in self.store.due_counts(scope, 0, now_ms)
+            if bucket.until_ms <= now_ms
+        )
+
+    async def message(self, topic: str, message_id: str) -> MessageStatus:
+        """Return where a message is."""
+        return await asyncio.get_running_loop().run_in_executor(None, self._message, topic, message_id)
+
+    def _message(self, topic_name: str, message_id: str) -> MessageStatus:
+        topic = self.broker.names.topics.get(topic_name)
+        found = self.store.find(topic.topic_id, pack_id(message_id)) if topic is not None else None
+        if topic is None or found is None:
+            return MessageStatus(state=MessageState.UNKNOWN)
+        if found.state is EntryState.WAITING:
+            (value,) = self.store.get_many(Family.TIMELINE, [pack_timeline_key(found.at_ms, found.sequence)])
+            if value is None:  # handed over since
+                return self._message(topic_name, message_id)
+            entry = decode_waiting(value)
+            return MessageStatus(
+                state=MessageState.WAITING,
+                deliver_at_ms=entry.deliver_at_ms,
+                stored_at_ms=entry.accepted_at_ms,
+                payload=body_payload(value[WAITING_HEADER_BYTES:]),
+            )
+        key = pack_queue_key(topic.topic_id, found.queue_id, found.queue_offset)
+        (value,) = self.store.get_many(Family.QUEUE, [key])
+        record = decode_queued(value) if value is not None else None
+        return MessageStatus(
+            state=MessageState.QUEUED,
+            deliver_at_ms=record.deliver_at_ms if record is not None else 0,
+            stored_at_ms=found.at_ms,
+            queue_id=found.queue_id,
+            queue_offset=found.queue_offset,
+            payload=record.payload if record is not None else None,
+        )
+
+    def watch(self) -> None:
+        """Let the gauges be read when somebody asks for the metrics."""
+        store, metrics = self.store, self.metrics
+        metrics.pending.set_function(lambda: sum(store.pending().values()))
+        metrics.next_due.set_function(lambda: (store.next_due_ms() or 0) / 1000)
+        metrics.overdue.set_function(lambda: self._overdue(store.pending(), store.clock.now_ms()))
+        metrics.commit_queue.set_function(lambda: store.writer.pending_ops)
+        metrics.leases.set_function(lambda: self.broker.lease_count)
+        metrics.outbox_bytes.set_function(lambda: store.outbox_state.stored_bytes)
+        metrics.recovery_cut_bytes.set(store.recovery.cut_bytes)
+        metrics.open_seconds.set(store.recovery.took_s)
+
+        def free_bytes() -> float:
+            disk = store.disk()
+            return disk.free_bytes if disk is not None else 0
+
+        metrics.disk_free_bytes.set_function(free_bytes)
+        metrics.disk_low_water_bytes.set_function(lambda: disk.low_water_bytes if (disk := store.disk()) else 0)

@@ -1,0 +1,192 @@
+"""One life of a daemon: open, serve until told to end or until storage fails, close in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import AsyncExitStack
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from broker_adapter.clock import Clock, SystemClock
+from dmq.admin.server import SERVICE_NAME, grpc_handler
+from dmq.admin.service import AdminService
+from dmq.admin.source import CellState
+from dmq.audit.events import EventKind, cell_event, gap_event
+from dmq.config import DaemonConfig
+from dmq.daemon.report import Report
+from dmq.embedded.broker import EmbeddedBroker
+from dmq.errors import AddressInUse, StoreError
+from dmq.log import configure
+from dmq.metrics import Metrics, MetricsServer, start_http
+from dmq.scheduler.scheduler import Scheduler
+from dmq.sidecar.dispatch import Dispatcher
+from dmq.sidecar.grpc_server import GrpcServer
+from dmq.sidecar.service import MessagingService
+from dmq.sidecar.sessions import Sessions
+from dmq.sidecar.settings import SidecarConfig
+from dmq.store.ops import Emit
+from dmq.store.rocks import RocksOptions
+from dmq.store.store import Store, StoreOptions
+from dmq.units import Address
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+
+log = structlog.get_logger("dmq.daemon")
+
+
+def run(config: DaemonConfig) -> int:
+    """Serve until SIGTERM, SIGINT or a storage failure; return the exit code.
+
+    Raises what keeps a daemon from starting, ``dmq.errors.DmqError``, each with one clear line.
+    """
+    clock = SystemClock()
+    configure(config.log_level, config.log_format, clock)
+    log.info("starting", version=_version(), pid=os.getpid(), **config.shown())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(config, clock))
+
+
+async def _serve(config: DaemonConfig, clock: Clock) -> int:
+    loop = asyncio.get_running_loop()
+    ending: asyncio.Future[StoreError | None] = loop.create_future()
+
+    def end(reason: StoreError | None) -> None:
+        if not ending.done():
+            ending.set_result(reason)
+
+    def fail(error: StoreError) -> None:
+        log.critical("storage_failed", error=str(error))
+        loop.call_soon_threadsafe(end, error)
+
+    async with AsyncExitStack() as stack:  # what was set up last is closed first
+        store = open_store(config, clock)
+        store.on_failure = fail
+        stack.callback(_close_store, store)
+        metrics = Metrics(version=_version(), cell_id=store.cell_id)
+        store.writer.observe = lambda ops, size, seconds, sync_s: metrics.committed(
+            ops=ops, batch_bytes=size, seconds=seconds, sync_seconds=sync_s
+        )
+        broker = EmbeddedBroker(
+            store, queues_per_topic=config.queues_per_topic, group_start=config.group_start
+        )
+        stack.push_async_callback(broker.close)
+        await store.commit_async([Emit(cell_event(EventKind.OPENED))])
+        scheduler = Scheduler(store, broker.placement, on_failure=fail, observe=metrics.became_visible)
+        stack.callback(scheduler.close)
+        report = Report(config, store, broker, metrics, _version(), clock.now_ms())
+        report.watch()
+        server = _server(config, clock, broker, metrics, report)
+        stack.push_async_callback(server.stop, config.shutdown_grace_s)
+        metrics_server = _start_metrics(config, metrics, lambda: report.state is CellState.SERVING)
+        if metrics_server is not None:
+            stack.callback(metrics_server.stop)
+            report.metrics_listen = str(metrics_server.address)
+        scheduler.start()
+        port = await server.start()
+        report.listen = str(Address(config.listen.host, port))
+        report.state = CellState.SERVING
+        metrics.set_state("serving")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, _on_signal, number, end)
+        log.info("serving", listen=report.listen, metrics=report.metrics_listen or "off", cell=store.cell_id)
+        failure = await ending
+        report.state = CellState.STOPPING if failure is None else CellState.NOT_SERVING
+        metrics.set_state("stopping" if failure is None else "not_serving")
+        if failure is not None:
+            await server.stop(0)
+    log.info("stopped", code=EXIT_OK if failure is None else EXIT_FAILED)
+    return EXIT_OK if failure is None else EXIT_FAILED
+
+
+def _on_signal(number: signal.Signals, end: object) -> None:
+    """End in order; a second signal ends at once, which the store survives like any kill."""
+    asyncio.get_running_loop().remove_signal_handler(number)
+    log.info("stopping", signal=number.name)
+    assert callable(end)
+    end(None)
+
+
+def open_store(config: DaemonConfig, clock: Clock) -> Store:
+    """Open the cell as configured and say what recovery found."""
+    store = Store.open(
+        Path(config.data),
+        clock,
+        StoreOptions(
+            durability=config.durability,
+            idempotency_window_ms=config.idempotency_window_ms,
+            outbox_bytes_max=config.audit_outbox_bytes_max,
+            pending_ops_max=config.pending_sends_max,
+            pending_bytes_max=config.pending_bytes_max,
+            low_water_bytes=config.disk_low_water_bytes,
+            ballast_bytes=config.ballast_bytes,
+            rocks=RocksOptions(wal_bytes_max=config.wal_bytes_max, memtable_bytes_max=config.memtable_bytes_max),
+            gap_event=gap_event,
+        ),
+    )
+    recovery = store.recovery
+    log.info(
+        "store_opened",
+        is_new=recovery.is_new,
+        was_closed=recovery.was_closed,
+        sequence=recovery.sequence,
+        took_ms=round(recovery.took_s * 1000, 1),
+    )
+    if recovery.cut_bytes:
+        log.warning("wal_tail_cut", cut_bytes=recovery.cut_bytes)
+    return store
+
+
+def _server(
+    config: DaemonConfig, clock: Clock, broker: EmbeddedBroker, metrics: Metrics, report: Report
+) -> GrpcServer:
+    settings = SidecarConfig(
+        delay_levels_ms=config.delay_levels_ms, delay_max_ms=config.delay_max_ms, broker_name=config.broker_name
+    )
+    service = MessagingService(broker, clock, Sessions(clock), settings)
+    return GrpcServer(
+        service,
+        Dispatcher(service, clock=clock, observer=metrics.calls),
+        host=config.listen.host,
+        port=config.listen.port,
+        handlers=(grpc_handler(AdminService(report)),),
+        reflected=(SERVICE_NAME,),
+    )
+
+
+def _start_metrics(config: DaemonConfig, metrics: Metrics, is_ready: object) -> MetricsServer | None:
+    if config.metrics_listen is None:
+        return None
+    assert callable(is_ready)
+    try:
+        return start_http(metrics, config.metrics_listen, is_ready)
+    except AddressInUse as error:
+        if config.metrics_listen_is_explicit:
+            raise
+        # Nobody asked for this port: a second daemon on the host must not fail for it.
+        server = start_http(metrics, Address(config.metrics_listen.host, 0), is_ready)
+        log.warning("metrics_port_taken", reason=str(error), instead=str(server.address))
+        return server
+
+
+def _close_store(store: Store) -> None:
+    try:
+        if store.failure is None:
+            store.commit([Emit(cell_event(EventKind.CLOSED))])
+        store.close()
+    except StoreError as error:
+        log.critical("store_not_closed", error=str(error))
+        sys.stderr.flush()
+
+
+def _version() -> str:
+    try:
+        return version("rock-dmq")
+    except PackageNotFoundError:
+        return "unknown"

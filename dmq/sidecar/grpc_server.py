@@ -1,0 +1,203 @@
+"""The transport: grpc.aio. The only module of the sidecar that knows grpc.
+
+Handlers take and give bytes: parsing happens in ``dispatch``, so that a malformed request gets the protocol's answer
+instead of a transport error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from broker_adapter.limits import REQUEST_BYTES_MAX
+from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.pool import POOL
+from dmq.errors import AddressInUse, DmqError
+from dmq.sidecar.call import CLIENT_ID_HEADER, Call
+from dmq.sidecar.dispatch import Dispatcher, StreamEnded, StreamHandler, TelemetryHandler, UnaryHandler
+from dmq.sidecar.service import MessagingService
+
+OPTIONS: Sequence[tuple[str, int]] = (
+    # A body over 4 MiB must get the protocol's 41301 and not a transport error.
+    ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
+    # An answer is made of what was accepted, 4 MiB and a little per frame.
+    ("grpc.max_send_message_length", REQUEST_BYTES_MAX),
+    # A second daemon on the port must fail, not share it.
+    ("grpc.so_reuseport", 0),
+    # Per connection. A load generator keeps this many sends in flight; each push consumer keeps one receive.
+    ("grpc.max_concurrent_streams", 2048),
+    # Clients ping between every few seconds and every 5 min, with and without calls. Nobody is cut off for it.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.max_ping_strikes", 0),
+    # Find out about peers that vanished without a word: their telemetry stream would stay for ever.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    # Signatures and session tokens of real clients are long.
+    ("grpc.max_metadata_size", 32 * 1024),
+    ("grpc.absolute_max_metadata_size", 64 * 1024),
+)
+
+log = structlog.get_logger("dmq.sidecar")
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class GrpcServer:
+    """Serves a ``MessagingService`` on one port, with health and reflection. Make and use it on one event loop."""
+
+    def __init__(
+        self,
+        service: MessagingService,
+        dispatcher: Dispatcher,
+        *,
+        host: str,
+        port: int,
+        handlers: Sequence[grpc.GenericRpcHandler] = (),
+        reflected: Sequence[str] = (),
+    ) -> None:
+        """``handlers`` are those of other services on this port, ``reflected`` their names in the private pool."""
+        self._service = service
+        self._host = host
+        self._port = port
+        self._server = grpc.aio.server(options=list(OPTIONS))
+        self._server.add_generic_rpc_handlers((_Handlers(dispatcher), *handlers))
+        self._health = _Health()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
+            POOL.AddSerializedFile(file.serialized_pb)  # reflection looks in our private pool
+        names = (wire.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME, *reflected)
+        reflection.enable_server_reflection(names, self._server, pool=POOL)
+
+    async def start(self) -> int:
+        """Listen, serve, and return the port (chosen by the system if 0 was asked for).
+
+        Raises AddressInUse if the port is taken, DmqError if the address cannot be listened on.
+        """
+        address = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise _bind_error(self._host, self._port, address) from error
+        self._service.listening_at(self._host, port)
+        await self._server.start()
+        await self.set_serving(is_serving=True)
+        log.info("listening", host=self._host, port=port)
+        return port
+
+    async def set_serving(self, *, is_serving: bool) -> None:
+        """Tell the health service's clients; calls are answered either way."""
+        state = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", wire.SERVICE):
+            await self._health.set(name, state)
+
+    async def stop(self, grace_s: float) -> None:
+        """Say NOT_SERVING, end streams and long polls now, and finish what else is in flight within ``grace_s``."""
+        await self._health.enter_graceful_shutdown()
+        self._service.drain()
+        self._health.end_watches()
+        await self._server.stop(grace_s)
+
+
+class _Handlers(grpc.GenericRpcHandler):
+    """Finds the handler of a path; one per RPC of the protocol, made once."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._by_path: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        for name, method in wire.METHODS.items():
+            handler: grpc.RpcMethodHandler[Any, Any]
+            if method.client_streaming:
+                handler = grpc.stream_stream_rpc_method_handler(_telemetry(dispatcher.telemetry()))
+            elif method.server_streaming:
+                handler = grpc.unary_stream_rpc_method_handler(_streaming(dispatcher.streaming(name)))
+            else:
+                handler = grpc.unary_unary_rpc_method_handler(_unary(dispatcher.unary(name)))
+            self._by_path[method.path] = handler
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        return self._by_path.get(handler_call_details.method)
+
+
+def _call(context: _Context) -> Call:
+    headers: Iterable[tuple[str, str | bytes]] = context.invocation_metadata() or ()
+    client_id = ""
+    for key, value in headers:
+        if key == CLIENT_ID_HEADER and isinstance(value, str):
+            client_id = value
+            break
+    return Call(client_id=client_id, headers=headers, deadline_s=context.time_remaining(), peer=context.peer())
+
+
+def _unary(handle: UnaryHandler) -> Callable[[bytes, _Context], Awaitable[bytes]]:
+    async def serve(body: bytes, context: _Context) -> bytes:
+        return await handle(body, _call(context))
+
+    return serve
+
+
+def _streaming(handle: StreamHandler) -> Callable[[bytes, _Context], Awaitable[None]]:
+    async def serve(body: bytes, context: _Context) -> None:
+        async with aclosing(handle(body, _call(context))) as frames:
+            async for frame in frames:
+                await context.write(frame)
+
+    return serve
+
+
+def _telemetry(handle: TelemetryHandler) -> Callable[[AsyncIterator[bytes], _Context], Awaitable[None]]:
+    async def serve(bodies: AsyncIterator[bytes], context: _Context) -> None:
+        try:
+            async with aclosing(handle(bodies, _call(context))) as frames:
+                async for frame in frames:
+                    await context.write(frame)
+        except StreamEnded as end:
+            await context.abort(grpc.StatusCode[end.code], end.text)
+
+    return serve
+
+
+class _Health(health.aio.HealthServicer):
+    """The library's health service, whose watches end at shutdown instead of holding it up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._watches: set[asyncio.Timeout] = set()
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: _Context) -> None:  # noqa: N802
+        try:
+            async with asyncio.timeout(None) as watch:
+                self._watches.add(watch)
+                try:
+                    await super().Watch(request, context)
+                finally:
+                    self._watches.discard(watch)
+        except TimeoutError:
+            return
+
+    def end_watches(self) -> None:
+        while self._watches:
+            self._watches.pop().reschedule(0.0)
+
+
+def _bind_error(host: str, port: int, address: str) -> DmqError:
+    """Say why an address cannot be listened on: grpc does not tell, a plain socket does."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            probe.listen()
+    except OSError as reason:
+        if reason.errno == errno.EADDRINUSE:
+            return AddressInUse(f"{address} is in use by another process (gRPC)")
+        return DmqError(f"cannot listen on {address} (gRPC): {reason.strerror or reason}")
+    return DmqError(f"cannot listen on {address} (gRPC)")

@@ -1,0 +1,329 @@
+"""The RPCs of ``apache.rocketmq.v2.MessagingService``: validate, map, call the broker, map. No transport here.
+
+Each method takes a request and its ``Call`` and returns the answer, or an async iterator of answers. What is wrong is
+raised from ``broker_adapter.errors``; ``dispatch`` turns it into the protocol's answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from broker_adapter.adapter import PopBroker, Subscription
+from broker_adapter.clock import Clock
+from broker_adapter.errors import BrokerError, Overloaded, Refused
+from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS
+from broker_adapter.message import Delivery, Envelope
+from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.mapping import set_timestamp, to_envelope
+from dmq.sidecar import mapping, validate
+from dmq.sidecar.call import Call
+from dmq.sidecar.codes import OK_STATUS, common_status, status_of
+from dmq.sidecar.delay import DELAY_PROPERTIES, deliver_at_ms, timestamp_ms
+from dmq.sidecar.sessions import Outbox, Sessions
+from dmq.sidecar.settings import CONSUMERS, SidecarConfig, check_client_type, client_type_of, merged
+
+log = structlog.get_logger("dmq.sidecar")
+
+_FOUND = wire.ReceiveMessageResponse(status=OK_STATUS)
+_NOTHING_FOUND = wire.ReceiveMessageResponse(
+    status=wire.Status(code=wire.MESSAGE_NOT_FOUND, message="no message came while waiting")
+)
+# Node says HTTP where others say their language.
+_NODE_LANGUAGES = frozenset({"HTTP", "NODE_JS"})
+
+
+class MessagingService:
+    """Serves official clients from one broker. Everything runs on one event loop."""
+
+    def __init__(self, broker: PopBroker, clock: Clock, sessions: Sessions, config: SidecarConfig) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._sessions = sessions
+        self._config = config
+        self._endpoints = mapping.endpoints_of("127.0.0.1", 8081)
+        self._store_host = "127.0.0.1:8081"
+        self._sends_in_flight = 0
+        self._waits: set[asyncio.Timeout] = set()
+        self._outboxes: set[Outbox] = set()
+        self._draining = False
+        # The RPCs that are served; the others of the protocol are answered 50100.
+        self.unary: Mapping[str, Callable[[Any, Call], Awaitable[Any]]] = {
+            "QueryRoute": self.query_route,
+            "Heartbeat": self.heartbeat,
+            "SendMessage": self.send_message,
+            "QueryAssignment": self.query_assignment,
+            "AckMessage": self.ack_message,
+            "ChangeInvisibleDuration": self.change_invisible_duration,
+            "NotifyClientTermination": self.notify_client_termination,
+        }
+        self.streaming: Mapping[str, Callable[[Any, Call], AsyncGenerator[Any, None]]] = {
+            "ReceiveMessage": self.receive_message
+        }
+
+    def listening_at(self, host: str, port: int) -> None:
+        """Say where this server can be reached; told to clients that do not say how they reached it."""
+        self._endpoints = mapping.endpoints_of(host, port)
+        self._store_host = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def drain(self) -> None:
+        """End telemetry streams and long polls now, with proper answers, and let no new ones wait. Idempotent."""
+        self._draining = True
+        for outbox in self._outboxes:
+            outbox.close()
+        while self._waits:
+            self._waits.pop().reschedule(0.0)
+
+    # -- session ------------------------------------------------------------------------------------------------------
+
+    async def query_route(self, request: wire.QueryRouteRequest, call: Call) -> wire.QueryRouteResponse:  # noqa: ARG002
+        """Tell the queues of a topic; creates the topic if the broker does so."""
+        route = await self._broker.route(validate.topic_of(request.topic))
+        endpoints = self._endpoints_for(request.endpoints)
+        queues = mapping.route_queues(route, request.topic, self._config.broker_name, endpoints)
+        return wire.QueryRouteResponse(status=OK_STATUS, message_queues=queues)
+
+    async def query_assignment(
+        self,
+        request: wire.QueryAssignmentRequest,
+        call: Call,  # noqa: ARG002
+    ) -> wire.QueryAssignmentResponse:
+        """Assign any queue of the broker to every consumer: the broker hands out messages, not queues."""
+        topic = validate.topic_of(request.topic)
+        await self._broker.ensure_group(validate.group_of(request.group))
+        await self._broker.route(topic)
+        endpoints = self._endpoints_for(request.endpoints)
+        queue = mapping.any_queue(request.topic, self._config.broker_name, endpoints)
+        return wire.QueryAssignmentResponse(status=OK_STATUS, assignments=[wire.Assignment(message_queue=queue)])
+
+    async def heartbeat(self, request: wire.HeartbeatRequest, call: Call) -> wire.HeartbeatResponse:
+        """Note a sign of life; makes the group of a consumer known, also after a restart."""
+        client_type = check_client_type(request.client_type)
+        group = ""
+        if client_type in CONSUMERS and request.HasField("group"):
+            group = validate.group_of(request.group)
+            await self._broker.ensure_group(group)
+        self._sessions.seen(call.client_id, client_type, group, call.language)
+        self._broker.client_seen(call.client_id)
+        return wire.HeartbeatResponse(status=OK_STATUS)
+
+    async def notify_client_termination(
+        self,
+        request: wire.NotifyClientTerminationRequest,  # noqa: ARG002
+        call: Call,
+    ) -> wire.NotifyClientTerminationResponse:
+        """Forget a client that leaves; its leases are no longer renewed."""
+        self._sessions.forget(call.client_id)
+        self._broker.client_gone(call.client_id)
+        return wire.NotifyClientTerminationResponse(status=OK_STATUS)
+
+    async def telemetry(
+        self, requests: AsyncIterator[wire.TelemetryCommand], call: Call
+    ) -> AsyncGenerator[wire.TelemetryCommand, None]:
+        """Answer each settings frame with the settings that count; other frames are taken without an answer.
+
+        Ends when the client ends it, at ``drain``, or with the error of a frame. The newest stream of a client is the
+        one for commands to it; an older one stays until its client closes it, because clients that dial two addresses
+        of this server would otherwise close each other's stream for ever.
+        """
+        if len(self._outboxes) >= self._config.streams_max:
+            raise Overloaded("telemetry streams", limit=self._config.streams_max)
+        outbox = Outbox()
+        self._outboxes.add(outbox)
+        if self._draining:
+            outbox.close()
+        reader = asyncio.create_task(self._read_telemetry(requests, call, outbox), name="dmq-telemetry")
+        try:
+            async for frame in outbox:
+                yield frame
+            if not self._draining:
+                await reader
+        finally:
+            self._outboxes.discard(outbox)
+            self._sessions.detach(call.client_id, outbox)
+            outbox.close()
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def _read_telemetry(self, requests: AsyncIterator[wire.TelemetryCommand], call: Call, outbox: Outbox) -> None:
+        try:
+            async for frame in requests:
+                self._broker.client_seen(call.client_id)
+                if not frame.HasField("settings"):
+                    continue
+                client_type = client_type_of(frame.settings)
+                group = ""
+                if client_type in CONSUMERS:
+                    group = validate.group_of(frame.settings.subscription.group)
+                    await self._broker.ensure_group(group)
+                self._sessions.seen(call.client_id, client_type, group, call.language).outbox = outbox
+                settings = merged(frame.settings, self._config)
+                await outbox.put(wire.TelemetryCommand(status=OK_STATUS, settings=settings))
+        finally:
+            outbox.close()
+
+    # -- producing ----------------------------------------------------------------------------------------------------
+
+    async def send_message(self, request: wire.SendMessageRequest, call: Call) -> wire.SendMessageResponse:
+        """Accept all messages of the request or none; the answer leaves once they are durable.
+
+        A message that is delayed may be one of several, which the real server refuses.
+        """
+        if self._sends_in_flight >= self._config.sends_in_flight_max:
+            raise Overloaded("sends in flight", limit=self._config.sends_in_flight_max)
+        messages = request.messages
+        now_ms = self._clock.now_ms()
+        envelopes: list[Envelope] = []
+        try:
+            validate.check_send(messages)
+            for message in messages:
+                validate.check_message(message)
+                envelopes.append(self._envelope(message, now_ms))
+        except Refused as error:
+            return mapping.send_refusal(messages, len(envelopes), status_of(error, call.language))
+        self._sends_in_flight += 1
+        try:
+            receipts = await self._broker.send(envelopes)
+        finally:
+            self._sends_in_flight -= 1
+        return mapping.send_response(receipts)
+
+    def _envelope(self, message: wire.Message, now_ms: int) -> Envelope:
+        system, properties = message.system_properties, message.user_properties
+        has_timestamp = system.HasField("delivery_timestamp")
+        due_ms: int | None = None
+        if has_timestamp or properties:
+            timestamp = system.delivery_timestamp
+            due_ms = deliver_at_ms(
+                timestamp_ms(timestamp.seconds, timestamp.nanos) if has_timestamp else None,
+                properties,
+                now_ms=now_ms,
+                levels_ms=self._config.delay_levels_ms,
+                delay_max_ms=self._config.delay_max_ms,
+            )
+        if due_ms is None:
+            validate.check_undelayed(message)
+        return to_envelope(message, deliver_at_ms=due_ms, consumed=DELAY_PROPERTIES if properties else ())
+
+    # -- consuming ----------------------------------------------------------------------------------------------------
+
+    async def receive_message(
+        self, request: wire.ReceiveMessageRequest, call: Call
+    ) -> AsyncGenerator[wire.ReceiveMessageResponse, None]:
+        """Hand out messages: the status first, each message, the time of delivery last. Waits for the first message."""
+        group = validate.group_of(request.group)
+        subscription = validate.subscription_of(request)
+        renews = request.auto_renew
+        invisible_ms = AUTO_RENEW_INVISIBLE_MS if renews else validate.receive_invisible_ms(request)
+        wait_ms = validate.wait_ms(request, call.deadline_s)
+        await self._broker.ensure_group(group)
+        if renews:
+            self._broker.client_seen(call.client_id)
+        deliveries = await self._receive(
+            group,
+            subscription,
+            batch_max=validate.batch_of(request),
+            invisible_ms=invisible_ms,
+            wait_ms=wait_ms,
+            renew_for=call.client_id if renews else "",
+        )
+        yield _FOUND if deliveries else _NOTHING_FOUND
+        topic = request.message_queue.topic
+        for delivery in deliveries:
+            try:
+                message = mapping.delivered(delivery, topic, self._store_host)
+            except DecodeError:
+                log.exception(
+                    "delivery_unreadable",
+                    topic=delivery.topic,
+                    message_id=delivery.message_id,
+                    queue_id=delivery.queue_id,
+                    queue_offset=delivery.queue_offset,
+                )
+                continue  # the others are good; this one comes back until its attempts are used up
+            yield wire.ReceiveMessageResponse(message=message)
+        last = wire.ReceiveMessageResponse()
+        set_timestamp(last.delivery_timestamp, self._clock.now_ms())
+        yield last
+
+    async def _receive(
+        self, group: str, subscription: Subscription, *, batch_max: int, invisible_ms: int, wait_ms: int, renew_for: str
+    ) -> Sequence[Delivery]:
+        """Receive from the broker, in a wait that ``drain`` can end."""
+        if len(self._waits) >= self._config.receives_waiting_max:
+            raise Overloaded("receives waiting", limit=self._config.receives_waiting_max)
+        wait = asyncio.timeout(None)
+        self._waits.add(wait)
+        try:
+            async with wait:
+                return await self._broker.receive(
+                    group,
+                    subscription,
+                    batch_max=batch_max,
+                    invisible_ms=invisible_ms,
+                    wait_ms=0 if self._draining else wait_ms,
+                    renew_for=renew_for,
+                )
+        except TimeoutError:
+            if not wait.expired():
+                raise
+            return ()
+        finally:
+            self._waits.discard(wait)
+
+    async def ack_message(self, request: wire.AckMessageRequest, call: Call) -> wire.AckMessageResponse:
+        """Finish deliveries, each with a result of its own."""
+        topic, group = validate.topic_of(request.topic), validate.group_of(request.group)
+        entries = request.entries
+        validate.check_entries(entries)
+        results = await self._broker.ack(group, topic, [entry.receipt_handle for entry in entries])
+        language = call.language if any(results) else ""
+        statuses = [OK_STATUS if result is None else status_of(result, language) for result in results]
+        for result in results:
+            if result is not None and not isinstance(result, BrokerError):
+                log.error("ack_failed", topic=topic, group=group, exc_info=result)
+        return wire.AckMessageResponse(
+            status=common_status(statuses),
+            entries=[
+                wire.AckMessageResultEntry(
+                    status=status, message_id=entry.message_id, receipt_handle=entry.receipt_handle
+                )
+                for entry, status in zip(entries, statuses, strict=True)
+            ],
+        )
+
+    async def change_invisible_duration(
+        self, request: wire.ChangeInvisibleDurationRequest, call: Call
+    ) -> wire.ChangeInvisibleDurationResponse:
+        """Hide a delivery anew, or give it back. The handle that comes back is the one to use from here on."""
+        topic, group = validate.topic_of(request.topic), validate.group_of(request.group)
+        invisible_ms = self._nack_ms(call, validate.change_invisible_ms(request))
+        handle = await self._broker.change_invisible(
+            group, topic, request.receipt_handle, invisible_ms, suspend=request.suspend
+        )
+        return wire.ChangeInvisibleDurationResponse(status=OK_STATUS, receipt_handle=handle)
+
+    def _nack_ms(self, call: Call, invisible_ms: int) -> int:
+        """Return what a client means by an invisible duration.
+
+        Push consumers change it for one reason: to have a failed message again after the policy's delay. Node gets that
+        delay wrong (0 s, or milliseconds for seconds) and would burn all attempts in a moment; so a push consumer gets
+        the policy's first step at least. A simple consumer's application means what it says.
+        """
+        least_ms = min(self._config.retry_steps_ms)
+        if invisible_ms >= least_ms:
+            return invisible_ms
+        session = self._sessions.get(call.client_id)
+        if session is not None:
+            is_push = session.client_type == wire.PUSH_CONSUMER
+        else:
+            is_push = invisible_ms < 1000 and call.language in _NODE_LANGUAGES  # not known again yet after a restart
+        return least_ms if is_push else invisible_ms
+
+    def _endpoints_for(self, dialled: wire.Endpoints) -> wire.Endpoints:
+        """Return the address the client reached us by, which works behind any port mapping; else our own."""
+        return dialled if dialled.addresses else self._endpoints

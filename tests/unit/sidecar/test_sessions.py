@@ -1,0 +1,93 @@
+"""The session table stays bounded and the outbox ends when told."""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker_adapter.clock import ManualClock
+from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.sidecar.sessions import IDLE_S_MAX, Outbox, Sessions
+
+
+def seen(sessions: Sessions, client_id: str, group: str = "g") -> None:
+    sessions.seen(client_id, wire.PUSH_CONSUMER, group, "JAVA")
+
+
+def ids(sessions: Sessions) -> list[str]:
+    return [session.client_id for session in sessions]
+
+
+def test_the_longest_unseen_client_gives_way() -> None:
+    """At the bound a new client takes the place of the one that was quiet longest."""
+    sessions = Sessions(ManualClock(), sessions_max=3)
+    for client_id in ("a", "b", "c", "a", "d"):
+        seen(sessions, client_id)
+    assert ids(sessions) == ["c", "a", "d"]
+
+
+def test_idle_clients_are_forgotten() -> None:
+    """As RocketMQ's proxy does after 120 s."""
+    clock = ManualClock()
+    sessions = Sessions(clock)
+    seen(sessions, "quiet")
+    clock.advance(int(IDLE_S_MAX * 1000))
+    seen(sessions, "b")
+    assert ids(sessions) == ["quiet", "b"]
+    clock.advance(1)
+    seen(sessions, "c")
+    assert ids(sessions) == ["b", "c"]
+
+
+def test_what_a_client_said_before_is_kept() -> None:
+    """A heartbeat without a group does not take the group away."""
+    sessions = Sessions(ManualClock())
+    seen(sessions, "a", "g")
+    sessions.seen("a", wire.PUSH_CONSUMER, "", "")
+    session = sessions.get("a")
+    assert session is not None
+    assert (session.group, session.language) == ("g", "JAVA")
+    sessions.forget("a")
+    sessions.forget("a")
+    assert len(sessions) == 0
+
+
+def test_only_the_newest_stream_can_detach_itself() -> None:
+    """The end of an old stream must not take the new one from its client."""
+    sessions = Sessions(ManualClock())
+    old, new = Outbox(), Outbox()
+    session = sessions.seen("a", wire.PRODUCER, "", "")
+    session.outbox = new
+    sessions.detach("a", old)
+    assert session.outbox is new
+    sessions.detach("a", new)
+    assert session.outbox is None
+    sessions.detach("gone", new)
+
+
+def test_closing_ends_a_reader_after_what_is_queued() -> None:
+    """Frames put before the close still arrive, later ones do not."""
+
+    async def scenario() -> list[str]:
+        outbox = Outbox()
+        await outbox.put(wire.TelemetryCommand(status=wire.Status(message="first")))
+        outbox.close()
+        outbox.close()
+        await outbox.put(wire.TelemetryCommand(status=wire.Status(message="late")))
+        assert outbox.is_closed
+        return [frame.status.message async for frame in outbox]
+
+    assert asyncio.run(scenario()) == ["first"]
+
+
+def test_closing_a_full_outbox_does_not_wait() -> None:
+    """A client that does not read cannot hold up the shutdown; who waits to put is let go."""
+
+    async def scenario() -> int:
+        outbox = Outbox()
+        for _ in range(16):
+            await outbox.put(wire.TelemetryCommand())
+        outbox.close()
+        async with asyncio.timeout(5):
+            return len([frame async for frame in outbox])
+
+    assert asyncio.run(scenario()) == 15

@@ -1,0 +1,227 @@
+"""Every refusal of a send and of a receive: its rule, with the limit and the value in its text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.limits import BODY_BYTES_MAX, MESSAGES_PER_SEND_MAX
+from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.sidecar import validate
+from dmq.sidecar.delay import DELAY_PROPERTIES
+
+
+def message(topic: str = "orders", **system: object) -> wire.Message:
+    properties = wire.SystemProperties(message_id="01AB")
+    for name, value in system.items():
+        if name == "keys":
+            properties.keys.extend(value)  # type: ignore[arg-type]
+        else:
+            setattr(properties, name, value)
+    return wire.Message(topic=wire.Resource(name=topic), system_properties=properties, body=b"body")
+
+
+def with_properties(properties: dict[str, str]) -> wire.Message:
+    made = message()
+    made.user_properties.update(properties)
+    return made
+
+
+def with_body(size: int) -> wire.Message:
+    made = message()
+    made.body = bytes(size)
+    return made
+
+
+def refusal(check: Callable[[], object]) -> Refused:
+    with pytest.raises(Refused) as caught:
+        check()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("bad", "rule", "text"),
+    [
+        (with_body(0), Rule.BODY_EMPTY, "at least one byte"),
+        (with_body(BODY_BYTES_MAX + 1), Rule.BODY_SIZE, "got 4194305, limit 4194304 bytes"),
+        (with_properties({str(n): "" for n in range(129)}), Rule.PROPERTIES_SIZE, "got 129, limit 128"),
+        (with_properties({"p": "x" * 16_384}), Rule.PROPERTIES_SIZE, "got 16385, limit 16384 bytes"),
+        (with_properties({"p": "\u00fc" * 8192}), Rule.PROPERTIES_SIZE, "got 16385, limit 16384 bytes"),
+        (message(tag="t" * 250, keys=["k" * 16_135]), Rule.PROPERTIES_SIZE, "got 16385"),
+        (with_properties({"KEYS": "x"}), Rule.PROPERTY_KEY, "'KEYS'"),
+        (with_properties({"TRAN_MSG": "true", "a": "b"}), Rule.PROPERTY_KEY, "'TRAN_MSG'"),
+        (with_properties({"TIMER_OUT_MS": "1"}), Rule.PROPERTY_KEY, "'TIMER_OUT_MS'"),
+        (with_properties({"fine": "", "a\x01b": "x"}), Rule.PROPERTY_KEY, "control character, got 'a\\x01b'"),
+        (with_properties({"a": "x\x02y"}), Rule.PROPERTY_KEY, "control character, got 'a'"),
+        (message(tag=""), Rule.TAG, "blank"),
+        (message(tag="  "), Rule.TAG, "blank"),
+        (message(tag="a|b"), Rule.TAG, "'a|b'"),
+        (message(tag="a\x7f"), Rule.TAG, "control"),
+        (message(tag="t" * 256), Rule.TAG, "limit 255 bytes"),
+        (message(keys=["fine", " "]), Rule.KEY, "blank"),
+        (message(keys=[""]), Rule.KEY, "blank"),
+        (message(keys=["a\nb"]), Rule.KEY, "control"),
+        (message(message_id=""), Rule.MESSAGE_ID, "blank"),
+        (message(message_id=" "), Rule.MESSAGE_ID, "blank"),
+        (message(message_id="i" * 256), Rule.MESSAGE_ID, "limit 255 bytes"),
+        (message(message_id="a\x85"), Rule.MESSAGE_ID, "control"),
+        (message(message_group=""), Rule.MESSAGE_GROUP, "blank"),
+        (message(message_group="\u00fc" * 32), Rule.MESSAGE_GROUP, "limit 63 bytes"),
+        (message(message_group="a\x00"), Rule.MESSAGE_GROUP, "control"),
+        (message(message_type=wire.TRANSACTION), Rule.UNSUPPORTED, "transactional"),
+        (message(message_type=wire.LITE), Rule.UNSUPPORTED, "lite"),
+        (message(message_type=wire.PRIORITY), Rule.UNSUPPORTED, "priorities"),
+    ],
+)
+def test_a_bad_message_is_refused_by_its_rule(bad: wire.Message, rule: Rule, text: str) -> None:
+    """Each fault alone, with the limit and the offending value named."""
+    error = refusal(lambda: validate.check_message(bad))
+    assert (error.rule, text in str(error)) == (rule, True), str(error)
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        with_body(1),
+        with_body(BODY_BYTES_MAX),
+        with_properties({str(n): "" for n in range(128)}),
+        with_properties({"p": "x" * 16_383}),
+        with_properties(dict.fromkeys(DELAY_PROPERTIES, "1")),
+        with_properties({"__SHARDINGKEY": "x", "TRACE_CONTEXT": "x", "__STARTDELIVERTIME": "x", "": "", "e": ""}),
+        message(tag="t" * 255),
+        message(message_id="i" * 255),
+        message(message_group="g" * 63),
+        message(message_type=wire.FIFO),  # the properties decide, not what the message calls itself
+        message(keys=["a", "b c"]),
+    ],
+)
+def test_a_message_at_its_limit_is_fine(good: wire.Message) -> None:
+    """The same limits from the other side, and the names that RocketMQ leaves to users."""
+    validate.check_message(good)
+
+
+@pytest.mark.parametrize(
+    ("messages", "rule"),
+    [
+        ([], Rule.MESSAGE_CORRUPTED),
+        ([message(), message("other")], Rule.MESSAGE_CORRUPTED),
+        ([message("")], Rule.TOPIC),
+        ([message("a b")], Rule.TOPIC),
+        ([message("SCHEDULE_TOPIC_XXXX")], Rule.TOPIC),
+        ([message("rmq_sys_wheel_timer")], Rule.TOPIC),
+        ([message("t" * 128)], Rule.TOPIC),
+        ([message()] * (MESSAGES_PER_SEND_MAX + 1), Rule.REQUEST),
+    ],
+)
+def test_a_bad_send_is_refused_as_a_whole(messages: list[wire.Message], rule: Rule) -> None:
+    """What concerns all messages together."""
+    assert refusal(lambda: validate.check_send(messages)).rule is rule
+
+
+def test_differing_namespaces_are_differing_topics() -> None:
+    """A namespace is part of the name, as RocketMQ has it."""
+    other = message()
+    other.topic.resource_namespace = "ns"
+    assert "ns%orders" in str(refusal(lambda: validate.check_send([message(), other])))
+    assert validate.topic_of(other.topic) == "ns%orders"
+
+
+@pytest.mark.parametrize(
+    ("expression", "tags"),
+    [("*", set()), ("", set()), ("a", {"a"}), ("a || b", {"a", "b"}), (" a||b || ", {"a", "b"}), ("a b", {"a b"})],
+)
+def test_tag_expressions(expression: str, tags: set[str]) -> None:
+    """Alternatives are separated by two bars; a star or nothing means every tag."""
+    assert validate.tags_of(wire.FilterExpression(type=wire.TAG, expression=expression)) == tags
+    assert validate.tags_of(wire.FilterExpression(expression=expression)) == tags
+
+
+@pytest.mark.parametrize(
+    ("filter_type", "expression", "text"),
+    [
+        (wire.SQL, "a > 1", "SQL92 filters are not supported yet"),
+        (wire.TAG, "||", "names no tag"),
+        (wire.TAG, "a | b", "cannot hold |"),
+        (wire.TAG, "a\x00", "control"),
+        (wire.TAG, "a" * 16_385, "got 16385"),
+        (7, "a", "type is unknown, got 7"),
+    ],
+)
+def test_bad_filters_are_refused(filter_type: wire.FilterType, expression: str, text: str) -> None:
+    """By the filter rule, with what is wrong."""
+    bad = wire.FilterExpression(type=filter_type, expression=expression)
+    error = refusal(lambda: validate.tags_of(bad))
+    assert (error.rule, text in str(error)) == (Rule.FILTER, True), str(error)
+
+
+def receive(*, invisible: wire.Duration | None = None, polling: wire.Duration | None = None, batch: int = 0) -> object:
+    return wire.ReceiveMessageRequest(invisible_duration=invisible, long_polling_timeout=polling, batch_size=batch)
+
+
+def seconds(value: int, nanos: int = 0) -> wire.Duration:
+    return wire.Duration(seconds=value, nanos=nanos)
+
+
+@pytest.mark.parametrize("wanted", [None, seconds(9, 999_000_000), seconds(43_200, 1), seconds(-10), seconds(2**62)])
+def test_an_invisible_duration_out_of_range_is_refused(wanted: wire.Duration | None) -> None:
+    """10 s to 12 h on a receive; no int64 overflows anything."""
+    request = wire.ReceiveMessageRequest(invisible_duration=wanted)
+    assert refusal(lambda: validate.receive_invisible_ms(request)).rule is Rule.INVISIBLE_TIME
+
+
+@pytest.mark.parametrize("wanted", [seconds(43_200, 1), seconds(-1), seconds(1, 1_000_000_000), seconds(0, -1_000_000)])
+def test_a_changed_invisible_duration_out_of_range_is_refused(wanted: wire.Duration) -> None:
+    """0 to 12 h on a change, and nanos that are nanos."""
+    request = wire.ChangeInvisibleDurationRequest(invisible_duration=wanted)
+    assert refusal(lambda: validate.change_invisible_ms(request)).rule is Rule.INVISIBLE_TIME
+
+
+def test_invisible_durations_in_range() -> None:
+    """Both ends, and nothing given on a change, which means at once."""
+    for wanted, expected_ms in ((seconds(10), 10_000), (seconds(43_200), 43_200_000), (seconds(30, 500_000), 30_001)):
+        assert validate.receive_invisible_ms(wire.ReceiveMessageRequest(invisible_duration=wanted)) == expected_ms
+    assert validate.change_invisible_ms(wire.ChangeInvisibleDurationRequest()) == 0
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(0, 1), (-5, 1), (1, 1), (32, 32), (33, 32), (2**31 - 1, 32)])
+def test_a_batch_is_cut_to_the_protocols_bounds(asked: int, expected: int) -> None:
+    """Too many is no error, nor is none."""
+    assert validate.batch_of(wire.ReceiveMessageRequest(batch_size=asked)) == expected
+
+
+@pytest.mark.parametrize(
+    ("polling", "deadline_s", "expected_ms"),
+    [
+        (None, None, 20_000),  # Go's simple consumer without anything
+        (None, 8.0, 7200),  # and with a deadline
+        (seconds(20), 23.0, 20_000),  # Python, Java: the deadline leaves room
+        (seconds(40), 40.0, 20_000),  # Rust: the deadline is the polling time
+        (seconds(15), 15.0, 13_500),  # the same, shorter than our maximum
+        (seconds(1), 4.0, 1000),  # shorter than RocketMQ takes
+        (seconds(0), 4.0, 0),
+        (seconds(5), 0.1, 0),  # hardly any time left: answer at once
+        (seconds(5), -1.0, 0),
+        (seconds(2**62), 1e12, 20_000),  # a telemetry-like deadline of thousands of years
+    ],
+)
+def test_a_receive_waits_as_asked_but_answers_before_the_deadline(
+    polling: wire.Duration | None, deadline_s: float | None, expected_ms: int
+) -> None:
+    """As the clients of each language ask."""
+    request = wire.ReceiveMessageRequest(long_polling_timeout=polling)
+    assert validate.wait_ms(request, deadline_s) == expected_ms
+
+
+def test_a_negative_polling_time_is_refused() -> None:
+    """There is no reading of it that makes sense."""
+    request = wire.ReceiveMessageRequest(long_polling_timeout=seconds(-1))
+    assert refusal(lambda: validate.wait_ms(request, None)).rule is Rule.POLLING_TIME
+
+
+def test_an_acknowledgement_has_between_one_and_1024_entries() -> None:
+    """Rust panics on an answer without entries, so there must be one to answer."""
+    assert refusal(lambda: validate.check_entries([])).rule is Rule.REQUEST
+    assert refusal(lambda: validate.check_entries([wire.AckMessageEntry()] * 1025)).rule is Rule.REQUEST
+    validate.check_entries([wire.AckMessageEntry()] * 1024)
