@@ -258,6 +258,9 @@ def _file_values(config_file: Path | None, problems: list[str]) -> Mapping[str, 
         if config_file is not None or os.environ.get("DMQ_CONFIG"):
             problems.append(f"{path}: there is no such configuration file")
         return {}
+    if not path.is_file():  # the library would take it for an absent one
+        problems.append(f"{path}: this is no regular file")
+        return {}
     try:
         return TomlConfigSettingsSource(DaemonConfig, path).toml_data
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -51,7 +51,12 @@ class Total(Collector):
         self._name = name
         self._documentation = documentation
         self._value = 0
+        self._read: Callable[[], int] | None = None
         self._lock = threading.Lock()
+
+    def follow(self, read: Callable[[], int]) -> None:
+        """Show what another part counts anyway instead of counting here; ``read`` is called from any thread."""
+        self._read = read
 
     def inc(self, amount: int = 1) -> None:
         """Add ``amount``, which is not negative."""
@@ -62,11 +67,11 @@ class Total(Collector):
     @property
     def value(self) -> int:
         """The sum so far."""
-        return self._value
+        return self._value if self._read is None else self._read()
 
     def collect(self) -> Iterator[Metric]:
         """Show the number to a registry."""
-        yield CounterMetricFamily(self._name, self._documentation, value=self._value)
+        yield CounterMetricFamily(self._name, self._documentation, value=self.value)
 
 
 class Distribution(Collector):

@@ -136,8 +136,6 @@ class EmbeddedBroker:
         while True:
             if found.has_available(subscription.queue_id):
                 deliveries = await self._hand_out(found, subscription, batch_max, invisible_ms, renew_for)
-                if found.waiting and found.has_available():
-                    found.wake(1)  # there is more than this receive took
                 if deliveries:
                     self.handed_out_total += len(deliveries)
                     return deliveries
@@ -145,7 +143,7 @@ class EmbeddedBroker:
             if left_s <= 0:
                 return []
             if not found.has_available(subscription.queue_id):
-                await found.wait(left_s)
+                await found.wait(subscription.queue_id, left_s)
 
     async def _hand_out(
         self, found: Subscription, wanted: Wanted, batch_max: int, invisible_ms: int, renew_for: str
@@ -160,12 +158,13 @@ class EmbeddedBroker:
                 taken.append((queue, offset, attempt))
             if len(taken) >= batch_max:
                 break
+        found.wake_next()  # there may be more than this receive takes
         try:
             records = await self._read(found.topic.topic_id, taken)
         except BaseException:
             for queue, offset, _ in reversed(taken):
                 queue.give_back(offset)
-            found.wake(len(taken))
+            found.wake_next()
             raise
         return self._deliver(found, wanted, taken, records, invisible_ms)
 
@@ -188,6 +187,7 @@ class EmbeddedBroker:
             size += len(record.payload)
             if deliveries and size > RECEIVE_BYTES_MAX:
                 queue.give_back(offset)
+                found.wake(queue.queue_id)
                 continue
             lease.message_id = record.message_id
             self.leases.watch(queue, offset, lease)
@@ -342,9 +342,8 @@ class EmbeddedBroker:
         for (topic_id, queue_id), end in appended.items():
             for found in self._by_topic.get(topic_id, ()):
                 queue = found.queues[queue_id]
-                fresh = end - queue.end
                 queue.end = max(queue.end, end)
-                found.wake(fresh)
+                found.wake(queue_id)
 
     def _submit(self, ops: Sequence[Op], *, is_urgent: bool = True) -> asyncio.Future[list[Stored]]:
         try:

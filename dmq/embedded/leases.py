@@ -137,4 +137,4 @@ class Leases:
         now_ms = self._clock.now_ms()
         for queue, offset, epoch, attempt in planned:
             if queue.come_back(offset, epoch, attempt, now_ms):
-                self._subscription_of(queue).wake(1)
+                self._subscription_of(queue).wake(queue.queue_id)

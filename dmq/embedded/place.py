@@ -52,7 +52,7 @@ class Placement:
 
     def hand_over(self, key: bytes, value: bytes, now_ms: int) -> HandOver:
         """Return the op that moves a due entry to its queue."""
-        _, retry_count, topic_id, scope, deliver_at_ms, _ = decode_waiting(value)
+        _kind, retry_count, topic_id, scope, deliver_at_ms, _accepted_at_ms = decode_waiting(value)
         topic = self._names.topics_by_id.get(topic_id)
         if topic is None:
             raise StoreCorrupt(f"a waiting message belongs to topic {topic_id}, which has no record")

@@ -19,7 +19,7 @@ class Subscription:
         self.queues = [GroupQueue(group.group_id, topic.topic_id, number) for number in range(topic.queues)]
         self.is_loaded = asyncio.Event()
         self._turn = 0
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def choose(self, queue_id: int) -> Iterable[GroupQueue]:
         """Return the queues a receive looks at: the one asked for, or all, starting with another one each time."""
@@ -32,27 +32,37 @@ class Subscription:
         """Say whether a receive would find something."""
         return any(queue.has_available() for queue in self.choose(queue_id))
 
-    async def wait(self, timeout_s: float) -> None:
-        """Return when something may have become available, or time is up."""
+    async def wait(self, queue_id: int, timeout_s: float) -> None:
+        """Return when something may have become available in ``queue_id`` (-1: any queue), or time is up."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(woken)
+        waiter = (queue_id, woken)
+        self._waiters.append(waiter)
         try:
             await asyncio.wait((woken,), timeout=timeout_s)
         except asyncio.CancelledError:
             if woken.done():
-                self.wake(1)  # this wake-up was meant for somebody who can use it
+                self.wake_next()  # this wake-up was meant for somebody who can use it
             raise
         finally:
             if not woken.done():
-                self._waiters.remove(woken)
+                self._waiters.remove(waiter)
 
-    def wake(self, count: int) -> None:
-        """Wake up to ``count`` receives, those that wait longest first."""
-        while count > 0 and self._waiters:
-            woken = self._waiters.popleft()
-            if not woken.done():
+    def wake(self, queue_id: int) -> bool:
+        """Wake the receive that has waited longest for ``queue_id`` or for any queue; say whether there was one.
+
+        One is enough: whoever takes something and leaves something wakes the next (``wake_next``).
+        """
+        for position, (wanted, woken) in enumerate(self._waiters):
+            if wanted in (-1, queue_id):
+                del self._waiters[position]
                 woken.set_result(None)
-                count -= 1
+                return True
+        return False
+
+    def wake_next(self) -> None:
+        """Wake one receive that can use what is available, if there is one."""
+        if self._waiters:
+            any(queue.has_available() and self.wake(queue.queue_id) for queue in self.queues)
 
     @property
     def waiting(self) -> int:

@@ -117,9 +117,9 @@ class Scheduler:
                 now_ms = self._clock.now_ms()
                 until_ms = now_ms + NAP_MS_MAX
                 if done.next_due_ms is not None:
-                    until_ms = min(until_ms, done.next_due_ms)
-                if until_ms > now_ms:
-                    self._marks.wait(until_ms, (until_ms - now_ms) / 1000)
+                    # What is due but not readable yet is in flight; its release wakes us, a spin would slow it down.
+                    until_ms = min(until_ms, max(done.next_due_ms, now_ms + 1))
+                self._marks.wait(until_ms, (until_ms - now_ms) / 1000)
         except StoreClosed:
             return
         except StoreError as error:

@@ -36,6 +36,9 @@ BUCKET_MS = 60_000
 _COUNTS_CACHED_MAX = 65_536
 _OUTBOX_ROWS_CUT = 16
 _NA = outbox.NOT_APPLICABLE
+# Plain numbers: looking up an enum member costs more than appending the row.
+_TIMELINE, _INDEX, _QUEUE = int(Family.TIMELINE), int(Family.INDEX), int(Family.QUEUE)
+_WAITING_PREFIX = keys.WAITING_GENERATION.to_bytes(4, "big")
 
 
 class Recovered(NamedTuple):
@@ -86,6 +89,7 @@ class Assembler:
         self._deltas: dict[tuple[int, int], int] = {}
         self._records: list[bytes] = []
         self._appended: dict[tuple[int, int], int] = {}
+        self._generation_prefix = b""
 
     @property
     def sequence(self) -> int:
@@ -108,6 +112,7 @@ class Assembler:
         self._rows, self._deltas, self._records, self._appended = {}, {}, [], {}
         first_sequence = self._sequence + 1
         self._rotate_generation()
+        self._generation_prefix = self._generation.to_bytes(4, "big")
         self._known = self._look_up(units)
         self._reserve(units, first_sequence)
 
@@ -135,10 +140,10 @@ class Assembler:
         if known is not None:
             return known
         sequence = self._sequence = self._sequence + 1
-        key_ms = deliver_at_ms if deliver_at_ms > self._floor_ms else self._floor_ms
+        key_ms = deliver_at_ms if deliver_at_ms > self._floor_ms else self._floor_ms  # noqa: FURB136 - hot
         puts = self._batch.puts
-        puts.append((Family.TIMELINE, pack_timeline_key(key_ms, sequence), record))
-        puts.append((Family.INDEX, id_key, encode_index_waiting(sequence, key_ms)))
+        puts.append((_TIMELINE, pack_timeline_key(key_ms, sequence), record))
+        puts.append((_INDEX, id_key, encode_index_waiting(sequence, key_ms)))
         self._count(scope, deliver_at_ms, 1)
         self._records += (outbox.pack_record_head(len(event), sequence, _NA), event)
         self._known[id_key] = Receipt(EntryState.WAITING, sequence, -1, -1, deliver_at_ms, True)
@@ -152,19 +157,21 @@ class Assembler:
             return known
         sequence = self._sequence = self._sequence + 1
         offset = self._place(topic_id, queue_id, record)
-        self._finish(id_key, EntryState.QUEUED, sequence, queue_id, offset)
+        value = encode_index_finished(EntryState.QUEUED, sequence, self._now_ms, queue_id, offset)
+        self._batch.puts.append((_INDEX, self._generation_prefix + id_key[4:], value))
         self._records += (outbox.pack_record_head(len(event), sequence, offset), event)
         self._known[id_key] = Receipt(EntryState.QUEUED, sequence, queue_id, offset, self._now_ms, True)
         return Receipt(EntryState.QUEUED, sequence, queue_id, offset, self._now_ms, False)
 
     def _hand_over(self, op: HandOver) -> Receipt:
         key, scope, message_id, deliver_at_ms, topic_id, queue_id, record, event = op
-        id_key = pack_index_prefix(0, scope) + message_id
+        suffix = scope.to_bytes(4, "big") + message_id
         sequence = int.from_bytes(key[8:], "big")
         offset = self._place(topic_id, queue_id, record)
-        self._batch.deletes.append((Family.TIMELINE, key))
-        self._batch.deletes.append((Family.INDEX, id_key))
-        self._finish(id_key, EntryState.DELIVERED, sequence, queue_id, offset)
+        batch = self._batch
+        batch.deletes += ((_TIMELINE, key), (_INDEX, _WAITING_PREFIX + suffix))
+        value = encode_index_finished(EntryState.DELIVERED, sequence, self._now_ms, queue_id, offset)
+        batch.puts.append((_INDEX, self._generation_prefix + suffix, value))
         self._count(scope, deliver_at_ms, -1)
         self._records += (outbox.pack_record_head(len(event), sequence, offset), event)
         return Receipt(EntryState.DELIVERED, sequence, queue_id, offset, self._now_ms, False)
@@ -204,14 +211,9 @@ class Assembler:
         offset = self._tails.get(queue)
         if offset is None:
             offset = queue_end(self._engine, topic_id, queue_id)
-        self._batch.puts.append((Family.QUEUE, pack_queue_key(topic_id, queue_id, offset), record))
+        self._batch.puts.append((_QUEUE, pack_queue_key(topic_id, queue_id, offset), record))
         self._tails[queue] = self._appended[queue] = offset + 1
         return offset
-
-    def _finish(self, id_key: bytes, state: EntryState, sequence: int, queue_id: int, offset: int) -> None:
-        row = self._generation.to_bytes(4, "big") + id_key[4:]
-        value = encode_index_finished(state, sequence, self._now_ms, queue_id, offset)
-        self._batch.puts.append((Family.INDEX, row, value))
 
     def _reserve(self, units: Sequence[Sequence[Op]], first_sequence: int) -> None:
         times = [op.deliver_at_ms for unit in units for op in unit if type(op) is Schedule]

@@ -84,7 +84,7 @@ def decode_waiting(value: bytes) -> WaitingEntry:
     """Read the head of a timeline value; ``StoreCorrupt`` if it cannot be one."""
     if len(value) < WAITING_HEADER_BYTES or value[0] != VERSION:
         raise StoreCorrupt(f"a timeline value of {len(value)} bytes has no version {VERSION} header")
-    return WaitingEntry._make(_WAITING.unpack_from(value)[1:])
+    return WaitingEntry(*_WAITING.unpack_from(value)[1:])
 
 
 def encode_queued(attempts_before: int, stored_at_ms: int, deliver_at_ms: int, body: bytes) -> bytes:
@@ -135,7 +135,7 @@ def encode_index_waiting(sequence: int, key_time_ms: int) -> bytes:
 
 def encode_index_finished(state: EntryState, sequence: int, at_ms: int, queue_id: int, queue_offset: int) -> bytes:
     """Encode the index value of a finished entry."""
-    return _INDEX_FINISHED.pack(state, sequence, at_ms, queue_id, queue_offset)
+    return _INDEX_FINISHED.pack(int(state), sequence, at_ms, queue_id, queue_offset)
 
 
 def decode_index(value: bytes) -> Receipt:

@@ -55,12 +55,11 @@ def test_only_the_newest_stream_can_detach_itself() -> None:
     """The end of an old stream must not take the new one from its client."""
     sessions = Sessions(ManualClock())
     old, new = Outbox(), Outbox()
-    session = sessions.seen("a", wire.PRODUCER, "", "")
-    session.outbox = new
+    sessions.seen("a", wire.PRODUCER, "", "").outbox = new
     sessions.detach("a", old)
-    assert session.outbox is new
+    assert [session.outbox for session in sessions] == [new]
     sessions.detach("a", new)
-    assert session.outbox is None
+    assert [session.outbox for session in sessions] == [None]
     sessions.detach("gone", new)
 
 

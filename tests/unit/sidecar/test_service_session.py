@@ -1,0 +1,369 @@
+"""Routes, assignments, heartbeats and telemetry: what keeps every client alive, also after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+from support.protocol import (
+    GROUP,
+    TOPIC,
+    Sidecar,
+    a_message,
+    a_receive,
+    a_send,
+    consumer_settings,
+    from_client,
+    producer_settings,
+)
+
+from broker_adapter.clock import ManualClock
+from broker_adapter.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.sidecar.call import Call
+from dmq.sidecar.dispatch import CLIENT_ID_CHARS_MAX, StreamEnded
+from dmq.sidecar.settings import SidecarConfig
+
+SERVED = {
+    "QueryRoute",
+    "Heartbeat",
+    "SendMessage",
+    "QueryAssignment",
+    "ReceiveMessage",
+    "AckMessage",
+    "ChangeInvisibleDuration",
+    "NotifyClientTermination",
+    "Telemetry",
+}
+
+
+def run(scenario: Callable[[Sidecar], Coroutine[object, object, None]], config: SidecarConfig | None = None) -> None:
+    asyncio.run(scenario(Sidecar(ManualClock(), config)))
+
+
+async def status_of(sidecar: Sidecar, rpc: str, body: bytes, call: Call) -> wire.Status:
+    """Send bytes to any RPC but Telemetry and return the (first) status."""
+    response_class: Any = wire.METHODS[rpc].response_class
+    if wire.METHODS[rpc].server_streaming:
+        answers = [answer async for answer in sidecar.dispatcher.streaming(rpc)(body, call)]
+    else:
+        answers = [await sidecar.dispatcher.unary(rpc)(body, call)]
+    status: wire.Status = response_class.FromString(answers[0]).status
+    return status
+
+
+UNARY_AND_STREAMING = [name for name in wire.METHODS if name != "Telemetry"]
+
+
+@pytest.mark.parametrize("rpc", UNARY_AND_STREAMING)
+def test_every_rpc_wants_a_client_id(rpc: str) -> None:
+    """40017 in the RPC's own answer, before anything else is looked at; absurdly long ones are refused as well."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        assert (await status_of(sidecar, rpc, b"", Call(client_id=""))).code == wire.CLIENT_ID_REQUIRED
+        long = Call(client_id="x" * (CLIENT_ID_CHARS_MAX + 1))
+        status = await status_of(sidecar, rpc, b"", long)
+        assert (status.code, f"limit {CLIENT_ID_CHARS_MAX}" in status.message) == (wire.CLIENT_ID_REQUIRED, True)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("rpc", UNARY_AND_STREAMING)
+def test_every_rpc_survives_bytes_that_are_no_message(rpc: str) -> None:
+    """40000 with the name of what was expected, and no word in the log."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        with capture_logs() as logs:
+            status = await status_of(sidecar, rpc, b"\xff\xff\xff", from_client())
+        assert status.code == wire.BAD_REQUEST
+        assert wire.METHODS[rpc].request_class.__name__ in status.message
+        assert logs == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("rpc", UNARY_AND_STREAMING)
+def test_an_empty_request_is_answered_by_every_rpc(rpc: str) -> None:
+    """The protocol's refusal for served calls, 50100 for the others; never an internal error."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        code = (await status_of(sidecar, rpc, b"", from_client())).code
+        if rpc in SERVED:
+            assert 40000 <= code < 50000 or rpc == "NotifyClientTermination"
+        else:
+            assert code == wire.NOT_IMPLEMENTED
+        assert sidecar.calls.done == [(rpc, int(code))]
+
+    run(scenario)
+
+
+def test_an_unexpected_error_is_logged_once_and_answered_without_details() -> None:
+    """With its traceback in the log, 50001 for the client."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        sidecar.broker.fail_next = ZeroDivisionError("secret")
+        with capture_logs() as logs:
+            answer = await sidecar.ask("QueryRoute", wire.QueryRouteRequest(topic=TOPIC))
+        assert answer.status.code == wire.INTERNAL_SERVER_ERROR
+        assert "secret" not in answer.status.message
+        (entry,) = logs
+        assert (entry["event"], entry["rpc"], entry["client_id"]) == ("call_failed", "QueryRoute", "client-1")
+        assert isinstance(entry["exc_info"], ZeroDivisionError)
+
+    run(scenario)
+
+
+def endpoints(host: str, port: int) -> wire.Endpoints:
+    return wire.Endpoints(scheme=wire.DOMAIN_NAME, addresses=[wire.Address(host=host, port=port)])
+
+
+def test_a_route_shows_every_queue_at_the_address_that_was_dialled() -> None:
+    """Ids from 0, read and write, broker id 0, at least one address: what Java throws on otherwise."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        dialled = endpoints("gateway.example", 443)
+        answer = await sidecar.ask("QueryRoute", wire.QueryRouteRequest(topic=TOPIC, endpoints=dialled))
+        assert answer.status.code == wire.OK
+        assert [queue.id for queue in answer.message_queues] == list(range(8))
+        for queue in answer.message_queues:
+            assert (queue.topic, queue.permission) == (TOPIC, wire.READ_WRITE)
+            assert (queue.broker.name, queue.broker.id, queue.broker.endpoints) == ("rock-dmq", 0, dialled)
+            assert list(queue.accept_message_types) == [wire.NORMAL, wire.FIFO, wire.DELAY]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("host", "scheme"), [("10.0.0.1", wire.IPv4), ("::1", wire.IPv6), ("host.example", wire.DOMAIN_NAME)]
+)
+def test_without_a_dialled_address_a_route_shows_the_servers_own(host: str, scheme: int) -> None:
+    """With the scheme that fits it."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        sidecar.service.listening_at(host, 1234)
+        answer = await sidecar.ask("QueryRoute", wire.QueryRouteRequest(topic=TOPIC))
+        own = answer.message_queues[0].broker.endpoints
+        assert (own.scheme, own.addresses[0].host, own.addresses[0].port) == (scheme, host, 1234)
+
+    run(scenario)
+
+
+def test_a_route_that_is_refused() -> None:
+    """An illegal name by us, an unknown topic by the broker."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        bad = wire.QueryRouteRequest(topic=wire.Resource(name="a b"))
+        assert (await sidecar.ask("QueryRoute", bad)).status.code == wire.ILLEGAL_TOPIC
+        sidecar.broker.fail_next = Refused(Rule.TOPIC_UNKNOWN, "no such topic")
+        answer = await sidecar.ask("QueryRoute", wire.QueryRouteRequest(topic=TOPIC))
+        assert answer.status.code == wire.TOPIC_NOT_FOUND
+
+    run(scenario)
+
+
+def test_an_assignment_is_any_queue_and_makes_the_group() -> None:
+    """Without telemetry or heartbeat before: a restarted server knows nobody."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        request = wire.QueryAssignmentRequest(topic=TOPIC, group=GROUP, endpoints=endpoints("h", 1))
+        answer = await sidecar.ask("QueryAssignment", request)
+        (assignment,) = answer.assignments
+        queue = assignment.message_queue
+        assert (queue.id, queue.permission, queue.topic) == (-1, wire.READ_WRITE, TOPIC)
+        assert (queue.broker.name, queue.broker.endpoints) == ("rock-dmq", endpoints("h", 1))
+        assert list(queue.accept_message_types) == []
+        assert sidecar.broker.groups == {"billing"}
+
+    run(scenario)
+
+
+def test_heartbeats_and_goodbyes_reach_the_broker() -> None:
+    """The group of a consumer is made on the fly; an empty group of a producer (Go) is no group."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        beat = wire.HeartbeatRequest(group=GROUP, client_type=wire.SIMPLE_CONSUMER)
+        assert (await sidecar.ask("Heartbeat", beat)).status.code == wire.OK
+        producer = wire.HeartbeatRequest(group=wire.Resource(), client_type=wire.PRODUCER)
+        assert (await sidecar.ask("Heartbeat", producer, from_client("p"))).status.code == wire.OK
+        assert sidecar.broker.groups == {"billing"}
+        assert sidecar.broker.seen == ["client-1", "p"]
+        assert [session.client_id for session in sidecar.sessions] == ["client-1", "p"]
+        pull = wire.HeartbeatRequest(group=GROUP, client_type=wire.PULL_CONSUMER)
+        assert (await sidecar.ask("Heartbeat", pull)).status.code == wire.UNRECOGNIZED_CLIENT_TYPE
+        bye = wire.NotifyClientTerminationRequest(group=wire.Resource())
+        assert (await sidecar.ask("NotifyClientTermination", bye)).status.code == wire.OK
+        assert sidecar.broker.gone == ["client-1"]
+        assert sidecar.sessions.get("client-1") is None
+
+    run(scenario)
+
+
+def test_telemetry_answers_each_settings_frame_with_ok_and_settings() -> None:
+    """The status counts: Python looks at it first. Frames without settings are taken in silence."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        trace = wire.TelemetryCommand(thread_stack_trace=wire.ThreadStackTrace(nonce="n"))
+        frames = await sidecar.telemetry(consumer_settings(), trace, wire.TelemetryCommand(), producer_settings())
+        assert [frame.status.code for frame in frames] == [wire.OK, wire.OK]
+        assert [frame.WhichOneof("command") for frame in frames] == ["settings", "settings"]
+        assert frames[0].settings.subscription.receive_batch_size == 32
+        assert frames[1].settings.publishing.max_body_size > 0
+        assert sidecar.broker.groups == {"billing"}
+        assert set(sidecar.broker.seen) == {"client-1"}
+        assert sidecar.calls.done == [("Telemetry", wire.OK)]
+
+    run(scenario)
+
+
+def bad_frames() -> list[tuple[wire.TelemetryCommand, int, str]]:
+    no_group = consumer_settings()
+    no_group.settings.subscription.group.name = ""
+    neither = wire.TelemetryCommand(settings=wire.Settings(client_type=wire.PRODUCER))
+    return [
+        (no_group, wire.ILLEGAL_CONSUMER_GROUP, "INVALID_ARGUMENT"),
+        (neither, wire.BAD_REQUEST, "INVALID_ARGUMENT"),
+        (consumer_settings(wire.PULL_CONSUMER), wire.UNRECOGNIZED_CLIENT_TYPE, "INVALID_ARGUMENT"),
+    ]
+
+
+@pytest.mark.parametrize(("frame", "code", "transport_code"), bad_frames())
+def test_bad_settings_end_the_stream_with_the_reason(
+    frame: wire.TelemetryCommand, code: int, transport_code: str
+) -> None:
+    """As the protocol's frame for clients that read frames (Node), and as the transport's status for the others."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        async def bodies() -> AsyncIterator[bytes]:
+            yield frame.SerializeToString()
+            await asyncio.Event().wait()
+
+        answers = []
+        with pytest.raises(StreamEnded) as caught:
+            async for answer in sidecar.dispatcher.telemetry()(bodies(), from_client()):
+                answers.append(wire.TelemetryCommand.FromString(answer))  # noqa: PERF401 - it raises at its end
+        assert [answer.status.code for answer in answers] == [code]
+        assert (caught.value.code, caught.value.text.split()[0]) == (transport_code, str(code))
+        assert sidecar.calls.done == [("Telemetry", code)]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("call", "body", "transport_code"),
+    [
+        (Call(client_id=""), b"", "INVALID_ARGUMENT"),
+        (from_client(), b"\xff\xff\xff", "INVALID_ARGUMENT"),
+    ],
+)
+def test_telemetry_that_cannot_be_read_ends_the_stream(call: Call, body: bytes, transport_code: str) -> None:
+    """No client id, or bytes that are no frame."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        async def bodies() -> AsyncIterator[bytes]:
+            yield body
+
+        with pytest.raises(StreamEnded) as caught:
+            async for _ in sidecar.dispatcher.telemetry()(bodies(), call):
+                pass
+        assert caught.value.code == transport_code
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("error", "transport_code"), [(BrokerUnavailable("down"), "UNAVAILABLE"), (KeyError("secret"), "INTERNAL")]
+)
+def test_telemetry_ends_with_the_servers_failure(error: Exception, transport_code: str) -> None:
+    """Clients open a new stream then."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        async def fail(group: str) -> None:
+            raise error
+
+        sidecar.broker.ensure_group = fail  # type: ignore[method-assign]
+        with pytest.raises(StreamEnded) as caught:
+            await sidecar.telemetry(consumer_settings())
+        assert caught.value.code == transport_code
+        assert "secret" not in caught.value.text
+
+    run(scenario)
+
+
+async def open_stream(sidecar: Sidecar) -> tuple[AsyncIterator[bytes], asyncio.Event]:
+    """Open a telemetry stream, exchange settings, and leave it open; the event tells that its reader ended."""
+    hung_up = asyncio.Event()
+
+    async def bodies() -> AsyncIterator[bytes]:
+        try:
+            yield consumer_settings().SerializeToString()
+            await asyncio.Event().wait()
+        finally:
+            hung_up.set()
+
+    stream = sidecar.dispatcher.telemetry()(bodies(), from_client())
+    await anext(stream)
+    return stream, hung_up
+
+
+def test_drain_ends_open_streams_without_an_error() -> None:
+    """And a stream that comes later ends at once."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        stream, _ = await open_stream(sidecar)
+        sidecar.service.drain()
+        async with asyncio.timeout(5):
+            assert [answer async for answer in stream] == []
+            assert await sidecar.telemetry() == []
+
+    run(scenario)
+
+
+def test_a_stream_that_is_dropped_leaves_nothing_behind() -> None:
+    """The reader ends, the session stays without a stream, and the place is free again."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        stream, hung_up = await open_stream(sidecar)
+        with pytest.raises(StreamEnded, match="RESOURCE_EXHAUSTED"):
+            await sidecar.telemetry(consumer_settings())
+        await stream.aclose()  # type: ignore[attr-defined]
+        assert hung_up.is_set()
+        session = sidecar.sessions.get("client-1")
+        assert session is not None
+        assert session.outbox is None
+        assert len(await sidecar.telemetry(consumer_settings())) == 1
+
+    run(scenario, SidecarConfig(streams_max=1))
+
+
+def test_the_newest_stream_of_a_client_is_the_one_for_commands() -> None:
+    """The older one goes on until its client closes it."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        first, _ = await open_stream(sidecar)
+        session = sidecar.sessions.get("client-1")
+        assert session is not None
+        old = session.outbox
+        second, _ = await open_stream(sidecar)
+        assert session.outbox is not old
+        assert old is not None
+        assert not old.is_closed
+        await first.aclose()  # type: ignore[attr-defined]
+        assert session.outbox is not None
+        await second.aclose()  # type: ignore[attr-defined]
+
+    run(scenario)
+
+
+def test_everything_works_without_a_session() -> None:
+    """After a restart nobody is known, and nobody needs to be."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        assert (await sidecar.ask("SendMessage", a_send(a_message()))).status.code == wire.OK
+        frames = await sidecar.stream("ReceiveMessage", a_receive(auto_renew=True))
+        assert frames[0].status.code == wire.OK
+        assert len(sidecar.sessions) == 0
+
+    run(scenario)

@@ -1,0 +1,197 @@
+"""Configuration: which source wins, and that nothing wrong or misspelt is ever taken silently."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from dmq.config import LOW_WATER_BYTES_MAX, LOW_WATER_BYTES_MIN, ConfigError, DaemonConfig, load
+from dmq.units import Address
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current directory, so that no dmq.toml of this machine plays a part."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def problems(flags: dict[str, object] | None = None, config_file: Path | None = None) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(flags, config_file=config_file)
+    return list(caught.value.problems)
+
+
+def test_no_configuration_is_needed() -> None:
+    """The defaults are what the documentation says."""
+    config = load()
+    assert config.data == Path("dmq-data")
+    assert config.listen == Address("127.0.0.1", 8081)
+    assert config.metrics_listen == Address("127.0.0.1", 9464)
+    assert not config.metrics_listen_is_explicit
+    assert config.durability == "disk"
+    assert len(config.delay_levels_ms) == 18
+    assert config.delay_max_ms is None
+    assert config.queues_per_topic == 8
+    assert config.group_start == "earliest"
+    assert config.idempotency_window_ms == 900_000
+    assert config.shutdown_grace_s == 10.0
+
+
+def test_flags_beat_the_environment_beats_the_file_beats_defaults(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One key per source wins, and a flag that was not given (None) wins nothing."""
+    (elsewhere / "dmq.toml").write_text(
+        'broker_name = "file"\nqueues_per_topic = 2\ndelay_max = "1d"\n', encoding="utf-8"
+    )
+    monkeypatch.setenv("DMQ_BROKER_NAME", "environment")
+    monkeypatch.setenv("DMQ_QUEUES_PER_TOPIC", "3")
+    config = load({"broker_name": "flag", "queues_per_topic": None})
+    assert (config.broker_name, config.queues_per_topic, config.delay_max_ms) == ("flag", 3, 86_400_000)
+    assert config.group_start == "earliest"
+
+
+def test_the_file_is_the_flags_then_the_variables_then_the_one_here(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--config, DMQ_CONFIG, ./dmq.toml, in this order."""
+    for name in ("dmq", "variable", "flag"):
+        (elsewhere / f"{name}.toml").write_text(f'broker_name = "{name}"\n', encoding="utf-8")
+    assert load().broker_name == "dmq"
+    monkeypatch.setenv("DMQ_CONFIG", "variable.toml")
+    assert load().broker_name == "variable"
+    assert load(config_file=Path("flag.toml")).broker_name == "flag"
+
+
+def test_a_named_file_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the default file may be absent."""
+    assert problems(config_file=Path("gone.toml")) == ["gone.toml: there is no such configuration file"]
+    monkeypatch.setenv("DMQ_CONFIG", "gone-too.toml")
+    assert problems() == ["gone-too.toml: there is no such configuration file"]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"listen = ", "not readable as TOML"),
+        (b'a = "\xff"', "not readable as TOML"),
+        (b"[listen]\nhost = 1", "host:port is expected"),
+    ],
+)
+def test_a_file_that_is_wrong_is_named(elsewhere: Path, content: bytes, expected: str) -> None:
+    """One line with the file's name, whatever is in it."""
+    (elsewhere / "dmq.toml").write_bytes(content)
+    (problem,) = problems()
+    assert problem.startswith("dmq.toml: ")
+    assert expected in problem
+
+
+def test_a_file_that_is_a_directory_is_named(elsewhere: Path) -> None:
+    """An unreadable file is an error of the configuration, not a crash and not an absent file."""
+    (elsewhere / "dmq.toml").mkdir()
+    assert problems() == ["dmq.toml: this is no regular file"]
+
+
+def test_unknown_keys_are_refused_with_the_nearest_known_one(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt setting is never a silent default, in the file nor in the environment; its value is not repeated."""
+    (elsewhere / "dmq.toml").write_text('log_levl = "hunter2"\n', encoding="utf-8")
+    monkeypatch.setenv("DMQ_LISTN", "hunter2")
+    monkeypatch.setenv("DMQ_ZZZ", "1")
+    assert problems() == [
+        "DMQ_LISTN: unknown variable; did you mean DMQ_LISTEN?",
+        "DMQ_ZZZ: unknown variable",
+        "dmq.toml: log_levl: unknown key; did you mean log_level?",
+    ]
+
+
+def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line, the demo and tests have variables of their own; an empty one counts as unset."""
+    for name in ("DMQ_ADDRESS", "DMQ_DEBUG", "DMQ_TEST_KILLS", "DMQ_DEMO_X"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("DMQ_LISTEN", "")
+    assert load().listen.port == 8081
+
+
+def test_every_fault_has_a_line_with_source_key_value_and_what_is_allowed(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is wrong is told at once."""
+    (elsewhere / "dmq.toml").write_text('durability = "maybe"\nwal_bytes_max = true\n', encoding="utf-8")
+    monkeypatch.setenv("DMQ_DELAY_MAX", "5 weeks")
+    found = problems({"queues_per_topic": "0", "idempotency_window": "31d", "listen": "x" * 200})
+    assert sorted(found) == [
+        "--idempotency-window: idempotency_window = '31d': 1s to 30d is allowed",
+        f"--listen: listen = '{'x' * 79}...: host:port is expected, such as 127.0.0.1:8081 or [::1]:8081",
+        "--queues-per-topic: queues_per_topic = '0': at least 1 is allowed",
+        "DMQ_DELAY_MAX: delay_max = '5 weeks': a duration is expected, such as 500ms, 10s, 15m, 1h30m or 2d",
+        "dmq.toml: durability = 'maybe': allowed: 'disk', 'process'",
+        "dmq.toml: wal_bytes_max = True: a whole number is expected",
+    ]
+
+
+@pytest.mark.parametrize("value", [[], {}, 1.5, True, "1s 2q", [1, 2], "\0"])
+def test_values_of_any_type_are_refused_with_a_line(value: object) -> None:
+    """TOML has lists, tables, floats and dates; none of them gets an exception of another kind."""
+    for key in ("listen", "metrics_listen", "delay_levels", "delay_max", "queues_per_topic", "ballast_bytes"):
+        (problem,) = problems({key: value})
+        assert problem.startswith(f"--{key.replace('_', '-')}: {key} = ")
+
+
+def test_words_for_none(elsewhere: Path) -> None:
+    """TOML has no null, so each optional key has a word for it; shown() writes the same words."""
+    config = load({"metrics_listen": "off", "delay_max": "none", "disk_low_water_bytes": "auto"})
+    assert (config.metrics_listen, config.delay_max_ms, config.disk_low_water_bytes) == (None, None, None)
+    assert config.metrics_listen_is_explicit
+    shown = config.shown()
+    assert (shown["metrics_listen"], shown["delay_max"], shown["disk_low_water_bytes"]) == ("off", "none", "auto")
+
+
+def test_what_is_shown_can_be_loaded_again() -> None:
+    """shown() writes every key as the file would have it."""
+    config = load(
+        {"listen": "[::1]:0", "delay_levels": "1s 500ms 2", "delay_max": "36h", "disk_low_water_bytes": "1GiB"}
+    )
+    assert config.delay_levels_ms == (1000, 500, 2)
+    assert load(config.shown()) == config
+
+
+def test_secrets_are_masked() -> None:
+    """A key of type SecretStr is printed as stars, however it is printed."""
+
+    class WithSecret(DaemonConfig):
+        token: SecretStr = SecretStr("hunter2")
+
+    config = WithSecret()
+    assert config.shown()["token"] == "**********"
+    assert "hunter2" not in repr(config)
+
+
+def test_constructing_reads_neither_environment_nor_file(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests and embedders get what they say."""
+    (elsewhere / "dmq.toml").write_text("queues_per_topic = 2\n", encoding="utf-8")
+    monkeypatch.setenv("DMQ_QUEUES_PER_TOPIC", "3")
+    assert DaemonConfig(listen=Address("::1", 0)).queues_per_topic == 8
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    """It is read once; who wants another one makes another one."""
+    with pytest.raises(ValidationError):
+        DaemonConfig().queues_per_topic = 2
+
+
+def test_the_home_directory_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tilde in the file means what it means in a shell."""
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert load({"data": "~/dmq"}).data == Path("/somewhere/dmq")
+
+
+def test_the_low_water_mark_follows_the_file_system_within_bounds() -> None:
+    """5 %, at least 32 MiB, at most 1 GiB; a value that is set wins."""
+    automatic = DaemonConfig()
+    assert automatic.low_water_bytes(10 * 2**30) == 2**29
+    assert automatic.low_water_bytes(1) == LOW_WATER_BYTES_MIN
+    assert automatic.low_water_bytes(2**50) == LOW_WATER_BYTES_MAX
+    assert DaemonConfig(disk_low_water_bytes=7).low_water_bytes(2**50) == 7
