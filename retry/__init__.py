@@ -1,8 +1,9 @@
-"""Retry decisions that end somewhere visible, and the producer hook that loses no send.
+"""Retry policies, the ``%RETRY%`` and ``%DLQ%`` decisions, redrive and the producer hook (to come).
 
-Will hold retry policies (`policy`), the `%RETRY%` and `%DLQ%` decisions and redrive (`flow`, `dead_letter`), the
-protocol of "somewhere that gives a message back later" (`sink`), and the hook for applications (`hook`).
-Knows neither the store nor the transport: both arrive through the sink.
+``retry`` is also the name of an unrelated package on PyPI; installed into the same environment it would overwrite this
+one without a word. ``DISTRIBUTION`` is how ``dmq`` tells the two apart.
 """
 
 from __future__ import annotations
+
+DISTRIBUTION = "rock-dmq"

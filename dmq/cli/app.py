@@ -46,7 +46,8 @@ def _told(error: Exception) -> tuple[str, int]:
     if isinstance(error, typer.TyperException):  # of the parser
         context = getattr(error, "ctx", None)
         hint = f"; see '{context.command_path} --help'" if context is not None else ""
-        return error.format_message().rstrip(".") + hint, error.exit_code
+        text = error.format_message().removesuffix(".").replace(": Value error, ", ": ")  # its validator's prefix
+        return _one_line(text) + hint, error.exit_code
     if isinstance(error, typer.Abort):
         return "aborted", ExitCode.FAILURE
     if isinstance(error, DmqError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from enum import IntEnum
+from itertools import pairwise
 
 
 class ExitCode(IntEnum):
@@ -29,10 +30,8 @@ class CommandFailed(Exception):
 
 def wants_json(arguments: Sequence[str]) -> bool:
     """Say whether the command line asks for JSON, without parsing it: errors of parsing are to be JSON as well."""
-    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
-    return any(
-        argument in {"-ojson", "-o=json", "--output=json"} or (argument in {"-o", "--output"} and following == "json")
-        for argument, following in pairs
+    return any(argument in {"-ojson", "--output=json"} for argument in arguments) or any(
+        argument in {"-o", "--output"} and following == "json" for argument, following in pairwise(arguments)
     )
 
 

@@ -64,6 +64,7 @@ class MemoryBroker:
         return TopicRoute(topic, self.queues)
 
     async def ensure_group(self, group: str) -> None:
+        self._fail()
         self.groups.add(group)
 
     async def send(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:

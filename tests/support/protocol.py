@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from google.protobuf.message import Message
+from support.memory_broker import MemoryBroker
 
 from broker_adapter.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
@@ -13,7 +16,6 @@ from dmq.sidecar.dispatch import Dispatcher
 from dmq.sidecar.service import MessagingService
 from dmq.sidecar.sessions import Sessions
 from dmq.sidecar.settings import SidecarConfig
-from support.memory_broker import MemoryBroker
 
 TOPIC, GROUP = wire.Resource(name="orders"), wire.Resource(name="billing")
 
@@ -39,12 +41,12 @@ class Sidecar:
         self.calls = Calls([])
         self.dispatcher = Dispatcher(self.service, clock=clock, observer=self.calls)
 
-    async def ask(self, rpc: str, request: Any, call: Call | None = None) -> Any:
+    async def ask(self, rpc: str, request: Message, call: Call | None = None) -> Any:  # noqa: ANN401 - one class per RPC
         """Return the answer of an RPC with one answer."""
         answer = await self.dispatcher.unary(rpc)(request.SerializeToString(), call or from_client())
         return wire.METHODS[rpc].response_class.FromString(answer)
 
-    async def stream(self, rpc: str, request: Any, call: Call | None = None) -> list[Any]:
+    async def stream(self, rpc: str, request: Message, call: Call | None = None) -> list[Any]:
         """Return all frames of an RPC with a stream of answers."""
         answers = self.dispatcher.streaming(rpc)(request.SerializeToString(), call or from_client())
         return [wire.METHODS[rpc].response_class.FromString(answer) async for answer in answers]
@@ -66,9 +68,11 @@ def from_client(client_id: str = "client-1", language: str = "JAVA", deadline_s:
     return Call(client_id=client_id, headers=headers, deadline_s=deadline_s)
 
 
-def a_message(message_id: str = "01A", body: bytes = b"body", topic: str = "orders", **properties: str) -> wire.Message:
+def a_message(
+    message_id: str = "01A", body: bytes = b"body", topic: str = "orders", properties: Mapping[str, str] | None = None
+) -> wire.Message:
     """A message with user properties."""
-    message = wire.Message(topic=wire.Resource(name=topic), body=body, user_properties=properties)
+    message = wire.Message(topic=wire.Resource(name=topic), body=body, user_properties=properties or {})
     message.system_properties.message_id = message_id
     return message
 
@@ -78,7 +82,9 @@ def a_send(*messages: wire.Message) -> wire.SendMessageRequest:
     return wire.SendMessageRequest(messages=messages)
 
 
-def a_receive(*, auto_renew: bool = False, invisible_s: int = 15, polling_s: int = 0, tags: str = "*") -> Any:
+def a_receive(
+    *, auto_renew: bool = False, invisible_s: int = 15, polling_s: int = 0, tags: str = "*"
+) -> wire.ReceiveMessageRequest:
     """A receive that does not wait, as a simple consumer asks."""
     request = wire.ReceiveMessageRequest(group=GROUP, batch_size=32, auto_renew=auto_renew)
     request.message_queue.topic.CopyFrom(TOPIC)

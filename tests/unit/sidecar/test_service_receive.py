@@ -35,7 +35,7 @@ def test_what_the_server_knows_is_filled_in() -> None:
 
     async def scenario(sidecar: Sidecar) -> None:
         sidecar.service.listening_at("10.1.2.3", 8081)
-        message = a_message("01A", b"body", DELAY="1")
+        message = a_message("01A", b"body", properties={"DELAY": "1"})
         message.system_properties.body_digest.type = wire.CRC32
         message.system_properties.body_digest.checksum = "12AB"
         await sidecar.ask("SendMessage", a_send(message))

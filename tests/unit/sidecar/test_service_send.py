@@ -88,7 +88,7 @@ def test_delay_properties_are_consumed(properties: dict[str, str], due_ms: int) 
     """The stored message has the type DELAY, its time, and only the user's own properties."""
 
     async def scenario(sidecar: Sidecar) -> None:
-        answer = await sidecar.ask("SendMessage", a_send(a_message("01A", mine="x", **properties)))
+        answer = await sidecar.ask("SendMessage", a_send(a_message("01A", properties={"mine": "x"} | properties)))
         assert answer.status.code == wire.OK
         (envelope,) = sidecar.broker.stored("orders")
         assert envelope.deliver_at_ms == due_ms
@@ -105,7 +105,7 @@ def test_a_level_that_is_none_is_consumed_too() -> None:
     """DELAY=0 asks for no delay; it does not reach the consumer either, and the type stays NORMAL."""
 
     async def scenario(sidecar: Sidecar) -> None:
-        await sidecar.ask("SendMessage", a_send(a_message(DELAY="0")))
+        await sidecar.ask("SendMessage", a_send(a_message(properties={"DELAY": "0"})))
         (envelope,) = sidecar.broker.stored("orders")
         stored = wire.Message.FromString(envelope.payload)
         assert (envelope.deliver_at_ms, dict(stored.user_properties)) == (0, {})
@@ -150,7 +150,7 @@ def test_a_maximum_delay_is_enforced() -> None:
 
     async def scenario(sidecar: Sidecar) -> None:
         for properties in ({"DELAY": "3"}, {"TIMER_DELAY_SEC": "10"}, {"TIMER_DELIVER_MS": str(NOW + 10_000)}):
-            answer = await sidecar.ask("SendMessage", a_send(a_message(**properties)))
+            answer = await sidecar.ask("SendMessage", a_send(a_message(properties=properties)))
             assert answer.status.code == wire.ILLEGAL_DELIVERY_TIME
             assert "limit 9999 ms" in answer.status.message
 
@@ -226,7 +226,7 @@ def test_what_was_sent_is_what_arrives() -> None:
     """Body, tag, keys, properties, group, born time: from send to receive."""
 
     async def scenario(sidecar: Sidecar) -> None:
-        message = a_message("01A", b"\x00\xff", a="1", b="")
+        message = a_message("01A", b"\x00\xff", properties={"a": "1", "b": ""})
         system = message.system_properties
         system.tag, system.message_group, system.born_host = "T", "G", "host"
         system.keys.extend(["k1", "k2"])

@@ -240,11 +240,10 @@ def test_bad_settings_end_the_stream_with_the_reason(
             yield frame.SerializeToString()
             await asyncio.Event().wait()
 
-        answers = []
+        stream = sidecar.dispatcher.telemetry()(bodies(), from_client())
+        assert wire.TelemetryCommand.FromString(await anext(stream)).status.code == code
         with pytest.raises(StreamEnded) as caught:
-            async for answer in sidecar.dispatcher.telemetry()(bodies(), from_client()):
-                answers.append(wire.TelemetryCommand.FromString(answer))  # noqa: PERF401 - it raises at its end
-        assert [answer.status.code for answer in answers] == [code]
+            await anext(stream)
         assert (caught.value.code, caught.value.text.split()[0]) == (transport_code, str(code))
         assert sidecar.calls.done == [("Telemetry", code)]
 
@@ -280,10 +279,7 @@ def test_telemetry_ends_with_the_servers_failure(error: Exception, transport_cod
     """Clients open a new stream then."""
 
     async def scenario(sidecar: Sidecar) -> None:
-        async def fail(group: str) -> None:
-            raise error
-
-        sidecar.broker.ensure_group = fail  # type: ignore[method-assign]
+        sidecar.broker.fail_next = error
         with pytest.raises(StreamEnded) as caught:
             await sidecar.telemetry(consumer_settings())
         assert caught.value.code == transport_code

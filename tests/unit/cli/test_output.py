@@ -1,0 +1,110 @@
+"""What people and programs get to see."""
+
+from __future__ import annotations
+
+import pytest
+
+from dmq.admin import admin_v1 as wire
+from dmq.cli.errors import describe, wants_json
+from dmq.cli.output import about, body_text, printable, show_facts, show_table, to_plain, when
+
+NOW = 1_700_000_000_000
+
+
+def test_json_has_every_key_with_plain_values() -> None:
+    """Numbers stay numbers, enums become names, absent fields are null, maps are sorted."""
+    message = wire.GetMessageResponse(topic="t", state=wire.WAITING, deliver_at_ms=2**53)
+    assert to_plain(message) == {
+        "topic": "t",
+        "message_id": "",
+        "state": "WAITING",
+        "deliver_at_ms": 2**53,
+        "stored_at_ms": 0,
+        "queue_id": 0,
+        "queue_offset": 0,
+        "content": None,
+    }
+    message.content.properties.update({"b": "2", "a": "1"})
+    message.content.body = b"\x00\xff"
+    content = to_plain(message)["content"]
+    assert isinstance(content, dict)
+    assert list(content["properties"]) == ["a", "b"]
+    assert (content["body"], content["keys"]) == ("AP8=", [])
+
+
+def test_a_state_of_a_newer_daemon_is_shown_as_its_number() -> None:
+    """An older command line goes on working."""
+    assert to_plain(wire.GetStatusResponse.FromString(b"\x28\x63"))["state"] == 99
+
+
+def test_columns_are_aligned_and_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    """In a pipe a table has no colours, no frame, no trailing spaces, and whole values."""
+    show_table(("NAME", "N"), [("x" * 150, "1"), ("y", "1,000")], numbers=("N",))
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert (first.split(), second.split(), third.split()) == (["NAME", "N"], ["x" * 150, "1"], ["y", "1,000"])
+    assert len(second) == len(third)
+
+
+def test_markup_and_control_characters_of_messages_do_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """A message cannot recolour, clear or fake the terminal of an operator."""
+    show_facts([("body", "[red]x[/red]\x1b[2J\r\nstate queued\u202e"), ("none", "")])
+    assert capsys.readouterr().out == "body  [red]x[/red]\\x1b[2J\\r\\nstate queued\\u202e\n"
+    assert printable("é 漢") == "é 漢"
+
+
+def test_bodies_are_text_or_base64() -> None:
+    """Whatever is in it."""
+    assert body_text("é".encode()) == "é"
+    assert body_text(b"\xff\x00") == "base64:/wA="
+
+
+@pytest.mark.parametrize(
+    ("duration_ms", "text"),
+    [
+        (0, "0ms"),
+        (0.8, "0.8ms"),
+        (3.256, "3.26ms"),
+        (999, "999ms"),
+        (1200, "1.2s"),
+        (59_999, "1m"),
+        (61_000, "1m 1s"),
+        (3_725_000, "1h 2m"),
+        (90_000_000, "1d 1h"),
+        (8_640_000_000, "100d"),
+    ],
+)
+def test_durations_for_people(duration_ms: float, text: str) -> None:
+    """Two parts at most."""
+    assert about(duration_ms) == text
+
+
+def test_instants_for_people() -> None:
+    """With the distance from now; zero means there is none."""
+    assert when(0, NOW) == ""
+    assert when(NOW) == "2023-11-14T22:13:20.000Z"
+    assert when(NOW + 5000, NOW).endswith("(in 5s)")
+    assert when(NOW - 5000, NOW).endswith("(5s ago)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["-o", "json", "status"], True),
+        (["status", "-ojson"], True),
+        (["status", "--output=json"], True),
+        (["status", "--output", "json"], True),
+        (["status", "-o", "table"], False),
+        (["msg", "send", "json", "-o"], False),
+        ([], False),
+    ],
+)
+def test_json_is_noticed_before_anything_is_parsed(arguments: list[str], expected: bool) -> None:
+    """A usage error of a program is for a program, too."""
+    assert wants_json(arguments) is expected
+
+
+def test_errors_for_people_and_for_programs() -> None:
+    """Prefixed lines, or one object."""
+    assert describe("a\nb", 2, as_json=False) == "dmq: a\ndmq: b"
+    assert describe("é", 3, as_json=True) == '{"error": {"kind": "not_found", "exit_code": 3, "message": "é"}}'
+    assert '"kind": "failure"' in describe("x", 99, as_json=True)
