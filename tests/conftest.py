@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from support.effort import EFFORT as EFFORT  # read before the environment is cleaned
 
 TESTS = Path(__file__).parent
 

@@ -28,8 +28,8 @@ _LATER_CODES = range(42900, 43000)
 def send(
     ctx: typer.Context,
     *,
-    topic: Annotated[str, typer.Argument(help="Where to.")],
-    body: Annotated[str, typer.Argument(help="The body; - reads it from stdin.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Where to.")],
+    body: Annotated[str, typer.Argument(metavar="BODY", help="The body; - reads it from stdin.")],
     at: Annotated[
         str | None, typer.Option(metavar="TIME", help="Deliver at: RFC 3339, epoch milliseconds, or +5m.")
     ] = None,
@@ -91,7 +91,7 @@ def send(
 def get(
     ctx: typer.Context,
     *,
-    topic: Annotated[str, typer.Argument(help="The topic it was sent to.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic it was sent to.")],
     message_id: Annotated[str, typer.Argument(metavar="ID", help="Its message id.")],
     body: Annotated[bool, typer.Option("--body", help="Show the body as well (base64 in JSON).")] = False,
     address: AddressOption = None,

@@ -72,16 +72,21 @@ class Leases:
         """Make one message visible again now; the future is done when that is durable."""
         return self._return([(queue, offset, lease)], EventKind.GIVEN_BACK)
 
+    async def expire(self) -> int:
+        """Bring back what expired by now, durable on return; say how many messages that were."""
+        expired = self._pop_expired()
+        if expired:
+            await self._return(expired, EventKind.LEASE_EXPIRED)
+            self.expired_total += len(expired)
+        return len(expired)
+
     async def _run(self) -> None:
         while True:
-            expired = self._pop_expired()
-            if expired:
-                try:
-                    await self._return(expired, EventKind.LEASE_EXPIRED)
-                except StoreError:
-                    return  # the store has failed for good; the daemon is ending
-                self.expired_total += len(expired)
-                continue
+            try:
+                if await self.expire():
+                    continue
+            except StoreError:
+                return  # the store has failed for good; the daemon is ending
             self._wake.clear()
             nap_s = None
             if self._heap:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from broker_adapter.message import Envelope, pack_id
 from broker_adapter.topics import queue_of_message_group
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
@@ -17,6 +19,9 @@ from dmq.store.record import (
     encode_queued,
     encode_waiting,
 )
+
+# Plain numbers: looking up an enum member for every message costs more than encoding the event.
+SCHEDULED, QUEUED, DELIVERED = int(EventKind.SCHEDULED), int(EventKind.QUEUED), int(EventKind.DELIVERED)
 
 
 class Placement:
@@ -38,7 +43,7 @@ class Placement:
                 message_id,
                 deliver_at_ms,
                 encode_waiting(EntryKind.DELAYED, 0, scope, scope, deliver_at_ms, now_ms, body),
-                encode_event(EventKind.SCHEDULED, scope, 0, NO_QUEUE, 0, deliver_at_ms, message_id),
+                encode_event(SCHEDULED, scope, 0, NO_QUEUE, 0, deliver_at_ms, message_id),
             )
         queue_id = self._choose(topic, envelope.message_group)
         return Append(
@@ -47,28 +52,25 @@ class Placement:
             scope,
             queue_id,
             encode_queued(0, now_ms, deliver_at_ms, body),
-            encode_event(EventKind.QUEUED, scope, 0, queue_id, 0, deliver_at_ms, message_id),
+            encode_event(QUEUED, scope, 0, queue_id, 0, deliver_at_ms, message_id),
         )
 
-    def hand_over(self, key: bytes, value: bytes, now_ms: int) -> HandOver:
-        """Return the op that moves a due entry to its queue."""
-        _kind, retry_count, topic_id, scope, deliver_at_ms, _accepted_at_ms = decode_waiting(value)
-        topic = self._names.topics_by_id.get(topic_id)
-        if topic is None:
-            raise StoreCorrupt(f"a waiting message belongs to topic {topic_id}, which has no record")
-        body = value[WAITING_HEADER_BYTES:]
-        message_id, message_group = body_facts(body)
-        queue_id = self._choose(topic, message_group.decode() if message_group else "")
-        return HandOver(
-            key,
-            scope,
-            message_id,
-            deliver_at_ms,
-            topic_id,
-            queue_id,
-            encode_queued(retry_count, now_ms, deliver_at_ms, body),
-            encode_event(EventKind.DELIVERED, topic_id, 0, queue_id, 0, deliver_at_ms, message_id),
-        )
+    def hand_over(self, rows: Sequence[tuple[bytes, bytes]], now_ms: int) -> list[HandOver]:
+        """Return the ops that move due entries to their queues, in the order of ``rows``."""
+        topics = self._names.topics_by_id
+        made: list[HandOver] = []
+        for key, value in rows:
+            _kind, retry_count, topic_id, scope, deliver_at_ms, _accepted_at_ms = decode_waiting(value)
+            topic = topics.get(topic_id)
+            if topic is None:
+                raise StoreCorrupt(f"a waiting message belongs to topic {topic_id}, which has no record")
+            body = value[WAITING_HEADER_BYTES:]
+            message_id, message_group = body_facts(body)
+            queue_id = self._choose(topic, message_group.decode() if message_group else "")
+            record = encode_queued(retry_count, now_ms, deliver_at_ms, body)
+            event = encode_event(DELIVERED, topic_id, 0, queue_id, 0, deliver_at_ms, message_id)
+            made.append(HandOver(key, scope, message_id, deliver_at_ms, topic_id, queue_id, record, event))
+        return made
 
     def _choose(self, topic: Topic, message_group: str) -> int:
         if message_group:

@@ -15,7 +15,7 @@ from dmq.embedded.place import Placement
 from dmq.errors import StoreClosed, StoreError
 from dmq.store.keys import timeline_key, unpack_timeline_key
 from dmq.store.marks import Lane
-from dmq.store.ops import Done, Family, HandOver, Op
+from dmq.store.ops import Done, Family
 from dmq.store.store import Store
 
 ROWS_PER_LANE_MAX = 1024
@@ -78,12 +78,11 @@ class Scheduler:
             rows += overdue
         if not rows:
             return Turn(0, self._next_due_ms(now_ms) if is_live_done and is_backlog_done else now_ms)
-        ops: list[Op] = [self._placement.hand_over(key, value, now_ms) for key, value in rows]
-        ops.append(Done(self._marks.low()))
-        self._store.commit(ops, is_urgent=True)
+        moved = self._placement.hand_over(rows, now_ms)
+        self._store.commit([*moved, Done(self._marks.low())], is_urgent=True)
         done_ms = self._clock.now_ms()
         self.handed_over_total += len(rows)
-        self._observe([done_ms - op.deliver_at_ms for op in ops if type(op) is HandOver])
+        self._observe([done_ms - op.deliver_at_ms for op in moved])
         return Turn(len(rows), done_ms)
 
     def _take(self, lane: Lane, now_ms: int) -> tuple[list[tuple[bytes, bytes]], bool]:

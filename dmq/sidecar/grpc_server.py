@@ -65,7 +65,10 @@ class GrpcServer:
         handlers: Sequence[grpc.GenericRpcHandler] = (),
         reflected: Sequence[str] = (),
     ) -> None:
-        """``handlers`` are those of other services on this port, ``reflected`` their names in the private pool."""
+        """Listen nowhere yet. ``handlers`` are those of other services on this port, ``reflected`` their names.
+
+        What is to be reflected must be in our private descriptor pool.
+        """
         self._service = service
         self._host = host
         self._port = port
@@ -78,6 +81,11 @@ class GrpcServer:
         names = (wire.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME, *reflected)
         reflection.enable_server_reflection(names, self._server, pool=POOL)
 
+    @property
+    def port(self) -> int:
+        """The port: the one asked for, and after ``start`` the one that is served."""
+        return self._port
+
     async def start(self) -> int:
         """Listen, serve, and return the port (chosen by the system if 0 was asked for).
 
@@ -85,14 +93,14 @@ class GrpcServer:
         """
         address = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
         try:
-            port = self._server.add_insecure_port(address)
+            self._port = self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise _bind_error(self._host, self._port, address) from error
-        self._service.listening_at(self._host, port)
+        self._service.listening_at(self._host, self._port)
         await self._server.start()
         await self.set_serving(is_serving=True)
-        log.info("listening", host=self._host, port=port)
-        return port
+        log.info("listening", host=self._host, port=self._port)
+        return self._port
 
     async def set_serving(self, *, is_serving: bool) -> None:
         """Tell the health service's clients; calls are answered either way."""
@@ -102,9 +110,9 @@ class GrpcServer:
 
     async def stop(self, grace_s: float) -> None:
         """Say NOT_SERVING, end streams and long polls now, and finish what else is in flight within ``grace_s``."""
+        self._health.end_watches()
         await self._health.enter_graceful_shutdown()
         self._service.drain()
-        self._health.end_watches()
         await self._server.stop(grace_s)
 
 
@@ -181,7 +189,7 @@ class _Health(health.aio.HealthServicer):
                 finally:
                     self._watches.discard(watch)
         except TimeoutError:
-            return
+            await context.write(health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING))
 
     def end_watches(self) -> None:
         while self._watches:

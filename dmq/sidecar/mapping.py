@@ -15,6 +15,8 @@ from dmq.sidecar.codes import OK_STATUS
 
 _DIGEST = {wire.MD5: re.compile(r"[0-9A-F]{32}"), wire.SHA1: re.compile(r"[0-9A-F]{40}")}
 
+_ONE_SENT = wire.SendMessageResponse(status=OK_STATUS, entries=[wire.SendResultEntry(status=OK_STATUS)])
+
 # What every topic takes: topics are of RocketMQ's type MIXED. Transactions are not served yet.
 ACCEPTED_TYPES = (wire.NORMAL, wire.FIFO, wire.DELAY)
 ANY_QUEUE = -1
@@ -26,18 +28,16 @@ def send_response(receipts: Sequence[SendReceipt]) -> wire.SendMessageResponse:
     Like the real server, an entry repeats the message id as transaction id, whatever the type. The offset of a message
     that waits is not known yet: 0.
     """
-    return wire.SendMessageResponse(
-        status=OK_STATUS,
-        entries=[
-            wire.SendResultEntry(
-                status=OK_STATUS,
-                message_id=receipt.message_id,
-                transaction_id=receipt.message_id,
-                offset=max(0, receipt.queue_offset),
-            )
-            for receipt in receipts
-        ],
-    )
+    response = wire.SendMessageResponse()
+    response.CopyFrom(_ONE_SENT)  # a third of the price of building it
+    entries = response.entries
+    for _ in range(len(receipts) - 1):
+        entries.append(entries[0])
+    for entry, receipt in zip(entries, receipts, strict=True):
+        entry.message_id = entry.transaction_id = receipt.message_id
+        if receipt.queue_offset > 0:
+            entry.offset = receipt.queue_offset
+    return response
 
 
 def send_refusal(messages: Sequence[wire.Message], refused: int, status: wire.Status) -> wire.SendMessageResponse:

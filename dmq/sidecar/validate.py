@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from broker_adapter.adapter import Subscription
 from broker_adapter.errors import Refused, Rule
@@ -85,6 +86,9 @@ RESERVED_PROPERTIES = frozenset(
 )
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# Every call checks the same few names again. Refused ones are not remembered, and good ones are short.
+_topic = lru_cache(maxsize=4096)(check_topic)
+_group = lru_cache(maxsize=4096)(check_group)
 _UNSERVED_TYPES: Mapping[int, str] = {
     wire.TRANSACTION: "transactional messages are",
     wire.LITE: "lite topics are",
@@ -108,7 +112,7 @@ def check_send(messages: Sequence[wire.Message]) -> None:
                 raise Refused(
                     Rule.MESSAGE_CORRUPTED, "the messages of one request are for different topics", value=both
                 )
-    check_topic(full_name(topic))
+    _topic(full_name(topic))
 
 
 def check_message(message: wire.Message) -> None:
@@ -119,18 +123,17 @@ def check_message(message: wire.Message) -> None:
         raise Refused(Rule.BODY_EMPTY, "a message needs a body of at least one byte")
     if body_bytes > BODY_BYTES_MAX:
         raise Refused(Rule.BODY_SIZE, "the body is too large", value=body_bytes, limit=f"{BODY_BYTES_MAX} bytes")
-    tag, keys = system.tag, system.keys
-    _check_properties(message.user_properties, tag, keys)
-    if system.HasField("tag"):
-        _check_tag(tag)
+    properties, tag, keys = message.user_properties, system.tag, system.keys
+    _check_properties(properties, tag, "".join(keys) if keys else "")
+    if tag or system.HasField("tag"):
+        _check_text(Rule.TAG, "tag", tag, TAG_BYTES_MAX)
+        if "|" in tag:
+            raise Refused(Rule.TAG, "a tag cannot hold the character |", value=tag)
     for key in keys:
-        if not key or key.isspace():
-            raise Refused(Rule.KEY, "a message key is blank", value=key)
-        if _CONTROL.search(key) is not None:
-            raise Refused(Rule.KEY, "a message key holds a control character", value=key)
-    _check_message_id(system.message_id)
+        _check_text(Rule.KEY, "message key", key, PROPERTIES_BYTES_MAX)
+    _check_text(Rule.MESSAGE_ID, "message id", system.message_id, MESSAGE_ID_BYTES_MAX)
     if system.HasField("message_group"):
-        _check_message_group(system.message_group)
+        _check_text(Rule.MESSAGE_GROUP, "message group", system.message_group, MESSAGE_GROUP_BYTES_MAX)
     if system.message_type in _UNSERVED_TYPES:
         raise Refused(Rule.UNSUPPORTED, f"{_UNSERVED_TYPES[system.message_type]} not served yet")
 
@@ -141,64 +144,52 @@ def check_undelayed(message: wire.Message) -> None:
         raise Refused(Rule.MESSAGE_TYPE, "the message has the type DELAY and no delivery time", value="DELAY")
 
 
-def _check_properties(properties: Mapping[str, str], tag: str, keys: Sequence[str]) -> None:
-    if len(properties) > USER_PROPERTIES_MAX:
-        raise Refused(
-            Rule.PROPERTIES_SIZE, "too many user properties", value=len(properties), limit=f"{USER_PROPERTIES_MAX}"
-        )
-    names, values = "".join(properties), "".join(properties.values())
-    size = len(names.encode()) + len(values.encode()) + len(tag.encode()) + len("".join(keys).encode())
+def _check_properties(properties: Mapping[str, str], tag: str, keys: str) -> None:
+    names = values = ""
+    if properties:
+        if len(properties) > USER_PROPERTIES_MAX:
+            why, limit = "too many user properties", f"{USER_PROPERTIES_MAX}"
+            raise Refused(Rule.PROPERTIES_SIZE, why, value=len(properties), limit=limit)
+        names, values = "".join(properties), "".join(properties.values())
+    size = _utf8_bytes(names) + _utf8_bytes(values) + _utf8_bytes(tag) + _utf8_bytes(keys)
     if size > PROPERTIES_BYTES_MAX:
         why = "user properties, tag and keys together are too large"
         raise Refused(Rule.PROPERTIES_SIZE, why, value=size, limit=f"{PROPERTIES_BYTES_MAX} bytes")
     if not RESERVED_PROPERTIES.isdisjoint(properties):
         reserved = sorted(RESERVED_PROPERTIES.intersection(properties))
         raise Refused(Rule.PROPERTY_KEY, "the property is used by the system", value=", ".join(reserved))
-    if _CONTROL.search(names) is not None or _CONTROL.search(values) is not None:
-        name = next(name for name, value in properties.items() if _CONTROL.search(name + value) is not None)
+    if _has_control(names) or _has_control(values):
+        name = next(name for name, value in properties.items() if _has_control(name + value))
         raise Refused(Rule.PROPERTY_KEY, "a property holds a control character", value=name)
 
 
-def _check_tag(tag: str) -> None:
-    if not tag or tag.isspace():
-        raise Refused(Rule.TAG, "the tag is blank; leave it out instead", value=tag)
-    if "|" in tag:
-        raise Refused(Rule.TAG, "a tag cannot hold the character |", value=tag)
-    if _CONTROL.search(tag) is not None:
-        raise Refused(Rule.TAG, "the tag holds a control character", value=tag)
-    if len(tag.encode()) > TAG_BYTES_MAX:
-        raise Refused(Rule.TAG, "the tag is too long", value=tag, limit=f"{TAG_BYTES_MAX} bytes")
+def _check_text(rule: Rule, what: str, text: str, bytes_max: int) -> None:
+    """Check one short text: not blank, not too long, no control characters."""
+    if not text or text.isspace():
+        raise Refused(rule, f"the {what} is blank", value=text)
+    if _utf8_bytes(text) > bytes_max:
+        raise Refused(rule, f"the {what} is too long", value=text, limit=f"{bytes_max} bytes")
+    if _has_control(text):
+        raise Refused(rule, f"the {what} holds a control character", value=text)
 
 
-def _check_message_id(message_id: str) -> None:
-    if not message_id or message_id.isspace():
-        raise Refused(Rule.MESSAGE_ID, "the message id is blank", value=message_id)
-    if len(message_id.encode()) > MESSAGE_ID_BYTES_MAX:
-        raise Refused(
-            Rule.MESSAGE_ID, "the message id is too long", value=message_id, limit=f"{MESSAGE_ID_BYTES_MAX} bytes"
-        )
-    if _CONTROL.search(message_id) is not None:
-        raise Refused(Rule.MESSAGE_ID, "the message id holds a control character", value=message_id)
+def _utf8_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
-def _check_message_group(message_group: str) -> None:
-    if not message_group or message_group.isspace():
-        raise Refused(Rule.MESSAGE_GROUP, "the message group is blank; leave it out instead", value=message_group)
-    if len(message_group.encode()) > MESSAGE_GROUP_BYTES_MAX:
-        why, limit = "the message group is too long", f"{MESSAGE_GROUP_BYTES_MAX} bytes"
-        raise Refused(Rule.MESSAGE_GROUP, why, value=message_group, limit=limit)
-    if _CONTROL.search(message_group) is not None:
-        raise Refused(Rule.MESSAGE_GROUP, "the message group holds a control character", value=message_group)
+def _has_control(text: str) -> bool:
+    # What is printable holds none, and that is known without a search.
+    return not text.isprintable() and _CONTROL.search(text) is not None
 
 
 def topic_of(resource: wire.Resource) -> str:
     """Return the checked topic name."""
-    return check_topic(full_name(resource))
+    return _topic(full_name(resource))
 
 
 def group_of(resource: wire.Resource) -> str:
     """Return the checked name of a consumer group."""
-    return check_group(full_name(resource))
+    return _group(full_name(resource))
 
 
 def subscription_of(request: wire.ReceiveMessageRequest) -> Subscription:
@@ -226,7 +217,7 @@ def tags_of(expression: wire.FilterExpression) -> frozenset[str]:
     if not tags:
         raise Refused(Rule.FILTER, "the filter expression names no tag", value=text)
     for tag in tags:
-        if "|" in tag or _CONTROL.search(tag) is not None:
+        if "|" in tag or _has_control(tag):
             raise Refused(Rule.FILTER, "a tag cannot hold | or a control character", value=tag)
     return tags
 

@@ -30,10 +30,12 @@ from dmq.store.ops import EntryState, Receipt
 VERSION = 1
 
 _WAITING = struct.Struct(">BBHIIQQ")
+_WAITING_FACTS = struct.Struct(">BHIIQQ")  # without the version
 _QUEUED = struct.Struct(">BBHQQ")
 _BODY = struct.Struct(">BBB")
 _INDEX_WAITING = struct.Struct(">BQQ")
 _INDEX_FINISHED = struct.Struct(">BQQHQ")
+_new_tuple = tuple.__new__  # what a NamedTuple's own constructor calls, without its argument list
 
 WAITING_HEADER_BYTES = _WAITING.size
 QUEUED_HEADER_BYTES = _QUEUED.size
@@ -84,7 +86,7 @@ def decode_waiting(value: bytes) -> WaitingEntry:
     """Read the head of a timeline value; ``StoreCorrupt`` if it cannot be one."""
     if len(value) < WAITING_HEADER_BYTES or value[0] != VERSION:
         raise StoreCorrupt(f"a timeline value of {len(value)} bytes has no version {VERSION} header")
-    return WaitingEntry(*_WAITING.unpack_from(value)[1:])
+    return _new_tuple(WaitingEntry, _WAITING_FACTS.unpack_from(value, 1))
 
 
 def encode_queued(attempts_before: int, stored_at_ms: int, deliver_at_ms: int, body: bytes) -> bytes:

@@ -10,14 +10,14 @@ Traps of rocksdict 0.3.29 that this module keeps away from everybody else, each 
 - A live column-family object keeps the lock after ``close``: they are dropped first.
 - A write with sync holds the GIL for the whole fsync: ``write`` without, then ``flush_wal(True)``, which frees it.
 - After a fork the child's writes are lost while they seem to succeed: the child is refused.
-- The default recovery mode drops everything after a damaged WAL record without an error: tail corruption only.
+- The default recovery mode drops everything after a damaged WAL record without an error: tail corruption only. That
+  mode still passes over a torn record in any log but the newest, and never says what it cut: ``dmq.store.wal`` does.
 - Errors are bare ``Exception`` with RocksDB's text: ``_translated`` is the one place that reads it.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -38,9 +38,9 @@ from rocksdict import (
 from dmq.errors import StoreClosed, StoreCorrupt, StoreError, StoreFailed, StoreForked, StoreLocked, StoreReadOnly
 from dmq.store.engine import EngineStats, Rows
 from dmq.store.ops import Batch, Family
+from dmq.store.wal import check_logs
 
 _MIB = 1024 * 1024
-_DROPPED = re.compile(r"dropping (\d+) bytes")
 _BLOOM_BITS_PER_KEY = 10
 
 
@@ -130,6 +130,7 @@ class RocksEngine:
         self._unsynced = WriteOptions()
         self._unsynced.sync = False
         families = {family.name.lower(): _family_options(family, self._cache) for family in Family}
+        self.recovered_cut_bytes = check_logs(path)
         try:
             self._db: Rdict | None = Rdict(
                 str(path), _database_options(options), column_families=families, access_type=AccessType.read_write()
@@ -139,7 +140,6 @@ class RocksEngine:
             self._handles = [self._db.get_column_family_handle(name) for name in names]
         except Exception as error:
             raise _translated(error) from error
-        self.recovered_cut_bytes = _cut_bytes(path)
 
     def write(self, batch: Batch) -> None:
         db = self._open_db()
@@ -252,12 +252,3 @@ def _raise_if_damaged(cursor: RdictIter) -> None:
         cursor.status()
     except Exception as error:
         raise _translated(error) from error
-
-
-def _cut_bytes(path: Path) -> int:
-    """Return how many bytes recovery dropped from the WAL's end, as RocksDB's own log of this opening says."""
-    try:
-        text = (path / "LOG").read_text(errors="replace")
-    except OSError:
-        return 0
-    return sum(int(found) for found in _DROPPED.findall(text))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from broker_adapter.adapter import Subscription, TopicRoute
@@ -39,6 +39,7 @@ class MemoryBroker:
     calls: list[tuple[object, ...]] = field(default_factory=list)
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     send_gate: asyncio.Event | None = None  # when set, sends wait for it
+    on_cancel: Callable[[], None] = lambda: None  # called when a waiting receive is cancelled
     sending: asyncio.Event = field(default_factory=asyncio.Event)
     _topics: dict[str, list[_Stored]] = field(default_factory=dict)
     _leases: dict[tuple[str, str, int], _Lease] = field(default_factory=dict)
@@ -111,6 +112,9 @@ class MemoryBroker:
                     await changed.wait()
         except TimeoutError:
             return ()
+        except asyncio.CancelledError:
+            self.on_cancel()
+            raise
 
     def _take(self, group: str, subscription: Subscription, batch_max: int, invisible_ms: int) -> list[Delivery]:
         now_ms, found = self.clock.now_ms(), list[Delivery]()

@@ -66,6 +66,14 @@ def test_the_file_is_the_flags_then_the_variables_then_the_one_here(
     assert load(config_file=Path("flag.toml")).broker_name == "flag"
 
 
+def test_a_variable_is_written_as_in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of levels is no JSON list."""
+    monkeypatch.setenv("DMQ_DELAY_LEVELS", "1s 5s")
+    monkeypatch.setenv("DMQ_METRICS_LISTEN", "off")
+    config = load()
+    assert (config.delay_levels_ms, config.metrics_listen) == ((1000, 5000), None)
+
+
 def test_a_named_file_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the default file may be absent."""
     assert problems(config_file=Path("gone.toml")) == ["gone.toml: there is no such configuration file"]

@@ -29,7 +29,7 @@ def test_durations_are_read(text: str, duration_ms: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "m", "-5s", "1.5s", "5 m", "5M", "5w", "1s,2s", "٣s", "3650001d", "9" * 40, "9" * 40 + "d", "nan"]
+    "text", ["", "m", "-5s", "1.5s", "5 m", "5M", "5w", "1s,2s", "٣s", "3650001d", "9" * 5000, "9" * 40 + "d", "nan"]
 )
 def test_other_durations_are_refused(text: str) -> None:
     """Nothing is guessed, and no length of input gets through."""

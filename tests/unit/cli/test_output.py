@@ -45,6 +45,12 @@ def test_columns_are_aligned_and_never_cut(capsys: pytest.CaptureFixture[str]) -
     assert len(second) == len(third)
 
 
+def test_a_value_wider_than_everything_is_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    """No character of it is lost."""
+    show_table(("NAME", "N"), [("x" * 1000, "1")])
+    assert capsys.readouterr().out.count("x") == 1000
+
+
 def test_markup_and_control_characters_of_messages_do_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """A message cannot recolour, clear or fake the terminal of an operator."""
     show_facts([("body", "[red]x[/red]\x1b[2J\r\nstate queued\u202e"), ("none", "")])

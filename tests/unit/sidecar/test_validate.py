@@ -65,7 +65,7 @@ def refusal(check: Callable[[], object]) -> Refused:
         (message(keys=["a\nb"]), Rule.KEY, "control"),
         (message(message_id=""), Rule.MESSAGE_ID, "blank"),
         (message(message_id=" "), Rule.MESSAGE_ID, "blank"),
-        (message(message_id="i" * 256), Rule.MESSAGE_ID, "limit 255 bytes"),
+        (message(message_id="i" * 255), Rule.MESSAGE_ID, "limit 254 bytes"),
         (message(message_id="a\x85"), Rule.MESSAGE_ID, "control"),
         (message(message_group=""), Rule.MESSAGE_GROUP, "blank"),
         (message(message_group="\u00fc" * 32), Rule.MESSAGE_GROUP, "limit 63 bytes"),
@@ -91,7 +91,7 @@ def test_a_bad_message_is_refused_by_its_rule(bad: wire.Message, rule: Rule, tex
         with_properties(dict.fromkeys(DELAY_PROPERTIES, "1")),
         with_properties({"__SHARDINGKEY": "x", "TRACE_CONTEXT": "x", "__STARTDELIVERTIME": "x", "": "", "e": ""}),
         message(tag="t" * 255),
-        message(message_id="i" * 255),
+        message(message_id="i" * 254),
         message(message_group="g" * 63),
         message(message_type=wire.FIFO),  # the properties decide, not what the message calls itself
         message(keys=["a", "b c"]),

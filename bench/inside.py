@@ -1,0 +1,173 @@
+"""What is measured in a process of its own, so that nothing of the bench is in its memory or beside it.
+
+``python -m bench.inside ACTION DIRECTORY COUNT`` prints one JSON object a line:
+
+    enqueue   COUNT messages through the embedded broker, 100 at a time, each batch awaited until it is durable
+    raw       the floor: the same records into an empty RocksDB, 100 at a time, each batch synced
+    burst     COUNT messages due at one instant, handed over by the scheduler beside an idle loop
+    fill      COUNT messages due far away; then stays as it is until its input ends or it is killed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import uvloop
+from rocksdict import Options, Rdict, WriteBatch, WriteOptions
+
+from bench.messages import TOPIC, WIRE_BYTES, envelope_of, far_envelopes
+from broker_adapter.clock import SystemClock
+from broker_adapter.message import Envelope
+from dmq.audit.events import gap_event
+from dmq.embedded.broker import EmbeddedBroker
+from dmq.scheduler.scheduler import Scheduler
+from dmq.store.keys import pack_timeline_key
+from dmq.store.ops import Schedule
+from dmq.store.store import Store, StoreOptions
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+BATCH = 100
+_FILL_BATCH = 256
+_FILLS_IN_FLIGHT = 4
+_BURST_AHEAD_S = 3
+
+
+def _say(**found: object) -> None:
+    print(json.dumps(found), flush=True)
+
+
+@asynccontextmanager
+async def _broker(data: Path) -> AsyncIterator[EmbeddedBroker]:
+    store = Store.open(data, SystemClock(), StoreOptions(gap_event=gap_event))
+    broker = EmbeddedBroker(store)
+    try:
+        yield broker
+    finally:
+        await broker.close()
+        store.close()
+
+
+async def enqueue(data: Path, count: int) -> None:
+    """Measure durable sends of one caller."""
+    clock = SystemClock()
+    batches = list(far_envelopes(count, clock, batch=BATCH))
+    assert len(batches[0][0].payload) == WIRE_BYTES
+    async with _broker(data) as broker:
+        await broker.route(TOPIC)
+        cpu_s, started_s = time.process_time(), clock.monotonic_s()
+        for batch in batches:
+            await broker.send(batch)
+        took_s = clock.monotonic_s() - started_s
+        stats = broker.store.commit_stats
+        _say(
+            per_s=count / took_s,
+            cpu_us=(time.process_time() - cpu_s) / count * 1e6,
+            sync_us=stats.sync_s / count * 1e6,
+        )
+
+
+async def raw(data: Path, count: int) -> None:
+    """Measure the floor: what a store that is nothing but RocksDB does with the same records."""
+    clock = SystemClock()
+    async with _broker(data / "model") as broker:
+        await broker.route(TOPIC)
+        topic = broker.names.topics[TOPIC]
+        ops = [
+            broker.placement.accept(topic, envelope, 0)
+            for batch in far_envelopes(count, clock, batch=BATCH)
+            for envelope in batch
+        ]
+    rows = [
+        (pack_timeline_key(op.deliver_at_ms, number), op.record)
+        for number, op in enumerate(ops)
+        if isinstance(op, Schedule)
+    ]
+    database = Rdict(str(data / "raw"), Options(raw_mode=True))
+    unsynced = WriteOptions()
+    unsynced.sync = False
+    started_s = clock.monotonic_s()
+    for first in range(0, count, BATCH):
+        batch_of_rows = WriteBatch(raw_mode=True)
+        for key, record in rows[first : first + BATCH]:
+            batch_of_rows.put(key, record)
+        database.write(batch_of_rows, unsynced)
+        database.flush_wal(True)
+    _say(per_s=count / (clock.monotonic_s() - started_s))
+    database.close()
+
+
+async def burst(data: Path, count: int) -> None:
+    """Measure how long after their instant the last of many messages is durable in its queue."""
+    clock = SystemClock()
+    async with _broker(data) as broker:
+        await broker.route(TOPIC)
+        due_s = clock.now_ms() // 1000 + _BURST_AHEAD_S
+        envelopes = [envelope_of(f"01{number:032X}", clock.now_ms(), due_s) for number in range(count)]
+        for first in range(0, count, BATCH):
+            await broker.send(envelopes[first : first + BATCH])
+        spare_ms = due_s * 1000 - clock.now_ms()
+        lateness: list[int] = []
+        loop, is_done = asyncio.get_running_loop(), asyncio.Event()
+
+        def observe(batch: Sequence[int]) -> None:
+            lateness.extend(batch)
+            if len(lateness) >= count:
+                loop.call_soon_threadsafe(is_done.set)
+
+        scheduler = Scheduler(
+            broker.store, broker.placement, on_failure=lambda error: _say(error=str(error)), observe=observe
+        )
+        scheduler.start()
+        await is_done.wait()
+        scheduler.close()
+        _say(last_ms=max(lateness), first_ms=min(lateness), early=sum(ms < 0 for ms in lateness), spare_ms=spare_ms)
+
+
+async def fill(data: Path, count: int) -> None:
+    """Fill a store with messages that wait, several batches in flight as many producers have, and stay."""
+    clock = SystemClock()
+    process = psutil.Process()
+    async with _broker(data) as broker:
+        await broker.route(TOPIC)
+        _say(event="empty", rss=process.memory_info().rss)
+        started_s = clock.monotonic_s()
+        sends: set[asyncio.Task[object]] = set()
+        for number, batch in enumerate(far_envelopes(count, clock, batch=_FILL_BATCH)):
+            if len(sends) >= _FILLS_IN_FLIGHT:
+                done, sends = await asyncio.wait(sends, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.gather(*done)
+            sends.add(asyncio.create_task(_send(broker, batch)))
+            if number % 64 == 0:
+                _say(event="filling", count=number * _FILL_BATCH)
+        await asyncio.gather(*sends)
+        _say(event="full", rss=process.memory_info().rss, per_s=count / (clock.monotonic_s() - started_s))
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+
+
+async def _send(broker: EmbeddedBroker, batch: Sequence[Envelope]) -> object:
+    return await broker.send(batch)
+
+
+_ACTIONS: dict[str, Callable[[Path, int], Awaitable[None]]] = {
+    "enqueue": enqueue,
+    "raw": raw,
+    "burst": burst,
+    "fill": fill,
+}
+
+if __name__ == "__main__":
+
+    async def _main() -> None:
+        await _ACTIONS[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))
+
+    uvloop.run(_main())

@@ -1,0 +1,195 @@
+"""The processes of the demo. Each is started in a process group of its own, so that Ctrl-C reaches the demo alone,
+which then ends them in order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from broker_adapter.clock import Clock
+from dmq.demo.facts import Fact, from_line
+from dmq.errors import DmqError
+
+SERVING_WITHIN_S = 30.0
+STOPPING_WITHIN_S = 15.0
+_LINES_KEPT = 20
+
+
+class DemoFailed(DmqError):
+    """The demo cannot go on; says why."""
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def clean_environment(home: Path) -> dict[str, str]:
+    """Return this process's environment with another HOME and without settings of a daemon."""
+    found = {name: value for name, value in os.environ.items() if not name.startswith("DMQ_")}
+    return found | {"HOME": str(home)}
+
+
+class Daemon:
+    """A daemon that can be killed and started again on the same port and data. Its log goes to ``log``."""
+
+    def __init__(self, config: Path, log: Path, environment: Mapping[str, str], clock: Clock) -> None:
+        self._config = config
+        self._log = log
+        self._environment = environment
+        self._clock = clock
+        self._process: subprocess.Popen[str] | None = None
+        self._serving = threading.Event()
+        self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._reader: threading.Thread | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id, 0 if there is none."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else 0
+
+    def start(self) -> float:
+        """Start it, wait until it serves, and return how many seconds that took."""
+        started_s = self._clock.monotonic_s()
+        self._serving.clear()
+        command = [sys.executable, "-m", "dmq", "serve", "--config", str(self._config), "--log-format", "json"]
+        self._process = _popen(command, self._environment, stderr=subprocess.PIPE)
+        self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
+        self._reader.start()
+        if not self._serving.wait(SERVING_WITHIN_S) or not self.pid:
+            raise DemoFailed(f"the daemon does not serve: {self.last_words()}")
+        return self._clock.monotonic_s() - started_s
+
+    def kill(self) -> None:
+        """End it at once, as a crash does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self) -> int:
+        """End it in order and return its exit code."""
+        if self._process is None:
+            return 0
+        if self._process.poll() is None:
+            self._process.terminate()
+        try:
+            code = self._process.wait(STOPPING_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            code = -signal.SIGKILL
+        if self._reader is not None:
+            self._reader.join(1)
+        return code
+
+    def last_words(self) -> str:
+        """Return the last line of its log."""
+        if self._reader is not None and not self.pid:
+            self._reader.join(1)
+        return self._lines[-1] if self._lines else "it said nothing"
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        with self._log.open("a", encoding="utf-8") as log:
+            for line in process.stderr:
+                log.write(line)
+                log.flush()
+                self._lines.append(line.strip())
+                if _event(line) == "serving":
+                    self._serving.set()
+        if process is self._process:
+            self._serving.set()  # it ended; whoever waits looks at ``pid``
+
+
+def _event(line: str) -> str:
+    try:
+        return str(json.loads(line)["event"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+class Client:
+    """A client process; ``take`` gets its facts, in a thread."""
+
+    def __init__(
+        self,
+        role: str,
+        order: Mapping[str, object],
+        log: Path,
+        environment: Mapping[str, str],
+        take: Callable[[Fact], None],
+    ) -> None:
+        self.role = role
+        self._take = take
+        self._log = log
+        with log.open("w", encoding="utf-8") as stderr:
+            self._process = _popen(
+                [sys.executable, "-m", "dmq.demo.clients", role],
+                environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr.fileno(),
+            )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+
+    def check(self) -> None:
+        """Raise ``DemoFailed`` if the process has ended by itself."""
+        code = self._process.poll()
+        if code is not None:
+            lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
+            raise DemoFailed(f"the {self.role} process ended with {code}: {lines[-1]}")
+
+    def stop(self) -> None:
+        """Tell it that it is over, and make sure."""
+        if self._process.stdin is not None:
+            try:
+                self._process.stdin.close()
+            except BrokenPipeError:  # it is gone already
+                self._process.poll()
+        try:
+            self._process.wait(2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(1)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._take(from_line(line))
+
+
+def _popen(
+    command: list[str],
+    environment: Mapping[str, str],
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int = subprocess.DEVNULL,
+    stderr: int = subprocess.DEVNULL,
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        env=dict(environment),
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        process_group=0,
+    )

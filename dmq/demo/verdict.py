@@ -1,0 +1,150 @@
+"""From what the clients told to what happened, and to the exit code. Pure.
+
+Everything is judged by what the *clients* saw: the daemon's word is taken for nothing but the delivery time it stamped
+on a message, and that one is checked against when the producer sent it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from dmq.demo.facts import Acked, Received, Sent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """The kill: when, when the daemon served again, and when the consumer received its next message (0: never)."""
+
+    killed_at_ms: int
+    serving_at_ms: int
+    received_at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lateness:
+    """How late messages were, at the consumer; figures are 0 if ``count`` is."""
+
+    count: int = 0
+    p50_ms: int = 0
+    p99_ms: int = 0
+    max_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The figures of a run."""
+
+    planned: int
+    sent: int  # answered OK
+    received: int  # of those, at least once
+    lost: tuple[int, ...]  # numbers that were answered OK and never came
+    early: tuple[int, ...]
+    repeated_unacked: int  # received again because the first hand-out was not acknowledged when the daemon was killed
+    repeated_expired: int  # received again because its invisible duration ran out
+    unexplained: tuple[int, ...]  # received again although acknowledged, or stored twice
+    resent: int  # sends that needed more than one attempt
+    lateness: Lateness = field(default_factory=Lateness)
+    lateness_of_outage: Lateness = field(default_factory=Lateness)
+
+    @property
+    def duplicated(self) -> int:
+        """How many hand-outs were repetitions."""
+        return self.repeated_unacked + self.repeated_expired + len(self.unexplained)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every message of the plan was accepted."""
+        return self.sent == self.planned
+
+    @property
+    def exit_code(self) -> int:
+        """0 if every message was accepted and came, none before its time, and every repetition has a reason."""
+        return 0 if self.is_complete and not (self.lost or self.early or self.unexplained) else 1
+
+
+def judge(
+    planned_ms: Mapping[int, int],
+    sent: Iterable[Sent],
+    received: Iterable[Received],
+    acked: Iterable[Acked],
+    outage: Outage | None,
+) -> Verdict:
+    """Judge a run; ``planned_ms`` is the delay of each number."""
+    sent_by_number = {each.number: each for each in sent}
+    acked_at_ms = {each.reception: each.at_ms for each in acked}
+    by_number: dict[int, list[Received]] = {}
+    for each in sorted(received, key=lambda each: (each.at_ms, each.reception)):
+        by_number.setdefault(each.number, []).append(each)
+
+    early, unexplained = [], []
+    unacked = expired = 0
+    usual_ms: list[int] = []
+    outage_ms: list[int] = []
+    for number, receptions in by_number.items():
+        first = receptions[0]
+        due_ms, is_early = _due(planned_ms.get(number, 0), sent_by_number.get(number), first)
+        if is_early or any(each.at_ms < due_ms for each in receptions):
+            early.append(number)
+        late_ms = max(0, first.at_ms - due_ms)
+        (outage_ms if _is_of_outage(due_ms, first, outage) else usual_ms).append(late_ms)
+        for before, again in pairwise(receptions):
+            ack_ms = acked_at_ms.get(before.reception)
+            if before.message_id != again.message_id or (ack_ms is not None and ack_ms < again.at_ms):
+                unexplained.append(number)
+            elif outage is not None and before.at_ms <= outage.serving_at_ms <= again.at_ms:
+                unacked += 1
+            else:
+                expired += 1
+    return Verdict(
+        planned=len(planned_ms),
+        sent=len(sent_by_number),
+        received=len(sent_by_number.keys() & by_number.keys()),
+        lost=tuple(sorted(sent_by_number.keys() - by_number.keys())),
+        early=tuple(sorted(early)),
+        repeated_unacked=unacked,
+        repeated_expired=expired,
+        unexplained=tuple(sorted(unexplained)),
+        resent=sum(each.attempts > 1 for each in sent_by_number.values()),
+        lateness=spread(usual_ms),
+        lateness_of_outage=spread(outage_ms),
+    )
+
+
+def _due(delay_ms: int, sent: Sent | None, first: Received) -> tuple[int, bool]:
+    """Return when a message was due, and whether the daemon dated it before that.
+
+    A delay counts from the moment the daemon accepted the message, which lies between the first attempt to send it and
+    the answer. The daemon's own stamp is believed within those bounds only.
+    """
+    stamp_ms = first.deliver_at_ms
+    if sent is None:  # no OK has come back yet; it is kept all the same
+        return stamp_ms, False
+    if sent.asked_ms:
+        return sent.asked_ms, stamp_ms < sent.asked_ms
+    earliest_ms, latest_ms = sent.started_ms + delay_ms, sent.answered_ms + delay_ms
+    if stamp_ms < earliest_ms:
+        return earliest_ms, True
+    return (stamp_ms if stamp_ms <= latest_ms else earliest_ms), False
+
+
+def _is_of_outage(due_ms: int, first: Received, outage: Outage | None) -> bool:
+    """Say whether a message could not come in time because nobody was there to hand it out, or to fetch it."""
+    return (
+        outage is not None
+        and first.at_ms >= outage.killed_at_ms
+        and due_ms <= (outage.received_at_ms or outage.serving_at_ms)
+    )
+
+
+def spread(values_ms: Sequence[int]) -> Lateness:
+    """Return the figures of a list; percentiles by nearest rank."""
+    if not values_ms:
+        return Lateness()
+    ordered = sorted(values_ms)
+
+    def rank(percent: int) -> int:
+        return ordered[-(-len(ordered) * percent // 100) - 1]
+
+    return Lateness(count=len(ordered), p50_ms=rank(50), p99_ms=rank(99), max_ms=ordered[-1])

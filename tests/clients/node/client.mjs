@@ -1,0 +1,107 @@
+// The official Node client in a process of its own, told what to do by JSON lines; see tests/support/official_client.py.
+import { createInterface } from 'node:readline';
+import { createRequire } from 'node:module';
+import { writeSync } from 'node:fs';
+
+// The client is CommonJS. Whatever it prints goes to stderr: stdout is for protocol lines only.
+console.log = console.info = console.error;
+const { ConsumeResult, Producer, PushConsumer, SimpleConsumer } = createRequire(import.meta.url)('rocketmq-client-nodejs');
+
+const clients = new Map();
+const messages = new Map();
+let tokens = 0;
+
+function say(line) {
+  writeSync(1, JSON.stringify(line) + '\n');
+}
+
+// What a test looks at; `token` names the message in later commands.
+function describe(message) {
+  const token = ++tokens;
+  messages.set(token, message);
+  return {
+    token,
+    topic: message.topic,
+    message_id: message.messageId,
+    body: message.body.toString(),
+    tag: message.tag ?? '',
+    keys: [...message.keys].sort(),
+    properties: Object.fromEntries(message.properties),
+    message_group: message.messageGroup ?? '',
+    deliver_at_ms: message.deliveryTimestamp?.getTime() ?? 0,
+    attempt: message.deliveryAttempt,
+    is_corrupted: message.corrupted === true,
+    at_ms: Date.now(),
+  };
+}
+
+// Reports every message; fails those whose body says so, as often as it says: `fail 2 times`.
+function listener(name) {
+  return {
+    async consume(message) {
+      const seen = describe(message);
+      say({ event: 'delivery', client: name, ...seen });
+      const words = seen.body.split(' ');
+      return words[0] === 'fail' && seen.attempt <= Number(words[1]) ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS;
+    },
+  };
+}
+
+const commands = {
+  async start({ name, kind, address, topic, group, tags = '*', wait_s = 20 }) {
+    const options = { endpoints: address, namespace: '' };
+    const subscriptions = new Map([[topic, tags]]);
+    let client;
+    if (kind === 'producer') {
+      client = new Producer({ ...options, topics: [topic] });
+    } else if (kind === 'simple') {
+      client = new SimpleConsumer({ ...options, consumerGroup: group, subscriptions, awaitDuration: wait_s * 1000 });
+    } else {
+      client = new PushConsumer({ ...options, consumerGroup: group, subscriptions, messageListener: listener(name) });
+    }
+    await client.startup();
+    clients.set(name, client);
+  },
+  // `deliver_at` goes to the client as it is (it wants milliseconds, as a Date)
+  async send({ name, topic, body = 'body', body_bytes = 0, tag, key, properties, message_group, deliver_at }) {
+    const receipt = await clients.get(name).send({
+      topic,
+      body: body_bytes ? Buffer.alloc(body_bytes, 'x') : Buffer.from(body),
+      ...(tag && { tag }),
+      ...(key && { keys: [key] }),
+      ...(properties && { properties: new Map(Object.entries(properties)) }),
+      ...(message_group && { messageGroup: message_group }),
+      ...(deliver_at && { deliveryTimestamp: new Date(deliver_at) }),
+    });
+    return { message_id: receipt.messageId, offset: receipt.offset };
+  },
+  async receive({ name, batch = 32, invisible_s = 10 }) {
+    return (await clients.get(name).receive(batch, invisible_s * 1000)).map(describe);
+  },
+  async ack({ name, token }) {
+    await clients.get(name).ack(messages.get(token));
+  },
+  async change({ name, token, invisible_s }) {
+    await clients.get(name).changeInvisibleDuration(messages.get(token), invisible_s * 1000);
+  },
+  async shutdown({ name }) {
+    const client = clients.get(name);
+    clients.delete(name);
+    await client.shutdown();
+  },
+};
+
+async function serve({ id, do: command, ...request }) {
+  try {
+    say({ id, ok: (await commands[command](request)) ?? null });
+  } catch (error) {
+    say({ id, error: String(error?.message ?? error), type: error?.name ?? 'Error', code: error?.code ?? null });
+  }
+}
+
+// The client rejects promises that nobody waits for while its server is away; an application survives that too.
+process.on('unhandledRejection', error => console.error('unhandled rejection', error));
+say({ event: 'ready' });
+createInterface({ input: process.stdin })
+  .on('line', line => void serve(JSON.parse(line)))
+  .on('close', () => process.exit(0));

@@ -1,0 +1,169 @@
+"""The official Python client in a process of its own, told what to do by JSON lines; see ``support.official_client``."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import Any
+
+# Only protocol lines on stdout; whatever the client prints goes to stderr.
+_out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+os.dup2(2, 1)
+
+from rocketmq import (  # noqa: E402 - it may print
+    ClientConfiguration,
+    ConsumeResult,
+    Credentials,
+    FilterExpression,
+    Message,
+    MessageListener,
+    Producer,
+    PushConsumer,
+    SimpleConsumer,
+)
+
+faulthandler.register(signal.SIGUSR1)  # for a test that finds it stuck
+
+_out_lock = threading.Lock()
+_clients: dict[str, Any] = {}
+_messages: dict[int, Any] = {}
+_tokens = count(1)
+
+
+def say(line: dict[str, Any]) -> None:
+    """Write one line."""
+    with _out_lock:
+        _out.write(json.dumps(line) + "\n")
+        _out.flush()
+
+
+def describe(message: Any) -> dict[str, Any]:
+    """Return what a test looks at; ``token`` names the message in later commands."""
+    token = next(_tokens)
+    _messages[token] = message
+    return {
+        "token": token,
+        "topic": message.topic,
+        "message_id": message.message_id,
+        "body": message.body.decode(),
+        "tag": message.tag or "",
+        "keys": sorted(message.keys),
+        "properties": dict(message.properties),
+        "message_group": message.message_group or "",
+        "deliver_at_ms": message.delivery_timestamp or 0,
+        "attempt": message.delivery_attempt,
+        "is_corrupted": bool(message.corrupted),
+        "at_ms": int(time.time() * 1000),
+    }
+
+
+class Listener(MessageListener):  # type: ignore[misc]  # the client has no types
+    """Reports every message; fails those whose body says so, as often as it says: ``fail 2 times``."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def consume(self, message: Any) -> Any:
+        seen = describe(message)
+        say({"event": "delivery", "client": self._name, **seen})
+        words = seen["body"].split()
+        if words[:1] == ["fail"] and seen["attempt"] <= int(words[1]):
+            return ConsumeResult.FAILURE
+        return ConsumeResult.SUCCESS
+
+
+def start(name: str, kind: str, address: str, topic: str, group: str = "", tags: str = "*", wait_s: int = 20) -> None:
+    """Start a producer, a simple consumer or a push consumer."""
+    configuration = ClientConfiguration(address, Credentials())
+    client: Any
+    if kind == "producer":
+        client = Producer(configuration, (topic,))
+    elif kind == "simple":
+        client = SimpleConsumer(configuration, group, {topic: FilterExpression(tags)}, await_duration=wait_s)
+    else:
+        client = PushConsumer(configuration, group, Listener(name), {topic: FilterExpression(tags)})
+    client.startup()
+    _clients[name] = client
+
+
+def send(
+    name: str,
+    topic: str,
+    body: str = "body",
+    body_bytes: int = 0,
+    tag: str = "",
+    key: str = "",
+    properties: dict[str, str] | None = None,
+    message_group: str = "",
+    deliver_at: int = 0,
+) -> dict[str, Any]:
+    """Send a message; ``deliver_at`` goes to the client as it is (it wants seconds)."""
+    message = Message()
+    message.topic = topic
+    message.body = body.encode() if not body_bytes else b"x" * body_bytes
+    if tag:
+        message.tag = tag
+    if key:
+        message.keys = key
+    for property_name, value in (properties or {}).items():
+        message.add_property(property_name, value)
+    if message_group:
+        message.message_group = message_group
+    if deliver_at:
+        message.delivery_timestamp = deliver_at
+    receipt = _clients[name].send(message)
+    return {"message_id": receipt.message_id, "offset": receipt.offset}
+
+
+def receive(name: str, batch: int = 32, invisible_s: int = 10) -> list[dict[str, Any]]:
+    """Receive once."""
+    return [describe(message) for message in _clients[name].receive(batch, invisible_s)]
+
+
+def ack(name: str, token: int) -> None:
+    """Acknowledge a received message."""
+    _clients[name].ack(_messages[token])
+
+
+def change(name: str, token: int, invisible_s: int) -> None:
+    """Change the invisible duration of a received message."""
+    _clients[name].change_invisible_duration(_messages[token], invisible_s)
+
+
+def shutdown(name: str) -> None:
+    """Shut a client down."""
+    _clients.pop(name).shutdown()
+
+
+_COMMANDS = {call.__name__: call for call in (start, send, receive, ack, change, shutdown)}
+
+
+def serve(request: dict[str, Any]) -> None:
+    """Do one command and say how it went."""
+    number, command = request.pop("id"), request.pop("do")
+    try:
+        say({"id": number, "ok": _COMMANDS[command](**request)})
+    except Exception as error:  # noqa: BLE001 - the test decides
+        code = getattr(error, "code", None)  # a method where the error is grpc's own
+        code = int(code) if isinstance(code, int) else None
+        say({"id": number, "error": str(error) or repr(error), "type": type(error).__name__, "code": code})
+
+
+def main() -> None:
+    """Serve until stdin ends; then leave without the client's own shutdown, like a process that is killed."""
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        say({"event": "ready"})
+        for line in sys.stdin:
+            pool.submit(serve, json.loads(line))
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""SIGKILL at random moments under load: every promise that a crash could break, checked message by message.
+
+``DMQ_TEST_CRASHES=200`` makes a long run of it, ``DMQ_TEST_SEED`` repeats the choices of one (not its timing).
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.clock import SystemClock
+from dmq.audit.events import gap_event
+from dmq.audit.outbox import read_outbox
+from dmq.store.store import Store, StoreOptions
+from support.crash_check import broken_promises
+from support.crash_load import Ledger, Load
+from support.daemon import Daemon
+from support.effort import CRASHES, SEED
+
+READY_S_MAX = 10.0
+_DRAIN_S_MAX = 60.0
+
+
+class Killer:
+    """Chooses when the daemon dies."""
+
+    def __init__(self, daemon: Daemon, ledger: Ledger, rng: random.Random) -> None:
+        self._daemon = daemon
+        self._ledger = ledger
+        self._rng = rng
+
+    def strike(self) -> str:
+        """Wait for a moment, kill the daemon there, start it again, and say which kind of moment it was."""
+        moment = self._rng.choice(("after a send", "after an ack", "whenever", "while it starts"))
+        if moment == "after a send":
+            self._wait_for("accepted_total")
+        elif moment == "after an ack":
+            self._wait_for("acked_total")
+        else:
+            threading.Event().wait(self._rng.uniform(0.05, 1.5))
+        self._daemon.kill()
+        self._daemon.spawn()
+        if moment == "while it starts":
+            threading.Event().wait(self._rng.uniform(0.0, 0.5))
+            self._daemon.kill()
+            self._daemon.spawn()
+        self._daemon.wait_until_serving()
+        return moment
+
+    def _wait_for(self, total: str) -> None:
+        """Wait for a number of answers: the kill comes right behind the last of them."""
+        ledger = self._ledger
+        with ledger.news:
+            wanted = getattr(ledger, total) + self._rng.randint(1, 400)
+            assert ledger.news.wait_for(lambda: getattr(ledger, total) >= wanted, timeout=20), f"no {total} for 20 s"
+
+
+@pytest.mark.timeout(60 + 8 * CRASHES)
+def test_every_promise_survives_sigkill(tmp_path: Path) -> None:
+    """Nothing lost, early, stored twice or delivered after its ack, however often the daemon is killed under load."""
+    print(f"DMQ_TEST_SEED={SEED} DMQ_TEST_CRASHES={CRASHES}")
+    rng = random.Random(SEED)
+    with Daemon(tmp_path / "data") as daemon:
+        load = Load(daemon.address, SEED)
+        try:
+            killer = Killer(daemon, load.ledger, rng)
+            moments = [killer.strike() for _ in range(CRASHES)]
+            load.end_sending()
+            daemon.kill()  # leases end here: what was left alone comes back now, not after 10 s
+            daemon.restart()
+            load.drain(_DRAIN_S_MAX)
+        finally:
+            load.close()
+        daemon.stop()
+        slowest_s = max(daemon.started_s)
+        ledger = load.ledger
+        print(
+            f"{len(moments)} kills, {len(ledger.sent)} messages, {len(ledger.seen)} deliveries, "
+            f"{ledger.stale_acks} stale handles, {len(ledger.in_doubt)} acks in doubt, slowest start {slowest_s:.2f} s"
+        )
+        store = Store.open(tmp_path / "data", SystemClock(), StoreOptions(gap_event=gap_event))
+        try:
+            trail = list(read_outbox(store))
+        finally:
+            store.close()
+        broken = broken_promises(ledger, trail)
+        assert not broken, f"{len(broken)} promises broken:\n" + "\n".join(broken[:50])
+        assert len(ledger.sent) > 20 * CRASHES, "too little load to mean anything"
+        assert slowest_s < READY_S_MAX

@@ -1,0 +1,357 @@
+"""What every official client must see: one daemon, the Python and the Node client, the same tests for both.
+
+Redelivery takes 10 s by the protocol. ``slow`` starts those scenarios for all clients at once, before the first test;
+the last tests of the module look at what came of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import count
+from typing import Any, NamedTuple
+
+import pytest
+
+from broker_adapter.limits import BODY_BYTES_MAX
+from support.daemon import Daemon
+from support.official_client import LANGUAGES, ClientError, Language, OfficialClient, require
+
+LEVELS_MS = tuple(range(100, 1900, 100))  # 18 of them
+LATENESS_MS_MAX = 2_000  # generous: the machine is shared; the benchmarks hold the daemon to milliseconds
+_names = count(1)
+
+
+class Bench:
+    """One daemon and, on demand, one process per language in front of it."""
+
+    def __init__(self, daemon: Daemon, stack: ExitStack, tmp: pytest.TempPathFactory) -> None:
+        self.daemon = daemon
+        self._stack = stack
+        self._tmp = tmp
+        self._processes: dict[str, OfficialClient] = {}
+
+    def process(self, language: Language) -> OfficialClient:
+        """Return the process of a language, started if it is not there yet."""
+        found = self._processes.get(language.name)
+        if found is None:
+            home = self._tmp.mktemp(language.name)
+            found = self._stack.enter_context(OfficialClient(language, home, self.daemon.address))
+            self._processes[language.name] = found
+        return found
+
+
+class Slow(NamedTuple):
+    """What came of the scenarios that take 10 s."""
+
+    expired: Future[list[dict[str, Any]]]
+    failed: Future[list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    levels = " ".join(f"{level_ms}ms" for level_ms in LEVELS_MS)
+    with (
+        Daemon(tmp_path_factory.mktemp("daemon") / "data", "--delay-levels", levels) as daemon,
+        ExitStack() as stack,
+    ):
+        yield Bench(daemon, stack, tmp_path_factory)
+        daemon.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def slow(bench: Bench) -> Iterator[dict[str, Slow]]:
+    """Let a lease expire and a listener fail, for every client that can run here."""
+    with ThreadPoolExecutor(max_workers=2 * len(LANGUAGES)) as pool:
+        started: dict[str, Slow] = {}
+        for language in LANGUAGES:
+            try:
+                require(language)
+            except pytest.skip.Exception:
+                continue  # its own tests say so
+            process = bench.process(language)
+            started[language.name] = Slow(pool.submit(_let_expire, process), pool.submit(_let_fail, process))
+        yield started
+
+
+def _let_expire(process: OfficialClient) -> list[dict[str, Any]]:
+    topic = f"expiring-{process.language.name}"
+    process.start("expiring-p", "producer", topic)
+    process.start("expiring-c", "simple", topic, group="expiring")
+    process.send("expiring-p", topic, body="left alone")
+    return process.receive_until("expiring-c", 2, acks=False, invisible_s=10)
+
+
+def _let_fail(process: OfficialClient) -> list[dict[str, Any]]:
+    topic = f"failing-{process.language.name}"
+    process.start("failing-p", "producer", topic)
+    process.start("failing-c", "push", topic, group="failing")
+    process.send("failing-p", topic, body="fail 1 time")
+    return process.wait_for_deliveries("failing-c", 2)
+
+
+@pytest.fixture(params=LANGUAGES, ids=lambda language: language.name)
+def process(request: pytest.FixtureRequest, bench: Bench) -> Iterator[OfficialClient]:
+    """The process of one language's clients."""
+    require(request.param)
+    yield bench.process(request.param)
+    bench.daemon.print_log()  # shown if the test failed
+
+
+@pytest.fixture
+def topic(process: OfficialClient) -> str:
+    """A new topic with a producer ``p-<topic>`` and a simple consumer ``c-<topic>``."""
+    name = f"t{next(_names)}-{process.language.name}"
+    process.start(f"p-{name}", "producer", name)
+    process.start(f"c-{name}", "simple", name, group=f"g-{name}")
+    return name
+
+
+# -- sending and receiving --------------------------------------------------------------------------------------------
+
+
+def test_everything_a_message_carries_arrives(process: OfficialClient, topic: str) -> None:
+    """Body, tag, key, properties and id come back as they were sent, whole, on the first attempt."""
+    message_id = process.send(
+        f"p-{topic}", topic, body="héllo ☂", tag="blue", key="order-7", properties={"colour": "blau", "x": "1 2"}
+    )
+    (found,) = process.receive_until(f"c-{topic}", 1)
+    assert found["message_id"] == message_id
+    assert (found["topic"], found["body"], found["tag"], found["keys"]) == (topic, "héllo ☂", "blue", ["order-7"])
+    assert found["properties"] == {"colour": "blau", "x": "1 2"}
+    assert (found["attempt"], found["is_corrupted"]) == (1, False)
+
+
+def test_offsets_and_ids_are_those_of_each_message(process: OfficialClient, topic: str) -> None:
+    """A hundred sends get a hundred ids, and every one of them arrives once."""
+    sent = [process.begin("send", name=f"p-{topic}", topic=topic, body=f"{number}") for number in range(100)]
+    ids = [answer.result(10)["message_id"] for answer in sent]
+    found = process.receive_until(f"c-{topic}", 100)
+    assert len(set(ids)) == 100
+    assert sorted(each["message_id"] for each in found) == sorted(ids)
+
+
+def test_tag_filter(process: OfficialClient, topic: str) -> None:
+    """A consumer of two tags sees these only, and what it does not want does not block it."""
+    process.start(f"tags-{topic}", "simple", topic, group=f"tags-{topic}", tags="red || green")
+    for tag in ("red", "blue", "green", ""):
+        process.send(f"p-{topic}", topic, tag=tag)
+    found = process.receive_until(f"tags-{topic}", 2)
+    assert sorted(each["tag"] for each in found) == ["green", "red"]
+
+
+def test_every_group_gets_every_message(process: OfficialClient, topic: str) -> None:
+    """Two groups see the same messages, each on its first attempt; the second one from the beginning."""
+    ids = [process.send(f"p-{topic}", topic) for _ in range(3)]
+    first = process.receive_until(f"c-{topic}", 3)
+    process.start(f"other-{topic}", "simple", topic, group=f"other-{topic}")
+    second = process.receive_until(f"other-{topic}", 3)
+    assert sorted(each["message_id"] for each in first) == sorted(ids)
+    assert sorted(each["message_id"] for each in second) == sorted(ids)
+    assert {each["attempt"] for each in first + second} == {1}
+
+
+def test_message_group_keeps_its_order(process: OfficialClient, topic: str) -> None:
+    """Messages of one message group come in the order they were sent, and say their group."""
+    for number in range(10):
+        process.send(f"p-{topic}", topic, body=f"{number}", message_group="customer-1")
+    found = process.receive_until(f"c-{topic}", 10)
+    assert [each["body"] for each in found] == [f"{number}" for number in range(10)]
+    assert {each["message_group"] for each in found} == {"customer-1"}
+
+
+def test_push_consumer_is_given_every_message(process: OfficialClient, topic: str) -> None:
+    """A push consumer gets what is there and what comes, once each."""
+    before = [process.send(f"p-{topic}", topic) for _ in range(5)]
+    process.start(f"push-{topic}", "push", topic, group=f"push-{topic}")
+    after = [process.send(f"p-{topic}", topic) for _ in range(5)]
+    delayed = process.send(f"p-{topic}", topic, properties={"DELAY": "3"})
+    found = process.wait_for_deliveries(f"push-{topic}", 11)
+    assert sorted(each["message_id"] for each in found) == sorted([*before, *after, delayed])
+    assert {each["attempt"] for each in found} == {1}
+
+
+def test_receive_waits_and_is_woken(process: OfficialClient, topic: str) -> None:
+    """A receive with nothing there waits, and a message that comes ends the wait at once."""
+    waiting = process.begin("receive", name=f"c-{topic}")
+    with pytest.raises(TimeoutError):
+        waiting.result(0.7)
+    sent_ms = time.time_ns() // 1_000_000
+    message_id = process.send(f"p-{topic}", topic)
+    (found,) = waiting.result(5)
+    assert found["message_id"] == message_id
+    assert found["at_ms"] - sent_ms < LATENESS_MS_MAX
+
+
+def test_receive_is_woken_by_a_message_that_becomes_due(process: OfficialClient, topic: str) -> None:
+    """A long poll that began before the delivery time ends with it."""
+    sent_ms = time.time_ns() // 1_000_000
+    process.send(f"p-{topic}", topic, properties={"TIMER_DELAY_MS": "800"})
+    (found,) = process.do("receive", name=f"c-{topic}")
+    assert 800 <= found["at_ms"] - sent_ms < 800 + LATENESS_MS_MAX
+
+
+def test_receive_with_nothing_there_ends_empty(process: OfficialClient, topic: str) -> None:
+    """A long poll that finds nothing is an empty list to the application, not an error."""
+    process.start(f"short-{topic}", "simple", topic, group=f"short-{topic}", wait_s=1)
+    assert process.do("receive", name=f"short-{topic}") == []
+
+
+# -- later ------------------------------------------------------------------------------------------------------------
+
+
+def test_delivery_timestamp_is_kept(process: OfficialClient, topic: str) -> None:
+    """A message with a delivery timestamp comes at that time: never before it, by the host's clock, and soon after."""
+    now_ms = time.time_ns() // 1_000_000
+    unit_ms = process.language.deliver_at_unit_ms
+    wanted = {}
+    for delay_ms in (300, 900, 1500, 2100):
+        deliver_at_ms = -(-(now_ms + delay_ms) // unit_ms) * unit_ms
+        wanted[process.send(f"p-{topic}", topic, deliver_at_ms=deliver_at_ms)] = deliver_at_ms
+    found = process.receive_until(f"c-{topic}", 4)
+    assert {each["message_id"]: each["deliver_at_ms"] for each in found} == wanted
+    for each in found:
+        assert 0 <= each["at_ms"] - wanted[each["message_id"]] < LATENESS_MS_MAX
+
+
+def test_a_time_that_has_passed_means_now(process: OfficialClient, topic: str) -> None:
+    """A delivery timestamp in the past is delivered at once."""
+    message_id = process.send(f"p-{topic}", topic, deliver_at_ms=1_700_000_000_000)
+    (found,) = process.receive_until(f"c-{topic}", 1)
+    assert (found["message_id"], found["deliver_at_ms"]) == (message_id, 1_700_000_000_000)
+
+
+def test_each_delay_level(process: OfficialClient, topic: str) -> None:
+    """Each of the 18 levels waits for its own time, counted from the send."""
+    sent: dict[str, tuple[int, int]] = {}
+    for level, level_ms in enumerate(LEVELS_MS, 1):
+        sent_ms = time.time_ns() // 1_000_000
+        sent[process.send(f"p-{topic}", topic, properties={"DELAY": f"{level}", "level": f"{level}"})] = sent_ms, level_ms
+    found = process.receive_until(f"c-{topic}", len(LEVELS_MS))
+    assert sorted(each["message_id"] for each in found) == sorted(sent)
+    for each in found:
+        sent_ms, level_ms = sent[each["message_id"]]
+        assert level_ms <= each["at_ms"] - sent_ms < level_ms + LATENESS_MS_MAX
+        assert sent_ms + level_ms <= each["deliver_at_ms"] <= each["at_ms"]
+    assert [each["properties"] for each in sorted(found, key=lambda each: int(each["properties"]["level"]))] == [
+        {"level": f"{level}"} for level in range(1, 19)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("properties", "least_ms"),
+    [
+        ({"TIMER_DELAY_SEC": "1"}, 1000),
+        ({"TIMER_DELAY_MS": "350"}, 350),
+        ({"DELAY": "99"}, LEVELS_MS[-1]),
+        ({"DELAY": "2", "TIMER_DELAY_SEC": "3600"}, LEVELS_MS[1]),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_relative_delay_by_property(
+    process: OfficialClient, topic: str, properties: dict[str, str], least_ms: int
+) -> None:
+    """The properties RocketMQ reserves for relative delays work from this client, and are gone on delivery."""
+    sent_ms = time.time_ns() // 1_000_000
+    process.send(f"p-{topic}", topic, properties={**properties, "mine": "stays"})
+    (found,) = process.receive_until(f"c-{topic}", 1)
+    assert least_ms <= found["at_ms"] - sent_ms < least_ms + LATENESS_MS_MAX
+    assert found["properties"] == {"mine": "stays"}
+
+
+def test_absolute_time_by_property(process: OfficialClient, topic: str) -> None:
+    """TIMER_DELIVER_MS gives a client with whole seconds its milliseconds back."""
+    deliver_at_ms = time.time_ns() // 1_000_000 + 777
+    process.send(f"p-{topic}", topic, properties={"TIMER_DELIVER_MS": f"{deliver_at_ms}"})
+    (found,) = process.receive_until(f"c-{topic}", 1)
+    assert found["deliver_at_ms"] == deliver_at_ms
+    assert 0 <= found["at_ms"] - deliver_at_ms < LATENESS_MS_MAX
+
+
+# -- finishing --------------------------------------------------------------------------------------------------------
+
+
+def test_ack_twice_is_fine(process: OfficialClient, topic: str) -> None:
+    """A second acknowledgement of the same delivery is no error to the application."""
+    process.send(f"p-{topic}", topic)
+    (found,) = process.receive_until(f"c-{topic}", 1)
+    process.do("ack", name=f"c-{topic}", token=found["token"])
+
+
+def test_change_of_invisible_duration(process: OfficialClient, topic: str) -> None:
+    """A shorter invisible duration brings the message back after it, on its second attempt; the old handle is stale."""
+    process.send(f"p-{topic}", topic)
+    (first,) = process.receive_until(f"c-{topic}", 1, acks=False, invisible_s=60)
+    changed_ms = time.time_ns() // 1_000_000
+    process.do("change", name=f"c-{topic}", token=first["token"], invisible_s=1)
+    (second,) = process.receive_until(f"c-{topic}", 1, acks=False, invisible_s=60)
+    assert (second["message_id"], second["attempt"]) == (first["message_id"], 2)
+    assert 1000 <= second["at_ms"] - changed_ms < 1000 + LATENESS_MS_MAX
+    with pytest.raises(ClientError) as stale:
+        process.do("ack", name=f"c-{topic}", token=first["token"])
+    assert stale.value.code == 40013
+    process.do("ack", name=f"c-{topic}", token=second["token"])
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_milliseconds_where_the_client_wants_its_own_unit(process: OfficialClient, topic: str) -> None:
+    """A caller who gives a time a thousand times too large is told so, with the value and what it may have meant."""
+    wrong = time.time_ns() // 1_000 // (process.language.deliver_at_unit_ms)
+    with pytest.raises(ClientError) as refused:
+        process.do("send", name=f"p-{topic}", topic=topic, deliver_at=wrong)
+    assert refused.value.code == 40012
+    assert "9999-12-31" in str(refused.value) and "milliseconds" in str(refused.value)
+    assert process.send(f"p-{topic}", topic), "the daemon goes on"
+
+
+def test_system_topic_is_refused(process: OfficialClient, topic: str) -> None:
+    """A topic the protocol keeps for itself cannot be written, and the refusal says why."""
+    with pytest.raises(ClientError) as refused:
+        process.send(f"p-{topic}", "SCHEDULE_TOPIC_XXXX")
+    said = f"{refused.value}\n{process.client_log()}"  # the Python client tells its log, not its caller
+    assert "illegal topic" in said and "SCHEDULE_TOPIC_XXXX" in said
+
+
+def test_unreadable_delay_is_refused(process: OfficialClient, topic: str) -> None:
+    """A delay that is no number is refused, by name and value; the message is not sent at once instead."""
+    with pytest.raises(ClientError) as refused:
+        process.send(f"p-{topic}", topic, properties={"TIMER_DELAY_SEC": "soon"})
+    assert refused.value.code == 40012
+    assert "TIMER_DELAY_SEC" in str(refused.value) and "soon" in str(refused.value)
+
+
+def test_body_of_exactly_4_mib_and_not_one_byte_more(process: OfficialClient, topic: str) -> None:
+    """4 MiB are accepted; what the client can take back comes whole; our settings make it refuse one byte more."""
+    process.send(f"p-{topic}", f"{topic}-full", body_bytes=BODY_BYTES_MAX)
+    size = BODY_BYTES_MAX - process.language.receive_overhead_bytes
+    process.send(f"p-{topic}", topic, body_bytes=size)
+    (found,) = process.receive_until(f"c-{topic}", 1)
+    assert (len(found["body"]), found["is_corrupted"]) == (size, False)
+    with pytest.raises(ClientError, match=rf"(?i)body size exceeds.*{BODY_BYTES_MAX}"):
+        process.send(f"p-{topic}", topic, body_bytes=BODY_BYTES_MAX + 1)
+
+
+# -- what began before the first test ---------------------------------------------------------------------------------
+
+
+def test_message_comes_back_when_its_lease_expires(process: OfficialClient, slow: dict[str, Slow]) -> None:
+    """A message nobody acknowledged comes back after its invisible duration of 10 s, as attempt 2."""
+    found = slow[process.language.name].expired.result(30)
+    first, second = found
+    assert second["message_id"] == first["message_id"]
+    assert (first["attempt"], second["attempt"]) == (1, 2)
+    # a few ms: the first time is when the client had it, the lease began a little earlier
+    assert 9_500 <= second["at_ms"] - first["at_ms"] < 10_000 + LATENESS_MS_MAX
+
+
+def test_message_comes_back_when_the_listener_fails(process: OfficialClient, slow: dict[str, Slow]) -> None:
+    """A listener that fails gets the message again after the first retry step of 10 s, whatever the client's own idea."""
+    found = slow[process.language.name].failed.result(30)
+    first, second = found
+    assert second["message_id"] == first["message_id"]
+    assert (first["attempt"], second["attempt"]) == (1, 2)
+    assert 9_500 <= second["at_ms"] - first["at_ms"] < 10_000 + LATENESS_MS_MAX

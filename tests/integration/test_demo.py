@@ -1,0 +1,62 @@
+"""``dmq demo`` as a user runs it, only shorter: real daemon, real kill, the official client."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("rocketmq") is None, reason="the official Python client is not installed (extra: demo)"
+)
+
+DEMO = [sys.executable, "-m", "dmq", "demo", "--messages", "36", "--seconds", "2"]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """The demo's folder is made in ``tmp_path``, so that what is left behind can be seen."""
+    return os.environ | {"TMPDIR": str(tmp_path), "COLUMNS": "200"}
+
+
+def test_a_killed_daemon_loses_nothing(tmp_path: Path, environment: dict[str, str]) -> None:
+    done = subprocess.run(DEMO, env=environment, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = dict(re.findall(r"^(sent|received|lost|duplicated|early) +([0-9,]+)", done.stdout, re.MULTILINE))
+    assert figures.keys() == {"sent", "received", "lost", "duplicated", "early"}
+    assert (figures["sent"], figures["received"], figures["lost"], figures["early"]) == ("36", "36", "0", "0")
+    assert re.search(r"^lateness +p50 [0-9,]+ ms, p99 [0-9,]+ ms, max [0-9,]+ ms", done.stdout, re.MULTILINE)
+    assert re.search(r"^kill +SIGKILL; down for [0-9.]+ s; .* serving [0-9]+ ms after", done.stdout, re.MULTILINE)
+    assert "level 18 = 1s800ms in this demo" in done.stdout
+    assert done.stdout.rstrip().endswith("OK: nothing lost, nothing early")
+    assert "\x1b" not in done.stdout, "colours in a pipe"
+    assert len(done.stdout.splitlines()) < 40
+    assert list(tmp_path.iterdir()) == [], "data is left behind"
+
+
+def test_an_interrupt_ends_every_process(tmp_path: Path, environment: dict[str, str]) -> None:
+    with subprocess.Popen(DEMO, env=environment, stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        line = demo.stdout.readline()
+        assert "daemon serving at" in line
+        (folder,) = tmp_path.iterdir()
+        daemon = int((folder / "data" / "LOCK").read_text())
+        os.kill(daemon, 0)  # it is there
+        demo.send_signal(signal.SIGINT)
+        rest, _ = demo.communicate(timeout=30)
+    assert demo.returncode == 130
+    assert rest.rstrip().endswith("interrupted; the processes are ended")
+    with pytest.raises(ProcessLookupError):
+        os.kill(daemon, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_itself_never_imports_the_official_client() -> None:
+    code = "import sys, dmq.demo.show; sys.exit('rocketmq' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

@@ -1,0 +1,233 @@
+"""Load for a daemon that is killed all the time, and a ledger of what its clients saw.
+
+Senders repeat a message under the same id until it is accepted, receivers acknowledge most of what they get, leave some
+alone and hide some for a while. What they are told goes into the ledger; ``crash_check`` compares it with the promises.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import grpc
+
+from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.embedded.receipt import decode_handle
+from support.wire_client import Received, WireClient, a_message
+
+TOPIC, GROUP = "crashed", "survivors"
+INVISIBLE_MS = 10_000
+DELAY_MS_MAX = 3_000
+_PAUSE_S = 0.02  # between two tries while the daemon is away
+_SENDS_PER_S_MAX = 400  # of each sender; more would only make the end longer
+
+
+@dataclass(slots=True)
+class Sent:
+    """One message id: when it was wanted (0: at once), and how often it was sent and answered OK."""
+
+    deliver_at_ms: int
+    tries: int = 0
+    accepted: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Seen:
+    """One delivery, as its receiver saw it; ``boot`` is the run of the daemon that handed it out."""
+
+    received: Received
+    boot: int
+    at_ms: int
+
+
+@dataclass(slots=True, frozen=True)
+class Hidden:
+    """A change of the invisible duration that was answered OK: not before ``until_ms``, if not acknowledged."""
+
+    at_ms: int
+    until_ms: int
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What the clients know. Written by many threads, read when they have ended."""
+
+    sent: dict[str, Sent] = field(default_factory=dict)
+    seen: list[Seen] = field(default_factory=list)
+    acked_at_ms: dict[str, int] = field(default_factory=dict)
+    in_doubt: set[str] = field(default_factory=set)  # acknowledged, and the answer was lost
+    hidden: dict[str, list[Hidden]] = field(default_factory=dict)
+    stale_acks: int = 0
+    refusals: list[str] = field(default_factory=list)
+    news: threading.Condition = field(default_factory=threading.Condition)
+    accepted_total: int = 0
+    acked_total: int = 0
+
+    def is_settled(self) -> bool:
+        """Whether every accepted message was acknowledged, as far as its receiver knows."""
+        return all(
+            message_id in self.acked_at_ms or message_id in self.in_doubt
+            for message_id, sent in self.sent.items()
+            if sent.accepted
+        )
+
+
+class Load:
+    """Senders and receivers at work until told to end."""
+
+    def __init__(self, address: str, seed: int, *, senders: int = 3, receivers: int = 2) -> None:
+        self.ledger = Ledger()
+        self._address = address
+        self._seed = seed
+        self._ends_sending = threading.Event()
+        self._ends_receiving = threading.Event()
+        self._is_careful = threading.Event()  # acknowledge everything from here on
+        self._pool = ThreadPoolExecutor(max_workers=senders + receivers, thread_name_prefix="load")
+        self._senders: list[Future[None]] = [self._pool.submit(self._send, number) for number in range(senders)]
+        self._receivers = [self._pool.submit(self._receive, number) for number in range(receivers)]
+
+    def end_sending(self) -> None:
+        """Wait until every sender has an answer for its last message; the daemon must be there."""
+        self._ends_sending.set()
+        for sender in self._senders:
+            sender.result(60)
+
+    def drain(self, within_s: float) -> None:
+        """Acknowledge everything, until all that was accepted is settled; asserts that this is in time."""
+        self._is_careful.set()
+        until_s = time.monotonic() + within_s
+        with self.ledger.news:
+            while not self.ledger.is_settled():
+                assert time.monotonic() < until_s, f"not settled within {within_s} s: {self._unsettled()}"
+                self.ledger.news.wait(0.5)
+
+    def close(self) -> None:
+        """End all threads; errors they met are raised here."""
+        self._ends_sending.set()
+        self._ends_receiving.set()
+        self._pool.shutdown(wait=True)
+        for worker in [*self._senders, *self._receivers]:
+            worker.result()
+
+    def _unsettled(self) -> list[str]:
+        ledger = self.ledger
+        return [each for each in ledger.sent if each not in ledger.acked_at_ms and each not in ledger.in_doubt][:10]
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    def _send(self, number: int) -> None:
+        rng = random.Random(f"{self._seed}-send-{number}")
+        turn = 0
+        with WireClient(self._address, f"sender-{number}") as client:
+            while not self._ends_sending.wait(1 / _SENDS_PER_S_MAX):
+                messages = []
+                for _ in range(rng.choice((1, 1, 1, 4))):
+                    turn += 1
+                    messages.append(self._message(rng, f"01{number:04X}{turn:028X}"))
+                self._insist(client, messages)
+                if rng.random() < 0.1:
+                    self._insist(client, messages)  # an answer that came back is asked for again
+
+    def _message(self, rng: random.Random, message_id: str) -> wire.Message:
+        deliver_at_ms = 0
+        if rng.random() < 0.6:
+            deliver_at_ms = _now_ms() + rng.randint(1, DELAY_MS_MAX)
+        self.ledger.sent[message_id] = Sent(deliver_at_ms)
+        body = f"{message_id} {deliver_at_ms}".encode().ljust(rng.choice((64, 200, 1000)))
+        return a_message(TOPIC, message_id, body, deliver_at_ms=deliver_at_ms)
+
+    def _insist(self, client: WireClient, messages: Sequence[wire.Message]) -> None:
+        """Send until accepted, always under the same ids."""
+        ledger = self.ledger
+        while True:
+            for message in messages:
+                ledger.sent[message.system_properties.message_id].tries += 1
+            try:
+                answer = client.send(*messages, deadline_s=3)
+            except grpc.RpcError:
+                time.sleep(_PAUSE_S)
+                continue
+            if answer.status.code == wire.OK:
+                break
+            if answer.status.code not in {wire.TOO_MANY_REQUESTS, wire.INTERNAL_SERVER_ERROR}:
+                ledger.refusals.append(f"send: {answer.status}")
+                return
+            time.sleep(_PAUSE_S)
+        with ledger.news:
+            for message, entry in zip(messages, answer.entries, strict=True):
+                if entry.message_id != message.system_properties.message_id or entry.status.code != wire.OK:
+                    ledger.refusals.append(f"send: {entry}")
+                ledger.sent[message.system_properties.message_id].accepted += 1
+            ledger.accepted_total += len(messages)
+            ledger.news.notify_all()
+
+    # -- receiving ----------------------------------------------------------------------------------------------------
+
+    def _receive(self, number: int) -> None:
+        rng = random.Random(f"{self._seed}-receive-{number}")
+        with WireClient(self._address, f"receiver-{number}") as client:
+            while not self._ends_receiving.is_set():
+                try:
+                    found = client.receive(TOPIC, GROUP, batch=rng.choice((1, 8, 32)), wait_s=1)
+                except grpc.RpcError:
+                    time.sleep(_PAUSE_S)
+                    continue
+                now_ms = _now_ms()
+                boots = [decode_handle(each.receipt_handle).epoch >> 32 for each in found]
+                self.ledger.seen += [Seen(each, boot, now_ms) for each, boot in zip(found, boots, strict=True)]
+                self._finish(client, rng, found)
+
+    def _finish(self, client: WireClient, rng: random.Random, found: Sequence[Received]) -> None:
+        to_ack: list[Received] = []
+        for each in found:
+            choice = 1.0 if self._is_careful.is_set() else rng.random()
+            if choice < 0.03:
+                continue  # left alone: it comes back when its lease expires
+            if choice < 0.06:
+                self._hide(client, each, rng.randint(200, 1500))
+            else:
+                to_ack.append(each)
+        if to_ack:
+            self._ack(client, to_ack)
+
+    def _ack(self, client: WireClient, deliveries: Sequence[Received]) -> None:
+        ledger = self.ledger
+        try:
+            answer = client.ack(TOPIC, GROUP, deliveries)
+        except grpc.RpcError:
+            with ledger.news:
+                ledger.in_doubt.update(each.message_id for each in deliveries)
+            return
+        now_ms = _now_ms()
+        with ledger.news:
+            for each, entry in zip(deliveries, answer.entries, strict=True):
+                if entry.status.code == wire.OK:
+                    ledger.acked_at_ms.setdefault(each.message_id, now_ms)
+                    ledger.acked_total += 1
+                elif entry.status.code == wire.INVALID_RECEIPT_HANDLE:
+                    ledger.stale_acks += 1
+                else:
+                    ledger.refusals.append(f"ack: {entry}")
+            ledger.news.notify_all()
+
+    def _hide(self, client: WireClient, delivery: Received, invisible_ms: int) -> None:
+        begun_ms = _now_ms()
+        try:
+            answer = client.change_invisible(TOPIC, GROUP, delivery, invisible_ms)
+        except grpc.RpcError:
+            return
+        if answer.status.code == wire.OK:
+            until = Hidden(_now_ms(), begun_ms + invisible_ms)
+            self.ledger.hidden.setdefault(delivery.message_id, []).append(until)
+        elif answer.status.code == wire.INVALID_RECEIPT_HANDLE:
+            self.ledger.stale_acks += 1
+        else:
+            self.ledger.refusals.append(f"change: {answer.status}")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,12 @@
+"""How long tests that could go on for ever go on: 1 by default, ``DMQ_TEST_EFFORT=20`` for a long run.
+
+Read when ``tests/conftest.py`` is loaded, before it takes our variables out of the environment.
+"""
+
+from __future__ import annotations
+
+import os
+
+EFFORT = max(1, int(os.environ.get("DMQ_TEST_EFFORT", "1")))
+CRASHES = int(os.environ.get("DMQ_TEST_CRASHES", "20"))  # how often a test of the whole daemon kills it
+SEED = int(os.environ.get("DMQ_TEST_SEED", "0")) or int.from_bytes(os.urandom(4))  # printed by tests that use it

@@ -1,0 +1,211 @@
+"""Official RocketMQ clients, each in a process of its own: the one interface tests drive them by.
+
+Never imported into the test process: the Python client registers its own protobuf files, starts a thread and opens a
+log file at import. A program under ``tests/clients`` takes commands as JSON lines on stdin,
+
+    {"id": 1, "do": "send", "name": "producer", "topic": "orders", "body": "hello"}
+
+answers each with ``{"id": 1, "ok": ...}`` or ``{"id": 1, "error": ..., "type": ..., "code": ...}``, in any order, and
+reports what a push consumer is given as ``{"event": "delivery", "client": ..., ...}``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+_TESTS = Path(__file__).parents[1]
+_NODE = _TESTS / "clients" / "node"
+ANSWER_S_MAX = 40.0
+START_S_MAX = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """What tests must know about one client: how it is started, and where it differs from the others.
+
+    ``receive_overhead_bytes``: grpc-js takes 4 MiB for a whole frame, so that a body of 4 MiB can be sent with the Node
+    client and not be received with it.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    deliver_at_unit_ms: int
+    receive_overhead_bytes: int
+
+
+PYTHON = Language("python", (sys.executable, str(_TESTS / "clients" / "python" / "client.py")), 1000, 0)
+NODE = Language("node", ("node", str(_NODE / "client.mjs")), 1, 1024)
+LANGUAGES = (PYTHON, NODE)
+
+
+class ClientError(Exception):
+    """The client raised; ``type`` is its exception's name, ``code`` the protocol's code where the client tells it."""
+
+    def __init__(self, text: str, kind: str, code: int | None) -> None:
+        super().__init__(text)
+        self.type = kind
+        self.code = code
+
+
+def require(language: Language) -> None:
+    """Skip the test, by name, where the client cannot run; in CI that is a failure."""
+    if language is not NODE:
+        return
+    missing = ""
+    if shutil.which("node") is None:
+        missing = "node is not installed"
+    elif not (_NODE / "node_modules" / "rocketmq-client-nodejs").is_dir():
+        missing = "the official Node client is not installed: make node-client"
+    if missing:
+        assert not os.environ.get("CI"), f"required in CI: {missing}"
+        pytest.skip(missing)
+
+
+class OfficialClient:
+    """One process that holds any number of clients, each under a name of its own."""
+
+    def __init__(self, language: Language, home: Path, address: str) -> None:
+        self.language = language
+        self._address = address
+        self._home = home
+        self._stderr = (home / "stderr.txt").open("ab")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        self._process = subprocess.Popen(
+            language.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+            cwd=home,
+            env={**environment, "HOME": str(home)},
+        )
+        self._lock = threading.Lock()
+        self._number = 0
+        self._waiting: dict[int, Future[Any]] = {}
+        self._deliveries: list[dict[str, Any]] = []
+        self._news = threading.Condition()
+        self._is_ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if not self._is_ready.wait(START_S_MAX):
+            self.close()
+            raise AssertionError(f"the {language.name} client did not start\n{self.stderr()}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process, and print what it said: pytest shows it where a test failed."""
+        self._process.kill()
+        self._process.wait(10)
+        self._reader.join(10)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._stderr.close()
+        print(f"--- {self.language.name} client\n{self.stderr()}\n{self.client_log()[-8000:]}---")
+
+    def stderr(self) -> str:
+        """Return what the process said."""
+        return (self._home / "stderr.txt").read_text(errors="replace")
+
+    def client_log(self) -> str:
+        """Return the client's own log file."""
+        return "".join(file.read_text(errors="replace") for file in sorted(self._home.glob("logs/**/*.log")))
+
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    def begin(self, command: str, **arguments: Any) -> Future[Any]:
+        """Start a command; the future is its answer, ``ClientError`` if the client raised."""
+        answer: Future[Any] = Future()
+        with self._lock:
+            self._number += 1
+            number = self._number
+            self._waiting[number] = answer
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps({"id": number, "do": command, **arguments}) + "\n")
+            self._process.stdin.flush()
+        return answer
+
+    def do(self, command: str, **arguments: Any) -> Any:
+        """Run a command and return its answer."""
+        return self.begin(command, **arguments).result(ANSWER_S_MAX)
+
+    def start(self, name: str, kind: str, topic: str, **arguments: Any) -> None:
+        """Start a ``producer``, a ``simple`` or a ``push`` consumer under ``name``."""
+        self.do("start", name=name, kind=kind, address=self._address, topic=topic, **arguments)
+
+    def send(self, name: str, topic: str, **arguments: Any) -> str:
+        """Send and return the message id. ``deliver_at_ms`` is turned into the client's unit, rounded up."""
+        deliver_at_ms = arguments.pop("deliver_at_ms", 0)
+        if deliver_at_ms:
+            arguments["deliver_at"] = -(-deliver_at_ms // self.language.deliver_at_unit_ms)
+        return str(self.do("send", name=name, topic=topic, **arguments)["message_id"])
+
+    def receive_until(
+        self, name: str, count: int, *, within_s: float = 30.0, invisible_s: int = 10, acks: bool = True
+    ) -> list[dict[str, Any]]:
+        """Receive, and acknowledge unless told otherwise, until ``count`` messages came or time is up."""
+        found: list[dict[str, Any]] = []
+        until_s = time.monotonic() + within_s
+        while len(found) < count and time.monotonic() < until_s:
+            for delivery in self.do("receive", name=name, invisible_s=invisible_s):
+                found.append(delivery)
+                if acks:
+                    self.do("ack", name=name, token=delivery["token"])
+        return found
+
+    def deliveries(self, name: str) -> list[dict[str, Any]]:
+        """Return what the push consumer was given so far."""
+        with self._news:
+            return [delivery for delivery in self._deliveries if delivery["client"] == name]
+
+    def wait_for_deliveries(self, name: str, count: int, *, within_s: float = 30.0) -> list[dict[str, Any]]:
+        """Wait until the push consumer was given ``count`` messages, and return all so far, also if fewer came."""
+        until_s = time.monotonic() + within_s
+        with self._news:
+            while len(found := [each for each in self._deliveries if each["client"] == name]) < count:
+                left_s = until_s - time.monotonic()
+                if left_s <= 0 or not self._news.wait(left_s):
+                    break
+            return found
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                said = json.loads(line)
+                match said.get("event"):
+                    case "ready":
+                        self._is_ready.set()
+                    case "delivery":
+                        with self._news:
+                            self._deliveries.append(said)
+                            self._news.notify_all()
+                    case _:
+                        self._answer(said)
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(ClientError("the client's process ended", "ProcessEnded", None))
+
+    def _answer(self, said: dict[str, Any]) -> None:
+        answer = self._waiting.pop(said["id"])
+        if "error" in said:
+            answer.set_exception(ClientError(said["error"], said["type"], said["code"]))
+        else:
+            answer.set_result(said["ok"])

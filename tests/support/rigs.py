@@ -1,0 +1,283 @@
+"""Brokers under test, each with a manual clock, behind one handle; and decorators that run a scenario on them.
+
+A scenario is an ``async def test_...(rig)``. Whatever it leaves behind (a task, an exception nobody looked at) fails it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import pytest
+from support.memory_broker import MemoryBroker
+
+from broker_adapter.adapter import PopBroker, Subscription
+from broker_adapter.clock import ManualClock
+from broker_adapter.message import Delivery, Envelope, SendReceipt
+from dmq.audit.events import gap_event
+from dmq.embedded.broker import EmbeddedBroker
+from dmq.errors import StoreError
+from dmq.scheduler.scheduler import Scheduler
+from dmq.store.engine import Engine
+from dmq.store.memory import MemoryEngine
+from dmq.store.rocks import RocksEngine
+from dmq.store.store import Store, StoreOptions
+
+TOPIC, GROUP = "orders", "workers"
+INVISIBLE_MS = 30_000
+PATIENCE_S = 10.0  # for what happens by itself; nothing waits that long unless it is broken
+
+
+class End(Enum):
+    """How a run ends: in order, by SIGKILL (what was written stays), by power loss (only what was synced stays)."""
+
+    CLOSE = "close"
+    KILL = "kill"
+    POWER_LOSS = "power loss"
+
+
+class Rig(Protocol):
+    """A broker, its clock, and what a test does to them."""
+
+    clock: ManualClock
+
+    @property
+    def broker(self) -> PopBroker:
+        """The broker; another one after ``restart``."""
+        ...
+
+    async def open(self) -> None:
+        """Start it."""
+        ...
+
+    async def close(self) -> None:
+        """End it."""
+        ...
+
+    async def settle(self) -> None:
+        """Return when everything that is due was handed over and everything that expired came back."""
+        ...
+
+    async def restart(self, end: End) -> None:
+        """End the run and begin another one."""
+        ...
+
+
+class EmbeddedRig:
+    """The embedded broker with its scheduler, driven by hand. ``disk`` says on which engine."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        on_disk: bool,
+        queues: int = 4,
+        group_start: Literal["earliest", "latest"] = "earliest",
+        options: StoreOptions | None = None,
+        clock: ManualClock | None = None,
+        wrap: Callable[[Engine], Engine] = lambda engine: engine,
+    ) -> None:
+        self.clock = clock or ManualClock()
+        self.broker: EmbeddedBroker
+        self.scheduler: Scheduler
+        self.store: Store
+        self.memory = MemoryEngine()
+        self.late_ms: list[int] = []
+        self.failures: list[StoreError] = []
+        self._path = path
+        self._runs = 0
+        self._on_disk = on_disk
+        self._queues = queues
+        self._group_start = group_start
+        self._options = options or StoreOptions(gap_event=gap_event)
+        self._wrap = wrap
+
+    async def open(self) -> None:
+        engine: Engine = RocksEngine(self._database) if self._on_disk else self.memory
+        self.store = Store(self._wrap(engine), self.clock, self._options)
+        self.broker = EmbeddedBroker(self.store, queues_per_topic=self._queues, group_start=self._group_start)
+        self.scheduler = Scheduler(
+            self.store,
+            self.broker.placement,
+            on_failure=self.failures.append,
+            observe=self.late_ms.extend,
+        )
+
+    async def close(self) -> None:
+        await self.broker.close()
+        self.scheduler.close()
+        with suppress(StoreError):  # of a store that a test broke, or of an engine that crashed
+            self.store.close()
+
+    async def settle(self) -> None:
+        while self.scheduler.turn().handed_over:
+            pass
+        await self.store.commit_async([])  # behind it, the loop was told of everything that was handed over
+        while await self.broker.leases.expire():
+            pass
+        await self.store.commit_async([])  # behind what the broker's own task had begun to bring back
+
+    async def restart(self, end: End) -> None:
+        assert not (self._on_disk and end is End.POWER_LOSS), "tests cannot take the page cache away"
+        if end is End.CLOSE:
+            await self.close()
+            self.memory = self.memory.reopened()
+        elif self._on_disk:
+            before = self._database
+            self._runs += 1
+            shutil.copytree(before, self._database, ignore=shutil.ignore_patterns("LOCK"))
+            await self.close()
+            shutil.rmtree(before)
+        else:
+            self.memory, crashed = self.memory.reopened() if end is End.KILL else self.memory.crashed(), self.memory
+            assert crashed is not self.memory
+            await self.close()
+        await self.open()
+
+    @property
+    def _database(self) -> Path:
+        return self._path / f"run-{self._runs}"
+
+
+class MemoryBrokerRig:
+    """The double that tests of the sidecar use, so that it cannot drift from the contract."""
+
+    def __init__(self, path: Path, *, queues: int = 4) -> None:
+        self.clock = ManualClock()
+        self.broker = MemoryBroker(self.clock, queues=queues)
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def settle(self) -> None:
+        self.broker.poke()
+        await asyncio.sleep(0)
+
+    async def restart(self, end: End) -> None:
+        raise NotImplementedError
+
+
+def on_rocksdb(path: Path, queues: int) -> Rig:
+    """The embedded broker on RocksDB."""
+    return EmbeddedRig(path, on_disk=True, queues=queues)
+
+
+def on_memory(path: Path, queues: int) -> Rig:
+    """The embedded broker on the engine in memory."""
+    return EmbeddedRig(path, on_disk=False, queues=queues)
+
+
+def the_double(path: Path, queues: int) -> Rig:
+    """The double."""
+    return MemoryBrokerRig(path, queues=queues)
+
+
+Make = Callable[[Path, int], Rig]
+Scenario = Callable[[Any], Coroutine[object, object, None]]  # takes the rig that its decorator makes
+
+
+def every_broker(*, queues: int = 4) -> Callable[[Scenario], Callable[..., None]]:
+    """Run a scenario on everything that claims to fit ``PopBroker``."""
+    return _on((on_rocksdb, on_memory, the_double), queues)
+
+
+def every_durable_broker(*, queues: int = 4) -> Callable[[Scenario], Callable[..., None]]:
+    """Run a scenario on the brokers that outlive a restart."""
+    return _on((on_rocksdb, on_memory), queues)
+
+
+def _on(makers: Sequence[Make], queues: int) -> Callable[[Scenario], Callable[..., None]]:
+    def decorate(scenario: Scenario) -> Callable[..., None]:
+        def test(make: Make, tmp_path: Path) -> None:
+            asyncio.run(play(make(tmp_path, queues), scenario))
+
+        test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
+        return pytest.mark.parametrize("make", makers, ids=lambda make: str(make.__name__))(test)
+
+    return decorate
+
+
+async def play(rig: Rig, scenario: Scenario) -> None:
+    """Run a scenario and fail on whatever went wrong beside it."""
+    strays: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: strays.append(repr(context)))
+    await rig.open()
+    try:
+        async with asyncio.timeout(PATIENCE_S * 3):
+            await scenario(rig)
+    finally:
+        await rig.close()
+    await asyncio.sleep(0)
+    assert not strays, strays
+
+
+def an_envelope(
+    message_id: str = "m-1",
+    *,
+    topic: str = TOPIC,
+    payload: bytes = b"payload",
+    tag: str = "",
+    message_group: str = "",
+    deliver_at_ms: int = 0,
+) -> Envelope:
+    """A message; its payload is opaque to brokers."""
+    return Envelope(topic, message_id, payload, tag, message_group, deliver_at_ms)
+
+
+async def send(rig: Rig, *message_ids: str, deliver_at_ms: int = 0) -> Sequence[SendReceipt]:
+    """Send messages in one call."""
+    return await rig.broker.send([an_envelope(each, deliver_at_ms=deliver_at_ms) for each in message_ids])
+
+
+async def receive(
+    rig: Rig,
+    *,
+    group: str = GROUP,
+    topic: str = TOPIC,
+    queue_id: int = -1,
+    tags: Sequence[str] = (),
+    batch_max: int = 32,
+    invisible_ms: int = INVISIBLE_MS,
+    wait_ms: int = 0,
+    renew_for: str = "",
+) -> Sequence[Delivery]:
+    """Receive, by default what is there."""
+    return await rig.broker.receive(
+        group,
+        Subscription(topic, queue_id, frozenset(tags)),
+        batch_max=batch_max,
+        invisible_ms=invisible_ms,
+        wait_ms=wait_ms,
+        renew_for=renew_for,
+    )
+
+
+async def receive_one(rig: Rig, *, group: str = GROUP, invisible_ms: int = INVISIBLE_MS) -> Delivery:
+    """Receive the one message that is there."""
+    (delivery,) = await receive(rig, group=group, invisible_ms=invisible_ms)
+    return delivery
+
+
+async def ack(rig: Rig, *deliveries: Delivery, group: str = GROUP, topic: str = TOPIC) -> Sequence[Exception | None]:
+    """Acknowledge deliveries in one call."""
+    return await rig.broker.ack(group, topic, [each.receipt_handle for each in deliveries])
+
+
+def ids(deliveries: Sequence[Delivery]) -> list[str]:
+    """The message ids of deliveries, in their order."""
+    return [each.message_id for each in deliveries]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Let the loop run until something holds."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.001)
