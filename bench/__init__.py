@@ -8,7 +8,7 @@ round in turn, because a machine's speed drifts: read ratios.
 ``place``      directories on a real disk, and what they take there
 ``messages``   messages as an official client sends them
 ``daemon``     a daemon as a process of its own, and what it says about itself
-``load``       the load generator: a Go program (``bench/load/``), or a Python one that is a limit itself
+``load``       the load generator: a Go program in ``bench/load/``, or ``load_python``, which is a limit itself
 ``echo``       the peer: a grpcio server that does nothing
 ``inside``     what runs in a process of its own: enqueue, floor, burst, fill; ``child`` is its other end
 ``enqueue`` ``send`` ``lateness`` ``burst`` ``pending``   the figures

@@ -78,7 +78,8 @@ def main(
                 figures += MEASURES[name](plan)
             except (LoadFailed, RuntimeError) as error:
                 failed[name.value] = str(error)
-            progress.update(task, what="failed" if name.value in failed else "")
+            steps = progress.tasks[task].total
+            progress.update(task, completed=steps or 0, what="failed" if name.value in failed else "")
     options = {"rounds": rounds, "quick": quick, "native_load": used.is_native, "pending": pending}
     write_json(json, figures, {**options, "failed": failed})
     console.print(table_of(figures))

@@ -23,7 +23,7 @@ class Plan:
 
     def expect(self, steps: int) -> None:
         """Say how many steps the figure takes."""
-        self.progress.reset(self.task, total=steps)
+        self.progress.reset(self.task, total=steps, completed=-1)  # a step counts once the next one begins
 
     def step(self, what: str) -> None:
         """Say that a step begins; the one before is done."""

@@ -203,7 +203,6 @@ class Metrics:
         self.delivered = Total("dmq_messages_delivered", "Hand-outs to consumers, repetitions included.")
         self.acked = Total("dmq_messages_acked", "Deliveries finished by a consumer.")
         self.expired = Total("dmq_leases_expired", "Deliveries whose invisible duration ran out.")
-        self.dead = Total("dmq_messages_dead", "Messages moved to a dead-letter queue.")
         self.dispatched = Total("dmq_messages_dispatched", "Delayed messages moved to their queue when due.")
 
         self.lateness = Distribution(
@@ -224,7 +223,6 @@ class Metrics:
         self.overdue = gauge("overdue_messages", "Messages on the timeline that are due already.")
         self.next_due = gauge("next_due_timestamp_seconds", "When the next message is due; 0 if none waits.")
         self.commit_queue = gauge("commit_queue_ops", "Operations waiting for the writer.")
-        self.queued = gauge("queued_messages", "Messages in queue logs.")
         self.leases = gauge("leases", "Messages handed out and neither acknowledged nor expired.")
         self.outbox_bytes = gauge("audit_outbox_bytes", "Audit events waiting for their export.")
         self.disk_free_bytes = gauge("disk_free_bytes", "Free space of the file system with the store.")

@@ -153,14 +153,16 @@ class Outbox(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., held_bytes: _Optional[int] = ..., held_bytes_max: _Optional[int] = ..., lost_rows: _Optional[int] = ...) -> None: ...
 
 class Recovery(_message.Message):
-    __slots__ = ("was_clean", "cut_bytes", "open_ms")
+    __slots__ = ("was_clean", "cut_bytes", "open_ms", "is_new")
     WAS_CLEAN_FIELD_NUMBER: _ClassVar[int]
     CUT_BYTES_FIELD_NUMBER: _ClassVar[int]
     OPEN_MS_FIELD_NUMBER: _ClassVar[int]
+    IS_NEW_FIELD_NUMBER: _ClassVar[int]
     was_clean: bool
     cut_bytes: int
     open_ms: float
-    def __init__(self, was_clean: _Optional[bool] = ..., cut_bytes: _Optional[int] = ..., open_ms: _Optional[float] = ...) -> None: ...
+    is_new: bool
+    def __init__(self, was_clean: _Optional[bool] = ..., cut_bytes: _Optional[int] = ..., open_ms: _Optional[float] = ..., is_new: _Optional[bool] = ...) -> None: ...
 
 class ListTopicsRequest(_message.Message):
     __slots__ = ()

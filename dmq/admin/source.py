@@ -92,6 +92,7 @@ class Recovery:
     was_clean: bool = True
     cut_bytes: int = 0
     open_ms: float = 0.0
+    is_new: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

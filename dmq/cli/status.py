@@ -43,7 +43,12 @@ def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
     next_due = f"; next {out.when(timeline.next_due_at_ms, now_ms)}" if timeline.next_due_at_ms else ""
     low = "SENDS REFUSED, " if disk.refuses_sends else ""
     reason = f": {found.state_reason}" if found.state_reason else ""
-    start = "after a clean stop" if recovery.was_clean else f"recovered, {recovery.cut_bytes} B of torn log cut"
+    if recovery.is_new:
+        start = "as a new store"
+    elif recovery.was_clean:
+        start = "after a clean stop"
+    else:
+        start = f"recovered after a kill, {recovery.cut_bytes} B of torn log cut"
     return [
         ("state", f"{_state(found).lower()}{reason}"),
         ("daemon", f"{found.broker_name} {found.version}, pid {found.pid}, cell {found.cell_id}"),

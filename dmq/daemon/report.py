@@ -97,9 +97,10 @@ class Report:
                 lost_rows=outbox.first_sequence - 1,
             ),
             recovery=source.Recovery(
-                was_clean=store.recovery.was_closed or store.recovery.is_new,
+                was_clean=store.recovery.was_closed,
                 cut_bytes=store.recovery.cut_bytes,
                 open_ms=store.recovery.took_s * 1000,
+                is_new=store.recovery.is_new,
             ),
         )
 
@@ -169,13 +170,19 @@ class Report:
         )
 
     def watch(self) -> None:
-        """Let the gauges be read when somebody asks for the metrics."""
-        store, metrics = self.store, self.metrics
+        """Let the figures be read when somebody asks for the metrics."""
+        store, metrics, broker = self.store, self.metrics, self.broker
+        metrics.accepted.follow(lambda: broker.accepted_total)
+        metrics.repeated.follow(lambda: broker.repeated_total)
+        metrics.refused.follow(lambda: broker.refused_total)
+        metrics.delivered.follow(lambda: broker.handed_out_total)
+        metrics.acked.follow(lambda: broker.acked_total)
+        metrics.expired.follow(lambda: broker.leases.expired_total)
         metrics.pending.set_function(lambda: sum(store.pending().values()))
         metrics.next_due.set_function(lambda: (store.next_due_ms() or 0) / 1000)
         metrics.overdue.set_function(lambda: self._overdue(store.pending(), store.clock.now_ms()))
         metrics.commit_queue.set_function(lambda: store.writer.pending_ops)
-        metrics.leases.set_function(lambda: self.broker.lease_count)
+        metrics.leases.set_function(lambda: broker.lease_count)
         metrics.outbox_bytes.set_function(lambda: store.outbox_state.stored_bytes)
         metrics.recovery_cut_bytes.set(store.recovery.cut_bytes)
         metrics.open_seconds.set(store.recovery.took_s)

@@ -7,9 +7,9 @@ of state is answered only after the store said that it is durable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
+from typing import Literal, TypeVar
 
 from broker_adapter import limits
 from broker_adapter.adapter import Subscription as Wanted
@@ -33,7 +33,10 @@ from dmq.store.record import QueuedMessage, decode_queued
 from dmq.store.store import Store
 
 RECEIVE_BYTES_MAX = 8 * 1024 * 1024
+_PASS_OVER_S_MAX = 0.5  # how long a receive whose time is up goes on through messages that its filter passes over
 _GROUP_ROWS_MAX = 1_000_000
+
+_Read = TypeVar("_Read")
 
 
 class EmbeddedBroker:
@@ -49,7 +52,9 @@ class EmbeddedBroker:
         self.store = store
         self.names = Names(store)
         self.placement = Placement(self.names)
-        self.accepted_total = 0
+        self.accepted_total = 0  # messages, without those that were known already
+        self.repeated_total = 0
+        self.refused_total = 0  # sends refused because a bound is reached
         self.handed_out_total = 0
         self.acked_total = 0
         self._clock = store.clock
@@ -103,6 +108,7 @@ class EmbeddedBroker:
 
     async def send(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:
         if self.store.is_disk_low():
+            self.refused_total += len(envelopes)
             raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
         topics = self.names.topics
         now_ms = self._clock.now_ms()
@@ -111,7 +117,7 @@ class EmbeddedBroker:
             topic = topics.get(envelope.topic) or await self._create_topic(envelope.topic)
             ops.append(self.placement.accept(topic, envelope, now_ms))
         receipts = await self._committed(self._submit(ops, is_urgent=False))
-        self.accepted_total += len(envelopes)
+        self.accepted_total += sum(not receipt.repeated for receipt in receipts)
         return [
             SendReceipt(envelope.message_id, receipt.queue_id, receipt.queue_offset, receipt.repeated)
             for envelope, receipt in zip(envelopes, receipts, strict=True)
@@ -140,9 +146,12 @@ class EmbeddedBroker:
                     self.handed_out_total += len(deliveries)
                     return deliveries
             left_s = until_s - self._clock.monotonic_s()
-            if left_s <= 0:
+            if found.has_available(subscription.queue_id):
+                if left_s <= -_PASS_OVER_S_MAX:
+                    return []
+            elif left_s <= 0:
                 return []
-            if not found.has_available(subscription.queue_id):
+            else:
                 await found.wait(subscription.queue_id, left_s)
 
     async def _hand_out(
@@ -214,7 +223,7 @@ class EmbeddedBroker:
         event = encode_event(
             EventKind.FILTERED, queue.topic_id, found.group.group_id, queue.queue_id, 0, offset, record.message_id
         )
-        return [*queue.finish(offset), Emit(event)]
+        return [*queue.finish(offset), Emit(event, offset)]
 
     async def _read(self, topic_id: int, taken: list[tuple[GroupQueue, int, int]]) -> list[QueuedMessage]:
         wanted = [pack_queue_key(topic_id, queue.queue_id, offset) for queue, offset, _ in taken]
@@ -227,13 +236,14 @@ class EmbeddedBroker:
                 records.append(decode_queued(value))
             return records
 
-        return await self._loop.run_in_executor(self._reader, read)
+        return await self._in_reader(read)
 
     # -- finishing ----------------------------------------------------------------------------------------------------
 
     async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:
         results: list[Exception | None] = []
         ops: list[Op] = []
+        finished = 0
         found = await self._subscribe(group, topic)
         for handle in receipt_handles:
             try:
@@ -242,13 +252,16 @@ class EmbeddedBroker:
                     lease = queue.leases.get(receipt.queue_offset)
                     message_id = lease.message_id if lease is not None else b""
                     ops += queue.finish(receipt.queue_offset)
-                    ops.append(Emit(_event(EventKind.ACKED, receipt, receipt.attempt, receipt.queue_offset, message_id)))
+                    event = _event(EventKind.ACKED, receipt, receipt.attempt, receipt.queue_offset, message_id)
+                    ops.append(Emit(event, receipt.queue_offset))
+                    finished += 1
                 results.append(None)
             except Refused as refused:
                 results.append(refused)
         if ops:
             await self._committed(self._submit(ops))
-            self.acked_total += len(results) - sum(result is not None for result in results)
+            self.acked_total += finished
+            found.wake_next()  # the bound of leases may have kept messages back
         return results
 
     async def change_invisible(
@@ -262,10 +275,14 @@ class EmbeddedBroker:
         ops = queue.hide(receipt, visible_at_ms, is_suspended=suspend)
         lease = queue.leases[receipt.queue_offset]
         if invisible_ms <= 0:
-            await self._committed(self.leases.give_back(queue, receipt.queue_offset, lease))
+            try:
+                done = self.leases.give_back(queue, receipt.queue_offset, lease)
+            except StoreError as error:
+                raise BrokerUnavailable(str(error)) from error
+            await self._committed(done)
             return receipt_handle
         event = _event(EventKind.INVISIBLE_CHANGED, receipt, lease.attempt, visible_at_ms, lease.message_id)
-        done = self._submit([*ops, Emit(event)])
+        done = self._submit([*ops, Emit(event, receipt.queue_offset)])
         self.leases.watch(queue, receipt.queue_offset, lease)
         await self._committed(done)
         return receipt_handle
@@ -292,11 +309,10 @@ class EmbeddedBroker:
         """Return the state of (group, topic), loaded; creates what is missing."""
         group = self.names.groups.get(group_name) or await self._create_group(group_name)
         topic = self.names.topics.get(topic_name) or await self._create_topic(topic_name)
-        found = self._subscriptions.get((group.group_id, topic.topic_id))
-        if found is not None:
-            if not found.is_loaded.is_set():
-                await found.is_loaded.wait()
-            return found
+        while (found := self._subscriptions.get((group.group_id, topic.topic_id))) is not None:
+            if found.is_loaded.is_set():
+                return found
+            await found.is_loaded.wait()  # and look again: whoever loads it may fail, or be cancelled
         found = Subscription(group, topic)
         self._subscriptions[group.group_id, topic.topic_id] = found
         self._by_topic.setdefault(topic.topic_id, []).append(found)  # from here on it hears of new messages
@@ -325,18 +341,17 @@ class EmbeddedBroker:
             ]
 
         ops: list[Op] = []
-        for queue, (rows, end) in zip(
-            found.queues, await self._loop.run_in_executor(self._reader, read), strict=True
-        ):
+        for queue, (rows, end) in zip(found.queues, await self._in_reader(read), strict=True):
             queue.end = max(queue.end, end)
             if rows:
                 queue.load(rows)
             else:
                 ops += queue.start_at(0 if self._group_start == "earliest" else queue.end)
-            for offset, lease in queue.leases.items():
-                self.leases.watch(queue, offset, lease)
         if ops:
             await self._committed(self._submit(ops))
+        for queue in found.queues:
+            for offset, lease in queue.leases.items():
+                self.leases.watch(queue, offset, lease)
 
     def _on_appended(self, appended: Appended) -> None:
         for (topic_id, queue_id), end in appended.items():
@@ -344,6 +359,12 @@ class EmbeddedBroker:
                 queue = found.queues[queue_id]
                 queue.end = max(queue.end, end)
                 found.wake(queue_id)
+
+    async def _in_reader(self, read: Callable[[], _Read]) -> _Read:
+        try:
+            return await self._loop.run_in_executor(self._reader, read)
+        except StoreError as error:
+            raise BrokerUnavailable(str(error)) from error
 
     def _submit(self, ops: Sequence[Op], *, is_urgent: bool = True) -> asyncio.Future[list[Stored]]:
         try:

@@ -6,7 +6,10 @@ offset never handed out in this run; ``ready`` holds offsets that came back. Wha
 
     kind 1 floor       number 0        floor 8
     kind 2 chunk       chunk number    bitmap 128
-    kind 3 exception   offset          attempt 2 | visible_at_ms 8 | epoch 8      epoch 0: not leased, ready
+    kind 3 exception   offset          attempt 2 | visible_at_ms 8 | epoch 8 | is suspended 1
+
+An exception is a lease that is a row, or, with visible_at_ms 0, a message that came back: the attempt is then the one
+that comes next. The epoch is that of the last hand-out.
 
 A plain lease is in memory only: after a restart its message is handed out again, and the old handle stays good until
 then. Renewals and everything that counts an attempt are rows.
@@ -27,9 +30,10 @@ from dmq.store.ops import Delete, Family, Op, Put
 CHUNK_OFFSETS = 1024
 LEASES_MAX = 10_000
 
-_EXCEPTION = struct.Struct(">HQQ")
+_EXCEPTION = struct.Struct(">HQQ?")
 _KIND_FLOOR, _KIND_CHUNK, _KIND_EXCEPTION = 1, 2, 3
 _FULL = b"\xff" * (CHUNK_OFFSETS // 8)
+_FIRST = (1, 0)  # attempt and epoch of what never came back
 
 
 @dataclass(slots=True)
@@ -43,6 +47,7 @@ class Lease:
     renew_for: str = ""
     renew_until_ms: int = 0
     is_suspended: bool = False  # its next hand-out does not count as an attempt
+    is_returning: bool = False  # its end was decided and is being written
 
 
 class GroupQueue:
@@ -57,7 +62,7 @@ class GroupQueue:
         self.cursor = 0
         self.leases: dict[int, Lease] = {}
         self._ready: list[int] = []
-        self._attempts: dict[int, int] = {}  # of unfinished messages whose next attempt is not the first
+        self._returned: dict[int, tuple[int, int]] = {}  # of what came back: (next attempt, epoch of the last hand-out)
         self._rows: set[int] = set()  # offsets that have an exception row
         self._chunks: dict[int, bytearray] = {}
 
@@ -75,12 +80,12 @@ class GroupQueue:
             kind, offset = unpack_group_row(key)
             if kind != _KIND_EXCEPTION or self.is_finished(offset):
                 continue
-            attempt, visible_at_ms, epoch = _EXCEPTION.unpack(value)
+            attempt, visible_at_ms, epoch, is_suspended = _EXCEPTION.unpack(value)
             self._rows.add(offset)
-            if epoch:
-                self.leases[offset] = Lease(epoch, attempt, visible_at_ms)
+            if visible_at_ms:
+                self.leases[offset] = Lease(epoch, attempt, visible_at_ms, is_suspended=is_suspended)
             else:
-                self._attempts[offset] = attempt
+                self._returned[offset] = (attempt, epoch)
 
     def start_at(self, offset: int) -> list[Op]:
         """Begin a new group at ``offset``."""
@@ -118,7 +123,7 @@ class GroupQueue:
                 self.cursor += 1
             if offset not in chosen:
                 chosen.add(offset)
-                taken.append((offset, self._attempts.get(offset, 1)))
+                taken.append((offset, self._returned.get(offset, _FIRST)[0]))
         return taken
 
     def give_back(self, offset: int) -> None:
@@ -139,7 +144,7 @@ class GroupQueue:
         if lease is not None:
             is_good = lease.epoch == receipt.epoch
         else:  # expired, or from before a restart: good until the message is handed out again
-            is_good = offset < self.end and receipt.attempt >= self._attempts.get(offset, 1) - 1
+            is_good = offset < self.end and receipt.epoch >= self._returned.get(offset, _FIRST)[1]
         if not is_good:
             raise Refused(Rule.RECEIPT_HANDLE, "the message was handed out again since", value=offset)
         return True
@@ -147,7 +152,7 @@ class GroupQueue:
     def finish(self, offset: int) -> list[Op]:
         """Mark an offset finished and return the rows that say so."""
         self.leases.pop(offset, None)
-        self._attempts.pop(offset, None)
+        self._returned.pop(offset, None)
         number, at = divmod(offset, CHUNK_OFFSETS)
         chunk = self._chunks.get(number)
         if chunk is None:
@@ -174,23 +179,25 @@ class GroupQueue:
         lease.visible_at_ms = visible_at_ms
         lease.renew_for = ""  # whoever sets the time sets it
         lease.is_suspended = is_suspended
+        lease.is_returning = False
         self._rows.add(offset)
-        row = _EXCEPTION.pack(lease.attempt, visible_at_ms, lease.epoch)
+        row = _EXCEPTION.pack(lease.attempt, visible_at_ms, lease.epoch, is_suspended)
         return [Put(Family.GROUP, self._key(_KIND_EXCEPTION, offset), row)]
 
     def plan_return(self, offset: int, lease: Lease) -> tuple[int, list[Op]]:
         """Return the attempt a message comes back with, and the row that says so; ``come_back`` once it is durable."""
         attempt = lease.attempt if lease.is_suspended else min(lease.attempt + 1, 0xFFFF)
+        lease.is_returning = True
         self._rows.add(offset)
-        return attempt, [Put(Family.GROUP, self._key(_KIND_EXCEPTION, offset), _EXCEPTION.pack(attempt, 0, 0))]
+        row = _EXCEPTION.pack(attempt, 0, lease.epoch, False)
+        return attempt, [Put(Family.GROUP, self._key(_KIND_EXCEPTION, offset), row)]
 
-    def come_back(self, offset: int, epoch: int, attempt: int, now_ms: int) -> bool:
-        """Make a message available again, unless it was finished, handed out or hidden anew meanwhile."""
-        lease = self.leases.get(offset)
-        if lease is None or lease.epoch != epoch or lease.visible_at_ms > now_ms:
+    def come_back(self, offset: int, lease: Lease, attempt: int) -> bool:
+        """Make a message available again, unless it was finished or hidden anew meanwhile."""
+        if self.leases.get(offset) is not lease or not lease.is_returning:
             return False
         del self.leases[offset]
-        self._attempts[offset] = attempt
+        self._returned[offset] = (attempt, lease.epoch)
         heappush(self._ready, offset)
         return True
 

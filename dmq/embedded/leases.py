@@ -103,12 +103,12 @@ class Leases:
         while self._heap and self._heap[0][0] <= now_ms and len(expired) < _EXPIRED_PER_COMMIT_MAX:
             _, _, queue, offset, epoch = heappop(self._heap)
             lease = queue.leases.get(offset)
-            if lease is None or lease.epoch != epoch:
-                continue  # finished, or handed out again
+            if lease is None or lease.epoch != epoch or lease.is_returning:
+                continue  # finished, handed out again, or on its way back
             if lease.visible_at_ms > now_ms:
                 continue  # hidden anew, and watched anew
             if self._is_renewed(lease, now_ms):
-                lease.visible_at_ms = now_ms + AUTO_RENEW_INVISIBLE_MS
+                lease.visible_at_ms = min(now_ms + AUTO_RENEW_INVISIBLE_MS, lease.renew_until_ms)
                 self.watch(queue, offset, lease)
             else:
                 expired.append((queue, offset, lease))
@@ -122,24 +122,23 @@ class Leases:
 
     def _return(self, leases: list[tuple[GroupQueue, int, Lease]], kind: EventKind) -> asyncio.Future[list[Stored]]:
         ops: list[Op] = []
-        planned: list[tuple[GroupQueue, int, int, int]] = []
+        planned: list[tuple[GroupQueue, int, Lease, int]] = []
         for queue, offset, lease in leases:
             attempt, rows = queue.plan_return(offset, lease)
             event = encode_event(
                 kind, queue.topic_id, queue.group_id, queue.queue_id, attempt, offset, lease.message_id
             )
-            ops += [*rows, Emit(event)]
-            planned.append((queue, offset, lease.epoch, attempt))
+            ops += [*rows, Emit(event, offset)]
+            planned.append((queue, offset, lease, attempt))
         done = self._store.commit_async(ops, is_urgent=True)
         done.add_done_callback(lambda future: self._come_back(planned, future))
         return done
 
     def _come_back(
-        self, planned: list[tuple[GroupQueue, int, int, int]], done: asyncio.Future[list[Stored]]
+        self, planned: list[tuple[GroupQueue, int, Lease, int]], done: asyncio.Future[list[Stored]]
     ) -> None:
         if done.cancelled() or done.exception() is not None:
             return
-        now_ms = self._clock.now_ms()
-        for queue, offset, epoch, attempt in planned:
-            if queue.come_back(offset, epoch, attempt, now_ms):
+        for queue, offset, lease, attempt in planned:
+            if queue.come_back(offset, lease, attempt):
                 self._subscription_of(queue).wake(queue.queue_id)

@@ -30,7 +30,7 @@ class Subscription:
 
     def has_available(self, queue_id: int = -1) -> bool:
         """Say whether a receive would find something."""
-        return any(queue.has_available() for queue in self.choose(queue_id))
+        return any(queue.has_available() for queue in (self.queues if queue_id < 0 else (self.queues[queue_id],)))
 
     async def wait(self, queue_id: int, timeout_s: float) -> None:
         """Return when something may have become available in ``queue_id`` (-1: any queue), or time is up."""

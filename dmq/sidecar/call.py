@@ -12,10 +12,11 @@ CLIENT_VERSION_HEADER = "x-mq-client-version"
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """One RPC from one client. ``client_id`` is empty when the client sent none; ``deadline_s`` is what was left of the
-    call's deadline when it came in, ``None`` without one.
+    """One RPC from one client; ``client_id`` is empty when the client sent none.
 
-    Headers are looked up when asked for: most calls need none but the client id.
+    Calls with a stream of answers may wait, and know more: ``deadline_s`` is what was left of the deadline when they
+    came in (``None`` without one), ``peer`` the client's address. Headers are looked up when asked for: most calls need
+    none but the client id.
     """
 
     client_id: str

@@ -191,7 +191,8 @@ class Assembler:
         return NO_RECEIPT
 
     def _emit(self, op: Emit) -> Receipt:
-        self._records += (outbox.pack_record_head(len(op.event), _NA, _NA), op.event)
+        offset = op.queue_offset if op.queue_offset >= 0 else _NA
+        self._records += (outbox.pack_record_head(len(op.event), _NA, offset), op.event)
         return NO_RECEIPT
 
     _HANDLERS: dict[type, Callable[..., Receipt]] = {

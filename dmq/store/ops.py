@@ -88,9 +88,10 @@ class Delete(NamedTuple):
 
 
 class Emit(NamedTuple):
-    """Record an audit event that belongs to the rows beside it."""
+    """Record an audit event that belongs to the rows beside it, and to a message of a queue if it has an offset."""
 
     event: bytes
+    queue_offset: int = -1
 
 
 Op = Schedule | Append | HandOver | Done | Put | Delete | Emit

@@ -16,6 +16,7 @@ from support.rigs import (
     ack,
     an_envelope,
     every_broker,
+    every_durable_broker,
     ids,
     receive,
     receive_one,
@@ -198,7 +199,7 @@ async def test_a_batch_is_filled_from_all_queues(rig: Rig) -> None:
     assert len(await receive(rig, batch_max=12)) == 12
 
 
-@every_broker()
+@every_durable_broker()
 async def test_a_batch_is_bounded_in_bytes(rig: Rig) -> None:
     """Large messages come in several answers, each at least one, none lost, attempts not counted for what stayed."""
     sent = [f"m-{number}" for number in range(5)]

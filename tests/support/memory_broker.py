@@ -22,8 +22,10 @@ class _Stored:
 @dataclass(slots=True)
 class _Lease:
     visible_at_ms: int = 0
+    turn: int = 0  # of hand-outs
     attempt: int = 0
     is_done: bool = False
+    is_suspended: bool = False
 
 
 @dataclass(slots=True)
@@ -117,14 +119,18 @@ class MemoryBroker:
             raise
 
     def _take(self, group: str, subscription: Subscription, batch_max: int, invisible_ms: int) -> list[Delivery]:
+        if subscription.queue_id >= self.queues:
+            raise Refused(Rule.NOT_FOUND, "the topic has no such queue", value=subscription.queue_id)
         now_ms, found = self.clock.now_ms(), list[Delivery]()
         for position, stored in enumerate(self._topics.get(subscription.topic, [])):
             envelope = stored.envelope
             lease = self._leases.setdefault((group, subscription.topic, position), _Lease())
-            wanted = not subscription.tags or envelope.tag in subscription.tags
+            wanted = (not subscription.tags or envelope.tag in subscription.tags) and subscription.queue_id in {-1, 0}
             if lease.is_done or not wanted or max(lease.visible_at_ms, envelope.deliver_at_ms) > now_ms:
                 continue
-            lease.attempt += 1
+            lease.turn += 1
+            lease.attempt += not lease.is_suspended
+            lease.is_suspended = False
             lease.visible_at_ms = now_ms + invisible_ms
             found.append(
                 Delivery(
@@ -133,7 +139,7 @@ class MemoryBroker:
                     envelope.payload,
                     0,
                     position,
-                    f"{group}/{subscription.topic}/{position}/{lease.attempt}",
+                    f"{group}/{subscription.topic}/{position}/{lease.turn}",
                     lease.attempt,
                     invisible_ms,
                     stored.stored_at_ms,
@@ -144,12 +150,10 @@ class MemoryBroker:
                 break
         return found
 
-    def _lease(self, handle: str) -> _Lease:
-        group, _, rest = handle.partition("/")
-        topic, _, numbers = rest.partition("/")
-        position, _, attempt = numbers.partition("/")
+    def _lease(self, group: str, topic: str, handle: str) -> _Lease:
+        position, _, turn = handle.removeprefix(f"{group}/{topic}/").partition("/")
         lease = self._leases.get((group, topic, int(position))) if position.isdigit() else None
-        if lease is None or attempt != str(lease.attempt):
+        if lease is None or turn != str(lease.turn):
             raise Refused(Rule.RECEIPT_HANDLE, "the handle is unknown or stale", value=handle)
         return lease
 
@@ -158,7 +162,7 @@ class MemoryBroker:
         results: list[Exception | None] = []
         for handle in receipt_handles:
             try:
-                self._lease(handle).is_done = True
+                self._lease(group, topic, handle).is_done = True
                 results.append(None)
             except Refused as error:
                 results.append(error)
@@ -169,7 +173,10 @@ class MemoryBroker:
     ) -> str:
         self._fail()
         self.calls.append(("change", group, topic, receipt_handle, invisible_ms, suspend))
-        lease = self._lease(receipt_handle)
+        lease = self._lease(group, topic, receipt_handle)
+        if lease.is_done:
+            raise Refused(Rule.RECEIPT_HANDLE, "the message is finished", value=receipt_handle)
+        lease.is_suspended = suspend
         lease.visible_at_ms = self.clock.now_ms() + invisible_ms
         self.poke()
         return receipt_handle

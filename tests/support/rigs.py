@@ -140,6 +140,11 @@ class EmbeddedRig:
         await self.open()
 
     @property
+    def waiting(self) -> int:
+        """How many receives wait."""
+        return sum(found.waiting for found in self.broker._subscriptions.values())
+
+    @property
     def _database(self) -> Path:
         return self._path / f"run-{self._runs}"
 

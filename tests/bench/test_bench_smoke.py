@@ -1,0 +1,52 @@
+"""The benches work and keep what they promise to keep. What they measure is nobody's business here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_bench(kept: Path, *arguments: str) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "--quick", "--json", str(kept), *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, object] = json.loads(kept.read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.mark.timeout(120)
+def test_a_quick_run_keeps_its_figures(tmp_path: Path) -> None:
+    kept = run_bench(tmp_path / "results.json", "--only", "enqueue")
+    assert kept["schema"] == 1
+    assert kept.keys() == {"schema", "machine", "commit", "options", "figures"}
+    assert isinstance(kept["options"], dict)
+    assert kept["options"]["rounds"] == 1
+    assert kept["options"]["failed"] == {}
+    assert isinstance(kept["figures"], list)
+    (figure,) = kept["figures"]
+    assert figure["name"] == "enqueue_in_process"
+    assert figure["unit"] == "messages/s"
+    assert 0 < figure["min"] <= figure["value"] <= figure["max"]
+    assert len(figure["rounds"]) == 1
+    assert figure["ratio"] == pytest.approx(figure["value"] / figure["beside"]["value"])
+    assert isinstance(figure["is_met"], bool)
+
+
+@pytest.mark.timeout(120)
+def test_a_daemon_is_loaded_without_go(tmp_path: Path) -> None:
+    """The generator in Python stands in where there is no Go."""
+    kept = run_bench(tmp_path / "results.json", "--only", "burst", "--load", "python")
+    assert isinstance(kept["figures"], list)
+    assert {figure["name"] for figure in kept["figures"]} == {"burst.in_process", "burst.daemon"}

@@ -1,0 +1,146 @@
+"""Ops with readable arguments, a store's truth counted row by row, and an engine that stops or fails when told."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from dmq.store.assemble import BUCKET_MS
+from dmq.store.engine import Engine, EngineStats, Rows
+from dmq.store.keys import unpack_u64
+from dmq.store.ops import Append, Batch, Family, HandOver, Schedule
+from dmq.store.outbox import OutboxRecord, decode_block
+from dmq.store.record import decode_waiting, encode_body, encode_queued, encode_waiting
+from dmq.store.store import Store
+
+SCOPE, TOPIC = 7, 3
+PATIENCE_S = 20.0  # for what happens at once, unless it is broken
+END = b"\xff" * 40
+
+
+def packed_id(number: int) -> bytes:
+    """A message id as the store keeps it."""
+    return b"\1" + number.to_bytes(16, "big")
+
+
+def schedule(number: int, deliver_at_ms: int, *, scope: int = SCOPE, event: bytes = b"scheduled") -> Schedule:
+    """Keep message ``number``."""
+    body = encode_body(packed_id(number), b"", b"", b"message %d" % number)
+    return Schedule(scope, packed_id(number), deliver_at_ms, encode_waiting(1, 0, TOPIC, scope, deliver_at_ms, 0, body), event)
+
+
+def append(number: int, *, queue_id: int = 0, scope: int = SCOPE, event: bytes = b"queued") -> Append:
+    """Put message ``number`` into a queue."""
+    body = encode_body(packed_id(number), b"", b"", b"message %d" % number)
+    return Append(scope, packed_id(number), TOPIC, queue_id, encode_queued(0, 0, 0, body), event)
+
+
+def hand_over(key: bytes, value: bytes, *, queue_id: int = 0, event: bytes = b"delivered") -> HandOver:
+    """Move a timeline row made by ``schedule`` to its queue."""
+    entry = decode_waiting(value)
+    body = value[28:]
+    record = encode_queued(0, 0, entry.deliver_at_ms, body)
+    return HandOver(key, entry.scope, body[3:20], entry.deliver_at_ms, TOPIC, queue_id, record, event)
+
+
+def put_batch(*rows: tuple[Family, bytes, bytes]) -> Batch:
+    """A batch that sets rows."""
+    batch = Batch()
+    batch.puts += rows
+    return batch
+
+
+def all_rows(source: Store | Engine, family: Family, start: bytes = b"") -> list[tuple[bytes, bytes]]:
+    """Every row of a family."""
+    found = source.scan(family, start, END, limit=10_000_000)
+    assert found.is_complete
+    return found.rows
+
+
+def recount(store: Store) -> tuple[dict[int, int], dict[tuple[int, int], int]]:
+    """Count from the timeline what the counters must say: by scope, and by scope and start of a time bucket."""
+    entries = [decode_waiting(value) for _, value in all_rows(store, Family.TIMELINE)]
+    buckets = Counter((entry.scope, entry.deliver_at_ms // BUCKET_MS * BUCKET_MS) for entry in entries)
+    return dict(Counter(entry.scope for entry in entries)), dict(buckets)
+
+
+def counted(store: Store, scopes: Sequence[int]) -> tuple[dict[int, int], dict[tuple[int, int], int]]:
+    """What the counters say, in the shape of ``recount``."""
+    buckets = {
+        (scope, each.from_ms): each.count for scope in scopes for each in store.due_counts(scope, 0, 2**48)
+    }
+    return store.pending(), buckets
+
+
+def events(store: Store) -> list[OutboxRecord]:
+    """Everything in the outbox."""
+    return [record for key, value in all_rows(store, Family.AUDIT) for record in decode_block(key, value)]
+
+
+def meta_u64(store: Store, key: bytes) -> int | None:
+    """A figure of the meta family."""
+    value = store.get_many(Family.META, [key])[0]
+    return None if value is None else unpack_u64(value)
+
+
+class GatedEngine:
+    """Hands everything to ``inner``, but stops in ``sync`` while ``gate`` is unset, and fails once where ``fails`` says.
+
+    A write that fails was not done, a sync that fails did not sync. ``calls`` lists writes and syncs in order.
+    """
+
+    def __init__(self, inner: Engine) -> None:
+        self.inner = inner
+        self.calls: list[str] = []
+        self.batches: list[Batch] = []
+        self.fails: Literal["write", "sync"] | None = None
+        self.error: Exception = OSError(5, "Input/output error")
+        self.gate = threading.Event()
+        self.gate.set()
+        self.is_syncing = threading.Event()
+
+    def hold(self) -> None:
+        """Stop the next sync until ``let_go``."""
+        self.is_syncing.clear()
+        self.gate.clear()
+
+    def await_sync(self) -> None:
+        """Wait until a sync has stopped at the gate."""
+        assert self.is_syncing.wait(PATIENCE_S)
+
+    def let_go(self) -> None:
+        """Let syncs go on."""
+        self.gate.set()
+
+    def write(self, batch: Batch) -> None:
+        self.calls.append("write")
+        self.batches.append(batch)
+        if self.fails == "write":
+            raise self.error
+        self.inner.write(batch)
+
+    def sync(self) -> None:
+        self.calls.append("sync")
+        self.is_syncing.set()
+        assert self.gate.wait(PATIENCE_S)
+        if self.fails == "sync":
+            raise self.error
+        self.inner.sync()
+
+    def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
+        return self.inner.get_many(family, keys)
+
+    def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = 2**62) -> Rows:
+        return self.inner.scan(family, start, stop, limit=limit, bytes_max=bytes_max)
+
+    def last(self, family: Family, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
+        return self.inner.last(family, start, stop)
+
+    def stats(self) -> EngineStats:
+        return self.inner.stats()
+
+    def close(self) -> None:
+        self.calls.append("close")
+        self.inner.close()
