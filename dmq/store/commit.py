@@ -133,10 +133,12 @@ class Writer:
 
     def close(self) -> None:
         """Commit what was accepted, then end the thread."""
+        if os.getpid() != self._pid:
+            return  # the thread is not there, and may have held the lock
         with self._wake:
             self._is_closing = True
             self._wake.notify()
-        if self._thread.is_alive() and os.getpid() == self._pid:
+        if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:

@@ -9,7 +9,8 @@ Traps of rocksdict 0.3.29 that this module keeps away from everybody else, each 
   no bounds are used; keys are compared here.
 - A live column-family object keeps the lock after ``close``: they are dropped first.
 - A write with sync holds the GIL for the whole fsync: ``write`` without, then ``flush_wal(True)``, which frees it.
-- After a fork the child's writes are lost while they seem to succeed: the child is refused.
+- After a fork the child's writes are lost while they seem to succeed: the child is refused. When the child ends in
+  order, the destructor of its copy crashes it, and might delete files of the parent: the copy is never destroyed.
 - The default recovery mode drops everything after a damaged WAL record without an error: tail corruption only. That
   mode still passes over a torn record in any log but the newest, and never says what it cut: ``dmq.store.wal`` does.
 - Errors are bare ``Exception`` with RocksDB's text: ``_translated`` is the one place that reads it.
@@ -21,6 +22,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakSet
 
 from rocksdict import (
     AccessType,
@@ -119,6 +121,20 @@ def _translated(error: Exception) -> StoreError:
     return StoreFailed(text)
 
 
+_open_engines: WeakSet[RocksEngine] = WeakSet()
+
+
+def _keep_in_child() -> None:
+    import ctypes  # a child of a fork alone needs it
+
+    for engine in _open_engines:
+        for each in (engine._db, *engine._dicts, *engine._handles):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+
+
+os.register_at_fork(after_in_child=_keep_in_child)
+
+
 class RocksEngine:
     """Fits ``Engine``. Opening replays the WAL; ``recovered_cut_bytes`` says what of its tail was never acknowledged."""
 
@@ -140,6 +156,7 @@ class RocksEngine:
             self._handles = [self._db.get_column_family_handle(name) for name in names]
         except Exception as error:
             raise _translated(error) from error
+        _open_engines.add(self)
 
     def write(self, batch: Batch) -> None:
         db = self._open_db()

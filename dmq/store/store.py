@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -70,6 +71,8 @@ class Store:
         started_s = clock.monotonic_s()
         self._engine = engine
         self._cell = cell
+        self._pid = os.getpid()
+        self._is_closed = False
         self.clock = clock
         recovered, is_new, was_closed = _read_meta(engine, clock)
         self.boot = recovered.boot
@@ -245,24 +248,28 @@ class Store:
         return self._disk is not None and self._disk.check().is_low
 
     def close(self) -> None:
-        """Commit what was accepted, mark the clean end, sync, release the directory. Idempotent."""
+        """Commit what was accepted, mark the clean end, sync, release the directory. Idempotent.
+
+        In the child of a fork it only lets go: locks may be held by threads that are not there.
+        """
+        if os.getpid() != self._pid:
+            if self._cell is not None:
+                self._cell.close()
+            return
         self._writer.close()
         self.marks.close()
         try:
-            if self._writer.failure is None and not self._is_closed():
+            if self._writer.failure is None and not self._is_closed:
                 batch = Batch()
                 batch.puts.append((Family.META, keys.META_CLOSED, keys.pack_u64(self._assembler.sequence)))
                 self._engine.write(batch)
         finally:
-            self._closed = True
+            self._is_closed = True
             try:
                 self._engine.close()
             finally:
                 if self._cell is not None:
                     self._cell.close()
-
-    def _is_closed(self) -> bool:
-        return getattr(self, "_closed", False)
 
 
 def _resolve(done: Future[list[Receipt]] | asyncio.Future[list[Receipt]], unit: Unit) -> None:

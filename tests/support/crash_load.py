@@ -143,7 +143,7 @@ class Load:
     def _insist(self, client: WireClient, messages: Sequence[wire.Message]) -> None:
         """Send until accepted, always under the same ids."""
         ledger = self.ledger
-        while True:
+        while not self._ends_receiving.is_set():  # only ever set while the daemon is up, or the test has failed
             for message in messages:
                 ledger.sent[message.system_properties.message_id].tries += 1
             try:
@@ -152,11 +152,15 @@ class Load:
                 time.sleep(_PAUSE_S)
                 continue
             if answer.status.code == wire.OK:
-                break
+                self._note_accepted(messages, answer)
+                return
             if answer.status.code not in {wire.TOO_MANY_REQUESTS, wire.INTERNAL_SERVER_ERROR}:
                 ledger.refusals.append(f"send: {answer.status}")
                 return
             time.sleep(_PAUSE_S)
+
+    def _note_accepted(self, messages: Sequence[wire.Message], answer: wire.SendMessageResponse) -> None:
+        ledger = self.ledger
         with ledger.news:
             for message, entry in zip(messages, answer.entries, strict=True):
                 if entry.message_id != message.system_properties.message_id or entry.status.code != wire.OK:

@@ -30,7 +30,7 @@ def test_status_for_people(daemon: type[FakeClient]) -> None:
         "up since      2023-11-14T21:11:15.000Z (1h 2m ago)",
         "address       127.0.0.1:8081, metrics 127.0.0.1:9464",
         "data          somewhere/data, durability disk",
-        "opened        in 42ms, recovered, 17 B of torn log cut",
+        "opened        in 42ms, recovered after a kill, 17 B of torn log cut",
         "pending       1,000,000; overdue 2; next 2023-11-14T22:13:25.000Z (in 5s)",
         "lateness      p50 0.8ms, p99 3.25ms, max 1.2s",
         "messages      accepted 10, delivered 9, acknowledged 8, leases expired 1",

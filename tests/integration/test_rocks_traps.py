@@ -1,0 +1,451 @@
+"""Every trap of rocksdict that DESIGN names: a naive variant steps into it, so it is there; ours does not.
+
+When a naive half fails after an upgrade of rocksdict, the trap is gone: read its notes, then take both halves out.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rocksdict import AccessType, Options, Rdict, ReadOptions
+from support import store_driver
+from support.shim import Shim
+from support.store_driver import batch_of, row, row_key, run_driver
+from support.stores import END, all_rows
+
+from broker_adapter.clock import SystemClock
+from dmq.errors import StoreCorrupt, StoreError, StoreLocked
+from dmq.store.engine import Engine
+from dmq.store.keys import pack_timeline_key, timeline_key
+from dmq.store.ops import Batch, Family
+from dmq.store.rocks import RocksEngine, RocksOptions
+from dmq.store.store import Store
+from dmq.store.wal import BLOCK_BYTES, check_logs, torn_bytes
+
+ROWS = 20_000
+LOGGED = 100
+_OPTIONS = Options(raw_mode=True)
+
+
+def logs_of(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.log"))
+
+
+def naive_open(directory: Path) -> Rdict:
+    """As a first program with rocksdict would: default options, which means the default recovery mode."""
+    families = {name: Options(raw_mode=True) for name in Rdict.list_cf(str(directory), _OPTIONS)}
+    return Rdict(str(directory), Options(raw_mode=True), column_families=families, access_type=AccessType.read_write())
+
+
+def rows_there(directory: Path) -> int:
+    engine = RocksEngine(directory)
+    try:
+        return len(all_rows(engine, Family.TIMELINE))
+    finally:
+        engine.close()
+
+
+# -- a corrupt block looks like the end --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocksEngine]:
+    """A store with 4 KiB of one table overwritten in the middle."""
+    directory = tmp_path_factory.mktemp("damaged") / "db"
+    engine = RocksEngine(directory)
+    batch = Batch()
+    batch.puts += [(Family.TIMELINE, row_key(number), row(number)) for number in range(ROWS)]
+    engine.write(batch)
+    engine.close()
+    table = max(directory.glob("*.sst"), key=lambda path: path.stat().st_size)
+    with table.open("r+b") as file:
+        file.seek(table.stat().st_size // 2)
+        file.write(os.urandom(4096))
+    engine = RocksEngine(directory)
+    yield engine
+    engine.close()
+
+
+def test_the_dicts_interface_ends_silently_at_a_corrupt_block(damaged: RocksEngine) -> None:
+    """The trap: fewer rows than there are, and no exception."""
+    timeline = damaged._dicts[Family.TIMELINE]
+    assert 0 < sum(1 for _ in timeline.items()) < ROWS
+    assert 0 < sum(1 for _ in timeline.keys()) < ROWS
+    assert 0 < sum(1 for _ in timeline.values()) < ROWS
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda engine: engine.scan(Family.TIMELINE, b"", END, limit=ROWS),
+        lambda engine: engine.get_many(Family.TIMELINE, [row_key(number) for number in range(ROWS)]),
+        lambda engine: [
+            engine.last(Family.TIMELINE, row_key(number), row_key(number + 1)) for number in range(0, ROWS, 20)
+        ],
+        lambda engine: [
+            engine.scan(Family.TIMELINE, row_key(number), END, limit=1) for number in range(0, ROWS, 20)
+        ],
+    ],
+    ids=["scan", "get_many", "last", "scan of one row"],
+)
+def test_a_corrupt_block_is_an_error_for_every_read(damaged: RocksEngine, read: Callable[[Engine], object]) -> None:
+    """Ours: no read returns fewer rows than there are."""
+    with pytest.raises(StoreCorrupt, match="checksum"):
+        read(damaged)
+
+
+def test_rows_before_the_corrupt_block_can_be_read(damaged: RocksEngine) -> None:
+    """What is whole stays readable, so that a store can be salvaged."""
+    assert damaged.scan(Family.TIMELINE, b"", END, limit=100).rows == [(row_key(n), row(n)) for n in range(100)]
+
+
+# -- iterator bounds ---------------------------------------------------------------------------------------------------
+
+
+def test_the_setter_of_the_lower_bound_sets_the_upper_one(tmp_path: Path) -> None:
+    """The trap: a scan from 3 on with lower bound 3 is empty. Ours keeps both ends without bounds."""
+    engine = RocksEngine(tmp_path / "db")
+    for number in range(10):
+        engine.write(batch_of(number))
+    bounded = ReadOptions()
+    bounded.set_iterate_lower_bound(row_key(3))
+    timeline = engine._dicts[Family.TIMELINE]
+    found = timeline.iter(bounded)
+    found.seek(row_key(3))
+    assert not found.valid(), "the lower bound was taken for the upper one"
+    found.seek_to_first()
+    seen = []
+    while found.valid():
+        seen.append(found.key())
+        found.next()
+    assert seen == [row_key(0), row_key(1), row_key(2)]
+    del found, timeline
+
+    rows = engine.scan(Family.TIMELINE, row_key(3), row_key(7), limit=100).rows
+    assert [key for key, _ in rows] == [row_key(number) for number in range(3, 7)]
+    engine.close()
+
+
+def test_scan_keeps_its_bounds_whatever_becomes_of_the_bytes(tmp_path: Path) -> None:
+    """Bounds given to RocksDB are raw pointers, freed memory once the bytes die: ours gives it none at all.
+
+    Reading freed memory is no test, so the naive half looks at what rocksdict keeps alive: not the bytes.
+    """
+    engine = RocksEngine(tmp_path / "db")
+    batch = Batch()
+    batch.puts += [(Family.TIMELINE, row_key(number), b"") for number in range(1000)]
+    engine.write(batch)
+    options = ReadOptions()
+    bound = bytes(bytearray(row_key(500)))
+    options.set_iterate_upper_bound(bound)
+    assert not [each for each in gc.get_referrers(bound) if each is options]
+    cursor = engine._dicts[Family.TIMELINE].iter(options)
+    assert not [each for each in gc.get_referents(cursor) if each is bound or each is options]
+    del cursor, options, bound
+
+    for _ in range(200):  # keys made for the call alone, and much made in their place
+        rows = engine.scan(Family.TIMELINE, bytes(bytearray(row_key(0))), bytes(bytearray(row_key(500))), limit=600)
+        assert len(rows.rows) == 500
+        assert rows.is_complete
+    engine.close()
+
+
+# -- the lock ----------------------------------------------------------------------------------------------------------
+
+
+def test_column_families_keep_the_lock(tmp_path: Path) -> None:
+    """The trap: closing the database while a column family object lives does not release the directory."""
+    directory = str(tmp_path / "naive")
+    db = Rdict(directory, Options(raw_mode=True))
+    db.create_column_family("other", Options(raw_mode=True))
+    other = db.get_column_family_handle("other")
+    db.close()
+    with pytest.raises(Exception, match="lock hold by current process"):
+        Rdict(directory, Options(raw_mode=True), column_families={"other": Options(raw_mode=True)})
+    del other
+    Rdict(directory, Options(raw_mode=True), column_families={"other": Options(raw_mode=True)}).close()
+
+
+def test_a_closed_engine_can_be_reopened_at_once(tmp_path: Path) -> None:
+    """Ours: everything that knows the database is let go, even after reads, figures and errors."""
+    for opening in range(3):
+        engine = RocksEngine(tmp_path / "db")
+        engine.write(batch_of(opening))
+        assert len(all_rows(engine, Family.TIMELINE)) == opening + 1
+        assert engine.get_many(Family.TIMELINE, [row_key(opening)]) == [row(opening)]
+        assert engine.last(Family.TIMELINE, b"", END) == (row_key(opening), row(opening))
+        engine.stats()
+        engine.close()
+
+
+def test_two_engines_on_one_database_are_refused(tmp_path: Path) -> None:
+    """The second one hears that it is locked, as an error of ours, and the first goes on."""
+    engine = RocksEngine(tmp_path / "db")
+    with pytest.raises(StoreLocked):
+        RocksEngine(tmp_path / "db")
+    engine.write(batch_of(1))
+    engine.close()
+    assert rows_there(tmp_path / "db") == 1
+
+
+# -- fork --------------------------------------------------------------------------------------------------------------
+
+
+def test_writes_of_a_forked_child_are_lost(tmp_path: Path) -> None:
+    """The trap: the child's writes succeed, and are gone."""
+    ran = run_driver("fork_naive", tmp_path / "db")
+    assert ran.stdout.splitlines() == ["child wrote 100"], ran.stderr
+    try:
+        left = rows_there(tmp_path / "db")
+    except StoreCorrupt:
+        return  # or worse: parent and child wrote over each other's records
+    assert left < 102
+
+
+@pytest.mark.parametrize("how", ["_exit", "normal exit"])
+def test_a_forked_child_is_refused_and_harms_nobody(tmp_path: Path, how: str) -> None:
+    """Ours: every use in the child is refused, and the parent's store goes on, however the child ends."""
+    ran = run_driver("fork", tmp_path / "cell", how)
+    assert ran.stdout.splitlines() == [
+        "child: " + " ".join(["StoreForked"] * 4 + ["nothing"]),
+        "child ended with 0; parent has 600 rows",
+    ], ran.stderr
+    store = Store.open(tmp_path / "cell", SystemClock())
+    assert store.recovery.was_closed
+    assert len(all_rows(store, Family.GROUP)) == 600
+    store.close()
+
+
+# -- recovery ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """A database whose process was killed after 100 synced batches, all of them in one log."""
+    directory = tmp_path / "db"
+    run_driver("fill", directory, str(LOGGED))
+    (log,) = logs_of(directory)
+    assert log.stat().st_size > LOGGED * store_driver.ROW_BYTES
+    return directory
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 0xFF]))
+
+
+def test_the_default_recovery_loses_half_silently(killed: Path) -> None:
+    """The trap: one bad byte in the middle of the log, and what follows is gone without a word."""
+    (log,) = logs_of(killed)
+    flip(log, log.stat().st_size // 2)
+    db = naive_open(killed)
+    timeline = db.get_column_family("timeline")
+    assert sum(1 for _ in timeline.items()) < 0.6 * LOGGED
+    timeline.close()
+    db.close()
+
+
+@pytest.mark.parametrize("place", [0.01, 0.25, 0.5, 0.75, 0.98])
+def test_damage_in_the_log_refuses_to_open(killed: Path, place: float) -> None:
+    """Ours: a whole record with a wrong checksum is damage, wherever it is."""
+    (log,) = logs_of(killed)
+    flip(log, int(log.stat().st_size * place))
+    with pytest.raises(StoreCorrupt):
+        RocksEngine(killed)
+
+
+@pytest.mark.parametrize("missing", [1, 3, 100, 230, 240])
+def test_a_record_cut_short_at_the_end_is_cut_and_counted(killed: Path, missing: int) -> None:
+    """Ours: what was under way when the process died was never acknowledged; opening says how many bytes went."""
+    (log,) = logs_of(killed)
+    size = log.stat().st_size
+    record = size // LOGGED
+    os.truncate(log, size - missing)
+    engine = RocksEngine(killed)
+    assert engine.recovered_cut_bytes == record - missing
+    assert len(all_rows(engine, Family.TIMELINE)) == LOGGED - 1
+    engine.close()
+    engine = RocksEngine(killed)
+    assert engine.recovered_cut_bytes == 0, "counted once"
+    engine.close()
+
+
+def test_an_untouched_log_counts_nothing(killed: Path) -> None:
+    """Zero after an ordinary kill, or the figure would mean nothing; and all rows are there."""
+    engine = RocksEngine(killed)
+    assert engine.recovered_cut_bytes == 0
+    assert len(all_rows(engine, Family.TIMELINE)) == LOGGED
+    engine.close()
+
+
+def test_a_tear_in_an_older_log_is_damage(tmp_path: Path) -> None:
+    """The trap: the mode that forgives a torn end forgives it in *every* log, and goes on with the next one."""
+    directory = tmp_path / "db"
+    run_driver("fill_two_logs", directory, str(LOGGED))
+    older, newer = logs_of(directory)
+    os.truncate(older, older.stat().st_size - 300)
+    with pytest.raises(StoreCorrupt, match=re.escape(newer.name)):
+        RocksEngine(directory)
+    naive = naive_open(directory)
+    timeline = naive.get_column_family("timeline")
+    assert sum(1 for _ in timeline.items()) < 2 * LOGGED
+    timeline.close()
+    naive.close()
+
+
+def test_a_tear_may_be_followed_by_logs_without_records(killed: Path) -> None:
+    """A kill during recovery leaves the torn log and an empty new one: that opens."""
+    (log,) = logs_of(killed)
+    os.truncate(log, log.stat().st_size - 1)
+    (killed / "000999.log").touch()
+    assert check_logs(killed) > 0
+    assert rows_there(killed) == LOGGED - 1
+
+
+def test_tears_are_found_in_records_of_many_blocks(tmp_path: Path) -> None:
+    """A big batch spans many blocks of the log; wherever it is cut, all of it counts and nothing of its neighbour."""
+    engine = RocksEngine(tmp_path / "db")
+    engine.write(batch_of(1))
+    first = logs_of(tmp_path / "db")[0].stat().st_size
+    batch = Batch()
+    batch.puts.append((Family.TIMELINE, b"big", os.urandom(3 * BLOCK_BYTES)))
+    engine.write(batch)
+    whole = logs_of(tmp_path / "db")[0].read_bytes()
+    engine.close()
+    log = tmp_path / "000001.log"
+    for size in (*range(first, first + 20), *range(first + 20, len(whole), 997), len(whole) - 1):
+        log.write_bytes(whole[:size])
+        assert torn_bytes(log) == size - first
+    log.write_bytes(whole + bytes(5000))
+    assert torn_bytes(log) == 0, "zero bytes are room, not a record"
+    log.write_bytes(whole)
+    assert torn_bytes(log) == 0
+
+
+# -- a quiet family ----------------------------------------------------------------------------------------------------
+
+
+def test_a_quiet_family_does_not_keep_the_logs(tmp_path: Path) -> None:
+    """One row in a quiet family keeps every later log alive; the naive variant's grow without bound, ours do not."""
+    value = os.urandom(4096)
+    total = 0
+    engine = RocksEngine(tmp_path / "ours", RocksOptions(wal_bytes_max=256 * 1024, memtable_bytes_max=1024 * 1024))
+    engine.write(batch_of(1, Family.GROUP))
+    worst = 0
+    for number in range(800):
+        batch = Batch()
+        batch.puts.append((Family.TIMELINE, row_key(number), value))
+        engine.write(batch)
+        total += len(value)
+        if number % 50 == 49:
+            worst = max(worst, sum(path.stat().st_size for path in logs_of(tmp_path / "ours")))
+    engine.close()
+    assert total > 3_000_000
+    assert worst < total / 2, "logs are let go"
+
+    families = {"busy": _small_buffers(), "quiet": _small_buffers()}
+    made = _small_buffers()
+    made.create_missing_column_families(True)
+    naive = Rdict(str(tmp_path / "naive"), made, column_families=families)
+    busy, quiet = naive.get_column_family("busy"), naive.get_column_family("quiet")
+    quiet[b"1"] = b"1"
+    for number in range(800):
+        busy[row_key(number)] = value
+    kept = sum(path.stat().st_size for path in logs_of(tmp_path / "naive"))
+    busy.close()
+    quiet.close()
+    naive.close()
+    assert kept > total, "the trap: nothing was let go, although the busy family was flushed many times"
+
+
+def _small_buffers() -> Options:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_write_buffer_size(256 * 1024)
+    return options
+
+
+# -- tombstones --------------------------------------------------------------------------------------------------------
+
+
+def test_the_head_is_found_from_the_mark_without_walking_tombstones(tmp_path: Path) -> None:
+    """After 100 000 hand-overs a read from zero steps over every one of them, a read from the mark over none.
+
+    RocksDB can count instead of being timed: told to give up after 1000 skipped rows, a read says whether it skipped
+    more. From zero it gives up, from the mark it finds the head.
+    """
+    engine = RocksEngine(tmp_path / "db")
+    for first in range(0, 100_000, 10_000):
+        batch = Batch()
+        batch.puts += [(Family.TIMELINE, pack_timeline_key(n, n), b"") for n in range(first, first + 10_000)]
+        engine.write(batch)
+        batch = Batch()
+        batch.deletes += [(Family.TIMELINE, pack_timeline_key(n, n)) for n in range(first, first + 10_000)]
+        engine.write(batch)
+    batch = Batch()
+    head = pack_timeline_key(100_000, 100_000)
+    batch.puts.append((Family.TIMELINE, head, b"head"))
+    engine.write(batch)
+
+    def seek(start: bytes) -> bytes | None:
+        impatient = ReadOptions()
+        impatient.set_max_skippable_internal_keys(1000)
+        cursor = engine._dicts[Family.TIMELINE].iter(impatient)
+        cursor.seek(start)
+        found: bytes | None = cursor.key() if cursor.valid() else None
+        return found
+
+    assert seek(timeline_key(0)) is None, "the trap: a hundred thousand tombstones lie in front of the head"
+    mark = pack_timeline_key(99_999, 99_999 + 1)  # where the reader's cursor stands
+    assert seek(mark) == head
+    assert engine.scan(Family.TIMELINE, mark, END, limit=1).rows == [(head, b"head")]
+    engine.close()
+
+
+# -- the interpreter's lock --------------------------------------------------------------------------------------------
+
+
+def test_a_slow_sync_stops_no_other_thread(tmp_path: Path) -> None:
+    """The trap: a write with sync keeps the interpreter for the whole sync. Ours: other threads run on."""
+    shim = Shim(tmp_path)
+    shim.slow(400)
+    naive = run_driver("keep_the_gil", tmp_path / "naive", "naive", environment=shim.environment)
+    ours = run_driver("keep_the_gil", tmp_path / "ours", "ours", environment=shim.environment)
+    assert set(shim.syncs()) == {"s"}, "the shim saw the syncs"
+    assert int(naive.stdout) <= 2, naive.stderr
+    assert int(ours.stdout) >= 10, ours.stderr
+
+
+# -- errors are text ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("IO error: lock hold by current process, acquire time 1 acquiring thread 2: /x/LOCK", "StoreLocked"),
+        ("IO error: While lock file: /x/LOCK: Resource temporarily unavailable", "StoreLocked"),
+        ("IO error: While open a file for appending: /x/000009.log: Read-only file system", "StoreReadOnly"),
+        ("IO error: While mkdir if missing: /x: Permission denied", "StoreReadOnly"),
+        ("Corruption: block checksum mismatch: stored = 1, computed = 2, type = 4", "StoreCorrupt"),
+        ("IO error: No such file or directory: While open a file for random read: /x/000009.sst", "StoreCorrupt"),
+        ("IO error: No space left on device: While appending to file: /x/000009.log", "StoreFailed"),
+        ("IO error: Input/output error: While fdatasync: /x/000009.log", "StoreFailed"),
+        ("anything new", "StoreFailed"),
+    ],
+)
+def test_every_text_of_rocksdb_has_an_error_of_ours(text: str, expected: str) -> None:
+    """The one place that reads RocksDB's text knows these."""
+    from dmq.store.rocks import _translated
+
+    error = _translated(Exception(text))
+    assert isinstance(error, StoreError)
+    assert type(error).__name__ == expected
+    assert str(error) == text

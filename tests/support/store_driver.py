@@ -1,0 +1,251 @@
+"""A process with a store of its own, for tests that kill it, trace it, fork it or take its disk away.
+
+    python store_driver.py <what> <directory> [argument]
+
+Started as a file, by ``run_driver`` or under a tracer. Each function below is a ``what``; it writes to standard output
+with one ``write`` per line, so that a trace shows when the line left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from rocksdict import WriteBatch, WriteOptions
+
+from broker_adapter.clock import SystemClock
+from dmq.errors import StoreError, StoreForked
+from dmq.store.ops import Batch, Family, Put, Schedule
+from dmq.store.rocks import RocksEngine, RocksOptions
+from dmq.store.store import Store, StoreOptions
+
+ROW_BYTES = 200
+FAR_MS = 4_000_000_000_000
+
+
+def row_key(number: int) -> bytes:
+    """The key of row ``number``."""
+    return b"%08d" % number
+
+
+def row(number: int) -> bytes:
+    """What row ``number`` holds: no two are alike."""
+    return (b"value %d " % number).ljust(ROW_BYTES, b"*")
+
+
+def batch_of(number: int, family: Family = Family.TIMELINE) -> Batch:
+    """A batch with row ``number``."""
+    batch = Batch()
+    batch.puts.append((family, row_key(number), row(number)))
+    return batch
+
+
+def say(line: str) -> None:
+    """Write a line at once, in one call."""
+    os.write(1, line.encode() + b"\n")
+
+
+def die() -> NoReturn:
+    """End as SIGKILL ends a process: nothing is closed, nothing flushed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def fill(directory: Path, count: str) -> None:
+    """Write rows, a batch and a sync each, and die."""
+    engine = RocksEngine(directory)
+    for number in range(int(count)):
+        engine.write(batch_of(number))
+        engine.sync()
+    die()
+
+
+def fill_two_logs(directory: Path, count: str) -> None:
+    """Write rows into a log, make RocksDB begin another one while the first is still needed, write as many, die."""
+    engine = RocksEngine(directory)
+    for number in range(int(count)):
+        engine.write(batch_of(number))
+        engine.sync()
+    audit = engine._dicts[Family.AUDIT]
+    audit.put(b"of another family", b"so that there is something to flush")
+    audit.flush(True)
+    for number in range(int(count), 2 * int(count)):
+        engine.write(batch_of(number))
+        engine.sync()
+    die()
+
+
+def commit(directory: Path, argument: str) -> None:
+    """Commit messages one by one; say ``OK <token>`` after each. Argument: durability, count."""
+    durability, count = argument.split(",")
+    assert durability in {"disk", "process"}
+    options = StoreOptions(durability="disk" if durability == "disk" else "process", ballast_bytes=0)
+    store = Store.open(directory, SystemClock(), options)
+    say("ready")
+    for number in range(int(count)):
+        token = f"token-{number:06d}-{os.urandom(6).hex()}"
+        store.commit([Schedule(1, token.encode(), FAR_MS + number, b"\1" + bytes(27) + b"wire message", b"event")])
+        say(f"OK {token}")
+    store.close()
+
+
+def commit_until_failure(directory: Path, count: str) -> None:
+    """Commit batches until one fails; say ``OK <number>`` after each, in the end what the store says, as JSON."""
+    failures: list[str] = []
+    store = Store.open(directory, SystemClock(), StoreOptions(ballast_bytes=0, low_water_bytes=0))
+    store.on_failure = lambda error: failures.append(type(error).__name__)
+    say("ready")
+    error: StoreError | None = None
+    number = 0
+    try:
+        for number in range(int(count)):
+            store.commit([Put(Family.GROUP, row_key(number), os.urandom(int(os.environ.get("VALUE_BYTES", "200"))))])
+            say(f"OK {number}")
+    except StoreError as raised:
+        error = raised
+    later = ""
+    try:
+        store.commit([Put(Family.GROUP, b"later", b"")])
+    except StoreError as raised:
+        later = type(raised).__name__
+    say("closing")
+    closing = ""
+    try:
+        store.close()
+    except StoreError as raised:
+        closing = type(raised).__name__
+    said = {"error": type(error).__name__, "text": str(error), "at": number, "later": later, "failures": failures}
+    say(json.dumps({**said, "closing": closing}))
+
+
+def keep_the_gil(directory: Path, how: str) -> None:
+    """Make one slow sync, ``ours`` or with a ``naive`` synchronous write; say how often another thread ran meanwhile."""
+    engine = RocksEngine(directory)
+    engine.write(batch_of(1))
+    engine.sync()
+    beats = 0
+    is_over = threading.Event()
+
+    def beat() -> None:
+        nonlocal beats
+        while not is_over.is_set():
+            beats += 1
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    writes = WriteBatch(raw_mode=True)
+    writes.put(row_key(2), row(2), engine._handles[Family.TIMELINE])
+    synced = WriteOptions()
+    synced.sync = True
+    db = engine._open_db()
+    before = beats
+    if how == "naive":
+        db.write(writes, synced)
+    else:
+        engine.write(batch_of(2))
+        engine.sync()
+    after = beats
+    is_over.set()
+    thread.join()
+    engine.close()
+    say(str(after - before))
+
+
+def fork(directory: Path, how: str) -> None:
+    """Fork a child that tries to use the store and ends by ``how``; then go on. Says what the child met, and the rows."""
+    store = Store.open(directory, SystemClock(), StoreOptions(rocks=RocksOptions(wal_bytes_max=65_536)))
+    for number in range(300):
+        store.commit([Put(Family.GROUP, row_key(number), row(number))])
+    pid = os.fork()
+    if pid == 0:
+        met = []
+        for action in (
+            lambda: store.commit([Put(Family.GROUP, b"child", b"")]),
+            lambda: store.scan(Family.GROUP, b"", b"\xff", limit=1),
+            lambda: store.get_many(Family.GROUP, [row_key(1)]),
+            store.engine_stats,
+            store.close,
+        ):
+            try:
+                action()
+                met.append("nothing")
+            except StoreForked:
+                met.append("StoreForked")
+        say(f"child: {' '.join(met)}")
+        if how == "_exit":
+            os._exit(0)
+        sys.exit(0)
+    _, status = os.waitpid(pid, 0)
+    for number in range(300, 600):
+        store.commit([Put(Family.GROUP, row_key(number), row(number))])
+    rows = len(store.scan(Family.GROUP, b"", b"\xff", limit=10_000).rows)
+    store.close()
+    say(f"child ended with {status}; parent has {rows} rows")
+
+
+def fork_naive(directory: Path, _: str) -> None:
+    """What happens without the guard: the child of a fork writes, and is told that it is safe; then all is closed."""
+    engine = RocksEngine(directory)
+    engine.write(batch_of(1))
+    engine.sync()
+    pid = os.fork()
+    if pid == 0:
+        engine._pid = os.getpid()  # as if nobody had looked
+        for number in range(100, 200):
+            engine.write(batch_of(number))
+        say("child wrote 100")
+        os._exit(0)
+    os.waitpid(pid, 0)
+    engine.write(batch_of(2))
+    engine.close()
+
+
+def hold(directory: Path, _: str) -> None:
+    """Open a store, say so, and keep it until standard input ends."""
+    store = Store.open(directory, SystemClock(), StoreOptions(ballast_bytes=0))
+    say("ready")
+    sys.stdin.read()
+    store.close()
+
+
+def command(what: str, directory: Path, argument: str = "") -> list[str]:
+    """The command line that runs this file."""
+    return [sys.executable, __file__, what, str(directory), argument]
+
+
+def run_driver(
+    what: str,
+    directory: Path,
+    argument: str = "",
+    *,
+    before: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 50,
+) -> subprocess.CompletedProcess[str]:
+    """Run it to its end, whatever that is; ``before`` is a tracer's command line."""
+    return subprocess.run(
+        [*before, *command(what, directory, argument)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env={**os.environ, **(environment or {})},
+    )
+
+
+_ALL = {
+    each.__name__: each
+    for each in (fill, fill_two_logs, commit, commit_until_failure, keep_the_gil, fork, fork_naive, hold)
+}
+
+if __name__ == "__main__":
+    _ALL[sys.argv[1]](Path(sys.argv[2]), sys.argv[3])

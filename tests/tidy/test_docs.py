@@ -1,0 +1,98 @@
+"""The documents speak of what is there: every path, test, key, metric and exit code they name."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import Gauge
+
+from dmq.cli.errors import ExitCode
+from dmq.config import DaemonConfig
+from dmq.metrics import Metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+
+FOLDERS = ("dmq", "retry", "broker_adapter", "spark_audit", "tests", "docs", "locks", "tools", "bench")
+CITED = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)(?:::(\w+))?`")
+LINKED = re.compile(r"\]\((?!https?:|#)([^)#]+)(?:#[^)]*)?\)")
+NAMES = re.compile(r"`([^`]+)`")
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def rows(path: Path, heading: str) -> list[list[str]]:
+    """The cells of the table that follows the header row ``heading``, all but that row and the line below it."""
+    lines = read(path).splitlines()
+    start = lines.index(heading) + 2
+    table = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        table.append([cell.strip() for cell in line.strip("|").split(" | ")])
+    return table
+
+
+def functions(path: Path) -> set[str]:
+    return {
+        node.name for node in ast.walk(ast.parse(read(path))) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+
+def broken_citations(text: str) -> list[str]:
+    """What ``text`` cites and the repository does not have."""
+    broken = []
+    for path, function in CITED.findall(text):
+        found = ROOT / path
+        if not found.exists() or (function and function not in functions(found)):
+            broken.append(f"{path}::{function}" if function else path)
+    return broken
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.name))
+def test_what_is_cited_exists(document: Path) -> None:
+    text = read(document)
+    assert broken_citations(text) == []
+    assert [link for link in LINKED.findall(text) if not (document.parent / link).exists()] == []
+
+
+def test_a_broken_citation_is_found() -> None:
+    here = "tests/tidy/test_docs.py"
+    assert broken_citations(f"`{here}`, `{here}::rows`, `dmq/store/`") == []
+    assert broken_citations(f"`{here}::gone`, `dmq/gone.py`") == [f"{here}::gone", "dmq/gone.py"]
+
+
+def test_every_promise_cites_a_test() -> None:
+    """A section of the guarantees that no test holds is a hope."""
+    promises = re.split(r"^## ", read(ROOT / "docs" / "GUARANTEES.md"), flags=re.MULTILINE)[1:]
+    unproven = [text.splitlines()[0] for text in promises if text[0].isdigit() and "::test_" not in text]
+    assert len(promises) > 5
+    assert unproven == []
+
+
+def test_the_configuration_table_is_the_configuration() -> None:
+    table = rows(ROOT / "README.md", "| key | default | what it does |")
+    written = {key.strip("`"): default.strip("`") for key, default, _ in table}
+    assert written == {key: str(value) for key, value in DaemonConfig().shown().items()}
+
+
+def test_the_table_of_exit_codes_is_complete() -> None:
+    table = rows(ROOT / "README.md", "| exit code | meaning |")
+    assert [int(code) for code, _ in table] == sorted(ExitCode)
+
+
+def test_the_table_of_metrics_is_complete() -> None:
+    table = rows(ROOT / "docs" / "OPERATIONS.md", "| metric | what it says |")
+    written = [name for cell, _ in table for name in NAMES.findall(cell)]
+    metrics = Metrics(process=False)
+    there = {
+        family.name + ("_total" if family.type == "counter" else "_info" if family.type == "info" else "")
+        for family in metrics.registry.collect()
+    }
+    assert isinstance(metrics.pending, Gauge)
+    assert sorted(written) == sorted(there)
