@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from random import Random
 
 from broker_adapter.clock import Clock
 from dmq.demo.facts import Fact, from_line
@@ -22,18 +23,28 @@ from dmq.errors import DmqError
 SERVING_WITHIN_S = 30.0
 STOPPING_WITHIN_S = 15.0
 _LINES_KEPT = 20
+_PORTS = range(20_000, 32_000)
 
 
 class DemoFailed(DmqError):
     """The demo cannot go on; says why."""
 
 
-def free_port() -> int:
-    """Return a port of the loopback interface that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port(random: Random) -> int:
+    """Return a loopback port that is free now, outside the range the system hands out by itself.
+
+    A client that dials while the daemon is away could otherwise be given the daemon's own port as its local one, be
+    connected to itself, and keep the daemon from coming back.
+    """
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise DemoFailed(f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free")
 
 
 def clean_environment(home: Path) -> dict[str, str]:

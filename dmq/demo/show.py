@@ -107,7 +107,7 @@ class _Run:
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.plan)
         self.screen = Screen(self.console, self.clock, self.plan, self.ledger)
-        self.address = f"127.0.0.1:{free_port()}"
+        self.address = f"127.0.0.1:{free_port(Random())}"
         home = self.folder / "home"
         home.mkdir()
         config = self.folder / "demo.toml"

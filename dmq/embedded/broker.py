@@ -258,7 +258,8 @@ class EmbeddedBroker:
                 results.append(None)
             except Refused as refused:
                 results.append(refused)
-        if ops:
+        if None in results:
+            # Also with nothing to write: what was found finished may be so by an ack that is not durable yet.
             await self._committed(self._submit(ops))
             self.acked_total += finished
             found.wake_next()  # the bound of leases may have kept messages back

@@ -111,6 +111,7 @@ class Leases:
                 lease.visible_at_ms = min(now_ms + AUTO_RENEW_INVISIBLE_MS, lease.renew_until_ms)
                 self.watch(queue, offset, lease)
             else:
+                lease.is_returning = True  # it may be in the heap more than once
                 expired.append((queue, offset, lease))
         return expired
 

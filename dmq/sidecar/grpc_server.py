@@ -93,10 +93,11 @@ class GrpcServer:
         Raises AddressInUse if the port is taken, DmqError if the address cannot be listened on.
         """
         address = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+        _check_bind(self._host, self._port, address)
         try:
             self._port = self._server.add_insecure_port(address)
         except RuntimeError as error:
-            raise _bind_error(self._host, self._port, address) from error
+            raise DmqError(f"cannot listen on {address} (gRPC)") from error
         self._service.listening_at(self._host, self._port)
         await self._server.start()
         await self.set_serving(is_serving=True)
@@ -213,8 +214,8 @@ class _Health(health.aio.HealthServicer):
             self._watches.pop().reschedule(0.0)
 
 
-def _bind_error(host: str, port: int, address: str) -> DmqError:
-    """Say why an address cannot be listened on: grpc does not tell, a plain socket does."""
+def _check_bind(host: str, port: int, address: str) -> None:
+    """Raise why an address cannot be listened on: grpc does not tell its caller, and prints lines of its own."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -223,6 +224,5 @@ def _bind_error(host: str, port: int, address: str) -> DmqError:
             probe.listen()
     except OSError as reason:
         if reason.errno == errno.EADDRINUSE:
-            return AddressInUse(f"{address} is in use by another process (gRPC)")
-        return DmqError(f"cannot listen on {address} (gRPC): {reason.strerror or reason}")
-    return DmqError(f"cannot listen on {address} (gRPC)")
+            raise AddressInUse(f"{address} is in use by another process (gRPC)") from reason
+        raise DmqError(f"cannot listen on {address} (gRPC): {reason.strerror or reason}") from reason

@@ -145,8 +145,7 @@ class MessagingService:
         finally:
             self._outboxes.discard(outbox)
             self._sessions.detach(call.client_id, outbox)
-            outbox.close()
-            reader.cancel()
+            reader.cancel()  # which closes the outbox
             await asyncio.gather(reader, return_exceptions=True)
 
     async def _read_telemetry(self, requests: AsyncIterator[wire.TelemetryCommand], call: Call, outbox: Outbox) -> None:

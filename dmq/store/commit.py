@@ -57,7 +57,7 @@ class CommitStats:
 class Writer:
     """The thread that assembles, writes and syncs. Nothing else writes to the engine."""
 
-    def __init__(  # noqa: PLR0913 - wired once, by ``Store.open``
+    def __init__(
         self,
         engine: Engine,
         assembler: Assembler,
@@ -110,7 +110,7 @@ class Writer:
         Urgent units (acks, hand-overs) make room rather than take it, and are bounded by who waits for them.
         """
         if os.getpid() != self._pid:
-            raise StoreForked("the store belongs to the process that opened it; open another directory after a fork")
+            raise StoreForked("the store belongs to the process that opened it; a store needs a process started anew")
         with self._wake:
             if self._failure is not None:
                 raise StoreFailed(str(self._failure)) from self._failure

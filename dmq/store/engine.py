@@ -31,7 +31,7 @@ class Engine(Protocol):
     """
 
     def write(self, batch: Batch) -> None:
-        """Apply ``batch`` atomically: readable on return, and safe from SIGKILL; safe from power loss after ``sync``."""
+        """Apply ``batch`` atomically: readable and safe from SIGKILL on return; safe from power loss after ``sync``."""
         ...
 
     def sync(self) -> None:
@@ -55,5 +55,5 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Sync, let go of everything and release the lock. Idempotent."""
+        """Sync, unless a write or a sync failed, let go of everything and release the lock. Idempotent."""
         ...

@@ -13,7 +13,7 @@ key. So it never passes a row that is not yet visible and never hands out one th
 
 A claim moves the cursor to its stop *before* the rows are read, so a batch that is assembled meanwhile cannot slip a
 key in behind the reader; ``retreat`` moves it back to the first row that was not taken. The reader commits what it took
-before it claims again: when the cursor was lowered meanwhile, the rows it took are gone before they could be read twice.
+before it claims again: when the cursor was lowered meanwhile, the rows it took are gone before it could read them twice.
 """
 
 from __future__ import annotations

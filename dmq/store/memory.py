@@ -51,6 +51,7 @@ class MemoryEngine:
         self._synced = [_Table() for _ in Family]
         self._unsynced: list[Batch] = []
         self._is_closed = False
+        self._has_failed = False
         self.fail_next_write = False
         self.fail_next_sync = False
 
@@ -72,15 +73,17 @@ class MemoryEngine:
     def write(self, batch: Batch) -> None:
         self._check_open()
         if self.fail_next_write:
-            self.fail_next_write = False
+            self.fail_next_write, self._has_failed = False, True
             raise StoreFailed("write failed (injected)")
-        _apply(self._live, batch)
-        self._unsynced.append(batch)
+        taken = Batch()
+        taken.ranges, taken.deletes, taken.puts = list(batch.ranges), list(batch.deletes), list(batch.puts)
+        _apply(self._live, taken)
+        self._unsynced.append(taken)
 
     def sync(self) -> None:
         self._check_open()
         if self.fail_next_sync:
-            self.fail_next_sync = False
+            self.fail_next_sync, self._has_failed = False, True
             raise StoreFailed("sync failed (injected)")
         for batch in self._unsynced:
             _apply(self._synced, batch)
@@ -114,11 +117,13 @@ class MemoryEngine:
         return table.keys[at], table.values[table.keys[at]]
 
     def stats(self) -> EngineStats:
+        self._check_open()
         return EngineStats(0, 0, sum(len(table.keys) for table in self._live))
 
     def close(self) -> None:
         if not self._is_closed:
-            self.sync()
+            if not self._has_failed:
+                self.sync()
             self._is_closed = True
 
     def _check_open(self) -> None:

@@ -9,8 +9,8 @@ Traps of rocksdict 0.3.29 that this module keeps away from everybody else, each 
   no bounds are used; keys are compared here.
 - A live column-family object keeps the lock after ``close``: they are dropped first.
 - A write with sync holds the GIL for the whole fsync: ``write`` without, then ``flush_wal(True)``, which frees it.
-- After a fork the child's writes are lost while they seem to succeed: the child is refused. When the child ends in
-  order, the destructor of its copy crashes it, and might delete files of the parent: the copy is never destroyed.
+- After a fork the child's writes are lost while they seem to succeed, opening another database hangs (RocksDB's threads
+  are not there), and an orderly end crashes in destructors: the child is refused, and the destructors are kept away.
 - The default recovery mode drops everything after a damaged WAL record without an error: tail corruption only. That
   mode still passes over a torn record in any log but the newest, and never says what it cut: ``dmq.store.wal`` does.
 - Errors are bare ``Exception`` with RocksDB's text: ``_translated`` is the one place that reads it.
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakSet
@@ -108,10 +109,12 @@ def _family_options(family: Family, cache: Cache) -> Options:
     return made
 
 
-def _translated(error: Exception) -> StoreError:
-    """Return our error for RocksDB's text, which is all that rocksdict gives."""
+def _translated(error: Exception, path: Path | None = None) -> StoreError:
+    """Return our error for RocksDB's text, which is all that rocksdict gives; ``path`` is said where the text does not."""
     text = str(error)
     lowered = text.lower()
+    if path is not None and str(path) not in text:
+        text = f"{path}: {text}"
     if "lock hold by current process" in lowered or "while lock file" in lowered:
         return StoreLocked(text)
     if "read-only file system" in lowered or "permission denied" in lowered:
@@ -121,28 +124,45 @@ def _translated(error: Exception) -> StoreError:
     return StoreFailed(text)
 
 
-_open_engines: WeakSet[RocksEngine] = WeakSet()
+class _Process:
+    """What this process did with RocksDB, and what a child of a fork has of it: memory without the threads."""
+
+    def __init__(self) -> None:
+        self.engines: WeakSet[RocksEngine] = WeakSet()
+        self.has_threads = False
+        self.is_forked = False
+
+    def after_fork_in_child(self) -> None:
+        """Keep RocksDB's destructors from running: they wait for threads that are not there, or crash."""
+        if not self.has_threads:
+            return
+        import ctypes  # nobody else needs it
+
+        self.is_forked = True
+        for engine in self.engines:
+            for each in (engine._db, *engine._dicts, *engine._handles):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "on_exit"):  # end, with the same status, before the destructors of static objects
+            libc.on_exit(libc._exit, None)
 
 
-def _keep_in_child() -> None:
-    import ctypes  # a child of a fork alone needs it
-
-    for engine in _open_engines:
-        for each in (engine._db, *engine._dicts, *engine._handles):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
-
-
-os.register_at_fork(after_in_child=_keep_in_child)
+_process = _Process()
+os.register_at_fork(after_in_child=_process.after_fork_in_child)
 
 
 class RocksEngine:
-    """Fits ``Engine``. Opening replays the WAL; ``recovered_cut_bytes`` says what of its tail was never acknowledged."""
+    """Fits ``Engine``. Opening replays the WAL; ``recovered_cut_bytes`` is what of its end was never acknowledged."""
 
     def __init__(self, path: Path, options: RocksOptions | None = None) -> None:
+        if _process.is_forked:
+            raise StoreForked("this process is a fork of one that used a store; a store needs a process started anew")
+        _process.has_threads = True
         options = options or RocksOptions()
         self.path = path
         self._cache = Cache(options.cache_bytes)
         self._pid = os.getpid()
+        self._has_failed = False
         self._unsynced = WriteOptions()
         self._unsynced.sync = False
         families = {family.name.lower(): _family_options(family, self._cache) for family in Family}
@@ -155,8 +175,8 @@ class RocksEngine:
             self._dicts = [self._db.get_column_family(name) for name in names]
             self._handles = [self._db.get_column_family_handle(name) for name in names]
         except Exception as error:
-            raise _translated(error) from error
-        _open_engines.add(self)
+            raise _translated(error, path) from error
+        _process.engines.add(self)
 
     def write(self, batch: Batch) -> None:
         db = self._open_db()
@@ -173,6 +193,7 @@ class RocksEngine:
         try:
             db.write(writes, self._unsynced)
         except Exception as error:
+            self._has_failed = True
             raise _translated(error) from error
 
     def sync(self) -> None:
@@ -180,6 +201,7 @@ class RocksEngine:
         try:
             db.flush_wal(True)
         except Exception as error:
+            self._has_failed = True
             raise _translated(error) from error
 
     def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -244,21 +266,22 @@ class RocksEngine:
         db, self._db = self._db, None
         if db is None or os.getpid() != self._pid:
             return
-        try:
-            db.flush_wal(True)
-        except Exception as error:
-            raise _translated(error) from error
-        finally:
-            # The lock is released when the last object that knows the database is gone.
-            self._handles.clear()
-            for each in self._dicts:
-                each.close()
-            self._dicts.clear()
-            db.close()
+        failures: list[Exception] = []
+        # The lock is released when the last object that knows the database is gone.
+        self._handles.clear()
+        last_steps = [partial(db.flush_wal, True)] if not self._has_failed else []
+        for step in (*last_steps, *(each.close for each in self._dicts), db.close):
+            try:
+                step()
+            except Exception as error:  # the other ones must still let go
+                failures.append(error)
+        self._dicts.clear()
+        if failures and not self._has_failed:
+            raise _translated(failures[0]) from failures[0]
 
     def _open_db(self) -> Rdict:
         if os.getpid() != self._pid:
-            raise StoreForked("the store belongs to the process that opened it; open another directory after a fork")
+            raise StoreForked("the store belongs to the process that opened it; a store needs a process started anew")
         if self._db is None:
             raise StoreClosed("the store is closed")
         return self._db

@@ -26,6 +26,7 @@ from support.rigs import (
     send,
     until,
 )
+from support.stores import GatedEngine
 
 from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
@@ -527,6 +528,30 @@ def test_a_failing_store_is_said_as_the_contract_says_it(tmp_path: Path) -> None
         assert sorted(ids(await receive(rig))) == ["m-1", "m-2", "m-3", "m-4"]
 
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False), scenario))
+
+
+def test_a_repeated_ack_is_not_answered_before_the_first_is_durable(tmp_path: Path) -> None:
+    """An ack that is still being written is no reason to say OK to its repetition: a crash would take both back."""
+    gates: list[GatedEngine] = []
+
+    def gated(engine: Engine) -> Engine:
+        gates.append(GatedEngine(engine))
+        return gates[-1]
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        await send(rig, "m-1")
+        delivery = await receive_one(rig)
+        (gate,) = gates
+        gate.hold()
+        first = asyncio.ensure_future(ack(rig, delivery))
+        await asyncio.to_thread(gate.await_sync)
+        repeated = asyncio.ensure_future(ack(rig, delivery))
+        done, _ = await asyncio.wait({first, repeated}, timeout=0.1)
+        gate.let_go()
+        assert not done
+        assert [list(await first), list(await repeated)] == [[None], [None]]
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, wrap=gated), scenario))
 
 
 @pytest.mark.parametrize("end", [End.KILL, End.POWER_LOSS])

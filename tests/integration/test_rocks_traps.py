@@ -5,14 +5,15 @@ When a naive half fails after an upgrade of rocksdict, the trap is gone: read it
 
 from __future__ import annotations
 
-import gc
 import os
 import re
+import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from rocksdict import AccessType, Options, Rdict, ReadOptions
+from rocksdict import AccessType, DBRecoveryMode, Options, Rdict, ReadOptions
 from support import store_driver
 from support.shim import Shim
 from support.store_driver import batch_of, row, row_key, run_driver
@@ -29,7 +30,6 @@ from dmq.store.wal import BLOCK_BYTES, check_logs, torn_bytes
 
 ROWS = 20_000
 LOGGED = 100
-_OPTIONS = Options(raw_mode=True)
 
 
 def logs_of(directory: Path) -> list[Path]:
@@ -38,7 +38,7 @@ def logs_of(directory: Path) -> list[Path]:
 
 def naive_open(directory: Path) -> Rdict:
     """As a first program with rocksdict would: default options, which means the default recovery mode."""
-    families = {name: Options(raw_mode=True) for name in Rdict.list_cf(str(directory), _OPTIONS)}
+    families = {family.name.lower(): Options(raw_mode=True) for family in Family}
     return Rdict(str(directory), Options(raw_mode=True), column_families=families, access_type=AccessType.read_write())
 
 
@@ -87,9 +87,7 @@ def test_the_dicts_interface_ends_silently_at_a_corrupt_block(damaged: RocksEngi
         lambda engine: [
             engine.last(Family.TIMELINE, row_key(number), row_key(number + 1)) for number in range(0, ROWS, 20)
         ],
-        lambda engine: [
-            engine.scan(Family.TIMELINE, row_key(number), END, limit=1) for number in range(0, ROWS, 20)
-        ],
+        lambda engine: [engine.scan(Family.TIMELINE, row_key(number), END, limit=1) for number in range(0, ROWS, 20)],
     ],
     ids=["scan", "get_many", "last", "scan of one row"],
 )
@@ -131,24 +129,19 @@ def test_the_setter_of_the_lower_bound_sets_the_upper_one(tmp_path: Path) -> Non
     engine.close()
 
 
-def test_scan_keeps_its_bounds_whatever_becomes_of_the_bytes(tmp_path: Path) -> None:
-    """Bounds given to RocksDB are raw pointers, freed memory once the bytes die: ours gives it none at all.
+def test_bounds_are_freed_memory_once_nobody_keeps_them(tmp_path: Path) -> None:
+    """The trap: neither options nor iterator keep the bytes of a bound alive. In a process of its own: it may crash."""
+    ran = run_driver("dangle", tmp_path / "db")
+    assert ran.returncode < 0 or int(ran.stdout) > 0
 
-    Reading freed memory is no test, so the naive half looks at what rocksdict keeps alive: not the bytes.
-    """
+
+def test_scan_keeps_its_ends_whatever_becomes_of_the_bytes(tmp_path: Path) -> None:
+    """Ours compares keys and gives RocksDB no bound: keys made for one call alone, and much made in their place."""
     engine = RocksEngine(tmp_path / "db")
     batch = Batch()
     batch.puts += [(Family.TIMELINE, row_key(number), b"") for number in range(1000)]
     engine.write(batch)
-    options = ReadOptions()
-    bound = bytes(bytearray(row_key(500)))
-    options.set_iterate_upper_bound(bound)
-    assert not [each for each in gc.get_referrers(bound) if each is options]
-    cursor = engine._dicts[Family.TIMELINE].iter(options)
-    assert not [each for each in gc.get_referents(cursor) if each is bound or each is options]
-    del cursor, options, bound
-
-    for _ in range(200):  # keys made for the call alone, and much made in their place
+    for _ in range(200):
         rows = engine.scan(Family.TIMELINE, bytes(bytearray(row_key(0))), bytes(bytearray(row_key(500))), limit=600)
         assert len(rows.rows) == 500
         assert rows.is_complete
@@ -198,8 +191,8 @@ def test_two_engines_on_one_database_are_refused(tmp_path: Path) -> None:
 
 def test_writes_of_a_forked_child_are_lost(tmp_path: Path) -> None:
     """The trap: the child's writes succeed, and are gone."""
-    ran = run_driver("fork_naive", tmp_path / "db")
-    assert ran.stdout.splitlines() == ["child wrote 100"], ran.stderr
+    ran = run_driver("fork_naive", tmp_path / "db", "write")
+    assert ran.stdout.splitlines() == ["child wrote 100", "child ended with 0"], ran.stderr
     try:
         left = rows_there(tmp_path / "db")
     except StoreCorrupt:
@@ -207,13 +200,29 @@ def test_writes_of_a_forked_child_are_lost(tmp_path: Path) -> None:
     assert left < 102
 
 
+def test_a_forked_child_cannot_open_a_store_of_its_own(tmp_path: Path) -> None:
+    """The trap: another store opens and takes a write, then hangs: the threads that flush were not forked."""
+    ran = run_driver("fork_naive", tmp_path / "db", "open")
+    assert ran.stdout.splitlines() == ["child opened", f"child ended with {-signal.SIGALRM}"], ran.stderr
+
+
+def test_an_orderly_end_of_a_forked_child_crashes_or_hangs(tmp_path: Path) -> None:
+    """The trap: destructors in the child wait for threads that were not forked."""
+    ran = run_driver("fork_naive", tmp_path / "db", "normal exit")
+    assert ran.stdout.splitlines() in (
+        [f"child ended with {-signal.SIGALRM}"],
+        [f"child ended with {-signal.SIGSEGV}"],
+        [f"child ended with {-signal.SIGABRT}"],
+    ), ran.stderr
+
+
 @pytest.mark.parametrize("how", ["_exit", "normal exit"])
 def test_a_forked_child_is_refused_and_harms_nobody(tmp_path: Path, how: str) -> None:
     """Ours: every use in the child is refused, and the parent's store goes on, however the child ends."""
     ran = run_driver("fork", tmp_path / "cell", how)
     assert ran.stdout.splitlines() == [
-        "child: " + " ".join(["StoreForked"] * 4 + ["nothing"]),
-        "child ended with 0; parent has 600 rows",
+        "child: " + " ".join(["StoreForked"] * 5 + ["nothing"]),
+        "child ended with 7; parent has 600 rows",
     ], ran.stderr
     store = Store.open(tmp_path / "cell", SystemClock())
     assert store.recovery.was_closed
@@ -262,7 +271,7 @@ def test_damage_in_the_log_refuses_to_open(killed: Path, place: float) -> None:
         RocksEngine(killed)
 
 
-@pytest.mark.parametrize("missing", [1, 3, 100, 230, 240])
+@pytest.mark.parametrize("missing", [1, 3, 100, 230])
 def test_a_record_cut_short_at_the_end_is_cut_and_counted(killed: Path, missing: int) -> None:
     """Ours: what was under way when the process died was never acknowledged; opening says how many bytes went."""
     (log,) = logs_of(killed)
@@ -294,9 +303,12 @@ def test_a_tear_in_an_older_log_is_damage(tmp_path: Path) -> None:
     os.truncate(older, older.stat().st_size - 300)
     with pytest.raises(StoreCorrupt, match=re.escape(newer.name)):
         RocksEngine(directory)
-    naive = naive_open(directory)
+    families = {family.name.lower(): Options(raw_mode=True) for family in Family}
+    tolerant = Options(raw_mode=True)
+    tolerant.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
+    naive = Rdict(str(directory), tolerant, column_families=families, access_type=AccessType.read_write())
     timeline = naive.get_column_family("timeline")
-    assert sum(1 for _ in timeline.items()) < 2 * LOGGED
+    assert LOGGED < sum(1 for _ in timeline.items()) < 2 * LOGGED, "rows are missing in the middle"
     timeline.close()
     naive.close()
 
@@ -334,42 +346,46 @@ def test_tears_are_found_in_records_of_many_blocks(tmp_path: Path) -> None:
 
 
 def test_a_quiet_family_does_not_keep_the_logs(tmp_path: Path) -> None:
-    """One row in a quiet family keeps every later log alive; the naive variant's grow without bound, ours do not."""
+    """One row in a quiet family keeps every later log alive: the naive variant's grow, ours are let go."""
     value = os.urandom(4096)
-    total = 0
-    engine = RocksEngine(tmp_path / "ours", RocksOptions(wal_bytes_max=256 * 1024, memtable_bytes_max=1024 * 1024))
-    engine.write(batch_of(1, Family.GROUP))
-    worst = 0
-    for number in range(800):
-        batch = Batch()
-        batch.puts.append((Family.TIMELINE, row_key(number), value))
-        engine.write(batch)
-        total += len(value)
-        if number % 50 == 49:
-            worst = max(worst, sum(path.stat().st_size for path in logs_of(tmp_path / "ours")))
-    engine.close()
-    assert total > 3_000_000
-    assert worst < total / 2, "logs are let go"
+    count, bound = 800, 256 * 1024
 
-    families = {"busy": _small_buffers(), "quiet": _small_buffers()}
-    made = _small_buffers()
+    def kept(directory: Path) -> int:
+        return sum(path.stat().st_size for path in logs_of(directory))
+
+    families = {"busy": _small_buffers(bound), "quiet": _small_buffers(bound)}
+    made = _small_buffers(bound)
     made.create_missing_column_families(True)
     naive = Rdict(str(tmp_path / "naive"), made, column_families=families)
     busy, quiet = naive.get_column_family("busy"), naive.get_column_family("quiet")
     quiet[b"1"] = b"1"
-    for number in range(800):
+    for number in range(count):
         busy[row_key(number)] = value
-    kept = sum(path.stat().st_size for path in logs_of(tmp_path / "naive"))
+    busy.flush(True)
+    assert kept(tmp_path / "naive") > count * len(value), "the trap: nothing was let go, and all was flushed"
     busy.close()
     quiet.close()
     naive.close()
-    assert kept > total, "the trap: nothing was let go, although the busy family was flushed many times"
+
+    engine = RocksEngine(tmp_path / "ours", RocksOptions(wal_bytes_max=bound, memtable_bytes_max=1024 * 1024))
+    engine.write(batch_of(1, Family.GROUP))
+    for number in range(count):
+        batch = Batch()
+        batch.puts.append((Family.TIMELINE, row_key(number), value))
+        engine.write(batch)
+    for number in range(1000):  # flushing goes on in the background: a little more traffic, and the logs go
+        if kept(tmp_path / "ours") <= 2 * bound:
+            break
+        time.sleep(0.01)
+        engine.write(batch_of(number))
+    assert kept(tmp_path / "ours") <= 2 * bound
+    engine.close()
 
 
-def _small_buffers() -> Options:
+def _small_buffers(size_bytes: int) -> Options:
     options = Options(raw_mode=True)
     options.create_if_missing(True)
-    options.set_write_buffer_size(256 * 1024)
+    options.set_write_buffer_size(size_bytes)
     return options
 
 
@@ -416,10 +432,9 @@ def test_the_head_is_found_from_the_mark_without_walking_tombstones(tmp_path: Pa
 def test_a_slow_sync_stops_no_other_thread(tmp_path: Path) -> None:
     """The trap: a write with sync keeps the interpreter for the whole sync. Ours: other threads run on."""
     shim = Shim(tmp_path)
-    shim.slow(400)
     naive = run_driver("keep_the_gil", tmp_path / "naive", "naive", environment=shim.environment)
     ours = run_driver("keep_the_gil", tmp_path / "ours", "ours", environment=shim.environment)
-    assert set(shim.syncs()) == {"s"}, "the shim saw the syncs"
+    assert "s" in shim.syncs(), "the shim saw the syncs"
     assert int(naive.stdout) <= 2, naive.stderr
     assert int(ours.stdout) >= 10, ours.stderr
 

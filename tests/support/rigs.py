@@ -63,8 +63,8 @@ class Rig(Protocol):
         """Return when everything that is due was handed over and everything that expired came back."""
         ...
 
-    async def restart(self, end: End) -> None:
-        """End the run and begin another one."""
+    async def restart(self, end: End, *, down_ms: int = 0) -> None:
+        """End the run and begin another one ``down_ms`` later."""
         ...
 
 
@@ -122,7 +122,7 @@ class EmbeddedRig:
             pass
         await self.store.commit_async([])  # behind what the broker's own task had begun to bring back
 
-    async def restart(self, end: End) -> None:
+    async def restart(self, end: End, *, down_ms: int = 0) -> None:
         assert not (self._on_disk and end is End.POWER_LOSS), "tests cannot take the page cache away"
         if end is End.CLOSE:
             await self.close()
@@ -130,13 +130,14 @@ class EmbeddedRig:
         elif self._on_disk:
             before = self._database
             self._runs += 1
-            shutil.copytree(before, self._database, ignore=shutil.ignore_patterns("LOCK"))
+            copy_at_rest(before, self._database)
             await self.close()
             shutil.rmtree(before)
         else:
             self.memory, crashed = self.memory.reopened() if end is End.KILL else self.memory.crashed(), self.memory
             assert crashed is not self.memory
             await self.close()
+        self.clock.advance(down_ms)
         await self.open()
 
     @property
@@ -147,6 +148,22 @@ class EmbeddedRig:
     @property
     def _database(self) -> Path:
         return self._path / f"run-{self._runs}"
+
+
+def copy_at_rest(source: Path, target: Path) -> None:
+    """Copy an open database as SIGKILL would leave it; try again if RocksDB tidied up meanwhile."""
+
+    def listing() -> set[tuple[str, int]]:
+        return {(each.name, each.stat().st_size) for each in source.iterdir() if each.name != "LOG"}
+
+    for _ in range(100):
+        with suppress(OSError):  # shutil.Error too: a file went away
+            before = listing()
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("LOCK"))
+            if listing() == before:
+                return
+        shutil.rmtree(target, ignore_errors=True)
+    raise AssertionError(f"{source} never rests")
 
 
 class MemoryBrokerRig:
@@ -166,7 +183,7 @@ class MemoryBrokerRig:
         self.broker.poke()
         await asyncio.sleep(0)
 
-    async def restart(self, end: End) -> None:
+    async def restart(self, end: End, *, down_ms: int = 0) -> None:
         raise NotImplementedError
 
 

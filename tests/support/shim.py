@@ -84,10 +84,6 @@ class Shim:
         """What a process needs to be under it."""
         return {"LD_PRELOAD": str(self._library), "SHIM_DIR": str(self._directory)}
 
-    def slow(self, milliseconds: int) -> None:
-        """Make every sync of a log take that long."""
-        (self._directory / "slow").write_text(str(milliseconds), encoding="ascii")
-
     def fail(self) -> None:
         """Make every sync of a log fail from here on."""
         (self._directory / "fail").touch()

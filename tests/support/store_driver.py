@@ -19,10 +19,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from rocksdict import WriteBatch, WriteOptions
+from rocksdict import RdictIter, ReadOptions, WriteBatch, WriteOptions
 
 from broker_adapter.clock import SystemClock
 from dmq.errors import StoreError, StoreForked
+from dmq.store import rocks
 from dmq.store.ops import Batch, Family, Put, Schedule
 from dmq.store.rocks import RocksEngine, RocksOptions
 from dmq.store.store import Store, StoreOptions
@@ -147,6 +148,8 @@ def keep_the_gil(directory: Path, how: str) -> None:
     synced = WriteOptions()
     synced.sync = True
     db = engine._open_db()
+    slow = Path(os.environ["SHIM_DIR"]) / "slow"
+    slow.write_text("400", encoding="ascii")
     before = beats
     if how == "naive":
         db.write(writes, synced)
@@ -154,6 +157,7 @@ def keep_the_gil(directory: Path, how: str) -> None:
         engine.write(batch_of(2))
         engine.sync()
     after = beats
+    slow.unlink()
     is_over.set()
     thread.join()
     engine.close()
@@ -173,6 +177,7 @@ def fork(directory: Path, how: str) -> None:
             lambda: store.scan(Family.GROUP, b"", b"\xff", limit=1),
             lambda: store.get_many(Family.GROUP, [row_key(1)]),
             store.engine_stats,
+            lambda: RocksEngine(directory.with_name("another")),
             store.close,
         ):
             try:
@@ -182,31 +187,70 @@ def fork(directory: Path, how: str) -> None:
                 met.append("StoreForked")
         say(f"child: {' '.join(met)}")
         if how == "_exit":
-            os._exit(0)
-        sys.exit(0)
+            os._exit(7)
+        sys.exit(7)
     _, status = os.waitpid(pid, 0)
     for number in range(300, 600):
         store.commit([Put(Family.GROUP, row_key(number), row(number))])
     rows = len(store.scan(Family.GROUP, b"", b"\xff", limit=10_000).rows)
     store.close()
-    say(f"child ended with {status}; parent has {rows} rows")
+    say(f"child ended with {os.waitstatus_to_exitcode(status)}; parent has {rows} rows")
 
 
-def fork_naive(directory: Path, _: str) -> None:
-    """What happens without the guard: the child of a fork writes, and is told that it is safe; then all is closed."""
+def fork_naive(directory: Path, how: str) -> None:
+    """What happens without the guards: the child of a fork writes, opens another store, or ends in order."""
     engine = RocksEngine(directory)
     engine.write(batch_of(1))
     engine.sync()
+    engine._dicts[Family.TIMELINE].flush(True)  # starts RocksDB's threads
+    rocks._process.has_threads = False  # as if nobody had looked
     pid = os.fork()
     if pid == 0:
-        engine._pid = os.getpid()  # as if nobody had looked
-        for number in range(100, 200):
-            engine.write(batch_of(number))
-        say("child wrote 100")
-        os._exit(0)
-    os.waitpid(pid, 0)
+        signal.alarm(2)  # if it hangs
+        engine._pid = os.getpid()
+        if how == "write":
+            for number in range(100, 200):
+                engine.write(batch_of(number))
+            say("child wrote 100")
+            os._exit(0)
+        if how == "open":
+            other = RocksEngine(directory.with_name("another"))
+            other.write(batch_of(1))
+            say("child opened")
+            other.close()
+            say("child closed")
+            os._exit(0)
+        sys.exit(0)
+    _, status = os.waitpid(pid, 0)
+    say(f"child ended with {os.waitstatus_to_exitcode(status)}")
     engine.write(batch_of(2))
     engine.close()
+
+
+def dangle(directory: Path, _: str) -> None:
+    """Scan 200 times up to a bound whose bytes nobody keeps; say how often the result was wrong."""
+    engine = RocksEngine(directory)
+    batch = Batch()
+    batch.puts += [(Family.TIMELINE, row_key(number), b"") for number in range(1000)]
+    engine.write(batch)
+    wrong = 0
+    for _ in range(200):
+        cursor = _bounded(engine, 500)
+        made_in_its_place = [row_key(number) for number in range(900, 950)]
+        cursor.seek_to_first()
+        rows = 0
+        while cursor.valid():
+            rows += 1
+            cursor.next()
+        wrong += rows != 500
+        made_in_its_place.clear()
+    say(str(wrong))
+
+
+def _bounded(engine: RocksEngine, stop: int) -> RdictIter:
+    options = ReadOptions()
+    options.set_iterate_upper_bound(row_key(stop))
+    return engine._dicts[Family.TIMELINE].iter(options)
 
 
 def hold(directory: Path, _: str) -> None:
@@ -244,7 +288,7 @@ def run_driver(
 
 _ALL = {
     each.__name__: each
-    for each in (fill, fill_two_logs, commit, commit_until_failure, keep_the_gil, fork, fork_naive, hold)
+    for each in (fill, fill_two_logs, commit, commit_until_failure, keep_the_gil, fork, fork_naive, dangle, hold)
 }
 
 if __name__ == "__main__":

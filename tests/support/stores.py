@@ -28,7 +28,9 @@ def packed_id(number: int) -> bytes:
 def schedule(number: int, deliver_at_ms: int, *, scope: int = SCOPE, event: bytes = b"scheduled") -> Schedule:
     """Keep message ``number``."""
     body = encode_body(packed_id(number), b"", b"", b"message %d" % number)
-    return Schedule(scope, packed_id(number), deliver_at_ms, encode_waiting(1, 0, TOPIC, scope, deliver_at_ms, 0, body), event)
+    return Schedule(
+        scope, packed_id(number), deliver_at_ms, encode_waiting(1, 0, TOPIC, scope, deliver_at_ms, 0, body), event
+    )
 
 
 def append(number: int, *, queue_id: int = 0, scope: int = SCOPE, event: bytes = b"queued") -> Append:
@@ -68,9 +70,7 @@ def recount(store: Store) -> tuple[dict[int, int], dict[tuple[int, int], int]]:
 
 def counted(store: Store, scopes: Sequence[int]) -> tuple[dict[int, int], dict[tuple[int, int], int]]:
     """What the counters say, in the shape of ``recount``."""
-    buckets = {
-        (scope, each.from_ms): each.count for scope in scopes for each in store.due_counts(scope, 0, 2**48)
-    }
+    buckets = {(scope, each.from_ms): each.count for scope in scopes for each in store.due_counts(scope, 0, 2**48)}
     return store.pending(), buckets
 
 

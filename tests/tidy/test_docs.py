@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
 
 FOLDERS = ("dmq", "retry", "broker_adapter", "spark_audit", "tests", "docs", "locks", "tools", "bench")
+# `dmq/store/marks.py`, `tests/contract`, `tests/contract::test_name` (a test may move within its group)
 CITED = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)(?:::(\w+))?`")
 LINKED = re.compile(r"\]\((?!https?:|#)([^)#]+)(?:#[^)]*)?\)")
 NAMES = re.compile(r"`([^`]+)`")
@@ -38,19 +40,32 @@ def rows(path: Path, heading: str) -> list[list[str]]:
     return table
 
 
-def functions(path: Path) -> set[str]:
-    return {
-        node.name for node in ast.walk(ast.parse(read(path))) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
+@cache
+def names_in(path: Path) -> frozenset[str]:
+    """Names of functions, classes and module-level values of a module, or of all modules below a folder."""
+    names: set[str] = set()
+    for module in path.rglob("*.py") if path.is_dir() else [path]:
+        tree = ast.parse(read(module))
+        names |= {target.id for node in tree.body if isinstance(node, ast.Assign) for target in _names(node)}
+        names |= {
+            node.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        }
+    return frozenset(names)
+
+
+def _names(node: ast.Assign) -> list[ast.Name]:
+    return [target for target in node.targets if isinstance(target, ast.Name)]
 
 
 def broken_citations(text: str) -> list[str]:
     """What ``text`` cites and the repository does not have."""
     broken = []
-    for path, function in CITED.findall(text):
+    for path, name in CITED.findall(text):
         found = ROOT / path
-        if not found.exists() or (function and function not in functions(found)):
-            broken.append(f"{path}::{function}" if function else path)
+        if not found.exists() or (name and name not in names_in(found)):
+            broken.append(f"{path}::{name}" if name else path)
     return broken
 
 
@@ -63,8 +78,9 @@ def test_what_is_cited_exists(document: Path) -> None:
 
 def test_a_broken_citation_is_found() -> None:
     here = "tests/tidy/test_docs.py"
-    assert broken_citations(f"`{here}`, `{here}::rows`, `dmq/store/`") == []
-    assert broken_citations(f"`{here}::gone`, `dmq/gone.py`") == [f"{here}::gone", "dmq/gone.py"]
+    assert broken_citations(f"`{here}`, `{here}::rows`, `tests/tidy::rows`, `dmq/store/`") == []
+    broken = [f"{here}::gone", "tests/tidy::gone", "dmq/gone.py"]
+    assert broken_citations(" ".join(f"`{each}`" for each in broken)) == broken
 
 
 def test_every_promise_cites_a_test() -> None:

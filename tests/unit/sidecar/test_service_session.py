@@ -322,13 +322,16 @@ def test_a_stream_that_is_dropped_leaves_nothing_behind() -> None:
 
     async def scenario(sidecar: Sidecar) -> None:
         stream, hung_up = await open_stream(sidecar)
+        session = sidecar.sessions.get("client-1")
+        assert session is not None
+        outbox = session.outbox
+        assert outbox is not None
         with pytest.raises(StreamEnded, match="RESOURCE_EXHAUSTED"):
             await sidecar.telemetry(consumer_settings())
         await stream.aclose()  # type: ignore[attr-defined]
         assert hung_up.is_set()
-        session = sidecar.sessions.get("client-1")
-        assert session is not None
-        assert session.outbox is None
+        assert outbox.is_closed  # whoever still holds it can put frames for ever without waiting
+        assert [session.outbox for session in sidecar.sessions] == [None]
         assert len(await sidecar.telemetry(consumer_settings())) == 1
 
     run(scenario, SidecarConfig(streams_max=1))
