@@ -116,8 +116,15 @@ class EmbeddedBroker:
         for envelope in envelopes:
             topic = topics.get(envelope.topic) or await self._create_topic(envelope.topic)
             ops.append(self.placement.accept(topic, envelope, now_ms))
-        receipts = await self._committed(self._submit(ops, is_urgent=False))
-        self.accepted_total += sum(not receipt.repeated for receipt in receipts)
+        try:
+            done = self._submit(ops, is_urgent=False)
+        except Overloaded:
+            self.refused_total += len(envelopes)
+            raise
+        receipts = await self._committed(done)
+        repeated = sum(receipt.repeated for receipt in receipts)
+        self.repeated_total += repeated
+        self.accepted_total += len(envelopes) - repeated
         return [
             SendReceipt(envelope.message_id, receipt.queue_id, receipt.queue_offset, receipt.repeated)
             for envelope, receipt in zip(envelopes, receipts, strict=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from dmq.embedded.place import Placement
-from dmq.errors import StoreClosed, StoreError
+from dmq.errors import StoreClosed, StoreError, StoreFailed
 from dmq.store.keys import timeline_key, unpack_timeline_key
 from dmq.store.marks import Lane
 from dmq.store.ops import Done, Family
@@ -121,6 +121,7 @@ class Scheduler:
                 self._marks.wait(until_ms, (until_ms - now_ms) / 1000)
         except StoreClosed:
             return
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is: ending without a word would look like being idle
             if not self._is_closing:
-                self._on_failure(error)
+                cause = f"the scheduler failed: {type(error).__name__}: {error}"
+                self._on_failure(error if isinstance(error, StoreError) else StoreFailed(cause))

@@ -75,7 +75,7 @@ class GrpcServer:
         self._port = port
         self._server = grpc.aio.server(options=list(OPTIONS))
         self._server.add_generic_rpc_handlers((_Handlers(dispatcher), *handlers))
-        self._health = _Health()
+        self._health = _Health(("", wire.SERVICE))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
             POOL.AddSerializedFile(file.serialized_pb)  # reflection looks in our private pool
@@ -106,14 +106,11 @@ class GrpcServer:
 
     async def set_serving(self, *, is_serving: bool) -> None:
         """Tell the health service's clients; calls are answered either way."""
-        state = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", wire.SERVICE):
-            await self._health.set(name, state)
+        self._health.set(is_serving=is_serving)
 
     async def stop(self, grace_s: float) -> None:
         """Say NOT_SERVING, end streams and long polls now, and finish what else is in flight within ``grace_s``."""
-        self._health.end_watches()
-        await self._health.enter_graceful_shutdown()
+        self._health.set(is_serving=False, is_ending=True)
         self._service.drain()
         await self._server.stop(grace_s)
 
@@ -191,27 +188,46 @@ def _telemetry(handle: TelemetryHandler) -> Callable[[AsyncIterator[bytes], _Con
     return serve
 
 
-class _Health(health.aio.HealthServicer):
-    """The library's health service, whose watches end at shutdown instead of holding it up."""
+class _Health(health_pb2_grpc.HealthServicer):
+    """The standard health service. Its watches end at shutdown by themselves, after saying NOT_SERVING.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._watches: set[asyncio.Timeout] = set()
+    The library's own would wait for ever, and cancelling them while they write leaves the call open.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = frozenset(names)
+        self._state: health_pb2.HealthCheckResponse.ServingStatus.ValueType
+        self._state = health_pb2.HealthCheckResponse.NOT_SERVING
+        self._changed = asyncio.Event()
+        self._is_ending = False
+
+    def set(self, *, is_serving: bool, is_ending: bool = False) -> None:
+        """Set the state of every service; with ``is_ending`` watches end behind it."""
+        answer = health_pb2.HealthCheckResponse
+        self._state = answer.SERVING if is_serving else answer.NOT_SERVING
+        self._is_ending = is_ending
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def Check(  # noqa: N802
+        self, request: health_pb2.HealthCheckRequest, context: _Context
+    ) -> health_pb2.HealthCheckResponse:
+        if request.service not in self._names:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
+        return health_pb2.HealthCheckResponse(status=self._state)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: _Context) -> None:  # noqa: N802
-        try:
-            async with asyncio.timeout(None) as watch:
-                self._watches.add(watch)
-                try:
-                    await super().Watch(request, context)
-                finally:
-                    self._watches.discard(watch)
-        except TimeoutError:
-            await context.write(health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING))
-
-    def end_watches(self) -> None:
-        while self._watches:
-            self._watches.pop().reschedule(0.0)
+        said = None
+        while True:
+            changed, is_ending = self._changed, self._is_ending
+            is_known = request.service in self._names
+            state = self._state if is_known else health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            if state != said:
+                await context.write(health_pb2.HealthCheckResponse(status=state))
+                said = state
+            if is_ending:
+                return
+            await changed.wait()
 
 
 def _check_bind(host: str, port: int, address: str) -> None:

@@ -146,8 +146,8 @@ class Assembler:
         puts.append((_INDEX, id_key, encode_index_waiting(sequence, key_ms)))
         self._count(scope, deliver_at_ms, 1)
         self._records += (outbox.pack_record_head(len(event), sequence, _NA), event)
-        self._known[id_key] = Receipt(EntryState.WAITING, sequence, -1, -1, deliver_at_ms, True)
-        return Receipt(EntryState.WAITING, sequence, -1, -1, deliver_at_ms, False)
+        self._known[id_key] = Receipt(EntryState.WAITING, sequence, -1, -1, key_ms, True)
+        return Receipt(EntryState.WAITING, sequence, -1, -1, key_ms, False)
 
     def _append(self, op: Append) -> Receipt:
         scope, message_id, topic_id, queue_id, record, event = op

@@ -67,7 +67,7 @@ class Writer:
         is_synced: bool,
         pending_ops_max: int,
         pending_bytes_max: int,
-        after_batch: Callable[[Appended, list[Unit]], None],
+        after_batch: Callable[[Appended, list[Unit]], bool],
         on_failure: Callable[[StoreError], None],
     ) -> None:
         self._engine = engine
@@ -84,6 +84,8 @@ class Writer:
         self._pending: list[Unit] = []
         self._pending_ops = 0
         self._pending_bytes = 0
+        self._direct_pending = 0
+        self._is_settling = False
         self._is_closing = False
         self._failure: StoreError | None = None
         self.stats = CommitStats()
@@ -128,7 +130,15 @@ class Writer:
             self._pending.append(unit)
             self._pending_ops += len(unit.ops)
             self._pending_bytes += unit.size_bytes
-            if len(self._pending) == 1:
+            self._direct_pending += unit.is_direct
+            if len(self._pending) == 1 or unit.is_direct:
+                self._wake.notify()
+
+    def settled(self) -> None:
+        """The loop has told everybody of the last batch; see ``_take``."""
+        with self._wake:
+            self._is_settling = False
+            if self._pending:
                 self._wake.notify()
 
     def close(self) -> None:
@@ -152,8 +162,16 @@ class Writer:
             self._settle(units, appended)
 
     def _take(self) -> list[Unit]:
+        """Return the next batch's units; none when closing.
+
+        While the event loop has not got round to the answers of the last batch it is busy with calls that will want the
+        next one: taking them one by one would cost a batch each, so the writer lets them gather. Threads that wait for
+        their unit directly (the scheduler) are not made to wait for the loop.
+        """
         with self._wake:
-            while not self._pending and not self._is_closing:
+            while not self._is_closing and (
+                not self._pending or (self._is_settling and not self._direct_pending)
+            ):
                 self._wake.wait()
             ops = size = count = 0
             for unit in self._pending:
@@ -166,6 +184,7 @@ class Writer:
             del self._pending[:count]
             self._pending_ops -= ops
             self._pending_bytes -= size
+            self._direct_pending -= sum(unit.is_direct for unit in units)
             return units
 
     def _commit(self, units: list[Unit]) -> Appended:
@@ -195,7 +214,11 @@ class Writer:
         for unit in units:
             if unit.is_direct:
                 unit.settle(unit)
-        self._after_batch(appended, [unit for unit in units if not unit.is_direct])
+        waiting = [unit for unit in units if not unit.is_direct]
+        with self._wake:
+            self._is_settling = bool(waiting)
+        if not self._after_batch(appended, waiting):
+            self.settled()
 
     def _fail(self, units: list[Unit], error: Exception) -> None:
         failure = error if isinstance(error, StoreError) else StoreFailed(f"{type(error).__name__}: {error}")

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import struct
 
+from dmq.errors import StoreCorrupt
+
 _TIMELINE = struct.Struct(">QQ")
 _QUEUE = struct.Struct(">IHQ")
 _INDEX = struct.Struct(">II")
@@ -52,13 +54,27 @@ pack_queue_key = _QUEUE.pack  # (topic_id, queue_id, queue_offset)
 pack_group_key = _GROUP.pack  # (group_id, topic_id, queue_id, kind, number)
 pack_u64 = _U64.pack
 pack_pair = _TIMELINE.pack
-unpack_pair = _TIMELINE.unpack
 
 
 def unpack_u64(value: bytes) -> int:
-    """Return the number in an eight-byte value."""
+    """Return the number in an eight-byte value; ``StoreCorrupt`` for another length."""
+    if len(value) != 8:
+        raise StoreCorrupt(f"a figure of {len(value)} bytes instead of 8")
     number: int = _U64.unpack(value)[0]
     return number
+
+
+def unpack_pair(value: bytes) -> tuple[int, int]:
+    """Return the two numbers in a sixteen-byte value; ``StoreCorrupt`` for another length."""
+    if len(value) != 16:
+        raise StoreCorrupt(f"a pair of figures of {len(value)} bytes instead of 16")
+    first, second = _TIMELINE.unpack(value)
+    return first, second
+
+
+def unpack_mark(value: bytes) -> int:
+    """Return the number of a timeline key that was kept as a figure; ``StoreCorrupt`` if it cannot be one."""
+    return timeline_mark(*unpack_pair(value))
 
 
 def queue_offset_of(key: bytes) -> int:

@@ -51,23 +51,30 @@ def encode_block(boot: int, at_ms: int, count: int, records: list[bytes]) -> byt
 
 
 def block_count(value: bytes) -> int:
-    """Return how many events a row holds."""
-    count: int = _BLOCK.unpack_from(value)[3]
-    return count
+    """Return how many events a row holds; ``StoreCorrupt`` if it has no head."""
+    return _block_head(value)[3]
+
+
+def _block_head(value: bytes) -> tuple[int, int, int, int]:
+    if len(value) < _BLOCK.size:
+        raise StoreCorrupt(f"an outbox row of {len(value)} bytes has no head")
+    version, boot, at_ms, count = _BLOCK.unpack_from(value)
+    if version != VERSION:
+        raise StoreCorrupt(f"an outbox row has format version {version}")
+    return version, boot, at_ms, count
 
 
 def decode_block(key: bytes, value: bytes) -> Iterator[OutboxRecord]:
     """Yield the records of a row; ``StoreCorrupt`` if its lengths do not add up."""
-    version, boot, at_ms, count = _BLOCK.unpack_from(value)
-    if version != VERSION:
-        raise StoreCorrupt(f"an outbox row has format version {version}")
+    _, boot, at_ms, count = _block_head(value)
     first = int.from_bytes(key, "big")
     at = _BLOCK.size
     for number in range(count):
-        if at + _RECORD.size > len(value):
+        end = at + _RECORD.size
+        length, entry_sequence, queue_offset = _RECORD.unpack_from(value, at) if end <= len(value) else (0, 0, 0)
+        if end + length > len(value):
             raise StoreCorrupt(f"outbox row {first} ends inside record {number} of {count}")
-        length, entry_sequence, queue_offset = _RECORD.unpack_from(value, at)
-        at += _RECORD.size
+        at = end
         yield OutboxRecord(first + number, boot, at_ms, entry_sequence, queue_offset, value[at : at + length])
         at += length
     if at != len(value):
@@ -80,5 +87,9 @@ def encode_state(state: OutboxState) -> bytes:
 
 
 def decode_state(value: bytes | None) -> OutboxState:
-    """Decode the figures; none yet means an empty outbox."""
-    return OutboxState._make(_STATE.unpack(value)) if value is not None else OutboxState(1, 1, 0)
+    """Decode the figures; none yet means an empty outbox; ``StoreCorrupt`` for another length."""
+    if value is None:
+        return OutboxState(1, 1, 0)
+    if len(value) != _STATE.size:
+        raise StoreCorrupt(f"the figures of the outbox have {len(value)} bytes instead of {_STATE.size}")
+    return OutboxState._make(_STATE.unpack(value))

@@ -106,22 +106,21 @@ def decode_queued(value: bytes) -> QueuedMessage:
     payload_at = group_at + group_len
     if payload_at > len(value):
         raise StoreCorrupt(f"a queue value of {len(value)} bytes is shorter than its own lengths say")
-    return QueuedMessage(
-        attempts_before,
-        stored_at_ms,
-        deliver_at_ms,
-        value[start:tag_at],
-        value[tag_at:group_at].decode(),
-        value[group_at:payload_at].decode(),
-        value[payload_at:],
-    )
+    try:
+        tag, message_group = value[tag_at:group_at].decode(), value[group_at:payload_at].decode()
+    except UnicodeDecodeError as error:
+        raise StoreCorrupt(f"a queue value of {len(value)} bytes holds a tag or a group that is no text") from error
+    message_id, payload = value[start:tag_at], value[payload_at:]
+    return QueuedMessage(attempts_before, stored_at_ms, deliver_at_ms, message_id, tag, message_group, payload)
 
 
 def body_facts(body: bytes) -> tuple[bytes, bytes]:
-    """Return ``(packed message id, message group)`` of a body."""
-    id_len, tag_len, group_len = _BODY.unpack_from(body)
+    """Return ``(packed message id, message group)`` of a body; ``StoreCorrupt`` if it is cut short."""
     start = _BODY.size
+    id_len, tag_len, group_len = _BODY.unpack_from(body) if len(body) >= start else (0, 0, 0)
     group_at = start + id_len + tag_len
+    if group_at + group_len > len(body):
+        raise StoreCorrupt(f"a message body of {len(body)} bytes is shorter than its own lengths say")
     return body[start : start + id_len], body[group_at : group_at + group_len]
 
 
@@ -141,11 +140,11 @@ def encode_index_finished(state: EntryState, sequence: int, at_ms: int, queue_id
 
 
 def decode_index(value: bytes) -> Receipt:
-    """Read an index value as the receipt of a repeated send."""
-    if len(value) == _INDEX_WAITING.size:
-        state, sequence, at_ms = _INDEX_WAITING.unpack(value)
-        return Receipt(EntryState(state), sequence, -1, -1, at_ms, True)
-    if len(value) != _INDEX_FINISHED.size:
-        raise StoreCorrupt(f"an index value of {len(value)} bytes")
-    state, sequence, at_ms, queue_id, queue_offset = _INDEX_FINISHED.unpack(value)
-    return Receipt(EntryState(state), sequence, queue_id, queue_offset, at_ms, True)
+    """Read an index value as the receipt of a repeated send; ``StoreCorrupt`` if it cannot be one."""
+    if len(value) == _INDEX_WAITING.size and value[0] == EntryState.WAITING:
+        _, sequence, at_ms = _INDEX_WAITING.unpack(value)
+        return Receipt(EntryState.WAITING, sequence, -1, -1, at_ms, True)
+    if len(value) == _INDEX_FINISHED.size and value[0] in {EntryState.QUEUED, EntryState.DELIVERED}:
+        state, sequence, at_ms, queue_id, queue_offset = _INDEX_FINISHED.unpack(value)
+        return Receipt(EntryState(state), sequence, queue_id, queue_offset, at_ms, True)
+    raise StoreCorrupt(f"an index value of {len(value)} bytes that begins with {value[:1].hex() or 'nothing'}")

@@ -25,6 +25,7 @@ from dmq.store.record import decode_index
 from dmq.store.rocks import RocksEngine, RocksOptions
 
 _MIB = 1024 * 1024
+_DISK_LOOK_S = 0.05  # what is written meanwhile is small beside the low-water mark
 
 
 def _unknown_gap(first: int, count: int) -> bytes:
@@ -73,6 +74,7 @@ class Store:
         self._cell = cell
         self._pid = os.getpid()
         self._is_closed = False
+        self._look_at_disk_s = 0.0
         self.clock = clock
         recovered, is_new, was_closed = _read_meta(engine, clock)
         self.boot = recovered.boot
@@ -154,19 +156,22 @@ class Store:
         """Settle ``commit_async`` on ``loop``, one wake-up per batch; ``on_appended`` is told of new ends first."""
         self._loop, self._on_appended = loop, on_appended
 
-    def _after_batch(self, appended: Appended, units: list[Unit]) -> None:
+    def _after_batch(self, appended: Appended, units: list[Unit]) -> bool:
+        """Have the loop tell those who wait; say whether it will."""
         if self._loop is None or not (appended or units):
-            return
+            return False
         try:
             self._loop.call_soon_threadsafe(self._settle_on_loop, appended, units)
         except RuntimeError:  # the loop is closed: nobody waits any more, and what was written stays written
-            return
+            return False
+        return True
 
     def _settle_on_loop(self, appended: Appended, units: list[Unit]) -> None:
         if appended and self._on_appended is not None:
             self._on_appended(appended)
         for unit in units:
             unit.settle(unit)
+        self._writer.settled()
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -244,8 +249,14 @@ class Store:
         return self._disk.check() if self._disk is not None else None
 
     def is_disk_low(self) -> bool:
-        """Say whether new messages must be refused for lack of space."""
-        return self._disk is not None and self._disk.check().is_low
+        """Say whether new messages must be refused for lack of space; looks at most every 50 ms."""
+        if self._disk is None:
+            return False
+        now_s = self.clock.monotonic_s()
+        if now_s >= self._look_at_disk_s:
+            self._look_at_disk_s = now_s + _DISK_LOOK_S
+            self._disk.check()
+        return self._disk.state.is_low
 
     def close(self) -> None:
         """Commit what was accepted, mark the clean end, sync, release the directory. Idempotent.
@@ -308,7 +319,7 @@ def _read_meta(engine: Engine, clock: Clock) -> tuple[Recovered, bool, bool]:
     recovered = Recovered(
         boot=(keys.unpack_u64(boot) if boot is not None else 0) + 1,
         sequence=last_sequence,
-        done=int.from_bytes(done, "big") if done is not None else 0,
+        done=keys.unpack_mark(done) if done is not None else 0,
         generation=number,
         generation_started_ms=started_ms,
         outbox=decode_state(outbox),

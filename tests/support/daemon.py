@@ -251,3 +251,10 @@ def _event(line: str) -> dict[str, Any]:
     except ValueError:  # the last line of a killed process may be cut short
         return {}
     return event if isinstance(event, dict) else {}
+
+
+def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a ``dmq`` command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "dmq", *arguments], capture_output=True, text=True, timeout=START_S_MAX, check=False
+    )

@@ -62,15 +62,15 @@ def all_rows(source: Store | Engine, family: Family, start: bytes = b"") -> list
 
 
 def recount(store: Store) -> tuple[dict[int, int], dict[tuple[int, int], int]]:
-    """Count from the timeline what the counters must say: by scope, and by scope and start of a time bucket."""
+    """Count from the timeline what the counters must say: by scope, and by scope and end of a time bucket."""
     entries = [decode_waiting(value) for _, value in all_rows(store, Family.TIMELINE)]
-    buckets = Counter((entry.scope, entry.deliver_at_ms // BUCKET_MS * BUCKET_MS) for entry in entries)
+    buckets = Counter((entry.scope, (entry.deliver_at_ms // BUCKET_MS + 1) * BUCKET_MS) for entry in entries)
     return dict(Counter(entry.scope for entry in entries)), dict(buckets)
 
 
 def counted(store: Store, scopes: Sequence[int]) -> tuple[dict[int, int], dict[tuple[int, int], int]]:
     """What the counters say, in the shape of ``recount``."""
-    buckets = {(scope, each.from_ms): each.count for scope in scopes for each in store.due_counts(scope, 0, 2**48)}
+    buckets = {(scope, each.until_ms): each.count for scope in scopes for each in store.due_counts(scope, 0, 2**48)}
     return store.pending(), buckets
 
 

@@ -1,0 +1,246 @@
+"""The two rules of the marks, under every interleaving hypothesis can think of, and under real threads.
+
+``World`` plays writer, reader and clock one step at a time around the real ``Marks``: whatever can happen between two
+lines of the writer's or the reader's code can happen here between two steps. Rows are (time, sequence) marks.
+"""
+
+from __future__ import annotations
+
+import threading
+from unittest.mock import patch
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from support.effort import EFFORT
+
+from dmq.store import marks as marks_module
+from dmq.store.keys import timeline_mark
+from dmq.store.marks import Claim, Lane, Marks
+
+START_MS = 1_000
+LAG_MS = 5  # instead of BACKLOG_LAG_MS: times lie dense, so that everything meets everything
+
+
+class World:
+    """One writer, one reader, one clock. Methods are the steps; each asserts what must hold where it matters."""
+
+    def __init__(self) -> None:
+        self.now_ms = START_MS
+        self.sequence = 0
+        self.durable: set[int] = set()
+        self.durable_done = 0
+        self.waiting_units: list[list[int]] = []  # delivery times of schedules that nobody has taken yet
+        self.start(Marks(0))
+
+    def start(self, marks: Marks) -> None:
+        self.marks = marks
+        self.visible = set(self.durable)
+        self.done = self.durable_done
+        self.taken: set[int] = set()
+        # writer
+        self.writer = "idle"
+        self.writer_now_ms = 0
+        self.times: list[int] = []
+        self.new: list[int] = []
+        self.hand_over: tuple[list[int], int] | None = None  # what the reader submitted: rows and done
+        self.in_batch: tuple[list[int], int] | None = None
+        # reader
+        self.reader = "idle"
+        self.reader_now_ms = 0
+        self.has_backlog = False
+        self.claim = Claim(Lane.LIVE, 0, 0)
+        self.rows: list[int] = []
+        self.last_read: list[int] = []
+        self.is_cut = False
+
+    # -- the writer: take, assemble (clock, reserve), write, sync, release --------------------------------------------
+
+    def take(self) -> None:
+        assert self.writer == "idle"
+        self.times = [time_ms for unit in self.waiting_units for time_ms in unit]
+        self.waiting_units.clear()
+        self.in_batch, self.hand_over = self.hand_over, None
+        self.writer_now_ms = self.now_ms
+        self.writer = "took" if self.times or self.in_batch is not None else "idle"
+
+    def assemble(self) -> None:
+        self.new = []
+        if self.times:
+            floor_ms, lowered = self.marks.reserve(min(self.times), self.writer_now_ms, self.sequence + 1)
+            if lowered is not None:
+                self.done = min(self.done, lowered)
+            for time_ms in self.times:
+                self.sequence += 1
+                self.new.append(timeline_mark(max(time_ms, floor_ms), self.sequence))
+        if self.in_batch is not None:
+            self.done = min(self.in_batch[1], self.marks.low())
+        self.writer = "assembled"
+
+    def write(self) -> None:
+        self.visible.update(self.new)
+        if self.in_batch is not None:
+            self.visible.difference_update(self.in_batch[0])
+        self.writer = "written"
+
+    def sync(self) -> None:
+        self.durable, self.durable_done = set(self.visible), self.done
+        assert all(row >= self.durable_done for row in self.durable), "done exceeds a row that is not finished"
+        self.writer = "synced"
+
+    def release(self) -> None:
+        self.marks.release()
+        if self.in_batch is not None:
+            self.in_batch, self.reader = None, "idle"
+        self.writer = "idle"
+
+    # -- the reader: look at the clock, then claim, read, retreat for each lane, then commit --------------------------
+
+    def turn(self) -> None:
+        self.reader_now_ms = self.now_ms
+        self.has_backlog = self.marks.split_backlog(self.now_ms)
+        self.rows = []
+        self.reader = "live"
+
+    def claim_lane(self, lane: Lane) -> None:
+        self.claim = self.marks.claim(lane, self.reader_now_ms)
+        self.reader = f"claimed {lane.value}"
+
+    def read(self, limit: int) -> None:
+        found = sorted(row for row in self.visible if self.claim.start <= row < self.claim.stop)
+        self.last_read, self.is_cut = found[:limit], len(found) > limit
+        for row in self.last_read:
+            assert row not in self.taken, "read twice"
+            assert row >> 64 <= self.reader_now_ms, "read before its time"
+            self.check_durable(row)
+            self.taken.add(row)
+        self.rows += self.last_read
+        self.reader = f"read {self.claim.lane.value}"
+
+    def check_durable(self, row: int) -> None:
+        assert row in self.durable, "handed out before it is durable"
+
+    def retreat(self) -> None:
+        if self.is_cut:
+            self.marks.retreat(self.claim.lane, self.last_read[-1] + 1)
+        self.reader = "backlog" if self.claim.lane is Lane.LIVE and self.has_backlog else "read"
+
+    def commit(self) -> None:
+        if self.rows:
+            self.hand_over = (self.rows, self.marks.low())
+            self.reader = "waits"
+        else:
+            self.reader = "idle"
+
+    # -- the world ----------------------------------------------------------------------------------------------------
+
+    def crash(self) -> None:
+        """What is durable stays."""
+        self.waiting_units.clear()
+        self.start(Marks(self.durable_done))
+
+    def step_writer(self) -> None:
+        {"idle": self.take, "took": self.assemble, "assembled": self.write, "written": self.sync,
+         "synced": self.release}[self.writer]()  # fmt: skip
+
+    def step_reader(self, limit: int) -> None:
+        if self.reader == "idle":
+            self.turn()
+        elif self.reader in {"live", "backlog"}:
+            self.claim_lane(Lane(self.reader))
+        elif self.reader.startswith("claimed"):
+            self.read(limit)
+        elif self.reader.startswith("read "):
+            self.retreat()
+        elif self.reader == "read":
+            self.commit()
+
+    def drain(self) -> None:
+        """Let writer and reader finish, after every time that was ever asked for: nothing may be left behind."""
+        latest_ms = max([row >> 64 for row in self.visible | set(self.new)] + self.times + [self.now_ms])
+        latest_ms = max([latest_ms, *(time_ms for unit in self.waiting_units for time_ms in unit)])
+        self.now_ms = max(latest_ms, self.marks.low() >> 64) + 1
+        quiet = 0
+        while quiet < 3:
+            before = len(self.taken)
+            while self.writer != "idle" or self.waiting_units or self.hand_over is not None:
+                self.step_writer()
+            self.step_reader(3)
+            while self.reader != "idle":
+                if self.reader == "waits":
+                    self.step_writer()
+                else:
+                    self.step_reader(3)
+            quiet = quiet + 1 if len(self.taken) == before else 0
+            self.now_ms += 1
+        assert not self.visible, "left behind the reader"
+
+
+class Races(RuleBasedStateMachine):
+    """Any order of steps."""
+
+    @initialize(overdue=st.lists(st.integers(0, 30), max_size=6))
+    def begin(self, overdue: list[int]) -> None:
+        """A restart: rows wait, some of them overdue."""
+        self.lag = patch.object(marks_module, "BACKLOG_LAG_MS", LAG_MS)
+        self.lag.start()
+        self.world = World()
+        for before_ms in overdue:
+            self.world.sequence += 1
+            self.world.durable.add(timeline_mark(START_MS - before_ms, self.world.sequence))
+        self.world.crash()
+
+    @rule(offsets=st.lists(st.integers(-15, 15), min_size=1, max_size=3))
+    def send(self, offsets: list[int]) -> None:
+        self.world.waiting_units.append([self.world.now_ms + offset for offset in offsets])
+
+    @rule(offsets=st.lists(st.integers(-15, 15), min_size=1, max_size=3))
+    def send_and_commit(self, offsets: list[int]) -> None:
+        """A whole turn of the writer, so that shorter histories get further."""
+        self.send(offsets)
+        for _ in range(5):
+            self.world.step_writer()
+
+    @rule(steps=st.integers(1, 5))
+    def writer(self, steps: int) -> None:
+        for _ in range(steps):
+            self.world.step_writer()
+
+    @precondition(lambda self: self.world.reader != "waits")
+    @rule(limit=st.integers(1, 3), steps=st.integers(1, 8))
+    def reader(self, limit: int, steps: int) -> None:
+        for _ in range(steps):
+            if self.world.reader != "waits":
+                self.world.step_reader(limit)
+
+    @rule(limit=st.integers(1, 3))
+    def whole_turn(self, limit: int) -> None:
+        """A whole turn of the reader, its commit included, from wherever both stand."""
+        for _ in range(9):
+            if self.world.reader == "waits":
+                self.world.step_writer()
+            else:
+                self.world.step_reader(limit)
+
+    @rule(by=st.integers(0, 4 * LAG_MS))
+    def advance(self, by: int) -> None:
+        self.world.now_ms += by
+
+    @rule(by=st.integers(1, 4 * LAG_MS))
+    def step_back(self, by: int) -> None:
+        self.world.now_ms -= by
+
+    @rule()
+    def crash(self) -> None:
+        self.world.crash()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            try:
+                self.world.drain()
+            finally:
+                self.lag.stop()
+
+
+Races.TestCase.settings = settings(max_examples=300 * EFFORT, stateful_step_count=40)
+TestRaces = Races.TestCase
