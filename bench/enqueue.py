@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statistics import median
+from typing import Any
 
 from bench import child
 from bench.figures import Beside, Figure, Goal
@@ -12,32 +13,36 @@ from bench.plan import Plan
 PER_S = 60_000
 
 
+_KINDS = {"enqueue": "all with one delay", "scattered": "due at any time of a day"}
+
+
 def measure(plan: Plan) -> list[Figure]:
-    """Return the one figure."""
+    """Return a figure for messages with one delay, and one for messages scattered over a day."""
     count = plan.pick(full=100_000, quick=20_000)
-    plan.expect(2 * plan.rounds)
-    ours, floor, details = [], [], []
+    plan.expect(plan.rounds * (1 + len(_KINDS)))
+    floor: list[float] = []
+    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _KINDS}
     for _ in range(plan.rounds):
         plan.step("raw RocksDB")
         with directory() as data:
             floor.append(float(child.run("raw", data, count)["per_s"]))
-        plan.step("through the broker")
-        with directory() as data:
-            found = child.run("enqueue", data, count)
-            ours.append(float(found["per_s"]))
-            details.append(found)
+        for kind, what in _KINDS.items():
+            plan.step(f"through the broker, {what}")
+            with directory() as data:
+                found[kind].append(child.run(kind, data, count))
     return [
         Figure(
-            name="enqueue_in_process",
-            what="durable sends through the embedded broker, batch 100, fsync before the answer, index and audit too",
+            name="enqueue_in_process" if kind == "enqueue" else f"enqueue_in_process.{kind}",
+            what=f"durable sends through the embedded broker, {what}; batch 100, fsync before the answer, index and audit",
             unit="messages/s",
-            rounds=ours,
+            rounds=[float(each["per_s"]) for each in found[kind]],
             goal=Goal(sign=">=", bound=PER_S),
             beside=Beside(what="raw rocksdict, record only", rounds=floor),
             details={
                 "messages": count,
-                "cpu_us_per_message": median(each["cpu_us"] for each in details),
-                "sync_us_per_message": median(each["sync_us"] for each in details),
+                "cpu_us_per_message": median(each["cpu_us"] for each in found[kind]),
+                "sync_us_per_message": median(each["sync_us"] for each in found[kind]),
             },
         )
+        for kind, what in _KINDS.items()
     ]

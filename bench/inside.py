@@ -3,6 +3,7 @@
 ``python -m bench.inside ACTION DIRECTORY COUNT`` prints one JSON object a line:
 
     enqueue   COUNT messages through the embedded broker, 100 at a time, each batch awaited until it is durable
+    scattered the same, but due at any time of a day instead of all after one delay
     raw       the floor: the same records into an empty RocksDB, 100 at a time, each batch synced
     burst     COUNT messages due at one instant, handed over by the scheduler beside an idle loop
     fill      COUNT messages due far away; then stays as it is until its input ends or it is killed
@@ -58,9 +59,18 @@ async def _broker(data: Path) -> AsyncIterator[EmbeddedBroker]:
 
 
 async def enqueue(data: Path, count: int) -> None:
-    """Measure durable sends of one caller."""
+    """Measure durable sends of one caller, all with one delay."""
+    await _enqueue(data, count, is_scattered=False)
+
+
+async def scattered(data: Path, count: int) -> None:
+    """Measure durable sends of one caller, due at any time of a day."""
+    await _enqueue(data, count, is_scattered=True)
+
+
+async def _enqueue(data: Path, count: int, *, is_scattered: bool) -> None:
     clock = SystemClock()
-    batches = list(far_envelopes(count, clock, batch=BATCH))
+    batches = list(far_envelopes(count, clock, batch=BATCH, is_scattered=is_scattered))
     assert len(batches[0][0].payload) == WIRE_BYTES
     async with _broker(data) as broker:
         await broker.route(TOPIC)
@@ -160,6 +170,7 @@ async def _send(broker: EmbeddedBroker, batch: Sequence[Envelope]) -> object:
 
 _ACTIONS: dict[str, Callable[[Path, int], Awaitable[None]]] = {
     "enqueue": enqueue,
+    "scattered": scattered,
     "raw": raw,
     "burst": burst,
     "fill": fill,

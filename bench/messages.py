@@ -30,12 +30,16 @@ def sent_message(message_id: str, body: bytes, now_ms: int, deliver_at_s: int) -
     return message
 
 
-def far_envelopes(count: int, clock: Clock, *, batch: int) -> Iterator[list[Envelope]]:
-    """Yield batches of messages due at random whole seconds, from 12 to 36 hours ahead."""
+def far_envelopes(count: int, clock: Clock, *, batch: int, is_scattered: bool = True) -> Iterator[list[Envelope]]:
+    """Yield batches of messages due at random whole seconds, from 12 to 36 hours ahead; or all with one delay.
+
+    Scattered is the dearer case: almost every message of a batch then counts in another minute's counter.
+    """
     now_ms = clock.now_ms()
     prefix = os.urandom(8).hex().upper()
     randomly = random.Random(1)
-    first_s, last_s = (now_ms + 12 * HOUR_MS) // 1000, (now_ms + 36 * HOUR_MS) // 1000
+    first_s = (now_ms + 12 * HOUR_MS) // 1000
+    last_s = first_s + (24 * HOUR_MS // 1000 if is_scattered else 1)
     for first in range(0, count, batch):
         yield [
             envelope_of(f"01{prefix}{number:016X}", now_ms, randomly.randrange(first_s, last_s))

@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 
 import pytest
+import support.effort  # noqa: F401 - reads our environment before it is cleaned below
 from hypothesis import settings
-from support.effort import EFFORT as EFFORT  # read before the environment is cleaned
 
 TESTS = Path(__file__).parent
 

@@ -73,9 +73,7 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         store.writer.observe = lambda ops, size, seconds, sync_s: metrics.committed(
             ops=ops, batch_bytes=size, seconds=seconds, sync_seconds=sync_s
         )
-        broker = EmbeddedBroker(
-            store, queues_per_topic=config.queues_per_topic, group_start=config.group_start
-        )
+        broker = EmbeddedBroker(store, queues_per_topic=config.queues_per_topic, group_start=config.group_start)
         stack.push_async_callback(broker.close)
         await store.commit_async([Emit(cell_event(EventKind.OPENED))])
         scheduler = Scheduler(store, broker.placement, on_failure=fail, observe=metrics.became_visible)
@@ -143,9 +141,7 @@ def open_store(config: DaemonConfig, clock: Clock) -> Store:
     return store
 
 
-def _server(
-    config: DaemonConfig, clock: Clock, broker: EmbeddedBroker, metrics: Metrics, report: Report
-) -> GrpcServer:
+def _server(config: DaemonConfig, clock: Clock, broker: EmbeddedBroker, metrics: Metrics, report: Report) -> GrpcServer:
     settings = SidecarConfig(
         delay_levels_ms=config.delay_levels_ms, delay_max_ms=config.delay_max_ms, broker_name=config.broker_name
     )

@@ -223,7 +223,8 @@ class EmbeddedBroker:
                 )
             )
         if passed_over:
-            self._submit(passed_over)  # not waited for: forgotten by a crash, they are passed over again
+            # Not waited for: forgotten by a crash, they are passed over again; a failure reaches everybody else.
+            self._submit(passed_over).add_done_callback(_look_at)
         return deliveries
 
     def _filtered(self, found: Subscription, queue: GroupQueue, offset: int, record: QueuedMessage) -> list[Op]:
@@ -389,7 +390,10 @@ class EmbeddedBroker:
             raise BrokerUnavailable(str(error)) from error
 
 
+def _look_at(done: asyncio.Future[list[Stored]]) -> None:
+    if not done.cancelled():
+        done.exception()
+
+
 def _event(kind: EventKind, receipt: Receipt, attempt: int, time_ms: int, message_id: bytes) -> bytes:
-    return encode_event(
-        kind, receipt.topic_id, receipt.group_id, receipt.queue_id, attempt, time_ms, message_id
-    )
+    return encode_event(kind, receipt.topic_id, receipt.group_id, receipt.queue_id, attempt, time_ms, message_id)

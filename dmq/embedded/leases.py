@@ -135,9 +135,7 @@ class Leases:
         done.add_done_callback(lambda future: self._come_back(planned, future))
         return done
 
-    def _come_back(
-        self, planned: list[tuple[GroupQueue, int, Lease, int]], done: asyncio.Future[list[Stored]]
-    ) -> None:
+    def _come_back(self, planned: list[tuple[GroupQueue, int, Lease, int]], done: asyncio.Future[list[Stored]]) -> None:
         if done.cancelled() or done.exception() is not None:
             return
         for queue, offset, lease, attempt in planned:

@@ -95,5 +95,7 @@ class Names:
         name = value[_RECORD.size :].decode()
         if kind == _Kind.TOPIC:
             self.add_topic(Topic(name_id, name, queues, created_at_ms))
-        else:
+        elif kind == _Kind.GROUP:
             self.add_group(Group(name_id, name, created_at_ms))
+        else:
+            raise StoreCorrupt(f"the record of name {name_id} is of an unknown kind {kind}")

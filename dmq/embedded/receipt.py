@@ -1,6 +1,7 @@
 """Receipt handles that describe themselves, so that they outlive a restart.
 
-    handle     base64url of: version 1 | group_id 4 | topic_id 4 | queue_id 2 | queue_offset 8 | epoch 8 | attempt 2 | crc 4
+    handle     base64url of: version 1 | group_id 4 | topic_id 4 | queue_id 2 | queue_offset 8 | epoch 8 | attempt 2
+               | crc 4
 
 The epoch is the daemon's run (32 bits) and a counter: no two hand-outs ever share one.
 """
@@ -41,7 +42,7 @@ def decode_handle(handle: str) -> Receipt:
     """Read a handle; ``Refused(RECEIPT_HANDLE)`` for anything this broker cannot have written."""
     try:
         raw = urlsafe_b64decode(handle.encode("ascii") + b"=" * (-len(handle) % 4))
-        packed = raw[:-_CRC.size]
+        packed = raw[: -_CRC.size]
         version, *fields = _HANDLE.unpack(packed)
         if version != _VERSION or _CRC.unpack(raw[-_CRC.size :])[0] != crc32(packed):
             raise ValueError(version)

@@ -97,9 +97,13 @@ class Scheduler:
             limit=ROWS_PER_LANE_MAX,
             bytes_max=BYTES_PER_LANE_MAX,
         )
-        if not found.is_complete:
-            self._marks.retreat(lane, int.from_bytes(found.rows[-1][0], "big") + 1)
-        return found.rows, found.is_complete
+        rows = found.rows
+        unsynced = self._marks.unsynced()
+        while rows and int.from_bytes(rows[-1][0], "big") >= unsynced:
+            rows.pop()
+        if rows and not found.is_complete:
+            self._marks.retreat(lane, int.from_bytes(rows[-1][0], "big") + 1)
+        return rows, found.is_complete
 
     def _next_due_ms(self, now_ms: int) -> int | None:
         """Return the key time of the first entry that waits; entries behind a batch in flight wake us themselves."""

@@ -196,15 +196,13 @@ class _Health(health_pb2_grpc.HealthServicer):
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = frozenset(names)
-        self._state: health_pb2.HealthCheckResponse.ServingStatus.ValueType
-        self._state = health_pb2.HealthCheckResponse.NOT_SERVING
+        self._is_serving = False
         self._changed = asyncio.Event()
         self._is_ending = False
 
     def set(self, *, is_serving: bool, is_ending: bool = False) -> None:
         """Set the state of every service; with ``is_ending`` watches end behind it."""
-        answer = health_pb2.HealthCheckResponse
-        self._state = answer.SERVING if is_serving else answer.NOT_SERVING
+        self._is_serving = is_serving
         self._is_ending = is_ending
         self._changed.set()
         self._changed = asyncio.Event()
@@ -214,20 +212,25 @@ class _Health(health_pb2_grpc.HealthServicer):
     ) -> health_pb2.HealthCheckResponse:
         if request.service not in self._names:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
-        return health_pb2.HealthCheckResponse(status=self._state)
+        return self._answer(request.service)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: _Context) -> None:  # noqa: N802
         said = None
         while True:
             changed, is_ending = self._changed, self._is_ending
-            is_known = request.service in self._names
-            state = self._state if is_known else health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-            if state != said:
-                await context.write(health_pb2.HealthCheckResponse(status=state))
-                said = state
+            answer = self._answer(request.service)
+            if answer != said:
+                await context.write(answer)
+                said = answer
             if is_ending:
                 return
             await changed.wait()
+
+    def _answer(self, service: str) -> health_pb2.HealthCheckResponse:
+        answer = health_pb2.HealthCheckResponse
+        if service not in self._names:
+            return answer(status=answer.SERVICE_UNKNOWN)
+        return answer(status=answer.SERVING if self._is_serving else answer.NOT_SERVING)
 
 
 def _check_bind(host: str, port: int, address: str) -> None:

@@ -1,9 +1,9 @@
 """A cell: one directory owned by one process. The lock, and the marker that keeps damage from looking like emptiness.
 
-    <data>/LOCK       held while a process uses the directory; holds its pid
-    <data>/CELL       written once the store exists: format version and cell id. With it, a missing database is damage
-    <data>/rocksdb/   the database
-    <data>/BALLAST    room for acks on a full disk (``dmq.store.disk``)
+<data>/LOCK       held while a process uses the directory; holds its pid
+<data>/CELL       written once the store exists: format version and cell id. With it, a missing database is damage
+<data>/rocksdb/   the database
+<data>/BALLAST    room for acks on a full disk (``dmq.store.disk``)
 """
 
 from __future__ import annotations

@@ -169,9 +169,7 @@ class Writer:
         their unit directly (the scheduler) are not made to wait for the loop.
         """
         with self._wake:
-            while not self._is_closing and (
-                not self._pending or (self._is_settling and not self._direct_pending)
-            ):
+            while not self._is_closing and (not self._pending or (self._is_settling and not self._direct_pending)):
                 self._wake.wait()
             ops = size = count = 0
             for unit in self._pending:

@@ -8,12 +8,12 @@ Rule 1, kept by ``reserve``: the writer never assigns a key below the live curso
 the cursor's time, its true time stays in the value. If the wall clock has stepped back, so that the cursor lies in the
 future, the true time is used and the cursor is lowered to it.
 
-Rule 2, kept by ``claim``: while a batch is in flight (assembled, not yet synced) the reader stops below its smallest
+Rule 2, kept by ``claim`` and ``unsynced``: while a batch is in flight (assembled, not yet synced) the reader stops below its smallest
 key. So it never passes a row that is not yet visible and never hands out one that is not yet durable.
 
 A claim moves the cursor to its stop *before* the rows are read, so a batch that is assembled meanwhile cannot slip a
 key in behind the reader; ``retreat`` moves it back to the first row that was not taken. The reader commits what it took
-before it claims again: when the cursor was lowered meanwhile, the rows it took are gone before it could read them twice.
+before it claims again: when the cursor was lowered meanwhile, what it took is gone before it could be read twice.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ class Marks:
             cursor, end = self._backlog
             if mark < end:
                 self._backlog = (min(cursor, mark), end)
+                self._live = end  # later keys of the same batch may lie between the two lanes
                 return
         self._live = mark
 
@@ -108,6 +109,15 @@ class Marks:
             if stop > cursor:
                 self._move(lane, stop)
             return Claim(lane, cursor, stop)
+
+    def unsynced(self) -> int:
+        """Return the mark from which on rows that were just read are not to be used: they are in flight.
+
+        Only when the clock stepped back between the claim and the read can there be such rows; the cursor is below
+        them already, so they are read next time.
+        """
+        with self._changed:
+            return _NEVER if self._in_flight is None else self._in_flight
 
     def retreat(self, lane: Lane, mark: int) -> None:
         """The claim was read only up to ``mark``; what follows is read next time."""

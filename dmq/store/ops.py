@@ -104,7 +104,9 @@ class Receipt(NamedTuple):
     sequence: int  # of the entry
     queue_id: int  # -1: not in a queue
     queue_offset: int  # -1: not in a queue
-    at_ms: int  # when it got into this state; for WAITING when it leaves it: its delivery time, later if it came overdue
+    at_ms: (
+        int  # when it got into this state; for WAITING when it leaves it: its delivery time, later if it came overdue
+    )
     repeated: bool
 
 

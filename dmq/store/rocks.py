@@ -110,7 +110,7 @@ def _family_options(family: Family, cache: Cache) -> Options:
 
 
 def _translated(error: Exception, path: Path | None = None) -> StoreError:
-    """Return our error for RocksDB's text, which is all that rocksdict gives; ``path`` is said where the text does not."""
+    """Return our error for RocksDB's text, all that rocksdict gives; ``path`` is said where the text does not."""
     text = str(error)
     lowered = text.lower()
     if path is not None and str(path) not in text:

@@ -35,8 +35,9 @@ def test_a_quick_run_keeps_its_figures(tmp_path: Path) -> None:
     assert kept["options"]["rounds"] == 1
     assert kept["options"]["failed"] == {}
     assert isinstance(kept["figures"], list)
-    (figure,) = kept["figures"]
+    figure, scattered = kept["figures"]
     assert figure["name"] == "enqueue_in_process"
+    assert scattered["name"] == "enqueue_in_process.scattered"
     assert figure["unit"] == "messages/s"
     assert 0 < figure["min"] <= figure["value"] <= figure["max"]
     assert len(figure["rounds"]) == 1

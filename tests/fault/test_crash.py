@@ -10,15 +10,15 @@ import threading
 from pathlib import Path
 
 import pytest
+from support.crash_check import broken_promises
+from support.crash_load import Ledger, Load
+from support.daemon import Daemon
+from support.effort import CRASHES, SEED
 
 from broker_adapter.clock import SystemClock
 from dmq.audit.events import gap_event
 from dmq.audit.outbox import read_outbox
 from dmq.store.store import Store, StoreOptions
-from support.crash_check import broken_promises
-from support.crash_load import Ledger, Load
-from support.daemon import Daemon
-from support.effort import CRASHES, SEED
 
 READY_S_MAX = 10.0
 _DRAIN_S_MAX = 60.0

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-
-from broker_adapter.wire import rocketmq_v2 as wire
 from support.daemon import Daemon
 from support.strace import SystemCall, broken_answers, read_calls, require_strace, traced
 from support.wire_client import WireClient, a_message
+
+from broker_adapter.wire import rocketmq_v2 as wire
 
 _TOPIC, _GROUP = "durable", "durable-group"
 # Few and small, so that no record crosses a block of the WAL (32 KiB), where RocksDB splits it.

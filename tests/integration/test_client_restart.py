@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
 from support.daemon import Daemon
 from support.official_client import LANGUAGES, ClientError, Language, OfficialClient, require
 

@@ -14,10 +14,10 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import pytest
-
-from broker_adapter.limits import BODY_BYTES_MAX
 from support.daemon import Daemon
 from support.official_client import LANGUAGES, ClientError, Language, OfficialClient, require
+
+from broker_adapter.limits import BODY_BYTES_MAX
 
 LEVELS_MS = tuple(range(100, 1900, 100))  # 18 of them
 LATENESS_MS_MAX = 2_000  # generous: the machine is shared; the benchmarks hold the daemon to milliseconds
@@ -228,7 +228,10 @@ def test_each_delay_level(process: OfficialClient, topic: str) -> None:
     sent: dict[str, tuple[int, int]] = {}
     for level, level_ms in enumerate(LEVELS_MS, 1):
         sent_ms = time.time_ns() // 1_000_000
-        sent[process.send(f"p-{topic}", topic, properties={"DELAY": f"{level}", "level": f"{level}"})] = sent_ms, level_ms
+        sent[process.send(f"p-{topic}", topic, properties={"DELAY": f"{level}", "level": f"{level}"})] = (
+            sent_ms,
+            level_ms,
+        )
     found = process.receive_until(f"c-{topic}", len(LEVELS_MS))
     assert sorted(each["message_id"] for each in found) == sorted(sent)
     for each in found:
@@ -304,7 +307,8 @@ def test_milliseconds_where_the_client_wants_its_own_unit(process: OfficialClien
     with pytest.raises(ClientError) as refused:
         process.do("send", name=f"p-{topic}", topic=topic, deliver_at=wrong)
     assert refused.value.code == 40012
-    assert "9999-12-31" in str(refused.value) and "milliseconds" in str(refused.value)
+    assert "9999-12-31" in str(refused.value)
+    assert "milliseconds" in str(refused.value)
     assert process.send(f"p-{topic}", topic), "the daemon goes on"
 
 
@@ -313,7 +317,8 @@ def test_system_topic_is_refused(process: OfficialClient, topic: str) -> None:
     with pytest.raises(ClientError) as refused:
         process.send(f"p-{topic}", "SCHEDULE_TOPIC_XXXX")
     said = f"{refused.value}\n{process.client_log()}"  # the Python client tells its log, not its caller
-    assert "illegal topic" in said and "SCHEDULE_TOPIC_XXXX" in said
+    assert "illegal topic" in said
+    assert "SCHEDULE_TOPIC_XXXX" in said
 
 
 def test_unreadable_delay_is_refused(process: OfficialClient, topic: str) -> None:
@@ -321,7 +326,8 @@ def test_unreadable_delay_is_refused(process: OfficialClient, topic: str) -> Non
     with pytest.raises(ClientError) as refused:
         process.send(f"p-{topic}", topic, properties={"TIMER_DELAY_SEC": "soon"})
     assert refused.value.code == 40012
-    assert "TIMER_DELAY_SEC" in str(refused.value) and "soon" in str(refused.value)
+    assert "TIMER_DELAY_SEC" in str(refused.value)
+    assert "soon" in str(refused.value)
 
 
 def test_body_of_exactly_4_mib_and_not_one_byte_more(process: OfficialClient, topic: str) -> None:
@@ -349,7 +355,7 @@ def test_message_comes_back_when_its_lease_expires(process: OfficialClient, slow
 
 
 def test_message_comes_back_when_the_listener_fails(process: OfficialClient, slow: dict[str, Slow]) -> None:
-    """A listener that fails gets the message again after the first retry step of 10 s, whatever the client's own idea."""
+    """A listener that fails gets the message again after the first retry step of 10 s, whatever its client thinks."""
     found = slow[process.language.name].failed.result(30)
     first, second = found
     assert second["message_id"] == first["message_id"]

@@ -16,18 +16,22 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-
-from broker_adapter.limits import BODY_BYTES_MAX
-from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.admin.server import SERVICE_NAME
 from support.daemon import Daemon, run_command
 from support.effort import EFFORT, SEED
 from support.wire_client import WireClient, a_message, a_receive
 
+from broker_adapter.limits import BODY_BYTES_MAX
+from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.admin.server import SERVICE_NAME
+
 _TOPIC, _GROUP = "orders", "billing"
 _FUZZED_REQUESTS = 5_000 * EFFORT
+# Codes that say "our fault", and the one that says nothing.
+_OURS = {wire.INTERNAL_SERVER_ERROR, wire.INTERNAL_ERROR, wire.CODE_UNSPECIFIED}
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
@@ -114,9 +118,10 @@ def test_a_caller_without_a_client_id_is_refused(abused: Daemon) -> None:
 
 def test_an_unknown_method_is_unimplemented(abused: Daemon, client: WireClient) -> None:
     """A path nobody serves gets gRPC's own answer; an RPC of the protocol that is not served says 50100."""
-    with grpc.insecure_channel(abused.address) as channel, pytest.raises(grpc.RpcError) as refused:
+    with grpc.insecure_channel(abused.address) as channel:
         call: Any = channel.unary_unary("/apache.rocketmq.v2.MessagingService/Nonsense")
-        call(b"", timeout=5)
+        with pytest.raises(grpc.RpcError) as refused:
+            call(b"", timeout=5)
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
     answer = client.ask("EndTransaction", wire.EndTransactionRequest())
     assert answer.status.code == wire.NOT_IMPLEMENTED
@@ -163,7 +168,7 @@ def _strange(rng: random.Random, rpc: str, good: bytes) -> bytes:
                     value.extend([rng.choice(_STRANGE_TEXTS)] if field.type == field.TYPE_STRING else [])
                 elif field.message_type.GetOptions().map_entry:
                     value[rng.choice(_STRANGE_TEXTS)] = rng.choice(_STRANGE_TEXTS)
-                elif rng.random() < 0.3:
+                elif rng.random() < 0.05:
                     value.add()
                 elif value:
                     target = rng.choice(value)
@@ -179,7 +184,7 @@ def _strange(rng: random.Random, rpc: str, good: bytes) -> bytes:
     return bytes(request.SerializeToString())
 
 
-def _set_strange(rng: random.Random, target: Any, field: Any) -> None:
+def _set_strange(rng: random.Random, target: Message, field: FieldDescriptor) -> None:
     with suppress(ValueError):  # the number is out of the field's range: the next one may not be
         if field.type == field.TYPE_STRING:
             setattr(target, field.name, rng.choice(_STRANGE_TEXTS))
@@ -199,7 +204,9 @@ def _requests(rng: random.Random) -> dict[str, list[bytes]]:
     topic, group = wire.Resource(name="fuzzed"), wire.Resource(name="fuzzers")
     ack = wire.AckMessageRequest(topic=topic, group=group)
     ack.entries.add(message_id="f-1", receipt_handle="AQAAAAEAAAAC" + "A" * rng.randint(0, 40))
-    change = wire.ChangeInvisibleDurationRequest(topic=topic, group=group, receipt_handle="AQAAAAEAAAAC", message_id="f")
+    change = wire.ChangeInvisibleDurationRequest(
+        topic=topic, group=group, receipt_handle="AQAAAAEAAAAC", message_id="f"
+    )
     change.invisible_duration.seconds = 10
     return {
         "SendMessage": [
@@ -217,7 +224,7 @@ def _requests(rng: random.Random) -> dict[str, list[bytes]]:
 
 @pytest.mark.timeout(60 * EFFORT)
 def test_malformed_requests_get_an_answer_each(client: WireClient) -> None:
-    """Thousands of damaged requests: each gets a code of the protocol, none an internal error or a broken connection."""
+    """Thousands of damaged requests: each gets a code of the protocol, none an internal error or a broken call."""
     print(f"DMQ_TEST_SEED={SEED}")
     rng = random.Random(SEED)
     good = _requests(rng)
@@ -240,10 +247,10 @@ def test_malformed_requests_get_an_answer_each(client: WireClient) -> None:
     with ThreadPoolExecutor(max_workers=16) as pool:
         for (code, text), rpc, request in zip(pool.map(ask, chosen, damaged), chosen, damaged, strict=True):
             assert code in wire.Code.values(), (rpc, request)
-            assert code not in {wire.INTERNAL_SERVER_ERROR, wire.INTERNAL_ERROR, wire.CODE_UNSPECIFIED}, (rpc, request, text)
+            assert code not in _OURS, (rpc, request, text)
             codes[code] += 1
     print(sorted((wire.Code.Name(code), count) for code, count in codes.items()))
-    assert codes[wire.OK] and codes[wire.BAD_REQUEST] and len(codes) > 5, "the damage was too great or too small"
+    assert min(codes[wire.OK], codes[wire.BAD_REQUEST]) > 10, "the damage was too great or too small"
 
 
 @pytest.mark.parametrize("size", [0, 1, 100_000])
@@ -308,7 +315,8 @@ def test_metrics_and_health_over_http(abused: Daemon, client: WireClient) -> Non
     assert status == 200
     figures = {line.split(" ")[0]: line.split(" ")[1] for line in text.splitlines() if line and line[0] != "#"}
     sends = [float(value) for name, value in figures.items() if "SendMessage" in name and "20000" in name]
-    assert sends and sum(sends) >= 1
+    assert sends
+    assert sum(sends) >= 1
     assert _get(f"http://{abused.metrics_address}/healthz")[0] == 200
     assert _get(f"http://{abused.metrics_address}/nothing")[0] == 404
 
@@ -336,7 +344,7 @@ def test_health_is_watched_to_the_end(daemon: Daemon) -> None:
 
 
 def test_reflection_lists_the_services(abused: Daemon) -> None:
-    """grpcurl needs no proto files: the services are listed, and their files are given."""
+    """Grpcurl needs no proto files: the services are listed, and their files are given."""
     with grpc.insecure_channel(abused.address) as channel:
         stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
         requests = [

@@ -120,7 +120,12 @@ class BrokerMachine(RuleBasedStateMachine):
 
     # -- consumers ----------------------------------------------------------------------------------------------------
 
-    @rule(group=st.sampled_from(GROUPS), topic=st.sampled_from(TOPICS), batch_max=st.integers(1, 6), invisible_ms=durations)
+    @rule(
+        group=st.sampled_from(GROUPS),
+        topic=st.sampled_from(TOPICS),
+        batch_max=st.integers(1, 6),
+        invisible_ms=durations,
+    )
     def receive(self, group: str, topic: str, batch_max: int, invisible_ms: int) -> None:
         """Exactly what is visible may come, as many as fit, each with its attempt."""
         now_ms = self.clock.now_ms()
@@ -140,9 +145,9 @@ class BrokerMachine(RuleBasedStateMachine):
     def ack(self, pick: int, count: int) -> None:
         """With the last handle of messages that are leased, or expired, or finished already."""
         group, key, _ = self.handed_out()[pick % len(self.handed_out())]
-        chosen = [
-            (other, held) for where, other, held in self.handed_out() if where == group and other[0] == key[0]
-        ][-count:]
+        chosen = [(other, held) for where, other, held in self.handed_out() if where == group and other[0] == key[0]][
+            -count:
+        ]
         handles = [held.handles[-1] for _, held in chosen]
         assert list(self.run(self.rig.broker.ack(group, key[0], handles))) == [None] * len(handles)
         for other, _ in chosen:

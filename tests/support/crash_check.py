@@ -9,10 +9,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
+from support.crash_load import INVISIBLE_MS, Ledger, Seen
+
 from broker_adapter.message import unpack_id
 from dmq.audit.events import EventKind
 from dmq.audit.outbox import TrailEvent
-from support.crash_load import INVISIBLE_MS, Ledger, Seen
 
 # A lease begins when the server hands a message out; what a client can see is the time at the end of the answer.
 _ANSWER_MS_MAX = 1_000

@@ -14,10 +14,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import grpc
+from support.wire_client import Received, WireClient, a_message
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.embedded.receipt import decode_handle
-from support.wire_client import Received, WireClient, a_message
 
 TOPIC, GROUP = "crashed", "survivors"
 INVISIBLE_MS = 10_000

@@ -197,12 +197,13 @@ class Daemon:
         """Wait until the running process logs the event."""
         until_s = time.monotonic() + timeout_s
         with self._news:
-            seen = self._first_line
+            at = self._first_line
             while True:
-                for seen, line in enumerate(self._lines[seen:], seen + 1):  # noqa: B020 - goes on where it was
+                for line in self._lines[at:]:
                     event = _event(line)
                     if event.get("event") == name:
                         return event
+                at = len(self._lines)
                 if self._reader is None or not self._reader.is_alive():
                     break
                 if time.monotonic() > until_s:

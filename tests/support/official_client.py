@@ -9,6 +9,8 @@ answers each with ``{"id": 1, "ok": ...}`` or ``{"id": 1, "error": ..., "type": 
 reports what a push consumer is given as ``{"event": "delivery", "client": ..., ...}``.
 """
 
+# ruff: noqa: ANN401 - commands and answers are JSON
+
 from __future__ import annotations
 
 import json

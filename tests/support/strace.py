@@ -55,7 +55,7 @@ def read_calls(output: Path) -> list[SystemCall]:
     """Read a whole trace, in the order in which the calls ended."""
     calls: list[SystemCall] = []
     open_calls: dict[str, tuple[str, str, int]] = {}
-    for number, line in enumerate(output.read_text(errors="replace").splitlines()):
+    for number, line in enumerate(output.read_text(encoding="utf-8", errors="replace").splitlines()):
         match = _LINE.match(line)
         if match is None:
             continue

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from support.broker_model import Fact, Key
+
 from broker_adapter.message import unpack_id
 from dmq.audit.events import EventKind
 from dmq.audit.outbox import read_outbox
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.store.outbox import NOT_APPLICABLE
-from support.broker_model import Fact, Key
 
 _OF_MESSAGES = {EventKind.SCHEDULED, EventKind.QUEUED, EventKind.DELIVERED}
 _OF_NAMES = {EventKind.TOPIC_CREATED, EventKind.GROUP_CREATED}

@@ -1,5 +1,7 @@
 """The public protocol over a real connection, without an official client: quick, blocking, and it can misbehave."""
 
+# ruff: noqa: ANN401 - one class of requests and answers per RPC
+
 from __future__ import annotations
 
 import time
@@ -61,6 +63,11 @@ class WireClient:
     def frames(self, rpc: str, request: Any, *, deadline_s: float = DEADLINE_S) -> list[Any]:
         """Return all answers of an RPC with a stream of them."""
         return list(self._call(rpc)(request, timeout=deadline_s, metadata=self._metadata))
+
+    def begin(self, rpc: str, request: Any, *, deadline_s: float = 60.0) -> Iterator[Any]:
+        """Return the open call of an RPC with a stream of answers, for the caller to read from."""
+        call: Iterator[Any] = self._call(rpc)(request, timeout=deadline_s, metadata=self._metadata)
+        return call
 
     def open(self, rpc: str, requests: Iterator[Any]) -> Any:
         """Return the open call of a stream in both directions."""
@@ -175,7 +182,7 @@ def a_receive(
 
 def received_of(frames: Sequence[wire.ReceiveMessageResponse]) -> list[Received]:
     """Return the deliveries of a whole answer; it must have its status first and its time last."""
-    assert frames and frames[0].HasField("status"), frames
+    assert frames[0].HasField("status"), frames[0]
     code = frames[0].status.code
     assert code in {wire.OK, wire.MESSAGE_NOT_FOUND}, frames[0].status
     assert frames[-1].HasField("delivery_timestamp"), frames[-1]

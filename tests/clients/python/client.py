@@ -1,4 +1,6 @@
-"""The official Python client in a process of its own, told what to do by JSON lines; see ``support.official_client``."""
+"""The official Python client in a process of its own, told what to do by JSON lines (``support.official_client``)."""
+
+# ruff: noqa: ANN401 - the client has no types
 
 from __future__ import annotations
 

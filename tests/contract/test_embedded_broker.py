@@ -1,0 +1,272 @@
+"""What the embedded broker adds to the contract: what opening costs, fairness, bounds, and a store that fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import pytest
+from support.rigs import (
+    GROUP,
+    TOPIC,
+    EmbeddedRig,
+    End,
+    Make,
+    ack,
+    an_envelope,
+    every_durable_broker,
+    ids,
+    on_memory,
+    on_rocksdb,
+    play,
+    receive,
+    receive_one,
+    send,
+    until,
+)
+from support.stores import GatedEngine
+
+from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused
+from broker_adapter.message import Delivery
+from dmq.embedded import group_queue
+from dmq.store.engine import Engine, EngineStats, Rows
+from dmq.store.ops import Batch, Family
+
+SOON_MS = 5_000
+ENDS = [
+    pytest.param(on_rocksdb, End.CLOSE, id="rocksdb-close"),
+    pytest.param(on_rocksdb, End.KILL, id="rocksdb-kill"),
+    pytest.param(on_memory, End.CLOSE, id="memory-close"),
+    pytest.param(on_memory, End.KILL, id="memory-kill"),
+    pytest.param(on_memory, End.POWER_LOSS, id="memory-power-loss"),
+]
+Restart = Callable[[], Awaitable[None]]
+
+
+def every_end(scenario: Callable[[EmbeddedRig, Restart], Awaitable[None]]) -> Callable[..., None]:
+    """Run a scenario for each way a run can end."""
+
+    def test(make: Make, end: End, tmp_path: Path) -> None:
+        async def with_end(rig: EmbeddedRig) -> None:
+            await scenario(rig, lambda: rig.restart(end))
+
+        asyncio.run(play(make(tmp_path, 4), with_end))
+
+    test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
+    return pytest.mark.parametrize(("make", "end"), ENDS)(test)
+
+
+class CountingEngine:
+    """Counts what is read, by family."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.scanned_rows: dict[Family, int] = dict.fromkeys(Family, 0)
+        self.sought: dict[Family, int] = dict.fromkeys(Family, 0)
+
+    def write(self, batch: Batch) -> None:
+        self.engine.write(batch)
+
+    def sync(self) -> None:
+        self.engine.sync()
+
+    def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
+        return self.engine.get_many(family, keys)
+
+    def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = 2**62) -> Rows:
+        found = self.engine.scan(family, start, stop, limit=limit, bytes_max=bytes_max)
+        self.scanned_rows[family] += len(found.rows)
+        return found
+
+    def last(self, family: Family, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
+        self.sought[family] += 1
+        return self.engine.last(family, start, stop)
+
+    def stats(self) -> EngineStats:
+        return self.engine.stats()
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def test_opening_never_scans_messages(tmp_path: Path) -> None:
+    """However many lie in the queues and on the timeline: one seek per queue, a few rows per group."""
+    engines: list[CountingEngine] = []
+
+    def counting(engine: Engine) -> Engine:
+        engines.append(CountingEngine(engine))
+        return engines[-1]
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        await send(rig, *(f"m-{number}" for number in range(500)))
+        await send(rig, *(f"d-{number}" for number in range(500)), deliver_at_ms=rig.clock.now_ms() + SOON_MS)
+        while batch := await receive(rig):
+            await ack(rig, *batch)
+        await rig.restart(End.KILL)
+        engine = engines[-1]
+        await send(rig, "m-new", "n-new", "o-new", "p-new")
+        assert len(await receive(rig)) == 4
+        assert engine.scanned_rows[Family.QUEUE] == 0
+        assert engine.scanned_rows[Family.TIMELINE] <= 1
+        assert engine.scanned_rows[Family.INDEX] <= 1
+        assert engine.scanned_rows[Family.GROUP] <= 1 + 2 * 4  # a floor and a chunk for each queue
+        assert engine.sought[Family.QUEUE] <= 2 * 4  # once for the writer, once for the group
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, wrap=counting), scenario))
+
+
+def test_a_new_group_may_start_at_the_end(tmp_path: Path) -> None:
+    """``group_start="latest"``: what was there before is not for it, in this run and in the next."""
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        await send(rig, "before-1", "before-2")
+        assert not await receive(rig)
+        await send(rig, "after-1")
+        await rig.restart(End.KILL)
+        assert ids(await receive(rig)) == ["after-1"]
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, group_start="latest"), scenario))
+
+
+@every_durable_broker(queues=2)
+async def test_every_queue_has_its_turn(rig: EmbeddedRig) -> None:
+    """A queue that always has something does not keep the others waiting."""
+    await send(rig, *(f"m-{number}" for number in range(20)))
+    deliveries = [each for _ in range(10) for each in await receive(rig, batch_max=1)]
+    counts = [sum(each.queue_id == queue for each in deliveries) for queue in (0, 1)]
+    assert min(counts) >= 4, counts
+
+
+@every_durable_broker(queues=1)
+async def test_leases_are_bounded(rig: EmbeddedRig) -> None:
+    """At the bound nothing more is handed out; whoever waits goes on as soon as something is finished."""
+    bound = group_queue.LEASES_MAX
+    for start in range(0, bound + 2, 1_000):
+        await send(rig, *(f"m-{number}" for number in range(start, min(start + 1_000, bound + 2))))
+    leased: list[Delivery] = []
+    while batch := await receive(rig, batch_max=1_000):
+        leased += batch
+    assert len(leased) == bound
+    receiving = [asyncio.ensure_future(receive(rig, wait_ms=60_000, batch_max=1)) for _ in range(2)]
+    await until(lambda: rig.waiting == 2)
+    await ack(rig, leased[0])
+    await until(lambda: any(task.done() for task in receiving))
+    await ack(rig, leased[1])
+    assert sorted(ids([each for task in receiving for each in await task])) == [f"m-{bound}", f"m-{bound + 1}"]
+
+
+def test_a_failing_store_is_said_as_the_contract_says_it(tmp_path: Path) -> None:
+    """Every call raises ``BrokerUnavailable`` (in doubt), and what was in doubt is not half done after a restart."""
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        await send(rig, "m-1", "m-2")
+        first, second = await receive(rig)
+        rig.memory.fail_next_sync = True
+        with pytest.raises(BrokerUnavailable):
+            await send(rig, "m-3", "m-4")
+        broker = rig.broker
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: send(rig, "m-3"),
+            lambda: ack(rig, first),
+            lambda: broker.change_invisible(GROUP, TOPIC, second.receipt_handle, 0),
+            lambda: broker.change_invisible(GROUP, TOPIC, second.receipt_handle, SOON_MS),
+            lambda: broker.ensure_group("new"),
+            lambda: broker.route("new"),
+            lambda: receive(rig, group="another"),
+        ]
+        for call in calls:
+            with pytest.raises(BrokerUnavailable):
+                await call()
+        await rig.restart(End.POWER_LOSS)
+        assert not any(each.repeated for each in await send(rig, "m-3", "m-4"))
+        assert sorted(ids(await receive(rig))) == ["m-1", "m-2", "m-3", "m-4"]
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False), scenario))
+
+
+def test_a_repeated_ack_is_not_answered_before_the_first_is_durable(tmp_path: Path) -> None:
+    """An ack that is still being written is no reason to say OK to its repetition: a crash would take both back."""
+    gates: list[GatedEngine] = []
+
+    def gated(engine: Engine) -> Engine:
+        gates.append(GatedEngine(engine))
+        return gates[-1]
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        await send(rig, "m-1")
+        delivery = await receive_one(rig)
+        (gate,) = gates
+        gate.hold()
+        first = asyncio.ensure_future(ack(rig, delivery))
+        await asyncio.to_thread(gate.await_sync)
+        repeated = asyncio.ensure_future(ack(rig, delivery))
+        done, _ = await asyncio.wait({first, repeated}, timeout=0.1)
+        gate.let_go()
+        assert not done
+        assert [list(await first), list(await repeated)] == [[None], [None]]
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, wrap=gated), scenario))
+
+
+def test_what_a_filter_passed_over_fails_with_the_store_and_quietly(tmp_path: Path) -> None:
+    """Nobody waits for that write, so nobody misses its failure; after a restart it is passed over again."""
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        await send(rig, "m-1")
+        await receive(rig, tags=["x"], topic="another")  # makes the group
+        await receive(rig, group="warm")
+        await rig.broker.ack(GROUP, TOPIC, [])
+        rig.memory.fail_next_sync = True
+        assert not await receive(rig, tags=["x"])
+        await until(lambda: rig.store.failure is not None)
+        await rig.restart(End.POWER_LOSS)
+        assert ids(await receive(rig)) == ["m-1"]
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False), scenario))
+
+
+@pytest.mark.parametrize("end", [End.KILL, End.POWER_LOSS])
+def test_a_send_in_doubt_is_whole_or_absent_and_can_be_repeated(tmp_path: Path, end: End) -> None:
+    """The batch was written but not synced: after a kill it is there, after power loss it is not, never half of it."""
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        await rig.broker.route(TOPIC)
+        rig.memory.fail_next_sync = True
+        with pytest.raises(BrokerUnavailable):
+            await send(rig, "m-1", "m-2")
+        await rig.restart(end)
+        receipts = await send(rig, "m-1", "m-2")
+        assert [each.repeated for each in receipts] == [end is End.KILL] * 2
+        assert sorted(ids(await receive(rig))) == ["m-1", "m-2"]
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False), scenario))
+
+
+@every_durable_broker()
+async def test_a_refused_send_leaves_nothing(rig: EmbeddedRig) -> None:
+    """One illegal topic among many messages: none of them is accepted."""
+    with pytest.raises(Refused):
+        await rig.broker.send([an_envelope("m-1"), an_envelope("m-2", topic="illegal topic"), an_envelope("m-3")])
+    assert not await receive(rig)
+    assert not any(each.repeated for each in await send(rig, "m-1", "m-3"))
+
+
+def test_a_full_store_refuses_sends_and_goes_on_finishing(tmp_path: Path) -> None:
+    """On a disk that is almost full: ``Overloaded`` and nothing done, while deliveries, acks and hand-overs go on."""
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        await send(rig, "m-1")
+        await send(rig, "m-2", deliver_at_ms=rig.clock.now_ms() + SOON_MS)
+        rig.store.is_disk_low = lambda: True  # type: ignore[method-assign]
+        for at_ms in (0, rig.clock.now_ms() + SOON_MS):
+            with pytest.raises(Overloaded):
+                await send(rig, "m-3", deliver_at_ms=at_ms)
+        assert list(await ack(rig, await receive_one(rig))) == [None]
+        rig.clock.advance(SOON_MS)
+        await rig.settle()
+        assert list(await ack(rig, await receive_one(rig))) == [None]
+        await rig.restart(End.KILL)
+        assert not (await send(rig, "m-3"))[0].repeated
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False), scenario))

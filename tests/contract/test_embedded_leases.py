@@ -1,0 +1,199 @@
+"""Leases of the embedded broker: their bound, those that it renews by itself, and races around their end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from support.rigs import (
+    GROUP,
+    INVISIBLE_MS,
+    TOPIC,
+    EmbeddedRig,
+    End,
+    Make,
+    ack,
+    every_durable_broker,
+    ids,
+    on_memory,
+    on_rocksdb,
+    play,
+    receive,
+    receive_one,
+    send,
+)
+
+from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
+
+SOON_MS = 5_000
+ENDS = [
+    pytest.param(on_rocksdb, End.CLOSE, id="rocksdb-close"),
+    pytest.param(on_rocksdb, End.KILL, id="rocksdb-kill"),
+    pytest.param(on_memory, End.CLOSE, id="memory-close"),
+    pytest.param(on_memory, End.KILL, id="memory-kill"),
+    pytest.param(on_memory, End.POWER_LOSS, id="memory-power-loss"),
+]
+Restart = Callable[[], Awaitable[None]]
+
+
+def every_end(scenario: Callable[[EmbeddedRig, Restart], Awaitable[None]]) -> Callable[..., None]:
+    """Run a scenario for each way a run can end."""
+
+    def test(make: Make, end: End, tmp_path: Path) -> None:
+        async def with_end(rig: EmbeddedRig) -> None:
+            await scenario(rig, lambda: rig.restart(end))
+
+        asyncio.run(play(make(tmp_path, 4), with_end))
+
+    test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
+    return pytest.mark.parametrize(("make", "end"), ENDS)(test)
+
+
+async def pass_time(rig: EmbeddedRig, ms: int, *, seen: str = "") -> None:
+    """Let time pass in steps in which a living client sends its heartbeat."""
+    while ms > 0:
+        step = min(ms, 10_000)
+        ms -= step
+        if seen:
+            rig.broker.client_seen(seen)
+        rig.clock.advance(step)
+        await rig.settle()
+
+
+@every_durable_broker()
+async def test_a_lease_is_renewed_while_its_client_lives(rig: EmbeddedRig) -> None:
+    """No attempt is spent, the first handle stays good, and the ack ends it."""
+    await send(rig, "m-1")
+    (delivery,) = await receive(rig, invisible_ms=AUTO_RENEW_INVISIBLE_MS, renew_for="client-1")
+    await pass_time(rig, AUTO_RENEW_INVISIBLE_MS * 10, seen="client-1")
+    assert not await receive(rig)
+    assert list(await ack(rig, delivery)) == [None]
+    await pass_time(rig, AUTO_RENEW_INVISIBLE_MS * 2, seen="client-1")
+    assert not await receive(rig)
+
+
+@every_durable_broker()
+async def test_renewing_ends_after_three_hours(rig: EmbeddedRig) -> None:
+    """A consumer that hangs for ever does not keep its message for ever, nor for a renewal longer."""
+    await send(rig, "m-1")
+    await receive(rig, invisible_ms=AUTO_RENEW_INVISIBLE_MS * 3 // 4, renew_for="client-1")
+    await pass_time(rig, AUTO_RENEW_MS_MAX - 1, seen="client-1")
+    assert not await receive(rig)
+    await pass_time(rig, 1, seen="client-1")
+    assert (await receive_one(rig)).delivery_attempt == 2
+
+
+@every_durable_broker()
+async def test_renewing_ends_with_silence(rig: EmbeddedRig) -> None:
+    """A client that sent nothing for a minute is not waited for; another client's heartbeat does not help it."""
+    await send(rig, "m-1", "m-2")
+    (silent,) = await receive(rig, batch_max=1, invisible_ms=AUTO_RENEW_INVISIBLE_MS, renew_for="silent")
+    await receive(rig, batch_max=1, invisible_ms=AUTO_RENEW_INVISIBLE_MS, renew_for="alive")
+    await pass_time(rig, AUTO_RENEW_INVISIBLE_MS * 2, seen="alive")
+    assert ids(await receive(rig)) == [silent.message_id]
+
+
+@every_durable_broker()
+async def test_renewing_ends_when_the_client_leaves(rig: EmbeddedRig) -> None:
+    """What it held comes back within a second; what others hold, and what it received without renewal, does not."""
+    await send(rig, "m-1", "m-2", "m-3")
+    gone = await receive(rig, batch_max=1, invisible_ms=AUTO_RENEW_INVISIBLE_MS, renew_for="gone")
+    await receive(rig, batch_max=1, invisible_ms=AUTO_RENEW_INVISIBLE_MS, renew_for="alive")
+    await receive(rig, batch_max=1, invisible_ms=INVISIBLE_MS)
+    rig.broker.client_gone("gone")
+    rig.broker.client_gone("gone")
+    rig.broker.client_gone("never seen")
+    rig.clock.advance(999)
+    await rig.settle()
+    assert not await receive(rig)
+    rig.clock.advance(1)
+    await rig.settle()
+    again = await receive_one(rig)
+    assert (again.message_id, again.delivery_attempt) == (gone[0].message_id, 2)
+
+
+@every_durable_broker()
+async def test_whoever_sets_the_time_ends_the_renewal(rig: EmbeddedRig) -> None:
+    """A consumer that failed and wants the message again in five seconds gets it, alive as it is."""
+    await send(rig, "m-1")
+    (delivery,) = await receive(rig, invisible_ms=AUTO_RENEW_INVISIBLE_MS, renew_for="client-1")
+    await rig.broker.change_invisible(GROUP, TOPIC, delivery.receipt_handle, SOON_MS)
+    await pass_time(rig, SOON_MS, seen="client-1")
+    assert (await receive_one(rig)).delivery_attempt == 2
+
+
+@every_durable_broker()
+async def test_a_clock_that_steps_back_while_a_message_comes_back_does_not_lose_it(rig: EmbeddedRig) -> None:
+    """The end of the lease was decided; the step comes while it is being written."""
+    await send(rig, "m-1")
+    delivery = await receive_one(rig)
+    rig.clock.advance(INVISIBLE_MS)
+    expiring = asyncio.ensure_future(rig.broker.leases.expire())
+    await asyncio.sleep(0)
+    rig.clock.step_to(rig.clock.now_ms() - SOON_MS)
+    await expiring
+    await rig.settle()
+    again = await receive_one(rig)
+    assert again.delivery_attempt == 2
+    giving_back = asyncio.ensure_future(rig.broker.change_invisible(GROUP, TOPIC, again.receipt_handle, 0))
+    await asyncio.sleep(0)
+    rig.clock.step_to(rig.clock.now_ms() - SOON_MS)
+    await giving_back
+    assert (await receive_one(rig)).delivery_attempt == 3
+    assert delivery.delivery_attempt == 1
+
+
+@every_durable_broker()
+async def test_an_ack_while_the_lease_is_being_ended_wins(rig: EmbeddedRig) -> None:
+    """The handle is good until the message is handed out again, so it never comes back; nor after a restart."""
+    await send(rig, "m-1")
+    delivery = await receive_one(rig)
+    rig.clock.advance(INVISIBLE_MS)
+    expiring = asyncio.ensure_future(rig.broker.leases.expire())
+    await asyncio.sleep(0)
+    assert list(await ack(rig, delivery)) == [None]
+    await expiring
+    await rig.settle()
+    assert not await receive(rig)
+    await rig.restart(End.KILL)
+    assert not await receive(rig)
+
+
+@every_durable_broker()
+async def test_an_extension_while_the_lease_is_being_ended_wins(rig: EmbeddedRig) -> None:
+    """Hidden until the time that was answered, in this run and in the next."""
+    await send(rig, "m-1")
+    delivery = await receive_one(rig)
+    rig.clock.advance(INVISIBLE_MS)
+    expiring = asyncio.ensure_future(rig.broker.leases.expire())
+    await asyncio.sleep(0)
+    await rig.broker.change_invisible(GROUP, TOPIC, delivery.receipt_handle, INVISIBLE_MS)
+    await expiring
+    await rig.settle()
+    assert not await receive(rig)
+    await rig.restart(End.KILL)
+    await rig.settle()
+    assert not await receive(rig)
+    rig.clock.advance(INVISIBLE_MS)
+    await rig.settle()
+    assert (await receive_one(rig)).delivery_attempt == 2
+
+
+@every_durable_broker()
+async def test_a_first_receive_that_is_cancelled_does_not_spoil_the_group(rig: EmbeddedRig) -> None:
+    """Whoever waited beside it while the group was loaded sees the group as it is, and forgets none of its acks."""
+    await send(rig, *(f"m-{number}" for number in range(8)))
+    await ack(rig, *(await receive(rig, batch_max=5)))
+    for steps in range(8):
+        await rig.restart(End.KILL)
+        first = asyncio.ensure_future(receive(rig, batch_max=1, invisible_ms=1))
+        second = asyncio.ensure_future(receive(rig, batch_max=32, invisible_ms=1))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        first.cancel()
+        outcomes = [*await asyncio.gather(first, second, return_exceptions=True)]
+        outcomes.append(await receive(rig))  # what the cancelled one gave back
+        found = [each for outcome in outcomes if not isinstance(outcome, BaseException) for each in ids(outcome)]
+        assert len(found) == len(set(found)) == 3, (steps, found)

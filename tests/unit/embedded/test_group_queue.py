@@ -1,0 +1,274 @@
+"""One group's progress on one queue: pure, so any history and any restart is a list of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_adapter.errors import Refused, Rule
+from dmq.embedded import group_queue
+from dmq.embedded.group_queue import CHUNK_OFFSETS, GroupQueue, Lease
+from dmq.embedded.receipt import Receipt
+from dmq.store.ops import Delete, Family, Op, Put
+
+NOW_MS = 1_000_000
+
+
+class Rows:
+    """The group family as the ops leave it."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, bytes] = {}
+
+    def apply(self, ops: Sequence[Op]) -> None:
+        """Do what the writer would do."""
+        for op in ops:
+            assert isinstance(op, Put | Delete)
+            assert op.family is Family.GROUP
+            if isinstance(op, Put):
+                self.rows[op.key] = op.value
+            else:
+                self.rows.pop(op.key, None)
+
+    def load(self, end: int) -> GroupQueue:
+        """The queue in the next run."""
+        queue = a_queue(end)
+        queue.load(sorted(self.rows.items()))
+        return queue
+
+
+def a_queue(end: int = 10) -> GroupQueue:
+    queue = GroupQueue(7, 8, 9)
+    queue.end = end
+    return queue
+
+
+def a_receipt(offset: int, epoch: int = 1, attempt: int = 1) -> Receipt:
+    return Receipt(7, 8, 9, offset, epoch, attempt)
+
+
+def hand_out(queue: GroupQueue, limit: int = 1, epoch: int = 1) -> list[Receipt]:
+    """Take and lease, as the broker does."""
+    taken = queue.take(limit)
+    for offset, attempt in taken:
+        queue.lease(offset, Lease(epoch, attempt, NOW_MS))
+    return [a_receipt(offset, epoch, attempt) for offset, attempt in taken]
+
+
+def bring_back(queue: GroupQueue, offset: int) -> list[Op]:
+    """End a lease."""
+    lease = queue.leases[offset]
+    attempt, ops = queue.plan_return(offset, lease)
+    assert queue.come_back(offset, lease, attempt)
+    return ops
+
+
+def test_offsets_are_taken_in_order_and_once() -> None:
+    """Up to the end, which moves."""
+    queue = a_queue(3)
+    assert [each.queue_offset for each in hand_out(queue, 2)] == [0, 1]
+    assert [each.queue_offset for each in hand_out(queue, 9)] == [2]
+    assert not queue.has_available()
+    queue.end = 4
+    assert [each.queue_offset for each in hand_out(queue, 9)] == [3]
+
+
+def test_what_was_not_handed_out_after_all_is_taken_next() -> None:
+    """In its order, on the same attempt."""
+    queue = a_queue()
+    hand_out(queue, 4)
+    for offset in (3, 1):
+        queue.give_back(offset)
+    assert queue.take(3) == [(1, 1), (3, 1), (4, 1)]
+
+
+def test_what_came_back_is_taken_first_and_once() -> None:
+    """With the next attempt, also if it came back before the rest was ever taken."""
+    queue = a_queue()
+    hand_out(queue, 3)
+    bring_back(queue, 2)
+    bring_back(queue, 0)
+    assert queue.take(4) == [(0, 2), (2, 2), (3, 1), (4, 1)]
+
+
+def test_a_lease_that_ended_twice_is_one_return() -> None:
+    """The second end of the same lease finds it gone."""
+    queue = a_queue()
+    hand_out(queue)
+    lease = queue.leases[0]
+    first, _ = queue.plan_return(0, lease)
+    second, _ = queue.plan_return(0, lease)
+    assert queue.come_back(0, lease, first)
+    assert not queue.come_back(0, lease, second)
+    assert queue.take(9)[:2] == [(0, 2), (1, 1)]
+
+
+def test_a_return_gives_way_to_what_happened_meanwhile() -> None:
+    """Finished, or hidden anew while the end of the lease was being written."""
+    queue = a_queue()
+    finished, hidden = hand_out(queue, 2)
+    plans = [(each.queue_offset, queue.leases[each.queue_offset]) for each in (finished, hidden)]
+    attempts = [queue.plan_return(offset, lease)[0] for offset, lease in plans]
+    queue.finish(finished.queue_offset)
+    queue.hide(hidden, NOW_MS + 1, is_suspended=False)
+    assert [queue.come_back(*plan, attempt) for plan, attempt in zip(plans, attempts, strict=True)] == [False, False]
+    assert queue.take(9)[0] == (2, 1)
+
+
+def test_the_bound_of_leases_stops_taking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a finished one makes room."""
+    monkeypatch.setattr(group_queue, "LEASES_MAX", 3)
+    queue = a_queue()
+    assert len(hand_out(queue, 9)) == 3
+    assert not queue.has_available()
+    assert queue.take(1) == []
+    queue.finish(1)
+    assert queue.take(9) == [(3, 1)]
+
+
+def test_attempts_end_at_what_their_field_holds() -> None:
+    """The 65535th failure does not overflow."""
+    queue = a_queue()
+    hand_out(queue)
+    queue.leases[0].attempt = 0xFFFF
+    bring_back(queue, 0)
+    assert queue.take(1) == [(0, 0xFFFF)]
+
+
+@pytest.mark.parametrize(
+    ("receipt", "is_good"),
+    [
+        (a_receipt(0, epoch=5), True),
+        (a_receipt(0, epoch=4), False),
+        (a_receipt(0, epoch=6), False),
+        (a_receipt(3, epoch=5), True),  # not leased: from before a restart
+        (a_receipt(10, epoch=5), False),  # there is no such message
+    ],
+)
+def test_a_handle_is_checked_against_the_lease(receipt: Receipt, *, is_good: bool) -> None:
+    """The current one, or one of a message that nobody holds."""
+    queue = a_queue()
+    hand_out(queue, epoch=5)
+    if is_good:
+        assert queue.check(receipt)
+        return
+    with pytest.raises(Refused) as refused:
+        queue.check(receipt)
+    assert refused.value.rule is Rule.RECEIPT_HANDLE
+
+
+def test_any_handle_of_a_finished_message_is_fine() -> None:
+    """Acknowledging twice is."""
+    queue = a_queue()
+    (receipt,) = hand_out(queue)
+    queue.finish(0)
+    assert not queue.check(receipt)
+    assert not queue.check(receipt._replace(epoch=0))
+
+
+def test_only_the_last_handle_outlives_its_lease() -> None:
+    """By epoch; attempts do not tell suspended hand-outs apart."""
+    queue = a_queue()
+    (first,) = hand_out(queue, epoch=1)
+    queue.hide(first, NOW_MS, is_suspended=True)
+    bring_back(queue, 0)
+    (second,) = hand_out(queue, epoch=2)
+    assert second.attempt == first.attempt == 1
+    bring_back(queue, 0)
+    assert queue.check(second)
+    with pytest.raises(Refused):
+        queue.check(first)
+
+
+def test_full_chunks_become_a_floor() -> None:
+    """What is kept stays small however much is finished: one row for the floor, one for the chunk it is in."""
+    rows, queue = Rows(), a_queue(3 * CHUNK_OFFSETS)
+    rows.apply(queue.start_at(0))
+    for offset in range(2 * CHUNK_OFFSETS + 5):
+        rows.apply(queue.finish(offset))
+    assert queue.floor == 2 * CHUNK_OFFSETS + 5
+    assert len(rows.rows) == 2
+    assert rows.load(3 * CHUNK_OFFSETS).take(1) == [(2 * CHUNK_OFFSETS + 5, 1)]
+
+
+def test_a_floor_in_the_middle_of_a_chunk_moves_too() -> None:
+    """A group that started at the end has no bits for what lay before it."""
+    rows, queue = Rows(), a_queue(2 * CHUNK_OFFSETS)
+    rows.apply(queue.start_at(CHUNK_OFFSETS - 2))
+    for offset in (CHUNK_OFFSETS - 1, CHUNK_OFFSETS - 2, CHUNK_OFFSETS):
+        rows.apply(queue.finish(offset))
+    assert queue.floor == CHUNK_OFFSETS + 1
+    loaded = rows.load(2 * CHUNK_OFFSETS)
+    assert loaded.floor == CHUNK_OFFSETS + 1
+    assert not [each for each in range(CHUNK_OFFSETS + 1) if not loaded.is_finished(each)]
+
+
+offsets = st.integers(0, 2 * CHUNK_OFFSETS + 9)
+
+
+@given(
+    start=st.sampled_from((0, 1, CHUNK_OFFSETS - 1, CHUNK_OFFSETS, 1_500)),
+    runs=st.lists(st.lists(offsets, max_size=40), min_size=1, max_size=4),
+    block=st.tuples(offsets, st.integers(0, 1_200)),
+)
+def test_exactly_what_was_finished_stays_finished(start: int, runs: list[list[int]], block: tuple[int, int]) -> None:
+    """In any order, any number of runs, with whole chunks among them."""
+    end = 2 * CHUNK_OFFSETS + 10
+    rows, queue, finished = Rows(), a_queue(end), set(range(start))
+    rows.apply(queue.start_at(start))
+    runs[0] += range(block[0], min(end, sum(block)))
+    for run in runs:
+        for offset in run:
+            if not queue.is_finished(offset):
+                rows.apply(queue.finish(offset))
+            finished.add(offset)
+        assert {each for each in range(end) if queue.is_finished(each)} == finished
+        queue = rows.load(end)
+    assert {each for each in range(end) if queue.is_finished(each)} == finished
+    assert [offset for offset, _ in queue.take(end)] == [each for each in range(end) if each not in finished]
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(("hand out", "finish", "hide", "suspend", "return", "restart")), st.integers(0, 7)),
+    max_size=60,
+)
+
+
+@given(steps=steps)
+def test_attempts_and_leases_survive_what_they_must(steps: list[tuple[str, int]]) -> None:
+    """Against a dictionary: hidden leases stay, plain ones end with the run, attempts only grow as they should."""
+    rows, queue, epoch = Rows(), a_queue(8), 0
+    rows.apply(queue.start_at(0))
+    attempts, done = dict.fromkeys(range(8), 1), set[int]()
+    hidden: dict[int, bool] = {}  # by a row; whether it is suspended
+    for what, offset in steps:
+        lease = queue.leases.get(offset)
+        if what == "restart":
+            queue = rows.load(8)
+            assert queue.leases.keys() == hidden.keys()
+            assert {each: lease.is_suspended for each, lease in queue.leases.items()} == hidden
+        elif what == "hand out":
+            epoch += 1
+            for receipt in hand_out(queue, 2, epoch):
+                assert receipt.queue_offset not in done
+                assert receipt.attempt == attempts[receipt.queue_offset]
+        elif lease is None:
+            continue
+        elif what == "finish":
+            rows.apply(queue.finish(offset))
+            done.add(offset)
+            hidden.pop(offset, None)
+        elif what == "return":
+            attempts[offset] = lease.attempt + (not lease.is_suspended)
+            rows.apply(bring_back(queue, offset))
+            hidden.pop(offset, None)
+        else:
+            is_suspended = what == "suspend"
+            receipt = a_receipt(offset, lease.epoch, lease.attempt)
+            rows.apply(queue.hide(receipt, NOW_MS, is_suspended=is_suspended))
+            hidden[offset] = is_suspended
+    left = {offset: attempt for offset, attempt in attempts.items() if offset not in done and offset not in hidden}
+    assert dict(rows.load(8).take(8)) == left

@@ -1,0 +1,229 @@
+"""The scheduler's turns on a manual clock, over the store in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.scheduler_cell import LAG_MS, Cell
+
+from broker_adapter.clock import ManualClock
+from broker_adapter.message import unpack_id
+from dmq.errors import StoreFailed
+from dmq.scheduler import scheduler as scheduler_module
+from dmq.store.keys import timeline_mark
+
+
+@pytest.fixture
+def cell() -> Iterator[Cell]:
+    made = Cell()
+    made.scheduler.turn()  # the clock is a lifetime away from where an empty timeline begins
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def clock(cell: Cell) -> ManualClock:
+    assert isinstance(cell.clock, ManualClock)
+    return cell.clock
+
+
+@given(
+    delays=st.lists(st.integers(1, 3_000), min_size=1, max_size=30), naps=st.lists(st.integers(1, 1_500), max_size=8)
+)
+def test_exactly_what_is_due_is_handed_over_and_nothing_early(delays: list[int], naps: list[int]) -> None:
+    """After every nap the queue holds each message whose time has come, and no other."""
+    clock = ManualClock()
+    cell = Cell(clock=clock)
+    start_ms = clock.now_ms()
+    cell.schedule(*(start_ms + delay for delay in delays))
+    for nap in [*naps, 3_000]:
+        clock.advance(nap)
+        cell.drain()
+        assert sorted(cell.times()) == sorted(
+            start_ms + delay for delay in delays if start_ms + delay <= clock.now_ms()
+        )
+        assert all(each.stored_at_ms >= each.deliver_at_ms for each in cell.log())
+    assert min(cell.late_ms) >= 0
+    assert len(cell.late_ms) == len(delays) == cell.scheduler.handed_over_total
+    assert cell.store.pending() == {}
+    cell.close()
+
+
+def test_the_order_is_that_of_the_times_and_then_of_the_sends(cell: Cell, clock: ManualClock) -> None:
+    """Within a millisecond, who was accepted first is handed over first."""
+    now_ms = clock.now_ms()
+    cell.schedule(now_ms + 30, now_ms + 10, now_ms + 20, now_ms + 10)
+    cell.schedule(now_ms + 10)
+    clock.advance(30)
+    cell.drain()
+    names = [unpack_id(each.message_id) for each in cell.log()]
+    assert [each.split("#")[1] for each in names] == ["1", "3", "4", "2", "0"]
+
+
+def test_a_turn_is_bounded_in_rows(cell: Cell, clock: ManualClock) -> None:
+    """A burst takes several turns, so that other writers get their turn too; it ends by itself."""
+    at_ms = clock.now_ms() + 10
+    cell.schedule(*[at_ms] * 2_500)
+    clock.advance(10)
+    handed_over = [cell.scheduler.turn().handed_over for _ in range(4)]
+    assert handed_over == [1_024, 1_024, 452, 0]
+    assert [unpack_id(each.message_id) for each in cell.log()] == [f"{at_ms}#{number}" for number in range(2_500)]
+
+
+def test_a_turn_is_bounded_in_bytes(cell: Cell, clock: ManualClock) -> None:
+    """Large messages: a turn stops at the message that reaches the bound."""
+    at_ms = clock.now_ms() + 10
+    cell.schedule(*[at_ms] * 7, payload=bytes(3 * 1024 * 1024))
+    clock.advance(10)
+    assert [cell.scheduler.turn().handed_over for _ in range(4)] == [3, 3, 1, 0]
+
+
+def test_a_turn_says_when_the_next_one_is_due(cell: Cell, clock: ManualClock) -> None:
+    """Nothing waits: nothing; something waits: its time; something was handed over: at once."""
+    assert cell.scheduler.turn() == (0, None)
+    at_ms = clock.now_ms() + 500
+    cell.schedule(at_ms + 1, at_ms)
+    assert cell.scheduler.turn() == (0, at_ms)
+    clock.advance(500)
+    assert cell.scheduler.turn() == (1, at_ms)
+    assert cell.scheduler.turn() == (0, at_ms + 1)
+    clock.advance(1)
+    assert cell.scheduler.turn() == (1, at_ms + 1)
+    assert cell.scheduler.turn() == (0, None)
+
+
+def test_lateness_is_observed_when_the_message_is_durable(cell: Cell, clock: ManualClock) -> None:
+    """In ms after the delivery time, one figure per message."""
+    now_ms = clock.now_ms()
+    cell.schedule(now_ms + 10, now_ms + 15)
+    clock.advance(17)
+    cell.scheduler.turn()
+    assert cell.late_ms == [7, 2]
+
+
+def test_a_backlog_does_not_delay_what_is_due_now(cell: Cell, clock: ManualClock) -> None:
+    """After a long time away: overdue messages in their order, beside them each new one in the turn it is due in."""
+    start_ms = clock.now_ms()
+    overdue = [start_ms + 1 + number for number in range(5_000)]
+    cell.schedule(*overdue)
+    clock.advance(3_600_000)
+    after = cell.reopened(cell.engine.reopened())
+    live: list[int] = []
+    for _ in range(4):
+        live.append(clock.now_ms() + 5)
+        after.schedule(live[-1])
+        clock.advance(5)
+        after.scheduler.turn()
+        assert live[-1] in after.times()
+    assert overdue[-1] not in after.times()
+    after.drain()
+    assert sorted(after.times()) == [*overdue, *live]
+    assert [each for each in after.times() if each in set(overdue)] == overdue
+    after.close()
+
+
+def test_a_backlog_is_handed_over_exactly_once_through_kills(cell: Cell, clock: ManualClock) -> None:
+    """A kill after every turn: the next run goes on where the last one was durable."""
+    start_ms = clock.now_ms()
+    cell.schedule(*(start_ms + 1 + number for number in range(3_000)))
+    clock.advance(3_600_000)
+    run = cell
+    for _ in range(4):
+        run.scheduler.turn()
+        run = run.reopened(run.engine.reopened())
+    run.drain()
+    assert run.times() == [start_ms + 1 + number for number in range(3_000)]
+    run.close()
+
+
+def test_a_run_begins_where_the_last_one_ended(cell: Cell, clock: ManualClock) -> None:
+    """What was finished lies below the durable mark, so its tombstones are never walked again."""
+    now_ms = clock.now_ms()
+    cell.schedule(*(now_ms + 1 + number for number in range(100)))
+    clock.advance(100)
+    cell.drain()
+    after = cell.reopened(cell.engine.reopened())
+    assert after.store.marks.low() > timeline_mark(now_ms + 100, 0)
+    after.close()
+
+
+def test_a_step_forward_makes_everything_before_it_due(cell: Cell, clock: ManualClock) -> None:
+    """In order, each once; what lies behind the step still waits."""
+    now_ms = clock.now_ms()
+    cell.schedule(now_ms + 7_200_001, now_ms + 60_000, now_ms + 3_600_000)
+    clock.step_to(now_ms + 7_200_000)
+    cell.drain()
+    assert cell.times() == [now_ms + 60_000, now_ms + 3_600_000]
+    clock.advance(1)
+    cell.drain()
+    assert cell.times()[2:] == [now_ms + 7_200_001]
+
+
+@pytest.mark.parametrize("back_ms", [1, 2, LAG_MS, 3_600_000])
+def test_a_step_back_holds_messages_until_the_clock_says_their_time(
+    cell: Cell, clock: ManualClock, back_ms: int
+) -> None:
+    """New ones are due by the clock as it is now, the ones that were delivered are not delivered again."""
+    now_ms = clock.now_ms()
+    cell.schedule(now_ms + 10)
+    clock.advance(10)
+    cell.drain()
+    clock.step_to(now_ms + 10 - back_ms)
+    at_ms = clock.now_ms() + 1
+    cell.schedule(at_ms, at_ms + 5)
+    cell.drain()
+    assert cell.times() == [now_ms + 10]
+    clock.advance(1)
+    cell.drain()
+    assert cell.times() == [now_ms + 10, at_ms]
+    clock.advance(5)
+    cell.drain()
+    assert cell.times() == [now_ms + 10, at_ms, at_ms + 5]
+
+
+def test_a_step_back_outlives_a_kill(cell: Cell, clock: ManualClock) -> None:
+    """The durable mark was lowered with the message that lies below it."""
+    now_ms = clock.now_ms()
+    cell.schedule(now_ms + 10)
+    clock.advance(10)
+    cell.drain()
+    clock.step_to(now_ms - 3_600_000)
+    cell.schedule(now_ms - 3_000_000)
+    after = cell.reopened(cell.engine.crashed())
+    clock.advance(600_000)
+    after.drain()
+    assert after.times() == [now_ms + 10, now_ms - 3_000_000]
+    after.close()
+
+
+@pytest.mark.parametrize("is_power_loss", [False, True])
+@pytest.mark.parametrize("at_sync", [False, True])
+@pytest.mark.parametrize("turns_before", range(5))
+def test_a_crash_in_any_turn_neither_loses_nor_repeats(
+    cell: Cell,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    turns_before: int,
+    *,
+    at_sync: bool,
+    is_power_loss: bool,
+) -> None:
+    """At its write, or between its write and its sync."""
+    monkeypatch.setattr(scheduler_module, "ROWS_PER_LANE_MAX", 3)
+    now_ms = clock.now_ms()
+    wanted = [now_ms + 1 + number for number in range(15)]
+    cell.schedule(*wanted)
+    clock.advance(20)
+    for _ in range(turns_before):
+        cell.scheduler.turn()
+    cell.engine.fail_next_write, cell.engine.fail_next_sync = not at_sync, at_sync
+    with pytest.raises(StoreFailed):
+        cell.scheduler.turn()
+    after = cell.reopened(cell.engine.crashed() if is_power_loss else cell.engine.reopened())
+    after.drain()
+    assert after.times() == wanted
+    assert after.store.pending() == {}
+    after.close()
