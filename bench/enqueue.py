@@ -33,7 +33,7 @@ def measure(plan: Plan) -> list[Figure]:
     return [
         Figure(
             name="enqueue_in_process" if kind == "enqueue" else f"enqueue_in_process.{kind}",
-            what=f"durable sends through the embedded broker, {what}; batch 100, fsync before the answer, index and audit",
+            what=f"durable sends through the embedded broker, {what}; batch 100, fsync, index and audit included",
             unit="messages/s",
             rounds=[float(each["per_s"]) for each in found[kind]],
             goal=Goal(sign=">=", bound=PER_S),

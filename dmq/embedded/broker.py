@@ -252,7 +252,10 @@ class EmbeddedBroker:
         results: list[Exception | None] = []
         ops: list[Op] = []
         finished = 0
-        found = await self._subscribe(group, topic)
+        try:
+            found = await self._subscribe_known(group, topic)
+        except Refused as refused:
+            return [refused] * len(receipt_handles)
         for handle in receipt_handles:
             try:
                 queue, receipt = self._resolve(found, handle)
@@ -276,7 +279,7 @@ class EmbeddedBroker:
     async def change_invisible(
         self, group: str, topic: str, receipt_handle: str, invisible_ms: int, *, suspend: bool = False
     ) -> str:
-        found = await self._subscribe(group, topic)
+        found = await self._subscribe_known(group, topic)
         queue, receipt = self._resolve(found, receipt_handle)
         if not queue.check(receipt):
             raise Refused(Rule.RECEIPT_HANDLE, "the message is finished", value=receipt_handle)
@@ -313,6 +316,12 @@ class EmbeddedBroker:
 
     def _subscription_of(self, queue: GroupQueue) -> Subscription:
         return self._subscriptions[queue.group_id, queue.topic_id]
+
+    async def _subscribe_known(self, group_name: str, topic_name: str) -> Subscription:
+        """As ``_subscribe``, but a handle cannot be of a group or topic that nobody ever named: create nothing."""
+        if group_name not in self.names.groups or topic_name not in self.names.topics:
+            raise Refused(Rule.RECEIPT_HANDLE, "nothing was ever handed out", value=f"{group_name}, {topic_name}")
+        return await self._subscribe(group_name, topic_name)
 
     async def _subscribe(self, group_name: str, topic_name: str) -> Subscription:
         """Return the state of (group, topic), loaded; creates what is missing."""
@@ -356,8 +365,8 @@ class EmbeddedBroker:
                 queue.load(rows)
             else:
                 ops += queue.start_at(0 if self._group_start == "earliest" else queue.end)
-        if ops:
-            await self._committed(self._submit(ops))
+        # Also without ops: behind this unit, what lies below the ends that were read is durable.
+        await self._committed(self._submit(ops))
         for queue in found.queues:
             for offset, lease in queue.leases.items():
                 self.leases.watch(queue, offset, lease)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
 from dmq.audit.events import EventKind, encode_event
@@ -19,6 +19,7 @@ CLIENT_ALIVE_S = 60.0  # clients send a heartbeat every 10 s
 CLIENT_GONE_INVISIBLE_MS = 1_000
 _NAP_S_MAX = 0.2  # so that a step of the wall clock hurts only briefly
 _EXPIRED_PER_COMMIT_MAX = 1024
+_TIDY_AT_MIN = 8192
 
 _Watched = tuple[int, int, GroupQueue, int, int]  # visible_at_ms, turn, queue, offset, epoch
 
@@ -32,6 +33,7 @@ class Leases:
         self._subscription_of = subscription_of
         self._heap: list[_Watched] = []
         self._turn = 0
+        self._tidy_at = _TIDY_AT_MIN
         self._wake = asyncio.Event()
         self._seen_s: dict[str, float] = {}
         self.expired_total = 0
@@ -51,6 +53,18 @@ class Leases:
         if not self._heap or lease.visible_at_ms < self._heap[0][0]:
             self._wake.set()
         heappush(self._heap, (lease.visible_at_ms, self._turn, queue, offset, lease.epoch))
+        if len(self._heap) >= self._tidy_at:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Drop what was finished long before its time; each time at least half is dropped or as much may come."""
+        self._heap = [
+            watched
+            for watched in self._heap
+            if (lease := watched[2].leases.get(watched[3])) is not None and lease.epoch == watched[4]
+        ]
+        heapify(self._heap)
+        self._tidy_at = max(_TIDY_AT_MIN, 2 * len(self._heap))
 
     def client_seen(self, client_id: str) -> None:
         """Note a sign of life."""

@@ -170,6 +170,8 @@ def _answer_to(error: Exception, rpc: str, call: Call) -> wire.Status:
     """Return the status that answers ``error``; log it if it is nobody's fault but ours."""
     if isinstance(error, DecodeError):
         error = Refused(Rule.REQUEST, f"the bytes are not a valid {wire.METHODS[rpc].request_class.__name__}")
+    elif isinstance(error, BrokerUnavailable):
+        log.error("broker_unavailable", rpc=rpc, client_id=call.client_id, error=str(error))
     elif not isinstance(error, BrokerError):
         log.error("call_failed", rpc=rpc, client_id=call.client_id, exc_info=error)
     return status_of(error, call.language)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
@@ -47,6 +48,7 @@ class MemoryEngine:
     """Fits ``Engine``. ``crashed()`` gives what a power loss would leave: the batches that were synced."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()  # a batch is atomic for readers in other threads
         self._live = [_Table() for _ in Family]
         self._synced = [_Table() for _ in Family]
         self._unsynced: list[Batch] = []
@@ -77,7 +79,8 @@ class MemoryEngine:
             raise StoreFailed("write failed (injected)")
         taken = Batch()
         taken.ranges, taken.deletes, taken.puts = list(batch.ranges), list(batch.deletes), list(batch.puts)
-        _apply(self._live, taken)
+        with self._lock:
+            _apply(self._live, taken)
         self._unsynced.append(taken)
 
     def sync(self) -> None:
@@ -92,29 +95,32 @@ class MemoryEngine:
     def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
         self._check_open()
         values = self._live[family].values
-        return [values.get(key) for key in keys]
+        with self._lock:
+            return [values.get(key) for key in keys]
 
     def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = 2**62) -> Rows:
         self._check_open()
         table = self._live[family]
-        at, end = bisect_left(table.keys, start), bisect_left(table.keys, stop)
         rows: list[tuple[bytes, bytes]] = []
         taken_bytes = 0
-        while at < end and len(rows) < limit and taken_bytes < bytes_max:
-            key = table.keys[at]
-            value = table.values[key]
-            rows.append((key, value))
-            taken_bytes += len(value)
-            at += 1
+        with self._lock:
+            at, end = bisect_left(table.keys, start), bisect_left(table.keys, stop)
+            while at < end and len(rows) < limit and taken_bytes < bytes_max:
+                key = table.keys[at]
+                value = table.values[key]
+                rows.append((key, value))
+                taken_bytes += len(value)
+                at += 1
         return Rows(rows, at >= end)
 
     def last(self, family: Family, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
         self._check_open()
         table = self._live[family]
-        at = bisect_left(table.keys, stop) - 1
-        if at < 0 or table.keys[at] < start:
-            return None
-        return table.keys[at], table.values[table.keys[at]]
+        with self._lock:
+            at = bisect_left(table.keys, stop) - 1
+            if at < 0 or table.keys[at] < start:
+                return None
+            return table.keys[at], table.values[table.keys[at]]
 
     def stats(self) -> EngineStats:
         self._check_open()

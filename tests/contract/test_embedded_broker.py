@@ -12,13 +12,10 @@ from support.rigs import (
     TOPIC,
     EmbeddedRig,
     End,
-    Make,
     ack,
     an_envelope,
     every_durable_broker,
     ids,
-    on_memory,
-    on_rocksdb,
     play,
     receive,
     receive_one,
@@ -34,27 +31,6 @@ from dmq.store.engine import Engine, EngineStats, Rows
 from dmq.store.ops import Batch, Family
 
 SOON_MS = 5_000
-ENDS = [
-    pytest.param(on_rocksdb, End.CLOSE, id="rocksdb-close"),
-    pytest.param(on_rocksdb, End.KILL, id="rocksdb-kill"),
-    pytest.param(on_memory, End.CLOSE, id="memory-close"),
-    pytest.param(on_memory, End.KILL, id="memory-kill"),
-    pytest.param(on_memory, End.POWER_LOSS, id="memory-power-loss"),
-]
-Restart = Callable[[], Awaitable[None]]
-
-
-def every_end(scenario: Callable[[EmbeddedRig, Restart], Awaitable[None]]) -> Callable[..., None]:
-    """Run a scenario for each way a run can end."""
-
-    def test(make: Make, end: End, tmp_path: Path) -> None:
-        async def with_end(rig: EmbeddedRig) -> None:
-            await scenario(rig, lambda: rig.restart(end))
-
-        asyncio.run(play(make(tmp_path, 4), with_end))
-
-    test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
-    return pytest.mark.parametrize(("make", "end"), ENDS)(test)
 
 
 class CountingEngine:
@@ -207,6 +183,33 @@ def test_a_repeated_ack_is_not_answered_before_the_first_is_durable(tmp_path: Pa
         assert [list(await first), list(await repeated)] == [[None], [None]]
 
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, wrap=gated), scenario))
+
+
+def test_a_group_is_never_handed_what_is_not_durable_yet(tmp_path: Path) -> None:
+    """It is read for the first time in this run while a send is between its write and its sync."""
+    gates: list[GatedEngine] = []
+
+    def gated(engine: Engine) -> Engine:
+        gates.append(GatedEngine(engine))
+        return gates[-1]
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        await ack(rig, *await receive(rig))
+        await send(rig, "m-1")
+        await ack(rig, await receive_one(rig))
+        await rig.restart(End.KILL)
+        gate = gates[-1]
+        gate.hold()
+        sending = asyncio.ensure_future(send(rig, "m-2"))
+        await asyncio.to_thread(gate.await_sync)
+        receiving = asyncio.ensure_future(receive(rig, wait_ms=60_000))
+        done, _ = await asyncio.wait({receiving}, timeout=0.1)
+        gate.let_go()
+        assert not done
+        await sending
+        assert ids(await receiving) == ["m-2"]
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, wrap=gated, queues=1), scenario))
 
 
 def test_what_a_filter_passed_over_fails_with_the_store_and_quietly(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -13,42 +12,21 @@ from support.rigs import (
     TOPIC,
     EmbeddedRig,
     End,
-    Make,
     ack,
     every_durable_broker,
     ids,
-    on_memory,
-    on_rocksdb,
     play,
     receive,
     receive_one,
     send,
 )
+from support.trail import read_facts
 
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
+from dmq.audit.events import EventKind
+from dmq.embedded import leases
 
 SOON_MS = 5_000
-ENDS = [
-    pytest.param(on_rocksdb, End.CLOSE, id="rocksdb-close"),
-    pytest.param(on_rocksdb, End.KILL, id="rocksdb-kill"),
-    pytest.param(on_memory, End.CLOSE, id="memory-close"),
-    pytest.param(on_memory, End.KILL, id="memory-kill"),
-    pytest.param(on_memory, End.POWER_LOSS, id="memory-power-loss"),
-]
-Restart = Callable[[], Awaitable[None]]
-
-
-def every_end(scenario: Callable[[EmbeddedRig, Restart], Awaitable[None]]) -> Callable[..., None]:
-    """Run a scenario for each way a run can end."""
-
-    def test(make: Make, end: End, tmp_path: Path) -> None:
-        async def with_end(rig: EmbeddedRig) -> None:
-            await scenario(rig, lambda: rig.restart(end))
-
-        asyncio.run(play(make(tmp_path, 4), with_end))
-
-    test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
-    return pytest.mark.parametrize(("make", "end"), ENDS)(test)
 
 
 async def pass_time(rig: EmbeddedRig, ms: int, *, seen: str = "") -> None:
@@ -60,6 +38,23 @@ async def pass_time(rig: EmbeddedRig, ms: int, *, seen: str = "") -> None:
             rig.broker.client_seen(seen)
         rig.clock.advance(step)
         await rig.settle()
+
+
+def test_finished_leases_are_forgotten_before_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer that finishes at once and asks for twelve hours each time costs no memory for twelve hours."""
+    monkeypatch.setattr(leases, "_TIDY_AT_MIN", 64)
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        await send(rig, *(f"m-{number}" for number in range(1_000)))
+        kept = await receive(rig, batch_max=10)
+        while batch := await receive(rig):
+            await ack(rig, *batch)
+        assert len(rig.broker.leases._heap) <= 64
+        rig.clock.advance(INVISIBLE_MS)
+        await rig.settle()
+        assert sorted(ids(await receive(rig))) == sorted(ids(kept))
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False), scenario))
 
 
 @every_durable_broker()
@@ -197,3 +192,37 @@ async def test_a_first_receive_that_is_cancelled_does_not_spoil_the_group(rig: E
         outcomes.append(await receive(rig))  # what the cancelled one gave back
         found = [each for outcome in outcomes if not isinstance(outcome, BaseException) for each in ids(outcome)]
         assert len(found) == len(set(found)) == 3, (steps, found)
+
+
+def returns(rig: EmbeddedRig) -> list[tuple[EventKind, int]]:
+    """What the trail says came back, with the attempt that comes next."""
+    kinds = {EventKind.LEASE_EXPIRED, EventKind.GIVEN_BACK}
+    return [(fact.kind, fact.attempt) for fact in read_facts(rig.broker) if fact.kind in kinds]
+
+
+@every_durable_broker()
+async def test_a_lease_that_was_changed_ends_once(rig: EmbeddedRig) -> None:
+    """Several times of one lease may be over when somebody looks; it is one end, and one event."""
+    await send(rig, "m-1")
+    delivery = await receive_one(rig)
+    for invisible_ms in (SOON_MS, 2 * SOON_MS, SOON_MS):
+        await rig.broker.change_invisible(GROUP, TOPIC, delivery.receipt_handle, invisible_ms)
+    rig.clock.advance(INVISIBLE_MS * 2)
+    await rig.settle()
+    assert returns(rig) == [(EventKind.LEASE_EXPIRED, 2)]
+    assert len(await receive(rig)) == 1
+
+
+@every_durable_broker()
+async def test_a_delivery_that_is_being_given_back_does_not_expire(rig: EmbeddedRig) -> None:
+    """Its time is over while the answer is being written: it came back once, because it was given back."""
+    await send(rig, "m-1")
+    delivery = await receive_one(rig)
+    giving_back = asyncio.ensure_future(rig.broker.change_invisible(GROUP, TOPIC, delivery.receipt_handle, 0))
+    await asyncio.sleep(0)
+    rig.clock.advance(INVISIBLE_MS)
+    assert await rig.broker.leases.expire() == 0
+    await giving_back
+    await rig.settle()
+    assert returns(rig) == [(EventKind.GIVEN_BACK, 2)]
+    assert len(await receive(rig)) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -216,6 +217,31 @@ def test_what_a_caller_does_to_its_batch_afterwards_changes_nothing(opened: Open
     batch.puts.append((T, b"002", b"later"))
     opened.engine.close()
     assert all_rows(opened.reopen(), T) == [(b"001", b"as written")]
+
+
+def test_readers_in_other_threads_see_whole_batches(engine: Engine) -> None:
+    """While batches move one row up and down, a scan finds it at one place, and a look at both keys too."""
+    places = [b"%03d" % place for place in range(50)]
+    engine.write(put_batch((T, places[0], b"row")))
+    is_over = threading.Event()
+    wrong: list[object] = []
+
+    def look() -> None:
+        while not is_over.is_set():
+            rows = engine.scan(T, b"", END, limit=10).rows
+            last = engine.last(T, b"", END)
+            if len(rows) != 1 or last is None or last[1] != b"row":
+                wrong.append((rows, last))
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    for step in range(3_000):
+        batch = put_batch((T, places[(step + 1) % 50], b"row"))
+        batch.deletes.append((T, places[step % 50]))
+        engine.write(batch)
+    is_over.set()
+    reader.join()
+    assert wrong == []
 
 
 def test_figures_are_there(engine: Engine) -> None:

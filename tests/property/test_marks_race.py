@@ -7,17 +7,25 @@ lines of the writer's or the reader's code can happen here between two steps. Ro
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.effort import EFFORT, SEED
+from support.stores import SCOPE, all_rows, counted, hand_over, packed_id, recount, schedule
 
+from broker_adapter.clock import ManualClock
 from dmq.store import marks as marks_module
-from dmq.store.keys import timeline_mark
+from dmq.store.keys import timeline_key, timeline_mark
 from dmq.store.marks import Claim, Lane, Marks
+from dmq.store.ops import Done, Family
+from dmq.store.record import decode_queued
+from dmq.store.rocks import RocksEngine
+from dmq.store.store import Store, StoreOptions
 
 START_MS = 1_000
 LAG_MS = 5  # instead of BACKLOG_LAG_MS: times lie dense, so that everything meets everything
@@ -176,9 +184,8 @@ class World:
 
     def drain(self) -> None:
         """Let writer and reader finish, after every time that was ever asked for: nothing may be left behind."""
-        latest_ms = max([row >> 64 for row in self.visible | set(self.new)] + self.times + [self.now_ms])
-        latest_ms = max([latest_ms, *(time_ms for unit in self.waiting_units for time_ms in unit)])
-        self.now_ms = max(latest_ms, self.marks.low() >> 64) + 1
+        asked_ms = [time_ms for unit in self.waiting_units for time_ms in unit] + self.times
+        self.now_ms = max([self.now_ms, *asked_ms, *(row >> 64 for row in self.visible)]) + 1_000
         quiet = 0
         while quiet < 3:
             before = len(self.taken)
@@ -219,7 +226,7 @@ def run(overdue: list[int], lives: list[list[tuple[str, Any]]]) -> None:
         world.drain()
 
 
-@settings(max_examples=600 * EFFORT)
+@settings(max_examples=300 * EFFORT)
 @given(overdue=st.lists(st.integers(0, 30), max_size=6), lives=_LIVES)
 def test_no_interleaving_loses_repeats_or_hurries_a_row(overdue: list[int], lives: list[list[tuple[str, Any]]]) -> None:
     """Histories that hypothesis makes, and makes small when one fails."""
@@ -245,3 +252,59 @@ def test_no_random_interleaving_does_either() -> None:
 
     for _ in range(2_500 * EFFORT):
         run([rng.randint(0, 30) for _ in range(rng.randint(0, 6))], [list(steps()) for _ in range(rng.randint(1, 3))])
+
+
+# -- real threads ------------------------------------------------------------------------------------------------------
+
+
+def read_one_turn(store: Store) -> int:
+    """What the scheduler does in a turn, with small limits."""
+    now_ms, marks = store.clock.now_ms(), store.marks
+    lanes = [Lane.LIVE, Lane.BACKLOG] if marks.split_backlog(now_ms) else [Lane.LIVE]
+    taken: list[tuple[bytes, bytes]] = []
+    for lane in lanes:
+        claim = marks.claim(lane, now_ms)
+        found = store.scan(Family.TIMELINE, timeline_key(claim.start), timeline_key(claim.stop), limit=5)
+        unsynced = marks.unsynced()
+        rows = [row for row in found.rows if int.from_bytes(row[0], "big") < unsynced]
+        if rows and not found.is_complete:
+            marks.retreat(lane, int.from_bytes(rows[-1][0], "big") + 1)
+        taken += rows
+    if taken:
+        store.commit([*(hand_over(key, value) for key, value in taken), Done(marks.low())], is_urgent=True)
+    return len(taken)
+
+
+def test_threads_lose_and_repeat_nothing(tmp_path: Path) -> None:
+    """Senders, a reader and a clock that jumps to and fro, all at once, on the real engine."""
+    clock = ManualClock(START_MS)
+    store = Store(RocksEngine(tmp_path / "db"), clock, StoreOptions())
+    senders, each = 3, 300 * EFFORT
+    sending = threading.Semaphore(0)
+
+    def send(first: int) -> None:
+        rng = random.Random(SEED + first)
+        for number in range(first, first + each):
+            store.commit([schedule(number, clock.now_ms() + rng.randint(-30, 60))])
+        sending.release()
+
+    with patch.object(marks_module, "BACKLOG_LAG_MS", LAG_MS):
+        threads = [threading.Thread(target=send, args=(number * each,)) for number in range(senders)]
+        for thread in threads:
+            thread.start()
+        rng = random.Random(SEED)
+        ended = 0
+        while ended < senders:
+            clock.step_to(clock.now_ms() + rng.randint(-40, 50))
+            read_one_turn(store)
+            ended += sending.acquire(blocking=False)
+        for thread in threads:
+            thread.join()
+        clock.advance(1_000_000)
+        while read_one_turn(store):
+            pass
+    stored = [decode_queued(value).message_id for _, value in all_rows(store, Family.QUEUE)]
+    assert sorted(stored) == [packed_id(number) for number in range(senders * each)]
+    assert all_rows(store, Family.TIMELINE) == []
+    assert counted(store, [SCOPE]) == recount(store) == ({}, {})
+    store.close()

@@ -1,0 +1,198 @@
+"""The marks one call at a time: where keys may go, what may be read, who is woken."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from dmq.store.keys import timeline_mark as at
+from dmq.store.marks import BACKLOG_LAG_MS, Claim, Lane, Marks
+
+NOW = 1_000_000
+PATIENCE_S = 10.0
+
+
+@pytest.fixture
+def marks() -> Marks:
+    """The reader has read everything up to and including ``NOW``."""
+    made = Marks(at(NOW, 0))
+    made.claim(Lane.LIVE, NOW)
+    return made
+
+
+# -- rule 1: never below the cursor ------------------------------------------------------------------------------------
+
+
+def test_a_later_time_is_its_own_key(marks: Marks) -> None:
+    """What is due after the cursor keeps its time."""
+    assert marks.reserve(NOW + 1, NOW, 7) == (0, None)
+    assert marks.reserve(NOW + 500, NOW, 8) == (0, None)
+
+
+def test_what_is_due_already_gets_the_cursors_time(marks: Marks) -> None:
+    """One millisecond behind the claim: the reader comes by there next."""
+    assert marks.reserve(NOW - 500, NOW, 7) == (NOW + 1, None)
+    assert marks.reserve(NOW, NOW, 8) == (NOW + 1, None)
+
+
+def test_a_clock_that_stepped_back_lowers_the_marks(marks: Marks) -> None:
+    """The cursor lies in the future: the true time is used, and the durable mark must follow."""
+    assert marks.reserve(NOW - 200, NOW - 300, 7) == (0, at(NOW - 200, 7))
+    marks.release()
+    assert marks.low() == at(NOW - 200, 7)
+    assert marks.claim(Lane.LIVE, NOW - 200) == Claim(Lane.LIVE, at(NOW - 200, 7), at(NOW - 199, 0))
+
+
+def test_lowering_into_the_backlog_lowers_both_lanes() -> None:
+    """The later keys of that batch may lie between the end of the backlog and the live cursor."""
+    marks = Marks(at(NOW - 10_000, 0))
+    assert marks.split_backlog(NOW)
+    marks.claim(Lane.BACKLOG, NOW)
+    marks.claim(Lane.LIVE, NOW + 5_000)
+    marks.reserve(NOW - 3_000, NOW - 4_000, 7)
+    marks.release()
+    assert marks.claim(Lane.BACKLOG, NOW + 9_000) == Claim(Lane.BACKLOG, at(NOW - 3_000, 7), at(NOW, 0))
+    assert marks.claim(Lane.LIVE, NOW + 9_000).start == at(NOW, 0)
+
+
+def test_lowering_behind_the_backlog_leaves_it_alone() -> None:
+    """Only the live cursor moves."""
+    marks = Marks(at(NOW - 10_000, 0))
+    marks.split_backlog(NOW)
+    marks.claim(Lane.LIVE, NOW + 5_000)
+    assert marks.reserve(NOW + 2_000, NOW + 1_000, 7) == (0, at(NOW + 2_000, 7))
+    marks.release()
+    assert marks.claim(Lane.BACKLOG, NOW + 1_000).start == at(NOW - 10_000, 0)
+    assert marks.claim(Lane.LIVE, NOW + 9_000).start == at(NOW + 2_000, 7)
+
+
+# -- rule 2: never into a batch in flight ------------------------------------------------------------------------------
+
+
+def test_a_claim_stops_below_the_batch_in_flight(marks: Marks) -> None:
+    """Neither a row that is not yet visible is passed, nor one that is not yet synced handed out."""
+    marks.reserve(NOW + 100, NOW, 7)
+    assert marks.claim(Lane.LIVE, NOW + 500).stop == at(NOW + 100, 7)
+    assert marks.claim(Lane.LIVE, NOW + 500) == Claim(Lane.LIVE, at(NOW + 100, 7), at(NOW + 100, 7)), "nothing to read"
+    marks.release()
+    assert marks.claim(Lane.LIVE, NOW + 500) == Claim(Lane.LIVE, at(NOW + 100, 7), at(NOW + 501, 0))
+
+
+def test_a_claim_reads_up_to_now_and_not_further(marks: Marks) -> None:
+    """All sequences of this millisecond, none of the next."""
+    assert marks.claim(Lane.LIVE, NOW + 7) == Claim(Lane.LIVE, at(NOW + 1, 0), at(NOW + 8, 0))
+    claim = marks.claim(Lane.LIVE, NOW + 3)
+    assert claim.stop <= claim.start, "the clock stepped back"
+    assert marks.low() == at(NOW + 8, 0)
+
+
+def test_rows_of_a_batch_in_flight_are_not_to_be_used(marks: Marks) -> None:
+    """After a lowering an older claim may cover them; nothing is held back otherwise."""
+    assert marks.unsynced() > at(2**63, 0)
+    marks.claim(Lane.LIVE, NOW + 50)
+    marks.reserve(NOW + 20, NOW, 7)
+    assert marks.unsynced() == at(NOW + 20, 7)
+    marks.release()
+    assert marks.unsynced() > at(2**63, 0)
+
+
+# -- the reader --------------------------------------------------------------------------------------------------------
+
+
+def test_retreat_gives_back_what_was_not_read(marks: Marks) -> None:
+    """And never moves a cursor forward."""
+    marks.claim(Lane.LIVE, NOW + 100)
+    marks.retreat(Lane.LIVE, at(NOW + 40, 3))
+    assert marks.low() == at(NOW + 40, 3)
+    marks.retreat(Lane.LIVE, at(NOW + 90, 0))
+    assert marks.low() == at(NOW + 40, 3)
+
+
+def test_a_lagging_cursor_becomes_the_backlog() -> None:
+    """Beyond the lag only; both lanes are read side by side, and ``low`` is the slower one."""
+    marks = Marks(at(NOW - BACKLOG_LAG_MS, 0))
+    assert not marks.split_backlog(NOW)
+    assert marks.split_backlog(NOW + 1)
+    assert marks.claim(Lane.LIVE, NOW + 2) == Claim(Lane.LIVE, at(NOW + 1, 0), at(NOW + 3, 0))
+    assert marks.low() == at(NOW - BACKLOG_LAG_MS, 0)
+    assert marks.claim(Lane.BACKLOG, NOW + 2) == Claim(Lane.BACKLOG, at(NOW - BACKLOG_LAG_MS, 0), at(NOW + 1, 0))
+    marks.retreat(Lane.BACKLOG, at(NOW - 5, 0))
+    assert marks.low() == at(NOW - 5, 0)
+    assert marks.split_backlog(NOW + 2), "not yet drained"
+    marks.claim(Lane.BACKLOG, NOW + 2)
+    assert not marks.split_backlog(NOW + 2)
+    assert marks.low() == at(NOW + 3, 0)
+
+
+def test_there_is_nothing_to_claim_without_a_backlog(marks: Marks) -> None:
+    """An empty claim, and no cursor moves."""
+    low = marks.low()
+    claim = marks.claim(Lane.BACKLOG, NOW + 9)
+    assert claim.stop <= claim.start
+    assert marks.low() == low
+
+
+# -- waking ------------------------------------------------------------------------------------------------------------
+
+
+def waits(marks: Marks, until_ms: int, meanwhile: Callable[[], object]) -> bool:
+    """Let a reader wait while ``meanwhile`` happens; say whether it was woken."""
+    woken = threading.Event()
+
+    def wait() -> None:
+        marks.wait(until_ms, PATIENCE_S)
+        woken.set()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    meanwhile()
+    is_woken = woken.wait(0.2)
+    marks.close()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive(), "close wakes everybody"
+    return is_woken
+
+
+def release(marks: Marks, due_ms: int) -> Callable[[], None]:
+    def act() -> None:
+        marks.reserve(due_ms, NOW, 7)
+        marks.release()
+
+    return act
+
+
+def test_an_earlier_row_wakes_the_reader(marks: Marks) -> None:
+    """It sleeps until the next delivery time; what comes before that must not wait for it."""
+    assert waits(marks, NOW + 1_000, release(marks, NOW + 999))
+
+
+def test_a_later_row_does_not_wake_the_reader(marks: Marks) -> None:
+    """Sends for next week cost the reader nothing."""
+    assert not waits(marks, NOW + 1_000, release(marks, NOW + 1_001))
+
+
+def test_a_row_that_came_before_the_wait_is_not_missed(marks: Marks) -> None:
+    """Released after the claim and before the wait: the wait returns at once."""
+    marks.claim(Lane.LIVE, NOW)
+    release(marks, NOW + 5)()
+    assert waits(marks, NOW + 1_000, lambda: None)
+
+
+def test_a_claim_has_seen_what_was_released_before(marks: Marks) -> None:
+    """Then the wait waits."""
+    release(marks, NOW + 5)()
+    marks.claim(Lane.LIVE, NOW)
+    assert not waits(marks, NOW + 1_000, lambda: None)
+
+
+def test_nothing_in_flight_releases_nothing(marks: Marks) -> None:
+    """Batches of acks alone do not wake the reader."""
+    marks.claim(Lane.LIVE, NOW)
+    assert not waits(marks, NOW + 1_000, marks.release)
+
+
+def test_wake_wakes(marks: Marks) -> None:
+    """For a reader that is to end."""
+    assert waits(marks, NOW + 1_000, marks.wake)
