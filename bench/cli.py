@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench import burst, enqueue, lateness, pending, send
-from bench.figures import Figure, table_of, write_json
+from bench.figures import STEADY_SPREAD, Figure, table_of, write_json
 from bench.load import Load, LoadFailed, generator
 from bench.plan import Plan
 
@@ -83,6 +83,12 @@ def main(
     options = {"rounds": rounds, "quick": quick, "native_load": used.is_native, "pending": pending}
     write_json(json, figures, {**options, "failed": failed})
     console.print(table_of(figures))
+    unsteady = sum(not figure.is_steady for figure in figures)
+    if unsteady:
+        console.print(
+            f"[yellow]the rounds of {unsteady} figures disagree by more than a factor of {STEADY_SPREAD}: this machine "
+            "was not quiet, and their medians, ratios and goals say little"
+        )
     console.print(f"kept in {json}")
     for each, why in failed.items():
         console.print(f"[red]{each} was not measured: {why}")

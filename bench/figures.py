@@ -15,6 +15,7 @@ from typing import Literal
 from rich.table import Table
 
 SCHEMA = 1
+STEADY_SPREAD = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,12 @@ class Figure:
         return self.value / floor if floor else None
 
     @property
+    def is_steady(self) -> bool:
+        """Whether the rounds agree. Where they do not, the machine was busy: median, ratio and goal say little."""
+        measured = (self.rounds,) if self.beside is None else (self.rounds, self.beside.rounds)
+        return all(max(rounds) <= STEADY_SPREAD * min(rounds) for rounds in measured)
+
+    @property
     def is_met(self) -> bool | None:
         """Whether the goal is met; ``None`` without a goal."""
         if self.goal is None:
@@ -94,6 +101,7 @@ class Figure:
                 "max": max(self.beside.rounds),
             },
             "ratio": self.ratio,
+            "is_steady": self.is_steady,
             "goal": None if self.goal is None else str(self.goal),
             "is_met": self.is_met,
             "details": dict(self.details),
@@ -104,19 +112,21 @@ def table_of(figures: Sequence[Figure]) -> Table:
     """Return the figures as a table."""
     table = Table(title="Rock-DMQ, measured", title_justify="left")
     table.add_column("figure", no_wrap=True)
-    for heading in ("median", "min .. max", "unit", "floor or peer", "ratio", "goal", "met"):
-        table.add_column(heading, justify="left" if heading in {"unit", "met"} else "right", no_wrap=heading == "goal")
+    for heading in ("median", "min .. max", "unit", "floor or peer", "ratio", "goal", "met", "rounds"):
+        is_text = heading in {"unit", "met", "rounds"}
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=heading == "goal")
     for figure in figures:
         beside = figure.beside
         table.add_row(
             figure.name,
             _number(figure.value),
-            f"{_number(min(figure.rounds))} .. {_number(max(figure.rounds))}",
+            _range(figure.rounds),
             figure.unit,
-            "" if beside is None else f"{beside.what}: {_number(median(beside.rounds))}",
+            "" if beside is None else f"{beside.what}: {_number(median(beside.rounds))} ({_range(beside.rounds)})",
             "" if figure.ratio is None else f"{figure.ratio:.2f}",
             "" if figure.goal is None else str(figure.goal),
             {None: "", True: "[green]yes", False: "[red]no"}[figure.is_met],
+            "" if figure.is_steady else "[yellow]disagree",
         )
     return table
 
@@ -148,6 +158,10 @@ def _commit() -> str:
         check=False,
     )
     return found.stdout.strip()
+
+
+def _range(rounds: Sequence[float]) -> str:
+    return f"{_number(min(rounds))} .. {_number(max(rounds))}"
 
 
 def _number(value: float) -> str:

@@ -8,7 +8,7 @@ that changes them, so a crash leaves them as true as the rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from broker_adapter.clock import Clock
 from dmq.store import keys, outbox
@@ -195,7 +195,7 @@ class Assembler:
         self._records += (outbox.pack_record_head(len(op.event), _NA, offset), op.event)
         return NO_RECEIPT
 
-    _HANDLERS: dict[type, Callable[..., Receipt]] = {
+    _HANDLERS: ClassVar[dict[type, Callable[..., Receipt]]] = {
         Schedule: _schedule,
         Append: _append,
         HandOver: _hand_over,

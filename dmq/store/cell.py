@@ -2,6 +2,7 @@
 
 <data>/LOCK       held while a process uses the directory; holds its pid
 <data>/CELL       written once the store exists: format version and cell id. With it, a missing database is damage
+<data>/CLOSED     there only after a clean end: names and sizes of the database's files, which may not change meanwhile
 <data>/rocksdb/   the database
 <data>/BALLAST    room for acks on a full disk (``dmq.store.disk``)
 """
@@ -13,12 +14,14 @@ import fcntl
 import json
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from dmq.errors import FormatUnsupported, StoreCorrupt, StoreFailed, StoreLocked, StoreReadOnly
+from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError, StoreFailed, StoreLocked, StoreReadOnly
 
 FORMAT_VERSION = 1
+_DATA = ("CURRENT", "MANIFEST-")
 
 
 class Cell:
@@ -28,9 +31,11 @@ class Cell:
         self.path = path
         self.database = path / "rocksdb"
         self._marker = path / "CELL"
+        self._closed = path / "CLOSED"
         self._lock = _take_lock(path)
         try:
             self.cell_id = self._check_marker()
+            self._check_closed()
         except BaseException:
             self.close()
             raise
@@ -39,17 +44,18 @@ class Cell:
         """Write the marker, once the database exists and is synced."""
         if self._marker.exists():
             return
-        part = self._marker.with_suffix(".part")
-        with part.open("w") as file:
-            json.dump({"format_version": FORMAT_VERSION, "cell_id": self.cell_id}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self._marker)
-        directory = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        self._write(self._marker, {"format_version": FORMAT_VERSION, "cell_id": self.cell_id})
+
+    def mark_opened(self) -> None:
+        """Forget the clean end, before the database is opened and its files change."""
+        if self._closed.exists():
+            self._closed.unlink()
+            self._sync()
+
+    def mark_closed(self) -> None:
+        """Remember what a clean end left. Without it, as on a full disk, the next opening only has less to check."""
+        with suppress(OSError):
+            self._write(self._closed, {"files": self._files()})
 
     def close(self) -> None:
         """Release the directory. Idempotent."""
@@ -59,9 +65,9 @@ class Cell:
         if not self._marker.exists():
             return secrets.token_hex(8)
         try:
-            marker = json.loads(self._marker.read_text())
+            marker = json.loads(self._marker.read_text(encoding="utf-8"))
             version, cell_id = int(marker["format_version"]), str(marker["cell_id"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoreCorrupt(f"{self._marker} cannot be read: {error}") from error
         if version > FORMAT_VERSION:
             raise FormatUnsupported(
@@ -71,15 +77,59 @@ class Cell:
             raise StoreCorrupt(f"{self.path} held a store, but its database is missing ({self.database / 'CURRENT'})")
         return cell_id
 
+    def _check_closed(self) -> None:
+        """RocksDB takes a cut manifest for a short one, and deletes the tables it does not name."""
+        if not self._closed.exists():
+            return
+        try:
+            files = dict(json.loads(self._closed.read_text(encoding="utf-8"))["files"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StoreCorrupt(f"{self._closed} cannot be read: {error}") from error
+        found = self._files()
+        changed = [
+            f"{name} has {found[name]} of {size} bytes" if name in found else f"{name} is missing"
+            for name, size in sorted(files.items())
+            if found.get(name) != size
+        ]
+        if changed:
+            raise StoreCorrupt(f"{self.database} changed since it was closed: {', '.join(changed[:5])}")
+
+    def _files(self) -> dict[str, int]:
+        """Sizes of the files that hold data."""
+        found = self.database.iterdir() if self.database.is_dir() else ()
+        data = [path for path in found if path.name.startswith(_DATA) or path.suffix == ".sst"]
+        return {path.name: path.stat().st_size for path in data}
+
+    def _write(self, path: Path, content: object) -> None:
+        part = path.with_suffix(".part")
+        with part.open("w", encoding="utf-8") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        self._sync()
+
+    def _sync(self) -> None:
+        directory = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def unusable(path: Path, error: OSError) -> StoreError:
+    """Return our error for one of the file system's."""
+    if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
+        return StoreReadOnly(f"{path} cannot be written: {error.strerror}")
+    return StoreFailed(f"{path} cannot be used: {error.strerror}")
+
 
 def _take_lock(path: Path) -> IO[str]:
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / "LOCK").open("a+")
     except OSError as error:
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise StoreReadOnly(f"{path} cannot be written: {error.strerror}") from error
-        raise StoreFailed(f"{path} cannot be used: {error.strerror}") from error
+        raise unusable(path, error) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

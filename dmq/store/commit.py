@@ -155,7 +155,7 @@ class Writer:
         while units := self._take():
             try:
                 appended = self._commit(units)
-            except Exception as error:  # the process is about to end: nothing may be acknowledged after this
+            except Exception as error:  # noqa: BLE001 - whatever it was: nothing may be acknowledged after it
                 self._fail(units, error)
                 return
             self._marks.release()

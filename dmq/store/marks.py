@@ -8,8 +8,8 @@ Rule 1, kept by ``reserve``: the writer never assigns a key below the live curso
 the cursor's time, its true time stays in the value. If the wall clock has stepped back, so that the cursor lies in the
 future, the true time is used and the cursor is lowered to it.
 
-Rule 2, kept by ``claim`` and ``unsynced``: while a batch is in flight (assembled, not yet synced) the reader stops below its smallest
-key. So it never passes a row that is not yet visible and never hands out one that is not yet durable.
+Rule 2, kept by ``claim`` and ``unsynced``: while a batch is in flight (assembled, not yet synced) the reader stops
+below its smallest key. So it never passes a row that is not yet visible and never hands out one not yet durable.
 
 A claim moves the cursor to its stop *before* the rows are read, so a batch that is assembled meanwhile cannot slip a
 key in behind the reader; ``retreat`` moves it back to the first row that was not taken. The reader commits what it took

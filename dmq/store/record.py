@@ -75,7 +75,7 @@ def encode_body(message_id: bytes, tag: bytes, message_group: bytes, payload: by
     return _BODY.pack(len(message_id), len(tag), len(message_group)) + message_id + tag + message_group + payload
 
 
-def encode_waiting(
+def encode_waiting(  # noqa: PLR0917 - the layout, in its order; called once per message
     kind: int, retry_count: int, topic_id: int, scope: int, deliver_at_ms: int, accepted_at_ms: int, body: bytes
 ) -> bytes:
     """Encode a timeline value."""

@@ -19,7 +19,7 @@ Traps of rocksdict 0.3.29 that this module keeps away from everybody else, each 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -111,7 +111,7 @@ def _family_options(family: Family, cache: Cache) -> Options:
 
 def _translated(error: Exception, path: Path | None = None) -> StoreError:
     """Return our error for RocksDB's text, all that rocksdict gives; ``path`` is said where the text does not."""
-    text = str(error)
+    text = " ".join(str(error).split())  # one line
     lowered = text.lower()
     if path is not None and str(path) not in text:
         text = f"{path}: {text}"
@@ -269,11 +269,11 @@ class RocksEngine:
         failures: list[Exception] = []
         # The lock is released when the last object that knows the database is gone.
         self._handles.clear()
-        last_steps = [partial(db.flush_wal, True)] if not self._has_failed else []
+        last_steps: list[Callable[[], object]] = [] if self._has_failed else [partial(db.flush_wal, True)]
         for step in (*last_steps, *(each.close for each in self._dicts), db.close):
             try:
                 step()
-            except Exception as error:  # the other ones must still let go
+            except Exception as error:  # noqa: BLE001 - the other ones must still let go
                 failures.append(error)
         self._dicts.clear()
         if failures and not self._has_failed:

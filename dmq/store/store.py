@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
@@ -14,7 +15,7 @@ from broker_adapter.clock import Clock
 from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError
 from dmq.store import keys
 from dmq.store.assemble import BUCKET_MS, Assembler, Recovered, queue_end
-from dmq.store.cell import FORMAT_VERSION, Cell
+from dmq.store.cell import FORMAT_VERSION, Cell, unusable
 from dmq.store.commit import Appended, CommitStats, Unit, Writer
 from dmq.store.disk import DiskGuard, DiskState
 from dmq.store.engine import Engine, EngineStats, Rows
@@ -61,7 +62,7 @@ class DueCount(NamedTuple):
     """How many entries of a scope are due within the time bucket that ends at ``until_ms``."""
 
     until_ms: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides a method of tuples nobody calls
 
 
 class Store:
@@ -100,7 +101,7 @@ class Store:
             pending_ops_max=options.pending_ops_max,
             pending_bytes_max=options.pending_bytes_max,
             after_batch=self._after_batch,
-            on_failure=lambda error: self.on_failure(error),
+            on_failure=lambda error: self.on_failure(error),  # noqa: PLW0108 - set later, by who opened it
         )
         self._disk = (
             DiskGuard(cell.path, low_water_bytes=options.low_water_bytes, ballast_bytes=options.ballast_bytes)
@@ -118,22 +119,24 @@ class Store:
     def open(cls, path: Path, clock: Clock, options: StoreOptions | None = None) -> Self:
         """Open the cell in ``path``, or make it.
 
-        Raises ``StoreLocked``, ``StoreCorrupt``, ``StoreReadOnly``, ``FormatUnsupported``, each with one clear line.
+        Raises ``StoreLocked``, ``StoreCorrupt``, ``StoreReadOnly``, ``FormatUnsupported``, ``StoreFailed``, each with
+        one clear line, and leaves nothing open.
         """
         options = options or StoreOptions()
         started_s = clock.monotonic_s()
         cell = Cell(path)
-        try:
-            engine = RocksEngine(cell.database, options.rocks)
+        with ExitStack() as undo:
+            undo.callback(cell.close)
             try:
+                cell.mark_opened()
+                engine = RocksEngine(cell.database, options.rocks)
+                undo.callback(engine.close)
                 store = cls(engine, clock, options, cell=cell)
-            except BaseException:
-                engine.close()
-                raise
-            cell.mark_created()
-        except BaseException:
-            cell.close()
-            raise
+                undo.callback(store.close)
+                cell.mark_created()
+            except OSError as error:
+                raise unusable(path, error) from error
+            undo.pop_all()
         store.recovery = store.recovery._replace(took_s=clock.monotonic_s() - started_s)
         return store
 
@@ -269,18 +272,20 @@ class Store:
             return
         self._writer.close()
         self.marks.close()
-        try:
-            if self._writer.failure is None and not self._is_closed:
-                batch = Batch()
-                batch.puts.append((Family.META, keys.META_CLOSED, keys.pack_u64(self._assembler.sequence)))
-                self._engine.write(batch)
-        finally:
-            self._is_closed = True
+        is_clean = self._writer.failure is None and not self._is_closed
+        self._is_closed = True
+        with ExitStack() as last:
+            if self._cell is not None:
+                last.callback(self._cell.close)
             try:
-                self._engine.close()
+                if is_clean:
+                    batch = Batch()
+                    batch.puts.append((Family.META, keys.META_CLOSED, keys.pack_u64(self._assembler.sequence)))
+                    self._engine.write(batch)
             finally:
-                if self._cell is not None:
-                    self._cell.close()
+                self._engine.close()
+            if is_clean and self._cell is not None:
+                self._cell.mark_closed()
 
 
 def _resolve(done: Future[list[Receipt]] | asyncio.Future[list[Receipt]], unit: Unit) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.figures import Beside, Figure
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -43,6 +45,17 @@ def test_a_quick_run_keeps_its_figures(tmp_path: Path) -> None:
     assert len(figure["rounds"]) == 1
     assert figure["ratio"] == pytest.approx(figure["value"] / figure["beside"]["value"])
     assert isinstance(figure["is_met"], bool)
+    assert figure["is_steady"] is True  # one round cannot disagree with itself
+
+
+def test_rounds_that_disagree_are_flagged() -> None:
+    """A floor that swings tenfold gives a ratio that means nothing, and must not look like one that does."""
+    swinging = Beside(what="floor", rounds=[20_000, 33_000, 213_000])
+    steady = Beside(what="floor", rounds=[200_000, 205_000, 213_000])
+    for beside, is_steady in ((swinging, False), (steady, True), (None, True)):
+        figure = Figure(name="a", what="b", unit="c", rounds=[50_000, 55_000, 59_000], beside=beside)
+        assert figure.is_steady is is_steady
+        assert figure.plain()["is_steady"] is is_steady
 
 
 @pytest.mark.timeout(120)

@@ -12,4 +12,5 @@ async def test_finishing_creates_neither_topic_nor_group(rig: EmbeddedRig) -> No
     """A garbage ack is refused entry by entry and leaves no topic or group behind."""
     results = await rig.broker.ack("nobody", "nowhere", ["x", "y"])
     assert [type(result) for result in results] == [Refused, Refused]
-    assert rig.broker.names.topics == {} and rig.broker.names.groups == {}
+    assert rig.broker.names.topics == {}
+    assert rig.broker.names.groups == {}

@@ -69,7 +69,7 @@ async def test_a_batch_is_bounded_in_bytes(rig: Rig) -> None:
     assert {each.delivery_attempt for each in received} == {1}
 
 
-@every_broker()
+@every_broker(queues=1)
 async def test_a_filter_passes_its_tags_only(rig: Rig) -> None:
     """Other tags, and none, are passed over, however many lie in front."""
     await rig.broker.send([an_envelope(f"none-{number}") for number in range(100)])
@@ -216,6 +216,23 @@ async def test_many_messages_of_one_queue_reach_all_who_wait(rig: Rig) -> None:
     await let_them_wait()
     await send(rig, *(f"m-{number}" for number in range(5)))
     assert sorted(ids([each for task in receiving for each in await task])) == [f"m-{number}" for number in range(5)]
+
+
+@every_durable_broker()
+async def test_who_waits_for_another_queue_does_not_stand_in_the_way(rig: Rig) -> None:
+    """However long it has waited: a message of one queue goes to somebody who can use it."""
+    receipts = await send(rig, *(f"m-{number}" for number in range(4)))
+    assert [each.queue_id for each in receipts] == [0, 1, 2, 3]
+    assert len(await receive(rig)) == 4
+    others = [asyncio.ensure_future(receive(rig, queue_id=queue, wait_ms=LONG_MS)) for queue in (1, 2)]
+    await let_them_wait()
+    (receiving,) = waiting(rig, 1)
+    await let_them_wait()
+    await send(rig, "m-4")
+    assert ids(await receiving) == ["m-4"]
+    await send(rig, "m-5")
+    assert ids(await others[0]) == ["m-5"]
+    await call_off(others)
 
 
 @every_broker()

@@ -9,38 +9,49 @@ from typing import NamedTuple
 
 import pytest
 from support.daemon import Daemon
-from support.strace import SystemCall, broken_answers, read_calls, require_strace, traced
-from support.wire_client import WireClient, a_message
+from support.strace import Trace, tracer
+from support.wire_client import Received, WireClient, a_message
 
+from broker_adapter.message import pack_id
 from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.audit.events import EventKind, encode_event
+from dmq.embedded.receipt import decode_handle
 
 _TOPIC, _GROUP = "durable", "durable-group"
-# Few and small, so that no record crosses a block of the WAL (32 KiB), where RocksDB splits it.
-_NORMAL, _DELAYED, _BATCHED = 8, 8, 4
-
-
-def _id(kind: str, number: int) -> str:
-    """An id that stands in the WAL and on the wire as it is: not the packed form of the clients' own ids."""
-    return f"proof-{kind}-{number:03}-{time.time_ns()}"
+_EACH = 8
 
 
 class Traced(NamedTuple):
-    """What a daemon did, and the message ids to look for."""
+    """What a daemon did; of what it was asked, what stands in its log, and what in its answer."""
 
-    calls: list[SystemCall]
-    waiting: list[str]  # delayed: written once
-    acked: list[str]  # written when sent and when acknowledged
+    trace: Trace
+    sends: dict[bytes, bytes]
+    acks: dict[bytes, bytes]
 
 
-def _trace(tmp_path: Path, *options: str) -> Traced:
+def _ids(kind: str, count: int) -> list[str]:
+    return [f"proof-{kind}-{number:03}-{time.time_ns()}" for number in range(count)]
+
+
+def _ack_token(delivery: Received) -> bytes:
+    """The audit event of an acknowledgement: it is in the same batch as the acknowledgement itself."""
+    receipt = decode_handle(delivery.receipt_handle)
+    place = (receipt.topic_id, receipt.group_id, receipt.queue_id, receipt.attempt, receipt.queue_offset)
+    return encode_event(EventKind.ACKED, *place, pack_id(delivery.message_id))
+
+
+def _run(tmp_path: Path, *options: str) -> Traced:
     """Send, receive and acknowledge in front of a traced daemon."""
-    require_strace()
     output = tmp_path / "trace.txt"
+    strace, *arguments = tracer(output)
     later_ms = time.time_ns() // 1_000_000 + 3_600_000
-    normal = [_id("now", number) for number in range(_NORMAL)]
-    delayed = [_id("later", number) for number in range(_DELAYED)]
-    batch = [_id("batch", number) for number in range(_BATCHED)]
-    with Daemon(tmp_path / "data", *options, prefix=traced(output)) as daemon, WireClient(daemon.address) as client:
+    normal, delayed, batch = (_ids(kind, _EACH) for kind in ("now", "later", "batch"))
+    acks: dict[bytes, bytes] = {}
+    # -D: the daemon stays our child and gets our signals
+    with (
+        Daemon(tmp_path / "data", *options, prefix=(strace, "-D", *arguments)) as daemon,
+        WireClient(daemon.address) as client,
+    ):
         messages = [a_message(_TOPIC, each) for each in normal]
         messages += [a_message(_TOPIC, each, deliver_at_ms=later_ms) for each in delayed]
         with ThreadPoolExecutor(max_workers=4) as pool:  # several at once, so that commits are shared
@@ -48,36 +59,36 @@ def _trace(tmp_path: Path, *options: str) -> Traced:
         answers.append(client.send(*[a_message(_TOPIC, each) for each in batch]))
         assert {answer.status.code for answer in answers} == {wire.OK}
         found = client.receive(_TOPIC, _GROUP)
-        assert len(found) == _NORMAL + _BATCHED
+        assert len(found) == len(normal) + len(batch)
         for each in found:
-            assert client.ack(_TOPIC, _GROUP, [each]).status.code == wire.OK
+            name = f"acked-{each.message_id}"  # what the answer repeats, and no other answer holds
+            assert client.ack(_TOPIC, _GROUP, [each._replace(message_id=name)]).status.code == wire.OK
+            acks[_ack_token(each)] = name.encode()
         daemon.stop()
-    return Traced(read_calls(output), delayed, [*normal, *batch])
+    sends = {pack_id(each): each.encode() for each in [*normal, *delayed, *batch]}
+    return Traced(Trace.of(output), sends, acks)
 
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Traced:
-    """A traced run with the default durability."""
-    return _trace(tmp_path_factory.mktemp("disk"))
+    """A run with the default durability."""
+    return _run(tmp_path_factory.mktemp("disk"))
 
 
 def test_no_send_is_answered_before_the_disk_has_it(disk: Traced) -> None:
     """The OK of every send leaves after an fdatasync that began after the message's WAL write had ended."""
-    assert broken_answers(disk.calls, disk.waiting) == []
-    assert broken_answers(disk.calls, disk.acked, writes=2, turn=0) == []
+    assert disk.trace.unsafe_answers(disk.sends) == []
 
 
 def test_no_ack_is_answered_before_the_disk_has_it(disk: Traced) -> None:
-    """The same for the last answer and the last write of an acknowledged message: its ack."""
-    assert broken_answers(disk.calls, disk.acked, writes=2) == []
+    """The same for every acknowledgement."""
+    assert disk.trace.unsafe_answers(disk.acks) == []
 
 
 def test_the_checker_sees_a_missing_sync(tmp_path: Path) -> None:
     """The test of the test: with durability "process" every answer is written, and none is synced before it leaves."""
-    unsynced = _trace(tmp_path, "--durability", "process")
-    for wrong, ids in (
-        (broken_answers(unsynced.calls, unsynced.waiting), unsynced.waiting),
-        (broken_answers(unsynced.calls, unsynced.acked, writes=2, turn=0), unsynced.acked),
-        (broken_answers(unsynced.calls, unsynced.acked, writes=2), unsynced.acked),
-    ):
-        assert wrong == [f"{each}: answered before it was synced" for each in ids]
+    unsynced = _run(tmp_path, "--durability", "process")
+    for tokens in (unsynced.sends, unsynced.acks):
+        unsafe = unsynced.trace.unsafe_answers(tokens)
+        assert len(unsafe) == len(tokens)
+        assert all(each.endswith("not synced in between") for each in unsafe), unsafe

@@ -25,6 +25,7 @@ from dmq.store.ops import Batch, Family
 from dmq.store.outbox import decode_block
 from dmq.store.store import StoreOptions
 
+pytestmark = pytest.mark.timeout(600)  # a failure is made small first, which takes its time
 Queue = bytes  # group_id 4 | topic_id 4 | queue_id 2, as keys of the group family begin
 
 

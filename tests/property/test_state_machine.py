@@ -29,6 +29,7 @@ from dmq.errors import StoreFailed
 from dmq.store.assemble import BUCKET_MS
 from dmq.store.store import StoreOptions
 
+pytestmark = pytest.mark.timeout(600)  # a failure is made small first, which takes its time
 TOPICS, GROUPS = ("orders", "refunds"), ("workers", "auditors")
 DAY_MS = 86_400_000
 _T = TypeVar("_T")

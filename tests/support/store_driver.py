@@ -24,11 +24,12 @@ from rocksdict import RdictIter, ReadOptions, WriteBatch, WriteOptions
 from broker_adapter.clock import SystemClock
 from dmq.errors import StoreError, StoreForked
 from dmq.store import rocks
-from dmq.store.ops import Batch, Family, Put, Schedule
+from dmq.store.ops import Batch, Delete, Family, Put, Schedule
 from dmq.store.rocks import RocksEngine, RocksOptions
 from dmq.store.store import Store, StoreOptions
 
 ROW_BYTES = 200
+_MIB = 1024 * 1024
 FAR_MS = 4_000_000_000_000
 
 
@@ -98,37 +99,26 @@ def commit(directory: Path, argument: str) -> None:
     store.close()
 
 
-def commit_until_failure(directory: Path, count: str) -> None:
-    """Commit batches until one fails; say ``OK <number>`` after each, in the end what the store says, as JSON."""
-    failures: list[str] = []
+def fail_syncs(directory: Path, count: str) -> None:
+    """Commit, then let every sync fail (under the shim); say what the store and each caller said, as JSON."""
+    heard: list[StoreError] = []
     store = Store.open(directory, SystemClock(), StoreOptions(ballast_bytes=0, low_water_bytes=0))
-    store.on_failure = lambda error: failures.append(type(error).__name__)
-    say("ready")
-    error: StoreError | None = None
-    number = 0
-    try:
-        for number in range(int(count)):
-            store.commit([Put(Family.GROUP, row_key(number), os.urandom(int(os.environ.get("VALUE_BYTES", "200"))))])
-            say(f"OK {number}")
-    except StoreError as raised:
-        error = raised
-    later = ""
-    try:
-        store.commit([Put(Family.GROUP, b"later", b"")])
-    except StoreError as raised:
-        later = type(raised).__name__
-    say("closing")
-    closing = ""
-    try:
-        store.close()
-    except StoreError as raised:
-        closing = type(raised).__name__
-    said = {"error": type(error).__name__, "text": str(error), "at": number, "later": later, "failures": failures}
-    say(json.dumps({**said, "closing": closing}))
+    store.on_failure = heard.append
+    for number in range(int(count)):
+        store.commit([Put(Family.GROUP, row_key(number), row(number))])
+    (Path(os.environ["SHIM_DIR"]) / "fail").touch()
+    raised: list[str] = []
+    for _ in range(3):
+        try:
+            store.commit([Put(Family.GROUP, b"in doubt", b"")])
+        except StoreError as error:
+            raised.append(type(error).__name__)
+    store.close()
+    say(json.dumps({"raised": raised, "heard": [type(error).__name__ for error in heard]}))
 
 
 def keep_the_gil(directory: Path, how: str) -> None:
-    """Make one slow sync, ``ours`` or with a ``naive`` synchronous write; say how often another thread ran meanwhile."""
+    """Make one slow sync, ``ours`` or by a ``naive`` write with sync; say how often another thread ran meanwhile."""
     engine = RocksEngine(directory)
     engine.write(batch_of(1))
     engine.sync()
@@ -165,7 +155,7 @@ def keep_the_gil(directory: Path, how: str) -> None:
 
 
 def fork(directory: Path, how: str) -> None:
-    """Fork a child that tries to use the store and ends by ``how``; then go on. Says what the child met, and the rows."""
+    """Fork a child that tries to use the store and ends by ``how``; go on; say what the child met, and the rows."""
     store = Store.open(directory, SystemClock(), StoreOptions(rocks=RocksOptions(wal_bytes_max=65_536)))
     for number in range(300):
         store.commit([Put(Family.GROUP, row_key(number), row(number))])
@@ -227,7 +217,7 @@ def fork_naive(directory: Path, how: str) -> None:
     engine.close()
 
 
-def dangle(directory: Path, _: str) -> None:
+def dangle(directory: Path, argument: str) -> None:
     """Scan 200 times up to a bound whose bytes nobody keeps; say how often the result was wrong."""
     engine = RocksEngine(directory)
     batch = Batch()
@@ -261,6 +251,71 @@ def hold(directory: Path, _: str) -> None:
     store.close()
 
 
+def fill_disk(directory: Path, leave_bytes: int) -> Path:
+    """Take the free space of a file system but for ``leave_bytes``; return the file to remove to make room."""
+    filler = directory / "filler"
+    found = os.statvfs(directory)
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, max(found.f_bavail * found.f_frsize - leave_bytes, 1))
+    return filler
+
+
+def run_low(disk: Path, _: str) -> None:
+    """Take the disk away in steps; say what the guard says, and that acks, hand-overs and deletes go on."""
+    options = StoreOptions(low_water_bytes=8 * _MIB, ballast_bytes=2 * _MIB)
+    store = Store.open(disk / "cell", SystemClock(), options)
+
+    def look(step: str) -> None:
+        store.commit([Put(Family.GROUP, step.encode(), bytes(1000)), Delete(Family.GROUP, b"none")])
+        state = store.disk()
+        assert state is not None
+        has_file = (disk / "cell" / "BALLAST").exists()
+        say(json.dumps([step, store.is_disk_low(), state.has_ballast, has_file]))
+
+    look("plenty")
+    filler = fill_disk(disk, 6 * _MIB)
+    look("low")
+    filler.unlink()
+    filler = fill_disk(disk, 1 * _MIB)
+    look("nearly full")
+    found = os.statvfs(disk)
+    say(json.dumps(["room was given back", found.f_bavail * found.f_frsize > 2 * _MIB]))
+    filler.unlink()
+    look("room again")
+    store.close()
+
+
+def run_full(disk: Path, value_bytes: str) -> None:
+    """Commit until the disk is full, make room, open again in this process; say what became of it all."""
+    options = StoreOptions(low_water_bytes=0, ballast_bytes=0)
+    store = Store.open(disk / "cell", SystemClock(), options)
+    heard: list[StoreError] = []
+    store.on_failure = heard.append
+    store.commit([Put(Family.GROUP, b"first", b"")])
+    filler = fill_disk(disk, 2 * _MIB)
+    acknowledged, error = 0, ""
+    try:
+        for number in range(100_000):
+            store.commit([Put(Family.GROUP, row_key(number), os.urandom(int(value_bytes)))])
+            acknowledged = number + 1
+    except StoreError as raised:
+        error = type(raised).__name__
+    later = ""
+    try:
+        store.commit([Put(Family.GROUP, b"later", b"")])
+    except StoreError as raised:
+        later = type(raised).__name__
+    store.close()
+    filler.unlink()
+    again = Store.open(disk / "cell", SystemClock(), options)
+    rows = again.get_many(Family.GROUP, [row_key(number) for number in range(acknowledged)])
+    lost = sum(value is None or len(value) != int(value_bytes) for value in rows)
+    again.commit([Put(Family.GROUP, b"goes on", b"")])
+    again.close()
+    said = {"acknowledged": acknowledged > 0, "error": error, "later": later, "heard": len(heard), "lost": lost}
+    say(json.dumps({**said, "was_closed": again.recovery.was_closed}))
+
+
 def command(what: str, directory: Path, argument: str = "") -> list[str]:
     """The command line that runs this file."""
     return [sys.executable, __file__, what, str(directory), argument]
@@ -288,7 +343,19 @@ def run_driver(
 
 _ALL = {
     each.__name__: each
-    for each in (fill, fill_two_logs, commit, commit_until_failure, keep_the_gil, fork, fork_naive, dangle, hold)
+    for each in (
+        fill,
+        fill_two_logs,
+        commit,
+        fail_syncs,
+        keep_the_gil,
+        fork,
+        fork_naive,
+        dangle,
+        run_low,
+        run_full,
+        hold,
+    )
 }
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def meta_u64(store: Store, key: bytes) -> int | None:
 
 
 class GatedEngine:
-    """Hands everything to ``inner``, but stops in ``sync`` while ``gate`` is unset, and fails once where ``fails`` says.
+    """Hands everything to ``inner``, but stops in ``sync`` while ``gate`` is unset, and fails where ``fails`` says.
 
     A write that fails was not done, a sync that fails did not sync. ``calls`` lists writes and syncs in order.
     """

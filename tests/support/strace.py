@@ -1,7 +1,12 @@
-"""What a process told the kernel, in order: proof of durability where SIGKILL cannot give it.
+"""Durability where SIGKILL cannot see it: in the order of system calls.
 
-A killed process loses nothing that it has written, synced or not: the page cache survives. Only the order of system
-calls shows whether an answer waited for the disk.
+    trace = Trace.of(run)                      # run under `tracer(path)`
+    assert trace.unsafe_answers({stored: answered, ...}) == []
+
+A token is some bytes that stand in the write-ahead log (a message id as the store packs it) and, in the same or another
+form, in the answer that says "stored" (the message id as text). For each of them: the log record with the token was
+written, then a sync of that log began and ended well, and only then did the answer leave. Works for any process:
+answers are what goes into pipes and sockets.
 """
 
 from __future__ import annotations
@@ -9,91 +14,157 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Self
 
 import pytest
 
-_WRITES = ("write", "pwrite64", "writev")
-_SENDS = ("sendmsg", "sendto", "write", "writev")
-_SYNCS = ("fdatasync", "fsync")
-_TRACED = sorted({*_WRITES, *_SENDS, *_SYNCS})
-_LINE = re.compile(r"(?P<pid>\d+) +(?:<\.\.\. (?P<resumed>\w+) resumed>|(?P<name>\w+)\()(?P<rest>.*)", re.DOTALL)
-_FD = re.compile(r"\d+<(?P<path>[^>]*)>")
+from dmq.store.wal import BLOCK_BYTES, HEADER_BYTES
+
+_WRITES = ("write", "pwrite64", "writev", "pwritev", "pwritev2")
+_SENDS = ("sendto", "sendmsg", "sendmmsg")
+_SYNCS = ("fsync", "fdatasync")
+_LINE = re.compile(r"(?P<pid>\d+) +(?P<rest>.*)")
+_CALL = re.compile(r"(?P<name>\w+)\((?P<fd>\d+)<(?P<path>[^>]*)>")
+_RESULT = re.compile(r"\) += (?P<result>-?\d+)[^=]*$")
+_STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"(\.\.\.)?')
 
 
-class SystemCall(NamedTuple):
-    """One call; ``began`` and ``ended`` are places in the order of all calls of all threads."""
-
-    name: str
-    path: str  # behind its first argument: a file, or socket:[...]
-    arguments: str
-    began: int
-    ended: int
-
-
-def require_strace() -> None:
-    """Skip the test, by name, where strace cannot run; in CI that is a failure."""
+def tracer(path: Path) -> list[str]:
+    """The command line to put before another one; the trace goes to ``path``. Skips the test without strace."""
     if shutil.which("strace") is None:
-        assert not os.environ.get("CI"), "required in CI: strace is not installed"
-        pytest.skip("strace is not installed")
+        if os.environ.get("CI"):
+            pytest.fail("strace is required in CI, for tests of the order of syncs and answers")
+        pytest.skip("no strace: the order of syncs and answers cannot be seen")
+    calls = ",".join((*_WRITES, *_SENDS, *_SYNCS))
+    options = ["-f", "-y", "-xx", "-s", "4194304", "--seccomp-bpf", "-e", "signal=none", "-e", f"trace={calls}"]
+    return ["strace", *options, "-o", str(path)]
 
 
-def traced(output: Path) -> Sequence[str]:
-    """Return the prefix of a command that writes its calls to ``output``.
+@dataclass(slots=True)
+class Call:
+    """One system call; ``began`` and ``ended`` are places in the trace."""
 
-    The command itself stays our child and gets our signals (``-D``: strace is the grandchild), and strace ends with it.
-    """
-    return (
-        "strace", "-D", "-f", "-y", "-qq", "-s", "1000000", "-e", "signal=none",
-        "-e", f"trace={','.join(_TRACED)}", "-o", str(output),
-    )  # fmt: skip
+    pid: int
+    name: str
+    path: str
+    data: bytes
+    began: int
+    ended: int = -1
+    result: int = -1
 
 
-def read_calls(output: Path) -> list[SystemCall]:
-    """Read a whole trace, in the order in which the calls ended."""
-    calls: list[SystemCall] = []
-    open_calls: dict[str, tuple[str, str, int]] = {}
-    for number, line in enumerate(output.read_text(encoding="utf-8", errors="replace").splitlines()):
-        match = _LINE.match(line)
-        if match is None:
+@dataclass(slots=True)
+class _Log:
+    """A write-ahead log as it was written."""
+
+    data: bytearray = field(default_factory=bytearray)
+    ends: list[int] = field(default_factory=list)
+    writes: list[Call] = field(default_factory=list)
+
+    def add(self, call: Call) -> None:
+        self.data += call.data[: call.result]
+        self.ends.append(len(self.data))
+        self.writes.append(call)
+
+    def records(self) -> Iterator[tuple[bytes, Call]]:
+        """Yield each whole record with the call that wrote its end."""
+        at = 0
+        parts: list[bytes] = []
+        while at + HEADER_BYTES <= len(self.data):
+            if BLOCK_BYTES - at % BLOCK_BYTES < HEADER_BYTES:
+                at += BLOCK_BYTES - at % BLOCK_BYTES
+                continue
+            length, kind = int.from_bytes(self.data[at + 4 : at + 6], "little"), self.data[at + 6]
+            parts.append(bytes(self.data[at + HEADER_BYTES : at + HEADER_BYTES + length]))
+            at += HEADER_BYTES + length
+            if kind in {1, 4}:
+                yield b"".join(parts), self.writes[bisect_left(self.ends, at)]
+                parts.clear()
+
+
+class Trace:
+    """What a process wrote, synced and sent, in order."""
+
+    def __init__(self, text: str) -> None:
+        self.calls = list(_parse(text))
+        self._logs: dict[str, _Log] = defaultdict(_Log)
+        for call in sorted(self.calls, key=lambda call: call.ended):
+            if call.name in _WRITES and is_log(call.path) and call.result > 0:
+                self._logs[call.path].add(call)
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Read what a tracer wrote."""
+        return cls(path.read_text(encoding="ascii"))
+
+    def answers(self) -> list[Call]:
+        """What left the process, in order."""
+        return [
+            call
+            for call in self.calls
+            if call.name in _SENDS
+            or (call.name in _WRITES and call.path.startswith(("pipe:", "socket:", "TCP", "UNIX")))
+        ]
+
+    def unsafe_answers(self, tokens: Mapping[bytes, bytes]) -> list[str]:
+        """Say what is wrong with each stored token, whose answer is its value; nothing if it was safe then."""
+        found = [_judge(stored, answered, self) for stored, answered in tokens.items()]
+        return [each for each in found if each]
+
+    def written(self, token: bytes) -> Call | None:
+        """The call that completed the first log record with ``token``."""
+        for log in self._logs.values():
+            if token in log.data or len(log.data) > BLOCK_BYTES:
+                for record, call in log.records():
+                    if token in record:
+                        return call
+        return None
+
+
+def is_log(path: str) -> bool:
+    """Say whether this is a write-ahead log."""
+    return path.endswith(".log")
+
+
+def _judge(stored: bytes, answered: bytes, trace: Trace) -> str:
+    answer = next((call for call in trace.answers() if answered in call.data), None)
+    if answer is None:
+        return f"{answered!r} was never answered"
+    write = trace.written(stored)
+    if write is None:
+        return f"{stored!r} was answered, and is in no record of the log"
+    for call in trace.calls:
+        is_sync = call.name in _SYNCS and call.path == write.path and call.result == 0
+        if is_sync and write.ended < call.began and 0 <= call.ended < answer.began:
+            return ""
+    return f"{stored!r} was answered at {answer.began}, written at {write.ended}, and not synced in between"
+
+
+def _parse(text: str) -> Iterator[Call]:
+    unfinished: dict[int, Call] = {}
+    for place, line in enumerate(text.splitlines()):
+        split = _LINE.match(line)
+        if split is None:
             continue
-        pid, rest = match["pid"], match["rest"]
-        if match["resumed"]:
-            name, begun, began = open_calls.pop(pid)
-            rest = begun + rest
+        pid, rest = int(split["pid"]), split["rest"]
+        if rest.startswith("<... "):
+            call = unfinished.pop(pid, None)
         else:
-            name, began = match["name"], number
-        if rest.endswith("<unfinished ...>"):
-            open_calls[pid] = (name, rest.removesuffix("<unfinished ...>"), began)
-            continue
-        fd = _FD.match(rest)
-        calls.append(SystemCall(name, fd["path"] if fd else "", rest, began, number))
-    return calls
-
-
-def broken_answers(calls: Sequence[SystemCall], tokens: Iterable[str], *, writes: int = 1, turn: int = -1) -> list[str]:
-    """Return what is wrong with an answer that holds a token: it must follow a sync of the WAL write it speaks of.
-
-    ``writes``: how many writes to the WAL hold the token. ``turn``: which of them, and which of the answers with the
-    token, are compared (the last). A sync covers what was written, completely, before it began.
-    """
-    wal_writes = [call for call in calls if call.name in _WRITES and call.path.endswith(".log")]
-    syncs = [call for call in calls if call.name in _SYNCS and call.path.endswith(".log")]
-    answers = [call for call in calls if call.name in _SENDS and call.path.startswith("socket:")]
-    broken: list[str] = []
-    for token in tokens:
-        written = [call for call in wal_writes if token in call.arguments]
-        sent = [call for call in answers if token in call.arguments]
-        if len(written) != writes or not sent:
-            broken.append(f"{token}: {len(written)} writes to the WAL where {writes} are due, {len(sent)} answers")
-            continue
-        write, answer = written[turn], sent[turn]
-        if answer.began < write.ended:
-            broken.append(f"{token}: answered before it was written")
-        elif not any(
-            sync.path == write.path and write.ended < sync.began and sync.ended < answer.began for sync in syncs
-        ):
-            broken.append(f"{token}: answered before it was synced")
-    return broken
+            head = _CALL.match(rest)
+            if head is None:
+                continue
+            data = b"".join(bytes.fromhex(part.replace("\\x", "")) for part, _ in _STRING.findall(rest[head.end() :]))
+            path = bytes.fromhex(head["path"].replace("\\x", "")).decode() if "\\x" in head["path"] else head["path"]
+            call = Call(pid, head["name"], path, data, place)
+            yield call
+            if rest.endswith("<unfinished ...>"):
+                unfinished[pid] = call
+                continue
+        result = _RESULT.search(rest)
+        if call is not None and result is not None:
+            call.ended, call.result = place, int(result["result"])

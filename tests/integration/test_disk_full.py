@@ -1,0 +1,69 @@
+"""A disk that runs out, and one that fails: new messages stop in time, and what was acknowledged stays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.mounts import small_disk
+from support.shim import Shim
+from support.store_driver import row, row_key, run_driver
+
+from broker_adapter.clock import SystemClock
+from dmq.store.ops import Family
+from dmq.store.store import Store
+
+_MIB = 1024 * 1024
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    path = tmp_path / "disk"
+    path.mkdir()
+    return path
+
+
+def test_below_the_low_water_mark_sends_stop_and_the_rest_goes_on(disk: Path) -> None:
+    """Sends are to be refused, acks go on; the ballast gives them room when even theirs runs out, and comes back."""
+    ran = run_driver("run_low", disk, before=small_disk(disk, 64 * _MIB))
+    assert [json.loads(line) for line in ran.stdout.splitlines()] == [
+        # is_disk_low, has_ballast, the file is there
+        ["plenty", False, True, True],
+        ["low", True, True, True],
+        ["nearly full", True, False, False],
+        ["room was given back", True],
+        ["room again", False, True, True],
+    ], ran.stderr
+
+
+@pytest.mark.parametrize("value_bytes", [300, 100_000])
+def test_a_full_disk_is_fail_stop_and_loses_nothing_acknowledged(disk: Path, value_bytes: int) -> None:
+    """ENOSPC under the writer: the caller hears of it, so does ``on_failure``, once; with room again all is there."""
+    ran = run_driver("run_full", disk, str(value_bytes), before=small_disk(disk, 32 * _MIB))
+    assert ran.stdout, ran.stderr
+    assert json.loads(ran.stdout) == {
+        "acknowledged": True,
+        "error": "StoreFailed",
+        "later": "StoreFailed",
+        "heard": 1,
+        "lost": 0,
+        "was_closed": False,
+    }
+
+
+def test_a_sync_that_failed_is_never_tried_again(tmp_path: Path) -> None:
+    """After EIO the kernel may have dropped the pages: a second sync that succeeds would be a lie. On close too."""
+    shim = Shim(tmp_path)
+    ran = run_driver("fail_syncs", tmp_path / "cell", "20", environment=shim.environment)
+    assert ran.stdout, ran.stderr
+    assert json.loads(ran.stdout) == {"raised": ["StoreFailed"] * 3, "heard": ["StoreFailed"]}
+    done, _, failed = shim.syncs().partition("f")
+    assert len(done) >= 20
+    assert failed == ""
+    store = Store.open(tmp_path / "cell", SystemClock())
+    assert not store.recovery.was_closed
+    assert store.get_many(Family.GROUP, [row_key(number) for number in range(20)]) == [
+        row(number) for number in range(20)
+    ]
+    store.close()

@@ -1,0 +1,366 @@
+"""Every format on disk: what is encoded is decoded, order is kept, what is not whole is damage, no layout drifts."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_adapter.errors import Refused
+from dmq.audit import events
+from dmq.embedded import receipt
+from dmq.errors import StoreCorrupt
+from dmq.store import keys, outbox, record
+from dmq.store.ops import EntryState, Receipt
+
+u8, u16, u32 = st.integers(0, 2**8 - 1), st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1)
+u64 = st.integers(0, 2**64 - 1)
+short = st.binary(max_size=255)
+text = st.text(max_size=60)
+payload = st.binary(max_size=300)
+event_kinds = st.sampled_from(list(events.EventKind))
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+
+
+@given(u8, u16, u32, u32, u64, u64, short, text, text, payload)
+def test_waiting_entries(
+    kind: int,
+    retries: int,
+    topic: int,
+    scope: int,
+    due: int,
+    accepted: int,
+    mid: bytes,
+    tag: str,
+    group: str,
+    wire: bytes,
+) -> None:
+    """The head of a timeline value, and the body behind it as it went in."""
+    body = record.encode_body(mid, tag.encode(), group.encode(), wire)
+    value = record.encode_waiting(kind, retries, topic, scope, due, accepted, body)
+    assert record.decode_waiting(value) == record.WaitingEntry(kind, retries, topic, scope, due, accepted)
+    assert value[record.WAITING_HEADER_BYTES :] == body
+    assert record.body_facts(body) == (mid, group.encode())
+    assert record.body_payload(body) == wire
+
+
+@given(u16, u64, u64, short, text, text, payload)
+def test_queued_messages(attempts: int, stored: int, due: int, mid: bytes, tag: str, group: str, wire: bytes) -> None:
+    """A queue value, taken apart."""
+    body = record.encode_body(mid, tag.encode(), group.encode(), wire)
+    value = record.encode_queued(attempts, stored, due, body)
+    assert record.decode_queued(value) == record.QueuedMessage(attempts, stored, due, mid, tag, group, wire)
+
+
+@given(u64, u64)
+def test_index_rows_of_waiting_entries(sequence: int, key_ms: int) -> None:
+    """Read back as the receipt of a repeated send."""
+    value = record.encode_index_waiting(sequence, key_ms)
+    assert record.decode_index(value) == Receipt(EntryState.WAITING, sequence, -1, -1, key_ms, True)
+
+
+@given(st.sampled_from([EntryState.QUEUED, EntryState.DELIVERED]), u64, u64, u16, u64)
+def test_index_rows_of_finished_entries(state: EntryState, sequence: int, at_ms: int, queue: int, offset: int) -> None:
+    """Read back as the receipt of a repeated send."""
+    value = record.encode_index_finished(state, sequence, at_ms, queue, offset)
+    assert record.decode_index(value) == Receipt(state, sequence, queue, offset, at_ms, True)
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+@given(u64, u64, u64, u64)
+def test_timeline_keys_are_ordered_by_time_then_sequence(
+    time1: int, sequence1: int, time2: int, sequence2: int
+) -> None:
+    """As bytes and as marks; one is the other."""
+    first, second = keys.pack_timeline_key(time1, sequence1), keys.pack_timeline_key(time2, sequence2)
+    assert (first < second) == ((time1, sequence1) < (time2, sequence2))
+    marks = keys.timeline_mark(time1, sequence1), keys.timeline_mark(time2, sequence2)
+    assert (marks[0] < marks[1]) == (first < second)
+    assert keys.timeline_key(marks[0]) == first
+    assert keys.unpack_timeline_key(first) == (time1, sequence1)
+    assert keys.unpack_mark(first) == marks[0]
+
+
+@given(u32, u16, u64, u32, u16, u64)
+def test_queue_keys_are_ordered_by_queue_then_offset(
+    topic1: int, queue1: int, offset1: int, topic2: int, queue2: int, offset2: int
+) -> None:
+    """All messages of a queue lie together, in order."""
+    first, second = keys.pack_queue_key(topic1, queue1, offset1), keys.pack_queue_key(topic2, queue2, offset2)
+    assert (first < second) == ((topic1, queue1, offset1) < (topic2, queue2, offset2))
+    assert keys.queue_offset_of(first) == offset1
+
+
+@given(u32, u32, u16, u8, u64, u32, u32, u16)
+def test_group_rows_lie_in_the_range_of_their_queue(
+    group: int, topic: int, queue: int, kind: int, number: int, group2: int, topic2: int, queue2: int
+) -> None:
+    """And in no other one; the largest kind and number included."""
+    key = keys.pack_group_key(group, topic, queue, kind, number)
+    assert keys.unpack_group_row(key) == (kind, number)
+    start, stop = keys.group_queue_range(group2, topic2, queue2)
+    assert (start <= key < stop) == ((group, topic, queue) == (group2, topic2, queue2))
+
+
+@given(u32, st.integers(0, 2**63), st.integers(0, 2**63), st.integers(0, 2**63))
+def test_buckets_lie_in_their_range(scope: int, bucket: int, first: int, last: int) -> None:
+    """From ``first`` up to, not including, ``last``."""
+    key = keys.bucket_key(scope, bucket)
+    start, stop = keys.bucket_range(scope, first, last)
+    assert (start <= key < stop) == (first <= bucket < last)
+    assert keys.bucket_of(key) == bucket
+
+
+@given(u32, st.integers(0, 2**32 - 1))
+def test_meta_rows_are_apart(scope: int, name: int) -> None:
+    """A kind's range holds its own rows, and none of another kind."""
+    rows = {"total": keys.total_key(scope), "name": keys.name_key(name), "bucket": keys.bucket_key(scope, 1)}
+    ranges = {"total": keys.total_range(), "name": keys.name_range(), "bucket": keys.bucket_range(scope, 0, 2**64 - 1)}
+    single = [keys.META_FORMAT, keys.META_BOOT, keys.META_SEQUENCE, keys.META_DONE, keys.META_OUTBOX,
+              keys.META_GENERATION, keys.META_CLOSED]  # fmt: skip
+    for kind, (start, stop) in ranges.items():
+        assert [name for name, key in rows.items() if start <= key < stop] == [kind]
+        assert not [key for key in single if start <= key < stop]
+    assert len(set(single)) == len(single)
+    assert keys.scope_of_total(rows["total"]) == scope
+
+
+@given(st.integers(1, 2**32 - 1), st.integers(1, 2**32 - 1), st.integers(1, 2**32 - 1), u32, short)
+def test_generations_lie_in_their_range(first: int, last: int, generation: int, scope: int, mid: bytes) -> None:
+    """So that they can be dropped whole; what waits (generation 0) never lies in one."""
+    start, stop = keys.generation_range(first, last)
+    assert (start <= keys.pack_index_prefix(generation, scope) + mid < stop) == (first <= generation < last)
+    assert not start <= keys.pack_index_prefix(keys.WAITING_GENERATION, scope) + mid < stop
+
+
+# -- outbox and events -------------------------------------------------------------------------------------------------
+
+records = st.lists(st.tuples(u64, u64, st.binary(max_size=80)), min_size=1, max_size=6)
+
+
+def block_of(boot: int, at_ms: int, made: list[tuple[int, int, bytes]]) -> bytes:
+    parts = [
+        part for entry, offset, event in made for part in (outbox.pack_record_head(len(event), entry, offset), event)
+    ]
+    return outbox.encode_block(boot, at_ms, len(made), parts)
+
+
+@given(u32, u64, st.integers(1, 2**63), records)
+def test_outbox_rows(boot: int, at_ms: int, first: int, made: list[tuple[int, int, bytes]]) -> None:
+    """Every event with the sequence its place gives it."""
+    value = block_of(boot, at_ms, made)
+    assert outbox.block_count(value) == len(made)
+    assert list(outbox.decode_block(keys.pack_u64(first), value)) == [
+        outbox.OutboxRecord(first + place, boot, at_ms, entry, offset, event)
+        for place, (entry, offset, event) in enumerate(made)
+    ]
+
+
+@given(u64, u64, u64)
+def test_outbox_figures(first: int, following: int, stored: int) -> None:
+    """Absolute figures; none yet means that nothing was ever recorded."""
+    state = outbox.OutboxState(first, following, stored)
+    assert outbox.decode_state(outbox.encode_state(state)) == state
+    assert outbox.decode_state(None) == outbox.OutboxState(1, 1, 0)
+
+
+@given(event_kinds, u32, u32, u16, u16, u64, short)
+def test_events(kind: events.EventKind, topic: int, group: int, queue: int, attempt: int, at: int, mid: bytes) -> None:
+    """All fields, of every kind."""
+    encoded = events.encode_event(kind, topic, group, queue, attempt, at, mid)
+    assert events.decode_event(encoded) == events.AuditEvent(kind, topic, group, queue, attempt, at, mid)
+
+
+@given(u64, u64)
+def test_gaps(first: int, count: int) -> None:
+    """A gap says which events are missing."""
+    event = events.decode_event(events.gap_event(first, count))
+    assert (event.kind, event.time_ms, events.gap_count(event)) == (events.EventKind.GAP, first, count)
+
+
+# -- receipt handles ---------------------------------------------------------------------------------------------------
+
+handles = st.builds(receipt.Receipt, u32, u32, u16, u64, u64, u16)
+
+
+@given(handles)
+def test_receipt_handles(given_out: receipt.Receipt) -> None:
+    """They describe themselves, in text that any client carries."""
+    handle = receipt.encode_handle(given_out)
+    assert receipt.decode_handle(handle) == given_out
+    assert handle.isascii()
+    assert not set(handle) & set("+/= \n")
+
+
+@given(handles, st.data())
+def test_a_changed_receipt_handle_is_refused(given_out: receipt.Receipt, data: st.DataObject) -> None:
+    """One character changed, cut off or put in: never taken for another message's, never another exception.
+
+    Base64 has spare bits at its end, so that a changed last character may still mean the same bytes.
+    """
+    handle = receipt.encode_handle(given_out)
+    place = data.draw(st.integers(0, len(handle) - 1))
+    other = data.draw(st.characters())
+    for changed in (
+        handle[:place] + other + handle[place + 1 :],
+        handle[:place],
+        handle[:place] + other + handle[place:],
+    ):
+        with suppress(Refused):
+            assert receipt.decode_handle(changed) == given_out
+
+
+@given(st.text())
+def test_no_text_crashes_the_reader_of_handles(handle: str) -> None:
+    """Whatever a client sends."""
+    with pytest.raises(Refused):
+        receipt.decode_handle(handle)
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+BODY = record.encode_body(b"\1" + bytes(16), b"tag", b"group", b"payload")
+BLOCK = block_of(1, 2, [(3, 4, b"event one"), (5, 6, b"event two")])
+EVENT = events.encode_event(1, 2, 3, 4, 5, 6, b"id")
+
+
+def read_block(value: bytes) -> object:
+    return list(outbox.decode_block(keys.pack_u64(1), value))
+
+
+# what reads it, a whole value, and how many bytes may be missing without being noticed (free text at the end)
+READERS: list[tuple[Callable[[bytes], object], bytes, int]] = [
+    (record.decode_waiting, record.encode_waiting(1, 2, 3, 4, 5, 6, BODY), len(BODY)),
+    (record.decode_queued, record.encode_queued(1, 2, 3, BODY), len(b"payload")),
+    (record.decode_index, record.encode_index_waiting(1, 2), 0),
+    (record.decode_index, record.encode_index_finished(EntryState.QUEUED, 1, 2, 3, 4), 0),
+    (read_block, BLOCK, 0),
+    (outbox.block_count, BLOCK, len(BLOCK) - 17),
+    (outbox.decode_state, outbox.encode_state(outbox.OutboxState(1, 2, 3)), 0),
+    (events.decode_event, EVENT, len(b"id")),
+    (keys.unpack_u64, keys.pack_u64(1), 0),
+    (keys.unpack_pair, keys.pack_pair(1, 2), 0),
+    (keys.unpack_mark, keys.pack_timeline_key(1, 2), 0),
+]
+NAMES = [
+    "waiting",
+    "queued",
+    "index waiting",
+    "index finished",
+    "outbox",
+    "count",
+    "figures",
+    "event",
+    "u64",
+    "pair",
+    "mark",
+]
+
+
+@pytest.mark.parametrize(("read", "value", "free"), READERS, ids=NAMES)
+def test_a_short_value_is_damage(read: Callable[[bytes], object], value: bytes, free: int) -> None:
+    """Cut anywhere before the free text at its end: ``StoreCorrupt``, and no other exception."""
+    read(value)
+    for size in range(len(value) - free):
+        with pytest.raises(StoreCorrupt):
+            read(value[:size])
+
+
+@pytest.mark.parametrize(("read", "value", "free"), READERS, ids=NAMES)
+def test_a_flipped_value_is_read_or_damage(read: Callable[[bytes], object], value: bytes, free: int) -> None:
+    """Every bit, one at a time: checksums are RocksDB's affair, so it may be read as another value, but never crash."""
+    for place in range(len(value)):
+        for bit in range(8):
+            changed = bytearray(value)
+            changed[place] ^= 1 << bit
+            with suppress(StoreCorrupt):
+                read(bytes(changed))
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_crash_a_reader(value: bytes) -> None:
+    """Whatever stands there: read, or ``StoreCorrupt``."""
+    for read, _, _ in READERS:
+        with suppress(StoreCorrupt):
+            read(value)
+
+
+@pytest.mark.parametrize(("read", "value"), [(read, value) for read, value, _ in READERS[:2]] + [(read_block, BLOCK)])
+def test_another_version_is_not_read(read: Callable[[bytes], object], value: bytes) -> None:
+    """Values that begin with a version are not guessed at."""
+    for version in (0, 2, 255):
+        with pytest.raises(StoreCorrupt, match="version"):
+            read(bytes([version]) + value[1:])
+
+
+# -- layouts -----------------------------------------------------------------------------------------------------------
+
+GOLDEN: list[tuple[str, bytes, str]] = [
+    ("timeline key", keys.pack_timeline_key(0x0102030405060708, 9), "0102030405060708 0000000000000009"),
+    ("index key", keys.pack_index_prefix(2, 3) + b"id", "00000002 00000003 6964"),
+    ("queue key", keys.pack_queue_key(1, 2, 3), "00000001 0002 0000000000000003"),
+    ("group key", keys.pack_group_key(1, 2, 3, 4, 5), "00000001 00000002 0003 04 0000000000000005"),
+    ("total key", keys.total_key(7), "74 00000007"),
+    ("bucket key", keys.bucket_key(7, 8), "63 00000007 0000000000000008"),
+    ("name key", keys.name_key(9), "6e 00000009"),
+    ("meta letters", keys.META_FORMAT + keys.META_BOOT + keys.META_SEQUENCE + keys.META_DONE, "46 42 53 44"),
+    ("more letters", keys.META_OUTBOX + keys.META_GENERATION + keys.META_CLOSED, "4f 47 58"),
+    ("body", record.encode_body(b"id", b"t", b"gg", b"wire"), "02 01 02 6964 74 6767 77697265"),
+    ("waiting", record.encode_waiting(1, 2, 3, 4, 5, 6, b"b"),
+     "01 01 0002 00000003 00000004 0000000000000005 0000000000000006 62"),
+    ("queued", record.encode_queued(1, 2, 3, b"b"), "01 00 0001 0000000000000002 0000000000000003 62"),
+    ("index waiting", record.encode_index_waiting(1, 2), "01 0000000000000001 0000000000000002"),
+    ("index finished", record.encode_index_finished(EntryState.DELIVERED, 1, 2, 3, 4),
+     "03 0000000000000001 0000000000000002 0003 0000000000000004"),
+    ("outbox row", block_of(1, 2, [(3, 4, b"e")]),
+     "01 00000001 0000000000000002 00000001 0001 0000000000000003 0000000000000004 65"),
+    ("outbox figures", outbox.encode_state(outbox.OutboxState(1, 2, 3)),
+     "0000000000000001 0000000000000002 0000000000000003"),
+    ("event", events.encode_event(3, 1, 2, 3, 4, 5, b"id"), "03 00000001 00000002 0003 0004 0000000000000005 6964"),
+    ("topic event", events.name_event(events.EventKind.TOPIC_CREATED, 7),
+     "09 00000007 00000000 ffff 0000 0000000000000000"),
+    ("group event", events.name_event(events.EventKind.GROUP_CREATED, 7),
+     "0a 00000000 00000007 ffff 0000 0000000000000000"),
+    ("gap event", events.gap_event(5, 6), "0d 00000000 00000000 ffff 0000 0000000000000005 0000000000000006"),
+    ("receipt handle", receipt.encode_handle(receipt.Receipt(1, 2, 3, 4, 5, 6)).encode(),
+     b"AQAAAAEAAAACAAMAAAAAAAAABAAAAAAAAAAFAAbVOx-E".hex()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("made", "expected"), [each[1:] for each in GOLDEN], ids=[each[0] for each in GOLDEN])
+def test_layouts_do_not_drift(made: bytes, expected: str) -> None:
+    """A change here is a new format version: stores written by released versions have these bytes."""
+    assert made.hex() == expected.replace(" ", "")
+
+
+def test_numbers_of_kinds_do_not_drift() -> None:
+    """They stand in rows that were written; none is ever used for something else."""
+    assert {kind.name: int(kind) for kind in EntryState} == {"WAITING": 1, "QUEUED": 2, "DELIVERED": 3}
+    assert [kind.name for kind in sorted(events.EventKind)][:13] == [
+        "SCHEDULED", "QUEUED", "DELIVERED", "ACKED", "LEASE_EXPIRED", "GIVEN_BACK", "INVISIBLE_CHANGED", "FILTERED",
+        "TOPIC_CREATED", "GROUP_CREATED", "OPENED", "CLOSED", "GAP",
+    ]  # fmt: skip
+    assert [int(kind) for kind in sorted(events.EventKind)][:13] == list(range(1, 14))
+
+
+@pytest.mark.parametrize(
+    ("encode", "arguments"),
+    [
+        (keys.pack_timeline_key, (2**64, 1)),
+        (keys.pack_queue_key, (1, 2**16, 1)),
+        (record.encode_body, (bytes(256), b"", b"", b"")),
+        (outbox.pack_record_head, (2**16, 1, 1)),
+    ],
+)
+def test_numbers_that_do_not_fit_are_not_cut(encode: Callable[..., bytes], arguments: tuple[object, ...]) -> None:
+    """An encoder refuses what would wrap around."""
+    with pytest.raises(struct.error):
+        encode(*arguments)
