@@ -52,7 +52,7 @@ class PopBroker(Protocol):
         """
         ...
 
-    async def receive(  # noqa: PLR0913 - one receive has these six facts
+    async def receive(
         self,
         group: str,
         subscription: Subscription,

@@ -7,9 +7,8 @@ of state is answered only after the store said that it is durable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, TypeVar
+from collections.abc import Sequence
+from typing import Literal
 
 from broker_adapter import limits
 from broker_adapter.adapter import Subscription as Wanted
@@ -22,21 +21,18 @@ from dmq.embedded.group_queue import GroupQueue, Lease
 from dmq.embedded.leases import Leases
 from dmq.embedded.names import Group, Names, Topic
 from dmq.embedded.place import Placement
+from dmq.embedded.reader import Reader
 from dmq.embedded.receipt import Receipt, decode_handle, encode_handle
 from dmq.embedded.subscription import Subscription
-from dmq.errors import StoreBusy, StoreCorrupt, StoreError
+from dmq.errors import StoreBusy, StoreError
 from dmq.store.commit import Appended
-from dmq.store.keys import group_queue_range, pack_queue_key
-from dmq.store.ops import Emit, Family, Op
+from dmq.store.ops import Emit, Op
 from dmq.store.ops import Receipt as Stored
-from dmq.store.record import QueuedMessage, decode_queued
+from dmq.store.record import QueuedMessage
 from dmq.store.store import Store
 
 RECEIVE_BYTES_MAX = 8 * 1024 * 1024
 _PASS_OVER_S_MAX = 0.5  # how long a receive whose time is up goes on through messages that its filter passes over
-_GROUP_ROWS_MAX = 1_000_000
-
-_Read = TypeVar("_Read")
 
 
 class EmbeddedBroker:
@@ -64,14 +60,14 @@ class EmbeddedBroker:
         self._by_topic: dict[int, list[Subscription]] = {}
         self._epoch = store.boot << 32
         self._loop = asyncio.get_running_loop()
-        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dmq-read")
+        self._reader = Reader(store, self._loop)
         self.leases = Leases(store, self._subscription_of)
         store.attach(self._loop, self._on_appended)
 
     async def close(self) -> None:
         """Stop expiring leases and reading. The store stays open."""
         await self.leases.close()
-        self._reader.shutdown(wait=True)
+        self._reader.close()
 
     @property
     def lease_count(self) -> int:
@@ -176,7 +172,7 @@ class EmbeddedBroker:
                 break
         found.wake_next()  # there may be more than this receive takes
         try:
-            records = await self._read(found.topic.topic_id, taken)
+            records = await self._reader.messages([(queue, offset) for queue, offset, _ in taken])
         except BaseException:
             for queue, offset, _ in reversed(taken):
                 queue.give_back(offset)
@@ -232,19 +228,6 @@ class EmbeddedBroker:
             EventKind.FILTERED, queue.topic_id, found.group.group_id, queue.queue_id, 0, offset, record.message_id
         )
         return [*queue.finish(offset), Emit(event, offset)]
-
-    async def _read(self, topic_id: int, taken: list[tuple[GroupQueue, int, int]]) -> list[QueuedMessage]:
-        wanted = [pack_queue_key(topic_id, queue.queue_id, offset) for queue, offset, _ in taken]
-
-        def read() -> list[QueuedMessage]:
-            records = []
-            for (queue, offset, _), value in zip(taken, self.store.get_many(Family.QUEUE, wanted), strict=True):
-                if value is None:
-                    raise StoreCorrupt(f"topic {topic_id} queue {queue.queue_id} has no message at offset {offset}")
-                records.append(decode_queued(value))
-            return records
-
-        return await self._in_reader(read)
 
     # -- finishing ----------------------------------------------------------------------------------------------------
 
@@ -345,21 +328,8 @@ class EmbeddedBroker:
         return found
 
     async def _load(self, found: Subscription) -> None:
-        def read() -> list[tuple[list[tuple[bytes, bytes]], int]]:
-            return [
-                (
-                    self.store.scan(
-                        Family.GROUP,
-                        *group_queue_range(queue.group_id, queue.topic_id, queue.queue_id),
-                        limit=_GROUP_ROWS_MAX,
-                    ).rows,
-                    self.store.queue_end(queue.topic_id, queue.queue_id),
-                )
-                for queue in found.queues
-            ]
-
         ops: list[Op] = []
-        for queue, (rows, end) in zip(found.queues, await self._in_reader(read), strict=True):
+        for queue, (rows, end) in zip(found.queues, await self._reader.progress(found.queues), strict=True):
             queue.end = max(queue.end, end)
             if rows:
                 queue.load(rows)
@@ -377,12 +347,6 @@ class EmbeddedBroker:
                 queue = found.queues[queue_id]
                 queue.end = max(queue.end, end)
                 found.wake(queue_id)
-
-    async def _in_reader(self, read: Callable[[], _Read]) -> _Read:
-        try:
-            return await self._loop.run_in_executor(self._reader, read)
-        except StoreError as error:
-            raise BrokerUnavailable(str(error)) from error
 
     def _submit(self, ops: Sequence[Op], *, is_urgent: bool = True) -> asyncio.Future[list[Stored]]:
         try:

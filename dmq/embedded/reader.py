@@ -1,0 +1,77 @@
+"""The broker's one reading thread: the event loop never enters the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypeVar
+
+from broker_adapter.errors import BrokerUnavailable
+from dmq.embedded.group_queue import GroupQueue
+from dmq.errors import StoreCorrupt, StoreError
+from dmq.store.keys import group_queue_range, pack_queue_key
+from dmq.store.ops import Family
+from dmq.store.record import QueuedMessage, decode_queued
+from dmq.store.store import Store
+
+_GROUP_ROWS_MAX = 1_000_000
+_Read = TypeVar("_Read")
+
+
+class Progress(NamedTuple):
+    """What is stored of a group's progress on one queue, and where the queue ends."""
+
+    rows: list[tuple[bytes, bytes]]
+    end: int
+
+
+class Reader:
+    """Reads for one event loop. Raises ``BrokerUnavailable`` for whatever the store cannot read."""
+
+    def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
+        self._store = store
+        self._loop = loop
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dmq-read")
+
+    def close(self) -> None:
+        """End the thread after what it reads now."""
+        self._thread.shutdown(wait=True)
+
+    async def messages(self, places: Sequence[tuple[GroupQueue, int]]) -> list[QueuedMessage]:
+        """Return the message at each ``(queue, offset)``; one that is missing is damage."""
+        wanted = [pack_queue_key(queue.topic_id, queue.queue_id, offset) for queue, offset in places]
+
+        def read() -> list[QueuedMessage]:
+            found = []
+            for (queue, offset), value in zip(places, self._store.get_many(Family.QUEUE, wanted), strict=True):
+                if value is None:
+                    raise StoreCorrupt(f"topic {queue.topic_id} queue {queue.queue_id} has no message {offset}")
+                found.append(decode_queued(value))
+            return found
+
+        return await self._in_thread(read)
+
+    async def progress(self, queues: Sequence[GroupQueue]) -> list[Progress]:
+        """Return what is stored of each queue: one short scan of the group's own rows, and one seek."""
+
+        def read() -> list[Progress]:
+            return [
+                Progress(
+                    self._store.scan(
+                        Family.GROUP,
+                        *group_queue_range(queue.group_id, queue.topic_id, queue.queue_id),
+                        limit=_GROUP_ROWS_MAX,
+                    ).rows,
+                    self._store.queue_end(queue.topic_id, queue.queue_id),
+                )
+                for queue in queues
+            ]
+
+        return await self._in_thread(read)
+
+    async def _in_thread(self, read: Callable[[], _Read]) -> _Read:
+        try:
+            return await self._loop.run_in_executor(self._thread, read)
+        except StoreError as error:
+            raise BrokerUnavailable(str(error)) from error
