@@ -45,7 +45,7 @@ def measure(plan: Plan) -> list[Figure]:
     return [
         Figure(
             name="lateness.sent",
-            what=f"sends answered per second, of {RATE} offered: if missed, the lateness beside it is not that of {RATE}/s",
+            what=f"sends answered per second, of {RATE} offered; if missed, the lateness is not that of {RATE}/s",
             unit="messages/s",
             rounds=[each["sent_per_s"] for each in rounds],
             goal=Goal(sign=">=", bound=RATE * RATE_HELD),
