@@ -47,8 +47,8 @@ class PopBroker(Protocol):
         """Accept all envelopes or none, and return one receipt each, in order, once they are durable.
 
         A message whose delivery time has come is in its queue on return; any other waits and is never visible before
-        that time. An envelope whose message id is already known in its topic is not stored again: its receipt is the
-        first one, marked ``repeated``. Raises ``Overloaded`` (nothing done), ``BrokerUnavailable`` (in doubt).
+        that time. An envelope whose message id is already known in its topic is not stored again: its receipt says
+        where the message is now, marked ``repeated``. Raises ``Overloaded`` (nothing done), ``BrokerUnavailable`` (in doubt).
         """
         ...
 

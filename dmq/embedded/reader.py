@@ -54,21 +54,16 @@ class Reader:
 
     async def progress(self, queues: Sequence[GroupQueue]) -> list[Progress]:
         """Return what is stored of each queue: one short scan of the group's own rows, and one seek."""
+        return await self._in_thread(lambda: [self._progress(queue) for queue in queues])
 
-        def read() -> list[Progress]:
-            return [
-                Progress(
-                    self._store.scan(
-                        Family.GROUP,
-                        *group_queue_range(queue.group_id, queue.topic_id, queue.queue_id),
-                        limit=_GROUP_ROWS_MAX,
-                    ).rows,
-                    self._store.queue_end(queue.topic_id, queue.queue_id),
-                )
-                for queue in queues
-            ]
-
-        return await self._in_thread(read)
+    def _progress(self, queue: GroupQueue) -> Progress:
+        start, stop = group_queue_range(queue.group_id, queue.topic_id, queue.queue_id)
+        found = self._store.scan(Family.GROUP, start, stop, limit=_GROUP_ROWS_MAX)
+        if (
+            not found.is_complete
+        ):  # a row is a chunk of 1024 offsets, or one of at most 10 000 leases and what came back
+            raise StoreCorrupt(f"group {queue.group_id} has over {_GROUP_ROWS_MAX} rows for queue {queue.queue_id}")
+        return Progress(found.rows, self._store.queue_end(queue.topic_id, queue.queue_id))
 
     async def _in_thread(self, read: Callable[[], _Read]) -> _Read:
         try:

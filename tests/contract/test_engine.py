@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -234,13 +235,18 @@ def test_readers_in_other_threads_see_whole_batches(engine: Engine) -> None:
                 wrong.append((rows, last))
 
     reader = threading.Thread(target=look)
-    reader.start()
-    for step in range(3_000):
-        batch = put_batch((T, places[(step + 1) % 50], b"row"))
-        batch.deletes.append((T, places[step % 50]))
-        engine.write(batch)
-    is_over.set()
-    reader.join()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        reader.start()
+        for step in range(5_000):
+            batch = put_batch((T, places[(step + 1) % 50], b"row"))
+            batch.deletes.append((T, places[step % 50]))
+            engine.write(batch)
+    finally:
+        is_over.set()
+        reader.join()
+        sys.setswitchinterval(interval)
     assert wrong == []
 
 

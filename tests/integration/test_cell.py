@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,11 +41,12 @@ def cell(tmp_path: Path) -> Path:
 
 def refused(path: Path, error: type[StoreError]) -> str:
     """Open, expect ``error`` in one line of reasonable length, twice: the refusal must not change the answer."""
-    said = []
+    said, kept = [], []
     for _ in range(2):
         with pytest.raises(error) as caught:
             open_store(path)
         assert type(caught.value) is error
+        kept.append(caught.value)  # with all that its frames know: nothing may be closed by the garbage collector
         said.append(str(caught.value))
         assert said[-1]
         assert "\n" not in said[-1]
@@ -268,6 +270,7 @@ def test_a_marker_that_cannot_be_written_leaves_nothing_open(tmp_path: Path, mon
         patched.setattr(Cell, "mark_created", fail)
         with pytest.raises(StoreFailed, match="No space left"):
             open_store(tmp_path / "cell")
+    assert not [thread for thread in threading.enumerate() if thread.name == "dmq-commit"]
     store = open_store(tmp_path / "cell")
     assert store.scan(Family.QUEUE, b"", END, limit=1).rows == []
     store.close()

@@ -177,7 +177,7 @@ def test_a_quiet_family_does_not_keep_the_logs(tmp_path: Path) -> None:
     quiet.close()
     naive.close()
 
-    engine = RocksEngine(tmp_path / "ours", RocksOptions(wal_bytes_max=bound, memtable_bytes_max=1024 * 1024))
+    engine = RocksEngine(tmp_path / "ours", RocksOptions(wal_bytes_max=bound))
     engine.write(batch_of(1, Family.GROUP))
     for number in range(count):
         batch = Batch()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker_adapter.errors import Refused
@@ -100,6 +100,7 @@ def test_queue_keys_are_ordered_by_queue_then_offset(
 
 
 @given(u32, u32, u16, u8, u64, u32, u32, u16)
+@example(1, 2, 3, 255, 2**64 - 1, 1, 2, 3)
 def test_group_rows_lie_in_the_range_of_their_queue(
     group: int, topic: int, queue: int, kind: int, number: int, group2: int, topic2: int, queue2: int
 ) -> None:
@@ -272,6 +273,16 @@ def test_a_short_value_is_damage(read: Callable[[bytes], object], value: bytes, 
     for size in range(len(value) - free):
         with pytest.raises(StoreCorrupt):
             read(value[:size])
+
+
+def test_a_short_outbox_row_yields_whole_events_only() -> None:
+    """Before it raises: half an event is none."""
+    for size in range(len(BLOCK)):
+        read = []
+        with pytest.raises(StoreCorrupt):
+            for each in outbox.decode_block(keys.pack_u64(1), BLOCK[:size]):
+                read.append(each.event)  # noqa: PERF401 - what was read before it raised
+        assert read == [b"event one", b"event two"][: len(read)]
 
 
 @pytest.mark.parametrize(("read", "value", "free"), READERS, ids=NAMES)

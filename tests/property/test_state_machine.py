@@ -341,6 +341,6 @@ class RocksMachine(BrokerMachine):
 _PACE = settings(stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 TestOnMemory = MemoryMachine.TestCase
-TestOnMemory.settings = settings(_PACE, max_examples=80 * EFFORT)
+TestOnMemory.settings = settings(_PACE, max_examples=200 * EFFORT)
 TestOnRocksDB = RocksMachine.TestCase
-TestOnRocksDB.settings = settings(_PACE, max_examples=25 * EFFORT)
+TestOnRocksDB.settings = settings(_PACE, max_examples=30 * EFFORT)

@@ -118,7 +118,7 @@ def fail_syncs(directory: Path, count: str) -> None:
 
 
 def keep_the_gil(directory: Path, how: str) -> None:
-    """Make one slow sync, ``ours`` or by a ``naive`` write with sync; say how often another thread ran meanwhile."""
+    """Make one slow sync, ``ours`` or by a ``naive`` write with sync; say how often another thread ran, and what ``write`` synced."""
     engine = RocksEngine(directory)
     engine.write(batch_of(1))
     engine.sync()
@@ -140,18 +140,21 @@ def keep_the_gil(directory: Path, how: str) -> None:
     db = engine._open_db()
     slow = Path(os.environ["SHIM_DIR"]) / "slow"
     slow.write_text("400", encoding="ascii")
-    before = beats
+    before, syncs = beats, Path(os.environ["SHIM_DIR"]) / "syncs"
+    synced_before = syncs.stat().st_size
     if how == "naive":
         db.write(writes, synced)
+        synced_by_write = syncs.stat().st_size - synced_before
     else:
         engine.write(batch_of(2))
+        synced_by_write = syncs.stat().st_size - synced_before
         engine.sync()
     after = beats
     slow.unlink()
     is_over.set()
     thread.join()
     engine.close()
-    say(str(after - before))
+    say(f"{after - before} {synced_by_write}")
 
 
 def fork(directory: Path, how: str) -> None:
