@@ -170,11 +170,13 @@ class Store:
         return True
 
     def _settle_on_loop(self, appended: Appended, units: list[Unit]) -> None:
-        if appended and self._on_appended is not None:
-            self._on_appended(appended)
-        for unit in units:
-            unit.settle(unit)
-        self._writer.settled()
+        try:
+            if appended and self._on_appended is not None:
+                self._on_appended(appended)
+        finally:  # whatever a listener does: nobody is left waiting
+            for unit in units:
+                unit.settle(unit)
+            self._writer.settled()
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

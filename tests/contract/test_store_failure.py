@@ -244,6 +244,25 @@ def test_commit_async_fails_every_future(bench: Bench) -> None:
     asyncio.run(scenario())
 
 
+def test_a_listener_that_raises_leaves_nobody_waiting(bench: Bench) -> None:
+    """Who listens for new ends may fail; futures are settled all the same, and the writer goes on."""
+    heard: list[str] = []
+
+    def listen(_: object) -> None:
+        raise RuntimeError("a listener")
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: heard.append(str(context["exception"])))
+        bench.store.attach(loop, listen)
+        for number in range(3):
+            (receipt,) = await asyncio.wait_for(bench.store.commit_async([append(number)]), PATIENCE_S)
+            assert receipt.queue_offset == number
+
+    asyncio.run(scenario())
+    assert heard == ["a listener"] * 3
+
+
 def test_a_closed_loop_does_not_stop_the_writer(bench: Bench) -> None:
     """Nobody waits any more; what was written stays written and the store goes on."""
     forgotten: list[object] = []

@@ -118,7 +118,7 @@ def fail_syncs(directory: Path, count: str) -> None:
 
 
 def keep_the_gil(directory: Path, how: str) -> None:
-    """Make one slow sync, ``ours`` or by a ``naive`` write with sync; say how often another thread ran, and what ``write`` synced."""
+    """Make one slow sync, ``ours`` or by a ``naive`` write; say how often a thread ran, how often the write synced."""
     engine = RocksEngine(directory)
     engine.write(batch_of(1))
     engine.sync()
