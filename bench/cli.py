@@ -70,6 +70,7 @@ def main(
     failed: dict[str, str] = {}
     columns = (TextColumn("{task.description:12}"), BarColumn(), TextColumn("{task.fields[what]}"), TimeElapsedColumn())
     used = _generator(console, load.value)
+    options = {"rounds": rounds, "quick": quick, "native_load": used.is_native, "pending": pending}
     with Progress(*columns, console=console) as progress:
         for name in chosen:
             task = progress.add_task(name.value, what="")
@@ -79,9 +80,8 @@ def main(
             except (LoadFailed, RuntimeError) as error:
                 failed[name.value] = str(error)
             steps = progress.tasks[task].total
+            write_json(json, figures, {**options, "failed": failed})  # what was measured outlives a run that is ended
             progress.update(task, completed=steps or 0, what="failed" if name.value in failed else "")
-    options = {"rounds": rounds, "quick": quick, "native_load": used.is_native, "pending": pending}
-    write_json(json, figures, {**options, "failed": failed})
     console.print(table_of(figures))
     unsteady = sum(not figure.is_steady for figure in figures)
     if unsteady:

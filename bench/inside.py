@@ -6,6 +6,7 @@
     scattered the same, but due at any time of a day instead of all after one delay
     raw       the floor: the same records into an empty RocksDB, 100 at a time, each batch synced
     burst     COUNT messages due at one instant, handed over by the scheduler beside an idle loop
+    lateness  COUNT messages at 2000/s, each due 1 to 5 s later, beside what waits in the store already
     fill      COUNT messages due far away; then stays as it is until its input ends or it is killed
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -41,6 +43,8 @@ BATCH = 100
 _FILL_BATCH = 256
 _FILLS_IN_FLIGHT = 4
 _BURST_AHEAD_S = 3
+LATENESS_RATE = 2_000
+LATENESS_QUANTILES = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
 
 
 def _say(**found: object) -> None:
@@ -143,6 +147,37 @@ async def burst(data: Path, count: int) -> None:
         _say(last_ms=max(lateness), first_ms=min(lateness), early=sum(ms < 0 for ms in lateness), spare_ms=spare_ms)
 
 
+async def lateness(data: Path, count: int) -> None:
+    """Measure how late messages are in their queue when nothing but the store and the scheduler is in the way."""
+    clock = SystemClock()
+    late_ms: list[int] = []
+    loop, is_done = asyncio.get_running_loop(), asyncio.Event()
+
+    def observe(batch: Sequence[int]) -> None:
+        late_ms.extend(batch)
+        if len(late_ms) >= count:
+            loop.call_soon_threadsafe(is_done.set)
+
+    async with _broker(data) as broker:
+        await broker.route(TOPIC)
+        scheduler = Scheduler(
+            broker.store, broker.placement, on_failure=lambda error: _say(error=str(error)), observe=observe
+        )
+        scheduler.start()
+        started_s, sends, run = clock.monotonic_s(), set[asyncio.Task[object]](), clock.now_ms()
+        for number in range(count):
+            await asyncio.sleep(max(0.0, number / LATENESS_RATE - (clock.monotonic_s() - started_s)))
+            delay_ms = random.randint(1_000, 5_000)
+            due = Envelope(TOPIC, f"01{run + number:032X}", b"x" * WIRE_BYTES, deliver_at_ms=clock.now_ms() + delay_ms)
+            sends.add(task := asyncio.create_task(_send(broker, [due])))
+            task.add_done_callback(sends.discard)
+        await is_done.wait()
+        scheduler.close()
+    late_ms.sort()
+    quantiles = {name: late_ms[min(count - 1, int(count * LATENESS_QUANTILES[name]))] for name in LATENESS_QUANTILES}
+    _say(**quantiles, max=late_ms[-1], early=sum(ms < 0 for ms in late_ms))
+
+
 async def fill(data: Path, count: int) -> None:
     """Fill a store with messages that wait, several batches in flight as many producers have, and stay."""
     clock = SystemClock()
@@ -173,6 +208,7 @@ _ACTIONS: dict[str, Callable[[Path, int], Awaitable[None]]] = {
     "scattered": scattered,
     "raw": raw,
     "burst": burst,
+    "lateness": lateness,
     "fill": fill,
 }
 

@@ -7,16 +7,17 @@ from typing import Any
 
 from bench import child, daemon
 from bench.figures import Figure, Goal
+from bench.inside import LATENESS_QUANTILES, LATENESS_RATE
 from bench.load import check
 from bench.messages import TOPIC
 from bench.place import directory
 from bench.plan import Plan
 
 P99_MS = 5.0
-RATE = 2_000
+RATE = LATENESS_RATE
 RATE_HELD = 0.98  # below it the daemon was saturated, and the lateness is that of a full queue, not of this rate
 POLLS = 16  # four would limit: each poll sends its 32 messages frame by frame
-_QUANTILES = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
+_QUANTILES = LATENESS_QUANTILES
 
 
 def measure(plan: Plan) -> list[Figure]:
@@ -24,7 +25,8 @@ def measure(plan: Plan) -> list[Figure]:
     far, seconds = plan.pick(full=1_000_000, quick=100_000), plan.pick(full=30, quick=5)
     count = RATE * seconds
     rounds: list[dict[str, Any]] = []
-    plan.expect(plan.rounds + 1)
+    inside: list[dict[str, float]] = []
+    plan.expect(2 * plan.rounds + 1)
     with directory() as data:
         plan.step(f"{far} messages due far away")
         filler = child.Child("fill", data, far)
@@ -33,6 +35,8 @@ def measure(plan: Plan) -> list[Figure]:
                 break
         filler.end()
         for number in range(plan.rounds):
+            plan.step(f"{RATE}/s for {seconds} s in process")
+            inside.append(child.run("lateness", data, count))
             plan.step(f"{RATE}/s for {seconds} s")
             with daemon.running(data, metrics=True) as ours:
                 rounds.append(_round(plan, ours, count, f"bench-late-{number}"))
@@ -43,6 +47,7 @@ def measure(plan: Plan) -> list[Figure]:
         "cpu_share": median(each["cpu_share"] for each in rounds),
     }
     return [
+        *_in_process(what, inside),
         Figure(
             name="lateness.sent",
             what=f"sends answered per second, of {RATE} offered; if missed, the lateness is not that of {RATE}/s",
@@ -79,6 +84,20 @@ def measure(plan: Plan) -> list[Figure]:
             )
             for name in (*_QUANTILES, "max")
         ),
+    ]
+
+
+def _in_process(what: str, rounds: list[dict[str, float]]) -> list[Figure]:
+    return [
+        Figure(
+            name=f"lateness.in_process.{name}",
+            what=f"{what}: in process, from the delivery time until durable in its queue",
+            unit="ms",
+            rounds=[each[name] for each in rounds],
+            goal=Goal(sign="<=", bound=P99_MS) if name == "p99" else None,
+            details={"early": sum(each["early"] for each in rounds)},
+        )
+        for name in (*_QUANTILES, "max")
     ]
 
 

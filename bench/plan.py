@@ -28,6 +28,8 @@ class Plan:
     def step(self, what: str) -> None:
         """Say that a step begins; the one before is done."""
         self.progress.update(self.task, what=what)
+        if not self.progress.console.is_terminal:
+            self.progress.console.print(f"{self.progress.tasks[self.task].description}: {what}")
         self.progress.advance(self.task)
 
     def pick(self, *, full: int, quick: int) -> int:

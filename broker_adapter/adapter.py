@@ -48,7 +48,8 @@ class PopBroker(Protocol):
 
         A message whose delivery time has come is in its queue on return; any other waits and is never visible before
         that time. An envelope whose message id is already known in its topic is not stored again: its receipt says
-        where the message is now, marked ``repeated``. Raises ``Overloaded`` (nothing done), ``BrokerUnavailable`` (in doubt).
+        where the message is now, marked ``repeated``. Raises ``Overloaded`` (nothing done), ``BrokerUnavailable`` (in
+        doubt).
         """
         ...
 

@@ -30,14 +30,17 @@ from dmq.store.ops import (
     Receipt,
     Schedule,
 )
+from dmq.store.outbox import pack_record_head
 from dmq.store.record import decode_index, encode_index_finished, encode_index_waiting
 
 BUCKET_MS = 60_000
 _COUNTS_CACHED_MAX = 65_536
 _OUTBOX_ROWS_CUT = 16
 _NA = outbox.NOT_APPLICABLE
-# Plain numbers: looking up an enum member costs more than appending the row.
+# Plain numbers and names of this module: looking up an enum member costs more than appending the row.
 _TIMELINE, _INDEX, _QUEUE = int(Family.TIMELINE), int(Family.INDEX), int(Family.QUEUE)
+_WAITING, _QUEUED, _DELIVERED = EntryState.WAITING, EntryState.QUEUED, EntryState.DELIVERED
+_QUEUED_NUMBER, _DELIVERED_NUMBER = int(_QUEUED), int(_DELIVERED)
 _WAITING_PREFIX = keys.WAITING_GENERATION.to_bytes(4, "big")
 
 
@@ -145,9 +148,9 @@ class Assembler:
         puts.append((_TIMELINE, pack_timeline_key(key_ms, sequence), record))
         puts.append((_INDEX, id_key, encode_index_waiting(sequence, key_ms)))
         self._count(scope, deliver_at_ms, 1)
-        self._records += (outbox.pack_record_head(len(event), sequence, _NA), event)
-        self._known[id_key] = Receipt(EntryState.WAITING, sequence, -1, -1, key_ms, True)
-        return Receipt(EntryState.WAITING, sequence, -1, -1, key_ms, False)
+        self._records += (pack_record_head(len(event), sequence, _NA), event)
+        self._known[id_key] = Receipt(_WAITING, sequence, -1, -1, key_ms, True)
+        return Receipt(_WAITING, sequence, -1, -1, key_ms, False)
 
     def _append(self, op: Append) -> Receipt:
         scope, message_id, topic_id, queue_id, record, event = op
@@ -157,11 +160,11 @@ class Assembler:
             return known
         sequence = self._sequence = self._sequence + 1
         offset = self._place(topic_id, queue_id, record)
-        value = encode_index_finished(EntryState.QUEUED, sequence, self._now_ms, queue_id, offset)
+        value = encode_index_finished(_QUEUED_NUMBER, sequence, self._now_ms, queue_id, offset)
         self._batch.puts.append((_INDEX, self._generation_prefix + id_key[4:], value))
-        self._records += (outbox.pack_record_head(len(event), sequence, offset), event)
-        self._known[id_key] = Receipt(EntryState.QUEUED, sequence, queue_id, offset, self._now_ms, True)
-        return Receipt(EntryState.QUEUED, sequence, queue_id, offset, self._now_ms, False)
+        self._records += (pack_record_head(len(event), sequence, offset), event)
+        self._known[id_key] = Receipt(_QUEUED, sequence, queue_id, offset, self._now_ms, True)
+        return Receipt(_QUEUED, sequence, queue_id, offset, self._now_ms, False)
 
     def _hand_over(self, op: HandOver) -> Receipt:
         key, scope, message_id, deliver_at_ms, topic_id, queue_id, record, event = op
@@ -170,11 +173,11 @@ class Assembler:
         offset = self._place(topic_id, queue_id, record)
         batch = self._batch
         batch.deletes += ((_TIMELINE, key), (_INDEX, _WAITING_PREFIX + suffix))
-        value = encode_index_finished(EntryState.DELIVERED, sequence, self._now_ms, queue_id, offset)
+        value = encode_index_finished(_DELIVERED_NUMBER, sequence, self._now_ms, queue_id, offset)
         batch.puts.append((_INDEX, self._generation_prefix + suffix, value))
         self._count(scope, deliver_at_ms, -1)
-        self._records += (outbox.pack_record_head(len(event), sequence, offset), event)
-        return Receipt(EntryState.DELIVERED, sequence, queue_id, offset, self._now_ms, False)
+        self._records += (pack_record_head(len(event), sequence, offset), event)
+        return Receipt(_DELIVERED, sequence, queue_id, offset, self._now_ms, False)
 
     def _done_op(self, op: Done) -> Receipt:
         mark = min(op.mark, self._marks.low())
@@ -192,7 +195,7 @@ class Assembler:
 
     def _emit(self, op: Emit) -> Receipt:
         offset = op.queue_offset if op.queue_offset >= 0 else _NA
-        self._records += (outbox.pack_record_head(len(op.event), _NA, offset), op.event)
+        self._records += (pack_record_head(len(op.event), _NA, offset), op.event)
         return NO_RECEIPT
 
     _HANDLERS: ClassVar[dict[type, Callable[..., Receipt]]] = {
@@ -317,7 +320,7 @@ class Assembler:
         first_left = int.from_bytes(last_key, "big") + outbox.block_count(last_value)
         self._batch.deletes += [(Family.AUDIT, key) for key, _ in found.rows]
         event = self._gap_event(state.first_sequence, first_left - state.first_sequence)
-        self._records += (outbox.pack_record_head(len(event), _NA, _NA), event)
+        self._records += (pack_record_head(len(event), _NA, _NA), event)
         freed = sum(len(value) for _, value in found.rows)
         return state._replace(first_sequence=first_left, stored_bytes=state.stored_bytes - freed)
 

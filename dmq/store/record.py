@@ -35,6 +35,7 @@ _QUEUED = struct.Struct(">BBHQQ")
 _BODY = struct.Struct(">BBB")
 _INDEX_WAITING = struct.Struct(">BQQ")
 _INDEX_FINISHED = struct.Struct(">BQQHQ")
+_WAITING_STATE = int(EntryState.WAITING)
 _new_tuple = tuple.__new__  # what a NamedTuple's own constructor calls, without its argument list
 
 WAITING_HEADER_BYTES = _WAITING.size
@@ -131,12 +132,12 @@ def body_payload(body: bytes) -> bytes:
 
 def encode_index_waiting(sequence: int, key_time_ms: int) -> bytes:
     """Encode the index value of a waiting entry."""
-    return _INDEX_WAITING.pack(EntryState.WAITING, sequence, key_time_ms)
+    return _INDEX_WAITING.pack(_WAITING_STATE, sequence, key_time_ms)
 
 
-def encode_index_finished(state: EntryState, sequence: int, at_ms: int, queue_id: int, queue_offset: int) -> bytes:
-    """Encode the index value of a finished entry."""
-    return _INDEX_FINISHED.pack(int(state), sequence, at_ms, queue_id, queue_offset)
+def encode_index_finished(state: int, sequence: int, at_ms: int, queue_id: int, queue_offset: int) -> bytes:
+    """Encode the index value of a finished entry; ``state`` is the number of an ``EntryState``."""
+    return _INDEX_FINISHED.pack(state, sequence, at_ms, queue_id, queue_offset)
 
 
 def decode_index(value: bytes) -> Receipt:
