@@ -102,6 +102,7 @@ class EmbeddedRig:
         engine: Engine = RocksEngine(self._database) if self._on_disk else self.memory
         self.store = Store(self._wrap(engine), self.clock, self._options)
         self.broker = EmbeddedBroker(self.store, queues_per_topic=self._queues, group_start=self._group_start)
+        self.broker.leases._task.cancel()  # leases end when a test says so, not when a nap in real time is over
         self.scheduler = Scheduler(
             self.store,
             self.broker.placement,
@@ -121,7 +122,6 @@ class EmbeddedRig:
         await self.store.commit_async([])  # behind it, the loop was told of everything that was handed over
         while await self.broker.leases.expire():
             pass
-        await self.store.commit_async([])  # behind what the broker's own task had begun to bring back
 
     async def restart(self, end: End, *, down_ms: int = 0) -> None:
         assert not (self._on_disk and end is End.POWER_LOSS), "tests cannot take the page cache away"
