@@ -28,6 +28,18 @@ class Subscription(NamedTuple):
     tags: frozenset[str] = frozenset()
 
 
+class GroupSettings(NamedTuple):
+    """How a consumer group is served, as its clients are told.
+
+    ``max_attempts`` counts deliveries, the first included. ``delays_ms[n - 1]`` is what follows on failed attempt n; the
+    last one repeats. It is never empty.
+    """
+
+    is_fifo: bool
+    max_attempts: int
+    delays_ms: tuple[int, ...]
+
+
 class PopBroker(Protocol):
     """Messages are handed out under a lease and come back unless acknowledged.
 
@@ -43,11 +55,16 @@ class PopBroker(Protocol):
         """Make ``group`` known, so that it can receive. Idempotent, durable."""
         ...
 
+    def group_settings(self, group: str) -> GroupSettings:
+        """Return how ``group`` is served now; a group that nobody knows yet gets the default."""
+        ...
+
     async def send(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:
         """Accept all envelopes or none, and return one receipt each, in order, once they are durable.
 
-        A message whose delivery time has come is in its queue on return; any other waits and is never visible before
-        that time. An envelope whose message id is already known in its topic is not stored again: its receipt says
+        A message whose delivery time has come is in its queue on return, or, if it has a message group, in a moment;
+        any other waits and is never visible before that time. Delayed messages of one message group keep the order of
+        their delivery times, then of their acceptance. An envelope whose message id is already known in its topic is not stored again: its receipt says
         where the message is now, marked ``repeated``. Raises ``Overloaded`` (nothing done), ``BrokerUnavailable`` (in
         doubt).
         """
@@ -65,9 +82,14 @@ class PopBroker(Protocol):
     ) -> Sequence[Delivery]:
         """Hand out up to ``batch_max`` messages, waiting up to ``wait_ms`` for the first one; empty if none came.
 
-        Each is hidden from its group for ``invisible_ms`` and then comes back with ``delivery_attempt`` + 1. With
-        ``renew_for`` (a client id) the lease is renewed by the broker while that client lives, up to 3 h.
-        Messages of one message group are handed out in order. A cancelled receive hands out nothing.
+        Each is hidden from its group for ``invisible_ms`` and then comes back with ``delivery_attempt`` + 1, until its
+        group's attempts are used up: then it is in ``%DLQ%<group>``. With ``renew_for`` (the client id of a push
+        consumer) the lease is renewed by the broker while that client lives, up to 3 h. What the group failed and is due
+        again comes under the topic it was sent to. A cancelled receive hands out nothing.
+
+        Messages of one message group are handed out in order: while one is handed out and not finished, no later one
+        goes out. One receive may carry several in a row, but never to a push consumer, whose client may go on to the
+        next one when the first has failed.
         """
         ...
 
@@ -86,6 +108,18 @@ class PopBroker(Protocol):
 
         Returns the handle to use from here on; the one given stays good too. Extending costs no delivery attempt;
         with ``suspend`` the next hand-out does not count as an attempt either.
+
+        Of a delivery with ``renew_for`` it means, without ``suspend``, that consuming failed (a push consumer has no
+        other reason to call): it comes back by the policy of its group, not before ``invisible_ms``, and its handle is
+        refused from here on; or it is dead.
+        """
+        ...
+
+    async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
+        """Give a delivery up, durable on return: it is in ``%DLQ%<group>`` and never comes back to the group.
+
+        ``attempts`` is how often its consumer says it tried. A push consumer of a FIFO group is not believed below the
+        group's maximum, because clients give up at the first failure there: the message comes back by the policy.
         """
         ...
 

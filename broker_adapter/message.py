@@ -76,6 +76,17 @@ class SendReceipt(NamedTuple):
     repeated: bool = False  # the same message id was accepted before; this is the first answer
 
 
+class DeadLetterFacts(NamedTuple):
+    """What a dead letter tells its consumer about its end."""
+
+    origin_topic: str
+    origin_message_id: str
+    attempts: int
+    reason: str
+    first_failed_at_ms: int
+    last_failed_at_ms: int
+
+
 class Delivery(NamedTuple):
     """One hand-out of a message to a consumer group. ``payload`` is the wire message as it was sent."""
 
@@ -89,6 +100,7 @@ class Delivery(NamedTuple):
     invisible_ms: int
     stored_at_ms: int
     deliver_at_ms: int  # 0: was not delayed
+    dead_letter: DeadLetterFacts | None = None  # of a message in a dead-letter queue
 
 
 def pack_id(message_id: str) -> bytes:

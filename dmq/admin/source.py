@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
+from retry.dead_letter import Dead, DeadFilter, Job
+from retry.policy import RetryPolicy
+
 
 class CellState(IntEnum):
     """Numbers of ``rockdmq.admin.v1``."""
@@ -151,8 +154,85 @@ class MessageStatus:
     payload: bytes | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStatus:
+    """A consumer group. ``waiting`` retries wait for their time; ``dead`` letters have no outcome yet."""
+
+    name: str
+    created_at_ms: int
+    policy: RetryPolicy
+    is_default_policy: bool
+    is_fifo: bool  # as its clients are told
+    is_fifo_set: bool  # by an operator; else it follows from the topics it is subscribed to
+    waiting: int = 0
+    dead: int = 0
+    leased: int = 0
+    due: Sequence[DueBucket] = ()  # of the retries that wait
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingRetry:
+    """A retry that waits. ``entry`` names it for ``run_retries_now`` and ``end_retries``."""
+
+    entry: int
+    group: str
+    topic: str
+    message_id: str
+    attempt: int  # the one that comes next
+    due_at_ms: int
+    first_failed_at_ms: int
+    last_failed_at_ms: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPage:
+    """Some retries in the order of their time; go on with ``next_token``, empty at the end.
+
+    A page may be short, or empty, before the end: one call looks at a bounded number of rows.
+    """
+
+    retries: Sequence[WaitingRetry]
+    next_token: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryOutcomes:
+    """What a command did to the retries it named: each is counted once."""
+
+    moved: int = 0
+    gone: int = 0  # it had been delivered, moved or ended before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadStatus:
+    """A dead letter with its message as it was sent, and with its outcome if it has one."""
+
+    dead: Dead
+    payload: bytes
+    dead_at_ms: int = 0  # when it came into the dead-letter queue
+    outcome: str = ""  # "", "redriven" or "purged"
+    outcome_at_ms: int = 0
+    outcome_note: str = ""  # of redriven: the topic and new message id; of purged: why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadPage:
+    """Some dead letters in the order of their death; go on with ``next_offset``, -1 at the end.
+
+    A page may be short, or empty, before the end: one call looks at a bounded number of messages.
+    """
+
+    letters: Sequence[DeadStatus]
+    next_offset: int = -1
+
+
 class AdminSource(Protocol):
-    """What the admin service asks; every method answers without a scan and may be called on the event loop."""
+    """What the admin service asks; every method may be called on the event loop and looks at a bounded number of rows.
+
+    Raises ``Refused`` for names that are none or that nobody knows (``GROUP``, ``NOT_FOUND``), ``Overloaded`` and
+    ``BrokerUnavailable`` as a broker does.
+    """
 
     async def status(self) -> CellStatus:
         """Return how the daemon is now; also while its storage has failed."""
@@ -164,4 +244,56 @@ class AdminSource(Protocol):
 
     async def message(self, topic: str, message_id: str) -> MessageStatus:
         """Return where a message is; ``UNKNOWN`` if topic or message are not known (or no longer)."""
+        ...
+
+    # -- groups and their retries -------------------------------------------------------------------------------------
+
+    async def groups(self) -> Sequence[GroupStatus]:
+        """Return every consumer group, by name; without ``due``."""
+        ...
+
+    async def group(self, name: str) -> GroupStatus:
+        """Return one group, with ``due``; ``Refused(NOT_FOUND)`` if nobody knows it."""
+        ...
+
+    async def set_group(
+        self, name: str, *, policy: RetryPolicy | None, reset_policy: bool, is_fifo: bool | None
+    ) -> GroupStatus:
+        """Change a group (make it if nobody knows it), durable on return; what is ``None`` stays as it is."""
+        ...
+
+    async def retries(self, group: str, *, topic: str, token: str, limit: int) -> RetryPage:
+        """Return up to ``limit`` waiting retries of a group, of one origin topic or (empty) of all, from ``token`` on."""
+        ...
+
+    async def run_retries_now(self, group: str, entries: Sequence[int]) -> RetryOutcomes:
+        """Make waiting retries visible at once, durable on return."""
+        ...
+
+    async def end_retries(self, group: str, entries: Sequence[int]) -> RetryOutcomes:
+        """Send waiting retries to the group's dead-letter queue (``Reason.OPERATOR``), durable on return."""
+        ...
+
+    # -- dead letters -------------------------------------------------------------------------------------------------
+
+    async def dead_letters(
+        self, group: str, chosen: DeadFilter, *, offset: int, limit: int, with_outcome: bool
+    ) -> DeadPage:
+        """Return up to ``limit`` dead letters from ``offset`` on; those that have an outcome only if asked for."""
+        ...
+
+    async def start_job(self, job: Job, *, is_dry_run: bool) -> Job:
+        """Start a redrive or a purge and return it as it was stored, with its id and its range of offsets.
+
+        A dry run looks at every message and returns the finished counts; nothing is written and there is no id. Raises
+        ``Refused(REQUEST)`` while another job of the same group runs, or for a target topic that cannot be.
+        """
+        ...
+
+    async def jobs(self, group: str) -> Sequence[Job]:
+        """Return the jobs of a group (empty: of all), newest first, at most 100."""
+        ...
+
+    async def stop_job(self, job_id: int) -> Job:
+        """End a running job where it is, durable on return; a job that has ended stays as it is."""
         ...

@@ -1,0 +1,133 @@
+"""Dead letters as values: what is known of one, which of them a filter means, and the state of a redrive.
+
+A dead letter keeps everything needed to understand and to repeat it. Its consumers see these facts as user properties.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from retry.policy import Reason
+
+# RocketMQ's proxy reads the first two where a broker wrote them; the others are ours.
+ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
+ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
+ATTEMPTS = "DLQ_ATTEMPTS"
+REASON = "DLQ_REASON"
+FIRST_FAILED_AT = "DLQ_FIRST_FAILED_AT"  # epoch ms
+LAST_FAILED_AT = "DLQ_LAST_FAILED_AT"  # epoch ms
+# On a redriven message: the message id of the dead letter it was made from.
+PARENT_MESSAGE_ID = "DLQ_PARENT_MESSAGE_ID"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dead:
+    """One dead letter. ``reason`` is ``None`` for a message that somebody sent to a dead-letter queue."""
+
+    offset: int  # in its dead-letter queue
+    message_id: str
+    origin_topic: str = ""
+    reason: Reason | None = None
+    attempts: int = 0
+    first_failed_at_ms: int = 0
+    last_failed_at_ms: int = 0
+    tag: str = ""
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadFilter:
+    """Which dead letters are meant; empty means all. ``since_ms <= last failure < until_ms``."""
+
+    reasons: frozenset[Reason] = frozenset()
+    topics: frozenset[str] = frozenset()
+    keys: frozenset[str] = frozenset()
+    message_ids: frozenset[str] = frozenset()
+    since_ms: int = 0
+    until_ms: int = 0  # 0: no end
+
+    def matches(self, dead: Dead) -> bool:
+        """Say whether ``dead`` is meant."""
+        return (
+            (not self.reasons or dead.reason in self.reasons)
+            and (not self.topics or dead.origin_topic in self.topics)
+            and (not self.keys or not self.keys.isdisjoint(dead.keys))
+            and (not self.message_ids or dead.message_id in self.message_ids)
+            and dead.last_failed_at_ms >= self.since_ms
+            and (not self.until_ms or dead.last_failed_at_ms < self.until_ms)
+        )
+
+
+class JobKind(StrEnum):
+    """What is done with dead letters in bulk."""
+
+    REDRIVE = "redrive"
+    PURGE = "purge"
+
+
+class JobState(StrEnum):
+    """Where a job is."""
+
+    RUNNING = "running"
+    DONE = "done"
+    STOPPED = "stopped"  # by an operator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A redrive or a purge: durable, so that it goes on after a restart from where its last write left it.
+
+    It looks at the offsets ``[next_offset, end_offset)`` of the group's dead-letter queue, each once. Counts are of
+    messages: ``done`` were redriven (or purged), ``passed`` were not meant or had an outcome already, ``failed`` could
+    not be read and stay dead.
+    """
+
+    job_id: int
+    kind: JobKind
+    group: str
+    filter: DeadFilter = field(default_factory=DeadFilter)
+    to_topic: str = ""  # of a redrive; empty: each to the topic it came from
+    why: str = ""  # of a purge
+    rate_per_s: float = 0.0  # 0: as fast as it goes
+    created_at_ms: int = 0
+    first_offset: int = 0
+    next_offset: int = 0
+    end_offset: int = 0
+    done: int = 0
+    passed: int = 0
+    failed: int = 0
+    state: JobState = JobState.RUNNING
+
+    def advanced(self, next_offset: int, *, done: int = 0, passed: int = 0, failed: int = 0) -> Job:
+        """Return the job after it looked at everything below ``next_offset``."""
+        return replace(
+            self,
+            next_offset=next_offset,
+            done=self.done + done,
+            passed=self.passed + passed,
+            failed=self.failed + failed,
+            state=JobState.DONE if next_offset >= self.end_offset and self.state is JobState.RUNNING else self.state,
+        )
+
+
+def encode_job(job: Job) -> bytes:
+    """Return ``job`` as JSON."""
+    plain = asdict(job)
+    plain["filter"] = {name: sorted(v) if isinstance(v, frozenset) else v for name, v in plain["filter"].items()}
+    return json.dumps(plain, separators=(",", ":")).encode()
+
+
+def decode_job(value: bytes) -> Job:
+    """Undo ``encode_job``; ``ValueError`` for what is none."""
+    try:
+        plain: dict[str, Any] = json.loads(value)
+        chosen = plain.pop("filter")
+        chosen["reasons"] = [Reason(number) for number in chosen["reasons"]]
+        meant = DeadFilter(**{name: frozenset(v) if isinstance(v, list) else v for name, v in chosen.items()})
+        plain["kind"], plain["state"] = JobKind(plain["kind"]), JobState(plain["state"])
+        return Job(filter=meant, **plain)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"a job cannot be read: {error}") from error

@@ -1,0 +1,83 @@
+"""What follows on a failed delivery: one pure function from (policy, failure, attempt, time) to an outcome.
+
+    failure                                     outcome
+    Nacked       a consumer says it failed      RetryAt the policy's time, not before the consumer's own; or DeadLetter
+    LeaseExpired nobody said anything           ComeBack now (the wait was the lease); or DeadLetter
+    SentBack     with a delay level             -1 DeadLetter, 0 the policy's time, n that level's; or DeadLetter
+    Forwarded    given up by its consumer       DeadLetter
+
+Whoever keeps the messages turns an outcome into one atomic write; nothing here knows where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import NamedTuple
+
+from retry.policy import DeadLetter, Reason, RetryAt, RetryPolicy, decide
+
+
+class Nacked(NamedTuple):
+    """A push consumer failed and asks for the message again, not before ``not_before_ms``."""
+
+    not_before_ms: int = 0
+
+
+class LeaseExpired(NamedTuple):
+    """A lease ended without a word."""
+
+
+class SentBack(NamedTuple):
+    """Given back with a delay level: -1 no more attempts, 0 the policy decides, from 1 that level."""
+
+    delay_level: int
+
+
+class Forwarded(NamedTuple):
+    """A consumer gave the message up."""
+
+
+class ComeBack(NamedTuple):
+    """Make it available again at once, with the next attempt."""
+
+
+Failure = Nacked | LeaseExpired | SentBack | Forwarded
+Outcome = RetryAt | ComeBack | DeadLetter
+
+
+def after_failure(
+    policy: RetryPolicy,
+    failure: Failure,
+    attempt: int,
+    now_ms: int,
+    rng: Random,
+    *,
+    since_ms: int | None = None,
+    levels_ms: Sequence[int] = (),
+) -> Outcome:
+    """Return what follows on ``failure`` of ``attempt`` (from 1).
+
+    ``since_ms`` is when the message became visible first; ``levels_ms`` are the delay levels, level 1 first.
+    """
+    if isinstance(failure, Forwarded):
+        return DeadLetter(Reason.FORWARDED)
+    if isinstance(failure, SentBack) and failure.delay_level < 0:
+        return DeadLetter(Reason.SENT_BACK)
+    outcome = decide(policy, attempt, now_ms, rng, since_ms=since_ms)
+    if isinstance(outcome, DeadLetter) and outcome.reason is Reason.EXHAUSTED:
+        return outcome
+    match failure:
+        case LeaseExpired():
+            # Its age is what it is now: there is no further wait that could make it older.
+            return ComeBack() if not _is_too_old(policy, now_ms, since_ms) else DeadLetter(Reason.TOO_OLD)
+        case SentBack(level) if level > 0 and levels_ms:
+            at_ms = now_ms + levels_ms[min(level, len(levels_ms)) - 1]
+            return RetryAt(at_ms) if not _is_too_old(policy, at_ms, since_ms) else DeadLetter(Reason.TOO_OLD)
+        case Nacked(not_before_ms) if isinstance(outcome, RetryAt):
+            return RetryAt(max(outcome.at_ms, not_before_ms))
+    return outcome
+
+
+def _is_too_old(policy: RetryPolicy, at_ms: int, since_ms: int | None) -> bool:
+    return policy.max_age_ms is not None and since_ms is not None and at_ms - since_ms > policy.max_age_ms

@@ -1,0 +1,228 @@
+"""When a failed message is tried again, and when it no longer is: values and one pure function.
+
+Attempts are counted from 1: attempt 1 is the first delivery, so a policy with ``max_attempts`` 17 allows 16 retries.
+``Table``, ``Exponential`` and ``Fixed`` say how long to wait after a failed attempt; jitter only ever adds to that, so
+that a policy's delay is a promise ("not earlier") and not a mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from random import Random
+from typing import NamedTuple
+
+_SECOND_MS, _MINUTE_MS, _HOUR_MS = 1_000, 60_000, 3_600_000
+
+# RocketMQ's delay levels 1 to 18 (messageDelayLevel, default since 3.x; the same in 5.5.0):
+# 1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h
+DELAY_LEVELS_MS = (
+    *(seconds * _SECOND_MS for seconds in (1, 5, 10, 30)),
+    *(minutes * _MINUTE_MS for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)),
+    *(hours * _HOUR_MS for hours in (1, 2)),
+)
+# A consumer's 16 retries: level 3 + attempts already made, so 10s 30s 1m ... 2h (RocketMQ 4.9 send-back default).
+RETRY_STEPS_MS = DELAY_LEVELS_MS[2:]
+# A producer's spool: 3, 5, 30, 60, 120, 300, 480, 600, 900, 1800 s.
+SPOOL_STEPS_MS = tuple(seconds * _SECOND_MS for seconds in (3, 5, 30, 60, 120, 300, 480, 600, 900, 1800))
+
+MAX_ATTEMPTS_DEFAULT = len(RETRY_STEPS_MS) + 1
+MAX_ATTEMPTS_LIMIT = 1_000  # an attempt has two bytes on disk; nobody means more than this
+DELAY_MS_LIMIT = 366 * 24 * _HOUR_MS
+STEPS_LIMIT = 256
+
+
+class PolicyError(ValueError):
+    """A policy that cannot be; says which field, which value, which bound."""
+
+
+class Reason(IntEnum):
+    """Why a message is dead. Numbers are on disk and in the audit trail: never used again for something else."""
+
+    EXHAUSTED = 1  # it failed as often as its group's policy allows
+    TOO_OLD = 2  # its next attempt would come after the policy's maximum age
+    FORWARDED = 3  # its consumer gave it up
+    SENT_BACK = 4  # sent back with delay level -1
+    OPERATOR = 5  # an operator ended its retries
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The delay after attempt n is ``steps_ms[n - 1]``; after the last one it stays."""
+
+    steps_ms: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.steps_ms) <= STEPS_LIMIT:
+            raise PolicyError(f"a table has 1 to {STEPS_LIMIT} steps, not {len(self.steps_ms)}")
+        for step_ms in self.steps_ms:
+            _check("a step", step_ms, 0, DELAY_MS_LIMIT, "ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """The delay after attempt n is ``initial_ms * multiplier ** (n - 1)``, at most ``max_ms``."""
+
+    initial_ms: int
+    max_ms: int
+    multiplier: float = 2.0
+
+    def __post_init__(self) -> None:
+        _check("initial", self.initial_ms, 1, DELAY_MS_LIMIT, "ms")
+        _check("max", self.max_ms, self.initial_ms, DELAY_MS_LIMIT, "ms")
+        _check("multiplier", self.multiplier, 1, 100, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """The same delay after every attempt."""
+
+    delay_ms: int
+
+    def __post_init__(self) -> None:
+        _check("delay", self.delay_ms, 0, DELAY_MS_LIMIT, "ms")
+
+
+Backoff = Table | Exponential | Fixed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How often, and after which delays. ``jitter`` 0.2 adds up to a fifth of each delay.
+
+    ``max_age_ms`` counts from when the message became visible to its group first; ``None``: any age.
+    """
+
+    backoff: Backoff = field(default=Table(RETRY_STEPS_MS))
+    max_attempts: int = MAX_ATTEMPTS_DEFAULT
+    jitter: float = 0.0
+    max_age_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        _check("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS_LIMIT, "")
+        _check("jitter", self.jitter, 0, 1, "")
+        if self.max_age_ms is not None:
+            _check("max_age", self.max_age_ms, 1, 10 * DELAY_MS_LIMIT, "ms")
+
+
+class RetryAt(NamedTuple):
+    """Try again, not before ``at_ms``."""
+
+    at_ms: int
+
+
+class DeadLetter(NamedTuple):
+    """Try no more."""
+
+    reason: Reason
+
+
+def delay_ms(policy: RetryPolicy, attempt: int) -> int:
+    """Return how long to wait after failed ``attempt`` (from 1), without jitter."""
+    match policy.backoff:
+        case Table(steps_ms):
+            return steps_ms[min(attempt, len(steps_ms)) - 1]
+        case Fixed(fixed_ms):
+            return fixed_ms
+        case Exponential(initial_ms, max_ms, multiplier):
+            wait_ms = float(initial_ms)
+            for _ in range(attempt - 1):  # stops at the maximum: a power could overflow
+                wait_ms *= multiplier
+                if wait_ms >= max_ms:
+                    return max_ms
+                if multiplier == 1:
+                    break
+            return min(max_ms, round(wait_ms))
+
+
+def delays_ms(policy: RetryPolicy) -> tuple[int, ...]:
+    """Return the delay after each attempt that is followed by another one, at most ``STEPS_LIMIT``; never empty.
+
+    It is what clients are told; one who needs a later entry repeats the last.
+    """
+    return tuple(delay_ms(policy, attempt) for attempt in range(1, max(2, min(policy.max_attempts, STEPS_LIMIT + 1))))
+
+
+def decide(
+    policy: RetryPolicy, attempt: int, now_ms: int, rng: Random, *, since_ms: int | None = None
+) -> RetryAt | DeadLetter:
+    """Return what follows on failed ``attempt`` (from 1) at ``now_ms``.
+
+    ``since_ms`` is when the message became visible first; without it no message is too old.
+    """
+    if attempt >= policy.max_attempts:
+        return DeadLetter(Reason.EXHAUSTED)
+    wait_ms = delay_ms(policy, attempt)
+    if policy.jitter:
+        wait_ms += round(wait_ms * policy.jitter * rng.random())
+    at_ms = now_ms + wait_ms
+    if policy.max_age_ms is not None and since_ms is not None and at_ms - since_ms > policy.max_age_ms:
+        return DeadLetter(Reason.TOO_OLD)
+    return RetryAt(at_ms)
+
+
+def to_plain(policy: RetryPolicy) -> dict[str, object]:
+    """Return ``policy`` as JSON values; ``from_plain`` undoes it."""
+    plain: dict[str, object] = {"max_attempts": policy.max_attempts, "jitter": policy.jitter}
+    match policy.backoff:
+        case Table(steps_ms):
+            plain["table_ms"] = list(steps_ms)
+        case Fixed(fixed_ms):
+            plain["fixed_ms"] = fixed_ms
+        case Exponential(initial_ms, max_ms, multiplier):
+            plain["exponential"] = {"initial_ms": initial_ms, "max_ms": max_ms, "multiplier": multiplier}
+    if policy.max_age_ms is not None:
+        plain["max_age_ms"] = policy.max_age_ms
+    return plain
+
+
+def from_plain(plain: Mapping[str, object]) -> RetryPolicy:
+    """Read a policy from JSON values; ``PolicyError`` for anything that is none."""
+    known = {"max_attempts", "jitter", "max_age_ms", "table_ms", "fixed_ms", "exponential"}
+    if unknown := sorted(set(plain) - known):
+        raise PolicyError(f"a policy has no field {unknown[0]!r}")
+    try:
+        return RetryPolicy(
+            backoff=_backoff_of(plain),
+            max_attempts=_whole(plain.get("max_attempts", MAX_ATTEMPTS_DEFAULT)),
+            jitter=_number(plain.get("jitter", 0.0)),
+            max_age_ms=_whole(plain["max_age_ms"]) if plain.get("max_age_ms") is not None else None,
+        )
+    except (TypeError, KeyError) as error:
+        raise PolicyError(f"a policy cannot be read: {error}") from error
+
+
+def _backoff_of(plain: Mapping[str, object]) -> Backoff:
+    given = [name for name in ("table_ms", "fixed_ms", "exponential") if name in plain]
+    if len(given) > 1:
+        raise PolicyError(f"a policy has one backoff, not {' and '.join(given)}")
+    if not given:
+        return Table(RETRY_STEPS_MS)
+    value = plain[given[0]]
+    match given[0], value:
+        case "table_ms", list() | tuple():
+            return Table(tuple(_whole(step) for step in value))
+        case "fixed_ms", int():
+            return Fixed(_whole(value))
+        case "exponential", Mapping():
+            multiplier = _number(value.get("multiplier", 2.0))
+            return Exponential(_whole(value["initial_ms"]), _whole(value["max_ms"]), multiplier)
+    raise PolicyError(f"{given[0]} cannot be {value!r}")
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)
+
+
+def _check(name: str, value: float, least: float, most: float, unit: str) -> None:
+    if not least <= value <= most:  # NaN is outside as well
+        raise PolicyError(f"{name} is {value:g}, allowed is {least:g} to {most:g} {unit}".rstrip())
