@@ -31,8 +31,8 @@ class Subscription(NamedTuple):
 class GroupSettings(NamedTuple):
     """How a consumer group is served, as its clients are told.
 
-    ``max_attempts`` counts deliveries, the first included. ``delays_ms[n - 1]`` is what follows on failed attempt n; the
-    last one repeats. It is never empty.
+    ``max_attempts`` counts deliveries, the first included. ``delays_ms[n - 1]`` is what follows on failed attempt n;
+    the last one repeats. It is never empty.
     """
 
     is_fifo: bool
@@ -64,9 +64,9 @@ class PopBroker(Protocol):
 
         A message whose delivery time has come is in its queue on return, or, if it has a message group, in a moment;
         any other waits and is never visible before that time. Delayed messages of one message group keep the order of
-        their delivery times, then of their acceptance. An envelope whose message id is already known in its topic is not stored again: its receipt says
-        where the message is now, marked ``repeated``. Raises ``Overloaded`` (nothing done), ``BrokerUnavailable`` (in
-        doubt).
+        their delivery times, then of their acceptance. An envelope whose message id is already known in its topic is
+        not stored again: its receipt says where the message is now, marked ``repeated``. Raises ``Overloaded`` (nothing
+        done), ``BrokerUnavailable`` (in doubt).
         """
         ...
 
@@ -84,8 +84,8 @@ class PopBroker(Protocol):
 
         Each is hidden from its group for ``invisible_ms`` and then comes back with ``delivery_attempt`` + 1, until its
         group's attempts are used up: then it is in ``%DLQ%<group>``. With ``renew_for`` (the client id of a push
-        consumer) the lease is renewed by the broker while that client lives, up to 3 h. What the group failed and is due
-        again comes under the topic it was sent to. A cancelled receive hands out nothing.
+        consumer) the lease is renewed by the broker while that client lives, up to 3 h. What the group failed and is
+        due again comes under the topic it was sent to. A cancelled receive hands out nothing.
 
         Messages of one message group are handed out in order: while one is handed out and not finished, no later one
         goes out. One receive may carry several in a row, but never to a push consumer, whose client may go on to the

@@ -263,7 +263,7 @@ class AdminSource(Protocol):
         ...
 
     async def retries(self, group: str, *, topic: str, token: str, limit: int) -> RetryPage:
-        """Return up to ``limit`` waiting retries of a group, of one origin topic or (empty) of all, from ``token`` on."""
+        """Return up to ``limit`` waiting retries of a group, of one origin topic or (empty) all, from ``token`` on."""
         ...
 
     async def run_retries_now(self, group: str, entries: Sequence[int]) -> RetryOutcomes:
