@@ -11,7 +11,8 @@ round in turn, because a machine's speed drifts: read ratios.
 ``load``       the load generator: a Go program in ``bench/load/``, or ``load_python``, which is a limit itself
 ``echo``       the peer: a grpcio server that does nothing
 ``inside``     what runs in a process of its own: enqueue, floor, burst, fill; ``child`` is its other end
-``enqueue`` ``send`` ``lateness`` ``burst`` ``pending``   the figures
+``inside_nack`` ``inside_fairness``   more of it; ``cell``, ``consumer`` and ``retries`` are what they are made of
+``enqueue`` ``send`` ``lateness`` ``burst`` ``pending`` ``nack`` ``fairness``   the figures
 """
 
 from __future__ import annotations

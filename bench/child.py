@@ -13,9 +13,9 @@ from typing import Any
 class Child:
     """A running ``bench.inside``."""
 
-    def __init__(self, action: str, data: Path, count: int) -> None:
+    def __init__(self, action: str, data: Path, count: int, **options: int | str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "bench.inside", action, str(data), str(count)],
+            [sys.executable, "-m", "bench.inside", action, str(data), str(count), json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -34,9 +34,9 @@ class Child:
         self.process.communicate()
 
 
-def run(action: str, data: Path, count: int) -> dict[str, Any]:
+def run(action: str, data: Path, count: int, **options: int | str) -> dict[str, Any]:
     """Run an action to its end and return the last thing it said."""
-    child = Child(action, data, count)
+    child = Child(action, data, count, **options)
     found = list(child.said())
     child.end()
     if child.process.returncode or not found:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import burst, enqueue, lateness, pending, send
+from bench import burst, enqueue, fairness, lateness, nack, pending, send
 from bench.figures import STEADY_SPREAD, Figure, table_of, write_json
 from bench.load import Load, LoadFailed, generator
 from bench.plan import Plan
@@ -30,6 +30,8 @@ class Name(StrEnum):
     LATENESS = "lateness"
     BURST = "burst"
     PENDING = "pending"
+    NACK = "nack"
+    FAIRNESS = "fairness"
 
 
 MEASURES: Mapping[Name, Callable[[Plan], list[Figure]]] = {
@@ -38,6 +40,8 @@ MEASURES: Mapping[Name, Callable[[Plan], list[Figure]]] = {
     Name.LATENESS: lateness.measure,
     Name.BURST: burst.measure,
     Name.PENDING: pending.measure,
+    Name.NACK: nack.measure,
+    Name.FAIRNESS: fairness.measure,
 }
 
 
@@ -50,6 +54,7 @@ class Kind(StrEnum):
 
 @app.command()
 def main(
+    names: Annotated[list[Name] | None, typer.Argument(help="Measure these; everything if none is named.")] = None,
     *,
     only: Annotated[list[Name] | None, typer.Option(help="Measure this; may be given more than once.")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds per figure (5, with --quick 1).")] = None,
@@ -59,22 +64,34 @@ def main(
     pending: Annotated[
         int, typer.Option(min=1000, help="Messages that wait, for the figures of that name.")
     ] = 1_000_000,
+    retries: Annotated[
+        int | None, typer.Option(min=100, help="Messages that disturb, for fairness (100 000, with --quick 2000).")
+    ] = None,
 ) -> None:
     """Measure, show a table, keep the figures as JSON. Leave the machine alone meanwhile."""
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, _FILE_WIDTH)  # a log has no edge to break lines at
     rounds = rounds or (1 if quick else 5)
-    chosen = only or list(Name)
+    retries = retries or (2_000 if quick else 100_000)
+    chosen = [*(names or ()), *(only or ())] or list(Name)
     figures: list[Figure] = []
     failed: dict[str, str] = {}
     columns = (TextColumn("{task.description:12}"), BarColumn(), TextColumn("{task.fields[what]}"), TimeElapsedColumn())
     used = _generator(console, load.value)
-    options = {"rounds": rounds, "quick": quick, "native_load": used.is_native, "pending": pending}
+    options = {"rounds": rounds, "quick": quick, "native_load": used.is_native, "pending": pending, "retries": retries}
     with Progress(*columns, console=console) as progress:
         for name in chosen:
             task = progress.add_task(name.value, what="")
-            plan = Plan(rounds=rounds, is_quick=quick, pending=pending, load=used, progress=progress, task=task)
+            plan = Plan(
+                rounds=rounds,
+                is_quick=quick,
+                pending=pending,
+                retries=retries,
+                load=used,
+                progress=progress,
+                task=task,
+            )
             try:
                 figures += MEASURES[name](plan)
             except (LoadFailed, RuntimeError) as error:

@@ -44,7 +44,10 @@ class Beside:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One line of the table; ``rounds`` holds one value per round."""
+    """One line of the table; ``rounds`` holds one value per round.
+
+    Of a difference, whose rounds scatter around zero, only what stands beside it can be steady.
+    """
 
     name: str
     what: str
@@ -52,6 +55,7 @@ class Figure:
     rounds: Sequence[float]
     goal: Goal | None = None
     beside: Beside | None = None
+    is_difference: bool = False
     details: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -70,7 +74,9 @@ class Figure:
     @property
     def is_steady(self) -> bool:
         """Whether the rounds agree. Where they do not, the machine was busy: median, ratio and goal say little."""
-        measured = (self.rounds,) if self.beside is None else (self.rounds, self.beside.rounds)
+        measured = [] if self.is_difference else [self.rounds]
+        if self.beside is not None:
+            measured.append(self.beside.rounds)
         return all(max(rounds) <= STEADY_SPREAD * min(rounds) for rounds in measured)
 
     @property

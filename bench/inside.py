@@ -1,6 +1,6 @@
 """What is measured in a process of its own, so that nothing of the bench is in its memory or beside it.
 
-``python -m bench.inside ACTION DIRECTORY COUNT`` prints one JSON object a line:
+``python -m bench.inside ACTION DIRECTORY COUNT [OPTIONS]``, the options in JSON, prints one JSON object a line:
 
     enqueue   COUNT messages through the embedded broker, 100 at a time, each batch awaited until it is durable
     scattered the same, but due at any time of a day instead of all after one delay
@@ -8,6 +8,8 @@
     burst     COUNT messages due at one instant, handed over by the scheduler beside an idle loop
     lateness  COUNT messages at 2000/s, each due 1 to 5 s later, beside what waits in the store already
     fill      COUNT messages due far away; then stays as it is until its input ends or it is killed
+
+and what ``bench.inside_nack`` and ``bench.inside_fairness`` say for themselves.
 """
 
 from __future__ import annotations
@@ -18,48 +20,28 @@ import random
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import uvloop
 from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
+from bench.cell import broker_in, quantiles, say
+from bench.inside_fairness import fairness
+from bench.inside_nack import ack, delay_lateness, nack, raw_nack, retry_lateness
 from bench.messages import TOPIC, WIRE_BYTES, envelope_of, far_envelopes
 from broker_adapter.clock import SystemClock
 from broker_adapter.message import Envelope
-from dmq.audit.events import gap_event
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.keys import pack_timeline_key
 from dmq.store.ops import Schedule
-from dmq.store.store import Store, StoreOptions
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 BATCH = 100
 _FILL_BATCH = 256
 _FILLS_IN_FLIGHT = 4
 _BURST_AHEAD_S = 3
 LATENESS_RATE = 2_000
-LATENESS_QUANTILES = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
-
-
-def _say(**found: object) -> None:
-    print(json.dumps(found), flush=True)
-
-
-@asynccontextmanager
-async def _broker(data: Path) -> AsyncIterator[EmbeddedBroker]:
-    store = Store.open(data, SystemClock(), StoreOptions(gap_event=gap_event))
-    broker = EmbeddedBroker(store)
-    try:
-        yield broker
-    finally:
-        await broker.close()
-        store.close()
 
 
 async def enqueue(data: Path, count: int) -> None:
@@ -76,14 +58,14 @@ async def _enqueue(data: Path, count: int, *, is_scattered: bool) -> None:
     clock = SystemClock()
     batches = list(far_envelopes(count, clock, batch=BATCH, is_scattered=is_scattered))
     assert len(batches[0][0].payload) == WIRE_BYTES
-    async with _broker(data) as broker:
+    async with broker_in(data) as broker:
         await broker.route(TOPIC)
         cpu_s, started_s = time.process_time(), clock.monotonic_s()
         for batch in batches:
             await broker.send(batch)
         took_s = clock.monotonic_s() - started_s
         stats = broker.store.commit_stats
-        _say(
+        say(
             per_s=count / took_s,
             cpu_us=(time.process_time() - cpu_s) / count * 1e6,
             sync_us=stats.sync_s / count * 1e6,
@@ -93,7 +75,7 @@ async def _enqueue(data: Path, count: int, *, is_scattered: bool) -> None:
 async def raw(data: Path, count: int) -> None:
     """Measure the floor: what a store that is nothing but RocksDB does with the same records."""
     clock = SystemClock()
-    async with _broker(data / "model") as broker:
+    async with broker_in(data / "model") as broker:
         await broker.route(TOPIC)
         topic = broker.names.topics[TOPIC]
         ops = [
@@ -116,14 +98,14 @@ async def raw(data: Path, count: int) -> None:
             batch_of_rows.put(key, record)
         database.write(batch_of_rows, unsynced)
         database.flush_wal(True)
-    _say(per_s=count / (clock.monotonic_s() - started_s))
+    say(per_s=count / (clock.monotonic_s() - started_s))
     database.close()
 
 
 async def burst(data: Path, count: int) -> None:
     """Measure how long after their instant the last of many messages is durable in its queue."""
     clock = SystemClock()
-    async with _broker(data) as broker:
+    async with broker_in(data) as broker:
         await broker.route(TOPIC)
         due_s = clock.now_ms() // 1000 + _BURST_AHEAD_S
         envelopes = [envelope_of(f"01{number:032X}", clock.now_ms(), due_s) for number in range(count)]
@@ -139,12 +121,12 @@ async def burst(data: Path, count: int) -> None:
                 loop.call_soon_threadsafe(is_done.set)
 
         scheduler = Scheduler(
-            broker.store, broker.placement, on_failure=lambda error: _say(error=str(error)), observe=observe
+            broker.store, broker.placement, on_failure=lambda error: say(error=str(error)), observe=observe
         )
         scheduler.start()
         await is_done.wait()
         scheduler.close()
-        _say(last_ms=max(lateness), first_ms=min(lateness), early=sum(ms < 0 for ms in lateness), spare_ms=spare_ms)
+        say(last_ms=max(lateness), first_ms=min(lateness), early=sum(ms < 0 for ms in lateness), spare_ms=spare_ms)
 
 
 async def lateness(data: Path, count: int) -> None:
@@ -158,10 +140,10 @@ async def lateness(data: Path, count: int) -> None:
         if len(late_ms) >= count:
             loop.call_soon_threadsafe(is_done.set)
 
-    async with _broker(data) as broker:
+    async with broker_in(data) as broker:
         await broker.route(TOPIC)
         scheduler = Scheduler(
-            broker.store, broker.placement, on_failure=lambda error: _say(error=str(error)), observe=observe
+            broker.store, broker.placement, on_failure=lambda error: say(error=str(error)), observe=observe
         )
         scheduler.start()
         started_s, sends, run = clock.monotonic_s(), set[asyncio.Task[object]](), clock.now_ms()
@@ -173,18 +155,16 @@ async def lateness(data: Path, count: int) -> None:
             task.add_done_callback(sends.discard)
         await is_done.wait()
         scheduler.close()
-    late_ms.sort()
-    quantiles = {name: late_ms[min(count - 1, int(count * LATENESS_QUANTILES[name]))] for name in LATENESS_QUANTILES}
-    _say(**quantiles, max=late_ms[-1], early=sum(ms < 0 for ms in late_ms))
+    say(**quantiles(late_ms), early=sum(ms < 0 for ms in late_ms))
 
 
 async def fill(data: Path, count: int) -> None:
     """Fill a store with messages that wait, several batches in flight as many producers have, and stay."""
     clock = SystemClock()
     process = psutil.Process()
-    async with _broker(data) as broker:
+    async with broker_in(data) as broker:
         await broker.route(TOPIC)
-        _say(event="empty", rss=process.memory_info().rss)
+        say(event="empty", rss=process.memory_info().rss)
         started_s = clock.monotonic_s()
         sends: set[asyncio.Task[object]] = set()
         for number, batch in enumerate(far_envelopes(count, clock, batch=_FILL_BATCH)):
@@ -193,9 +173,9 @@ async def fill(data: Path, count: int) -> None:
                 await asyncio.gather(*done)
             sends.add(asyncio.create_task(_send(broker, batch)))
             if number % 64 == 0:
-                _say(event="filling", count=number * _FILL_BATCH)
+                say(event="filling", count=number * _FILL_BATCH)
         await asyncio.gather(*sends)
-        _say(event="full", rss=process.memory_info().rss, per_s=count / (clock.monotonic_s() - started_s))
+        say(event="full", rss=process.memory_info().rss, per_s=count / (clock.monotonic_s() - started_s))
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 
 
@@ -203,18 +183,25 @@ async def _send(broker: EmbeddedBroker, batch: Sequence[Envelope]) -> object:
     return await broker.send(batch)
 
 
-_ACTIONS: dict[str, Callable[[Path, int], Awaitable[None]]] = {
+_ACTIONS: dict[str, Callable[..., Awaitable[None]]] = {
     "enqueue": enqueue,
     "scattered": scattered,
     "raw": raw,
     "burst": burst,
     "lateness": lateness,
     "fill": fill,
+    "nack": nack,
+    "ack": ack,
+    "raw_nack": raw_nack,
+    "retry_lateness": retry_lateness,
+    "delay_lateness": delay_lateness,
+    "fairness": fairness,
 }
 
 if __name__ == "__main__":
 
     async def _main() -> None:
-        await _ACTIONS[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))
+        action, data, count, *options = sys.argv[1:]
+        await _ACTIONS[action](Path(data), int(count), **(json.loads(options[0]) if options else {}))
 
     uvloop.run(_main())

@@ -6,8 +6,9 @@ from statistics import median
 from typing import Any
 
 from bench import child, daemon
+from bench.cell import QUANTILES
 from bench.figures import Figure, Goal
-from bench.inside import LATENESS_QUANTILES, LATENESS_RATE
+from bench.inside import LATENESS_RATE
 from bench.load import check
 from bench.messages import TOPIC
 from bench.place import directory
@@ -17,7 +18,6 @@ P99_MS = 5.0
 RATE = LATENESS_RATE
 RATE_HELD = 0.98  # below it the daemon was saturated, and the lateness is that of a full queue, not of this rate
 POLLS = 16  # four would limit: each poll sends its 32 messages frame by frame
-_QUANTILES = LATENESS_QUANTILES
 
 
 def measure(plan: Plan) -> list[Figure]:
@@ -65,7 +65,7 @@ def measure(plan: Plan) -> list[Figure]:
                 goal=Goal(sign="<=", bound=P99_MS) if name == "p99" else None,
                 details=shared,
             )
-            for name in (*_QUANTILES, "max")
+            for name in (*QUANTILES, "max")
         ),
         Figure(
             name="lateness.early",
@@ -82,7 +82,7 @@ def measure(plan: Plan) -> list[Figure]:
                 rounds=[each["received"]["lateness_ms"][name] for each in rounds],
                 details={"generator_is_native": plan.load.is_native},
             )
-            for name in (*_QUANTILES, "max")
+            for name in (*QUANTILES, "max")
         ),
     ]
 
@@ -97,7 +97,7 @@ def _in_process(what: str, rounds: list[dict[str, float]]) -> list[Figure]:
             goal=Goal(sign="<=", bound=P99_MS) if name == "p99" else None,
             details={"early": sum(each["early"] for each in rounds)},
         )
-        for name in (*_QUANTILES, "max")
+        for name in (*QUANTILES, "max")
     ]
 
 
@@ -123,7 +123,7 @@ def _round(plan: Plan, ours: daemon.Daemon, count: int, group: str) -> dict[str,
     if buckets[-1][1] != count:
         raise RuntimeError(f"the daemon counted {buckets[-1][1]:.0f} of {count} messages")
     return {
-        **{name: daemon.quantile_ms(buckets, q) for name, q in _QUANTILES.items()},
+        **{name: daemon.quantile_ms(buckets, q) for name, q in QUANTILES.items()},
         "max": ours.status().lateness.max_ms,
         "early": received["early"] + received["early_queued"],
         "received": received,

@@ -17,6 +17,7 @@ class Plan:
     rounds: int
     is_quick: bool
     pending: int
+    retries: int
     load: Load
     progress: Progress
     task: TaskID

@@ -7,7 +7,7 @@ conformance suite (``tests/contract``) runs against every implementation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from broker_adapter.message import Delivery, Envelope, SendReceipt
@@ -55,8 +55,11 @@ class PopBroker(Protocol):
         """Make ``group`` known, so that it can receive. Idempotent, durable."""
         ...
 
-    def group_settings(self, group: str) -> GroupSettings:
-        """Return how ``group`` is served now; a group that nobody knows yet gets the default."""
+    def group_settings(self, group: str, topics: Collection[str] = ()) -> GroupSettings:
+        """Return how ``group`` is served now; a group that nobody knows yet gets the default.
+
+        A group that nobody set to be FIFO or not is FIFO if it is subscribed to FIFO ``topics`` only.
+        """
         ...
 
     async def send(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:
@@ -118,8 +121,8 @@ class PopBroker(Protocol):
     async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
         """Give a delivery up, durable on return: it is in ``%DLQ%<group>`` and never comes back to the group.
 
-        ``attempts`` is how often its consumer says it tried. A push consumer of a FIFO group is not believed below the
-        group's maximum, because clients give up at the first failure there: the message comes back by the policy.
+        ``attempts`` is how often its consumer says it tried. A push consumer is not believed below the group's maximum,
+        because clients give up at the first failure in FIFO mode: the message comes back by the policy.
         """
         ...
 

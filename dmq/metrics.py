@@ -203,6 +203,8 @@ class Metrics:
         self.delivered = Total("dmq_messages_delivered", "Hand-outs to consumers, repetitions included.")
         self.acked = Total("dmq_messages_acked", "Deliveries finished by a consumer.")
         self.expired = Total("dmq_leases_expired", "Deliveries whose invisible duration ran out.")
+        self.retried = Total("dmq_messages_retried", "Failed deliveries that wait to be tried again.")
+        self.dead = Total("dmq_messages_dead", "Messages that a group's dead-letter queue got.")
         self.dispatched = Total("dmq_messages_dispatched", "Delayed messages moved to their queue when due.")
 
         self.lateness = Distribution(

@@ -12,33 +12,38 @@ Whoever keeps the messages turns an outcome into one atomic write; nothing here 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import NamedTuple
 
 from retry.policy import DeadLetter, Reason, RetryAt, RetryPolicy, decide
 
 
-class Nacked(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Nacked:
     """A push consumer failed and asks for the message again, not before ``not_before_ms``."""
 
     not_before_ms: int = 0
 
 
-class LeaseExpired(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LeaseExpired:
     """A lease ended without a word."""
 
 
-class SentBack(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SentBack:
     """Given back with a delay level: -1 no more attempts, 0 the policy decides, from 1 that level."""
 
     delay_level: int
 
 
-class Forwarded(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Forwarded:
     """A consumer gave the message up."""
 
 
-class ComeBack(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ComeBack:
     """Make it available again at once, with the next attempt."""
 
 
@@ -70,13 +75,14 @@ def after_failure(
     match failure:
         case LeaseExpired():
             # Its age is what it is now: there is no further wait that could make it older.
-            return ComeBack() if not _is_too_old(policy, now_ms, since_ms) else DeadLetter(Reason.TOO_OLD)
+            return DeadLetter(Reason.TOO_OLD) if _is_too_old(policy, now_ms, since_ms) else ComeBack()
         case SentBack(level) if level > 0 and levels_ms:
             at_ms = now_ms + levels_ms[min(level, len(levels_ms)) - 1]
-            return RetryAt(at_ms) if not _is_too_old(policy, at_ms, since_ms) else DeadLetter(Reason.TOO_OLD)
         case Nacked(not_before_ms) if isinstance(outcome, RetryAt):
-            return RetryAt(max(outcome.at_ms, not_before_ms))
-    return outcome
+            at_ms = max(outcome.at_ms, not_before_ms)
+        case _:
+            return outcome
+    return DeadLetter(Reason.TOO_OLD) if _is_too_old(policy, at_ms, since_ms) else RetryAt(at_ms)
 
 
 def _is_too_old(policy: RetryPolicy, at_ms: int, since_ms: int | None) -> bool:

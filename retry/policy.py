@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from random import Random
-from typing import NamedTuple
 
 _SECOND_MS, _MINUTE_MS, _HOUR_MS = 1_000, 60_000, 3_600_000
 
@@ -30,11 +29,20 @@ SPOOL_STEPS_MS = tuple(seconds * _SECOND_MS for seconds in (3, 5, 30, 60, 120, 3
 MAX_ATTEMPTS_DEFAULT = len(RETRY_STEPS_MS) + 1
 MAX_ATTEMPTS_LIMIT = 1_000  # an attempt has two bytes on disk; nobody means more than this
 DELAY_MS_LIMIT = 366 * 24 * _HOUR_MS
+MAX_AGE_MS_LIMIT = 10 * DELAY_MS_LIMIT
 STEPS_LIMIT = 256
+
+# Fields of the stored form; a policy has one of them.
+_BACKOFFS = ("table_ms", "fixed_ms", "exponential")
 
 
 class PolicyError(ValueError):
     """A policy that cannot be; says which field, which value, which bound."""
+
+
+def _check(name: str, value: float, least: float, most: float, unit: str) -> None:
+    if not least <= value <= most:  # NaN is outside as well
+        raise PolicyError(f"{name} is {value!r:.60}, allowed is {least} to {most} {unit}".rstrip())
 
 
 class Reason(IntEnum):
@@ -56,8 +64,8 @@ class Table:
     def __post_init__(self) -> None:
         if not 1 <= len(self.steps_ms) <= STEPS_LIMIT:
             raise PolicyError(f"a table has 1 to {STEPS_LIMIT} steps, not {len(self.steps_ms)}")
-        for step_ms in self.steps_ms:
-            _check("a step", step_ms, 0, DELAY_MS_LIMIT, "ms")
+        for number, step_ms in enumerate(self.steps_ms, start=1):
+            _check(f"step {number} of the table", step_ms, 0, DELAY_MS_LIMIT, "ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +111,19 @@ class RetryPolicy:
         _check("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS_LIMIT, "")
         _check("jitter", self.jitter, 0, 1, "")
         if self.max_age_ms is not None:
-            _check("max_age", self.max_age_ms, 1, 10 * DELAY_MS_LIMIT, "ms")
+            _check("max_age", self.max_age_ms, 1, MAX_AGE_MS_LIMIT, "ms")
 
 
-class RetryAt(NamedTuple):
+# Not tuples: as such RetryAt(1) would be equal to DeadLetter(Reason.EXHAUSTED).
+@dataclass(frozen=True, slots=True)
+class RetryAt:
     """Try again, not before ``at_ms``."""
 
     at_ms: int
 
 
-class DeadLetter(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
     """Try no more."""
 
     reason: Reason
@@ -120,20 +131,17 @@ class DeadLetter(NamedTuple):
 
 def delay_ms(policy: RetryPolicy, attempt: int) -> int:
     """Return how long to wait after failed ``attempt`` (from 1), without jitter."""
+    assert attempt >= 1, "attempts are counted from 1"
     match policy.backoff:
         case Table(steps_ms):
             return steps_ms[min(attempt, len(steps_ms)) - 1]
         case Fixed(fixed_ms):
             return fixed_ms
         case Exponential(initial_ms, max_ms, multiplier):
-            wait_ms = float(initial_ms)
-            for _ in range(attempt - 1):  # stops at the maximum: a power could overflow
-                wait_ms *= multiplier
-                if wait_ms >= max_ms:
-                    return max_ms
-                if multiplier == 1:
-                    break
-            return min(max_ms, round(wait_ms))
+            try:
+                return min(max_ms, round(initial_ms * float(multiplier) ** (attempt - 1)))
+            except OverflowError:  # the power, or rounding infinity
+                return max_ms
 
 
 def delays_ms(policy: RetryPolicy) -> tuple[int, ...]:
@@ -154,8 +162,7 @@ def decide(
     if attempt >= policy.max_attempts:
         return DeadLetter(Reason.EXHAUSTED)
     wait_ms = delay_ms(policy, attempt)
-    if policy.jitter:
-        wait_ms += round(wait_ms * policy.jitter * rng.random())
+    wait_ms += int(wait_ms * policy.jitter * rng.random())  # rounded down: never more than its share
     at_ms = now_ms + wait_ms
     if policy.max_age_ms is not None and since_ms is not None and at_ms - since_ms > policy.max_age_ms:
         return DeadLetter(Reason.TOO_OLD)
@@ -178,51 +185,58 @@ def to_plain(policy: RetryPolicy) -> dict[str, object]:
 
 
 def from_plain(plain: Mapping[str, object]) -> RetryPolicy:
-    """Read a policy from JSON values; ``PolicyError`` for anything that is none."""
-    known = {"max_attempts", "jitter", "max_age_ms", "table_ms", "fixed_ms", "exponential"}
-    if unknown := sorted(set(plain) - known):
-        raise PolicyError(f"a policy has no field {unknown[0]!r}")
-    try:
-        return RetryPolicy(
-            backoff=_backoff_of(plain),
-            max_attempts=_whole(plain.get("max_attempts", MAX_ATTEMPTS_DEFAULT)),
-            jitter=_number(plain.get("jitter", 0.0)),
-            max_age_ms=_whole(plain["max_age_ms"]) if plain.get("max_age_ms") is not None else None,
-        )
-    except (TypeError, KeyError) as error:
-        raise PolicyError(f"a policy cannot be read: {error}") from error
+    """Read a policy from JSON values; what is left out has its default. ``PolicyError`` for anything that is none."""
+    _check_fields("a policy", plain, {"max_attempts", "jitter", "max_age_ms", *_BACKOFFS})
+    max_age = plain.get("max_age_ms")
+    return RetryPolicy(
+        backoff=_backoff_of(plain),
+        max_attempts=_whole("max_attempts", plain.get("max_attempts", MAX_ATTEMPTS_DEFAULT)),
+        jitter=_number("jitter", plain.get("jitter", 0.0)),
+        max_age_ms=None if max_age is None else _whole("max_age_ms", max_age),
+    )
 
 
 def _backoff_of(plain: Mapping[str, object]) -> Backoff:
-    given = [name for name in ("table_ms", "fixed_ms", "exponential") if name in plain]
-    if len(given) > 1:
-        raise PolicyError(f"a policy has one backoff, not {' and '.join(given)}")
+    given = [name for name in _BACKOFFS if name in plain]
     if not given:
         return Table(RETRY_STEPS_MS)
-    value = plain[given[0]]
-    match given[0], value:
-        case "table_ms", list() | tuple():
-            return Table(tuple(_whole(step) for step in value))
-        case "fixed_ms", int():
-            return Fixed(_whole(value))
-        case "exponential", Mapping():
-            multiplier = _number(value.get("multiplier", 2.0))
-            return Exponential(_whole(value["initial_ms"]), _whole(value["max_ms"]), multiplier)
-    raise PolicyError(f"{given[0]} cannot be {value!r}")
+    if len(given) > 1:
+        raise PolicyError(f"a policy has one backoff, not {' and '.join(given)}")
+    name, value = given[0], plain[given[0]]
+    if name == "fixed_ms":
+        return Fixed(_whole(name, value))
+    if name == "exponential":
+        return _exponential_of(value)
+    if not isinstance(value, list | tuple):
+        raise PolicyError(f"table_ms is {value!r:.60}, a list is expected")
+    return Table(tuple(_whole(f"step {number} of table_ms", step) for number, step in enumerate(value, start=1)))
 
 
-def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{value!r} is no whole number")
+def _exponential_of(value: object) -> Exponential:
+    fields = _check_fields("exponential", value, {"initial_ms", "max_ms", "multiplier"})
+    return Exponential(
+        initial_ms=_whole("initial_ms of exponential", fields.get("initial_ms")),
+        max_ms=_whole("max_ms of exponential", fields.get("max_ms")),
+        multiplier=_number("multiplier of exponential", fields.get("multiplier", 2.0)),
+    )
+
+
+def _check_fields(name: str, value: object, known: set[str]) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise PolicyError(f"{name} is {value!r:.60}, an object is expected")
+    for field_name in value:
+        if field_name not in known:  # one that is misspelt would be lost without a word
+            raise PolicyError(f"{name} has no field {field_name!r:.60}")
     return value
 
 
-def _number(value: object) -> float:
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise PolicyError(f"{name} is {value!r:.60}, a whole number is expected")
+    return value
+
+
+def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is no number")
-    return float(value)
-
-
-def _check(name: str, value: float, least: float, most: float, unit: str) -> None:
-    if not least <= value <= most:  # NaN is outside as well
-        raise PolicyError(f"{name} is {value:g}, allowed is {least:g} to {most:g} {unit}".rstrip())
+        raise PolicyError(f"{name} is {value!r:.60}, a number is expected")
+    return value  # an int stays one: JSON allows some that no float can hold

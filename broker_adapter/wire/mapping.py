@@ -9,15 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from broker_adapter.message import BodyEncoding, Envelope, Message
+from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from broker_adapter.wire import rocketmq_v2 as wire
 
-__all__ = ["decode", "encode", "full_name", "resource_of", "set_timestamp", "to_envelope"]
+__all__ = ["decode", "encode", "full_name", "resource_of", "set_duration", "set_timestamp", "to_envelope"]
 
 
 def full_name(resource: wire.Resource) -> str:
-    """Return the one name a broker knows a topic or group by: a client's namespace becomes a prefix, as in RocketMQ."""
-    namespace = resource.resource_namespace
-    return f"{namespace}%{resource.name}" if namespace else resource.name
+    """Return the one name a broker knows a topic or group by: a client's namespace becomes a prefix, as in RocketMQ.
+
+    In the name of a retry or dead-letter topic it goes where the group's name begins: ``%DLQ%namespace%group``.
+    """
+    namespace, name = resource.resource_namespace, resource.name
+    if not namespace:
+        return name
+    for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX):
+        if name.startswith(prefix):
+            return f"{prefix}{namespace}%{name.removeprefix(prefix)}"
+    return f"{namespace}%{name}"
 
 
 def resource_of(name: str) -> wire.Resource:
@@ -30,6 +39,13 @@ def set_timestamp(timestamp: wire.Timestamp, epoch_ms: int) -> None:
     seconds, ms = divmod(epoch_ms, 1000)
     timestamp.seconds = seconds
     timestamp.nanos = ms * 1_000_000
+
+
+def set_duration(duration: wire.Duration, length_ms: int) -> None:
+    """Write ``length_ms`` (never negative) into ``duration``."""
+    seconds, ms = divmod(length_ms, 1000)
+    duration.seconds = seconds
+    duration.nanos = ms * 1_000_000
 
 
 def to_envelope(message: wire.Message, *, deliver_at_ms: int | None = None, consumed: Iterable[str] = ()) -> Envelope:

@@ -24,6 +24,28 @@ class MessageState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WAITING: _ClassVar[MessageState]
     QUEUED: _ClassVar[MessageState]
     UNKNOWN: _ClassVar[MessageState]
+
+class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REASON_UNSPECIFIED: _ClassVar[Reason]
+    EXHAUSTED: _ClassVar[Reason]
+    TOO_OLD: _ClassVar[Reason]
+    FORWARDED: _ClassVar[Reason]
+    SENT_BACK: _ClassVar[Reason]
+    OPERATOR: _ClassVar[Reason]
+
+class JobKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    JOB_KIND_UNSPECIFIED: _ClassVar[JobKind]
+    REDRIVE: _ClassVar[JobKind]
+    PURGE: _ClassVar[JobKind]
+
+class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    JOB_STATE_UNSPECIFIED: _ClassVar[JobState]
+    RUNNING: _ClassVar[JobState]
+    DONE: _ClassVar[JobState]
+    STOPPED: _ClassVar[JobState]
 CELL_STATE_UNSPECIFIED: CellState
 STARTING: CellState
 SERVING: CellState
@@ -33,6 +55,19 @@ MESSAGE_STATE_UNSPECIFIED: MessageState
 WAITING: MessageState
 QUEUED: MessageState
 UNKNOWN: MessageState
+REASON_UNSPECIFIED: Reason
+EXHAUSTED: Reason
+TOO_OLD: Reason
+FORWARDED: Reason
+SENT_BACK: Reason
+OPERATOR: Reason
+JOB_KIND_UNSPECIFIED: JobKind
+REDRIVE: JobKind
+PURGE: JobKind
+JOB_STATE_UNSPECIFIED: JobState
+RUNNING: JobState
+DONE: JobState
+STOPPED: JobState
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
@@ -254,6 +289,336 @@ class Content(_message.Message):
     body_bytes: int
     body: bytes
     def __init__(self, tag: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., properties: _Optional[_Mapping[str, str]] = ..., message_group: _Optional[str] = ..., born_at_ms: _Optional[int] = ..., born_host: _Optional[str] = ..., body_encoding: _Optional[str] = ..., body_bytes: _Optional[int] = ..., body: _Optional[bytes] = ...) -> None: ...
+
+class Policy(_message.Message):
+    __slots__ = ("table", "exponential", "fixed", "max_attempts", "jitter", "max_age_ms")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    EXPONENTIAL_FIELD_NUMBER: _ClassVar[int]
+    FIXED_FIELD_NUMBER: _ClassVar[int]
+    MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    JITTER_FIELD_NUMBER: _ClassVar[int]
+    MAX_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    table: TableBackoff
+    exponential: ExponentialBackoff
+    fixed: FixedBackoff
+    max_attempts: int
+    jitter: float
+    max_age_ms: int
+    def __init__(self, table: _Optional[_Union[TableBackoff, _Mapping[str, _Any]]] = ..., exponential: _Optional[_Union[ExponentialBackoff, _Mapping[str, _Any]]] = ..., fixed: _Optional[_Union[FixedBackoff, _Mapping[str, _Any]]] = ..., max_attempts: _Optional[int] = ..., jitter: _Optional[float] = ..., max_age_ms: _Optional[int] = ...) -> None: ...
+
+class TableBackoff(_message.Message):
+    __slots__ = ("steps_ms",)
+    STEPS_MS_FIELD_NUMBER: _ClassVar[int]
+    steps_ms: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, steps_ms: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ExponentialBackoff(_message.Message):
+    __slots__ = ("initial_ms", "max_ms", "multiplier")
+    INITIAL_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MS_FIELD_NUMBER: _ClassVar[int]
+    MULTIPLIER_FIELD_NUMBER: _ClassVar[int]
+    initial_ms: int
+    max_ms: int
+    multiplier: float
+    def __init__(self, initial_ms: _Optional[int] = ..., max_ms: _Optional[int] = ..., multiplier: _Optional[float] = ...) -> None: ...
+
+class FixedBackoff(_message.Message):
+    __slots__ = ("delay_ms",)
+    DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    delay_ms: int
+    def __init__(self, delay_ms: _Optional[int] = ...) -> None: ...
+
+class Group(_message.Message):
+    __slots__ = ("name", "created_at_ms", "policy", "is_default_policy", "is_fifo", "is_fifo_set", "waiting", "dead", "leased", "due")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    IS_DEFAULT_POLICY_FIELD_NUMBER: _ClassVar[int]
+    IS_FIFO_FIELD_NUMBER: _ClassVar[int]
+    IS_FIFO_SET_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    DUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    created_at_ms: int
+    policy: Policy
+    is_default_policy: bool
+    is_fifo: bool
+    is_fifo_set: bool
+    waiting: int
+    dead: int
+    leased: int
+    due: _containers.RepeatedCompositeFieldContainer[DueBucket]
+    def __init__(self, name: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., policy: _Optional[_Union[Policy, _Mapping[str, _Any]]] = ..., is_default_policy: _Optional[bool] = ..., is_fifo: _Optional[bool] = ..., is_fifo_set: _Optional[bool] = ..., waiting: _Optional[int] = ..., dead: _Optional[int] = ..., leased: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ...) -> None: ...
+
+class ListGroupsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListGroupsResponse(_message.Message):
+    __slots__ = ("groups",)
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[Group]
+    def __init__(self, groups: _Optional[_Iterable[_Union[Group, _Mapping[str, _Any]]]] = ...) -> None: ...
+
+class GetGroupRequest(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    def __init__(self, group: _Optional[str] = ...) -> None: ...
+
+class GetGroupResponse(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: Group
+    def __init__(self, group: _Optional[_Union[Group, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class SetGroupRequest(_message.Message):
+    __slots__ = ("group", "policy", "reset_policy", "is_fifo")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    RESET_POLICY_FIELD_NUMBER: _ClassVar[int]
+    IS_FIFO_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    policy: Policy
+    reset_policy: bool
+    is_fifo: bool
+    def __init__(self, group: _Optional[str] = ..., policy: _Optional[_Union[Policy, _Mapping[str, _Any]]] = ..., reset_policy: _Optional[bool] = ..., is_fifo: _Optional[bool] = ...) -> None: ...
+
+class SetGroupResponse(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: Group
+    def __init__(self, group: _Optional[_Union[Group, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class WaitingRetry(_message.Message):
+    __slots__ = ("entry", "group", "topic", "message_id", "attempt", "due_at_ms", "first_failed_at_ms", "last_failed_at_ms", "content")
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    DUE_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FAILED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FAILED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    entry: str
+    group: str
+    topic: str
+    message_id: str
+    attempt: int
+    due_at_ms: int
+    first_failed_at_ms: int
+    last_failed_at_ms: int
+    content: Content
+    def __init__(self, entry: _Optional[str] = ..., group: _Optional[str] = ..., topic: _Optional[str] = ..., message_id: _Optional[str] = ..., attempt: _Optional[int] = ..., due_at_ms: _Optional[int] = ..., first_failed_at_ms: _Optional[int] = ..., last_failed_at_ms: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class ListRetriesRequest(_message.Message):
+    __slots__ = ("group", "topic", "token", "limit")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    topic: str
+    token: str
+    limit: int
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., token: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListRetriesResponse(_message.Message):
+    __slots__ = ("retries", "next_token")
+    RETRIES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    retries: _containers.RepeatedCompositeFieldContainer[WaitingRetry]
+    next_token: str
+    def __init__(self, retries: _Optional[_Iterable[_Union[WaitingRetry, _Mapping[str, _Any]]]] = ..., next_token: _Optional[str] = ...) -> None: ...
+
+class RunRetriesNowRequest(_message.Message):
+    __slots__ = ("group", "entries")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    entries: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, group: _Optional[str] = ..., entries: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RunRetriesNowResponse(_message.Message):
+    __slots__ = ("moved", "gone")
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    moved: int
+    gone: int
+    def __init__(self, moved: _Optional[int] = ..., gone: _Optional[int] = ...) -> None: ...
+
+class EndRetriesRequest(_message.Message):
+    __slots__ = ("group", "entries")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    entries: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, group: _Optional[str] = ..., entries: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EndRetriesResponse(_message.Message):
+    __slots__ = ("moved", "gone")
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    moved: int
+    gone: int
+    def __init__(self, moved: _Optional[int] = ..., gone: _Optional[int] = ...) -> None: ...
+
+class DeadFilter(_message.Message):
+    __slots__ = ("reasons", "topics", "keys", "message_ids", "since_ms", "until_ms")
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_IDS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
+    reasons: _containers.RepeatedScalarFieldContainer[Reason]
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    message_ids: _containers.RepeatedScalarFieldContainer[str]
+    since_ms: int
+    until_ms: int
+    def __init__(self, reasons: _Optional[_Iterable[_Union[Reason, str]]] = ..., topics: _Optional[_Iterable[str]] = ..., keys: _Optional[_Iterable[str]] = ..., message_ids: _Optional[_Iterable[str]] = ..., since_ms: _Optional[int] = ..., until_ms: _Optional[int] = ...) -> None: ...
+
+class DeadLetter(_message.Message):
+    __slots__ = ("offset", "message_id", "origin_topic", "reason", "attempts", "first_failed_at_ms", "last_failed_at_ms", "tag", "keys", "dead_at_ms", "outcome", "outcome_at_ms", "outcome_note", "content")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FAILED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FAILED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    DEAD_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_NOTE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    message_id: str
+    origin_topic: str
+    reason: Reason
+    attempts: int
+    first_failed_at_ms: int
+    last_failed_at_ms: int
+    tag: str
+    keys: _containers.RepeatedScalarFieldContainer[str]
+    dead_at_ms: int
+    outcome: str
+    outcome_at_ms: int
+    outcome_note: str
+    content: Content
+    def __init__(self, offset: _Optional[int] = ..., message_id: _Optional[str] = ..., origin_topic: _Optional[str] = ..., reason: _Optional[_Union[Reason, str]] = ..., attempts: _Optional[int] = ..., first_failed_at_ms: _Optional[int] = ..., last_failed_at_ms: _Optional[int] = ..., tag: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., dead_at_ms: _Optional[int] = ..., outcome: _Optional[str] = ..., outcome_at_ms: _Optional[int] = ..., outcome_note: _Optional[str] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class ListDeadLettersRequest(_message.Message):
+    __slots__ = ("group", "filter", "offset", "limit", "with_outcome", "with_body")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    WITH_OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    WITH_BODY_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    filter: DeadFilter
+    offset: int
+    limit: int
+    with_outcome: bool
+    with_body: bool
+    def __init__(self, group: _Optional[str] = ..., filter: _Optional[_Union[DeadFilter, _Mapping[str, _Any]]] = ..., offset: _Optional[int] = ..., limit: _Optional[int] = ..., with_outcome: _Optional[bool] = ..., with_body: _Optional[bool] = ...) -> None: ...
+
+class ListDeadLettersResponse(_message.Message):
+    __slots__ = ("letters", "next_offset")
+    LETTERS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    letters: _containers.RepeatedCompositeFieldContainer[DeadLetter]
+    next_offset: int
+    def __init__(self, letters: _Optional[_Iterable[_Union[DeadLetter, _Mapping[str, _Any]]]] = ..., next_offset: _Optional[int] = ...) -> None: ...
+
+class Job(_message.Message):
+    __slots__ = ("job_id", "kind", "group", "filter", "to_topic", "why", "rate_per_s", "created_at_ms", "first_offset", "next_offset", "end_offset", "done", "passed", "failed", "state")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    TO_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    RATE_PER_S_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    PASSED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    kind: JobKind
+    group: str
+    filter: DeadFilter
+    to_topic: str
+    why: str
+    rate_per_s: float
+    created_at_ms: int
+    first_offset: int
+    next_offset: int
+    end_offset: int
+    done: int
+    passed: int
+    failed: int
+    state: JobState
+    def __init__(self, job_id: _Optional[int] = ..., kind: _Optional[_Union[JobKind, str]] = ..., group: _Optional[str] = ..., filter: _Optional[_Union[DeadFilter, _Mapping[str, _Any]]] = ..., to_topic: _Optional[str] = ..., why: _Optional[str] = ..., rate_per_s: _Optional[float] = ..., created_at_ms: _Optional[int] = ..., first_offset: _Optional[int] = ..., next_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., done: _Optional[int] = ..., passed: _Optional[int] = ..., failed: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ...) -> None: ...
+
+class StartJobRequest(_message.Message):
+    __slots__ = ("kind", "group", "filter", "to_topic", "why", "rate_per_s", "is_dry_run")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    TO_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    RATE_PER_S_FIELD_NUMBER: _ClassVar[int]
+    IS_DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    kind: JobKind
+    group: str
+    filter: DeadFilter
+    to_topic: str
+    why: str
+    rate_per_s: float
+    is_dry_run: bool
+    def __init__(self, kind: _Optional[_Union[JobKind, str]] = ..., group: _Optional[str] = ..., filter: _Optional[_Union[DeadFilter, _Mapping[str, _Any]]] = ..., to_topic: _Optional[str] = ..., why: _Optional[str] = ..., rate_per_s: _Optional[float] = ..., is_dry_run: _Optional[bool] = ...) -> None: ...
+
+class StartJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    def __init__(self, job: _Optional[_Union[Job, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class ListJobsRequest(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    def __init__(self, group: _Optional[str] = ...) -> None: ...
+
+class ListJobsResponse(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[Job]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping[str, _Any]]]] = ...) -> None: ...
+
+class StopJobRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    def __init__(self, job_id: _Optional[int] = ...) -> None: ...
+
+class StopJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    def __init__(self, job: _Optional[_Union[Job, _Mapping[str, _Any]]] = ...) -> None: ...
 
 SERVICE: str
 METHODS: _Mapping[str, _Method]

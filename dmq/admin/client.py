@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -18,6 +19,8 @@ from dmq.admin import admin_v1 as wire
 from dmq.errors import DmqError
 
 _Response = TypeVar("_Response", bound=Message)
+
+_DRY_RUN_TIMEOUT_S = 600.0  # at least: it looks at every dead letter of a group within one call
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
@@ -34,6 +37,10 @@ class DaemonUnavailable(DmqError):
 
 class CallRefused(DmqError):
     """The daemon refused the call as wrong; nothing was done."""
+
+
+class NotFound(CallRefused):
+    """Nobody knows what the call names; nothing was done."""
 
 
 class CallFailed(DmqError):
@@ -73,37 +80,102 @@ class AdminClient:
         request = wire.GetMessageRequest(topic=topic, message_id=message_id, with_body=with_body)
         return self._call(wire.METHODS["GetMessage"], request, wire.GetMessageResponse)
 
+    def groups(self) -> Sequence[wire.Group]:
+        """Ask for the consumer groups, without the histogram of each."""
+        return self._call(wire.METHODS["ListGroups"], wire.ListGroupsRequest(), wire.ListGroupsResponse).groups
+
+    def group(self, name: str) -> wire.Group:
+        """Ask for one group; raises ``NotFound``."""
+        request = wire.GetGroupRequest(group=name)
+        return self._call(wire.METHODS["GetGroup"], request, wire.GetGroupResponse).group
+
+    def set_group(
+        self, name: str, *, policy: wire.Policy | None = None, reset_policy: bool = False, is_fifo: bool | None = None
+    ) -> wire.Group:
+        """Change a group, or make it; what is ``None`` stays as it is. Returns the group as it is now."""
+        request = wire.SetGroupRequest(group=name, policy=policy, reset_policy=reset_policy, is_fifo=is_fifo)
+        return self._call(wire.METHODS["SetGroup"], request, wire.SetGroupResponse).group
+
+    def retries(self, group: str, *, topic: str = "", token: str = "", limit: int = 1000) -> wire.ListRetriesResponse:
+        """Ask for a page of the retries that wait."""
+        request = wire.ListRetriesRequest(group=group, topic=topic, token=token, limit=limit)
+        return self._call(wire.METHODS["ListRetries"], request, wire.ListRetriesResponse)
+
+    def run_retries_now(self, group: str, entries: Sequence[str]) -> wire.RunRetriesNowResponse:
+        """Make up to 1000 retries visible at once."""
+        request = wire.RunRetriesNowRequest(group=group, entries=entries)
+        return self._call(wire.METHODS["RunRetriesNow"], request, wire.RunRetriesNowResponse)
+
+    def end_retries(self, group: str, entries: Sequence[str]) -> wire.EndRetriesResponse:
+        """Send up to 1000 retries to the dead-letter queue."""
+        request = wire.EndRetriesRequest(group=group, entries=entries)
+        return self._call(wire.METHODS["EndRetries"], request, wire.EndRetriesResponse)
+
+    def dead_letters(
+        self,
+        group: str,
+        chosen: wire.DeadFilter,
+        *,
+        offset: int = 0,
+        limit: int = 1000,
+        with_outcome: bool = False,
+        with_body: bool = False,
+    ) -> wire.ListDeadLettersResponse:
+        """Ask for a page of the dead letters."""
+        request = wire.ListDeadLettersRequest(
+            group=group, filter=chosen, offset=offset, limit=limit, with_outcome=with_outcome, with_body=with_body
+        )
+        return self._call(wire.METHODS["ListDeadLetters"], request, wire.ListDeadLettersResponse)
+
+    def start_job(self, request: wire.StartJobRequest) -> wire.Job:
+        """Start a redrive or a purge; a dry run may take minutes, whatever the deadline of other calls."""
+        timeout_s = max(self._timeout_s, _DRY_RUN_TIMEOUT_S) if request.is_dry_run else self._timeout_s
+        return self._call(wire.METHODS["StartJob"], request, wire.StartJobResponse, timeout_s).job
+
+    def jobs(self, group: str = "") -> Sequence[wire.Job]:
+        """Ask for the newest jobs of a group, or of all."""
+        return self._call(wire.METHODS["ListJobs"], wire.ListJobsRequest(group=group), wire.ListJobsResponse).jobs
+
+    def stop_job(self, job_id: int) -> wire.Job:
+        """End a running job where it is; raises ``NotFound``."""
+        return self._call(wire.METHODS["StopJob"], wire.StopJobRequest(job_id=job_id), wire.StopJobResponse).job
+
     def send(self, message: public.Message) -> public.SendMessageResponse:
         """Send through the public protocol, as any client does. A refusal is in the response's status."""
         request = public.SendMessageRequest(messages=[message])
         return self._call(public.METHODS["SendMessage"], request, public.SendMessageResponse)
 
-    def _call(self, method: Method, request: Message, response_class: type[_Response]) -> _Response:
+    def _call(
+        self, method: Method, request: Message, response_class: type[_Response], timeout_s: float | None = None
+    ) -> _Response:
         assert issubclass(method.response_class, response_class)
         call = self._channel.unary_unary(
             method.path,
             request_serializer=method.request_class.SerializeToString,
             response_deserializer=method.response_class.FromString,
         )
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         try:
-            return call(request, timeout=self._timeout_s, metadata=_metadata())
+            return call(request, timeout=timeout_s, metadata=_metadata())
         except grpc.RpcError as error:
-            raise self._told(error) from None  # its text is ten lines of debug output
+            # its own text is ten lines of debug output
+            raise self._told(error.code(), error.details() or "", timeout_s) from None
 
-    def _told(self, error: grpc.RpcError) -> DmqError:
-        code = error.code()
-        details = " ".join((error.details() or "").split())
+    def _told(self, code: grpc.StatusCode, text: str, timeout_s: float) -> DmqError:
+        details = " ".join(text.split())
         match code:
             case grpc.StatusCode.UNAVAILABLE if "onnection refused" in details or not details:
                 return DaemonUnavailable(f"no daemon answers at {self._address}; is `dmq serve` running?")
             case grpc.StatusCode.UNAVAILABLE:
                 return DaemonUnavailable(f"the daemon at {self._address} is unavailable: {details}")
             case grpc.StatusCode.DEADLINE_EXCEEDED:
-                return DaemonUnavailable(f"no answer from {self._address} within {self._timeout_s:g} s")
+                return DaemonUnavailable(f"no answer from {self._address} within {timeout_s:g} s")
             case grpc.StatusCode.UNIMPLEMENTED:
                 return CallFailed(f"what answers at {self._address} is no Rock-DMQ daemon, or one of another version")
             case grpc.StatusCode.INVALID_ARGUMENT:
                 return CallRefused(details)
+            case grpc.StatusCode.NOT_FOUND:
+                return NotFound(details)
             case grpc.StatusCode.RESOURCE_EXHAUSTED:
                 return DaemonUnavailable(details)
             case _:

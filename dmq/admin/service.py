@@ -10,12 +10,15 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError, Message
 
 from broker_adapter.errors import Overloaded, Refused, Rule
-from broker_adapter.limits import MESSAGE_ID_BYTES_MAX
-from broker_adapter.topics import check_topic
-from broker_adapter.wire import mapping
+from broker_adapter.topics import check_group, check_topic
 from dmq.admin import admin_v1 as wire
+from dmq.admin import mapping, validate
 from dmq.admin.source import AdminSource, MessageState
 from dmq.errors import DmqError, StoreCorrupt
+
+# With bodies a page is cut before an answer gets too large for its receiver; one letter always fits.
+BODIES_BYTES_MAX = 32 * 1024 * 1024
+_LETTERS_WITH_BODY_MAX = 100  # each may be 4 MiB in the daemon's memory
 
 
 class Handler(NamedTuple):
@@ -42,10 +45,7 @@ class AdminService:
     async def get_message(self, request: wire.GetMessageRequest) -> wire.GetMessageResponse:
         """Say where a message is, and what it is if it is at hand."""
         topic = check_topic(request.topic)
-        message_id = request.message_id
-        if not message_id.strip() or len(message_id.encode()) > MESSAGE_ID_BYTES_MAX:
-            limit = f"1 to {MESSAGE_ID_BYTES_MAX} bytes"
-            raise Refused(Rule.MESSAGE_ID, "the message id is blank or too long", value=message_id, limit=limit)
+        message_id = validate.check_message_id(request.message_id)
         status = await self._source.message(topic, message_id)
         return wire.GetMessageResponse(
             topic=topic,
@@ -58,6 +58,84 @@ class AdminService:
             content=_content(status.payload, with_body=request.with_body),
         )
 
+    # -- groups and their retries -------------------------------------------------------------------------------------
+
+    async def list_groups(self, _request: wire.ListGroupsRequest) -> wire.ListGroupsResponse:
+        """List the consumer groups by name."""
+        return wire.ListGroupsResponse(groups=[mapping.wire_group(group) for group in await self._source.groups()])
+
+    async def get_group(self, request: wire.GetGroupRequest) -> wire.GetGroupResponse:
+        """Say how one group is."""
+        return wire.GetGroupResponse(group=mapping.wire_group(await self._source.group(check_group(request.group))))
+
+    async def set_group(self, request: wire.SetGroupRequest) -> wire.SetGroupResponse:
+        """Change what a group is told to do, and say what counts now."""
+        name = check_group(request.group)
+        policy = mapping.policy_of(request.policy) if request.HasField("policy") else None
+        if policy is not None and request.reset_policy:
+            raise Refused(Rule.REQUEST, "a policy, or back to the default: not both")
+        is_fifo = request.is_fifo if request.HasField("is_fifo") else None
+        group = await self._source.set_group(name, policy=policy, reset_policy=request.reset_policy, is_fifo=is_fifo)
+        return wire.SetGroupResponse(group=mapping.wire_group(group))
+
+    async def list_retries(self, request: wire.ListRetriesRequest) -> wire.ListRetriesResponse:
+        """List a page of the retries that wait."""
+        page = await self._source.retries(
+            check_group(request.group),
+            topic=check_topic(request.topic) if request.topic else "",
+            token=validate.check_token(request.token),
+            limit=validate.check_limit(request.limit),
+        )
+        retries = [mapping.wire_retry(retry) for retry in page.retries]
+        return wire.ListRetriesResponse(retries=retries, next_token=page.next_token)
+
+    async def run_retries_now(self, request: wire.RunRetriesNowRequest) -> wire.RunRetriesNowResponse:
+        """Make retries visible at once."""
+        group, entries = check_group(request.group), validate.check_entries(request.entries)
+        return wire.RunRetriesNowResponse(**asdict(await self._source.run_retries_now(group, entries)))
+
+    async def end_retries(self, request: wire.EndRetriesRequest) -> wire.EndRetriesResponse:
+        """Send retries to the dead-letter queue."""
+        group, entries = check_group(request.group), validate.check_entries(request.entries)
+        return wire.EndRetriesResponse(**asdict(await self._source.end_retries(group, entries)))
+
+    # -- dead letters -------------------------------------------------------------------------------------------------
+
+    async def list_dead_letters(self, request: wire.ListDeadLettersRequest) -> wire.ListDeadLettersResponse:
+        """List a page of the dead letters."""
+        limit = validate.check_limit(request.limit)
+        page = await self._source.dead_letters(
+            check_group(request.group),
+            validate.check_filter(request.filter),
+            offset=validate.check_offset(request.offset),
+            limit=min(limit, _LETTERS_WITH_BODY_MAX) if request.with_body else limit,
+            with_outcome=request.with_outcome,
+        )
+        response = wire.ListDeadLettersResponse(next_offset=page.next_offset)
+        room_bytes = BODIES_BYTES_MAX
+        for letter in page.letters:
+            room_bytes -= len(letter.payload) if request.with_body else 0
+            if room_bytes < 0 and response.letters:
+                response.next_offset = letter.dead.offset
+                break
+            response.letters.append(mapping.wire_dead_letter(letter, with_body=request.with_body))
+        return response
+
+    async def start_job(self, request: wire.StartJobRequest) -> wire.StartJobResponse:
+        """Start a redrive or a purge, or count what it would do."""
+        job = await self._source.start_job(validate.check_job(request), is_dry_run=request.is_dry_run)
+        return wire.StartJobResponse(job=mapping.wire_job(job))
+
+    async def list_jobs(self, request: wire.ListJobsRequest) -> wire.ListJobsResponse:
+        """List the newest jobs."""
+        group = check_group(request.group) if request.group else ""
+        return wire.ListJobsResponse(jobs=[mapping.wire_job(job) for job in await self._source.jobs(group)])
+
+    async def stop_job(self, request: wire.StopJobRequest) -> wire.StopJobResponse:
+        """End a running job where it is."""
+        job = await self._source.stop_job(validate.check_job_id(request.job_id))
+        return wire.StopJobResponse(job=mapping.wire_job(job))
+
 
 def handlers(service: AdminService) -> Mapping[str, Handler]:
     """Return the handler of each RPC by its HTTP/2 path (``/rockdmq.admin.v1.AdminService/GetStatus``)."""
@@ -65,6 +143,16 @@ def handlers(service: AdminService) -> Mapping[str, Handler]:
         "GetStatus": service.get_status,
         "ListTopics": service.list_topics,
         "GetMessage": service.get_message,
+        "ListGroups": service.list_groups,
+        "GetGroup": service.get_group,
+        "SetGroup": service.set_group,
+        "ListRetries": service.list_retries,
+        "RunRetriesNow": service.run_retries_now,
+        "EndRetries": service.end_retries,
+        "ListDeadLetters": service.list_dead_letters,
+        "StartJob": service.start_job,
+        "ListJobs": service.list_jobs,
+        "StopJob": service.stop_job,
     }
     return MappingProxyType(
         {method.path: Handler(method.request_class, calls[name]) for name, method in wire.METHODS.items()}
@@ -82,7 +170,8 @@ class Refusal(NamedTuple):
 def refusal_of(error: Exception) -> Refusal:
     """Return the gRPC status that answers ``error``."""
     if isinstance(error, Refused):
-        return Refusal(3, str(error), is_ours=False)  # INVALID_ARGUMENT
+        code = 5 if error.rule is Rule.NOT_FOUND else 3  # NOT_FOUND, INVALID_ARGUMENT
+        return Refusal(code, str(error), is_ours=False)
     if isinstance(error, DecodeError):
         return Refusal(3, "the request cannot be read", is_ours=False)
     if isinstance(error, Overloaded):
@@ -98,20 +187,9 @@ def _content(payload: bytes | None, *, with_body: bool) -> wire.Content | None:
     if payload is None:
         return None
     try:
-        message = mapping.decode(payload)
+        return mapping.wire_content(payload, with_body=with_body)
     except DecodeError as error:
         raise StoreCorrupt("the stored message cannot be read") from error
-    return wire.Content(
-        tag=message.tag,
-        keys=message.keys,
-        properties=message.properties,
-        message_group=message.message_group,
-        born_at_ms=message.born_at_ms,
-        born_host=message.born_host,
-        body_encoding=message.body_encoding.name,
-        body_bytes=len(message.body),
-        body=message.body if with_body else None,
-    )
 
 
 assert {state.name: state.value for state in MessageState}.items() <= dict(wire.MessageState.items()).items()

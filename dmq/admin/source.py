@@ -174,7 +174,7 @@ class GroupStatus:
 class WaitingRetry:
     """A retry that waits. ``entry`` names it for ``run_retries_now`` and ``end_retries``."""
 
-    entry: int
+    entry: str
     group: str
     topic: str
     message_id: str
@@ -266,11 +266,11 @@ class AdminSource(Protocol):
         """Return up to ``limit`` waiting retries of a group, of one origin topic or (empty) all, from ``token`` on."""
         ...
 
-    async def run_retries_now(self, group: str, entries: Sequence[int]) -> RetryOutcomes:
+    async def run_retries_now(self, group: str, entries: Sequence[str]) -> RetryOutcomes:
         """Make waiting retries visible at once, durable on return."""
         ...
 
-    async def end_retries(self, group: str, entries: Sequence[int]) -> RetryOutcomes:
+    async def end_retries(self, group: str, entries: Sequence[str]) -> RetryOutcomes:
         """Send waiting retries to the group's dead-letter queue (``Reason.OPERATOR``), durable on return."""
         ...
 

@@ -18,6 +18,7 @@ from dmq.errors import StoreCorrupt
 _EVENT = struct.Struct(">BIIHHQ")
 _COUNT = struct.Struct(">Q")
 NO_QUEUE = 0xFFFF
+LANE = 0xFFFE  # where what a group failed of the topic becomes visible to it again; its offsets are its own
 
 
 class EventKind(IntEnum):
@@ -35,6 +36,22 @@ class EventKind(IntEnum):
     GROUP_CREATED = 10
     OPENED = 11  # a run of the daemon began; the block's boot says which [0]
     CLOSED = 12  # it ended in order [0]
+    NACKED = 14  # a group failed it, a copy waits; attempt is the one that failed [when the copy is due]
+    RETRIED = 15  # the copy's time has come, it is visible again; attempt is the one that comes next [when it was due]
+    RETRY_MOVED = 16  # the same before its time, by hand [when it was due]
+    DEAD_EXHAUSTED = 17  # in the group's dead-letter queue; attempt is the last one [attempts allowed]
+    DEAD_TOO_OLD = 18  # the same, because of its age [when it became visible first]
+    DEAD_FORWARDED = 19  # the same, given up by its consumer [0]
+    DEAD_SENT_BACK = 20  # the same, sent back with delay level -1 [0]
+    DEAD_BY_OPERATOR = 21  # the same, by hand [0]
+    REDRIVEN = 22  # a dead letter was sent again as a new message [its offset in the dead-letter queue]
+    PURGED = 23  # a dead letter was thrown away by hand [its offset in the dead-letter queue]
+    GROUP_CHANGED = 24  # a group's settings
+    SENT = 25  # of a spool: its handler sent it; attempt is the one that succeeded [when it was due]
+    SEND_FAILED = 26  # of a spool: an attempt that counts failed, it waits again; attempt is that one [when it is due]
+    SEND_DEAD = 27  # of a spool: in the dead set; attempt is the last one [when it was made]
+    REQUEUED = 28  # of a spool: from the dead set, waits again [when it is due]
+    DROPPED = 29  # of a spool: thrown away because a bound was reached, as configured [when it was made]
     GAP = 13  # events cut from the outbox before they were exported [sequence of the first; the id is their count]
 
 
@@ -67,8 +84,8 @@ def decode_event(event: bytes) -> AuditEvent:
 
 
 def name_event(kind: EventKind, name_id: int) -> bytes:
-    """Encode that a topic or a group was created."""
-    is_topic = kind is EventKind.TOPIC_CREATED
+    """Encode that a topic or a group was created, or a group changed."""
+    is_topic = kind is EventKind.TOPIC_CREATED  # else a group's
     return encode_event(kind, name_id if is_topic else 0, 0 if is_topic else name_id, NO_QUEUE, 0, 0, b"")
 
 

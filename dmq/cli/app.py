@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dmq.cli import demo, msg, serve, status, topic
+from dmq.cli import backoff, dead, demo, group, jobs, msg, retry, serve, status, topic
 from dmq.cli.errors import CommandFailed, ExitCode, describe, wants_json
 from dmq.cli.options import Output, OutputOption, RootAddressOption, Session, TimeoutOption
 from dmq.errors import DmqError
@@ -111,3 +111,32 @@ _msg = typer.Typer(cls=Group, help="Messages.", rich_markup_mode=None)
 _msg.command("send")(msg.send)
 _msg.command("get")(msg.get)
 app.add_typer(_msg, name="msg")
+
+_group = typer.Typer(cls=Group, help="Consumer groups and their retry policies.", rich_markup_mode=None)
+_group.command("ls")(group.ls)
+_group.command("show")(group.show)
+_group.command("set-policy")(group.set_policy)
+app.add_typer(_group, name="group")
+
+_retry = typer.Typer(cls=Group, help="Retries that wait for their time.", rich_markup_mode=None)
+_retry.command("ls")(retry.ls)
+_retry.command("stats")(retry.stats)
+_retry.command("run-now")(retry.run_now)
+_retry.command("to-dead")(retry.to_dead)
+app.add_typer(_retry, name="retry")
+
+_dead = typer.Typer(cls=Group, help="Dead letters.", rich_markup_mode=None)
+_dead.command("groups")(dead.groups)
+_dead.command("ls")(dead.ls)
+_dead.command("show")(dead.show)
+_dead.command("export")(dead.export)
+_dead.command("redrive")(jobs.redrive)
+_dead.command("purge")(jobs.purge)
+_dead.command("jobs")(jobs.jobs)
+_dead.command("stop")(jobs.stop)
+app.add_typer(_dead, name="dead")
+
+_backoff = typer.Typer(cls=Group, help="What a retry policy means; without a daemon.", rich_markup_mode=None)
+_backoff.command("show")(backoff.show)
+_backoff.command("simulate")(backoff.simulate)
+app.add_typer(_backoff, name="backoff")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from broker_adapter.message_id import new_message_id
 from dmq.cli import output as out
 from dmq.cli.errors import CommandFailed, ExitCode
-from dmq.cli.message_id import new_message_id
 from dmq.cli.options import AddressOption, OutputOption, TimeoutOption, session_of
 from dmq.cli.times import After, At, parse_when
 from dmq.units import parse_duration

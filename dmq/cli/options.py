@@ -64,13 +64,15 @@ class Session:
     @contextmanager
     def connect(self) -> Iterator[AdminClient]:
         """Give a client of the daemon; its errors end the command with the code that fits."""
-        from dmq.admin.client import AdminClient, CallFailed, CallRefused, DaemonUnavailable
+        from dmq.admin.client import AdminClient, CallFailed, CallRefused, DaemonUnavailable, NotFound
 
         with AdminClient(self.address, timeout_s=self.timeout_s) as client:
             try:
                 yield client
             except DaemonUnavailable as error:
                 raise CommandFailed(str(error), ExitCode.UNAVAILABLE) from error
+            except NotFound as error:
+                raise CommandFailed(str(error), ExitCode.NOT_FOUND) from error
             except (CallRefused, CallFailed) as error:
                 raise CommandFailed(str(error)) from error
 

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from broker_adapter.message import pack_id
+from broker_adapter.topics import retry_topic
 from dmq.admin import source
 from dmq.admin.source import CellState, CellStatus, MessageState, MessageStatus, TopicStatus
 from dmq.config import DaemonConfig
+from dmq.daemon.operations import Operations
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.metrics import Metrics
 from dmq.store.keys import pack_queue_key, pack_timeline_key
@@ -21,8 +23,8 @@ from dmq.store.store import Store
 _DUE_BUCKETS_MAX = 60
 
 
-@dataclass(slots=True)
-class Report:
+@dataclass
+class Report(Operations):
     """Answers from what the parts count anyway; nothing here scans."""
 
     config: DaemonConfig
@@ -110,7 +112,7 @@ class Report:
 
     def _topics(self) -> list[TopicStatus]:
         pending = self.store.pending()
-        found = []
+        found = self._retry_topics(pending)
         for name, topic in sorted(self.broker.names.topics.copy().items()):
             waiting = pending.get(topic.topic_id, 0)
             found.append(
@@ -122,7 +124,23 @@ class Report:
                     due=self._due(topic.topic_id) if waiting else (),
                 )
             )
-        return found
+        return sorted(found, key=lambda topic: topic.name)
+
+    def _retry_topics(self, pending: dict[int, int]) -> list[TopicStatus]:
+        """Return the retry topic of each group that failed something, its lanes as its queues."""
+        lanes: dict[int, list[int]] = {}
+        for (group_id, _), lane in self.broker.names.lanes.copy().items():
+            lanes.setdefault(group_id, []).append(lane.topic_id)
+        return [
+            TopicStatus(
+                name=retry_topic(self.broker.names.groups_by_id[group_id].name),
+                queues=len(lane_ids),
+                stored=sum(self.store.queue_end(lane_id, 0) for lane_id in lane_ids),
+                pending=pending.get(group_id, 0),
+                due=self._due(group_id) if pending.get(group_id) else (),
+            )
+            for group_id, lane_ids in lanes.items()
+        ]
 
     def _due(self, scope: int) -> list[source.DueBucket]:
         found = self.store.due_counts(scope, 0, 2**53, limit=_DUE_BUCKETS_MAX)
@@ -178,6 +196,8 @@ class Report:
         metrics.delivered.follow(lambda: broker.handed_out_total)
         metrics.acked.follow(lambda: broker.acked_total)
         metrics.expired.follow(lambda: broker.leases.expired_total)
+        metrics.retried.follow(lambda: broker.failures.retried_total)
+        metrics.dead.follow(lambda: broker.failures.dead_total)
         metrics.pending.set_function(lambda: sum(store.pending().values()))
         metrics.next_due.set_function(lambda: (store.next_due_ms() or 0) / 1000)
         metrics.overdue.set_function(lambda: self._overdue(store.pending(), store.clock.now_ms()))

@@ -78,7 +78,12 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         store.writer.observe = lambda ops, size, seconds, sync_s: metrics.committed(
             ops=ops, batch_bytes=size, seconds=seconds, sync_seconds=sync_s
         )
-        broker = EmbeddedBroker(store, queues_per_topic=config.queues_per_topic, group_start=config.group_start)
+        broker = EmbeddedBroker(
+            store,
+            queues_per_topic=config.queues_per_topic,
+            group_start=config.group_start,
+            delay_levels_ms=config.delay_levels_ms,
+        )
         stack.push_async_callback(broker.close)
         await store.commit_async([Emit(cell_event(EventKind.OPENED))])
         scheduler = Scheduler(store, broker.placement, on_failure=fail, observe=metrics.became_visible)
@@ -151,6 +156,7 @@ def _server(config: DaemonConfig, clock: Clock, broker: EmbeddedBroker, metrics:
         delay_levels_ms=config.delay_levels_ms, delay_max_ms=config.delay_max_ms, broker_name=config.broker_name
     )
     service = MessagingService(broker, clock, Sessions(clock), settings)
+    broker.on_group_changed = service.group_changed
     return GrpcServer(
         service,
         Dispatcher(service, clock=clock, observer=metrics.calls),

@@ -6,10 +6,14 @@ offset never handed out in this run; ``ready`` holds offsets that came back. Wha
 
     kind 1 floor       number 0        floor 8
     kind 2 chunk       chunk number    bitmap 128
-    kind 3 exception   offset          attempt 2 | visible_at_ms 8 | epoch 8 | is suspended 1
+    kind 3 exception   offset          attempt 2 | visible_at_ms 8 | epoch 8 | first_failed_at_ms 8 | is suspended 1
+                                       | message group
 
 An exception is a lease that is a row, or, with visible_at_ms 0, a message that came back: the attempt is then the one
 that comes next. The epoch is that of the last hand-out.
+
+Messages of a message group go out in their order (``dmq.embedded.order``); which group a message belongs to is only
+known once it was read, so an offset that was taken is *unread* until it is admitted.
 
 A plain lease is in memory only: after a restart its message is handed out again, and the old handle stays good until
 then. Renewals and everything that counts an attempt are rows.
@@ -18,36 +22,67 @@ then. Renewals and everything that counts an attempt are rows.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from broker_adapter.errors import Refused, Rule
+from dmq.embedded.order import MessageOrder
 from dmq.embedded.receipt import Receipt
 from dmq.store.keys import pack_group_key, pack_u64, unpack_group_row, unpack_u64
 from dmq.store.ops import Delete, Family, Op, Put
+from dmq.store.record import QueuedMessage
 
 CHUNK_OFFSETS = 1024
 LEASES_MAX = 10_000
+ATTEMPT_MAX = 0xFFFF  # what its field holds
+PARKED_MAX = 100_000  # beyond it, nothing new of the queue is looked at until some of them were handed out
+_MOVED_KEPT = 4096
 
-_EXCEPTION = struct.Struct(">HQQ?")
+_EXCEPTION = struct.Struct(">HQQQ?")
 _KIND_FLOOR, _KIND_CHUNK, _KIND_EXCEPTION = 1, 2, 3
 _FULL = b"\xff" * (CHUNK_OFFSETS // 8)
-_FIRST = (1, 0)  # attempt and epoch of what never came back
+
+
+class Returned(NamedTuple):
+    """What is known of a message that came back."""
+
+    attempt: int = 1  # the next one
+    epoch: int = 0  # of the last hand-out
+    first_failed_at_ms: int = 0
+
+
+_FIRST = Returned()
 
 
 @dataclass(slots=True)
 class Lease:
-    """One hand-out that is not finished."""
+    """One hand-out that is not finished. ``message_id`` is empty until the message was read."""
 
     epoch: int
-    attempt: int
+    attempt: int  # in this queue
     visible_at_ms: int
     message_id: bytes = b""
+    attempts_before: int = 0  # made before the message came to this queue
+    since_ms: int = 0  # when the message became visible to its group first
+    first_failed_at_ms: int = 0
+    is_push: bool = False
     renew_for: str = ""
     renew_until_ms: int = 0
     is_suspended: bool = False  # its next hand-out does not count as an attempt
     is_returning: bool = False  # its end was decided and is being written
+
+    @property
+    def attempts(self) -> int:
+        """How often the message was handed out to its group, this time included."""
+        return min(self.attempts_before + self.attempt, ATTEMPT_MAX)
+
+    def know(self, message: QueuedMessage) -> None:
+        """Keep what decides what becomes of the message, once it was read."""
+        self.message_id = message.message_id
+        self.attempts_before = message.attempts_so_far
+        self.since_ms = message.since_ms
 
 
 class GroupQueue:
@@ -62,7 +97,10 @@ class GroupQueue:
         self.cursor = 0
         self.leases: dict[int, Lease] = {}
         self._ready: list[int] = []
-        self._returned: dict[int, tuple[int, int]] = {}  # of what came back: (next attempt, epoch of the last hand-out)
+        self._returned: dict[int, Returned] = {}
+        self._unread: set[int] = set()  # taken, perhaps given back, and not admitted yet
+        self._moved: dict[int, None] = {}  # offsets that left as copies in this run, oldest first
+        self.order = MessageOrder()
         self._rows: set[int] = set()  # offsets that have an exception row
         self._chunks: dict[int, bytearray] = {}
 
@@ -80,12 +118,17 @@ class GroupQueue:
             kind, offset = unpack_group_row(key)
             if kind != _KIND_EXCEPTION or self.is_finished(offset):
                 continue
-            attempt, visible_at_ms, epoch, is_suspended = _EXCEPTION.unpack(value)
+            attempt, visible_at_ms, epoch, first_failed_at_ms, is_suspended = _EXCEPTION.unpack_from(value)
+            message_group = value[_EXCEPTION.size :].decode()
             self._rows.add(offset)
             if visible_at_ms:
-                self.leases[offset] = Lease(epoch, attempt, visible_at_ms, is_suspended=is_suspended)
+                self.leases[offset] = Lease(
+                    epoch, attempt, visible_at_ms, first_failed_at_ms=first_failed_at_ms, is_suspended=is_suspended
+                )
+                if message_group:
+                    self.order.hold(offset, message_group, epoch)
             else:
-                self._returned[offset] = (attempt, epoch)
+                self._returned[offset] = Returned(attempt, epoch, first_failed_at_ms)
 
     def start_at(self, offset: int) -> list[Op]:
         """Begin a new group at ``offset``."""
@@ -99,6 +142,15 @@ class GroupQueue:
         chunk = self._chunks.get(offset // CHUNK_OFFSETS)
         return chunk is not None and bool(chunk[offset % CHUNK_OFFSETS >> 3] >> (offset & 7) & 1)
 
+    @property
+    def finished_count(self) -> int:
+        """How many offsets are finished."""
+        above = ((number * CHUNK_OFFSETS, chunk) for number, chunk in self._chunks.items())
+        # The floor's own chunk has bits of what lies below it.
+        return self.floor + sum(
+            int.from_bytes(chunk, "little").bit_count() - max(0, self.floor - first) for first, chunk in above
+        )
+
     def has_available(self) -> bool:
         """Say whether ``take`` would return something."""
         if len(self.leases) >= LEASES_MAX:
@@ -107,13 +159,15 @@ class GroupQueue:
             heappop(self._ready)
         if self._ready:
             return True
+        if self.order.parked_count >= PARKED_MAX:
+            return False
         while self.cursor < self.end and (self.is_finished(self.cursor) or self.cursor in self.leases):
             self.cursor += 1
         return self.cursor < self.end
 
-    def take(self, limit: int) -> list[tuple[int, int]]:
-        """Return up to ``limit`` ``(offset, attempt)`` to hand out, those that came back first; ``lease`` each."""
-        taken: list[tuple[int, int]] = []
+    def take(self, limit: int) -> list[tuple[int, Returned]]:
+        """Return up to ``limit`` offsets to read, those that came back first; ``lease`` each, and then ``admit`` it."""
+        taken: list[tuple[int, Returned]] = []
         chosen: set[int] = set()
         while len(taken) < limit and len(self.leases) + len(taken) < LEASES_MAX and self.has_available():
             if self._ready:
@@ -123,13 +177,40 @@ class GroupQueue:
                 self.cursor += 1
             if offset not in chosen:
                 chosen.add(offset)
-                taken.append((offset, self._returned.get(offset, _FIRST)[0]))
+                taken.append((offset, self._returned.get(offset, _FIRST)))
+        self._unread |= chosen
         return taken
 
+    def admit(self, offset: int, message_group: str, *, first_epoch: int, run_max: int) -> bool:
+        """Say whether an offset that was read goes out now; if not, it is no longer leased, and comes in its time.
+
+        To be called in ascending order, with the first epoch of the receive.
+        """
+        self._unread.discard(offset)
+        if not message_group:
+            return True
+        if any(other < offset for other in self._unread):  # taken by another receive that was cancelled
+            self._unread.add(offset)
+            self.give_back(offset)
+            return False
+        epoch = self.leases[offset].epoch
+        if self.order.admit(offset, message_group, epoch, first_epoch=first_epoch, run_max=run_max):
+            return True
+        del self.leases[offset]
+        return False
+
     def give_back(self, offset: int) -> None:
-        """Undo ``take`` or ``lease``: the offset was not handed out after all."""
+        """Undo ``take`` or ``lease``: the offset was not handed out after all. What was unread is so still."""
         self.leases.pop(offset, None)
-        heappush(self._ready, offset)
+        self._offer(offset)
+
+    def _offer(self, offset: int) -> None:
+        self._ready_are(self.order.came_back(offset) if self.order.is_grouped(offset) else (offset,))
+
+    def _ready_are(self, offsets: Iterable[int]) -> None:
+        for offset in offsets:
+            if offset < self.cursor:  # else it comes in its turn, behind what was not looked at yet
+                heappush(self._ready, offset)
 
     def lease(self, offset: int, lease: Lease) -> None:
         """Remember a hand-out."""
@@ -139,12 +220,14 @@ class GroupQueue:
         """Return False if the message is finished already, True if the handle is good; refuse a stale one."""
         offset = receipt.queue_offset
         if self.is_finished(offset):
+            if offset in self._moved:
+                raise Refused(Rule.RECEIPT_HANDLE, "the message was given back, and comes again", value=offset)
             return False
         lease = self.leases.get(offset)
         if lease is not None:
             is_good = lease.epoch == receipt.epoch
         else:  # expired, or from before a restart: good until the message is handed out again
-            is_good = offset < self.end and receipt.epoch >= self._returned.get(offset, _FIRST)[1]
+            is_good = offset < self.end and receipt.epoch >= self._returned.get(offset, _FIRST).epoch
         if not is_good:
             raise Refused(Rule.RECEIPT_HANDLE, "the message was handed out again since", value=offset)
         return True
@@ -153,6 +236,8 @@ class GroupQueue:
         """Mark an offset finished and return the rows that say so."""
         self.leases.pop(offset, None)
         self._returned.pop(offset, None)
+        self._unread.discard(offset)
+        self._ready_are(self.order.finished(offset))
         number, at = divmod(offset, CHUNK_OFFSETS)
         chunk = self._chunks.get(number)
         if chunk is None:
@@ -170,26 +255,50 @@ class GroupQueue:
             ops += [Delete(Family.GROUP, self._key(_KIND_CHUNK, each)) for each in dropped]
         return ops
 
-    def hide(self, receipt: Receipt, visible_at_ms: int, *, is_suspended: bool) -> list[Op]:
-        """Set when a leased message becomes visible again; the lease is a row from here on."""
+    def leave(self, offset: int) -> list[Op]:
+        """Finish an offset whose message goes on as a copy: its handle is refused from here on."""
+        self._moved[offset] = None
+        if len(self._moved) > _MOVED_KEPT:
+            del self._moved[next(iter(self._moved))]
+        return self.finish(offset)
+
+    def leased(self, receipt: Receipt, message_group: str) -> Lease:
+        """Return the lease of a good handle, made anew if it ended or if it is from before a restart."""
         offset = receipt.queue_offset
         lease = self.leases.get(offset)
-        if lease is None:  # from before a restart
-            lease = self.leases[offset] = Lease(receipt.epoch, receipt.attempt, visible_at_ms)
+        if lease is None:
+            self._unread.discard(offset)
+            lease = self.leases[offset] = Lease(
+                receipt.epoch,
+                receipt.attempt,
+                0,
+                first_failed_at_ms=self._returned.get(offset, _FIRST).first_failed_at_ms,
+                is_push=receipt.is_push,
+            )
+            if message_group:
+                self.order.hold(offset, message_group, receipt.epoch)
+        return lease
+
+    def hide(
+        self, offset: int, lease: Lease, visible_at_ms: int, *, is_suspended: bool = False, message_group: str = ""
+    ) -> list[Op]:
+        """Set when a leased message becomes visible again; the lease is a row from here on."""
         lease.visible_at_ms = visible_at_ms
         lease.renew_for = ""  # whoever sets the time sets it
         lease.is_suspended = is_suspended
         lease.is_returning = False
         self._rows.add(offset)
-        row = _EXCEPTION.pack(lease.attempt, visible_at_ms, lease.epoch, is_suspended)
-        return [Put(Family.GROUP, self._key(_KIND_EXCEPTION, offset), row)]
+        row = _EXCEPTION.pack(lease.attempt, visible_at_ms, lease.epoch, lease.first_failed_at_ms, is_suspended)
+        return [Put(Family.GROUP, self._key(_KIND_EXCEPTION, offset), row + message_group.encode())]
 
-    def plan_return(self, offset: int, lease: Lease) -> tuple[int, list[Op]]:
+    def plan_return(self, offset: int, lease: Lease, now_ms: int) -> tuple[int, list[Op]]:
         """Return the attempt a message comes back with, and the row that says so; ``come_back`` once it is durable."""
-        attempt = lease.attempt if lease.is_suspended else min(lease.attempt + 1, 0xFFFF)
+        attempt = lease.attempt if lease.is_suspended else min(lease.attempt + 1, ATTEMPT_MAX)
+        if not lease.is_suspended and not lease.first_failed_at_ms:
+            lease.first_failed_at_ms = now_ms
         lease.is_returning = True
         self._rows.add(offset)
-        row = _EXCEPTION.pack(attempt, 0, lease.epoch, False)
+        row = _EXCEPTION.pack(attempt, 0, lease.epoch, lease.first_failed_at_ms, False)
         return attempt, [Put(Family.GROUP, self._key(_KIND_EXCEPTION, offset), row)]
 
     def come_back(self, offset: int, lease: Lease, attempt: int) -> bool:
@@ -197,8 +306,8 @@ class GroupQueue:
         if self.leases.get(offset) is not lease or not lease.is_returning:
             return False
         del self.leases[offset]
-        self._returned[offset] = (attempt, lease.epoch)
-        heappush(self._ready, offset)
+        self._returned[offset] = Returned(attempt, lease.epoch, lease.first_failed_at_ms)
+        self._offer(offset)
         return True
 
     def _raise_floor(self) -> list[int]:

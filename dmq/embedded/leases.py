@@ -1,19 +1,25 @@
-"""When leases end: renewed while their client lives, else the message comes back with the next attempt, durably."""
+"""When leases end: renewed while their client lives, else what follows on a failure (``dmq.embedded.failures``)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from heapq import heapify, heappop, heappush
+from typing import Any
 
+import structlog
+
+from broker_adapter.errors import BrokerError
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
 from dmq.audit.events import EventKind, encode_event
-from dmq.embedded.group_queue import GroupQueue, Lease
-from dmq.embedded.subscription import Subscription
+from dmq.embedded.failures import POSTPONED_MS, Failures
+from dmq.embedded.group_queue import ATTEMPT_MAX, GroupQueue, Lease
+from dmq.embedded.registry import Registry
 from dmq.errors import StoreError
 from dmq.store.ops import Emit, Op
 from dmq.store.ops import Receipt as Stored
-from dmq.store.store import Store
+from retry.flow import ComeBack, LeaseExpired
+
+log = structlog.get_logger("dmq.embedded")
 
 CLIENT_ALIVE_S = 60.0  # clients send a heartbeat every 10 s
 CLIENT_GONE_INVISIBLE_MS = 1_000
@@ -21,16 +27,18 @@ _NAP_S_MAX = 0.2  # so that a step of the wall clock hurts only briefly
 _EXPIRED_PER_COMMIT_MAX = 1024
 _TIDY_AT_MIN = 8192
 
+_Ended = tuple[GroupQueue, int, Lease]
 _Watched = tuple[int, int, GroupQueue, int, int]  # visible_at_ms, turn, queue, offset, epoch
 
 
 class Leases:
     """Watches every lease of the broker; belongs to the event loop."""
 
-    def __init__(self, store: Store, subscription_of: Callable[[GroupQueue], Subscription]) -> None:
-        self._store = store
-        self._clock = store.clock
-        self._subscription_of = subscription_of
+    def __init__(self, registry: Registry, failures: Failures) -> None:
+        self._registry = registry
+        self._failures = failures
+        self._clock = registry.clock
+        registry.watch = self.watch
         self._heap: list[_Watched] = []
         self._turn = 0
         self._tidy_at = _TIDY_AT_MIN
@@ -82,24 +90,52 @@ class Leases:
                 lease.visible_at_ms = min(lease.visible_at_ms, soon_ms)
                 self.watch(queue, offset, lease)
 
-    def give_back(self, queue: GroupQueue, offset: int, lease: Lease) -> asyncio.Future[list[Stored]]:
-        """Make one message visible again now; the future is done when that is durable."""
-        return self._return([(queue, offset, lease)], EventKind.GIVEN_BACK)
+    def give_back(self, queue: GroupQueue, offset: int, lease: Lease) -> asyncio.Future[Any]:
+        """End a lease now, whose message was read; the future is done when what follows is durable."""
+        if lease.is_suspended or isinstance(self._failures.outcome(queue, lease, LeaseExpired()), ComeBack):
+            return self._return([(queue, offset, lease)], EventKind.GIVEN_BACK)
+        return self._failures.fail(queue, offset, lease, LeaseExpired())
 
     async def expire(self) -> int:
-        """Bring back what expired by now, durable on return; say how many messages that were."""
+        """End what expired by now, durable on return; say how many leases that were.
+
+        A message that cannot be read is tried again later; the error is raised if the store has failed for good.
+        """
         expired = self._pop_expired()
-        if expired:
-            await self._return(expired, EventKind.LEASE_EXPIRED)
-            self.expired_total += len(expired)
+        if not expired:
+            return 0
+        back: list[_Ended] = []
+        others: list[_Ended] = []
+        for each in expired:
+            queue, _, lease = each
+            # Of a lease from before a restart nothing is known until its message was read.
+            comes_back = lease.is_suspended or (
+                lease.message_id and isinstance(self._failures.outcome(queue, lease, LeaseExpired()), ComeBack)
+            )
+            (back if comes_back else others).append(each)
+        failed = [self._failures.fail(*each, LeaseExpired()) for each in others]
+        if back:
+            await self._return(back, EventKind.LEASE_EXPIRED)
+        for each, result in zip(others, await asyncio.gather(*failed, return_exceptions=True), strict=True):
+            if isinstance(result, Exception):
+                if self._registry.store.failure is not None:
+                    raise result
+                self._postpone(*each, result)
+        self.expired_total += len(expired)
         return len(expired)
+
+    def _postpone(self, queue: GroupQueue, offset: int, lease: Lease, error: Exception) -> None:
+        log.error("expiry_failed", topic=queue.topic_id, queue=queue.queue_id, offset=offset, error=str(error))
+        if queue.leases.get(offset) is lease:
+            lease.visible_at_ms = self._clock.now_ms() + POSTPONED_MS
+            self.watch(queue, offset, lease)
 
     async def _run(self) -> None:
         while True:
             try:
                 if await self.expire():
                     continue
-            except StoreError:
+            except (BrokerError, StoreError):
                 return  # the store has failed for good; the daemon is ending
             self._wake.clear()
             nap_s = None
@@ -111,9 +147,9 @@ class Leases:
             except TimeoutError:
                 continue
 
-    def _pop_expired(self) -> list[tuple[GroupQueue, int, Lease]]:
+    def _pop_expired(self) -> list[_Ended]:
         now_ms = self._clock.now_ms()
-        expired: list[tuple[GroupQueue, int, Lease]] = []
+        expired: list[_Ended] = []
         while self._heap and self._heap[0][0] <= now_ms and len(expired) < _EXPIRED_PER_COMMIT_MAX:
             _, _, queue, offset, epoch = heappop(self._heap)
             lease = queue.leases.get(offset)
@@ -135,17 +171,18 @@ class Leases:
         seen_s = self._seen_s.get(lease.renew_for)
         return seen_s is not None and self._clock.monotonic_s() - seen_s < CLIENT_ALIVE_S
 
-    def _return(self, leases: list[tuple[GroupQueue, int, Lease]], kind: EventKind) -> asyncio.Future[list[Stored]]:
+    def _return(self, leases: list[_Ended], kind: EventKind) -> asyncio.Future[Any]:
         ops: list[Op] = []
         planned: list[tuple[GroupQueue, int, Lease, int]] = []
         for queue, offset, lease in leases:
-            attempt, rows = queue.plan_return(offset, lease)
-            event = encode_event(
-                kind, queue.topic_id, queue.group_id, queue.queue_id, attempt, offset, lease.message_id
-            )
+            attempt, rows = queue.plan_return(offset, lease, self._clock.now_ms())
+            found = self._registry.subscription_of(queue)
+            total = min(lease.attempts_before + attempt, ATTEMPT_MAX)
+            number = found.number_of(queue)
+            event = encode_event(kind, found.topic.topic_id, queue.group_id, number, total, offset, lease.message_id)
             ops += [*rows, Emit(event, offset)]
             planned.append((queue, offset, lease, attempt))
-        done = self._store.commit_async(ops, is_urgent=True)
+        done = self._registry.store.commit_async(ops, is_urgent=True)
         done.add_done_callback(lambda future: self._come_back(planned, future))
         return done
 
@@ -154,4 +191,5 @@ class Leases:
             return
         for queue, offset, lease, attempt in planned:
             if queue.come_back(offset, lease, attempt):
-                self._subscription_of(queue).wake(queue.queue_id)
+                found = self._registry.subscription_of(queue)
+                found.wake(queue.queue_id)

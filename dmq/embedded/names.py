@@ -1,24 +1,36 @@
-"""Topics and consumer groups: durable records with small numeric ids, held whole in memory (their number is bounded).
+"""Topics, consumer groups and retry lanes: durable records with small numeric ids, held whole in memory.
 
     record     version 1 | kind 1 | queues 2 | created_at_ms 8 | name
+                                                               | group id 4 | topic id 4      of a retry lane
+    settings   version 1 | JSON: policy, is_fifo               of a group, under a key of its own
+    holds      bits 1: PLAIN, GROUPED                          of a topic, under a key of its own
 
-Ids are shared by topics and groups and never used again, so an id alone can be the scope of an index entry.
+Ids are shared by all of them and never used again, so an id alone can be the scope of an index entry.
+
+The retry topic of a group, ``%RETRY%<group>``, has one *lane* per topic the group fails messages of: a queue log of its
+own, so that the retries of one topic never stand in front of those of another. A lane is made when it is first needed.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 from enum import IntEnum
 from typing import NamedTuple
 
 from broker_adapter.errors import Overloaded
 from broker_adapter.limits import GROUPS_MAX, TOPICS_MAX
+from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic, retry_topic
 from dmq.audit.events import EventKind, name_event
 from dmq.errors import StoreCorrupt
-from dmq.store.keys import name_key, name_range
+from dmq.store.keys import holds_key, holds_range, name_key, name_range, settings_key, settings_range
 from dmq.store.ops import Emit, Family, Op, Put
 from dmq.store.store import Store
+from retry.policy import PolicyError, RetryPolicy, from_plain, to_plain
 
+_ROWS_MAX = 10_000_000  # lanes and dead-letter queues come with groups that fail, and are not counted as topics
+PLAIN, GROUPED = 1, 2
+_LANE = struct.Struct(">II")
 _RECORD = struct.Struct(">BBHQ")
 _VERSION = 1
 
@@ -26,76 +38,166 @@ _VERSION = 1
 class _Kind(IntEnum):
     TOPIC = 1
     GROUP = 2
+    LANE = 3
 
 
 class Topic(NamedTuple):
-    """A topic of the mixed type: it takes normal, FIFO and delayed messages."""
+    """A topic of the mixed type: it takes normal, FIFO and delayed messages. ``holds`` says which it ever took."""
 
     topic_id: int
     name: str
     queues: int
     created_at_ms: int
+    holds: int = 0
+
+    @property
+    def is_fifo(self) -> bool:
+        """Whether every message it took so far, and there were some, has a message group."""
+        return self.holds == GROUPED
 
 
 class Group(NamedTuple):
-    """A consumer group."""
+    """A consumer group. ``policy`` and ``is_fifo`` are ``None`` where nobody set them."""
 
     group_id: int
     name: str
     created_at_ms: int
+    policy: RetryPolicy | None = None
+    is_fifo: bool | None = None
 
 
 class Names:
-    """All topics and groups. Changed by the event loop only; read from any thread."""
+    """All topics, groups and lanes. Changed by the event loop only; read from any thread."""
 
     def __init__(self, store: Store) -> None:
         self.topics: dict[str, Topic] = {}
         self.groups: dict[str, Group] = {}
-        self.topics_by_id: dict[int, Topic] = {}
+        self.topics_by_id: dict[int, Topic] = {}  # lanes too
+        self.groups_by_id: dict[int, Group] = {}
+        self.lanes: dict[tuple[int, int], Topic] = {}  # by (group id, topic id)
+        self._derived = 0  # dead-letter queues, which are not counted as topics
         self._next_id = 1
-        for key, value in store.scan(Family.META, *name_range(), limit=TOPICS_MAX + GROUPS_MAX).rows:
+        for key, value in store.scan(Family.META, *name_range(), limit=_ROWS_MAX).rows:
             self._add(int.from_bytes(key[1:5], "big"), value)
+        for key, value in store.scan(Family.META, *holds_range(), limit=_ROWS_MAX).rows:
+            topic = self.topics_by_id.get(int.from_bytes(key[1:5], "big"))
+            if topic is None or len(value) != 1:
+                raise StoreCorrupt(f"what topic {key[1:5].hex()} holds cannot be read")
+            self.topics[topic.name] = self.topics_by_id[topic.topic_id] = topic._replace(holds=value[0])
+        for key, value in store.scan(Family.META, *settings_range(), limit=_ROWS_MAX).rows:
+            self._set(int.from_bytes(key[1:5], "big"), value)
+
+    # -- topics -------------------------------------------------------------------------------------------------------
 
     def plan_topic(self, name: str, queues: int, now_ms: int) -> tuple[Topic, list[Op]]:
         """Return a new topic and the ops that make it durable; ``add_topic`` it once they are submitted."""
-        if len(self.topics) >= TOPICS_MAX:
+        if len(self.topics) - self._derived >= TOPICS_MAX:
             raise Overloaded(f"topic {name!r} cannot be created: there are too many topics", limit=TOPICS_MAX)
         topic = Topic(self._next_id, name, queues, now_ms)
-        record = _RECORD.pack(_VERSION, _Kind.TOPIC, queues, now_ms) + name.encode()
         return topic, [
-            Put(Family.META, name_key(topic.topic_id), record),
+            Put(Family.META, name_key(topic.topic_id), _encode(_Kind.TOPIC, queues, now_ms, name.encode())),
             Emit(name_event(EventKind.TOPIC_CREATED, topic.topic_id)),
         ]
 
     def add_topic(self, topic: Topic) -> None:
         """Make a topic known."""
         self.topics[topic.name] = self.topics_by_id[topic.topic_id] = topic
+        self._derived += topic.name.startswith(DEAD_LETTER_PREFIX)
         self._next_id = max(self._next_id, topic.topic_id + 1)
+
+    def plan_first(self, topic: Topic, *, is_grouped: bool) -> list[Op]:
+        """Note that a topic takes its first message with, or without, a message group; the ops ride with the send."""
+        known = self.topics[topic.name]
+        known = known._replace(holds=known.holds | (GROUPED if is_grouped else PLAIN))
+        self.topics[topic.name] = self.topics_by_id[topic.topic_id] = known
+        return [Put(Family.META, holds_key(topic.topic_id), bytes((known.holds,)))]
+
+    def dead_letters(self, group: Group, now_ms: int) -> tuple[Topic, list[Op]]:
+        """Return the group's dead-letter queue, and the ops that must ride with its first use."""
+        name = dead_letter_topic(group.name)
+        known = self.topics.get(name)
+        if known is not None:
+            return known, []
+        topic = Topic(self._next_id, name, 1, now_ms)
+        self.add_topic(topic)
+        return topic, [
+            Put(Family.META, name_key(topic.topic_id), _encode(_Kind.TOPIC, 1, now_ms, name.encode())),
+            Emit(name_event(EventKind.TOPIC_CREATED, topic.topic_id)),
+        ]
+
+    def lane(self, group: Group, topic_id: int, now_ms: int) -> tuple[Topic, list[Op]]:
+        """Return where the group's retries of a topic go, and the ops that must ride with its first use."""
+        known = self.lanes.get((group.group_id, topic_id))
+        if known is not None:
+            return known, []
+        lane = Topic(self._next_id, retry_topic(group.name), 1, now_ms)
+        self._add_lane(lane, group.group_id, topic_id)
+        record = _encode(_Kind.LANE, 1, now_ms, _LANE.pack(group.group_id, topic_id))
+        return lane, [Put(Family.META, name_key(lane.topic_id), record)]
+
+    def _add_lane(self, lane: Topic, group_id: int, topic_id: int) -> None:
+        self.lanes[group_id, topic_id] = self.topics_by_id[lane.topic_id] = lane
+        self._next_id = max(self._next_id, lane.topic_id + 1)
+
+    # -- groups -------------------------------------------------------------------------------------------------------
 
     def plan_group(self, name: str, now_ms: int) -> tuple[Group, list[Op]]:
         """Return a new group and the ops that make it durable; ``add_group`` it once they are submitted."""
         if len(self.groups) >= GROUPS_MAX:
             raise Overloaded(f"group {name!r} cannot be created: there are too many groups", limit=GROUPS_MAX)
         group = Group(self._next_id, name, now_ms)
-        record = _RECORD.pack(_VERSION, _Kind.GROUP, 0, now_ms) + name.encode()
         return group, [
-            Put(Family.META, name_key(group.group_id), record),
+            Put(Family.META, name_key(group.group_id), _encode(_Kind.GROUP, 0, now_ms, name.encode())),
             Emit(name_event(EventKind.GROUP_CREATED, group.group_id)),
         ]
 
+    def plan_settings(self, group: Group) -> list[Op]:
+        """Return the ops that make the group's settings durable; ``add_group`` it once they are submitted."""
+        plain = {"policy": to_plain(group.policy) if group.policy is not None else None, "is_fifo": group.is_fifo}
+        value = bytes((_VERSION,)) + json.dumps(plain).encode()
+        return [
+            Put(Family.META, settings_key(group.group_id), value),
+            Emit(name_event(EventKind.GROUP_CHANGED, group.group_id)),
+        ]
+
     def add_group(self, group: Group) -> None:
-        """Make a group known."""
-        self.groups[group.name] = group
+        """Make a group, or its new settings, known."""
+        self.groups[group.name] = self.groups_by_id[group.group_id] = group
         self._next_id = max(self._next_id, group.group_id + 1)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
 
     def _add(self, name_id: int, value: bytes) -> None:
         if len(value) < _RECORD.size or value[0] != _VERSION:
             raise StoreCorrupt(f"the record of name {name_id} cannot be read")
         _, kind, queues, created_at_ms = _RECORD.unpack_from(value)
-        name = value[_RECORD.size :].decode()
+        rest = value[_RECORD.size :]
         if kind == _Kind.TOPIC:
-            self.add_topic(Topic(name_id, name, queues, created_at_ms))
+            self.add_topic(Topic(name_id, rest.decode(), queues, created_at_ms))
         elif kind == _Kind.GROUP:
-            self.add_group(Group(name_id, name, created_at_ms))
+            self.add_group(Group(name_id, rest.decode(), created_at_ms))
+        elif kind == _Kind.LANE and len(rest) == _LANE.size:
+            group_id, topic_id = _LANE.unpack(rest)
+            group = self.groups_by_id.get(group_id)  # made before its lanes, so it has a smaller id
+            if group is None:
+                raise StoreCorrupt(f"retry lane {name_id} belongs to group {group_id}, which has no record")
+            self._add_lane(Topic(name_id, retry_topic(group.name), queues, created_at_ms), group_id, topic_id)
         else:
             raise StoreCorrupt(f"the record of name {name_id} is of an unknown kind {kind}")
+
+    def _set(self, group_id: int, value: bytes) -> None:
+        group = self.groups_by_id.get(group_id)
+        try:
+            if group is None or value[:1] != bytes((_VERSION,)):
+                raise ValueError("no such group" if group is None else "unknown version")
+            plain = json.loads(value[1:])
+            policy = from_plain(plain["policy"]) if plain["policy"] is not None else None
+            self.groups[group.name] = self.groups_by_id[group_id] = group._replace(
+                policy=policy, is_fifo=plain["is_fifo"]
+            )
+        except (ValueError, KeyError, TypeError, PolicyError) as error:
+            raise StoreCorrupt(f"the settings of group {group_id} cannot be read: {error}") from error
+
+
+def _encode(kind: _Kind, queues: int, created_at_ms: int, rest: bytes) -> bytes:
+    return _RECORD.pack(_VERSION, kind, queues, created_at_ms) + rest

@@ -6,22 +6,26 @@ from collections.abc import Sequence
 
 from broker_adapter.message import Envelope, pack_id
 from broker_adapter.topics import queue_of_message_group
-from dmq.audit.events import NO_QUEUE, EventKind, encode_event
+from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event
 from dmq.embedded.names import Names, Topic
 from dmq.errors import StoreCorrupt
 from dmq.store.ops import Append, HandOver, Schedule
 from dmq.store.record import (
+    HISTORY_BYTES,
     WAITING_HEADER_BYTES,
     EntryKind,
     body_facts,
+    decode_history,
     decode_waiting,
     encode_body,
     encode_queued,
     encode_waiting,
+    failed_id,
 )
 
 # Plain numbers: looking up an enum member for every message costs more than encoding the event.
 SCHEDULED, QUEUED, DELIVERED = int(EventKind.SCHEDULED), int(EventKind.QUEUED), int(EventKind.DELIVERED)
+RETRIED, RETRY = int(EventKind.RETRIED), int(EntryKind.RETRY)
 
 
 class Placement:
@@ -37,7 +41,9 @@ class Placement:
         message_id = pack_id(envelope.message_id)
         body = encode_body(message_id, envelope.tag.encode(), envelope.message_group.encode(), envelope.payload)
         deliver_at_ms = envelope.deliver_at_ms
-        if deliver_at_ms > now_ms:
+        # A delayed message of a message group goes by the timeline even if its time has come: it must not pass one
+        # whose time came before it and that is still to be handed over.
+        if deliver_at_ms > now_ms or (deliver_at_ms and envelope.message_group):
             return Schedule(
                 scope,
                 message_id,
@@ -60,11 +66,14 @@ class Placement:
         topics = self._names.topics_by_id
         made: list[HandOver] = []
         for key, value in rows:
-            _kind, retry_count, topic_id, scope, deliver_at_ms, _accepted_at_ms = decode_waiting(value)
+            kind, retry_count, topic_id, scope, deliver_at_ms, _accepted_at_ms = decode_waiting(value)
             topic = topics.get(topic_id)
             if topic is None:
                 raise StoreCorrupt(f"a waiting message belongs to topic {topic_id}, which has no record")
             body = value[WAITING_HEADER_BYTES:]
+            if kind == RETRY:
+                made.append(_retry(key, retry_count, topic_id, scope, deliver_at_ms, body, now_ms))
+                continue
             message_id, message_group = body_facts(body)
             queue_id = self._choose(topic, message_group.decode() if message_group else "")
             record = encode_queued(retry_count, now_ms, deliver_at_ms, body)
@@ -78,3 +87,21 @@ class Placement:
         turn = self._turns.get(topic.topic_id, 0)
         self._turns[topic.topic_id] = turn + 1
         return turn % topic.queues
+
+
+def _retry(  # noqa: PLR0917 - an entry, taken apart
+    key: bytes, failed: int, lane_id: int, group_id: int, due_ms: int, body: bytes, now_ms: int
+) -> HandOver:
+    """Return the op that makes a group's copy of a message visible to it again."""
+    history = decode_history(body, 0)
+    message_id, _ = body_facts(body[HISTORY_BYTES:])
+    record = encode_queued(failed, now_ms, 0, body, has_history=True)
+    event = encode_event(RETRIED, history.topic_id, group_id, LANE, failed + 1, due_ms, message_id)
+    return HandOver(key, group_id, failed_id(message_id, history, failed), due_ms, lane_id, 0, record, event)
+
+
+def message_group_of(value: bytes) -> bytes:
+    """Return the message group of a waiting entry; a retry has none: grouped messages are retried where they lie."""
+    if decode_waiting(value).kind == RETRY:
+        return b""
+    return body_facts(value[WAITING_HEADER_BYTES:])[1]

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 from broker_adapter.errors import BrokerUnavailable
 from dmq.embedded.group_queue import GroupQueue
 from dmq.errors import StoreCorrupt, StoreError
+from dmq.store.engine import Rows
 from dmq.store.keys import group_queue_range, pack_queue_key
 from dmq.store.ops import Family
 from dmq.store.record import QueuedMessage, decode_queued
@@ -51,6 +52,18 @@ class Reader:
             return found
 
         return await self._in_thread(read)
+
+    async def values(self, family: Family, wanted: Sequence[bytes]) -> list[bytes | None]:
+        """Return the value of each row, ``None`` where there is none."""
+        return await self._in_thread(lambda: self._store.get_many(family, wanted))
+
+    async def rows(self, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = 2**62) -> Rows:
+        """Return rows of a range, in order."""
+        return await self._in_thread(lambda: self._store.scan(family, start, stop, limit=limit, bytes_max=bytes_max))
+
+    async def end(self, topic_id: int, queue_id: int) -> int:
+        """Return the offset after the last message of a queue."""
+        return await self._in_thread(lambda: self._store.queue_end(topic_id, queue_id))
 
     async def progress(self, queues: Sequence[GroupQueue]) -> list[Progress]:
         """Return what is stored of each queue: one short scan of the group's own rows, and one seek."""

@@ -1,7 +1,7 @@
 """Receipt handles that describe themselves, so that they outlive a restart.
 
-    handle     base64url of: version 1 | group_id 4 | topic_id 4 | queue_id 2 | queue_offset 8 | epoch 8 | attempt 2
-               | crc 4
+    handle     base64url of: version 2 | group_id 4 | topic_id 4 | queue_id 2 | queue_offset 8 | epoch 8 | attempt 2
+               | is push 1 | crc 4
 
 The epoch is the daemon's run (32 bits) and a counter: no two hand-outs ever share one.
 """
@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from broker_adapter.errors import Refused, Rule
 
-_HANDLE = struct.Struct(">BIIHQQH")
+_HANDLE = struct.Struct(">BIIHQQH?")
 _CRC = struct.Struct(">I")
-_VERSION = 1
+_VERSION = 2
 
 
 class Receipt(NamedTuple):
@@ -29,7 +29,8 @@ class Receipt(NamedTuple):
     queue_id: int
     queue_offset: int
     epoch: int
-    attempt: int
+    attempt: int  # in this queue
+    is_push: bool = False  # handed out to a push consumer
 
 
 def encode_handle(receipt: Receipt) -> str:

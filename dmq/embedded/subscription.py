@@ -1,36 +1,64 @@
-"""One group's view of one topic: its queues, who waits for a message, and what becomes visible when."""
+"""One group's view of one topic: its queues, its retries, who waits for a message."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
+from dmq.audit.events import LANE
 from dmq.embedded.group_queue import GroupQueue
-from dmq.embedded.names import Group, Topic
+from dmq.embedded.names import Topic
 
 
 class Subscription:
-    """State of (group, topic); belongs to the event loop."""
+    """State of (group, topic); belongs to the event loop.
 
-    def __init__(self, group: Group, topic: Topic) -> None:
-        self.group = group
+    ``lane`` is where what the group failed of this topic becomes visible again, once there is such a thing. Receives of
+    queue 0 look there too: clients of a FIFO group ask for one queue each.
+    """
+
+    def __init__(self, group_id: int, topic: Topic) -> None:
+        self.group_id = group_id
         self.topic = topic
-        self.queues = [GroupQueue(group.group_id, topic.topic_id, number) for number in range(topic.queues)]
+        self.queues = [GroupQueue(group_id, topic.topic_id, number) for number in range(topic.queues)]
+        self.lane: GroupQueue | None = None
         self.is_loaded = asyncio.Event()
         self._turn = 0
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    def choose(self, queue_id: int) -> Iterable[GroupQueue]:
+    @property
+    def all_queues(self) -> list[GroupQueue]:
+        """The topic's queues, and the lane."""
+        return self.queues if self.lane is None else [*self.queues, self.lane]
+
+    def queue_at(self, topic_id: int, queue_id: int) -> GroupQueue | None:
+        """Return the queue of a handle or of a message that arrived."""
+        if self.lane is not None and topic_id == self.lane.topic_id:
+            return self.lane
+        return self.queues[queue_id] if topic_id == self.topic.topic_id and queue_id < len(self.queues) else None
+
+    def number_of(self, queue: GroupQueue) -> int:
+        """Return the queue's number as audit events name it."""
+        return LANE if queue is self.lane else queue.queue_id
+
+    def choose(self, queue_id: int) -> Sequence[GroupQueue]:
         """Return the queues a receive looks at: the one asked for, or all, starting with another one each time."""
         if queue_id >= 0:
-            return (self.queues[queue_id],)
-        self._turn = (self._turn + 1) % len(self.queues)
-        return self.queues[self._turn :] + self.queues[: self._turn]
+            return self._wanted(queue_id)
+        queues = self.all_queues
+        self._turn = (self._turn + 1) % len(queues)
+        return queues[self._turn :] + queues[: self._turn]
 
     def has_available(self, queue_id: int = -1) -> bool:
         """Say whether a receive would find something."""
-        return any(queue.has_available() for queue in (self.queues if queue_id < 0 else (self.queues[queue_id],)))
+        queues = self.all_queues if queue_id < 0 else self._wanted(queue_id)
+        return any(queue.has_available() for queue in queues)
+
+    def _wanted(self, queue_id: int) -> list[GroupQueue]:
+        if queue_id == 0 and self.lane is not None:
+            return [self.lane, self.queues[0]]
+        return [self.queues[queue_id]]
 
     async def wait(self, queue_id: int, timeout_s: float) -> None:
         """Return when something may have become available in ``queue_id`` (-1: any queue), or time is up."""
@@ -50,7 +78,8 @@ class Subscription:
     def wake(self, queue_id: int) -> bool:
         """Wake the receive that has waited longest for ``queue_id`` or for any queue; say whether there was one.
 
-        One is enough: whoever takes something and leaves something wakes the next (``wake_next``).
+        The lane's number is 0, as that of the queue whose receives look there. One is enough: whoever takes something
+        and leaves something wakes the next (``wake_next``).
         """
         for position, (wanted, woken) in enumerate(self._waiters):
             if wanted in (-1, queue_id):
@@ -62,7 +91,7 @@ class Subscription:
     def wake_next(self) -> None:
         """Wake one receive that can use what is available, if there is one."""
         if self._waiters:
-            any(queue.has_available() and self.wake(queue.queue_id) for queue in self.queues)
+            any(queue.has_available() and self.wake(queue.queue_id) for queue in self.all_queues)
 
     @property
     def waiting(self) -> int:

@@ -3,22 +3,33 @@
 One turn: take what is due (the live lane first, then a share of the backlog), turn it into ops, commit them as one
 unit, go on at once if there may be more, else sleep until the next delivery time. There is one destination, a local
 queue, so nothing downstream can hold a turn up, and a crash between two turns repeats nothing.
+
+A flood (100 000 retries of one group, due in the same second) is left to the backlog as soon as it fills the turns,
+and then has a small share of each: what falls due meanwhile, for anybody else, waits for that share and not for the
+flood. Messages of a message group are the exception: they stay behind the backlog, where an earlier one of their group
+may be.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from dmq.embedded.place import Placement
+from dmq.embedded.place import Placement, message_group_of
 from dmq.errors import StoreClosed, StoreError, StoreFailed
 from dmq.store.keys import timeline_key, unpack_timeline_key
 from dmq.store.marks import Lane
 from dmq.store.ops import Done, Family
+from dmq.store.record import decode_waiting
 from dmq.store.store import Store
 
 ROWS_PER_LANE_MAX = 1024
+FLOOD_ROWS = 128  # of one scope in a turn: more are left to the backlog
+BACKLOG_SHARE_ROWS = 128  # of a turn while the live lane is in use: about a millisecond
+LIVE_USED_S = 1.0  # how long it counts as in use
+BUSY_LAG_MS = 20  # from which lag on a reader that did not get to the end is behind
 BYTES_PER_LANE_MAX = 8 * 1024 * 1024
 NAP_MS_MAX = 200  # a step of the wall clock delays nothing longer than this
 _END_OF_TIMELINE = b"\xff" * 17
@@ -55,6 +66,8 @@ class Scheduler:
         self._thread = threading.Thread(target=self._run, name="dmq-scheduler", daemon=True)
         self._observe = observe
         self.handed_over_total = 0
+        self._is_behind = False
+        self._live_used_s = -LIVE_USED_S
 
     def start(self) -> None:
         """Start the thread."""
@@ -70,12 +83,16 @@ class Scheduler:
     def turn(self) -> Turn:
         """Hand over what is due now, up to a batch per lane; durable on return."""
         now_ms = self._clock.now_ms()
-        has_backlog = self._marks.split_backlog(now_ms)
-        rows, is_live_done = self._take(Lane.LIVE, now_ms)
+        self._marks.split_backlog(now_ms, BUSY_LAG_MS if self._is_behind else None)
+        rows, is_live_done = self._take(Lane.LIVE, now_ms, ROWS_PER_LANE_MAX)
+        self._is_behind = not is_live_done
         is_backlog_done = True
-        if has_backlog:
-            overdue, is_backlog_done = self._take(Lane.BACKLOG, now_ms)
-            rows += overdue
+        rows = self._without_floods(rows)
+        if self._marks.has_backlog():
+            rows = self._without_grouped(rows)
+            overdue, is_backlog_done = self._take(Lane.BACKLOG, now_ms, self._backlog_share(is_live=bool(rows)))
+            taken = {key for key, _ in rows}  # the backlog may go on over them
+            rows += [row for row in overdue if row[0] not in taken]
         if not rows:
             return Turn(0, self._next_due_ms(now_ms) if is_live_done and is_backlog_done else now_ms)
         moved = self._placement.hand_over(rows, now_ms)
@@ -85,7 +102,33 @@ class Scheduler:
         self._observe([done_ms - op.deliver_at_ms for op in moved])
         return Turn(len(rows), done_ms)
 
-    def _take(self, lane: Lane, now_ms: int) -> tuple[list[tuple[bytes, bytes]], bool]:
+    def _backlog_share(self, *, is_live: bool) -> int:
+        now_s = self._clock.monotonic_s()
+        if is_live:
+            self._live_used_s = now_s
+        return BACKLOG_SHARE_ROWS if now_s - self._live_used_s < LIVE_USED_S else ROWS_PER_LANE_MAX
+
+    def _without_grouped(self, rows: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """Leave rows of message groups where they are, to be read behind the backlog."""
+        return self._leave(rows, [bool(message_group_of(value)) for _, value in rows])
+
+    def _without_floods(self, rows: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """Leave the rows of a scope that has too many of them where they are, for the backlog."""
+        if len(rows) <= FLOOD_ROWS:
+            return rows
+        scopes = [decode_waiting(value).scope for _, value in rows]
+        floods = {scope for scope, count in Counter(scopes).items() if count > FLOOD_ROWS}
+        return self._leave(rows, [scope in floods for scope in scopes])
+
+    def _leave(self, rows: list[tuple[bytes, bytes]], is_left: list[bool]) -> list[tuple[bytes, bytes]]:
+        """Return the others, and let the backlog go on over those that are left."""
+        left = [key for (key, _), is_one in zip(rows, is_left, strict=True) if is_one]
+        if not left:
+            return rows
+        self._marks.defer(int.from_bytes(left[0], "big"), int.from_bytes(left[-1], "big"))
+        return [row for row, is_one in zip(rows, is_left, strict=True) if not is_one]
+
+    def _take(self, lane: Lane, now_ms: int, limit: int) -> tuple[list[tuple[bytes, bytes]], bool]:
         """Return rows of ``lane`` that are due, and whether that was all there is to read now."""
         claim = self._marks.claim(lane, now_ms)
         if claim.stop <= claim.start:
@@ -94,7 +137,7 @@ class Scheduler:
             Family.TIMELINE,
             timeline_key(claim.start),
             timeline_key(claim.stop),
-            limit=ROWS_PER_LANE_MAX,
+            limit=limit,
             bytes_max=BYTES_PER_LANE_MAX,
         )
         rows = found.rows

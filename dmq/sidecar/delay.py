@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.limits import DELIVER_AT_MS_MAX
-from dmq.units import DELAY_LEVELS_DEFAULT, parse_delay_levels
+from retry.policy import DELAY_LEVELS_MS
 
 LEVEL = "DELAY"
 DELAY_SEC = "TIMER_DELAY_SEC"
@@ -27,8 +27,7 @@ DELAY_MS = "TIMER_DELAY_MS"
 DELIVER_MS = "TIMER_DELIVER_MS"
 DELAY_PROPERTIES = (LEVEL, DELAY_SEC, DELAY_MS, DELIVER_MS)
 
-# RocketMQ 4.9 and 5.x: 1s 5s 10s 30s 1m..10m 20m 30m 1h 2h
-DELAY_LEVELS_MS_DEFAULT = parse_delay_levels(DELAY_LEVELS_DEFAULT)
+DELAY_LEVELS_MS_DEFAULT = DELAY_LEVELS_MS
 
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
 _LATEST = "9999-12-31T23:59:59.999Z"

@@ -8,10 +8,11 @@ import re
 from collections.abc import Sequence
 
 from broker_adapter.adapter import TopicRoute
-from broker_adapter.message import Delivery, SendReceipt
+from broker_adapter.message import DeadLetterFacts, Delivery, SendReceipt
 from broker_adapter.wire import rocketmq_v2 as wire
-from broker_adapter.wire.mapping import set_timestamp
+from broker_adapter.wire.mapping import set_duration, set_timestamp
 from dmq.sidecar.codes import OK_STATUS
+from retry import dead_letter
 
 _DIGEST = {wire.MD5: re.compile(r"[0-9A-F]{32}"), wire.SHA1: re.compile(r"[0-9A-F]{40}")}
 
@@ -73,9 +74,7 @@ def delivered(delivery: Delivery, topic: wire.Resource, store_host: str) -> wire
     system.delivery_attempt = max(1, delivery.delivery_attempt)  # Java throws on 0
     system.store_host = store_host
     set_timestamp(system.store_timestamp, delivery.stored_at_ms)
-    seconds, ms = divmod(delivery.invisible_ms, 1000)
-    system.invisible_duration.seconds = seconds
-    system.invisible_duration.nanos = ms * 1_000_000
+    set_duration(system.invisible_duration, delivery.invisible_ms)
     if delivery.deliver_at_ms:
         system.message_type = wire.DELAY
         set_timestamp(system.delivery_timestamp, delivery.deliver_at_ms)
@@ -84,7 +83,23 @@ def delivered(delivery: Delivery, topic: wire.Resource, store_host: str) -> wire
     if system.body_encoding not in {wire.IDENTITY, wire.GZIP}:
         system.body_encoding = wire.IDENTITY  # Python fails on any other
     _ensure_digest(system.body_digest, message.body)
+    if delivery.dead_letter is not None:
+        _tell_end(message, delivery.dead_letter)
     return message
+
+
+def _tell_end(message: wire.Message, facts: DeadLetterFacts) -> None:
+    """Say how a dead letter ended: in the protocol's field, which no client shows, and in properties, which all do."""
+    origin = message.system_properties.dead_letter_queue
+    origin.topic = facts.origin_topic
+    origin.message_id = facts.origin_message_id
+    properties = message.user_properties
+    properties[dead_letter.ORIGIN_TOPIC] = facts.origin_topic
+    properties[dead_letter.ORIGIN_MESSAGE_ID] = facts.origin_message_id
+    properties[dead_letter.ATTEMPTS] = str(facts.attempts)
+    properties[dead_letter.REASON] = facts.reason
+    properties[dead_letter.FIRST_FAILED_AT] = str(facts.first_failed_at_ms)
+    properties[dead_letter.LAST_FAILED_AT] = str(facts.last_failed_at_ms)
 
 
 def _ensure_digest(digest: wire.Digest, body: bytes) -> None:
@@ -120,7 +135,14 @@ def route_queues(
     ]
 
 
-def any_queue(topic: wire.Resource, broker_name: str, endpoints: wire.Endpoints) -> wire.MessageQueue:
-    """Return the one assignment of a group that is not FIFO: any queue of the broker."""
+def assignments(
+    route: TopicRoute, topic: wire.Resource, broker_name: str, endpoints: wire.Endpoints, *, is_fifo: bool
+) -> list[wire.Assignment]:
+    """Return what every consumer of a group may read: any queue of the broker, or each queue for a FIFO group."""
     broker = wire.Broker(name=broker_name, id=0, endpoints=endpoints)
-    return wire.MessageQueue(topic=topic, id=ANY_QUEUE, permission=wire.READ_WRITE, broker=broker)
+    return [
+        wire.Assignment(
+            message_queue=wire.MessageQueue(topic=topic, id=queue_id, permission=wire.READ_WRITE, broker=broker)
+        )
+        for queue_id in (range(route.queues) if is_fifo else (ANY_QUEUE,))
+    ]

@@ -15,16 +15,16 @@ from google.protobuf.message import DecodeError
 
 from broker_adapter.adapter import PopBroker, Subscription
 from broker_adapter.clock import Clock
-from broker_adapter.errors import BrokerError, Overloaded, Refused
+from broker_adapter.errors import BrokerError, Overloaded, Refused, Rule
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS
 from broker_adapter.message import Delivery, Envelope
 from broker_adapter.wire import rocketmq_v2 as wire
-from broker_adapter.wire.mapping import set_timestamp, to_envelope
+from broker_adapter.wire.mapping import full_name, set_timestamp, to_envelope
 from dmq.sidecar import mapping, validate
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS, common_status, status_of
 from dmq.sidecar.delay import DELAY_PROPERTIES, deliver_at_ms, timestamp_ms
-from dmq.sidecar.sessions import Outbox, Sessions
+from dmq.sidecar.sessions import Outbox, Session, Sessions
 from dmq.sidecar.settings import CONSUMERS, SidecarConfig, check_client_type, client_type_of, merged
 
 log = structlog.get_logger("dmq.sidecar")
@@ -33,8 +33,9 @@ _FOUND = wire.ReceiveMessageResponse(status=OK_STATUS)
 _NOTHING_FOUND = wire.ReceiveMessageResponse(
     status=wire.Status(code=wire.MESSAGE_NOT_FOUND, message="no message came while waiting")
 )
-# Node says HTTP where others say their language.
-_NODE_LANGUAGES = frozenset({"HTTP", "NODE_JS"})
+_NOTHING_TO_FORWARD = wire.ForwardMessageToDeadLetterQueueResponse(
+    status=wire.Status(code=wire.OK, message="nothing to do: the message is no longer this consumer's")
+)
 
 
 class MessagingService:
@@ -59,6 +60,7 @@ class MessagingService:
             "QueryAssignment": self.query_assignment,
             "AckMessage": self.ack_message,
             "ChangeInvisibleDuration": self.change_invisible_duration,
+            "ForwardMessageToDeadLetterQueue": self.forward_message_to_dead_letter_queue,
             "NotifyClientTermination": self.notify_client_termination,
         }
         self.streaming: Mapping[str, Callable[[Any, Call], AsyncGenerator[Any, None]]] = {
@@ -92,13 +94,21 @@ class MessagingService:
         request: wire.QueryAssignmentRequest,
         call: Call,  # noqa: ARG002
     ) -> wire.QueryAssignmentResponse:
-        """Assign any queue of the broker to every consumer: the broker hands out messages, not queues."""
-        topic = validate.topic_of(request.topic)
-        await self._broker.ensure_group(validate.group_of(request.group))
-        await self._broker.route(topic)
-        endpoints = self._endpoints_for(request.endpoints)
-        queue = mapping.any_queue(request.topic, self._config.broker_name, endpoints)
-        return wire.QueryAssignmentResponse(status=OK_STATUS, assignments=[wire.Assignment(message_queue=queue)])
+        """Assign any queue of the broker to every consumer: the broker hands out messages, not queues.
+
+        A consumer of a FIFO group gets every queue by itself, as clients expect; so do its colleagues. Either way works
+        for a client, whatever its settings said: order is the broker's affair.
+        """
+        topic, group = validate.topic_of(request.topic), validate.group_of(request.group)
+        await self._broker.ensure_group(group)
+        assignments = mapping.assignments(
+            await self._broker.route(topic),
+            request.topic,
+            self._config.broker_name,
+            self._endpoints_for(request.endpoints),
+            is_fifo=self._broker.group_settings(group, (topic,)).is_fifo,
+        )
+        return wire.QueryAssignmentResponse(status=OK_STATUS, assignments=assignments)
 
     async def heartbeat(self, request: wire.HeartbeatRequest, call: Call) -> wire.HeartbeatResponse:
         """Note a sign of life; makes the group of a consumer known, also after a restart."""
@@ -159,11 +169,25 @@ class MessagingService:
                 if client_type in CONSUMERS:
                     group = validate.group_of(frame.settings.subscription.group)
                     await self._broker.ensure_group(group)
-                self._sessions.seen(call.client_id, client_type, group, call.language).outbox = outbox
-                settings = merged(frame.settings, self._config)
-                await outbox.put(wire.TelemetryCommand(status=OK_STATUS, settings=settings))
+                session = self._sessions.seen(call.client_id, client_type, group, call.language)
+                session.wished(frame.settings, outbox)
+                await outbox.put(self._settings_frame(frame.settings, group, call.language))
         finally:
             outbox.close()
+
+    def _settings_frame(self, wanted: wire.Settings, group: str, language: str) -> wire.TelemetryCommand:
+        topics = [full_name(entry.topic) for entry in wanted.subscription.subscriptions]
+        settings = merged(wanted, self._broker.group_settings(group, topics), language)
+        return wire.TelemetryCommand(status=OK_STATUS, settings=settings)
+
+    def group_changed(self, group: str) -> None:
+        """Tell all connected consumers of ``group`` their new settings. Call it on the event loop; it never waits.
+
+        Who does not read its stream is not told; it asks again by itself, every 5 minutes.
+        """
+        for session in self._sessions:
+            if session.group == group and session.outbox is not None and session.settings is not None:
+                session.outbox.offer(self._settings_frame(session.settings, group, session.language))
 
     # -- producing ----------------------------------------------------------------------------------------------------
 
@@ -296,33 +320,45 @@ class MessagingService:
         )
 
     async def change_invisible_duration(
-        self, request: wire.ChangeInvisibleDurationRequest, call: Call
+        self,
+        request: wire.ChangeInvisibleDurationRequest,
+        call: Call,  # noqa: ARG002
     ) -> wire.ChangeInvisibleDurationResponse:
-        """Hide a delivery anew, or give it back. The handle that comes back is the one to use from here on."""
+        """Hide a delivery anew, or give it back. The handle that comes back is the one to use from here on.
+
+        A push consumer means by it that consuming failed. The broker knows whose delivery it is, and does not believe
+        the duration: Node asks for 0 s, or for milliseconds instead of seconds.
+        """
         topic, group = validate.topic_of(request.topic), validate.group_of(request.group)
-        invisible_ms = self._nack_ms(call, validate.change_invisible_ms(request))
         handle = await self._broker.change_invisible(
-            group, topic, request.receipt_handle, invisible_ms, suspend=request.suspend
+            group, topic, request.receipt_handle, validate.change_invisible_ms(request), suspend=request.suspend
         )
         return wire.ChangeInvisibleDurationResponse(status=OK_STATUS, receipt_handle=handle)
 
-    def _nack_ms(self, call: Call, invisible_ms: int) -> int:
-        """Return what a client means by an invisible duration.
-
-        Push consumers change it for one reason: to have a failed message again after the policy's delay. Node gets that
-        delay wrong (0 s, or milliseconds for seconds) and would burn all attempts in a moment; so a push consumer gets
-        the policy's first step at least. A simple consumer's application means what it says.
-        """
-        least_ms = min(self._config.retry_steps_ms)
-        if invisible_ms >= least_ms:
-            return invisible_ms
-        session = self._sessions.get(call.client_id)
-        if session is not None:
-            is_push = session.client_type == wire.PUSH_CONSUMER
-        else:
-            is_push = invisible_ms < 1000 and call.language in _NODE_LANGUAGES  # not known again yet after a restart
-        return least_ms if is_push else invisible_ms
+    async def forward_message_to_dead_letter_queue(
+        self, request: wire.ForwardMessageToDeadLetterQueueRequest, call: Call
+    ) -> wire.ForwardMessageToDeadLetterQueueResponse:
+        """Give a delivery up: it goes to the dead-letter queue, or comes back if the broker knows better."""
+        topic, group = validate.topic_of(request.topic), validate.group_of(request.group)
+        attempts = request.delivery_attempt
+        if call.language == "RUST":
+            attempts -= 1  # it counts the next attempt, which it then does not make
+        try:
+            await self._broker.dead_letter(group, topic, request.receipt_handle, attempts=attempts)
+        except Refused as error:
+            # Push consumers repeat this call until it is OK, for ever, and the rest of their batch waits behind it. The
+            # handle is stale when the answer to their first call was lost, or when somebody else has the message by
+            # now: either way it is not theirs any more, and nothing is lost.
+            if error.rule is not Rule.RECEIPT_HANDLE or not _is_push(self._sessions.get(call.client_id)):
+                raise
+            log.info("forward_outdated", topic=topic, group=group, message_id=request.message_id)
+            return _NOTHING_TO_FORWARD
+        return wire.ForwardMessageToDeadLetterQueueResponse(status=OK_STATUS)
 
     def _endpoints_for(self, dialled: wire.Endpoints) -> wire.Endpoints:
         """Return the address the client reached us by, which works behind any port mapping; else our own."""
         return dialled if dialled.addresses else self._endpoints
+
+
+def _is_push(session: Session | None) -> bool:
+    return session is not None and session.client_type == wire.PUSH_CONSUMER

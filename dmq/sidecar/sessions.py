@@ -16,6 +16,8 @@ from broker_adapter.wire import rocketmq_v2 as wire
 # RocketMQ's proxy forgets a client 120 s after its last heartbeat; they come every 10 s.
 IDLE_S_MAX = 120.0
 _FRAMES_WAITING_MAX = 16
+# A settings frame takes a few hundred bytes; one that is larger than this is answered but not kept.
+_SETTINGS_BYTES_MAX = 64 * 1024
 
 
 class Outbox:
@@ -35,6 +37,13 @@ class Outbox:
         if not self._closed:
             await self._frames.put(frame)
 
+    def offer(self, frame: wire.TelemetryCommand) -> bool:
+        """Queue a frame if there is room; say whether it was."""
+        if self._closed or self._frames.full():
+            return False
+        self._frames.put_nowait(frame)
+        return True
+
     def close(self) -> None:
         """End the stream after what is queued; if the queue is full, its newest frame gives way. Idempotent."""
         if self._closed:
@@ -51,7 +60,10 @@ class Outbox:
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """What a client told about itself. ``outbox`` leads to its newest telemetry stream."""
+    """What a client told about itself. ``outbox`` leads to its newest telemetry stream.
+
+    ``settings`` is what it wished for last; ``None`` if it never did, or at too great length.
+    """
 
     client_id: str
     client_type: wire.ClientType
@@ -59,6 +71,12 @@ class Session:
     language: str
     last_seen_s: float
     outbox: Outbox | None = None
+    settings: wire.Settings | None = None
+
+    def wished(self, settings: wire.Settings, outbox: Outbox) -> None:
+        """Keep what the client wishes for, and the stream on which it said so."""
+        self.outbox = outbox
+        self.settings = settings if settings.ByteSize() <= _SETTINGS_BYTES_MAX else None
 
 
 class Sessions:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from broker_adapter.adapter import GroupSettings
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.limits import BODY_BYTES_MAX, POLLING_MS_MAX, RECEIVE_BATCH_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.mapping import set_duration
 from dmq.sidecar.delay import DELAY_LEVELS_MS_DEFAULT
-
-# RocketMQ's levels 3 to 18: 10s 30s 1m..10m 20m 30m 1h 2h. Clients index this table from their first failure, so that
-# starting it at level 1, as the real server does, makes their first retry come after 1 s instead of 10 s.
-RETRY_STEPS_MS_DEFAULT = DELAY_LEVELS_MS_DEFAULT[2:]
 
 CONSUMERS = frozenset({wire.PUSH_CONSUMER, wire.SIMPLE_CONSUMER})
 CLIENT_TYPES = CONSUMERS | {wire.PRODUCER}
@@ -23,7 +21,6 @@ class SidecarConfig:
 
     delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS_DEFAULT
     delay_max_ms: int | None = None
-    retry_steps_ms: tuple[int, ...] = RETRY_STEPS_MS_DEFAULT
     broker_name: str = "rock-dmq"
     sends_in_flight_max: int = 4096
     receives_waiting_max: int = 10_000
@@ -31,8 +28,8 @@ class SidecarConfig:
     sessions_max: int = 20_000
 
     def __post_init__(self) -> None:
-        assert self.delay_levels_ms and self.retry_steps_ms, "a table of durations is empty"
-        assert all(step_ms >= 0 for step_ms in self.delay_levels_ms + self.retry_steps_ms), "a duration is negative"
+        assert self.delay_levels_ms, "a table of durations is empty"
+        assert all(level_ms >= 0 for level_ms in self.delay_levels_ms), "a duration is negative"
 
 
 def client_type_of(settings: wire.Settings) -> wire.ClientType:
@@ -56,8 +53,11 @@ def check_client_type(client_type: wire.ClientType) -> wire.ClientType:
     return client_type
 
 
-def merged(wanted: wire.Settings, config: SidecarConfig) -> wire.Settings:
-    """Return a client's settings with the server's rules in place of its wishes."""
+def merged(wanted: wire.Settings, group: GroupSettings, language: str) -> wire.Settings:
+    """Return a client's settings with the server's rules in place of its wishes.
+
+    ``group`` is how a consumer's group is served, of no account for a producer; ``language`` is what the client says.
+    """
     settings = wire.Settings()
     settings.CopyFrom(wanted)
     settings.metric.Clear()
@@ -73,12 +73,43 @@ def merged(wanted: wire.Settings, config: SidecarConfig) -> wire.Settings:
         policy.exponential_backoff.multiplier = 2
         return settings
     subscription = settings.subscription
-    subscription.fifo = False
+    subscription.fifo = group.is_fifo
     subscription.receive_batch_size = RECEIVE_BATCH_MAX
     subscription.long_polling_timeout.Clear()
     subscription.long_polling_timeout.seconds = POLLING_MS_MAX // 1000
-    policy.max_attempts = len(config.retry_steps_ms) + 1
-    for step_ms in config.retry_steps_ms:
-        seconds, ms = divmod(step_ms, 1000)
-        policy.customized_backoff.next.add(seconds=seconds, nanos=ms * 1_000_000)
+    if group.is_fifo:
+        _tell_fifo_backoff(policy, group, language)
+    else:
+        # Clients index the table from their first failure. Node cannot read it and asks for 0 s; the broker does not
+        # believe that.
+        policy.max_attempts = group.max_attempts
+        _tell_table(policy, group)
     return settings
+
+
+def _tell_fifo_backoff(policy: wire.RetryPolicy, group: GroupSettings, language: str) -> None:
+    """Tell push consumers of a FIFO group to give up at their first failure, so that the broker retries and not they.
+
+    Told the true maximum they would retry in their own memory: nothing of it survives their end, none of it is seen,
+    Python and Node wait wrong times, and Python counts every local try as the first. Told 1, all of them forward the
+    message to the dead-letter queue after one try, each time it is delivered (Java, Go, Node and C# when its attempt is
+    not below 1, Rust when it is above, Python when its own count from 1 reaches it). The broker does not believe that
+    below the group's maximum: the message comes back by the policy, durably, with the next attempt. Only C++ retries in
+    its memory for ever, whatever it is told.
+
+    The delays are then never used, but the strategy must be one that the client can read: Node knows exponential ones
+    only. Python, which does not, would put a policy of its own in their place: 17 tries, 1 s apart.
+    """
+    policy.max_attempts = 1
+    if language == "PYTHON":
+        _tell_table(policy, group)
+        return
+    backoff = policy.exponential_backoff
+    set_duration(backoff.initial, group.delays_ms[0])
+    set_duration(backoff.max, max(group.delays_ms[0], group.delays_ms[-1]))
+    backoff.multiplier = 2
+
+
+def _tell_table(policy: wire.RetryPolicy, group: GroupSettings) -> None:
+    for delay_ms in group.delays_ms:
+        set_duration(policy.customized_backoff.next.add(), delay_ms)

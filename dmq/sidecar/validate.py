@@ -26,9 +26,10 @@ from broker_adapter.limits import (
     TAG_BYTES_MAX,
     USER_PROPERTIES_MAX,
 )
-from broker_adapter.topics import check_group, check_topic
+from broker_adapter.topics import RETRY_PREFIX, check_group, check_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name
+from dmq.sidecar.mapping import ANY_QUEUE
 
 # Property names that RocketMQ keeps for itself: a client that could set them would bypass delay, retry, transactions
 # or tracing, here and behind a forwarder. DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS and TIMER_DELIVER_MS belong to them
@@ -86,8 +87,17 @@ RESERVED_PROPERTIES = frozenset(
 )
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def _check_served_topic(name: str) -> str:
+    if name.startswith(RETRY_PREFIX):
+        why = "a group's retries come to its consumers under the topic that the message was sent to"
+        raise Refused(Rule.TOPIC, why, value=name)
+    return check_topic(name)
+
+
 # Every call checks the same few names again. Refused ones are not remembered, and good ones are short.
-_topic = lru_cache(maxsize=4096)(check_topic)
+_topic = lru_cache(maxsize=4096)(_check_served_topic)
 _group = lru_cache(maxsize=4096)(check_group)
 _UNSERVED_TYPES: Mapping[int, str] = {
     wire.TRANSACTION: "transactional messages are",
@@ -195,10 +205,12 @@ def group_of(resource: wire.Resource) -> str:
 def subscription_of(request: wire.ReceiveMessageRequest) -> Subscription:
     """Return what a receive subscribes to.
 
-    The queue id is not looked at, as in RocketMQ: simple consumers go round the queues of the route, one long poll
-    each, and would sit at an empty queue while messages wait in another.
+    A push consumer means the queue id of its assignment. That of a simple consumer is not looked at, as in RocketMQ:
+    it goes round the queues of the route, one long poll each, and would sit at an empty queue while messages wait in
+    another.
     """
-    return Subscription(topic_of(request.message_queue.topic), tags=tags_of(request.filter_expression))
+    queue_id = max(ANY_QUEUE, request.message_queue.id) if request.auto_renew else ANY_QUEUE
+    return Subscription(topic_of(request.message_queue.topic), queue_id, tags_of(request.filter_expression))
 
 
 def tags_of(expression: wire.FilterExpression) -> frozenset[str]:

@@ -29,6 +29,7 @@ from dmq.store.ops import (
     Put,
     Receipt,
     Schedule,
+    Withdraw,
 )
 from dmq.store.outbox import pack_record_head
 from dmq.store.record import decode_index, encode_index_finished, encode_index_waiting
@@ -36,6 +37,7 @@ from dmq.store.record import decode_index, encode_index_finished, encode_index_w
 BUCKET_MS = 60_000
 _COUNTS_CACHED_MAX = 65_536
 _OUTBOX_ROWS_CUT = 16
+_WITHDRAWN_KEPT = 10_000
 _NA = outbox.NOT_APPLICABLE
 # Plain numbers and names of this module: looking up an enum member costs more than appending the row.
 _TIMELINE, _INDEX, _QUEUE = int(Family.TIMELINE), int(Family.INDEX), int(Family.QUEUE)
@@ -83,6 +85,8 @@ class Assembler:
         self._outbox = recovered.outbox
         self._tails: dict[tuple[int, int], int] = {}
         self._counts: dict[tuple[int, int], int] = {}
+        # Keys withdrawn while the reader may have had them in its hand already; see ``_withdraw``.
+        self._withdrawn: set[bytes] = set()
         # Of the batch being assembled:
         self._batch = Batch()
         self._now_ms = 0
@@ -114,6 +118,9 @@ class Assembler:
         self._now_ms = self._clock.now_ms()
         self._rows, self._deltas, self._records, self._appended = {}, {}, [], {}
         first_sequence = self._sequence + 1
+        if len(self._withdrawn) > _WITHDRAWN_KEPT:
+            claimed = keys.timeline_key(self._marks.high())
+            self._withdrawn = {key for key in self._withdrawn if key < claimed}  # the others were gone when read
         self._rotate_generation()
         self._generation_prefix = self._generation.to_bytes(4, "big")
         self._known = self._look_up(units)
@@ -137,7 +144,7 @@ class Assembler:
     # -- ops ----------------------------------------------------------------------------------------------------------
 
     def _schedule(self, op: Schedule) -> Receipt:
-        scope, message_id, deliver_at_ms, record, event = op
+        scope, message_id, deliver_at_ms, record, event, _ = op
         id_key = pack_index_prefix(0, scope) + message_id  # generation 0: waiting
         known = self._known.get(id_key)
         if known is not None:
@@ -148,7 +155,8 @@ class Assembler:
         puts.append((_TIMELINE, pack_timeline_key(key_ms, sequence), record))
         puts.append((_INDEX, id_key, encode_index_waiting(sequence, key_ms)))
         self._count(scope, deliver_at_ms, 1)
-        self._records += (pack_record_head(len(event), sequence, _NA), event)
+        if event:
+            self._records += (pack_record_head(len(event), sequence, _NA), event)
         self._known[id_key] = Receipt(_WAITING, sequence, -1, -1, key_ms, True)
         return Receipt(_WAITING, sequence, -1, -1, key_ms, False)
 
@@ -168,6 +176,8 @@ class Assembler:
 
     def _hand_over(self, op: HandOver) -> Receipt:
         key, scope, message_id, deliver_at_ms, topic_id, queue_id, record, event = op
+        if key in self._withdrawn:
+            return NO_RECEIPT
         suffix = scope.to_bytes(4, "big") + message_id
         sequence = int.from_bytes(key[8:], "big")
         offset = self._place(topic_id, queue_id, record)
@@ -179,7 +189,32 @@ class Assembler:
         self._records += (pack_record_head(len(event), sequence, offset), event)
         return Receipt(_DELIVERED, sequence, queue_id, offset, self._now_ms, False)
 
+    def _withdraw(self, op: Withdraw) -> Receipt:
+        """Delete a waiting row unless it is gone.
+
+        The reader may have read the row before this batch is written, and hand it over after: then the key is found in
+        ``_withdrawn``. Its turn ends with ``Done``, and what it reads after that no longer has the row.
+        """
+        id_key = _WAITING_PREFIX + op.scope.to_bytes(4, "big") + op.message_id
+        batch = self._batch
+        (value,) = self._engine.get_many(Family.INDEX, [id_key])
+        waiting = decode_index(value) if value is not None else NO_RECEIPT
+        if (
+            waiting.state is not _WAITING
+            or pack_timeline_key(waiting.at_ms, waiting.sequence) != op.key
+            or (_TIMELINE, op.key) in batch.deletes  # by this very batch
+        ):
+            return NO_RECEIPT
+        batch.deletes += ((_TIMELINE, op.key), (_INDEX, id_key))
+        self._count(op.scope, op.deliver_at_ms, -1)
+        self._withdrawn.add(op.key)
+        self._known.pop(id_key, None)
+        for other in op.instead:
+            self._HANDLERS[type(other)](self, other)
+        return Receipt(EntryState.WITHDRAWN, waiting.sequence, -1, -1, self._now_ms, False)
+
     def _done_op(self, op: Done) -> Receipt:
+        self._withdrawn.clear()
         mark = min(op.mark, self._marks.low())
         if mark != self._done:
             self._put_done(mark)
@@ -202,6 +237,7 @@ class Assembler:
         Schedule: _schedule,
         Append: _append,
         HandOver: _hand_over,
+        Withdraw: _withdraw,
         Done: _done_op,
         Put: _put,
         Delete: _delete,
@@ -237,7 +273,7 @@ class Assembler:
             op.scope.to_bytes(4, "big") + op.message_id
             for unit in units
             for op in unit
-            if type(op) is Schedule or type(op) is Append
+            if (type(op) is Schedule and not op.is_new) or type(op) is Append
         ]
         if not suffixes:
             return {}

@@ -16,7 +16,7 @@ from dmq.errors import StoreBusy, StoreClosed, StoreError, StoreFailed, StoreFor
 from dmq.store.assemble import Assembler
 from dmq.store.engine import Engine
 from dmq.store.marks import Marks
-from dmq.store.ops import Append, HandOver, Op, Receipt, Schedule
+from dmq.store.ops import Append, HandOver, Op, Receipt, Schedule, Withdraw
 
 OPS_PER_BATCH_MAX = 4096
 BYTES_PER_BATCH_MAX = 32 * 1024 * 1024
@@ -40,6 +40,9 @@ class Unit:
             kind = type(op)
             if kind is Append or kind is Schedule or kind is HandOver:
                 size += len(op.record)  # type: ignore[union-attr]  # the three kinds that carry a message
+            elif kind is Withdraw:
+                for other in op.instead:  # type: ignore[union-attr]
+                    size += len(other.record) if type(other) is Append else 0
         self.size_bytes = size
 
 

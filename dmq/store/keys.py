@@ -136,3 +136,44 @@ def name_key(name_id: int) -> bytes:
 def name_range() -> tuple[bytes, bytes]:
     """Return the range of all topics' and groups' records."""
     return b"n", b"o"
+
+
+def settings_key(group_id: int) -> bytes:
+    """Return the meta key of a group's settings."""
+    return b"p" + group_id.to_bytes(4, "big")
+
+
+def settings_range() -> tuple[bytes, bytes]:
+    """Return the range of all groups' settings."""
+    return b"p", b"q"
+
+
+def holds_key(topic_id: int) -> bytes:
+    """Return the meta key of what kinds of messages a topic took."""
+    return b"h" + topic_id.to_bytes(4, "big")
+
+
+def holds_range() -> tuple[bytes, bytes]:
+    """Return the range of what topics took."""
+    return b"h", b"i"
+
+
+def spool_total_key(type_id: int) -> bytes:
+    """Return the meta key of what a spool holds of a type."""
+    return b"w" + type_id.to_bytes(4, "big")
+
+
+def spool_range(letter: bytes, type_id: int, rest: bytes = b"") -> tuple[bytes, bytes]:
+    """Return the range of group rows a spool keeps of one kind (one letter) for a type; no group has their id."""
+    start = b"\xff\xff\xff\xff" + letter + type_id.to_bytes(4, "big") + rest
+    return start, start + b"\xff" * 32
+
+
+def job_key(job_id: int) -> bytes:
+    """Return the meta key of a job on dead letters."""
+    return b"j" + job_id.to_bytes(8, "big")
+
+
+def job_range() -> tuple[bytes, bytes]:
+    """Return the range of all jobs, in the order of their ids."""
+    return b"j", b"k"

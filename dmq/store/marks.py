@@ -50,6 +50,7 @@ class Marks:
         self._changed = threading.Condition()
         self._live = done
         self._backlog: tuple[int, int] | None = None
+        self._claimed = 0  # where the claims of the reader's turn end
         self._in_flight: int | None = None
         self._released = _NEVER  # smallest key that became readable since the reader last claimed
         self._is_closed = False
@@ -94,7 +95,7 @@ class Marks:
     # -- the reader's side --------------------------------------------------------------------------------------------
 
     def claim(self, lane: Lane, now_ms: int) -> Claim:
-        """Take the range of ``lane`` that may be read now."""
+        """Take the range of ``lane`` that may be read now; a turn begins with the live lane."""
         with self._changed:
             self._released = _NEVER
             if lane is Lane.BACKLOG:
@@ -106,6 +107,7 @@ class Marks:
                 cursor, stop = self._live, timeline_mark(now_ms + 1, 0)
             if self._in_flight is not None:
                 stop = min(stop, self._in_flight)
+            self._claimed = stop if lane is Lane.LIVE else max(self._claimed, stop)
             if stop > cursor:
                 self._move(lane, stop)
             return Claim(lane, cursor, stop)
@@ -126,12 +128,15 @@ class Marks:
             if mark < cursor:
                 self._move(lane, mark)
 
-    def split_backlog(self, now_ms: int) -> bool:
-        """If the live cursor lags, make what it lags behind by the backlog; say whether there is a backlog now."""
+    def split_backlog(self, now_ms: int, lag_ms: int | None = None) -> bool:
+        """If the live cursor lags, make what it lags behind by the backlog; say whether there is a backlog now.
+
+        ``lag_ms`` is from when on it counts, by default ``BACKLOG_LAG_MS``: an idle reader lags by its nap.
+        """
         with self._changed:
             if self._backlog is not None and self._backlog[0] >= self._backlog[1]:
                 self._backlog = None
-            if self._backlog is None and self._live >> 64 < now_ms - BACKLOG_LAG_MS:
+            if self._backlog is None and self._live >> 64 < now_ms - (BACKLOG_LAG_MS if lag_ms is None else lag_ms):
                 boundary = timeline_mark(now_ms, 0)
                 self._backlog = (self._live, boundary)
                 self._live = boundary
@@ -141,6 +146,29 @@ class Marks:
         """Return the smallest cursor: everything below it was taken by the reader."""
         with self._changed:
             return self._live if self._backlog is None else min(self._live, self._backlog[0])
+
+    def high(self) -> int:
+        """Return where the claims of the reader's turn end: it has nothing from here on in its hand."""
+        with self._changed:
+            return self._claimed
+
+    def has_backlog(self) -> bool:
+        """Say whether some of the backlog was not taken yet."""
+        with self._changed:
+            return self._backlog is not None and self._backlog[0] < self._backlog[1]
+
+    def defer(self, first: int, last: int) -> None:
+        """Let the backlog go on up to row ``last``, or begin at ``first``: rows left there are read in order, later.
+
+        For rows that must not pass others of the backlog, or not hold up others of the live lane.
+        """
+        with self._changed:
+            cursor, end = self._backlog or (first, first)
+            # If the live cursor was lowered below them meanwhile, it comes by again itself.
+            end = max(end, min(last + 1, self._live))
+            cursor = min(cursor, first)
+            if cursor < end:
+                self._backlog = (cursor, end)
 
     def wait(self, until_ms: int, timeout_s: float) -> None:
         """Sleep until a key below ``until_ms`` becomes readable, ``wake`` or ``close`` is called, or time is up."""

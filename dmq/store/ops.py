@@ -9,6 +9,7 @@ Every op that changes state carries ``event``, the encoded audit event that goes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -30,16 +31,21 @@ class EntryState(IntEnum):
     WAITING = 1
     QUEUED = 2  # accepted and in its queue at once
     DELIVERED = 3  # waited, and was handed over when due
+    WITHDRAWN = 4  # waited, and was taken away before it was due; only ever in a receipt
 
 
 class Schedule(NamedTuple):
-    """Keep a message until it is due. The writer assigns its sequence and its timeline key."""
+    """Keep a message until it is due. The writer assigns its sequence and its timeline key.
+
+    With ``is_new`` the id was made a moment ago, and is not looked for. No event: none is recorded.
+    """
 
     scope: int
     message_id: bytes  # packed
     deliver_at_ms: int
     record: bytes  # dmq.store.record.encode_waiting
     event: bytes
+    is_new: bool = False
 
 
 class Append(NamedTuple):
@@ -64,6 +70,20 @@ class HandOver(NamedTuple):
     queue_id: int
     record: bytes  # dmq.store.record.encode_queued
     event: bytes
+
+
+class Withdraw(NamedTuple):
+    """Take an entry off the timeline before it is due, and do ``instead``; nothing at all if it no longer waits.
+
+    ``key`` is the timeline key under which it was read. The check is made by the writer, so an entry is either handed
+    over or withdrawn, never both. The receipt's state is ``WITHDRAWN``, or ``None`` if it no longer waits there.
+    """
+
+    key: bytes
+    scope: int
+    message_id: bytes  # as it was scheduled
+    deliver_at_ms: int  # its true delivery time
+    instead: Sequence[Append | Emit | Put] = ()
 
 
 class Done(NamedTuple):
@@ -94,7 +114,7 @@ class Emit(NamedTuple):
     queue_offset: int = -1
 
 
-Op = Schedule | Append | HandOver | Done | Put | Delete | Emit
+Op = Schedule | Append | HandOver | Withdraw | Done | Put | Delete | Emit
 
 
 class Receipt(NamedTuple):

@@ -2,20 +2,23 @@
 
     waiting entry (timeline)                              queued message (queue)
     0  version 1                                          0  version 1
-    1  kind 1                                             1  flags 1 (unused, 0)
+    1  kind 1                                             1  flags 1 (1: has a history)
     2  retry count 2                                      2  attempts before 2
     4  topic id 4                                         4  stored_at_ms 8
     8  scope 4                                            12 deliver_at_ms 8 (0: was not delayed)
     12 deliver_at_ms 8 (the true one)                     20 body
     20 accepted_at_ms 8
-    28 body
+    28 history 39, of kind RETRY
+       body
 
+    history    topic id 4 | queue id 2 | offset 8 | since_ms 8 | first_failed_at_ms 8 | last_failed_at_ms 8 | reason 1
+               of a copy that a group failed: where the message first lay, since when it was visible there, how it went
     body       id length 1 | tag length 1 | message group length 1 | id | tag | message group | wire message
 
     index      state 1 | sequence 8 | at_ms 8                         waits: at_ms is the key's time
                state 1 | sequence 8 | at_ms 8 | queue_id 2 | offset 8   finished
 
-The two message values share their body, so a hand-over copies it without looking inside.
+The two message values share what follows on their heads, so a hand-over copies it without looking inside.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ _WAITING = struct.Struct(">BBHIIQQ")
 _WAITING_FACTS = struct.Struct(">BHIIQQ")  # without the version
 _QUEUED = struct.Struct(">BBHQQ")
 _BODY = struct.Struct(">BBB")
+_HISTORY = struct.Struct(">IHQQQQB")
+_FAILED_ID = struct.Struct(">IHQH")
 _INDEX_WAITING = struct.Struct(">BQQ")
 _INDEX_FINISHED = struct.Struct(">BQQHQ")
 _WAITING_STATE = int(EntryState.WAITING)
@@ -40,12 +45,28 @@ _new_tuple = tuple.__new__  # what a NamedTuple's own constructor calls, without
 
 WAITING_HEADER_BYTES = _WAITING.size
 QUEUED_HEADER_BYTES = _QUEUED.size
+HISTORY_BYTES = _HISTORY.size
+_HAS_HISTORY = 1
 
 
 class EntryKind(IntEnum):
     """Why an entry waits."""
 
     DELAYED = 1
+    RETRY = 2  # a copy that a group failed; its scope is the group
+    SPOOLED = 3  # a send that a producer's hook makes later (``dmq.spool``)
+
+
+class History(NamedTuple):
+    """What a copy that a group failed carries: the place of the original, and how it went."""
+
+    topic_id: int
+    queue_id: int
+    queue_offset: int
+    since_ms: int  # when the original became visible
+    first_failed_at_ms: int
+    last_failed_at_ms: int
+    reason: int  # ``retry.policy.Reason`` of a dead letter, 0 otherwise
 
 
 class WaitingEntry(NamedTuple):
@@ -69,6 +90,22 @@ class QueuedMessage(NamedTuple):
     tag: str
     message_group: str
     payload: bytes
+    history: History | None
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it is a dead letter: a message like any other to those who consume it, with a history to read."""
+        return self.history is not None and self.history.reason != 0
+
+    @property
+    def attempts_so_far(self) -> int:
+        """Deliveries to its group before it came to this queue; those of a dead letter were another group's."""
+        return 0 if self.is_dead else self.attempts_before
+
+    @property
+    def since_ms(self) -> int:
+        """When it became visible to its group first."""
+        return self.history.since_ms if self.history is not None and not self.is_dead else self.stored_at_ms
 
 
 def encode_body(message_id: bytes, tag: bytes, message_group: bytes, payload: bytes) -> bytes:
@@ -90,9 +127,33 @@ def decode_waiting(value: bytes) -> WaitingEntry:
     return _new_tuple(WaitingEntry, _WAITING_FACTS.unpack_from(value, 1))
 
 
-def encode_queued(attempts_before: int, stored_at_ms: int, deliver_at_ms: int, body: bytes) -> bytes:
-    """Encode a queue value."""
-    return _QUEUED.pack(VERSION, 0, attempts_before, stored_at_ms, deliver_at_ms) + body
+def encode_history(history: History) -> bytes:
+    """Encode a history; it stands in front of the body."""
+    return _HISTORY.pack(*history)
+
+
+def decode_history(value: bytes, at: int) -> History:
+    """Read the history that begins at ``at``; ``StoreCorrupt`` if the value ends before it does."""
+    if len(value) < at + HISTORY_BYTES:
+        raise StoreCorrupt(f"a value of {len(value)} bytes is too short for the history it should have")
+    return _new_tuple(History, _HISTORY.unpack_from(value, at))
+
+
+def failed_id(message_id: bytes, history: History, attempt: int) -> bytes:
+    """Return the id in the index of the copy made when ``attempt`` failed.
+
+    A group may fail two messages with one id (of two topics, or sent again long after), and each of them many times: a
+    copy is the only one of its original and its attempt.
+    """
+    return message_id + _FAILED_ID.pack(history.topic_id, history.queue_id, history.queue_offset, attempt)
+
+
+def encode_queued(
+    attempts_before: int, stored_at_ms: int, deliver_at_ms: int, body: bytes, *, has_history: bool = False
+) -> bytes:
+    """Encode a queue value; with a history, ``body`` begins with it."""
+    flags = _HAS_HISTORY if has_history else 0
+    return _QUEUED.pack(VERSION, flags, attempts_before, stored_at_ms, deliver_at_ms) + body
 
 
 def decode_queued(value: bytes) -> QueuedMessage:
@@ -100,8 +161,14 @@ def decode_queued(value: bytes) -> QueuedMessage:
     start = QUEUED_HEADER_BYTES + _BODY.size
     if len(value) < start or value[0] != VERSION:
         raise StoreCorrupt(f"a queue value of {len(value)} bytes has no version {VERSION} header")
-    _, _, attempts_before, stored_at_ms, deliver_at_ms = _QUEUED.unpack_from(value)
-    id_len, tag_len, group_len = _BODY.unpack_from(value, QUEUED_HEADER_BYTES)
+    _, flags, attempts_before, stored_at_ms, deliver_at_ms = _QUEUED.unpack_from(value)
+    history = None
+    if flags & _HAS_HISTORY:
+        history = decode_history(value, QUEUED_HEADER_BYTES)
+        start += HISTORY_BYTES
+        if len(value) < start:
+            raise StoreCorrupt(f"a queue value of {len(value)} bytes has no body behind its history")
+    id_len, tag_len, group_len = _BODY.unpack_from(value, start - _BODY.size)
     tag_at = start + id_len
     group_at = tag_at + tag_len
     payload_at = group_at + group_len
@@ -112,7 +179,7 @@ def decode_queued(value: bytes) -> QueuedMessage:
     except UnicodeDecodeError as error:
         raise StoreCorrupt(f"a queue value of {len(value)} bytes holds a tag or a group that is no text") from error
     message_id, payload = value[start:tag_at], value[payload_at:]
-    return QueuedMessage(attempts_before, stored_at_ms, deliver_at_ms, message_id, tag, message_group, payload)
+    return QueuedMessage(attempts_before, stored_at_ms, deliver_at_ms, message_id, tag, message_group, payload, history)
 
 
 def body_facts(body: bytes) -> tuple[bytes, bytes]:

@@ -22,7 +22,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from weakref import WeakSet
 
 from rocksdict import (
@@ -48,11 +48,22 @@ _BLOOM_BITS_PER_KEY = 10
 
 
 class RocksOptions(NamedTuple):
-    """Sizes that decide memory, disk and the time to reopen after a kill (about 0.5 s per 60 MB of WAL)."""
+    """Sizes that decide memory, disk and the time to reopen after a kill (about 0.5 s per 60 MB of WAL).
+
+    ``recovery`` other than "strict" is for salvage from a copy: it opens what is damaged, rows missing without a word.
+    """
 
     wal_bytes_max: int = 32 * _MIB
     memtable_bytes_max: int = 64 * _MIB
     cache_bytes: int = 16 * _MIB
+    recovery: Literal["strict", "point_in_time", "skip_any"] = "strict"
+
+
+_RECOVERY = {
+    "strict": DBRecoveryMode.tolerate_corrupted_tail_records,
+    "point_in_time": DBRecoveryMode.point_in_time,
+    "skip_any": DBRecoveryMode.skip_any_corrupted_record,
+}
 
 
 # Share of a write buffer by family: timeline and queue carry payloads, the rest small rows.
@@ -70,8 +81,8 @@ def _database_options(options: RocksOptions) -> Options:
     made = Options(raw_mode=True)
     made.create_if_missing(True)
     made.create_missing_column_families(True)
-    made.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
-    made.set_paranoid_checks(True)
+    made.set_wal_recovery_mode(_RECOVERY[options.recovery]())
+    made.set_paranoid_checks(options.recovery == "strict")
     # A quiet family would pin old WAL files and slow down reopening; these two bounds flush it in time.
     made.set_max_total_wal_size(options.wal_bytes_max)
     made.set_db_write_buffer_size(options.memtable_bytes_max)
@@ -166,7 +177,10 @@ class RocksEngine:
         self._unsynced = WriteOptions()
         self._unsynced.sync = False
         families = {family.name.lower(): _family_options(family, self._cache) for family in Family}
-        self.recovered_cut_bytes = check_logs(path)
+        if options.recovery != "strict":
+            for each in families.values():
+                each.set_disable_auto_compactions(True)  # one that meets damage ends all writing
+        self.recovered_cut_bytes = check_logs(path) if options.recovery == "strict" else 0
         try:
             self._db: Rdict | None = Rdict(
                 str(path), _database_options(options), column_families=families, access_type=AccessType.read_write()
@@ -285,6 +299,14 @@ class RocksEngine:
         if self._db is None:
             raise StoreClosed("the store is closed")
         return self._db
+
+
+def rebuild_manifest(path: Path) -> None:
+    """Make a new manifest from the tables and logs in ``path``, for a copy whose own is lost; damaged ones are left out."""
+    try:
+        Rdict.repair(str(path), _database_options(RocksOptions()))
+    except Exception as error:
+        raise _translated(error, path) from error
 
 
 def _raise_if_damaged(cursor: RdictIter) -> None:

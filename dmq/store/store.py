@@ -145,8 +145,12 @@ class Store:
     def commit(self, ops: Sequence[Op], *, is_urgent: bool = False) -> list[Receipt]:
         """Block until ``ops`` are durable and return their receipts. Not for the event loop's thread."""
         done: Future[list[Receipt]] = Future()
-        self._writer.submit(Unit(ops, lambda unit: _resolve(done, unit), is_direct=True), is_urgent=is_urgent)
+        self.submit(ops, lambda unit: _resolve(done, unit), is_urgent=is_urgent)
         return done.result()
+
+    def submit(self, ops: Sequence[Op], settle: Callable[[Unit], None], *, is_urgent: bool = False) -> None:
+        """Call ``settle`` in the writer's thread, where it must be short, once ``ops`` are durable or have failed."""
+        self._writer.submit(Unit(ops, settle, is_direct=True), is_urgent=is_urgent)
 
     def commit_async(self, ops: Sequence[Op], *, is_urgent: bool = False) -> asyncio.Future[list[Receipt]]:
         """Return a future of the attached loop. Cancelling it does not undo the write."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.cell import quantiles
 from bench.figures import Beside, Figure
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +22,7 @@ def run_bench(kept: Path, *arguments: str) -> dict[str, object]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -57,6 +58,52 @@ def test_rounds_that_disagree_are_flagged() -> None:
         figure = Figure(name="a", what="b", unit="c", rounds=[50_000, 55_000, 59_000], beside=beside)
         assert figure.is_steady is is_steady
         assert figure.plain()["is_steady"] is is_steady
+
+
+def test_a_difference_is_as_steady_as_what_stands_beside_it() -> None:
+    for alone, is_steady in (([4.0, 5.0, 4.5], True), ([4.0, 40.0, 5.0], False)):
+        added = Figure(
+            name="a",
+            what="b",
+            unit="ms",
+            rounds=[-0.2, 0.0, 1.5],
+            beside=Beside(what="alone", rounds=alone),
+            is_difference=True,
+        )
+        assert added.is_steady is is_steady
+
+
+def test_quantiles_are_values_that_were_measured() -> None:
+    assert quantiles([3.0, 1.0, 2.0]) == {"p50": 2.0, "p99": 3.0, "p999": 3.0, "max": 3.0}
+    assert quantiles(range(1000)) == {"p50": 500, "p99": 990, "p999": 999, "max": 999}
+
+
+@pytest.mark.timeout(120)
+def test_nacks_stand_beside_a_floor_and_beside_acks(tmp_path: Path) -> None:
+    kept = run_bench(tmp_path / "results.json", "nack")
+    assert isinstance(kept["figures"], list)
+    figures = {figure["name"]: figure for figure in kept["figures"]}
+    for in_flight in (64, 256):
+        floor, acks = figures[f"nack.{in_flight}"], figures[f"nack.{in_flight}.to_acks"]
+        assert floor["rounds"] == acks["rounds"]
+        assert floor["beside"]["value"] > 0 < acks["beside"]["value"]
+    late = [f"nack.lateness.{place}.{name}" for place in ("queue", "consumer") for name in ("p50", "p99", "p999")]
+    assert all(figures[name]["beside"]["what"] == "delayed messages" for name in late)
+
+
+@pytest.mark.timeout(200)
+def test_what_disturbs_is_compared_with_nothing(tmp_path: Path) -> None:
+    kept = run_bench(tmp_path / "results.json", "fairness", "--retries", "500")
+    assert isinstance(kept["options"], dict)
+    assert kept["options"]["retries"] == 500
+    assert isinstance(kept["figures"], list)
+    figures = {figure["name"]: figure for figure in kept["figures"]}
+    for name in ("retries_spread", "retries_burst", "refusing", "hoarding"):
+        for place in ("queue", "consumer"):
+            p99, added = figures[f"fairness.{name}.{place}.p99"], figures[f"fairness.{name}.{place}.p99_added"]
+            assert added["value"] == pytest.approx(p99["value"] - p99["beside"]["value"])  # one round: one pair
+            assert added["goal"].startswith("<= ")
+            assert p99["details"]["handed_over_beside"] or p99["details"]["leases_beside"]
 
 
 @pytest.mark.timeout(120)

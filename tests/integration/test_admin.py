@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 import grpc
 import pytest
-from support.admin_source import MESSAGE_ID, FixedSource
+from support.admin_source import MESSAGE, MESSAGE_ID, FixedSource
 
 from broker_adapter.limits import BODY_BYTES_MAX
 from broker_adapter.message import Message
 from broker_adapter.wire.mapping import encode
 from dmq.admin import admin_v1 as wire
 from dmq.admin import source
-from dmq.admin.client import AdminClient, CallFailed, CallRefused, DaemonUnavailable
+from dmq.admin.client import AdminClient, CallFailed, CallRefused, DaemonUnavailable, NotFound
 from dmq.admin.server import grpc_handler
 from dmq.admin.service import AdminService
 from dmq.errors import StoreCorrupt, StoreFailed
@@ -77,6 +77,46 @@ def test_the_three_calls(client: AdminClient) -> None:
     assert [topic.name for topic in client.topics().topics] == ["orders", "%DLQ%group"]
     assert client.message("orders", MESSAGE_ID).state == wire.WAITING
     assert client.message("orders", "nobody").state == wire.UNKNOWN
+
+
+def test_groups_and_retries(served: Served, client: AdminClient) -> None:
+    """One round trip of each call."""
+    assert [group.name for group in client.groups()] == ["billing", "shipping"]
+    assert client.group("billing").waiting == 3
+    policy = wire.Policy(fixed=wire.FixedBackoff(delay_ms=5), max_attempts=2)
+    assert client.set_group("billing", policy=policy, is_fifo=True).policy == policy
+    assert client.set_group("billing", reset_policy=True).is_fifo
+    page = client.retries("billing", limit=1)
+    assert ([retry.entry for retry in page.retries], page.next_token) == (["7-11"], "1")
+    assert [retry.entry for retry in client.retries("billing", topic="refunds", token="1").retries] == ["7-12"]
+    ran = client.run_retries_now("billing", ["7-11", "7-99"])
+    assert (ran.moved, ran.gone) == (1, 1)
+    ended = client.end_retries("billing", ["7-12"])
+    assert (ended.moved, ended.gone) == (1, 0)
+    assert (served.source.ran, served.source.ended) == ([["7-11", "7-99"]], [["7-12"]])
+
+
+def test_dead_letters_and_jobs(client: AdminClient) -> None:
+    """One round trip of each call."""
+    page = client.dead_letters("billing", wire.DeadFilter(reasons=[wire.TOO_OLD]))
+    assert ([letter.message_id for letter in page.letters], page.next_offset) == (["D5"], -1)
+    page = client.dead_letters("billing", wire.DeadFilter(), offset=6, limit=1, with_outcome=True, with_body=True)
+    assert (page.letters[0].outcome, page.letters[0].content.body) == ("redriven", MESSAGE.body)
+    request = wire.StartJobRequest(kind=wire.PURGE, group="billing", why="old", is_dry_run=True)
+    assert (client.start_job(request).job_id, client.start_job(request).done) == (0, 3)
+    request.is_dry_run = False
+    assert client.start_job(request).job_id == 1
+    assert [job.state for job in client.jobs("billing")] == [wire.RUNNING]
+    assert client.stop_job(1).state == wire.STOPPED
+    assert client.jobs("shipping") == []
+
+
+def test_what_nobody_knows_is_an_error_of_its_own(client: AdminClient) -> None:
+    """So that a script can tell it from a mistake."""
+    with pytest.raises(NotFound, match="nobody knows this consumer group"):
+        client.group("nobody")
+    with pytest.raises(NotFound, match="no such job"):
+        client.stop_job(7)
 
 
 def test_the_largest_body_comes_through(served: Served, client: AdminClient) -> None:

@@ -35,6 +35,10 @@ def dmq(
         # typer itself loads pydantic as soon as it reads the parameters of the root
         (["serve", "--help"], ["pydantic"]),
         (["msg", "send", "--help"], ["pydantic"]),
+        (["group", "set-policy", "--help"], ["pydantic"]),
+        (["retry", "run-now", "--help"], ["pydantic"]),
+        (["dead", "redrive", "--help"], ["pydantic"]),
+        (["backoff", "simulate", "--help"], ["pydantic"]),
     ],
 )
 def test_help_loads_nothing_heavy(arguments: list[str], needed: list[str]) -> None:

@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from structlog.testing import capture_logs
 from support.protocol import Sidecar, a_message, a_receive, a_send, consumer_settings
 
+from broker_adapter.adapter import GroupSettings
 from broker_adapter.clock import SystemClock
 from broker_adapter.limits import BODY_BYTES_MAX, REQUEST_BYTES_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
@@ -180,6 +181,21 @@ def test_a_long_poll_is_answered_before_its_deadline() -> None:
         body = a_receive(polling_s=1).SerializeToString()
         answer = await client.ask("ReceiveMessage", body, timeout=1.0)
         assert answer.status.code == wire.MESSAGE_NOT_FOUND
+
+    run(scenario)
+
+
+def test_a_changed_policy_reaches_an_open_stream() -> None:
+    """Without being asked for, as a settings frame like the first one."""
+
+    async def scenario(sidecar: Sidecar, server: GrpcServer, client: Client) -> None:
+        stream = client.telemetry()
+        await stream.write(consumer_settings().SerializeToString())
+        assert (await stream.read()).settings.backoff_policy.max_attempts == 17
+        sidecar.broker.policies["billing"] = GroupSettings(is_fifo=False, max_attempts=3, delays_ms=(1000,))
+        sidecar.service.group_changed("billing")
+        frame = await stream.read()
+        assert (frame.status.code, frame.settings.backoff_policy.max_attempts) == (wire.OK, 3)
 
     run(scenario)
 

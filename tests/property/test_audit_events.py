@@ -5,211 +5,154 @@ it says in the outbox. Calls run concurrently, so one batch holds the work of ma
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.effort import EFFORT
-from support.rigs import EmbeddedRig, ack, an_envelope, play, receive
+from support.failing import CLIENT, pass_time
+from support.letters import PURGE, REDRIVE, a_message, ended, start
+from support.rigs import TOPIC, EmbeddedRig, ack, an_envelope, play, receive
+from support.watch import WatchedEngine
 
+from broker_adapter.errors import Refused
 from broker_adapter.message import Delivery
-from dmq.audit.events import AuditEvent, EventKind, decode_event, gap_count, gap_event
+from dmq.audit.events import EventKind, gap_count, gap_event
 from dmq.audit.outbox import read_outbox
-from dmq.store.engine import Engine, EngineStats, Rows
-from dmq.store.keys import unpack_u64
+from dmq.daemon.operations import Operations
+from dmq.store.engine import Engine
 from dmq.store.ops import Batch, Family
-from dmq.store.outbox import decode_block
 from dmq.store.store import StoreOptions
+from retry.dead_letter import Job
+from retry.policy import RetryPolicy, Table
 
 pytestmark = pytest.mark.timeout(600)  # a failure is made small first, which takes its time
-Queue = bytes  # group_id 4 | topic_id 4 | queue_id 2, as keys of the group family begin
+GROUPS, TOPICS = ("one", "two"), (TOPIC, "%DLQ%one")
+# What no broker writes: the daemon that a run began and ended, the outbox what it cut, a spool its sends.
+OF_OTHERS = {
+    *(EventKind.OPENED, EventKind.CLOSED, EventKind.GAP),
+    *(EventKind.SENT, EventKind.SEND_FAILED, EventKind.SEND_DEAD, EventKind.REQUEUED, EventKind.DROPPED),
+}
 
-
-class Told(NamedTuple):
-    """One event of a batch."""
-
-    event: AuditEvent
-    queue_offset: int
-
-    @property
-    def queue(self) -> Queue:
-        """Whose progress it is about."""
-        event = self.event
-        return event.group_id.to_bytes(4, "big") + event.topic_id.to_bytes(4, "big") + event.queue_id.to_bytes(2, "big")
-
-
-class WatchedEngine:
-    """Compares each batch with its events before it is applied; says which kinds it has seen."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.seen: set[EventKind] = set()
-        self.broken: list[str] = []
-
-    def write(self, batch: Batch) -> None:
-        told = [
-            Told(decode_event(record.event), record.queue_offset)
-            for family, key, value in batch.puts
-            if family == Family.AUDIT
-            for record in decode_block(key, value)
-        ]
-        self.seen |= {each.event.kind for each in told}
-        before = {queue: self._progress(queue) for queue in _queues(batch)}
-        try:
-            _check_messages(batch, told)
-            _check_names(batch, told)
-        except AssertionError as error:
-            self.broken.append(str(error))
-        self.engine.write(batch)
-        for queue, was in before.items():
-            try:
-                _check_progress(was, self._progress(queue), [each for each in told if each.queue == queue])
-            except AssertionError as error:
-                self.broken.append(str(error))
-
-    def _progress(self, queue: Queue) -> dict[bytes, bytes]:
-        return dict(self.engine.scan(Family.GROUP, queue, queue + b"\xff" * 10, limit=10_000).rows)
-
-    def sync(self) -> None:
-        self.engine.sync()
-
-    def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
-        return self.engine.get_many(family, keys)
-
-    def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = 2**62) -> Rows:
-        return self.engine.scan(family, start, stop, limit=limit, bytes_max=bytes_max)
-
-    def last(self, family: Family, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
-        return self.engine.last(family, start, stop)
-
-    def stats(self) -> EngineStats:
-        return self.engine.stats()
-
-    def close(self) -> None:
-        self.engine.close()
-
-
-def _queues(batch: Batch) -> set[Queue]:
-    touched = [(family, key) for family, key, _ in batch.puts] + batch.deletes
-    return {key[:10] for family, key in touched if family == Family.GROUP}
-
-
-def _check_messages(batch: Batch, told: list[Told]) -> None:
-    """Timeline rows come with SCHEDULED and go with DELIVERED; a queue row comes with QUEUED or DELIVERED."""
-    kinds = [each.event.kind for each in told]
-    entered = sum(family == Family.TIMELINE for family, _, _ in batch.puts)
-    left = sum(family == Family.TIMELINE for family, _ in batch.deletes)
-    assert (entered, left) == (kinds.count(EventKind.SCHEDULED), kinds.count(EventKind.DELIVERED))
-    placed = sorted(key for family, key, _ in batch.puts if family == Family.QUEUE)
-    said = sorted(
-        each.event.topic_id.to_bytes(4, "big")
-        + each.event.queue_id.to_bytes(2, "big")
-        + each.queue_offset.to_bytes(8, "big")
-        for each in told
-        if each.event.kind in {EventKind.QUEUED, EventKind.DELIVERED}
-    )
-    assert placed == said
-
-
-def _check_names(batch: Batch, told: list[Told]) -> None:
-    """A new topic or group comes with its event."""
-    made = sorted(int.from_bytes(key[1:], "big") for family, key, _ in batch.puts if family == 0 and key[:1] == b"n")
-    said = sorted(
-        each.event.topic_id or each.event.group_id
-        for each in told
-        if each.event.kind in {EventKind.TOPIC_CREATED, EventKind.GROUP_CREATED}
-    )
-    assert made == said
-
-
-def _check_progress(before: dict[bytes, bytes], after: dict[bytes, bytes], told: list[Told]) -> None:
-    """What a group finished, and what it hides or gets back, is what its events say, offset by offset."""
-    by_offset: defaultdict[int, list[AuditEvent]] = defaultdict(list)
-    for each in told:
-        by_offset[each.queue_offset].append(each.event)
-    ends = {EventKind.ACKED, EventKind.FILTERED}
-    finished = {offset for offset, events in by_offset.items() if any(each.kind in ends for each in events)}
-    assert _finished(after) - _finished(before) == finished
-    was, now = _exceptions(before), _exceptions(after)
-    changed = {offset for offset in now if was.get(offset) != now[offset]}
-    assert changed <= by_offset.keys()
-    for offset, events in by_offset.items():
-        last = events[-1]
-        assert sum(each.kind in ends for each in events) <= 1
-        if last.kind in ends:
-            assert offset not in now
-        elif last.kind is EventKind.INVISIBLE_CHANGED:
-            assert now[offset] == (last.attempt, last.time_ms)
-        else:
-            assert last.kind in {EventKind.LEASE_EXPIRED, EventKind.GIVEN_BACK}
-            assert now[offset] == (last.attempt, 0)
-
-
-def _finished(rows: dict[bytes, bytes]) -> set[int]:
-    found: set[int] = set()
-    for key, value in rows.items():
-        kind, number = key[10], int.from_bytes(key[11:], "big")
-        if kind == 1:
-            found |= set(range(unpack_u64(value)))
-        elif kind == 2:
-            found |= {number * 1024 + at for at in range(1024) if value[at >> 3] >> (at & 7) & 1}
-    return found
-
-
-def _exceptions(rows: dict[bytes, bytes]) -> dict[int, tuple[int, int]]:
-    """Offset to (attempt, visible at)."""
-    return {
-        int.from_bytes(key[11:], "big"): (int.from_bytes(value[:2], "big"), int.from_bytes(value[2:10], "big"))
-        for key, value in rows.items()
-        if key[10] == 3
-    }
-
-
-sends = st.tuples(st.just("send"), st.integers(0, 30), st.sampled_from((0, 0, 500, 1_500)), st.sampled_from(("", "x")))
-receives = st.tuples(st.just("receive"), st.sampled_from(("one", "two")), st.integers(1, 8), st.sampled_from(("", "x")))
-acks = st.tuples(st.just("ack"), st.integers(0, 50), st.integers(1, 4))
-changes = st.tuples(st.just("change"), st.integers(0, 50), st.sampled_from((0, 700, 5_000)))
+picks, message_groups = st.integers(0, 50), st.sampled_from(("", "", "a", "b"))
+groups, topics, tags = st.sampled_from(GROUPS), st.sampled_from((TOPIC, *TOPICS)), st.sampled_from(("", "x"))
+sends = st.tuples(st.just("send"), st.integers(0, 30), st.sampled_from((0, 0, 500, 1_500)), tags, message_groups)
+bursts = st.tuples(st.just("send_many"), st.integers(0, 30), message_groups)
+receives = st.tuples(st.just("receive"), groups, st.integers(1, 8), tags, st.booleans(), topics)
+acks = st.tuples(st.just("ack"), picks, st.integers(1, 4))
+changes = st.tuples(st.just("change"), picks, st.sampled_from((0, 700, 5_000)), st.booleans())
+others = st.one_of(
+    st.tuples(st.just("give_up"), picks, st.integers(0, 4)),
+    st.tuples(st.just("send_back"), picks, st.sampled_from((-1, 0, 1))),
+    st.tuples(st.just("set_policy"), groups, st.integers(1, 4), st.sampled_from(((300,), (0, 700), (5_000,)))),
+    st.tuples(st.just("leave")),
+    st.tuples(st.just("job"), groups, st.sampled_from((REDRIVE, PURGE))),
+    st.tuples(st.just("operate"), groups, st.sampled_from(("run_retries_now", "end_retries"))),
+)
 rounds = st.lists(
-    st.tuples(st.lists(st.one_of(sends, sends, receives, receives, acks, changes), max_size=8), st.integers(0, 900)),
+    st.tuples(
+        st.lists(
+            st.one_of(sends, bursts, receives, receives, receives, acks, changes, changes, others),
+            min_size=1,
+            max_size=8,
+        ),
+        st.integers(0, 900),
+    ),
     min_size=5,
     max_size=25,
 )
 
 
 class Player:
-    """Plays rounds of concurrent calls."""
+    """Plays rounds of concurrent calls. What is refused, because it is stale or finished by now, is just that."""
 
     def __init__(self, rig: EmbeddedRig) -> None:
         self.rig = rig
         self.held: list[tuple[str, Delivery]] = []
+        self._operations = Operations()
+        self._operations.store, self._operations.broker = rig.store, rig.broker
+
+    async def begin(self) -> None:
+        """Let groups fail for good soon."""
+        for group in GROUPS:
+            await self._set_policy(group, 2, (300,))
 
     def call(self, name: str, *args: object) -> Coroutine[object, object, object]:
         """Return one call, not started yet."""
         work: Coroutine[object, object, object] = getattr(self, f"_{name}")(*args)
         return work
 
-    async def _send(self, number: int, delay_ms: int, tag: str) -> None:
+    async def _send(self, number: int, delay_ms: int, tag: str, message_group: str = "") -> None:
         at_ms = self.rig.clock.now_ms() + delay_ms if delay_ms else 0
-        await self.rig.broker.send([an_envelope(f"m-{number}", tag=tag, deliver_at_ms=at_ms), an_envelope("m-0")])
+        message = a_message(f"m-{number}", tag=tag, deliver_at_ms=at_ms, message_group=message_group)
+        await self.rig.broker.send([message, a_message("m-0")])
 
-    async def _receive(self, group: str, batch_max: int, tag: str) -> None:
-        tags = [tag] if tag else []
-        found = await receive(self.rig, group=group, batch_max=batch_max, tags=tags, invisible_ms=1_000)
+    async def _send_many(self, number: int, message_group: str) -> None:
+        await self.rig.broker.send([a_message(f"m-{number + i}", message_group=message_group) for i in range(6)])
+
+    async def _receive(
+        self,
+        group: str,
+        batch_max: int,
+        tag: str,
+        is_push: bool = False,
+        topic: str = TOPIC,
+    ) -> None:
+        found = await receive(
+            self.rig,
+            group=group,
+            topic=topic,
+            batch_max=batch_max,
+            tags=[tag] if tag else [],
+            invisible_ms=1_000,
+            renew_for=CLIENT if is_push else "",
+        )
         self.held += [(group, each) for each in found]
 
     async def _ack(self, pick: int, count: int) -> None:
         for group, delivery in self.held[pick % (len(self.held) + 1) :][:count]:
-            await ack(self.rig, delivery, delivery, group=group)
+            await ack(self.rig, delivery, delivery, group=group, topic=delivery.topic)
 
-    async def _change(self, pick: int, invisible_ms: int) -> None:
-        for group, delivery in self.held[pick % (len(self.held) + 1) :][:1]:
-            handle = delivery.receipt_handle
-            work = self.rig.broker.change_invisible(group, delivery.topic, handle, invisible_ms)
-            await asyncio.gather(work, return_exceptions=True)  # stale or finished by now
+    async def _change(self, pick: int, invisible_ms: int, suspend: bool = False) -> None:
+        for group, delivery in self._one(pick):
+            with suppress(Refused):
+                handle = delivery.receipt_handle
+                await self.rig.broker.change_invisible(group, delivery.topic, handle, invisible_ms, suspend=suspend)
+
+    async def _give_up(self, pick: int, attempts: int) -> None:
+        for group, delivery in self._one(pick):
+            with suppress(Refused):
+                await self.rig.broker.dead_letter(group, delivery.topic, delivery.receipt_handle, attempts=attempts)
+
+    async def _send_back(self, pick: int, level: int) -> None:
+        for group, delivery in self._one(pick):
+            with suppress(Refused):
+                await self.rig.broker.send_back(group, delivery.topic, delivery.receipt_handle, level)
+
+    async def _set_policy(
+        self, group: str, max_attempts: int, delays_ms: tuple[int, ...], max_age_ms: int | None = None
+    ) -> None:
+        policy = RetryPolicy(backoff=Table(delays_ms), max_attempts=max_attempts, max_age_ms=max_age_ms)
+        await self.rig.broker.set_group(group, policy=policy)
+
+    async def _leave(self) -> None:
+        self.rig.broker.client_gone(CLIENT)
+
+    async def _job(self, group: str, job: Job) -> None:
+        with suppress(Refused):  # another one is running, or there is nothing to work on
+            await ended(self.rig, await start(self.rig, replace(job, group=group)))
+
+    async def _operate(self, group: str, how: str) -> None:
+        with suppress(Refused):  # nobody knows the group yet
+            found = await self._operations.retries(group, topic="", token="", limit=3)
+            await getattr(self._operations, how)(group, [each.entry for each in found.retries])
+
+    def _one(self, pick: int) -> list[tuple[str, Delivery]]:
+        return self.held[pick % (len(self.held) + 1) :][:1]
 
 
 @settings(max_examples=60 * EFFORT)
@@ -224,10 +167,10 @@ def test_every_change_and_its_event_are_one_batch(history: list[tuple[list[tuple
 
     async def scenario(rig: EmbeddedRig) -> None:
         player = Player(rig)
+        await player.begin()
         for calls, pass_ms in history:
             await asyncio.gather(*(player.call(str(name), *args) for name, *args in calls))
-            rig.clock.advance(pass_ms)
-            await rig.settle()
+            await pass_time(rig, pass_ms)
         assert not engines[0].broken, engines[0].broken
 
     asyncio.run(play(EmbeddedRig(Path(), on_disk=False, queues=2, wrap=watched), scenario))
@@ -245,19 +188,49 @@ def test_the_watch_sees_every_kind(tmp_path: Path) -> None:
         player = Player(rig)
         await player.call("send", 1, 0, "x")
         await player.call("send", 2, 500, "x")
-        rig.clock.advance(500)
-        await rig.settle()
-        await player.call("receive", "one", 8, "x")
+        await pass_time(rig, 500)
+        await player.call("receive", "one", 8, "x")  # m-0 is passed over
         await player.call("change", 0, 700)
         await player.call("change", 1, 0)
-        rig.clock.advance(700)
-        await rig.settle()
+        await pass_time(rig, 700)  # one was given back, the other's lease has ended
         await player.call("receive", "one", 8, "")
         await player.call("ack", 2, 4)
+        await fail_in_every_way(player)
         assert not engines[0].broken, engines[0].broken
-        assert engines[0].seen == set(EventKind) - {EventKind.OPENED, EventKind.CLOSED, EventKind.GAP}
+        assert engines[0].seen == set(EventKind) - OF_OTHERS
 
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, queues=2, wrap=watched), scenario))
+
+
+async def fail_in_every_way(player: Player) -> None:
+    """Retries by their time and by hand, a death for each reason, and letters that are redriven and purged."""
+    rig = player.rig
+
+    async def held(number: int, message_group: str = "", *, is_push: bool = True) -> int:
+        """Let a message be sent, if it is not known, and handed out; return where it is among what is held."""
+        await player.call("send", number, 0, "", message_group)
+        await player.call("receive", "two", 8, "", is_push)
+        (found,) = [at for at, (_, each) in enumerate(player.held) if each.message_id == f"m-{number}"][-1:]
+        return found
+
+    await player.call("set_policy", "two", 4, (300,))
+    for _ in range(2):
+        await player.call("change", await held(3), 0)
+        await pass_time(rig, 300)
+    await held(3, is_push=False)
+    await pass_time(rig, 1_000)  # until its lease ends
+    await player.call("change", await held(3), 0)  # for the fourth time
+    for number, end in ((4, "run_retries_now"), (5, "end_retries")):
+        await player.call("change", await held(number), 0)
+        await player.call("operate", "two", end)
+    await player.call("give_up", await held(6, is_push=False), 1)
+    await player.call("send_back", await held(7), -1)
+    await player.call("change", await held(8, "a"), 0)  # hidden in its place
+    await player.call("job", "two", REDRIVE)
+    too_old = await held(9)
+    await player.call("set_policy", "two", 9, (300,), 299)
+    await player.call("change", too_old, 0)
+    await player.call("job", "two", PURGE)
 
 
 @pytest.mark.parametrize(

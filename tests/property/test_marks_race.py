@@ -1,7 +1,8 @@
 """The two rules of the marks, under every interleaving hypothesis can think of, and under real threads.
 
 ``World`` plays writer, reader and clock one step at a time around the real ``Marks``: whatever can happen between two
-lines of the writer's or the reader's code can happen here between two steps. Rows are (time, sequence) marks.
+lines of the writer's or the reader's code can happen here between two steps. Rows are (time, sequence) marks; every
+third one is grouped, and none of those passes another; every third one is of a scope that may flood.
 """
 
 from __future__ import annotations
@@ -28,6 +29,17 @@ from dmq.store.store import Store, StoreOptions
 
 START_MS = 1_000
 LAG_MS = 5  # instead of BACKLOG_LAG_MS: times lie dense, so that everything meets everything
+BUSY_LAG_MS = 1
+
+
+def is_grouped(row: int) -> bool:
+    """Whether a row has to wait behind the backlog."""
+    return row % 3 == 0
+
+
+def is_flood(row: int) -> bool:
+    """Whether a row is left to the backlog if it does not come alone."""
+    return row % 3 == 1
 
 
 class World:
@@ -56,9 +68,10 @@ class World:
         # reader
         self.reader = "idle"
         self.reader_now_ms = 0
-        self.has_backlog = False
+        self.is_behind = False
         self.claim = Claim(Lane.LIVE, 0, 0)
-        self.rows: list[int] = []
+        self.lanes: dict[Lane, list[int]] = {}
+        self.durable_before: set[int] = set()
         self.last_read: list[int] = []
         self.is_cut = False
 
@@ -73,6 +86,8 @@ class World:
         self.writer = "took" if self.times or self.in_batch is not None else "idle"
 
     def assemble(self) -> None:
+        in_hand = self.taken & self.visible | (set(self.last_read) if self.reader.startswith("read ") else set())
+        assert max(in_hand, default=-1) < self.marks.high(), "in the reader's hand, and the writer does not know"
         self.new = []
         if self.times:
             floor_ms, lowered = self.marks.reserve(min(self.times), self.writer_now_ms, self.sequence + 1)
@@ -102,12 +117,14 @@ class World:
             self.in_batch, self.reader = None, "idle"
         self.writer = "idle"
 
-    # -- the reader: look at the clock, then claim, read, retreat for each lane, then commit --------------------------
+    # -- the reader: look at the clock; claim, read, retreat for each lane; leave grouped rows behind; commit ---------
 
     def turn(self) -> None:
         self.reader_now_ms = self.now_ms
-        self.has_backlog = self.marks.split_backlog(self.now_ms)
-        self.rows = []
+        self.marks.split_backlog(self.now_ms, BUSY_LAG_MS if self.is_behind else None)
+        self.is_behind = False
+        self.lanes = {Lane.LIVE: [], Lane.BACKLOG: []}
+        self.durable_before = set(self.durable)
         self.reader = "live"
 
     def claim_lane(self, lane: Lane) -> None:
@@ -121,23 +138,53 @@ class World:
 
     def sort_out(self) -> None:
         unsynced = self.marks.unsynced()
-        self.last_read = [row for row in self.last_read if row < unsynced]
-        for row in self.last_read:
+        in_hand = self.lanes[Lane.LIVE] if self.claim.lane is Lane.BACKLOG else []
+        rows = [row for row in self.last_read if row < unsynced]
+        self.is_cut &= bool(rows)
+        self.last_read = rows
+        rows = [row for row in rows if row not in in_hand]  # the backlog may go on over them
+        for row in rows:
             assert row not in self.taken, "read twice"
             assert row >> 64 <= self.reader_now_ms, "read before its time"
             assert row in self.durable, "handed out before it is durable"
             self.taken.add(row)
-        self.rows += self.last_read
+        self.lanes[self.claim.lane] = rows
         self.reader = f"sorted {self.claim.lane.value}"
 
     def retreat(self) -> None:
         if self.is_cut and self.last_read:
             self.marks.retreat(self.claim.lane, self.last_read[-1] + 1)
-        self.reader = "backlog" if self.claim.lane is Lane.LIVE and self.has_backlog else "read"
+        self.is_behind |= self.is_cut and self.claim.lane is Lane.LIVE
+        self.reader = "floods" if self.claim.lane is Lane.LIVE else "left"
+
+    def leave_floods(self) -> None:
+        """Leave rows of the live lane to the backlog, if there are too many."""
+        if len(self.lanes[Lane.LIVE]) > 1:
+            self.leave([row for row in self.lanes[Lane.LIVE] if is_flood(row)])
+        self.reader = "grouped"
+
+    def leave_grouped(self) -> None:
+        """Leave grouped rows of the live lane where they are, if any of the backlog is still to come."""
+        self.reader = "left"
+        if self.marks.has_backlog():
+            self.leave([row for row in self.lanes[Lane.LIVE] if is_grouped(row)])
+            self.reader = "backlog"
+
+    def leave(self, left: list[int]) -> None:
+        if left:
+            self.marks.defer(left[0], left[-1])
+            self.taken.difference_update(left)
+            self.lanes[Lane.LIVE] = [row for row in self.lanes[Lane.LIVE] if row not in left]
 
     def commit(self) -> None:
-        if self.rows:
-            self.hand_over = (self.rows, self.marks.low())
+        rows = self.lanes[Lane.LIVE] + self.lanes[Lane.BACKLOG]
+        grouped = [row for row in rows if is_grouped(row)]
+        assert grouped == sorted(grouped)
+        last = max((row for row in rows if is_grouped(row)), default=0)
+        passed = [row for row in self.durable_before - self.taken if is_grouped(row) and row < last]
+        assert not passed, "a grouped row was passed by another"
+        if rows:
+            self.hand_over = (rows, self.marks.low())
             self.reader = "waits"
         else:
             self.reader = "idle"
@@ -164,7 +211,11 @@ class World:
             self.sort_out()
         elif self.reader.startswith("sorted"):
             self.retreat()
-        elif self.reader == "read":
+        elif self.reader == "floods":
+            self.leave_floods()
+        elif self.reader == "grouped":
+            self.leave_grouped()
+        elif self.reader == "left":
             self.commit()
 
     def step(self, what: str, how: list[int]) -> None:

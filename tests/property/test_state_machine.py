@@ -1,182 +1,41 @@
 """The embedded broker, its scheduler and its store against a small model, through clock steps, kills and power losses.
 
 Each machine plays one history on one broker with its own event loop; the scheduler and the end of leases are driven by
-hand, so a failure repeats. At the end everything is drained: nothing accepted is lost, nothing acknowledged comes back,
+hand, so a failure repeats. Consumers fail in every way there is, policies change, messages belong to message groups. At
+the end everything is drained: each message of each group is acknowledged or in its dead-letter queue and never both,
 and the audit trail holds exactly the facts the model has.
 """
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
 from collections import Counter
 from collections.abc import Coroutine
-from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.broker_model import Held, Key, Model
+from hypothesis.stateful import invariant, precondition, rule
+from support.broker_draws import GROUPS, LAST_PAIR, PAIRS, POLICIES, TOPICS, UNDERTAKER, Sends, a_policy, picks, sends
+from support.broker_machine import BrokerRules
+from support.broker_model import Policy
 from support.effort import EFFORT
-from support.rigs import EmbeddedRig, End, an_envelope, receive
+from support.rigs import End, receive
 from support.trail import read_facts
 
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule
-from dmq.audit.events import gap_event
+from broker_adapter.errors import BrokerUnavailable
+from broker_adapter.topics import dead_letter_topic
 from dmq.errors import StoreFailed
 from dmq.store.assemble import BUCKET_MS
-from dmq.store.store import StoreOptions
 
 pytestmark = pytest.mark.timeout(600)  # a failure is made small first, which takes its time
-TOPICS, GROUPS = ("orders", "refunds"), ("workers", "auditors")
-DAY_MS = 86_400_000
-_T = TypeVar("_T")
-
-delays = st.sampled_from((0, -1, -60_000, 1, 2, 50, 999, 1_000, 1_001, 5_000, 61_000, DAY_MS))
-durations = st.sampled_from((1, 1_000, 5_000, 30_000, 600_000))
-steps = st.sampled_from((1, 2, 49, 50, 998, 999, 1_000, 1_001, 5_000, 61_000, 600_000))
-picks = st.integers(0, 10_000)
-sends = st.lists(st.tuples(st.sampled_from(TOPICS), st.integers(0, 40), delays), min_size=1, max_size=6)
+crashes = st.sampled_from((End.KILL, End.POWER_LOSS))
 
 
-class BrokerMachine(RuleBasedStateMachine):
-    """One history."""
+class BrokerMachine(BrokerRules):
+    """One history: runs end, what the screens show agrees, and at the end nothing is left and nothing was lost."""
 
-    on_disk: ClassVar[bool]
     ends: ClassVar[tuple[End, ...]]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = Model()
-        self.loop = asyncio.new_event_loop()
-        self.strays: list[str] = []
-        self.loop.set_exception_handler(lambda _, context: self.strays.append(repr(context)))
-        self.folder = tempfile.TemporaryDirectory(prefix="dmq-machine-")
-        options = StoreOptions(idempotency_window_ms=10**12, gap_event=gap_event)
-        self.rig = EmbeddedRig(Path(self.folder.name), on_disk=self.on_disk, queues=2, options=options)
-        self.clock = self.rig.clock
-
-    @initialize()
-    def open(self) -> None:
-        self.run(self.rig.open())
-        for topic in TOPICS:
-            self.run(self.rig.broker.route(topic))
-
-    def run(self, work: Coroutine[object, object, _T]) -> _T:
-        """Run a coroutine on the machine's loop."""
-        return self.loop.run_until_complete(work)
-
-    # -- producers ----------------------------------------------------------------------------------------------------
-
-    @rule(batch=sends)
-    def send(self, batch: list[tuple[str, int, int]]) -> None:
-        """One call; ids come from a small pool, so many of them are known, some twice in the call."""
-        now_ms = self.clock.now_ms()
-        envelopes = [
-            an_envelope(f"m-{number}", topic=topic, deliver_at_ms=now_ms + delay) for topic, number, delay in batch
-        ]
-        receipts = self.run(self.rig.broker.send(envelopes))
-        for envelope, receipt in zip(envelopes, receipts, strict=True):
-            key = (envelope.topic, envelope.message_id)
-            assert receipt.message_id == envelope.message_id
-            assert receipt.repeated == self.model.send(key, envelope.deliver_at_ms, now_ms)
-            assert (receipt.queue_offset < 0) == (key in self.model.waiting)
-
-    # -- time ---------------------------------------------------------------------------------------------------------
-
-    @rule(ms=steps)
-    def advance(self, ms: int) -> None:
-        self.clock.advance(ms)
-        self.settle()
-
-    @rule(ms=steps, is_forward=st.booleans())
-    def step(self, ms: int, *, is_forward: bool) -> None:
-        """The host's clock is set, forward or back, while no time passes."""
-        self.clock.step_to(self.clock.now_ms() + (ms if is_forward else -ms))
-        self.settle()
-
-    @precondition(lambda self: self.model.waiting)
-    @rule(pick=picks, early_ms=st.sampled_from((0, 1)))
-    def advance_to_a_delivery_time(self, pick: int, early_ms: int) -> None:
-        """To the millisecond, or one before it."""
-        times = sorted(self.model.waiting.values())
-        self.clock.advance(max(0, times[pick % len(times)] - early_ms - self.clock.now_ms()))
-        self.settle()
-
-    @precondition(lambda self: self.leases())
-    @rule(pick=picks, early_ms=st.sampled_from((0, 1)))
-    def advance_to_the_end_of_a_lease(self, pick: int, early_ms: int) -> None:
-        """To the millisecond, or one before it."""
-        _, _, held = self.leases()[pick % len(self.leases())]
-        assert held.hidden_until_ms is not None
-        self.clock.advance(max(0, held.hidden_until_ms - early_ms - self.clock.now_ms()))
-        self.settle()
-
-    def settle(self) -> None:
-        """Let time do its work, on both sides."""
-        self.run(self.rig.settle())
-        self.model.settle(self.clock.now_ms())
-
-    # -- consumers ----------------------------------------------------------------------------------------------------
-
-    @rule(
-        group=st.sampled_from(GROUPS),
-        topic=st.sampled_from(TOPICS),
-        batch_max=st.integers(1, 6),
-        invisible_ms=durations,
-    )
-    def receive(self, group: str, topic: str, batch_max: int, invisible_ms: int) -> None:
-        """Exactly what is visible may come, as many as fit, each with its attempt."""
-        now_ms = self.clock.now_ms()
-        deliveries = self.run(
-            receive(self.rig, group=group, topic=topic, batch_max=batch_max, invisible_ms=invisible_ms)
-        )
-        available = self.model.available(group, topic)
-        assert len(deliveries) == min(batch_max, len(available))
-        assert len({each.message_id for each in deliveries}) == len(deliveries)
-        for each in deliveries:
-            held = available[topic, each.message_id]  # nothing early, nothing hidden, nothing finished
-            assert each.delivery_attempt == held.next_attempt
-            self.model.hand_out(held, each.receipt_handle, now_ms + invisible_ms)
-
-    @precondition(lambda self: self.handed_out())
-    @rule(pick=picks, count=st.integers(1, 4))
-    def ack(self, pick: int, count: int) -> None:
-        """With the last handle of messages that are leased, or expired, or finished already."""
-        group, key, _ = self.handed_out()[pick % len(self.handed_out())]
-        chosen = [(other, held) for where, other, held in self.handed_out() if where == group and other[0] == key[0]][
-            -count:
-        ]
-        handles = [held.handles[-1] for _, held in chosen]
-        assert list(self.run(self.rig.broker.ack(group, key[0], handles))) == [None] * len(handles)
-        for other, _ in chosen:
-            self.model.finish(group, other)
-
-    @precondition(lambda self: self.stale())
-    @rule(pick=picks, invisible_ms=st.sampled_from((0, 1_000)))
-    def use_a_stale_handle(self, pick: int, invisible_ms: int) -> None:
-        """Refused, and nothing changes."""
-        group, (topic, _), held = self.stale()[pick % len(self.stale())]
-        stale = held.handles[pick % (len(held.handles) - 1)]
-        (refused,) = self.run(self.rig.broker.ack(group, topic, [stale]))
-        assert isinstance(refused, Refused)
-        assert refused.rule is Rule.RECEIPT_HANDLE
-        with pytest.raises(Refused):
-            self.run(self.rig.broker.change_invisible(group, topic, stale, invisible_ms))
-
-    @precondition(lambda self: self.unfinished())
-    @rule(pick=picks, invisible_ms=st.sampled_from((0, 1, 1_000, 61_000)), suspend=st.booleans())
-    def change_invisible(self, pick: int, invisible_ms: int, *, suspend: bool) -> None:
-        """With the last handle, leased or expired."""
-        group, key, held = self.unfinished()[pick % len(self.unfinished())]
-        handle = held.handles[-1]
-        work = self.rig.broker.change_invisible(group, key[0], handle, invisible_ms, suspend=suspend)
-        assert self.run(work) == handle
-        self.model.hide(group, key, self.clock.now_ms(), invisible_ms, suspend=suspend)
-
-    # -- ends ---------------------------------------------------------------------------------------------------------
 
     @rule(pick=picks, down_ms=st.sampled_from((0, 0, 1_500, 61_000)))
     def restart(self, pick: int, down_ms: int) -> None:
@@ -187,49 +46,28 @@ class BrokerMachine(RuleBasedStateMachine):
         """Restart on both sides."""
         self.run(self.rig.restart(end, down_ms=down_ms))
         self.model.restart()
-        for group, messages in self.model.held.items():
-            for topic in {key[0] for key in messages}:
+        for group, topic in PAIRS:
+            if any(key[0] == topic for key in self.model.held.get(group, {})):
                 self.run(self.rig.broker.ack(group, topic, []))  # loads what the group knows of the topic
         self.settle()
 
-    def leases(self) -> list[tuple[str, Key, Held]]:
-        """What is hidden now."""
-        return [each for each in self.handed_out() if each[2].hidden_until_ms is not None]
-
-    def unfinished(self) -> list[tuple[str, Key, Held]]:
-        """What was handed out and not acknowledged."""
-        return [each for each in self.handed_out() if not each[2].is_finished]
-
-    def stale(self) -> list[tuple[str, Key, Held]]:
-        """What has handles that must be refused: the run in which they were superseded still knows."""
-        return [each for each in self.unfinished() if len(each[2].handles) > 1 and each[2].run == self.model.run]
-
-    def handed_out(self) -> list[tuple[str, Key, Held]]:
-        """What has a handle."""
-        return [
-            (group, key, held)
-            for group, messages in self.model.held.items()
-            for key, held in messages.items()
-            if held.handles
-        ]
-
-    # -- what always holds --------------------------------------------------------------------------------------------
-
     @invariant()
     def counters_agree(self) -> None:
-        """What waits, in total and by minute, as the screens show it."""
-        store, topics = self.rig.store, self.rig.broker.names.topics
+        """What waits, in total and by minute, as the screens show it; for a topic, and as retries of a group."""
+        store, names = self.rig.store, self.rig.broker.names
         pending = store.pending()
-        for topic in TOPICS:
-            scope = topics[topic].topic_id
+        scopes = {topic: names.topics[topic].topic_id for topic in TOPICS}
+        scopes |= {group: names.groups[group].group_id for group in (*GROUPS, UNDERTAKER)}
+        for name, scope in scopes.items():
             due = {each.until_ms: each.count for each in store.due_counts(scope, 0, 2**50)}
-            assert due == self.model.due_counts(topic, BUCKET_MS)
+            assert due == self.model.due_counts(name, BUCKET_MS)
             assert pending.get(scope, 0) == sum(due.values())
         assert self.rig.broker.lease_count == len(self.leases())
 
     def teardown(self) -> None:
+        """Receive everything; compare the trail with what the model says happened."""
         try:
-            if hasattr(self.rig, "broker"):
+            if hasattr(self.rig, "broker") and self.rig.store.failure is None:  # else a rule failed, which is told
                 self.drain()
                 told, true = Counter(read_facts(self.rig.broker)), Counter(self.model.facts)
                 assert told == true, f"only in the trail: {told - true}; not in the trail: {true - told}"
@@ -241,28 +79,43 @@ class BrokerMachine(RuleBasedStateMachine):
             self.folder.cleanup()
 
     def drain(self) -> None:
-        """Receive and acknowledge everything, whatever is still to come; then nothing is left."""
-        last_ms = max(
-            [self.clock.now_ms(), *self.model.waiting.values()]
-            + [held.hidden_until_ms or 0 for _, _, held in self.handed_out()]
-        )
-        self.clock.advance(last_ms - self.clock.now_ms())
+        """Receive and acknowledge everything, whatever is still to come; then nothing is left, and nothing was lost."""
+        self.hear_of_the_client(is_seen=False)  # or its leases would be renewed for hours
+        self.clock.advance(max(0, *(time - self.clock.now_ms() for time in [*self.times(), 0])))
         self.settle()
-        assert not self.model.waiting
-        for group in GROUPS:
-            for topic in TOPICS:
-                while self.model.available(group, topic):
-                    self.receive(group, topic, 1_000, 1_000_000)
-                    handles = [
-                        (key, held.handles[-1])
-                        for key, held in self.model.held[group].items()
-                        if key[0] == topic and held.hidden_until_ms is not None
-                    ]
-                    results = self.run(self.rig.broker.ack(group, topic, [handle for _, handle in handles]))
-                    assert list(results) == [None] * len(handles)
-                    for key, _ in handles:
-                        self.model.finish(group, key)
-                assert not self.run(receive(self.rig, group=group, topic=topic))
+        assert not self.times(), self.times()
+        for group, topic in (*PAIRS, LAST_PAIR):
+            for _ in range(100):  # a message group comes in many runs
+                handed_out = self.take_all(group, topic)
+                if not handed_out:
+                    break
+            assert not self.run(receive(self.rig, group=group, topic=topic))
+        self.check_ends()
+
+    def take_all(self, group: str, topic: str) -> int:
+        """Receive what is there and acknowledge it; say how many were handed out or buried."""
+        before = len(self.model.facts)
+        self.take((group, topic), 1_000, 1_000_000)
+        leased = [
+            (key, held.handles[-1].text)
+            for key, held in self.model.held[group].items()
+            if key[0] == topic and held.hidden_until_ms is not None
+        ]
+        results = self.run(self.rig.broker.ack(group, topic, [handle for _, handle in leased]))
+        assert list(results) == [None] * len(leased)
+        for key, _ in leased:
+            self.model.ack(group, key)
+        return len(self.model.facts) - before
+
+    def check_ends(self) -> None:
+        """Each message of each group is acknowledged or in its dead-letter queue, exactly one of them."""
+        for group, topic in (*PAIRS, LAST_PAIR):
+            letters = dead_letter_topic(group)
+            for key in self.model.queued:
+                if key[0] == topic:
+                    held = self.model.held[group][key]
+                    assert held.is_acked != held.is_dead, (group, key)
+                    assert held.is_dead == ((letters, key[1]) in self.model.letters)
 
 
 class MemoryMachine(BrokerMachine):
@@ -271,44 +124,82 @@ class MemoryMachine(BrokerMachine):
     on_disk = False
     ends = (End.CLOSE, End.KILL, End.POWER_LOSS)
 
+    def die(self, work: Coroutine[object, object, object], end: End, *, at_sync: bool) -> bool:
+        """Let the commit of a call fail, before anything is written or between the write and the sync.
+
+        Returns whether what was written survives ``end``: the call is in doubt, and it was done whole or not at all.
+        """
+        self.fail(at_sync=at_sync)
+        # StoreFailed: of a nack, a send-back and a forward whose commit fails; to be BrokerUnavailable alone.
+        with pytest.raises((BrokerUnavailable, StoreFailed)):
+            self.run(work)
+        return at_sync and end is End.KILL
+
     def fail(self, *, at_sync: bool) -> None:
-        """Let the next commit fail: before anything is written, or between the write and the sync."""
+        """Let the next commit fail."""
         engine = self.rig.memory
         engine.fail_next_write, engine.fail_next_sync = not at_sync, at_sync
 
-    @rule(batch=sends, at_sync=st.booleans(), end=st.sampled_from((End.KILL, End.POWER_LOSS)))
-    def die_while_sending(self, batch: list[tuple[str, int, int]], end: End, *, at_sync: bool) -> None:
+    @rule(batch=sends, at_sync=st.booleans(), end=crashes)
+    def die_while_sending(self, batch: Sends, end: End, *, at_sync: bool) -> None:
         """The send is in doubt; what was written and survives is there, all of it, else none of it."""
         now_ms = self.clock.now_ms()
-        envelopes = [
-            an_envelope(f"m-{number}", topic=topic, deliver_at_ms=now_ms + delay) for topic, number, delay in batch
-        ]
-        self.fail(at_sync=at_sync)
-        with pytest.raises(BrokerUnavailable):
-            self.run(self.rig.broker.send(envelopes))
-        if at_sync and end is End.KILL:
+        envelopes = self.envelopes(batch)
+        if self.die(self.rig.broker.send(envelopes), end, at_sync=at_sync):
             for envelope in envelopes:
                 self.model.send((envelope.topic, envelope.message_id), envelope.deliver_at_ms, now_ms)
+        self.begin_again(end, down_ms=1)
+
+    @precondition(lambda self: self.unfinished())
+    @rule(pick=picks, at_sync=st.booleans(), end=crashes)
+    def die_while_acknowledging(self, pick: int, end: End, *, at_sync: bool) -> None:
+        """The message comes again, or never."""
+        group, key, handle = self.one(pick)
+        if self.die(self.rig.broker.ack(group, key[0], [handle]), end, at_sync=at_sync):
+            self.model.ack(group, key)
+        self.begin_again(end)
+
+    @precondition(lambda self: self.unfinished(is_push=True))
+    @rule(pick=picks, invisible_ms=st.sampled_from((0, 2_000)), at_sync=st.booleans(), end=crashes)
+    def die_while_nacking(self, pick: int, invisible_ms: int, end: End, *, at_sync: bool) -> None:
+        """The delivery is as it was, or its retry waits and its attempt is counted; on the last one it is dead."""
+        group, key, handle = self.one(pick, is_push=True)
+        work = self.rig.broker.change_invisible(group, key[0], handle, invisible_ms)
+        if self.die(work, end, at_sync=at_sync):
+            self.model.hide(group, key, self.clock.now_ms(), invisible_ms, suspend=False)
         self.begin_again(end)
 
     @precondition(lambda self: self.unfinished())
-    @rule(pick=picks, at_sync=st.booleans(), end=st.sampled_from((End.KILL, End.POWER_LOSS)))
-    def die_while_acknowledging(self, pick: int, end: End, *, at_sync: bool) -> None:
-        """The same for an ack."""
-        group, key, held = self.unfinished()[pick % len(self.unfinished())]
-        self.fail(at_sync=at_sync)
-        with pytest.raises(BrokerUnavailable):
-            self.run(self.rig.broker.ack(group, key[0], [held.handles[-1]]))
-        if at_sync and end is End.KILL:
-            self.model.finish(group, key)
+    @rule(pick=picks, at_sync=st.booleans(), end=crashes)
+    def die_while_burying(self, pick: int, end: End, *, at_sync: bool) -> None:
+        """The message comes again, or it is in the dead-letter queue, once."""
+        group, key, handle = self.one(pick)
+        if self.die(self.rig.broker.send_back(group, key[0], handle, -1), end, at_sync=at_sync):
+            self.model.send_back(group, key, self.clock.now_ms(), -1)
         self.begin_again(end)
 
-    @precondition(lambda self: self.model.waiting)
-    @rule(ms=steps, at_sync=st.booleans(), end=st.sampled_from((End.KILL, End.POWER_LOSS)))
-    def die_while_handing_over(self, ms: int, end: End, *, at_sync: bool) -> None:
-        """A crash between two turns, or in the middle of one, neither loses nor repeats a message."""
-        first_ms = min(self.model.waiting.values())
-        self.clock.advance(max(0, first_ms - self.clock.now_ms()) + ms)
+    @precondition(lambda self: self.unfinished())
+    @rule(pick=picks, ms=st.sampled_from((0, 1_000)), suspend=st.booleans(), at_sync=st.booleans(), end=crashes)
+    def die_while_hiding(self, pick: int, ms: int, end: End, *, suspend: bool, at_sync: bool) -> None:
+        """A lease is as it was, or durable; given back, or not."""
+        group, key, handle = self.one(pick)
+        work = self.rig.broker.change_invisible(group, key[0], handle, ms, suspend=suspend)
+        if self.die(work, end, at_sync=at_sync):
+            self.model.hide(group, key, self.clock.now_ms(), ms, suspend=suspend)
+        self.begin_again(end)
+
+    @rule(group=st.sampled_from(GROUPS), policy=st.sampled_from(POLICIES), at_sync=st.booleans(), end=crashes)
+    def die_while_setting_a_policy(self, group: str, policy: Policy, end: End, *, at_sync: bool) -> None:
+        """The old one counts, or the new one."""
+        if self.die(self.rig.broker.set_group(group, policy=a_policy(policy)), end, at_sync=at_sync):
+            self.model.policies[group] = policy
+        self.begin_again(end)
+
+    @precondition(lambda self: self.due())
+    @rule(pick=picks, ms=st.sampled_from((0, 0, 1, 5_000)), at_sync=st.booleans(), end=crashes)
+    def die_while_handing_over(self, pick: int, ms: int, end: End, *, at_sync: bool) -> None:
+        """A crash between two turns, or in the middle of one, neither loses nor repeats a message or a retry."""
+        self.move_to(self.due(), pick, ms)
         self.fail(at_sync=at_sync)
         with pytest.raises(StoreFailed):
             self.rig.scheduler.turn()
@@ -317,18 +208,30 @@ class MemoryMachine(BrokerMachine):
         self.begin_again(end)
 
     @precondition(lambda self: self.leases())
-    @rule(pick=picks, at_sync=st.booleans(), end=st.sampled_from((End.KILL, End.POWER_LOSS)))
-    def die_while_a_lease_ends(self, pick: int, end: End, *, at_sync: bool) -> None:
-        """An attempt is counted once or not at all."""
-        _, _, held = self.leases()[pick % len(self.leases())]
-        assert held.hidden_until_ms is not None
-        self.clock.advance(max(0, held.hidden_until_ms - self.clock.now_ms()))
-        self.fail(at_sync=at_sync)
-        with pytest.raises(StoreFailed):
-            self.run(self.rig.broker.leases.expire())
-        if at_sync and end is End.KILL:
-            self.model.expire(self.clock.now_ms())
-        self.begin_again(end)
+    @rule(pick=picks, ms=st.sampled_from((0, 0, 1, 5_000)), at_sync=st.booleans(), end=crashes)
+    def die_while_a_lease_ends(self, pick: int, ms: int, end: End, *, at_sync: bool) -> None:
+        """An attempt is counted once or not at all, and a message whose last one it was is dead once or not at all.
+
+        Leases that end together may be written in more than one batch; which of them were, the trail says.
+        """
+        self.move_to([held.hidden_until_ms or 0 for held in self.leases()], pick, ms)
+        expired = self.model.expired(self.clock.now_ms(), self.clock.monotonic_s())
+        if expired:  # else it was renewed
+            self.fail(at_sync=at_sync)
+            with pytest.raises(StoreFailed):
+                self.run(self.rig.broker.leases.expire())
+        self.run(self.rig.restart(end))
+        told = self.untold()
+        assert bool(told) == (bool(expired) and at_sync and end is End.KILL)
+        for group, key in expired:
+            if any(fact.group == group and fact.key == key for fact in told):
+                self.model.end_lease(group, key, self.clock.now_ms())
+        assert not self.untold()
+        self.begin_again(End.KILL)
+
+    def move_to(self, times: list[int], pick: int, ms: int) -> None:
+        """Let time pass until something will happen, and a little more; but let it not happen yet."""
+        self.clock.advance(max(0, times[pick % len(times)] - self.clock.now_ms()) + ms)
 
 
 class RocksMachine(BrokerMachine):

@@ -4,68 +4,86 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine
-from typing import ClassVar, Self, TypeVar
+from collections.abc import Callable
+from typing import ClassVar, TypeVar
 
+import grpc
 import pytest
+from google.protobuf.message import Message
 from support.admin_source import FixedSource
 from typer.testing import CliRunner, Result
 
 from broker_adapter.wire import rocketmq_v2 as public
-from dmq.admin import admin_v1 as wire
-from dmq.admin.service import AdminService
+from broker_adapter.wire.pool import Method
+from dmq.admin import client
+from dmq.admin.service import AdminService, handlers, refusal_of
 from dmq.cli.app import app
 
 OK = public.Status(code=public.OK)
-_Response = TypeVar("_Response")
+_Response = TypeVar("_Response", bound=Message)
+_STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
 
-class FakeClient:
-    """Answers from a fixed source, without a transport; remembers what it was asked."""
+class FakeClient(client.AdminClient):
+    """The real client and the real service with no transport between them, in front of a fixed source.
+
+    ``failure`` is raised instead of every answer; ``before_call`` hears the name of each call and may raise.
+    """
 
     source: ClassVar[FixedSource]
     sent: ClassVar[list[public.Message]]
     opened: ClassVar[list[tuple[str, float]]]
+    calls: ClassVar[list[str]]
+    deadlines: ClassVar[list[tuple[str, float]]]  # in seconds, of each call
     send_status: ClassVar[public.Status]
     failure: ClassVar[Exception | None]
+    before_call: ClassVar[Callable[[str], None]]
 
     def __init__(self, address: str, *, timeout_s: float) -> None:
+        self._address, self._timeout_s = address, timeout_s
         self.opened.append((address, timeout_s))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def status(self) -> wire.GetStatusResponse:
-        return self._answer(AdminService(self.source).get_status(wire.GetStatusRequest()))
-
-    def topics(self) -> wire.ListTopicsResponse:
-        return self._answer(AdminService(self.source).list_topics(wire.ListTopicsRequest()))
-
-    def message(self, topic: str, message_id: str, *, with_body: bool) -> wire.GetMessageResponse:
-        request = wire.GetMessageRequest(topic=topic, message_id=message_id, with_body=with_body)
-        return self._answer(AdminService(self.source).get_message(request))
+    def close(self) -> None:
+        """There is nothing to close."""
 
     def send(self, message: public.Message) -> public.SendMessageResponse:
+        """Answer ``send_status``; remember the message."""
         if self.failure is not None:
             raise self.failure
         self.sent.append(message)
         entry = public.SendResultEntry(status=self.send_status, message_id=message.system_properties.message_id)
         return public.SendMessageResponse(status=self.send_status, entries=[entry])
 
-    def _answer(self, call: Coroutine[object, object, _Response]) -> _Response:
+    def _call(
+        self, method: Method, request: Message, response_class: type[_Response], timeout_s: float | None = None
+    ) -> _Response:
         if self.failure is not None:
-            call.close()
             raise self.failure
-        return asyncio.run(call)
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        FakeClient.calls.append(method.name)
+        FakeClient.deadlines.append((method.name, timeout_s))
+        FakeClient.before_call(method.name)
+        handler = handlers(AdminService(self.source))[method.path]
+
+        async def answer() -> Message:
+            return await handler.call(handler.request_class.FromString(request.SerializeToString()))
+
+        try:
+            response = asyncio.run(answer())
+        except Exception as error:
+            refusal = refusal_of(error)
+            if refusal.is_ours:
+                raise
+            raise self._told(_STATUS[refusal.code], refusal.text, timeout_s) from None
+        assert isinstance(response, response_class)
+        return response
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
     """Put a fresh one in place of the real client; set its class attributes to change what it answers."""
     FakeClient.source, FakeClient.send_status, FakeClient.failure = FixedSource(), OK, None
-    FakeClient.sent, FakeClient.opened = [], []
+    FakeClient.sent, FakeClient.opened, FakeClient.calls, FakeClient.deadlines = [], [], [], []
+    FakeClient.before_call = staticmethod(lambda name: None)
     monkeypatch.setattr("dmq.admin.client.AdminClient", FakeClient)
     return FakeClient
 

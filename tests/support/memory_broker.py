@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from broker_adapter.adapter import Subscription, TopicRoute
+from broker_adapter.adapter import GroupSettings, Subscription, TopicRoute
 from broker_adapter.clock import Clock
 from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Delivery, Envelope, SendReceipt
+from broker_adapter.message import DeadLetterFacts, Delivery, Envelope, SendReceipt
+from broker_adapter.topics import dead_letter_topic
+from retry.policy import MAX_ATTEMPTS_DEFAULT, RETRY_STEPS_MS, Reason
+
+DEFAULT_SETTINGS = GroupSettings(is_fifo=False, max_attempts=MAX_ATTEMPTS_DEFAULT, delays_ms=RETRY_STEPS_MS)
 
 
 @dataclass(slots=True)
@@ -17,15 +21,21 @@ class _Stored:
     envelope: Envelope
     receipt: SendReceipt
     stored_at_ms: int
+    facts: DeadLetterFacts | None = None  # of a dead letter
 
 
 @dataclass(slots=True)
 class _Lease:
+    """Where a group is with one message."""
+
     visible_at_ms: int = 0
-    turn: int = 0  # of hand-outs
+    turn: int = 0  # of hand-outs; a handle of another turn is refused
     attempt: int = 0
     is_done: bool = False
+    is_out: bool = False  # handed out, and neither finished nor failed
+    is_push: bool = False
     is_suspended: bool = False
+    first_failed_at_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -35,6 +45,7 @@ class MemoryBroker:
     clock: Clock
     queues: int = 8
     fail_next: Exception | None = None
+    policies: dict[str, GroupSettings] = field(default_factory=dict)
     groups: set[str] = field(default_factory=set)
     seen: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
@@ -69,6 +80,14 @@ class MemoryBroker:
     async def ensure_group(self, group: str) -> None:
         self._fail()
         self.groups.add(group)
+
+    def group_settings(self, group: str, topics: Collection[str] = ()) -> GroupSettings:
+        found = self.policies.get(group)
+        if found is not None:
+            return found
+        contents = [self.stored(topic) for topic in topics]
+        is_fifo = bool(contents) and all(each and all(one.message_group for one in each) for each in contents)
+        return DEFAULT_SETTINGS._replace(is_fifo=is_fifo)
 
     async def send(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:
         self._fail()
@@ -106,7 +125,7 @@ class MemoryBroker:
             async with asyncio.timeout(wait_ms / 1000):
                 while True:
                     changed = self._changed
-                    if found := self._take(group, subscription, batch_max, invisible_ms):
+                    if found := self._take(group, subscription, batch_max, invisible_ms, is_push=bool(renew_for)):
                         return found
                     if not wait_ms:
                         return ()
@@ -118,54 +137,93 @@ class MemoryBroker:
             self.on_cancel()
             raise
 
-    def _take(self, group: str, subscription: Subscription, batch_max: int, invisible_ms: int) -> list[Delivery]:
+    def _take(
+        self, group: str, subscription: Subscription, batch_max: int, invisible_ms: int, *, is_push: bool
+    ) -> list[Delivery]:
         if subscription.queue_id >= self.queues:
             raise Refused(Rule.NOT_FOUND, "the topic has no such queue", value=subscription.queue_id)
-        now_ms, found = self.clock.now_ms(), list[Delivery]()
+        self._end_leases()
+        now_ms, found, blocked = self.clock.now_ms(), list[Delivery](), set[str]()
         for position, stored in enumerate(self._topics.get(subscription.topic, [])):
-            envelope = stored.envelope
+            envelope, message_group = stored.envelope, stored.envelope.message_group
             lease = self._leases.setdefault((group, subscription.topic, position), _Lease())
+            if lease.is_done or envelope.deliver_at_ms > now_ms or message_group in blocked:
+                continue
             wanted = (not subscription.tags or envelope.tag in subscription.tags) and subscription.queue_id in {-1, 0}
-            if lease.is_done or not wanted or max(lease.visible_at_ms, envelope.deliver_at_ms) > now_ms:
+            is_free = lease.visible_at_ms <= now_ms
+            if message_group and (not is_free or (wanted and is_push)):
+                blocked.add(message_group)
+            if not is_free or not wanted:
                 continue
             lease.turn += 1
             lease.attempt += not lease.is_suspended
-            lease.is_suspended = False
+            lease.is_out, lease.is_push, lease.is_suspended = True, is_push, False
             lease.visible_at_ms = now_ms + invisible_ms
-            found.append(
-                Delivery(
-                    envelope.topic,
-                    envelope.message_id,
-                    envelope.payload,
-                    0,
-                    position,
-                    f"{group}/{subscription.topic}/{position}/{lease.turn}",
-                    lease.attempt,
-                    invisible_ms,
-                    stored.stored_at_ms,
-                    envelope.deliver_at_ms,
-                )
-            )
+            handle = f"{group}/{subscription.topic}/{position}/{lease.turn}"
+            found.append(_delivery(stored, position, handle, lease.attempt, invisible_ms))
             if len(found) == batch_max:
                 break
         return found
 
-    def _lease(self, group: str, topic: str, handle: str) -> _Lease:
+    def _end_leases(self) -> None:
+        """Look what became of leases that are over by now."""
+        now_ms = self.clock.now_ms()
+        for (group, topic, position), lease in list(self._leases.items()):
+            if lease.is_out and not lease.is_done and lease.visible_at_ms <= now_ms:
+                lease.is_out = False
+                if not lease.is_suspended:
+                    self._fail_attempt(group, topic, position, lease)
+
+    def _fail_attempt(self, group: str, topic: str, position: int, lease: _Lease) -> bool:
+        """Count a failure; say whether the message is dead now."""
+        lease.first_failed_at_ms = lease.first_failed_at_ms or self.clock.now_ms()
+        if lease.attempt < self.group_settings(group).max_attempts:
+            return False
+        self._bury(group, topic, position, lease, Reason.EXHAUSTED)
+        return True
+
+    def _bury(self, group: str, topic: str, position: int, lease: _Lease, reason: Reason) -> None:
+        now_ms, envelope = self.clock.now_ms(), self._topics[topic][position].envelope
+        lease.is_done = True
+        lease.turn += 1
+        facts = DeadLetterFacts(
+            topic,
+            envelope.message_id,
+            lease.attempt,
+            reason.name.lower(),
+            lease.first_failed_at_ms or now_ms,
+            now_ms,
+        )
+        home = dead_letter_topic(group)
+        log = self._topics.setdefault(home, [])
+        receipt = SendReceipt(envelope.message_id, 0, len(log))
+        log.append(_Stored(envelope._replace(topic=home, deliver_at_ms=0), receipt, now_ms, facts))
+        self.poke()
+
+    def _lease(self, group: str, topic: str, handle: str) -> tuple[int, _Lease]:
+        """Return the position and the state of what a handle is good for, which may be finished."""
         position, _, turn = handle.removeprefix(f"{group}/{topic}/").partition("/")
         lease = self._leases.get((group, topic, int(position))) if position.isdigit() else None
         if lease is None or turn != str(lease.turn):
             raise Refused(Rule.RECEIPT_HANDLE, "the handle is unknown or stale", value=handle)
-        return lease
+        return int(position), lease
+
+    def _unfinished(self, group: str, topic: str, handle: str) -> tuple[int, _Lease]:
+        position, lease = self._lease(group, topic, handle)
+        if lease.is_done:
+            raise Refused(Rule.RECEIPT_HANDLE, "the message is finished", value=handle)
+        return position, lease
 
     async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:
         self._fail()
         results: list[Exception | None] = []
         for handle in receipt_handles:
             try:
-                self._lease(group, topic, handle).is_done = True
+                self._lease(group, topic, handle)[1].is_done = True
                 results.append(None)
             except Refused as error:
                 results.append(error)
+        self.poke()  # the next one of a message group may go out now
         return results
 
     async def change_invisible(
@@ -173,16 +231,54 @@ class MemoryBroker:
     ) -> str:
         self._fail()
         self.calls.append(("change", group, topic, receipt_handle, invisible_ms, suspend))
-        lease = self._lease(group, topic, receipt_handle)
-        if lease.is_done:
-            raise Refused(Rule.RECEIPT_HANDLE, "the message is finished", value=receipt_handle)
-        lease.is_suspended = suspend
+        position, lease = self._unfinished(group, topic, receipt_handle)
+        if lease.is_push and not suspend:
+            self._nack(group, topic, position, lease, invisible_ms)
+            return receipt_handle
+        lease.is_out, lease.is_suspended = True, suspend
         lease.visible_at_ms = self.clock.now_ms() + invisible_ms
         self.poke()
         return receipt_handle
+
+    def _nack(self, group: str, topic: str, position: int, lease: _Lease, not_before_ms: int) -> None:
+        if self._fail_attempt(group, topic, position, lease):
+            return
+        delays_ms = self.group_settings(group).delays_ms
+        lease.visible_at_ms = self.clock.now_ms() + max(
+            not_before_ms, delays_ms[min(lease.attempt, len(delays_ms)) - 1]
+        )
+        lease.is_out = False
+        lease.turn += 1
+        self.poke()
+
+    async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
+        self._fail()
+        self.calls.append(("dead_letter", group, topic, receipt_handle, attempts))
+        position, lease = self._unfinished(group, topic, receipt_handle)
+        if lease.is_push and attempts < self.group_settings(group).max_attempts:
+            self._nack(group, topic, position, lease, 0)
+        else:
+            self._bury(group, topic, position, lease, Reason.FORWARDED)
 
     def client_seen(self, client_id: str) -> None:
         self.seen.append(client_id)
 
     def client_gone(self, client_id: str) -> None:
         self.gone.append(client_id)
+
+
+def _delivery(stored: _Stored, position: int, handle: str, attempt: int, invisible_ms: int) -> Delivery:
+    envelope = stored.envelope
+    return Delivery(
+        envelope.topic,
+        envelope.message_id,
+        envelope.payload,
+        0,
+        position,
+        handle,
+        attempt,
+        invisible_ms,
+        stored.stored_at_ms,
+        envelope.deliver_at_ms,
+        stored.facts,
+    )

@@ -81,7 +81,7 @@ class OfficialClient:
 
     def __init__(self, language: Language, home: Path, address: str) -> None:
         self.language = language
-        self._address = address
+        self.address = address
         self._home = home
         self._stderr = (home / "stderr.txt").open("ab")
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -150,7 +150,7 @@ class OfficialClient:
 
     def start(self, name: str, kind: str, topic: str, **arguments: Any) -> None:
         """Start a ``producer``, a ``simple`` or a ``push`` consumer under ``name``."""
-        self.do("start", name=name, kind=kind, address=self._address, topic=topic, **arguments)
+        self.do("start", name=name, kind=kind, address=self.address, topic=topic, **arguments)
 
     def send(self, name: str, topic: str, **arguments: Any) -> str:
         """Send and return the message id. ``deliver_at_ms`` is turned into the client's unit, rounded up."""
@@ -158,6 +158,10 @@ class OfficialClient:
         if deliver_at_ms:
             arguments["deliver_at"] = -(-deliver_at_ms // self.language.deliver_at_unit_ms)
         return str(self.do("send", name=name, topic=topic, **arguments)["message_id"])
+
+    def mend(self, name: str) -> None:
+        """Let the listener of a push consumer fail no more."""
+        self.do("mend", name=name)
 
     def receive_until(
         self, name: str, count: int, *, within_s: float = 30.0, invisible_s: int = 10, acks: bool = True

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 import pytest
 from support.memory_broker import MemoryBroker
 
-from broker_adapter.adapter import PopBroker, Subscription
+from broker_adapter.adapter import GroupSettings, PopBroker, Subscription
 from broker_adapter.clock import ManualClock
 from broker_adapter.message import Delivery, Envelope, SendReceipt
 from dmq.audit.events import gap_event
@@ -28,6 +28,7 @@ from dmq.store.engine import Engine
 from dmq.store.memory import MemoryEngine
 from dmq.store.rocks import RocksEngine
 from dmq.store.store import Store, StoreOptions
+from retry.policy import RetryPolicy, Table
 
 TOPIC, GROUP = "orders", "workers"
 INVISIBLE_MS = 30_000
@@ -66,6 +67,12 @@ class Rig(Protocol):
 
     async def restart(self, end: End, *, down_ms: int = 0) -> None:
         """End the run and begin another one ``down_ms`` later."""
+        ...
+
+    async def set_group(
+        self, group: str, *, max_attempts: int, delays_ms: tuple[int, ...], is_fifo: bool = False
+    ) -> None:
+        """Say how a group is served."""
         ...
 
 
@@ -141,10 +148,16 @@ class EmbeddedRig:
         self.clock.advance(down_ms)
         await self.open()
 
+    async def set_group(
+        self, group: str, *, max_attempts: int, delays_ms: tuple[int, ...], is_fifo: bool = False
+    ) -> None:
+        policy = RetryPolicy(backoff=Table(delays_ms), max_attempts=max_attempts)
+        await self.broker.set_group(group, policy=policy, is_fifo=is_fifo)
+
     @property
     def waiting(self) -> int:
         """How many receives wait."""
-        return sum(found.waiting for found in self.broker._subscriptions.values())
+        return sum(found.waiting for found in self.broker.registry.subscriptions.values())
 
     @property
     def _database(self) -> Path:
@@ -186,6 +199,11 @@ class MemoryBrokerRig:
 
     async def restart(self, end: End, *, down_ms: int = 0) -> None:
         raise NotImplementedError
+
+    async def set_group(
+        self, group: str, *, max_attempts: int, delays_ms: tuple[int, ...], is_fifo: bool = False
+    ) -> None:
+        self.broker.policies[group] = GroupSettings(is_fifo, max_attempts, delays_ms)
 
 
 def on_rocksdb(path: Path, queues: int) -> Rig:

@@ -9,6 +9,7 @@ const { ConsumeResult, Producer, PushConsumer, SimpleConsumer } = createRequire(
 
 const clients = new Map();
 const messages = new Map();
+const mended = new Set();
 let tokens = 0;
 
 function say(line) {
@@ -35,14 +36,15 @@ function describe(message) {
   };
 }
 
-// Reports every message; fails those whose body says so, as often as it says: `fail 2 times`.
+// Reports every message; fails those whose body says so, as often as it says (`fail 2 times`), until mended.
 function listener(name) {
   return {
     async consume(message) {
       const seen = describe(message);
       say({ event: 'delivery', client: name, ...seen });
       const words = seen.body.split(' ');
-      return words[0] === 'fail' && seen.attempt <= Number(words[1]) ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS;
+      const fails = words[0] === 'fail' && seen.attempt <= Number(words[1]) && !mended.has(name);
+      return fails ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS;
     },
   };
 }
@@ -83,6 +85,10 @@ const commands = {
   },
   async change({ name, token, invisible_s }) {
     await clients.get(name).changeInvisibleDuration(messages.get(token), invisible_s * 1000);
+  },
+  // Let the listener of a push consumer fail no more.
+  async mend({ name }) {
+    mended.add(name);
   },
   async shutdown({ name }) {
     const client = clients.get(name);

@@ -35,6 +35,7 @@ faulthandler.register(signal.SIGUSR1)  # for a test that finds it stuck
 
 _out_lock = threading.Lock()
 _clients: dict[str, Any] = {}
+_listeners: dict[str, Listener] = {}
 _messages: dict[int, Any] = {}
 _tokens = count(1)
 
@@ -67,16 +68,17 @@ def describe(message: Any) -> dict[str, Any]:
 
 
 class Listener(MessageListener):  # type: ignore[misc]  # the client has no types
-    """Reports every message; fails those whose body says so, as often as it says: ``fail 2 times``."""
+    """Reports every message; fails those whose body says so, as often as it says (``fail 2 times``), until mended."""
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self.is_mended = False
 
     def consume(self, message: Any) -> Any:
         seen = describe(message)
         say({"event": "delivery", "client": self._name, **seen})
         words = seen["body"].split()
-        if words[:1] == ["fail"] and seen["attempt"] <= int(words[1]):
+        if words[:1] == ["fail"] and seen["attempt"] <= int(words[1]) and not self.is_mended:
             return ConsumeResult.FAILURE
         return ConsumeResult.SUCCESS
 
@@ -90,7 +92,8 @@ def start(name: str, kind: str, address: str, topic: str, group: str = "", tags:
     elif kind == "simple":
         client = SimpleConsumer(configuration, group, {topic: FilterExpression(tags)}, await_duration=wait_s)
     else:
-        client = PushConsumer(configuration, group, Listener(name), {topic: FilterExpression(tags)})
+        listener = _listeners[name] = Listener(name)
+        client = PushConsumer(configuration, group, listener, {topic: FilterExpression(tags)})
     client.startup()
     _clients[name] = client
 
@@ -139,12 +142,17 @@ def change(name: str, token: int, invisible_s: int) -> None:
     _clients[name].change_invisible_duration(_messages[token], invisible_s)
 
 
+def mend(name: str) -> None:
+    """Let the listener of a push consumer fail no more."""
+    _listeners[name].is_mended = True
+
+
 def shutdown(name: str) -> None:
     """Shut a client down."""
     _clients.pop(name).shutdown()
 
 
-_COMMANDS = {call.__name__: call for call in (start, send, receive, ack, change, shutdown)}
+_COMMANDS = {call.__name__: call for call in (start, send, receive, ack, change, mend, shutdown)}
 
 
 def serve(request: dict[str, Any]) -> None:

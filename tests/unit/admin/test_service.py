@@ -21,6 +21,8 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin import source
 from dmq.admin.service import AdminService, handlers, refusal_of
 from dmq.errors import StoreBusy, StoreCorrupt, StoreFailed
+from retry.dead_letter import JobKind, JobState
+from retry.policy import Reason
 
 ROOT = Path(__file__).resolve().parents[3]
 ADMIN = ROOT / "dmq" / "admin"
@@ -115,6 +117,7 @@ def test_a_stored_message_that_cannot_be_read_is_corruption() -> None:
     ("error", "code", "is_ours"),
     [
         (Refused(Rule.TOPIC, "no"), 3, False),
+        (Refused(Rule.NOT_FOUND, "no"), 5, False),
         (Overloaded("much", limit=1), 8, False),
         (BrokerUnavailable("gone"), 14, False),
         (StoreFailed("gone"), 14, False),
@@ -133,9 +136,8 @@ def test_every_error_has_a_status(error: Exception, code: int, is_ours: bool) ->
 def test_the_handler_table_is_the_whole_service() -> None:
     """A transport needs the paths, the request classes and the functions, nothing else."""
     table = handlers(AdminService(FixedSource()))
-    assert list(table) == [
-        f"/rockdmq.admin.v1.AdminService/{name}" for name in ("GetStatus", "ListTopics", "GetMessage")
-    ]
+    assert list(table) == [f"/rockdmq.admin.v1.AdminService/{name}" for name in wire.METHODS]
+    assert list(wire.METHODS)[:4] == ["GetStatus", "ListTopics", "GetMessage", "ListGroups"]
     handler = table["/rockdmq.admin.v1.AdminService/GetStatus"]
 
     async def call() -> Message:
@@ -146,10 +148,21 @@ def test_the_handler_table_is_the_whole_service() -> None:
 
 def test_states_have_the_numbers_of_the_wire() -> None:
     """The two lists are one."""
-    for ours, theirs in ((source.CellState, wire.CellState), (source.MessageState, wire.MessageState)):
+    lists = (
+        (source.CellState, wire.CellState),
+        (source.MessageState, wire.MessageState),
+        (Reason, wire.Reason),
+    )
+    for ours, theirs in lists:
         assert {state.name: state.value for state in ours} == {
             name: number for name, number in theirs.items() if number
         }
+
+
+def test_kinds_and_states_of_jobs_have_the_names_of_the_wire() -> None:
+    """They are text in the daemon and numbers on the wire; what one side lacks could not be told."""
+    for ours, theirs in ((JobKind, wire.JobKind), (JobState, wire.JobState)):
+        assert {member.name for member in ours} == {name for name, number in theirs.items() if number}
 
 
 @pytest.mark.skipif(

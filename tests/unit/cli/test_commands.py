@@ -10,7 +10,7 @@ from support.admin_source import STATUS, FixedSource
 from support.fake_admin_client import FakeClient, error_of, install
 from support.fake_admin_client import run_dmq as run
 
-from dmq.admin.client import CallFailed, CallRefused, DaemonUnavailable
+from dmq.admin.client import CallFailed, CallRefused, DaemonUnavailable, NotFound
 from dmq.admin.source import CellState
 
 
@@ -80,16 +80,23 @@ def test_topics(daemon: type[FakeClient]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "exit_code"), [(DaemonUnavailable("a"), 6), (CallRefused("a"), 1), (CallFailed("a"), 1)]
+    ("failure", "exit_code"),
+    [(DaemonUnavailable("a"), 6), (CallRefused("a"), 1), (NotFound("a"), 3), (CallFailed("a"), 1)],
 )
 def test_errors_of_the_daemon_have_exit_codes(daemon: type[FakeClient], failure: Exception, exit_code: int) -> None:
     """The same for every command, for people and for programs."""
     daemon.failure = failure
-    for command in (("status",), ("topic", "ls"), ("msg", "get", "t", "x")):
+    commands = (
+        *(("status",), ("topic", "ls"), ("msg", "get", "t", "x"), ("group", "ls"), ("group", "show", "g")),
+        *(("retry", "ls", "g"), ("retry", "stats"), ("retry", "run-now", "g", "--entry", "1")),
+        *(("dead", "groups"), ("dead", "ls", "g"), ("dead", "show", "g", "x"), ("dead", "export", "g")),
+        *(("dead", "jobs"), ("dead", "stop", "1"), ("dead", "redrive", "g", "--dry-run")),
+    )
+    for command in commands:
         result = run(*command)
         assert (result.exit_code, result.stdout, result.stderr) == (exit_code, "", "dmq: a\n")
         assert error_of(run(*command, "-o", "json")) == {
-            "kind": "unavailable" if exit_code == 6 else "failure",
+            "kind": {6: "unavailable", 3: "not_found"}.get(exit_code, "failure"),
             "exit_code": exit_code,
             "message": "a",
         }
@@ -117,7 +124,7 @@ def test_where_the_daemon_is(daemon: type[FakeClient], monkeypatch: pytest.Monke
     assert daemon.opened == [("127.0.0.1:8081", 5.0), ("variable:1", 5.0), ("[::1]:2", 5.0), ("after:3", 0.5)]
 
 
-@pytest.mark.parametrize("arguments", [(), ("msg",), ("topic",)])
+@pytest.mark.parametrize("arguments", [(), ("msg",), ("topic",), ("group",), ("retry",), ("dead",), ("backoff",)])
 def test_a_missing_command_shows_the_help(arguments: tuple[str, ...]) -> None:
     """On stderr, as a usage error."""
     result = run(*arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker_adapter.message import pack_id, unpack_id
-from dmq.cli.message_id import new_message_id
+from broker_adapter.message_id import new_message_id
 from dmq.cli.times import After, At, parse_when
 
 NOW = 1_700_000_000_000

@@ -7,43 +7,15 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.group_rows import Rows, a_queue
 
 from broker_adapter.errors import Refused, Rule
 from dmq.embedded import group_queue
-from dmq.embedded.group_queue import CHUNK_OFFSETS, GroupQueue, Lease
+from dmq.embedded.group_queue import CHUNK_OFFSETS, GroupQueue, Lease, Returned
 from dmq.embedded.receipt import Receipt
-from dmq.store.ops import Delete, Family, Op, Put
+from dmq.store.ops import Op
 
 NOW_MS = 1_000_000
-
-
-class Rows:
-    """The group family as the ops leave it."""
-
-    def __init__(self) -> None:
-        self.rows: dict[bytes, bytes] = {}
-
-    def apply(self, ops: Sequence[Op]) -> None:
-        """Do what the writer would do."""
-        for op in ops:
-            assert isinstance(op, Put | Delete)
-            assert op.family is Family.GROUP
-            if isinstance(op, Put):
-                self.rows[op.key] = op.value
-            else:
-                self.rows.pop(op.key, None)
-
-    def load(self, end: int) -> GroupQueue:
-        """The queue in the next run."""
-        queue = a_queue(end)
-        queue.load(sorted(self.rows.items()))
-        return queue
-
-
-def a_queue(end: int = 10) -> GroupQueue:
-    queue = GroupQueue(7, 8, 9)
-    queue.end = end
-    return queue
 
 
 def a_receipt(offset: int, epoch: int = 1, attempt: int = 1) -> Receipt:
@@ -53,17 +25,28 @@ def a_receipt(offset: int, epoch: int = 1, attempt: int = 1) -> Receipt:
 def hand_out(queue: GroupQueue, limit: int = 1, epoch: int = 1) -> list[Receipt]:
     """Take and lease, as the broker does."""
     taken = queue.take(limit)
-    for offset, attempt in taken:
-        queue.lease(offset, Lease(epoch, attempt, NOW_MS))
-    return [a_receipt(offset, epoch, attempt) for offset, attempt in taken]
+    for offset, returned in taken:
+        lease = Lease(epoch, returned.attempt, NOW_MS, first_failed_at_ms=returned.first_failed_at_ms)
+        queue.lease(offset, lease)
+    return [a_receipt(offset, epoch, returned.attempt) for offset, returned in taken]
 
 
-def bring_back(queue: GroupQueue, offset: int) -> list[Op]:
+def attempts(taken: Sequence[tuple[int, Returned]]) -> list[tuple[int, int]]:
+    """What was taken, and the attempt that it is."""
+    return [(offset, returned.attempt) for offset, returned in taken]
+
+
+def bring_back(queue: GroupQueue, offset: int, now_ms: int = NOW_MS) -> list[Op]:
     """End a lease."""
     lease = queue.leases[offset]
-    attempt, ops = queue.plan_return(offset, lease)
+    attempt, ops = queue.plan_return(offset, lease, now_ms)
     assert queue.come_back(offset, lease, attempt)
     return ops
+
+
+def hide(queue: GroupQueue, offset: int, *, is_suspended: bool = False) -> list[Op]:
+    """Let a lease end later."""
+    return queue.hide(offset, queue.leases[offset], NOW_MS + 1, is_suspended=is_suspended)
 
 
 def test_offsets_are_taken_in_order_and_once() -> None:
@@ -82,7 +65,7 @@ def test_what_was_not_handed_out_after_all_is_taken_next() -> None:
     hand_out(queue, 4)
     for offset in (3, 1):
         queue.give_back(offset)
-    assert queue.take(3) == [(1, 1), (3, 1), (4, 1)]
+    assert attempts(queue.take(3)) == [(1, 1), (3, 1), (4, 1)]
 
 
 def test_what_came_back_is_taken_first_and_once() -> None:
@@ -91,7 +74,7 @@ def test_what_came_back_is_taken_first_and_once() -> None:
     hand_out(queue, 3)
     bring_back(queue, 2)
     bring_back(queue, 0)
-    assert queue.take(4) == [(0, 2), (2, 2), (3, 1), (4, 1)]
+    assert attempts(queue.take(4)) == [(0, 2), (2, 2), (3, 1), (4, 1)]
 
 
 def test_a_lease_that_ended_twice_is_one_return() -> None:
@@ -99,11 +82,11 @@ def test_a_lease_that_ended_twice_is_one_return() -> None:
     queue = a_queue()
     hand_out(queue)
     lease = queue.leases[0]
-    first, _ = queue.plan_return(0, lease)
-    second, _ = queue.plan_return(0, lease)
+    first, _ = queue.plan_return(0, lease, NOW_MS)
+    second, _ = queue.plan_return(0, lease, NOW_MS)
     assert queue.come_back(0, lease, first)
     assert not queue.come_back(0, lease, second)
-    assert queue.take(9)[:2] == [(0, 2), (1, 1)]
+    assert attempts(queue.take(9))[:2] == [(0, 2), (1, 1)]
 
 
 def test_a_return_gives_way_to_what_happened_meanwhile() -> None:
@@ -111,11 +94,11 @@ def test_a_return_gives_way_to_what_happened_meanwhile() -> None:
     queue = a_queue()
     finished, hidden = hand_out(queue, 2)
     plans = [(each.queue_offset, queue.leases[each.queue_offset]) for each in (finished, hidden)]
-    attempts = [queue.plan_return(offset, lease)[0] for offset, lease in plans]
+    planned = [(*plan, queue.plan_return(*plan, NOW_MS)[0]) for plan in plans]
     queue.finish(finished.queue_offset)
-    queue.hide(hidden, NOW_MS + 1, is_suspended=False)
-    assert [queue.come_back(*plan, attempt) for plan, attempt in zip(plans, attempts, strict=True)] == [False, False]
-    assert queue.take(9)[0] == (2, 1)
+    hide(queue, hidden.queue_offset)
+    assert [queue.come_back(*plan) for plan in planned] == [False, False]
+    assert attempts(queue.take(9))[0] == (2, 1)
 
 
 def test_the_bound_of_leases_stops_taking(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +109,7 @@ def test_the_bound_of_leases_stops_taking(monkeypatch: pytest.MonkeyPatch) -> No
     assert not queue.has_available()
     assert queue.take(1) == []
     queue.finish(1)
-    assert queue.take(9) == [(3, 1)]
+    assert attempts(queue.take(9)) == [(3, 1)]
 
 
 def test_attempts_end_at_what_their_field_holds() -> None:
@@ -135,7 +118,7 @@ def test_attempts_end_at_what_their_field_holds() -> None:
     hand_out(queue)
     queue.leases[0].attempt = 0xFFFF
     bring_back(queue, 0)
-    assert queue.take(1) == [(0, 0xFFFF)]
+    assert attempts(queue.take(1)) == [(0, 0xFFFF)]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +156,7 @@ def test_only_the_last_handle_outlives_its_lease() -> None:
     """By epoch; attempts do not tell suspended hand-outs apart."""
     queue = a_queue()
     (first,) = hand_out(queue, epoch=1)
-    queue.hide(first, NOW_MS, is_suspended=True)
+    hide(queue, 0, is_suspended=True)
     bring_back(queue, 0)
     (second,) = hand_out(queue, epoch=2)
     assert second.attempt == first.attempt == 1
@@ -181,6 +164,60 @@ def test_only_the_last_handle_outlives_its_lease() -> None:
     assert queue.check(second)
     with pytest.raises(Refused):
         queue.check(first)
+
+
+def test_no_handle_outlives_a_move() -> None:
+    """The message comes again as a copy: to finish its original would be an answer that means nothing."""
+    rows, queue = Rows(), a_queue()
+    (receipt,) = hand_out(queue)
+    rows.apply(queue.leave(0))
+    assert queue.is_finished(0)
+    with pytest.raises(Refused):
+        queue.check(receipt)
+    assert attempts(rows.load(10).take(1)) == [(1, 1)]
+
+
+def test_only_so_many_moves_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest is forgotten, and its handle is then that of a finished message."""
+    monkeypatch.setattr(group_queue, "_MOVED_KEPT", 2)
+    queue = a_queue()
+    receipts = hand_out(queue, 3)
+    for offset in range(3):
+        queue.leave(offset)
+    assert not queue.check(receipts[0])
+    for receipt in receipts[1:]:
+        with pytest.raises(Refused):
+            queue.check(receipt)
+
+
+def test_a_good_handle_has_a_lease_again_when_it_is_used() -> None:
+    """Of what expired, with what is known of its failures; of what is from before a restart, as the handle says."""
+    queue = a_queue()
+    (expired,) = hand_out(queue, epoch=3)
+    bring_back(queue, 0, NOW_MS + 7)
+    lease = queue.leased(expired, "")
+    assert (lease.epoch, lease.attempt, lease.first_failed_at_ms) == (3, 1, NOW_MS + 7)
+    assert queue.leased(expired, "") is lease
+    assert attempts(queue.take(1)) == [(1, 1)]
+    before = queue.leased(a_receipt(5, epoch=2, attempt=4)._replace(is_push=True), "")
+    assert (before.epoch, before.attempt, before.first_failed_at_ms, before.is_push) == (2, 4, 0, True)
+
+
+def test_the_first_failure_is_remembered() -> None:
+    """Not the later ones, and not what was suspended; through hand-outs, hiding, and the end of the run."""
+    rows, queue = Rows(), a_queue(1)
+    hand_out(queue)
+    rows.apply(hide(queue, 0, is_suspended=True))
+    rows.apply(bring_back(queue, 0, NOW_MS + 1))
+    assert hand_out(queue)
+    rows.apply(bring_back(queue, 0, NOW_MS + 2))
+    queue = rows.load(1)
+    assert hand_out(queue)
+    rows.apply(hide(queue, 0))
+    queue = rows.load(1)
+    rows.apply(bring_back(queue, 0, NOW_MS + 3))
+    ((_, returned),) = rows.load(1).take(1)
+    assert returned == (3, 1, NOW_MS + 2)
 
 
 def test_full_chunks_become_a_floor() -> None:
@@ -191,7 +228,7 @@ def test_full_chunks_become_a_floor() -> None:
         rows.apply(queue.finish(offset))
     assert queue.floor == 2 * CHUNK_OFFSETS + 5
     assert len(rows.rows) == 2
-    assert rows.load(3 * CHUNK_OFFSETS).take(1) == [(2 * CHUNK_OFFSETS + 5, 1)]
+    assert attempts(rows.load(3 * CHUNK_OFFSETS).take(1)) == [(2 * CHUNK_OFFSETS + 5, 1)]
 
 
 def test_a_floor_in_the_middle_of_a_chunk_moves_too() -> None:
@@ -242,7 +279,7 @@ def test_attempts_and_leases_survive_what_they_must(steps: list[tuple[str, int]]
     """Against a dictionary: hidden leases stay, plain ones end with the run, attempts only grow as they should."""
     rows, queue, epoch = Rows(), a_queue(8), 0
     rows.apply(queue.start_at(0))
-    attempts, done = dict.fromkeys(range(8), 1), set[int]()
+    due, done = dict.fromkeys(range(8), 1), set[int]()
     hidden: dict[int, bool] = {}  # by a row; whether it is suspended
     for what, offset in steps:
         lease = queue.leases.get(offset)
@@ -254,7 +291,7 @@ def test_attempts_and_leases_survive_what_they_must(steps: list[tuple[str, int]]
             epoch += 1
             for receipt in hand_out(queue, 2, epoch):
                 assert receipt.queue_offset not in done
-                assert receipt.attempt == attempts[receipt.queue_offset]
+                assert receipt.attempt == due[receipt.queue_offset]
         elif lease is None:
             continue
         elif what == "finish":
@@ -262,13 +299,12 @@ def test_attempts_and_leases_survive_what_they_must(steps: list[tuple[str, int]]
             done.add(offset)
             hidden.pop(offset, None)
         elif what == "return":
-            attempts[offset] = lease.attempt + (not lease.is_suspended)
+            due[offset] = lease.attempt + (not lease.is_suspended)
             rows.apply(bring_back(queue, offset))
             hidden.pop(offset, None)
         else:
             is_suspended = what == "suspend"
-            receipt = a_receipt(offset, lease.epoch, lease.attempt)
-            rows.apply(queue.hide(receipt, NOW_MS, is_suspended=is_suspended))
+            rows.apply(hide(queue, offset, is_suspended=is_suspended))
             hidden[offset] = is_suspended
-    left = {offset: attempt for offset, attempt in attempts.items() if offset not in done and offset not in hidden}
-    assert dict(rows.load(8).take(8)) == left
+    left = {offset: attempt for offset, attempt in due.items() if offset not in done and offset not in hidden}
+    assert dict(attempts(rows.load(8).take(8))) == left

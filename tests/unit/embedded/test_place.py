@@ -11,18 +11,31 @@ from hypothesis import strategies as st
 from broker_adapter.clock import ManualClock
 from broker_adapter.message import Envelope, pack_id
 from broker_adapter.topics import queue_of_message_group
+from dmq.audit import events
 from dmq.audit.events import NO_QUEUE, EventKind, decode_event
 from dmq.embedded.names import Names, Topic
-from dmq.embedded.place import Placement
+from dmq.embedded.place import Placement, message_group_of
 from dmq.errors import StoreCorrupt
 from dmq.store.keys import pack_timeline_key
 from dmq.store.memory import MemoryEngine
 from dmq.store.ops import Append, Schedule
-from dmq.store.record import WAITING_HEADER_BYTES, decode_queued, decode_waiting
+from dmq.store.record import (
+    WAITING_HEADER_BYTES,
+    EntryKind,
+    History,
+    QueuedMessage,
+    decode_queued,
+    decode_waiting,
+    encode_body,
+    encode_history,
+    encode_waiting,
+    failed_id,
+)
 from dmq.store.store import Store, StoreOptions
 
 NOW_MS = 1_700_000_000_000
 KEY = pack_timeline_key(NOW_MS, 77)
+GROUP, LANE = 8, 9
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +44,38 @@ def names() -> Iterator[Names]:
     made = Names(store)
     made.add_topic(Topic(5, "orders", 4, 0))
     made.add_topic(Topic(6, "refunds", 4, 0))
+    made.topics_by_id[LANE] = Topic(LANE, "%RETRY%workers", 1, 0)
     yield made
     store.close()
 
 
-@pytest.mark.parametrize(("deliver_at_ms", "waits"), [(0, False), (NOW_MS, False), (1, False), (NOW_MS + 1, True)])
-def test_only_a_time_to_come_is_waited_for(names: Names, deliver_at_ms: int, *, waits: bool) -> None:
-    """The event says which, when, and where."""
+def retry_of(
+    message_id: str, history: History, *, tag: str = "", message_group: str = "", payload: bytes = b"payload"
+) -> bytes:
+    """What follows on the head of a copy that a group failed."""
+    body = encode_body(pack_id(message_id), tag.encode(), message_group.encode(), payload)
+    return encode_history(history) + body
+
+
+@pytest.mark.parametrize(
+    ("deliver_at_ms", "message_group", "waits"),
+    [
+        (0, "", False),
+        (NOW_MS, "", False),
+        (1, "", False),
+        (NOW_MS + 1, "", True),
+        (0, "g", False),
+        (1, "g", True),
+        (NOW_MS, "g", True),
+        (NOW_MS + 1, "g", True),
+    ],
+)
+def test_what_is_to_come_waits_and_so_does_a_delayed_message_of_a_message_group(
+    names: Names, deliver_at_ms: int, message_group: str, *, waits: bool
+) -> None:
+    """The latter even if its time has come: one that was due before it may still be waiting. The event says which."""
     op = Placement(names).accept(
-        names.topics["orders"], Envelope("orders", "m-1", b"payload", "tag", "", deliver_at_ms), NOW_MS
+        names.topics["orders"], Envelope("orders", "m-1", b"payload", "tag", message_group, deliver_at_ms), NOW_MS
     )
     event = decode_event(op.event)
     assert (op.scope, op.message_id) == (5, pack_id("m-1"))
@@ -47,6 +83,7 @@ def test_only_a_time_to_come_is_waited_for(names: Names, deliver_at_ms: int, *, 
     if waits:
         assert isinstance(op, Schedule)
         assert (event.kind, event.queue_id, op.deliver_at_ms) == (EventKind.SCHEDULED, NO_QUEUE, deliver_at_ms)
+        assert message_group_of(op.record) == message_group.encode()
     else:
         assert isinstance(op, Append)
         assert (event.kind, event.queue_id) == (EventKind.QUEUED, op.queue_id)
@@ -119,8 +156,52 @@ def test_the_true_times_are_in_the_record(names: Names) -> None:
     assert (moved.deliver_at_ms, decode_queued(moved.record).stored_at_ms) == (NOW_MS + 5, NOW_MS + 500)
 
 
+histories = st.builds(History, st.just(5), st.integers(0, 3), *[st.integers(0, 2**64 - 1)] * 4, st.just(0))
+
+
+@given(
+    history=histories,
+    attempt=st.integers(1, 2**16 - 2),
+    message_id=st.text(min_size=1, max_size=60),
+    payload=st.binary(max_size=200),
+    tag=texts,
+    message_group=texts,
+)
+def test_a_retry_becomes_visible_in_its_lane(
+    names: Names, history: History, attempt: int, message_id: str, payload: bytes, tag: str, message_group: str
+) -> None:
+    """With everything that was known of it, under its own id in the index; the event is about the original."""
+    copy = retry_of(message_id, history, tag=tag, message_group=message_group, payload=payload)
+    value = encode_waiting(EntryKind.RETRY, attempt, LANE, GROUP, NOW_MS, NOW_MS - 9, copy)
+    (moved,) = Placement(names).hand_over([(KEY, value)], NOW_MS + 3)
+    packed = pack_id(message_id)
+    assert decode_queued(moved.record) == QueuedMessage(
+        attempt, NOW_MS + 3, 0, packed, tag, message_group, payload, history
+    )
+    assert moved[:6] == (KEY, GROUP, failed_id(packed, history, attempt), NOW_MS, LANE, 0)
+    assert decode_event(moved.event) == (EventKind.RETRIED, 5, GROUP, events.LANE, attempt + 1, NOW_MS, packed)
+
+
+def test_retries_and_messages_are_handed_over_in_one_go(names: Names) -> None:
+    """In the order of the rows; a retry takes no turn of the topic's queues, whatever message group it had."""
+    placement = Placement(names)
+    rows: list[tuple[bytes, bytes]] = []
+    for number in range(4):
+        delayed = placement.accept(
+            names.topics["orders"], Envelope("orders", f"m-{number}", b"", deliver_at_ms=NOW_MS + 5), NOW_MS
+        )
+        copy = retry_of(f"m-{number}", History(5, 0, number, 1, 2, 3, 0), message_group="g")
+        retry = encode_waiting(EntryKind.RETRY, 1, LANE, GROUP, NOW_MS, NOW_MS, copy)
+        assert message_group_of(retry) == b"", "those that are retried in order never leave their queue"
+        rows += [(KEY, delayed.record), (KEY, retry)]
+    moved = placement.hand_over(rows, NOW_MS + 9)
+    assert [(each.topic_id, each.queue_id) for each in moved] == [
+        place for number in range(4) for place in ((5, number), (LANE, 0))
+    ]
+
+
 def test_damage_is_said(names: Names) -> None:
-    """A topic without a record, a header or a body cut short."""
+    """A topic or a lane without a record; a header, a history or a body cut short."""
     placement = Placement(names)
     op = placement.accept(Topic(99, "ghost", 4, 0), Envelope("ghost", "m-1", b"", deliver_at_ms=NOW_MS + 5), NOW_MS)
     with pytest.raises(StoreCorrupt, match="99"):
@@ -129,3 +210,13 @@ def test_damage_is_said(names: Names) -> None:
     for length in range(WAITING_HEADER_BYTES + 3 + len(pack_id("m-1"))):
         with pytest.raises(StoreCorrupt):
             placement.hand_over([(KEY, whole.record[:length])], NOW_MS + 5)
+    copy = retry_of("m-1", History(5, 0, 1, 1, 2, 3, 0))
+    with pytest.raises(StoreCorrupt, match="98"):
+        placement.hand_over([(KEY, encode_waiting(EntryKind.RETRY, 1, 98, GROUP, NOW_MS, NOW_MS, copy))], NOW_MS)
+    retry = encode_waiting(EntryKind.RETRY, 1, LANE, GROUP, NOW_MS, NOW_MS, copy)
+    for length in range(len(retry) - len(b"payload")):
+        with pytest.raises(StoreCorrupt):
+            placement.hand_over([(KEY, retry[:length])], NOW_MS)
+    for length in range(WAITING_HEADER_BYTES):
+        with pytest.raises(StoreCorrupt):
+            message_group_of(retry[:length])

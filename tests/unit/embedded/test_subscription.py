@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 
-from dmq.embedded.names import Group, Topic
+from dmq.embedded.names import Topic
 from dmq.embedded.subscription import Subscription
 
 LONG_S = 60.0
@@ -16,7 +16,7 @@ def play(scenario: Callable[[Subscription], Coroutine[object, object, None]]) ->
 
     async def on_loop() -> None:
         async with asyncio.timeout(10):
-            await scenario(Subscription(Group(1, "workers", 0), Topic(2, "orders", 4, 0)))
+            await scenario(Subscription(1, Topic(2, "orders", 4, 0)))
 
     asyncio.run(on_loop())
 
@@ -112,7 +112,7 @@ def test_a_receive_whose_time_is_up_leaves_the_queue_of_waiters() -> None:
 
 def test_queues_take_turns_and_looking_is_no_turn() -> None:
     """Each receive starts with the next queue, however often somebody asked whether there is something."""
-    found = Subscription(Group(1, "workers", 0), Topic(2, "orders", 4, 0))
+    found = Subscription(1, Topic(2, "orders", 4, 0))
     starts = []
     for _ in range(8):
         found.has_available()

@@ -7,11 +7,10 @@ import hashlib
 from collections.abc import Callable, Coroutine
 
 import pytest
-from support.protocol import GROUP, TOPIC, Sidecar, a_message, a_receive, a_send, consumer_settings, from_client
+from support.protocol import GROUP, TOPIC, Sidecar, a_message, a_receive, a_send, from_client
 
 from broker_adapter.adapter import Subscription
 from broker_adapter.clock import ManualClock
-from broker_adapter.errors import Overloaded
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS
 from broker_adapter.message import Envelope
 from broker_adapter.wire import rocketmq_v2 as wire
@@ -128,7 +127,7 @@ def test_a_refused_receive_is_a_status_and_the_time(request_: wire.ReceiveMessag
 
 
 def test_what_the_broker_is_asked() -> None:
-    """Tags, batch, lease and wait as given, any queue; a push consumer's leases are renewed for its client id."""
+    """Tags, batch, lease and wait as given; any queue for a simple consumer, that of its assignment for a push one."""
 
     async def scenario(sidecar: Sidecar) -> None:
         simple = a_receive(tags="a || b", invisible_s=30, polling_s=3)
@@ -137,13 +136,18 @@ def test_what_the_broker_is_asked() -> None:
         task = asyncio.ensure_future(sidecar.stream("ReceiveMessage", simple))
         await sidecar.broker.waiting.wait()
         task.cancel()
-        await sidecar.stream("ReceiveMessage", a_receive(auto_renew=True), from_client("me"))
+        push = a_receive(auto_renew=True)
+        for queue_id in (5, -1, -7):
+            push.message_queue.id = queue_id
+            await sidecar.stream("ReceiveMessage", push, from_client("me"))
         any_queue = Subscription("orders", -1, frozenset({"a", "b"}))
         assert sidecar.broker.calls == [
             ("receive", "billing", any_queue, 32, 30_000, 3000, ""),
+            ("receive", "billing", Subscription("orders", 5), 32, AUTO_RENEW_INVISIBLE_MS, 0, "me"),
+            ("receive", "billing", Subscription("orders"), 32, AUTO_RENEW_INVISIBLE_MS, 0, "me"),
             ("receive", "billing", Subscription("orders"), 32, AUTO_RENEW_INVISIBLE_MS, 0, "me"),
         ]
-        assert sidecar.broker.seen == ["me"]
+        assert sidecar.broker.seen == ["me"] * 3
 
     run(scenario)
 
@@ -266,65 +270,5 @@ def test_refused_acknowledgements() -> None:
         request = an_ack("h")
         request.group.name = ""
         assert (await sidecar.ask("AckMessage", request)).status.code == wire.ILLEGAL_CONSUMER_GROUP
-
-    run(scenario)
-
-
-def a_change(handle: str, ms: int) -> wire.ChangeInvisibleDurationRequest:
-    request = wire.ChangeInvisibleDurationRequest(group=GROUP, topic=TOPIC, receipt_handle=handle)
-    request.invisible_duration.seconds, rest = divmod(ms, 1000)
-    request.invisible_duration.nanos = rest * 1_000_000
-    return request
-
-
-def test_changing_gives_a_handle_in_every_answer() -> None:
-    """Clients store it without a look at the status: refused, failed and overloaded answers repeat the old one."""
-
-    async def scenario(sidecar: Sidecar) -> None:
-        await sidecar.ask("SendMessage", a_send(a_message()))
-        handle = (await received(sidecar)).system_properties.receipt_handle
-        good = await sidecar.ask("ChangeInvisibleDuration", a_change(handle, 30_000))
-        assert (good.status.code, good.receipt_handle) == (wire.OK, handle)
-        unknown = await sidecar.ask("ChangeInvisibleDuration", a_change("nonsense", 30_000))
-        assert (unknown.status.code, unknown.receipt_handle) == (wire.INVALID_RECEIPT_HANDLE, "nonsense")
-        too_long = await sidecar.ask("ChangeInvisibleDuration", a_change(handle, 43_200_001))
-        assert (too_long.status.code, too_long.receipt_handle) == (wire.ILLEGAL_INVISIBLE_TIME, handle)
-        for error, code in (
-            (Overloaded("store", limit=1), wire.TOO_MANY_REQUESTS),
-            (KeyError(), wire.INTERNAL_SERVER_ERROR),
-        ):
-            sidecar.broker.fail_next = error
-            failed = await sidecar.ask("ChangeInvisibleDuration", a_change(handle, 30_000))
-            assert (failed.status.code, failed.receipt_handle) == (code, handle)
-
-    run(scenario)
-
-
-@pytest.mark.parametrize(
-    ("client_type", "language", "asked_ms", "expected_ms"),
-    [
-        (wire.SIMPLE_CONSUMER, "HTTP", 0, 0),
-        (wire.SIMPLE_CONSUMER, "JAVA", 2000, 2000),
-        (wire.PUSH_CONSUMER, "HTTP", 0, 10_000),
-        (wire.PUSH_CONSUMER, "HTTP", 5, 10_000),
-        (wire.PUSH_CONSUMER, "JAVA", 9999, 10_000),
-        (wire.PUSH_CONSUMER, "JAVA", 30_000, 30_000),
-        (None, "JAVA", 0, 0),
-        (None, "HTTP", 5, 10_000),
-    ],
-)
-def test_a_push_consumers_nack_waits_at_least_the_first_step(
-    client_type: wire.ClientType | None, language: str, asked_ms: int, expected_ms: int
-) -> None:
-    """Node asks for 0 s or 5 ms and would burn all attempts at once; simple consumers are obeyed to the letter."""
-
-    async def scenario(sidecar: Sidecar) -> None:
-        call = from_client(language=language)
-        if client_type is not None:
-            await sidecar.telemetry(consumer_settings(client_type), call=call)
-        await sidecar.ask("SendMessage", a_send(a_message()))
-        handle = (await received(sidecar)).system_properties.receipt_handle
-        await sidecar.ask("ChangeInvisibleDuration", a_change(handle, asked_ms), call)
-        assert sidecar.broker.calls[-1] == ("change", "billing", "orders", handle, expected_ms, False)
 
     run(scenario)

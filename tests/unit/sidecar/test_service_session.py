@@ -35,6 +35,7 @@ SERVED = {
     "ReceiveMessage",
     "AckMessage",
     "ChangeInvisibleDuration",
+    "ForwardMessageToDeadLetterQueue",
     "NotifyClientTermination",
     "Telemetry",
 }
@@ -160,22 +161,6 @@ def test_a_route_that_is_refused() -> None:
         sidecar.broker.fail_next = Refused(Rule.TOPIC_UNKNOWN, "no such topic")
         answer = await sidecar.ask("QueryRoute", wire.QueryRouteRequest(topic=TOPIC))
         assert answer.status.code == wire.TOPIC_NOT_FOUND
-
-    run(scenario)
-
-
-def test_an_assignment_is_any_queue_and_makes_the_group() -> None:
-    """Without telemetry or heartbeat before: a restarted server knows nobody."""
-
-    async def scenario(sidecar: Sidecar) -> None:
-        request = wire.QueryAssignmentRequest(topic=TOPIC, group=GROUP, endpoints=endpoints("h", 1))
-        answer = await sidecar.ask("QueryAssignment", request)
-        (assignment,) = answer.assignments
-        queue = assignment.message_queue
-        assert (queue.id, queue.permission, queue.topic) == (-1, wire.READ_WRITE, TOPIC)
-        assert (queue.broker.name, queue.broker.endpoints) == ("rock-dmq", endpoints("h", 1))
-        assert list(queue.accept_message_types) == []
-        assert sidecar.broker.groups == {"billing"}
 
     run(scenario)
 

@@ -90,3 +90,23 @@ def test_closing_a_full_outbox_does_not_wait() -> None:
             return len([frame async for frame in outbox])
 
     assert asyncio.run(scenario()) == 15
+
+
+def test_an_offer_never_waits() -> None:
+    """Taken while there is room; dropped when the client does not read, and when the stream is closed."""
+    outbox = Outbox()
+    assert [outbox.offer(wire.TelemetryCommand()) for _ in range(17)] == [True] * 16 + [False]
+    closed = Outbox()
+    closed.close()
+    assert not closed.offer(wire.TelemetryCommand())
+
+
+def test_settings_of_absurd_length_are_not_kept() -> None:
+    """A client could fill the memory with wishes; its stream is kept all the same."""
+    session, outbox = Sessions(ManualClock()).seen("a", wire.PUSH_CONSUMER, "g", ""), Outbox()
+    settings = wire.Settings(client_type=wire.PUSH_CONSUMER, subscription=wire.Subscription())
+    session.wished(settings, outbox)
+    assert (session.settings, session.outbox) == (settings, outbox)
+    settings.subscription.subscriptions.add(topic=wire.Resource(name="t" * 64 * 1024))
+    session.wished(settings, outbox)
+    assert (session.settings, session.outbox) == (None, outbox)

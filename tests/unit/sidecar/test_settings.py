@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from broker_adapter.adapter import GroupSettings
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.limits import BODY_BYTES_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.sidecar.settings import SidecarConfig, client_type_of, merged
+from retry.policy import RETRY_STEPS_MS
 
 HOUR_S = 3600
+DEFAULT = GroupSettings(is_fifo=False, max_attempts=17, delays_ms=RETRY_STEPS_MS)
+LANGUAGES = ["JAVA", "GO", "PYTHON", "HTTP", "RUST", "CPP", "DOTNET", ""]
 
 
 def consumer(client_type: wire.ClientType = wire.PUSH_CONSUMER) -> wire.Settings:
@@ -22,7 +26,7 @@ def test_a_producer_gets_what_clients_assert() -> None:
     """Exponential backoff (Node asserts it), a body size above 0 (Java, Python, Go), and no metrics."""
     wanted = wire.Settings(client_type=wire.PRODUCER, metric=wire.Metric(on=True))
     wanted.publishing.topics.add(name="t")
-    settings = merged(wanted, SidecarConfig())
+    settings = merged(wanted, DEFAULT, "JAVA")
     assert settings.publishing.max_body_size == BODY_BYTES_MAX
     assert settings.publishing.validate_message_type
     assert [topic.name for topic in settings.publishing.topics] == ["t"]
@@ -33,9 +37,10 @@ def test_a_producer_gets_what_clients_assert() -> None:
     assert not settings.metric.on
 
 
-def test_a_consumers_first_retry_comes_after_10_seconds() -> None:
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_consumers_first_retry_comes_after_10_seconds(language: str) -> None:
     """Clients index the table with attempt - 1, so it starts at level 3; 16 retries make 17 attempts."""
-    settings = merged(consumer(), SidecarConfig())
+    settings = merged(consumer(), DEFAULT, language)
     steps = [step.seconds for step in settings.backoff_policy.customized_backoff.next]
     assert steps == [10, 30, *range(60, 601, 60), 1200, 1800, HOUR_S, 2 * HOUR_S]
     assert settings.backoff_policy.max_attempts == 17 == len(steps) + 1
@@ -46,11 +51,46 @@ def test_a_consumers_first_retry_comes_after_10_seconds() -> None:
     assert settings.subscription.group.name == "g"
 
 
+def test_a_consumer_is_told_the_policy_of_its_group() -> None:
+    """Its maximum and its delays, to the millisecond; not a default, and not what the table's length suggests."""
+    settings = merged(consumer(), GroupSettings(False, 5, (1500, 0)), "GO")
+    policy = settings.backoff_policy
+    assert [(step.seconds, step.nanos) for step in policy.customized_backoff.next] == [(1, 500_000_000), (0, 0)]
+    assert policy.max_attempts == 5
+
+
+@pytest.mark.parametrize("language", [each for each in LANGUAGES if each != "PYTHON"])
+def test_a_consumer_of_a_fifo_group_gives_up_at_once(language: str) -> None:
+    """One attempt, so that it never retries in its memory, with a strategy that Node can read too."""
+    settings = merged(consumer(), GroupSettings(True, 5, (1500, 9000, 60_000)), language)
+    policy = settings.backoff_policy
+    assert settings.subscription.fifo
+    assert policy.max_attempts == 1
+    assert policy.WhichOneof("strategy") == "exponential_backoff"
+    backoff = policy.exponential_backoff
+    assert (backoff.initial.seconds, backoff.initial.nanos) == (1, 500_000_000)
+    assert (backoff.max.seconds, backoff.multiplier) == (60, 2)
+
+
+def test_a_maximum_is_never_below_the_first_delay() -> None:
+    """A policy may begin with a long delay; an exponential backoff cannot say so."""
+    backoff = merged(consumer(), GroupSettings(True, 3, (9000, 1000)), "JAVA").backoff_policy.exponential_backoff
+    assert (backoff.initial.seconds, backoff.max.seconds) == (9, 9)
+
+
+def test_python_in_a_fifo_group_gets_a_table() -> None:
+    """It ignores an exponential backoff, the maximum with it, and would try 17 times in its memory."""
+    settings = merged(consumer(), GroupSettings(True, 5, (1500, 9000)), "PYTHON")
+    policy = settings.backoff_policy
+    assert (settings.subscription.fifo, policy.max_attempts) == (True, 1)
+    assert [step.seconds for step in policy.customized_backoff.next] == [1, 9]
+
+
 def test_the_clients_frame_is_not_changed() -> None:
     """Merging makes a copy."""
     wanted = consumer()
     before = wanted.SerializeToString(deterministic=True)
-    merged(wanted, SidecarConfig())
+    merged(wanted, DEFAULT, "JAVA")
     assert wanted.SerializeToString(deterministic=True) == before
 
 
@@ -59,7 +99,7 @@ def test_wishes_of_the_client_give_way() -> None:
     wanted = consumer()
     wanted.backoff_policy.exponential_backoff.initial.seconds = 5
     wanted.subscription.long_polling_timeout.seconds = 40
-    settings = merged(wanted, SidecarConfig(retry_steps_ms=(1500,)))
+    settings = merged(wanted, GroupSettings(False, 2, (1500,)), "JAVA")
     assert settings.backoff_policy.WhichOneof("strategy") == "customized_backoff"
     only = settings.backoff_policy.customized_backoff.next[0]
     assert (only.seconds, only.nanos) == (1, 500_000_000)
@@ -85,6 +125,6 @@ def test_settings_without_a_side_are_refused_and_without_a_type_understood() -> 
 def test_tables_hold_something() -> None:
     """An empty one is a bug of whoever wires the daemon."""
     with pytest.raises(AssertionError):
-        SidecarConfig(retry_steps_ms=())
+        SidecarConfig(delay_levels_ms=())
     with pytest.raises(AssertionError):
         SidecarConfig(delay_levels_ms=(-1,))

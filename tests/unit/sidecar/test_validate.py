@@ -112,6 +112,7 @@ def test_a_message_at_its_limit_is_fine(good: wire.Message) -> None:
         ([message("SCHEDULE_TOPIC_XXXX")], Rule.TOPIC),
         ([message("rmq_sys_wheel_timer")], Rule.TOPIC),
         ([message("t" * 128)], Rule.TOPIC),
+        ([message("%RETRY%billing")], Rule.TOPIC),
         ([message()] * (MESSAGES_PER_SEND_MAX + 1), Rule.REQUEST),
     ],
 )
@@ -126,6 +127,21 @@ def test_differing_namespaces_are_differing_topics() -> None:
     other.topic.resource_namespace = "ns"
     assert "ns%orders" in str(refusal(lambda: validate.check_send([message(), other])))
     assert validate.topic_of(other.topic) == "ns%orders"
+
+
+def test_a_retry_topic_is_nobodys_and_a_dead_letter_topic_everybodys() -> None:
+    """The refusal says where a group's retries are; a namespace goes in front of the group, as in RocketMQ."""
+    for resource in (
+        wire.Resource(name="%RETRY%billing"),
+        wire.Resource(name="%RETRY%billing_orders"),
+        wire.Resource(name="%RETRY%billing", resource_namespace="ns"),
+    ):
+        error = refusal(lambda asked=resource: validate.topic_of(asked))  # type: ignore[misc]
+        assert error.rule is Rule.TOPIC
+        assert "come to its consumers under the topic that the message was sent to" in str(error)
+    assert validate.topic_of(wire.Resource(name="%DLQ%billing")) == "%DLQ%billing"
+    assert validate.topic_of(wire.Resource(name="%DLQ%billing", resource_namespace="ns")) == "%DLQ%ns%billing"
+    validate.check_send([message("%DLQ%billing")])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,52 @@
+"""Messages in retry without the way there: what the broker writes on a nack, written straight into the store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
+
+from bench.messages import WIRE_BYTES
+from broker_adapter.message import pack_id
+from dmq.audit.events import NO_QUEUE, EventKind, encode_event
+from dmq.embedded.broker import EmbeddedBroker
+from dmq.embedded.subscription import Subscription
+from dmq.store.ops import Schedule
+from dmq.store.record import (
+    EntryKind,
+    History,
+    encode_body,
+    encode_history,
+    encode_waiting,
+    failed_id,
+)
+
+_PER_UNIT = 1024
+_UNITS_IN_FLIGHT = 4
+
+
+def retry_entries(found: Subscription, lane_id: int, due_ms: Sequence[int], now_ms: int) -> Iterator[Schedule]:
+    """Yield one entry per delivery time: a message that failed once, as ``dmq.embedded.failures`` lets it wait."""
+    topic_id, group_id = found.topic.topic_id, found.group_id
+    for number, at_ms in enumerate(due_ms):
+        message_id = pack_id(f"01{number:032X}")
+        history = History(topic_id, 0, number, now_ms, now_ms, now_ms, 0)
+        copy = encode_history(history) + encode_body(message_id, b"", b"", os.urandom(WIRE_BYTES))
+        waiting = encode_waiting(EntryKind.RETRY, 1, lane_id, group_id, at_ms, now_ms, copy)
+        event = encode_event(EventKind.NACKED, topic_id, group_id, NO_QUEUE, 1, at_ms, message_id)
+        yield Schedule(group_id, failed_id(message_id, history, 1), at_ms, waiting, event)
+
+
+async def fill_retries(broker: EmbeddedBroker, group: str, topic: str, due_ms: Sequence[int]) -> None:
+    """Let one message per delivery time wait for ``group``, durable on return."""
+    registry = broker.registry
+    found = await registry.subscribe(group, topic)
+    lane, ops = registry.lane(found)
+    await registry.committed(registry.submit(ops))
+    entries = list(retry_entries(found, lane.topic_id, due_ms, registry.clock.now_ms()))
+    units: list[asyncio.Future[object]] = []
+    for first in range(0, len(entries), _PER_UNIT):
+        if len(units) >= _UNITS_IN_FLIGHT:
+            await units.pop(0)
+        units.append(asyncio.ensure_future(registry.committed(registry.submit(entries[first : first + _PER_UNIT]))))
+    await asyncio.gather(*units)

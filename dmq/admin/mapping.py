@@ -1,0 +1,186 @@
+"""Between the values of ``source`` and the wire messages of ``admin_v1``. Pure; used at both ends of the wire.
+
+``..._of`` reads from the wire and raises ``Refused`` for what cannot be read; ``wire_...`` writes to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from google.protobuf.message import DecodeError
+
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.wire import mapping
+from dmq.admin import admin_v1 as wire
+from dmq.admin.source import DeadStatus, GroupStatus, WaitingRetry
+from retry.dead_letter import DeadFilter, Job
+from retry.policy import Backoff, Exponential, Fixed, PolicyError, Reason, RetryPolicy, Table
+
+
+def wire_content(payload: bytes, *, with_body: bool) -> wire.Content:
+    """Return a stored message, with its body if asked for; ``DecodeError`` for bytes that are none."""
+    message = mapping.decode(payload)
+    return wire.Content(
+        tag=message.tag,
+        keys=message.keys,
+        properties=message.properties,
+        message_group=message.message_group,
+        born_at_ms=message.born_at_ms,
+        born_host=message.born_host,
+        body_encoding=message.body_encoding.name,
+        body_bytes=len(message.body),
+        body=message.body if with_body else None,
+    )
+
+
+def _content_if_readable(payload: bytes, *, with_body: bool) -> wire.Content | None:
+    # In a list one damaged message must not hide the others; it is shown as what it is.
+    if not payload:  # of a purge: what it said is gone
+        return None
+    try:
+        return wire_content(payload, with_body=with_body)
+    except DecodeError:
+        return None
+
+
+def wire_policy(policy: RetryPolicy) -> wire.Policy:
+    """Undo ``policy_of``."""
+    found = wire.Policy(max_attempts=policy.max_attempts, jitter=policy.jitter, max_age_ms=policy.max_age_ms)
+    match policy.backoff:
+        case Table(steps_ms):
+            found.table.steps_ms.extend(steps_ms)
+        case Exponential(initial_ms, max_ms, multiplier):
+            exponential = wire.ExponentialBackoff(initial_ms=initial_ms, max_ms=max_ms, multiplier=multiplier)
+            found.exponential.CopyFrom(exponential)
+        case Fixed(delay_ms):
+            found.fixed.CopyFrom(wire.FixedBackoff(delay_ms=delay_ms))  # also a delay of 0 is one
+    return found
+
+
+def policy_of(policy: wire.Policy) -> RetryPolicy:
+    """Return a policy from the wire; ``Refused`` says which field cannot be."""
+    try:
+        return RetryPolicy(
+            backoff=_backoff_of(policy),
+            max_attempts=policy.max_attempts,
+            jitter=policy.jitter,
+            max_age_ms=policy.max_age_ms if policy.HasField("max_age_ms") else None,
+        )
+    except PolicyError as error:
+        raise Refused(Rule.REQUEST, f"the retry policy cannot be: {error}") from error
+
+
+def _backoff_of(policy: wire.Policy) -> Backoff:
+    match policy.WhichOneof("backoff"):
+        case "table":
+            return Table(tuple(policy.table.steps_ms))
+        case "exponential":
+            given = policy.exponential
+            return Exponential(given.initial_ms, given.max_ms, given.multiplier)
+        case "fixed":
+            return Fixed(policy.fixed.delay_ms)
+    raise PolicyError("it has no backoff")
+
+
+def wire_group(group: GroupStatus) -> wire.Group:
+    """Return a group with the histogram it has."""
+    return wire.Group(
+        name=group.name,
+        created_at_ms=group.created_at_ms,
+        policy=wire_policy(group.policy),
+        is_default_policy=group.is_default_policy,
+        is_fifo=group.is_fifo,
+        is_fifo_set=group.is_fifo_set,
+        waiting=group.waiting,
+        dead=group.dead,
+        leased=group.leased,
+        due=[wire.DueBucket(**asdict(bucket)) for bucket in group.due],
+    )
+
+
+def wire_retry(retry: WaitingRetry) -> wire.WaitingRetry:
+    """Return a waiting retry without the body of its message."""
+    return wire.WaitingRetry(
+        entry=retry.entry,
+        group=retry.group,
+        topic=retry.topic,
+        message_id=retry.message_id,
+        attempt=retry.attempt,
+        due_at_ms=retry.due_at_ms,
+        first_failed_at_ms=retry.first_failed_at_ms,
+        last_failed_at_ms=retry.last_failed_at_ms,
+        content=_content_if_readable(retry.payload, with_body=False),
+    )
+
+
+def wire_dead_letter(letter: DeadStatus, *, with_body: bool) -> wire.DeadLetter:
+    """Return a dead letter, with the body of its message if asked for."""
+    dead = letter.dead
+    return wire.DeadLetter(
+        offset=dead.offset,
+        message_id=dead.message_id,
+        origin_topic=dead.origin_topic,
+        reason=dead.reason.name if dead.reason is not None else None,
+        attempts=dead.attempts,
+        first_failed_at_ms=dead.first_failed_at_ms,
+        last_failed_at_ms=dead.last_failed_at_ms,
+        tag=dead.tag,
+        keys=dead.keys,
+        dead_at_ms=letter.dead_at_ms,
+        outcome=letter.outcome,
+        outcome_at_ms=letter.outcome_at_ms,
+        outcome_note=letter.outcome_note,
+        content=_content_if_readable(letter.payload, with_body=with_body),
+    )
+
+
+def wire_filter(chosen: DeadFilter) -> wire.DeadFilter:
+    """Undo ``filter_of``; lists in the order of their values."""
+    return wire.DeadFilter(
+        reasons=[reason.name for reason in sorted(chosen.reasons)],
+        topics=sorted(chosen.topics),
+        keys=sorted(chosen.keys),
+        message_ids=sorted(chosen.message_ids),
+        since_ms=chosen.since_ms,
+        until_ms=chosen.until_ms,
+    )
+
+
+def filter_of(chosen: wire.DeadFilter) -> DeadFilter:
+    """Return a filter from the wire; its names and times are not checked here."""
+    known = {int(reason) for reason in Reason}
+    if unknown := [number for number in chosen.reasons if number not in known]:
+        raise Refused(Rule.REQUEST, "nothing is dead for that reason", value=unknown[0])
+    return DeadFilter(
+        reasons=frozenset(Reason(number) for number in chosen.reasons),
+        topics=frozenset(chosen.topics),
+        keys=frozenset(chosen.keys),
+        message_ids=frozenset(chosen.message_ids),
+        since_ms=chosen.since_ms,
+        until_ms=chosen.until_ms,
+    )
+
+
+def wire_job(job: Job) -> wire.Job:
+    """Return a job as it stands."""
+    return wire.Job(
+        job_id=job.job_id,
+        kind=job.kind.name,
+        group=job.group,
+        filter=wire_filter(job.filter),
+        to_topic=job.to_topic,
+        why=job.why,
+        rate_per_s=job.rate_per_s,
+        created_at_ms=job.created_at_ms,
+        first_offset=job.first_offset,
+        next_offset=job.next_offset,
+        end_offset=job.end_offset,
+        done=job.done,
+        passed=job.passed,
+        failed=job.failed,
+        state=job.state.name,
+    )
+
+
+# Reasons travel as numbers in one direction; everything else is matched by name.
+assert {reason.name: reason.value for reason in Reason}.items() <= dict(wire.Reason.items()).items()

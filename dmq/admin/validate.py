@@ -1,0 +1,117 @@
+"""What an operator may ask for. Pure functions on wire requests; each refusal names the limit and the value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.limits import DELIVER_AT_MS_MAX, MESSAGE_ID_BYTES_MAX, PROPERTIES_BYTES_MAX
+from broker_adapter.topics import check_group, check_topic
+from dmq.admin import admin_v1 as wire
+from dmq.admin.mapping import filter_of
+from retry.dead_letter import DeadFilter, Job, JobKind
+
+PAGE_MAX = 1_000
+ENTRIES_MAX = 1_000
+CHOICES_MAX = 1_000  # of one list of a filter
+WHY_CHARS_MAX = 1_000
+RATE_MIN, RATE_MAX = 0.001, 1_000_000.0
+_TOKEN_CHARS_MAX = 1_000
+_ENTRY_CHARS_MAX = 100
+
+
+def check_message_id(message_id: str) -> str:
+    """Return ``message_id`` if a message can have it."""
+    if not message_id.strip() or len(message_id.encode()) > MESSAGE_ID_BYTES_MAX:
+        limit = f"1 to {MESSAGE_ID_BYTES_MAX} bytes"
+        raise Refused(Rule.MESSAGE_ID, "the message id is blank or too long", value=message_id, limit=limit)
+    return message_id
+
+
+def check_limit(limit: int) -> int:
+    """Return how many rows of a page are asked for."""
+    if not 1 <= limit <= PAGE_MAX:
+        raise Refused(Rule.REQUEST, "so many rows cannot be asked for", value=limit, limit=f"1 to {PAGE_MAX}")
+    return limit
+
+
+def check_token(token: str) -> str:
+    """Return the place a page starts at; whether it is one, its maker knows."""
+    if len(token) > _TOKEN_CHARS_MAX:
+        raise Refused(Rule.REQUEST, "the page token is too long", limit=f"{_TOKEN_CHARS_MAX} characters")
+    return token
+
+
+def check_offset(offset: int) -> int:
+    """Return the place a page of dead letters starts at."""
+    if offset < 0:
+        raise Refused(Rule.REQUEST, "an offset is 0 or more", value=offset)
+    return offset
+
+
+def check_entries(entries: Sequence[str]) -> tuple[str, ...]:
+    """Return the retries that are named, each once, in their order; whether they are some, their keeper knows."""
+    if not 1 <= len(entries) <= ENTRIES_MAX:
+        limit = f"1 to {ENTRIES_MAX}"
+        raise Refused(Rule.REQUEST, "so many retries cannot be named at once", value=len(entries), limit=limit)
+    for entry in entries:
+        if not entry.strip() or len(entry) > _ENTRY_CHARS_MAX:
+            raise Refused(Rule.REQUEST, "that names no retry", value=entry, limit=f"1 to {_ENTRY_CHARS_MAX} characters")
+    return tuple(dict.fromkeys(entries))
+
+
+def check_filter(chosen: wire.DeadFilter) -> DeadFilter:
+    """Return which dead letters are meant."""
+    for given in (chosen.reasons, chosen.topics, chosen.keys, chosen.message_ids):
+        if len(given) > CHOICES_MAX:
+            raise Refused(Rule.REQUEST, "too many values in a filter", value=len(given), limit=CHOICES_MAX)
+    for topic in chosen.topics:
+        check_topic(topic)
+    for key in chosen.keys:
+        if not key.strip() or len(key.encode()) > PROPERTIES_BYTES_MAX:
+            raise Refused(Rule.KEY, "the key is blank or too long", value=key, limit=f"{PROPERTIES_BYTES_MAX} bytes")
+    for message_id in chosen.message_ids:
+        check_message_id(message_id)
+    for at_ms in (chosen.since_ms, chosen.until_ms):
+        if not 0 <= at_ms <= DELIVER_AT_MS_MAX:
+            raise Refused(Rule.REQUEST, "that is no time", value=at_ms, limit=f"0 to {DELIVER_AT_MS_MAX} ms")
+    if chosen.until_ms and chosen.until_ms <= chosen.since_ms:
+        raise Refused(Rule.REQUEST, "the span of time ends before it starts", value=chosen.until_ms)
+    return filter_of(chosen)
+
+
+def check_job(request: wire.StartJobRequest) -> Job:
+    """Return the job that is asked for, without what only its keeper can know."""
+    group = check_group(request.group)
+    chosen = check_filter(request.filter)
+    rate = request.rate_per_s
+    if rate != 0 and not RATE_MIN <= rate <= RATE_MAX:  # NaN is outside as well
+        limit = f"0, or {RATE_MIN:g} to {RATE_MAX:g}"
+        raise Refused(Rule.REQUEST, "so many messages a second cannot be", value=rate, limit=limit)
+    match request.kind:
+        case wire.REDRIVE:
+            if request.why:
+                raise Refused(Rule.REQUEST, "only a purge has a reason why")
+            to_topic = check_topic(request.to_topic) if request.to_topic else ""
+            return Job(job_id=0, kind=JobKind.REDRIVE, group=group, filter=chosen, to_topic=to_topic, rate_per_s=rate)
+        case wire.PURGE:
+            if request.to_topic:
+                raise Refused(Rule.REQUEST, "only a redrive has a target topic", value=request.to_topic)
+            why = _check_why(request.why)
+            return Job(job_id=0, kind=JobKind.PURGE, group=group, filter=chosen, why=why, rate_per_s=rate)
+    raise Refused(Rule.REQUEST, "a job is a redrive or a purge", value=int(request.kind))
+
+
+def check_job_id(job_id: int) -> int:
+    """Return which job is meant."""
+    if job_id < 1:
+        raise Refused(Rule.REQUEST, "jobs are counted from 1", value=job_id)
+    return job_id
+
+
+def _check_why(why: str) -> str:
+    if not why.strip():
+        raise Refused(Rule.REQUEST, "a purge needs a reason why")
+    if len(why) > WHY_CHARS_MAX:
+        raise Refused(Rule.REQUEST, "the reason why is too long", value=len(why), limit=f"{WHY_CHARS_MAX} characters")
+    return why

@@ -1,0 +1,234 @@
+"""``dmq backoff``: what a retry policy means, attempt by attempt; needs no daemon."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from typing import Annotated, NamedTuple
+
+import typer
+
+from broker_adapter.limits import DELIVER_AT_MS_MAX
+from dmq.cli import output as out
+from dmq.cli.options import OutputOption, session_of
+from dmq.cli.policy_options import (
+    ExponentialOption,
+    FixedOption,
+    JitterOption,
+    MaxAgeOption,
+    MaxAttemptsOption,
+    MultiplierOption,
+    TableOption,
+    policy_of,
+)
+from dmq.cli.times import After, At, parse_when
+from dmq.units import format_duration, format_time, parse_duration
+from retry.policy import DeadLetter, Reason, RetryPolicy, decide, to_plain
+
+
+class _Attempt(NamedTuple):
+    """An attempt, and how long after its failure the next one comes; ``None``: it is the last."""
+
+    number: int
+    at_ms: int
+    delay_ms: int | None
+
+
+class _Run(NamedTuple):
+    """All attempts of a message that fails every time, and why it is dead then."""
+
+    attempts: Sequence[_Attempt]
+    reason: Reason
+    dead_at_ms: int
+
+
+def show(
+    ctx: typer.Context,
+    *,
+    table: TableOption = None,
+    exponential: ExponentialOption = None,
+    multiplier: MultiplierOption = None,
+    fixed: FixedOption = None,
+    max_attempts: MaxAttemptsOption = None,
+    jitter: JitterOption = None,
+    max_age: MaxAgeOption = None,
+    output: OutputOption = None,
+) -> None:
+    """Show the attempts of a policy and the delays between them.
+
+    Without options: of the default policy. The times are the earliest possible ones: jitter and the time that each
+    attempt takes are added to them.
+    """
+    session = session_of(ctx, output=output)
+    policy = policy_of(
+        table=table,
+        exponential=exponential,
+        multiplier=multiplier,
+        fixed=fixed,
+        max_attempts=max_attempts,
+        jitter=jitter,
+        max_age=max_age,
+    )
+    policy = policy or RetryPolicy()
+    run = _run(replace(policy, jitter=0.0), 0, 0, Random(0))
+    if session.as_json:
+        out.show_json(
+            {
+                "policy": to_plain(policy),
+                "attempts": [
+                    {
+                        "attempt": attempt.number,
+                        "since_first_ms": attempt.at_ms,
+                        "delay_ms": attempt.delay_ms,
+                        "delay_max_ms": _with_jitter(attempt.delay_ms, policy),
+                    }
+                    for attempt in run.attempts
+                ],
+                "dead_letter": {"reason": run.reason.name, "since_first_ms": run.dead_at_ms},
+            }
+        )
+        return
+    headings = ("ATTEMPT", "SINCE FIRST", "DELAY AFTER", "WITH JITTER")
+    rows = [
+        (
+            str(attempt.number),
+            format_duration(attempt.at_ms),
+            _duration(attempt.delay_ms),
+            _duration(_with_jitter(attempt.delay_ms, policy), "up to "),
+        )
+        for attempt in run.attempts
+    ]
+    columns = len(headings) if policy.jitter else len(headings) - 1
+    out.show_table(headings[:columns], [row[:columns] for row in rows], numbers=headings)
+    typer.echo(f"dead letter {format_duration(run.dead_at_ms)} after the first delivery: {_why(run, policy)}")
+
+
+def simulate(
+    ctx: typer.Context,
+    *,
+    table: TableOption = None,
+    exponential: ExponentialOption = None,
+    multiplier: MultiplierOption = None,
+    fixed: FixedOption = None,
+    max_attempts: MaxAttemptsOption = None,
+    jitter: JitterOption = None,
+    max_age: MaxAgeOption = None,
+    start: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="The first delivery: RFC 3339, epoch milliseconds, or +5m.  [default: now]"),
+    ] = None,
+    processing: Annotated[str, typer.Option(metavar="DURATION", help="How long each attempt takes to fail.")] = "0s",
+    seed: Annotated[int | None, typer.Option(help="Draw the same jitter again.  [default: another each time]")] = None,
+    output: OutputOption = None,
+) -> None:
+    """Show when the attempts of a message that always fails come.
+
+    The last line says when it is a dead letter, and why. Without options: by the default policy, from now on.
+    """
+    session = session_of(ctx, output=output)
+    policy = policy_of(
+        table=table,
+        exponential=exponential,
+        multiplier=multiplier,
+        fixed=fixed,
+        max_attempts=max_attempts,
+        jitter=jitter,
+        max_age=max_age,
+    )
+    policy = policy or RetryPolicy()
+    start_ms, processing_ms = _start_ms(start), _processing_ms(processing)
+    seed = secrets.randbelow(1_000_000) if seed is None else seed
+    run = _run(policy, start_ms, processing_ms, Random(seed))
+    if run.dead_at_ms > DELIVER_AT_MS_MAX:
+        raise typer.BadParameter("the attempts would go on past the year 9999", param_hint="--start, --processing")
+    if session.as_json:
+        given = {"policy": to_plain(policy), "start_ms": start_ms, "processing_ms": processing_ms, "seed": seed}
+        out.show_json(given | _simulated_plain(run, start_ms))
+        return
+    if policy.jitter:
+        typer.echo(f"jitter drawn with --seed {seed}")
+    out.show_table(
+        ("ATTEMPT", "TIME", "SINCE FIRST", "DELAY AFTER"),
+        [
+            (
+                str(attempt.number),
+                format_time(attempt.at_ms),
+                format_duration(attempt.at_ms - start_ms),
+                _duration(attempt.delay_ms),
+            )
+            for attempt in run.attempts
+        ],
+        numbers=("ATTEMPT", "SINCE FIRST", "DELAY AFTER"),
+    )
+    after = format_duration(run.dead_at_ms - start_ms)
+    typer.echo(f"dead letter at {format_time(run.dead_at_ms)}, {after} after the first delivery: {_why(run, policy)}")
+
+
+def _simulated_plain(run: _Run, start_ms: int) -> dict[str, object]:
+    return {
+        "attempts": [
+            {
+                "attempt": attempt.number,
+                "at_ms": attempt.at_ms,
+                "since_first_ms": attempt.at_ms - start_ms,
+                "delay_ms": attempt.delay_ms,
+            }
+            for attempt in run.attempts
+        ],
+        "dead_letter": {
+            "reason": run.reason.name,
+            "at_ms": run.dead_at_ms,
+            "since_first_ms": run.dead_at_ms - start_ms,
+        },
+    }
+
+
+def _run(policy: RetryPolicy, start_ms: int, processing_ms: int, rng: Random) -> _Run:
+    attempts: list[_Attempt] = []
+    at_ms = start_ms
+    while True:
+        number, failed_at_ms = len(attempts) + 1, at_ms + processing_ms
+        outcome = decide(policy, number, failed_at_ms, rng, since_ms=start_ms)
+        if isinstance(outcome, DeadLetter):
+            attempts.append(_Attempt(number, at_ms, None))
+            return _Run(attempts, outcome.reason, failed_at_ms)
+        attempts.append(_Attempt(number, at_ms, outcome.at_ms - failed_at_ms))
+        at_ms = outcome.at_ms
+
+
+def _with_jitter(delay_ms: int | None, policy: RetryPolicy) -> int | None:
+    return None if delay_ms is None else delay_ms + int(delay_ms * policy.jitter)
+
+
+def _duration(delay_ms: int | None, before: str = "") -> str:
+    return "" if delay_ms is None else before + format_duration(delay_ms)
+
+
+def _why(run: _Run, policy: RetryPolicy) -> str:
+    last = len(run.attempts)
+    if run.reason is Reason.TOO_OLD and policy.max_age_ms is not None:
+        return f"too old, attempt {last + 1} would come more than {format_duration(policy.max_age_ms)} after it"
+    return f"exhausted after {last} attempt{'s' if last > 1 else ''}"
+
+
+def _start_ms(text: str | None) -> int:
+    try:
+        when = After(0) if text is None else parse_when(text)
+        if isinstance(when, At) and when.epoch_ms < 0:
+            raise ValueError("the time lies before 1970")
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--start") from error
+    if isinstance(when, At):
+        return when.epoch_ms
+    from broker_adapter.clock import SystemClock
+
+    return SystemClock().now_ms() + when.delay_ms
+
+
+def _processing_ms(text: str) -> int:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--processing") from error

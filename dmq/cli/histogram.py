@@ -1,0 +1,40 @@
+"""How many are due when, as rows for people. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from dmq.cli.output import when
+
+_MINUTE_MS, _HOUR_MS, _DAY_MS = 60_000, 3_600_000, 86_400_000
+_ROWS_MAX = 60
+
+
+class Row(NamedTuple):
+    """So many messages in the span of time that ``label`` names."""
+
+    label: str
+    messages: int
+
+
+def due_rows(buckets: Iterable[tuple[int, int]], waiting: int, now_ms: int) -> list[Row]:
+    """Return rows for buckets of ``(until_ms, count)``, by minute, hour or day so that they stay few; none is empty.
+
+    ``waiting`` is how many there are altogether: those in no bucket are due later than all that are.
+    """
+    found = [(until_ms, count) for until_ms, count in buckets if count]
+    ahead_ms = max((until_ms for until_ms, _ in found), default=now_ms) - now_ms
+    step_ms = next((step for step in (_MINUTE_MS, _HOUR_MS) if ahead_ms <= step * _ROWS_MAX), _DAY_MS)
+    overdue = 0
+    due: Counter[int] = Counter()
+    for until_ms, count in found:
+        if until_ms <= now_ms:
+            overdue += count
+        else:
+            due[-(-until_ms // step_ms) * step_ms] += count
+    rows = [Row("overdue", overdue)] if overdue else []
+    rows += [Row(f"until {when(until_ms, now_ms)}", count) for until_ms, count in sorted(due.items())]
+    later = waiting - sum(count for _, count in found)
+    return [*rows, Row("later", later)] if later > 0 else rows

@@ -1,0 +1,139 @@
+"""A retry policy as options: how often a failed message is tried again, and after which delays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from dmq.units import format_duration, parse_duration
+from retry.policy import (
+    DELAY_MS_LIMIT,
+    MAX_AGE_MS_LIMIT,
+    MAX_ATTEMPTS_LIMIT,
+    Backoff,
+    Exponential,
+    Fixed,
+    RetryPolicy,
+    Table,
+)
+
+NO_MAX_AGE = "none"
+
+TableOption = Annotated[
+    str | None,
+    typer.Option(
+        "--table", metavar="DURATIONS", help="The delay after each attempt, such as '10s 30s 1m'; the last one stays."
+    ),
+]
+ExponentialOption = Annotated[
+    str | None, typer.Option("--exponential", metavar="FIRST..MAX", help="Growing delays, such as 5s..2h.")
+]
+MultiplierOption = Annotated[
+    float | None,
+    typer.Option("--multiplier", metavar="NUMBER", help="What --exponential grows by each time.  [default: 2]"),
+]
+FixedOption = Annotated[str | None, typer.Option("--fixed", metavar="DURATION", help="The same delay after each.")]
+MaxAttemptsOption = Annotated[
+    int | None,
+    typer.Option("--max-attempts", metavar="N", help=f"With the first delivery, at most {MAX_ATTEMPTS_LIMIT}."),
+]
+JitterOption = Annotated[
+    float | None, typer.Option("--jitter", metavar="SHARE", help="Adds up to this share to each delay: 0.2 is a fifth.")
+]
+MaxAgeOption = Annotated[
+    str | None,
+    typer.Option("--max-age", metavar="DURATION", help="No attempt later than this after the first delivery, or none."),
+]
+
+
+def policy_of(
+    *,
+    table: str | None = None,
+    exponential: str | None = None,
+    multiplier: float | None = None,
+    fixed: str | None = None,
+    max_attempts: int | None = None,
+    jitter: float | None = None,
+    max_age: str | None = None,
+    base: RetryPolicy | None = None,
+) -> RetryPolicy | None:
+    """Return ``base`` (by default the default policy) with what the options say instead; ``None`` if none was given.
+
+    Raises ``typer.BadParameter`` that names the option for a value that cannot be, and for options that exclude each
+    other.
+    """
+    if all(given is None for given in (table, exponential, multiplier, fixed, max_attempts, jitter, max_age)):
+        return None
+    policy = base or RetryPolicy()
+    policy = replace(policy, backoff=_backoff_of(policy.backoff, table, exponential, multiplier, fixed))
+    if max_attempts is not None:
+        with _blaming("--max-attempts"):
+            policy = replace(policy, max_attempts=max_attempts)
+    if jitter is not None:
+        with _blaming("--jitter"):
+            policy = replace(policy, jitter=jitter)
+    if max_age is not None:
+        with _blaming("--max-age"):
+            max_age_ms = None if max_age == NO_MAX_AGE else _duration_ms(max_age, MAX_AGE_MS_LIMIT)
+            policy = replace(policy, max_age_ms=max_age_ms)
+    return policy
+
+
+def _backoff_of(
+    base: Backoff, table: str | None, exponential: str | None, multiplier: float | None, fixed: str | None
+) -> Backoff:
+    options = {"--table": table, "--exponential": exponential, "--fixed": fixed}
+    given = [name for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        raise typer.BadParameter("give one of them only", param_hint=", ".join(given))
+    if table is not None:
+        with _blaming("--table"):
+            base = Table(tuple(_duration_ms(step, DELAY_MS_LIMIT) for step in table.replace(",", " ").split()))
+    elif fixed is not None:
+        with _blaming("--fixed"):
+            base = Fixed(_duration_ms(fixed, DELAY_MS_LIMIT))
+    elif exponential is not None:
+        with _blaming("--exponential"):
+            base = _exponential_of(exponential, base)
+    if multiplier is None:
+        return base
+    if not isinstance(base, Exponential):
+        hint = ", ".join(["--multiplier", *given])
+        raise typer.BadParameter("a multiplier goes with --exponential only", param_hint=hint)
+    with _blaming("--multiplier"):
+        return replace(base, multiplier=multiplier)
+
+
+def _exponential_of(text: str, base: Backoff) -> Exponential:
+    first, separator, most = text.partition("..")
+    if not separator:
+        raise ValueError(f"the first delay and the longest one are expected, such as 5s..2h, not {text!r}")
+    first_ms, most_ms = _duration_ms(first, DELAY_MS_LIMIT), _duration_ms(most, DELAY_MS_LIMIT)
+    if first_ms > most_ms:
+        raise ValueError(f"the first delay is longer than the longest one: {text!r}")
+    if isinstance(base, Exponential):
+        return replace(base, initial_ms=first_ms, max_ms=most_ms)
+    return Exponential(first_ms, most_ms)
+
+
+def _duration_ms(text: str, most_ms: int) -> int:
+    try:
+        duration_ms = parse_duration(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, not {text!r}") from error
+    if duration_ms > most_ms:
+        raise ValueError(f"at most {format_duration(most_ms)} is allowed, not {text!r}")
+    return duration_ms
+
+
+@contextmanager
+def _blaming(option: str) -> Iterator[None]:
+    """Make a value that cannot be a usage error that names the option."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error

@@ -1,0 +1,399 @@
+"""Dead-letter queues as a place to work: looked through, sent again, thrown away, each with one outcome.
+
+``%DLQ%<group>`` is a topic with one queue. Which of its messages have an outcome is a *ledger* (the floor and bitmaps
+of ``dmq.embedded.group_queue``, of group 0), and what the outcome was is a row of its own. Redrives and purges are
+*jobs*: a job looks at each message of a range once, in order, and writes what it did, the outcomes and where it stands
+in one unit. A crash leaves a message before or after its outcome, and the job goes on from there.
+
+A letter that cannot be read is listed without its facts, and stays: no job gives it an outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from broker_adapter.errors import BrokerError, Refused, Rule
+from broker_adapter.message import unpack_id
+from broker_adapter.message_id import new_message_id
+from broker_adapter.topics import RETRY_PREFIX, check_topic, dead_letter_topic
+from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.mapping import full_name, resource_of, to_envelope
+from dmq.audit.events import NO_QUEUE, EventKind, encode_event
+from dmq.embedded.group_queue import GroupQueue
+from dmq.embedded.names import GROUPED, PLAIN, Topic
+from dmq.embedded.place import Placement
+from dmq.embedded.registry import Registry
+from dmq.errors import StoreCorrupt, StoreError
+from dmq.store.keys import job_key, job_range, pack_group_key, pack_queue_key, queue_offset_of
+from dmq.store.ops import Delete, Emit, Family, Op, Put
+from dmq.store.record import QueuedMessage, decode_queued, encode_body, encode_history, encode_queued
+from retry.dead_letter import PARENT_MESSAGE_ID, Dead, DeadFilter, Job, JobKind, JobState, decode_job, encode_job
+from retry.policy import Reason
+
+log = structlog.get_logger("dmq.embedded")
+
+ROWS_PER_CALL_MAX = 2_000  # looked at by one call that lists
+BYTES_PER_CALL_MAX = 16 * 1024 * 1024
+ROWS_PER_UNIT_MAX = 128
+BYTES_PER_UNIT_MAX = 4 * 1024 * 1024
+UNITS_PER_S = 10  # of a job with a rate: what it may do in a second is spread over so many units
+JOBS_KEPT = 1_000  # beside those that run
+_JOB_ROWS_MAX = 1_000_000
+_OUTCOME_ROWS = 1  # the queue number under which outcomes are kept
+_KIND_OUTCOME = 4
+_PAUSE_S_MAX = 0.5
+_FAILED_PAUSE_S = 10.0  # what could not be read now will hardly be read in a moment
+
+
+class Outcome(NamedTuple):
+    """What became of a dead letter."""
+
+    what: str  # "redriven" or "purged"
+    at_ms: int
+    note: str
+
+
+class Letter(NamedTuple):
+    """A dead letter as it is looked at."""
+
+    dead: Dead
+    payload: bytes
+    dead_at_ms: int
+    outcome: Outcome | None
+
+
+class Page(NamedTuple):
+    """Some letters, and the offset to go on from; -1 at the end."""
+
+    letters: list[Letter]
+    next_offset: int
+
+
+class _Row(NamedTuple):
+    """A message of a dead-letter queue, taken apart as far as it can be read."""
+
+    offset: int
+    dead: Dead
+    record: QueuedMessage
+    message: wire.Message | None
+
+
+_UNREADABLE = QueuedMessage(0, 0, 0, b"", "", "", b"", None)
+
+
+class DeadLetters:
+    """Lists, redrives and purges. Belongs to the event loop; jobs that were running go on when it is made."""
+
+    def __init__(self, registry: Registry, placement: Placement) -> None:
+        self._registry = registry
+        self._names = registry.names
+        self._placement = placement
+        self._clock = registry.clock
+        self._jobs: dict[int, Job] = {}  # in the order of their ids
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        for _, value in registry.store.scan(Family.META, *job_range(), limit=_JOB_ROWS_MAX).rows:
+            try:
+                job = decode_job(value)
+            except ValueError as error:
+                raise StoreCorrupt(str(error)) from error
+            if job.state is JobState.RUNNING and dead_letter_topic(job.group) not in self._names.topics:
+                raise StoreCorrupt(f"job {job.job_id} is at work on a dead-letter queue that has no record")
+            self._jobs[job.job_id] = job
+        for job in self._jobs.values():
+            if job.state is JobState.RUNNING:
+                self._begin(job.job_id)
+
+    async def close(self) -> None:
+        """Stop the jobs where they are; they go on in the next run."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    async def count(self, topic: Topic) -> int:
+        """Return how many dead letters have no outcome."""
+        ledger = await self._registry.ledger(topic.topic_id)
+        end = await self._registry.reader.end(topic.topic_id, 0)
+        return end - ledger.finished_count
+
+    async def page(self, group: str, chosen: DeadFilter, *, offset: int, limit: int, with_outcome: bool) -> Page:
+        """Return up to ``limit`` letters from ``offset`` on, looking at ``ROWS_PER_CALL_MAX`` messages at most."""
+        topic = self._names.topics.get(dead_letter_topic(group))
+        if topic is None:
+            return Page([], -1)
+        ledger = await self._registry.ledger(topic.topic_id)
+        first = offset if with_outcome else max(offset, ledger.floor)
+        rows, is_complete = await self._rows(topic, first, 2**63, ROWS_PER_CALL_MAX, BYTES_PER_CALL_MAX)
+        next_offset = -1 if is_complete or not rows else rows[-1].offset + 1
+        found: list[_Row] = []
+        for row in rows:
+            if chosen.matches(row.dead) and (with_outcome or not ledger.is_finished(row.offset)):
+                if len(found) == limit:
+                    next_offset = row.offset
+                    break
+                found.append(row)
+        outcomes = await self._outcomes(topic, found) if with_outcome else [None] * len(found)
+        letters = [
+            Letter(row.dead, row.record.payload, row.record.stored_at_ms, outcome)
+            for row, outcome in zip(found, outcomes, strict=True)
+        ]
+        return Page(letters, next_offset)
+
+    async def _rows(self, topic: Topic, first: int, end: int, rows_max: int, bytes_max: int) -> tuple[list[_Row], bool]:
+        found = await self._registry.reader.rows(
+            Family.QUEUE,
+            pack_queue_key(topic.topic_id, 0, first),
+            pack_queue_key(topic.topic_id, 0, end),
+            limit=rows_max,
+            bytes_max=bytes_max,
+        )
+        return [self._row(topic, queue_offset_of(key), value) for key, value in found.rows], found.is_complete
+
+    def _row(self, topic: Topic, offset: int, value: bytes) -> _Row:
+        try:
+            record = decode_queued(value)
+            dead = self._dead(offset, record)
+        except (StoreCorrupt, KeyError, ValueError) as error:
+            log.error("dead_letter_unreadable", topic=topic.name, offset=offset, error=str(error))  # noqa: TRY400
+            return _Row(offset, Dead(offset=offset, message_id=""), _UNREADABLE, None)
+        with suppress(DecodeError):
+            message = wire.Message.FromString(record.payload)
+            return _Row(offset, replace(dead, keys=tuple(message.system_properties.keys)), record, message)
+        return _Row(offset, dead, record, None)
+
+    def _dead(self, offset: int, record: QueuedMessage) -> Dead:
+        message_id, history = unpack_id(record.message_id), record.history
+        if history is None or not record.is_dead:  # somebody sent it here
+            return Dead(offset=offset, message_id=message_id, tag=record.tag, last_failed_at_ms=record.stored_at_ms)
+        return Dead(
+            offset=offset,
+            message_id=message_id,
+            origin_topic=self._names.topics_by_id[history.topic_id].name,
+            reason=Reason(history.reason),
+            attempts=record.attempts_before,
+            first_failed_at_ms=history.first_failed_at_ms,
+            last_failed_at_ms=history.last_failed_at_ms,
+            tag=record.tag,
+        )
+
+    async def _outcomes(self, topic: Topic, rows: Sequence[_Row]) -> list[Outcome | None]:
+        values = await self._registry.reader.values(Family.GROUP, [_outcome_key(topic, row.offset) for row in rows])
+        try:
+            return [Outcome(**json.loads(value)) if value is not None else None for value in values]
+        except (ValueError, TypeError) as error:
+            raise StoreCorrupt(f"the outcome of a dead letter cannot be read: {error}") from error
+
+    # -- jobs ---------------------------------------------------------------------------------------------------------
+
+    def jobs(self, group: str = "") -> list[Job]:
+        """Return the jobs of a group, or all, newest first."""
+        return [job for job in reversed(self._jobs.values()) if not group or job.group == group]
+
+    async def start(self, job: Job, *, is_dry_run: bool) -> Job:
+        """Start ``job``, durable on return, or, for a dry run, count what it would do.
+
+        It looks at what is in the queue now, without the letters in front that all have an outcome already.
+        """
+        _check_target(job)
+        topic = self._names.topics.get(dead_letter_topic(job.group))
+        first = end = 0
+        if topic is not None:
+            first = (await self._registry.ledger(topic.topic_id)).floor
+            end = await self._registry.reader.end(topic.topic_id, 0)
+        job = replace(
+            job, created_at_ms=self._clock.now_ms(), first_offset=first, next_offset=first, end_offset=end
+        ).advanced(first)
+        if is_dry_run:
+            return await self._counted(topic, job)
+        self._check_alone(job)
+        if job.to_topic:
+            await self._registry.topic(job.to_topic)
+            self._check_alone(job)
+        job = replace(job, job_id=max(self._jobs, default=0) + 1)
+        ops = [_job_row(job), *self._forget()]
+        self._jobs[job.job_id] = job
+        done = self._registry.submit(ops)
+        if job.state is JobState.RUNNING:  # what it writes is behind this unit; and the caller may go away now
+            self._begin(job.job_id)
+        await self._registry.committed(done)
+        return job
+
+    async def stop(self, job_id: int) -> Job:
+        """End a job where it is, durable on return."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            raise Refused(Rule.NOT_FOUND, "no such job", value=job_id)
+        ops: list[Op] = []
+        if job.state is JobState.RUNNING:
+            job = self._jobs[job_id] = replace(job, state=JobState.STOPPED)
+            ops.append(_job_row(job))
+        await self._registry.committed(self._registry.submit(ops))  # also without: its end may not be durable yet
+        return job
+
+    def _check_alone(self, job: Job) -> None:
+        if any(other.group == job.group and other.state is JobState.RUNNING for other in self._jobs.values()):
+            raise Refused(Rule.REQUEST, "another job of this group is running", value=job.group)
+
+    async def _counted(self, topic: Topic | None, job: Job) -> Job:
+        while topic is not None and job.state is JobState.RUNNING:
+            rows, _ = await self._rows(topic, job.next_offset, job.end_offset, ROWS_PER_CALL_MAX, BYTES_PER_CALL_MAX)
+            _, job = _look(job, await self._registry.ledger(topic.topic_id), rows, len(rows))
+        return job
+
+    def _forget(self) -> list[Op]:
+        """Make room for one more by forgetting the oldest jobs that have ended, and return the ops for that."""
+        ended = [job_id for job_id, job in self._jobs.items() if job.state is not JobState.RUNNING]
+        ops: list[Op] = []
+        for job_id in ended[: max(0, len(self._jobs) + 1 - JOBS_KEPT)]:
+            del self._jobs[job_id]
+            ops.append(Delete(Family.META, job_key(job_id)))
+        return ops
+
+    def _begin(self, job_id: int) -> None:
+        task = asyncio.get_running_loop().create_task(self._run(job_id), name=f"dmq-job-{job_id}")
+        self._tasks[job_id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(job_id, None))
+
+    async def _run(self, job_id: int) -> None:
+        job = self._jobs[job_id]
+        log.info("job_running", job=job_id, kind=job.kind, group=job.group, next=job.next_offset, end=job.end_offset)
+        free_at_s = 0.0
+        while (job := self._jobs[job_id]).state is JobState.RUNNING:
+            now_s = self._clock.monotonic_s()
+            # A redrive sends, and a full disk refuses sends; a purge deletes, and deletes go on.
+            is_held = job.kind is JobKind.REDRIVE and self._registry.store.is_disk_low()
+            if now_s < free_at_s or is_held:
+                await asyncio.sleep(_PAUSE_S_MAX if is_held else min(free_at_s - now_s, _PAUSE_S_MAX))
+                continue
+            try:
+                done = await self._advance(job)
+            except Exception as error:  # whatever it is: to end without a word would look like running
+                is_bug = not isinstance(error, BrokerError | StoreError)
+                log.error("job_failed", job=job_id, error=str(error), exc_info=is_bug)  # noqa: TRY400
+                if self._registry.store.failure is not None:
+                    return
+                await asyncio.sleep(_FAILED_PAUSE_S)
+                continue
+            if job.rate_per_s:  # from this unit on: a pause is not made up for by hurrying later
+                free_at_s = now_s + done / job.rate_per_s
+        log.info("job_ended", job=job_id, state=job.state, done=job.done, passed=job.passed, failed=job.failed)
+
+    async def _advance(self, job: Job) -> int:
+        """Do one unit of a job, durable on return; say how many messages got their outcome."""
+        done_max = ROWS_PER_UNIT_MAX
+        if job.rate_per_s:
+            done_max = max(1, min(done_max, int(job.rate_per_s / UNITS_PER_S)))
+        topic = self._names.topics[dead_letter_topic(job.group)]
+        ledger = await self._registry.ledger(topic.topic_id)
+        rows, _ = await self._rows(topic, job.next_offset, job.end_offset, ROWS_PER_UNIT_MAX, BYTES_PER_UNIT_MAX)
+        if self._jobs[job.job_id] is not job:  # stopped meanwhile
+            return 0
+        meant, after = _look(job, ledger, rows, done_max)
+        ops: list[Op] = [_job_row(after)]
+        for row in meant:
+            ops += self._redriven(topic, job, row) if job.kind is JobKind.REDRIVE else self._purged(topic, job, row)
+        for row in meant:
+            ops += ledger.finish(row.offset)
+        self._jobs[job.job_id] = after
+        await self._registry.committed(self._registry.submit(ops))
+        return len(meant)
+
+    # -- outcomes -----------------------------------------------------------------------------------------------------
+
+    def _redriven(self, topic: Topic, job: Job, row: _Row) -> list[Op]:
+        message = row.message
+        assert message is not None
+        now_ms = self._clock.now_ms()
+        target = self._names.topics[_target(job, row.dead)]
+        message_id = new_message_id(now_ms, os.getpid(), secrets.token_bytes(10))
+        if full_name(message.topic) != target.name:
+            message.topic.CopyFrom(resource_of(target.name))
+        message.system_properties.message_id = message_id
+        message.system_properties.ClearField("delivery_timestamp")
+        message.user_properties[PARENT_MESSAGE_ID] = row.dead.message_id
+        envelope = to_envelope(message)
+        ops: list[Op] = []
+        if not target.holds & (GROUPED if envelope.message_group else PLAIN):
+            ops += self._names.plan_first(target, is_grouped=bool(envelope.message_group))
+        ops.append(self._placement.accept(target, envelope, now_ms))
+        outcome = Outcome("redriven", now_ms, f"{target.name} {message_id}")
+        return [*ops, *self._outcome_ops(topic, job, row, outcome)]
+
+    def _purged(self, topic: Topic, job: Job, row: _Row) -> list[Op]:
+        """What the letter was and how it died stays; what it said does not."""
+        record, message, history = row.record, row.message, row.record.history
+        payload = b""
+        if message is not None:
+            payload = wire.Message(topic=message.topic, system_properties=message.system_properties).SerializeToString()
+        body = encode_body(record.message_id, record.tag.encode(), record.message_group.encode(), payload)
+        if history is not None:
+            body = encode_history(history) + body
+        value = encode_queued(
+            record.attempts_before, record.stored_at_ms, record.deliver_at_ms, body, has_history=history is not None
+        )
+        put = Put(Family.QUEUE, pack_queue_key(topic.topic_id, 0, row.offset), value)
+        return [put, *self._outcome_ops(topic, job, row, Outcome("purged", self._clock.now_ms(), job.why))]
+
+    def _outcome_ops(self, topic: Topic, job: Job, row: _Row, outcome: Outcome) -> list[Op]:
+        record = row.record
+        kind = EventKind.REDRIVEN if job.kind is JobKind.REDRIVE else EventKind.PURGED
+        origin = record.history.topic_id if record.history is not None else topic.topic_id
+        group_id = self._names.groups[job.group].group_id if job.group in self._names.groups else 0
+        event = encode_event(kind, origin, group_id, NO_QUEUE, record.attempts_before, row.offset, record.message_id)
+        value = json.dumps(outcome._asdict(), separators=(",", ":")).encode()
+        return [Put(Family.GROUP, _outcome_key(topic, row.offset), value), Emit(event, row.offset)]
+
+
+def _look(job: Job, ledger: GroupQueue, rows: Sequence[_Row], done_max: int) -> tuple[list[_Row], Job]:
+    """Return which of ``rows`` get their outcome now, at most ``done_max``, and the job after that."""
+    meant: list[_Row] = []
+    passed = failed = 0
+    following = rows[-1].offset + 1 if rows else job.end_offset
+    for row in rows:
+        if ledger.is_finished(row.offset) or not job.filter.matches(row.dead):
+            passed += 1
+        elif not _is_possible(job, row):
+            failed += 1
+        elif len(meant) == done_max:
+            following = row.offset
+            break
+        else:
+            meant.append(row)
+    return meant, job.advanced(following, done=len(meant), passed=passed, failed=failed)
+
+
+def _is_possible(job: Job, row: _Row) -> bool:
+    if job.kind is JobKind.PURGE:
+        return row.record is not _UNREADABLE
+    return row.message is not None and bool(_target(job, row.dead))
+
+
+def _target(job: Job, dead: Dead) -> str:
+    """Return where a letter is sent again; empty for one that came from nowhere: somebody sent it to the queue."""
+    return job.to_topic or dead.origin_topic
+
+
+def _check_target(job: Job) -> None:
+    if not job.to_topic:
+        return
+    if check_topic(job.to_topic).startswith(RETRY_PREFIX) or job.to_topic == dead_letter_topic(job.group):
+        raise Refused(Rule.TOPIC, "dead letters cannot be sent to this topic", value=job.to_topic)
+
+
+def _outcome_key(topic: Topic, offset: int) -> bytes:
+    return pack_group_key(0, topic.topic_id, _OUTCOME_ROWS, _KIND_OUTCOME, offset)
+
+
+def _job_row(job: Job) -> Put:
+    return Put(Family.META, job_key(job.job_id), encode_job(job))

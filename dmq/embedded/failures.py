@@ -1,0 +1,271 @@
+"""What becomes of a delivery that failed: each outcome is one unit of ops, so that a crash leaves it before or after.
+
+    come back       the message stays where it is; its next attempt is a row
+    retry later     the original is finished and a copy waits on the timeline for the group (its lane, when due)
+    dead letter     the original is finished and a copy lies in the group's dead-letter queue
+
+A message of a message group never leaves its queue to be retried: later ones of its group wait behind it, so it is
+hidden where it lies. The same is done with any message while the disk is almost full: a hidden lease is a small row, a
+copy is not.
+
+Failures are gathered: those that come while others are being read share one read and one unit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+from typing import NamedTuple
+
+from broker_adapter.errors import BrokerError
+from dmq.audit.events import NO_QUEUE, EventKind, encode_event
+from dmq.embedded.group_queue import ATTEMPT_MAX, GroupQueue, Lease
+from dmq.embedded.registry import Registry
+from dmq.embedded.subscription import Subscription
+from dmq.errors import StoreError
+from dmq.store.ops import Append, Emit, Op, Schedule
+from dmq.store.ops import Receipt as Stored
+from dmq.store.record import (
+    EntryKind,
+    History,
+    QueuedMessage,
+    encode_body,
+    encode_history,
+    encode_queued,
+    encode_waiting,
+    failed_id,
+)
+from retry.flow import ComeBack, Failure, Outcome, after_failure
+from retry.policy import DeadLetter, Reason, RetryAt
+
+BATCH_MAX = 256
+POSTPONED_MS = 60_000  # until a dead letter is tried again for which there was no room
+DEAD_EVENTS = {
+    Reason.EXHAUSTED: EventKind.DEAD_EXHAUSTED,
+    Reason.TOO_OLD: EventKind.DEAD_TOO_OLD,
+    Reason.FORWARDED: EventKind.DEAD_FORWARDED,
+    Reason.SENT_BACK: EventKind.DEAD_SENT_BACK,
+    Reason.OPERATOR: EventKind.DEAD_BY_OPERATOR,
+}
+
+
+class Failed(NamedTuple):
+    """A delivery that failed, on its way to its outcome."""
+
+    queue: GroupQueue
+    offset: int
+    lease: Lease
+    failure: Failure
+    attempts_told: int  # by the consumer; 0: it did not say
+    done: asyncio.Future[None]
+
+
+class Failures:
+    """Turns failed deliveries into what follows, durably. Belongs to the event loop."""
+
+    def __init__(self, registry: Registry, levels_ms: Sequence[int]) -> None:
+        self._registry = registry
+        self._clock = registry.clock
+        self._levels_ms = tuple(levels_ms)
+        self._rng = Random()  # jitter only
+        self._waiting: list[Failed] = []
+        self._task: asyncio.Task[None] | None = None
+        self.retried_total = 0
+        self.dead_total = 0
+
+    async def close(self) -> None:
+        """Stop; what was not submitted is as before, and its caller is told."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def outcome(self, queue: GroupQueue, lease: Lease, failure: Failure, *, attempts_told: int = 0) -> Outcome:
+        """Return what follows on the failure of a lease whose message was read."""
+        return after_failure(
+            self._registry.policy(queue.group_id),
+            failure,
+            max(lease.attempts, attempts_told),
+            self._clock.now_ms(),
+            self._rng,
+            since_ms=lease.since_ms or None,
+            levels_ms=self._levels_ms,
+        )
+
+    def fail(
+        self, queue: GroupQueue, offset: int, lease: Lease, failure: Failure, *, attempts_told: int = 0
+    ) -> asyncio.Future[None]:
+        """Let ``failure`` have its outcome; the future is done when that is durable."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        lease.is_returning = True
+        self._waiting.append(Failed(queue, offset, lease, failure, attempts_told, done))
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._drain(), name="dmq-failures")
+        return done
+
+    async def _drain(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting[:BATCH_MAX], self._waiting[BATCH_MAX:]
+            try:
+                await self._handle(batch)
+            except asyncio.CancelledError:
+                for each in batch + self._waiting:
+                    each.done.cancel()
+                raise
+            except (BrokerError, StoreError) as error:
+                if len(batch) > 1:  # one that cannot be read must not stand for the others
+                    for each in batch:
+                        await self._handle_alone(each)
+                else:
+                    self._give_up(batch[0], error)
+
+    async def _handle_alone(self, one: Failed) -> None:
+        try:
+            await self._handle([one])
+        except (BrokerError, StoreError) as error:
+            self._give_up(one, error)
+
+    @staticmethod
+    def _give_up(one: Failed, error: BaseException) -> None:
+        one.lease.is_returning = False
+        if not one.done.done():
+            one.done.set_exception(error)
+            one.done.exception()  # who does not wait for it is not to be warned of it
+
+    async def _handle(self, batch: list[Failed]) -> None:
+        records = await self._registry.reader.messages([(each.queue, each.offset) for each in batch])
+        ops: list[Op] = []
+        handled: list[tuple[Failed, int]] = []
+        for each, record in zip(batch, records, strict=True):
+            if each.queue.leases.get(each.offset) is not each.lease:
+                handled.append((each, 0))  # finished meanwhile
+                continue
+            each.lease.know(record)
+            more, attempt = self._plan(each, record)
+            ops += more
+            handled.append((each, attempt))
+        done = self._registry.submit(ops)
+
+        def settle(written: asyncio.Future[list[Stored]]) -> None:
+            error = None if written.cancelled() else written.exception()
+            for each, attempt in handled:
+                if error is not None:
+                    self._give_up(each, error)
+                    continue
+                if attempt and each.queue.come_back(each.offset, each.lease, attempt):
+                    self._registry.subscription_of(each.queue).wake(each.queue.queue_id)
+                if not each.done.done():
+                    each.done.set_result(None)
+                self._registry.subscription_of(each.queue).wake_next()  # a message group, or a bound, may be free again
+
+        done.add_done_callback(settle)
+
+    # -- outcomes -----------------------------------------------------------------------------------------------------
+
+    def _plan(self, failed: Failed, record: QueuedMessage) -> tuple[list[Op], int]:
+        """Return the ops of the outcome, and the next attempt of a message that comes back once they are durable."""
+        queue, offset, lease = failed.queue, failed.offset, failed.lease
+        found = self._registry.subscription_of(queue)
+        outcome = self.outcome(queue, lease, failed.failure, attempts_told=failed.attempts_told)
+        is_disk_low = self._registry.store.is_disk_low()
+        match outcome:
+            case ComeBack():
+                attempt, rows = queue.plan_return(offset, lease, self._clock.now_ms())
+                total = min(lease.attempts_before + attempt, ATTEMPT_MAX)
+                return [*rows, _event(found, EventKind.LEASE_EXPIRED, total, offset, failed)], attempt
+            case RetryAt(at_ms) if record.message_group or is_disk_low:
+                return self._hide(failed, record, at_ms), 0
+            case RetryAt(at_ms):
+                self.retried_total += 1
+                return self._retry(found, failed, record, at_ms), 0
+            case DeadLetter() if is_disk_low:
+                return self._hide(failed, record, self._clock.now_ms() + POSTPONED_MS), 0
+            case DeadLetter(reason):
+                self.dead_total += 1
+                return self._bury(found, failed, record, reason), 0
+
+    def _hide(self, failed: Failed, record: QueuedMessage, visible_at_ms: int) -> list[Op]:
+        queue, offset, lease = failed.queue, failed.offset, failed.lease
+        lease.first_failed_at_ms = lease.first_failed_at_ms or self._clock.now_ms()
+        lease.epoch = self._registry.next_epoch()  # who gave it back cannot finish it any more
+        rows = queue.hide(offset, lease, visible_at_ms, message_group=record.message_group)
+        self._registry.watch(queue, offset, lease)
+        attempt = lease.attempts
+        found = self._registry.subscription_of(queue)
+        return [*rows, _event(found, EventKind.NACKED, attempt, visible_at_ms, failed)]
+
+    def _retry(self, found: Subscription, failed: Failed, record: QueuedMessage, at_ms: int) -> list[Op]:
+        queue, lease = failed.queue, failed.lease
+        now_ms = self._clock.now_ms()
+        lane, ops = self._registry.lane(found)
+        attempt = lease.attempts
+        history = self._history(failed, record, 0)
+        waiting = encode_waiting(
+            EntryKind.RETRY, attempt, lane.topic_id, queue.group_id, at_ms, now_ms, copy_of(record, history)
+        )
+        event = encode_event(
+            EventKind.NACKED,
+            found.topic.topic_id,
+            queue.group_id,
+            found.number_of(queue),
+            attempt,
+            at_ms,
+            record.message_id,
+        )
+        entry = Schedule(queue.group_id, failed_id(record.message_id, history, attempt), at_ms, waiting, event)
+        return [*ops, entry, *queue.leave(failed.offset)]
+
+    def _bury(self, found: Subscription, failed: Failed, record: QueuedMessage, reason: Reason) -> list[Op]:
+        queue, lease = failed.queue, failed.lease
+        attempts = max(lease.attempts, failed.attempts_told)
+        history = self._history(failed, record, reason)
+        ops, copy = self.bury_ops(
+            queue.group_id, found.topic.topic_id, record, history, attempts, number=found.number_of(queue)
+        )
+        return [*ops, copy, *queue.leave(failed.offset)]
+
+    def bury_ops(
+        self,
+        group_id: int,
+        topic_id: int,
+        record: QueuedMessage,
+        history: History,
+        attempts: int,
+        *,
+        number: int = NO_QUEUE,
+    ) -> tuple[list[Op], Append]:
+        """Return the op that puts a copy into the group's dead-letter queue, and those that its first use needs.
+
+        ``number`` is that of the queue in which it failed, if it was handed out.
+        """
+        now_ms = self._clock.now_ms()
+        names = self._registry.names
+        letters, ops = names.dead_letters(names.groups_by_id[group_id], now_ms)
+        reason = Reason(history.reason)
+        told = {Reason.EXHAUSTED: self._registry.policy(group_id).max_attempts, Reason.TOO_OLD: history.since_ms}
+        event = encode_event(
+            DEAD_EVENTS[reason], topic_id, group_id, number, attempts, told.get(reason, 0), record.message_id
+        )
+        copy = encode_queued(attempts, now_ms, 0, copy_of(record, history), has_history=True)
+        entry_id = failed_id(record.message_id, history, attempts)
+        return ops, Append(letters.topic_id, entry_id, letters.topic_id, 0, copy, event)
+
+    def _history(self, failed: Failed, record: QueuedMessage, reason: int) -> History:
+        queue, now_ms = failed.queue, self._clock.now_ms()
+        if record.history is not None and self._registry.subscription_of(queue).lane is queue:
+            return record.history._replace(last_failed_at_ms=now_ms, reason=reason)
+        first_ms = failed.lease.first_failed_at_ms or now_ms
+        return History(queue.topic_id, queue.queue_id, failed.offset, record.stored_at_ms, first_ms, now_ms, reason)
+
+
+def copy_of(record: QueuedMessage, history: History) -> bytes:
+    """Return what follows on the head of a copy: its history and the message as it came off the wire."""
+    return encode_history(history) + encode_body(
+        record.message_id, record.tag.encode(), record.message_group.encode(), record.payload
+    )
+
+
+def _event(found: Subscription, kind: EventKind, attempt: int, time_ms: int, failed: Failed) -> Emit:
+    number, message_id = found.number_of(failed.queue), failed.lease.message_id
+    event = encode_event(kind, found.topic.topic_id, found.group_id, number, attempt, time_ms, message_id)
+    return Emit(event, failed.offset)

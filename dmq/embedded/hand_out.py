@@ -1,0 +1,158 @@
+"""Taking messages for a receive: chosen and leased first, then read, then those that may go out are handed out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from broker_adapter.adapter import Subscription as Wanted
+from broker_adapter.message import DeadLetterFacts, Delivery, unpack_id
+from dmq.audit.events import EventKind, encode_event
+from dmq.embedded.group_queue import GroupQueue, Lease
+from dmq.embedded.receipt import Receipt, encode_handle
+from dmq.embedded.registry import Registry, look_at
+from dmq.embedded.subscription import Subscription
+from dmq.store.ops import Emit, Op
+from dmq.store.record import QueuedMessage
+from retry.policy import Reason
+
+RECEIVE_BYTES_MAX = 8 * 1024 * 1024
+
+
+class Terms(NamedTuple):
+    """What a receive asks for."""
+
+    wanted: Wanted
+    batch_max: int
+    invisible_ms: int
+    renew_for: str  # a push consumer's client id, or empty
+
+    @property
+    def run_max(self) -> int:
+        """How many messages of one message group it may carry."""
+        return 1 if self.renew_for else self.batch_max
+
+
+class _Taken(NamedTuple):
+    queue: GroupQueue
+    offset: int
+    lease: Lease
+
+
+class HandOut:
+    """Hands out messages to receives. Belongs to the event loop."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    async def take(self, found: Subscription, terms: Terms) -> list[Delivery]:
+        """Hand out what is available now, up to the batch; may be empty though something seemed available."""
+        first_epoch = self._registry.epoch + 1
+        taken = self._lease(found, terms)
+        found.wake_next()  # there may be more than this receive takes
+        try:
+            records = await self._registry.reader.messages([(each.queue, each.offset) for each in taken])
+        except BaseException:
+            for each in reversed(taken):
+                each.queue.give_back(each.offset)
+            found.wake_next()
+            raise
+        return self._deliver(found, terms, taken, records, first_epoch)
+
+    def _lease(self, found: Subscription, terms: Terms) -> list[_Taken]:
+        """Take offsets and lease them before they are read, so that no other receive takes them meanwhile."""
+        visible_at_ms = self._registry.clock.now_ms() + terms.invisible_ms
+        taken: list[_Taken] = []
+        for queue in found.choose(terms.wanted.queue_id):
+            for offset, returned in queue.take(terms.batch_max - len(taken)):
+                lease = Lease(
+                    self._registry.next_epoch(),
+                    returned.attempt,
+                    visible_at_ms,
+                    renew_for=terms.renew_for,
+                    first_failed_at_ms=returned.first_failed_at_ms,
+                    is_push=bool(terms.renew_for),
+                )
+                queue.lease(offset, lease)
+                taken.append(_Taken(queue, offset, lease))
+            if len(taken) >= terms.batch_max:
+                break
+        return taken
+
+    def _deliver(
+        self,
+        found: Subscription,
+        terms: Terms,
+        taken: Sequence[_Taken],
+        records: Sequence[QueuedMessage],
+        first_epoch: int,
+    ) -> list[Delivery]:
+        deliveries: list[Delivery] = []
+        passed_over: list[Op] = []
+        max_attempts = self._registry.policy(found.group_id).max_attempts
+        ledger = self._registry.ledgers.get(found.topic.topic_id)
+        size = 0
+        for each, record in zip(taken, records, strict=True):
+            queue, offset, lease = each
+            lease.know(record)
+            is_resolved = ledger is not None and queue is not found.lane and ledger.is_finished(offset)
+            if is_resolved or (terms.wanted.tags and record.tag not in terms.wanted.tags):
+                passed_over += _filtered(found, each)
+                continue
+            if not queue.admit(offset, record.message_group, first_epoch=first_epoch, run_max=terms.run_max):
+                continue
+            if lease.attempts > max_attempts:  # its policy has changed since it failed last
+                lease.attempt -= 1  # the one that is not made
+                lease.visible_at_ms, lease.renew_for = 0, ""
+                self._registry.watch(queue, offset, lease)
+                continue
+            size += len(record.payload)
+            if deliveries and size > RECEIVE_BYTES_MAX:
+                queue.give_back(offset)
+                found.wake(queue.queue_id)
+                continue
+            self._registry.watch(queue, offset, lease)
+            deliveries.append(self._delivery(found, each, record, terms.invisible_ms))
+        if passed_over:
+            # Not waited for: forgotten by a crash, they are passed over again; a failure reaches everybody else.
+            self._registry.submit(passed_over).add_done_callback(look_at)
+        return deliveries
+
+    def _delivery(self, found: Subscription, taken: _Taken, record: QueuedMessage, invisible_ms: int) -> Delivery:
+        queue, offset, lease = taken
+        receipt = Receipt(
+            queue.group_id, queue.topic_id, queue.queue_id, offset, lease.epoch, lease.attempt, lease.is_push
+        )
+        return Delivery(
+            found.topic.name,
+            unpack_id(record.message_id),
+            record.payload,
+            queue.queue_id,
+            offset,
+            encode_handle(receipt),
+            lease.attempts,
+            invisible_ms,
+            record.stored_at_ms,
+            record.deliver_at_ms,
+            self._facts(record) if record.is_dead else None,
+        )
+
+    def _facts(self, record: QueuedMessage) -> DeadLetterFacts:
+        history = record.history
+        assert history is not None
+        origin = self._registry.names.topics_by_id[history.topic_id]
+        return DeadLetterFacts(
+            origin.name,
+            unpack_id(record.message_id),
+            record.attempts_before,
+            Reason(history.reason).name.lower(),
+            history.first_failed_at_ms,
+            history.last_failed_at_ms,
+        )
+
+
+def _filtered(found: Subscription, taken: _Taken) -> list[Op]:
+    queue, offset, lease = taken
+    number = found.number_of(queue)
+    event = encode_event(EventKind.FILTERED, found.topic.topic_id, found.group_id, number, 0, offset, lease.message_id)
+    return [*queue.finish(offset), Emit(event, offset)]

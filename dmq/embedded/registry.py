@@ -1,0 +1,204 @@
+"""What the embedded broker knows while it runs: topics, groups, and the subscriptions that are loaded.
+
+Everything in memory belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group, check_topic
+from dmq.embedded.group_queue import GroupQueue, Lease
+from dmq.embedded.names import Group, Names, Topic
+from dmq.embedded.reader import Reader
+from dmq.embedded.subscription import Subscription
+from dmq.errors import StoreBusy, StoreError
+from dmq.store.commit import Appended
+from dmq.store.ops import Op, Receipt
+from dmq.store.store import Store
+from retry.policy import RetryPolicy
+
+DEFAULT_POLICY = RetryPolicy()
+
+
+class Registry:
+    """Finds and makes topics, groups and subscriptions; ``submit`` and ``committed`` are the way to the store."""
+
+    def __init__(
+        self, store: Store, reader: Reader, *, queues_per_topic: int, group_start: Literal["earliest", "latest"]
+    ) -> None:
+        self.store = store
+        self.names = Names(store)
+        self.clock = store.clock
+        self.reader = reader
+        # Lets a lease end in its time; set by the leases, which need the registry to be made.
+        self.watch: Callable[[GroupQueue, int, Lease], None] = lambda *_: None
+        self._queues_per_topic = queues_per_topic
+        self._group_start = group_start
+        self.subscriptions: dict[tuple[int, int], Subscription] = {}
+        self._by_topic: dict[int, list[Subscription]] = {}
+        self._by_lane: dict[int, Subscription] = {}
+        self.ledgers: dict[int, GroupQueue] = {}
+        self.epoch = store.boot << 32  # of the last hand-out: greater than every one of an earlier run
+
+    # -- topics and groups --------------------------------------------------------------------------------------------
+
+    async def topic(self, name: str) -> Topic:
+        """Return a topic, made if it is not known."""
+        found = self.names.topics.get(name)
+        if found is not None:
+            return found
+        if check_topic(name).startswith(RETRY_PREFIX):
+            why = "what a group failed comes to its consumers under the topic it was sent to"
+            raise Refused(Rule.TOPIC, why, value=name)
+        queues = 1 if name.startswith(DEAD_LETTER_PREFIX) else self._queues_per_topic
+        topic, ops = self.names.plan_topic(name, queues, self.clock.now_ms())
+        done = self.submit(ops)
+        self.names.add_topic(topic)  # later units are committed after this one, so its id may be used at once
+        await self.committed(done)
+        return topic
+
+    async def group(self, name: str) -> Group:
+        """Return a group, made if it is not known."""
+        found = self.names.groups.get(name)
+        if found is not None:
+            return found
+        group, ops = self.names.plan_group(check_group(name), self.clock.now_ms())
+        done = self.submit(ops)
+        self.names.add_group(group)
+        await self.committed(done)
+        return group
+
+    def policy(self, group_id: int) -> RetryPolicy:
+        """Return the retry policy of a group as it is now."""
+        return self.names.groups_by_id[group_id].policy or DEFAULT_POLICY
+
+    def next_epoch(self) -> int:
+        """Return an epoch that no hand-out has."""
+        self.epoch += 1
+        return self.epoch
+
+    # -- subscriptions ------------------------------------------------------------------------------------------------
+
+    def subscription_of(self, queue: GroupQueue) -> Subscription:
+        """Return the subscription a loaded queue belongs to."""
+        return self._by_lane.get(queue.topic_id) or self.subscriptions[queue.group_id, queue.topic_id]
+
+    async def subscribe_known(self, group_name: str, topic_name: str) -> Subscription:
+        """As ``subscribe``, but a handle cannot be of a group or topic that nobody ever named: create nothing."""
+        if group_name not in self.names.groups or topic_name not in self.names.topics:
+            raise Refused(Rule.RECEIPT_HANDLE, "nothing was ever handed out", value=f"{group_name}, {topic_name}")
+        return await self.subscribe(group_name, topic_name)
+
+    async def subscribe(self, group_name: str, topic_name: str) -> Subscription:
+        """Return the state of (group, topic), loaded; creates what is missing."""
+        group = await self.group(group_name)
+        topic = await self.topic(topic_name)
+        while (found := self.subscriptions.get((group.group_id, topic.topic_id))) is not None:
+            if found.is_loaded.is_set():
+                return found
+            await found.is_loaded.wait()  # and look again: whoever loads it may fail, or be cancelled
+        found = Subscription(group.group_id, topic)
+        self.subscriptions[group.group_id, topic.topic_id] = found
+        self._by_topic.setdefault(topic.topic_id, []).append(found)  # from here on it hears of new messages
+        lane = self.names.lanes.get((group.group_id, topic.topic_id))
+        if lane is not None:
+            self._attach(found, lane)
+        try:
+            await self._load(found)
+        except BaseException:
+            del self.subscriptions[group.group_id, topic.topic_id]
+            self._by_topic[topic.topic_id].remove(found)
+            if found.lane is not None:
+                del self._by_topic[found.lane.topic_id], self._by_lane[found.lane.topic_id]
+            raise
+        finally:
+            found.is_loaded.set()
+        return found
+
+    async def _load(self, found: Subscription) -> None:
+        ops: list[Op] = []
+        queues = found.all_queues
+        if found.topic.name.startswith(DEAD_LETTER_PREFIX):
+            await self.ledger(found.topic.topic_id)
+        for queue, (rows, end) in zip(queues, await self.reader.progress(queues), strict=True):
+            queue.end = max(queue.end, end)
+            if rows:
+                queue.load(rows)
+            else:
+                skips = self._group_start == "latest" and queue is not found.lane
+                ops += queue.start_at(queue.end if skips else 0)
+        # Also without ops: behind this unit, what lies below the ends that were read is durable.
+        await self.committed(self.submit(ops))
+        for queue in queues:
+            for offset, lease in queue.leases.items():
+                self.watch(queue, offset, lease)
+
+    async def ledger(self, topic_id: int) -> GroupQueue:
+        """Return which dead letters of a dead-letter queue have an outcome: the progress of nobody's group on it."""
+        known = self.ledgers.get(topic_id)
+        if known is not None:
+            return known
+        ledger = GroupQueue(0, topic_id, 0)
+        ((rows, _),) = await self.reader.progress([ledger])
+        ledger.load(rows)
+        return self.ledgers.setdefault(topic_id, ledger)
+
+    def lane(self, found: Subscription) -> tuple[GroupQueue, list[Op]]:
+        """Return where retries of a loaded subscription go, and the ops that must ride with its first use."""
+        if found.lane is not None:
+            return found.lane, []
+        group = self.names.groups_by_id[found.group_id]
+        lane, ops = self.names.lane(group, found.topic.topic_id, self.clock.now_ms())
+        queue = self._attach(found, lane)
+        return queue, [*ops, *queue.start_at(0)]
+
+    def _attach(self, found: Subscription, lane: Topic) -> GroupQueue:
+        found.lane = GroupQueue(found.group_id, lane.topic_id, 0)
+        self._by_lane[lane.topic_id] = found
+        self._by_topic[lane.topic_id] = [found]
+        return found.lane
+
+    def on_appended(self, appended: Appended) -> None:
+        """Tell who waits that queues have grown."""
+        for (topic_id, queue_id), end in appended.items():
+            for found in self._by_topic.get(topic_id, ()):
+                queue = found.queue_at(topic_id, queue_id)
+                if queue is not None:
+                    queue.end = max(queue.end, end)
+                    found.wake(queue_id)
+
+    # -- the store ----------------------------------------------------------------------------------------------------
+
+    def submit(self, ops: Sequence[Op], *, is_urgent: bool = True) -> asyncio.Future[list[Receipt]]:
+        """Submit a unit; errors as a broker's."""
+        try:
+            return self.store.commit_async(ops, is_urgent=is_urgent)
+        except StoreBusy as error:
+            raise Overloaded("the store is busy", limit="pending_sends_max") from error
+        except StoreError as error:
+            raise BrokerUnavailable(str(error)) from error
+
+    async def committed(self, done: asyncio.Future[list[Receipt]]) -> list[Receipt]:
+        """Wait until a unit is durable."""
+        try:
+            return await asyncio.shield(done)  # a caller that goes away does not undo what was submitted
+        except StoreError as error:
+            raise BrokerUnavailable(str(error)) from error
+
+    @staticmethod
+    async def wait(done: asyncio.Future[Any]) -> None:
+        """As ``committed``, where there are no receipts."""
+        try:
+            await asyncio.shield(done)
+        except StoreError as error:
+            raise BrokerUnavailable(str(error)) from error
+
+
+def look_at(done: asyncio.Future[list[Receipt]]) -> None:
+    """Take note of a failure that reaches everybody else anyway."""
+    if not done.cancelled():
+        done.exception()

@@ -1,0 +1,74 @@
+"""Every format on disk, byte by byte: no layout drifts."""
+
+from __future__ import annotations
+
+import pytest
+
+from dmq.audit import events
+from dmq.embedded import receipt
+from dmq.store import keys, outbox, record
+from dmq.store.ops import EntryState
+
+HISTORY = record.History(1, 2, 3, 4, 5, 6, 7)
+BLOCK = outbox.encode_block(1, 2, 1, [outbox.pack_record_head(1, 3, 4), b"e"])
+
+GOLDEN: list[tuple[str, bytes, str]] = [
+    ("timeline key", keys.pack_timeline_key(0x0102030405060708, 9), "0102030405060708 0000000000000009"),
+    ("index key", keys.pack_index_prefix(2, 3) + b"id", "00000002 00000003 6964"),
+    ("queue key", keys.pack_queue_key(1, 2, 3), "00000001 0002 0000000000000003"),
+    ("group key", keys.pack_group_key(1, 2, 3, 4, 5), "00000001 00000002 0003 04 0000000000000005"),
+    ("total key", keys.total_key(7), "74 00000007"),
+    ("bucket key", keys.bucket_key(7, 8), "63 00000007 0000000000000008"),
+    ("name key", keys.name_key(9), "6e 00000009"),
+    ("settings key", keys.settings_key(9), "70 00000009"),
+    ("holds key", keys.holds_key(9), "68 00000009"),
+    ("job key", keys.job_key(9), "6a 0000000000000009"),
+    ("meta letters", keys.META_FORMAT + keys.META_BOOT + keys.META_SEQUENCE + keys.META_DONE, "46 42 53 44"),
+    ("more letters", keys.META_OUTBOX + keys.META_GENERATION + keys.META_CLOSED, "4f 47 58"),
+    ("body", record.encode_body(b"id", b"t", b"gg", b"wire"), "02 01 02 6964 74 6767 77697265"),
+    ("waiting", record.encode_waiting(1, 2, 3, 4, 5, 6, b"b"),
+     "01 01 0002 00000003 00000004 0000000000000005 0000000000000006 62"),
+    ("queued", record.encode_queued(1, 2, 3, b"b"), "01 00 0001 0000000000000002 0000000000000003 62"),
+    ("copy", record.encode_queued(1, 2, 3, b"hb", has_history=True),
+     "01 01 0001 0000000000000002 0000000000000003 6862"),
+    ("history", record.encode_history(HISTORY),
+     "00000001 0002 0000000000000003 0000000000000004 0000000000000005 0000000000000006 07"),
+    ("failed id", record.failed_id(b"id", HISTORY, 8), "6964 00000001 0002 0000000000000003 0008"),
+    ("index waiting", record.encode_index_waiting(1, 2), "01 0000000000000001 0000000000000002"),
+    ("index finished", record.encode_index_finished(EntryState.DELIVERED, 1, 2, 3, 4),
+     "03 0000000000000001 0000000000000002 0003 0000000000000004"),
+    ("outbox row", BLOCK,
+     "01 00000001 0000000000000002 00000001 0001 0000000000000003 0000000000000004 65"),
+    ("outbox figures", outbox.encode_state(outbox.OutboxState(1, 2, 3)),
+     "0000000000000001 0000000000000002 0000000000000003"),
+    ("event", events.encode_event(3, 1, 2, 3, 4, 5, b"id"), "03 00000001 00000002 0003 0004 0000000000000005 6964"),
+    ("topic event", events.name_event(events.EventKind.TOPIC_CREATED, 7),
+     "09 00000007 00000000 ffff 0000 0000000000000000"),
+    ("group event", events.name_event(events.EventKind.GROUP_CREATED, 7),
+     "0a 00000000 00000007 ffff 0000 0000000000000000"),
+    ("gap event", events.gap_event(5, 6), "0d 00000000 00000000 ffff 0000 0000000000000005 0000000000000006"),
+    ("receipt handle", receipt.encode_handle(receipt.Receipt(1, 2, 3, 4, 5, 6)).encode(),
+     b"AgAAAAEAAAACAAMAAAAAAAAABAAAAAAAAAAFAAYAfKO2sw".hex()),
+    ("handle of a push consumer", receipt.encode_handle(receipt.Receipt(1, 2, 3, 4, 5, 6, True)).encode(),
+     b"AgAAAAEAAAACAAMAAAAAAAAABAAAAAAAAAAFAAYBC6SGJQ".hex()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("made", "expected"), [each[1:] for each in GOLDEN], ids=[each[0] for each in GOLDEN])
+def test_layouts_do_not_drift(made: bytes, expected: str) -> None:
+    """A change here is a new format version: stores written by released versions have these bytes."""
+    assert made.hex() == expected.replace(" ", "")
+
+
+def test_numbers_of_kinds_do_not_drift() -> None:
+    """They stand in rows that were written; none is ever used for something else."""
+    states = {"WAITING": 1, "QUEUED": 2, "DELIVERED": 3, "WITHDRAWN": 4}
+    assert {kind.name: int(kind) for kind in EntryState} == states
+    assert {kind.name: int(kind) for kind in record.EntryKind} == {"DELAYED": 1, "RETRY": 2}
+    assert [kind.name for kind in sorted(events.EventKind)] == [
+        "SCHEDULED", "QUEUED", "DELIVERED", "ACKED", "LEASE_EXPIRED", "GIVEN_BACK", "INVISIBLE_CHANGED", "FILTERED",
+        "TOPIC_CREATED", "GROUP_CREATED", "OPENED", "CLOSED", "GAP", "NACKED", "RETRIED", "RETRY_MOVED",
+        "DEAD_EXHAUSTED", "DEAD_TOO_OLD", "DEAD_FORWARDED", "DEAD_SENT_BACK", "DEAD_BY_OPERATOR", "REDRIVEN", "PURGED",
+        "GROUP_CHANGED",
+    ]  # fmt: skip
+    assert [int(kind) for kind in sorted(events.EventKind)] == list(range(1, 25))

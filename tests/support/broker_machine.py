@@ -1,0 +1,371 @@
+"""Rules that every state machine of the embedded broker has: what clients do and what time does, told to both sides."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import Counter
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import ClassVar, NamedTuple, TypeVar
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from support.broker_draws import (
+    CLIENT,
+    FIRST_POLICY,
+    GROUPS,
+    MESSAGE_GROUP_OF,
+    POLICIES,
+    SEXTON,
+    SEXTONS_POLICY,
+    TOPICS,
+    UNDERTAKER,
+    Sends,
+    a_policy,
+    batches,
+    durations,
+    hows,
+    message_id_of,
+    pairs,
+    picks,
+    sends,
+    steps,
+)
+from support.broker_model import Choice, Fact, Held, Key, Model, Policy, check_taken
+from support.rigs import EmbeddedRig, an_envelope, receive
+from support.trail import read_facts, read_lines
+
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.message import Delivery, Envelope
+from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic
+from dmq.audit.events import gap_event
+from dmq.store.store import StoreOptions
+
+_T = TypeVar("_T")
+
+
+class Lost(NamedTuple):
+    """A handle that is good for nothing: refused while its run lasts, or for ever; else it only changes nothing."""
+
+    group: str
+    topic: str
+    handle: str
+    is_refused: bool
+
+
+class BrokerRules(RuleBasedStateMachine):
+    """One history, without its ends."""
+
+    on_disk: ClassVar[bool]
+
+    def __init__(self) -> None:
+        super().__init__()
+        groups = (*GROUPS, UNDERTAKER)
+        self.model = Model(MESSAGE_GROUP_OF, {**dict.fromkeys(groups, FIRST_POLICY), SEXTON: SEXTONS_POLICY})
+        self.loop = asyncio.new_event_loop()
+        self.strays: list[str] = []
+        self.loop.set_exception_handler(lambda _, context: self.strays.append(repr(context)))
+        self.folder = tempfile.TemporaryDirectory(prefix="dmq-machine-")
+        options = StoreOptions(idempotency_window_ms=10**12, gap_event=gap_event)
+        self.rig = EmbeddedRig(Path(self.folder.name), on_disk=self.on_disk, queues=2, options=options)
+        self.clock = self.rig.clock
+        self.lines: dict[str, dict[str, list[Key]]] = {}
+
+    @initialize()
+    def open(self) -> None:
+        """Make all names, so that the model need not know when they come into being."""
+        self.run(self.rig.open())
+        for topic in (*TOPICS, *(dead_letter_topic(group) for group in (*GROUPS, UNDERTAKER))):
+            self.run(self.rig.broker.route(topic))
+        for group, policy in self.model.policies.items():
+            self.run(self.rig.broker.set_group(group, policy=a_policy(policy)))
+        self.settle()
+
+    def run(self, work: Coroutine[object, object, _T]) -> _T:
+        """Run a coroutine on the machine's loop."""
+        return self.loop.run_until_complete(work)
+
+    # -- producers ----------------------------------------------------------------------------------------------------
+
+    @rule(batch=sends)
+    def send(self, batch: Sends) -> None:
+        """One call; ids come from a small pool, so many of them are known, some twice in the call."""
+        now_ms = self.clock.now_ms()
+        envelopes = self.envelopes(batch)
+        receipts = self.run(self.rig.broker.send(envelopes))
+        for envelope, receipt in zip(envelopes, receipts, strict=True):
+            key = (envelope.topic, envelope.message_id)
+            assert receipt.message_id == envelope.message_id
+            assert receipt.repeated == self.model.send(key, envelope.deliver_at_ms, now_ms)
+            assert (receipt.queue_offset < 0) == (key in self.model.waiting)
+        if any(at_ms <= now_ms for at_ms in self.model.waiting.values()):
+            self.advance(1)  # of a message group, and overdue: it goes by the timeline, behind the reader
+
+    def envelopes(self, batch: Sends) -> list[Envelope]:
+        """What is sent; its number says which message group it has."""
+        now_ms = self.clock.now_ms()
+        return [
+            an_envelope(
+                message_id_of(topic, number),
+                topic=topic,
+                deliver_at_ms=0 if delay is None else now_ms + delay,
+                message_group=MESSAGE_GROUP_OF[message_id_of(topic, number)],
+            )
+            for topic, number, delay in batch
+        ]
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    @rule(ms=st.sampled_from(steps))
+    def advance(self, ms: int) -> None:
+        """Time passes."""
+        self.clock.advance(ms)
+        self.settle()
+
+    @rule(ms=st.sampled_from(steps), is_forward=st.booleans())
+    def step(self, ms: int, *, is_forward: bool) -> None:
+        """The host's clock is set, forward or back, while no time passes."""
+        self.clock.step_to(self.clock.now_ms() + (ms if is_forward else -ms))
+        self.settle()
+
+    @precondition(lambda self: self.times())
+    @rule(pick=picks, early_ms=st.sampled_from((0, 1)))
+    def advance_to_a_time(self, pick: int, early_ms: int) -> None:
+        """When something is due, or a lease ends: to the millisecond, or one before it."""
+        times = self.times()
+        self.clock.advance(max(0, times[pick % len(times)] - early_ms - self.clock.now_ms()))
+        self.settle()
+
+    def settle(self) -> None:
+        """Let time do its work, on both sides."""
+        self.run(self.rig.settle())
+        self.model.settle(self.clock.now_ms(), self.clock.monotonic_s())
+
+    # -- consumers ----------------------------------------------------------------------------------------------------
+
+    @rule(pair=pairs, batch_max=batches, invisible_ms=durations, is_push=st.booleans())
+    def receive(self, pair: tuple[str, str], batch_max: int, invisible_ms: int, *, is_push: bool) -> None:
+        """What comes is held until something is done with it."""
+        self.take(pair, batch_max, invisible_ms, is_push=is_push)
+
+    def take(self, pair: tuple[str, str], batch_max: int, invisible_ms: int, *, is_push: bool = False) -> list[Key]:
+        """Exactly what is visible may come, as many as fit, each with its attempt; message groups in order."""
+        group, topic = pair
+        now_ms, now_s = self.clock.now_ms(), self.clock.monotonic_s()
+        choice = self.model.choice(group, topic, self.look_at(topic), is_push=is_push)
+        deliveries = self.run(
+            receive(
+                self.rig,
+                group=group,
+                topic=topic,
+                batch_max=batch_max,
+                invisible_ms=invisible_ms,
+                renew_for=CLIENT if is_push else "",
+            )
+        )
+        taken = [(topic, each.message_id) for each in deliveries]
+        check_taken(choice, taken, batch_max)
+        for key, each in zip(taken, deliveries, strict=True):
+            held = self.model.held[group][key]
+            self.check_delivery(group, held, each)
+            self.model.hand_out(held, each.receipt_handle, now_ms, invisible_ms, now_s, is_push=is_push)
+        if choice.condemned:
+            self.bury_the_condemned(group, choice)
+        return taken
+
+    @rule(
+        pair=pairs, hows=st.lists(hows, min_size=1, max_size=4), is_push=st.booleans(), then_ms=st.sampled_from(steps)
+    )
+    def consume(self, pair: tuple[str, str], hows: list[str], then_ms: int, *, is_push: bool) -> None:
+        """A consumer that takes all there is, and finishes or fails it; then time passes, so that it fails again."""
+        for at, key in enumerate(self.take(pair, 1_000, 30_000, is_push=is_push)):
+            held, how = self.model.held[pair[0]][key], hows[at % len(hows)]
+            if held.hidden_until_ms is not None and not held.is_finished:
+                self.finish(how, pair[0], key, held.handles[-1].text)
+        self.advance(then_ms)
+
+    def finish(self, how: str, group: str, key: Key, handle: str) -> None:
+        """Do one thing with a delivery, on both sides."""
+        broker, now_ms = self.rig.broker, self.clock.now_ms()
+        if how == "ack":
+            assert list(self.run(broker.ack(group, key[0], [handle]))) == [None]
+            self.model.ack(group, key)
+        elif how == "fail":
+            self.run(broker.change_invisible(group, key[0], handle, 1))
+            self.model.hide(group, key, now_ms, 1, suspend=False)
+        elif how == "give up":
+            self.run(broker.dead_letter(group, key[0], handle, attempts=2))
+            self.model.give_up(group, key, now_ms, 2)
+        elif how == "send back":
+            self.run(broker.send_back(group, key[0], handle, 0))
+            self.model.send_back(group, key, now_ms, 0)
+
+    def check_delivery(self, group: str, held: Held, delivery: Delivery) -> None:
+        """Its attempt is the next one, which its policy allows; a dead letter tells how it died."""
+        assert delivery.delivery_attempt == held.next_attempt <= self.model.policies[group].max_attempts
+        # The copy that a group makes of a dead letter which it failed has no facts: see the note in the model's report.
+        letter = self.model.letters.get((delivery.topic, delivery.message_id))
+        assert delivery.dead_letter == (letter if held.place == 0 else None)
+
+    def bury_the_condemned(self, group: str, choice: Choice) -> None:
+        """What a receive came by that has no attempt left is dead now; which it came by, the trail says."""
+        self.settle()
+        for fact in self.untold():
+            held = choice.condemned[fact.key]
+            assert fact.group == group
+            self.model.bury(group, fact.key, self.clock.now_ms(), "exhausted", held.next_attempt - 1)
+        assert not self.untold()
+
+    def untold(self) -> list[Fact]:
+        """What the trail holds and the model does not."""
+        return list((Counter(read_facts(self.rig.broker)) - Counter(self.model.facts)).elements())
+
+    @precondition(lambda self: self.acknowledgeable())
+    @rule(pick=picks, count=st.integers(1, 4))
+    def ack(self, pick: int, count: int) -> None:
+        """With the last handle of messages that are leased, or expired, or acknowledged already."""
+        found = self.acknowledgeable()
+        group, key, _ = found[pick % len(found)]
+        chosen = [(other, held) for where, other, held in found if where == group and other[0] == key[0]][-count:]
+        handles = [held.handles[-1].text for _, held in chosen]
+        assert list(self.run(self.rig.broker.ack(group, key[0], handles))) == [None] * len(handles)
+        for other, _ in chosen:
+            self.model.ack(group, other)
+
+    @precondition(lambda self: self.lost())
+    @rule(pick=picks)
+    def use_a_lost_handle(self, pick: int) -> None:
+        """Nothing changes."""
+        lost = self.lost()
+        group, topic, handle, is_refused = lost[pick % len(lost)]
+        (result,) = self.run(self.rig.broker.ack(group, topic, [handle]))
+        assert isinstance(result, Refused) == is_refused
+        broker = self.rig.broker
+        for work in (
+            broker.change_invisible(group, topic, handle, 1_000),
+            broker.dead_letter(group, topic, handle, attempts=1),
+            broker.send_back(group, topic, handle, 0),
+        ):
+            with pytest.raises(Refused) as refused:
+                self.run(work)
+            assert refused.value.rule is Rule.RECEIPT_HANDLE
+
+    @precondition(lambda self: self.unfinished())
+    @rule(pick=picks, invisible_ms=st.sampled_from((0, 1, 1_000, 61_000)), suspend=st.booleans())
+    def change_invisible(self, pick: int, invisible_ms: int, *, suspend: bool) -> None:
+        """With the last handle, leased or expired; of a push consumer it means, without ``suspend``, that it failed."""
+        group, key, handle = self.one(pick)
+        work = self.rig.broker.change_invisible(group, key[0], handle, invisible_ms, suspend=suspend)
+        assert self.run(work) == handle
+        self.model.hide(group, key, self.clock.now_ms(), invisible_ms, suspend=suspend)
+
+    @precondition(lambda self: self.unfinished(is_push=True))
+    @rule(pick=picks, invisible_ms=st.sampled_from((0, 500, 2_000)))
+    def nack(self, pick: int, invisible_ms: int) -> None:
+        """A push consumer fails."""
+        group, key, handle = self.one(pick, is_push=True)
+        self.run(self.rig.broker.change_invisible(group, key[0], handle, invisible_ms))
+        self.model.hide(group, key, self.clock.now_ms(), invisible_ms, suspend=False)
+
+    @precondition(lambda self: self.unfinished())
+    @rule(pick=picks, attempts=st.integers(0, 4))
+    def give_up(self, pick: int, attempts: int) -> None:
+        """A consumer forwards to the dead-letter queue."""
+        group, key, handle = self.one(pick)
+        self.run(self.rig.broker.dead_letter(group, key[0], handle, attempts=attempts))
+        self.model.give_up(group, key, self.clock.now_ms(), attempts)
+
+    @precondition(lambda self: self.unfinished())
+    @rule(pick=picks, level=st.sampled_from((-1, 0, 0, 1, 3)))
+    def send_back(self, pick: int, level: int) -> None:
+        """With a delay level."""
+        group, key, handle = self.one(pick)
+        self.run(self.rig.broker.send_back(group, key[0], handle, level))
+        self.model.send_back(group, key, self.clock.now_ms(), level)
+
+    @rule(is_seen=st.booleans())
+    def hear_of_the_client(self, *, is_seen: bool) -> None:
+        """The push consumer gives a sign of life, or leaves."""
+        if is_seen:
+            self.rig.broker.client_seen(CLIENT)
+            self.model.seen_s = self.clock.monotonic_s()
+        else:
+            self.rig.broker.client_gone(CLIENT)
+            self.model.client_gone(self.clock.now_ms())
+
+    @rule(group=st.sampled_from((*GROUPS, UNDERTAKER)), policy=st.sampled_from(POLICIES))
+    def set_policy(self, group: str, policy: Policy) -> None:
+        """It counts at once, also for what waits."""
+        self.run(self.rig.broker.set_group(group, policy=a_policy(policy)))
+        self.model.policies[group] = policy
+
+    # -- what there is to choose from ---------------------------------------------------------------------------------
+
+    def all_held(self) -> list[tuple[str, Key, Held]]:
+        """Every message of every group that looked for it."""
+        return [(group, key, held) for group, messages in self.model.held.items() for key, held in messages.items()]
+
+    def leases(self) -> list[Held]:
+        """What is hidden now."""
+        return [held for _, _, held in self.all_held() if held.hidden_until_ms is not None]
+
+    def due(self) -> list[int]:
+        """When something on the timeline is due."""
+        retries = [held.retry_at_ms for _, _, held in self.all_held() if held.retry_at_ms is not None]
+        return sorted([*self.model.waiting.values(), *retries])
+
+    def times(self) -> list[int]:
+        """When something will happen by itself."""
+        return self.due() + sorted(held.hidden_until_ms or 0 for held in self.leases())
+
+    def unfinished(self, *, is_push: bool = False) -> list[tuple[str, Key, Held]]:
+        """What was handed out and neither acknowledged nor failed; of a push consumer, if only those are asked for."""
+        return [each for each in self.all_held() if self.is_good(each[2]) and (each[2].is_push or not is_push)]
+
+    @staticmethod
+    def is_good(held: Held) -> bool:
+        """Whether its last handle decides what becomes of it."""
+        return held.has_good_handle and not held.is_finished
+
+    def one(self, pick: int, *, is_push: bool = False) -> tuple[str, Key, str]:
+        """One of those: group, message, handle."""
+        found = self.unfinished(is_push=is_push)
+        group, key, held = found[pick % len(found)]
+        return group, key, held.handles[-1].text
+
+    def acknowledgeable(self) -> list[tuple[str, Key, Held]]:
+        """What an acknowledgement is answered OK for."""
+        return [each for each in self.all_held() if each[2].has_good_handle]
+
+    def lost(self) -> list[Lost]:
+        """Handles that were superseded in this run, or given away whenever."""
+        found = []
+        for group, (topic, _), held in self.all_held():
+            if held.is_acked or not held.handles:
+                continue
+            for handle in held.handles[:-1] if held.has_good_handle else held.handles:
+                left = held.left_in_run.get(handle.place)
+                if left is not None:
+                    found.append(Lost(group, topic, handle.text, left == self.model.run))
+                elif held.run == self.model.run or held.is_spent:  # else no run knows that there was a later one
+                    found.append(Lost(group, topic, handle.text, is_refused=True))
+        return found
+
+    # -- order --------------------------------------------------------------------------------------------
+
+    def look_at(self, topic: str) -> dict[str, list[Key]]:
+        """Return the message groups of a topic as they lie in its queues: in the promised order, and never changed."""
+        lines = read_lines(self.rig.broker, topic)
+        for message_group, line in self.lines.get(topic, {}).items():
+            assert lines[message_group][: len(line)] == line
+        for message_group, line in lines.items():
+            assert set(line) == {
+                key for key in self.model.queued if key[0] == topic and MESSAGE_GROUP_OF[key[1]] == message_group
+            }
+            if not topic.startswith(DEAD_LETTER_PREFIX):
+                in_time = [key for key in line if key not in self.model.overdue]
+                assert in_time == self.model.order(topic, message_group)
+        self.lines[topic] = lines
+        return lines
