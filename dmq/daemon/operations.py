@@ -96,7 +96,7 @@ class Operations:
             created_at_ms=group.created_at_ms,
             policy=group.policy or DEFAULT_POLICY,
             is_default_policy=group.policy is None,
-            is_fifo=self.broker.group_settings(group.name).is_fifo,
+            is_fifo=self.broker.group_settings(group.name, [each.topic.name for each in subscribed]).is_fifo,
             is_fifo_set=group.is_fifo is not None,
             waiting=pending.get(group.group_id, 0),
             dead=await self.broker.dead_letters.count(letters) if letters is not None else 0,

@@ -122,16 +122,20 @@ class EmbeddedBroker:
         topics = self.names.topics
         now_ms = self._clock.now_ms()
         ops: list[Op] = []
+        taken: dict[str, int] = {}
         for envelope in envelopes:
             topic = topics.get(envelope.topic) or await self.registry.topic(envelope.topic)
-            if not topic.holds & (GROUPED if envelope.message_group else PLAIN):
-                ops += self.names.plan_first(topic, is_grouped=bool(envelope.message_group))
+            holds = GROUPED if envelope.message_group else PLAIN
+            if not topic.holds & holds:
+                taken[topic.name] = taken.get(topic.name, 0) | holds
             ops.append(self.placement.accept(topic, envelope, now_ms))
+        changed, more = self.names.plan_first(taken) if taken else ([], [])
         try:
-            done = self.registry.submit(ops, is_urgent=False)
+            done = self.registry.submit([*ops, *more], is_urgent=False)
         except Overloaded:
             self.refused_total += len(envelopes)
             raise
+        self.names.change_topics(changed)
         receipts = [receipt for receipt in await self.registry.committed(done) if receipt.state is not None]
         repeated = sum(receipt.repeated for receipt in receipts)
         self.repeated_total += repeated

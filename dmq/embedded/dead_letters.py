@@ -323,9 +323,8 @@ class DeadLetters:
         message.system_properties.ClearField("delivery_timestamp")
         message.user_properties[PARENT_MESSAGE_ID] = row.dead.message_id
         envelope = to_envelope(message)
-        ops: list[Op] = []
-        if not target.holds & (GROUPED if envelope.message_group else PLAIN):
-            ops += self._names.plan_first(target, is_grouped=bool(envelope.message_group))
+        changed, ops = self._names.plan_first({target.name: GROUPED if envelope.message_group else PLAIN})
+        self._names.change_topics(changed)  # a unit of a job is urgent, and never refused
         ops.append(self._placement.accept(target, envelope, now_ms))
         outcome = Outcome("redriven", now_ms, f"{target.name} {message_id}")
         return [*ops, *self._outcome_ops(topic, job, row, outcome)]

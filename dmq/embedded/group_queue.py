@@ -200,7 +200,12 @@ class GroupQueue:
         return False
 
     def give_back(self, offset: int) -> None:
-        """Undo ``take`` or ``lease``: the offset was not handed out after all. What was unread is so still."""
+        """Undo ``take`` or ``lease``: the offset was not handed out after all.
+
+        It stays unread, unless its message group is known from an earlier look: then the order knows whose turn it is.
+        """
+        if self.order.is_grouped(offset):
+            self._unread.discard(offset)
         self.leases.pop(offset, None)
         self._offer(offset)
 

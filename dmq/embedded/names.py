@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -105,12 +106,19 @@ class Names:
         self._derived += topic.name.startswith(DEAD_LETTER_PREFIX)
         self._next_id = max(self._next_id, topic.topic_id + 1)
 
-    def plan_first(self, topic: Topic, *, is_grouped: bool) -> list[Op]:
-        """Note that a topic takes its first message with, or without, a message group; the ops ride with the send."""
-        known = self.topics[topic.name]
-        known = known._replace(holds=known.holds | (GROUPED if is_grouped else PLAIN))
-        self.topics[topic.name] = self.topics_by_id[topic.topic_id] = known
-        return [Put(Family.META, holds_key(topic.topic_id), bytes((known.holds,)))]
+    def plan_first(self, taken: Mapping[str, int]) -> tuple[list[Topic], list[Op]]:
+        """Return topics, and the ops that ride with a send, if it is the first with, or without, a message group there.
+
+        ``taken`` says what the send holds, by topic name; ``change_topics`` once it is submitted.
+        """
+        known = [(self.topics[name], holds) for name, holds in taken.items()]
+        changed = [topic._replace(holds=topic.holds | holds) for topic, holds in known if holds & ~topic.holds]
+        return changed, [Put(Family.META, holds_key(each.topic_id), bytes((each.holds,))) for each in changed]
+
+    def change_topics(self, topics: Iterable[Topic]) -> None:
+        """Make known what topics hold now."""
+        for topic in topics:
+            self.topics[topic.name] = self.topics_by_id[topic.topic_id] = topic
 
     def dead_letters(self, group: Group, now_ms: int) -> tuple[Topic, list[Op]]:
         """Return the group's dead-letter queue, and the ops that must ride with its first use."""

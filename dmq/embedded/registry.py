@@ -184,6 +184,7 @@ class Registry:
 
     async def committed(self, done: asyncio.Future[list[Receipt]]) -> list[Receipt]:
         """Wait until a unit is durable."""
+        done.add_done_callback(look_at)  # its failure reaches everybody else too, should the caller go away
         try:
             return await asyncio.shield(done)  # a caller that goes away does not undo what was submitted
         except StoreError as error:
@@ -192,13 +193,14 @@ class Registry:
     @staticmethod
     async def wait(done: asyncio.Future[Any]) -> None:
         """As ``committed``, where there are no receipts."""
+        done.add_done_callback(look_at)
         try:
             await asyncio.shield(done)
         except StoreError as error:
             raise BrokerUnavailable(str(error)) from error
 
 
-def look_at(done: asyncio.Future[list[Receipt]]) -> None:
+def look_at(done: asyncio.Future[Any]) -> None:
     """Take note of a failure that reaches everybody else anyway."""
     if not done.cancelled():
         done.exception()
