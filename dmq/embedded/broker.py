@@ -262,9 +262,8 @@ class EmbeddedBroker:
         if lease.is_returning:  # its end was decided a moment ago
             await self.registry.committed(self.registry.submit([]))
             return
-        await asyncio.shield(
-            self.failures.fail(queue, receipt.queue_offset, lease, failure, attempts_told=attempts_told)
-        )
+        done = self.failures.fail(queue, receipt.queue_offset, lease, failure, attempts_told=attempts_told)
+        await self.registry.wait(done)
         found.wake_next()
 
     async def _lease_of(self, found: Subscription, handle: str) -> tuple[GroupQueue, Receipt, Lease, str]:

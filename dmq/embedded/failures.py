@@ -5,8 +5,8 @@
     dead letter     the original is finished and a copy lies in the group's dead-letter queue
 
 A message of a message group never leaves its queue to be retried: later ones of its group wait behind it, so it is
-hidden where it lies. The same is done with any message while the disk is almost full: a hidden lease is a small row, a
-copy is not.
+hidden where it lies. The same is done with a dead letter that a consumer of its queue fails, whose facts a copy has no
+room for, and with any message while the disk is almost full: a hidden lease is a small row, a copy is not.
 
 Failures are gathered: those that come while others are being read share one read and one unit.
 """
@@ -173,7 +173,7 @@ class Failures:
                 attempt, rows = queue.plan_return(offset, lease, self._clock.now_ms())
                 total = min(lease.attempts_before + attempt, ATTEMPT_MAX)
                 return [*rows, _event(found, EventKind.LEASE_EXPIRED, total, offset, failed)], attempt
-            case RetryAt(at_ms) if record.message_group or is_disk_low:
+            case RetryAt(at_ms) if record.message_group or record.is_dead or is_disk_low:
                 return self._hide(failed, record, at_ms), 0
             case RetryAt(at_ms):
                 self.retried_total += 1

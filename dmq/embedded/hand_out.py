@@ -91,6 +91,7 @@ class HandOut:
         passed_over: list[Op] = []
         max_attempts = self._registry.policy(found.group_id).max_attempts
         ledger = self._registry.ledgers.get(found.topic.topic_id)
+        condemned: set[str] = set()
         size = 0
         for each, record in zip(taken, records, strict=True):
             queue, offset, lease = each
@@ -99,9 +100,12 @@ class HandOut:
             if is_resolved or (terms.wanted.tags and record.tag not in terms.wanted.tags):
                 passed_over += _filtered(found, each)
                 continue
-            if not queue.admit(offset, record.message_group, first_epoch=first_epoch, run_max=terms.run_max):
+            # Nothing goes out together with one of its message group that is about to die.
+            run_max = 1 if record.message_group in condemned else terms.run_max
+            if not queue.admit(offset, record.message_group, first_epoch=first_epoch, run_max=run_max):
                 continue
             if lease.attempts > max_attempts:  # its policy has changed since it failed last
+                condemned.add(record.message_group)
                 lease.attempt -= 1  # the one that is not made
                 lease.visible_at_ms, lease.renew_for = 0, ""
                 self._registry.watch(queue, offset, lease)

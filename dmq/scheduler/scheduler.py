@@ -31,6 +31,7 @@ BACKLOG_SHARE_ROWS = 128  # of a turn while the live lane is in use: about a mil
 LIVE_USED_S = 1.0  # how long it counts as in use
 BUSY_LAG_MS = 20  # from which lag on a reader that did not get to the end is behind
 BYTES_PER_LANE_MAX = 8 * 1024 * 1024
+READS_PER_TURN_MAX = 8  # of the live lane, to get past a flood: half a millisecond each
 NAP_MS_MAX = 200  # a step of the wall clock delays nothing longer than this
 _END_OF_TIMELINE = b"\xff" * 17
 
@@ -84,15 +85,12 @@ class Scheduler:
         """Hand over what is due now, up to a batch per lane; durable on return."""
         now_ms = self._clock.now_ms()
         self._marks.split_backlog(now_ms, BUSY_LAG_MS if self._is_behind else None)
-        rows, is_live_done = self._take(Lane.LIVE, now_ms, ROWS_PER_LANE_MAX)
-        self._is_behind = not is_live_done
+        rows, is_live_done = self._take_live(now_ms)
         is_backlog_done = True
-        rows = self._without_floods(rows)
         if self._marks.has_backlog():
             rows = self._without_grouped(rows)
             overdue, is_backlog_done = self._take(Lane.BACKLOG, now_ms, self._backlog_share(is_live=bool(rows)))
-            taken = {key for key, _ in rows}  # the backlog may go on over them
-            rows += [row for row in overdue if row[0] not in taken]
+            rows += _besides(rows, overdue)  # the backlog may go on over them
         if not rows:
             return Turn(0, self._next_due_ms(now_ms) if is_live_done and is_backlog_done else now_ms)
         moved = self._placement.hand_over(rows, now_ms)
@@ -101,6 +99,18 @@ class Scheduler:
         self.handed_over_total += len(rows)
         self._observe([done_ms - op.deliver_at_ms for op in moved])
         return Turn(len(rows), done_ms)
+
+    def _take_live(self, now_ms: int) -> tuple[list[tuple[bytes, bytes]], bool]:
+        """Return rows of the live lane that are no flood, also such that lie behind one, and whether that was all."""
+        rows: list[tuple[bytes, bytes]] = []
+        for _ in range(READS_PER_TURN_MAX):
+            found, is_done = self._take(Lane.LIVE, now_ms, ROWS_PER_LANE_MAX)
+            kept = self._without_floods(found)
+            rows += _besides(rows, kept)  # the cursor may have been lowered between two reads
+            self._is_behind = not is_done and len(kept) == len(found)
+            if is_done or self._is_behind:
+                return rows, is_done
+        return rows, False
 
     def _backlog_share(self, *, is_live: bool) -> int:
         now_s = self._clock.monotonic_s()
@@ -172,3 +182,11 @@ class Scheduler:
             if not self._is_closing:
                 cause = f"the scheduler failed: {type(error).__name__}: {error}"
                 self._on_failure(error if isinstance(error, StoreError) else StoreFailed(cause))
+
+
+def _besides(rows: list[tuple[bytes, bytes]], more: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return those of ``more`` that are not among ``rows``."""
+    if not rows:
+        return more
+    known = {key for key, _ in rows}
+    return [row for row in more if row[0] not in known]

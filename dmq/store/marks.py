@@ -2,7 +2,8 @@
 
 Marks are timeline keys as numbers (``dmq.store.keys``). The *live* cursor is the next key the reader reads. When the
 reader lags (after a restart, after a burst) what is overdue becomes a second lane, the *backlog* ``[cursor, end)``, so
-that it is drained in order beside what is due now instead of in front of it.
+that it is drained in order beside what is due now instead of in front of it. The reader may also leave rows of the
+live lane to it (``defer``).
 
 Rule 1, kept by ``reserve``: the writer never assigns a key below the live cursor; a message that is due already gets
 the cursor's time, its true time stays in the value. If the wall clock has stepped back, so that the cursor lies in the
@@ -95,7 +96,7 @@ class Marks:
     # -- the reader's side --------------------------------------------------------------------------------------------
 
     def claim(self, lane: Lane, now_ms: int) -> Claim:
-        """Take the range of ``lane`` that may be read now; a turn begins with the live lane."""
+        """Take the range of ``lane`` that may be read now; a turn begins with ``split_backlog``."""
         with self._changed:
             self._released = _NEVER
             if lane is Lane.BACKLOG:
@@ -107,7 +108,7 @@ class Marks:
                 cursor, stop = self._live, timeline_mark(now_ms + 1, 0)
             if self._in_flight is not None:
                 stop = min(stop, self._in_flight)
-            self._claimed = stop if lane is Lane.LIVE else max(self._claimed, stop)
+            self._claimed = max(self._claimed, stop)
             if stop > cursor:
                 self._move(lane, stop)
             return Claim(lane, cursor, stop)
@@ -129,11 +130,12 @@ class Marks:
                 self._move(lane, mark)
 
     def split_backlog(self, now_ms: int, lag_ms: int | None = None) -> bool:
-        """If the live cursor lags, make what it lags behind by the backlog; say whether there is a backlog now.
+        """Begin a turn. If the live cursor lags, what it lags behind becomes the backlog; say whether there is one now.
 
         ``lag_ms`` is from when on it counts, by default ``BACKLOG_LAG_MS``: an idle reader lags by its nap.
         """
         with self._changed:
+            self._claimed = 0
             if self._backlog is not None and self._backlog[0] >= self._backlog[1]:
                 self._backlog = None
             if self._backlog is None and self._live >> 64 < now_ms - (BACKLOG_LAG_MS if lag_ms is None else lag_ms):

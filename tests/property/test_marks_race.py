@@ -138,7 +138,7 @@ class World:
 
     def sort_out(self) -> None:
         unsynced = self.marks.unsynced()
-        in_hand = self.lanes[Lane.LIVE] if self.claim.lane is Lane.BACKLOG else []
+        in_hand = self.lanes[Lane.LIVE]
         rows = [row for row in self.last_read if row < unsynced]
         self.is_cut &= bool(rows)
         self.last_read = rows
@@ -148,7 +148,7 @@ class World:
             assert row >> 64 <= self.reader_now_ms, "read before its time"
             assert row in self.durable, "handed out before it is durable"
             self.taken.add(row)
-        self.lanes[self.claim.lane] = rows
+        self.lanes[self.claim.lane] = sorted(self.lanes[self.claim.lane] + rows)
         self.reader = f"sorted {self.claim.lane.value}"
 
     def retreat(self) -> None:
@@ -158,10 +158,10 @@ class World:
         self.reader = "floods" if self.claim.lane is Lane.LIVE else "left"
 
     def leave_floods(self) -> None:
-        """Leave rows of the live lane to the backlog, if there are too many."""
-        if len(self.lanes[Lane.LIVE]) > 1:
-            self.leave([row for row in self.lanes[Lane.LIVE] if is_flood(row)])
-        self.reader = "grouped"
+        """Leave rows of the live lane to the backlog, if there are too many, and look what is behind them."""
+        floods = [row for row in self.lanes[Lane.LIVE] if is_flood(row)] if len(self.lanes[Lane.LIVE]) > 1 else []
+        self.leave(floods)
+        self.reader = "live" if floods and self.is_cut else "grouped"
 
     def leave_grouped(self) -> None:
         """Leave grouped rows of the live lane where they are, if any of the backlog is still to come."""
