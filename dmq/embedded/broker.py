@@ -30,6 +30,7 @@ from dmq.embedded.registry import DEFAULT_POLICY, Registry
 from dmq.embedded.subscription import Subscription
 from dmq.errors import StoreError
 from dmq.store.ops import Emit, Op
+from dmq.store.ops import Receipt as Stored
 from dmq.store.store import Store
 from retry.flow import Failure, Forwarded, Nacked, SentBack
 from retry.policy import DELAY_LEVELS_MS, RetryPolicy, delays_ms
@@ -183,7 +184,7 @@ class EmbeddedBroker:
     async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:
         results: list[Exception | None] = []
         ops: list[Op] = []
-        finished = 0
+        finished: list[tuple[GroupQueue, int]] = []
         try:
             found = await self.registry.subscribe_known(group, topic)
         except Refused as refused:
@@ -199,14 +200,16 @@ class EmbeddedBroker:
                     attempt = before + receipt.attempt
                     event = _event(found, EventKind.ACKED, queue, attempt, receipt.queue_offset, message_id)
                     ops.append(Emit(event, receipt.queue_offset))
-                    finished += 1
+                    finished.append((queue, receipt.queue_offset))
                 results.append(None)
             except Refused as refused:
                 results.append(refused)
         if None in results:
             # Also with nothing to write: what was found finished may be so by an ack that is not durable yet.
-            await self.registry.committed(self.registry.submit(ops))
-            self.acked_total += finished
+            done = self.registry.submit(ops)
+            done.add_done_callback(lambda written: _release(written, finished))
+            await self.registry.committed(done)
+            self.acked_total += len(finished)
             found.wake_next()  # the bound of leases, or a message group, may have kept messages back
         return results
 
@@ -289,6 +292,12 @@ class EmbeddedBroker:
 
     def client_gone(self, client_id: str) -> None:
         self.leases.client_gone(client_id)
+
+
+def _release(written: asyncio.Future[list[Stored]], finished: Sequence[tuple[GroupQueue, int]]) -> None:
+    if not written.cancelled() and written.exception() is None:
+        for queue, offset in finished:
+            queue.release(offset)
 
 
 def _resolve(found: Subscription, handle: str) -> tuple[GroupQueue, Receipt]:

@@ -152,6 +152,8 @@ class Failures:
                 if error is not None:
                     self._give_up(each, error)
                     continue
+                if each.queue.is_finished(each.offset):
+                    each.queue.release(each.offset)
                 if attempt and each.queue.come_back(each.offset, each.lease, attempt):
                     self._registry.subscription_of(each.queue).wake(each.queue.queue_id)
                 if not each.done.done():

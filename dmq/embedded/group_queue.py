@@ -238,11 +238,10 @@ class GroupQueue:
         return True
 
     def finish(self, offset: int) -> list[Op]:
-        """Mark an offset finished and return the rows that say so."""
+        """Mark an offset finished and return the rows that say so; ``release`` it once they are durable."""
         self.leases.pop(offset, None)
         self._returned.pop(offset, None)
         self._unread.discard(offset)
-        self._ready_are(self.order.finished(offset))
         number, at = divmod(offset, CHUNK_OFFSETS)
         chunk = self._chunks.get(number)
         if chunk is None:
@@ -259,6 +258,13 @@ class GroupQueue:
             ops.append(Put(Family.GROUP, self._key(_KIND_FLOOR, 0), pack_u64(self.floor)))
             ops += [Delete(Family.GROUP, self._key(_KIND_CHUNK, each)) for each in dropped]
         return ops
+
+    def release(self, offset: int) -> None:
+        """Let what waits behind a finished offset go.
+
+        Not before that is durable: after a crash the message would come again, behind those that were let go.
+        """
+        self._ready_are(self.order.finished(offset))
 
     def leave(self, offset: int) -> list[Op]:
         """Finish an offset whose message goes on as a copy: its handle is refused from here on."""

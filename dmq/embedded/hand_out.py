@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from dmq.embedded.receipt import Receipt, encode_handle
 from dmq.embedded.registry import Registry, look_at
 from dmq.embedded.subscription import Subscription
 from dmq.store.ops import Emit, Op
+from dmq.store.ops import Receipt as Stored
 from dmq.store.record import QueuedMessage
 from retry.policy import Reason
 
@@ -89,6 +91,7 @@ class HandOut:
     ) -> list[Delivery]:
         deliveries: list[Delivery] = []
         passed_over: list[Op] = []
+        passed: list[_Taken] = []
         max_attempts = self._registry.policy(found.group_id).max_attempts
         ledger = self._registry.ledgers.get(found.topic.topic_id)
         condemned: set[str] = set()
@@ -99,6 +102,7 @@ class HandOut:
             is_resolved = ledger is not None and queue is not found.lane and ledger.is_finished(offset)
             if is_resolved or (terms.wanted.tags and record.tag not in terms.wanted.tags):
                 passed_over += _filtered(found, each)
+                passed.append(each)
                 continue
             # Nothing goes out together with one of its message group that is about to die.
             run_max = 1 if record.message_group in condemned else terms.run_max
@@ -119,7 +123,7 @@ class HandOut:
             deliveries.append(self._delivery(found, each, record, terms.invisible_ms))
         if passed_over:
             # Not waited for: forgotten by a crash, they are passed over again; a failure reaches everybody else.
-            self._registry.submit(passed_over).add_done_callback(look_at)
+            self._registry.submit(passed_over).add_done_callback(lambda done: _release(found, passed, done))
         return deliveries
 
     def _delivery(self, found: Subscription, taken: _Taken, record: QueuedMessage, invisible_ms: int) -> Delivery:
@@ -153,6 +157,13 @@ class HandOut:
             history.first_failed_at_ms,
             history.last_failed_at_ms,
         )
+
+
+def _release(found: Subscription, passed: Sequence[_Taken], done: asyncio.Future[list[Stored]]) -> None:
+    look_at(done)
+    for each in passed:
+        each.queue.release(each.offset)
+    found.wake_next()
 
 
 def _filtered(found: Subscription, taken: _Taken) -> list[Op]:

@@ -45,9 +45,9 @@ async def send_delayed(rig: EmbeddedRig, topic: str, at_ms: int, *names: str) ->
         )
 
 
-async def burst_of_messages(rig: EmbeddedRig) -> str:
+async def burst_of_messages(rig: EmbeddedRig, count: int = BURST) -> str:
     """Many messages of one topic are due at once, and soon."""
-    await send_delayed(rig, TOPIC, rig.clock.now_ms() + SOON_MS, *(f"m-{number}" for number in range(BURST)))
+    await send_delayed(rig, TOPIC, rig.clock.now_ms() + SOON_MS, *(f"m-{number}" for number in range(count)))
     return TOPIC
 
 
@@ -90,25 +90,25 @@ def finish_turns(rig: EmbeddedRig) -> None:
 
 @pytest.mark.parametrize("burst", [burst_of_messages, burst_of_retries])
 def test_a_burst_holds_up_nobody_else(burst: Callable[[EmbeddedRig], Awaitable[str]]) -> None:
-    """While it lasts, whatever falls due for another topic is in its queue with the next turn, on time for its turn."""
+    """While it lasts, what falls due for another topic, be it a millisecond behind it, waits for one turn at most."""
 
     async def scenario(rig: EmbeddedRig) -> None:
         await pass_time(rig, 0)
         due_ms = rig.clock.now_ms() + SOON_MS
         scope = await burst(rig)
-        for number, topic in enumerate(OTHERS, start=2):  # each due in the middle of another turn's time
-            await send_delayed(rig, topic, due_ms + number * TURN_MS - 7, f"{topic}-1", f"{topic}-2")
+        for number, topic in enumerate(OTHERS):
+            await send_delayed(rig, topic, due_ms + 1 + number * TURN_MS, f"{topic}-1", f"{topic}-2")
         rig.clock.advance(SOON_MS)
         assert rig.scheduler.turn().handed_over  # the burst begins
-        turn(rig)
-        rig.late_ms.clear()
-        for topic in OTHERS:
+        for number in range(1, len(OTHERS) + 1):
             left = waiting_of(rig, scope)
             assert left > 0, "the burst is over too early to prove anything"
             turn(rig)
-            assert sorted(queued(rig, topic)) == [f"{topic}-1", f"{topic}-2"]
             assert waiting_of(rig, scope) < left  # it has its share of every turn, too
-        assert [late for late in rig.late_ms if late < TURN_MS] == [7] * 2 * len(OTHERS)
+            for topic in OTHERS[: number - 1]:
+                assert sorted(queued(rig, topic)) == [f"{topic}-1", f"{topic}-2"]
+        turn(rig)
+        assert all(len(queued(rig, topic)) == 2 for topic in OTHERS)
         finish_turns(rig)
         assert waiting_of(rig, scope) == 0
 
@@ -132,7 +132,7 @@ async def test_another_groups_retries_pass_a_burst_of_retries(rig: EmbeddedRig) 
     await rig.store.commit_async([])  # behind it, the broker was told
     (again,) = await pushed(rig, group="calm", topic="calm-topic")
     assert (again.message_id, again.delivery_attempt) == ("calm-1", 2)
-    assert waiting_of(rig, GROUP) > BURST / 2
+    assert waiting_of(rig, GROUP) > 0
 
 
 def test_a_burst_alone_has_whole_turns() -> None:
@@ -158,7 +158,7 @@ def test_message_groups_keep_their_order_behind_a_backlog(*, restarts: bool) -> 
     async def scenario(rig: EmbeddedRig) -> None:
         await pass_time(rig, 0)
         due_ms = rig.clock.now_ms() + SOON_MS
-        await burst_of_messages(rig)
+        await burst_of_messages(rig, 2 * BURST)
         await send_delayed(rig, "ordered", due_ms, "A-1", "B-1", "A-2")  # behind the burst, by their acceptance
         for step in range(1, 6):
             at_ms = due_ms + (step + 1) * TURN_MS - 3
@@ -172,13 +172,14 @@ def test_message_groups_keep_their_order_behind_a_backlog(*, restarts: bool) -> 
             assert sorted(passed) == [f"u-{number}" for number in range(1, step + 1)]  # only those without a group
             if restarts and step == 3:
                 await rig.restart(End.KILL)
-                rig.scheduler.turn()  # which finds out that there is a burst
+                for _ in range(2):  # the first finds out that there is a burst, the second leaves it to the backlog
+                    rig.scheduler.turn()
         finish_turns(rig)
         assert read_lines(rig.broker, "ordered") == {
             name: [("ordered", f"{name}-{number}") for number in range(1, last + 1)]
             for name, last in (("A", 7), ("B", 6))
         }
-        assert len(queued(rig, TOPIC)) == BURST
+        assert len(queued(rig, TOPIC)) == 2 * BURST
 
     asyncio.run(play(EmbeddedRig(Path(), on_disk=False), scenario))
 

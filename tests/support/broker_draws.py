@@ -9,12 +9,14 @@ from broker_adapter.topics import dead_letter_topic
 from retry.policy import RetryPolicy, Table
 
 TOPICS, GROUPS = ("orders", "refunds"), ("workers", "auditors")
-UNDERTAKER, SEXTON, CLIENT = "undertaker", "sexton", "client-1"
+UNDERTAKERS = tuple(f"undertaker-of-{group}" for group in GROUPS)  # one each: a message may die in both groups
+SEXTON, CLIENT = "sexton", "client-1"
+FAILING = (*GROUPS, *UNDERTAKERS)  # groups whose messages may die
 PAIRS = (
     *((group, topic) for group in GROUPS for topic in TOPICS),
-    *((UNDERTAKER, dead_letter_topic(group)) for group in GROUPS),
+    *((undertaker, dead_letter_topic(group)) for undertaker, group in zip(UNDERTAKERS, GROUPS, strict=True)),
 )
-LAST_PAIR = (SEXTON, dead_letter_topic(UNDERTAKER))  # read at the end only, or the dead would die for ever
+LAST_PAIRS = tuple((SEXTON, dead_letter_topic(each)) for each in UNDERTAKERS)  # at the end only, or it would never end
 POLICIES = (
     *(Policy(1, (1_000,)), Policy(2, (1,)), Policy(2, (1_000, 5_000))),
     *(Policy(3, (999,)), Policy(3, (1_000, 61_000)), Policy(3, (1, 1_000, 5_000))),

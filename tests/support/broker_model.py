@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple
 
 from broker_adapter.message import DeadLetterFacts
@@ -107,8 +108,9 @@ class Choice(NamedTuple):
 
     singles: dict[Key, Held]
     runs: list[dict[Key, Held]]  # of each message group, in order
-    heads: int  # how many message groups may certainly go on: their first message is not condemned
+    heads: int  # how many message groups may go on: their first message is not condemned
     condemned: dict[Key, Held]  # dead as soon as a receive comes by them: the policy allows them no more attempt
+    is_plain: bool  # nothing else can take up room in a batch: what a receive comes by and may not hand out yet
 
 
 class Model:
@@ -242,9 +244,10 @@ class Model:
             unfinished = [key for key in line if not messages[key].is_finished]
             out = next((at for at, key in enumerate(unfinished) if not messages[key].is_available), len(unfinished))
             in_front = unfinished[: min(out, 1) if is_push else out]
-            runs.append({key: messages[key] for key in in_front if is_allowed(key)})
-            heads += bool(in_front) and in_front[0] not in condemned
-        return Choice(singles, runs, heads, condemned)
+            runs.append({key: messages[key] for key in takewhile(is_allowed, in_front)})
+            heads += bool(runs[-1])
+        is_plain = not condemned and all(messages[key].is_finished for line in lines.values() for key in line)
+        return Choice(singles, runs, heads, condemned, is_plain)
 
     def hand_out(self, held: Held, handle: str, now_ms: int, invisible_ms: int, now_s: float, *, is_push: bool) -> None:
         """Lease a message."""
@@ -317,7 +320,7 @@ class Model:
         held.first_failed_ms = held.first_failed_ms or now_ms
         self.facts.append(Fact(EventKind.NACKED, key, group, held.lease_attempt, at_ms))
         held.is_suspended, held.renew_until_ms = False, 0
-        if self.message_group_of[key[1]]:  # it stays where it is, and hides
+        if self.message_group_of[key[1]] or key in self.letters:  # it stays where it is, and hides
             held.hidden_until_ms, held.is_row, held.is_spent = at_ms, True, True
             return
         self._leave(held)
@@ -362,7 +365,7 @@ class Model:
 
 def check_taken(choice: Choice, taken: Sequence[Key], batch_max: int) -> None:
     """Nothing early, hidden, finished or out of order came, nothing came twice, and as much as there was."""
-    singles, runs, heads, condemned = choice
+    singles, runs, heads = choice.singles, choice.runs, choice.heads
     assert len(set(taken)) == len(taken)
     upper = len(singles) + sum(len(run) for run in runs)
     assert len(taken) <= min(batch_max, upper)
@@ -370,7 +373,7 @@ def check_taken(choice: Choice, taken: Sequence[Key], batch_max: int) -> None:
     for run in runs:
         came = [key for key in taken if key in run]
         assert came == list(run)[: len(came)], "out of order"
-    if not condemned and not any(runs):
+    if choice.is_plain:
         assert len(taken) == min(batch_max, upper)
     if heads or singles:
         assert taken, "nothing came"

@@ -9,14 +9,19 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
-from support.crash_load import INVISIBLE_MS, Ledger, Seen
+from support.crash_load import ATTEMPTS_MAX, INVISIBLE_MS, Ledger, Seen
 
 from broker_adapter.message import unpack_id
 from dmq.audit.events import EventKind
 from dmq.audit.outbox import TrailEvent
+from dmq.embedded.receipt import decode_handle
+from dmq.store.outbox import NOT_APPLICABLE
 
 # A lease begins when the server hands a message out; what a client can see is the time at the end of the answer.
 _ANSWER_MS_MAX = 1_000
+_ARRIVALS = {EventKind.QUEUED, EventKind.DELIVERED}
+_RETURNS = {EventKind.LEASE_EXPIRED, EventKind.GIVEN_BACK}
+_OF_PLACES = {EventKind.ACKED, EventKind.NACKED, EventKind.INVISIBLE_CHANGED} | _RETURNS
 
 
 def broken_promises(ledger: Ledger, trail: list[TrailEvent]) -> list[str]:
@@ -33,6 +38,8 @@ def broken_promises(ledger: Ledger, trail: list[TrailEvent]) -> list[str]:
         *_after_ack(ledger),
         *_unexplained(ledger, deliveries),
         *_stored_twice(deliveries),
+        *_too_often(ledger),
+        *_out_of_order(ledger, deliveries),
         *_trail_gaps(trail),
         *_trail_disagrees(ledger, deliveries, trail),
     ]
@@ -41,7 +48,7 @@ def broken_promises(ledger: Ledger, trail: list[TrailEvent]) -> list[str]:
 def _lost(ledger: Ledger, deliveries: dict[str, list[Seen]]) -> Iterator[str]:
     """Accepted means kept: every acknowledged send arrives, and nothing arrives that nobody sent."""
     for message_id, sent in ledger.sent.items():
-        if sent.accepted and message_id not in deliveries:
+        if sent.accepted and message_id not in deliveries and message_id not in ledger.dead:
             yield f"lost: {message_id} was accepted and never arrived"
     for message_id, seen in deliveries.items():
         wanted = ledger.sent.get(message_id)
@@ -94,15 +101,46 @@ def _unexplained(ledger: Ledger, deliveries: dict[str, list[Seen]]) -> Iterator[
 
 
 def _stored_twice(deliveries: dict[str, list[Seen]]) -> Iterator[str]:
-    """One id, one place in one queue; one place, one id."""
-    owners: dict[tuple[int, int], str] = {}
+    """One id, one place in one queue; one place, one id. A retry has a place of its own in the group's lane."""
+    owners: dict[tuple[int, int, int], str] = {}
     for message_id, seen in deliveries.items():
-        places = {(each.received.queue_id, each.received.queue_offset) for each in seen}
-        if len(places) > 1:
+        places = {decode_handle(each.received.receipt_handle)[1:4] for each in seen}
+        if len({place for place in places if place[0] == min(places)[0]}) > 1:  # the topic was there before its lane
             yield f"stored twice: {message_id} is at {sorted(places)}"
         for place in places:
             if owners.setdefault(place, message_id) != message_id:
                 yield f"shared place: {place} holds {message_id} and {owners[place]}"
+
+
+def _too_often(ledger: Ledger) -> Iterator[str]:
+    """Nothing is handed out more often than its policy allows; whoever is dead is so once, and was not acknowledged."""
+    for seen in ledger.seen:
+        if seen.received.attempt > ATTEMPTS_MAX:
+            yield f"attempts: {seen.received.message_id} came for the {seen.received.attempt}th time"
+    for message_id, offsets in ledger.dead.items():
+        if message_id not in ledger.sent:
+            yield f"foreign: {message_id} is dead and was never sent"
+        if len(offsets) > 1:
+            yield f"dead twice: {message_id} is at {sorted(offsets)} of the dead-letter queue"
+        if message_id in ledger.acked_at_ms:
+            yield f"dead: {message_id} was acknowledged"
+
+
+def _out_of_order(ledger: Ledger, deliveries: dict[str, list[Seen]]) -> Iterator[str]:
+    """In each run of the daemon the messages of a message group come for the first time in the order of their queue.
+
+    What was handed out before a restart and not finished comes again before anything later does.
+    """
+    lines: dict[tuple[str, int], list[tuple[int, int, str]]] = defaultdict(list)
+    for message_id, seen in deliveries.items():
+        message_group = ledger.sent[message_id].message_group if message_id in ledger.sent else ""
+        for boot in {each.boot for each in seen} if message_group else ():
+            first = next(each.received for each in seen if each.boot == boot)
+            lines[message_group, boot].append((first.queue_offset, first.answered_at_ms, message_id))
+    for (message_group, boot), line in lines.items():
+        for (_, at_ms, message_id), (_, later_ms, later_id) in pairwise(sorted(line)):
+            if later_ms < at_ms:
+                yield f"order: {later_id} of {message_group} came before {message_id} in run {boot}"
 
 
 def _trail_gaps(trail: list[TrailEvent]) -> Iterator[str]:
@@ -116,36 +154,59 @@ def _trail_gaps(trail: list[TrailEvent]) -> Iterator[str]:
             yield f"trail: boot {second.record.boot} after {first.record.boot}"
 
 
+class _Told:
+    """What the trail says of each message."""
+
+    def __init__(self, trail: list[TrailEvent]) -> None:
+        self.counts: dict[EventKind, Counter[str]] = defaultdict(Counter)
+        self.early: list[str] = []
+        self.nowhere = 0  # events of places that hold no message
+        self.dead: Counter[str] = Counter()
+        self.retries: Counter[str] = Counter()
+        places: dict[tuple[int, int], str] = {}
+        topic_ids = {event.topic_id for _, event in trail if event.kind in _ARRIVALS}
+        for record, event in trail:
+            if event.topic_id not in topic_ids or not event.topic_id:
+                continue  # the dead-letter queue, or nobody's
+            place = (event.queue_id, record.queue_offset)
+            is_copy = record.queue_offset == NOT_APPLICABLE
+            message_id = unpack_id(event.message_id) if event.message_id else ""
+            if event.kind in _ARRIVALS or event.kind is EventKind.RETRIED:
+                places[place] = message_id
+                if event.kind is not EventKind.QUEUED and record.committed_at_ms < event.time_ms:
+                    self.early.append(f"{message_id} was visible {event.time_ms - record.committed_at_ms} ms early")
+            elif event.kind in _OF_PLACES and not is_copy:
+                self.nowhere += place not in places
+                message_id = places.get(place, "")
+            self.counts[event.kind][message_id] += 1
+            self.dead[message_id] += event.kind.name.startswith("DEAD_")
+            self.retries[message_id] += event.kind is EventKind.NACKED and is_copy
+
+
 def _trail_disagrees(ledger: Ledger, deliveries: dict[str, list[Seen]], trail: list[TrailEvent]) -> Iterator[str]:
-    """The trail knows what the clients know, message by message."""
-    counts: dict[EventKind, Counter[str]] = defaultdict(Counter)
-    places: dict[tuple[int, int], str] = {}
-    acked: Counter[tuple[int, int]] = Counter()
-    returned: Counter[tuple[int, int]] = Counter()
-    for record, event in trail:
-        kind = event.kind
-        message_id = unpack_id(event.message_id) if event.message_id else ""
-        if kind in {EventKind.SCHEDULED, EventKind.QUEUED, EventKind.DELIVERED}:
-            counts[kind][message_id] += 1
-        if kind in {EventKind.QUEUED, EventKind.DELIVERED}:
-            places[event.queue_id, record.queue_offset] = message_id
-        if kind is EventKind.DELIVERED and record.committed_at_ms < event.time_ms:
-            yield f"trail: {message_id} was delivered {event.time_ms - record.committed_at_ms} ms early"
-        if kind is EventKind.ACKED:
-            acked[event.queue_id, event.time_ms] += 1
-        if kind in {EventKind.LEASE_EXPIRED, EventKind.GIVEN_BACK}:
-            returned[event.queue_id, event.time_ms] += 1
+    """The trail knows what the clients know, message by message; and each one has one end, or still waits."""
+    told = _Told(trail)
+    counts, acked, dead = told.counts, told.counts[EventKind.ACKED], told.dead
+    yield from (f"trail: {each}" for each in told.early)
+    if told.nowhere:
+        yield f"trail: {told.nowhere} events of places that hold no message"
     yield from _accepted_once(ledger, counts)
-    for place, message_id in places.items():
-        if acked[place] > 1:
-            yield f"trail: {message_id} was acknowledged {acked[place]} times"
-        if message_id in ledger.acked_at_ms and not acked[place]:
+    for message_id, sent in ledger.sent.items():
+        ends = acked[message_id] + dead[message_id]
+        if ends > 1:
+            yield f"trail: {message_id} was acknowledged {acked[message_id]} times and died {dead[message_id]} times"
+        if not ends and sent.accepted and message_id not in ledger.in_doubt:
+            yield f"trail: {message_id} has no end"
+        if message_id in ledger.acked_at_ms and not acked[message_id]:
             yield f"trail: {message_id} was answered OK for its ack, and the trail has none"
+        if (message_id in ledger.dead) > dead[message_id]:
+            yield f"trail: {message_id} is a dead letter, and the trail knows of no death"
+        if counts[EventKind.RETRIED][message_id] > told.retries[message_id]:
+            yield f"trail: {message_id} was retried more often than it failed"
+        failures = told.retries[message_id] + sum(counts[kind][message_id] for kind in _RETURNS)
         attempts = [seen.received.attempt for seen in deliveries.get(message_id, ())]
-        if attempts and max(attempts) > 1 + returned[place]:
-            yield f"attempts: {message_id} reached attempt {max(attempts)} after {returned[place]} returns"
-    if acked.keys() - places.keys():
-        yield f"trail: {len(acked.keys() - places.keys())} acks of places that hold no message"
+        if attempts and max(attempts) > 1 + failures:
+            yield f"attempts: {message_id} reached attempt {max(attempts)} after {failures} failures"
 
 
 def _accepted_once(ledger: Ledger, counts: dict[EventKind, Counter[str]]) -> Iterator[str]:

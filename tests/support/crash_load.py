@@ -1,7 +1,9 @@
 """Load for a daemon that is killed all the time, and a ledger of what its clients saw.
 
-Senders repeat a message under the same id until it is accepted, receivers acknowledge most of what they get, leave some
-alone and hide some for a while. What they are told goes into the ledger; ``crash_check`` compares it with the promises.
+Senders repeat a message under the same id until it is accepted. Simple consumers acknowledge most of what they get,
+leave some alone and hide some for a while; push consumers fail some. All fail *poison*, each time until it is dead, and
+an undertaker reads the dead letters. What they are told goes into the ledger; ``crash_check`` compares it with the
+promises.
 """
 
 from __future__ import annotations
@@ -14,16 +16,23 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import grpc
-from support.wire_client import Received, WireClient, a_message
+from support.wire_client import Received, WireClient, a_message, a_receive, received_of
 
+from broker_adapter.topics import dead_letter_topic
 from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.admin import admin_v1
+from dmq.admin.client import AdminClient
 from dmq.embedded.receipt import decode_handle
 
-TOPIC, GROUP = "crashed", "survivors"
+TOPIC, GROUP, UNDERTAKER = "crashed", "survivors", "undertaker"
+LETTERS = dead_letter_topic(GROUP)
+RETRY_DELAYS_MS = (200, 500, 1_500)
+ATTEMPTS_MAX = 4
 INVISIBLE_MS = 10_000
 DELAY_MS_MAX = 3_000
 _PAUSE_S = 0.02  # between two tries while the daemon is away
 _SENDS_PER_S_MAX = 400  # of each sender; more would only make the end longer
+_MESSAGE_GROUPS = 24
 
 
 @dataclass(slots=True)
@@ -31,6 +40,8 @@ class Sent:
     """One message id: when it was wanted (0: at once), and how often it was sent and answered OK."""
 
     deliver_at_ms: int
+    message_group: str = ""
+    is_poison: bool = False
     tries: int = 0
     accepted: int = 0
 
@@ -46,7 +57,7 @@ class Seen:
 
 @dataclass(slots=True, frozen=True)
 class Hidden:
-    """A change of the invisible duration that was answered OK: not before ``until_ms``, if not acknowledged."""
+    """A change of the invisible duration, or a failure, that was answered OK: not before ``until_ms``, if not done."""
 
     at_ms: int
     until_ms: int
@@ -61,6 +72,8 @@ class Ledger:
     acked_at_ms: dict[str, int] = field(default_factory=dict)
     in_doubt: set[str] = field(default_factory=set)  # acknowledged, and the answer was lost
     hidden: dict[str, list[Hidden]] = field(default_factory=dict)
+    dead: dict[str, set[int]] = field(default_factory=dict)  # where in the dead-letter queue
+    nacked_total: int = 0
     stale_acks: int = 0
     refusals: list[str] = field(default_factory=list)
     news: threading.Condition = field(default_factory=threading.Condition)
@@ -68,27 +81,35 @@ class Ledger:
     acked_total: int = 0
 
     def is_settled(self) -> bool:
-        """Whether every accepted message was acknowledged, as far as its receiver knows."""
-        return all(
-            message_id in self.acked_at_ms or message_id in self.in_doubt
+        """Whether every accepted message was acknowledged or is dead, as far as its receivers know."""
+        return not self.unsettled()
+
+    def unsettled(self) -> list[str]:
+        """What is still to come."""
+        return [
+            message_id
             for message_id, sent in self.sent.items()
-            if sent.accepted
-        )
+            if sent.accepted and not any(message_id in over for over in (self.acked_at_ms, self.in_doubt, self.dead))
+        ]
 
 
 class Load:
     """Senders and receivers at work until told to end."""
 
-    def __init__(self, address: str, seed: int, *, senders: int = 3, receivers: int = 2) -> None:
+    def __init__(self, address: str, seed: int, *, senders: int = 3, receivers: int = 4) -> None:
         self.ledger = Ledger()
         self._address = address
         self._seed = seed
         self._ends_sending = threading.Event()
         self._ends_receiving = threading.Event()
         self._is_careful = threading.Event()  # acknowledge everything from here on
-        self._pool = ThreadPoolExecutor(max_workers=senders + receivers, thread_name_prefix="load")
+        self._pool = ThreadPoolExecutor(max_workers=senders + receivers + 1, thread_name_prefix="load")
+        with AdminClient(address) as admin:
+            table = admin_v1.TableBackoff(steps_ms=RETRY_DELAYS_MS)
+            admin.set_group(GROUP, policy=admin_v1.Policy(table=table, max_attempts=ATTEMPTS_MAX))
         self._senders: list[Future[None]] = [self._pool.submit(self._send, number) for number in range(senders)]
         self._receivers = [self._pool.submit(self._receive, number) for number in range(receivers)]
+        self._receivers.append(self._pool.submit(self._bury))
 
     def end_sending(self) -> None:
         """Wait until every sender has an answer for its last message; the daemon must be there."""
@@ -102,7 +123,7 @@ class Load:
         until_s = time.monotonic() + within_s
         with self.ledger.news:
             while not self.ledger.is_settled():
-                assert time.monotonic() < until_s, f"not settled within {within_s} s: {self._unsettled()}"
+                assert time.monotonic() < until_s, f"not settled within {within_s} s: {self.ledger.unsettled()[:10]}"
                 self.ledger.news.wait(0.5)
 
     def close(self) -> None:
@@ -112,10 +133,6 @@ class Load:
         self._pool.shutdown(wait=True)
         for worker in [*self._senders, *self._receivers]:
             worker.result()
-
-    def _unsettled(self) -> list[str]:
-        ledger = self.ledger
-        return [each for each in ledger.sent if each not in ledger.acked_at_ms and each not in ledger.in_doubt][:10]
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
@@ -136,9 +153,10 @@ class Load:
         deliver_at_ms = 0
         if rng.random() < 0.6:
             deliver_at_ms = _now_ms() + rng.randint(1, DELAY_MS_MAX)
-        self.ledger.sent[message_id] = Sent(deliver_at_ms)
+        message_group = f"group-{rng.randrange(_MESSAGE_GROUPS)}" if rng.random() < 0.1 else ""
+        self.ledger.sent[message_id] = Sent(deliver_at_ms, message_group, is_poison=rng.random() < 0.02)
         body = f"{message_id} {deliver_at_ms}".encode().ljust(rng.choice((64, 200, 1000)))
-        return a_message(TOPIC, message_id, body, deliver_at_ms=deliver_at_ms)
+        return a_message(TOPIC, message_id, body, deliver_at_ms=deliver_at_ms, message_group=message_group)
 
     def _insist(self, client: WireClient, messages: Sequence[wire.Message]) -> None:
         """Send until accepted, always under the same ids."""
@@ -173,30 +191,54 @@ class Load:
 
     def _receive(self, number: int) -> None:
         rng = random.Random(f"{self._seed}-receive-{number}")
+        is_push = bool(number % 2)
         with WireClient(self._address, f"receiver-{number}") as client:
             while not self._ends_receiving.is_set():
+                request = a_receive(TOPIC, GROUP, batch=rng.choice((1, 8, 32)), wait_s=1)
+                if is_push:
+                    request.auto_renew, request.message_queue.id = True, -1
                 try:
-                    found = client.receive(TOPIC, GROUP, batch=rng.choice((1, 8, 32)), wait_s=1)
+                    found = received_of(client.frames("ReceiveMessage", request, deadline_s=6))
                 except grpc.RpcError:
                     time.sleep(_PAUSE_S)
                     continue
                 now_ms = _now_ms()
                 boots = [decode_handle(each.receipt_handle).epoch >> 32 for each in found]
                 self.ledger.seen += [Seen(each, boot, now_ms) for each, boot in zip(found, boots, strict=True)]
-                self._finish(client, rng, found)
+                self._finish(client, rng, found, is_push=is_push)
 
-    def _finish(self, client: WireClient, rng: random.Random, found: Sequence[Received]) -> None:
+    def _finish(self, client: WireClient, rng: random.Random, found: Sequence[Received], *, is_push: bool) -> None:
         to_ack: list[Received] = []
         for each in found:
+            sent = self.ledger.sent[each.message_id]
             choice = 1.0 if self._is_careful.is_set() else rng.random()
-            if choice < 0.03:
+            if is_push and (sent.is_poison or choice < 0.06):
+                self._hide(
+                    client, each, rng.choice((0, 100)), at_least_ms=RETRY_DELAYS_MS[each.attempt - 1 : each.attempt]
+                )
+            elif choice < 0.03 and not sent.message_group:  # or its message group would wait for its lease, too
                 continue  # left alone: it comes back when its lease expires
-            if choice < 0.06:
+            elif sent.is_poison or choice < 0.06:
                 self._hide(client, each, rng.randint(200, 1500))
             else:
                 to_ack.append(each)
         if to_ack:
             self._ack(client, to_ack)
+
+    def _bury(self) -> None:
+        """Read the dead letters."""
+        with WireClient(self._address, "undertaker") as client:
+            while not self._ends_receiving.is_set():
+                try:
+                    found = client.receive(LETTERS, UNDERTAKER, wait_s=1)
+                    with self.ledger.news:
+                        for each in found:
+                            self.ledger.dead.setdefault(each.message_id, set()).add(each.queue_offset)
+                        self.ledger.news.notify_all()
+                    if found:
+                        client.ack(LETTERS, UNDERTAKER, found)
+                except grpc.RpcError:
+                    time.sleep(_PAUSE_S)
 
     def _ack(self, client: WireClient, deliveries: Sequence[Received]) -> None:
         ledger = self.ledger
@@ -218,15 +260,21 @@ class Load:
                     ledger.refusals.append(f"ack: {entry}")
             ledger.news.notify_all()
 
-    def _hide(self, client: WireClient, delivery: Received, invisible_ms: int) -> None:
+    def _hide(
+        self, client: WireClient, delivery: Received, invisible_ms: int, *, at_least_ms: Sequence[int] = ()
+    ) -> None:
+        """Hide a delivery, or fail it as a push consumer: then it waits for ``at_least_ms``, if it comes again."""
         begun_ms = _now_ms()
         try:
             answer = client.change_invisible(TOPIC, GROUP, delivery, invisible_ms)
         except grpc.RpcError:
             return
         if answer.status.code == wire.OK:
-            until = Hidden(_now_ms(), begun_ms + invisible_ms)
-            self.ledger.hidden.setdefault(delivery.message_id, []).append(until)
+            until = Hidden(_now_ms(), begun_ms + max(invisible_ms, *at_least_ms, 0))
+            with self.ledger.news:
+                self.ledger.hidden.setdefault(delivery.message_id, []).append(until)
+                self.ledger.nacked_total += bool(at_least_ms)
+                self.ledger.news.notify_all()
         elif answer.status.code == wire.INVALID_RECEIPT_HANDLE:
             self.ledger.stale_acks += 1
         else:

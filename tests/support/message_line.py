@@ -72,6 +72,7 @@ class Line:
         """Finish messages."""
         for offset in offsets:
             self.rows.apply(self.queue.finish(offset))
+            self.queue.release(offset)
 
     def come_back(self, offset: int) -> None:
         """End a lease."""

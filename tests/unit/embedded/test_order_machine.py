@@ -90,6 +90,7 @@ class OrderMachine(RuleBasedStateMachine):
         assert self.line.queue.check(receipt)
         if is_moved:
             self.line.rows.apply(self.line.queue.leave(receipt.queue_offset))
+            self.line.queue.release(receipt.queue_offset)
             self.stale.append(receipt)
         self.finish(receipt.queue_offset, is_done=is_moved)
 
