@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import burst, enqueue, fairness, lateness, nack, pending, send
+from bench import burst, enqueue, fairness, hook, lateness, nack, pending, send
 from bench.figures import STEADY_SPREAD, Figure, table_of, write_json
 from bench.load import Load, LoadFailed, generator
 from bench.plan import Plan
@@ -32,6 +32,8 @@ class Name(StrEnum):
     PENDING = "pending"
     NACK = "nack"
     FAIRNESS = "fairness"
+    HOOK = "hook"
+    SPOOL = "spool"
 
 
 MEASURES: Mapping[Name, Callable[[Plan], list[Figure]]] = {
@@ -42,6 +44,8 @@ MEASURES: Mapping[Name, Callable[[Plan], list[Figure]]] = {
     Name.PENDING: pending.measure,
     Name.NACK: nack.measure,
     Name.FAIRNESS: fairness.measure,
+    Name.HOOK: hook.measure,
+    Name.SPOOL: hook.measure_spool,
 }
 
 
@@ -67,6 +71,9 @@ def main(
     retries: Annotated[
         int | None, typer.Option(min=100, help="Messages that disturb, for fairness (100 000, with --quick 2000).")
     ] = None,
+    spooled: Annotated[
+        int | None, typer.Option(min=100, help="Entries of a spool that is opened (1 000 000, with --quick 20 000).")
+    ] = None,
 ) -> None:
     """Measure, show a table, keep the figures as JSON. Leave the machine alone meanwhile."""
     console = Console()
@@ -74,12 +81,20 @@ def main(
         console.width = max(console.width, _FILE_WIDTH)  # a log has no edge to break lines at
     rounds = rounds or (1 if quick else 5)
     retries = retries or (2_000 if quick else 100_000)
+    spooled = spooled or (20_000 if quick else 1_000_000)
     chosen = [*(names or ()), *(only or ())] or list(Name)
     figures: list[Figure] = []
     failed: dict[str, str] = {}
     columns = (TextColumn("{task.description:12}"), BarColumn(), TextColumn("{task.fields[what]}"), TimeElapsedColumn())
     used = _generator(console, load.value)
-    options = {"rounds": rounds, "quick": quick, "native_load": used.is_native, "pending": pending, "retries": retries}
+    options = {
+        "rounds": rounds,
+        "quick": quick,
+        "native_load": used.is_native,
+        "pending": pending,
+        "retries": retries,
+        "spooled": spooled,
+    }
     with Progress(*columns, console=console) as progress:
         for name in chosen:
             task = progress.add_task(name.value, what="")
@@ -88,6 +103,7 @@ def main(
                 is_quick=quick,
                 pending=pending,
                 retries=retries,
+                spooled=spooled,
                 load=used,
                 progress=progress,
                 task=task,

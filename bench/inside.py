@@ -9,7 +9,8 @@
     lateness  COUNT messages at 2000/s, each due 1 to 5 s later, beside what waits in the store already
     fill      COUNT messages due far away; then stays as it is until its input ends or it is killed
 
-and what ``bench.inside_nack`` and ``bench.inside_fairness`` say for themselves.
+and what ``bench.inside_nack``, ``bench.inside_fairness``, ``bench.inside_hook`` and ``bench.inside_spool`` say for
+themselves.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
 from bench.cell import broker_in, quantiles, say
 from bench.inside_fairness import fairness
+from bench.inside_hook import hook_drain, hook_send, hook_spool
 from bench.inside_nack import ack, delay_lateness, nack, raw_nack, retry_lateness
+from bench.inside_spool import peer_drain, peer_fill, peer_open, peer_put, raw_spool, spool_fill, spool_open, spool_put
 from bench.messages import TOPIC, WIRE_BYTES, envelope_of, far_envelopes
 from broker_adapter.clock import SystemClock
 from broker_adapter.message import Envelope
@@ -196,6 +199,17 @@ _ACTIONS: dict[str, Callable[..., Awaitable[None]]] = {
     "retry_lateness": retry_lateness,
     "delay_lateness": delay_lateness,
     "fairness": fairness,
+    "hook_send": hook_send,
+    "hook_spool": hook_spool,
+    "hook_drain": hook_drain,
+    "spool_put": spool_put,
+    "spool_fill": spool_fill,
+    "spool_open": spool_open,
+    "raw_spool": raw_spool,
+    "peer_put": peer_put,
+    "peer_fill": peer_fill,
+    "peer_open": peer_open,
+    "peer_drain": peer_drain,
 }
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ class Plan:
     is_quick: bool
     pending: int
     retries: int
+    spooled: int
     load: Load
     progress: Progress
     task: TaskID

@@ -1,9 +1,17 @@
 """Rock-DMQ: a delay and retry service for message queues that loses nothing and can prove it.
 
-Importing this package is cheap: it loads neither gRPC nor RocksDB nor pydantic.
+    from dmq import Spool                 # keeps what could not be sent, in RocksDB in this process
+    from dmq import SidecarClient         # the same in the daemon
+    from dmq import durable               # one line around a producer
+    from retry import Redelivery          # typed handlers, outcomes
+
+Importing this package is cheap: it loads neither gRPC nor RocksDB nor pydantic. What is named here is loaded when it is
+first used.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import retry as _retry
 
@@ -12,3 +20,28 @@ if getattr(_retry, "DISTRIBUTION", None) != "rock-dmq":
         f"the package 'retry' at {getattr(_retry, '__file__', None)} is not Rock-DMQ's: another distribution of that "
         "name is installed in this environment. Uninstall 'retry', then reinstall 'rock-dmq'."
     )
+
+if TYPE_CHECKING:
+    from dmq.sidecar.client import SidecarClient
+    from dmq.spool.durable import durable
+    from dmq.spool.spool import Spool, SpoolOptions
+    from retry import Delivered, Redelivery, Rejected, Spooled
+
+__all__ = ["Delivered", "Redelivery", "Rejected", "SidecarClient", "Spool", "SpoolOptions", "Spooled", "durable"]
+
+_HOMES = {
+    "SidecarClient": "dmq.sidecar.client",
+    "Spool": "dmq.spool.spool",
+    "SpoolOptions": "dmq.spool.spool",
+    "durable": "dmq.spool.durable",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'dmq' has no attribute {name!r}")
+    from importlib import import_module
+
+    value: object = getattr(import_module(_HOMES.get(name, "retry")), name)
+    globals()[name] = value
+    return value

@@ -1,4 +1,8 @@
-"""Retry policies, the ``%RETRY%`` and ``%DLQ%`` decisions, redrive and the producer hook (to come).
+"""Retry policies, the ``%RETRY%`` and ``%DLQ%`` decisions, redrive, and the producer hook.
+
+    from retry import Redelivery, durable
+
+What is named here is loaded when it is first used: importing ``retry`` costs nothing.
 
 ``retry`` is also the name of an unrelated package on PyPI; installed into the same environment it would overwrite this
 one without a word. ``DISTRIBUTION`` is how ``dmq`` tells the two apart.
@@ -6,4 +10,108 @@ one without a word. ``DISTRIBUTION`` is how ``dmq`` tells the two apart.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from retry.hook.breaker import BreakerState
+    from retry.hook.classify import classify
+    from retry.hook.closing import Closed
+    from retry.hook.codecs import Arguments, Codec, Encoded, PlainCodec
+    from retry.hook.durable import durable
+    from retry.hook.handlers import Attempt, HandlerExists, UnknownType
+    from retry.hook.health import Checked, Health, HealthStatus
+    from retry.hook.metrics import HookMetrics
+    from retry.hook.redelivery import SPOOL_POLICY, Redelivery
+    from retry.hook.verdict import Permanent, Retry, Throttled, Unknown, Unreadable, Verdict
+    from retry.outcome import Delivered, Outcome, Rejected, SendRejected, Spooled
+    from retry.policy import SPOOL_STEPS_MS, Exponential, Fixed, PolicyError, RetryPolicy, Table
+    from retry.sink import DeadEntry, Death, DelaySink, Entry, SinkClosed, SinkError, SinkFull, SinkUnavailable
+
 DISTRIBUTION = "rock-dmq"
+
+_HOMES = {
+    "retry.hook.breaker": ("BreakerState",),
+    "retry.hook.classify": ("classify",),
+    "retry.hook.closing": ("Closed",),
+    "retry.hook.codecs": ("Arguments", "Codec", "Encoded", "PlainCodec"),
+    "retry.hook.durable": ("durable",),
+    "retry.hook.handlers": ("Attempt", "HandlerExists", "UnknownType"),
+    "retry.hook.health": ("Checked", "Health", "HealthStatus"),
+    "retry.hook.metrics": ("HookMetrics",),
+    "retry.hook.redelivery": ("SPOOL_POLICY", "Redelivery"),
+    "retry.hook.verdict": ("Permanent", "Retry", "Throttled", "Unknown", "Unreadable", "Verdict"),
+    "retry.outcome": ("Delivered", "Outcome", "Rejected", "SendRejected", "Spooled"),
+    "retry.policy": ("SPOOL_STEPS_MS", "Exponential", "Fixed", "PolicyError", "RetryPolicy", "Table"),
+    "retry.sink": (
+        "DeadEntry",
+        "Death",
+        "DelaySink",
+        "Entry",
+        "SinkClosed",
+        "SinkError",
+        "SinkFull",
+        "SinkUnavailable",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "DISTRIBUTION",
+    "SPOOL_POLICY",
+    "SPOOL_STEPS_MS",
+    "Arguments",
+    "Attempt",
+    "BreakerState",
+    "Checked",
+    "Closed",
+    "Codec",
+    "DeadEntry",
+    "Death",
+    "DelaySink",
+    "Delivered",
+    "Encoded",
+    "Entry",
+    "Exponential",
+    "Fixed",
+    "HandlerExists",
+    "Health",
+    "HealthStatus",
+    "HookMetrics",
+    "Outcome",
+    "Permanent",
+    "PlainCodec",
+    "PolicyError",
+    "Redelivery",
+    "Rejected",
+    "Retry",
+    "RetryPolicy",
+    "SendRejected",
+    "SinkClosed",
+    "SinkError",
+    "SinkFull",
+    "SinkUnavailable",
+    "Spooled",
+    "Table",
+    "Throttled",
+    "Unknown",
+    "UnknownType",
+    "Unreadable",
+    "Verdict",
+    "classify",
+    "durable",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'retry' has no attribute {name!r}")
+    from importlib import import_module
+
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

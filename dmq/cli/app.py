@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dmq.cli import backoff, dead, demo, group, jobs, msg, retry, serve, status, topic
+from dmq.cli import backoff, dead, demo, group, jobs, msg, retry, serve, spool, status, topic
 from dmq.cli.errors import CommandFailed, ExitCode, describe, wants_json
 from dmq.cli.options import Output, OutputOption, RootAddressOption, Session, TimeoutOption
 from dmq.errors import DmqError
@@ -140,3 +140,5 @@ _backoff = typer.Typer(cls=Group, help="What a retry policy means; without a dae
 _backoff.command("show")(backoff.show)
 _backoff.command("simulate")(backoff.simulate)
 app.add_typer(_backoff, name="backoff")
+
+app.add_typer(spool.mount(Group), name="spool")

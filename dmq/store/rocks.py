@@ -50,20 +50,13 @@ _BLOOM_BITS_PER_KEY = 10
 class RocksOptions(NamedTuple):
     """Sizes that decide memory, disk and the time to reopen after a kill (about 0.5 s per 60 MB of WAL).
 
-    ``recovery`` other than "strict" is for salvage from a copy: it opens what is damaged, rows missing without a word.
+    ``recovery_mode`` "skip_any" is for salvage from a copy: it opens what is damaged, rows missing without a word.
     """
 
     wal_bytes_max: int = 32 * _MIB
     memtable_bytes_max: int = 64 * _MIB
     cache_bytes: int = 16 * _MIB
-    recovery: Literal["strict", "point_in_time", "skip_any"] = "strict"
-
-
-_RECOVERY = {
-    "strict": DBRecoveryMode.tolerate_corrupted_tail_records,
-    "point_in_time": DBRecoveryMode.point_in_time,
-    "skip_any": DBRecoveryMode.skip_any_corrupted_record,
-}
+    recovery_mode: Literal["strict", "skip_any"] = "strict"
 
 
 # Share of a write buffer by family: timeline and queue carry payloads, the rest small rows.
@@ -81,8 +74,11 @@ def _database_options(options: RocksOptions) -> Options:
     made = Options(raw_mode=True)
     made.create_if_missing(True)
     made.create_missing_column_families(True)
-    made.set_wal_recovery_mode(_RECOVERY[options.recovery]())
-    made.set_paranoid_checks(options.recovery == "strict")
+    is_strict = options.recovery_mode == "strict"
+    made.set_wal_recovery_mode(
+        DBRecoveryMode.tolerate_corrupted_tail_records() if is_strict else DBRecoveryMode.skip_any_corrupted_record()
+    )
+    made.set_paranoid_checks(is_strict)
     # A quiet family would pin old WAL files and slow down reopening; these two bounds flush it in time.
     made.set_max_total_wal_size(options.wal_bytes_max)
     made.set_db_write_buffer_size(options.memtable_bytes_max)
@@ -98,8 +94,9 @@ def _database_options(options: RocksOptions) -> Options:
     return made
 
 
-def _family_options(family: Family, cache: Cache) -> Options:
+def _family_options(family: Family, cache: Cache, is_strict: bool) -> Options:
     made = Options(raw_mode=True)
+    made.set_disable_auto_compactions(not is_strict)  # a compaction that meets damage ends all writing
     made.set_write_buffer_size(_WRITE_BUFFER_BYTES[family])
     made.set_max_write_buffer_number(3)
     table = BlockBasedOptions()
@@ -176,11 +173,9 @@ class RocksEngine:
         self._has_failed = False
         self._unsynced = WriteOptions()
         self._unsynced.sync = False
-        families = {family.name.lower(): _family_options(family, self._cache) for family in Family}
-        if options.recovery != "strict":
-            for each in families.values():
-                each.set_disable_auto_compactions(True)  # one that meets damage ends all writing
-        self.recovered_cut_bytes = check_logs(path) if options.recovery == "strict" else 0
+        is_strict = options.recovery_mode == "strict"
+        families = {family.name.lower(): _family_options(family, self._cache, is_strict) for family in Family}
+        self.recovered_cut_bytes = check_logs(path) if is_strict else 0
         try:
             self._db: Rdict | None = Rdict(
                 str(path), _database_options(options), column_families=families, access_type=AccessType.read_write()
@@ -246,7 +241,12 @@ class RocksEngine:
                 step()
         except Exception as error:
             raise _translated(error) from error
-        _raise_if_damaged(cursor)  # an invalid cursor is the end, or damage
+        try:
+            _raise_if_damaged(cursor)  # an invalid cursor is the end, or damage
+        except StoreCorrupt:
+            if not rows or (len(rows) < limit and taken_bytes < bytes_max):
+                raise
+            return Rows(rows, False)  # all that was asked for; who reads on meets the damage
         return Rows(rows, True)
 
     def last(self, family: Family, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
@@ -302,7 +302,7 @@ class RocksEngine:
 
 
 def rebuild_manifest(path: Path) -> None:
-    """Make a new manifest from the tables and logs in ``path``, for a copy whose own is lost; damaged ones are left out."""
+    """Make a new manifest from the tables and logs in ``path``, a copy whose own is lost; damaged ones are left out."""
     try:
         Rdict.repair(str(path), _database_options(RocksOptions()))
     except Exception as error:

@@ -112,3 +112,41 @@ def test_a_daemon_is_loaded_without_go(tmp_path: Path) -> None:
     kept = run_bench(tmp_path / "results.json", "--only", "burst")
     assert isinstance(kept["figures"], list)
     assert {figure["name"] for figure in kept["figures"]} == {"burst.in_process", "burst.daemon"}
+
+
+@pytest.mark.timeout(180)
+def test_the_hook_stands_beside_the_bare_call_the_floor_and_persist_queue(tmp_path: Path) -> None:
+    """Each figure of the hook has beside it what it is to be read against."""
+    kept = run_bench(tmp_path / "results.json", "hook")
+    assert isinstance(kept["figures"], list)
+    figures = {figure["name"]: figure for figure in kept["figures"]}
+    for threads in (1, 16):
+        assert figures[f"hook.send.{threads}"]["beside"]["what"] == "the bare call"
+        assert figures[f"hook.send.{threads}"]["goal"] == "<= 20"
+    for threads in (1, 16, 64):
+        floor, peer = figures[f"hook.spooling.{threads}"], figures[f"hook.spooling.{threads}.to_ack_queue"]
+        assert floor["rounds"] == peer["rounds"]
+        assert floor["beside"]["what"].endswith(f"{threads} to a sync")
+        assert peer["beside"]["what"].startswith("persist-queue")
+        assert (floor["goal"] is not None) == (threads == 16)
+    assert "get + ack, 8 threads" in figures["hook.drain.8"]["beside"]["what"]
+    assert figures["hook.drain.2.ramped"]["beside"]["value"] == figures["hook.drain.2"]["value"]
+
+
+@pytest.mark.timeout(180)
+def test_a_spool_is_opened_after_a_close_and_after_a_kill(tmp_path: Path) -> None:
+    """Opening is measured for both ends of the run before, with as many entries as were asked for."""
+    kept = run_bench(tmp_path / "results.json", "spool", "--spooled", "1000")
+    assert isinstance(kept["options"], dict)
+    assert kept["options"]["spooled"] == 1000
+    assert isinstance(kept["figures"], list)
+    figures = {figure["name"]: figure for figure in kept["figures"]}
+    for end in ("closed", "killed"):
+        for name, goal in (("ready", "<= 1"), ("first", "<= 1"), ("memory", "<= 150")):
+            figure = figures[f"spool.open.{end}.{name}"]
+            assert "1000 due entries" in figure["what"]
+            assert figure["goal"] == goal
+        assert figures[f"spool.open.{end}.first"]["value"] >= figures[f"spool.open.{end}.ready"]["value"]
+    for threads in (1, 16, 64):
+        for peer in ("ack_queue", "sqlite_queue", "file_queue", "file_queue_synced"):
+            assert figures[f"spool.put.{threads}.to_{peer}"]["beside"]["value"] > 0

@@ -1,0 +1,298 @@
+"""Taking over the directories of dead processes: each entry becomes durable here before it is gone there.
+
+How far a directory was taken over is written here in the same batch as what came of it, so a crash between the two
+repeats nothing: whoever goes on (this directory's next process, or who takes this one over) passes by what is here.
+
+    progress   ``a`` | cell id 8                 from 16 | mark 16 | number 8
+               what lies between these two timeline marks is here; of the key whose first entry lies at the second:
+               that one if the number is not 0, and the parked ones below number - 1
+
+What lies below was deleted there, or could not be read and is looked at again. What cannot be read stays there, with
+everything that is parked behind it, and the directory is named as damaged.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import NamedTuple, Self
+
+import structlog
+
+from dmq.errors import StoreCorrupt, StoreError
+from dmq.spool.around import read_around
+from dmq.spool.kept import Kept
+from dmq.spool.lanes import lane_id, lane_row, parked_number, parked_range
+from dmq.spool.records import decode_dead, decode_entry, entry_id
+from dmq.spool.root import Root
+from dmq.spool.running import Running
+from dmq.store.commit import Unit
+from dmq.store.keys import WAITING_GENERATION, pack_index_prefix, spool_range, timeline_key
+from dmq.store.ops import Delete, Family, Op, Put
+from dmq.store.record import decode_waiting
+from retry.sink import Entry
+
+log = structlog.get_logger("dmq.spool")
+
+_PER_UNIT = 256
+_BYTES_PER_UNIT = 8 * 1024 * 1024
+_END = b"\xff" * 17
+
+
+class _Interrupted(Exception):
+    """It is gone on with later."""
+
+
+class _Place(NamedTuple):
+    """What of a directory is here already, though it may be there still."""
+
+    start: int = 0
+    mark: int = 0
+    number: int = 0
+
+    def covers(self, mark: int, number: int) -> bool:
+        """Say whether an entry is here: the one at ``mark``, or one that is parked behind it."""
+        return self.start <= mark and (mark, number) <= (self.mark, self.number)
+
+    def encode(self) -> bytes:
+        """Encode it."""
+        return self.start.to_bytes(16, "big") + self.mark.to_bytes(16, "big") + self.number.to_bytes(8, "big")
+
+    @classmethod
+    def decode(cls, value: bytes | None) -> Self:
+        """Undo ``encode``; nothing is nothing."""
+        if value is None:
+            return cls()
+        return cls(*(int.from_bytes(value[at : at + 16], "big") for at in (0, 16, 32)))
+
+
+class Adopter:
+    """A thread that looks for orphans now and then."""
+
+    def __init__(self, root: Root, running: Running) -> None:
+        self._root = root
+        self._running = running
+        self._is_closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.adopted_total = 0  # entries
+
+    def start(self, every_s: float) -> None:
+        """Look at once, and then every ``every_s``; never, if that is 0."""
+        if every_s > 0:
+            self._thread = threading.Thread(target=self._run, args=(every_s,), name="dmq-spool-adopter", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """End after the unit that is under way."""
+        self._is_closing.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, every_s: float) -> None:
+        while True:
+            try:
+                self.adopt()
+            except (StoreError, OSError) as error:
+                log.error("spool_adoption_failed", root=str(self._root.path), error=str(error))  # noqa: TRY400
+            if self._is_closing.wait(every_s):
+                return
+
+    def adopt(self) -> int:
+        """Take over every orphan; say how many entries that were. Raises if this directory fails meanwhile."""
+        self._root.sweep()
+        total = 0
+        is_more = True
+        while is_more and not self._is_closing.is_set():
+            is_more = False  # a directory that was taken over may have been the adopter of another one
+            own = self._running.path
+            for path, orphan in self._root.orphans(own, lambda: not self._is_closing.is_set()):
+                move = _Move(self._running.kept, orphan, self._is_interrupted)
+                try:
+                    problem = move.all()
+                    if problem:
+                        self._root.name_damaged(path, problem)
+                    else:
+                        self._root.remove(path, orphan, own)
+                        is_more = True
+                except _Interrupted:
+                    return total
+                except _OwnFailed:
+                    raise
+                except StoreError as error:  # this one later; it stands in nobody's way
+                    log.warning("spool_adoption_failed", path=str(path), error=str(error))
+                    continue
+                finally:
+                    total += move.count
+                    self.adopted_total += move.count
+                    _close(orphan)
+                log.info("spool_adopted", path=str(path), entries=move.count, by=str(own), left=problem)
+        return total
+
+    def _is_interrupted(self) -> bool:
+        """Whether to stop: on ``close``, and where the disk has no room for two of everything."""
+        return self._is_closing.is_set() or self._running.kept.store.is_disk_low()
+
+
+class _Move:
+    """One directory on its way into another one."""
+
+    def __init__(self, own: Kept, other: Kept, is_interrupted: Callable[[], bool]) -> None:
+        self._own = own
+        self._other = other
+        self._is_interrupted = is_interrupted
+        self._row = _progress_row(other.store.cell_id)
+        self._place = _Place()
+        self._start = 0  # of what is under way
+        self._waiting: list[Future[None]] = []
+        self._gone: list[Op] = []
+        self._left: list[str] = []
+        self.count = 0  # entries
+
+    def all(self) -> str:
+        """Move everything; return what is the matter with what had to be left, or nothing."""
+        with _of_own():
+            (value,) = self._own.store.get_many(Family.GROUP, [self._row])
+        self._place = _Place.decode(value)
+        try:
+            for key, row in self._timeline():
+                self._head(int.from_bytes(key, "big"), row)
+            self._dead()
+            self._inherit()
+        except StoreCorrupt as error:
+            self._left.append(str(error))
+        return "; ".join(self._left[:5])
+
+    def _timeline(self) -> Iterator[tuple[bytes, bytes]]:
+        at: int | None = 0
+        while at is not None:
+            found = read_around(self._other.store, timeline_key(at), _END, limit=_PER_UNIT, bytes_max=_BYTES_PER_UNIT)
+            if found.damage is not None:
+                self._left.append(f"{found.damage}: {found.damage.error}")
+            if found.rows:
+                self._start = int.from_bytes(found.rows[0][0], "big")
+            yield from found.rows
+            self._settle()
+            at = found.next
+
+    def _head(self, mark: int, value: bytes) -> None:
+        """Move an entry of the timeline, and those that are parked behind it."""
+        try:
+            type_id = decode_waiting(value).topic_id
+            entry, turn = decode_entry(value, self._other.type_name(type_id))
+        except (StoreCorrupt, KeyError) as error:
+            self._left.append(f"entry {mark:032x} cannot be read: {error}")
+            return
+        self._adopt(entry, turn, mark, 1)
+        rest: list[Op] = [
+            Delete(Family.TIMELINE, timeline_key(mark)),
+            Delete(Family.INDEX, pack_index_prefix(WAITING_GENERATION, type_id) + entry_id(entry.uid, turn)),
+        ]
+        if entry.key:
+            try:
+                self._parked(mark, type_id, entry)
+            except StoreCorrupt as error:  # the way to them stays, and this one comes again with them
+                self._left.append(f"behind entry {mark:032x}: {error}")
+                self._settle()
+                self._start = mark + 1
+                return
+            rest.append(Delete(Family.GROUP, lane_row(lane_id(type_id, entry.key))))
+        self._gone += rest + self._other.forget(type_id, entry)
+
+    def _parked(self, mark: int, type_id: int, head: Entry) -> None:
+        """Move what is parked behind an entry, which stays there until they are gone: it leads to them."""
+        at, stop = parked_range(lane_id(type_id, head.key))
+        while True:
+            found = self._other.store.scan(Family.GROUP, at, stop, limit=_PER_UNIT, bytes_max=_BYTES_PER_UNIT)
+            for row, value in found.rows:
+                entry, turn = decode_entry(value, head.type_name)
+                self._adopt(entry, turn, mark, parked_number(row) + 2)
+                self._gone += [Delete(Family.GROUP, row), *self._other.forget(type_id, entry)]
+            if found.is_complete:
+                return
+            self._settle()
+            at = found.rows[-1][0] + b"\0"
+
+    def _adopt(self, entry: Entry, turn: int, mark: int, number: int) -> None:
+        if self._place.covers(mark, number):
+            return
+        progress = Put(Family.GROUP, self._row, _Place(self._start, mark, number).encode())
+        with _of_own(), self._own.lock:
+            self._own.adopt(entry, turn, progress, _into(self._waiting))
+        self.count += 1
+
+    def _dead(self) -> None:
+        """Move the dead set; the same one twice is one."""
+        for type_id, topic in list(self._other.names.topics_by_id.items()):
+            at, stop = spool_range(b"d", type_id)
+            while True:
+                found = self._other.store.scan(Family.GROUP, at, stop, limit=_PER_UNIT, bytes_max=_BYTES_PER_UNIT)
+                for row, value in found.rows:
+                    try:
+                        dead, turn = decode_dead(value, topic.name)
+                    except StoreCorrupt as error:
+                        self._left.append(f"dead entry {row.hex()} cannot be read: {error}")
+                        continue
+                    with _of_own(), self._own.lock:
+                        self._own.adopt_dead(dead, turn, _into(self._waiting))
+                    self._gone += [Delete(Family.GROUP, row), *self._other.forget_dead(type_id)]
+                    self.count += 1
+                self._settle()
+                if found.is_complete:
+                    break
+                at = found.rows[-1][0] + b"\0"
+
+    def _inherit(self) -> None:
+        """Take over how far that directory had taken over others."""
+        rows = self._other.store.scan(Family.GROUP, *spool_range(b"a", 0), limit=10_000).rows
+        with _of_own():
+            self._own.store.commit([Put(Family.GROUP, row, value) for row, value in rows], is_urgent=True)
+
+    def _settle(self) -> None:
+        """What was adopted is durable here, then it is deleted there."""
+        for each in self._waiting:
+            each.result()
+        self._waiting.clear()
+        if self._gone:
+            self._other.store.commit(self._gone)
+            self._gone = []
+        if self._is_interrupted():
+            raise _Interrupted
+
+
+class _OwnFailed(StoreError):
+    """The directory that entries are moved to has failed."""
+
+
+@contextmanager
+def _of_own() -> Iterator[None]:
+    """Tell the errors of our directory from those of the one that is taken over."""
+    try:
+        yield
+    except StoreError as error:
+        raise _OwnFailed(str(error)) from error
+
+
+def _progress_row(cell_id: str) -> bytes:
+    return spool_range(b"a", 0, bytes.fromhex(cell_id))[0]
+
+
+def _close(orphan: Kept) -> None:
+    try:
+        orphan.store.close()
+    except StoreError as error:
+        log.warning("spool_orphan_not_closed_well", error=str(error))
+
+
+def _into(waiting: list[Future[None]]) -> Callable[[Unit], None]:
+    future: Future[None] = Future()
+    waiting.append(future)
+
+    def settle(unit: Unit) -> None:
+        if unit.error is not None:
+            future.set_exception(_OwnFailed(str(unit.error)))
+        else:
+            future.set_result(None)
+
+    return settle

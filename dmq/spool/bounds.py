@@ -1,0 +1,107 @@
+"""What a spool may hold, and what happens when that is reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dmq.spool.kept import Kept
+from dmq.spool.plan import size_of
+from dmq.spool.running import Running
+from dmq.store.commit import Unit
+from dmq.store.rocks import RocksOptions
+from retry.sink import Entry, SinkFull
+
+WAIT_S = 1.0  # how long a waiter does not look whether the spool is still the same
+_MIB = 1024 * 1024
+_ROCKS = RocksOptions(wal_bytes_max=32 * _MIB, memtable_bytes_max=32 * _MIB, cache_bytes=4 * _MIB)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpoolOptions:
+    """Bounds, and what happens at them.
+
+    ``overflow``: "refuse" the new entry, "block" up to ``block_s`` for room, "drop_newest" (refuse it, with an event in
+    the trail), or "drop_oldest" (of those in nobody's hands, the one made first). What is short of disk space is
+    refused, or blocks: dropping something gives none back at once. ``durability`` "process" survives SIGKILL, but not
+    power loss.
+    """
+
+    entries_max: int = 1_000_000
+    bytes_max: int = 1024 * _MIB
+    overflow: Literal["refuse", "block", "drop_newest", "drop_oldest"] = "refuse"
+    block_s: float = 5.0
+    durability: Literal["disk", "process"] = "disk"
+    free_bytes_min: int | None = None  # below it nothing new is kept; by default 5 % of the disk, at most 1 GiB
+    adopt_every_s: float = 30.0  # how often to look for directories of dead processes; 0: never
+    trail_bytes_max: int = 64 * _MIB
+    rocks: RocksOptions = field(default=_ROCKS)
+
+
+class Bounds:
+    """Looks after the bounds of what is open."""
+
+    def __init__(self, options: SpoolOptions, running: Running) -> None:
+        self._options = options
+        self._running = running
+        self.dropped_total = 0  # entries thrown away, old ones or new ones
+        self.refused_total = 0  # puts that were answered with ``SinkFull``
+
+    def make_room(self, kept: Kept, entry: Entry, check: Callable[[], object]) -> None:
+        """Return when there is room, or raise ``SinkFull``. The lock of ``kept`` is held; while waiting it is let go.
+
+        ``check`` is asked after each wait, and raises if waiting has become pointless.
+        """
+        options = self._options
+        clock = kept.store.clock
+        until_s = clock.monotonic_s() + options.block_s
+        can_fit = size_of(entry) <= options.bytes_max
+        while (limit := self._limit(kept, entry)) is not None:
+            left_s = until_s - clock.monotonic_s()
+            if options.overflow == "block" and can_fit and left_s > 0:
+                kept.room.wait(min(left_s, WAIT_S))
+                check()
+                continue
+            if limit != "free_bytes_min":
+                if options.overflow == "drop_oldest" and can_fit and self._drop_oldest(kept):
+                    continue
+                if options.overflow == "drop_newest":
+                    kept.refuse(entry, _nothing)
+                    self.dropped_total += 1
+            self.refused_total += 1
+            raise SinkFull(f"the spool at {self._running.path} is full: {limit} is reached", limit=limit)
+
+    def _limit(self, kept: Kept, entry: Entry) -> str | None:
+        total = kept.total()
+        if total.waiting + 1 > self._options.entries_max:
+            return "entries_max"
+        if total.waiting_bytes + size_of(entry) > self._options.bytes_max:
+            return "bytes_max"
+        return "free_bytes_min" if kept.store.is_disk_low() else None
+
+    def _drop_oldest(self, kept: Kept) -> bool:
+        found = [kept.oldest(type_id, kept.is_free) for type_id, each in kept.totals.items() if each.waiting]
+        oldest = min((each for each in found if each is not None), key=lambda each: each[1].created_at_ms, default=None)
+        if oldest is None:
+            return False
+        ticket, entry = oldest
+        reader = self._running.reader
+        if ticket.mark in kept.out:
+            ticket = reader.take_back(ticket.mark)
+        kept.out[ticket.mark] = ticket  # nobody else's from here on
+
+        def settled(unit: Unit) -> None:
+            with kept.lock:
+                if unit.error is None:
+                    reader.gone(ticket)
+                else:  # in doubt: if it is there still, it is anybody's
+                    kept.out.pop(ticket.mark, None)
+
+        kept.drop(ticket, entry, settled)
+        self.dropped_total += 1
+        return True
+
+
+def _nothing(_: Unit) -> None:
+    """Nobody waits for it."""

@@ -1,0 +1,29 @@
+"""``durable`` for a producer whose spool is a directory: one line, one argument."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from dmq.spool.spool import Spool
+from retry.hook.durable import durable as _durable
+from retry.hook.redelivery import Redelivery
+from retry.sink import DelaySink
+
+SPOOL_DEFAULT = "var/spool"
+
+
+def durable(
+    producer: Any,  # noqa: ANN401 - any producer
+    sink: DelaySink | Redelivery | str | os.PathLike[str] = SPOOL_DEFAULT,
+    **options: Any,  # noqa: ANN401 - those of ``retry.durable``
+) -> Any:  # noqa: ANN401 - what looks like the producer
+    """As ``retry.durable``; a path is the root of a ``Spool``, made if it is not there and closed with the hook."""
+    if not isinstance(sink, str | os.PathLike):
+        return _durable(producer, sink, **options)
+    spool = Spool(sink)
+    try:
+        return _durable(producer, spool, **options)
+    except BaseException:
+        spool.close()
+        raise

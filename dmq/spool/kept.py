@@ -1,0 +1,376 @@
+"""What one spool directory holds: every change of it is planned here, under one lock, and submitted as one unit.
+
+Figures, lanes and dead rows in memory are ahead of the disk by the units under way, in the order in which these were
+submitted; a change is kept in memory only once its unit is accepted.
+Rows of the group family, under an id that no group has (``dmq.store.keys.spool_range``):
+
+    d | type id 4 | uid 16              the dead set
+    l, m                                lanes (``dmq.spool.lanes``)
+    a                                   how far another directory was taken over (``dmq.spool.adopt``)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from broker_adapter.errors import BrokerError
+from broker_adapter.topics import check_topic
+from dmq.audit.events import EventKind
+from dmq.embedded.names import Names
+from dmq.spool.lanes import Lanes, lane_id
+from dmq.spool.plan import Plan, Settle, Ticket, dead_row, event_of, size_of, withdraw
+from dmq.spool.records import (
+    Totals,
+    decode_dead,
+    decode_entry,
+    decode_totals,
+    encode_dead,
+    encode_entry,
+    encode_totals,
+    entry_id,
+    turn_of,
+)
+from dmq.store.commit import Unit
+from dmq.store.keys import (
+    WAITING_GENERATION,
+    pack_index_prefix,
+    spool_range,
+    spool_total_key,
+    timeline_key,
+    timeline_mark,
+)
+from dmq.store.ops import Delete, Emit, Family, Op, Put, Schedule
+from dmq.store.record import decode_index
+from dmq.store.store import Store
+from retry.sink import DeadEntry, Death, Entry
+
+_OLDEST_LOOKED_AT = 64
+
+
+class Kept:
+    """The entries of one open store. All methods want ``lock`` held; none waits for the disk."""
+
+    def __init__(self, store: Store, out: dict[int, Ticket] | None = None) -> None:
+        """Read what ``store`` has; ``out`` is what an earlier store of the same directory had given out."""
+        self.store = store
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)  # more is ready
+        self.room = threading.Condition(self.lock)  # something is gone
+        self.names = Names(store)
+        self.lanes = Lanes(store)
+        self.totals: dict[int, Totals] = {}
+        self.out = out if out is not None else {}  # by mark: ready, or in somebody's hands
+        # Entries that their callers hold from the start, by type id and id, until they are known to lie where they do.
+        self.arriving: dict[tuple[int, bytes], Ticket | None] = {}
+        self._dead_ahead: dict[bytes, tuple[bytes, bytes | None]] = {}
+        self._oldest_from: dict[int, bytes] = {}  # below it the index has nothing of a type but tombstones
+        types = list(self.names.topics_by_id)
+        rows = store.get_many(Family.META, [spool_total_key(type_id) for type_id in types])
+        for type_id, row in zip(types, rows, strict=True):
+            self.totals[type_id] = decode_totals(row)
+
+    # -- figures ------------------------------------------------------------------------------------------------------
+
+    def type_id(self, type_name: str) -> int | None:
+        """Return the id of a type; ``None`` if nothing of it was ever kept."""
+        found = self.names.topics.get(type_name)
+        return found.topic_id if found is not None else None
+
+    def type_name(self, type_id: int) -> str:
+        """Return the name of a type."""
+        return self.names.topics_by_id[type_id].name
+
+    def total(self) -> Totals:
+        """Return what is kept, of all types."""
+        every = self.totals.values()
+        return Totals(
+            sum(each.waiting for each in every), sum(each.waiting_bytes for each in every), sum(e.dead for e in every)
+        )
+
+    def oldest(self, type_id: int, is_wanted: Callable[[int], bool]) -> tuple[Ticket, Entry] | None:
+        """Return the oldest entry on the timeline, by its uid, of those whose marks are wanted."""
+        prefix = pack_index_prefix(WAITING_GENERATION, type_id)
+        start = first = prefix + self._oldest_from.get(type_id, b"")
+        is_first = True
+        while True:
+            found = self.store.scan(Family.INDEX, start, prefix + b"\xff" * 32, limit=_OLDEST_LOOKED_AT)
+            if is_first and found.rows and found.rows[0][0] != first:
+                self._oldest_from[type_id] = found.rows[0][0][len(prefix) :]
+            is_first = False
+            for row, value in found.rows:
+                waiting = decode_index(value)
+                mark = timeline_mark(waiting.at_ms, waiting.sequence)
+                if not is_wanted(mark):
+                    continue
+                (there,) = self.store.get_many(Family.TIMELINE, [timeline_key(mark)])
+                if there is not None:  # else it was finished between the two looks
+                    entry, _ = decode_entry(there, self.type_name(type_id))
+                    return self.ticket(entry, mark, turn_of(row[len(prefix) :])), entry
+            if found.is_complete:
+                return None
+            start = found.rows[-1][0] + b"\0"
+
+    def ticket(self, entry: Entry, mark: int, turn: int) -> Ticket:
+        """Return the ticket of an entry on the timeline."""
+        type_id = self.names.topics[entry.type_name].topic_id
+        lane = lane_id(type_id, entry.key) if entry.key else None
+        return Ticket(mark, type_id, turn, entry.due_at_ms, size_of(entry), lane)
+
+    def is_free(self, mark: int) -> bool:
+        """Say whether an entry is in nobody's hands."""
+        ticket = self.out.get(mark)
+        return ticket is None or ticket.is_ready
+
+    def has_waiting(self, type_name: str, key: str) -> bool:
+        """Say whether entries of a key wait or are held."""
+        type_id = self.type_id(type_name)
+        return type_id is not None and self.lanes.exists(lane_id(type_id, key))
+
+    def dead(self, type_name: str, after: bytes, limit: int) -> list[DeadEntry]:
+        """Return entries of the dead set, in the order of their uids."""
+        type_id = self.type_id(type_name)
+        if type_id is None:
+            return []
+        start, stop = spool_range(b"d", type_id)
+        start = start + after + b"\0" if after else start
+        rows = self.store.scan(Family.GROUP, start, stop, limit=limit).rows
+        return [decode_dead(value, type_name)[0] for _, value in rows]
+
+    # -- changes ------------------------------------------------------------------------------------------------------
+
+    def put(self, entry: Entry, settle: Callable[[Unit, Ticket | None], None], *, is_held: bool = False) -> None:
+        """Keep a new entry; one whose uid waits on the timeline is kept once.
+
+        ``settle`` is given its ticket if the caller holds it: if it was to be held, and is not behind others of its key
+        nor in somebody else's hands.
+        """
+        type_id, plan = self._type(entry.type_name)
+        self._enter(entry, type_id, 0, EventKind.SCHEDULED, plan, settle, is_held=is_held)
+
+    def finish(self, ticket: Ticket, entry: Entry, settle: Settle) -> None:
+        """The entry was sent."""
+        event = event_of(EventKind.SENT, ticket.type_id, entry, entry.attempts + 1, entry.due_at_ms)
+        self._remove(ticket, entry, Plan([Emit(event)]), settle)
+
+    def again(self, ticket: Ticket, entry: Entry, settle: Settle, *, is_counted: bool) -> None:
+        """Let the entry wait until ``entry.due_at_ms``, as it is given."""
+        turn = ticket.turn + 1
+        event = (
+            event_of(EventKind.SEND_FAILED, ticket.type_id, entry, entry.attempts, entry.due_at_ms)
+            if is_counted
+            else b""
+        )
+        plan = Plan([withdraw(ticket, entry)])
+        self._schedule(plan, ticket.type_id, entry, turn, event)
+        self._submit(plan, settle)
+
+    def bury(self, ticket: Ticket, entry: Entry, death: Death, settle: Settle) -> None:
+        """Move the entry to the dead set."""
+        event = event_of(EventKind.SEND_DEAD, ticket.type_id, entry, entry.attempts, entry.created_at_ms)
+        dead = DeadEntry(entry=entry, death=death, died_at_ms=self.store.clock.now_ms())
+        plan = Plan([Emit(event)])
+        died = self._die(plan, dead, ticket.type_id, ticket.turn)
+        self._remove(ticket, entry, plan, settle, died=died)
+
+    def drop(self, ticket: Ticket, entry: Entry, settle: Settle) -> None:
+        """Throw the entry away, with an event that says so."""
+        event = event_of(EventKind.DROPPED, ticket.type_id, entry, entry.attempts, entry.created_at_ms)
+        self._remove(ticket, entry, Plan([Emit(event)]), settle)
+
+    def refuse(self, entry: Entry, settle: Settle) -> None:
+        """Note that a new entry was thrown away."""
+        type_id, plan = self._type(entry.type_name)
+        plan.ops.append(Emit(event_of(EventKind.DROPPED, type_id, entry, entry.attempts, entry.created_at_ms)))
+        self._submit(plan, settle)
+
+    def requeue(self, type_name: str, uid: bytes, settle: Settle) -> bool:
+        """Let a dead entry wait again, due now; say whether it was there."""
+        type_id = self.type_id(type_name)
+        if type_id is None:
+            return False
+        row = dead_row(type_id, uid)
+        value = self._dead_value(row)
+        if value is None:
+            return False
+        found, turn = decode_dead(value, type_name)
+        entry = replace(found.entry, attempts=0, due_at_ms=self.store.clock.now_ms())
+        plan = Plan([Delete(Family.GROUP, row)], dead=(row, None))
+        self._enter(entry, type_id, turn + 1, EventKind.REQUEUED, plan, lambda unit, _: settle(unit), died=-1)
+        return True
+
+    def adopt(self, entry: Entry, turn: int, progress: Put, settle: Settle) -> None:
+        """Keep an entry of another directory, and in the same unit how far that one was taken over."""
+        type_id, plan = self._type(entry.type_name)
+        plan.ops.append(progress)
+        self._enter(entry, type_id, turn, EventKind.SCHEDULED, plan, lambda unit, _: settle(unit))
+
+    def adopt_dead(self, dead: DeadEntry, turn: int, settle: Settle) -> None:
+        """Keep a dead entry of another directory; the same one twice is one."""
+        type_id, plan = self._type(dead.entry.type_name)
+        self._count(plan, type_id, died=self._die(plan, dead, type_id, turn))
+        self._submit(plan, settle)
+
+    def forget(self, type_id: int, entry: Entry) -> list[Op]:
+        """Return the ops by which the figures forget an entry that was moved away; its rows are the caller's."""
+        plan = Plan()
+        self._count(plan, type_id, -1, -size_of(entry))
+        return self._known(plan)
+
+    def forget_dead(self, type_id: int) -> list[Op]:
+        """Return the ops by which the figures forget a dead entry that was moved away."""
+        plan = Plan()
+        self._count(plan, type_id, died=-1)
+        return self._known(plan)
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def _type(self, type_name: str) -> tuple[int, Plan]:
+        """Return the id of a type, and a plan with what must ride with its first use."""
+        found = self.names.topics.get(type_name)
+        if found is not None:
+            return found.topic_id, Plan()
+        try:
+            made, ops = self.names.plan_topic(check_topic(type_name), 1, self.store.clock.now_ms())
+        except BrokerError as error:
+            raise ValueError(str(error)) from error
+        return made.topic_id, Plan(list(ops), made)
+
+    def _enter(
+        self,
+        entry: Entry,
+        type_id: int,
+        turn: int,
+        kind: EventKind,
+        plan: Plan,
+        settle: Callable[[Unit, Ticket | None], None],
+        *,
+        died: int = 0,
+        is_held: bool = False,
+    ) -> None:
+        value = encode_entry(entry, type_id, turn)
+        event = event_of(kind, type_id, entry, 0, entry.due_at_ms)
+        lane = lane_id(type_id, entry.key) if entry.key else None
+        size = size_of(entry)
+        plan.lane = self.lanes.enter(lane, value) if lane is not None else None
+        if plan.lane is not None:
+            plan.ops += [Emit(event), *plan.lane.ops]
+            self._count(plan, type_id, 1, size, died)
+            self._submit(plan, lambda unit: settle(unit, None))
+            return
+        at = len(plan.ops)  # of the entry's own receipt
+        plan.scheduled = entry_id(entry.uid, turn)
+        plan.ops.append(Schedule(type_id, plan.scheduled, entry.due_at_ms, value, event))
+        if lane is not None:
+            plan.lane = self.lanes.open(lane)
+            plan.ops += plan.lane.ops
+        self._count(plan, type_id, 1, size, died)
+        held = (type_id, plan.scheduled) if is_held else None
+
+        def settled(unit: Unit) -> None:
+            ticket = None
+            if unit.error is None and (held is not None or unit.receipts[at].repeated):
+                receipt = unit.receipts[at]
+                mark = timeline_mark(receipt.at_ms, receipt.sequence)
+                with self.lock:
+                    seen = self.arriving.pop(held, None) if held is not None else None
+                    if receipt.repeated:
+                        ticket = seen
+                        again = Plan()
+                        self._count(again, type_id, -1, -size)
+                        self._submit(again, _ignore)
+                    elif held is not None:
+                        ticket = seen or Ticket(mark, type_id, turn, entry.due_at_ms, size, lane)
+                        self.out[mark] = ticket
+            settle(unit, ticket)
+
+        if held is not None:
+            self.arriving[held] = None
+        try:
+            self._submit(plan, settled)
+        except BaseException:
+            if held is not None:
+                del self.arriving[held]
+            raise
+
+    def _remove(self, ticket: Ticket, entry: Entry, plan: Plan, settle: Settle, *, died: int = 0) -> None:
+        plan.ops.insert(0, withdraw(ticket, entry))
+        if ticket.lane is not None:
+            plan.lane = self.lanes.leave(ticket.lane)
+            plan.ops += plan.lane.ops
+            if plan.lane.head is not None:
+                following, turn = decode_entry(plan.lane.head, entry.type_name)
+                self._schedule(plan, ticket.type_id, following, turn, b"")
+        self._count(plan, ticket.type_id, -1, -ticket.size_bytes, died)
+        self._submit(plan, settle)
+
+    def _die(self, plan: Plan, dead: DeadEntry, type_id: int, turn: int) -> int:
+        """Put an entry into the dead set; return by how many that grows."""
+        row = dead_row(type_id, dead.entry.uid)
+        value = encode_dead(encode_entry(dead.entry, type_id, turn), dead.death, dead.died_at_ms)
+        plan.ops.append(Put(Family.GROUP, row, value))
+        plan.dead = (row, value)
+        return int(self._dead_value(row) is None)
+
+    def _dead_value(self, row: bytes) -> bytes | None:
+        ahead = self._dead_ahead.get(row)
+        if ahead is not None:
+            return ahead[1]
+        (value,) = self.store.get_many(Family.GROUP, [row])
+        return value
+
+    def _schedule(self, plan: Plan, type_id: int, entry: Entry, turn: int, event: bytes) -> None:
+        plan.scheduled = entry_id(entry.uid, turn)
+        value = encode_entry(entry, type_id, turn)
+        plan.ops.append(Schedule(type_id, plan.scheduled, entry.due_at_ms, value, event, is_new=True))
+
+    def _count(self, plan: Plan, type_id: int, waiting: int = 0, size_bytes: int = 0, died: int = 0) -> None:
+        was = self.totals.get(type_id, Totals())
+        now = Totals(max(0, was.waiting + waiting), max(0, was.waiting_bytes + size_bytes), max(0, was.dead + died))
+        plan.totals = (type_id, now)
+        plan.ops.append(Put(Family.META, spool_total_key(type_id), encode_totals(now)))
+
+    def _submit(self, plan: Plan, settle: Settle) -> None:
+        """Hand the unit over; nothing in memory has changed if that fails."""
+
+        def settled(unit: Unit) -> None:
+            if unit.error is None:
+                self._settled(plan)
+            settle(unit)
+
+        self.store.submit(plan.ops, settled, is_urgent=True)
+        if plan.topic is not None:
+            self.names.add_topic(plan.topic)
+        if plan.lane is not None:
+            self.lanes.submitted(plan.lane)
+        if plan.dead is not None:
+            self._dead_ahead[plan.dead[0]] = plan.dead
+        if plan.totals is not None:
+            self.totals[plan.totals[0]] = plan.totals[1]
+
+    def _known(self, plan: Plan) -> list[Op]:
+        if plan.totals is not None:
+            self.totals[plan.totals[0]] = plan.totals[1]
+        return plan.ops
+
+    def _settled(self, plan: Plan) -> None:
+        is_early = (
+            plan.scheduled is not None
+            and plan.totals is not None
+            and plan.scheduled < self._oldest_from.get(plan.totals[0], b"")
+        )
+        if plan.lane is None and plan.dead is None and not is_early:
+            return  # most entries: the lock is not for them
+        with self.lock:
+            if plan.lane is not None:
+                self.lanes.settled(plan.lane)
+            if plan.dead is not None and self._dead_ahead.get(plan.dead[0]) is plan.dead:
+                del self._dead_ahead[plan.dead[0]]
+            if is_early and plan.scheduled is not None and plan.totals is not None:
+                type_id = plan.totals[0]
+                self._oldest_from[type_id] = min(plan.scheduled, self._oldest_from.get(type_id, b""))
+
+
+def _ignore(_: Unit) -> None:
+    """Nobody waits for it."""

@@ -1,0 +1,69 @@
+"""A change of a spool while it is planned: its ops, and what is to be known in memory once they are accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from dmq.audit.events import NO_QUEUE, EventKind, encode_event
+from dmq.embedded.names import Topic
+from dmq.spool.lanes import Change, LaneId
+from dmq.spool.records import Totals, entry_id
+from dmq.store.commit import Unit
+from dmq.store.keys import pack_timeline_key, spool_range
+from dmq.store.ops import Op, Withdraw
+from retry.sink import Entry
+
+ENTRY_BYTES = 300  # what an entry costs beside its payload, measured: timeline row, index row, event
+
+Settle = Callable[[Unit], None]
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """Where a held entry lies. ``is_gone``: its row is there no more. ``ending``: what its holder asked for last."""
+
+    mark: int  # its timeline key
+    type_id: int
+    turn: int
+    due_at_ms: int
+    size_bytes: int
+    lane: LaneId | None
+    is_ready: bool = False  # in nobody's hands yet
+    is_gone: bool = False
+    is_lost: bool = False  # in a directory that was left as damaged
+    ending: Future[None] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """A unit, and what is to be known in memory once it is accepted."""
+
+    ops: list[Op] = field(default_factory=list)
+    topic: Topic | None = None  # a type that is new
+    lane: Change | None = None
+    dead: tuple[bytes, bytes | None] | None = None  # a row of the dead set, and its value from here on
+    totals: tuple[int, Totals] | None = None
+    scheduled: bytes | None = None  # the id of an entry that comes onto the timeline
+
+
+def size_of(entry: Entry) -> int:
+    """Return what an entry counts towards the bound in bytes."""
+    return len(entry.payload) + ENTRY_BYTES
+
+
+def withdraw(ticket: Ticket, entry: Entry) -> Withdraw:
+    """Return the op that takes an entry off the timeline."""
+    key = pack_timeline_key(ticket.mark >> 64, ticket.mark & 0xFFFF_FFFF_FFFF_FFFF)
+    return Withdraw(key, ticket.type_id, entry_id(entry.uid, ticket.turn), ticket.due_at_ms)
+
+
+def dead_row(type_id: int, uid: bytes) -> bytes:
+    """Return the row of a dead entry."""
+    return spool_range(b"d", type_id, uid)[0]
+
+
+def event_of(kind: EventKind, type_id: int, entry: Entry, attempt: int, time_ms: int) -> bytes:
+    """Return the audit event of what becomes of an entry."""
+    return encode_event(kind, type_id, 0, NO_QUEUE, min(attempt, 0xFFFF), time_ms, b"\x01" + entry.uid)

@@ -1,0 +1,300 @@
+"""Finds what is due and keeps a little of it ready for each type, in a thread of its own.
+
+The reader goes over the timeline once, in the order of its keys. A type that has enough ready, or that nobody takes,
+does not hold the others up: its rows are left where they are, and from the first one left on it is *behind*. When there
+is room again the reader comes back for that type alone. So memory is bounded whatever waits, and a destination that is
+away costs nothing while it is.
+
+What is ready or held is *out*. The durable mark (everything below is finished) stays below all that is out or behind,
+and below what cannot be read: the next run meets it again, and names it again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from dmq.errors import StoreCorrupt, StoreError, StoreFailed
+from dmq.spool.around import Damage, Found, read_around
+from dmq.spool.kept import Kept
+from dmq.spool.plan import Ticket
+from dmq.spool.records import decode_entry, entry_id
+from dmq.store.commit import Unit
+from dmq.store.keys import timeline_key, unpack_timeline_key
+from dmq.store.marks import Lane
+from dmq.store.ops import Done
+from dmq.store.record import decode_waiting
+from retry.sink import Held
+
+log = structlog.get_logger("dmq.spool")
+
+READY_MAX = 256  # of one type
+READY_BYTES_MAX = 8 * 1024 * 1024
+ROWS_MAX = 512
+BYTES_MAX = 8 * 1024 * 1024
+NAP_MS_MAX = 200  # a step of the wall clock delays nothing longer than this
+_DONE_S = 0.5
+_END = b"\xff" * 17
+
+
+@dataclass(slots=True)
+class Shelf:
+    """What is ready of one type."""
+
+    is_wanted: bool = False  # somebody takes of it
+    ready: deque[Held] = field(default_factory=deque)
+    ready_bytes: int = 0
+    behind: int | None = None  # the first row that was left
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be made ready."""
+        return len(self.ready) < READY_MAX and self.ready_bytes < READY_BYTES_MAX
+
+
+class Reader:
+    """The thread, and what it made ready. What is out is kept in ``kept.out``, under the lock of ``kept``."""
+
+    def __init__(self, kept: Kept, wanted: set[str], on_failure: Callable[[StoreError], None]) -> None:
+        self._kept = kept
+        self._store = kept.store
+        self._marks = kept.store.marks
+        self._clock = kept.store.clock
+        self._on_failure = on_failure  # told if the store cannot be read any more
+        self._shelves: dict[int, Shelf] = {}
+        self._wanted = wanted  # by name: a type may get its id later
+        self._gone: set[int] = set()  # finished in this turn: a row read before that is there no more
+        self.unreadable: dict[int, str] = {}  # by mark: rows that are no entries
+        self.damaged: dict[int, Damage] = {}  # by end
+        self._is_closing = False
+        self._done = 0
+        self._look_at_done_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="dmq-spool-reader", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, and take back what nobody took: another reader will find it."""
+        self._is_closing = True
+        self._marks.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+        with self._kept.lock:
+            for shelf in self._shelves.values():
+                for held in shelf.ready:
+                    self._kept.out.pop(_ticket(held).mark, None)
+                shelf.ready.clear()
+            self._shelves.clear()
+            self._kept.changed.notify_all()
+
+    # -- for those who take; the lock is held -------------------------------------------------------------------------
+
+    def pop(self, type_name: str, limit: int) -> list[Held]:
+        """Return what is ready of a type, up to ``limit``; and see to it that more will be."""
+        if type_name not in self._wanted:
+            self._wanted.add(type_name)
+            self._marks.wake()
+        type_id = self._kept.type_id(type_name)
+        shelf = self._shelves.get(type_id) if type_id is not None else None
+        if shelf is None or not shelf.ready:
+            return []
+        taken = [shelf.ready.popleft() for _ in range(min(limit, len(shelf.ready)))]
+        shelf.ready_bytes -= sum(len(each.entry.payload) for each in taken)
+        for each in taken:
+            _ticket(each).is_ready = False
+        if shelf.behind is not None and len(shelf.ready) <= READY_MAX // 2:
+            self._marks.wake()
+        return taken
+
+    def take_back(self, mark: int) -> Ticket:
+        """Take an entry off its shelf, into the caller's hands."""
+        ticket = self._kept.out[mark]
+        shelf = self._shelves[ticket.type_id]
+        (held,) = (each for each in shelf.ready if each.ticket is ticket)
+        shelf.ready.remove(held)
+        shelf.ready_bytes -= len(held.entry.payload)
+        ticket.is_ready = False
+        return ticket
+
+    def gone(self, ticket: Ticket) -> None:
+        """The row of an entry is there no more."""
+        ticket.is_gone = True
+        self._kept.out.pop(ticket.mark, None)
+        self._gone.add(ticket.mark)
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def turn(self) -> int:
+        """Make ready what is due and has room; return when to look again, 0 for at once."""
+        now_ms = self._clock.now_ms()
+        with self._kept.lock:
+            self._gone.clear()
+            for name in self._wanted:
+                type_id = self._kept.type_id(name)
+                if type_id is not None:
+                    self._shelf(type_id).is_wanted = True
+            behind = [
+                (type_id, shelf)
+                for type_id, shelf in self._shelves.items()
+                if shelf.behind is not None and shelf.is_wanted and shelf.has_room
+            ]
+            wanted = [shelf for shelf in self._shelves.values() if shelf.is_wanted]
+            has_room = bool(self._wanted) and (not wanted or any(each.behind is None for each in wanted))
+        more = False
+        for type_id, shelf in behind:
+            more |= self._catch_up(type_id, shelf)
+        more |= self._go_on(now_ms, has_room=has_room)
+        self._keep_done()
+        if more:
+            return 0
+        due_ms = self._next_due_ms() if has_room else None  # else waking is up to those who take
+        return min(now_ms + NAP_MS_MAX, max(due_ms, now_ms + 1) if due_ms is not None else now_ms + NAP_MS_MAX)
+
+    def _shelf(self, type_id: int) -> Shelf:
+        return self._shelves.setdefault(type_id, Shelf())
+
+    def _go_on(self, now_ms: int, *, has_room: bool) -> bool:
+        """Read what has become due since the last turn."""
+        claim = self._marks.claim(Lane.LIVE, now_ms)  # also in vain: it is what ends a wake-up
+        if claim.stop <= claim.start:
+            return False
+        if not has_room:
+            self._marks.retreat(Lane.LIVE, claim.start)
+            return False
+        start, stop = timeline_key(claim.start), timeline_key(claim.stop)
+        found = read_around(self._store, start, stop, limit=ROWS_MAX, bytes_max=BYTES_MAX)
+        self._note(found)
+        rows, unsynced = found.rows, self._marks.unsynced()
+        while rows and int.from_bytes(rows[-1][0], "big") >= unsynced:
+            rows.pop()
+        if found.next is not None and found.next < unsynced:
+            self._marks.retreat(Lane.LIVE, found.next)
+        with self._kept.lock:
+            for key, value in rows:
+                mark = int.from_bytes(key, "big")
+                type_id = self._type_of(mark, value)
+                if type_id is None:
+                    continue
+                shelf = self._shelf(type_id)
+                if shelf.behind is None and shelf.is_wanted and shelf.has_room:
+                    self._make_ready(mark, type_id, shelf, value)
+                elif mark not in self._kept.out:
+                    shelf.behind = min(mark, shelf.behind) if shelf.behind is not None else mark
+            self._kept.changed.notify_all()
+        return bool(rows) or found.next is not None
+
+    def _catch_up(self, type_id: int, shelf: Shelf) -> bool:
+        """Come back for a type that was left behind."""
+        assert shelf.behind is not None
+        until = self._marks.low()
+        if until <= shelf.behind:  # the clock was set back: the reader comes by again
+            shelf.behind = None
+            return True
+        start, stop = timeline_key(shelf.behind), timeline_key(until)
+        found = read_around(self._store, start, stop, limit=ROWS_MAX, bytes_max=BYTES_MAX)
+        self._note(found)
+        unsynced = self._marks.unsynced()  # the cursor is below those: the reader comes by again
+        with self._kept.lock:
+            left = None
+            for key, value in found.rows:
+                mark = int.from_bytes(key, "big")
+                if mark >= unsynced or self._type_of(mark, value) != type_id:
+                    continue
+                if not shelf.has_room:
+                    left = mark
+                    break
+                self._make_ready(mark, type_id, shelf, value)
+            shelf.behind = left if left is not None else found.next
+            self._kept.changed.notify_all()
+        return shelf.has_room
+
+    def _note(self, found: Found) -> None:
+        damage = found.damage
+        if damage is None:
+            return
+        known = self.damaged.get(damage.end)
+        if known is None:
+            log.error("spool_damaged", where=str(damage), error=damage.error)
+        if known is None or known.first < damage.first:
+            self.damaged[damage.end] = damage
+
+    def _type_of(self, mark: int, value: bytes) -> int | None:
+        """Return whose row this is; one that cannot be told stays where it is, for ``dmq spool repair``."""
+        if mark in self.unreadable:
+            return None
+        try:
+            type_id = decode_waiting(value).topic_id
+        except StoreCorrupt as error:
+            self._cannot_read(mark, str(error))
+            return None
+        if type_id not in self._kept.names.topics_by_id:
+            self._cannot_read(mark, f"type {type_id} has no name")
+            return None
+        return type_id
+
+    def _cannot_read(self, mark: int, error: str) -> None:
+        self.unreadable[mark] = error
+        log.error("spooled_entry_unreadable", key=f"{mark:032x}", error=error)
+
+    def _make_ready(self, mark: int, type_id: int, shelf: Shelf, value: bytes) -> None:
+        kept = self._kept
+        if mark in kept.out or mark in self._gone:
+            return
+        try:
+            entry, turn = decode_entry(value, kept.type_name(type_id))
+        except StoreCorrupt as error:
+            self._cannot_read(mark, str(error))
+            return
+        ticket = kept.out[mark] = kept.ticket(entry, mark, turn)
+        arriving = (type_id, entry_id(entry.uid, turn))
+        if arriving in kept.arriving:  # whoever put it holds it, and is just being told
+            kept.arriving[arriving] = ticket
+            return
+        ticket.is_ready = True
+        shelf.ready.append(Held(entry, ticket))
+        shelf.ready_bytes += len(entry.payload)
+
+    def _keep_done(self) -> None:
+        """Write the mark below which everything is finished, now and then: a start goes on from there."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._look_at_done_s:
+            return
+        self._look_at_done_s = now_s + _DONE_S
+        with self._kept.lock:
+            behind = [each.behind for each in self._shelves.values() if each.behind is not None]
+            damaged = [each.first for each in self.damaged.values()]
+            done = min([self._marks.low(), *behind, *self._kept.out, *self.unreadable, *damaged])
+        if done != self._done:
+            self._done = done
+            self._store.submit([Done(done)], _ignore, is_urgent=True)
+
+    def _next_due_ms(self) -> int | None:
+        first = read_around(self._store, timeline_key(self._marks.low()), _END, limit=1, bytes_max=BYTES_MAX).rows
+        return unpack_timeline_key(first[0][0])[0] if first else None
+
+    def _run(self) -> None:
+        while not self._is_closing:
+            try:
+                until_ms = self.turn()
+            except Exception as error:  # noqa: BLE001 - whatever it was: nothing would come any more, unnoticed
+                if not self._is_closing:
+                    log.error("spool_reader_stopped", error=f"{type(error).__name__}: {error}")  # noqa: TRY400
+                    self._on_failure(error if isinstance(error, StoreError) else StoreFailed(str(error)))
+                return  # the spool opens the directory again, with another reader
+            if until_ms:
+                self._marks.wait(until_ms, (until_ms - self._clock.now_ms()) / 1000)
+
+
+def _ticket(held: Held) -> Ticket:
+    assert isinstance(held.ticket, Ticket)
+    return held.ticket
+
+
+def _ignore(_: Unit) -> None:
+    """The mark is written again later anyway."""

@@ -1,0 +1,206 @@
+"""The folder of a spool: one directory per process, taken over when its process is dead.
+
+<root>/ADOPT                held while a process opens, chooses or removes a directory
+<root>/spool-<id>/          a cell (``dmq.store.cell``): its LOCK tells whether its process lives
+<root>/spool-<id>/ADOPTER   name of the directory it is being moved to
+
+A lock ends with its process, also in a container, so a directory that can be locked is an orphan. Locks do not work on
+network file systems; RocksDB does not either.
+
+A directory with an ADOPTER is half empty: no process makes it its own, and nobody but its adopter goes on with it, so
+that entries of one key never lie in two directories that are both served. When the adopter is taken over itself, its
+heir inherits.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, NamedTuple
+from weakref import WeakSet
+
+import structlog
+
+from broker_adapter.clock import Clock
+from dmq.errors import StoreError, StoreFailed, StoreLocked
+from dmq.spool.kept import Kept
+from dmq.store.cell import unusable
+from dmq.store.store import Store, StoreOptions
+
+log = structlog.get_logger("dmq.spool")
+
+_PREFIX = "spool-"
+_ADOPTED = ".adopted"
+_ADOPTER = "ADOPTER"
+
+
+class Damaged(NamedTuple):
+    """A directory that cannot be used, or not all of it. It stays; ``dmq spool repair`` says what can be saved."""
+
+    path: Path
+    error: str
+
+
+class Root:
+    """The folder. Methods may be called from any thread."""
+
+    def __init__(self, path: Path, clock: Clock, options: StoreOptions) -> None:
+        self.path = path
+        self.damaged: dict[Path, Damaged] = {}
+        self._clock = clock
+        self._options = options
+        self._stores: WeakSet[Store] = WeakSet()
+        self._choice: IO[str] | None = None
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unusable(path, error) from error
+        _roots.add(self)
+
+    def directories(self) -> list[Path]:
+        """Return the directories, in the order of their names."""
+        return sorted(each for each in self.path.glob(f"{_PREFIX}*") if each.is_dir() and each.suffix != _ADOPTED)
+
+    def open_own(self, *, besides: Path | None = None) -> tuple[Path, Kept]:
+        """Open the first directory that nobody uses, or a new one."""
+        with self._choosing():
+            for path in self.directories():
+                found = self._open_free(path) if path != besides and self.adopter_of(path) is None else None
+                if found is not None:
+                    return path, found
+            path = self.path / f"{_PREFIX}{secrets.token_hex(6)}"
+            return path, Kept(self.open(path))
+
+    def open(self, path: Path) -> Store:
+        """Open a directory."""
+        store = Store.open(path, self._clock, self._options)
+        self._stores.add(store)
+        return store
+
+    def orphans(self, own: Path, is_wanted: Callable[[], bool]) -> Iterator[tuple[Path, Kept]]:
+        """Open, one after the other, the directories whose processes are dead, for ``own``; the caller closes them."""
+        for path in self.directories():
+            if not is_wanted():
+                return
+            if path == own or path in self.damaged:
+                continue
+            with self._choosing():
+                found = self._claim(path, own) if path.exists() else None
+            if found is not None:
+                yield path, found
+
+    def name_damaged(self, path: Path, error: str) -> None:
+        """Leave a directory alone from here on, and say so."""
+        if path not in self.damaged:
+            log.error("spool_directory_damaged", path=str(path), error=error)
+        self.damaged[path] = Damaged(path, error)
+
+    def remove(self, path: Path, orphan: Kept, own: Path) -> None:
+        """Close and remove a directory whose entries are durable in ``own``: whole, or, after a crash, of no account.
+
+        Nobody may open it between the two: it would be taken away from under them.
+        """
+        gone = path.with_name(path.name + _ADOPTED)
+        with self._choosing():
+            for other in self.directories():
+                if self.adopter_of(other) == path.name:
+                    _write(other / _ADOPTER, own.name)
+            orphan.store.close()
+            path.rename(gone)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Remove what is left of directories that were adopted."""
+        for path in self.path.glob(f"{_PREFIX}*{_ADOPTED}"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    @staticmethod
+    def adopter_of(path: Path) -> str | None:
+        """Return the name of the directory that a directory is being moved to."""
+        try:
+            return (path / _ADOPTER).read_text(encoding="utf-8").strip()
+        except OSError:
+            return None
+
+    def _claim(self, path: Path, own: Path) -> Kept | None:
+        adopter = self.adopter_of(path)
+        if adopter not in {None, own.name}:
+            other = self.path / str(adopter)
+            if other.is_dir() and other not in self.damaged:
+                return None  # it is that one's, or its heir's
+        found = self._open_free(path)
+        if found is not None and adopter != own.name:
+            try:
+                _write(path / _ADOPTER, own.name)
+            except OSError as error:
+                found.store.close()
+                raise unusable(path, error) from error
+        return found
+
+    def _open_free(self, path: Path) -> Kept | None:
+        try:
+            store = self.open(path)
+            try:
+                return Kept(store)
+            except BaseException:
+                store.close()
+                raise
+        except StoreLocked:
+            return None
+        except StoreFailed as error:  # it may be better later, and others may be better now
+            log.warning("spool_directory_not_opened", path=str(path), error=str(error))
+            return None
+        except StoreError as error:
+            self.name_damaged(path, str(error))
+            return None
+
+    @contextmanager
+    def _choosing(self) -> Iterator[None]:
+        try:
+            lock = (self.path / "ADOPT").open("a")
+        except OSError as error:
+            raise unusable(self.path, error) from error
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._choice = lock
+            try:
+                yield
+            finally:
+                self._choice = None
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+    def let_go_in_child(self) -> None:
+        """In the child of a fork: close its copies of our locks, or they would outlive the process that took them."""
+        for store in list(self._stores):
+            with suppress(StoreError, OSError):
+                store.close()
+        if self._choice is not None:
+            self._choice.close()
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_suffix(".part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _let_go_in_child() -> None:
+    for root in list(_roots):
+        root.let_go_in_child()
+
+
+_roots: WeakSet[Root] = WeakSet()
+os.register_at_fork(after_in_child=_let_go_in_child)

@@ -1,0 +1,132 @@
+"""The directory as it is open now. After a storage error it is opened again, by a thread of its own.
+
+After a pause (1, 2, 5, then every 10 s), until that works. What is held meanwhile stays held. A directory that is
+refused as damaged, or whose writes meet damage twice in a row, is left for another one; adoption takes from it what can
+be read.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import structlog
+
+from dmq.errors import StoreCorrupt, StoreError
+from dmq.spool.kept import Kept
+from dmq.spool.reader import Reader
+from dmq.spool.root import Root
+from dmq.store.keys import timeline_key
+from dmq.store.ops import Family
+
+log = structlog.get_logger("dmq.spool")
+
+REOPEN_S = (1.0, 2.0, 5.0, 10.0)
+
+
+class Running:
+    """What a spool has open: ``path``, ``kept`` and ``reader`` are others after a storage error."""
+
+    def __init__(self, root: Root, *, is_driven: bool) -> None:
+        self._root = root
+        self._is_driven = is_driven
+        self._wanted: set[str] = set()
+        self._is_down = threading.Event()
+        self._closing = threading.Event()
+        self._has_been_corrupt = False
+        self.reopened_total = 0
+        self.kept: Kept
+        self.reader: Reader
+        self.path, kept = root.open_own()
+        self._start(kept)
+        self._thread = threading.Thread(target=self._mend, name="dmq-spool-mender", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let go of it: what was accepted becomes durable first."""
+        self._closing.set()
+        self._is_down.set()
+        self._thread.join()
+        with self.kept.lock:
+            self.kept.room.notify_all()
+        self.reader.close()
+        try:
+            self.kept.store.close()
+        except StoreError as error:
+            log.error("spool_not_closed_well", path=str(self.path), error=str(error))  # noqa: TRY400
+
+    def _start(self, kept: Kept) -> None:
+        reader = Reader(kept, self._wanted, lambda _: self._is_down.set())
+        kept.store.on_failure = lambda _: self._is_down.set()
+        self.kept, self.reader = kept, reader
+        if kept.store.failure is not None:  # before anybody listened
+            self._is_down.set()
+        if not self._is_driven:
+            reader.start()
+
+    def _mend(self) -> None:
+        while True:
+            self._is_down.wait()
+            if self._closing.is_set():
+                return
+            self._is_down.clear()
+            failed = self.kept.store
+            log.error("spool_failed", path=str(self.path), error=str(failed.failure or "it cannot be read"))
+            self.reader.close()
+            try:
+                failed.close()
+            except StoreError as error:
+                log.warning("spool_not_closed_well", path=str(self.path), error=str(error))
+            is_corrupt = isinstance(failed.failure, StoreCorrupt)
+            is_hopeless = is_corrupt and self._has_been_corrupt
+            self._has_been_corrupt = is_corrupt
+            if not self._go_on(is_hopeless=is_hopeless):
+                return
+
+    def _go_on(self, *, is_hopeless: bool) -> bool:
+        """Try until something is open again; ``False`` if closing came first."""
+        attempt = 0
+        while not self._closing.wait(REOPEN_S[min(attempt, len(REOPEN_S) - 1)]):
+            attempt += 1
+            was = self.kept
+            try:
+                kept = self._open_another() if is_hopeless else self._open_again()
+            except StoreCorrupt as error:
+                self._root.name_damaged(self.path, str(error))
+                is_hopeless = True
+            except StoreError as error:
+                log.error("spool_still_down", path=str(self.path), error=str(error), attempt=attempt)  # noqa: TRY400
+            else:
+                self.reopened_total += 1
+                self._start(kept)
+                with was.lock:
+                    was.changed.notify_all()
+                    was.room.notify_all()
+                log.info("spool_mended", path=str(self.path), sequence=kept.store.recovery.sequence)
+                return True
+        return False
+
+    def _open_again(self) -> Kept:
+        """Open the same directory: what is held is held still, unless it was finished after all."""
+        was = self.kept
+        store = self._root.open(self.path)
+        try:
+            kept = Kept(store, was.out)
+            marks = list(was.out)
+            rows = store.get_many(Family.TIMELINE, [timeline_key(mark) for mark in marks])
+        except BaseException:
+            store.close()
+            raise
+        with was.lock:
+            for mark, row in zip(marks, rows, strict=True):
+                if row is None:
+                    was.out.pop(mark).is_gone = True
+        return kept
+
+    def _open_another(self) -> Kept:
+        """Open another directory; what is held is left in this one, and comes again from there."""
+        path, kept = self._root.open_own(besides=self.path)
+        with self.kept.lock:
+            for ticket in self.kept.out.values():
+                ticket.is_lost = True
+        self.path = path
+        return kept

@@ -1,0 +1,337 @@
+"""Saving what can be read of a damaged directory into a new one, and counting what is missing.
+
+What is missing is counted in three ways: against the totals, which are absolute and ride in every batch; against the
+index, which names each entry of the timeline; and by the gaps of the audit trail, whose sequence has none. A batch that
+is lost took its changes of all of them with it, so an entry can also be found that was finished in such a batch: it is
+sent again. Where the ways leave room the report gives a range.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections import Counter
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from broker_adapter.clock import Clock
+from dmq.errors import StoreCorrupt
+from dmq.spool.copies import choosing, directories, hold, workplace
+from dmq.spool.figures import Verifier, totals_of
+from dmq.spool.inspect import Found, How, Look, State, open_look, store_options
+from dmq.spool.kept import Kept
+from dmq.spool.lanes import LaneId, lane_id
+from dmq.spool.records import decode_entry, turn_of
+from dmq.spool.root import Root
+from dmq.spool.salvage_log import Tell, puts_of
+from dmq.spool.salvage_rest import Rest
+from dmq.store import keys
+from dmq.store.commit import Unit
+from dmq.store.keys import WAITING_GENERATION, pack_index_prefix, timeline_key, timeline_mark
+from dmq.store.ops import Family, Put
+from dmq.store.outbox import block_count, decode_state
+from dmq.store.record import decode_index
+from dmq.store.store import Store
+
+_PER_UNIT = 256
+ADOPTER = "ADOPTER"  # see ``dmq.spool.root``
+_NAMED_MAX = 1_000
+_WAL_BYTES_MIN = 150  # of a new entry in the log: timeline row, index row, event, figures
+
+
+class Missing(NamedTuple):
+    """How many entries could not be saved. ``at_most`` is ``None`` where nothing says."""
+
+    at_least: int
+    at_most: int | None
+
+    def __str__(self) -> str:
+        if self.at_most == self.at_least:
+            return f"{self.at_least:,}"
+        return f"{self.at_least:,} or more" if self.at_most is None else f"{self.at_least:,} to {self.at_most:,}"
+
+
+_NOTHING = Missing(0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What was done. Empty paths: nothing was wrong, and nothing was changed."""
+
+    directory: str
+    error: str
+    opened: str
+    waiting: int = 0  # saved
+    dead: int = 0  # saved
+    superseded: int = 0  # older states of entries that were saved as well
+    missing: Missing = _NOTHING
+    missing_uids: tuple[str, ...] = ()  # of those whose names can be told, up to a thousand
+    unreadable: tuple[str, ...] = ()
+    holes: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    guessed_types: tuple[str, ...] = ()  # names that were read from a damaged record
+    lost_events: int = 0  # changes of any kind
+    saved_in: str = ""
+    kept_in: str = ""
+
+    def as_json(self) -> dict[str, object]:
+        """Return the report as JSON values."""
+        plain = asdict(self)
+        plain["missing"] = {"at_least": self.missing.at_least, "at_most": self.missing.at_most}
+        return plain
+
+
+def repair(path: Path, clock: Clock, tell: Tell) -> Report:
+    """Save what can be read of ``path`` beside it, and put the original aside; no entry of it is ever removed.
+
+    ``StoreLocked`` if a process uses it. A crash on the way leaves the original as it is, or both: then entries are
+    sent twice.
+    """
+    with hold(path), workplace(path.parent) as work:
+        return _Repair(path, work, clock, tell).run()
+
+
+class _Repair:
+    def __init__(self, path: Path, work: Path, clock: Clock, tell: Tell) -> None:
+        self._path = path
+        self._work = work
+        self._clock = clock
+        self._tell = tell
+        self._saved: Counter[tuple[str, bool]] = Counter()  # by type and whether it is dead
+        self._superseded = 0
+        self._missing_uids: list[str] = []
+        self._index_missing = 0
+        self._waiting: list[Future[None]] = []
+        self._dropped_uids: set[bytes] = set()  # entries that were set in dropped records, and are found nowhere else
+        self._dropped_last: set[bytes] = set()  # of these, with nothing written after them
+        self._is_told = True  # whether all dropped records could be read so far
+
+    def run(self) -> Report:
+        with ExitStack() as stack:
+            look = open_look(self._path, self._work, self._clock, self._tell, stack)
+            if look.how is How.STRICT:
+                self._tell("reading it")
+                findings = Verifier(look, self._tell).run()
+                if not findings:
+                    return Report(directory=str(self._path), error="", opened=look.how)
+                look.error = look.holes[0].error if look.holes else findings[0]
+            self._name_dropped(look)
+            fresh = self._work / "fresh"
+            store = Store.open(fresh, self._clock, store_options())
+            try:
+                self._save(look, Kept(store))
+                taken_over = look.rows(Family.GROUP, b"\xff\xff\xff\xffa", b"\xff\xff\xff\xffb")
+                if ops := [Put(Family.GROUP, key, value) for key, value in taken_over]:
+                    store.commit(ops)
+            finally:
+                store.close()
+            report = self._report(look)
+        return self._exchange(fresh, report)
+
+    def _name_dropped(self, look: Look) -> None:
+        for dropped in look.dropped:
+            puts = puts_of(dropped.data) if dropped.data is not None else None
+            self._is_told &= puts is not None
+            for key, value in puts or ():
+                if len(key) == 16 or key[:5] == b"\xff\xff\xff\xffm":
+                    with suppress(StoreCorrupt):
+                        uid = decode_entry(value, "")[0].uid
+                        self._dropped_uids.add(uid)
+                        if dropped.is_tail:
+                            self._dropped_last.add(uid)
+
+    # -- saving -------------------------------------------------------------------------------------------------------
+
+    def _save(self, look: Look, kept: Kept) -> None:
+        lanes = self._lanes(look)
+        for found in look.parked() if look.has_lost_writes else ():  # the head they became is lost
+            first = lanes.first.get(lane_id(found.type_id, found.entry.key), 0)
+            if int.from_bytes(found.key[-8:], "big") < first:
+                self._keep(look, kept, found)
+        later: list[Found] = []
+        for found in look.waiting():
+            lane = lane_id(found.type_id, found.entry.key) if found.entry.key else None
+            if lane is not None and lanes.head.get(lane, found.key[8:]) != found.key[8:]:
+                later.append(found)
+            else:
+                self._keep(look, kept, found)
+        with ExitStack() as stack:
+            rest = Rest(look, self._path, self._work, self._tell, stack)
+            for found in rest.waiting():
+                self._keep(look, kept, found)
+            self._missing_uids, self._index_missing = rest.missing_uids, rest.missing
+            for found in sorted(later, key=lambda each: each.key[8:]):
+                self._keep(look, kept, found)
+            for found in look.parked():
+                first = lanes.first.get(lane_id(found.type_id, found.entry.key), 0) if look.has_lost_writes else 0
+                if int.from_bytes(found.key[-8:], "big") >= first:
+                    self._keep(look, kept, found)
+            for found in look.dead():
+                self._keep(look, kept, found)
+            for found in rest.group():
+                self._keep(look, kept, found)
+        self._settle()
+
+    def _keep(self, look: Look, kept: Kept, found: Found) -> None:
+        if look.has_lost_writes and _is_superseded(look, found):
+            self._superseded += 1
+            return
+        done: Future[None] = Future()
+
+        def settle(unit: Unit) -> None:
+            if unit.error is not None:
+                done.set_exception(unit.error)
+            else:
+                done.set_result(None)
+
+        with kept.lock:
+            if found.dead is not None:
+                kept.adopt_dead(found.dead, found.turn, settle)
+            else:
+                kept.put(found.entry, lambda unit, _: settle(unit))
+        self._waiting.append(done)
+        self._dropped_uids.discard(found.entry.uid)
+        self._saved[found.entry.type_name, found.dead is not None] += 1
+        if len(self._waiting) >= _PER_UNIT:
+            self._settle()
+
+    def _settle(self) -> None:
+        for done in self._waiting:
+            done.result()
+        self._waiting.clear()
+        self._tell(f"{self._saved.total():,} entries saved")
+
+    @staticmethod
+    def _lanes(look: Look) -> _Lanes:
+        """Where batches are lost a key can have two entries on the timeline: the one that came first goes first."""
+        head: dict[LaneId, bytes] = {}
+        first: dict[LaneId, int] = {}
+        if look.has_lost_writes:
+            for found in look.waiting():
+                if found.entry.key:
+                    lane = lane_id(found.type_id, found.entry.key)
+                    head[lane] = min(found.key[8:], head.get(lane, found.key[8:]))
+            for key, value in look.rows(Family.GROUP, b"\xff\xff\xff\xffl", b"\xff\xff\xff\xffm"):
+                with suppress(StoreCorrupt):
+                    first[LaneId(int.from_bytes(key[5:9], "big"), key[9:])] = keys.unpack_pair(value)[0]
+        return _Lanes(head, first)
+
+    # -- counting -----------------------------------------------------------------------------------------------------
+
+    def _report(self, look: Look) -> Report:
+        lost_events = _lost_events(look)
+        return Report(
+            directory=str(self._path),
+            error=look.error,
+            opened=look.how,
+            waiting=sum(count for (_, is_dead), count in self._saved.items() if not is_dead),
+            dead=sum(count for (_, is_dead), count in self._saved.items() if is_dead),
+            superseded=self._superseded,
+            missing=self._missing(look, lost_events),
+            missing_uids=tuple(sorted([*self._missing_uids, *(uid.hex() for uid in self._dropped_uids)])[:_NAMED_MAX]),
+            unreadable=tuple(dict.fromkeys(f"{row.family.name.lower()} {row.key.hex()}" for row in look.unreadable)),
+            holes=tuple(str(hole) for hole in look.holes),
+            dropped=tuple(str(each) for each in look.dropped),
+            guessed_types=tuple(look.guessed_types),
+            lost_events=lost_events,
+        )
+
+    def _missing(self, look: Look, lost_events: int) -> Missing:
+        damaged = {hole.family for hole in look.holes}
+        short = 0
+        has_totals = Family.META not in damaged
+        with suppress(StoreCorrupt):
+            for type_id, totals in totals_of(look).items():
+                name = look.type_name(type_id)
+                short += max(0, totals.waiting - self._saved[name, False])
+                short += max(0, totals.dead - self._saved[name, True])
+        if not look.has_lost_writes:
+            if has_totals:
+                return Missing(short, short)
+            is_sure = not damaged & {Family.INDEX, Family.GROUP}
+            return Missing(max(short, self._index_missing), self._index_missing if is_sure else None)
+        at_least = max(short, self._index_missing, len(self._dropped_uids & self._dropped_last))
+        if not damaged and self._is_told and look.how is not How.REBUILT:
+            return Missing(at_least, max(at_least, len(self._dropped_uids)))
+        if not has_totals or Family.AUDIT in damaged:
+            return Missing(at_least, None)
+        in_doubt = lost_events + sum(each.size_bytes // _WAL_BYTES_MIN for each in look.dropped if each.is_tail)
+        at_most = short + in_doubt if damaged else min(short + in_doubt, in_doubt)
+        return Missing(at_least, max(at_least, at_most))
+
+    # -- the exchange -------------------------------------------------------------------------------------------------
+
+    def _exchange(self, fresh: Path, report: Report) -> Report:
+        """The new directory first: a crash before the old one is put aside leaves entries twice, none nowhere."""
+        root = self._path.parent
+        target = root / f"spool-{secrets.token_hex(6)}"
+        aside = root / self._path.name.replace("spool-", "damaged-", 1)
+        while aside.exists():
+            aside = root / f"{aside.name}-{secrets.token_hex(2)}"
+        report = replace(report, saved_in=str(target), kept_in=str(aside))
+        written = aside.with_name(f"{aside.name}.json")
+        part = self._work / "report.json"
+        with part.open("w", encoding="utf-8") as file:
+            json.dump(report.as_json(), file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        with choosing(root):
+            part.rename(written)
+            if Root.adopter_of(self._path) is not None:
+                shutil.copyfile(self._path / ADOPTER, fresh / ADOPTER)
+            fresh.rename(target)
+            for other in directories(root):  # what was being moved to the one goes on to the other
+                if Root.adopter_of(other) == self._path.name:
+                    (other / ADOPTER).write_text(target.name, encoding="utf-8")
+            _sync(root)
+            self._path.rename(aside)
+            _sync(root)
+        return report
+
+
+class _Lanes(NamedTuple):
+    head: dict[LaneId, bytes]  # sequence of the first entry on the timeline
+    first: dict[LaneId, int]  # number of the first parked entry that is still to come
+
+
+def _is_superseded(look: Look, found: Found) -> bool:
+    """Say whether a later state of the entry waits: the batch that ended this one is lost."""
+    prefix = pack_index_prefix(WAITING_GENERATION, found.type_id) + found.entry.uid
+    with suppress(StoreCorrupt):
+        for key, value in look.source.scan(Family.INDEX, prefix, prefix + b"\xff" * 8, limit=16).rows:
+            turn = turn_of(key[8:])
+            if turn < found.turn or (turn == found.turn and found.state is State.WAITING):
+                continue
+            receipt = decode_index(value)
+            mark = timeline_mark(receipt.at_ms, receipt.sequence)
+            if look.source.get_many(Family.TIMELINE, [timeline_key(mark)])[0] is not None:
+                return True
+    return False
+
+
+def _lost_events(look: Look) -> int:
+    """Return how many events are missing in the trail, between those that are there and up to its figure."""
+    state = decode_state(None)
+    with suppress(StoreCorrupt):
+        state = decode_state(look.source.get_many(Family.META, [keys.META_OUTBOX])[0])
+    at, lost = state.first_sequence, 0
+    for key, block in look.rows(Family.AUDIT):
+        sequence = int.from_bytes(key, "big")
+        with suppress(StoreCorrupt):
+            count = block_count(block)
+            lost += max(0, sequence - at)
+            at = max(at, sequence + count)
+    return lost + max(0, state.next_sequence - at)
+
+
+def _sync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

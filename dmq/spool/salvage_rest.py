@@ -1,0 +1,100 @@
+"""Entries that reading in order cannot reach, because another table is damaged in the range where they lie."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from dmq.errors import StoreCorrupt, StoreError
+from dmq.spool.copies import copy_directory
+from dmq.spool.inspect import Found, Hole, How, Look, State
+from dmq.spool.records import decode_entry
+from dmq.spool.salvage_log import Tell, clean_logs
+from dmq.store import keys
+from dmq.store.keys import WAITING_GENERATION, pack_index_prefix, timeline_key, timeline_mark
+from dmq.store.ops import Family
+from dmq.store.record import decode_index, decode_waiting
+from dmq.store.rocks import RocksEngine, RocksOptions, rebuild_manifest
+from retry.sink import UID_BYTES
+
+_NAMED_MAX = 1_000
+
+
+class Rest:
+    """Asks for them one by one, under the marks that the index names, also in a copy without the damaged tables."""
+
+    def __init__(self, look: Look, path: Path, work: Path, tell: Tell, stack: ExitStack) -> None:
+        self._look = look
+        self._tell = tell
+        self.missing = 0  # in the index, and nowhere to be read
+        self.missing_uids: list[str] = []
+        self._timeline = [hole for hole in look.holes if hole.family is Family.TIMELINE]
+        self._other: Look | None = None
+        tables = {table for hole in self._timeline if (table := _table_of(hole))}
+        tables |= {table for hole in _group_holes(look) if (table := _table_of(hole))}
+        if tables:
+            with suppress(StoreError):
+                self._other = _without(look, path, work, tables, tell, stack)
+
+    def waiting(self) -> Iterator[Found]:
+        """Give the entries of the timeline that were not reached; count those that cannot be."""
+        if not self._timeline:
+            return
+        start, stop = pack_index_prefix(WAITING_GENERATION, 0), keys.generation_range(1, 2)[0]
+        for key, value in self._look.rows(Family.INDEX, start, stop):
+            with suppress(StoreCorrupt):
+                receipt = decode_index(value)
+                row = timeline_key(timeline_mark(receipt.at_ms, receipt.sequence))
+                if any(hole.first <= row < hole.end for hole in self._timeline):
+                    found = self._ask(row, int.from_bytes(key[4:8], "big"))
+                    if found is not None:
+                        yield found
+                    else:
+                        self.missing += 1
+                        if len(self.missing_uids) < _NAMED_MAX:
+                            self.missing_uids.append(key[8 : 8 + UID_BYTES].hex())
+
+    def group(self) -> Iterator[Found]:
+        """Give the parked and dead entries that were not reached."""
+        if self._other is None:
+            return
+        for hole in _group_holes(self._look):
+            for each in (*self._other.parked(), *self._other.dead()):
+                if hole.first <= each.key < hole.end:
+                    yield each
+
+    def _ask(self, row: bytes, type_id: int) -> Found | None:
+        for look in (self._look, self._other):
+            if look is None:
+                continue
+            with suppress(StoreCorrupt):
+                (value,) = look.source.get_many(Family.TIMELINE, [row])
+                if value is not None and decode_waiting(value).topic_id == type_id:
+                    entry, turn = decode_entry(value, self._look.type_name(type_id))
+                    return Found(State.WAITING, entry, turn, type_id, row)
+        return None
+
+
+def _group_holes(look: Look) -> list[Hole]:
+    return [hole for hole in look.holes if hole.family is Family.GROUP]
+
+
+def _table_of(hole: Hole) -> str:
+    """Return the table that an error of RocksDB names; empty if none."""
+    return next((word.rpartition("/")[2] for word in hole.error.split() if word.endswith(".sst")), "")
+
+
+def _without(look: Look, path: Path, work: Path, tables: set[str], tell: Tell, stack: ExitStack) -> Look:
+    tell(f"reading without {', '.join(sorted(tables))}")
+    copy = work / "without"
+    copy_directory(path, copy)
+    for table in tables:
+        (copy / "rocksdb" / table).unlink(missing_ok=True)
+    clean_logs(copy / "rocksdb", tell)
+    rebuild_manifest(copy / "rocksdb")
+    engine = RocksEngine(copy / "rocksdb", RocksOptions(recovery_mode="skip_any"))
+    stack.callback(shutil.rmtree, copy, ignore_errors=True)
+    stack.callback(engine.close)
+    return Look(path, copy, engine, How.REBUILT, look.error)

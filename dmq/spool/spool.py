@@ -1,0 +1,364 @@
+"""A spool: fits ``retry.sink.DelaySink`` on RocksDB in this process, with the store and the timeline of the daemon.
+
+A storage error is not the end of it: what was under way is in doubt, callers hear so, and the directory is opened again
+(``dmq.spool.running``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from broker_adapter.clock import Clock, SystemClock
+from dmq.audit.events import gap_event
+from dmq.errors import StoreClosed, StoreCorrupt, StoreError
+from dmq.spool.adopt import Adopter
+from dmq.spool.bounds import WAIT_S, Bounds, SpoolOptions
+from dmq.spool.kept import Kept
+from dmq.spool.plan import Ticket
+from dmq.spool.records import Totals
+from dmq.spool.root import Damaged, Root
+from dmq.spool.running import Running
+from dmq.store.commit import Unit
+from dmq.store.store import StoreOptions
+from retry.sink import (
+    KEY_BYTES_MAX,
+    UID_BYTES,
+    DeadEntry,
+    Death,
+    Entry,
+    Held,
+    SinkClosed,
+    SinkError,
+    SinkStats,
+    SinkUnavailable,
+)
+
+__all__ = ["Spool", "SpoolOptions"]
+
+_TIME_END_MS = 2**48
+_CLOSED = "the spool is closed"
+_FORKED = "the spool was opened before this process was forked: open it in the worker"
+
+
+class Spool:
+    """Keeps entries in a directory of its own under ``root``; see ``DelaySink`` for what its methods promise.
+
+    Raises the store's errors (``dmq.errors``) if there is no directory to be had. Damaged directories are left alone,
+    logged, and named in ``damaged``.
+    """
+
+    can_hold = True
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        options: SpoolOptions | None = None,
+        clock: Clock | None = None,
+        is_driven: bool = False,
+    ) -> None:
+        """Open, or make, a directory under ``root``. ``is_driven``: no thread looks for what is due, ``turn`` does."""
+        self.options = options or SpoolOptions()
+        self._clock = clock or SystemClock()
+        self._pid = os.getpid()
+        self._root = Root(
+            Path(root),
+            self._clock,
+            StoreOptions(
+                durability=self.options.durability,
+                outbox_bytes_max=self.options.trail_bytes_max,
+                low_water_bytes=self.options.free_bytes_min,
+                rocks=self.options.rocks,
+                gap_event=gap_event,
+            ),
+        )
+        self._is_closed = False
+        self._running = Running(self._root, is_driven=is_driven)
+        self._bounds = Bounds(self.options, self._running)
+        self._adopter = Adopter(self._root, self._running)
+        self._adopter.start(self.options.adopt_every_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that decides what is due."""
+        return self._clock
+
+    @property
+    def path(self) -> Path:
+        """The directory; another one once this one turns out to be damaged."""
+        return self._running.path
+
+    @property
+    def kept(self) -> Kept:
+        """What the directory holds, in the store as it is open now."""
+        return self._running.kept
+
+    @property
+    def reopened_total(self) -> int:
+        """How often a storage error was overcome."""
+        return self._running.reopened_total
+
+    @property
+    def refused_total(self) -> int:
+        """How many puts were answered with ``SinkFull``."""
+        return self._bounds.refused_total
+
+    @property
+    def dropped_total(self) -> int:
+        """How many entries were thrown away, old ones or new ones."""
+        return self._bounds.dropped_total
+
+    @property
+    def adopted_total(self) -> int:
+        """How many entries came from directories of dead processes."""
+        return self._adopter.adopted_total
+
+    @property
+    def damaged(self) -> list[str]:
+        """What cannot be read: directories of the root, and places in this one. Empty is healthy."""
+        whole = [f"{each.path}: {each.error}" for each in self._root.damaged.values()]
+        parts = [f"{self.path}: {each}: {each.error}" for each in list(self._running.reader.damaged.values())]
+        unreadable = [
+            f"{self.path}: entry {mark:032x} cannot be read: {error}"
+            for mark, error in list(self._running.reader.unreadable.items())
+        ]
+        return whole + parts + unreadable
+
+    @property
+    def damaged_directories(self) -> list[Damaged]:
+        """Directories of the root that could not be opened."""
+        return list(self._root.damaged.values())
+
+    # -- keeping ------------------------------------------------------------------------------------------------------
+
+    def put(self, entry: Entry, *, is_held: bool = False) -> Future[Held | None]:
+        _check(entry)
+        done: Future[Held | None] = _promise()
+        kept = self._usable()
+
+        def settled(unit: Unit, ticket: Ticket | None) -> None:
+            if unit.error is not None:
+                done.set_exception(self._of_ours(unit.error))
+            else:
+                done.set_result(Held(entry, ticket) if ticket is not None else None)
+
+        try:
+            with kept.lock:
+                self._bounds.make_room(kept, entry, self._usable)
+                kept.put(entry, settled, is_held=is_held)
+        except StoreError as error:
+            done.set_exception(self._of_ours(error))
+        except SinkError as error:
+            done.set_exception(error)
+        return done
+
+    def has_waiting(self, type_name: str, key: str) -> bool:
+        kept = self._usable()
+        with self._as_ours(), kept.lock:
+            return kept.has_waiting(type_name, key)
+
+    def take(self, type_name: str, limit: int, timeout_s: float) -> Sequence[Held]:
+        until_s = self._clock.monotonic_s() + timeout_s
+        while not self._is_closed:
+            self._usable(even_down=True)
+            kept, reader = self._running.kept, self._running.reader
+            with kept.lock:
+                taken = reader.pop(type_name, limit)
+                left_s = until_s - self._clock.monotonic_s()
+                if taken or left_s <= 0 or self._is_closed:
+                    return taken
+                kept.changed.wait(min(left_s, WAIT_S))  # the reader may be another one then
+        return []
+
+    def finish(self, held: Held) -> Future[None]:
+        return self._change(held, lambda kept, ticket, settle: kept.finish(ticket, held.entry, settle))
+
+    def again(
+        self, held: Held, due_at_ms: int, *, is_counted: bool, error: str = "", is_uncertain: bool = False
+    ) -> Future[None]:
+        _check_time(due_at_ms)
+        entry = replace(
+            held.entry,
+            due_at_ms=due_at_ms,
+            attempts=held.entry.attempts + is_counted,
+            error=error or held.entry.error,
+            is_uncertain=is_uncertain or held.entry.is_uncertain,
+        )
+        return self._change(held, lambda kept, ticket, settle: kept.again(ticket, entry, settle, is_counted=is_counted))
+
+    def bury(self, held: Held, death: Death, error: str, *, is_counted: bool = True) -> Future[None]:
+        entry = replace(held.entry, attempts=held.entry.attempts + is_counted, error=error or held.entry.error)
+        return self._change(held, lambda kept, ticket, settle: kept.bury(ticket, entry, death, settle))
+
+    def _change(self, held: Held, change: Callable[[Kept, Ticket, Callable[[Unit], None]], None]) -> Future[None]:
+        """Do the last thing to a held entry; asked twice, the first time counts and answers both."""
+        done: Future[None] = _promise()
+        ticket = held.ticket
+        assert isinstance(ticket, Ticket)
+        kept = self._usable()
+
+        def settled(unit: Unit) -> None:
+            with kept.lock:
+                if unit.error is not None:
+                    ticket.ending = None
+                else:
+                    self._running.reader.gone(ticket)
+                    kept.room.notify_all()
+            if unit.error is not None:
+                done.set_exception(self._of_ours(unit.error))
+            else:
+                done.set_result(None)
+
+        try:
+            with kept.lock:
+                if ticket.ending is not None:
+                    return ticket.ending
+                if ticket.is_lost:
+                    raise StoreCorrupt(f"the entry lies in a directory that is damaged: {self.damaged}")
+                if ticket.is_gone or kept.out.get(ticket.mark) is not ticket:
+                    done.set_result(None)
+                else:
+                    change(kept, ticket, settled)
+                    ticket.ending = done
+        except StoreError as error:
+            done.set_exception(self._of_ours(error))
+        return done
+
+    # -- the dead set and figures -------------------------------------------------------------------------------------
+
+    def dead(self, type_name: str, *, after: bytes = b"", limit: int = 100) -> Sequence[DeadEntry]:
+        kept = self._usable()
+        with self._as_ours(), kept.lock:
+            return kept.dead(type_name, after, limit)
+
+    def requeue(self, type_name: str, uids: Sequence[bytes]) -> int:
+        kept = self._usable()
+        waiting: list[Future[None]] = []
+        with self._as_ours():
+            for uid in uids:
+                done: Future[None] = Future()
+                with kept.lock:
+                    if kept.requeue(type_name, uid, _into(done)):
+                        waiting.append(done)
+            for done in waiting:
+                done.result()
+        return len(waiting)
+
+    def stats(self, type_name: str = "") -> SinkStats:
+        """Return figures of one type, or of all; while the directory is down, those of the last moment it was not.
+
+        ``waiting`` are those in nobody's hands. An entry that is parked behind another one of its key is not looked at
+        for ``oldest_at_ms``.
+        """
+        kept = self._usable(even_down=True)
+        with kept.lock:
+            known = kept.type_id(type_name) if type_name else None
+            totals = kept.totals if not type_name else {known: kept.totals.get(known, Totals())} if known else {}
+            held = [each for each in kept.out.values() if not each.is_ready and each.type_id in totals]
+            oldest_at_ms: int | None = None
+            with suppress(StoreError):
+                oldest = [kept.oldest(type_id, kept.is_free) for type_id, each in totals.items() if each.waiting]
+                oldest_at_ms = min((found[1].created_at_ms for found in oldest if found is not None), default=None)
+            return SinkStats(
+                waiting=max(0, sum(each.waiting for each in totals.values()) - len(held)),
+                waiting_bytes=max(
+                    0, sum(each.waiting_bytes for each in totals.values()) - sum(each.size_bytes for each in held)
+                ),
+                held=len(held),
+                dead=sum(each.dead for each in totals.values()),
+                oldest_at_ms=oldest_at_ms,
+            )
+
+    def turn(self) -> None:
+        """Make ready all that is due now, in the caller's thread: for tests, with ``is_driven``."""
+        while self._running.reader.turn() == 0:
+            pass
+
+    @property
+    def types(self) -> list[str]:
+        """The types of which something was ever kept here."""
+        kept = self._usable(even_down=True)
+        with kept.lock:
+            return sorted(kept.names.topics)
+
+    def close(self) -> None:
+        """Let go. What is held comes again in the next run. Idempotent; in a child of a fork it does nothing."""
+        if os.getpid() != self._pid or self._is_closed:
+            return
+        self._is_closed = True
+        with self._running.kept.lock:
+            self._running.kept.room.notify_all()
+        self._adopter.close()
+        self._running.close()
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def _usable(self, *, even_down: bool = False) -> Kept:
+        if os.getpid() != self._pid:
+            raise SinkClosed(_FORKED)
+        if self._is_closed:
+            raise SinkClosed(_CLOSED)
+        kept = self._running.kept
+        if kept.store.failure is not None and not even_down:
+            raise SinkUnavailable(f"{self.path} has failed and is being opened again: {kept.store.failure}")
+        return kept
+
+    def _of_ours(self, error: StoreError) -> SinkError:
+        """Return our error for one of the store's: what was asked is in doubt."""
+        made: SinkError = SinkUnavailable(str(error))
+        if self._is_closed and isinstance(error, StoreClosed):
+            made = SinkClosed(_CLOSED)
+        made.__cause__ = error
+        return made
+
+    @contextmanager
+    def _as_ours(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreError as error:
+            raise self._of_ours(error) from error
+
+
+def _check(entry: Entry) -> None:
+    if len(entry.uid) != UID_BYTES:
+        raise ValueError(f"a uid has {UID_BYTES} bytes, not {len(entry.uid)}")
+    if len(entry.key.encode()) > KEY_BYTES_MAX:
+        raise ValueError(f"a key has at most {KEY_BYTES_MAX} bytes: {entry.key[:40]!r}...")
+    if entry.attempts < 0:
+        raise ValueError(f"there are no {entry.attempts} attempts")
+    _check_time(entry.created_at_ms)
+    _check_time(entry.due_at_ms)
+
+
+def _check_time(at_ms: int) -> None:
+    if not 0 <= at_ms < _TIME_END_MS:
+        raise ValueError(f"{at_ms} is no time in milliseconds since 1970")
+
+
+def _promise() -> Future[Any]:
+    """Return a future that cannot be cancelled: what it stands for cannot be either."""
+    done: Future[Any] = Future()
+    done.set_running_or_notify_cancel()
+    return done
+
+
+def _into(done: Future[None]) -> Callable[[Unit], None]:
+    def settle(unit: Unit) -> None:
+        if unit.error is not None:
+            done.set_exception(unit.error)
+        else:
+            done.set_result(None)
+
+    return settle

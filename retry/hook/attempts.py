@@ -1,0 +1,261 @@
+"""One repetition: call the handler with what the sink gave, and tell the sink what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from retry.hook.classify import describe
+from retry.hook.destination import Permit
+from retry.hook.handlers import Attempt, Handler, receipt_of
+from retry.hook.logs import HookLog
+from retry.hook.sender import Sender
+from retry.hook.settle import Settler
+from retry.hook.verdict import Permanent, Throttled, Unreadable, Verdict
+from retry.policy import DeadLetter, Reason, RetryAt, RetryPolicy, decide
+from retry.sink import DeadEntry, Death, DelaySink, Entry, Held
+
+_DEATHS = {Reason.EXHAUSTED: Death.EXHAUSTED, Reason.TOO_OLD: Death.TOO_OLD}
+
+
+def after_failure(
+    policy: RetryPolicy, entry: Entry, verdict: Verdict, now_ms: int, rng: Random, *, wait_ms: int | None
+) -> RetryAt | Death:
+    """Return what follows on a failed repetition of ``entry``.
+
+    With ``wait_ms`` the attempt is not counted (a probe, or the destination wants a pause) and comes again after that
+    time; else the policy says.
+    """
+    if isinstance(verdict, Permanent):
+        return Death.PERMANENT
+    if isinstance(verdict, Unreadable):
+        return Death.UNREADABLE
+    if wait_ms is not None:
+        at_ms = now_ms + wait_ms
+        is_too_old = policy.max_age_ms is not None and at_ms - entry.created_at_ms > policy.max_age_ms
+        return Death.TOO_OLD if is_too_old else RetryAt(at_ms)
+    step = decide(policy, entry.attempts + 1, now_ms, rng, since_ms=entry.created_at_ms)
+    return _DEATHS[step.reason] if isinstance(step, DeadLetter) else step
+
+
+class LoopThread:
+    """The event loop on which repetitions of async handlers run, started when the first one does."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def run(self, make: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the user's function returns
+        """Await what ``make`` returns on the loop, and wait for it in this thread."""
+
+        async def call() -> Any:  # noqa: ANN401 - what the user's function returns
+            return await make()
+
+        return asyncio.run_coroutine_threadsafe(call(), self._start()).result()
+
+    def close(self, timeout_s: float) -> None:
+        """Cancel what still runs, and end the loop."""
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is None or thread is None:
+            return
+        loop.call_soon_threadsafe(_cancel_all, loop)
+        thread.join(timeout_s)
+
+    def after_fork(self) -> None:
+        """The thread is the parent's."""
+        self._lock = threading.Lock()
+        self._loop = self._thread = None
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name="retry-loop", daemon=True)
+                self._thread.start()
+            return self._loop
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
+def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    # One more turn, in which the tasks see their cancellation.
+    loop.call_soon(loop.call_soon, loop.stop)
+
+
+class Attempts:
+    """Makes repetitions. Thread-safe; no lock is held while a handler or a callback runs."""
+
+    def __init__(
+        self,
+        sink: DelaySink,
+        sender: Sender,
+        settler: Settler,
+        log: HookLog,
+        rng: Random,
+        on_exhausted: Callable[[DeadEntry], None] | None,
+    ) -> None:
+        self._sink = sink
+        self._sender = sender
+        self._settler = settler
+        self._log = log
+        self._rng = rng
+        self._on_exhausted = on_exhausted
+        self._loop = LoopThread()
+        self._to_tell: deque[DeadEntry] = deque()
+
+    def make(self, handler: Handler, held: Held, permit: Permit) -> None:
+        """Send ``held`` once more. Whatever the handler raises, this does not, but for an interrupt of this thread."""
+        entry = held.entry
+        try:
+            self._call(handler, entry)
+        except BaseException as error:  # a worker outlives what handlers do, sys.exit included
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                handler.destination.on_void(permit)
+                self._again(held, self._sink.clock.now_ms(), f"interrupted: {describe(error)}", is_uncertain=True)
+                raise
+            self._failed(handler, held, permit, error)
+            return
+        handler.destination.on_success()
+        handler.tally.note_redelivered()
+        self._settler.settle("finish", entry.type_name, lambda: self._sink.finish(held))
+
+    def give_back(self, held: Held) -> None:
+        """Return ``held`` to the sink as it was."""
+        self._again(held, held.entry.due_at_ms, held.entry.error, is_uncertain=held.entry.is_uncertain)
+
+    def tell(self) -> None:
+        """Call the callback for everything whose death is durable by now."""
+        while self._to_tell:
+            try:
+                dead = self._to_tell.popleft()
+            except IndexError:  # another thread was faster
+                return
+            assert self._on_exhausted is not None
+            try:
+                self._on_exhausted(dead)
+            except Exception as error:  # noqa: BLE001 - a user's code; the entry is in the dead set
+                self._sender.callback_errors += 1
+                self._log.error(
+                    "callback_failed", per=("on_exhausted",), callback="on_exhausted", error=describe(error)
+                )
+
+    def close(self, timeout_s: float) -> None:
+        """End the event loop."""
+        self._loop.close(timeout_s)
+
+    def after_fork(self) -> None:
+        """A child has nothing in hand."""
+        self._loop.after_fork()
+        self._to_tell = deque()
+
+    def _call(self, handler: Handler, entry: Entry) -> None:
+        attempt = None
+        if handler.takes_attempt:
+            attempt = Attempt(
+                uid=entry.uid,
+                attempts=entry.attempts,
+                is_uncertain=entry.is_uncertain,
+                created_at_ms=entry.created_at_ms,
+                key=entry.key,
+            )
+        if handler.is_async:
+            self._loop.run(lambda: handler.call(entry.payload, attempt))
+        else:
+            receipt_of(handler.call(entry.payload, attempt))
+
+    def _failed(self, handler: Handler, held: Held, permit: Permit, error: BaseException) -> None:
+        entry = held.entry
+        verdict = self._sender.judge(handler, error)
+        now_ms = self._sink.clock.now_ms()
+        wait_ms: int | None = None
+        if isinstance(verdict, Permanent | Unreadable):
+            handler.destination.on_void(permit)
+        elif isinstance(verdict, Throttled):
+            handler.destination.on_throttled(permit, verdict.after_s)
+            wait_ms = round(verdict.after_s * 1000)
+        else:
+            handler.destination.on_failure(permit, entry.uid, error, verdict_type=type(verdict))
+            if permit is Permit.PROBE:
+                # Behind whatever is due by the next probe, so that one poisonous message does not make all of them.
+                wait_ms = max(1, round(handler.destination.pause_s(is_paced=False) * 1000))
+        what = after_failure(handler.policy, entry, verdict, now_ms, self._rng, wait_ms=wait_ms)
+        text = describe(error)
+        is_counted = wait_ms is None
+        self._log.warning(
+            "attempt_failed",
+            per=(entry.type_name, type(error).__name__),
+            type=entry.type_name,
+            uid=entry.uid.hex(),
+            attempt=entry.attempts + 1,
+            verdict=type(verdict).__name__.lower(),
+            error=text,
+        )
+        if isinstance(what, RetryAt):
+            self._again(held, what.at_ms, text, is_uncertain=verdict.is_uncertain, is_counted=is_counted)
+        else:
+            self._bury(handler, held, what, text, is_counted=is_counted)
+
+    def _again(self, held: Held, due_at_ms: int, text: str, *, is_uncertain: bool, is_counted: bool = False) -> None:
+        self._settler.settle(
+            "again",
+            held.entry.type_name,
+            lambda: self._sink.again(held, due_at_ms, is_counted=is_counted, error=text, is_uncertain=is_uncertain),
+        )
+
+    def _bury(self, handler: Handler, held: Held, death: Death, text: str, *, is_counted: bool) -> None:
+        entry = held.entry
+        dead = DeadEntry(
+            entry=Entry(
+                type_name=entry.type_name,
+                uid=entry.uid,
+                payload=entry.payload,
+                key=entry.key,
+                created_at_ms=entry.created_at_ms,
+                due_at_ms=entry.due_at_ms,
+                attempts=entry.attempts + is_counted,
+                is_uncertain=entry.is_uncertain,
+                error=text,
+            ),
+            death=death,
+            died_at_ms=self._sink.clock.now_ms(),
+        )
+
+        def buried() -> None:  # in a thread of the sink, where a user's code has no business
+            handler.tally.note_buried()
+            if self._on_exhausted is not None:
+                self._to_tell.append(dead)
+
+        self._log.error(
+            "message_dead",
+            per=(entry.type_name, death.name),
+            type=entry.type_name,
+            uid=entry.uid.hex(),
+            death=death.name.lower(),
+            attempts=dead.entry.attempts,
+            error=text,
+        )
+        self._settler.settle(
+            "bury",
+            entry.type_name,
+            lambda: self._sink.bury(held, death, text, is_counted=is_counted),
+            buried,
+        )
+        # So that the callback follows soon; if the sink is slow or away, a later round calls it.
+        self._settler.wait(1.0)
+        self.tell()

@@ -1,0 +1,123 @@
+"""From the arguments of a producer's ``send`` to bytes, and back.
+
+The stored form of ``PlainCodec``, a JSON object:
+
+    {"v": 1, "a": [positional], "k": {keyword}}      bytes as {"$b": base64}, a dict with a key "$..." as {"$d": {...}}
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from retry.hook.verdict import Unreadable
+
+_VERSION = 1
+DEPTH_MAX = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """What is kept of a call; messages of one ``key`` keep their order."""
+
+    payload: bytes
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """What a call is repeated with."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+class Codec(Protocol):
+    """Turns the arguments of a send into bytes and back. Its bytes must be readable by later versions of itself."""
+
+    def encode(self, uid: bytes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Encoded:
+        """Return what to keep; ``TypeError`` or ``ValueError`` if the call cannot be kept.
+
+        It may mark the message with ``uid``, so that receivers know a repetition.
+        """
+        ...
+
+    def decode(self, uid: bytes, payload: bytes) -> Arguments:
+        """Return the arguments again; ``Unreadable`` if the bytes cannot be understood."""
+        ...
+
+
+class PlainCodec:
+    """Arguments made of None, bool, int, float, str, bytes, list and dict; a tuple comes back as a list."""
+
+    def encode(self, uid: bytes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Encoded:  # noqa: ARG002 - of Codec
+        plain = {
+            "v": _VERSION,
+            "a": [_to_json(one, f"argument {number}", 0) for number, one in enumerate(args, start=1)],
+            "k": {name: _to_json(one, f"argument {name!r}", 0) for name, one in kwargs.items()},
+        }
+        return Encoded(payload=json.dumps(plain, separators=(",", ":"), allow_nan=False).encode())
+
+    def decode(self, uid: bytes, payload: bytes) -> Arguments:  # noqa: ARG002 - of Codec
+        try:
+            plain = json.loads(payload)
+            if plain["v"] != _VERSION:
+                raise Unreadable(f"the call has version {plain['v']!r:.20}, known is {_VERSION}")
+            args, kwargs = plain["a"], plain["k"]
+            if not isinstance(args, list) or not isinstance(kwargs, dict):
+                raise TypeError("not the form of a call")
+            return Arguments(
+                args=tuple(_from_json(one) for one in args),
+                kwargs={name: _from_json(one) for name, one in kwargs.items()},
+            )
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            if isinstance(error, Unreadable):
+                raise
+            raise Unreadable(f"a kept call cannot be read: {error!r:.200}") from error
+
+
+def _to_json(value: Any, where: str, depth: int) -> Any:  # noqa: ANN401 - any value of a user
+    if depth > DEPTH_MAX:
+        raise ValueError(f"{where} is nested deeper than {DEPTH_MAX}")
+    kind = type(value)
+    if value is None or kind is bool or kind is int:
+        return value
+    if kind is str:
+        value.encode()  # a lone surrogate would fail at the broker, and much later
+        return value
+    if kind is float:
+        if not math.isfinite(value):
+            raise ValueError(f"{where} holds {value}, which JSON cannot")
+        return value
+    if kind in {bytes, bytearray, memoryview}:
+        return {"$b": base64.b64encode(value).decode()}
+    if kind is list or kind is tuple:
+        return [_to_json(one, where, depth + 1) for one in value]
+    if kind is dict:
+        for name in value:
+            if type(name) is not str:
+                raise TypeError(f"{where} holds a dict with the key {name!r:.40}; only text can be kept")
+        plain = {name: _to_json(one, where, depth + 1) for name, one in value.items()}
+        return {"$d": plain} if any(name.startswith("$") for name in plain) else plain
+    raise TypeError(
+        f"{where} holds a {kind.__module__}.{kind.__qualname__}, which cannot be kept: give durable() a codec for it"
+    )
+
+
+def _from_json(value: Any) -> Any:  # noqa: ANN401 - any value of a user
+    if isinstance(value, list):
+        return [_from_json(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"$b"}:
+        try:
+            return base64.b64decode(value["$b"], validate=True)
+        except binascii.Error as error:
+            raise Unreadable(f"bytes of a kept call cannot be read: {error}") from error
+    if value.keys() == {"$d"}:
+        value = value["$d"]
+    return {name: _from_json(one) for name, one in value.items()}

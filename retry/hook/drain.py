@@ -1,0 +1,254 @@
+"""The threads that send what waits: a few per type, and a bounded hand-off between the sink and them.
+
+One worker of a type at a time fetches a batch from the sink and shares it through the hand-off, so that a handler that
+hangs holds up one message and not a batch. Nothing is fetched while the destination is away, but for a probe.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from broker_adapter.clock import SystemClock
+from retry.hook.attempts import Attempts
+from retry.hook.classify import describe
+from retry.hook.destination import Permit
+from retry.hook.handlers import Handler
+from retry.hook.logs import HookLog
+from retry.hook.settle import STEPS_S, Settler, SinkHealth
+from retry.sink import DelaySink, Held, SinkClosed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+TAKE_TIMEOUT_S = 1.0
+NAP_S = 0.2  # the longest sleep: the sink's clock may be stepped, or driven by a test
+PACE_S = 1.0  # up to here a worker waits for its turn with the message in hand
+BATCH_PER_WORKER = 16
+_REAL = SystemClock()
+
+
+class Lane:
+    """What one type has in hand between the sink and its workers."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.handler = handler
+        self.changed = threading.Condition()
+        self.queue: deque[Held] = deque()
+        self.is_fetching = False
+        self.running = 0
+        self.failures = 0  # of the sink, in a row
+
+
+class Drain:
+    """All lanes and their threads. ``start`` may be called again after further handlers were added."""
+
+    def __init__(
+        self,
+        sink: DelaySink,
+        attempts: Attempts,
+        settler: Settler,
+        log: HookLog,
+        health: SinkHealth,
+        queue_max: int,
+    ) -> None:
+        self._sink = sink
+        self._attempts = attempts
+        self._settler = settler
+        self._log = log
+        self._health = health
+        self._queue_max = queue_max
+        self._lock = threading.Lock()
+        self._lanes: dict[str, Lane] = {}
+        self._threads: list[threading.Thread] = []
+        self._stop = threading.Event()
+
+    @property
+    def running(self) -> int:
+        """How many repetitions run now."""
+        return sum(lane.running for lane in self._all())
+
+    @property
+    def in_hand(self) -> int:
+        """How many entries are fetched and wait for a worker."""
+        return sum(len(lane.queue) for lane in self._all())
+
+    def start(self, handlers: Iterable[Handler], first: Callable[[], None] | None = None) -> None:
+        """Start the threads of those ``handlers`` that have none; one of them calls ``first`` before all else.
+
+        Asks the sink nothing: the caller may be an event loop, and the sink slow.
+        """
+        for handler in handlers:
+            with self._lock:
+                if handler.type_name in self._lanes or self._stop.is_set():
+                    continue
+                lane = self._lanes[handler.type_name] = Lane(handler)
+                threads = [self._thread(lane, number, first) for number in range(handler.workers)]
+                self._threads += threads
+            first = None
+            handler.destination.start_slowly()
+            for thread in threads:
+                thread.start()
+
+    def run_due(self, handlers: Iterable[Handler], limit: int) -> int:
+        """Try what is due now in this thread, at most ``limit`` entries; return how many were tried."""
+        self._settler.run_due()
+        tried = 0
+        for handler in handlers:
+            while tried < limit and handler.destination.pause_s(is_paced=False) <= 0:
+                taken = self._sink.take(handler.type_name, 1, 0.0)
+                if not taken:
+                    break
+                permit = handler.destination.begin(is_paced=False)
+                if permit is None:
+                    self._attempts.give_back(taken[0])
+                    break
+                self._attempts.make(handler, taken[0], permit)
+                tried += 1
+        self._attempts.tell()
+        return tried
+
+    def stop(self, timeout_s: float) -> int:
+        """Fetch no more, give back what no worker has begun, wait for the rest; return how many still run."""
+        self._stop.set()
+        ends_at_s = _REAL.monotonic_s() + timeout_s
+        for lane in self._all():
+            with lane.changed:
+                unbegun = list(lane.queue)
+                lane.queue.clear()
+                lane.changed.notify_all()
+            for held in unbegun:
+                self._attempts.give_back(held)
+        for lane in self._all():
+            with lane.changed:
+                while lane.running and (rest_s := ends_at_s - _REAL.monotonic_s()) > 0:
+                    lane.changed.wait(rest_s)
+        return self.running
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for threads that only have to notice that it is over."""
+        ends_at_s = _REAL.monotonic_s() + timeout_s
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, ends_at_s - _REAL.monotonic_s()))
+
+    def after_fork(self) -> None:
+        """The threads are the parent's."""
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._stop.set()
+        self._threads = []
+        self._lanes = {}
+
+    def _thread(self, lane: Lane, number: int, first: Callable[[], None] | None) -> threading.Thread:
+        return threading.Thread(
+            target=self._work,
+            args=(lane, None if number else first),
+            name=f"retry-{lane.handler.type_name}-{number}",
+            daemon=True,
+        )
+
+    def _all(self) -> list[Lane]:
+        with self._lock:
+            return list(self._lanes.values())
+
+    def _work(self, lane: Lane, first: Callable[[], None] | None) -> None:
+        if first is not None:
+            first()
+        while not self._stop.is_set():
+            try:
+                self._settler.run_due()
+                self._attempts.tell()
+                self._turn(lane)
+                lane.failures = 0
+            except BaseException as error:  # noqa: BLE001 - a worker that ends sends nothing ever again
+                self._rest(lane, error)
+
+    def _turn(self, lane: Lane) -> None:
+        destination = lane.handler.destination
+        pause_s = destination.pause_s()
+        if pause_s > 0:
+            self._stop.wait(min(pause_s, NAP_S))
+            return
+        held = self._next(lane)
+        if held is None:
+            return
+        try:
+            permit = self._permit(lane)
+            if permit is None:
+                self._attempts.give_back(held)
+            else:
+                self._attempts.make(lane.handler, held, permit)
+        finally:
+            with lane.changed:
+                lane.running -= 1
+                lane.changed.notify_all()
+        # The sink confirms in groups; one that falls behind slows the drain down, and not the other way round.
+        self._settler.wait(NAP_S, until=self._queue_max)
+
+    def _next(self, lane: Lane) -> Held | None:
+        """Return an entry, counted as running; ``None`` after a while without one."""
+        with lane.changed:
+            if not lane.queue and lane.is_fetching:
+                lane.changed.wait(NAP_S)
+            if self._stop.is_set():
+                return None
+            if lane.queue:
+                lane.running += 1
+                return lane.queue.popleft()
+            if lane.is_fetching:
+                return None
+            lane.is_fetching = True
+        taken: list[Held] = []
+        try:
+            taken = list(self._sink.take(lane.handler.type_name, self._batch(lane), TAKE_TIMEOUT_S))
+            self._health.worked()
+        finally:
+            with lane.changed:
+                lane.is_fetching = False
+                first = None
+                if not self._stop.is_set() and taken:
+                    first = taken.pop(0)
+                    lane.running += 1
+                    lane.queue.extend(taken)
+                    taken = []
+                lane.changed.notify_all()
+        for held in taken:  # the end came in between
+            self._attempts.give_back(held)
+        return first
+
+    def _batch(self, lane: Lane) -> int:
+        if lane.handler.destination.is_blocked:
+            return 1
+        limit = min(self._queue_max, BATCH_PER_WORKER * lane.handler.workers)
+        rate_per_s = lane.handler.destination.rate_per_s
+        return limit if rate_per_s is None else max(1, min(limit, int(rate_per_s * PACE_S / 4)))
+
+    def _permit(self, lane: Lane) -> Permit | None:
+        """Wait for the turn of a message in hand, if it comes soon."""
+        destination = lane.handler.destination
+        while not self._stop.is_set():
+            permit = destination.begin()
+            if permit is not None:
+                return permit
+            pause_s = destination.pause_s()
+            if pause_s > PACE_S or destination.is_blocked:
+                return None
+            self._stop.wait(min(pause_s, NAP_S))
+        return None
+
+    def _rest(self, lane: Lane, error: BaseException) -> None:
+        """The sink failed, or we have a bug: wait, longer each time, and go on."""
+        if self._stop.is_set():
+            return
+        self._health.failed(error)
+        self._log.error(
+            "drain_failed",
+            per=(lane.handler.type_name, type(error).__name__),
+            type=lane.handler.type_name,
+            error=describe(error),
+        )
+        wait_s = STEPS_S[min(lane.failures, len(STEPS_S) - 1)]
+        lane.failures += 1
+        self._stop.wait(STEPS_S[-1] if isinstance(error, SinkClosed) else wait_s)

@@ -1,0 +1,204 @@
+"""One line around a producer the application has already: what it cannot send is kept and sent later.
+
+    producer = durable(Producer(...), Spool("var/spool"))
+    producer.send(message)      # the receipt, or Spooled; raises only if the message is neither sent nor kept
+
+Nothing is patched and no client is imported: a proxy stands in front of the producer and passes everything but the one
+method through.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import partial, update_wrapper
+from types import TracebackType
+from typing import Any, Self
+
+from retry.hook import rocketmq
+from retry.hook.classify import Classifier
+from retry.hook.codecs import Arguments, Codec, Encoded, PlainCodec
+from retry.hook.handlers import Attempt, is_async
+from retry.hook.redelivery import Redelivery
+from retry.hook.sender import Message
+from retry.outcome import Delivered, Outcome, Rejected, SendRejected
+from retry.policy import RetryPolicy
+from retry.sink import DelaySink, SinkError
+
+_NO_NAME = re.compile(r"[^a-zA-Z0-9_-]+")
+
+
+class DurableSend:
+    """Calls ``send``, and keeps the call if it fails. Made by ``durable``."""
+
+    def __init__(
+        self,
+        send: Callable[..., Any],
+        redelivery: Redelivery,
+        type_name: str,
+        codec: Codec,
+        key: Callable[..., str] | None,
+    ) -> None:
+        self.redelivery = redelivery
+        self.type_name = type_name
+        self._send = send
+        self._codec = codec
+        self._key = key
+        update_wrapper(self, send, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - what the producer takes and returns
+        """Return the producer's receipt, or ``Spooled``; raise its error, or ``SendRejected``, if it is neither."""
+        outcome = self.redelivery.send_message(self.type_name, self._message(args, kwargs))
+        return _result(outcome)
+
+    def repeat(self, payload: bytes, attempt: Attempt) -> Any:  # noqa: ANN401 - what the producer returns
+        """Send a kept call; the handler of this type."""
+        arguments: Arguments = self._codec.decode(attempt.uid, payload)
+        return self._send(*arguments.args, **arguments.kwargs)
+
+    def _message(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Message:
+        # The uid first: the codec may write it into the message. Encoded before the first attempt, so that a call which
+        # cannot be kept fails on a developer's desk and not in an outage.
+        message = self.redelivery.message(b"", call=partial(self._send, *args, **kwargs))
+        encoded: Encoded = self._codec.encode(message.uid, args, kwargs)
+        key = encoded.key if self._key is None else self._key(*args, **kwargs)
+        return self.redelivery.message(encoded.payload, key, message.uid, message.call)
+
+
+class DurableSendAsync(DurableSend):
+    """The same for a coroutine function."""
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - what the producer takes and returns
+        """Return the producer's receipt, or ``Spooled``; raise its error, or ``SendRejected``, if it is neither."""
+        outcome = await self.redelivery.send_message_async(self.type_name, self._message(args, kwargs))
+        return _result(outcome)
+
+    async def repeat(self, payload: bytes, attempt: Attempt) -> Any:  # noqa: ANN401 - what the producer returns
+        """Send a kept call; the handler of this type."""
+        arguments = self._codec.decode(attempt.uid, payload)
+        return await self._send(*arguments.args, **arguments.kwargs)
+
+
+class DurableProducer:
+    """Stands in front of a producer. Only the wrapped method is its own; ``redelivery`` is the hook behind it.
+
+    Used as a context manager it closes the hook first, if ``durable`` made it, and then the producer as that one would.
+    """
+
+    __slots__ = ("_method", "_owns", "_producer", "_send", "redelivery")
+
+    def __init__(self, producer: Any, method: str, send: DurableSend, *, owns: bool) -> None:  # noqa: ANN401
+        put = partial(object.__setattr__, self)
+        put("_producer", producer)
+        put("_method", method)
+        put("_send", send)
+        put("_owns", owns)
+        put("redelivery", send.redelivery)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the producer has
+        return self._send if name == self._method else getattr(self._producer, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._producer, name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(self._producer), "redelivery"})
+
+    def __repr__(self) -> str:
+        return f"durable({self._producer!r})"
+
+    def __enter__(self) -> Self:
+        if isinstance(self._producer, AbstractContextManager):
+            self._producer.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._owns:
+                self.redelivery.close()
+        finally:
+            if isinstance(self._producer, AbstractContextManager):
+                self._producer.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> Self:
+        if isinstance(self._producer, AbstractAsyncContextManager):
+            await self._producer.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._owns:
+                await self.redelivery.__aexit__(kind, error, trace)
+        finally:
+            if isinstance(self._producer, AbstractAsyncContextManager):
+                await self._producer.__aexit__(kind, error, trace)
+
+
+def durable(
+    producer: Any,  # noqa: ANN401 - any producer
+    sink: DelaySink | Redelivery,
+    *,
+    codec: Codec | None = None,
+    type_name: str | None = None,
+    method: str = "send",
+    key: Callable[..., str] | None = None,
+    classify: Classifier | None = None,
+    policy: RetryPolicy | None = None,
+    **options: Any,  # noqa: ANN401 - those of Redelivery
+) -> Any:  # noqa: ANN401 - what looks like the producer
+    """Return ``producer`` with a ``send`` that keeps what it cannot send.
+
+    ``producer`` may also be the function itself: ``send = durable(producer.send, sink)``. A coroutine function gives
+    one. Only ``method`` is protected; everything else is the producer's own. It must raise if the message was not sent:
+    one that only queues in memory cannot be protected by this.
+
+    ``codec`` turns the arguments into bytes; without one, plain values are taken, and the official RocketMQ client's
+    messages are known. ``type_name`` names the calls in the sink, and must stay the same from run to run: it is made
+    from the producer's class unless given, so two producers of one class on one sink need names. ``key`` gives a
+    message's key from the arguments. ``options`` are those of ``Redelivery``, if ``sink`` is none.
+    """
+    has_method = hasattr(producer, method)
+    if not has_method and not callable(producer):
+        raise TypeError(f"{producer!r:.80} has no {method}(), and cannot be called itself")
+    send = getattr(producer, method) if has_method else producer
+    owner = producer if has_method else getattr(producer, "__self__", None)
+    if rocketmq.is_rocketmq(owner):
+        codec = codec or rocketmq.RocketMqCodec()
+        classify = classify or rocketmq.classify
+    if isinstance(sink, Redelivery) and options:
+        raise TypeError(f"options of Redelivery ({', '.join(sorted(options))}) have no effect on one that exists")
+    redelivery = sink if isinstance(sink, Redelivery) else Redelivery(sink, **options)
+    name = type_name or _name_of(send, owner, method if has_method else "")
+    kind = DurableSendAsync if is_async(send) else DurableSend
+    wrapped = kind(send, redelivery, name, codec or PlainCodec(), key)
+    redelivery.add_handler(name, wrapped.repeat, classify=classify, policy=policy)
+    if not has_method:
+        return wrapped
+    return DurableProducer(producer, method, wrapped, owns=redelivery is not sink)
+
+
+def _name_of(send: Callable[..., Any], owner: object, method: str) -> str:
+    if owner is not None and not inspect.ismodule(owner):
+        kind = type(owner)
+        text = f"{kind.__module__}.{kind.__qualname__}.{method or getattr(send, '__name__', 'send')}"
+    else:
+        text = f"{getattr(send, '__module__', '')}.{getattr(send, '__qualname__', type(send).__qualname__)}"
+    return _NO_NAME.sub("-", text).strip("-")[-120:]
+
+
+def _result(outcome: Outcome) -> Any:  # noqa: ANN401 - what the producer returned, or Spooled
+    if isinstance(outcome, Delivered):
+        return outcome.receipt
+    if not isinstance(outcome, Rejected):
+        return outcome
+    error = outcome.error
+    if error is None or isinstance(error, SinkError):  # it was not attempted
+        raise SendRejected(outcome) from error
+    error.add_note(outcome.reason)  # the application's `except` clauses know the producer's errors, not ours
+    raise error

@@ -1,0 +1,91 @@
+"""Whether the hook is well, and whether its configuration would work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from retry.hook.breaker import BreakerState
+from retry.hook.metrics import HookMetrics
+from retry.hook.uid import make_uid
+from retry.sink import DelaySink, Entry
+
+CHECK_TYPE = "retry-hook-check"
+CHECK_TIMEOUT_S = 10.0
+_DAY_MS = 86_400_000
+
+
+class HealthStatus(StrEnum):
+    """How the hook is."""
+
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """``healthy`` means proven: nothing waits, or a send succeeded lately. ``reasons`` says what is not well."""
+
+    status: HealthStatus
+    reasons: tuple[str, ...] = ()
+    last_success_age_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What ``check`` found: the effective settings, and why a write would fail (empty: it worked)."""
+
+    is_ok: bool
+    error: str
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"{name} = {value}" for name, value in self.settings.items()]
+        return "\n".join([*lines, f"write: {'ok' if self.is_ok else self.error}"])
+
+
+def judge_health(
+    metrics: HookMetrics, sink_error: str | None, last_success_age_s: float | None, oldest_max_s: float
+) -> Health:
+    """Return how the hook is, from its figures."""
+    reasons: list[str] = []
+    if sink_error is not None:
+        reasons.append(f"the sink failed: {sink_error}")
+    elif metrics.waiting is None:
+        reasons.append("the sink does not answer")
+    if metrics.oldest_age_s is not None and metrics.oldest_age_s > oldest_max_s:
+        reasons.append(f"the oldest message waits for {metrics.oldest_age_s:.0f} s, more than {oldest_max_s:.0f} s")
+    reasons += [
+        f"destination {name} is away" for name, state in metrics.breakers.items() if state is not BreakerState.CLOSED
+    ]
+    if metrics.unclaimed:
+        reasons.append(f"{metrics.unclaimed} messages wait for types without a handler")
+    is_recent = last_success_age_s is not None and last_success_age_s <= oldest_max_s
+    if metrics.waiting and not is_recent:
+        reasons.append(f"messages wait, and none was sent for {oldest_max_s:.0f} s")
+    status = HealthStatus.DEGRADED if reasons else HealthStatus.HEALTHY
+    return Health(status=status, reasons=tuple(reasons), last_success_age_s=last_success_age_s)
+
+
+def dry_run(sink: DelaySink) -> None:
+    """Write an entry as a send would, and take it away again; raises what a send would meet.
+
+    A sink that cannot hold keeps what it is given, so of such a one only the figures are asked.
+    """
+    if not sink.can_hold:
+        sink.stats()
+        return
+    now_ms = sink.clock.now_ms()
+    entry = Entry(
+        type_name=CHECK_TYPE,
+        uid=make_uid(now_ms),
+        payload=b"check",
+        created_at_ms=now_ms,
+        due_at_ms=now_ms + _DAY_MS,
+    )
+    held = sink.put(entry, is_held=True).result(CHECK_TIMEOUT_S)
+    assert held is not None, "a sink that can hold returns what it holds"
+    sink.finish(held).result(CHECK_TIMEOUT_S)
+    for left_over in sink.take(CHECK_TYPE, 100, 0.0):  # of a process that ended in between
+        sink.finish(left_over).result(CHECK_TIMEOUT_S)

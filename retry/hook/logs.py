@@ -1,0 +1,88 @@
+"""Logs of the hook: an outage fails thousands of messages and fills no disk with lines about it.
+
+An application that has configured structlog gets these events through it; any other through the standard library's
+logger ``retry.hook``, which is quiet below a warning. Nothing goes to stdout, and payloads are never logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import structlog
+
+from broker_adapter.clock import Clock
+
+INTERVAL_S = 10.0
+KINDS_MAX = 1_000
+_NAME = "retry.hook"
+
+
+class HookLog:
+    """Logs each kind of event at most once per ``interval_s``, with the number of those left out."""
+
+    def __init__(self, clock: Clock, interval_s: float = INTERVAL_S) -> None:
+        self._clock = clock
+        self._interval_s = interval_s
+        self._lock = threading.Lock()
+        self._seen: dict[tuple[str, ...], list[float]] = {}  # kind -> [logged at, left out since]
+
+    def warning(self, event: str, *, per: tuple[str, ...] = (), **fields: Any) -> None:  # noqa: ANN401 - any value
+        """Log a warning; the kind of the event is its name and ``per``."""
+        self._log(logging.WARNING, event, per, fields)
+
+    def error(self, event: str, *, per: tuple[str, ...] = (), **fields: Any) -> None:  # noqa: ANN401 - any value
+        """Log an error."""
+        self._log(logging.ERROR, event, per, fields)
+
+    def info(self, event: str, *, per: tuple[str, ...] = (), **fields: Any) -> None:  # noqa: ANN401 - any value
+        """Log what is worth knowing in quiet times."""
+        self._log(logging.INFO, event, per, fields)
+
+    def after_fork(self) -> None:
+        """Make the lock anew in a child."""
+        self._lock = threading.Lock()
+
+    def _log(self, level: int, event: str, per: tuple[str, ...], fields: dict[str, Any]) -> None:
+        left_out = self._admit((event, *per))
+        if left_out is None:
+            return
+        if left_out:
+            fields["left_out"] = left_out
+        try:
+            _logger().log(level, event, **fields)
+        except Exception:  # noqa: BLE001 - a log that cannot be written (a full disk, say) must not lose a message
+            return
+
+    def _admit(self, kind: tuple[str, ...]) -> int | None:
+        """Return how many of this kind were left out, or ``None`` if this one is to be left out too."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            seen = self._seen.get(kind)
+            if seen is not None and now_s - seen[0] < self._interval_s:
+                seen[1] += 1
+                return None
+            if len(self._seen) >= KINDS_MAX:  # kinds come from classes of errors, so this is one in disorder
+                self._seen.clear()
+            self._seen[kind] = [now_s, 0]
+            return int(seen[1]) if seen else 0
+
+
+def _logger() -> structlog.stdlib.BoundLogger:
+    if structlog.is_configured():
+        logger: structlog.stdlib.BoundLogger = structlog.get_logger(_NAME)
+        return logger
+    # structlog's own default writes to stdout, which belongs to the application.
+    wrapped: structlog.stdlib.BoundLogger = structlog.wrap_logger(
+        logging.getLogger(_NAME),
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(key_order=["event"]),
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        context_class=dict,
+        cache_logger_on_first_use=False,
+    )
+    return wrapped

@@ -1,0 +1,392 @@
+"""``Redelivery``: a send that fails is kept and repeated until it succeeds, or is given up visibly.
+
+    redelivery = Redelivery(Spool("var/spool"))
+
+    @redelivery.handler("order-created")
+    def send_order(payload: bytes) -> None:      # raises on failure
+        producer.send(...)
+
+    outcome = redelivery.send("order-created", payload)   # Delivered | Spooled | Rejected
+
+At least once: a message whose attempt timed out may arrive twice, with the same uid. In mode ``on_failure`` a message
+is durable once ``send`` has returned; ``write_ahead`` makes it durable before the first attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from random import Random
+from types import TracebackType
+from typing import Self, TypeVar
+
+from retry.hook.async_sender import AsyncSender
+from retry.hook.attempts import Attempts
+from retry.hook.classify import Classifier, describe
+from retry.hook.closing import Closed, close
+from retry.hook.destination import Destination
+from retry.hook.drain import Drain
+from retry.hook.handlers import (
+    MODES,
+    WORKERS_MAX,
+    Handler,
+    HandlerExists,
+    HandlerFunction,
+    Mode,
+    UnknownType,
+    check_type_name,
+    is_async,
+    takes_attempt,
+)
+from retry.hook.health import CHECK_TYPE, Checked, Health, dry_run, judge_health
+from retry.hook.logs import HookLog
+from retry.hook.metrics import HookMetrics, Tally
+from retry.hook.process import close_on_sigterm, guard, keep_alive, release
+from retry.hook.sender import FORKED, Call, Message, Sender, make_message
+from retry.hook.settle import Settler, SinkHealth
+from retry.hook.snapshot import snapshot
+from retry.outcome import Outcome, Spooled
+from retry.policy import SPOOL_STEPS_MS, RetryPolicy, Table, to_plain
+from retry.sink import DeadEntry, DelaySink, SinkClosed
+
+# The seed's table: an attempt at once, one after each step, and when the one after the last step fails it is over.
+SPOOL_POLICY = RetryPolicy(backoff=Table(SPOOL_STEPS_MS), max_attempts=len(SPOOL_STEPS_MS) + 1, jitter=0.1)
+
+Payload = bytes | bytearray | memoryview
+_Function = TypeVar("_Function", bound=HandlerFunction)
+
+
+class Redelivery:
+    """Sends through handlers, and keeps in ``sink`` what they could not send. Thread-safe.
+
+    ``policy``, ``mode`` and ``workers_per_type`` are for handlers that name none. ``queue_max`` bounds what a type
+    has in hand of the sink. ``on_exhausted`` is called for each entry that has gone to the dead set, ``on_spooled`` for
+    each send that was kept; both in a thread of the hook or of a sender, and what they raise is logged. With
+    ``autostart`` the threads start at the first send, or when a handler is added whose messages wait already.
+    ``drain_per_s`` limits how fast each destination gets what was kept. ``owns_sink``: ``close`` closes it.
+    """
+
+    def __init__(
+        self,
+        sink: DelaySink,
+        *,
+        policy: RetryPolicy = SPOOL_POLICY,
+        mode: Mode = "on_failure",
+        workers_per_type: int = 2,
+        queue_max: int = 256,
+        on_exhausted: Callable[[DeadEntry], None] | None = None,
+        on_spooled: Callable[[str, Spooled], None] | None = None,
+        classify: Classifier | None = None,
+        drain_per_s: float | None = None,
+        autostart: bool = True,
+        owns_sink: bool = True,
+        oldest_max_s: float = 300.0,
+        keep_timeout_s: float = 30.0,
+        close_timeout_s: float = 5.0,
+        install_signal_handlers: bool = False,
+        rng: Random | None = None,
+    ) -> None:
+        _check_settings(mode, workers_per_type)
+        if queue_max < 1:
+            raise ValueError(f"queue_max is {queue_max}, it must be at least 1")
+        self._sink = sink
+        self._policy, self._mode, self._workers = policy, mode, workers_per_type
+        self._classify = classify
+        self._drain_per_s = drain_per_s
+        self._autostart, self._owns_sink = autostart, owns_sink
+        self._oldest_max_s, self._close_timeout_s = oldest_max_s, close_timeout_s
+        self._lock = threading.Lock()
+        self._handlers: dict[str, Handler] = {}
+        self._destinations: dict[str, Destination] = {}
+        self._is_started = False
+        self._is_child = False
+        self._closed: Closed | None = None
+        self._closing = threading.Lock()
+        rng = rng or Random()
+        self._log = HookLog(sink.clock)
+        self._health = SinkHealth()
+        self._settler = Settler(sink.clock, self._log, self._health)
+        self._sender = Sender(
+            sink,
+            log=self._log,
+            health=self._health,
+            settler=self._settler,
+            rng=rng,
+            on_spooled=on_spooled,
+            keep_timeout_s=keep_timeout_s,
+        )
+        self._async_sender = AsyncSender(self._sender)
+        self._attempts = Attempts(sink, self._sender, self._settler, self._log, rng, on_exhausted)
+        self._drain = Drain(sink, self._attempts, self._settler, self._log, self._health, queue_max)
+        self._queue_max = queue_max
+        guard(self)
+        if install_signal_handlers:
+            close_on_sigterm(self, close_timeout_s)
+
+    def handler(
+        self,
+        type_name: str,
+        *,
+        policy: RetryPolicy | None = None,
+        destination: str = "",
+        classify: Classifier | None = None,
+        workers: int | None = None,
+        mode: Mode | None = None,
+    ) -> Callable[[_Function], _Function]:
+        """Register the function below as what sends ``type_name``; it stays callable as it is."""
+
+        def register(function: _Function) -> _Function:
+            self.add_handler(
+                type_name,
+                function,
+                policy=policy,
+                destination=destination,
+                classify=classify,
+                workers=workers,
+                mode=mode,
+            )
+            return function
+
+        return register
+
+    def add_handler(
+        self,
+        type_name: str,
+        function: HandlerFunction,
+        *,
+        policy: RetryPolicy | None = None,
+        destination: str = "",
+        classify: Classifier | None = None,
+        workers: int | None = None,
+        mode: Mode | None = None,
+    ) -> None:
+        """Register ``function`` as what sends ``type_name``: called with the payload, or with payload and ``Attempt``.
+
+        It returns once the message is sent and raises if it was not. Types that share a ``destination`` share its
+        breaker. ``HandlerExists`` if the type has one, ``ValueError`` for a name or a setting that cannot be.
+        """
+        workers = self._workers if workers is None else workers
+        mode = mode or self._mode
+        _check_settings(mode, workers)
+        if check_type_name(type_name) == CHECK_TYPE:
+            raise ValueError(f"the type {type_name!r} is used by check()")
+        place = destination or type_name
+        with self._lock:
+            if type_name in self._handlers:
+                raise HandlerExists(f"the type {type_name!r} has a handler already")
+            if place not in self._destinations:
+                self._destinations[place] = Destination(place, self._sink.clock, self._log, self._drain_per_s)
+            added = self._handlers[type_name] = Handler(
+                type_name=type_name,
+                function=function,
+                is_async=is_async(function),
+                takes_attempt=takes_attempt(function),
+                policy=policy or self._policy,
+                destination=self._destinations[place],
+                classifier=classify or self._classify,
+                workers=workers,
+                is_write_ahead=mode == "write_ahead",
+                tally=Tally(),
+            )
+            if self._closed is not None:
+                added.tally.close()
+        if self._is_started:
+            self._drain.start([added])
+        elif self._autostart and self._has_backlog(type_name):
+            self.start()
+
+    def send(self, type_name: str, payload: Payload, *, key: str = "", uid: bytes | None = None) -> Outcome:
+        """Send ``payload`` now, or keep it: returns what became of it, and raises for errors of the program only.
+
+        Messages of one ``key`` are sent in the order in which a thread sends them: while one waits, later ones go
+        behind it. ``uid`` (16 bytes) is made if none is given; it is the same in every attempt.
+        """
+        handler = self._find(type_name)
+        if handler.is_async:
+            raise TypeError(f"the handler of {type_name!r} is async: await send_async(...)")
+        return self._sender.send(handler, self.message(payload, key, uid))
+
+    async def send_async(self, type_name: str, payload: Payload, *, key: str = "", uid: bytes | None = None) -> Outcome:
+        """Send as ``send`` does, on this event loop; a sync handler runs in a thread.
+
+        If the task is cancelled while the handler runs, the message is kept first: whether it got through is not known.
+        """
+        handler = self._find(type_name)
+        return await self._async_sender.send(handler, self.message(payload, key, uid))
+
+    def message(self, payload: Payload, key: str = "", uid: bytes | None = None, call: Call | None = None) -> Message:
+        """Return a checked message; ``TypeError`` or ``ValueError`` for what cannot be one."""
+        return make_message(payload, key, uid, self._sink.clock.now_ms(), call)
+
+    def send_message(self, type_name: str, message: Message) -> Outcome:
+        """Send what ``message`` made; for wrappers of producers, see ``durable``."""
+        return self._sender.send(self._find(type_name), message)
+
+    async def send_message_async(self, type_name: str, message: Message) -> Outcome:
+        """Send what ``message`` made, on this event loop."""
+        return await self._async_sender.send(self._find(type_name), message)
+
+    def start(self) -> None:
+        """Start the threads that send what waits; nothing happens if they run."""
+        with self._lock:
+            if self._closed is not None or self._is_child:
+                return
+            is_first, self._is_started = not self._is_started, True
+            handlers = list(self._handlers.values())
+        keep_alive(self)
+        self._drain.start(handlers, self._log_unclaimed if is_first else None)
+
+    def run_due(self, limit: int = 1_000) -> int:
+        """Send what is due now in this thread, for programs and tests without ours; return how many were tried.
+
+        The breaker is heeded, the drain's ramp is not. Raises what the sink raises.
+        """
+        if self._is_child:
+            raise SinkClosed(FORKED)
+        return self._drain.run_due(list(self._handlers.values()), limit)
+
+    def dead(self, type_name: str, *, after: bytes = b"", limit: int = 100) -> Sequence[DeadEntry]:
+        """Return the dead set of a type, in the order of the uids, from the one behind ``after`` on."""
+        return self._sink.dead(type_name, after=after, limit=limit)
+
+    def requeue(self, type_name: str, uids: Sequence[bytes]) -> int:
+        """Let dead messages be sent again, from the first attempt; return how many of ``uids`` were there."""
+        return self._sink.requeue(type_name, uids)
+
+    def metrics(self) -> HookMetrics:
+        """Return counts since the start, and what the sink holds."""
+        return snapshot(
+            self._handlers,
+            self._destinations,
+            sink=self._sink,
+            sender=self._sender,
+            settler=self._settler,
+            health=self._health,
+            running=self._drain.running,
+            is_closed=self._closed is not None,
+        )
+
+    def render_prometheus(self) -> str:
+        """Return the metrics in Prometheus's text format."""
+        return self.metrics().render_prometheus()
+
+    def health(self) -> Health:
+        """Say whether the hook is well: nothing waits or sends succeed, and the sink works."""
+        successes = [one.last_success_s for one in self._destinations.values() if one.last_success_s is not None]
+        age_s = self._sink.clock.monotonic_s() - max(successes) if successes else None
+        error = "opened before the fork" if self._is_child else self._health.error
+        return judge_health(self.metrics(), error, age_s, self._oldest_max_s)
+
+    def check(self) -> Checked:
+        """Return the effective settings, and whether a message could be kept now (one is written and taken away)."""
+        error = ""
+        try:
+            if self._is_child:
+                raise SinkClosed(FORKED)
+            dry_run(self._sink)
+        except Exception as failure:  # noqa: BLE001 - the answer to the question
+            error = describe(failure)
+        return Checked(is_ok=not error, error=error, settings=self._settings())
+
+    def close(self, timeout_s: float | None = None) -> Closed:
+        """Accept no more, let handlers that run finish until ``timeout_s`` is over, close the sink if it is ours.
+
+        What was not sent stays in the sink. A send from now on is rejected. Closing again returns the same.
+        """
+        timeout_s = self._close_timeout_s if timeout_s is None else timeout_s
+        if self._is_child:
+            return self._closed or Closed()
+        with self._closing:
+            if self._closed is None:
+                with self._lock:
+                    handlers = list(self._handlers.values())
+                self._closed = close(
+                    handlers,
+                    drain=self._drain,
+                    settler=self._settler,
+                    attempts=self._attempts,
+                    sink=self._sink,
+                    health=self._health,
+                    log=self._log,
+                    timeout_s=timeout_s,
+                    owns_sink=self._owns_sink,
+                )
+                self._async_sender.close()
+                release(self)
+            return self._closed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def close_at_exit(self, timeout_s: float) -> None:
+        """Close when the process ends."""
+        self.close(timeout_s)
+
+    def after_fork(self) -> None:
+        """In a child of a fork: sends still call their handlers, and nothing can be kept."""
+        self._is_child = self._sender.is_child = True
+        self._lock = threading.Lock()
+        self._closing = threading.Lock()
+        for part in (self._log, self._health, self._settler, self._async_sender, self._attempts, self._drain):
+            part.after_fork()
+        for handler in self._handlers.values():
+            handler.tally.after_fork()
+        for destination in self._destinations.values():
+            destination.after_fork()
+
+    def _find(self, type_name: str) -> Handler:
+        handler = self._handlers.get(type_name)
+        if handler is None:
+            known = ", ".join(sorted(self._handlers)) or "none"
+            raise UnknownType(f"no handler is registered for the type {type_name!r:.80}; there are: {known}")
+        if not self._is_started and self._autostart:
+            self.start()
+        return handler
+
+    def _has_backlog(self, type_name: str) -> bool:
+        try:
+            return self._sink.stats(type_name).waiting > 0
+        except Exception as error:  # noqa: BLE001 - the first send starts the threads then
+            self._health.failed(error)
+            return False
+
+    def _log_unclaimed(self) -> None:
+        unclaimed = self.metrics().unclaimed
+        if unclaimed:
+            self._log.warning("messages_unclaimed", waiting=unclaimed, types_known=sorted(self._handlers))
+
+    def _settings(self) -> dict[str, object]:
+        return {
+            "sink": type(self._sink).__name__,
+            "can_hold": self._sink.can_hold,
+            "mode": self._mode,
+            "workers_per_type": self._workers,
+            "queue_max": self._queue_max,
+            "drain_per_s": self._drain_per_s,
+            "autostart": self._autostart,
+            "owns_sink": self._owns_sink,
+            "oldest_max_s": self._oldest_max_s,
+            "policy": to_plain(self._policy),
+            **{f"handler {name}": handler.settings() for name, handler in self._handlers.items()},
+        }
+
+
+def _check_settings(mode: str, workers: int) -> None:
+    if mode not in MODES:
+        raise ValueError(f"mode is {mode!r}, allowed are {' and '.join(MODES)}")
+    if not 1 <= workers <= WORKERS_MAX:
+        raise ValueError(f"workers is {workers}, allowed is 1 to {WORKERS_MAX}")

@@ -1,0 +1,181 @@
+"""Messages of the official RocketMQ client (``rocketmq-python-client`` 5.x), without importing it before it is needed.
+
+The kept form of a message is a JSON head, its length before it, and the body as it is:
+
+    length of the head (4, big-endian) | head: {"v": 1, "topic": ..., ...} | body
+
+The uid travels as the property ``DMQ_UID``: the client makes a new message id at every attempt.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import struct
+from typing import Any
+
+from retry.hook.classify import classify as classify_by_default
+from retry.hook.codecs import Arguments, Encoded
+from retry.hook.verdict import Permanent, Retry, Throttled, Unreadable, Verdict
+
+UID_PROPERTY = "DMQ_UID"
+THROTTLED_AFTER_S = 1.0
+
+_VERSION = 1
+_HEAD = struct.Struct(">I")
+# Fields that one assignment restores. Keys and properties are collections, the body follows the head.
+_FIELDS = ("topic", "tag", "message_group", "delivery_timestamp", "priority", "lite_topic")
+
+# What the client raises, by the name of the class. Rights, quotas of money and missing topics are no property of one
+# message: those are repeated, so that an expired credential does not bury a spool.
+_PERMANENT = frozenset(
+    {
+        "BadRequestException",
+        "IllegalArgumentException",
+        "PayloadEmptyException",
+        "PayloadTooLargeException",
+        "RequestHeaderFieldsTooLargeException",
+    }
+)
+_THROTTLED = frozenset({"TooManyRequestsException", "LiteTopicQuotaExceededException"})
+_RETRY = frozenset(
+    {
+        "ForbiddenException",
+        "IllegalStateException",
+        "NotFoundException",
+        "PaymentRequiredException",
+        "UnauthorizedException",
+        "UnsupportedException",
+    }
+)
+# Functions of its producer, as they stand in the traceback of an attempt's error.
+_SEND_RESULT, _ASYNC_ATTEMPT = "__handle_send_result", "__handle_send_response_async"
+_RETRY_UNCERTAIN = frozenset({"InternalErrorException", "ProxyTimeoutException"})
+
+
+def is_rocketmq(producer: object) -> bool:
+    """Say whether ``producer`` is one of the official client's."""
+    return any(_is_of_client(parent) for parent in type(producer).__mro__)
+
+
+def classify(error: BaseException) -> Verdict | None:
+    """Return what an error of the client means, ``None`` for one that did not come from it.
+
+    The client makes several attempts of each send and raises the last one's error. One that may have got through makes
+    the whole send uncertain.
+    """
+    verdict = _verdict(error)
+    if verdict is not None and not verdict.is_uncertain and _has_doubt(error):
+        verdict.is_uncertain = True
+    return verdict
+
+
+def _verdict(error: BaseException) -> Verdict | None:
+    """Return what the error of one attempt means."""
+    for parent in type(error).__mro__:
+        if not _is_of_client(parent):
+            continue
+        text, name = f"{parent.__name__}: {error}", parent.__name__
+        if name == "IllegalArgumentException" and _passed(error, "select_next_queue"):
+            return Retry(text)  # no queue to send to is called an argument too, and passes when a broker is back
+        if name in _PERMANENT:
+            return Permanent(text)
+        if name in _THROTTLED:
+            return Throttled(text, after_s=THROTTLED_AFTER_S)
+        if name in _RETRY:
+            return Retry(text)
+        if name in _RETRY_UNCERTAIN:
+            return Retry(text, is_uncertain=True)
+    if type(error) is Exception and _raised_by_client(error):  # no route, client not running: it has no class for these
+        return Retry(f"Exception: {error}", is_uncertain=not _passed(error, "retrieve_topic_route_data"))
+    return classify_by_default(error) if _passed(error, _SEND_RESULT) else None
+
+
+def _has_doubt(error: BaseException) -> bool:
+    """Say whether an attempt before the last one may have got through, or cannot be known."""
+    if _passed(error, _ASYNC_ATTEMPT):
+        return True  # each attempt of send_async ends in a callback of its own, and only the last one is told
+    earlier = error.__context__
+    while earlier is not None:
+        verdict = _verdict(earlier)
+        if verdict is not None and verdict.is_uncertain:
+            return True
+        earlier = earlier.__context__
+    return False
+
+
+class RocketMqCodec:
+    """``producer.send(message)``. A transaction cannot be kept: its second half would meet another message."""
+
+    def encode(self, uid: bytes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Encoded:
+        message = _only_message(args, kwargs)
+        topic, body = message.topic, message.body
+        if not topic or not body:
+            raise ValueError("the message has no topic or no body")
+        message.add_property(UID_PROPERTY, uid.hex())
+        head: dict[str, Any] = {"v": _VERSION}
+        head |= {name: value for name in _FIELDS if (value := getattr(message, name, None)) is not None}
+        head["keys"] = sorted(message.keys)
+        head["properties"] = dict(message.properties)
+        packed = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+        return Encoded(
+            payload=b"".join((_HEAD.pack(len(packed)), packed, bytes(body))), key=message.message_group or ""
+        )
+
+    def decode(self, uid: bytes, payload: bytes) -> Arguments:  # noqa: ARG002 - of Codec
+        try:
+            (length,) = _HEAD.unpack_from(payload)
+            head = json.loads(payload[_HEAD.size : _HEAD.size + length])
+            if head["v"] != _VERSION:
+                raise Unreadable(f"the message has version {head['v']!r:.20}, known is {_VERSION}")
+            body = payload[_HEAD.size + length :]
+        except (struct.error, ValueError, TypeError, KeyError) as error:
+            if isinstance(error, Unreadable):
+                raise
+            raise Unreadable(f"a kept message cannot be read: {error!r:.200}") from error
+        message = importlib.import_module("rocketmq").Message()
+        try:
+            message.body = body
+            for name in _FIELDS:
+                if name in head:
+                    setattr(message, name, head[name])
+            for key in head["keys"]:
+                message.keys = key  # each assignment adds one
+            for name, value in head["properties"].items():
+                message.add_property(name, value)
+        except Exception as error:
+            raise Unreadable(f"the client does not take a kept message: {error}") from error
+        return Arguments(args=(message,))
+
+
+def _only_message(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - a class of the client
+    given = dict(kwargs)
+    message = args[0] if args else given.pop("message", None)
+    transaction = args[1] if len(args) > 1 else given.pop("transaction", None)
+    if transaction is not None:
+        raise TypeError("a message of a transaction cannot be kept: send it with the producer itself")
+    if message is None or given or len(args) > 2:
+        raise TypeError("durable() knows send(message) of this producer")
+    return message
+
+
+def _is_of_client(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "rocketmq"
+
+
+def _raised_by_client(error: BaseException) -> bool:
+    trace, last = error.__traceback__, ""
+    while trace is not None:
+        last = str(trace.tb_frame.f_globals.get("__name__", ""))
+        trace = trace.tb_next
+    return last.partition(".")[0] == "rocketmq"
+
+
+def _passed(error: BaseException, function: str) -> bool:
+    """Say whether ``error`` went through a function of that name."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name == function:
+            return True
+        trace = trace.tb_next
+    return False

@@ -1,0 +1,385 @@
+"""One send: attempt it, keep it, or give it back.
+
+The order of things is written once, as a generator that asks its driver for what takes time: ``TryNow`` (the handler),
+``Ask`` (a call of the sink that may block) and ``Keep`` (a call whose future must be done, whatever happens to the
+caller). The synchronous driver calls and waits, the asynchronous one awaits. A send without a key to a destination
+that is up goes past all this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from retry.hook.classify import describe, judge
+from retry.hook.destination import Permit
+from retry.hook.handlers import Attempt, Handler, receipt_of
+from retry.hook.logs import HookLog
+from retry.hook.settle import Settler, SinkHealth
+from retry.hook.uid import make_uid
+from retry.hook.verdict import Permanent, Throttled, Unreadable, Verdict
+from retry.outcome import Delivered, Outcome, Rejected, Spooled
+from retry.policy import RetryAt, decide
+from retry.sink import KEY_BYTES_MAX, UID_BYTES, DelaySink, Entry, Held, SinkClosed, SinkFull, SinkUnavailable
+
+FORKED = "this Redelivery was opened before the fork: create Redelivery in the worker (post_fork)"
+CLOSED = "Redelivery is closed"
+
+Call = Callable[[], Any]
+
+
+class TryNow:
+    """Ask the driver to call the handler."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the driver for the result of a call that may block."""
+
+    call: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Ask the driver for the result of the future that a call returns; it must not be given up for a cancellation."""
+
+    call: Callable[[], Future[Any]]
+
+
+Step = TryNow | Ask | Keep
+Flow = Generator[Step, Any, Outcome]
+_TRY_NOW = TryNow()
+
+
+class Message:
+    """One message on its way. ``call``, if there is one, replaces the handler at the first attempt."""
+
+    __slots__ = ("call", "created_at_ms", "key", "payload", "uid")
+
+    def __init__(self, uid: bytes, payload: bytes, key: str, created_at_ms: int, call: Call | None) -> None:
+        self.uid = uid
+        self.payload = payload
+        self.key = key
+        self.created_at_ms = created_at_ms
+        self.call = call
+
+    def attempt(self) -> Attempt:
+        """Return what a handler is told of the first attempt."""
+        return Attempt(uid=self.uid, attempts=0, is_uncertain=False, created_at_ms=self.created_at_ms, key=self.key)
+
+    def start(self, handler: Handler) -> Any:  # noqa: ANN401 - what the user's function returns
+        """Begin the first attempt."""
+        if self.call is not None:
+            return self.call()
+        return handler.call(self.payload, self.attempt() if handler.takes_attempt else None)
+
+
+def make_message(
+    payload: bytes | bytearray | memoryview, key: str, uid: bytes | None, now_ms: int, call: Call | None
+) -> Message:
+    """Return a checked message; ``TypeError`` or ``ValueError`` for what cannot be one."""
+    if type(payload) is not bytes:
+        if not isinstance(payload, bytes | bytearray | memoryview):
+            raise TypeError(f"a payload is bytes, not {type(payload).__name__}")
+        payload = bytes(payload)  # a copy: the caller may change its buffer
+    if key and len(key.encode()) > KEY_BYTES_MAX:
+        raise ValueError(f"a key has at most {KEY_BYTES_MAX} bytes")
+    if uid is None:
+        uid = make_uid(now_ms)
+    elif type(uid) is not bytes or len(uid) != UID_BYTES:
+        raise ValueError(f"a uid has {UID_BYTES} bytes")
+    return Message(uid, payload, key, now_ms, call)
+
+
+class Sender:
+    """What follows on each turn of a send. Thread-safe, holds no lock while a handler or the sink is at work."""
+
+    def __init__(
+        self,
+        sink: DelaySink,
+        *,
+        log: HookLog,
+        health: SinkHealth,
+        settler: Settler,
+        rng: Random,
+        on_spooled: Callable[[str, Spooled], None] | None,
+        keep_timeout_s: float,
+    ) -> None:
+        self.is_child = False  # of the process that opened the sink
+        self.callback_errors = 0
+        self.classifier_errors = 0
+        self.keep_timeout_s = keep_timeout_s
+        self._sink = sink
+        self._log = log
+        self._health = health
+        self._settler = settler
+        self._rng = rng
+        self._on_spooled = on_spooled
+
+    def send(self, handler: Handler, message: Message) -> Outcome:
+        """Send in the caller's thread."""
+        tally = handler.tally
+        if not tally.enter():
+            return self.rejected_closed(handler, message)
+        if message.key or handler.is_write_ahead or handler.destination.is_blocked or self.is_child:
+            try:
+                return self._run(self.flow(handler, message), handler, message)
+            finally:
+                tally.leave()
+        try:
+            receipt = receipt_of(message.start(handler))
+        except BaseException as error:  # noqa: BLE001 - the message must not vanish, whatever this is
+            try:
+                return self._run(self.after_error(handler, message, error, None, Permit.NORMAL), handler, message)
+            finally:
+                tally.leave()
+        handler.destination.on_success()
+        tally.leave_delivered()
+        return Delivered(uid=message.uid, receipt=receipt)
+
+    def flow(self, handler: Handler, message: Message) -> Flow:
+        """The whole order of a send; the caller has entered the tally."""
+        if self.is_child:  # the sink belongs to the parent, and a call of it might wait for a thread that is not here
+            return (yield from self._attempt(handler, message, None, Permit.NORMAL))
+        if message.key:
+            try:
+                is_behind = yield Ask(lambda: self._sink.has_waiting(handler.type_name, message.key))
+            except Exception as error:  # noqa: BLE001 - without an answer the order cannot be kept
+                self._health.failed(error)
+                reason = f"whether earlier messages of its key wait is not known: {describe(error)}"
+                return self._reject(handler, message, "sink", reason, error)
+            if is_behind:
+                return (yield from self._keep(handler, message, reason="earlier messages of its key wait"))
+        if not handler.destination.admits_send():
+            outcome = yield from self._keep(handler, message, reason="its destination is away")
+            permit = handler.destination.begin(is_paced=False) if isinstance(outcome, Rejected) else None
+            if permit is None:
+                return outcome
+            # Nothing can be kept, so nothing will probe: without this a full sink would keep the breaker open for ever.
+            return (yield from self._attempt(handler, message, None, permit))
+        if not handler.is_write_ahead:
+            return (yield from self._attempt(handler, message, None, Permit.NORMAL))
+        if not self._sink.can_hold:
+            return (yield from self._keep(handler, message, reason="handed over"))
+        entry = self._entry(handler, message, due_at_ms=self._first_step_ms(handler, message))
+        try:
+            held = yield Keep(lambda: self._sink.put(entry, is_held=True))
+        except Exception as error:  # noqa: BLE001 - any failure of the sink is handled alike
+            return self._not_kept(handler, message, error, None)
+        self._health.worked()
+        return (yield from self._attempt(handler, message, held, Permit.NORMAL))
+
+    def after_error(
+        self, handler: Handler, message: Message, error: BaseException, held: Held | None, permit: Permit
+    ) -> Flow:
+        """What follows on a first attempt that raised ``error``."""
+        verdict = self.judge(handler, error)
+        if not isinstance(error, Exception):  # an interrupt, a cancellation, the end of the process
+            handler.destination.on_void(permit)
+            reason = f"interrupted: {describe(error)}"
+            due_at_ms = self._first_step_ms(handler, message)
+            handler.tally.note_outcome(
+                (yield from self._keep_failed(handler, message, held, due_at_ms, error, reason, is_uncertain=True))
+            )
+            raise error
+        if isinstance(verdict, Permanent | Unreadable):
+            handler.destination.on_void(permit)
+            if held is not None:
+                self._settler.settle("finish", handler.type_name, lambda: self._sink.finish(held))
+            return self._reject(handler, message, "permanent", f"refused for good: {describe(error)}", error)
+        now_ms = self._sink.clock.now_ms()
+        if isinstance(verdict, Throttled):
+            handler.destination.on_throttled(permit, verdict.after_s)
+            due_at_ms = now_ms + round(verdict.after_s * 1000)
+        else:
+            handler.destination.on_failure(permit, message.uid, error, verdict_type=type(verdict))
+            step = decide(handler.policy, 1, now_ms, self._rng, since_ms=message.created_at_ms)
+            if not isinstance(step, RetryAt):
+                if held is not None:
+                    self._settler.settle("finish", handler.type_name, lambda: self._sink.finish(held))
+                reason = f"its policy allows no further attempt: {describe(error)}"
+                return self._reject(handler, message, "exhausted", reason, error)
+            due_at_ms = step.at_ms
+        return (
+            yield from self._keep_failed(
+                handler,
+                message,
+                held,
+                due_at_ms,
+                error,
+                describe(error),
+                is_uncertain=verdict.is_uncertain,
+                is_counted=not isinstance(verdict, Throttled) and permit is Permit.NORMAL,
+            )
+        )
+
+    def rejected_closed(self, handler: Handler, message: Message) -> Rejected:
+        """Return the outcome of a send after ``close``."""
+        rejected = self._reject(handler, message, "closed", CLOSED, None)
+        handler.tally.note_outcome(rejected)
+        return rejected
+
+    def judge(self, handler: Handler, error: BaseException) -> Verdict:
+        """Classify ``error`` of an attempt, and count it."""
+        verdict, broken = judge(handler.classifier, error)
+        if broken is not None:
+            self.classifier_errors += 1
+            self._log.error(
+                "classifier_failed", per=(handler.type_name,), type=handler.type_name, error=describe(broken)
+            )
+        handler.tally.note_attempt(type(verdict).__name__.lower())
+        return verdict
+
+    def _attempt(self, handler: Handler, message: Message, held: Held | None, permit: Permit) -> Flow:
+        try:
+            receipt = yield _TRY_NOW
+        except BaseException as error:  # noqa: BLE001 - the message must not vanish, whatever this is
+            return (yield from self.after_error(handler, message, error, held, permit))
+        handler.destination.on_success()
+        if held is not None:
+            self._settler.settle("finish", handler.type_name, lambda: self._sink.finish(held))
+        return Delivered(uid=message.uid, receipt=receipt)
+
+    def _keep(self, handler: Handler, message: Message, *, reason: str) -> Flow:
+        """Leave a message that was not attempted to the drain, due at once."""
+        entry = self._entry(handler, message, due_at_ms=message.created_at_ms)
+        return (yield from self._put(handler, message, entry, None, reason))
+
+    def _keep_failed(
+        self,
+        handler: Handler,
+        message: Message,
+        held: Held | None,
+        due_at_ms: int,
+        error: BaseException,
+        reason: str,
+        *,
+        is_uncertain: bool,
+        is_counted: bool = True,
+    ) -> Flow:
+        """Leave a message that was attempted to the drain."""
+        if held is not None:  # durable already, so nothing is left to wait for
+            self._settler.settle(
+                "again",
+                handler.type_name,
+                lambda: self._sink.again(
+                    held, due_at_ms, is_counted=is_counted, error=reason, is_uncertain=is_uncertain
+                ),
+            )
+            return self._spooled(handler, message, due_at_ms, reason, is_uncertain)
+        entry = self._entry(
+            handler,
+            message,
+            due_at_ms=due_at_ms,
+            attempts=1 if is_counted else 0,
+            is_uncertain=is_uncertain,
+            error=reason,
+        )
+        return (yield from self._put(handler, message, entry, error, reason))
+
+    def _put(self, handler: Handler, message: Message, entry: Entry, error: BaseException | None, reason: str) -> Flow:
+        if self.is_child:
+            return self._not_kept(handler, message, SinkClosed(FORKED), error)
+        try:
+            yield Keep(lambda: self._sink.put(entry))
+        except Exception as sink_error:  # noqa: BLE001 - any failure of the sink is handled alike
+            return self._not_kept(handler, message, sink_error, error)
+        self._health.worked()
+        return self._spooled(handler, message, entry.due_at_ms, reason, entry.is_uncertain)
+
+    def _spooled(self, handler: Handler, message: Message, due_at_ms: int, reason: str, is_uncertain: bool) -> Spooled:
+        spooled = Spooled(uid=message.uid, due_at_ms=due_at_ms, reason=reason, is_uncertain=is_uncertain)
+        self._log.warning("send_spooled", per=(handler.type_name, reason[:40]), type=handler.type_name, reason=reason)
+        if self._on_spooled is not None:
+            try:
+                self._on_spooled(handler.type_name, spooled)
+            except Exception as error:  # noqa: BLE001 - a user's code; the message is safe
+                self.callback_errors += 1
+                self._log.error("callback_failed", per=("on_spooled",), callback="on_spooled", error=describe(error))
+        return spooled
+
+    def _not_kept(
+        self, handler: Handler, message: Message, sink_error: BaseException, error: BaseException | None
+    ) -> Rejected:
+        if not self.is_child:
+            self._health.failed(sink_error, is_write=True)
+        why = "full" if isinstance(sink_error, SinkFull) else "sink"
+        doubt = "" if isinstance(sink_error, SinkFull | SinkClosed) else " (it may have been kept all the same)"
+        reason = f"it could not be kept: {describe(sink_error)}{doubt}"
+        if error is not None:
+            reason = f"it could not be sent: {describe(error)}; and {reason}"
+        return self._reject(handler, message, "forked" if self.is_child else why, reason, error or sink_error)
+
+    def _reject(
+        self, handler: Handler, message: Message, why: str, reason: str, error: BaseException | None
+    ) -> Rejected:
+        handler.tally.note_refusal(why)
+        self._log.error("send_rejected", per=(handler.type_name, why), type=handler.type_name, why=why, reason=reason)
+        return Rejected(uid=message.uid, reason=reason, error=error)
+
+    def _entry(
+        self,
+        handler: Handler,
+        message: Message,
+        *,
+        due_at_ms: int,
+        attempts: int = 0,
+        is_uncertain: bool = False,
+        error: str = "",
+    ) -> Entry:
+        return Entry(
+            type_name=handler.type_name,
+            uid=message.uid,
+            payload=message.payload,
+            key=message.key,
+            created_at_ms=message.created_at_ms,
+            due_at_ms=due_at_ms,
+            attempts=attempts,
+            is_uncertain=is_uncertain,
+            error=error,
+        )
+
+    def _first_step_ms(self, handler: Handler, message: Message) -> int:
+        now_ms = self._sink.clock.now_ms()
+        step = decide(handler.policy, 1, now_ms, self._rng, since_ms=message.created_at_ms)
+        return step.at_ms if isinstance(step, RetryAt) else now_ms
+
+    def _run(self, flow: Flow, handler: Handler, message: Message) -> Outcome:
+        """Drive ``flow`` in this thread."""
+        try:
+            step = next(flow)
+            while True:
+                try:
+                    done = self._perform(step, handler, message)
+                except GeneratorExit as error:  # thrown into a generator it would end it
+                    step = flow.throw(RuntimeError(describe(error)))
+                except BaseException as error:  # noqa: BLE001 - the flow decides
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(done)
+        except StopIteration as stop:
+            outcome: Outcome = stop.value
+            handler.tally.note_outcome(outcome)
+            return outcome
+
+    def _perform(self, step: Step, handler: Handler, message: Message) -> Any:  # noqa: ANN401 - what the step gives
+        match step:
+            case TryNow():
+                return receipt_of(message.start(handler))
+            case Ask(call):
+                return call()
+            case Keep(call):
+                future = call()
+                try:
+                    return future.result(self.keep_timeout_s)
+                except TimeoutError as error:
+                    raise self.no_answer() from error
+
+    def no_answer(self) -> SinkUnavailable:
+        """Return the error for a sink that took longer than allowed."""
+        return SinkUnavailable(f"the sink gave no answer within {self.keep_timeout_s} s")

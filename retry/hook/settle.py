@@ -1,0 +1,164 @@
+"""Telling the sink what became of an entry, for as long as it takes.
+
+A message that was sent and is not forgotten would be sent twice, and one whose failure is not noted would stay in this
+process's hands for ever, and block its key. So what the sink could not do is repeated until it can, or is closed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker_adapter.clock import Clock, SystemClock
+from retry.hook.classify import describe
+from retry.hook.logs import HookLog
+from retry.sink import SinkClosed, SinkFull, SinkUnavailable
+
+STEPS_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+# Real time, whatever clock the sink has: how long a thread waits for another one.
+_REAL = SystemClock()
+
+
+class SinkHealth:
+    """What calls of the sink came to. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """A child counts for itself."""
+        self._lock = threading.Lock()
+        self.error: str | None = None  # of the last call, if it failed
+        self.errors = 0
+        self.in_doubt = 0
+
+    def failed(self, error: BaseException, *, is_write: bool = False) -> None:
+        """Note a call that failed. A refusal for a bound is the sink at work; a write may have had its effect."""
+        with self._lock:
+            self.errors += 1
+            if isinstance(error, SinkFull):
+                return
+            self.error = describe(error)
+            if is_write and not isinstance(error, SinkClosed):
+                self.in_doubt += 1
+
+    def worked(self) -> None:
+        """Note a call that did not fail."""
+        if self.error is not None:
+            with self._lock:
+                self.error = None
+
+
+@dataclass(slots=True, eq=False)
+class _Debt:
+    what: str
+    type_name: str
+    ask: Callable[[], Future[None]]
+    then: Callable[[], None] | None
+    failures: int = 0
+    due_at_s: float = field(default=0.0)
+
+
+class Settler:
+    """Asks the sink, and asks again. Thread-safe; ``then`` runs once, without a lock, after the sink has confirmed."""
+
+    def __init__(self, clock: Clock, log: HookLog, health: SinkHealth) -> None:
+        self._clock = clock
+        self._log = log
+        self._health = health
+        self._changed = threading.Condition()
+        self._asked = 0
+        self._owed: list[_Debt] = []
+
+    @property
+    def pending(self) -> int:
+        """How many results the sink has not confirmed."""
+        with self._changed:
+            return self._asked + len(self._owed)
+
+    def settle(
+        self, what: str, type_name: str, ask: Callable[[], Future[None]], then: Callable[[], None] | None = None
+    ) -> None:
+        """Ask the sink, without waiting."""
+        self._ask(_Debt(what, type_name, ask, then))
+
+    def run_due(self, *, is_forced: bool = False) -> None:
+        """Repeat what failed and is due again; with ``is_forced`` all of it."""
+        if not self._owed:
+            return
+        now_s = self._clock.monotonic_s()
+        with self._changed:
+            due = [debt for debt in self._owed if is_forced or debt.due_at_s <= now_s]
+            self._owed = [debt for debt in self._owed if debt not in due]
+            self._asked += len(due)  # so that nobody sees them gone meanwhile
+        for debt in due:
+            self._ask(debt, is_counted=True)
+
+    def wait(self, timeout_s: float, *, until: int = 0) -> bool:
+        """Wait until at most ``until`` answers of the sink are outstanding; what is owed is not waited for."""
+        ends_at_s = _REAL.monotonic_s() + timeout_s
+        with self._changed:
+            while self._asked > until:
+                rest_s = ends_at_s - _REAL.monotonic_s()
+                if rest_s <= 0:
+                    return False
+                self._changed.wait(rest_s)
+            return True
+
+    def after_fork(self) -> None:
+        """A child owes nothing: the entries are its parent's."""
+        self._changed = threading.Condition()
+        self._asked = 0
+        self._owed = []
+
+    def _ask(self, debt: _Debt, *, is_counted: bool = False) -> None:
+        if not is_counted:
+            with self._changed:
+                self._asked += 1
+        try:
+            future = debt.ask()
+        except Exception as error:  # noqa: BLE001 - any failure of the sink is handled alike
+            self._answered(debt, error)
+            return
+        future.add_done_callback(lambda done: self._answered(debt, _error_of(done)))
+
+    def _answered(self, debt: _Debt, error: BaseException | None) -> None:
+        if error is None:
+            self._health.worked()
+            try:
+                if debt.then is not None:
+                    debt.then()
+            finally:
+                self._close()
+            return
+        self._health.failed(error, is_write=True)
+        is_hopeless = isinstance(error, SinkClosed) or not isinstance(error, SinkUnavailable | SinkFull)
+        self._log.error(
+            "sink_not_told",
+            per=(debt.what, debt.type_name, type(error).__name__),
+            what=debt.what,
+            type=debt.type_name,
+            error=describe(error),
+            will_repeat=not is_hopeless,
+        )
+        if is_hopeless:
+            self._close()
+            return
+        with self._changed:
+            debt.due_at_s = self._clock.monotonic_s() + STEPS_S[min(debt.failures, len(STEPS_S) - 1)]
+            debt.failures += 1
+            self._owed.append(debt)
+            self._asked -= 1
+            self._changed.notify_all()
+
+    def _close(self) -> None:
+        with self._changed:
+            self._asked -= 1
+            self._changed.notify_all()
+
+
+def _error_of(done: Future[Any]) -> BaseException | None:
+    return TimeoutError("the sink gave the call up") if done.cancelled() else done.exception()

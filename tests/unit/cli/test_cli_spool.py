@@ -1,0 +1,399 @@
+"""``dmq spool`` in process: what it prints, filters, refuses and ends with."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from support.fake_admin_client import error_of
+from support.fake_admin_client import run_dmq as run
+
+from broker_adapter.clock import SystemClock
+from dmq.spool.spool import Spool, SpoolOptions
+from retry.sink import Death, Entry
+
+NOW = SystemClock().now_ms()
+MADE = 1_700_000_000_000
+HOUR = 3_600_000
+
+
+def uid_of(number: int) -> str:
+    return f"{number:032x}"
+
+
+def entry_of(number: int, *, type_name: str = "orders", payload: bytes = b"", key: str = "", due_ms: int = 0) -> Entry:
+    return Entry(
+        type_name=type_name,
+        uid=bytes.fromhex(uid_of(number)),
+        payload=payload or b"payload %d" % number,
+        key=key,
+        created_at_ms=MADE + number,
+        due_at_ms=due_ms or NOW + number * HOUR,
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six that wait, two of them behind another of their key, and two dead ones."""
+    root = tmp_path_factory.mktemp("made")
+    with Spool(root, options=SpoolOptions(adopt_every_s=0)) as spool:
+        for number in (1, 2):
+            spool.put(entry_of(number, type_name="bills", due_ms=NOW - HOUR)).result(10)
+            (held,) = spool.take("bills", 1, 10)
+            spool.bury(held, Death.PERMANENT if number == 1 else Death.EXHAUSTED, "refused: \x1b[31mno").result(10)
+        spool.put(entry_of(3, payload=b'{"a": [1, "\xc3\xa4"]}', key="k")).result(10)
+        spool.put(entry_of(4, payload=b"\xff\xfe\x00" * 20, key="k")).result(10)
+        spool.put(entry_of(5, payload=b"two\nlines \x1b[2J", key="k")).result(10)
+        for number in (6, 7, 8):
+            spool.put(entry_of(number, type_name="bills" if number == 8 else "orders")).result(10)
+    return root
+
+
+@pytest.fixture
+def root(made: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may change."""
+    return Path(shutil.copytree(made, tmp_path / "root"))
+
+
+def ids(root: Path, *arguments: str) -> list[int]:
+    result = run("spool", "ls", "--root", str(root), "-o", "id", *arguments)
+    assert (result.exit_code, result.stderr) == (0, "")
+    return [int(line, 16) for line in result.stdout.splitlines()]
+
+
+# -- ls ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers"),
+    [
+        ([], [3, 6, 7, 8, 4, 5]),
+        (["--type", "bills"], [8]),
+        (["--type", "bills", "--type", "orders"], [3, 6, 7, 8, 4, 5]),
+        (["--key", "k"], [3, 4, 5]),
+        (["--dead"], [1, 2]),
+        (["--dead", "--type", "orders"], []),
+        (["--due-before", "+390m"], [3, 6, 4, 5]),
+        (["--due-before", str(NOW + 6 * HOUR)], [3, 4, 5]),
+        (["--due-before", "-1h"], []),
+    ],
+)
+def test_filters(root: Path, options: list[str], numbers: list[int]) -> None:
+    """What waits by its due time, then what is parked; words of one option are alternatives, options narrow."""
+    assert ids(root, *options) == numbers
+
+
+def test_a_table_for_people(root: Path) -> None:
+    """One line each, times as everywhere, nothing in it moves the cursor."""
+    result = run("spool", "ls", "--root", str(root), "--dead")
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["DUE", "AT", "TYPE", "UID", "KEY", "STATE", "MADE", "ATTEMPTS", "LAST", "ERROR"]
+    assert lines[1].endswith("permanent  2023-11-14T22:13:20.001Z         1  refused: \\x1b[31mno")
+    assert "exhausted" in lines[2]
+    assert len(lines) == 3
+
+
+def test_json_and_json_lines_say_the_same(root: Path) -> None:
+    """A list, or an object a line, with the same keys; the global option works as well."""
+    as_list = json.loads(run("spool", "ls", "--root", str(root), "-o", "json").stdout)
+    as_lines = [json.loads(line) for line in run("spool", "ls", "--root", str(root), "-o", "jsonl").stdout.splitlines()]
+    assert as_list == as_lines == json.loads(run("-o", "json", "spool", "ls", "--root", str(root)).stdout)
+    (directory,) = [path.name for path in root.glob("spool-*")]
+    assert as_list[0] == {
+        "directory": directory,
+        "state": "waiting",
+        "type": "orders",
+        "uid": uid_of(3),
+        "key": "k",
+        "created_at_ms": MADE + 3,
+        "due_at_ms": NOW + 3 * HOUR,
+        "attempts": 0,
+        "is_uncertain": False,
+        "error": "",
+        "death": None,
+        "died_at_ms": None,
+        "body_bytes": 16,
+    }
+    assert [each["state"] for each in as_list] == ["waiting"] * 4 + ["parked"] * 2
+    assert run("spool", "ls", "--root", str(root), "-o", "json", "--key", "none").stdout == "[]\n"
+
+
+def test_a_list_that_was_cut_says_so(root: Path) -> None:
+    """On stderr; the directory is let go although it was not read to its end."""
+    result = run("spool", "ls", "--root", str(root), "-o", "id", "--limit", "2")
+    assert result.stdout.split() == [uid_of(3), uid_of(6)]
+    assert result.stderr == "dmq: the first 2; --limit shows more\n"
+    assert not list(root.glob(".work-*"))
+
+
+def test_the_folder_can_come_from_the_environment(root: Path) -> None:
+    """As a service has it set for its hook."""
+    result = run("spool", "ls", "-o", "id", "--dead", env={"DMQ_SPOOL": str(root)})
+    assert result.stdout.split() == [uid_of(1), uid_of(2)]
+
+
+@pytest.mark.parametrize("command", ["ls", "stats", "verify", "export", "repair", "adopt"])
+def test_a_folder_that_is_not_there(tmp_path: Path, command: str) -> None:
+    """Exit code 3, one line, and it is not made."""
+    result = run("spool", command, "--root", str(tmp_path / "none"), "-o", "json")
+    assert result.exit_code == 3
+    assert error_of(result)["message"] == f"there is no spool at {tmp_path / 'none'}"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ls", "--due-before", "tomorrow"),
+        ("ls", "--limit", "0"),
+        ("show", "12"),
+        ("show", "x" * 32),
+        ("show", uid_of(3), "--bytes", "much"),
+        ("requeue",),
+        ("requeue", uid_of(1), "--all"),
+        ("requeue", uid_of(1), "--type", "bills"),
+    ],
+)
+def test_wrong_usage(root: Path, arguments: tuple[str, ...]) -> None:
+    """Exit code 2, one line that says where to look."""
+    result = run("spool", *arguments, "--root", str(root))
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert f"see 'dmq spool {arguments[0]} --help'" in result.stderr
+
+
+# -- show --------------------------------------------------------------------------------------------------------------
+
+
+def facts_of(text: str) -> dict[str, str]:
+    """One fact a line, two spaces or more between its name and what it says."""
+    pairs = [line.split("  ", 1) for line in text.splitlines()]
+    return {name: fact.strip() for name, fact in pairs}
+
+
+def shown(root: Path, number: int, *options: str) -> tuple[dict[str, str], list[str]]:
+    result = run("spool", "show", uid_of(number), "--root", str(root), *options)
+    assert (result.exit_code, result.stderr) == (0, "")
+    facts, _, body = result.stdout.partition("\n\n")
+    return facts_of(facts), body.splitlines()
+
+
+def test_a_body_is_shown_as_what_it_is(root: Path) -> None:
+    """JSON indented, text by its lines without control characters, other bytes in hex."""
+    facts, body = shown(root, 3)
+    assert (facts["type"], facts["key"], facts["state"], facts["body size"]) == ("orders", "k", "waiting", "16 B")
+    assert body == ["{", '  "a": [', "    1,", '    "\u00e4"', "  ]", "}"]
+    assert shown(root, 5)[1] == ["two", "lines \\x1b[2J"]
+    assert shown(root, 4)[1][0].replace(" ", "") == ("fffe00" * 11)[:64]
+    assert shown(root, 5, "--hex")[1][0].startswith("74776f0a")
+
+
+def test_a_long_body_is_cut(root: Path) -> None:
+    """At so many bytes, and it says how many are left; in hex as in text."""
+    assert shown(root, 4, "--bytes", "4")[1] == ["fffe00ff", "... 56 more bytes; --bytes shows more"]
+    assert shown(root, 6, "--bytes", "3B")[1] == ["pay", "... 6 more bytes; --bytes shows more"]
+
+
+def test_a_dead_entry_says_how_it_died(root: Path) -> None:
+    """When, why and after what."""
+    facts, _ = shown(root, 1)
+    assert facts["died"].endswith(": permanent")
+    assert (facts["attempts"], facts["last error"]) == ("1", "refused: \\x1b[31mno")
+    (found,) = json.loads(run("spool", "show", uid_of(1), "--root", str(root), "-o", "json").stdout)
+    assert (found["death"], found["body_text"]) == ("permanent", "payload 1")
+
+
+def test_an_entry_that_is_not_there(root: Path) -> None:
+    """Exit code 3; dashes in a uid do not matter."""
+    result = run("spool", "show", "00000000-0000-0000-0000-0000000000ff", "--root", str(root))
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "there is no entry" in result.stderr
+    assert run("spool", "show", "00000000-0000-0000-0000-000000000003", "--root", str(root)).exit_code == 0
+
+
+# -- stats and verify --------------------------------------------------------------------------------------------------
+
+
+def test_stats(root: Path) -> None:
+    """Per directory and type, and a histogram of what is due."""
+    (found,) = json.loads(run("spool", "stats", "--root", str(root), "-o", "json").stdout)
+    assert found["state"] == "free"
+    bills, orders = found["types"]
+    assert (bills["type_name"], bills["waiting"], bills["parked"], bills["dead"]) == ("bills", 1, 0, 2)
+    assert (orders["type_name"], orders["waiting"], orders["parked"], orders["dead"]) == ("orders", 5, 2, 0)
+    assert orders["oldest_at_ms"] == MADE + 3
+    assert sum(bucket["count"] for bucket in orders["due"]) == 3
+    table = run("spool", "stats", "--root", str(root)).stdout
+    assert [line.count("#") for line in table.splitlines()[-4:]] == [40, 40, 40, 40]
+
+
+def test_stats_say_who_uses_a_directory_and_what_is_damaged(root: Path) -> None:
+    """A pid, ``free``, or why it cannot be opened."""
+    broken = next(iter(root.glob("spool-*")))
+    with Spool(root, options=SpoolOptions(adopt_every_s=0)):
+        (found,) = json.loads(run("spool", "stats", "--root", str(root), "-o", "json").stdout)
+        assert found["state"] == f"pid {os.getpid()}"
+        assert [each["waiting"] for each in found["types"]] == [1, 5]
+    (broken / "CELL").write_text("{", encoding="utf-8")
+    (found,) = json.loads(run("spool", "stats", "--root", str(root), "-o", "json").stdout)
+    assert (found["state"].startswith("damaged: "), found["types"]) == (True, [])
+
+
+def test_verify_what_is_whole(root: Path) -> None:
+    """Exit code 0, also while a process uses it."""
+    result = run("spool", "verify", "--root", str(root))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.endswith(" rows, 6 waiting, 2 dead: whole\n")
+    with Spool(root, options=SpoolOptions(adopt_every_s=0)) as spool:
+        spool.put(entry_of(9)).result(10)
+        assert "7 waiting, 2 dead: whole" in run("spool", "verify", "--root", str(root)).stdout
+
+
+def test_verify_what_is_not(root: Path) -> None:
+    """Exit code 1, what is wrong, and what to do."""
+    (table, *_) = [path for path in root.glob("spool-*/rocksdb/*.sst") if b"two\nlines" in path.read_bytes()]
+    content = bytearray(table.read_bytes())
+    content[content.index(b"two\nlines")] ^= 1
+    table.write_bytes(content)
+    result = run("spool", "verify", "--root", str(root))
+    assert result.exit_code == 1
+    assert "NOT whole" in result.stdout
+    assert "cannot be read: Corruption: block checksum mismatch" in result.stdout
+    assert result.stderr == "dmq: 1 of 1 directories are not whole; 'dmq spool repair' saves what can be read\n"
+    assert json.loads(run("spool", "verify", "--root", str(root), "-o", "json").stdout)[0]["findings"]
+
+
+# -- export ------------------------------------------------------------------------------------------------------------
+
+
+def test_export(root: Path, tmp_path: Path) -> None:
+    """Everything, bodies in base64, and as text where they are; a file is for its owner only."""
+    result = run("spool", "export", "--root", str(root), "--out", str(tmp_path / "all.jsonl"))
+    assert (result.exit_code, result.stdout) == (0, f"8 entries in {tmp_path / 'all.jsonl'}\n")
+    lines = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [int(line["uid"], 16) for line in lines] == [3, 6, 7, 8, 4, 5, 1, 2]
+    assert base64.b64decode(lines[4]["body"]) == b"\xff\xfe\x00" * 20
+    assert (lines[4]["body_text"], lines[5]["body_text"]) == (None, "two\nlines \x1b[2J")
+    assert (tmp_path / "all.jsonl").stat().st_mode & 0o777 == 0o600
+    dead = run("spool", "export", "--root", str(root), "--dead").stdout.splitlines()
+    assert [json.loads(line)["death"] for line in dead] == ["permanent", "exhausted"]
+
+
+def test_export_of_what_is_damaged(root: Path) -> None:
+    """What can be read, and exit code 1."""
+    (directory,) = root.glob("spool-*")
+    (directory / "rocksdb" / "CURRENT").unlink()
+    result = run("spool", "export", "--root", str(root))
+    assert result.exit_code == 1
+    assert len(result.stdout.splitlines()) == 8
+    assert "rebuilt manifest" in result.stderr
+
+
+# -- repair, requeue, adopt --------------------------------------------------------------------------------------------
+
+
+def test_a_repair_asks_first(root: Path) -> None:
+    """Nobody can be asked here: --yes is needed."""
+    result = run("spool", "repair", "--root", str(root))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "so say --yes" in result.stderr
+
+
+def test_a_repair_of_what_is_whole(root: Path) -> None:
+    """It says so, and leaves it."""
+    result = run("spool", "repair", "--root", str(root), "--yes")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.endswith(": whole, left as it is\n")
+
+
+def test_a_repair_says_what_it_saved(root: Path) -> None:
+    """For people and for programs, and where the damaged directory went."""
+    (directory,) = root.glob("spool-*")
+    (directory / "CELL").write_text("{", encoding="utf-8")
+    result = run("spool", "repair", directory.name, "--root", str(root), "--yes")
+    assert (result.exit_code, result.stderr) == (0, "")
+    (new,) = root.glob("spool-*")
+    facts = facts_of(result.stdout)
+    assert facts["saved"] == f"6 waiting, 2 dead, in {new}"
+    assert facts["missing"] == "0 entries"
+    aside = root / directory.name.replace("spool", "damaged")
+    assert facts["kept"] == f"{aside}, report in {aside}.json"
+    assert aside.is_dir()
+    assert json.loads((root / f"{aside.name}.json").read_text(encoding="utf-8"))["waiting"] == 6
+    assert ids(root) == [3, 6, 7, 8, 4, 5]
+
+
+def test_a_repair_of_what_is_in_use_or_not_there(root: Path) -> None:
+    """6 for a process that may end, 3 for a name that is none; without a name those in use are left alone."""
+    assert run("spool", "repair", "spool-none", "--root", str(root), "--yes").exit_code == 3
+    with Spool(root, options=SpoolOptions(adopt_every_s=0)) as spool:
+        result = run("spool", "repair", spool.path.name, "--root", str(root), "--yes")
+        assert (result.exit_code, result.stderr) == (6, f"dmq: {spool.path} is in use by pid {os.getpid()}\n")
+        result = run("spool", "repair", "--root", str(root), "--yes")
+        assert (result.exit_code, result.stdout) == (0, "")
+        assert result.stderr == f"dmq: left alone: {spool.path} is in use by pid {os.getpid()}\n"
+
+
+def test_requeue_by_uid(root: Path) -> None:
+    """It waits again, due now, as if it had never failed; a uid that is not dead is counted."""
+    result = run("spool", "requeue", uid_of(1), uid_of(3), "--root", str(root))
+    assert (result.exit_code, result.stdout) == (0, "1 entry waits again; 1 not found\n")
+    assert ids(root, "--dead") == [2]
+    (found,) = json.loads(run("spool", "show", uid_of(1), "--root", str(root), "-o", "json").stdout)
+    assert (found["state"], found["attempts"]) == ("waiting", 0)
+    assert run("spool", "verify", "--root", str(root)).exit_code == 0
+    assert run("spool", "requeue", uid_of(1), "--root", str(root)).exit_code == 3
+
+
+def test_requeue_of_all(root: Path) -> None:
+    """Asked about first; a type narrows it."""
+    assert run("spool", "requeue", "--all", "--root", str(root)).exit_code == 2
+    assert run("spool", "requeue", "--all", "--type", "orders", "--root", str(root), "--yes").stdout.startswith(
+        "0 entries"
+    )
+    result = run("spool", "requeue", "--all", "--type", "bills", "--root", str(root), "--yes", "-o", "json")
+    assert json.loads(result.stdout) == {"requeued": 2, "not_found": 0, "left_alone": []}
+    assert ids(root, "--dead") == []
+
+
+def test_requeue_behind_a_process(root: Path) -> None:
+    """Refused with its pid: the process itself can do it."""
+    with Spool(root, options=SpoolOptions(adopt_every_s=0)) as spool:
+        result = run("spool", "requeue", uid_of(1), "--root", str(root))
+        assert (result.exit_code, result.stdout) == (6, "")
+        assert f"{spool.path} is in use by pid {os.getpid()}" in result.stderr
+
+
+def test_adoption_from_another_spool(root: Path, tmp_path: Path) -> None:
+    """A volume that somebody left: its entries are in this spool afterwards, its directory is gone."""
+    target = tmp_path / "target"
+    target.mkdir()
+    result = run("spool", "adopt", "--root", str(target), "--from", str(root))
+    (new,) = target.glob("spool-*")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == f"8 entries of 1 directory now in {new}\n"
+    assert sorted(ids(target)) == [3, 4, 5, 6, 7, 8]
+    assert ids(target, "--dead") == [1, 2]
+    assert not list(root.glob("spool-*"))
+    assert run("spool", "verify", "--root", str(target)).exit_code == 0
+
+
+def test_adoption_says_why_not(root: Path, tmp_path: Path) -> None:
+    """Nothing to merge, in use, damaged: each is named, and nothing is touched."""
+    result = run("spool", "adopt", "--root", str(root))
+    assert (result.exit_code, result.stdout) == (0, f"nothing to take over in {root}: only one directory is free\n")
+    target = tmp_path / "target"
+    target.mkdir()
+    with Spool(root, options=SpoolOptions(adopt_every_s=0)) as spool:
+        result = run("spool", "adopt", "--root", str(target), "--from", str(root), "-o", "json")
+        used = f"{spool.path.name} is in use by pid {os.getpid()}"
+        assert json.loads(result.stdout) == {"into": "", "entries": 0, "adopted": [], "left_alone": [used]}
+    (directory,) = root.glob("spool-*")
+    (directory / "CELL").write_text("{", encoding="utf-8")
+    result = run("spool", "adopt", "--root", str(target), "--from", str(root), "-o", "json")
+    (left,) = json.loads(result.stdout)["left_alone"]
+    assert left.startswith(f"{directory.name} is damaged: ")

@@ -1,0 +1,240 @@
+"""Corners of a spool that its state machine does not reach."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.spool_rig import PATIENCE_S, SpoolRig, an_entry, number_of, recount
+
+from dmq.spool.records import encode_entry
+from dmq.spool.running import Running
+from dmq.store.commit import Unit
+from dmq.store.keys import timeline_key, timeline_mark
+from dmq.store.ops import Family, Op, Put
+from retry.sink import Death, Held, SinkClosed, SinkUnavailable
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SpoolRig]:
+    monkeypatch.setattr("dmq.spool.running.REOPEN_S", (0.0,))
+    made = SpoolRig(tmp_path, on_disk=False)
+    made.open()
+    yield made
+    made.spool.close()
+
+
+def take(rig: SpoolRig, type_name: str = "orders") -> list[Held]:
+    """Take what is due."""
+    rig.spool.take(type_name, 0, 0)
+    rig.clock.advance(1)
+    rig.spool.turn()
+    return list(rig.spool.take(type_name, 100, 0))
+
+
+def test_a_future_that_is_cancelled_harms_nobody(rig: SpoolRig) -> None:
+    """What it stands for cannot be undone, so it cannot be cancelled: asyncio does that to futures it waits for."""
+    answers = [rig.spool.put(an_entry(number)) for number in range(1, 50)]
+    assert not any(each.cancel() for each in answers)
+    for each in answers:
+        each.result(PATIENCE_S)
+    (held, *_) = take(rig)
+    answer = rig.spool.finish(held)
+    answer.cancel()
+    answer.result(PATIENCE_S)
+
+
+def test_what_is_held_from_the_start_is_nobody_elses(rig: SpoolRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the reader sees the row before its writer is told: it is due at once, and read in that moment."""
+    assert not take(rig)
+    rig.clock.advance(1)
+    submit = rig.spool.kept.store.submit
+
+    def submit_read_first(ops: Sequence[Op], settle: Callable[[Unit], None], *, is_urgent: bool) -> None:
+        def read_first(unit: Unit) -> None:
+            rig.spool.turn()
+            settle(unit)
+
+        submit(ops, read_first, is_urgent=is_urgent)
+
+    monkeypatch.setattr(rig.spool.kept.store, "submit", submit_read_first)
+    held = rig.spool.put(an_entry(created_at_ms=rig.clock.now_ms()), is_held=True).result(PATIENCE_S)
+    monkeypatch.undo()
+    assert held is not None
+    assert not take(rig)
+    assert rig.spool.stats().held == 1
+    rig.spool.finish(held).result(PATIENCE_S)
+    assert recount(rig.spool.kept).waiting == {}
+
+
+def test_a_row_that_is_finished_while_it_is_read_does_not_come_again(
+    rig: SpoolRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader looks at its rows after an entry of them was finished: it is there no more."""
+    rig.clock.step_to(rig.clock.now_ms() + 10_000)
+    held = rig.spool.put(an_entry(created_at_ms=rig.clock.now_ms()), is_held=True).result(PATIENCE_S)
+    assert held is not None
+    scan = rig.spool.kept.store.scan
+
+    def finish_meanwhile(family: Family, *arguments: object, **options: object) -> object:
+        rows = scan(family, *arguments, **options)  # type: ignore[arg-type]
+        if family is Family.TIMELINE and rows.rows:
+            rig.spool.finish(held).result(PATIENCE_S)
+        return rows
+
+    rig.spool.take("orders", 0, 0)
+    rig.clock.advance(1)
+    monkeypatch.setattr(rig.spool.kept.store, "scan", finish_meanwhile)
+    rig.spool.turn()
+    monkeypatch.undo()
+    assert not take(rig)
+    assert rig.spool.stats().waiting == rig.spool.stats().held == 0
+
+
+def test_the_next_of_a_key_waits_for_its_own_time_too(rig: SpoolRig) -> None:
+    """An entry that is due in an hour is not sent earlier because the one in front of it is gone."""
+    now_ms = rig.clock.now_ms()
+    rig.spool.put(an_entry(1, key="a", due_at_ms=now_ms)).result(PATIENCE_S)
+    rig.spool.put(an_entry(2, key="a", due_at_ms=now_ms + 3_600_000)).result(PATIENCE_S)
+    (held,) = take(rig)
+    rig.spool.finish(held).result(PATIENCE_S)
+    rig.clock.advance(3_599_000)
+    assert not take(rig)
+    rig.clock.advance(1_000)
+    assert [number_of(held) for held in take(rig)] == [2]
+
+
+@pytest.mark.parametrize("type_name", ["", " ", "a b", "x" * 500, "rmq_sys_x"])
+def test_names_that_are_none_are_refused(rig: SpoolRig, type_name: str) -> None:
+    """A type's name fits the rules of topics; nothing of what is refused is kept, or known."""
+    with pytest.raises(ValueError, match="topic"):
+        rig.spool.put(an_entry(type_name=type_name))
+    assert rig.spool.types == []
+
+
+@pytest.mark.parametrize(
+    "bad", [{"uid": b"short"}, {"key": "ä" * 128}, {"due_at_ms": -1}, {"created_at_ms": 2**70}, {"attempts": -1}]
+)
+def test_an_entry_that_cannot_be_kept_leaves_nothing_behind(rig: SpoolRig, bad: dict[str, object]) -> None:
+    """Not even the name of its type, which would be known and not on disk."""
+    with pytest.raises(ValueError, match=r"uid|key|time|attempts"):
+        rig.spool.put(replace(an_entry(type_name="first"), **bad))  # type: ignore[arg-type]
+    rig.spool.put(an_entry(type_name="second")).result(PATIENCE_S)
+    rig.spool.close()
+    rig.memory = rig.memory.reopened()
+    rig.open()
+    assert rig.spool.types == ["second"]
+    assert len(take(rig, "second")) == 1
+
+
+def test_the_same_uid_can_die_twice(rig: SpoolRig) -> None:
+    """It is one dead entry, and counts as one."""
+    for _ in range(2):
+        held = rig.spool.put(an_entry(1), is_held=True).result(PATIENCE_S)
+        assert held is not None
+        rig.spool.bury(held, Death.PERMANENT, "no").result(PATIENCE_S)
+    assert rig.spool.stats().dead == len(rig.spool.dead("orders")) == 1
+    assert rig.spool.requeue("orders", [an_entry(1).uid]) == 1
+    assert rig.spool.stats().dead == 0
+
+
+def test_a_row_that_is_no_entry_stops_nobody(rig: SpoolRig) -> None:
+    """It stays where it is, and is named; entries in front of it and behind it come, now and in the next run."""
+    now_ms = rig.clock.now_ms()
+    rig.spool.put(an_entry(1)).result(PATIENCE_S)
+    good = encode_entry(an_entry(9), 1, 0)
+    bad = {1: b"?", 2: good[:20], 3: good[:29], 4: encode_entry(an_entry(9), 77, 0)}
+    rows = [Put(Family.TIMELINE, timeline_key(timeline_mark(now_ms, 2**32 + at)), value) for at, value in bad.items()]
+    rig.spool.kept.store.commit(rows)
+    rig.clock.advance(1)
+    rig.spool.put(an_entry(2, due_at_ms=rig.clock.now_ms())).result(PATIENCE_S)
+    for _ in range(2):
+        assert [number_of(held) for held in take(rig)] == [1, 2]
+        assert len(rig.spool.damaged) == len(bad)
+        assert rig.spool.kept.store.failure is None
+        rig.clock.advance(1_000)
+        rig.spool.turn()
+        rig.spool.close()
+        rig.memory = rig.memory.reopened()
+        rig.open()
+
+
+def test_close_is_not_held_up_by_mending(rig: SpoolRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The spool is closed while its directory is being opened again: both come to an end."""
+    mends, closes = threading.Event(), threading.Event()
+    open_again = Running._open_again
+
+    def open_late(running: Running) -> object:
+        mends.set()
+        assert closes.wait(PATIENCE_S)
+        return open_again(running)
+
+    monkeypatch.setattr(Running, "_open_again", open_late)
+    rig.memory.fail_next_sync = True
+    with pytest.raises(SinkUnavailable):
+        rig.spool.put(an_entry()).result(PATIENCE_S)
+    assert mends.wait(PATIENCE_S)
+    thread = threading.Thread(target=rig.spool.close, daemon=True)
+    thread.start()
+    while not rig.spool._is_closed:
+        threading.Event().wait(0.001)
+    closes.set()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    with pytest.raises(SinkClosed):
+        rig.spool.put(an_entry())
+    assert rig.spool.take("orders", 1, 1.0) == []
+
+
+def test_a_failure_while_mending_is_mended_too(rig: SpoolRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store that was just opened fails before anybody notices: it is opened once more."""
+    start = Running._start
+
+    def fail_at_once(running: Running, kept: object) -> None:
+        monkeypatch.setattr(Running, "_start", start)
+        rig.memory.fail_next_sync = True
+        with pytest.raises(Exception, match="injected"):
+            kept.store.commit([])  # type: ignore[attr-defined]
+        start(running, kept)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Running, "_start", fail_at_once)
+    rig.memory.fail_next_sync = True
+    with pytest.raises(SinkUnavailable):
+        rig.spool.put(an_entry(1)).result(PATIENCE_S)
+    for _ in range(int(PATIENCE_S * 1000)):
+        if rig.spool.reopened_total == 2:
+            break
+        threading.Event().wait(0.001)
+    rig.mended()
+    rig.spool.put(an_entry(2)).result(PATIENCE_S)
+    assert 2 in recount(rig.spool.kept).waiting
+
+
+def test_an_error_that_a_caller_gets_is_the_sinks(rig: SpoolRig) -> None:
+    """No error of the store comes out of the methods of a sink."""
+    rig.spool.put(an_entry()).result(PATIENCE_S)
+    rig.spool.kept.store.close()
+    for call in (
+        lambda: rig.spool.put(an_entry(2)).result(PATIENCE_S),
+        lambda: rig.spool.has_waiting("orders", "a"),
+        lambda: rig.spool.dead("orders"),
+        lambda: rig.spool.requeue("orders", [b"?" * 16]),
+    ):
+        with pytest.raises(SinkUnavailable):
+            call()
+    assert rig.spool.stats().waiting == 1
+
+
+def test_lanes_are_not_kept_in_memory(rig: SpoolRig) -> None:
+    """However many keys wait, only what is under way costs memory."""
+    for answer in [rig.spool.put(an_entry(number, key=f"key {number % 500}")) for number in range(1_000)]:
+        answer.result(PATIENCE_S)
+    lanes = rig.spool.kept.lanes
+    assert not lanes._ahead
+    assert not lanes._parked
+    for held in take(rig):
+        rig.spool.finish(held).result(PATIENCE_S)
+    assert not lanes._ahead
