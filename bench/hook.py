@@ -17,6 +17,7 @@ SEND_US, SPOOLED_PER_S, OPEN_S, OPEN_MB = 20, 20_000, 1.0, 150
 SENDERS, SPOOLERS, WORKERS = (1, 16), (1, 16, 64), (2, 8)
 _GOAL_SPOOLERS = 16
 _RAMPED_WORKERS = WORKERS[0]
+_PEER_DUES = 2_000  # a get walks over all that was acknowledged: 20 000 take it minutes
 # What each of persist-queue's queues syncs, as strace shows it.
 _ACK_QUEUE = "SQLiteAckQueue (WAL journal, synchronous=FULL: a commit and one fdatasync a put)"
 _PEERS = {
@@ -49,8 +50,8 @@ def measure(plan: Plan) -> list[Figure]:
         for workers in WORKERS:
             plan.step(f"drain {dues}, {workers} workers")
             found["drain", workers].append(_run("hook_drain", dues, workers=workers, is_ramped=0))
-            plan.step(f"drain {dues}, {workers} workers, persist-queue")
-            found["peer_drain", workers].append(_run("peer_drain", dues, workers=workers))
+            plan.step(f"drain {_PEER_DUES}, {workers} workers, persist-queue")
+            found["peer_drain", workers].append(_run("peer_drain", _PEER_DUES, workers=workers))
         plan.step(f"drain {ramped}, {_RAMPED_WORKERS} workers, with the ramp")
         found["ramped", _RAMPED_WORKERS].append(_run("hook_drain", ramped, workers=_RAMPED_WORKERS, is_ramped=1))
     return [
@@ -248,7 +249,7 @@ def _drains(found: _Found, dues: int, ramped: int) -> list[Figure]:
                 f"drain of {dues} due entries, {workers} workers, without the ramp",
                 found["drain", workers],
                 Beside(
-                    what=f"persist-queue ack_queue, get + ack, {workers} threads",
+                    what=f"persist-queue ack_queue, get + ack of {_PEER_DUES}, {workers} threads",
                     rounds=_values(found["peer_drain", workers], "per_s"),
                 ),
             )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
@@ -68,6 +68,8 @@ class Entry:
     attempts: int = 0  # that failed and counted
     is_uncertain: bool = False  # an attempt may have succeeded without our knowing
     error: str = ""  # of the last attempt
+    # The uid was made for this entry and never put before: it need not be looked for. Not kept.
+    is_new: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

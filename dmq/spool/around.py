@@ -6,12 +6,15 @@ fewer, rows behind it by asking from later on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt
 from dmq.store.keys import timeline_key
 from dmq.store.ops import Family
 from dmq.store.store import Store
+
+_PROBES = 256  # of a stretch in which a good block may lie between damaged ones
 
 
 class Damage(NamedTuple):
@@ -42,7 +45,7 @@ def read_around(store: Store, start: bytes, stop: bytes, *, limit: int, bytes_ma
         if rows:
             return Found(rows, _behind(rows), None)
         first, last = int.from_bytes(start, "big"), int.from_bytes(stop[:16], "big")
-        end = _first_readable(store, first, last, stop)
+        end = earliest(first, last, lambda mark: _is_readable(store, mark, stop))
         return Found([], end if end < last else None, Damage(first, end, str(error)))
     return Found(found.rows, None if found.is_complete else _behind(found.rows), None)
 
@@ -65,15 +68,24 @@ def _rows_before(store: Store, start: bytes, stop: bytes, limit: int, bytes_max:
     return rows
 
 
-def _first_readable(store: Store, first: int, last: int, stop: bytes) -> int:
-    """Return a mark from which on rows can be read, as early as asking finds; ``last`` if there is none."""
+def earliest(first: int, last: int, is_readable: Callable[[int], bool]) -> int:
+    """Return the least number above ``first`` from which on rows can be read; ``last`` if there is none.
+
+    Blocks have ends that nobody tells. From ``first`` on, ever longer steps find some readable place; then the stretch
+    in front of it is tried in many places, so that a short good block between two damaged ones is not missed.
+    """
     step = 1
-    while first + step < last and not _is_readable(store, first + step, stop):
+    while first + step < last and not is_readable(first + step):
         step *= 2
-    good, bad = min(first + step, last), first + step // 2
-    while good - bad > 1:  # the earliest, to the sequence
+    good, bad = min(first + step, last), first
+    while width := (good - bad) // _PROBES:
+        nearer = next((each for each in range(bad + width, good, width) if is_readable(each)), None)
+        if nearer is None:
+            break
+        good = nearer
+    while good - bad > 1:
         middle = (good + bad) // 2
-        if _is_readable(store, middle, stop):
+        if is_readable(middle):
             good = middle
         else:
             bad = middle

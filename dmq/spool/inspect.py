@@ -15,6 +15,7 @@ from broker_adapter.clock import Clock
 from dmq.audit.events import gap_event
 from dmq.embedded.names import Names
 from dmq.errors import StoreCorrupt, StoreError
+from dmq.spool.around import earliest
 from dmq.spool.copies import copy_directory, workplace
 from dmq.spool.records import decode_dead, decode_entry
 from dmq.spool.salvage_log import Dropped, Tell, clean_logs, puts_of
@@ -31,7 +32,6 @@ _COPIES_MAX = 5  # of a directory whose files change meanwhile
 _ROWS, _BYTES = 512, 4 * 1024 * 1024
 _KEY_BYTES = 48  # longer than any key
 _END = b"\xff" * _KEY_BYTES
-_PROBES = 256
 
 
 class How(StrEnum):
@@ -203,11 +203,7 @@ class Look:
         return rows
 
     def _first_readable(self, family: Family, start: bytes, stop: bytes) -> bytes:
-        """Return the least key from which on rows can be read; ``stop`` if there is none.
-
-        Blocks have ends that nobody tells: from the damage on ever longer steps find some readable place; then the
-        stretch before it is tried in many places, so that a short good block between two damaged ones is not missed.
-        """
+        """Return the least key from which on rows can be read; ``stop`` if there is none."""
         first, last = _number(start), _number(stop)
 
         def is_readable(at: int) -> bool:
@@ -217,24 +213,7 @@ class Look:
                 return False
             return True
 
-        step = 1
-        while first + step < last and not is_readable(first + step):
-            step *= 2
-        good = min(first + step, last)
-        bad = first
-        while True:
-            width = (good - bad) // _PROBES
-            places = (bad + width * number for number in range(1, _PROBES)) if width else ()
-            nearer = next((each for each in places if is_readable(each)), None)
-            if nearer is None:
-                break
-            good = nearer
-        while good - bad > 1:
-            middle = (good + bad) // 2
-            if is_readable(middle):
-                good = middle
-            else:
-                bad = middle
+        good = earliest(first, last, is_readable)
         return stop if good >= last else _key(good)
 
 

@@ -84,10 +84,12 @@ class Kept:
 
     def total(self) -> Totals:
         """Return what is kept, of all types."""
-        every = self.totals.values()
-        return Totals(
-            sum(each.waiting for each in every), sum(each.waiting_bytes for each in every), sum(e.dead for e in every)
-        )
+        waiting = waiting_bytes = dead = 0
+        for each in self.totals.values():
+            waiting += each.waiting
+            waiting_bytes += each.waiting_bytes
+            dead += each.dead
+        return Totals(waiting, waiting_bytes, dead)
 
     def oldest(self, type_id: int, is_wanted: Callable[[int], bool]) -> tuple[Ticket, Entry] | None:
         """Return the oldest entry on the timeline, by its uid, of those whose marks are wanted."""
@@ -147,7 +149,7 @@ class Kept:
         nor in somebody else's hands.
         """
         type_id, plan = self._type(entry.type_name)
-        self._enter(entry, type_id, 0, EventKind.SCHEDULED, plan, settle, is_held=is_held)
+        self._enter(entry, type_id, 0, EventKind.SCHEDULED, plan, settle, is_held=is_held, is_new=entry.is_new)
 
     def finish(self, ticket: Ticket, entry: Entry, settle: Settle) -> None:
         """The entry was sent."""
@@ -248,6 +250,7 @@ class Kept:
         *,
         died: int = 0,
         is_held: bool = False,
+        is_new: bool = False,
     ) -> None:
         value = encode_entry(entry, type_id, turn)
         event = event_of(kind, type_id, entry, 0, entry.due_at_ms)
@@ -261,7 +264,7 @@ class Kept:
             return
         at = len(plan.ops)  # of the entry's own receipt
         plan.scheduled = entry_id(entry.uid, turn)
-        plan.ops.append(Schedule(type_id, plan.scheduled, entry.due_at_ms, value, event))
+        plan.ops.append(Schedule(type_id, plan.scheduled, entry.due_at_ms, value, event, is_new))
         if lane is not None:
             plan.lane = self.lanes.open(lane)
             plan.ops += plan.lane.ops

@@ -102,7 +102,7 @@ class Reader:
             self._marks.wake()
         type_id = self._kept.type_id(type_name)
         shelf = self._shelves.get(type_id) if type_id is not None else None
-        if shelf is None or not shelf.ready:
+        if shelf is None:
             return []
         taken = [shelf.ready.popleft() for _ in range(min(limit, len(shelf.ready)))]
         shelf.ready_bytes -= sum(len(each.entry.payload) for each in taken)
@@ -132,6 +132,7 @@ class Reader:
 
     def turn(self) -> int:
         """Make ready what is due and has room; return when to look again, 0 for at once."""
+        self._marks.begin_turn()
         now_ms = self._clock.now_ms()
         with self._kept.lock:
             self._gone.clear()
@@ -144,11 +145,11 @@ class Reader:
                 for type_id, shelf in self._shelves.items()
                 if shelf.behind is not None and shelf.is_wanted and shelf.has_room
             ]
-            wanted = [shelf for shelf in self._shelves.values() if shelf.is_wanted]
-            has_room = bool(self._wanted) and (not wanted or any(each.behind is None for each in wanted))
         more = False
         for type_id, shelf in behind:
             more |= self._catch_up(type_id, shelf)
+        wanted = [shelf for shelf in self._shelves.values() if shelf.is_wanted]
+        has_room = bool(self._wanted) and (not wanted or any(each.behind is None for each in wanted))
         more |= self._go_on(now_ms, has_room=has_room)
         self._keep_done()
         if more:
@@ -161,11 +162,10 @@ class Reader:
 
     def _go_on(self, now_ms: int, *, has_room: bool) -> bool:
         """Read what has become due since the last turn."""
-        claim = self._marks.claim(Lane.LIVE, now_ms)  # also in vain: it is what ends a wake-up
-        if claim.stop <= claim.start:
-            return False
         if not has_room:
-            self._marks.retreat(Lane.LIVE, claim.start)
+            return False
+        claim = self._marks.claim(Lane.LIVE, now_ms)
+        if claim.stop <= claim.start:
             return False
         start, stop = timeline_key(claim.start), timeline_key(claim.stop)
         found = read_around(self._store, start, stop, limit=ROWS_MAX, bytes_max=BYTES_MAX)

@@ -46,8 +46,6 @@ class Running:
         self._closing.set()
         self._is_down.set()
         self._thread.join()
-        with self.kept.lock:
-            self.kept.room.notify_all()
         self.reader.close()
         try:
             self.kept.store.close()

@@ -92,6 +92,7 @@ class Assembler:
         self._now_ms = 0
         self._floor_ms = 0
         self._known: dict[bytes, Receipt] = {}
+        self._waiting: dict[bytes, bytes | None] = {}
         self._rows: dict[tuple[Family, bytes], bytes | None] = {}
         self._deltas: dict[tuple[int, int], int] = {}
         self._records: list[bytes] = []
@@ -124,6 +125,7 @@ class Assembler:
         self._rotate_generation()
         self._generation_prefix = self._generation.to_bytes(4, "big")
         self._known = self._look_up(units)
+        self._waiting = self._look_up_withdrawn(units)
         self._reserve(units, first_sequence)
 
         handlers = self._HANDLERS
@@ -197,7 +199,7 @@ class Assembler:
         """
         id_key = _WAITING_PREFIX + op.scope.to_bytes(4, "big") + op.message_id
         batch = self._batch
-        (value,) = self._engine.get_many(Family.INDEX, [id_key])
+        value = self._waiting[id_key]
         waiting = decode_index(value) if value is not None else NO_RECEIPT
         if (
             waiting.state is not _WAITING
@@ -284,6 +286,16 @@ class Assembler:
             if value is not None:
                 known[b"\0\0\0\0" + wanted_key[4:]] = decode_index(value)
         return known
+
+    def _look_up_withdrawn(self, units: Sequence[Sequence[Op]]) -> dict[bytes, bytes | None]:
+        """Find the index rows of what these units withdraw."""
+        wanted = [
+            _WAITING_PREFIX + op.scope.to_bytes(4, "big") + op.message_id
+            for unit in units
+            for op in unit
+            if type(op) is Withdraw
+        ]
+        return dict(zip(wanted, self._engine.get_many(Family.INDEX, wanted), strict=True)) if wanted else {}
 
     def _rotate_generation(self) -> None:
         """Start a generation per window; drop, whole, those that ended more than one window ago."""

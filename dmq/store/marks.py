@@ -53,7 +53,8 @@ class Marks:
         self._backlog: tuple[int, int] | None = None
         self._claimed = 0  # where the claims of the reader's turn end
         self._in_flight: int | None = None
-        self._released = _NEVER  # smallest key that became readable since the reader last claimed
+        self._released = _NEVER  # smallest key that became readable since the reader's turn began
+        self._awaited = 0  # the reader waits for a key below
         self._is_closed = False
 
     # -- the writer's side --------------------------------------------------------------------------------------------
@@ -82,7 +83,8 @@ class Marks:
             if self._in_flight is not None:
                 self._released = min(self._released, self._in_flight)
                 self._in_flight = None
-                self._changed.notify_all()
+                if self._released < self._awaited:  # else the reader is woken in vain, many times a second
+                    self._changed.notify_all()
 
     def _lower(self, mark: int) -> None:
         if self._backlog is not None:
@@ -95,10 +97,15 @@ class Marks:
 
     # -- the reader's side --------------------------------------------------------------------------------------------
 
-    def claim(self, lane: Lane, now_ms: int) -> Claim:
-        """Take the range of ``lane`` that may be read now; a turn begins with ``split_backlog``."""
+    def begin_turn(self) -> None:
+        """Forget wake-ups: one that comes from now on, also during the turn, ends the ``wait`` behind it."""
         with self._changed:
             self._released = _NEVER
+            self._claimed = 0
+
+    def claim(self, lane: Lane, now_ms: int) -> Claim:
+        """Take the range of ``lane`` that may be read now; a turn begins with ``begin_turn`` or ``split_backlog``."""
+        with self._changed:
             if lane is Lane.BACKLOG:
                 if self._backlog is None:
                     return Claim(lane, 0, 0)
@@ -134,8 +141,8 @@ class Marks:
 
         ``lag_ms`` is from when on it counts, by default ``BACKLOG_LAG_MS``: an idle reader lags by its nap.
         """
+        self.begin_turn()
         with self._changed:
-            self._claimed = 0
             if self._backlog is not None and self._backlog[0] >= self._backlog[1]:
                 self._backlog = None
             if self._backlog is None and self._live >> 64 < now_ms - (BACKLOG_LAG_MS if lag_ms is None else lag_ms):
@@ -174,9 +181,10 @@ class Marks:
 
     def wait(self, until_ms: int, timeout_s: float) -> None:
         """Sleep until a key below ``until_ms`` becomes readable, ``wake`` or ``close`` is called, or time is up."""
-        bound = timeline_mark(until_ms, 0)
         with self._changed:
+            self._awaited = bound = timeline_mark(until_ms, 0)
             self._changed.wait_for(lambda: self._released < bound or self._is_closed, timeout_s)
+            self._awaited = 0
 
     def wake(self) -> None:
         """Make the reader look again now."""

@@ -96,7 +96,8 @@ def _database_options(options: RocksOptions) -> Options:
 
 def _family_options(family: Family, cache: Cache, is_strict: bool) -> Options:
     made = Options(raw_mode=True)
-    made.set_disable_auto_compactions(not is_strict)  # a compaction that meets damage ends all writing
+    if not is_strict:
+        made.set_disable_auto_compactions(True)  # one that meets damage ends all writing
     made.set_write_buffer_size(_WRITE_BUFFER_BYTES[family])
     made.set_max_write_buffer_number(3)
     table = BlockBasedOptions()

@@ -59,14 +59,17 @@ _TRY_NOW = TryNow()
 class Message:
     """One message on its way. ``call``, if there is one, replaces the handler at the first attempt."""
 
-    __slots__ = ("call", "created_at_ms", "key", "payload", "uid")
+    __slots__ = ("call", "created_at_ms", "is_new", "key", "payload", "uid")
 
-    def __init__(self, uid: bytes, payload: bytes, key: str, created_at_ms: int, call: Call | None) -> None:
+    def __init__(
+        self, uid: bytes, payload: bytes, key: str, created_at_ms: int, call: Call | None, *, is_new: bool
+    ) -> None:
         self.uid = uid
         self.payload = payload
         self.key = key
         self.created_at_ms = created_at_ms
         self.call = call
+        self.is_new = is_new  # the uid was made for it, and no sink has seen it
 
     def attempt(self) -> Attempt:
         """Return what a handler is told of the first attempt."""
@@ -89,11 +92,12 @@ def make_message(
         payload = bytes(payload)  # a copy: the caller may change its buffer
     if key and len(key.encode()) > KEY_BYTES_MAX:
         raise ValueError(f"a key has at most {KEY_BYTES_MAX} bytes")
+    is_new = uid is None
     if uid is None:
         uid = make_uid(now_ms)
     elif type(uid) is not bytes or len(uid) != UID_BYTES:
         raise ValueError(f"a uid has {UID_BYTES} bytes")
-    return Message(uid, payload, key, now_ms, call)
+    return Message(uid, payload, key, now_ms, call, is_new=is_new)
 
 
 class Sender:
@@ -332,6 +336,7 @@ class Sender:
         is_uncertain: bool = False,
         error: str = "",
     ) -> Entry:
+        is_new, message.is_new = message.is_new, False  # a put in doubt may be followed by another
         return Entry(
             type_name=handler.type_name,
             uid=message.uid,
@@ -342,6 +347,7 @@ class Sender:
             attempts=attempts,
             is_uncertain=is_uncertain,
             error=error,
+            is_new=is_new,
         )
 
     def _first_step_ms(self, handler: Handler, message: Message) -> int:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import os
 import threading
+from random import Random
 
 _LOW_BITS = 62
 _COUNTER_BITS = 12 + _LOW_BITS
 _LOW_MASK = (1 << _LOW_BITS) - 1
 _MS_MASK = (1 << 48) - 1
-# 9 bytes are 72 of the 74 bits: a fresh counter leaves room to count up in its millisecond.
-_START_BYTES = 9
-_STEP_BYTES = 4
+_START_BITS = 72  # a fresh counter leaves room to count up in its millisecond
+_STEP_BITS = 32
 
 
 class UidSource:
@@ -27,18 +27,23 @@ class UidSource:
         self._lock = threading.Lock()
         self._last_ms = -1
         self._counter = 0
+        self._seed()
+
+    def _seed(self) -> None:
+        # Not os.urandom for each id: a system call lets another thread run, and here it would wait for our lock.
+        self._bits = Random(os.urandom(32)).getrandbits
 
     def make(self, now_ms: int) -> bytes:
         """Return 16 bytes, greater than all before."""
         with self._lock:
             if now_ms > self._last_ms:
                 self._last_ms = now_ms
-                self._counter = int.from_bytes(os.urandom(_START_BYTES), "big")
+                self._counter = self._bits(_START_BITS)
             else:
-                self._counter += 1 + int.from_bytes(os.urandom(_STEP_BYTES), "big")
+                self._counter += 1 + self._bits(_STEP_BITS)
                 if self._counter >> _COUNTER_BITS:
                     self._last_ms += 1
-                    self._counter = int.from_bytes(os.urandom(_START_BYTES), "big")
+                    self._counter = self._bits(_START_BITS)
             at_ms, counter = self._last_ms, self._counter
         high = (at_ms & _MS_MASK) << 16 | 0x7000 | counter >> _LOW_BITS
         return (high << 64 | 0b10 << _LOW_BITS | counter & _LOW_MASK).to_bytes(16, "big")
@@ -48,6 +53,7 @@ class UidSource:
         self._lock = threading.Lock()
         # The same millisecond as the parent's, with another random counter: ids need not be greater than the parent's.
         self._last_ms = -1
+        self._seed()
 
 
 _process_source = UidSource()

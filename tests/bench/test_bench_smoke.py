@@ -129,7 +129,7 @@ def test_the_hook_stands_beside_the_bare_call_the_floor_and_persist_queue(tmp_pa
         assert floor["beside"]["what"].endswith(f"{threads} to a sync")
         assert peer["beside"]["what"].startswith("persist-queue")
         assert (floor["goal"] is not None) == (threads == 16)
-    assert "get + ack, 8 threads" in figures["hook.drain.8"]["beside"]["what"]
+    assert "get + ack of 2000, 8 threads" in figures["hook.drain.8"]["beside"]["what"]
     assert figures["hook.drain.2.ramped"]["beside"]["value"] == figures["hook.drain.2"]["value"]
 
 

@@ -19,8 +19,8 @@ async def acknowledged(rig: BreakingRig, head: Delivery) -> object:
     return await ack(rig, head)
 
 
-async def buried(rig: BreakingRig, head: Delivery) -> object:
-    return await rig.broker.dead_letter(GROUP, TOPIC, head.receipt_handle, attempts=1)
+async def buried(rig: BreakingRig, head: Delivery) -> None:
+    await rig.broker.dead_letter(GROUP, TOPIC, head.receipt_handle, attempts=1)
 
 
 @pytest.mark.parametrize("ends", [acknowledged, buried])

@@ -161,7 +161,15 @@ def test_a_kill_at_any_step_of_an_adoption_repeats_and_loses_nothing(both: Path,
         assert spool.path.name == "spool-0"
         assert adopt_in_steps(spool, copy) == ENTRIES + 5
     assert len(copies) >= 20
+    with Spool(tmp_path / "other", options=QUIET) as spare:
+        own = spare.path
     for each in copies:
+        shutil.copytree(each, tmp_path / "again")
+        shutil.copytree(
+            own, tmp_path / "again" / "spool--"
+        )  # made its own by who comes next: the adopter is an orphan too
+        check_all_there(tmp_path / "again")
+        shutil.rmtree(tmp_path / "again")
         check_all_there(each)
 
 
@@ -220,13 +228,22 @@ def test_a_half_empty_directory_is_nobodys_own(orphan: Path, tmp_path: Path) -> 
     root = tmp_path / "root"
     shutil.copytree(orphan, root)
     (path,) = root.glob("spool-*")
-    (root / "spool-adopter").mkdir()
-    (path / "ADOPTER").write_text("spool-adopter", encoding="utf-8")
-    found = Root(root, SystemClock(), StoreOptions())
-    assert list(found.orphans(root / "spool-other", lambda: True)) != []  # the adopter itself, which is an orphan
-    own, kept = found.open_own()
+    (root / "spool-z").mkdir()
+    (path / "ADOPTER").write_text("spool-z", encoding="utf-8")
+    own = root / "spool-own"
+    looks = Root(root, SystemClock(), StoreOptions())
+    chosen, kept = looks.open_own()
+    assert chosen == root / "spool-z"
     kept.store.close()
-    assert own != path
+    ((adopter, kept),) = looks.orphans(own, lambda: True)
+    assert adopter == root / "spool-z"
+    assert Root.adopter_of(adopter) == own.name
+    looks.remove(adopter, kept, own)
+    assert Root.adopter_of(path) == own.name, "the heir inherits"
+    ((heritage, kept),) = looks.orphans(own, lambda: True)
+    assert heritage == path
+    kept.store.close()
+    assert list(looks.orphans(root / "spool-else", lambda: True)) != [], "its adopter was never there"
 
 
 def test_an_orphan_that_is_damaged_stands_in_nobodys_way(both: Path) -> None:

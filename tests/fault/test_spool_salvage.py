@@ -192,7 +192,7 @@ def test_two_states_of_one_entry_are_saved_once(tmp_path: Path) -> None:
     assert saved.uids() == {each.uid for each in entries}
     (kept,) = [each for each in saved.found if each.entry.uid == held.entry.uid]
     assert (kept.entry.attempts, kept.entry.error) == (2, "second")
-    assert saved.report.superseded == 1
+    assert (saved.report.superseded, saved.report.missing) == (1, Missing(0, 0))
 
 
 def test_cleaning_leaves_a_whole_log_alone(logged: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,8 +23,12 @@ from support.spool_damage import (
 )
 
 from broker_adapter.clock import SystemClock
-from dmq.spool.inspect import State, look, strict_look
+from dmq.errors import StoreCorrupt
+from dmq.spool.inspect import How, Look, State, look, strict_look
 from dmq.spool.salvage import Missing
+from dmq.spool.salvage_log import _fragments
+from dmq.store.engine import Rows
+from dmq.store.ops import Family
 from retry.sink import Death
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -52,7 +56,7 @@ def state_of(directory: Path) -> dict[bytes, State]:
         return {each.entry.uid: each.state for each in found.entries()}
 
 
-@pytest.mark.parametrize("number", [0, 30, 61, 119])
+@pytest.mark.parametrize("number", [0, 5, 30, 61, 119])
 def test_a_flipped_bit_in_a_table_costs_one_block(tabled: Path, tmp_path: Path, number: int) -> None:
     """Whether it holds what waits, what is parked or the dead: a few neighbours go, all others are saved."""
     directory = copied(tabled, tmp_path / "root")
@@ -94,8 +98,9 @@ def test_a_table_that_is_gone(tabled: Path, tmp_path: Path) -> None:
     assert saved.check(TABLED) == held
 
 
-def test_rows_of_a_whole_table_are_reached_in_the_range_of_a_damaged_one(tmp_path: Path) -> None:
-    """Two tables hold every second entry each: one bit in one of them costs nothing of the other."""
+@pytest.mark.parametrize("damaged", [40, 41])
+def test_rows_of_a_whole_table_are_reached_in_the_range_of_a_damaged_one(tmp_path: Path, damaged: int) -> None:
+    """Two tables hold every second entry each: damage to one, older or newer, costs nothing of the other."""
     entries = [entry_of(number, size=3_000) for number in range(80)]
     path = tmp_path
     for part in (entries[::2], entries[1::2]):
@@ -106,14 +111,14 @@ def test_rows_of_a_whole_table_are_reached_in_the_range_of_a_damaged_one(tmp_pat
         pass
     (tmp_path / "root").mkdir()
     directory = Path(shutil.copytree(path, tmp_path / "root" / path.name))
-    first, second = (table_of(directory, entries[number].payload) for number in (40, 41))
-    assert first != second, "they overlap"
-    for number in (20, 40, 60):
-        flip(first, first.read_bytes().index(entries[number].payload) + 100)
-    saved = Saved(directory)
-    lost = saved.check(entries)
-    assert {uid_of(20), uid_of(40), uid_of(60)} <= lost
-    assert not lost & {each.uid for each in entries[1::2]}
+    table = table_of(directory, entries[damaged].payload)
+    assert table != table_of(directory, entries[81 - damaged].payload), "they overlap"
+    hit = {damaged - 20, damaged, damaged + 20}
+    for number in hit:
+        flip(table, table.read_bytes().index(entries[number].payload) + 100)
+    lost = Saved(directory).check(entries)
+    assert {uid_of(number) for number in hit} <= lost
+    assert not lost & {each.uid for each in entries[1 - damaged % 2 :: 2]}
     assert len(lost) <= 3 * 6
 
 
@@ -144,6 +149,20 @@ def _flip_manifest(directory: Path) -> None:
 def _cut_manifest(directory: Path) -> None:
     manifest = the(directory, "MANIFEST-*")
     os.truncate(manifest, manifest.stat().st_size // 2)
+
+
+def test_a_manifest_that_was_cut_between_two_records(tmp_path: Path) -> None:
+    """RocksDB takes it for a short one, and removes the tables that it does not name."""
+    entries = [entry_of(number) for number in range(20)]
+    with opened(tmp_path / "live") as spool:
+        put(spool, entries)
+        whole = spool.path
+    manifest = the(whole, "MANIFEST-*")
+    ends = [end for _, end, _, _, _ in _fragments(manifest.read_bytes())]
+    for end in ends[3:-1:3]:
+        directory = copied(whole, tmp_path / f"root-{end}")
+        os.truncate(directory / "rocksdb" / manifest.name, end)
+        assert Saved(directory).check(entries) == set()
 
 
 def _remove_current(directory: Path) -> None:
@@ -183,3 +202,44 @@ def test_a_look_at_a_damaged_directory_says_what_it_passed_over(tabled: Path, tm
         assert len(TABLED) - 8 <= count < len(TABLED)
         assert str(directory) in hole.error
         assert ".work" not in hole.error
+
+
+class _Striped:
+    """Rows 0 to 399; those of some blocks cannot be read."""
+
+    def __init__(self, damaged: list[range]) -> None:
+        self._damaged = damaged
+
+    def get_many(self, family: Family, wanted: Sequence[bytes]) -> list[bytes | None]:
+        return [None for _ in wanted]
+
+    def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = 0) -> Rows:
+        rows: list[tuple[bytes, bytes]] = []
+        if family is not Family.TIMELINE:
+            return Rows(rows, True)
+        for number in range(400):
+            key = number.to_bytes(16, "big")
+            if start <= key < stop:
+                if len(rows) == limit:
+                    return Rows(rows, False)
+                if any(number in each for each in self._damaged):
+                    raise StoreCorrupt("a damaged block")
+                rows.append((key, b""))
+        return Rows(rows, True)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        [range(110), range(125, 300)],  # no power of two lies in the good block between them
+        [range(1), range(2, 3), range(399, 400)],
+        [range(50, 90), range(91, 200), range(203, 399)],
+        [range(400)],
+    ],
+)
+def test_no_good_block_is_passed_over(tmp_path: Path, damaged: list[range]) -> None:
+    """However short it is beside the damage in front of it."""
+    found = Look(tmp_path, tmp_path, _Striped(damaged), How.STRICT)
+    numbers = [int.from_bytes(key, "big") for key, _ in found.rows(Family.TIMELINE)]
+    assert numbers == [number for number in range(400) if not any(number in each for each in damaged)]
+    assert len(found.holes) == len(damaged)

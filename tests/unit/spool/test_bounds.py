@@ -140,6 +140,18 @@ def test_drop_oldest_lets_the_next_of_its_key_go(rigs: Rigs) -> None:
     assert dropped(spool) == [1]
 
 
+def test_the_oldest_is_found_wherever_the_last_search_ended(rigs: Rigs) -> None:
+    """A search begins where the last one found something; what comes in front of that later is found too."""
+    spool = rigs.open(replace(QUIET, entries_max=3, overflow="drop_oldest")).spool
+    fill(spool, 7, 8, 9)
+    fill(spool, 10)
+    fill(spool, 1)
+    assert dropped(spool) == [7, 8]
+    assert spool.stats().oldest_at_ms == an_entry().created_at_ms + 1
+    fill(spool, 11)
+    assert dropped(spool) == [7, 8, 1]
+
+
 def test_an_entry_bigger_than_the_bound_drops_and_awaits_nothing(rigs: Rigs) -> None:
     """It can never fit: refused at once, under every policy, and everything else stays."""
     for policy in POLICIES:
@@ -199,10 +211,11 @@ def wait_until_blocked(spool: Spool) -> None:
 
 
 @pytest.mark.parametrize(("limit", "options"), AT_THREE, ids=[limit for limit, _ in AT_THREE])
-def test_block_waits_for_room(rigs: Rigs, limit: str, options: SpoolOptions) -> None:
-    """It is kept once another one is finished, and nobody else waits with it."""
+def test_block_waits_for_room(rigs: Rigs, monkeypatch: pytest.MonkeyPatch, limit: str, options: SpoolOptions) -> None:
+    """It is kept once another one is finished, at once, and nobody else waits with it."""
     del limit
-    spool = rigs.open(replace(options, overflow="block")).spool
+    monkeypatch.setattr("dmq.spool.bounds.WAIT_S", 2 * PATIENCE_S)
+    spool = rigs.open(replace(options, overflow="block", block_s=3_600)).spool
     fill(spool, 1, 2, 3)
     blocked = Blocked(spool, 4)
     wait_until_blocked(spool)

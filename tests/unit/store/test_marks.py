@@ -180,11 +180,19 @@ def test_a_row_that_came_before_the_wait_is_not_missed(marks: Marks) -> None:
     assert waits(marks, NOW + 1_000, lambda: None)
 
 
-def test_a_claim_has_seen_what_was_released_before(marks: Marks) -> None:
+def test_a_turn_has_seen_what_was_released_before(marks: Marks) -> None:
     """Then the wait waits."""
     release(marks, NOW + 5)()
-    marks.claim(Lane.LIVE, NOW)
+    marks.begin_turn()
     assert not waits(marks, NOW + 1_000, lambda: None)
+
+
+def test_a_wake_up_during_a_turn_is_not_lost(marks: Marks) -> None:
+    """Whatever is claimed after it."""
+    marks.begin_turn()
+    marks.wake()
+    marks.claim(Lane.LIVE, NOW)
+    assert waits(marks, NOW + 1_000, lambda: None)
 
 
 def test_nothing_in_flight_releases_nothing(marks: Marks) -> None:
