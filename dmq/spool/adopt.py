@@ -19,8 +19,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import NamedTuple, Self
 
-import structlog
-
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.spool.around import read_around
 from dmq.spool.kept import Kept
@@ -32,9 +30,10 @@ from dmq.store.commit import Unit
 from dmq.store.keys import WAITING_GENERATION, pack_index_prefix, spool_range, timeline_key
 from dmq.store.ops import Delete, Family, Op, Put
 from dmq.store.record import decode_waiting
+from retry.log import LibraryLog
 from retry.sink import Entry
 
-log = structlog.get_logger("dmq.spool")
+log = LibraryLog("dmq.spool")
 
 _PER_UNIT = 256
 _BYTES_PER_UNIT = 8 * 1024 * 1024

@@ -16,8 +16,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import structlog
-
 from dmq.errors import StoreCorrupt, StoreError, StoreFailed
 from dmq.spool.around import Damage, Found, read_around
 from dmq.spool.kept import Kept
@@ -28,9 +26,10 @@ from dmq.store.keys import timeline_key, unpack_timeline_key
 from dmq.store.marks import Lane
 from dmq.store.ops import Done
 from dmq.store.record import decode_waiting
+from retry.log import LibraryLog
 from retry.sink import Held
 
-log = structlog.get_logger("dmq.spool")
+log = LibraryLog("dmq.spool")
 
 READY_MAX = 256  # of one type
 READY_BYTES_MAX = 8 * 1024 * 1024

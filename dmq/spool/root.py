@@ -24,15 +24,14 @@ from pathlib import Path
 from typing import IO, NamedTuple
 from weakref import WeakSet
 
-import structlog
-
 from broker_adapter.clock import Clock
 from dmq.errors import StoreError, StoreFailed, StoreLocked
 from dmq.spool.kept import Kept
 from dmq.store.cell import unusable
 from dmq.store.store import Store, StoreOptions
+from retry.log import LibraryLog
 
-log = structlog.get_logger("dmq.spool")
+log = LibraryLog("dmq.spool")
 
 _PREFIX = "spool-"
 _ADOPTED = ".adopted"

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import threading
 
-import structlog
-
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.spool.kept import Kept
 from dmq.spool.reader import Reader
 from dmq.spool.root import Root
 from dmq.store.keys import timeline_key
 from dmq.store.ops import Family
+from retry.log import LibraryLog
 
-log = structlog.get_logger("dmq.spool")
+log = LibraryLog("dmq.spool")
 
 REOPEN_S = (1.0, 2.0, 5.0, 10.0)
 

@@ -10,13 +10,11 @@ import logging
 import threading
 from typing import Any
 
-import structlog
-
 from broker_adapter.clock import Clock
+from retry.log import LibraryLog
 
 INTERVAL_S = 10.0
 KINDS_MAX = 1_000
-_NAME = "retry.hook"
 
 
 class HookLog:
@@ -24,6 +22,7 @@ class HookLog:
 
     def __init__(self, clock: Clock, interval_s: float = INTERVAL_S) -> None:
         self._clock = clock
+        self._library = LibraryLog("retry.hook")
         self._interval_s = interval_s
         self._lock = threading.Lock()
         self._seen: dict[tuple[str, ...], list[float]] = {}  # kind -> [logged at, left out since]
@@ -51,7 +50,7 @@ class HookLog:
         if left_out:
             fields["left_out"] = left_out
         try:
-            _logger().log(level, event, **fields)
+            self._library.log(level, event, **fields)
         except Exception:  # noqa: BLE001 - a log that cannot be written (a full disk, say) must not lose a message
             return
 
@@ -67,22 +66,3 @@ class HookLog:
                 self._seen.clear()
             self._seen[kind] = [now_s, 0]
             return int(seen[1]) if seen else 0
-
-
-def _logger() -> structlog.stdlib.BoundLogger:
-    if structlog.is_configured():
-        logger: structlog.stdlib.BoundLogger = structlog.get_logger(_NAME)
-        return logger
-    # structlog's own default writes to stdout, which belongs to the application.
-    wrapped: structlog.stdlib.BoundLogger = structlog.wrap_logger(
-        logging.getLogger(_NAME),
-        processors=[
-            structlog.stdlib.filter_by_level,
-            structlog.processors.format_exc_info,
-            structlog.processors.KeyValueRenderer(key_order=["event"]),
-        ],
-        wrapper_class=structlog.stdlib.BoundLogger,
-        context_class=dict,
-        cache_logger_on_first_use=False,
-    )
-    return wrapped

@@ -64,11 +64,11 @@ def test_numbers_of_kinds_do_not_drift() -> None:
     """They stand in rows that were written; none is ever used for something else."""
     states = {"WAITING": 1, "QUEUED": 2, "DELIVERED": 3, "WITHDRAWN": 4}
     assert {kind.name: int(kind) for kind in EntryState} == states
-    assert {kind.name: int(kind) for kind in record.EntryKind} == {"DELAYED": 1, "RETRY": 2}
+    assert {kind.name: int(kind) for kind in record.EntryKind} == {"DELAYED": 1, "RETRY": 2, "SPOOLED": 3}
     assert [kind.name for kind in sorted(events.EventKind)] == [
         "SCHEDULED", "QUEUED", "DELIVERED", "ACKED", "LEASE_EXPIRED", "GIVEN_BACK", "INVISIBLE_CHANGED", "FILTERED",
         "TOPIC_CREATED", "GROUP_CREATED", "OPENED", "CLOSED", "GAP", "NACKED", "RETRIED", "RETRY_MOVED",
         "DEAD_EXHAUSTED", "DEAD_TOO_OLD", "DEAD_FORWARDED", "DEAD_SENT_BACK", "DEAD_BY_OPERATOR", "REDRIVEN", "PURGED",
-        "GROUP_CHANGED",
+        "GROUP_CHANGED", "SENT", "SEND_FAILED", "SEND_DEAD", "REQUEUED", "DROPPED",
     ]  # fmt: skip
-    assert [int(kind) for kind in sorted(events.EventKind)] == list(range(1, 25))
+    assert [int(kind) for kind in sorted(events.EventKind)] == list(range(1, 30))

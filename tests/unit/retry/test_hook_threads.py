@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import pytest
+import structlog
 from support.hook_rig import AWAY, fill, make, until
 
 from broker_adapter.clock import ManualClock
@@ -230,6 +231,7 @@ def test_check_writes_and_takes_away() -> None:
 
 def test_an_outage_of_thousands_of_messages_is_a_few_lines_of_log(caplog: pytest.LogCaptureFixture) -> None:
     """One line a kind and interval, with how many were left out; never a payload, and nothing on stdout."""
+    structlog.reset_defaults()  # as in an application that has not configured it
     hook, _, clock = make(FakeProducer([AWAY] * 3 + [Permanent("no")] * 500).send)
     for number in range(503):
         hook.send("t", b"secret" + bytes([number % 256]))

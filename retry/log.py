@@ -1,0 +1,52 @@
+"""Where a library's log lines go: to the application's structlog if it has configured one, else to standard logging.
+
+An application that has configured neither gets warnings and errors on stderr, as the standard library does it. Nothing
+goes to stdout, which is where structlog's own default would write.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import structlog
+
+
+class LibraryLog:
+    """A logger by name that finds out at each line where it goes."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def info(self, event: str, **fields: Any) -> None:  # noqa: ANN401 - any value
+        """Log what is worth knowing in quiet times."""
+        self.log(logging.INFO, event, **fields)
+
+    def warning(self, event: str, **fields: Any) -> None:  # noqa: ANN401 - any value
+        """Log a warning."""
+        self.log(logging.WARNING, event, **fields)
+
+    def error(self, event: str, **fields: Any) -> None:  # noqa: ANN401 - any value
+        """Log an error."""
+        self.log(logging.ERROR, event, **fields)
+
+    def log(self, level: int, event: str, **fields: Any) -> None:  # noqa: ANN401 - any value
+        """Log at a level."""
+        self._logger().log(level, event, **fields)
+
+    def _logger(self) -> structlog.stdlib.BoundLogger:
+        if structlog.is_configured():
+            logger: structlog.stdlib.BoundLogger = structlog.get_logger(self._name)
+            return logger
+        wrapped: structlog.stdlib.BoundLogger = structlog.wrap_logger(
+            logging.getLogger(self._name),
+            processors=[
+                structlog.stdlib.filter_by_level,
+                structlog.processors.format_exc_info,
+                structlog.processors.KeyValueRenderer(key_order=["event"]),
+            ],
+            wrapper_class=structlog.stdlib.BoundLogger,
+            context_class=dict,
+            cache_logger_on_first_use=False,
+        )
+        return wrapped
