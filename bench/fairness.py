@@ -15,6 +15,7 @@ from bench.plan import Plan
 ADDED_MS, ADDED_SHARE = 1.0, 0.25  # what a disturbance may add to the 99th percentile: the larger of the two
 _REFUSED_SHARE = 100  # a refused message comes back every second, so far fewer of them are as much work
 _WHAT = {
+    Disturbance.RETRIES_WAITING: "retries of another group wait, due one after the other over the next two hours",
     Disturbance.RETRIES_SPREAD: "retries of another group wait, a third of them due during the run",
     Disturbance.RETRIES_BURST: "retries of another group wait, all due within one second of the run",
     Disturbance.REFUSING: "messages of a tenth topic are nacked each time they come, with a fixed delay of 1 s",

@@ -43,6 +43,7 @@ _LEAD_MS = _AHEAD_MS + _WARM_UP_MS + 200
 _FILLS_PER_MS = 12  # far less than a store takes, so that they wait, settled, before the run begins
 _REFUSED_AFTER_MS = 1_000
 _TRICKLE_PER_S = 50
+_TABLE_MS = 2 * 3_600_000  # the longest step of the default policy
 _TAKERS = 8
 
 
@@ -50,6 +51,7 @@ class Disturbance(StrEnum):
     """What goes on beside the measured flow."""
 
     ALONE = "alone"
+    RETRIES_WAITING = "retries_waiting"
     RETRIES_SPREAD = "retries_spread"
     RETRIES_BURST = "retries_burst"
     REFUSING = "refusing"
@@ -136,6 +138,10 @@ async def _alone(run: _Run) -> int:
     return run.soon_ms()
 
 
+async def _retries_waiting(run: _Run) -> int:
+    return await _retries(run, lambda start_ms, number: start_ms + number * _TABLE_MS // run.size)
+
+
 async def _retries_spread(run: _Run) -> int:
     return await _retries(run, lambda start_ms, number: start_ms + number * 3_000 * run.seconds // run.size)
 
@@ -208,6 +214,7 @@ async def _hoarding(run: _Run) -> int:
 
 _DISTURBANCES: Mapping[Disturbance, Callable[[_Run], Awaitable[int]]] = {
     Disturbance.ALONE: _alone,
+    Disturbance.RETRIES_WAITING: _retries_waiting,
     Disturbance.RETRIES_SPREAD: _retries_spread,
     Disturbance.RETRIES_BURST: _retries_burst,
     Disturbance.REFUSING: _refusing,
