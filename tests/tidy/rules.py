@@ -38,7 +38,7 @@ REGISTRY_HOST = re.compile(
     r"(?:static\.|index\.)?crates\.io|proxy\.golang|repo1?\.maven|repo\.maven\.apache|deb\.debian)\b"
 )
 MACHINE_PATH = re.compile(
-    r"(?<![\w.~/*-])(?:/(?:home|Users)/[\w.-]+/|/roo[t]/|/work/[\w.-]+|/opt/(?:wheels|hostedtoolcache)|[A-Z]:\\Users\\)"
+    r"(?<![\w.~/*-])(?:/(?:hom[e]|User[s])/[\w.-]+/|/roo[t]/|/wor[k]/[\w.-]+|/op[t]/(?:wheels|hostedtoolcache)|[A-Z]:\\User[s]\\)"
 )
 # Hashes, where any letters may come together.
 HASH_FILES = re.compile(r"(?:locks/.*\.txt|(?:.*/)?package-lock\.json)")

@@ -89,7 +89,7 @@ def test_a_module_needs_a_docstring_and_the_future_import() -> None:
         ("--find-links /opt/" + "wheels", "path of one machine"),
         ("cd /home/" + "somebody/project", "path of one machine"),
         ("cd '/ro" + "ot/x'", "path of one machine"),
-        ("path = /work/" + "main", "path of one machine"),
+        ("path = /wo" + "rk/main", "path of one machine"),
         ("open('/Users/" + "me/x')", "path of one machine"),
     ],
 )
@@ -102,7 +102,7 @@ def test_a_text_that_must_not_be_there_is_reported(line: str, expected: str) -> 
 @pytest.mark.parametrize(
     ("path", "line"),
     [
-        ("docs/x.md", "a todo list, /var/lib/dmq, ./work/x, dmq/root/x, https://example.org/home/me/"),
+        ("docs/x.md", "a todo list, /var/lib/dmq, ./wo" + "rk/x, dmq/root/x, https://example.org/ho" + "me/me/"),
         ("docs/x.md", "the RocketMQ repository on Maven Central; crates and wheels"),
         ("locks/run.txt", "--hash=sha256:XX" + "X"),
         ("tests/clients/node/package-lock.json", '"integrity": "sha512-a/XX' + 'X+b=="'),
