@@ -65,7 +65,6 @@ class Running:
             self._is_down.wait()
             if self._closing.is_set():
                 return
-            self._is_down.clear()
             failed = self.kept.store
             log.error("spool_failed", path=str(self.path), error=str(failed.failure or "it cannot be read"))
             self.reader.close()
@@ -94,6 +93,9 @@ class Running:
                 log.error("spool_still_down", path=str(self.path), error=str(error), attempt=attempt)  # noqa: TRY400
             else:
                 self.reopened_total += 1
+                self._is_down.clear()  # only now: the reader and the writer of what failed may both have said so
+                if self._closing.is_set():
+                    self._is_down.set()
                 self._start(kept)
                 with was.lock:
                     was.changed.notify_all()

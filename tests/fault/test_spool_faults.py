@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -15,7 +16,7 @@ from support.spool_driver import entry, lines, run, take_all
 from support.spool_rig import PATIENCE_S, QUIET, an_entry
 from support.stores import all_rows
 
-from dmq.errors import StoreCorrupt
+from dmq.errors import StoreCorrupt, StoreFailed
 from dmq.spool.reader import Reader
 from dmq.spool.spool import Spool
 from dmq.store.engine import Engine
@@ -224,6 +225,30 @@ def test_damage_that_writes_meet_is_left_behind(tables: Path) -> None:
                 spool._adopter.adopt()
         assert spool.path != tables
         spool.put(an_entry(10**6)).result(PATIENCE_S)
+
+
+def test_a_late_word_of_what_failed_does_not_end_its_successor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader notices the failure as well, after the store said it: it is opened again once, not twice."""
+    monkeypatch.setattr("dmq.spool.running.REOPEN_S", (0.0,))
+    closed: list[Reader] = []
+    again = threading.Event()
+    close = Reader.close
+
+    def close_and_complain(reader: Reader) -> None:
+        close(reader)
+        reader._on_failure(StoreFailed("late"))
+        closed.append(reader)
+        if len(closed) > 1:
+            again.set()
+
+    monkeypatch.setattr(Reader, "close", close_and_complain)
+    with Spool(tmp_path, options=QUIET) as spool:
+        spool._running.reader._on_failure(StoreFailed("in time"))
+        while not spool.reopened_total:
+            spool.take("orders", 1, 0.01)
+        assert not again.wait(0.3)
+        spool.put(an_entry()).result(PATIENCE_S)
+        assert spool.reopened_total == 1
 
 
 def test_a_reader_that_meets_the_unexpected_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
