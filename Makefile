@@ -16,7 +16,7 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
 
 PIP := $(PY) -m pip --disable-pip-version-check --no-input --quiet
-INSTALL := $(PIP) install --progress-bar off --require-hashes
+INSTALL := $(PIP) install --progress-bar off --require-hashes --no-build-isolation
 
 # Settings that send an installation elsewhere than into .venv, or let foreign code into it. Where packages come from
 # (PIP_INDEX_URL, PIP_CERT, ...) stays the machine's affair.
@@ -123,6 +123,6 @@ lock: ## write locks/*.txt anew from pyproject.toml (UPGRADE=1: newest versions)
 	echo "locking locks/run.txt" && \
 	$(UV_COMPILE) pyproject.toml --extra server --extra demo -o locks/run.txt && \
 	echo "locking locks/dev.txt" && \
-	$(UV_COMPILE) pyproject.toml --extra server --extra demo --extra dev -c locks/run.txt -o locks/dev.txt && \
+	$(UV_COMPILE) pyproject.toml --extra server --extra demo --extra audit --extra dev -c locks/run.txt -o locks/dev.txt && \
 	echo "locking locks/build.txt" && \
 	$(UV_COMPILE) locks/build.in -c locks/dev.txt -o locks/build.txt
