@@ -37,7 +37,7 @@ def measure(plan: Plan) -> list[Figure]:
     sends, dues = plan.pick(full=200_000, quick=2_000), plan.pick(full=20_000, quick=500)
     ramped = plan.pick(full=20_000, quick=100)
     found: _Found = defaultdict(list)
-    plan.expect(plan.rounds * (len(SENDERS) + 3 * len(SPOOLERS) + 2 * len(WORKERS) + 1))
+    plan.expect(plan.rounds * (len(SENDERS) + 4 * len(SPOOLERS) + 2 * len(WORKERS) + 1))
     for _ in range(plan.rounds):
         for threads in SENDERS:
             plan.step(f"{sends} sends, {threads} threads, broker up")
@@ -76,7 +76,7 @@ def measure_spool(plan: Plan) -> list[Figure]:
     """Return what ``Spool.put`` keeps, and what opening a full spool takes."""
     found: _Found = defaultdict(list)
     others = [kind for kind in _PEERS if kind != "ack_queue"]
-    plan.expect(1 + plan.rounds * ((3 + len(others)) * len(SPOOLERS) + 2 * len(_ENDS) + 1))
+    plan.expect(1 + plan.rounds * ((4 + len(others)) * len(SPOOLERS) + 2 * len(_ENDS) + 1))
     with directory() as peer_data:
         plan.step(f"fill persist-queue with {plan.spooled}")
         child.run("peer_fill", peer_data, plan.spooled)
@@ -130,6 +130,8 @@ def _floor_and_peer(plan: Plan, found: _Found, threads: int) -> None:
     count = _spooled(plan, threads)
     plan.step(f"{count} rows, raw RocksDB, {threads} to a sync")
     found["raw", threads].append(_run("raw_spool", count, batch=threads))
+    plan.step(f"{count} bare hand-offs, {threads} threads")
+    found["hand_off", threads].append(_run("hand_off", count, threads=threads))
     _peer(plan, found, threads, "ack_queue")
 
 
@@ -215,8 +217,17 @@ def _kept(
             **latencies(ours),
         },
     )
+    bare = found["hand_off", threads]
     return [
         floor,
+        Figure(
+            name=f"{name}.{threads}.to_hand_off",
+            what=f"the same beside {threads} threads of Python whose bytes one thread appends to a file and syncs",
+            unit="messages/s",
+            rounds=per_s,
+            beside=Beside(what="hand-off and fdatasync, nothing kept in order", rounds=_values(bare, "per_s")),
+            details=_medians(bare, "cpu_us") | latencies(bare),
+        ),
         *(
             Figure(
                 name=f"{name}.{threads}.to_{peer}",

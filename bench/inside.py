@@ -31,7 +31,17 @@ from bench.cell import broker_in, quantiles, say
 from bench.inside_fairness import fairness
 from bench.inside_hook import hook_drain, hook_send, hook_spool
 from bench.inside_nack import ack, delay_lateness, nack, raw_nack, retry_lateness
-from bench.inside_spool import peer_drain, peer_fill, peer_open, peer_put, raw_spool, spool_fill, spool_open, spool_put
+from bench.inside_spool import (
+    hand_off,
+    peer_drain,
+    peer_fill,
+    peer_open,
+    peer_put,
+    raw_spool,
+    spool_fill,
+    spool_open,
+    spool_put,
+)
 from bench.messages import TOPIC, WIRE_BYTES, envelope_of, far_envelopes
 from broker_adapter.clock import SystemClock
 from broker_adapter.message import Envelope
@@ -205,6 +215,7 @@ _ACTIONS: dict[str, Callable[..., Awaitable[None]]] = {
     "spool_put": spool_put,
     "spool_fill": spool_fill,
     "spool_open": spool_open,
+    "hand_off": hand_off,
     "raw_spool": raw_spool,
     "peer_put": peer_put,
     "peer_fill": peer_fill,

@@ -171,6 +171,47 @@ async def raw_spool(data: Path, count: int, *, batch: int) -> None:
     database.close()
 
 
+async def hand_off(data: Path, count: int, *, threads: int) -> None:
+    """Measure what no spool in Python can pass: one thread that appends and syncs, batch by batch, for callers that wait.
+
+    No database, no key, no event: what is left is an answer for each caller, under one interpreter lock.
+    """
+    made = payloads(count)
+    log = os.open(data / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    changed = threading.Condition()
+    pending: list[tuple[Future[None], bytes]] = []
+    is_over = threading.Event()
+
+    def write() -> None:
+        while True:
+            with changed:
+                changed.wait_for(lambda: pending or is_over.is_set())
+                batch = pending.copy()
+                pending.clear()
+            if not batch:
+                return
+            os.write(log, b"".join(payload for _, payload in batch))
+            os.fdatasync(log)
+            for done, _ in batch:
+                done.set_result(None)
+
+    def call(number: int) -> None:
+        done: Future[None] = Future()
+        with changed:
+            pending.append((done, made[number]))
+            changed.notify()
+        done.result()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    say_rate(threads, count, call)
+    is_over.set()
+    with changed:
+        changed.notify()
+    writer.join()
+    os.close(log)
+
+
 async def peer_put(data: Path, count: int, *, threads: int, kind: str) -> None:
     """Measure ``put`` of one of persist-queue's queues, which is all that its user waits for."""
     queue = peer(kind, data)
