@@ -172,7 +172,7 @@ async def raw_spool(data: Path, count: int, *, batch: int) -> None:
 
 
 async def hand_off(data: Path, count: int, *, threads: int) -> None:
-    """Measure what no spool in Python can pass: one thread that appends and syncs, batch by batch, for callers that wait.
+    """Measure what no spool in Python can pass: one thread appends and syncs, batch by batch, and callers wait for it.
 
     No database, no key, no event: what is left is an answer for each caller, under one interpreter lock.
     """
