@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Literal
 
 from broker_adapter import limits
@@ -36,6 +37,7 @@ from retry.flow import Failure, Forwarded, Nacked, SentBack
 from retry.policy import DELAY_LEVELS_MS, RetryPolicy, delays_ms
 
 _PASS_OVER_S_MAX = 0.5  # how long a receive whose time is up goes on through messages that are not for it
+_NO_LEASE = Lease(0, 0, 0)
 
 
 class EmbeddedBroker:
@@ -182,25 +184,26 @@ class EmbeddedBroker:
     # -- finishing ----------------------------------------------------------------------------------------------------
 
     async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:
-        results: list[Exception | None] = []
-        ops: list[Op] = []
-        finished: list[tuple[GroupQueue, int]] = []
         try:
             found = await self.registry.subscribe_known(group, topic)
         except Refused as refused:
             return [refused] * len(receipt_handles)
-        for handle in receipt_handles:
+        asked = [await self._known(found, handle) for handle in receipt_handles]
+        results: list[Exception | None] = []
+        ops: list[Op] = []
+        finished: list[tuple[GroupQueue, int]] = []
+        for each in asked:  # nothing is awaited here: who asks for the same comes before all of it or behind it
+            if isinstance(each, Refused):
+                results.append(each)
+                continue
+            queue, receipt, lease = each
+            offset = receipt.queue_offset
             try:
-                queue, receipt = _resolve(found, handle)
                 if queue.check(receipt):
-                    lease = queue.leases.get(receipt.queue_offset)
-                    message_id = lease.message_id if lease is not None else b""
-                    before = lease.attempts_before if lease is not None else 0
-                    ops += queue.finish(receipt.queue_offset)
-                    attempt = before + receipt.attempt
-                    event = _event(found, EventKind.ACKED, queue, attempt, receipt.queue_offset, message_id)
-                    ops.append(Emit(event, receipt.queue_offset))
-                    finished.append((queue, receipt.queue_offset))
+                    ops += queue.finish(offset)
+                    attempt = lease.attempts_before + receipt.attempt
+                    ops.append(Emit(_event(found, EventKind.ACKED, queue, attempt, offset, lease.message_id), offset))
+                    finished.append((queue, offset))
                 results.append(None)
             except Refused as refused:
                 results.append(refused)
@@ -268,6 +271,18 @@ class EmbeddedBroker:
         done = self.failures.fail(queue, receipt.queue_offset, lease, failure, attempts_told=attempts_told)
         await self.registry.wait(done)
         found.wake_next()
+
+    async def _known(self, found: Subscription, handle: str) -> tuple[GroupQueue, Receipt, Lease] | Refused:
+        """Return where a handle leads, and the lease of a good one with what its message is, for the event."""
+        try:
+            queue, receipt = _resolve(found, handle)
+            lease = queue.leases.get(receipt.queue_offset, _NO_LEASE)
+            if not lease.message_id and queue.check(receipt):
+                with suppress(Refused):  # finished, or handed out again, while it was read: see the second look
+                    _, _, lease, _ = await self._lease_of(found, handle)
+        except Refused as refused:
+            return refused
+        return queue, receipt, lease
 
     async def _lease_of(self, found: Subscription, handle: str) -> tuple[GroupQueue, Receipt, Lease, str]:
         """Return the queue, the lease and the message group of a good handle; refuse one of a finished message."""

@@ -26,6 +26,9 @@ from support.rigs import (
 )
 
 from broker_adapter.errors import Refused
+from broker_adapter.message import unpack_id
+from dmq.audit.events import EventKind
+from dmq.audit.outbox import read_outbox
 
 SOON_MS = 5_000
 ENDS = [
@@ -175,6 +178,17 @@ async def test_a_handle_from_before_is_honoured(rig: EmbeddedRig, restart: Resta
     assert list(await ack(rig, second, again)) == [None, None]
     await restart()
     assert not await receive(rig)
+
+
+@every_end
+async def test_an_ack_with_a_handle_from_before_names_its_message(rig: EmbeddedRig, restart: Restart) -> None:
+    """The trail says which message was finished also when the run that handed it out is over; twice is once."""
+    await send(rig, "m-1", "m-2")
+    first, second = await receive(rig)
+    await restart()
+    assert list(await ack(rig, first, second, first)) == [None] * 3
+    acked = [told.event for told in read_outbox(rig.store) if told.event.kind is EventKind.ACKED]
+    assert sorted((unpack_id(each.message_id), each.attempt) for each in acked) == [("m-1", 1), ("m-2", 1)]
 
 
 @every_end
