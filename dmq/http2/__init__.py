@@ -1,0 +1,34 @@
+"""A server for gRPC over HTTP/2, in Python alone: see README.md for why, and for what it is not.
+
+    server = Http2Server({"/echo.Echo/Say": Unary(say)}, host="127.0.0.1", port=0, monotonic_s=clock.monotonic_s)
+    port = await server.start()
+    ...
+    await server.stop(grace_s=5)
+
+Handlers take and give bytes: ``async def say(message: bytes, headers: RequestHeaders) -> bytes``. They end a call with
+another status than OK by raising ``CallEnded``.
+"""
+
+from __future__ import annotations
+
+from dmq.http2.errors import CallEnded, Status
+from dmq.http2.headers import RequestHeaders
+from dmq.http2.limits import Limits, Rate
+from dmq.http2.methods import Bidirectional, Method, Streaming, Unary
+from dmq.http2.server import Figures, Http2Server
+from dmq.http2.tls import make_context
+
+__all__ = [
+    "Bidirectional",
+    "CallEnded",
+    "Figures",
+    "Http2Server",
+    "Limits",
+    "Method",
+    "Rate",
+    "RequestHeaders",
+    "Status",
+    "Streaming",
+    "Unary",
+    "make_context",
+]

@@ -1,0 +1,224 @@
+"""Serves the calls of one connection: a task for each, from its request to its status.
+
+Whatever a handler does, its call ends with a status, and no other call notices. A call that is over for the
+peer (reset, deadline, lost connection) cancels its task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Final, TypeVar
+
+import structlog
+
+from dmq.http2.connection import Connection
+from dmq.http2.errors import CallEnded, Status
+from dmq.http2.headers import RequestHeaders
+from dmq.http2.messages import check_growing, check_held, next_message, only_message
+from dmq.http2.methods import Bidirectional, Methods, NotGrpc, Streaming, Unary, Unserved
+from dmq.http2.stream import ARRIVED, DRAINED, ENDED, GONE, OPENED, Stream
+
+_WRITE_BYTES: Final = 64 * 1024  # a stream that is served fast is written in pieces of this size
+
+_Request = TypeVar("_Request")
+
+log = structlog.get_logger("dmq.http2")
+
+
+class Calls:
+    """The calls of one connection. ``flush`` writes what is queued, ``flush_soon`` at the end of the loop's turn."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        methods: Methods,
+        *,
+        monotonic_s: Callable[[], float],
+        watch: Callable[[float], None],
+        flush: Callable[[], None],
+        flush_soon: Callable[[], None],
+    ) -> None:
+        """``watch`` hears of deadlines: ``expire`` is to be called when they are over."""
+        self._connection = connection
+        self._out = connection.out
+        self._methods = methods
+        self._monotonic_s = monotonic_s
+        self._watch = watch
+        self._flush = flush
+        self._flush_soon = flush_soon
+        self._loop = asyncio.get_running_loop()
+
+    def advance(self) -> None:
+        """Look at every stream with news."""
+        for stream in self._connection.take_changed():
+            news = stream.news
+            stream.news = 0
+            if news & GONE:
+                _cancel(stream)
+            elif not stream.is_closed:
+                try:
+                    self._advance(stream, news)
+                except CallEnded as end:
+                    _cancel(stream)
+                    self._end(stream, end)
+                except NotGrpc as answer:
+                    self._out.send_raw(stream, answer.block, answer.body)
+
+    def expire(self, now_s: float) -> float | None:
+        """End the calls whose deadline is over; return the next deadline."""
+        next_s: float | None = None
+        for stream in list(self._connection.streams.values()):
+            at_s = stream.deadline_at_s
+            if at_s is None:
+                continue
+            if at_s <= now_s:
+                _cancel(stream)
+                self._out.end(stream, Status.DEADLINE_EXCEEDED, "the deadline is over")
+            elif next_s is None or at_s < next_s:
+                next_s = at_s
+        return next_s
+
+    def abandon(self, status: Status, text: str) -> None:
+        """End every call now."""
+        for stream in list(self._connection.streams.values()):
+            _cancel(stream)
+            self._out.end(stream, status, text)
+
+    def _advance(self, stream: Stream, news: int) -> None:
+        if news & OPENED:
+            self._open(stream)
+        if news & DRAINED and stream.writer is not None:
+            _wake(stream.writer)
+        if not news & (ARRIVED | ENDED):
+            return
+        if isinstance(stream.method, Bidirectional):
+            check_held(self._connection)
+            if stream.reader is not None:
+                _wake(stream.reader)
+        elif stream.task is None and stream.method is not None:
+            if news & ENDED:
+                self._start(stream, stream.method)
+            else:
+                check_growing(self._connection, stream)
+
+    def _open(self, stream: Stream) -> None:
+        self._connection.control.served()
+        method, stream.encoding = self._methods.admit(stream)
+        stream.method = method
+        left_s = stream.headers.deadline_s
+        if left_s is not None:
+            stream.deadline_at_s = self._monotonic_s() + left_s
+            self._watch(stream.deadline_at_s)
+        if isinstance(method, Bidirectional):
+            requests = _Requests(self._connection, stream)
+            stream.task = self._loop.create_task(self._stream(stream, method.handle, requests))
+
+    def _start(self, stream: Stream, method: Unary | Streaming) -> None:
+        message = only_message(self._connection, stream, stream.encoding)
+        check_held(self._connection)
+        if isinstance(method, Unary):
+            stream.task = self._loop.create_task(self._unary(stream, method, message))
+        else:
+            stream.task = self._loop.create_task(self._stream(stream, method.handle, message))
+
+    async def _unary(self, stream: Stream, method: Unary, message: bytes) -> None:
+        try:
+            answer = await method.handle(message, stream.headers)
+            self._out.answer(stream, answer)
+            if stream.pending:
+                check_held(self._connection)
+        except asyncio.CancelledError:
+            self._out.end(stream, Status.CANCELLED)
+            raise
+        except Exception as error:  # noqa: BLE001 - one call ends with it
+            self._fail(stream, error)
+        finally:
+            self._flush_soon()
+
+    async def _stream(
+        self,
+        stream: Stream,
+        handle: Callable[[_Request, RequestHeaders], AsyncGenerator[bytes, None]],
+        request: _Request,
+    ) -> None:
+        try:
+            async with aclosing(handle(request, stream.headers)) as frames:
+                async for frame in frames:
+                    await self._send(stream, frame)
+            self._out.end(stream)
+        except asyncio.CancelledError:
+            self._out.end(stream, Status.CANCELLED)
+            raise
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(stream, error)
+        finally:
+            self._flush_soon()
+
+    async def _send(self, stream: Stream, message: bytes) -> None:
+        """Send one message; return when the next may come."""
+        is_sent = self._out.send(stream, message)
+        if stream.is_closed:
+            raise CallEnded(Status.CANCELLED)
+        if is_sent:
+            if self._out.part_bytes < _WRITE_BYTES:
+                self._flush_soon()
+            else:
+                self._flush()
+                await asyncio.sleep(0)  # a handler that never waits would keep all others waiting
+            return
+        check_held(self._connection)
+        self._flush_soon()
+        stream.writer = self._loop.create_future()
+        try:
+            await stream.writer
+        finally:
+            stream.writer = None
+
+    def _fail(self, stream: Stream, error: Exception) -> None:
+        if isinstance(error, CallEnded):
+            self._end(stream, error)
+            return
+        log.error("call_failed", path=stream.headers.get(":path"), exc_info=error)
+        self._out.end(stream, Status.INTERNAL, "the server failed to serve this call")
+
+    def _end(self, stream: Stream, end: CallEnded) -> None:
+        self._out.end(stream, end.status, end.text, end.extra if isinstance(end, Unserved) else b"")
+
+
+class _Requests:
+    """The messages of one call, as its handler reads them."""
+
+    def __init__(self, connection: Connection, stream: Stream) -> None:
+        self._connection = connection
+        self._stream = stream
+
+    def __aiter__(self) -> _Requests:
+        return self
+
+    async def __anext__(self) -> bytes:
+        stream = self._stream
+        while True:
+            message = next_message(self._connection, stream, stream.encoding)
+            if message is not None:
+                return message
+            if stream.is_ended:
+                if stream.body:
+                    raise CallEnded(Status.INTERNAL, "a request that ends inside a message")
+                raise StopAsyncIteration
+            stream.reader = asyncio.get_running_loop().create_future()
+            try:
+                await stream.reader
+            finally:
+                stream.reader = None
+
+
+def _cancel(stream: Stream) -> None:
+    if stream.task is not None:
+        stream.task.cancel()
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,383 @@
+"""One connection of a client, as a machine without a socket: bytes in, changed streams and bytes out.
+
+    connection = Connection(limits, account, peer, now_s)
+    connection.receive(data, now_s)
+    for stream in connection.take_changed(): ...     # its news, body and headers
+    connection.out.answer(stream, message)           # and the other ways of ``Outbound``
+    socket.write(connection.out.take())
+
+Time is an argument. Whatever a peer sends, nothing is raised: a rule of one stream that is broken ends that stream, any
+other ends the connection with GOAWAY (``is_over``), and either shows as news (GONE) of the streams concerned.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dmq.http2 import frames
+from dmq.http2.bounds import Account
+from dmq.http2.control import PRIORITY_BYTES, Control, check_priority, number_of, without_padding
+from dmq.http2.errors import Code, ConnectionFault, HpackFault, StreamFault
+from dmq.http2.frames import HEAD_BYTES, WINDOW_MAX
+from dmq.http2.headers import RequestHeaders, Shape, regular_fault, shape_of
+from dmq.http2.hpack import Decoder, value_of, wires_of
+from dmq.http2.limits import Limits
+from dmq.http2.outbound import Outbound
+from dmq.http2.stream import ARRIVED, ENDED, GONE, OPENED, Stream
+
+_unpack_head = frames.HEAD.unpack_from
+_WRAPPED: Final = frames.PADDED | frames.PRIORITISED
+_CONTENT_LENGTH_DIGITS: Final = 15
+_TRAILERS: Final = wires_of("trailers")
+_EMPTY_VALUES: Final = frozenset({b"\x00", b"\x80"})
+
+
+class Connection:
+    """The server's side of one connection. ``fault`` says why it is over, if the peer broke a rule."""
+
+    def __init__(self, limits: Limits, account: Account, peer: str, now_s: float) -> None:
+        self.limits = limits
+        self.streams: dict[int, Stream] = {}
+        self.out = Outbound(self.streams, account)
+        self.control = Control(limits, self.out, now_s)
+        self.fault: ConnectionFault | None = None
+        self.last_id = 0  # the newest stream the peer opened
+        self._peer = peer
+        self._decoder = Decoder(limits.header_list_max)
+        self._rest = bytearray()  # a frame that is not whole yet
+        self._block: bytearray | None = None  # a header block that is not whole yet
+        self._block_head = (0, 0, 0)  # stream, flags, CONTINUATIONs so far
+        self._receive_left = limits.connection_window
+        self._has_preface = False
+        self._now_s = now_s
+        self.control.greet()
+
+    @property
+    def is_over(self) -> bool:
+        """No more is read; what is queued may be written, then the socket is to be closed."""
+        return self.fault is not None or (self.control.is_final and not self.streams)
+
+    @property
+    def is_ready(self) -> bool:
+        """The peer has sent its preface and its first SETTINGS."""
+        return self.control.has_settings
+
+    def take_changed(self) -> list[Stream]:
+        """Return the streams that have news; each must be looked at, and its ``news`` set to 0."""
+        changed = self.out.changed
+        if changed:
+            self.out.changed = []
+        return changed
+
+    def receive(self, data: bytes, now_s: float) -> None:
+        """Take what came from the peer."""
+        if self.fault is not None:
+            return
+        self._now_s = now_s
+        rest = self._rest
+        if rest:
+            rest += data
+            if self._has_preface and len(rest) < HEAD_BYTES + self._awaited():
+                return
+            data = bytes(rest)
+            rest.clear()
+        try:
+            at = self._frames(data) if self._has_preface else self._preface(data)
+            if at < len(data):
+                rest += data[at:]
+        except ConnectionFault as fault:
+            self.end(fault)
+
+    def end(self, fault: ConnectionFault) -> None:
+        """Say GOAWAY with a reason, and let go of all streams. The second reason does not count."""
+        if self.fault is None:
+            self.fault = fault
+            self.out.put(frames.goaway(self.last_id, fault.code, fault.text))
+            self.lose()
+
+    def lose(self) -> None:
+        """Let go of all streams: the peer is gone."""
+        for stream in list(self.streams.values()):
+            stream.is_ended = True
+            self.out.close(stream)
+            self.out.tell(stream, GONE)
+
+    def consume(self, stream: Stream, size: int) -> None:
+        """A handler took ``size`` bytes of the request: let the peer send more, in steps of half a window."""
+        if stream.is_closed:
+            return
+        stream.unread -= size
+        self.out.hold(-size)
+        room = self.limits.stream_window - stream.receive_left - stream.unread
+        if room >= self.limits.stream_window // 2 and not stream.is_ended:
+            self._widen(stream, room)
+
+    def expect(self, stream: Stream, size: int) -> None:
+        """Let the peer send what lacks of a message of ``size`` bytes, whatever the window is."""
+        lacking = size - stream.unread - stream.receive_left
+        if lacking > 0 and not stream.is_ended and not stream.is_closed:
+            self._widen(stream, lacking)
+
+    def _widen(self, stream: Stream, size: int) -> None:
+        stream.receive_left += size
+        self.out.put(frames.window_update(stream.id, size))
+
+    # -- frames --------------------------------------------------------------------------------------------------------
+
+    def _awaited(self) -> int:
+        """The payload of the frame that ``_rest`` begins with; 0 if it is not known yet, or will not be waited for."""
+        rest = self._rest
+        size = int.from_bytes(rest[:3], "big") if len(rest) >= HEAD_BYTES else 0
+        return size if size <= frames.FRAME_BYTES else 0
+
+    def _preface(self, data: bytes) -> int:
+        expected = frames.PREFACE
+        if len(data) < len(expected):
+            if not expected.startswith(data):
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "this is not HTTP/2")
+            return 0
+        if not data.startswith(expected):
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "this is not HTTP/2")
+        self._has_preface = True
+        return len(expected) + self._frames(data[len(expected) :])
+
+    def _frames(self, data: bytes) -> int:
+        """Read whole frames; return where they end."""
+        at, end = 0, len(data)
+        while end - at >= HEAD_BYTES:
+            high, low, kind, flags, stream_id = _unpack_head(data, at)
+            start = at + HEAD_BYTES
+            stop = start + (high << 8 | low)
+            if stop - start > frames.FRAME_BYTES:
+                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame larger than we take")
+            if stop > end:
+                break
+            at = stop
+            if self._block is not None and kind != frames.CONTINUATION:
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame inside a header block")
+            if kind != frames.SETTINGS and not self.control.has_settings:
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "no SETTINGS behind the preface")
+            stream_id &= frames.STREAM_MAX
+            try:
+                if kind == frames.DATA:
+                    self._on_data(data, start, stop, flags, stream_id)
+                elif kind == frames.HEADERS:
+                    self._on_headers(data, start, stop, flags, stream_id)
+                else:
+                    self._on_other(kind, data[start:stop], flags, stream_id)
+            except StreamFault as fault:
+                self._fail(fault)
+        return at
+
+    def _fail(self, fault: StreamFault) -> None:
+        # Faults made on purpose would otherwise be a way around the bound on the peer's own resets.
+        self.control.resets.spend(self._now_s)
+        stream = self.streams.get(fault.stream_id)
+        self.out.reset(fault.stream_id, fault.code)
+        if stream is not None:
+            self.out.tell(stream, GONE)
+
+    def _on_data(self, data: bytes, start: int, stop: int, flags: int, stream_id: int) -> None:
+        size = stop - start
+        self._receive_left -= size
+        if self._receive_left < self.limits.connection_window // 2:
+            self._refill_connection()
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            self._check_let_go(stream_id, size)
+            return
+        if stream.is_ended:
+            raise StreamFault(stream_id, Code.STREAM_CLOSED, "DATA behind the end of the request")
+        stream.receive_left -= size
+        if stream.receive_left < 0:
+            raise StreamFault(stream_id, Code.FLOW_CONTROL_ERROR, "more DATA than the window of the stream")
+        if flags & frames.PADDED:
+            start, stop = without_padding(data, start, stop)
+            size = stop - start
+        ends = flags & frames.END_STREAM
+        if size:
+            self._keep(stream, data[start:stop])
+        elif not ends:
+            self.control.idle_frames.spend(self._now_s)
+        if stream.body_left >= 0:
+            self._count_body(stream, size, ends=bool(ends))
+        if ends:
+            stream.is_ended = True
+        self.out.tell(stream, ARRIVED | ENDED if ends else ARRIVED)
+
+    def _check_let_go(self, stream_id: int, size: int) -> None:
+        self._check_not_idle(stream_id)
+        if not size:
+            self.control.idle_frames.spend(self._now_s)
+        if stream_id not in self.out.let_go:
+            raise StreamFault(stream_id, Code.STREAM_CLOSED, "DATA on a closed stream")
+
+    def _keep(self, stream: Stream, piece: bytes) -> None:
+        body = stream.body
+        if not body:
+            stream.body = piece
+        elif isinstance(body, bytes):
+            stream.body = bytearray(body)
+            stream.body += piece
+        else:
+            body += piece
+        stream.unread += len(piece)
+        self.out.hold(len(piece))
+
+    def _refill_connection(self) -> None:
+        # Always, read or not: the account bounds what we keep, and a stream that nobody reads must not stop the others.
+        # So a peer cannot overdraw this window: it is refilled when it is half empty, and a frame is less than that.
+        lacking = self.limits.connection_window - self._receive_left
+        self._receive_left += lacking
+        self.out.put(frames.window_update(0, lacking))
+
+    def _count_body(self, stream: Stream, size: int, *, ends: bool) -> None:
+        stream.body_left -= size
+        if stream.body_left < 0 or (ends and stream.body_left):
+            raise StreamFault(stream.id, Code.PROTOCOL_ERROR, "not as much DATA as the content-length says")
+
+    def _on_headers(self, data: bytes, start: int, stop: int, flags: int, stream_id: int) -> None:
+        if not stream_id & 1:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "HEADERS on a stream that no client can open")
+        if flags & _WRAPPED:
+            if flags & frames.PADDED:
+                start, stop = without_padding(data, start, stop)
+            if flags & frames.PRIORITISED:
+                try:
+                    check_priority(data[start:stop], stream_id)
+                    start += PRIORITY_BYTES
+                except StreamFault as fault:  # its block is not decoded, so the table is lost
+                    raise ConnectionFault(fault.code, fault.text) from fault
+        if flags & frames.END_HEADERS:
+            self._on_block(data[start:stop], stream_id, ends=bool(flags & frames.END_STREAM))
+        else:
+            self._block = bytearray(data[start:stop])
+            self._block_head = (stream_id, flags, 0)
+
+    def _on_continuation(self, payload: bytes, flags: int, stream_id: int) -> None:
+        opened_id, opened_flags, count = self._block_head
+        block = self._block
+        if block is None or stream_id != opened_id:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a CONTINUATION of nothing")
+        count += 1
+        block += payload
+        if count > self.limits.continuations or len(block) > self.limits.header_block_max:
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "a header block without end")
+        self._block_head = (stream_id, opened_flags, count)
+        if flags & frames.END_HEADERS:
+            self._block = None
+            self._on_block(bytes(block), stream_id, ends=bool(opened_flags & frames.END_STREAM))
+
+    def _on_block(self, block: bytes, stream_id: int, *, ends: bool) -> None:
+        # Before anything else: the table must see every block, whatever becomes of its stream.
+        names, values, is_whole = self._decoder.decode(block)
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            self._on_trailers(stream, names, ends=ends)
+            return
+        if stream_id <= self.last_id:
+            if stream_id in self.out.let_go:
+                return
+            raise ConnectionFault(Code.STREAM_CLOSED, "HEADERS on a closed stream")
+        self.last_id = stream_id
+        if self.control.is_final:
+            self.out.forget(stream_id)  # above what GOAWAY said: the client sends it elsewhere
+            return
+        if len(self.streams) >= self.limits.streams:
+            raise StreamFault(stream_id, Code.REFUSED_STREAM, "too many streams")
+        self._open(stream_id, names, values, is_whole=is_whole, ends=ends)
+
+    def _open(
+        self, stream_id: int, names: tuple[str, ...], values: tuple[bytes, ...], *, is_whole: bool, ends: bool
+    ) -> None:
+        # A list over its bound was left out; the call's own layer refuses it by status.
+        shape = shape_of(names) if is_whole else Shape("")
+        if shape.fault:
+            raise StreamFault(stream_id, Code.PROTOCOL_ERROR, shape.fault)
+        headers = RequestHeaders(names, values, self._peer)
+        out = self.out
+        stream = Stream(stream_id, headers, shape, self.limits.stream_window, out.window)
+        if is_whole:
+            if values[shape.path] in _EMPTY_VALUES:
+                raise StreamFault(stream_id, Code.PROTOCOL_ERROR, "an empty path")
+            if shape.te >= 0 and values[shape.te] not in _TRAILERS and _text(stream, shape.te) != "trailers":
+                raise StreamFault(stream_id, Code.PROTOCOL_ERROR, "te may only say trailers")
+            if shape.content_length >= 0:
+                stream.body_left = _content_length(stream)
+                if ends:
+                    self._count_body(stream, 0, ends=True)
+        self.streams[stream_id] = stream
+        stream.is_ended = ends
+        stream.news = OPENED | ENDED if ends else OPENED
+        out.changed.append(stream)
+
+    def _on_trailers(self, stream: Stream, names: tuple[str, ...], *, ends: bool) -> None:
+        if stream.is_ended:
+            raise StreamFault(stream.id, Code.STREAM_CLOSED, "HEADERS behind the end of the request")
+        if not ends:
+            raise StreamFault(stream.id, Code.PROTOCOL_ERROR, "trailers that are not the end")
+        for name in names:
+            if regular_fault(name):  # a colon is no character of a name either
+                raise StreamFault(stream.id, Code.PROTOCOL_ERROR, "a trailer that may not be one")
+        if stream.body_left > 0:
+            self._count_body(stream, 0, ends=True)
+        stream.is_ended = True
+        self.out.tell(stream, ENDED)
+
+    def _on_other(self, kind: int, payload: bytes, flags: int, stream_id: int) -> None:
+        if kind == frames.WINDOW_UPDATE:
+            self._on_window_update(number_of(payload), stream_id)
+        elif kind == frames.RST_STREAM:
+            number_of(payload)  # the reason does not matter
+            self._on_rst_stream(stream_id)
+        elif kind == frames.CONTINUATION:
+            self._on_continuation(payload, flags, stream_id)
+        elif kind == frames.PUSH_PROMISE:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a client does not push")
+        else:
+            self.control.on_frame(kind, payload, flags, stream_id, now_s=self._now_s, last_id=self.last_id)
+
+    def _on_rst_stream(self, stream_id: int) -> None:
+        self._check_not_idle(stream_id)
+        self.control.resets.spend(self._now_s)
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            stream.is_ended = True
+            self.out.close(stream)
+            self.out.tell(stream, GONE)
+
+    def _on_window_update(self, number: int, stream_id: int) -> None:
+        size = number & WINDOW_MAX
+        if stream_id == 0:
+            if size == 0:
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "a WINDOW_UPDATE of nothing")
+            self.out.widen(size)
+            return
+        self._check_not_idle(stream_id)
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            return
+        if size == 0:
+            raise StreamFault(stream_id, Code.PROTOCOL_ERROR, "a WINDOW_UPDATE of nothing")
+        stream.send_left += size
+        if stream.send_left > WINDOW_MAX:
+            raise StreamFault(stream_id, Code.FLOW_CONTROL_ERROR, "a window above the largest")
+        self.out.pump_one(stream)
+
+    def _check_not_idle(self, stream_id: int) -> None:
+        if stream_id > self.last_id or not stream_id & 1:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame of a stream that nobody opened")
+
+
+def _text(stream: Stream, index: int) -> str:
+    try:
+        return value_of(stream.headers.values[index])
+    except HpackFault as fault:
+        raise StreamFault(stream.id, Code.PROTOCOL_ERROR, fault.text) from fault
+
+
+def _content_length(stream: Stream) -> int:
+    text = _text(stream, stream.shape.content_length)
+    if not text.isascii() or not text.isdecimal() or len(text) > _CONTENT_LENGTH_DIGITS:
+        raise StreamFault(stream.id, Code.PROTOCOL_ERROR, "a content-length that is no number")
+    return int(text)

@@ -1,0 +1,159 @@
+"""Frames about the connection as a whole: SETTINGS, PING, GOAWAY; and the floods that are made of them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dmq.http2 import frames
+from dmq.http2.bounds import Allowance
+from dmq.http2.errors import Code, ConnectionFault, StreamFault
+from dmq.http2.limits import Limits
+from dmq.http2.outbound import Outbound
+
+# What our own PINGs say, so that their answers can be told apart.
+_PROBE: Final = b"dmq-live"
+_DRAIN: Final = b"dmq-away"
+PRIORITY_BYTES: Final = 5
+
+
+class Control:
+    """The settings of both sides, the connection's way to its end, and what a peer may still ask for at no cost.
+
+    Draining takes two steps, so that no call is lost that was sent before the client heard of it: a GOAWAY that
+    promises to serve all streams, with a PING behind it; and when its answer is here, one that names the last stream.
+    """
+
+    def __init__(self, limits: Limits, out: Outbound, now_s: float) -> None:
+        self._limits = limits
+        self._out = out
+        self.has_settings = False
+        self.is_draining = False
+        self.is_final = False  # streams above the last one are not served
+        self.is_probing = False  # a PING of ours has no answer yet
+        self.resets = Allowance("resets", limits.resets, now_s)
+        self.idle_frames = Allowance("frames without use", limits.idle_frames, now_s)
+        self._pings = Allowance("PINGs", limits.pings, now_s)
+        self._settings = Allowance("SETTINGS", limits.settings, now_s)
+
+    def greet(self) -> None:
+        """Say our settings, and widen the connection's window to ours."""
+        limits = self._limits
+        self._out.put(
+            frames.settings(
+                {
+                    frames.MAX_CONCURRENT_STREAMS: limits.streams,
+                    frames.INITIAL_WINDOW_SIZE: limits.stream_window,
+                    frames.MAX_HEADER_LIST_SIZE: limits.header_list_told,
+                }
+            )
+        )
+        self._out.put(frames.window_update(0, limits.connection_window - frames.WINDOW_DEFAULT))
+
+    def probe(self) -> None:
+        """Ask the peer whether it is alive."""
+        self.is_probing = True
+        self._out.put(frames.ping(_PROBE))
+
+    def drain(self) -> None:
+        """Begin the end: the client is to open its next streams elsewhere."""
+        if not self.is_draining:
+            self.is_draining = True
+            self._out.put(frames.goaway(frames.STREAM_MAX, Code.NO_ERROR, "going away") + frames.ping(_DRAIN))
+
+    def finish(self, last_id: int) -> None:
+        """Serve no stream above the last one."""
+        self.is_draining = True
+        if not self.is_final:
+            self.is_final = True
+            self._out.put(frames.goaway(last_id, Code.NO_ERROR, "going away"))
+
+    def on_frame(self, kind: int, payload: bytes, flags: int, stream_id: int, *, now_s: float, last_id: int) -> None:
+        """Read a frame that no stream has to know of. Raises ConnectionFault or StreamFault."""
+        if kind == frames.SETTINGS:
+            self._on_settings(payload, flags, stream_id, now_s)
+        elif kind == frames.PING:
+            self._on_ping(payload, flags, stream_id, now_s=now_s, last_id=last_id)
+        else:
+            self.idle_frames.spend(now_s)
+            if kind == frames.GOAWAY and (stream_id or len(payload) < 8):
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "a GOAWAY that is none")  # a right one changes nothing
+            if kind == frames.PRIORITY:
+                _check_priority_frame(payload, stream_id)
+
+    def _on_settings(self, payload: bytes, flags: int, stream_id: int, now_s: float) -> None:
+        if stream_id:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS of a stream")
+        self._settings.spend(now_s)
+        if flags & frames.ACK:
+            if payload:
+                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "an acknowledgement with settings")
+            if not self.has_settings:
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "no SETTINGS behind the preface")
+            return
+        if len(payload) % frames.SETTING.size:
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS of a wrong size")
+        self.has_settings = True
+        out = self._out
+        for name, value in frames.SETTING.iter_unpack(payload):
+            if name == frames.INITIAL_WINDOW_SIZE:
+                if value > frames.WINDOW_MAX:
+                    raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "an initial window above the largest")
+                out.rewindow(value)
+            elif name == frames.MAX_FRAME_SIZE:
+                if not frames.FRAME_BYTES <= value <= frames.FRAME_BYTES_LEGAL:
+                    raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame size that may not be")
+                # Larger frames would let one stream keep the others waiting.
+                out.frame_bytes = min(value, 4 * frames.FRAME_BYTES)
+            elif name == frames.ENABLE_PUSH and value > 1:
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "ENABLE_PUSH is yes or no")
+        out.put(frames.SETTINGS_ACK)  # before the DATA that a wider window lets go
+        out.pump()
+
+    def _on_ping(self, payload: bytes, flags: int, stream_id: int, *, now_s: float, last_id: int) -> None:
+        if stream_id:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a PING of a stream")
+        if len(payload) != 8:
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a PING of a wrong size")
+        if not flags & frames.ACK:
+            self._pings.spend(now_s)
+            self._out.put(frames.ping(payload, is_answer=True))
+        elif payload == _PROBE and self.is_probing:
+            self.is_probing = False
+        elif payload == _DRAIN and self.is_draining and not self.is_final:
+            self.finish(last_id)
+        else:
+            self._pings.spend(now_s)
+
+    def served(self) -> None:
+        """A call was served: the PINGs around it are no flood."""
+        self._pings.refill()
+
+
+def number_of(payload: bytes) -> int:
+    """Read a payload that is one number. Raises ConnectionFault."""
+    if len(payload) != 4:
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame of a wrong size")
+    return int.from_bytes(payload, "big")
+
+
+def without_padding(data: bytes, start: int, stop: int) -> tuple[int, int]:
+    """Return where the payload inside the padding lies. Raises ConnectionFault."""
+    if start >= stop or (padding := data[start]) >= stop - start:
+        raise ConnectionFault(Code.PROTOCOL_ERROR, "more padding than frame")
+    return start + 1, stop - padding
+
+
+def check_priority(payload: bytes, stream_id: int) -> None:
+    """Check the priority that a payload begins with; what it says is ignored. Raises ConnectionFault or StreamFault."""
+    if len(payload) < PRIORITY_BYTES:
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame too short for its priority")
+    if int.from_bytes(payload[:4], "big") & frames.STREAM_MAX == stream_id:
+        raise StreamFault(stream_id, Code.PROTOCOL_ERROR, "a stream that depends on itself")
+
+
+def _check_priority_frame(payload: bytes, stream_id: int) -> None:
+    if stream_id == 0:
+        raise ConnectionFault(Code.PROTOCOL_ERROR, "PRIORITY of the connection")
+    if len(payload) != PRIORITY_BYTES:
+        raise StreamFault(stream_id, Code.FRAME_SIZE_ERROR, "a PRIORITY of a wrong size")
+    check_priority(payload, stream_id)

@@ -1,0 +1,154 @@
+"""A request's headers: their shape, checked once for each set of names, and their values, decoded when asked for."""
+
+from __future__ import annotations
+
+import binascii
+import string
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from dmq.http2.errors import HpackFault
+from dmq.http2.hpack import value_of
+
+_NAME_CHARS: Final = frozenset("!#$%&'*+-.^_`|~" + string.digits + string.ascii_lowercase)
+# They speak of one connection, which HTTP/2 has frames for.
+_CONNECTION_NAMES: Final = frozenset({"connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"})
+_PSEUDO_NAMES: Final = frozenset({":method", ":path", ":scheme", ":authority"})
+_KEPT_SHAPES: Final = 256
+_KEPT_NAMES: Final = 64
+_KEPT_CHARS: Final = 4096
+# The transport's own, of no interest to a handler.
+_OWN_NAMES: Final = frozenset(
+    {"te", "content-type", "content-length", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding"}
+)
+
+
+class Shape(NamedTuple):
+    """What the names of a block say: a fault (empty: none), and where the fields stand that we read (-1: nowhere)."""
+
+    fault: str
+    method: int = -1
+    path: int = -1
+    te: int = -1
+    content_type: int = -1
+    content_length: int = -1
+    timeout: int = -1
+    encoding: int = -1
+
+
+_shapes: dict[tuple[str, ...], Shape] = {}
+
+
+def shape_of(names: tuple[str, ...]) -> Shape:
+    """Check the names of a request's block. Clients send one or two sets of names all their life."""
+    shape = _shapes.get(names)
+    if shape is None:
+        shape = _examine(names)
+        if len(names) <= _KEPT_NAMES and sum(map(len, names)) <= _KEPT_CHARS:
+            if len(_shapes) >= _KEPT_SHAPES:
+                _shapes.clear()
+            _shapes[names] = shape
+    return shape
+
+
+def _examine(names: tuple[str, ...]) -> Shape:
+    at: dict[str, int] = {}
+    has_regular = False
+    for index, name in enumerate(names):
+        if name.startswith(":"):
+            if has_regular:
+                return Shape("a pseudo-header behind a header")
+            if name not in _PSEUDO_NAMES:
+                return Shape("an unknown pseudo-header")
+            if name in at:
+                return Shape("a pseudo-header that comes twice")
+        else:
+            has_regular = True
+            if fault := regular_fault(name):
+                return Shape(fault)
+        at.setdefault(name, index)
+    if not {":method", ":path", ":scheme"} <= at.keys():
+        return Shape("a pseudo-header is missing")
+    return Shape(
+        "",
+        method=at[":method"],
+        path=at[":path"],
+        te=at.get("te", -1),
+        content_type=at.get("content-type", -1),
+        content_length=at.get("content-length", -1),
+        timeout=at.get("grpc-timeout", -1),
+        encoding=at.get("grpc-encoding", -1),
+    )
+
+
+def regular_fault(name: str) -> str:
+    """Say what is wrong with the name of a header that is no pseudo-header; empty if nothing is."""
+    if name in _CONNECTION_NAMES:
+        return "a header of HTTP/1.1 connections"
+    if not name or not _NAME_CHARS.issuperset(name):
+        return "characters that no header name may have"
+    return ""
+
+
+class RequestHeaders:
+    """The headers of one call. Names are in lower case.
+
+    ``deadline_s`` is what was left of the deadline when the call came in (``None`` without one), ``peer`` the client's
+    address such as ``ipv4:127.0.0.1:5000``. Values that cannot be decoded count as absent.
+    """
+
+    __slots__ = ("deadline_s", "names", "peer", "values")
+
+    def __init__(self, names: Sequence[str], values: Sequence[bytes], peer: str) -> None:
+        self.names = names
+        self.values = values
+        self.peer = peer
+        self.deadline_s: float | None = None
+
+    def get(self, name: str) -> str | None:
+        """Return the first value of a header."""
+        try:
+            return value_of(self.values[self.names.index(name)])
+        except (ValueError, HpackFault):
+            return None
+
+    def all(self, name: str) -> list[str]:
+        """Return every value of a header, in the order they came."""
+        return [value for key, value in self._pairs() if key == name]
+
+    def binary(self, name: str) -> bytes | None:
+        """Return the first value of a header whose name ends in ``-bin``."""
+        text = self.get(name)
+        return None if text is None else next(iter(_binaries(text)), None)
+
+    def items(self) -> Iterator[tuple[str, str | bytes]]:
+        """Give the metadata of the call: all headers but the transport's own, values of ``-bin`` headers as bytes."""
+        for name, value in self._pairs():
+            if name in _OWN_NAMES or name.startswith(":"):
+                continue
+            if name.endswith("-bin"):
+                for part in _binaries(value):
+                    yield name, part
+            else:
+                yield name, value
+
+    def __iter__(self) -> Iterator[tuple[str, str | bytes]]:
+        """Give ``items``, as often as asked: what takes an iterable of metadata takes the headers themselves."""
+        return self.items()
+
+    def _pairs(self) -> Iterator[tuple[str, str]]:
+        for name, wire in zip(self.names, self.values, strict=True):
+            try:
+                yield name, value_of(wire)
+            except HpackFault:
+                continue
+
+
+def _binaries(text: str) -> Iterator[bytes]:
+    """Decode base64, padded or not; a sender may join several values with commas."""
+    for part in text.split(","):
+        bare = part.strip().rstrip("=")
+        try:
+            yield binascii.a2b_base64(bare + "=" * (-len(bare) % 4), strict_mode=bool(bare))
+        except (binascii.Error, ValueError):
+            continue

@@ -1,0 +1,94 @@
+"""The Huffman code of HPACK (RFC 7541, appendix B).
+
+The code is canonical: codes of one length are consecutive, in the order of their symbols. So the lengths are the table.
+"""
+
+from __future__ import annotations
+
+from dmq.http2.errors import HpackFault
+
+# One letter per byte value: a = 5 bits, b = 6, ... z = 30. The end-of-string symbol has 30.
+_LENGTHS = (
+    "isxxxxxxxtzxxzxxxxxxxxzxxxxxxxxxbffhibdgffdgdbbbaaabbbbbbbcdkbhfibccccccccccccccccccccccdcdioijb"
+    "kabababbbaccbbbabcbaabccccckgjixprpprrrsrssssststtrstssssqrsrsstrqprrssqsrrtqrssqqrqsrssprrrsrrs"
+    "vvporsruvvvwwvtuoqvwwvwtqqvvxwwwptpqrqqsrruuttvsvwvvwwwwwxwwwwwv"
+    "z"
+)
+_EOS = 256
+_MORE = -1  # a nibble that ends inside a code
+_BAD = -2  # a nibble that runs into the end-of-string symbol, which must not be sent
+
+
+def _assign() -> list[tuple[int, int]]:
+    """Return ``(code, bits)`` of each symbol."""
+    codes = [(0, 0)] * len(_LENGTHS)
+    code = bits_before = 0
+    for bits, symbol in sorted((ord(letter) - ord("a") + 5, symbol) for symbol, letter in enumerate(_LENGTHS)):
+        code <<= bits - bits_before
+        codes[symbol] = (code, bits)
+        code += 1
+        bits_before = bits
+    return codes
+
+
+def _steps(codes: list[tuple[int, int]]) -> tuple[list[tuple[int, int]], frozenset[int]]:
+    """Return the steps of an automaton that eats four bits at a time, and the states in which a text may end.
+
+    The step of a state and a nibble is ``steps[16 * state + nibble] = (next state, symbol or _MORE or _BAD)``. No code
+    is shorter than five bits, so a nibble completes one symbol at most.
+    """
+    prefixes = {(0, 0): 0}  # (bits, how many) of each inner node of the tree, and its state
+    symbols = {}
+    for symbol, (code, bits) in enumerate(codes):
+        symbols[code, bits] = symbol
+        for shorter in range(1, bits):
+            prefixes.setdefault((code >> (bits - shorter), shorter), len(prefixes))
+    steps = []
+    for code, bits in list(prefixes):
+        for nibble in range(16):
+            at, depth, found = code, bits, _MORE
+            for shift in (3, 2, 1, 0):
+                at, depth = at << 1 | nibble >> shift & 1, depth + 1
+                if (symbol := symbols.get((at, depth), _MORE)) != _MORE:
+                    found = _BAD if symbol == _EOS or found == _BAD else symbol
+                    at = depth = 0
+            steps.append((prefixes[at, depth], found))
+    # padding is up to seven bits, all of them ones
+    ends = frozenset(prefixes[(1 << depth) - 1, depth] for depth in range(8))
+    return steps, ends
+
+
+_CODES = _assign()
+_STEPS, _ENDS = _steps(_CODES)
+
+
+def decode(raw: bytes) -> bytes:
+    """Return the text; raises HpackFault for wrong padding and for the end-of-string symbol."""
+    state = 0
+    text = bytearray()
+    steps = _STEPS
+    for byte in raw:
+        state, symbol = steps[16 * state + (byte >> 4)]
+        if symbol >= 0:
+            text.append(symbol)
+        elif symbol == _BAD:
+            raise HpackFault("the end-of-string symbol in a Huffman text")
+        state, symbol = steps[16 * state + (byte & 15)]
+        if symbol >= 0:
+            text.append(symbol)
+        elif symbol == _BAD:
+            raise HpackFault("the end-of-string symbol in a Huffman text")
+    if state not in _ENDS:
+        raise HpackFault("wrong padding of a Huffman text")
+    return bytes(text)
+
+
+def encode(text: bytes) -> bytes:
+    """Return the code of a text, padded with ones."""
+    value = size = 0
+    for byte in text:
+        code, bits = _CODES[byte]
+        value = value << bits | code
+        size += bits
+    padding = -size % 8
+    return (value << padding | (1 << padding) - 1).to_bytes((size + padding) // 8)

@@ -1,0 +1,122 @@
+"""What a server serves: handlers by path, in three kinds; and what becomes of a request before one is called."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from dmq.http2.errors import CallEnded, HpackFault, Http2Error, Status
+from dmq.http2.headers import RequestHeaders
+from dmq.http2.hpack import literal, value_of, wires_of
+from dmq.http2.status import ACCEPTED, timeout_s
+from dmq.http2.stream import Stream
+
+_CONTENT_TYPE: Final = "application/grpc"
+_POST: Final = wires_of("POST")
+_GRPC: Final = wires_of(_CONTENT_TYPE)
+_ENCODINGS: Final = frozenset({"", "identity", "gzip"})
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """One message in, one out."""
+
+    handle: Callable[[bytes, RequestHeaders], Awaitable[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """One message in, any number out. The generator is advanced when the last message has been taken by the peer."""
+
+    handle: Callable[[bytes, RequestHeaders], AsyncGenerator[bytes, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bidirectional:
+    """Any number of messages in and out. What the handler does not read, the peer may not send, but for one window."""
+
+    handle: Callable[[AsyncIterator[bytes], RequestHeaders], AsyncGenerator[bytes, None]]
+
+
+Method = Unary | Streaming | Bidirectional
+
+
+class NotGrpc(Http2Error):
+    """A request that gets an answer of plain HTTP: a header block and a body."""
+
+    def __init__(self, block: bytes, body: bytes) -> None:
+        super().__init__(body)
+        self.block = block
+        self.body = body
+
+
+class Unserved(CallEnded):
+    """UNIMPLEMENTED, with fields that say what is implemented."""
+
+    def __init__(self, text: str, extra: bytes = b"") -> None:
+        super().__init__(Status.UNIMPLEMENTED, text)
+        self.extra = extra
+
+
+class Methods:
+    """Finds the method of a request. Paths are looked up as they came; a path is decoded once per spelling."""
+
+    def __init__(self, methods: Mapping[str, Method]) -> None:
+        self._by_path = dict(methods)
+        self._by_wire: dict[bytes, Method] = {}
+        self._wires_max = 4 * len(self._by_path)  # plain and Huffman, and a length may be spelt in more ways
+
+    def admit(self, stream: Stream) -> tuple[Method, str]:
+        """Return the method and the compression of a request, and set what its headers know about its deadline.
+
+        Raises CallEnded or NotGrpc.
+        """
+        shape, headers = stream.shape, stream.headers
+        if shape.path < 0:
+            raise CallEnded(Status.RESOURCE_EXHAUSTED, "the headers are too large")
+        values = headers.values
+        encoding = ""
+        try:
+            if values[shape.method] not in _POST and value_of(values[shape.method]) != "POST":
+                raise _not_grpc(405, "POST is the only method here.", literal("allow", b"POST"))
+            if not _is_grpc(stream):
+                raise _not_grpc(415, "Only gRPC is served here: application/grpc.")
+            if shape.te < 0:
+                raise CallEnded(Status.INTERNAL, "te: trailers is missing; a proxy in between may have dropped it")
+            method = self._by_wire.get(values[shape.path]) or self._find(values[shape.path])
+            if shape.timeout >= 0:
+                headers.deadline_s = timeout_s(value_of(values[shape.timeout]))
+                if headers.deadline_s is None:
+                    raise CallEnded(Status.INTERNAL, "a grpc-timeout that is none")
+            if shape.encoding >= 0:
+                encoding = value_of(values[shape.encoding])
+        except HpackFault as fault:
+            raise CallEnded(Status.INTERNAL, "a header that cannot be decoded") from fault
+        if encoding not in _ENCODINGS:
+            raise Unserved("this compression is not known", ACCEPTED)
+        return method, encoding
+
+    def _find(self, wire: bytes) -> Method:
+        method = self._by_path.get(value_of(wire))
+        if method is None:
+            raise Unserved("this method is not known")
+        if len(self._by_wire) < self._wires_max:
+            self._by_wire[wire] = method
+        return method
+
+
+def _is_grpc(stream: Stream) -> bool:
+    if stream.shape.content_type < 0:
+        return False
+    wire = stream.headers.values[stream.shape.content_type]
+    if wire in _GRPC:
+        return True
+    text = value_of(wire)
+    return text.startswith(_CONTENT_TYPE) and text[len(_CONTENT_TYPE) :][:1] in ("", "+", ";")
+
+
+def _not_grpc(code: int, text: str, extra: bytes = b"") -> NotGrpc:
+    body = text.encode() + b"\n"
+    block = b"\x08\x03%d" % code + literal("content-type", b"text/plain")  # index 8 is a :status
+    return NotGrpc(block + literal("content-length", b"%d" % len(body)) + extra, body)

@@ -1,0 +1,268 @@
+"""What goes out on a connection: frames in order, windows of the peer, and what has to wait for them.
+
+An answer that fits is three frames in two pieces of bytes. One that does not waits in its stream, one message at a
+time; streams that wait take turns of one frame each.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+from dmq.http2 import frames
+from dmq.http2.bounds import Account
+from dmq.http2.errors import Code, ConnectionFault, Status
+from dmq.http2.frames import HEAD_BYTES, WINDOW_MAX
+from dmq.http2.status import OK_TRAILERS, RESPONSE_BLOCK, trailers
+from dmq.http2.stream import DRAINED, Stream
+
+PREFIX_BYTES: Final = 5
+_LET_GO_MAX: Final = 4096
+
+# HEADERS with the constant block, the head of DATA, the prefix of the message
+_ANSWER: Final = Struct(f">HBBBI{len(RESPONSE_BLOCK)}sHBBBIBI")
+_ANSWER_BYTES: Final = _ANSWER.size + HEAD_BYTES + len(OK_TRAILERS)
+_TRAILERS: Final = Struct(f">HBBBI{len(OK_TRAILERS)}s")
+_PREFIX: Final = Struct(">BI")
+_RESPONSE_SIZE: Final = len(RESPONSE_BLOCK)
+_TRAILERS_SIZE: Final = len(OK_TRAILERS)
+_LAST_FLAGS: Final = frames.END_HEADERS | frames.END_STREAM
+
+
+class Outbound:
+    """The sending half of a connection. ``parts`` is what is to be written, ``part_bytes`` its size."""
+
+    __slots__ = (
+        "account",
+        "blocked",
+        "changed",
+        "frame_bytes",
+        "held",
+        "is_paused",
+        "let_go",
+        "part_bytes",
+        "parts",
+        "send_left",
+        "streams",
+        "window",
+    )
+
+    def __init__(self, streams: dict[int, Stream], account: Account) -> None:
+        self.streams = streams
+        self.account = account
+        self.parts: list[bytes] = []
+        self.part_bytes = 0
+        self.changed: list[Stream] = []  # streams with news
+        self.blocked: dict[int, Stream] = {}  # in the order of their turns
+        self.let_go: dict[int, None] = {}  # streams we ended before the peer had: what comes for them is no fault
+        self.is_paused = False  # the peer does not read
+        self.send_left = frames.WINDOW_DEFAULT
+        self.window = frames.WINDOW_DEFAULT  # of new streams
+        self.frame_bytes = frames.FRAME_BYTES
+        self.held = 0
+
+    def put(self, part: bytes) -> None:
+        """Queue frames that no window bounds."""
+        self.parts.append(part)
+        self.part_bytes += len(part)
+
+    def take(self) -> bytes:
+        """Return everything queued, in one piece."""
+        data = b"".join(self.parts)
+        self.parts.clear()
+        self.part_bytes = 0
+        return data
+
+    def answer(self, stream: Stream, message: bytes) -> None:
+        """Send the only answer of a call, with status OK."""
+        size = len(message) + PREFIX_BYTES
+        if (
+            size > stream.send_left
+            or size > self.send_left
+            or size > self.frame_bytes
+            or self.is_paused
+            or stream.is_closed
+            or stream.has_answered
+        ):
+            self.send(stream, message)
+            self.end(stream)
+            return
+        self.send_left -= size
+        sid = stream.id
+        # fmt: off
+        self.parts += (
+            _ANSWER.pack(0, _RESPONSE_SIZE, 1, 4, sid, RESPONSE_BLOCK, size >> 8, size & 0xFF, 0, 0, sid, 0, size - 5),
+            message,
+            _TRAILERS.pack(0, _TRAILERS_SIZE, 1, _LAST_FLAGS, sid, OK_TRAILERS),
+        )
+        # fmt: on
+        self.part_bytes += _ANSWER_BYTES + size
+        self.close(stream)
+
+    def send(self, stream: Stream, message: bytes) -> bool:
+        """Send one message of an answer; False if a part of it has to wait. Then the next must wait for DRAINED.
+
+        Nothing happens on a stream that is closed.
+        """
+        if stream.is_closed:
+            return True
+        assert not stream.pending, "a message before the last one was sent"
+        if not stream.has_answered:
+            self._start(stream, RESPONSE_BLOCK)
+        stream.pending = _PREFIX.pack(0, len(message)) + message
+        return self._offer(stream)
+
+    def send_raw(self, stream: Stream, block: bytes, body: bytes) -> None:
+        """Send an answer that is not gRPC, and end."""
+        self._start(stream, block)
+        stream.pending = body
+        stream.trailers = b""
+        self._offer(stream)
+
+    def end(self, stream: Stream, status: Status = Status.OK, text: str = "", extra: bytes = b"") -> None:
+        """End a call behind what was sent before; without a message before it in a single frame.
+
+        ``extra`` are fields for the same block.
+        """
+        if stream.is_closed:
+            return
+        block = OK_TRAILERS if status is Status.OK else trailers(status, text) + extra
+        if not stream.has_answered:
+            block = RESPONSE_BLOCK + block
+        if status is not Status.OK and stream.pending:
+            self._drop_pending(stream)  # a part of a message with an error behind it is worth nothing
+        stream.trailers = block
+        if not stream.pending:
+            self._finish(stream)
+
+    def reset(self, stream_id: int, code: Code) -> None:
+        """End a stream with an error."""
+        self.put(frames.rst_stream(stream_id, code))
+        self.forget(stream_id)
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            stream.is_ended = True  # one RST_STREAM is enough
+            self.close(stream)
+
+    def forget(self, stream_id: int) -> None:
+        """Let frames of the stream that are on their way be no fault."""
+        self.let_go[stream_id] = None
+        if len(self.let_go) > _LET_GO_MAX:
+            del self.let_go[next(iter(self.let_go))]
+
+    def close(self, stream: Stream) -> None:
+        """Be done with a stream, and let the peer stop sending if it has not."""
+        if stream.is_closed:
+            return
+        stream.is_closed = True
+        del self.streams[stream.id]
+        if self.blocked:
+            self.blocked.pop(stream.id, None)
+        held = stream.unread + len(stream.pending)
+        self.held -= held
+        self.account.bytes_held -= held
+        stream.unread = 0
+        stream.body = stream.pending = b""
+        if not stream.is_ended:
+            stream.is_ended = True
+            self.put(frames.rst_stream(stream.id, Code.NO_ERROR))
+            self.forget(stream.id)
+
+    def hold(self, size: int) -> None:
+        """Count bytes that are kept; a negative size gives them back."""
+        self.held += size
+        self.account.bytes_held += size
+
+    def widen(self, size: int) -> None:
+        """The peer takes ``size`` bytes more on the connection. Raises ConnectionFault."""
+        was_shut = self.send_left <= 0
+        self.send_left += size
+        if self.send_left > WINDOW_MAX:
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window of the connection above the largest")
+        if was_shut:  # else nobody waits for it, and looking at all streams for each update would be a way to load us
+            self.pump()
+
+    def rewindow(self, window: int) -> None:
+        """Set the window of new streams, and change that of all others by the difference. Raises ConnectionFault."""
+        change = window - self.window
+        self.window = window
+        for stream in self.streams.values():
+            stream.send_left += change
+            if stream.send_left > WINDOW_MAX:
+                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window of a stream above the largest")
+
+    def pump_one(self, stream: Stream) -> None:
+        """Send what waits in a stream whose window was widened."""
+        if stream.pending and self._go(stream):
+            self._drained(stream)
+
+    def pump(self) -> None:
+        """Send what waits and may go now, one frame of each stream in turn."""
+        while self.blocked and not self.is_paused:
+            is_moving = False
+            for stream in list(self.blocked.values()):
+                if self.send_left <= 0:
+                    return
+                if stream.send_left > 0:
+                    is_moving = True
+                    self._send_frame(stream)
+                    if not stream.pending:
+                        self._drained(stream)
+            if not is_moving:
+                return
+
+    def _start(self, stream: Stream, block: bytes) -> None:
+        stream.has_answered = True
+        self.put(frames.header_block(stream.id, block, ends=False))
+
+    def _offer(self, stream: Stream) -> bool:
+        """Send of ``pending`` what may go now; True if that is all."""
+        self.hold(len(stream.pending))
+        if not self._go(stream):
+            self.blocked[stream.id] = stream
+            return False
+        if stream.trailers is not None:
+            self._finish(stream)
+        return True
+
+    def _go(self, stream: Stream) -> bool:
+        while stream.pending and stream.send_left > 0 and self.send_left > 0 and not self.is_paused:
+            self._send_frame(stream)
+        return not stream.pending
+
+    def _send_frame(self, stream: Stream) -> None:
+        pending, start = stream.pending, stream.sent
+        size = min(len(pending) - start, stream.send_left, self.send_left, self.frame_bytes)
+        stop = start + size
+        is_all = stop == len(pending)
+        flags = frames.END_STREAM if is_all and stream.trailers == b"" else 0
+        self.parts += (frames.head(size, frames.DATA, flags, stream.id), pending[start:stop])
+        self.part_bytes += HEAD_BYTES + size
+        stream.send_left -= size
+        self.send_left -= size
+        stream.sent = stop
+        if is_all:
+            self._drop_pending(stream)
+
+    def _drop_pending(self, stream: Stream) -> None:
+        self.hold(-len(stream.pending))
+        stream.pending = b""
+        stream.sent = 0
+
+    def _drained(self, stream: Stream) -> None:
+        self.blocked.pop(stream.id, None)
+        if stream.trailers is not None:
+            self._finish(stream)
+        else:
+            self.tell(stream, DRAINED)
+
+    def _finish(self, stream: Stream) -> None:
+        if stream.trailers:
+            self.put(frames.header_block(stream.id, stream.trailers, ends=True))
+        self.close(stream)
+
+    def tell(self, stream: Stream, news: int) -> None:
+        """Note that something happened to a stream."""
+        if not stream.news:
+            self.changed.append(stream)
+        stream.news |= news

@@ -1,0 +1,265 @@
+"""One client's socket on the event loop: bytes to the machine, bytes from it, and the clock's say in it."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import structlog
+
+from dmq.http2.bounds import Account
+from dmq.http2.calls import Calls
+from dmq.http2.connection import Connection
+from dmq.http2.errors import Code, ConnectionFault, Status
+from dmq.http2.limits import Limits
+from dmq.http2.methods import Methods
+from dmq.http2.tls import HANDSHAKE, TlsFault, TlsPipe
+
+_LINGER_S: Final = 5.0  # for the last words, to a peer that may not read them
+
+log = structlog.get_logger("dmq.http2")
+
+
+class Host(Protocol):
+    """What the connections of a server share."""
+
+    limits: Limits
+    account: Account
+    methods: Methods
+    monotonic_s: Callable[[], float]
+    tls: Callable[[], ssl.SSLContext] | None
+    is_plain_served: bool
+
+    def joined(self, client: ClientProtocol) -> bool:
+        """A client is there; False if it is one too many."""
+        ...
+
+    def left(self, client: ClientProtocol) -> None:
+        """A client is gone."""
+        ...
+
+    def watch(self, at_s: float) -> None:
+        """A call has a deadline."""
+        ...
+
+
+class ClientProtocol(asyncio.Protocol):
+    """One connection: the loop's side of ``Connection``.
+
+    Writes are collected: one for what a read brought about, one per turn of the loop for what handlers finished.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._pipe: TlsPipe | None = None
+        self._is_first = True
+        self._is_flush_due = False
+        self._is_reading = True
+        self._is_closing = False
+
+    # -- called by the loop --------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self._transport: asyncio.Transport = transport  # type: ignore[assignment]  # uvloop's is a class of its own
+        self._loop = asyncio.get_running_loop()
+        host = self._host
+        now_s = host.monotonic_s()
+        self.peer = _peer(transport.get_extra_info("peername"))
+        self.connection = Connection(host.limits, host.account, self.peer, now_s)
+        self._out = self.connection.out
+        self.calls = Calls(
+            self.connection,
+            host.methods,
+            monotonic_s=host.monotonic_s,
+            watch=host.watch,
+            flush=self.flush,
+            flush_soon=self.flush_soon,
+        )
+        self._made_s = self._heard_s = self._busy_s = now_s
+        self._probed_s = self._drained_s = 0.0
+        if not host.joined(self):
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(high=host.limits.unsent_high)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_s = now_s = self._host.monotonic_s()
+        if self._is_first:
+            self._is_first = False
+            if not self._choose(data[0]):
+                return
+        if self._pipe is not None:
+            text = self._decrypt(self._pipe, data)
+            if not text:
+                return
+            data = text
+        self.connection.receive(data, now_s)
+        if self._out.changed:
+            self.calls.advance()
+        self.flush()
+
+    def pause_writing(self) -> None:
+        self._out.is_paused = True
+
+    def resume_writing(self) -> None:
+        self._out.is_paused = False
+        self._out.pump()
+        self.calls.advance()
+        self.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._is_closing = True
+        self.connection.lose()
+        self.calls.advance()
+        self._out.parts.clear()
+        self._host.left(self)
+
+    # -- called by the server ------------------------------------------------------------------------------------------
+
+    def check(self, now_s: float) -> None:
+        """Do what time asks for: see to clients that say nothing, that are idle, and that are here too long."""
+        limits = self._host.limits
+        connection, control = self.connection, self.connection.control
+        if not connection.is_ready:
+            if now_s - self._made_s > limits.preface_s:
+                self.abort("preface_timeout")
+            return
+        if self._heard_s > self._probed_s:
+            control.is_probing = False  # whatever it says, it is alive
+        if control.is_probing:
+            if now_s - self._probed_s > limits.ping_answer_s:
+                self.abort("peer_vanished")
+                return
+        elif now_s - self._heard_s > limits.ping_after_s:
+            self._probed_s = now_s
+            control.probe()
+        if connection.streams:
+            self._busy_s = now_s
+        is_idle = limits.idle_s is not None and now_s - self._busy_s > limits.idle_s
+        is_old = limits.age_s is not None and now_s - self._made_s > limits.age_s
+        if (is_idle or is_old) and not control.is_draining:
+            self.drain(now_s)
+        if control.is_draining and now_s - self._drained_s > limits.age_grace_s:
+            self.finish()
+        self.flush()
+
+    def drain(self, now_s: float) -> None:
+        """Ask the client to go elsewhere, and close when its calls are over."""
+        if not self.connection.is_ready:
+            self.abort("drained")
+            return
+        self._drained_s = now_s
+        self.connection.control.drain()
+        self.flush()
+
+    def finish(self) -> None:
+        """End what is left of the calls, and close."""
+        if self._is_closing:
+            return
+        self.connection.control.finish(self.connection.last_id)
+        self.calls.abandon(Status.UNAVAILABLE, "the server is going away")
+        self.flush()
+
+    def expire(self, now_s: float) -> float | None:
+        """End calls whose deadline is over; return the next deadline."""
+        next_s = self.calls.expire(now_s)
+        self.flush()
+        return next_s
+
+    def abort(self, why: str) -> None:
+        """Close without a word."""
+        log.debug("connection_aborted", peer=self.peer, why=why)
+        self._is_closing = True
+        self._transport.abort()
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def flush_soon(self) -> None:
+        """Write what is queued at the end of the loop's turn."""
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Write what is queued, and close if that was all."""
+        self._is_flush_due = False
+        if self._is_closing:
+            self._out.parts.clear()
+            return
+        is_over = self.connection.is_over
+        if self._out.is_paused and not is_over:
+            # What is queued now are answers to PINGs and the like: read no more of them from one who does not read.
+            if self._is_reading and self._out.part_bytes > self._host.limits.chores_unsent_max:
+                self._is_reading = False
+                self._transport.pause_reading()
+            return
+        if self._out.parts and not self._is_first and (self._pipe is None or self._pipe.is_open):
+            self._write(self._out.take())
+        if not self._is_reading and not self._out.is_paused:
+            self._is_reading = True
+            self._transport.resume_reading()
+        if is_over:
+            self._close()
+
+    def _write(self, data: bytes) -> None:
+        if self._pipe is not None:
+            try:
+                self._pipe.send(data)
+            except TlsFault as fault:
+                self.abort(str(fault))
+                return
+            data = self._pipe.take()
+        self._transport.write(data)
+
+    def _close(self) -> None:
+        fault = self.connection.fault
+        if fault is not None:
+            log.debug("connection_ended", peer=self.peer, code=fault.code.name, why=fault.text)
+        self.calls.advance()
+        self._is_closing = True
+        self._transport.close()  # behind what is written
+        self._loop.call_later(_LINGER_S, self._transport.abort)
+
+    # -- TLS -----------------------------------------------------------------------------------------------------------
+
+    def _choose(self, first: int) -> bool:
+        """Tell TLS from plain text by the first byte."""
+        tls = self._host.tls
+        if tls is not None and first == HANDSHAKE:
+            try:
+                self._pipe = TlsPipe(tls())
+            except (OSError, ValueError):  # ssl.SSLError is an OSError
+                log.exception("certificate_unreadable")
+                self.abort("no certificate")
+                return False
+        elif not self._host.is_plain_served:
+            self.abort("plain text where TLS is required")
+            return False
+        return True
+
+    def _decrypt(self, pipe: TlsPipe, data: bytes) -> bytes:
+        try:
+            text = pipe.receive(data)
+        except TlsFault as fault:
+            self._transport.write(pipe.take())
+            self.connection.fault = ConnectionFault(Code.INADEQUATE_SECURITY, str(fault))
+            self._out.parts.clear()
+            self._close()
+            return b""
+        if answer := pipe.take():
+            self._transport.write(answer)
+        if pipe.is_ended:
+            self._transport.close()
+        elif pipe.is_open and not text:
+            self.flush()  # the handshake is done: greet
+        return text
+
+
+def _peer(address: object) -> str:
+    if isinstance(address, tuple) and len(address) >= 2:
+        host, port = address[:2]
+        return f"ipv6:[{host}]:{port}" if ":" in str(host) else f"ipv4:{host}:{port}"
+    return "unix:"

@@ -1,0 +1,167 @@
+"""The server: one port, any number of connections, deadlines, and the way to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from dmq.http2.bounds import Account
+from dmq.http2.limits import Limits
+from dmq.http2.methods import Method, Methods
+from dmq.http2.protocol import ClientProtocol
+
+_CHECK_S_MAX: Final = 1.0
+_NAP_S_MAX: Final = 3600.0
+_NAP_S_MIN: Final = 0.005  # deadlines that are closer to each other end together
+_CLOSE_S_MAX: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """A server at one moment."""
+
+    connections: int
+    streams: int
+    held_bytes: int  # requests no handler is done with, and answers no peer has taken
+    opened_connections: int  # since the start
+    refused_connections: int
+
+
+class Http2Server:
+    """Serves methods of gRPC on one port. Make and use it on one event loop, asyncio's own or uvloop's.
+
+    ``monotonic_s`` is the clock. ``tls`` gives the context for the next connection, so a new certificate needs no
+    restart; TLS and plain text share the port, told apart by the first byte, unless ``is_plain_served`` is False.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        *,
+        host: str,
+        port: int,
+        monotonic_s: Callable[[], float],
+        limits: Limits | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        is_plain_served: bool = True,
+    ) -> None:
+        """Listen nowhere yet. ``methods`` are found by path, such as ``/package.Service/Method``."""
+        self.limits = limits or Limits()
+        self.methods = Methods(methods)
+        self.monotonic_s = monotonic_s
+        self.tls = tls
+        self.is_plain_served = is_plain_served or tls is None
+        self.account = Account(self.limits.held_in_all)
+        self._address = (host, port)
+        self._listener: asyncio.Server | None = None
+        self._clients: set[ClientProtocol] = set()
+        self._opened = self._refused = 0
+        self._watched_s = math.inf  # the deadline the alarm is set for
+        self._alarm: asyncio.TimerHandle | None = None
+        self._checking: asyncio.TimerHandle | None = None
+        self._is_empty = asyncio.Event()
+
+    async def start(self) -> int:
+        """Listen, serve, and return the port (the system's choice if 0 was asked for). Raises OSError."""
+        self._loop = asyncio.get_running_loop()
+        host, port = self._address
+        self._listener = await self._loop.create_server(
+            lambda: ClientProtocol(self), host, port, backlog=1024, reuse_port=False
+        )
+        self._check()
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new connections, let clients go elsewhere, and give calls in flight ``grace_s`` to finish.
+
+        Calls that are left then end with UNAVAILABLE, and all connections are closed.
+        """
+        if self._listener is None:
+            return
+        self._listener.close()
+        now_s = self.monotonic_s()
+        for client in list(self._clients):
+            client.drain(now_s)
+        await self._wait_until_empty(grace_s)
+        for client in list(self._clients):
+            client.finish()
+        await self._wait_until_empty(_CLOSE_S_MAX)
+        for client in list(self._clients):
+            client.abort("the server stops")
+        await self._wait_until_empty(_CLOSE_S_MAX)
+        for timer in (self._alarm, self._checking):
+            if timer is not None:
+                timer.cancel()
+        self._listener = None
+
+    def figures(self) -> Figures:
+        """Return what is going on."""
+        return Figures(
+            connections=len(self._clients),
+            streams=sum(len(client.connection.streams) for client in self._clients),
+            held_bytes=self.account.bytes_held,
+            opened_connections=self._opened,
+            refused_connections=self._refused,
+        )
+
+    async def _wait_until_empty(self, limit_s: float) -> None:
+        if not self._clients:
+            return
+        self._is_empty.clear()
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._is_empty.wait()
+        except TimeoutError:
+            pass
+
+    # -- called by connections -----------------------------------------------------------------------------------------
+
+    def joined(self, client: ClientProtocol) -> bool:
+        """Count a client; False if it is one too many."""
+        if len(self._clients) >= self.limits.connections:
+            self._refused += 1
+            return False
+        self._opened += 1
+        self._clients.add(client)
+        return True
+
+    def left(self, client: ClientProtocol) -> None:
+        """Forget a client."""
+        self._clients.discard(client)
+        if not self._clients:
+            self._is_empty.set()
+
+    def watch(self, at_s: float) -> None:
+        """Be awake when a deadline is over. One alarm serves all calls: most are done long before it."""
+        if at_s < self._watched_s:
+            self._set_alarm(at_s)
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def _set_alarm(self, at_s: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._watched_s = at_s
+        left_s = at_s - self.monotonic_s()
+        self._alarm = self._loop.call_later(min(max(left_s, _NAP_S_MIN), _NAP_S_MAX), self._expire)
+
+    def _expire(self) -> None:
+        self._alarm = None
+        self._watched_s = math.inf
+        now_s = self.monotonic_s()
+        deadlines = [at_s for client in list(self._clients) if (at_s := client.expire(now_s)) is not None]
+        if deadlines:
+            self.watch(min(deadlines))
+
+    def _check(self) -> None:
+        limits = self.limits
+        now_s = self.monotonic_s()
+        for client in list(self._clients):
+            client.check(now_s)
+        spans_s = (limits.preface_s, limits.ping_after_s, limits.ping_answer_s, limits.idle_s, limits.age_s)
+        shortest_s = min(span_s for span_s in (*spans_s, limits.age_grace_s) if span_s is not None)
+        self._checking = self._loop.call_later(min(_CHECK_S_MAX, shortest_s / 4), self._check)

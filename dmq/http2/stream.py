@@ -1,0 +1,76 @@
+"""One stream: its state, its windows, and what waits in it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from dmq.http2.headers import RequestHeaders, Shape
+
+if TYPE_CHECKING:
+    from dmq.http2.methods import Bidirectional, Streaming, Unary
+
+# What happened to a stream since it was last looked at.
+OPENED: Final = 1
+ARRIVED: Final = 2  # bytes of the request
+ENDED: Final = 4  # the whole request is here
+GONE: Final = 8  # the peer or a fault ended it: nothing that is sent will arrive
+DRAINED: Final = 16  # what waited to be sent has been sent
+
+
+class Stream:
+    """One call on a connection.
+
+    The peer's half is ``is_ended`` when its request is whole. ``is_closed``: over, and unknown to the connection.
+    Windows (``receive_left``, ``send_left``) may be negative: a change of SETTINGS takes back what was given.
+    """
+
+    __slots__ = (
+        "body",
+        "body_left",
+        "deadline_at_s",
+        "encoding",
+        "has_answered",
+        "headers",
+        "id",
+        "is_closed",
+        "is_ended",
+        "method",
+        "news",
+        "pending",
+        "reader",
+        "receive_left",
+        "send_left",
+        "sent",
+        "shape",
+        "task",
+        "trailers",
+        "unread",
+        "writer",
+    )
+
+    def __init__(
+        self, stream_id: int, headers: RequestHeaders, shape: Shape, receive_left: int, send_left: int
+    ) -> None:
+        self.id = stream_id
+        self.headers = headers
+        self.shape = shape
+        self.body: bytes | bytearray = b""  # of the request, not taken yet
+        self.body_left = -1  # what the content-length leaves; -1 without one
+        self.unread = 0  # bytes of the request that count as held
+        self.news = 0
+        self.is_ended = False
+        self.is_closed = False
+        self.has_answered = False  # the response's HEADERS are out
+        self.receive_left = receive_left
+        self.send_left = send_left
+        self.pending = b""  # the message that is being sent, with its prefix
+        self.sent = 0  # of pending
+        self.trailers: bytes | None = None  # what ends the stream behind it
+        self.deadline_at_s: float | None = None
+        # Of those who serve it. A stream without its task is one whose handler was not called yet.
+        self.method: Unary | Streaming | Bidirectional | None = None
+        self.encoding = ""
+        self.task: asyncio.Task[None] | None = None
+        self.reader: asyncio.Future[None] | None = None  # waits for ARRIVED or ENDED
+        self.writer: asyncio.Future[None] | None = None  # waits for DRAINED

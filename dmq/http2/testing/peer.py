@@ -1,0 +1,189 @@
+"""The other side, for tests: what a client says, byte by byte, and what the server's bytes mean.
+
+It keeps to no rule that it is not told to keep to. Not a client: nothing here waits, retries or opens a socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from dmq.http2 import frames
+from dmq.http2.bounds import Account
+from dmq.http2.connection import Connection
+from dmq.http2.hpack import STATIC, TABLE_BYTES, Decoder, value_of
+from dmq.http2.huffman import encode as huffman_encode
+from dmq.http2.limits import Limits
+from dmq.http2.stream import Stream
+
+Fields = Sequence[tuple[str, str]]
+
+REQUEST: Fields = (
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/test.Test/Echo"),
+    (":authority", "localhost"),
+    ("te", "trailers"),
+    ("content-type", "application/grpc"),
+)
+
+
+class Frame(NamedTuple):
+    """A frame as it came."""
+
+    kind: int
+    flags: int
+    stream_id: int
+    payload: bytes
+
+
+def split(data: bytes) -> list[Frame]:
+    """Cut bytes into frames; nothing may be left over."""
+    found = []
+    while data:
+        high, low, kind, flags, stream_id = frames.HEAD.unpack_from(data)
+        end = frames.HEAD_BYTES + (high << 8 | low)
+        assert len(data) >= end, "half a frame"
+        found.append(Frame(kind, flags, stream_id, data[frames.HEAD_BYTES : end]))
+        data = data[end:]
+    return found
+
+
+def integer(value: int, bits: int, first: int) -> bytes:
+    """Encode a number of HPACK behind the flags in ``first``."""
+    full = (1 << bits) - 1
+    if value < full:
+        return bytes((first | value,))
+    made = bytearray((first | full,))
+    value -= full
+    while value >= 0x80:
+        made.append(value & 0x7F | 0x80)
+        value >>= 7
+    made.append(value)
+    return bytes(made)
+
+
+def text(value: bytes, *, is_huffman: bool) -> bytes:
+    """Encode a text of HPACK."""
+    if is_huffman:
+        raw = huffman_encode(value)
+        return integer(len(raw), 7, 0x80) + raw
+    return integer(len(value), 7, 0) + value
+
+
+class Encoder:
+    """An encoder that uses everything HPACK has, with the table exactly as the RFC counts it."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[str, str]] = []  # the newest first
+        self._size_max = TABLE_BYTES
+
+    @staticmethod
+    def _size(entry: tuple[str, str]) -> int:
+        return len(entry[0]) + len(entry[1].encode()) + 32
+
+    @property
+    def table(self) -> list[tuple[str, str]]:
+        """The entries, the newest first."""
+        return list(self._entries)
+
+    def resize(self, size_max: int) -> bytes:
+        """Change the size of the table; the bytes belong at the beginning of the next block."""
+        self._size_max = size_max
+        self._evict()
+        return integer(size_max, 5, 0x20)
+
+    def encode(self, fields: Iterable[tuple[str, str]], *, is_huffman: bool = True, is_kept: bool = True) -> bytes:
+        """Encode a block; without ``is_kept`` nothing is added to the table."""
+        return b"".join(self.field(field, is_huffman=is_huffman, is_kept=is_kept) for field in fields)
+
+    def field(self, field: tuple[str, str], *, is_huffman: bool, is_kept: bool, is_never: bool = False) -> bytes:
+        """Encode one field, by its index if there is one."""
+        whole = [(name, value_of(wire)) for name, wire, _ in STATIC[1:]] + self._entries
+        if field in whole:
+            return integer(whole.index(field) + 1, 7, 0x80)
+        names = [name for name, _ in whole]
+        index = names.index(field[0]) + 1 if field[0] in names else 0
+        bits, first = (6, 0x40) if is_kept else (4, 0x10 if is_never else 0)
+        made = integer(index, bits, first)
+        if not index:
+            made += text(field[0].encode("latin-1"), is_huffman=is_huffman)
+        made += text(field[1].encode(), is_huffman=is_huffman)
+        if is_kept:
+            self._entries.insert(0, field)
+            self._evict()
+        return made
+
+    def _evict(self) -> None:
+        while sum(map(self._size, self._entries)) > self._size_max:
+            self._entries.pop()
+
+
+def grpc_message(body: bytes, *, flag: int = 0) -> bytes:
+    """A message with its prefix."""
+    return bytes((flag,)) + len(body).to_bytes(4, "big") + body
+
+
+class Peer:
+    """A client in memory, in front of a ``Connection``. Its methods say something, and return nothing."""
+
+    def __init__(self, limits: Limits | None = None, *, greets: bool = True, account: Account | None = None) -> None:
+        self.limits = limits or Limits()
+        self.account = account or Account(self.limits.held_in_all)
+        self.now_s = 0.0
+        self.connection = Connection(self.limits, self.account, "ipv4:127.0.0.1:1", self.now_s)
+        self.encoder = Encoder()
+        self._decoder = Decoder(64 * 1024)
+        self.next_id = 1
+        if greets:
+            self.say(frames.PREFACE + frames.settings({}))
+            self.hear()
+
+    def say(self, data: bytes) -> None:
+        """Send bytes."""
+        self.connection.receive(data, self.now_s)
+
+    def frame(self, kind: int, flags: int = 0, stream_id: int = 0, payload: bytes = b"") -> None:
+        """Send a frame."""
+        self.say(frames.frame(kind, flags, stream_id, payload))
+
+    def open(self, fields: Fields = REQUEST, *, ends: bool = False) -> int:
+        """Open a stream and return its number."""
+        stream_id, self.next_id = self.next_id, self.next_id + 2
+        flags = frames.END_HEADERS | (frames.END_STREAM if ends else 0)
+        self.frame(frames.HEADERS, flags, stream_id, self.encoder.encode(fields))
+        return stream_id
+
+    def data(self, stream_id: int, payload: bytes, *, ends: bool = False) -> None:
+        """Send DATA, in as many frames as it takes."""
+        for at in range(0, len(payload) or 1, frames.FRAME_BYTES):
+            piece = payload[at : at + frames.FRAME_BYTES]
+            is_last = ends and at + frames.FRAME_BYTES >= len(payload)
+            self.frame(frames.DATA, frames.END_STREAM if is_last else 0, stream_id, piece)
+
+    def call(self, body: bytes = b"hello", fields: Fields = REQUEST) -> int:
+        """Send a whole request."""
+        stream_id = self.open(fields)
+        self.data(stream_id, grpc_message(body), ends=True)
+        return stream_id
+
+    def hear(self) -> list[Frame]:
+        """Return what the server sent since."""
+        return split(self.connection.out.take())
+
+    def changed(self) -> list[tuple[Stream, int]]:
+        """Return the streams with news, and the news."""
+        found = []
+        for stream in self.connection.take_changed():
+            found.append((stream, stream.news))
+            stream.news = 0
+        return found
+
+    def stream(self, stream_id: int) -> Stream:
+        """Return the server's stream."""
+        return self.connection.streams[stream_id]
+
+    def fields(self, block: bytes) -> list[tuple[str, str]]:
+        """Decode a block of the server's."""
+        names, values, _ = self._decoder.decode(block)
+        return [(name, value_of(wire)) for name, wire in zip(names, values, strict=True)]

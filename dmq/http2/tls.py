@@ -1,0 +1,77 @@
+"""TLS without a socket: ciphertext in and out, so that one port serves TLS and plain text alike.
+
+The event loop's own TLS wants to know before the first byte. This one is started when that byte says so, with any loop.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Final
+
+from dmq.http2.errors import Http2Error
+
+HANDSHAKE: Final = 0x16  # the first byte of every TLS connection; plain text begins with the P of HTTP/2's preface
+_READ_BYTES: Final = 256 * 1024
+
+
+class TlsFault(Http2Error):
+    """The peer cannot be talked to. What ``take`` still returns tells it why."""
+
+
+class TlsPipe:
+    """The server's side of one TLS connection; ALPN must come to h2."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self.is_open = False
+        self.is_ended = False  # the peer has said that nothing follows
+
+    def receive(self, data: bytes) -> bytes:
+        """Take ciphertext and return the text in it. Raises TlsFault."""
+        self._incoming.write(data)
+        text = []
+        try:
+            if not self.is_open:
+                self._tls.do_handshake()
+                self._check_protocol()
+            while True:
+                piece = self._tls.read(_READ_BYTES)
+                if not piece:
+                    self.is_ended = True
+                    break
+                text.append(piece)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            self.is_ended = True
+        except ssl.SSLError as error:
+            raise TlsFault(error.reason or "TLS failed") from error
+        return text[0] if len(text) == 1 else b"".join(text)
+
+    def send(self, text: bytes) -> None:
+        """Encrypt; ``take`` returns the ciphertext. Raises TlsFault."""
+        try:
+            self._tls.write(text)
+        except ssl.SSLError as error:
+            raise TlsFault(error.reason or "TLS failed") from error
+
+    def take(self) -> bytes:
+        """Return the ciphertext to be written: of what was sent, of the handshake, of an alert."""
+        return self._outgoing.read() if self._outgoing.pending else b""
+
+    def _check_protocol(self) -> None:
+        self.is_open = True
+        if self._tls.selected_alpn_protocol() != "h2":
+            raise TlsFault("the peer does not offer h2 by ALPN")
+
+
+def make_context(certificate: str, key: str) -> ssl.SSLContext:
+    """Make a context for files in PEM form. Raises OSError or ssl.SSLError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    context.load_cert_chain(certificate, key)
+    context.set_alpn_protocols(["h2"])
+    return context

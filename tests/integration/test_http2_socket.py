@@ -1,0 +1,248 @@
+"""The rim on real sockets, with clients that misbehave in time and space: silent, slow, deaf, too many."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+import uvloop
+
+from broker_adapter.clock import ManualClock
+from dmq.http2 import Http2Server, Limits, Rate, frames
+from dmq.http2.testing.wire import GREETING, Caller, Rig, until
+
+MIB = 2**20
+# The server looks at its clients every quarter of the shortest time; the clock itself moves by hand.
+OFTEN = 0.08
+
+Scenario = Callable[[Rig, ManualClock], Awaitable[None]]
+Run = Callable[..., None]
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Run a scenario on a rig, on either event loop; the clock is moved by the scenario."""
+
+    def run(scenario: Scenario, limits: Limits | None = None) -> None:
+        clock = ManualClock()
+
+        async def whole() -> None:
+            async with Rig(clock.monotonic_s, limits=limits).serving() as rig:
+                await scenario(rig, clock)
+
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(whole())
+
+    return run
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+
+def test_client_that_says_nothing_is_let_go(run: Run) -> None:
+    """Danger: half-open connections. Not one byte, a part of the preface, or the preface without SETTINGS."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        silent = [await rig.connect(b"") for _ in range(3)]
+        await silent[1].say(frames.PREFACE[:10])
+        await silent[2].say(frames.PREFACE)
+        await rig.check_serving()
+        clock.advance(1000)
+        for wire in silent:
+            assert await wire.is_closed()
+        await rig.check_serving()
+
+    run(scenario, Limits(preface_s=OFTEN))
+
+
+def test_client_that_vanished_is_found(run: Run) -> None:
+    """Danger: idle and dead. After a silence it is asked; no answer ends it and its calls, any answer is enough."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        dead, alive = await rig.connect(), await rig.connect()
+        await dead.say(dead.request("Wait"))
+        await rig.service.waiting.reach(1)
+        clock.advance(61_000)
+        ping = await alive.until(frames.PING)
+        await alive.say(frames.ping(ping.payload, is_answer=True) + alive.request("Echo"))
+        await alive.until(frames.DATA)
+        clock.advance(21_000)
+        assert await dead.is_closed()
+        await rig.service.ended.reach(1)
+        await alive.say(alive.request("Echo"))
+        await alive.until(frames.DATA)
+
+    run(scenario, Limits(preface_s=OFTEN))
+
+
+@pytest.mark.parametrize("limits", [Limits(idle_s=OFTEN), Limits(age_s=OFTEN)], ids=["idle", "old"])
+def test_idle_and_old_connections_are_drained(run: Run, limits: Limits) -> None:
+    """GOAWAY, and the end when the client has answered and no call is left."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        wire = await rig.connect()
+        clock.advance(1000)
+        assert (await wire.until(frames.GOAWAY)).payload[:4] == (2**31 - 1).to_bytes(4, "big")
+        ping = await wire.until(frames.PING)
+        await wire.say(frames.ping(ping.payload, is_answer=True))
+        assert (await wire.until(frames.GOAWAY)).payload[:4] == bytes(4)
+        assert await wire.is_closed()
+
+    run(scenario, limits)
+
+
+def test_old_connection_keeps_its_calls_for_the_grace(run: Run) -> None:
+    """Then they end with UNAVAILABLE."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        wire = await rig.connect()
+        await wire.say(wire.request("Wait"))
+        await rig.service.waiting.reach(1)
+        clock.advance(1000)
+        await wire.until(frames.GOAWAY)
+        assert rig.service.ended.count == 0
+        clock.advance(31_000)
+        assert b"grpc-status\x0214" in (await wire.until(frames.HEADERS)).payload
+        assert await wire.is_closed()
+
+    run(scenario, Limits(age_s=OFTEN))
+
+
+def test_deadlines_end_in_their_order(run: Run) -> None:
+    """One alarm for all: the earliest first, wherever it came in; those without a deadline stay."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        wire = await rig.connect()
+        for timeout in ("1S", "1m", "52500H"):
+            await wire.say(wire.request("Wait", fields=[("grpc-timeout", timeout)]))
+        await wire.say(wire.request("Wait"))
+        await rig.service.waiting.reach(4)
+        clock.advance(10)
+        first = await wire.until(frames.HEADERS)
+        assert (first.stream_id, b"grpc-status\x014" in first.payload) == (3, True)
+        clock.advance(1000)
+        assert (await wire.until(frames.HEADERS)).stream_id == 1
+        assert rig.server.figures().streams == 2
+
+    run(scenario, Limits(preface_s=OFTEN))
+
+
+# -- clients that do not read ------------------------------------------------------------------------------------------
+
+
+async def connect_deaf(rig: Rig) -> socket.socket:
+    """Connect a socket with room for little."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", rig.port))
+    return made
+
+
+def test_peer_that_does_not_read_answers(run: Run) -> None:
+    """Danger: calls of 16 KB, windows wide open. What is kept is bounded, others are served, nothing stays."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        loop = asyncio.get_running_loop()
+        peer = await connect_deaf(rig)
+        caller = Caller()
+        await loop.sock_sendall(peer, GREETING + frames.settings({frames.INITIAL_WINDOW_SIZE: 2**31 - 1}))
+        await loop.sock_sendall(peer, frames.window_update(0, 2**30))
+        calls = 0
+        while rig.server.figures().held_bytes < MIB // 2:  # the kernel's buffers come first
+            await loop.sock_sendall(peer, caller.request("Echo", b"x" * 16_000))
+            calls += 1
+            assert calls < 5000
+        await rig.check_serving()
+        assert rig.server.figures().held_bytes < 2 * MIB
+        peer.close()
+        await until(lambda: rig.server.figures().held_bytes == 0)
+
+    run(scenario, Limits(held_per_connection=MIB))
+
+
+def test_peer_that_does_not_read_and_floods(run: Run) -> None:
+    """Danger: PINGs whose answers nobody takes. Reading stops, so the peer's writing does; its memory is bounded."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        loop = asyncio.get_running_loop()
+        peer = await connect_deaf(rig)
+        await loop.sock_sendall(peer, GREETING)
+        sent = 0
+        flood = frames.ping(b"12345678") * 1000
+        try:
+            while sent < 200 * MIB:
+                async with asyncio.timeout(1.5):
+                    await loop.sock_sendall(peer, flood)
+                sent += len(flood)
+        except TimeoutError:
+            pass
+        assert sent < 100 * MIB
+        (client,) = rig.server._clients
+        assert client.connection.out.part_bytes < 2 * MIB
+        await rig.check_serving()
+        peer.close()
+
+    run(scenario, Limits(pings=Rate(burst=10**9, per_s=1)))
+
+
+# -- numbers, ports, faults --------------------------------------------------------------------------------------------
+
+
+def test_connections_have_a_number(run: Run) -> None:
+    """One too many is closed without a word; when one leaves there is room again."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        wires = [await rig.connect() for _ in range(3)]
+        assert await (await rig.connect(b"")).is_closed()
+        figures = rig.server.figures()
+        assert (figures.connections, figures.refused_connections) == (3, 1)
+        wires[0].writer.close()
+        await until(lambda: rig.server.figures().connections < 3)
+        await rig.check_serving()
+
+    run(scenario, Limits(connections=3))
+
+
+def test_port_in_use_is_an_os_error(run: Run) -> None:
+    """The caller says it in its own words."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        second = Http2Server({}, host="127.0.0.1", port=rig.port, monotonic_s=clock.monotonic_s)
+        with pytest.raises(OSError, match="address") as caught:
+            await second.start()
+        assert caught.value.errno == errno.EADDRINUSE
+        await second.stop(0)
+
+    run(scenario)
+
+
+def test_client_that_breaks_a_rule_hears_why(run: Run) -> None:
+    """GOAWAY arrives before the end; its calls are cancelled; what handlers then write goes nowhere."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        wire = await rig.connect()
+        await wire.say(wire.request("Wait") + wire.request("Echo"))
+        await rig.service.waiting.reach(1)
+        await wire.say(wire.request("Echo") + frames.frame(frames.PUSH_PROMISE, 0, 1))
+        assert b"a client does not push" in (await wire.until(frames.GOAWAY)).payload
+        assert await wire.is_closed()
+        await rig.service.ended.reach(1)
+        await rig.check_serving()
+
+    run(scenario)
+
+
+def test_http1_gets_no_answer_in_http1(run: Run) -> None:
+    """A GOAWAY and the end."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        wire = await rig.connect(b"")
+        await wire.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"this is not HTTP/2" in (await wire.until(frames.GOAWAY)).payload
+        assert await wire.is_closed()
+
+    run(scenario)
