@@ -42,7 +42,7 @@ from dmq.units import (
 ENV_PREFIX = "DMQ_"
 CONFIG_FILE_DEFAULT = "dmq.toml"
 # How a key is written that is None here.
-_WRITTEN_NONE = {"metrics_listen": "off", "delay_max": "none", "disk_low_water_bytes": "auto"}
+_WRITTEN_NONE = {"metrics_listen": "off", "delay_max": "none", "disk_low_water_bytes": "auto", "tls_key": "none"}
 # Read by others than the daemon: the command line, its shell completion, tests.
 _OTHER_VARIABLES = frozenset({"DMQ_CONFIG", "DMQ_ADDRESS", "DMQ_DEBUG"})
 _OTHER_PREFIXES = ("DMQ_TEST_", "DMQ_DEMO_")
@@ -83,6 +83,14 @@ def _size(value: object) -> object:
 
 def _automatic_size(value: object) -> object:
     return None if value == "auto" else _size(value)
+
+
+def _trail(value: object) -> object:
+    return value if value in {"auto", "off"} else Path(str(value)).expanduser()
+
+
+def _optional_path(value: object) -> object:
+    return None if value is None or value == "none" else Path(str(value)).expanduser()
 
 
 def _delay_levels(value: object) -> object:
@@ -127,6 +135,9 @@ _AutomaticSize = Annotated[int | None, Field(ge=0), BeforeValidator(_automatic_s
 _ListenAddress = Annotated[Address, BeforeValidator(_address)]
 _OptionalAddress = Annotated[Address | None, BeforeValidator(_optional_address)]
 _OptionalDuration = Annotated[timedelta | None, BeforeValidator(_optional_duration)]
+_Trail = Annotated[Path | Literal["auto", "off"], BeforeValidator(_trail)]
+_Certificate = Annotated[Path | Literal["auto", "off"], BeforeValidator(_trail)]
+_OptionalPath = Annotated[Path | None, BeforeValidator(_optional_path)]
 _DelayLevels = Annotated[tuple[timedelta, ...], BeforeValidator(_delay_levels)]
 
 
@@ -146,6 +157,9 @@ class DaemonConfig(BaseSettings):
     data: Annotated[Path, AfterValidator(Path.expanduser)] = Path("dmq-data")
     listen: _ListenAddress = Address("127.0.0.1", 8081)
     metrics_listen: _OptionalAddress = Address("127.0.0.1", 9464)
+    transport: Literal["http2", "grpcio"] = "http2"
+    tls_certificate: _Certificate = "auto"  # one that signs itself, in <data>/tls
+    tls_key: _OptionalPath = None  # None: in the file of the certificate
     broker_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,127}$")] = "rock-dmq"
 
     # -- what is promised
@@ -156,6 +170,15 @@ class DaemonConfig(BaseSettings):
     group_start: Literal["earliest", "latest"] = "earliest"
     idempotency_window: Annotated[_Duration, _between(timedelta(seconds=1), timedelta(days=30))] = timedelta(minutes=15)
 
+    # -- transactions
+    transaction_timeout: Annotated[_Duration, _between(timedelta(milliseconds=1), timedelta(hours=1))] = timedelta(
+        seconds=6
+    )
+    transaction_check_interval: Annotated[_Duration, _between(timedelta(milliseconds=1), timedelta(days=1))] = (
+        timedelta(seconds=30)
+    )
+    transaction_checks_max: Annotated[_Whole, Field(ge=1, le=1000)] = 15
+
     # -- bounds
     disk_low_water_bytes: _AutomaticSize = None  # None: see low_water_bytes
     ballast_bytes: Annotated[_Size, Field(ge=0)] = 16 * _MIB
@@ -165,6 +188,11 @@ class DaemonConfig(BaseSettings):
     wal_bytes_max: Annotated[_Size, Field(ge=_MIB)] = 32 * _MIB
     memtable_bytes_max: Annotated[_Size, Field(ge=_MIB)] = 64 * _MIB
     shutdown_grace: Annotated[_Duration, _between(timedelta(0), timedelta(minutes=10))] = timedelta(seconds=10)
+
+    # -- the audit trail
+    trail: _Trail = "auto"  # <data>/trail
+    trail_every: Annotated[_Duration, _between(timedelta(seconds=1), timedelta(hours=1))] = timedelta(minutes=1)
+    trail_keep: Annotated[_Duration, _between(timedelta(days=1), timedelta(days=3650))] = timedelta(days=14)
 
     # -- logs
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -198,9 +226,26 @@ class DaemonConfig(BaseSettings):
         return self.idempotency_window // timedelta(milliseconds=1)
 
     @property
+    def transaction_timeout_ms(self) -> int:
+        """After how long the producers of a half message are asked first."""
+        return self.transaction_timeout // timedelta(milliseconds=1)
+
+    @property
+    def transaction_check_interval_ms(self) -> int:
+        """After how long they are asked again."""
+        return self.transaction_check_interval // timedelta(milliseconds=1)
+
+    @property
     def shutdown_grace_s(self) -> float:
         """How long a shutdown may take before it is cut short."""
         return self.shutdown_grace.total_seconds()
+
+    @property
+    def trail_path(self) -> Path | None:
+        """Where the audit trail is written; ``None`` if it is off."""
+        if isinstance(self.trail, Path):
+            return self.trail
+        return self.data / "trail" if self.trail == "auto" else None
 
     @property
     def metrics_listen_is_explicit(self) -> bool:

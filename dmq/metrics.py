@@ -205,6 +205,8 @@ class Metrics:
         self.expired = Total("dmq_leases_expired", "Deliveries whose invisible duration ran out.")
         self.retried = Total("dmq_messages_retried", "Failed deliveries that wait to be tried again.")
         self.dead = Total("dmq_messages_dead", "Messages that a group's dead-letter queue got.")
+        self.exported = Total("dmq_audit_events_exported", "Audit events written to the trail.")
+        self.export_failures = Total("dmq_audit_export_failures", "Failed attempts to write the trail.")
         self.dispatched = Total("dmq_messages_dispatched", "Delayed messages moved to their queue when due.")
 
         self.lateness = Distribution(
@@ -227,6 +229,8 @@ class Metrics:
         self.commit_queue = gauge("commit_queue_ops", "Operations waiting for the writer.")
         self.leases = gauge("leases", "Messages handed out and neither acknowledged nor expired.")
         self.outbox_bytes = gauge("audit_outbox_bytes", "Audit events waiting for their export.")
+        self.export_lag = gauge("audit_export_lag_seconds", "Age of the oldest audit event that waits for its export.")
+        self.export_stopped = gauge("audit_export_stopped", "1 while the trail cannot be written.")
         self.disk_free_bytes = gauge("disk_free_bytes", "Free space of the file system with the store.")
         self.disk_low_water_bytes = gauge("disk_low_water_bytes", "Free space below which sends are refused.")
         self.recovery_cut_bytes = gauge("recovery_cut_bytes", "Torn WAL tail dropped when the store was opened.")

@@ -176,16 +176,24 @@ class Disk(_message.Message):
     def __init__(self, free_bytes: _Optional[int] = ..., low_water_bytes: _Optional[int] = ..., refuses_sends: _Optional[bool] = ...) -> None: ...
 
 class Outbox(_message.Message):
-    __slots__ = ("rows", "held_bytes", "held_bytes_max", "lost_rows")
+    __slots__ = ("rows", "held_bytes", "held_bytes_max", "lost_rows", "trail", "exported_sequence", "lag_ms", "export_error")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     HELD_BYTES_FIELD_NUMBER: _ClassVar[int]
     HELD_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     LOST_ROWS_FIELD_NUMBER: _ClassVar[int]
+    TRAIL_FIELD_NUMBER: _ClassVar[int]
+    EXPORTED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    LAG_MS_FIELD_NUMBER: _ClassVar[int]
+    EXPORT_ERROR_FIELD_NUMBER: _ClassVar[int]
     rows: int
     held_bytes: int
     held_bytes_max: int
     lost_rows: int
-    def __init__(self, rows: _Optional[int] = ..., held_bytes: _Optional[int] = ..., held_bytes_max: _Optional[int] = ..., lost_rows: _Optional[int] = ...) -> None: ...
+    trail: str
+    exported_sequence: int
+    lag_ms: int
+    export_error: str
+    def __init__(self, rows: _Optional[int] = ..., held_bytes: _Optional[int] = ..., held_bytes_max: _Optional[int] = ..., lost_rows: _Optional[int] = ..., trail: _Optional[str] = ..., exported_sequence: _Optional[int] = ..., lag_ms: _Optional[int] = ..., export_error: _Optional[str] = ...) -> None: ...
 
 class Recovery(_message.Message):
     __slots__ = ("was_clean", "cut_bytes", "open_ms", "is_new")
@@ -619,6 +627,26 @@ class StopJobResponse(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     job: Job
     def __init__(self, job: _Optional[_Union[Job, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class TakeSnapshotRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TakeSnapshotResponse(_message.Message):
+    __slots__ = ("sequence", "path", "entries", "taken_at_ms", "took_ms", "is_new")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    TOOK_MS_FIELD_NUMBER: _ClassVar[int]
+    IS_NEW_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    path: str
+    entries: int
+    taken_at_ms: int
+    took_ms: float
+    is_new: bool
+    def __init__(self, sequence: _Optional[int] = ..., path: _Optional[str] = ..., entries: _Optional[int] = ..., taken_at_ms: _Optional[int] = ..., took_ms: _Optional[float] = ..., is_new: _Optional[bool] = ...) -> None: ...
 
 SERVICE: str
 METHODS: _Mapping[str, _Method]

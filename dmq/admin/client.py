@@ -21,6 +21,7 @@ from dmq.errors import DmqError
 _Response = TypeVar("_Response", bound=Message)
 
 _DRY_RUN_TIMEOUT_S = 600.0  # at least: it looks at every dead letter of a group within one call
+_SNAPSHOT_TIMEOUT_S = 600.0  # at least: it writes down everything that waits
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
@@ -140,10 +141,22 @@ class AdminClient:
         """End a running job where it is; raises ``NotFound``."""
         return self._call(wire.METHODS["StopJob"], wire.StopJobRequest(job_id=job_id), wire.StopJobResponse).job
 
+    def take_snapshot(self) -> wire.TakeSnapshotResponse:
+        """Have the daemon write what its store holds into the audit trail; may take minutes."""
+        timeout_s = max(self._timeout_s, _SNAPSHOT_TIMEOUT_S)
+        return self._call(
+            wire.METHODS["TakeSnapshot"], wire.TakeSnapshotRequest(), wire.TakeSnapshotResponse, timeout_s
+        )
+
     def send(self, message: public.Message) -> public.SendMessageResponse:
         """Send through the public protocol, as any client does. A refusal is in the response's status."""
         request = public.SendMessageRequest(messages=[message])
         return self._call(public.METHODS["SendMessage"], request, public.SendMessageResponse)
+
+    def recall(self, topic: str, handle: str) -> public.RecallMessageResponse:
+        """Recall a message through the public protocol, as any client does. A refusal is in the response's status."""
+        request = public.RecallMessageRequest(topic=public.Resource(name=topic), recall_handle=handle)
+        return self._call(public.METHODS["RecallMessage"], request, public.RecallMessageResponse)
 
     def _call(
         self, method: Method, request: Message, response_class: type[_Response], timeout_s: float | None = None

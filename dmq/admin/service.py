@@ -13,7 +13,7 @@ from broker_adapter.errors import Overloaded, Refused, Rule
 from broker_adapter.topics import check_group, check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin import mapping, validate
-from dmq.admin.source import AdminSource, MessageState
+from dmq.admin.source import AdminSource, MessageState, SnapshotSource
 from dmq.errors import DmqError, StoreCorrupt
 
 # With bodies a page is cut before an answer gets too large for its receiver; one letter always fits.
@@ -29,10 +29,12 @@ class Handler(NamedTuple):
 
 
 class AdminService:
-    """The RPCs. Raises ``Refused`` for input that breaks a rule; what ``source`` raises passes through."""
+    """The RPCs. Raises ``Refused`` for input that breaks a rule; what the sources raise passes through."""
 
-    def __init__(self, source: AdminSource) -> None:
+    def __init__(self, source: AdminSource, snapshots: SnapshotSource | None = None) -> None:
+        """Without ``snapshots`` there is no audit trail, and the calls about it are refused."""
         self._source = source
+        self._snapshots = snapshots
 
     async def get_status(self, _request: wire.GetStatusRequest) -> wire.GetStatusResponse:
         """Say how the daemon is."""
@@ -136,6 +138,22 @@ class AdminService:
         job = await self._source.stop_job(validate.check_job_id(request.job_id))
         return wire.StopJobResponse(job=mapping.wire_job(job))
 
+    # -- the audit trail ----------------------------------------------------------------------------------------------
+
+    async def take_snapshot(self, _request: wire.TakeSnapshotRequest) -> wire.TakeSnapshotResponse:
+        """Write what the store holds into the audit trail."""
+        if self._snapshots is None:
+            raise Refused(Rule.REQUEST, "there is no audit trail to put a snapshot into: the daemon runs without one")
+        taken = await self._snapshots.snapshot()
+        return wire.TakeSnapshotResponse(
+            sequence=taken.sequence,
+            path=str(taken.path),
+            entries=taken.entries,
+            taken_at_ms=taken.taken_ms,
+            took_ms=taken.took_ms,
+            is_new=taken.is_new,
+        )
+
 
 def handlers(service: AdminService) -> Mapping[str, Handler]:
     """Return the handler of each RPC by its HTTP/2 path (``/rockdmq.admin.v1.AdminService/GetStatus``)."""
@@ -153,6 +171,7 @@ def handlers(service: AdminService) -> Mapping[str, Handler]:
         "StartJob": service.start_job,
         "ListJobs": service.list_jobs,
         "StopJob": service.stop_job,
+        "TakeSnapshot": service.take_snapshot,
     }
     return MappingProxyType(
         {method.path: Handler(method.request_class, calls[name]) for name, method in wire.METHODS.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from pathlib import Path
 from typing import Protocol
 
 from retry.dead_letter import Dead, DeadFilter, Job
@@ -80,12 +81,16 @@ class Disk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outbox:
-    """Audit events not exported yet, and those cut before they were."""
+    """Audit events not exported yet, those cut before they were, and how the trail is; no ``trail``: it is off."""
 
     rows: int = 0
     held_bytes: int = 0
     held_bytes_max: int = 0
     lost_rows: int = 0
+    trail: str = ""
+    exported_sequence: int = 0
+    lag_ms: int = 0
+    export_error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,4 +301,46 @@ class AdminSource(Protocol):
 
     async def stop_job(self, job_id: int) -> Job:
         """End a running job where it is, durable on return; a job that has ended stays as it is."""
+        ...
+
+
+class SnapshotTaken(Protocol):
+    """A snapshot that is in the audit trail; fields as in ``admin_v1.proto``."""
+
+    @property
+    def sequence(self) -> int:
+        """That of the last event whose effects it contains."""
+        ...
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+        ...
+
+    @property
+    def entries(self) -> int:
+        """How many wait."""
+        ...
+
+    @property
+    def taken_ms(self) -> int:
+        """When it was taken."""
+        ...
+
+    @property
+    def took_ms(self) -> float:
+        """How long that took."""
+        ...
+
+    @property
+    def is_new(self) -> bool:
+        """Whether something happened since the one before."""
+        ...
+
+
+class SnapshotSource(Protocol):
+    """What takes snapshots of the store into the audit trail."""
+
+    async def snapshot(self) -> SnapshotTaken:
+        """Take one, durable on return; an error that is ``retriable`` if it cannot be done now."""
         ...

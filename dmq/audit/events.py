@@ -37,7 +37,7 @@ class EventKind(IntEnum):
     GROUP_CREATED = 10
     OPENED = 11  # a run of the daemon began; the block's boot says which [0]
     CLOSED = 12  # it ended in order [0]
-    NACKED = 14  # a group failed it, a copy waits; attempt is the one that failed [when the copy is due]
+    NACKED = 14  # a group failed it, a copy waits in its stead; attempt is the one that failed [when the copy is due]
     RETRIED = 15  # the copy's time has come, it is visible again; attempt is the one that comes next [when it was due]
     RETRY_MOVED = 16  # the same before its time, by hand [when it was due]
     DEAD_EXHAUSTED = 17  # in the group's dead-letter queue; attempt is the last one [attempts allowed]
@@ -53,6 +53,17 @@ class EventKind(IntEnum):
     SEND_DEAD = 27  # of a spool: in the dead set; attempt is the last one [when it was made]
     REQUEUED = 28  # of a spool: from the dead set, waits again [when it is due]
     DROPPED = 29  # of a spool: thrown away because a bound was reached, as configured [when it was made]
+    HEARTBEAT = 30  # it runs, and had nothing else to tell [0]
+    SUBSCRIBED = 31  # a group begins on a queue [the first offset it gets]
+    TAIL_LOST = 32  # the store lost its own end, which was exported [sequence of the first; the id is their count]
+    POSTPONED = 33  # a group failed it, it stays where it is; attempt is the one that failed [when it becomes visible]
+    RECALLED = 34  # waited, was cancelled by its sender [its delivery time]
+    EXPIRED = 35  # retention removed it from its queue [its delivery time, 0 if it has none]
+    HALF = 36  # a half message was accepted, which nobody sees until it is committed [when it is checked first]
+    COMMITTED = 37  # it was committed: SCHEDULED or QUEUED follows [its delivery time, 0 if it has none]
+    ROLLED_BACK = 38  # it was rolled back, and is gone [0]
+    TX_CHECKED = 39  # its producers are asked for its outcome; attempt is the number of the check [its next check]
+    TX_GIVEN_UP = 40  # a dead letter after all its checks; attempt is their number [when it was accepted]
     GAP = 13  # events cut from the outbox before they were exported [sequence of the first; the id is their count]
 
 
@@ -91,7 +102,7 @@ def name_event(kind: EventKind, name_id: int) -> bytes:
 
 
 def cell_event(kind: EventKind) -> bytes:
-    """Encode that a run began or ended."""
+    """Encode that a run began or ended, or goes on."""
     return encode_event(kind, 0, 0, NO_QUEUE, 0, 0, b"")
 
 
@@ -100,7 +111,17 @@ def gap_event(first_sequence: int, count: int) -> bytes:
     return encode_event(EventKind.GAP, 0, 0, NO_QUEUE, 0, first_sequence, _COUNT.pack(count))
 
 
+def subscribed_event(topic_id: int, group_id: int, queue_id: int, offset: int) -> bytes:
+    """Encode that a group begins on a queue at ``offset``."""
+    return encode_event(EventKind.SUBSCRIBED, topic_id, group_id, queue_id, 0, offset, b"")
+
+
+def tail_lost_event(first_sequence: int, count: int) -> bytes:
+    """Encode that the store does not hold what ``count`` exported events from ``first_sequence`` on tell of."""
+    return encode_event(EventKind.TAIL_LOST, 0, 0, NO_QUEUE, 0, first_sequence, _COUNT.pack(count))
+
+
 def gap_count(event: AuditEvent) -> int:
-    """Return how many events a gap event stands for."""
+    """Return how many events a gap event, or that of a lost tail, stands for."""
     count: int = _COUNT.unpack(event.message_id)[0]
     return count

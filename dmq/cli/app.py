@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dmq.cli import backoff, dead, demo, group, jobs, msg, retry, serve, spool, status, topic
+from dmq.cli import audit, backoff, dead, demo, group, jobs, msg, retry, serve, spool, status, topic
 from dmq.cli.errors import CommandFailed, ExitCode, describe, wants_json
 from dmq.cli.options import Output, OutputOption, RootAddressOption, Session, TimeoutOption
 from dmq.errors import DmqError
@@ -110,6 +110,7 @@ app.add_typer(_topic, name="topic")
 _msg = typer.Typer(cls=Group, help="Messages.", rich_markup_mode=None)
 _msg.command("send")(msg.send)
 _msg.command("get")(msg.get)
+_msg.command("recall")(msg.recall)
 app.add_typer(_msg, name="msg")
 
 _group = typer.Typer(cls=Group, help="Consumer groups and their retry policies.", rich_markup_mode=None)
@@ -142,3 +143,5 @@ _backoff.command("simulate")(backoff.simulate)
 app.add_typer(_backoff, name="backoff")
 
 app.add_typer(spool.mount(Group), name="spool")
+
+app.add_typer(audit.mount(Group), name="audit")

@@ -112,6 +112,35 @@ def get(
         out.show_facts([("state", str(plain["state"]).lower()), *_message_facts(found)])
 
 
+def recall(
+    ctx: typer.Context,
+    *,
+    handle: Annotated[str, typer.Argument(metavar="HANDLE", help="The recall handle that its send answered.")],
+    address: AddressOption = None,
+    output: OutputOption = None,
+    timeout: TimeoutOption = None,
+) -> None:
+    """Take a delayed message back before it is delivered, and print its id."""
+    session = session_of(ctx, address, output, timeout)
+    from broker_adapter.errors import Refused
+    from dmq.embedded.recall import decode_handle
+
+    try:
+        topic = decode_handle(handle).topic
+    except Refused as refused:
+        raise typer.BadParameter(refused.why, param_hint="HANDLE") from refused
+    with session.connect() as client:
+        response = client.recall(topic, handle)
+    _check(response.status)
+    is_repeated = response.status.message != "OK"
+    if session.as_json:
+        out.show_json({"topic": topic, "message_id": response.message_id, "recalled_before": is_repeated})
+        return
+    typer.echo(response.message_id)
+    if is_repeated:
+        typer.echo(f"dmq: {out.printable(response.status.message)}", err=True)
+
+
 def _due(at: str | None, delay: str | None, level: int | None) -> At | After | int | None:
     if sum(option is not None for option in (at, delay, level)) > 1:
         raise typer.BadParameter("give one of them only", param_hint="--at, --delay, --level")

@@ -30,6 +30,8 @@ def serve(
     group_start: Annotated[str | None, _key("Where a new group begins: earliest or latest.", "PLACE")] = None,
     idempotency_window: Annotated[str | None, _key("How long message ids are remembered (15m).", "DURATION")] = None,
     disk_low_water_bytes: Annotated[str | None, _key("Refuse sends below this free space (auto).", "SIZE")] = None,
+    trail: Annotated[str | None, _key("Directory of the audit trail, auto or off (auto: DATA/trail).", "DIR")] = None,
+    trail_every: Annotated[str | None, _key("How often the audit trail is written (1m).", "DURATION")] = None,
     shutdown_grace: Annotated[str | None, _key("Time a shutdown may take (10s).", "DURATION")] = None,
     broker_name: Annotated[str | None, _key("Name clients see (rock-dmq).", "NAME")] = None,
     log_level: Annotated[str | None, _key("debug, info, warning or error (info).", "LEVEL")] = None,

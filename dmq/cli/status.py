@@ -62,6 +62,7 @@ def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
         ("commits", _commits(found.commits)),
         ("disk", f"{low}{format_size(disk.free_bytes)} free, sends refused below {format_size(disk.low_water_bytes)}"),
         ("audit outbox", _outbox(found.outbox)),
+        ("audit trail", _trail(found.outbox)),
     ]
 
 
@@ -87,3 +88,11 @@ def _commits(commits: wire.Commits) -> str:
 def _outbox(outbox: wire.Outbox) -> str:
     held = f"{outbox.rows:,} events, {format_size(outbox.held_bytes)} of {format_size(outbox.held_bytes_max)}"
     return held + (f"; {outbox.lost_rows:,} LOST before export" if outbox.lost_rows else "")
+
+
+def _trail(outbox: wire.Outbox) -> str:
+    if not outbox.trail:
+        return "off"
+    lag = f", the oldest that waits is {out.about(outbox.lag_ms)} old" if outbox.lag_ms else ""
+    stopped = f"STOPPED: {outbox.export_error}; " if outbox.export_error else ""
+    return f"{stopped}{outbox.trail}, exported up to {outbox.exported_sequence:,}{lag}"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from broker_adapter.message import pack_id
 from broker_adapter.topics import retry_topic
 from dmq.admin import source
 from dmq.admin.source import CellState, CellStatus, MessageState, MessageStatus, TopicStatus
+from dmq.audit.export import Exporter
 from dmq.config import DaemonConfig
 from dmq.daemon.operations import Operations
 from dmq.embedded.broker import EmbeddedBroker
@@ -36,6 +37,7 @@ class Report(Operations):
     state: CellState = CellState.STARTING
     listen: str = ""
     metrics_listen: str = ""
+    exporter: Exporter | None = None
 
     async def status(self) -> CellStatus:
         """Return how the daemon is now."""
@@ -49,7 +51,6 @@ class Report(Operations):
         now_ms = store.clock.now_ms()
         pending = store.pending()
         disk = store.disk()
-        outbox = store.outbox_state
         stats = store.commit_stats
         return CellStatus(
             version=self.version,
@@ -92,18 +93,32 @@ class Report(Operations):
             )
             if disk is not None
             else source.Disk(),
-            outbox=source.Outbox(
-                rows=outbox.next_sequence - outbox.first_sequence,
-                held_bytes=outbox.stored_bytes,
-                held_bytes_max=self.config.audit_outbox_bytes_max,
-                lost_rows=outbox.first_sequence - 1,
-            ),
+            outbox=self._outbox(),
             recovery=source.Recovery(
                 was_clean=store.recovery.was_closed,
                 cut_bytes=store.recovery.cut_bytes,
                 open_ms=store.recovery.took_s * 1000,
                 is_new=store.recovery.is_new,
             ),
+        )
+
+    def _outbox(self) -> source.Outbox:
+        state = self.store.outbox_state
+        known = source.Outbox(
+            rows=state.next_sequence - state.first_sequence,
+            held_bytes=state.stored_bytes,
+            held_bytes_max=self.config.audit_outbox_bytes_max,
+            lost_rows=state.lost,
+        )
+        if self.exporter is None:
+            return known
+        figures = self.exporter.figures
+        return replace(
+            known,
+            trail=str(self.exporter.trail),
+            exported_sequence=figures.exported_sequence,
+            lag_ms=figures.oldest_waiting_ms,
+            export_error=figures.error,
         )
 
     async def topics(self) -> Sequence[TopicStatus]:
@@ -204,6 +219,12 @@ class Report(Operations):
         metrics.commit_queue.set_function(lambda: store.writer.pending_ops)
         metrics.leases.set_function(lambda: broker.lease_count)
         metrics.outbox_bytes.set_function(lambda: store.outbox_state.stored_bytes)
+        exporter = self.exporter
+        if exporter is not None:
+            metrics.exported.follow(lambda: exporter.exported_total)
+            metrics.export_failures.follow(lambda: exporter.failures_total)
+            metrics.export_lag.set_function(lambda: exporter.lag_ms() / 1000)
+            metrics.export_stopped.set_function(lambda: bool(exporter.figures.error))
         metrics.recovery_cut_bytes.set(store.recovery.cut_bytes)
         metrics.open_seconds.set(store.recovery.took_s)
 

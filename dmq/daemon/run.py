@@ -15,22 +15,20 @@ import structlog
 import uvloop
 
 from broker_adapter.clock import Clock, SystemClock
-from dmq.admin.server import SERVICE_NAME, grpc_handler
 from dmq.admin.service import AdminService
 from dmq.admin.source import CellState
 from dmq.audit.events import EventKind, cell_event, gap_event
+from dmq.audit.export import Exporter, ExportOptions
 from dmq.config import DaemonConfig
 from dmq.daemon.report import Report
+from dmq.daemon.trail import Snapshots
+from dmq.daemon.transport import transport_of
 from dmq.embedded.broker import EmbeddedBroker
+from dmq.embedded.checks import CheckOptions
 from dmq.errors import AddressInUse, StoreError
 from dmq.log import configure
 from dmq.metrics import Metrics, MetricsServer, start_http
 from dmq.scheduler.scheduler import Scheduler
-from dmq.sidecar.dispatch import Dispatcher
-from dmq.sidecar.grpc_server import GrpcServer
-from dmq.sidecar.service import MessagingService
-from dmq.sidecar.sessions import Sessions
-from dmq.sidecar.settings import SidecarConfig
 from dmq.store.ops import Emit
 from dmq.store.rocks import RocksOptions
 from dmq.store.store import Store, StoreOptions
@@ -73,7 +71,14 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
     async with AsyncExitStack() as stack:  # what was set up last is closed first
         store = open_store(config, clock)
         store.on_failure = fail
-        stack.callback(_close_store, store)
+        exporter = _exporter(config, store)
+        stack.callback(_close_store, store, exporter, config.shutdown_grace_s)
+        if exporter is not None:
+            await loop.run_in_executor(None, exporter.recover)  # it may renumber: before anybody leaves an event
+            exporter.start()
+        snapshots = Snapshots(store, exporter, config.data) if exporter is not None else None
+        if snapshots is not None:
+            stack.push_async_callback(snapshots.close, config.shutdown_grace_s)
         metrics = Metrics(version=_version(), cell_id=store.cell_id)
         store.writer.observe = lambda ops, size, seconds, sync_s: metrics.committed(
             ops=ops, batch_bytes=size, seconds=seconds, sync_seconds=sync_s
@@ -83,14 +88,19 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
             queues_per_topic=config.queues_per_topic,
             group_start=config.group_start,
             delay_levels_ms=config.delay_levels_ms,
+            checks=CheckOptions(
+                first_after_ms=config.transaction_timeout_ms,
+                every_ms=config.transaction_check_interval_ms,
+                checks_max=config.transaction_checks_max,
+            ),
         )
         stack.push_async_callback(broker.close)
         await store.commit_async([Emit(cell_event(EventKind.OPENED))])
         scheduler = Scheduler(store, broker.placement, on_failure=fail, observe=metrics.became_visible)
         stack.callback(scheduler.close)
-        report = Report(config, store, broker, metrics, _version(), clock.now_ms())
+        report = Report(config, store, broker, metrics, _version(), clock.now_ms(), exporter=exporter)
         report.watch()
-        server = _server(config, clock, broker, metrics, report)
+        server = transport_of(config, clock, broker, metrics, AdminService(report, snapshots))
         stack.push_async_callback(server.stop, config.shutdown_grace_s)
         metrics_server = _start_metrics(config, metrics, lambda: report.state is CellState.SERVING)
         if metrics_server is not None:
@@ -100,6 +110,8 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         port = await server.start()
         report.listen = str(Address(config.listen.host, port))
         report.state = CellState.SERVING
+        if snapshots is not None:
+            snapshots.start(broker.registry)
         metrics.set_state("serving")
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _on_signal, number, end)
@@ -151,20 +163,12 @@ def open_store(config: DaemonConfig, clock: Clock) -> Store:
     return store
 
 
-def _server(config: DaemonConfig, clock: Clock, broker: EmbeddedBroker, metrics: Metrics, report: Report) -> GrpcServer:
-    settings = SidecarConfig(
-        delay_levels_ms=config.delay_levels_ms, delay_max_ms=config.delay_max_ms, broker_name=config.broker_name
-    )
-    service = MessagingService(broker, clock, Sessions(clock), settings)
-    broker.on_group_changed = service.group_changed
-    return GrpcServer(
-        service,
-        Dispatcher(service, clock=clock, observer=metrics.calls),
-        host=config.listen.host,
-        port=config.listen.port,
-        handlers=(grpc_handler(AdminService(report)),),
-        reflected=(SERVICE_NAME,),
-    )
+def _exporter(config: DaemonConfig, store: Store) -> Exporter | None:
+    trail = config.trail_path
+    if trail is None:
+        return None
+    options = ExportOptions(every_s=config.trail_every.total_seconds(), keep=config.trail_keep)
+    return Exporter(store, trail.absolute(), options)
 
 
 def _start_metrics(config: DaemonConfig, metrics: Metrics, is_ready: object) -> MetricsServer | None:
@@ -182,10 +186,12 @@ def _start_metrics(config: DaemonConfig, metrics: Metrics, is_ready: object) -> 
         return server
 
 
-def _close_store(store: Store) -> None:
+def _close_store(store: Store, exporter: Exporter | None, grace_s: float) -> None:
     try:
         if store.failure is None:
             store.commit([Emit(cell_event(EventKind.CLOSED))])
+        if exporter is not None:
+            exporter.close(grace_s)
         store.close()
     except StoreError as error:
         log.critical("store_not_closed", error=str(error))

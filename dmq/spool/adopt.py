@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import NamedTuple, Self
 
+from dmq.audit.export_values import TrailUnavailable
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.spool.around import read_around
 from dmq.spool.kept import Kept
@@ -26,6 +27,7 @@ from dmq.spool.lanes import lane_id, lane_row, parked_number, parked_range
 from dmq.spool.records import decode_dead, decode_entry, entry_id
 from dmq.spool.root import Root
 from dmq.spool.running import Running
+from dmq.spool.trail import SpoolTrail
 from dmq.store.commit import Unit
 from dmq.store.keys import WAITING_GENERATION, pack_index_prefix, spool_range, timeline_key
 from dmq.store.ops import Delete, Family, Op, Put
@@ -70,8 +72,9 @@ class _Place(NamedTuple):
 class Adopter:
     """A thread that looks for orphans now and then."""
 
-    def __init__(self, root: Root, running: Running) -> None:
+    def __init__(self, root: Root, running: Running, trail: SpoolTrail | None = None) -> None:
         self._root = root
+        self._trail = trail or SpoolTrail()
         self._running = running
         self._is_closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -113,13 +116,14 @@ class Adopter:
                     if problem:
                         self._root.name_damaged(path, problem)
                     else:
+                        self._trail.export_rest(orphan.store)  # what it tells, under its own name
                         self._root.remove(path, orphan, own)
                         is_more = True
                 except _Interrupted:
                     return total
                 except _OwnFailed:
                     raise
-                except StoreError as error:  # this one later; it stands in nobody's way
+                except (StoreError, TrailUnavailable) as error:  # this one later; it stands in nobody's way
                     log.warning("spool_adoption_failed", path=str(path), error=str(error))
                     continue
                 finally:

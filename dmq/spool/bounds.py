@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -25,7 +26,8 @@ class SpoolOptions:
     ``overflow``: "refuse" the new entry, "block" up to ``block_s`` for room, "drop_newest" (refuse it, with an event in
     the trail), or "drop_oldest" (of those in nobody's hands, the one made first). What is short of disk space is
     refused, or blocks: dropping something gives none back at once. ``durability`` "process" survives SIGKILL, but not
-    power loss.
+    power loss. ``trail_path`` is where the audit trail is written (docs/TRAIL.md), every ``trail_every_s``; ``None`` is
+    nowhere. It needs ``pip install rock-dmq[server]``.
     """
 
     entries_max: int = 1_000_000
@@ -35,7 +37,9 @@ class SpoolOptions:
     durability: Literal["disk", "process"] = "disk"
     free_bytes_min: int | None = None  # below it nothing new is kept; by default 5 % of the disk, at most 1 GiB
     adopt_every_s: float = 30.0  # how often to look for directories of dead processes; 0: never
-    trail_bytes_max: int = 64 * _MIB
+    trail_bytes_max: int = 64 * _MIB  # of events that wait for their export, or for nobody
+    trail_path: str | os.PathLike[str] | None = None
+    trail_every_s: float = 60.0
     rocks: RocksOptions = field(default=_ROCKS)
 
 

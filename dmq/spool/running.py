@@ -13,6 +13,7 @@ from dmq.errors import StoreCorrupt, StoreError
 from dmq.spool.kept import Kept
 from dmq.spool.reader import Reader
 from dmq.spool.root import Root
+from dmq.spool.trail import SpoolTrail
 from dmq.store.keys import timeline_key
 from dmq.store.ops import Family
 from retry.log import LibraryLog
@@ -25,8 +26,9 @@ REOPEN_S = (1.0, 2.0, 5.0, 10.0)
 class Running:
     """What a spool has open: ``path``, ``kept`` and ``reader`` are others after a storage error."""
 
-    def __init__(self, root: Root, *, is_driven: bool) -> None:
+    def __init__(self, root: Root, *, is_driven: bool, trail: SpoolTrail | None = None) -> None:
         self._root = root
+        self._trail = trail or SpoolTrail()
         self._is_driven = is_driven
         self._wanted: set[str] = set()
         self._is_down = threading.Event()
@@ -46,12 +48,14 @@ class Running:
         self._is_down.set()
         self._thread.join()
         self.reader.close()
+        self._trail.end(self.kept.store, is_orderly=True)
         try:
             self.kept.store.close()
         except StoreError as error:
             log.error("spool_not_closed_well", path=str(self.path), error=str(error))  # noqa: TRY400
 
     def _start(self, kept: Kept) -> None:
+        self._trail.begin(kept.store, is_threaded=not self._is_driven)
         reader = Reader(kept, self._wanted, lambda _: self._is_down.set())
         kept.store.on_failure = lambda _: self._is_down.set()
         self.kept, self.reader = kept, reader
@@ -68,6 +72,7 @@ class Running:
             failed = self.kept.store
             log.error("spool_failed", path=str(self.path), error=str(failed.failure or "it cannot be read"))
             self.reader.close()
+            self._trail.end(failed, is_orderly=False)
             try:
                 failed.close()
             except StoreError as error:

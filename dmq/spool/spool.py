@@ -24,6 +24,7 @@ from dmq.spool.plan import Ticket
 from dmq.spool.records import Totals
 from dmq.spool.root import Damaged, Root
 from dmq.spool.running import Running
+from dmq.spool.trail import SpoolTrail
 from dmq.store.commit import Unit
 from dmq.store.store import StoreOptions
 from retry.sink import (
@@ -67,6 +68,7 @@ class Spool:
         self.options = options or SpoolOptions()
         self._clock = clock or SystemClock()
         self._pid = os.getpid()
+        self._trail = SpoolTrail(self.options.trail_path, self.options.trail_every_s)
         self._root = Root(
             Path(root),
             self._clock,
@@ -79,9 +81,9 @@ class Spool:
             ),
         )
         self._is_closed = False
-        self._running = Running(self._root, is_driven=is_driven)
+        self._running = Running(self._root, is_driven=is_driven, trail=self._trail)
         self._bounds = Bounds(self.options, self._running)
-        self._adopter = Adopter(self._root, self._running)
+        self._adopter = Adopter(self._root, self._running, self._trail)
         self._adopter.start(self.options.adopt_every_s)
 
     def __enter__(self) -> Self:

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 
 from broker_adapter.clock import Clock
 from dmq.store import keys, outbox
-from dmq.store.engine import Engine
+from dmq.store.engine import Engine, queue_end
 from dmq.store.keys import pack_index_prefix, pack_queue_key, pack_timeline_key, pack_u64
 from dmq.store.marks import Marks
 from dmq.store.ops import (
@@ -21,22 +21,27 @@ from dmq.store.ops import (
     Batch,
     Delete,
     Done,
+    DropOutbox,
     Emit,
     EntryState,
     Family,
     HandOver,
+    HoldOutbox,
     Op,
     Put,
     Receipt,
+    Reschedule,
     Schedule,
+    SkipOutbox,
     Withdraw,
+    scheduled_times,
 )
 from dmq.store.outbox import pack_record_head
-from dmq.store.record import decode_index, encode_index_finished, encode_index_waiting
+from dmq.store.outbox_rows import OutboxRows
+from dmq.store.record import decode_index, encode_index_finished, encode_index_waiting, encode_index_withdrawn
 
 BUCKET_MS = 60_000
 _COUNTS_CACHED_MAX = 65_536
-_OUTBOX_ROWS_CUT = 16
 _WITHDRAWN_KEPT = 10_000
 _NA = outbox.NOT_APPLICABLE
 # Plain numbers and names of this module: looking up an enum member costs more than appending the row.
@@ -75,14 +80,13 @@ class Assembler:
         self._marks = marks
         self._clock = clock
         self._window_ms = idempotency_window_ms
-        self._outbox_bytes_max = outbox_bytes_max
-        self._gap_event = gap_event
-        self._boot = recovered.boot
         self._sequence = recovered.sequence
         self._done = recovered.done
         self._generation = recovered.generation
         self._generation_started_ms = recovered.generation_started_ms
-        self._outbox = recovered.outbox
+        self.outbox = OutboxRows(
+            engine, recovered.boot, recovered.outbox, bytes_max=outbox_bytes_max, gap_event=gap_event
+        )
         self._tails: dict[tuple[int, int], int] = {}
         self._counts: dict[tuple[int, int], int] = {}
         # Keys withdrawn while the reader may have had them in its hand already; see ``_withdraw``.
@@ -95,6 +99,8 @@ class Assembler:
         self._waiting: dict[bytes, bytes | None] = {}
         self._rows: dict[tuple[Family, bytes], bytes | None] = {}
         self._deltas: dict[tuple[int, int], int] = {}
+        self._gone: set[tuple[int, bytes]] = set()  # the first ``_gone_count`` deletes
+        self._gone_count = 0
         self._records: list[bytes] = []
         self._appended: dict[tuple[int, int], int] = {}
         self._generation_prefix = b""
@@ -108,16 +114,13 @@ class Assembler:
         """Index generations in which a message id may be: waiting, and finished in this window or the one before."""
         return keys.WAITING_GENERATION, self._generation, self._generation - 1
 
-    @property
-    def outbox_state(self) -> outbox.OutboxState:
-        """Figures of the audit outbox."""
-        return self._outbox
-
     def assemble(self, units: Sequence[Sequence[Op]]) -> tuple[Batch, list[list[Receipt]], dict[tuple[int, int], int]]:
         """Return the batch, the receipts of every unit, and the new end offset of every queue appended to."""
         batch = self._batch = Batch()
         self._now_ms = self._clock.now_ms()
         self._rows, self._deltas, self._records, self._appended = {}, {}, [], {}
+        self._gone, self._gone_count = set(), 0
+        self.outbox.begin()
         first_sequence = self._sequence + 1
         if len(self._withdrawn) > _WITHDRAWN_KEPT:
             claimed = keys.timeline_key(self._marks.high())
@@ -138,7 +141,7 @@ class Assembler:
             else:
                 puts.append((family, key, value))
         self._put_counts()
-        self._put_outbox()
+        self.outbox.put(batch, self._records, self._now_ms)
         if self._sequence >= first_sequence:
             puts.append((Family.META, keys.META_SEQUENCE, pack_u64(self._sequence)))
         return batch, receipts, self._appended
@@ -204,16 +207,47 @@ class Assembler:
         if (
             waiting.state is not _WAITING
             or pack_timeline_key(waiting.at_ms, waiting.sequence) != op.key
-            or (_TIMELINE, op.key) in batch.deletes  # by this very batch
+            or self._is_gone(op.key)
         ):
             return NO_RECEIPT
         batch.deletes += ((_TIMELINE, op.key), (_INDEX, id_key))
         self._count(op.scope, op.deliver_at_ms, -1)
         self._withdrawn.add(op.key)
         self._known.pop(id_key, None)
+        if op.is_remembered:
+            value = encode_index_withdrawn(waiting.sequence, self._now_ms, op.outcome)
+            batch.puts.append((_INDEX, self._generation_prefix + id_key[4:], value))
+            self._known[id_key] = decode_index(value)
+        if op.event:
+            self._records += (pack_record_head(len(op.event), waiting.sequence, _NA), op.event)
         for other in op.instead:
-            self._HANDLERS[type(other)](self, other)
+            told = self._HANDLERS[type(other)](self, other)
+            if type(other) is Append and not told.repeated:  # the trail follows the entry to where it goes
+                self._records[-2] = pack_record_head(len(other.event), waiting.sequence, told.queue_offset)
         return Receipt(EntryState.WITHDRAWN, waiting.sequence, -1, -1, self._now_ms, False)
+
+    def _reschedule(self, op: Reschedule) -> Receipt:
+        key, scope, message_id, due_ms, deliver_at_ms, record, event = op
+        if key in self._withdrawn:
+            return NO_RECEIPT
+        sequence = int.from_bytes(key[8:], "big")
+        # Not in the cursor's own millisecond: there only sequences that are new lie behind it for certain.
+        key_ms = max(deliver_at_ms, self._floor_ms + 1)
+        self._batch.deletes.append((_TIMELINE, key))
+        waiting = (_INDEX, pack_index_prefix(0, scope) + message_id, encode_index_waiting(sequence, key_ms))
+        self._batch.puts += ((_TIMELINE, pack_timeline_key(key_ms, sequence), record), waiting)
+        self._count(scope, due_ms, -1)
+        self._count(scope, deliver_at_ms, 1)
+        if event:
+            self._records += (pack_record_head(len(event), sequence, _NA), event)
+        return Receipt(_WAITING, sequence, -1, -1, key_ms, False)
+
+    def _is_gone(self, key: bytes) -> bool:
+        """Say whether this very batch takes a row off the timeline; the deletes are gone through once."""
+        deletes = self._batch.deletes
+        self._gone.update(deletes[self._gone_count :])
+        self._gone_count = len(deletes)
+        return (_TIMELINE, key) in self._gone
 
     def _done_op(self, op: Done) -> Receipt:
         self._withdrawn.clear()
@@ -235,15 +269,31 @@ class Assembler:
         self._records += (pack_record_head(len(op.event), _NA, offset), op.event)
         return NO_RECEIPT
 
+    def _hold_outbox(self, op: HoldOutbox) -> Receipt:
+        self.outbox.hold(op)
+        return NO_RECEIPT
+
+    def _drop_outbox(self, op: DropOutbox) -> Receipt:
+        self.outbox.drop(op, self._batch)
+        return NO_RECEIPT
+
+    def _skip_outbox(self, op: SkipOutbox) -> Receipt:
+        self.outbox.skip(op, self._batch)
+        return NO_RECEIPT
+
     _HANDLERS: ClassVar[dict[type, Callable[..., Receipt]]] = {
         Schedule: _schedule,
         Append: _append,
         HandOver: _hand_over,
         Withdraw: _withdraw,
+        Reschedule: _reschedule,
         Done: _done_op,
         Put: _put,
         Delete: _delete,
         Emit: _emit,
+        HoldOutbox: _hold_outbox,
+        DropOutbox: _drop_outbox,
+        SkipOutbox: _skip_outbox,
     }
 
     # -- parts of a batch ---------------------------------------------------------------------------------------------
@@ -258,9 +308,10 @@ class Assembler:
         return offset
 
     def _reserve(self, units: Sequence[Sequence[Op]], first_sequence: int) -> None:
-        times = [op.deliver_at_ms for unit in units for op in unit if type(op) is Schedule]
+        times, keeps_sequence = scheduled_times(units)
         if not times:
             return
+        first_sequence = 0 if keeps_sequence else first_sequence
         self._floor_ms, lowered = self._marks.reserve(min(times), self._now_ms, first_sequence)
         if lowered is not None and lowered < self._done:
             self._put_done(lowered)
@@ -342,45 +393,7 @@ class Assembler:
             ):
                 self._counts[each] = keys.unpack_u64(value) if value is not None else 0
 
-    def _put_outbox(self) -> None:
-        state = self._outbox
-        if state.stored_bytes > self._outbox_bytes_max:
-            state = self._cut_outbox(state)
-        if self._records:
-            count = len(self._records) // 2
-            block = outbox.encode_block(self._boot, self._now_ms, count, self._records)
-            self._batch.puts.append((Family.AUDIT, pack_u64(state.next_sequence), block))
-            state = state._replace(
-                next_sequence=state.next_sequence + count, stored_bytes=state.stored_bytes + len(block)
-            )
-        if state is not self._outbox:
-            self._outbox = state
-            self._batch.puts.append((Family.META, keys.META_OUTBOX, outbox.encode_state(state)))
-
-    def _cut_outbox(self, state: outbox.OutboxState) -> outbox.OutboxState:
-        """Drop the oldest rows to keep the bound, and leave an event that says which events are missing."""
-        found = self._engine.scan(
-            Family.AUDIT, pack_u64(state.first_sequence), pack_u64(state.next_sequence), limit=_OUTBOX_ROWS_CUT
-        )
-        if not found.rows:
-            return state
-        last_key, last_value = found.rows[-1]
-        first_left = int.from_bytes(last_key, "big") + outbox.block_count(last_value)
-        self._batch.deletes += [(Family.AUDIT, key) for key, _ in found.rows]
-        event = self._gap_event(state.first_sequence, first_left - state.first_sequence)
-        self._records += (pack_record_head(len(event), _NA, _NA), event)
-        freed = sum(len(value) for _, value in found.rows)
-        return state._replace(first_sequence=first_left, stored_bytes=state.stored_bytes - freed)
-
 
 def _count_key(each: tuple[int, int]) -> bytes:
     scope, bucket = each
     return keys.total_key(scope) if bucket < 0 else keys.bucket_key(scope, bucket)
-
-
-def queue_end(engine: Engine, topic_id: int, queue_id: int) -> int:
-    """Return the offset after the last message of a queue: one seek, never a scan."""
-    last = engine.last(
-        Family.QUEUE, pack_queue_key(topic_id, queue_id, 0), pack_queue_key(topic_id, queue_id, 2**64 - 1)
-    )
-    return 0 if last is None else keys.queue_offset_of(last[0]) + 1

@@ -195,6 +195,7 @@ class Writer:
         written_s = self._clock.monotonic_s()
         if self._is_synced:
             self._engine.sync()
+        self._assembler.outbox.synced()
         ended_s = self._clock.monotonic_s()
         ops = size = 0
         for unit, answer in zip(units, receipts, strict=True):

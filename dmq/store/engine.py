@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from dmq.store.keys import pack_queue_key, queue_offset_of
 from dmq.store.ops import Batch, Family
 
 
@@ -57,3 +58,11 @@ class Engine(Protocol):
     def close(self) -> None:
         """Sync, unless a write or a sync failed, let go of everything and release the lock. Idempotent."""
         ...
+
+
+def queue_end(engine: Engine, topic_id: int, queue_id: int) -> int:
+    """Return the offset after the last message of a queue: one seek, never a scan."""
+    last = engine.last(
+        Family.QUEUE, pack_queue_key(topic_id, queue_id, 0), pack_queue_key(topic_id, queue_id, 2**64 - 1)
+    )
+    return 0 if last is None else queue_offset_of(last[0]) + 1

@@ -31,7 +31,8 @@ class EntryState(IntEnum):
     WAITING = 1
     QUEUED = 2  # accepted and in its queue at once
     DELIVERED = 3  # waited, and was handed over when due
-    WITHDRAWN = 4  # waited, and was taken away before it was due; only ever in a receipt
+    WITHDRAWN = 4  # waited, and was taken away before it was due; kept only of those that are to be remembered
+    COMMITTED = 5  # a half message whose transaction was committed; a receipt of its own has the message it became
 
 
 class Schedule(NamedTuple):
@@ -77,13 +78,35 @@ class Withdraw(NamedTuple):
 
     ``key`` is the timeline key under which it was read. The check is made by the writer, so an entry is either handed
     over or withdrawn, never both. The receipt's state is ``WITHDRAWN``, or ``None`` if it no longer waits there.
+
+    ``event`` is recorded with the entry's sequence. With ``is_remembered`` the id is known, as ``outcome``, as long as
+    that of a finished entry: a send repeated with it writes nothing, and its receipt says so. Else the id is free.
     """
 
     key: bytes
     scope: int
     message_id: bytes  # as it was scheduled
     deliver_at_ms: int  # its true delivery time
-    instead: Sequence[Append | Emit | Put] = ()
+    instead: Sequence[Append | Emit | Put | Schedule] = ()
+    event: bytes = b""
+    is_remembered: bool = False
+    outcome: EntryState = EntryState.WITHDRAWN
+
+
+class Reschedule(NamedTuple):
+    """Let an entry that the reader took off the timeline wait again, under another time and with another record.
+
+    It stays the same entry, with its sequence. Nothing is done if it was withdrawn since it was read; its receipt then
+    has no state.
+    """
+
+    key: bytes  # its timeline key
+    scope: int
+    message_id: bytes  # as it was scheduled
+    due_ms: int  # its true time so far
+    deliver_at_ms: int  # its new one
+    record: bytes  # dmq.store.record.encode_waiting
+    event: bytes  # none is recorded if it is empty
 
 
 class Done(NamedTuple):
@@ -114,7 +137,63 @@ class Emit(NamedTuple):
     queue_offset: int = -1
 
 
-Op = Schedule | Append | HandOver | Withdraw | Done | Put | Delete | Emit
+class HoldOutbox(NamedTuple):
+    """Do not cut audit events below ``below`` to keep the bound: they are being exported. 0 lets go."""
+
+    below: int
+
+
+class DropOutbox(NamedTuple):
+    """Remove the audit rows that end at or below ``below``: they were exported. Lets go of what was held.
+
+    ``starts`` are the first sequences of those rows, ascending; ``total_bytes`` are the sizes of their values, each
+    with those before it. So the writer need not read what it drops, nor count twice what it cut meanwhile.
+    """
+
+    below: int
+    starts: Sequence[int]
+    total_bytes: Sequence[int]
+
+
+class SkipOutbox(NamedTuple):
+    """Go on numbering audit events from ``to``, this batch's included, and forget the rows below; never backwards."""
+
+    to: int
+
+
+Op = (
+    Schedule
+    | Append
+    | HandOver
+    | Withdraw
+    | Reschedule
+    | Done
+    | Put
+    | Delete
+    | Emit
+    | HoldOutbox
+    | DropOutbox
+    | SkipOutbox
+)
+
+
+def scheduled_times(units: Sequence[Sequence[Op]]) -> tuple[list[int], bool]:
+    """Return the times under which these units put entries on the timeline, and whether one of them is not new there.
+
+    An entry that is not new keeps its sequence, which is smaller than those that the batch will assign.
+    """
+    times: list[int] = []
+    keeps_sequence = False
+    for unit in units:
+        for op in unit:
+            if type(op) is Schedule:
+                times.append(op.deliver_at_ms)
+            elif type(op) is Reschedule:
+                times.append(op.deliver_at_ms)
+                keeps_sequence = True
+            elif type(op) is Withdraw and op.instead:
+                times += [other.deliver_at_ms for other in op.instead if type(other) is Schedule]
+    return times, keeps_sequence
 
 
 class Receipt(NamedTuple):

@@ -22,6 +22,10 @@ NOT_APPLICABLE = 2**64 - 1
 _BLOCK = struct.Struct(">BIQI")
 _RECORD = struct.Struct(">HQQ")
 _STATE = struct.Struct(">QQQ")
+_STATE_WITH_LOST = struct.Struct(">QQQQ")
+
+BLOCK_HEAD_BYTES = _BLOCK.size
+RECORD_HEAD_BYTES = _RECORD.size
 
 pack_record_head = _RECORD.pack  # (event length, entry sequence, queue offset)
 
@@ -32,6 +36,15 @@ class OutboxState(NamedTuple):
     first_sequence: int  # of the oldest row that is still there
     next_sequence: int
     stored_bytes: int  # values only
+    lost: int = 0  # events cut before they were exported, ever
+
+
+class BlockHead(NamedTuple):
+    """What all events of a row share, and how many they are."""
+
+    boot: int
+    committed_at_ms: int
+    events: int
 
 
 class OutboxRecord(NamedTuple):
@@ -53,6 +66,11 @@ def encode_block(boot: int, at_ms: int, count: int, records: list[bytes]) -> byt
 def block_count(value: bytes) -> int:
     """Return how many events a row holds; ``StoreCorrupt`` if it has no head."""
     return _block_head(value)[3]
+
+
+def block_head(value: bytes) -> BlockHead:
+    """Return what a row says of all its events; ``StoreCorrupt`` if it has no head."""
+    return BlockHead(*_block_head(value)[1:])
 
 
 def _block_head(value: bytes) -> tuple[int, int, int, int]:
@@ -82,14 +100,15 @@ def decode_block(key: bytes, value: bytes) -> Iterator[OutboxRecord]:
 
 
 def encode_state(state: OutboxState) -> bytes:
-    """Encode the figures."""
-    return _STATE.pack(*state)
+    """Encode the figures; the last one only once there is something to tell."""
+    return _STATE_WITH_LOST.pack(*state) if state.lost else _STATE.pack(*state[:3])
 
 
 def decode_state(value: bytes | None) -> OutboxState:
     """Decode the figures; none yet means an empty outbox; ``StoreCorrupt`` for another length."""
     if value is None:
         return OutboxState(1, 1, 0)
-    if len(value) != _STATE.size:
-        raise StoreCorrupt(f"the figures of the outbox have {len(value)} bytes instead of {_STATE.size}")
-    return OutboxState._make(_STATE.unpack(value))
+    for layout in (_STATE, _STATE_WITH_LOST):
+        if len(value) == layout.size:
+            return OutboxState(*layout.unpack(value))
+    raise StoreCorrupt(f"the figures of the outbox have {len(value)} bytes instead of {_STATE.size}")

@@ -9,13 +9,15 @@
     12 deliver_at_ms 8 (the true one)                     20 body
     20 accepted_at_ms 8
     28 history 39, of kind RETRY
+    28 terms 16, of kind TRANSACTION
        body
 
     history    topic id 4 | queue id 2 | offset 8 | since_ms 8 | first_failed_at_ms 8 | last_failed_at_ms 8 | reason 1
                of a copy that a group failed: where the message first lay, since when it was visible there, how it went
+    terms      deliver_at_ms 8 | delay_ms 8           of a half message: when it is due once it is committed; 0: no such
     body       id length 1 | tag length 1 | message group length 1 | id | tag | message group | wire message
 
-    index      state 1 | sequence 8 | at_ms 8                         waits: at_ms is the key's time
+    index      state 1 | sequence 8 | at_ms 8               waits: at_ms is the key's time; or withdrawn, committed then
                state 1 | sequence 8 | at_ms 8 | queue_id 2 | offset 8   finished
 
 The two message values share what follows on their heads, so a hand-over copies it without looking inside.
@@ -38,14 +40,17 @@ _QUEUED = struct.Struct(">BBHQQ")
 _BODY = struct.Struct(">BBB")
 _HISTORY = struct.Struct(">IHQQQQB")
 _FAILED_ID = struct.Struct(">IHQH")
+_TERMS = struct.Struct(">QQ")
 _INDEX_WAITING = struct.Struct(">BQQ")
 _INDEX_FINISHED = struct.Struct(">BQQHQ")
-_WAITING_STATE = int(EntryState.WAITING)
+_WAITING_STATE, _WITHDRAWN_STATE = int(EntryState.WAITING), int(EntryState.WITHDRAWN)
+_SHORT_STATES = frozenset((_WAITING_STATE, _WITHDRAWN_STATE, int(EntryState.COMMITTED)))
 _new_tuple = tuple.__new__  # what a NamedTuple's own constructor calls, without its argument list
 
 WAITING_HEADER_BYTES = _WAITING.size
 QUEUED_HEADER_BYTES = _QUEUED.size
 HISTORY_BYTES = _HISTORY.size
+TERMS_BYTES = _TERMS.size
 _HAS_HISTORY = 1
 
 
@@ -55,6 +60,7 @@ class EntryKind(IntEnum):
     DELAYED = 1
     RETRY = 2  # a copy that a group failed; its scope is the group
     SPOOLED = 3  # a send that a producer's hook makes later (``dmq.spool``)
+    TRANSACTION = 4  # a half message, under the time of its next check; the retry count is that of its checks
 
 
 class History(NamedTuple):
@@ -67,6 +73,13 @@ class History(NamedTuple):
     first_failed_at_ms: int
     last_failed_at_ms: int
     reason: int  # ``retry.policy.Reason`` of a dead letter, 0 otherwise
+
+
+class Terms(NamedTuple):
+    """When a half message is due once it is committed: at a time, or a delay after the commit; 0 for neither."""
+
+    deliver_at_ms: int
+    delay_ms: int
 
 
 class WaitingEntry(NamedTuple):
@@ -139,6 +152,18 @@ def decode_history(value: bytes, at: int) -> History:
     return _new_tuple(History, _HISTORY.unpack_from(value, at))
 
 
+def encode_terms(terms: Terms) -> bytes:
+    """Encode the terms of a half message; they stand in front of the body."""
+    return _TERMS.pack(*terms)
+
+
+def decode_terms(value: bytes, at: int) -> Terms:
+    """Read the terms that begin at ``at``; ``StoreCorrupt`` if the value ends before they do."""
+    if len(value) < at + TERMS_BYTES:
+        raise StoreCorrupt(f"a value of {len(value)} bytes is too short for the terms of a half message")
+    return _new_tuple(Terms, _TERMS.unpack_from(value, at))
+
+
 def failed_id(message_id: bytes, history: History, attempt: int) -> bytes:
     """Return the id in the index of the copy made when ``attempt`` failed.
 
@@ -202,6 +227,11 @@ def encode_index_waiting(sequence: int, key_time_ms: int) -> bytes:
     return _INDEX_WAITING.pack(_WAITING_STATE, sequence, key_time_ms)
 
 
+def encode_index_withdrawn(sequence: int, at_ms: int, state: int = _WITHDRAWN_STATE) -> bytes:
+    """Encode the index value of an entry that was withdrawn and is to be remembered, as ``state``."""
+    return _INDEX_WAITING.pack(state, sequence, at_ms)
+
+
 def encode_index_finished(state: int, sequence: int, at_ms: int, queue_id: int, queue_offset: int) -> bytes:
     """Encode the index value of a finished entry; ``state`` is the number of an ``EntryState``."""
     return _INDEX_FINISHED.pack(state, sequence, at_ms, queue_id, queue_offset)
@@ -209,9 +239,9 @@ def encode_index_finished(state: int, sequence: int, at_ms: int, queue_id: int, 
 
 def decode_index(value: bytes) -> Receipt:
     """Read an index value as the receipt of a repeated send; ``StoreCorrupt`` if it cannot be one."""
-    if len(value) == _INDEX_WAITING.size and value[0] == EntryState.WAITING:
-        _, sequence, at_ms = _INDEX_WAITING.unpack(value)
-        return Receipt(EntryState.WAITING, sequence, -1, -1, at_ms, True)
+    if len(value) == _INDEX_WAITING.size and value[0] in _SHORT_STATES:
+        state, sequence, at_ms = _INDEX_WAITING.unpack(value)
+        return Receipt(EntryState(state), sequence, -1, -1, at_ms, True)
     if len(value) == _INDEX_FINISHED.size and value[0] in {EntryState.QUEUED, EntryState.DELIVERED}:
         state, sequence, at_ms, queue_id, queue_offset = _INDEX_FINISHED.unpack(value)
         return Receipt(EntryState(state), sequence, queue_id, queue_offset, at_ms, True)

@@ -29,6 +29,7 @@ from rocksdict import (
     AccessType,
     BlockBasedOptions,
     Cache,
+    Checkpoint,
     DBCompressionType,
     DBRecoveryMode,
     Options,
@@ -51,12 +52,14 @@ class RocksOptions(NamedTuple):
     """Sizes that decide memory, disk and the time to reopen after a kill (about 0.5 s per 60 MB of WAL).
 
     ``recovery_mode`` "skip_any" is for salvage from a copy: it opens what is damaged, rows missing without a word.
+    ``is_read_only`` replays the WAL into memory and changes no table: for a checkpoint, or a store nobody uses.
     """
 
     wal_bytes_max: int = 32 * _MIB
     memtable_bytes_max: int = 64 * _MIB
     cache_bytes: int = 16 * _MIB
     recovery_mode: Literal["strict", "skip_any"] = "strict"
+    is_read_only: bool = False
 
 
 # Share of a write buffer by family: timeline and queue carry payloads, the rest small rows.
@@ -176,10 +179,12 @@ class RocksEngine:
         self._unsynced.sync = False
         is_strict = options.recovery_mode == "strict"
         families = {family.name.lower(): _family_options(family, self._cache, is_strict) for family in Family}
+        self._is_read_only = options.is_read_only
         self.recovered_cut_bytes = check_logs(path) if is_strict else 0
+        access = AccessType.read_only() if options.is_read_only else AccessType.read_write()
         try:
             self._db: Rdict | None = Rdict(
-                str(path), _database_options(options), column_families=families, access_type=AccessType.read_write()
+                str(path), _database_options(options), column_families=families, access_type=access
             )
             names = [family.name.lower() for family in Family]
             self._dicts = [self._db.get_column_family(name) for name in names]
@@ -277,6 +282,20 @@ class RocksEngine:
             total("rocksdb.estimate-num-keys"),
         )
 
+    def checkpoint(self, path: Path) -> None:
+        """Make a database in ``path``, a new name on the same file system, of all that was written, synced or not.
+
+        One cut through all families. Tables are shared by hard links; what happens to either database is nothing to the
+        other.
+        """
+        db = self._open_db()
+        try:
+            for each in self._dicts:  # frees the GIL; the checkpoint does not, and would write these tables itself
+                each.flush(True)
+            Checkpoint(db).create_checkpoint(str(path))
+        except Exception as error:
+            raise _translated(error, path) from error
+
     def close(self) -> None:
         db, self._db = self._db, None
         if db is None or os.getpid() != self._pid:
@@ -284,7 +303,9 @@ class RocksEngine:
         failures: list[Exception] = []
         # The lock is released when the last object that knows the database is gone.
         self._handles.clear()
-        last_steps: list[Callable[[], object]] = [] if self._has_failed else [partial(db.flush_wal, True)]
+        last_steps: list[Callable[[], object]] = (
+            [] if self._has_failed or self._is_read_only else [partial(db.flush_wal, True)]
+        )
         for step in (*last_steps, *(each.close for each in self._dicts), db.close):
             try:
                 step()

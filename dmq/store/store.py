@@ -14,13 +14,13 @@ from typing import Literal, NamedTuple, Self
 from broker_adapter.clock import Clock
 from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError
 from dmq.store import keys
-from dmq.store.assemble import BUCKET_MS, Assembler, Recovered, queue_end
+from dmq.store.assemble import BUCKET_MS, Assembler, Recovered
 from dmq.store.cell import FORMAT_VERSION, Cell, unusable
 from dmq.store.commit import Appended, CommitStats, Unit, Writer
 from dmq.store.disk import DiskGuard, DiskState
-from dmq.store.engine import Engine, EngineStats, Rows
+from dmq.store.engine import Engine, EngineStats, Rows, queue_end
 from dmq.store.marks import Marks
-from dmq.store.ops import Batch, Family, Op, Receipt
+from dmq.store.ops import Batch, EntryState, Family, Op, Receipt
 from dmq.store.outbox import OutboxState, decode_state
 from dmq.store.record import decode_index
 from dmq.store.rocks import RocksEngine, RocksOptions
@@ -79,6 +79,7 @@ class Store:
         self.clock = clock
         recovered, is_new, was_closed = _read_meta(engine, clock)
         self.boot = recovered.boot
+        self.outbox_bytes_max = options.outbox_bytes_max
         self.marks = Marks(recovered.done)
         self._assembler = Assembler(
             engine,
@@ -196,15 +197,16 @@ class Store:
         """Return the offset after the last message of a queue."""
         return queue_end(self._engine, topic_id, queue_id)
 
-    def find(self, scope: int, message_id: bytes) -> Receipt | None:
-        """Return what became of a message: waiting, or finished within the idempotency window; else ``None``."""
+    def find(self, scope: int, message_id: bytes, *, with_withdrawn: bool = False) -> Receipt | None:
+        """Return what became of a message: waiting, or finished within the idempotency window; else ``None``.
+
+        One that was withdrawn counts as unknown unless it is asked for.
+        """
         rows = self._engine.get_many(
             Family.INDEX, [keys.pack_index_prefix(g, scope) + message_id for g in self._assembler.generations()]
         )
-        for value in rows:
-            if value is not None:
-                return decode_index(value)
-        return None
+        known = (decode_index(value) for value in rows if value is not None)
+        return next((each for each in known if with_withdrawn or each.state is not EntryState.WITHDRAWN), None)
 
     # -- figures ------------------------------------------------------------------------------------------------------
 
@@ -247,7 +249,12 @@ class Store:
     @property
     def outbox_state(self) -> OutboxState:
         """Figures of the audit outbox."""
-        return self._assembler.outbox_state
+        return self._assembler.outbox.state
+
+    @property
+    def outbox_synced(self) -> int:
+        """The audit sequence below which events are as durable as ``durability`` says: those may be exported."""
+        return self._assembler.outbox.synced_end
 
     def engine_stats(self) -> EngineStats:
         """Figures of the engine."""
@@ -266,6 +273,15 @@ class Store:
             self._look_at_disk_s = now_s + _DISK_LOOK_S
             self._disk.check()
         return self._disk.state.is_low
+
+    def checkpoint(self, path: Path) -> None:
+        """Copy the store as it is between two batches to ``path``, a new name on the same file system, by hard links.
+
+        The last batch in it may be one that is not synced yet: it is once a later ``commit`` has returned.
+        """
+        if not isinstance(self._engine, RocksEngine):
+            raise StoreError("a store in memory has no checkpoint")
+        self._engine.checkpoint(path)
 
     def close(self) -> None:
         """Commit what was accepted, mark the clean end, sync, release the directory. Idempotent.

@@ -45,7 +45,14 @@ STATUS = source.CellStatus(
     totals=source.Totals(accepted=10, delivered=9, acked=8, expired=1),
     commits=source.Commits(batches=5, ops=50, written_bytes=4096, commit_p99_ms=2.5, sync_p50_ms=0.9, sync_p99_ms=2.25),
     disk=source.Disk(free_bytes=2**30, low_water_bytes=2**25),
-    outbox=source.Outbox(rows=12, held_bytes=2048, held_bytes_max=2**30),
+    outbox=source.Outbox(
+        rows=12,
+        held_bytes=2048,
+        held_bytes_max=2**30,
+        trail="somewhere/data/trail",
+        exported_sequence=1234,
+        lag_ms=42_000,
+    ),
     recovery=source.Recovery(was_clean=False, cut_bytes=17, open_ms=42.0),
 )
 

@@ -70,6 +70,7 @@ class BrokerRules(RuleBasedStateMachine):
         self.rig = EmbeddedRig(Path(self.folder.name), on_disk=self.on_disk, queues=2, options=options)
         self.clock = self.rig.clock
         self.lines: dict[str, dict[str, list[Key]]] = {}
+        self.recall_handles: dict[Key, str] = {}
 
     @initialize()
     def open(self) -> None:
@@ -102,7 +103,10 @@ class BrokerRules(RuleBasedStateMachine):
             key = (envelope.topic, envelope.message_id)
             assert receipt.message_id == envelope.message_id
             assert receipt.repeated == self.model.send(key, envelope.deliver_at_ms, now_ms)
-            assert (receipt.queue_offset < 0) == (key in self.model.waiting)
+            assert receipt.recalled_at_ms == self.model.recalled.get(key, 0)
+            assert (receipt.queue_offset < 0) == (key in self.model.waiting or key in self.model.recalled)
+            if receipt.recall_handle:
+                assert self.recall_handles.setdefault(key, receipt.recall_handle) == receipt.recall_handle
         if any(at_ms <= now_ms for at_ms in self.model.waiting.values()):
             self.advance(1)  # of a message group, and overdue: it goes by the timeline, behind the reader
 
@@ -118,6 +122,23 @@ class BrokerRules(RuleBasedStateMachine):
             )
             for topic, number, delay in batch
         ]
+
+    @precondition(lambda self: self.recall_handles)
+    @rule(pick=picks)
+    def recall(self, pick: int) -> None:
+        """What waits is gone; what was recalled stays so; what was delivered is said to be."""
+        found = sorted(self.model.waiting.keys() & self.recall_handles.keys()) or sorted(self.recall_handles)
+        key = found[pick % len(found)] if pick % 4 else sorted(self.recall_handles)[pick % len(self.recall_handles)]
+        work = self.rig.broker.recall(key[0], self.recall_handles[key])
+        if key in self.model.queued:
+            with pytest.raises(Refused, match="delivered at") as refused:
+                self.run(work)
+            assert refused.value.rule is Rule.NOT_FOUND
+            return
+        is_repeated = key in self.model.recalled
+        if not is_repeated:
+            self.model.recall(key, self.clock.now_ms())
+        assert self.run(work) == (key[1], self.model.recalled[key], is_repeated)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 

@@ -124,6 +124,7 @@ class Model:
         self.queued: set[Key] = set()
         self.held: dict[str, dict[Key, Held]] = {}
         self.facts: list[Fact] = []
+        self.recalled: dict[Key, int] = {}  # since when
         self.letters: dict[Key, DeadLetterFacts] = {}
         self.seen_s: float | None = None  # the push consumer's last sign of life
         self.overdue: set[Key] = set()  # delayed, and sent when their time had come: only their acceptance orders them
@@ -134,7 +135,7 @@ class Model:
 
     def send(self, key: Key, deliver_at_ms: int, now_ms: int) -> bool:
         """Accept a message; say whether it was known already."""
-        if key in self.waiting or key in self.queued:
+        if key in self.waiting or key in self.queued or key in self.recalled:
             return True
         self._accepted[key] = len(self._accepted)
         is_grouped = bool(self.message_group_of[key[1]])
@@ -148,6 +149,11 @@ class Model:
             self._enter([(0, key)])
             self.facts.append(Fact(EventKind.QUEUED, key, at_ms=deliver_at_ms))
         return False
+
+    def recall(self, key: Key, now_ms: int) -> None:
+        """Take back what waits."""
+        self.facts.append(Fact(EventKind.RECALLED, key, at_ms=self.waiting.pop(key)))
+        self.recalled[key] = now_ms
 
     def settle(self, now_ms: int, now_s: float) -> None:
         """Do what time does."""
@@ -318,9 +324,11 @@ class Model:
         at_ms = now_ms + (policy.delay_ms(attempts) if delay_ms is None else delay_ms)
         at_ms = max(at_ms, not_before_ms)
         held.first_failed_ms = held.first_failed_ms or now_ms
-        self.facts.append(Fact(EventKind.NACKED, key, group, held.lease_attempt, at_ms))
+        stays = bool(self.message_group_of[key[1]]) or key in self.letters  # where it is, and hides
+        kind = EventKind.POSTPONED if stays else EventKind.NACKED
+        self.facts.append(Fact(kind, key, group, held.lease_attempt, at_ms))
         held.is_suspended, held.renew_until_ms = False, 0
-        if self.message_group_of[key[1]] or key in self.letters:  # it stays where it is, and hides
+        if stays:
             held.hidden_until_ms, held.is_row, held.is_spent = at_ms, True, True
             return
         self._leave(held)

@@ -15,13 +15,12 @@ from broker_adapter.message import unpack_id
 from dmq.audit.events import EventKind
 from dmq.audit.outbox import TrailEvent
 from dmq.embedded.receipt import decode_handle
-from dmq.store.outbox import NOT_APPLICABLE
 
 # A lease begins when the server hands a message out; what a client can see is the time at the end of the answer.
 _ANSWER_MS_MAX = 1_000
 _ARRIVALS = {EventKind.QUEUED, EventKind.DELIVERED}
 _RETURNS = {EventKind.LEASE_EXPIRED, EventKind.GIVEN_BACK}
-_OF_PLACES = {EventKind.ACKED, EventKind.NACKED, EventKind.INVISIBLE_CHANGED} | _RETURNS
+_OF_PLACES = {EventKind.ACKED, EventKind.POSTPONED, EventKind.INVISIBLE_CHANGED} | _RETURNS
 
 
 def broken_promises(ledger: Ledger, trail: list[TrailEvent]) -> list[str]:
@@ -169,18 +168,17 @@ class _Told:
             if event.topic_id not in topic_ids or not event.topic_id:
                 continue  # the dead-letter queue, or nobody's
             place = (event.queue_id, record.queue_offset)
-            is_copy = record.queue_offset == NOT_APPLICABLE
             message_id = unpack_id(event.message_id) if event.message_id else ""
             if event.kind in _ARRIVALS or event.kind is EventKind.RETRIED:
                 places[place] = message_id
                 if event.kind is not EventKind.QUEUED and record.committed_at_ms < event.time_ms:
                     self.early.append(f"{message_id} was visible {event.time_ms - record.committed_at_ms} ms early")
-            elif event.kind in _OF_PLACES and not is_copy:
+            elif event.kind in _OF_PLACES:
                 self.nowhere += place not in places
                 message_id = places.get(place, "")
             self.counts[event.kind][message_id] += 1
             self.dead[message_id] += event.kind.name.startswith("DEAD_")
-            self.retries[message_id] += event.kind is EventKind.NACKED and is_copy
+            self.retries[message_id] += event.kind is EventKind.NACKED
 
 
 def _trail_disagrees(ledger: Ledger, deliveries: dict[str, list[Seen]], trail: list[TrailEvent]) -> Iterator[str]:

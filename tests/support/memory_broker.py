@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from broker_adapter.adapter import GroupSettings, Subscription, TopicRoute
 from broker_adapter.clock import Clock
 from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import DeadLetterFacts, Delivery, Envelope, SendReceipt
+from broker_adapter.message import DeadLetterFacts, Delivery, Envelope, RecallReceipt, SendReceipt, pack_id
 from broker_adapter.topics import dead_letter_topic
+from dmq.embedded.filters import filter_of
+from dmq.store.record import QueuedMessage
+from dmq.units import format_time
 from retry.policy import MAX_ATTEMPTS_DEFAULT, RETRY_STEPS_MS, Reason
 
 DEFAULT_SETTINGS = GroupSettings(is_fifo=False, max_attempts=MAX_ATTEMPTS_DEFAULT, delays_ms=RETRY_STEPS_MS)
@@ -22,6 +25,7 @@ class _Stored:
     receipt: SendReceipt
     stored_at_ms: int
     facts: DeadLetterFacts | None = None  # of a dead letter
+    recalled_at_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -102,12 +106,31 @@ class MemoryBroker:
         log = self._topics.setdefault(envelope.topic, [])
         for known in log:
             if known.envelope.message_id == envelope.message_id:
+                if known.recalled_at_ms:
+                    return SendReceipt(envelope.message_id, -1, -1, True, recalled_at_ms=known.recalled_at_ms)
                 return known.receipt._replace(repeated=True)
         waits = envelope.deliver_at_ms > self.clock.now_ms()
         position = -1 if waits else len(log)
-        receipt = SendReceipt(envelope.message_id, -1 if waits else 0, position)
+        handle = f"{envelope.topic}/{envelope.message_id}" if waits else ""
+        receipt = SendReceipt(envelope.message_id, -1 if waits else 0, position, recall_handle=handle)
         log.append(_Stored(envelope, receipt, self.clock.now_ms()))
         return receipt
+
+    async def recall(self, topic: str, recall_handle: str) -> RecallReceipt:
+        self._fail()
+        if topic not in self._topics:
+            raise Refused(Rule.TOPIC_UNKNOWN, "nothing was ever sent there", value=topic)
+        if not recall_handle.startswith(f"{topic}/"):
+            raise Refused(Rule.REQUEST, "the recall handle is not one of this topic", value=recall_handle)
+        now_ms = self.clock.now_ms()
+        for stored in self._topics[topic]:
+            if stored.receipt.recall_handle == recall_handle:
+                envelope, repeated = stored.envelope, bool(stored.recalled_at_ms)
+                if not repeated and envelope.deliver_at_ms <= now_ms:
+                    raise Refused(Rule.NOT_FOUND, f"the message was delivered at {format_time(envelope.deliver_at_ms)}")
+                stored.recalled_at_ms = stored.recalled_at_ms or now_ms
+                return RecallReceipt(envelope.message_id, stored.recalled_at_ms, repeated)
+        raise Refused(Rule.NOT_FOUND, "the message is unknown", value=recall_handle)
 
     async def receive(
         self,
@@ -143,14 +166,17 @@ class MemoryBroker:
         if subscription.queue_id >= self.queues:
             raise Refused(Rule.NOT_FOUND, "the topic has no such queue", value=subscription.queue_id)
         self._end_leases()
+        passes = filter_of(subscription)
         now_ms, found, blocked = self.clock.now_ms(), list[Delivery](), set[str]()
         for position, stored in enumerate(self._topics.get(subscription.topic, [])):
             envelope, message_group = stored.envelope, stored.envelope.message_group
             lease = self._leases.setdefault((group, subscription.topic, position), _Lease())
-            if lease.is_done or envelope.deliver_at_ms > now_ms or message_group in blocked:
+            if lease.is_done or stored.recalled_at_ms or envelope.deliver_at_ms > now_ms or message_group in blocked:
                 continue
-            wanted = (not subscription.tags or envelope.tag in subscription.tags) and subscription.queue_id in {-1, 0}
-            is_free = lease.visible_at_ms <= now_ms
+            wanted, is_free = subscription.queue_id in {-1, 0}, lease.visible_at_ms <= now_ms
+            if wanted and is_free and passes is not None and not passes(_queued(envelope)):
+                lease.is_done = True
+                continue
             if message_group and (not is_free or (wanted and is_push)):
                 blocked.add(message_group)
             if not is_free or not wanted:
@@ -265,6 +291,12 @@ class MemoryBroker:
 
     def client_gone(self, client_id: str) -> None:
         self.gone.append(client_id)
+
+
+def _queued(envelope: Envelope) -> QueuedMessage:
+    """What a filter looks at."""
+    packed = pack_id(envelope.message_id)
+    return QueuedMessage(0, 0, 0, packed, envelope.tag, envelope.message_group, envelope.payload, None)
 
 
 def _delivery(stored: _Stored, position: int, handle: str, attempt: int, invisible_ms: int) -> Delivery:

@@ -6,7 +6,8 @@ log file at import. A program under ``tests/clients`` takes commands as JSON lin
     {"id": 1, "do": "send", "name": "producer", "topic": "orders", "body": "hello"}
 
 answers each with ``{"id": 1, "ok": ...}`` or ``{"id": 1, "error": ..., "type": ..., "code": ...}``, in any order, and
-reports what a push consumer is given as ``{"event": "delivery", "client": ..., ...}``.
+reports what a push consumer is given as ``{"event": "delivery", "client": ..., ...}``, and what a producer is asked for
+as ``{"event": "check", ...}``.
 """
 
 # ruff: noqa: ANN401 - commands and answers are JSON
@@ -149,7 +150,7 @@ class OfficialClient:
         return self.begin(command, **arguments).result(ANSWER_S_MAX)
 
     def start(self, name: str, kind: str, topic: str, **arguments: Any) -> None:
-        """Start a ``producer``, a ``simple`` or a ``push`` consumer under ``name``."""
+        """Start a ``producer`` or ``transactional`` one, a ``simple`` or a ``push`` consumer under ``name``."""
         self.do("start", name=name, kind=kind, address=self.address, topic=topic, **arguments)
 
     def send(self, name: str, topic: str, **arguments: Any) -> str:
@@ -177,7 +178,7 @@ class OfficialClient:
         return found
 
     def deliveries(self, name: str) -> list[dict[str, Any]]:
-        """Return what the push consumer was given so far."""
+        """Return what the push consumer was given so far, or the producer was asked."""
         with self._news:
             return [delivery for delivery in self._deliveries if delivery["client"] == name]
 
@@ -199,7 +200,7 @@ class OfficialClient:
                 match said.get("event"):
                     case "ready":
                         self._is_ready.set()
-                    case "delivery":
+                    case "delivery" | "check":
                         with self._news:
                             self._deliveries.append(said)
                             self._news.notify_all()

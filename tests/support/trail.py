@@ -14,10 +14,10 @@ from dmq.store.ops import Family
 from dmq.store.outbox import NOT_APPLICABLE, OutboxRecord
 from dmq.store.record import decode_queued
 
-_OF_MESSAGES = {EventKind.SCHEDULED, EventKind.QUEUED, EventKind.DELIVERED}
-_OF_NAMES = {EventKind.TOPIC_CREATED, EventKind.GROUP_CREATED, EventKind.GROUP_CHANGED}
+_OF_MESSAGES = {EventKind.SCHEDULED, EventKind.QUEUED, EventKind.DELIVERED, EventKind.RECALLED}
+_OF_NAMES = {EventKind.TOPIC_CREATED, EventKind.GROUP_CREATED, EventKind.GROUP_CHANGED, EventKind.SUBSCRIBED}
 _DEATHS = {EventKind.DEAD_EXHAUSTED, EventKind.DEAD_FORWARDED, EventKind.DEAD_SENT_BACK}
-_TIMED = {EventKind.INVISIBLE_CHANGED, EventKind.NACKED, EventKind.RETRIED} | _DEATHS
+_TIMED = {EventKind.INVISIBLE_CHANGED, EventKind.POSTPONED, EventKind.NACKED, EventKind.RETRIED} | _DEATHS
 _Place = tuple[int, int, int, int]  # topic, group if it is a lane, queue, offset
 
 
@@ -35,7 +35,7 @@ class _Reader:
         kind, offset = event.kind, record.queue_offset
         if kind in _OF_MESSAGES:
             key = (self._topics[event.topic_id], unpack_id(event.message_id))
-            if kind is EventKind.SCHEDULED:
+            if kind in {EventKind.SCHEDULED, EventKind.RECALLED}:
                 assert (event.queue_id, offset) == (NO_QUEUE, NOT_APPLICABLE)
             else:
                 self._put((event.topic_id, 0, event.queue_id, offset), key)

@@ -24,9 +24,9 @@ DEAD = {
     EventKind.DEAD_BY_OPERATOR,
 }
 _ENDS = {EventKind.ACKED, EventKind.FILTERED, EventKind.REDRIVEN, EventKind.PURGED}
-_HIDES = {EventKind.INVISIBLE_CHANGED, EventKind.NACKED}
+_HIDES = {EventKind.INVISIBLE_CHANGED, EventKind.POSTPONED}
 _RETURNS = {EventKind.LEASE_EXPIRED, EventKind.GIVEN_BACK}
-_OF_PROGRESS = _ENDS | _HIDES | _RETURNS | DEAD - {EventKind.DEAD_BY_OPERATOR}
+_OF_PROGRESS = _ENDS | _HIDES | _RETURNS | {EventKind.NACKED} | DEAD - {EventKind.DEAD_BY_OPERATOR}
 
 
 class Told(NamedTuple):
@@ -38,7 +38,8 @@ class Told(NamedTuple):
     @property
     def is_copy(self) -> bool:
         """Whether it says that a copy waits, and the original is finished."""
-        return self.event.kind is EventKind.NACKED and self.queue_offset == NOT_APPLICABLE
+        assert (self.event.kind is not EventKind.NACKED) or self.queue_offset == NOT_APPLICABLE
+        return self.event.kind is EventKind.NACKED
 
 
 class WatchedEngine:

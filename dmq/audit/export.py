@@ -1,0 +1,385 @@
+"""The exporter of the audit trail: takes events out of the outbox, into files as docs/TRAIL.md has them.
+
+One thread per store. What it takes is synced; a file is synced and in its manifest before its events leave the outbox;
+so a kill at any point leaves every event in the outbox, in the trail, or in both, and recovery tells which. Numbers of
+events are never used twice: if the store lost its end, they go on behind what was exported.
+
+A trail that cannot be written stops nothing else: the exporter says so once, and tries again.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from broker_adapter.clock import SystemClock
+from dmq.audit import manifest, recovery
+from dmq.audit.events import EventKind, cell_event, gap_event, tail_lost_event
+from dmq.audit.export_values import ExportFigures, ExportOptions, TrailUnavailable
+from dmq.audit.manifest import CellFile, Layout, Listed, Role
+from dmq.audit.names import TrailNames
+from dmq.audit.outbox_rows import Row, chunks_of, drop_of, files_of, read_rows
+from dmq.audit.retention import retire
+from dmq.errors import StoreCorrupt, StoreError
+from dmq.store.commit import Unit
+from dmq.store.keys import pack_u64
+from dmq.store.ops import Emit, Family, HoldOutbox, Op, SkipOutbox
+from dmq.store.outbox import block_head
+from dmq.store.store import Store, StoreOptions
+from retry.log import LibraryLog
+
+__all__ = ["ExportFigures", "ExportOptions", "Exporter", "TrailUnavailable", "export_all"]
+
+log = LibraryLog("dmq.audit")
+
+LOOK_S = 1.0  # how often it looks what waits
+HEARTBEAT_S = 55.0  # with the time between two looks: at least one event a minute
+IDLE_EVERY_S = 600.0  # how often files are written of heartbeats alone
+RETIRE_EVERY_S = 600.0
+RETRY_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_BREATH_S = 0.001  # the hot path's turn
+_ABORT_S = 5.0  # from being told to stop until the thread is given up, which a disk that hangs can cause
+
+
+class _Aborted(Exception):
+    """It was told to stop where it is."""
+
+
+class Exporter:
+    """Exports one store's events. ``recover`` before the run's first event, then ``start``, at the end ``close``.
+
+    Without ``start`` there is no thread: ``turn`` and ``flush`` work in the caller's, for tests and offline.
+    """
+
+    def __init__(self, store: Store, trail: Path, options: ExportOptions | None = None) -> None:
+        self.trail = trail
+        self.exported_total = 0
+        self.failures_total = 0
+        self._store = store
+        self._clock = store.clock
+        self._options = options or ExportOptions()
+        self._layout = Layout(trail, store.cell_id)
+        self._names = TrailNames(store)
+        self._cell: CellFile | None = None
+        self._opened_end = store.outbox_state.next_sequence
+        self._next = 0  # the event to be exported next; 0: to be found out
+        self._last = 0  # the last one exported
+        self._is_settled = False  # what the store lost, if anything, is known and told
+        self._beats = 0  # heartbeats since the last export
+        self._seen_end = 0
+        now_s = self._clock.monotonic_s()
+        self._quiet_since_s = self._exported_at_s = now_s
+        self._retired_at_s = now_s - RETIRE_EVERY_S
+        self._retry_at_s = now_s
+        self._failures = 0  # in a row
+        self._error = ""
+        self._wake = threading.Condition()
+        self._working = threading.Lock()
+        self._abort = threading.Event()
+        self._attempt = self._failed_attempt = 0
+        self._is_wanted = self._is_closing = self._has_ended = False
+        self._thread: threading.Thread | None = None
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """Bring trail and store in agreement. To be called before the run's first event; never raises.
+
+        What cannot be done now is tried again with the first export.
+        """
+        with self._working:
+            try:
+                self._recover()
+            except Exception as error:  # noqa: BLE001 - the daemon serves without its trail
+                self._note_failure(error)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._run, name="dmq-trail-export", daemon=True)
+        self._thread.start()
+
+    def flush(self) -> int:
+        """Export all that is durable now, and return the sequence of the last exported event. Blocks; any thread.
+
+        Raises ``TrailUnavailable`` if that fails, which the thread will try again.
+        """
+        if self._thread is None:
+            self.turn(is_wanted=True)
+            if self._error:
+                raise TrailUnavailable(self._error)
+            return self._last
+        wanted = self._store.outbox_synced - 1
+        with self._wake:
+            after = self._attempt
+            while self._last < wanted:
+                if self._has_ended:
+                    raise TrailUnavailable(self._error or "the trail is closed")
+                if self._failed_attempt > after:
+                    raise TrailUnavailable(self._error)
+                self._is_wanted = self._is_wanted or self._attempt == after
+                self._wake.notify_all()
+                self._wake.wait(LOOK_S)
+            return self._last
+
+    def close(self, timeout_s: float) -> None:
+        """Export what is left, for ``timeout_s`` at most, and end the thread. Call it before the store is closed."""
+        thread = self._thread
+        if thread is None:
+            return
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify_all()
+        thread.join(timeout_s)
+        if thread.is_alive():
+            self._abort.set()
+            thread.join(_ABORT_S)
+            log.warning("trail_not_finished", waiting=self.waiting, has_ended=not thread.is_alive())
+
+    # -- figures ------------------------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """How many events are not exported yet."""
+        state = self._store.outbox_state
+        return state.next_sequence - max(state.first_sequence, self._last + 1)
+
+    @property
+    def figures(self) -> ExportFigures:
+        """How the export is, from any thread."""
+        return ExportFigures(
+            self._last, self.waiting, self.lag_ms(), self.exported_total, self.failures_total, self._error
+        )
+
+    def lag_ms(self) -> int:
+        """Return how old the oldest event is that waits; 0 if none does."""
+        if not self.waiting:
+            return 0
+        found = self._store.scan(Family.AUDIT, pack_u64(self._last + 1), b"\xff" * 9, limit=1).rows
+        return max(0, self._clock.now_ms() - block_head(found[0][1]).committed_at_ms) if found else 0
+
+    # -- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            _load_libraries()
+            while True:
+                with self._wake:
+                    if not (self._is_closing or self._is_wanted):
+                        self._wake.wait(LOOK_S)
+                    is_closing = self._is_closing
+                    is_wanted, self._is_wanted = self._is_wanted or is_closing, False
+                if self._store.failure is not None:
+                    return
+                self.turn(is_wanted=is_wanted, is_last=is_closing)
+                if is_closing:
+                    return
+        except _Aborted:
+            return
+        finally:
+            with self._wake:
+                self._has_ended = True
+                self._wake.notify_all()
+
+    def turn(self, *, is_wanted: bool = False, is_last: bool = False) -> None:
+        """Look once: export if it is time, or wanted. Raises nothing that a trail or a store can cause."""
+        with self._working:
+            with self._wake:
+                self._attempt += 1
+            try:
+                now_s = self._clock.monotonic_s()
+                if not is_last:
+                    self._beat(now_s)
+                if is_wanted or (now_s >= self._retry_at_s and self._is_due(now_s)):
+                    self._export(now_s, is_hurried=is_wanted)
+            except _Aborted:
+                self._let_go()
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever it was: the thread goes on, and says so
+                self._note_failure(error)
+
+    def _beat(self, now_s: float) -> None:
+        """Leave a heartbeat if nothing else was committed for a while."""
+        end = self._store.outbox_state.next_sequence
+        if end != self._seen_end:
+            self._seen_end, self._quiet_since_s = end, now_s
+        elif now_s - self._quiet_since_s >= HEARTBEAT_S:
+            self._quiet_since_s = now_s
+            self._beats += 1
+            with suppress(StoreError):
+                self._store.submit([Emit(cell_event(EventKind.HEARTBEAT))], _nothing, is_urgent=True)
+
+    def _is_due(self, now_s: float) -> bool:
+        if not self._next and self._error:  # it is to be found out what is exported
+            return True
+        state = self._store.outbox_state
+        waiting = self._store.outbox_synced - max(self._next, state.first_sequence)
+        if waiting <= 0:
+            return False
+        if waiting >= self._options.rows_max or state.stored_bytes * 2 >= self._store.outbox_bytes_max:
+            return True
+        every_s = self._options.every_s
+        if waiting <= self._beats:
+            every_s = max(every_s, IDLE_EVERY_S)
+        return now_s - self._exported_at_s >= every_s
+
+    def _note_failure(self, error: Exception) -> None:
+        self._next = 0  # a file may be there, or a line half written: look again before the next one
+        self._let_go()
+        text = f"{type(error).__name__}: {error}"
+        is_known = isinstance(error, OSError | StoreError | ValueError | ImportError)
+        if not self._error or not is_known:
+            log.error("trail_stopped", trail=str(self.trail), error=text, exc_info=not is_known)
+        self._retry_at_s = self._clock.monotonic_s() + RETRY_S[min(self._failures, len(RETRY_S) - 1)]
+        self._failures += 1
+        self.failures_total += 1
+        with self._wake:
+            self._error = text
+            self._failed_attempt = self._attempt
+            self._wake.notify_all()
+
+    def _let_go(self) -> None:
+        with suppress(StoreError):
+            self._store.submit([HoldOutbox(0)], _nothing, is_urgent=True)
+
+    # -- exporting ----------------------------------------------------------------------------------------------------
+
+    def _export(self, now_s: float, *, is_hurried: bool) -> None:
+        """Export all that is synced now."""
+        if not self._next:
+            self._recover()
+        self._beats = 0
+        self._exported_at_s = now_s
+        end = self._store.outbox_synced
+        if self._next < end:
+            self._store.commit([HoldOutbox(end)], is_urgent=True)
+            while self._next < end:
+                self._export_some(end, is_hurried=is_hurried)
+        if now_s - self._retired_at_s >= RETIRE_EVERY_S and self._cell is not None:
+            self._retired_at_s = now_s
+            self._cell = retire(self._layout, self._cell, self._clock.now_ms(), self._options.keep)
+        self._note_success()
+
+    def _export_some(self, end: int, *, is_hurried: bool) -> None:
+        """Export as much as may be held in memory."""
+
+        def breathe() -> None:
+            if self._abort.is_set() or (not is_hurried and self._abort.wait(_BREATH_S)):
+                raise _Aborted
+
+        cut_to = self._store.outbox_state.first_sequence
+        if cut_to > self._next:
+            if self._last:
+                log.error("trail_events_cut", first=self._next, count=cut_to - self._next)
+            else:  # they are in another trail, or were cut before there was one
+                log.warning("trail_begins_late", first=cut_to)
+            self._next = cut_to
+        rows = read_rows(self._store, self._next, end, events_max=self._options.rows_max, breathe=breathe)
+        missing = (rows[0].first_sequence if rows else end) - self._next
+        if missing > 0:
+            log.log(logging.CRITICAL, "trail_events_missing", first=self._next, count=missing)
+        self._next = rows[-1].end if rows else end
+        for part in files_of(rows):
+            self._note_exported(self._write(part, breathe))
+        if rows:
+            more: list[Op] = [HoldOutbox(end)] if self._next < end else []
+            self._store.commit([drop_of(rows), *more], is_urgent=True)
+
+    def _write(self, rows: list[Row], breathe: Callable[[], None]) -> Listed:
+        from dmq.audit.columns import to_columns
+        from dmq.audit.files import write_events
+
+        batches = []
+        for chunk in chunks_of(rows):
+            breathe()
+            batches.append(to_columns(chunk, self._names.name))
+        listed = write_events(self._layout, batches)
+        manifest.append(self._layout, listed)
+        return listed
+
+    def _note_exported(self, listed: Listed) -> None:
+        self.exported_total += listed.rows
+        self._note_success()
+        with self._wake:
+            self._last = listed.last_sequence
+            self._wake.notify_all()
+
+    def _note_success(self) -> None:
+        self._failures = 0
+        if self._error:
+            log.info("trail_resumed", trail=str(self.trail))
+            self._error = ""
+
+    # -- recovery -----------------------------------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        found = recovery.recover(self._layout, self._options.role, socket.gethostname())
+        last = found.last_sequence
+        if not self._is_settled and last >= self._opened_end:
+            self._tell_lost_tail(last)
+        self._is_settled = True
+        self._drop_exported(last)
+        self._cell = found.cell
+        with self._wake:
+            self._last = last
+            self._next = last + 1
+            self._wake.notify_all()
+
+    def _tell_lost_tail(self, last: int) -> None:
+        """The trail has events that the store does not know of: go on behind them, and say what is missing."""
+        first, count = self._opened_end, last + 1 - self._opened_end
+        used_twice = self._store.outbox_state.next_sequence - first
+        log.log(
+            logging.CRITICAL,
+            "trail_tail_lost",
+            cell=self._layout.cell,
+            first=first,
+            count=count,
+            not_exported=min(count, used_twice),
+        )
+        self._store.commit([SkipOutbox(last + 1), Emit(tail_lost_event(first, count))], is_urgent=True)
+
+    def _drop_exported(self, last: int) -> None:
+        """Drop what is in the outbox though it was exported: the process was killed in between."""
+        while (first := self._store.outbox_state.first_sequence) <= last:
+            rows = read_rows(self._store, first, last + 1, events_max=self._options.rows_max, breathe=_no_breath)
+            whole = [row for row in rows if row.end <= last + 1]
+            if not whole:
+                raise StoreCorrupt(f"the outbox does not end a row at event {last}, where the trail ends a file")
+            self._store.commit([drop_of(whole)], is_urgent=True)
+
+
+def export_all(data: Path, trail: Path, *, role: Role = "daemon") -> int:
+    """Export everything from the store in ``data``, whose process is stopped; return the last exported sequence.
+
+    Raises ``StoreLocked`` if a process uses it, other store errors as opening does, and ``TrailUnavailable``.
+    """
+    if not (data / "CELL").exists():
+        raise StoreError(f"{data} holds no store")
+    forever = 2**62  # nothing is cut, and nothing forgotten, because somebody exports
+    options = StoreOptions(
+        idempotency_window_ms=forever, outbox_bytes_max=forever, ballast_bytes=0, low_water_bytes=0, gap_event=gap_event
+    )
+    store = Store.open(data, SystemClock(), options)
+    try:
+        exporter = Exporter(store, trail, ExportOptions(role=role))
+        return exporter.flush()
+    finally:
+        store.close()
+
+
+def _load_libraries() -> None:
+    """Load numpy and pyarrow now, rather than in the middle of a burst: it takes a good part of a second."""
+    with suppress(Exception):  # the first export meets it again, and says so
+        import dmq.audit.files  # noqa: F401
+
+
+def _nothing(_: Unit) -> None:
+    """Nobody waits for it."""
+
+
+def _no_breath() -> None:
+    """Nobody else works yet."""

@@ -1,0 +1,37 @@
+"""What an exporter is told, and what it tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NamedTuple
+
+from dmq.audit.manifest import Role
+from dmq.errors import DmqError
+
+
+class TrailUnavailable(DmqError):
+    """The trail cannot be written now; what waits stays in the outbox."""
+
+    retriable = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """How a trail is written. ``rows_max`` events at most are held in memory, and in one file."""
+
+    role: Role = "daemon"
+    every_s: float = 60.0
+    keep: timedelta = timedelta(days=14)
+    rows_max: int = 250_000
+
+
+class ExportFigures(NamedTuple):
+    """How the export is. ``error`` is empty while it works."""
+
+    exported_sequence: int
+    waiting: int  # events
+    oldest_waiting_ms: int  # how old the oldest of them is
+    exported_total: int  # events, in this run
+    failures_total: int
+    error: str

@@ -1,0 +1,81 @@
+"""Files of events: written so that a kill at any point leaves none, or a whole one; and read back to take one in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dmq.audit.columns import SCHEMA, TRAIL_VERSION
+from dmq.audit.manifest import HOUR_MS, Layout, Listed, digest, file_name, make_directory, sync_directory, sync_file
+
+_ROW_GROUP = 131_072
+_REPEATING = ["kind", "topic", "group", "boot", "queue_id", "attempt"]
+
+
+def write_events(layout: Layout, batches: list[pa.RecordBatch]) -> Listed:
+    """Write one file of events, durable on return, and return its line for the manifest.
+
+    The events have no gap and are all of one hour. What cannot be written leaves nothing behind; OSError then.
+    """
+    table = pa.Table.from_batches(batches).unify_dictionaries()
+    first, last = table["sequence"][0].as_py(), table["sequence"][-1].as_py()
+    first_at_ms, last_at_ms = table["at_ms"][0].as_py(), table["at_ms"][-1].as_py()
+    directory = layout.hour(first_at_ms)
+    make_directory(directory)
+    path = directory / file_name(first, last)
+    part = path.with_name(path.name + ".tmp")
+    try:
+        # Readers are to see text, not how it is encoded: so without the Arrow schema, and what comes with it.
+        with pq.ParquetWriter(
+            str(part),
+            table.schema,
+            compression="zstd",
+            use_dictionary=_REPEATING,  # type: ignore[arg-type]  # the stubs know only bool
+            store_schema=False,
+        ) as writer:
+            writer.write_table(table, row_group_size=_ROW_GROUP)
+            writer.add_key_value_metadata({"rockdmq.trail_version": TRAIL_VERSION})
+        sync_file(part)
+        os.replace(part, path)  # noqa: PTH105 - the one step that makes it part of the trail
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    sync_directory(directory)
+    return _listed(layout, path, first, last, first_at_ms, last_at_ms)
+
+
+def verify_events(layout: Layout, path: Path, first: int, last: int) -> Listed:
+    """Read a file that no manifest names and return its line; ValueError if it is not whole, or not what it says."""
+    try:
+        file = pq.ParquetFile(path)
+        table = file.read()
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    version = (file.schema_arrow.metadata or {}).get(b"rockdmq.trail_version", b"").decode()
+    if version != TRAIL_VERSION or table.schema.names != SCHEMA.names:
+        raise ValueError(f"{path} is no file of events of version {TRAIL_VERSION}")
+    sequences, at_ms = table["sequence"].to_numpy(), table["at_ms"].to_numpy()
+    if not np.array_equal(sequences, np.arange(first, last + 1)):
+        raise ValueError(f"{path} does not hold the events {first} to {last}")
+    hours = {layout.hour(int(each) * HOUR_MS) for each in np.unique(at_ms // HOUR_MS)}
+    if hours != {path.parent}:
+        raise ValueError(f"{path} holds events of other hours")
+    return _listed(layout, path, first, last, int(at_ms[0]), int(at_ms[-1]))
+
+
+def _listed(layout: Layout, path: Path, first: int, last: int, first_at_ms: int, last_at_ms: int) -> Listed:
+    return Listed(
+        path=layout.relative(path),
+        cell=layout.cell,
+        first_sequence=first,
+        last_sequence=last,
+        rows=last - first + 1,
+        first_at_ms=first_at_ms,
+        last_at_ms=last_at_ms,
+        bytes=path.stat().st_size,
+        sha256=digest(path),
+    )

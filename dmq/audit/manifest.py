@@ -1,0 +1,177 @@
+"""Where the files of a trail are, and its manifests: pure paths and lines, and the syncs that make them last.
+
+docs/TRAIL.md says what is in them. This module reads no Parquet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+HOUR_MS = 3_600_000
+_NAME = re.compile(r"(\d{20})-(\d{20})\.parquet")
+_VERSION = 1
+
+Role = Literal["daemon", "spool"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """A line of a manifest: one file of events. ``path`` is relative to the trail."""
+
+    path: str
+    cell: str
+    first_sequence: int
+    last_sequence: int
+    rows: int
+    first_at_ms: int
+    last_at_ms: int
+    bytes: int
+    sha256: str
+    version: int = _VERSION
+
+    @property
+    def date(self) -> str:
+        """The date of its path."""
+        return date_of(Path(self.path))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellFile:
+    """``cells/<cell>.json``."""
+
+    cell: str
+    role: str
+    host: str
+    retired_sequence: int = 0
+    version: int = _VERSION
+
+
+def encode_line(listed: Listed) -> bytes:
+    """Return a line as it stands in a manifest."""
+    return json.dumps(asdict(listed)).encode() + b"\n"
+
+
+class Layout:
+    """The paths of one cell in a trail."""
+
+    def __init__(self, trail: Path, cell: str) -> None:
+        self.trail = trail
+        self.cell = cell
+        self.events = trail / "events" / f"cell={cell}"
+        self.manifests = trail / "manifest" / f"cell={cell}"
+        self.cell_file = trail / "cells" / f"{cell}.json"
+
+    def hour(self, at_ms: int) -> Path:
+        """Return the directory of the events committed in the hour of ``at_ms``."""
+        at = datetime.fromtimestamp(at_ms // 1000, UTC)
+        return self.events / f"date={at:%Y-%m-%d}" / f"hour={at:%H}"
+
+    def manifest(self, date: str) -> Path:
+        """Return the manifest of a date."""
+        return self.manifests / f"{date}.jsonl"
+
+    def relative(self, path: Path) -> str:
+        """Return a path as manifests have it."""
+        return path.relative_to(self.trail).as_posix()
+
+
+def file_name(first_sequence: int, last_sequence: int) -> str:
+    """Return the name of a file of events."""
+    return f"{first_sequence:020}-{last_sequence:020}.parquet"
+
+
+def sequences_of(name: str) -> tuple[int, int] | None:
+    """Return the first and the last sequence in the name of a file of events; ``None`` if it is none."""
+    found = _NAME.fullmatch(name)
+    return (int(found[1]), int(found[2])) if found is not None else None
+
+
+def date_of(path: Path) -> str:
+    """Return the date of a file of events."""
+    return path.parent.parent.name.removeprefix("date=")
+
+
+def read_manifest(path: Path) -> tuple[list[Listed], int]:
+    """Return the lines of a manifest and how many bytes they are: what lies behind is a torn last line.
+
+    Raises ValueError for a whole line that is none of ours, OSError if there is no such file.
+    """
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    found: list[Listed] = []
+    for number, line in enumerate(content[:whole].splitlines(), start=1):
+        try:
+            found.append(Listed(**json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+    return found, whole
+
+
+def append(layout: Layout, listed: Listed) -> None:
+    """Add a line to the manifest of its date, durable on return."""
+    path = layout.manifest(listed.date)
+    is_new = not path.exists()
+    if is_new:
+        make_directory(path.parent)
+    with path.open("ab") as file:
+        file.write(encode_line(listed))
+        file.flush()
+        os.fsync(file.fileno())
+    if is_new:
+        sync_directory(path.parent)
+
+
+def read_cell(layout: Layout) -> CellFile | None:
+    """Return what is known of the cell, ``None`` if nothing is; ValueError if that cannot be read."""
+    try:
+        return CellFile(**json.loads(layout.cell_file.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{layout.cell_file}: {error}") from error
+
+
+def write_cell(layout: Layout, cell: CellFile) -> None:
+    """Replace what is known of the cell, durable on return."""
+    make_directory(layout.cell_file.parent)
+    part = layout.cell_file.with_name(layout.cell_file.name + ".tmp")
+    with part.open("wb") as file:
+        file.write(json.dumps(asdict(cell)).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(layout.cell_file)
+    sync_directory(layout.cell_file.parent)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it, durable on return."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_directory(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Return once the content of a file is on disk."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+sync_directory = sync_file
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,93 @@
+"""Outbox rows on their way out: read in order, and put together as they go into files. No numpy, no Parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from dmq.audit.manifest import HOUR_MS
+from dmq.store.keys import pack_u64
+from dmq.store.ops import DropOutbox, Family
+from dmq.store.outbox import block_head
+from dmq.store.store import Store
+
+# A scan runs Python for every row: so many take some tenths of a millisecond, and nobody else waits longer for the GIL.
+_ROWS_PER_SCAN = 256
+_BYTES_PER_SCAN = 1024 * 1024
+_EVENTS_PER_CHUNK = 16_384
+
+
+class Row(NamedTuple):
+    """An outbox row, its head taken apart."""
+
+    first_sequence: int
+    events: int
+    boot: int
+    at_ms: int
+    value: bytes
+
+    @property
+    def end(self) -> int:
+        """The sequence behind its last event."""
+        return self.first_sequence + self.events
+
+
+def read_rows(store: Store, start: int, end: int, *, events_max: int, breathe: Callable[[], None]) -> list[Row]:
+    """Return the rows from sequence ``start`` up to ``end``, as many as have ``events_max`` events, but at least one.
+
+    ``breathe`` is called now and then, and may raise.
+    """
+    rows: list[Row] = []
+    total = 0
+    while start < end:
+        found = store.scan(
+            Family.AUDIT, pack_u64(start), pack_u64(end), limit=_ROWS_PER_SCAN, bytes_max=_BYTES_PER_SCAN
+        )
+        for key, value in found.rows:
+            boot, at_ms, events = block_head(value)
+            if rows and total + events > events_max:
+                return rows
+            row = Row(int.from_bytes(key, "big"), events, boot, at_ms, value)
+            rows.append(row)
+            total += events
+            start = row.end
+        if found.is_complete:
+            break
+        breathe()
+    return rows
+
+
+def files_of(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Yield what goes into one file each: rows of one hour, without a gap."""
+    first = 0
+    for place in range(1, len(rows)):
+        before, row = rows[place - 1], rows[place]
+        if row.first_sequence != before.end or row.at_ms // HOUR_MS != before.at_ms // HOUR_MS:
+            yield list(rows[first:place])
+            first = place
+    if rows:
+        yield list(rows[first:])
+
+
+def chunks_of(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Yield rows in portions that are soon turned into columns."""
+    chunk: list[Row] = []
+    total = 0
+    for row in rows:
+        if chunk and total + row.events > _EVENTS_PER_CHUNK:
+            yield chunk
+            chunk, total = [], 0
+        chunk.append(row)
+        total += row.events
+    if chunk:
+        yield chunk
+
+
+def drop_of(rows: Sequence[Row]) -> DropOutbox:
+    """Return the op that removes rows that were exported, all there are up to the last of them."""
+    return DropOutbox(
+        rows[-1].end,
+        [row.first_sequence for row in rows],
+        list(accumulate(len(row.value) for row in rows)),
+    )

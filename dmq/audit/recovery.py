@@ -1,0 +1,124 @@
+"""What a cell's trail holds, found when it is opened and after every failure; what a kill left half done is ended here.
+
+Whatever is not expected is put aside under a name that begins with ``_unexpected-``, and never removed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from dmq.audit import manifest
+from dmq.audit.manifest import CellFile, Layout, Listed, read_manifest, sequences_of
+from retry.log import LibraryLog
+
+log = LibraryLog("dmq.audit")
+
+_TAKEN_TRIES = 1000
+
+
+class Recovered(NamedTuple):
+    """Up to where a cell is exported, 0 if nothing is; and what is known of it."""
+
+    last_sequence: int
+    cell: CellFile
+
+
+def recover(layout: Layout, role: manifest.Role, host: str) -> Recovered:
+    """Bring a cell's trail in order and return what it holds; OSError if it cannot be read or written."""
+    cell = _cell(layout, role, host)
+    last, listed, broken = _manifests(layout)
+    last = max(last, cell.retired_sequence)
+    for path in _files(layout):
+        if path.name.endswith(".tmp"):
+            path.unlink(missing_ok=True)
+            continue
+        found = sequences_of(path.name)
+        if found is None:
+            _put_aside(path, "this is no name of a file of events")
+        elif found[1] <= cell.retired_sequence:  # its manifest is gone, then the process was
+            path.unlink(missing_ok=True)
+    for path in sorted(_files(layout), key=lambda each: each.name):
+        found = sequences_of(path.name)
+        if found is None or layout.relative(path) in listed:
+            continue
+        if found[0] != last + 1 and manifest.date_of(path) not in broken:
+            _put_aside(path, f"it is in no manifest, and {last + 1} is the next event")
+            continue
+        taken = _take_in(layout, path, found)
+        if taken is not None:
+            last = max(last, taken.last_sequence)
+    return Recovered(last, cell)
+
+
+def _cell(layout: Layout, role: manifest.Role, host: str) -> CellFile:
+    layout.cell_file.with_name(layout.cell_file.name + ".tmp").unlink(missing_ok=True)
+    try:
+        known = manifest.read_cell(layout)
+    except ValueError as error:
+        _put_aside(layout.cell_file, str(error))
+        known = None
+    cell = CellFile(
+        cell=layout.cell, role=role, host=host, retired_sequence=known.retired_sequence if known is not None else 0
+    )
+    if cell != known:
+        manifest.write_cell(layout, cell)
+    return cell
+
+
+def _manifests(layout: Layout) -> tuple[int, set[str], set[str]]:
+    """Return the last sequence in a manifest, the paths of all files in one, and the dates whose manifest is no good.
+
+    Torn last lines are cut. A manifest that cannot be read is put aside, and made anew from the files of its date.
+    """
+    last = 0
+    listed: set[str] = set()
+    broken: set[str] = set()
+    for path in sorted(layout.manifests.glob("*.jsonl")):
+        if path.name.startswith("_"):
+            continue
+        try:
+            lines, whole_bytes = read_manifest(path)
+        except ValueError as error:
+            _put_aside(path, str(error))
+            broken.add(path.stem)
+            continue
+        if whole_bytes < path.stat().st_size:
+            log.warning("trail_manifest_cut", path=str(path), cut_bytes=path.stat().st_size - whole_bytes)
+            os.truncate(path, whole_bytes)
+            manifest.sync_file(path)
+        for each in lines:
+            last = max(last, each.last_sequence)
+            listed.add(each.path)
+    return last, listed, broken
+
+
+def _files(layout: Layout) -> Iterator[Path]:
+    for hour in sorted(layout.events.glob("date=*/hour=*")):
+        for path in sorted(hour.iterdir()):
+            if path.name[0] not in "._":
+                yield path
+
+
+def _take_in(layout: Layout, path: Path, found: tuple[int, int]) -> Listed | None:
+    from dmq.audit.files import verify_events  # pyarrow is not needed where nothing is to be taken in
+
+    try:
+        listed = verify_events(layout, path, *found)
+    except ValueError as error:
+        _put_aside(path, str(error))
+        return None
+    manifest.sync_directory(path.parent)
+    manifest.append(layout, listed)
+    log.info("trail_file_taken_in", path=listed.path, rows=listed.rows)
+    return listed
+
+
+def _put_aside(path: Path, why: str) -> None:
+    names = (f"_unexpected-{path.name}" + (f".{number}" if number else "") for number in range(_TAKEN_TRIES))
+    aside = next(each for name in names if not (each := path.with_name(name)).exists())
+    path.rename(aside)
+    manifest.sync_directory(path.parent)
+    log.error("trail_unexpected", path=str(path), why=why, now=aside.name)

@@ -1,0 +1,162 @@
+"""Writing a snapshot: a store that nobody changes any more becomes a directory of Parquet, as docs/TRAIL.md has it.
+
+    python -m dmq.audit.snapshot CHECKPOINT OUT --cell CELL --taken-ms MS [--cursors FILE]
+
+does it in a process of its own, so that the daemon's interpreter stays free, with a low priority. It answers with the
+manifest on one line of stdout, or with one line on stderr and 1. With ``--cursors -`` the cursors are one line of its
+stdin, and it ends when its stdin does: then whoever asked for it is dead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dmq.audit.manifest import make_directory, sync_directory
+from dmq.audit.snapshot_layout import MANIFEST, QueueId, decode_cursors, open_quiet, read_cut, read_names
+from dmq.audit.snapshot_rows import ENTRIES, PROGRESS, QUEUES, entries, progress, queues
+from dmq.errors import StoreError
+from dmq.store.engine import Engine
+from dmq.store.ops import Family
+
+VERSION = 1
+_TRAIL_VERSION = {b"rockdmq.trail_version": b"1"}
+_ROWS_PER_GROUP = 65_536
+_BYTES_PER_HASH = 1024 * 1024
+_NICE = 10
+_IS_OVER = 3  # exit code of a process whose parent is dead
+
+
+class Cancelled(Exception):
+    """Nobody wants the snapshot any more."""
+
+
+def write_snapshot(
+    engine: Engine,
+    out: Path,
+    *,
+    cell: str,
+    taken_ms: int,
+    cursors: Mapping[QueueId, int] | None = None,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> dict[str, object]:
+    """Write what ``engine`` holds to ``out``, a new directory, synced on return; return the manifest.
+
+    Nothing may change the store meanwhile. Memory does not grow with what is in it. Raises ``StoreCorrupt``,
+    ``OSError``, and ``Cancelled`` once ``is_wanted`` says no, which is asked between two chunks.
+    """
+    cut = read_cut(engine)
+    names = read_names(engine)
+    is_spool = bool(engine.scan(Family.META, b"w", b"x", limit=1).rows)  # totals that no daemon has
+    make_directory(out.parent)
+    out.mkdir()
+    tables: Sequence[tuple[str, pa.Schema, Iterable[pa.RecordBatch]]] = (
+        ("entries", ENTRIES, entries(engine, names, done=cut.done)),
+        ("progress", PROGRESS, progress(engine, names, cursors or {})),
+        ("queues", QUEUES, queues(engine, names, is_spool=is_spool)),
+    )
+    manifest: dict[str, object] = {
+        "version": VERSION,
+        "cell": cell,
+        "sequence": cut.sequence,
+        "boot": cut.boot,
+        "taken_ms": taken_ms,
+    }
+    files: dict[str, object] = {}
+    for name, schema, batches in tables:
+        path = out / f"{name}.parquet"
+        manifest[name] = _write_table(path, schema, batches, is_wanted)
+        files[path.name] = {"sha256": _hash_synced(path), "bytes": path.stat().st_size}
+    manifest["files"] = files
+    with (out / MANIFEST).open("w", encoding="utf-8") as file:
+        json.dump(manifest, file)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_directory(out)
+    return manifest
+
+
+def _write_table(
+    path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], is_wanted: Callable[[], bool]
+) -> int:
+    """Write one table in groups of a bounded number of rows; return how many there are."""
+    rows = 0
+    held: list[pa.RecordBatch] = []
+    held_rows = 0
+    dictionaries: Any = [each.name for each in schema if pa.types.is_string(each.type)]
+    with pq.ParquetWriter(
+        path, schema.with_metadata(_TRAIL_VERSION), compression="zstd", use_dictionary=dictionaries
+    ) as writer:
+        for batch in batches:
+            if not is_wanted():
+                raise Cancelled
+            held.append(batch)
+            held_rows += batch.num_rows
+            rows += batch.num_rows
+            if held_rows >= _ROWS_PER_GROUP:
+                writer.write_table(pa.Table.from_batches(held))
+                held, held_rows = [], 0
+        if held_rows:
+            writer.write_table(pa.Table.from_batches(held))
+    return rows
+
+
+def _hash_synced(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb+") as file:
+        while piece := file.read(_BYTES_PER_HASH):
+            digest.update(piece)
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m dmq.audit.snapshot", description="Write a snapshot of a store.")
+    parser.add_argument("checkpoint", type=Path, help="a RocksDB database that nobody changes")
+    parser.add_argument("out", type=Path, help="the directory to make")
+    parser.add_argument("--cell", required=True)
+    parser.add_argument("--taken-ms", type=int, required=True)
+    parser.add_argument("--cursors", default="", metavar="FILE", help="JSON; -: the first line of stdin")
+    given = parser.parse_args(arguments)
+    os.nice(_NICE)
+    try:
+        cursors = _read_cursors(given.cursors)
+        engine = open_quiet(given.checkpoint)
+        try:
+            manifest = write_snapshot(engine, given.out, cell=given.cell, taken_ms=given.taken_ms, cursors=cursors)
+        finally:
+            engine.close()
+    except (StoreError, OSError, ValueError, pa.ArrowException) as error:
+        sys.stderr.write(f"{' '.join(str(error).split())}\n")
+        return 1
+    sys.stdout.write(f"{json.dumps(manifest)}\n")
+    return 0
+
+
+def _read_cursors(source: str) -> dict[QueueId, int]:
+    if source == "-":
+        line = sys.stdin.readline()
+        threading.Thread(target=_end_with_parent, name="dmq-parent", daemon=True).start()
+        return decode_cursors(line)
+    return decode_cursors(Path(source).read_text(encoding="utf-8")) if source else {}
+
+
+def _end_with_parent() -> None:
+    while os.read(sys.stdin.fileno(), 4096):  # not through a buffer: its lock would be held when the process ends
+        pass
+    os._exit(_IS_OVER)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,324 @@
+"""Taking a snapshot, of a store that runs or of one that is stopped, and keeping a bounded number of them.
+
+Of a running store, in this order:
+
+1. a checkpoint beside the database: a cut between two batches of the writer, hard links, no copy;
+2. another process reads it and writes a hidden directory, while here
+3. a commit of nothing returns, so that what is in the checkpoint is synced, and the exporter is flushed, so that the
+   trail reaches as far as the snapshot;
+4. the hidden directory is renamed to its number. Before that there is no snapshot.
+
+What a killed daemon leaves, a checkpoint and a hidden directory, the next one removes (``sweep``).
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Protocol
+
+from broker_adapter.clock import Clock
+from dmq.audit.manifest import sync_directory
+from dmq.audit.snapshot_layout import MANIFEST, QueueId, encode_cursors, open_quiet, read_cut
+from dmq.errors import DmqError, StoreCorrupt
+from dmq.store.cell import Cell
+from dmq.store.store import Store
+
+KEPT_NEWEST = 48
+KEPT_DAYS = 90  # of older ones the last of a day
+_DAY_MS = 86_400_000
+_CHECKPOINT = ".checkpoint-"
+_DIGITS = 20
+
+
+class SnapshotFailed(DmqError):
+    """No snapshot was made; the store is as it was."""
+
+    retriable = True
+
+
+class DiskLow(SnapshotFailed):
+    """There is too little free space for a snapshot."""
+
+
+class Exporter(Protocol):
+    """What writes the trail of a running store (``dmq.audit.export``)."""
+
+    @property
+    def trail(self) -> Path:
+        """The directory of the trail."""
+        ...
+
+    def flush(self) -> int:
+        """Export all that is durable now; return the sequence of the last event exported. May block."""
+        ...
+
+
+class SnapshotResult(NamedTuple):
+    """A snapshot that is there. ``is_new``: it was not before; without an event since, there is nothing to write."""
+
+    sequence: int
+    path: Path
+    entries: int
+    taken_ms: int
+    took_ms: float
+    is_new: bool = True
+
+
+class _Child(NamedTuple):
+    """The other process, and the file with what it says on stderr."""
+
+    process: subprocess.Popen[str]
+    said: IO[str]
+
+
+class Taker:
+    """Takes snapshots of one running store. ``take`` blocks, and is for one thread at a time; ``cancel`` is for any."""
+
+    def __init__(self, store: Store, exporter: Exporter, data: Path) -> None:
+        """``data`` is the directory of the cell. Removes what a killed process left."""
+        self._store = store
+        self._exporter = exporter
+        self._data = data
+        self._is_cancelled = False
+        self._child: subprocess.Popen[str] | None = None
+        sweep(data, exporter.trail, store.cell_id)
+
+    def take(self, cursors: Mapping[QueueId, int], *, is_alone: bool = False) -> SnapshotResult:
+        """Take a snapshot, in the trail and durable on return, and remove those that are not kept.
+
+        ``is_alone``: nobody needs this process meanwhile, so it does the work itself, which is quicker. Raises
+        ``SnapshotFailed``, ``DiskLow``, and what the store raises.
+        """
+        store, clock = self._store, self._store.clock
+        started_s = clock.monotonic_s()
+        if store.is_disk_low():
+            raise DiskLow("no snapshot is taken while the disk is almost full")
+        taken_ms = clock.now_ms()  # all that was committed by then is in it
+        with _checkpoint(self._data) as checkpoint, _hidden(self._exporter.trail, store.cell_id) as hidden:
+            store.checkpoint(checkpoint)
+            if is_alone:
+                manifest = self._write_here(checkpoint, hidden, taken_ms, cursors)
+                reached = self._reach()
+            else:
+                with self._started(checkpoint, hidden, taken_ms, cursors) as child:
+                    reached = self._reach()
+                    manifest = self._written(child)
+            if reached < int(manifest["sequence"]):
+                raise SnapshotFailed(f"the trail was exported up to {reached} only, not to {manifest['sequence']}")
+            return _published(self._exporter.trail, hidden, manifest, clock, started_s)
+
+    def cancel(self) -> None:
+        """Have ``take`` end soon, without a snapshot; there will be no other one."""
+        self._is_cancelled = True
+        child = self._child
+        if child is not None:
+            child.kill()
+
+    def _reach(self) -> int:
+        self._store.commit([])
+        return self._exporter.flush()
+
+    def _write_here(
+        self, checkpoint: Path, hidden: Path, taken_ms: int, cursors: Mapping[QueueId, int]
+    ) -> dict[str, Any]:
+        from dmq.audit.snapshot import Cancelled, write_snapshot  # takes a third of a second
+
+        engine = open_quiet(checkpoint)
+        try:
+            return write_snapshot(
+                engine,
+                hidden,
+                cell=self._store.cell_id,
+                taken_ms=taken_ms,
+                cursors=cursors,
+                is_wanted=lambda: not self._is_cancelled,
+            )
+        except Cancelled:
+            raise SnapshotFailed("the snapshot was cancelled") from None
+        finally:
+            engine.close()
+
+    @contextmanager
+    def _started(
+        self, checkpoint: Path, hidden: Path, taken_ms: int, cursors: Mapping[QueueId, int]
+    ) -> Iterator[_Child]:
+        """Run the other process; it ends with this block, and with this process, whatever happens."""
+        command = [sys.executable, "-m", "dmq.audit.snapshot", str(checkpoint), str(hidden)]
+        command += ["--cell", self._store.cell_id, "--taken-ms", str(taken_ms), "--cursors", "-"]
+        with (
+            tempfile.TemporaryFile("w+", encoding="utf-8") as said,
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, encoding="utf-8"
+            ) as child,
+        ):
+            assert child.stdin is not None
+            self._child = child
+            try:
+                if self._is_cancelled:
+                    child.kill()
+                with suppress(BrokenPipeError):  # it is dead already, and its exit code says so
+                    child.stdin.write(encode_cursors(cursors) + "\n")
+                    child.stdin.flush()
+                yield _Child(child, said)
+            finally:
+                self._child = None
+                child.kill()
+                with suppress(BrokenPipeError):
+                    child.stdin.close()
+
+    def _written(self, child: _Child) -> dict[str, Any]:
+        assert child.process.stdout is not None
+        line = child.process.stdout.read()
+        code = child.process.wait()
+        if self._is_cancelled:
+            raise SnapshotFailed("the snapshot was cancelled")
+        if code:
+            child.said.seek(0)
+            raise SnapshotFailed(f"the snapshot failed: {child.said.read().strip() or f'exit code {code}'}")
+        manifest: dict[str, Any] = json.loads(line)
+        return manifest
+
+
+def snapshot_of(data: Path, trail: Path, clock: Clock, *, reached: int) -> SnapshotResult:
+    """Take a snapshot of the store of a stopped process, whose trail is exported up to ``reached``.
+
+    Reads the store as it is and changes nothing in it. Raises ``StoreLocked`` while somebody uses the directory,
+    ``StoreCorrupt`` if there is no store in it, ``SnapshotFailed`` if the trail does not reach as far as the store.
+    """
+    from dmq.audit.snapshot import write_snapshot
+
+    started_s = clock.monotonic_s()
+    if not (data / "CELL").exists():
+        raise StoreCorrupt(f"there is no store in {data}")
+    cell = Cell(data)
+    try:
+        sweep(data, trail, cell.cell_id)
+        engine = open_quiet(cell.database)
+        try:
+            sequence = read_cut(engine).sequence
+            if sequence > reached:
+                raise SnapshotFailed(f"the trail was exported up to {reached} only, not to {sequence}")
+            with _hidden(trail, cell.cell_id) as hidden:
+                manifest = write_snapshot(engine, hidden, cell=cell.cell_id, taken_ms=clock.now_ms())
+                return _published(trail, hidden, manifest, clock, started_s)
+        finally:
+            engine.close()
+    finally:
+        cell.close()
+
+
+def cell_of(data: Path) -> str:
+    """Return the id of the cell in a directory; ``StoreCorrupt`` if there is no store in it."""
+    try:
+        return str(json.loads((data / "CELL").read_text(encoding="utf-8"))["cell_id"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreCorrupt(f"there is no store in {data}") from error
+
+
+def check_free(data: Path) -> None:
+    """Raise ``StoreLocked`` if a process uses the directory, ``StoreCorrupt`` if there is no store in it."""
+    cell_of(data)
+    Cell(data).close()
+
+
+# -- the snapshots of a cell -------------------------------------------------------------------------------------------
+
+
+def directory_of(trail: Path, cell: str) -> Path:
+    """Return where the snapshots of a cell are."""
+    return trail / "snapshots" / f"cell={cell}"
+
+
+def list_snapshots(trail: Path, cell: str) -> list[tuple[Path, dict[str, Any]]]:
+    """Return the snapshots of a cell with their manifests, oldest first; what cannot be read is left out."""
+    found: list[tuple[Path, dict[str, Any]]] = []
+    with suppress(OSError):  # there is no such directory, or it cannot be read: then it cannot be written either
+        for path in sorted(directory_of(trail, cell).iterdir()):
+            if path.name.isdecimal() and len(path.name) == _DIGITS:
+                with suppress(OSError, ValueError):
+                    found.append((path, json.loads((path / MANIFEST).read_text(encoding="utf-8"))))
+    return found
+
+
+def sweep(data: Path, trail: Path, cell: str) -> None:
+    """Remove checkpoints and unfinished snapshots of a process that is dead; the caller owns the cell.
+
+    What cannot be removed now is removed another time: a snapshot is not what a daemon lives for.
+    """
+    for directory, pattern in ((data, f"{_CHECKPOINT}*"), (directory_of(trail, cell), ".*")):
+        with suppress(OSError):
+            for path in list(directory.glob(pattern)):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def not_kept(taken: Mapping[int, int], *, newest: int = KEPT_NEWEST, days: int = KEPT_DAYS) -> list[int]:
+    """Return which snapshots to remove; ``taken`` says when each was taken, by its sequence.
+
+    Kept are the newest, and of the days (UTC) before theirs the last one each, as far back as ``days``.
+    """
+    order = sorted(taken, reverse=True)
+    removed: list[int] = []
+    seen = {taken[sequence] // _DAY_MS for sequence in order[:newest]}
+    for sequence in order[newest:]:
+        day = taken[sequence] // _DAY_MS
+        if day in seen or taken[order[0]] // _DAY_MS - day > days:
+            removed.append(sequence)
+        seen.add(day)
+    return removed
+
+
+def _published(
+    trail: Path, hidden: Path, manifest: Mapping[str, Any], clock: Clock, started_s: float
+) -> SnapshotResult:
+    sequence, cell = int(manifest["sequence"]), str(manifest["cell"])
+    target = directory_of(trail, cell) / f"{sequence:0{_DIGITS}}"
+    is_new = not target.exists()
+    if is_new:  # else it is of the same events, and somebody may be reading it
+        hidden.rename(target)
+        sync_directory(target.parent)
+    else:
+        manifest = json.loads((target / MANIFEST).read_text(encoding="utf-8"))
+    _prune(trail, cell)
+    took_ms = (clock.monotonic_s() - started_s) * 1000
+    return SnapshotResult(sequence, target, int(manifest["entries"]), int(manifest["taken_ms"]), took_ms, is_new)
+
+
+def _prune(trail: Path, cell: str) -> None:
+    found = {
+        int(manifest["sequence"]): (path, int(manifest["taken_ms"])) for path, manifest in list_snapshots(trail, cell)
+    }
+    for sequence in not_kept({sequence: taken_ms for sequence, (_, taken_ms) in found.items()}):
+        path = found[sequence][0]
+        gone = path.with_name(f".removed-{path.name}")
+        with suppress(OSError):
+            path.rename(gone)  # gone as a whole for who reads
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+@contextmanager
+def _checkpoint(data: Path) -> Iterator[Path]:
+    path = data / f"{_CHECKPOINT}{secrets.token_hex(6)}"
+    try:
+        yield path
+    finally:
+        for each in (path, path.with_name(f"{path.name}.tmp")):  # RocksDB's name while it makes one
+            shutil.rmtree(each, ignore_errors=True)
+
+
+@contextmanager
+def _hidden(trail: Path, cell: str) -> Iterator[Path]:
+    path = directory_of(trail, cell) / f".new-{secrets.token_hex(6)}"
+    try:
+        yield path
+    except OSError as error:
+        raise SnapshotFailed(f"the snapshot cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,123 @@
+"""Snapshots of a running daemon: every hour by themselves, when asked for, and one at the end of an orderly run."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import structlog
+
+from dmq.audit.snapshot_take import Exporter, SnapshotResult, Taker, list_snapshots
+from dmq.embedded.registry import Registry, look_at
+from dmq.errors import StoreError
+from dmq.store.store import Store
+
+log = structlog.get_logger("dmq.daemon")
+
+EVERY_MS = 3_600_000
+FIRST_AFTER_MS = 60_000  # at least: a daemon that was just started has better things to do
+_NAP_S_MAX = 60.0  # the wall clock may step
+LAST_ENTRIES_MAX = 1_000_000  # with more on the timeline the end of a run is not delayed by a snapshot
+
+
+class Snapshots:
+    """Belongs to the event loop; the work is done in another thread, most of it in another process."""
+
+    def __init__(self, store: Store, exporter: Exporter, data: Path) -> None:
+        """``data`` is the directory of the cell. Removes what a killed run left of its snapshots."""
+        self._store = store
+        self._clock = store.clock
+        self._taker = Taker(store, exporter, data.absolute())
+        self._one_at_a_time = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._registry: Registry | None = None
+        known = list_snapshots(exporter.trail, store.cell_id)
+        self._last_ms = int(known[-1][1]["taken_ms"]) if known else 0
+
+    def start(self, registry: Registry) -> None:
+        """Take one every hour from here on, the first soon if the last one is older than that.
+
+        ``registry`` knows what is in memory only: up to where the queues were handed out.
+        """
+        self._registry = registry
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="dmq-snapshots")
+
+    async def snapshot(self) -> SnapshotResult:
+        """Take one now, durable on return; calls wait for each other.
+
+        Raises ``SnapshotFailed``, and what the store raises. What was begun goes on if the caller goes away.
+        """
+        return await self._take(is_alone=False)
+
+    async def close(self, grace_s: float) -> None:
+        """End what is under way; then take a last one, if the store is well and it takes no longer than ``grace_s``.
+
+        To be called when nothing changes the store any more.
+        """
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._store.failure is not None or grace_s <= 0:
+            self._taker.cancel()
+            async with self._one_at_a_time:
+                return
+        try:
+            loop = asyncio.get_running_loop()
+            if sum((await loop.run_in_executor(None, self._store.pending)).values()) > LAST_ENTRIES_MAX:
+                log.info("last_snapshot_skipped", reason="too many entries")
+                return
+            late = loop.call_later(grace_s, self._taker.cancel)
+            try:
+                await self._take(is_alone=True)
+            finally:
+                late.cancel()
+        except Exception as error:  # noqa: BLE001 - whatever it is: the run ends, and what it kept is in the store
+            log.warning("last_snapshot_failed", error=str(error))
+
+    async def _run(self) -> None:
+        due_ms = max(self._clock.now_ms() + FIRST_AFTER_MS, self._last_ms + EVERY_MS)
+        while True:
+            wait_ms = due_ms - self._clock.now_ms()
+            if wait_ms > EVERY_MS:  # the clock was set back
+                due_ms = self._clock.now_ms() + EVERY_MS
+            if wait_ms > 0:
+                await asyncio.sleep(min(wait_ms / 1000, _NAP_S_MAX))
+                continue
+            try:
+                await self._take(is_alone=False)
+            except Exception as error:  # the next one may succeed
+                log.error("snapshot_failed", error=str(error), exc_info=not _is_known(error))  # noqa: TRY400
+            due_ms = self._clock.now_ms() + EVERY_MS
+
+    async def _take(self, *, is_alone: bool) -> SnapshotResult:
+        work = asyncio.get_running_loop().create_task(self._take_alone(is_alone=is_alone), name="dmq-snapshot")
+        work.add_done_callback(look_at)  # it goes on if the caller goes away
+        return await asyncio.shield(work)
+
+    async def _take_alone(self, *, is_alone: bool) -> SnapshotResult:
+        async with self._one_at_a_time:
+            cursors = cursors_of(self._registry) if self._registry is not None else {}
+            loop = asyncio.get_running_loop()
+            result = await loop.run_in_executor(None, lambda: self._taker.take(cursors, is_alone=is_alone))
+        log.info(
+            "snapshot_taken",
+            sequence=result.sequence,
+            entries=result.entries,
+            path=str(result.path),
+            took_ms=round(result.took_ms, 1),
+        )
+        return result
+
+
+def cursors_of(registry: Registry) -> dict[tuple[int, int, int], int]:
+    """Return up to where the queues of loaded subscriptions were handed out in this run."""
+    return {
+        (queue.group_id, queue.topic_id, queue.queue_id): queue.cursor
+        for found in registry.subscriptions.values()
+        if found.is_loaded.is_set()
+        for queue in found.all_queues
+    }
+
+
+def _is_known(error: Exception) -> bool:
+    return isinstance(error, StoreError | OSError) or getattr(error, "retriable", False)

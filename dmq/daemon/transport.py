@@ -1,0 +1,79 @@
+"""Which transport speaks for the sidecar, and what is mounted on it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from broker_adapter.clock import Clock
+from dmq.admin import admin_v1
+from dmq.admin.service import AdminService
+from dmq.config import DaemonConfig
+from dmq.embedded.broker import EmbeddedBroker
+from dmq.metrics import Metrics
+from dmq.sidecar.dispatch import Dispatcher
+from dmq.sidecar.service import MessagingService
+from dmq.sidecar.sessions import Sessions
+from dmq.sidecar.settings import SidecarConfig
+from dmq.sidecar.tls import Certificates, self_signed
+
+
+class Transport(Protocol):
+    """One port with everything the daemon serves by gRPC."""
+
+    async def start(self) -> int:
+        """Listen, serve, and return the port."""
+        ...
+
+    async def stop(self, grace_s: float) -> None:
+        """End what waits now, and finish what else is in flight within ``grace_s``."""
+        ...
+
+
+def transport_of(
+    config: DaemonConfig, clock: Clock, broker: EmbeddedBroker, metrics: Metrics, admin: AdminService
+) -> Transport:
+    """Return the transport that ``config`` names, not listening yet. Only that one is imported."""
+    settings = SidecarConfig(
+        delay_levels_ms=config.delay_levels_ms, delay_max_ms=config.delay_max_ms, broker_name=config.broker_name
+    )
+    service = MessagingService(broker, clock, Sessions(clock), settings, broker.transactions)
+    broker.on_group_changed = service.group_changed
+    dispatcher = Dispatcher(service, clock=clock, observer=metrics.calls)
+    host, port = config.listen.host, config.listen.port
+    if config.transport == "grpcio":
+        from dmq.admin.server import grpc_handler
+        from dmq.sidecar.grpc_server import GrpcServer
+
+        return GrpcServer(
+            service,
+            dispatcher,
+            host=host,
+            port=port,
+            handlers=(grpc_handler(admin),),
+            reflected=(admin_v1.SERVICE,),
+        )
+    from dmq.admin.http2 import methods
+    from dmq.sidecar.http2_server import Http2Transport
+
+    tls = _certificates(config, clock)
+    if tls is not None:
+        tls.context()  # what cannot be used is said now, and not to the first client
+
+    return Http2Transport(
+        service,
+        dispatcher,
+        host=host,
+        port=port,
+        monotonic_s=clock.monotonic_s,
+        methods=methods(admin),
+        reflected=(admin_v1.SERVICE,),
+        tls=tls.context if tls is not None else None,
+    )
+
+
+def _certificates(config: DaemonConfig, clock: Clock) -> Certificates | None:
+    if config.tls_certificate == "off":
+        return None
+    if config.tls_certificate == "auto":
+        return Certificates(*self_signed(config.data / "tls", clock.now_ms()), clock, tells_expiry=False)
+    return Certificates(config.tls_certificate, config.tls_key or config.tls_certificate, clock)

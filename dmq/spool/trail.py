@@ -1,0 +1,78 @@
+"""The audit trail of a spool: that of each directory under its own cell id, docs/TRAIL.md says how.
+
+Off unless ``SpoolOptions.trail_path`` is set, because it needs pyarrow, which the hook does not.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dmq.audit.events import EventKind, cell_event
+from dmq.errors import StoreError
+from dmq.store.ops import Emit
+from dmq.store.store import Store
+
+if TYPE_CHECKING:
+    from dmq.audit.export import Exporter
+
+CLOSE_S = 10.0
+_LIBRARIES = ("pyarrow", "numpy")
+
+
+class SpoolTrail:
+    """Exports what a spool's directories tell; without a path it does nothing."""
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, every_s: float = 60.0) -> None:
+        """Raises ImportError, with what to install, if a library is missing that a trail needs."""
+        self.path = Path(path).absolute() if path is not None else None
+        self._every_s = every_s
+        self._exporter: Exporter | None = None
+        self._is_threaded = False
+        missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None] if path is not None else []
+        if missing:
+            raise ImportError(f"a spool's trail_path needs {' and '.join(missing)}: pip install rock-dmq[server]")
+
+    def begin(self, store: Store, *, is_threaded: bool) -> None:
+        """Go on with the trail of a directory that was opened, before anything else happens in it."""
+        self._exporter = self._made(store)
+        if self._exporter is None:
+            return
+        self._exporter.recover()
+        with suppress(StoreError):
+            store.commit([Emit(cell_event(EventKind.OPENED))], is_urgent=True)
+        self._is_threaded = is_threaded
+        if is_threaded:
+            self._exporter.start()
+
+    def flush(self) -> int:
+        """Export all that is durable now; return the last exported sequence, 0 without a trail."""
+        return self._exporter.flush() if self._exporter is not None else 0
+
+    def end(self, store: Store, *, is_orderly: bool) -> None:
+        """Export the rest before the store is closed. Never raises: what is left is exported in the next run."""
+        exporter, self._exporter = self._exporter, None
+        if exporter is None:
+            return
+        if is_orderly and store.failure is None:
+            with suppress(StoreError):
+                store.commit([Emit(cell_event(EventKind.CLOSED))], is_urgent=True)
+            if not self._is_threaded:
+                exporter.turn(is_wanted=True, is_last=True)
+        exporter.close(CLOSE_S)
+
+    def export_rest(self, store: Store) -> None:
+        """Export what a directory still tells before it is removed; ``TrailUnavailable`` if that cannot be done now."""
+        exporter = self._made(store)
+        if exporter is not None:
+            exporter.flush()
+
+    def _made(self, store: Store) -> Exporter | None:
+        if self.path is None:
+            return None
+        from dmq.audit.export import Exporter, ExportOptions
+
+        return Exporter(store, self.path, ExportOptions(role="spool", every_s=self._every_s))

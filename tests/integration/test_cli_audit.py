@@ -1,0 +1,345 @@
+"""``dmq audit``: snapshots, exports and lists of a real daemon's trail; and how the Spark job is started.
+
+Spark itself is played by a script that notes how it was called: what it finds is its own tests' affair.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.daemon import Daemon
+from support.wire_client import WireClient, a_message
+
+from dmq.cli import audit_run
+from dmq.cli.errors import CommandFailed
+
+TIMEOUT_S = 60
+SUBMIT = """#!/bin/sh
+printf '%s\\n' "$@" > "$SPARK_HOME/arguments"
+env > "$SPARK_HOME/environment"
+cat "$SPARK_HOME/says" >&2
+echo "the ledgers"
+exit $(cat "$SPARK_HOME/code")
+"""
+NOISE = "WARNING: Using incubator modules: jdk.incubator.vector\n26/11/21 19:00:00 WARN Utils: noise\n"
+
+
+def dmq(
+    *arguments: str, env: dict[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "dmq", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        env={**os.environ, **(env or {})},
+        cwd=cwd,
+    )
+
+
+def answer_of(ended: subprocess.CompletedProcess[str]) -> Any:  # noqa: ANN401 - whatever it printed
+    """The JSON that a command that did well printed."""
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+@pytest.fixture
+def stopped(data: Path) -> Path:
+    """The directory of a daemon that took three messages, and was killed before it exported them."""
+    with Daemon(data) as daemon:
+        with WireClient(daemon.address) as client:
+            client.send(*(a_message("orders", f"01{number:032X}") for number in range(3)))
+        daemon.kill()
+    return data
+
+
+class FakeSpark:
+    """A Spark installation whose spark-submit does what a test says, and a Java that is never run."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        (home / "bin").mkdir(parents=True)
+        submit = home / "bin" / "spark-submit"
+        submit.write_text(SUBMIT, encoding="utf-8")
+        submit.chmod(0o755)
+        (home / "java" / "bin").mkdir(parents=True)
+        (home / "java" / "bin" / "java").write_text("", encoding="utf-8")
+        self.env = {"SPARK_HOME": str(home), "JAVA_HOME": str(home / "java")}
+        self.will(0)
+
+    def will(self, code: int, says: str = "") -> None:
+        """Say how it ends, and what it says before."""
+        (self.home / "code").write_text(str(code), encoding="utf-8")
+        (self.home / "says").write_text(says, encoding="utf-8")
+
+    @property
+    def arguments(self) -> list[str]:
+        """What it was called with last."""
+        return (self.home / "arguments").read_text(encoding="utf-8").splitlines()
+
+    def was_called(self) -> bool:
+        """Whether it was called at all."""
+        return (self.home / "arguments").exists()
+
+
+@pytest.fixture
+def spark(tmp_path: Path) -> FakeSpark:
+    """A Spark of this test's own."""
+    return FakeSpark(tmp_path / "spark")
+
+
+# -- snapshot, export, ls ----------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_of_a_running_daemon(daemon: Daemon) -> None:
+    """It is there when the command returns; asked again with nothing new, it is the same one."""
+    with WireClient(daemon.address) as client:
+        client.send(a_message("orders", "01" + "A" * 32, deliver_at_ms=4_000_000_000_000))
+    first = answer_of(dmq("-a", daemon.address, "audit", "snapshot", "-o", "json"))
+    assert first["is_new"]
+    assert first["entries"] == 1
+    assert (Path(first["path"]) / "manifest.json").exists()
+    again = answer_of(dmq("-a", daemon.address, "audit", "snapshot", "-o", "json"))
+    assert (again["path"], again["is_new"]) == (first["path"], False)
+    shown = dmq("-a", daemon.address, "audit", "snapshot")
+    assert shown.returncode == 0
+    assert f"{first['path']}, which was there" in shown.stdout
+    in_use = dmq("audit", "snapshot", "--data", str(daemon.data))
+    assert (in_use.returncode, "is in use by another process" in in_use.stderr) == (6, True)
+    assert dmq("-a", daemon.address, "audit", "snapshot", "--trail", "elsewhere").returncode == 2
+    assert dmq("-a", "127.0.0.1:1", "audit", "snapshot").returncode == 6
+
+
+def test_a_stopped_daemon_is_exported_and_kept_as_a_snapshot(stopped: Path) -> None:
+    """All that the killed daemon had not exported, then the snapshot of the same; the list shows both."""
+    exported = answer_of(dmq("audit", "export", "--data", str(stopped), "-o", "json"))
+    assert exported["sequence"] >= 4
+    taken = answer_of(dmq("audit", "snapshot", "--data", str(stopped), "-o", "json"))
+    assert taken["sequence"] == exported["sequence"]
+    (cell,) = answer_of(dmq("audit", "ls", "--data", str(stopped), "-o", "json"))["cells"]
+    assert (cell["first_sequence"], cell["last_sequence"], cell["gaps"]) == (1, exported["sequence"], [])
+    assert cell["events"] == exported["sequence"]
+    assert (cell["role"], cell["unlisted"]) == ("daemon", 0)
+    assert [each["sequence"] for each in cell["snapshots"]] == [taken["sequence"]]
+    shown = dmq("audit", "ls", "--trail", str(stopped / "trail"))
+    assert cell["cell"] in shown.stdout
+    assert shown.stderr == ""
+
+
+def test_another_trail_can_be_named(stopped: Path, tmp_path: Path) -> None:
+    """By option, by configuration, and never for a spool by guessing."""
+    elsewhere = tmp_path / "elsewhere"
+    answer_of(dmq("audit", "snapshot", "--data", str(stopped), "--trail", str(elsewhere), "-o", "json"))
+    assert list(elsewhere.glob("snapshots/*/*"))
+    listed = dmq("audit", "ls", "-o", "json", env={"DMQ_TRAIL": str(elsewhere)})
+    assert len(answer_of(listed)["cells"]) == 1
+    off = dmq("audit", "ls", env={"DMQ_TRAIL": "off"})
+    assert (off.returncode, "the trail is off" in off.stderr) == (2, True)
+    spool = stopped.rename(stopped.with_name("spool-1"))
+    unnamed = dmq("audit", "export", "--data", str(spool))
+    assert (unnamed.returncode, "name it" in unnamed.stderr) == (2, True)
+
+
+def test_gaps_are_listed(stopped: Path) -> None:
+    """A file that is gone with its line is a gap; one that only lost its line is none."""
+    trail = stopped / "trail"
+    with Daemon(stopped) as daemon:
+        for number in range(3):
+            with WireClient(daemon.address) as client:
+                client.send(a_message("orders", f"02{number:032X}"))
+            answer_of(dmq("-a", daemon.address, "audit", "snapshot", "-o", "json"))
+        daemon.stop()
+    (manifest,) = trail.glob("manifest/cell=*/*.jsonl")
+    lines = manifest.read_text(encoding="utf-8").splitlines(keepends=True)
+    assert len(lines) >= 3
+    manifest.write_text(lines[0] + "".join(lines[2:]), encoding="utf-8")
+    (cell,) = answer_of(dmq("audit", "ls", "--trail", str(trail), "-o", "json"))["cells"]
+    assert (cell["gaps"], cell["unlisted"], cell["missing"]) == ([], 1, 0)
+    lost = json.loads(lines[1])
+    (trail / lost["path"]).unlink()
+    (cell,) = answer_of(dmq("audit", "ls", "--trail", str(trail), "-o", "json"))["cells"]
+    assert cell["gaps"] == [{name: lost[name] for name in ("first_sequence", "last_sequence")}]
+    assert cell["missing"] == lost["rows"]
+    assert (
+        f"events {lost['first_sequence']:,} to {lost['last_sequence']:,} are missing"
+        in dmq("audit", "ls", "--trail", str(trail)).stderr
+    )
+
+
+@pytest.mark.parametrize("command", ["snapshot", "export"])
+def test_there_must_be_a_store(command: str, tmp_path: Path) -> None:
+    """A directory that holds none is not made one."""
+    ended = dmq("audit", command, "--data", str(tmp_path / "nothing"), "--trail", str(tmp_path / "trail"))
+    assert (ended.returncode, "there is no store" in ended.stderr) == (3, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_there_must_be_a_trail(tmp_path: Path) -> None:
+    """The list, the run and the story of a message say so before anything is started."""
+    for arguments in (["ls"], ["run", "--out", str(tmp_path / "out")], ["explain", "01AB"]):
+        ended = dmq("audit", *arguments, "--trail", str(tmp_path / "nothing"))
+        assert (ended.returncode, "there is no trail" in ended.stderr) == (3, True), arguments
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- run ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [0, 10, 20, 30, 40])
+def test_the_jobs_exit_code_is_passed_through(code: int, spark: FakeSpark, tmp_path: Path) -> None:
+    """Its own lines go through, Java's only to the log; JSON says what the code means."""
+    trail, into = tmp_path / "trail", tmp_path / "out"
+    trail.mkdir()
+    spark.will(code, NOISE + "stage join: 7 rows\n")
+    arguments = ["audit", "run", "--trail", str(trail), "--out", str(into), "--no-snapshot"]
+    ended = dmq(*arguments, env=spark.env)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "the ledgers\n", "stage join: 7 rows\n")
+    assert NOISE in (into / "spark.log").read_text(encoding="utf-8")
+    ended = dmq(*arguments, "-o", "json", env=spark.env)
+    assert ended.returncode == code
+    assert json.loads(ended.stdout) == {
+        "exit_code": code,
+        "meaning": audit_run.MEANINGS[code],
+        "out": str(into),
+        "log": str(into / "spark.log"),
+        "snapshot": None,
+    }
+
+
+@pytest.mark.parametrize(("code", "becomes"), [(1, 1), (2, 2), (137, 1)])
+def test_a_job_that_failed_tells_where_its_log_is(code: int, becomes: int, spark: FakeSpark, tmp_path: Path) -> None:
+    """With the code of an internal error, or of usage."""
+    (tmp_path / "trail").mkdir()
+    spark.will(code, NOISE)
+    arguments = ["--trail", str(tmp_path / "trail"), "--out", str(tmp_path / "out"), "--no-snapshot"]
+    ended = dmq("audit", "run", *arguments, env=spark.env)
+    assert ended.returncode == becomes
+    assert ended.stderr == f"dmq: the audit failed ({code}); Spark's log is {tmp_path / 'out' / 'spark.log'}\n"
+
+
+def test_what_is_asked_for_reaches_the_job(spark: FakeSpark, tmp_path: Path) -> None:
+    """Times as milliseconds, durations with their unit, Spark's options to Spark, and nothing that was not given."""
+    (tmp_path / "trail").mkdir()
+    base = ["--trail", str(tmp_path / "trail"), "--out", str(tmp_path / "out")]
+    given = ["--from", "2026-11-21T00:00:00Z", "--to", "1795305600000", "--late-after", "1m", "--late-max", "3"]
+    given += ["--duplicates-max", "4", "--grace", "2m", "--exact"]
+    of_spark = ["--master", "local[2]", "--driver-memory", "1GiB", "--conf", "spark.a=b=c"]
+    of_spark += ["--conf", "spark.driver.extraJavaOptions=-Dx=y"]
+    assert dmq("audit", "run", *base, *given, *of_spark, "--no-snapshot", env=spark.env).returncode == 0
+    arguments = spark.arguments
+    at = arguments.index("run")
+    passed = ["--from", "1795219200000", "--to", "1795305600000", "--late-after", "60000ms", "--grace", "120000ms"]
+    passed += ["--late-max", "3", "--duplicates-max", "4", "--exact"]
+    assert arguments[at:] == ["run", *base, *passed]
+    assert arguments[:4] == ["--master", "local[2]", "--driver-memory", "1024m"]
+    assert arguments[4] == "--driver-java-options"
+    assert arguments[5].endswith("-Dx=y")
+    assert arguments[6:8] == ["--conf", "spark.a=b=c"]
+    assert "--py-files" not in arguments
+    assert not Path(arguments[at - 1]).exists(), "the launcher is removed with the run"
+    environment = (spark.home / "environment").read_text(encoding="utf-8").splitlines()
+    assert f"PYSPARK_PYTHON={sys.executable}" in environment
+    for more in ([], ["--incremental", "--state", str(tmp_path / "state")]):
+        assert dmq("audit", "run", *base, *more, "--no-snapshot", env=spark.env).returncode == 0
+        assert spark.arguments[spark.arguments.index("run") :] == ["run", *base, *more]
+
+
+def test_a_cluster_gets_the_package(tmp_path: Path, spark: FakeSpark) -> None:
+    """As a zip, from which it can be imported."""
+    package = audit_run._package("spark_audit")
+    command = audit_run.submit_command(
+        audit_run.Spark(submit=spark.home / "bin" / "spark-submit", environment={}, package=package),
+        tmp_path,
+        tmp_path / "log",
+        master="spark://somewhere:7077",
+        memory="1g",
+        conf=(),
+        trail="s3a://bucket/trail",
+        arguments=(),
+    )
+    archive = Path(command[command.index("--py-files") + 1])
+    with zipfile.ZipFile(archive) as files:
+        assert "spark_audit/__init__.py" in files.namelist()
+        assert not [name for name in files.namelist() if "__pycache__" in name]
+    assert command[-3:] == ["run", "--trail", "s3a://bucket/trail"]
+
+
+def test_options_are_checked_before_anything_starts(spark: FakeSpark, tmp_path: Path) -> None:
+    """Each with its name, and 2."""
+    (tmp_path / "trail").mkdir()
+    base = ["audit", "run", "--trail", str(tmp_path / "trail"), "--out", str(tmp_path / "out")]
+    wrong = {
+        "--from": ["--from", "yesterday"],
+        "--to": ["--to", "+5m"],
+        "--late-after": ["--late-after", "soon"],
+        "--grace": ["--grace", "-1"],
+        "--late-max": ["--late-max", "-1"],
+        "--incremental": ["--incremental"],
+        "--conf": ["--conf", "novalue"],
+        "--driver-memory": ["--driver-memory", "much"],
+    }
+    cases = [*wrong.items(), ("--incremental", ["--incremental", "--state", "s", "--from", "2026-11-21T00:00:00Z"])]
+    for name, given in cases:
+        ended = dmq(*base, *given, env=spark.env)
+        assert (ended.returncode, name in ended.stderr) == (2, True), ended.stderr
+    assert not spark.was_called()
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_missing_is_said(spark: FakeSpark, tmp_path: Path) -> None:
+    """Java, Spark, or the job, each in one line, before anything starts."""
+    (tmp_path / "trail").mkdir()
+    base = ["audit", "run", "--trail", str(tmp_path / "trail"), "--out", str(tmp_path / "out"), "--no-snapshot"]
+    ended = dmq(*base, env={**spark.env, "JAVA_HOME": str(tmp_path)})
+    assert (ended.returncode, "there is no Java in JAVA_HOME" in ended.stderr) == (1, True)
+    ended = dmq(*base, env={**spark.env, "SPARK_HOME": str(tmp_path)})
+    assert (ended.returncode, "bin/spark-submit is missing" in ended.stderr) == (1, True)
+    ended = dmq(*base, env={"JAVA_HOME": "", "PATH": str(tmp_path), "SPARK_HOME": str(spark.home)})
+    assert (ended.returncode, ended.stderr) == (1, "dmq: there is no Java: Spark needs Java 17 or newer\n")
+    assert not spark.was_called()
+
+
+def test_a_missing_package_names_what_to_install(monkeypatch: pytest.MonkeyPatch, spark: FakeSpark) -> None:
+    """Of the job, or of Spark."""
+    for name, value in spark.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SPARK_HOME")
+    monkeypatch.setattr(audit_run, "find_spec", lambda name: None)
+    with pytest.raises(CommandFailed, match=r"spark_audit is missing: pip install 'rock-dmq\[audit\]'"):
+        audit_run.find_spark()
+
+
+def test_nothing_of_spark_is_imported_to_start_it() -> None:
+    """Finding it is not importing it; nor is the help slow for it."""
+    code = (
+        "import sys; from dmq.cli import audit_run; audit_run.find_spark(); "
+        "print([name for name in sys.modules if name.split('.')[0] in ('pyspark', 'spark_audit', 'pyarrow', 'numpy')])"
+    )
+    if shutil.which("java") is None:
+        pytest.skip("no Java")
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert ended.stdout == "[]\n", ended.stderr
+
+
+def test_a_run_takes_a_snapshot_first(daemon: Daemon, spark: FakeSpark, tmp_path: Path) -> None:
+    """If somebody answers; if nobody does that is one line, and the end only where it was asked for."""
+    trail, into = daemon.data / "trail", tmp_path / "out"
+    base = ["audit", "run", "--trail", str(trail), "--out", str(into)]
+    found = answer_of(dmq("-a", daemon.address, *base, "-o", "json", env=spark.env))
+    assert Path(found["snapshot"]["path"]).is_dir()
+    ended = dmq("-a", "127.0.0.1:1", *base, env=spark.env)
+    assert (ended.returncode, ended.stderr.count("\n")) == (0, 1)
+    assert "no new snapshot" in ended.stderr
+    (spark.home / "arguments").unlink()
+    ended = dmq("-a", "127.0.0.1:1", *base, "--snapshot", env=spark.env)
+    assert (ended.returncode, spark.was_called()) == (6, False)

@@ -1,0 +1,62 @@
+"""A store in memory with a trail, whose exporter works turn by turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.stores import GatedEngine, all_rows
+from support.trail_read import HOUR_MS, read_trail, sequences
+
+from broker_adapter.clock import ManualClock
+from dmq.audit.events import encode_event, gap_event
+from dmq.audit.export import Exporter, ExportOptions
+from dmq.store.memory import MemoryEngine
+from dmq.store.ops import Emit, Family
+from dmq.store.store import Store, StoreOptions
+
+CELL = "memory"
+DAY_MS = 24 * HOUR_MS
+
+
+class Cell:
+    """A store in memory with a trail; ``restart`` is a kill and the next run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.trail = folder / "trail"
+        self.clock = ManualClock(1_700_000_000_000 - 1_700_000_000_000 % DAY_MS)
+        self.memory = MemoryEngine()
+        self.options = StoreOptions(gap_event=gap_event)
+        self.how = ExportOptions()
+        self.open()
+
+    def open(self) -> None:
+        """Open the store, and bring its trail in order."""
+        self.gate = GatedEngine(self.memory)
+        self.store = Store(self.gate, self.clock, self.options)
+        self.exporter = Exporter(self.store, self.trail, self.how)
+        self.exporter.recover()
+
+    def restart(self, *, from_synced: bool = False) -> None:
+        """End without a word, and begin again."""
+        self.store._writer.close()
+        self.memory = self.memory.crashed() if from_synced else self.memory.reopened()
+        self.open()
+
+    def emit(self, count: int, *, batches: int = 1) -> None:
+        """Let events happen."""
+        for _ in range(batches):
+            self.store.commit([Emit(encode_event(2, 0, 0, 1, 0, 0, b"\1" * 17), number) for number in range(count)])
+
+    def numbers(self) -> list[int]:
+        """What is in the trail."""
+        return sequences(self.trail, CELL)
+
+    def kinds(self) -> list[str]:
+        """What is in the trail, by kind."""
+        return [str(event["kind"]) for event in read_trail(self.trail, CELL)]
+
+    def check_outbox(self) -> None:
+        """Its figures are those of its rows."""
+        state, rows = self.store.outbox_state, all_rows(self.store, Family.AUDIT)
+        assert state.stored_bytes == sum(len(value) for _, value in rows)
+        assert state.first_sequence == (int.from_bytes(rows[0][0], "big") if rows else state.next_sequence)

@@ -1,0 +1,209 @@
+"""What a kill leaves of an export, and of retention: the next run finds it, and ends what was begun."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+from support.trail_cell import CELL, DAY_MS, Cell
+from support.trail_read import data_files, lines, read_trail
+
+from dmq.audit import manifest
+from dmq.audit.export import ExportOptions, TrailUnavailable
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> Iterator[Cell]:
+    made = Cell(tmp_path)
+    yield made
+    made.exporter.close(5)
+    made.store.close()
+
+
+def _broken(*_: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_file_before_its_line_is_taken_in(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kill came between the two: nothing is written twice, nothing is missing."""
+    cell.emit(5)
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "append", _broken)
+        with pytest.raises(TrailUnavailable):
+            cell.exporter.flush()
+    assert len(data_files(cell.trail, CELL)) == 1
+    assert lines(cell.trail, CELL) == []
+    cell.restart()
+    assert cell.numbers() == [1, 2, 3, 4, 5]
+    cell.check_outbox()
+    assert cell.store.outbox_state.first_sequence == 6, "they are dropped, not exported again"
+
+
+def test_a_line_before_the_rows_left(cell: Cell) -> None:
+    """Rows that were exported are only dropped."""
+    cell.emit(5)
+    before = cell.memory.reopened()
+    cell.memory._is_closed = False
+    cell.exporter.flush()
+    cell.store._writer.close()
+    cell.memory = before
+    cell.open()
+    assert cell.numbers() == [1, 2, 3, 4, 5]
+    assert "TAIL_LOST" not in cell.kinds()
+    cell.check_outbox()
+    cell.emit(1)
+    assert cell.exporter.flush() == 6
+
+
+def test_a_torn_line_is_cut(cell: Cell) -> None:
+    """And its file is taken in."""
+    cell.emit(2)
+    cell.exporter.flush()
+    cell.emit(2)
+    cell.exporter.flush()
+    (path,) = (cell.trail / "manifest").rglob("*.jsonl")
+    path.write_bytes(path.read_bytes()[:-7])
+    cell.restart()
+    assert cell.numbers() == [1, 2, 3, 4]
+    assert [line["last_sequence"] for line in lines(cell.trail, CELL)] == [2, 4]
+
+
+def test_what_is_not_expected_is_put_aside_aloud(cell: Cell) -> None:
+    """Nothing is removed but what is ours and half done."""
+    cell.emit(2)
+    cell.exporter.flush()
+    (known,) = data_files(cell.trail, CELL)
+    hour = (cell.trail / known).parent
+    half, strange = hour / "x.parquet.tmp", hour / "notes.txt"
+    broken, overlapping = hour / manifest.file_name(3, 4), hour / manifest.file_name(2, 2)
+    for path in (half, strange, broken, overlapping):
+        path.write_bytes(b"no parquet")
+    with capture_logs() as logs:
+        cell.restart()
+    told = [Path(str(entry["path"])).name for entry in logs if entry["event"] == "trail_unexpected"]
+    assert sorted(told) == sorted(path.name for path in (strange, broken, overlapping))
+    assert not half.exists()
+    assert sorted(path.name for path in hour.glob("_unexpected-*")) == sorted(f"_unexpected-{name}" for name in told)
+    cell.emit(2)
+    assert cell.exporter.flush() == 4
+    assert cell.numbers() == [1, 2, 3, 4]
+
+
+def test_a_manifest_that_cannot_be_read_is_made_anew(cell: Cell) -> None:
+    """From the files of its date, of an older date too."""
+    for _ in range(3):
+        cell.emit(2)
+        cell.exporter.flush()
+        cell.clock.advance(DAY_MS)
+    for path in sorted((cell.trail / "manifest").rglob("*.jsonl"))[:3:2]:
+        path.write_text("{}\n", encoding="utf-8")
+    with capture_logs() as logs:
+        cell.restart()
+    assert [entry["event"] for entry in logs].count("trail_unexpected") == 2
+    assert cell.numbers() == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_lost_tail_is_told_and_no_number_used_twice(cell: Cell) -> None:
+    """An older copy of the store was put back: numbers go on behind the trail, before this run's first event."""
+    cell.emit(3)
+    cell.exporter.flush()
+    cell.emit(2)
+    older = cell.memory.reopened()
+    cell.memory._is_closed = False
+    cell.emit(5)
+    cell.exporter.flush()
+    cell.store._writer.close()
+    cell.memory = older
+    with capture_logs() as logs:
+        cell.open()
+    assert [entry["log_level"] for entry in logs if entry["event"] == "trail_tail_lost"] == ["critical"]
+    cell.emit(1)
+    assert cell.exporter.flush() == 12
+    told = read_trail(cell.trail, CELL)
+    assert [event["sequence"] for event in told] == list(range(1, 13))
+    lost = told[10]
+    assert (lost["kind"], lost["detail"], lost["due_ms"]) == ("TAIL_LOST", 6, 5)
+    cell.check_outbox()
+    cell.restart()
+    assert cell.store.outbox_state.next_sequence == 13, "the jump is durable"
+
+
+def test_a_new_trail_begins_where_the_outbox_does(cell: Cell) -> None:
+    """Of events that went into another trail nothing is made up."""
+    cell.emit(3)
+    cell.exporter.flush()
+    cell.trail = cell.trail.with_name("other")
+    cell.restart()
+    cell.emit(2)
+    with capture_logs() as logs:
+        cell.exporter.flush()
+    assert cell.numbers() == [4, 5]
+    assert "trail_begins_late" in [entry["event"] for entry in logs]
+
+
+def keep_three_days(cell: Cell) -> None:
+    """Five days, of which three are kept."""
+    cell.how = ExportOptions(keep=timedelta(days=3))
+    cell.restart()
+    for _ in range(6):
+        cell.emit(2)
+        cell.exporter.flush()
+        cell.clock.advance(DAY_MS)
+
+
+def test_old_dates_go_whole_and_are_no_gap(cell: Cell) -> None:
+    """What was retired is said; the rest is as before, and the next run goes on."""
+    keep_three_days(cell)
+    told = json.loads((cell.trail / "cells" / f"{CELL}.json").read_text(encoding="utf-8"))
+    assert told["retired_sequence"] == 4
+    assert cell.numbers() == list(range(5, 13))
+    assert len(list((cell.trail / "events" / f"cell={CELL}").iterdir())) == 4
+    cell.restart()
+    cell.emit(1)
+    assert cell.exporter.flush() == 13
+
+
+@pytest.mark.parametrize("step", ["write_cell", "unlink", "rmtree"])
+def test_a_kill_while_old_dates_go_is_no_loss(cell: Cell, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """After each step of it the next run finishes, and what is there is said to be there."""
+    targets = {
+        "write_cell": ("dmq.audit.manifest.write_cell", None),
+        "unlink": ("dmq.audit.manifest.sync_directory", cell.trail / "manifest" / f"cell={CELL}"),
+        "rmtree": ("dmq.audit.retention.shutil.rmtree", None),
+    }
+    name, only = targets[step]
+
+    def killed(path: object, *_: object, **__: object) -> None:
+        if only is None or path == only:
+            raise OSError(errno.EIO, "killed")
+
+    cell.how = ExportOptions(keep=timedelta(days=1))
+    cell.emit(2)
+    cell.exporter.flush()
+    cell.clock.advance(3 * DAY_MS)
+    cell.restart()
+    cell.emit(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(name, killed)
+        with pytest.raises(TrailUnavailable):
+            cell.exporter.flush()
+    cell.restart()
+    cell.exporter.flush()
+    told = json.loads((cell.trail / "cells" / f"{CELL}.json").read_text(encoding="utf-8"))
+    assert told["retired_sequence"] == 2
+    assert cell.numbers() == [3, 4]
+
+
+def test_the_newest_date_stays_however_old(cell: Cell) -> None:
+    """So the next run finds where to go on."""
+    cell.emit(2)
+    cell.exporter.flush()
+    cell.clock.advance(400 * DAY_MS)
+    cell.restart()
+    cell.exporter.flush()
+    assert cell.numbers() == [1, 2]
