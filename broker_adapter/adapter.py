@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
-from broker_adapter.message import Delivery, Envelope, SendReceipt
+from broker_adapter.message import Delivery, Envelope, RecallReceipt, SendReceipt
 
 
 class TopicRoute(NamedTuple):
@@ -21,11 +21,16 @@ class TopicRoute(NamedTuple):
 
 
 class Subscription(NamedTuple):
-    """What a receive asks for. ``queue_id`` -1 means any queue; an empty ``tags`` set means every tag."""
+    """What a receive asks for. ``queue_id`` -1 means any queue; an empty ``tags`` set means every tag.
+
+    ``sql`` is an SQL92 filter expression over user properties, empty for none. What its filter does not let through is
+    finished for the group: of two receives of one group with different filters, whichever comes by a message decides.
+    """
 
     topic: str
     queue_id: int = -1
     tags: frozenset[str] = frozenset()
+    sql: str = ""
 
 
 class GroupSettings(NamedTuple):
@@ -68,8 +73,17 @@ class PopBroker(Protocol):
         A message whose delivery time has come is in its queue on return, or, if it has a message group, in a moment;
         any other waits and is never visible before that time. Delayed messages of one message group keep the order of
         their delivery times, then of their acceptance. An envelope whose message id is already known in its topic is
-        not stored again: its receipt says where the message is now, marked ``repeated``. Raises ``Overloaded`` (nothing
-        done), ``BrokerUnavailable`` (in doubt).
+        not stored again: its receipt says where the message is now, marked ``repeated``, or that it was recalled.
+        Raises ``Overloaded`` (nothing done), ``BrokerUnavailable`` (in doubt).
+        """
+        ...
+
+    async def recall(self, topic: str, recall_handle: str) -> RecallReceipt:
+        """Take a message back that still waits; on return it is gone, durably, and will never be delivered.
+
+        Recalling it again gets the first answer, marked ``repeated``. Raises ``Refused(NOT_FOUND)`` that says either
+        when the message was delivered or that nothing is known of it, ``Refused(REQUEST)`` for a handle that this
+        broker cannot have given for ``topic``, ``Refused(TOPIC_UNKNOWN)``, ``BrokerUnavailable`` (in doubt: repeat it).
         """
         ...
 
@@ -93,6 +107,8 @@ class PopBroker(Protocol):
         Messages of one message group are handed out in order: while one is handed out and not finished, no later one
         goes out. One receive may carry several in a row, but never to a push consumer, whose client may go on to the
         next one when the first has failed.
+
+        Raises ``Refused(FILTER)`` for an SQL expression that is wrong, with the position.
         """
         ...
 

@@ -35,6 +35,7 @@ class Rule(StrEnum):
     POLLING_TIME = "illegal polling time"
     FILTER = "illegal filter expression"
     RECEIPT_HANDLE = "invalid receipt handle"
+    TRANSACTION_ID = "invalid transaction id"
     MESSAGE_TYPE = "message properties conflict with the message type"
     MESSAGE_CORRUPTED = "message is corrupted"
     CLIENT_ID = "client id required"

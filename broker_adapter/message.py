@@ -74,6 +74,16 @@ class SendReceipt(NamedTuple):
     queue_id: int  # -1 while it waits for its delivery time
     queue_offset: int  # -1 while it waits for its delivery time
     repeated: bool = False  # the same message id was accepted before; this is the first answer
+    recall_handle: str = ""  # of a message that waits, or waited; empty for every other
+    recalled_at_ms: int = 0  # when its sender recalled the message accepted under this id; nothing was stored
+
+
+class RecallReceipt(NamedTuple):
+    """A message that was recalled: it waited, is gone, and will never be delivered."""
+
+    message_id: str
+    recalled_at_ms: int
+    repeated: bool = False  # it was recalled before; this is the first answer
 
 
 class DeadLetterFacts(NamedTuple):

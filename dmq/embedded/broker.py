@@ -15,22 +15,26 @@ from broker_adapter import limits
 from broker_adapter.adapter import GroupSettings, TopicRoute
 from broker_adapter.adapter import Subscription as Wanted
 from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
-from broker_adapter.message import Delivery, Envelope, SendReceipt
+from broker_adapter.message import Delivery, Envelope, RecallReceipt, SendReceipt, pack_id
 from broker_adapter.topics import check_group
 from dmq.audit.events import EventKind, encode_event
+from dmq.embedded.checks import CheckOptions
 from dmq.embedded.dead_letters import DeadLetters
 from dmq.embedded.failures import Failures
+from dmq.embedded.filters import filter_of
 from dmq.embedded.group_queue import ATTEMPT_MAX, GroupQueue, Lease
 from dmq.embedded.hand_out import HandOut, Terms
 from dmq.embedded.leases import Leases
-from dmq.embedded.names import GROUPED, PLAIN
-from dmq.embedded.place import Placement
+from dmq.embedded.names import GROUPED, PLAIN, Topic
+from dmq.embedded.place import CHECKS_DEFAULT, Placement
 from dmq.embedded.reader import Reader
+from dmq.embedded.recall import RecallHandle, Recalls, encode_handle
 from dmq.embedded.receipt import Receipt, decode_handle
 from dmq.embedded.registry import DEFAULT_POLICY, Registry
 from dmq.embedded.subscription import Subscription
+from dmq.embedded.transactions import Transactions
 from dmq.errors import StoreError
-from dmq.store.ops import Emit, Op
+from dmq.store.ops import Emit, EntryState, Op
 from dmq.store.ops import Receipt as Stored
 from dmq.store.store import Store
 from retry.flow import Failure, Forwarded, Nacked, SentBack
@@ -50,6 +54,7 @@ class EmbeddedBroker:
         queues_per_topic: int = limits.QUEUES_PER_TOPIC_DEFAULT,
         group_start: Literal["earliest", "latest"] = "earliest",
         delay_levels_ms: Sequence[int] = DELAY_LEVELS_MS,
+        checks: CheckOptions = CHECKS_DEFAULT,
     ) -> None:
         self.store = store
         self.accepted_total = 0  # messages, without those that were known already
@@ -63,10 +68,12 @@ class EmbeddedBroker:
         self._reader = Reader(store, loop)
         self.registry = Registry(store, self._reader, queues_per_topic=queues_per_topic, group_start=group_start)
         self.names = self.registry.names
-        self.placement = Placement(self.names)
+        self.placement = Placement(self.names, checks)
         self.failures = Failures(self.registry, delay_levels_ms)
         self.leases = Leases(self.registry, self.failures)
         self._hand_out = HandOut(self.registry)
+        self.recalls = Recalls(self.registry)
+        self.transactions = Transactions(self.registry, self.placement, on_refused=self._count_refused)
         self.dead_letters = DeadLetters(self.registry, self.placement)
         store.attach(loop, self.registry.on_appended)
 
@@ -74,6 +81,7 @@ class EmbeddedBroker:
         """Stop expiring leases and reading. The store stays open."""
         await self.leases.close()
         await self.failures.close()
+        await self.transactions.close()
         await self.dead_letters.close()
         self._reader.close()
 
@@ -144,9 +152,15 @@ class EmbeddedBroker:
         self.repeated_total += repeated
         self.accepted_total += len(envelopes) - repeated
         return [
-            SendReceipt(envelope.message_id, receipt.queue_id, receipt.queue_offset, receipt.repeated)
+            _receipt(topics[envelope.topic], envelope.message_id, receipt)
             for envelope, receipt in zip(envelopes, receipts, strict=True)
         ]
+
+    def _count_refused(self, messages: int) -> None:
+        self.refused_total += messages
+
+    async def recall(self, topic: str, recall_handle: str) -> RecallReceipt:
+        return await self.recalls.recall(topic, recall_handle)
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
@@ -160,18 +174,22 @@ class EmbeddedBroker:
         wait_ms: int,
         renew_for: str = "",
     ) -> Sequence[Delivery]:
+        passes = filter_of(subscription)
         found = await self.registry.subscribe(group, subscription.topic)
         queue_id = subscription.queue_id
         if queue_id >= len(found.queues):
             raise Refused(Rule.NOT_FOUND, f"{subscription.topic} has no such queue", value=queue_id)
-        terms = Terms(subscription, batch_max, invisible_ms, renew_for)
+        terms = Terms(subscription, batch_max, invisible_ms, renew_for, passes)
         until_s = self._clock.monotonic_s() + wait_ms / 1000
+        look = batch_max
         while True:
             if found.has_available(queue_id):
-                deliveries = await self._hand_out.take(found, terms)
+                deliveries, passed_over, look = await self._hand_out.take(found, terms, look)
                 if deliveries:
                     self.handed_out_total += len(deliveries)
                     return deliveries
+                if passed_over is not None and found.has_available(queue_id):
+                    await self.registry.committed(passed_over)  # a scan goes no faster than it becomes durable
             left_s = until_s - self._clock.monotonic_s()
             if found.has_available(queue_id):
                 if left_s <= -_PASS_OVER_S_MAX:
@@ -307,6 +325,16 @@ class EmbeddedBroker:
 
     def client_gone(self, client_id: str) -> None:
         self.leases.client_gone(client_id)
+
+
+def _receipt(topic: Topic, message_id: str, stored: Stored) -> SendReceipt:
+    state = stored.state
+    if state is EntryState.QUEUED:
+        return SendReceipt(message_id, stored.queue_id, stored.queue_offset, stored.repeated)
+    if state is EntryState.WITHDRAWN:
+        return SendReceipt(message_id, -1, -1, stored.repeated, recalled_at_ms=stored.at_ms)
+    handle = encode_handle(RecallHandle(stored.sequence, topic.name, pack_id(message_id)))
+    return SendReceipt(message_id, stored.queue_id, stored.queue_offset, stored.repeated, handle)
 
 
 def _release(written: asyncio.Future[list[Stored]], finished: Sequence[tuple[GroupQueue, int]]) -> None:

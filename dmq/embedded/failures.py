@@ -194,7 +194,7 @@ class Failures:
         self._registry.watch(queue, offset, lease)
         attempt = lease.attempts
         found = self._registry.subscription_of(queue)
-        return [*rows, _event(found, EventKind.NACKED, attempt, visible_at_ms, failed)]
+        return [*rows, _event(found, EventKind.POSTPONED, attempt, visible_at_ms, failed)]
 
     def _retry(self, found: Subscription, failed: Failed, record: QueuedMessage, at_ms: int) -> list[Op]:
         queue, lease = failed.queue, failed.lease

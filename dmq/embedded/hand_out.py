@@ -1,4 +1,10 @@
-"""Taking messages for a receive: chosen and leased first, then read, then those that may go out are handed out."""
+"""Taking messages for a receive: chosen and leased first, then read, then those that may go out are handed out.
+
+A receive with a filter may have to look at many messages for each that it hands out. It does so in *looks*: one read,
+one unit that finishes what was passed over, and then the loop is free for everybody else. As long as looks find
+nothing they grow, up to a bound of messages and of bytes; what they pass over is durable before the next one, so a
+backlog is gone through once, whatever happens.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +15,7 @@ from typing import NamedTuple
 from broker_adapter.adapter import Subscription as Wanted
 from broker_adapter.message import DeadLetterFacts, Delivery, unpack_id
 from dmq.audit.events import EventKind, encode_event
+from dmq.embedded.filters import Passes
 from dmq.embedded.group_queue import GroupQueue, Lease
 from dmq.embedded.receipt import Receipt, encode_handle
 from dmq.embedded.registry import Registry, look_at
@@ -19,6 +26,8 @@ from dmq.store.record import QueuedMessage
 from retry.policy import Reason
 
 RECEIVE_BYTES_MAX = 8 * 1024 * 1024
+LOOK_MAX = 256  # messages: a few milliseconds of the loop
+LOOK_BYTES_MAX = 8 * 1024 * 1024
 
 
 class Terms(NamedTuple):
@@ -28,11 +37,20 @@ class Terms(NamedTuple):
     batch_max: int
     invisible_ms: int
     renew_for: str  # a push consumer's client id, or empty
+    passes: Passes | None  # the filter
 
     @property
     def run_max(self) -> int:
         """How many messages of one message group it may carry."""
         return 1 if self.renew_for else self.batch_max
+
+
+class Looked(NamedTuple):
+    """What came of one look."""
+
+    deliveries: list[Delivery]
+    passed_over: asyncio.Future[list[Stored]] | None  # done when it is durable what was passed over
+    look_next: int  # how many messages to look at next, if nothing was found
 
 
 class _Taken(NamedTuple):
@@ -47,10 +65,10 @@ class HandOut:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
-    async def take(self, found: Subscription, terms: Terms) -> list[Delivery]:
-        """Hand out what is available now, up to the batch; may be empty though something seemed available."""
+    async def take(self, found: Subscription, terms: Terms, look: int) -> Looked:
+        """Look at ``look`` messages that are available and hand out those that pass, up to the batch; perhaps none."""
         first_epoch = self._registry.epoch + 1
-        taken = self._lease(found, terms)
+        taken = self._lease(found, terms, look)
         found.wake_next()  # there may be more than this receive takes
         try:
             records = await self._registry.reader.messages([(each.queue, each.offset) for each in taken])
@@ -61,12 +79,12 @@ class HandOut:
             raise
         return self._deliver(found, terms, taken, records, first_epoch)
 
-    def _lease(self, found: Subscription, terms: Terms) -> list[_Taken]:
+    def _lease(self, found: Subscription, terms: Terms, look: int) -> list[_Taken]:
         """Take offsets and lease them before they are read, so that no other receive takes them meanwhile."""
         visible_at_ms = self._registry.clock.now_ms() + terms.invisible_ms
         taken: list[_Taken] = []
         for queue in found.choose(terms.wanted.queue_id):
-            for offset, returned in queue.take(terms.batch_max - len(taken)):
+            for offset, returned in queue.take(look - len(taken)):
                 lease = Lease(
                     self._registry.next_epoch(),
                     returned.attempt,
@@ -77,7 +95,7 @@ class HandOut:
                 )
                 queue.lease(offset, lease)
                 taken.append(_Taken(queue, offset, lease))
-            if len(taken) >= terms.batch_max:
+            if len(taken) >= look:
                 break
         return taken
 
@@ -88,7 +106,7 @@ class HandOut:
         taken: Sequence[_Taken],
         records: Sequence[QueuedMessage],
         first_epoch: int,
-    ) -> list[Delivery]:
+    ) -> Looked:
         deliveries: list[Delivery] = []
         passed_over: list[Op] = []
         passed: list[_Taken] = []
@@ -100,9 +118,13 @@ class HandOut:
             queue, offset, lease = each
             lease.know(record)
             is_resolved = ledger is not None and queue is not found.lane and ledger.is_finished(offset)
-            if is_resolved or (terms.wanted.tags and record.tag not in terms.wanted.tags):
+            if is_resolved or (terms.passes is not None and not terms.passes(record)):
                 passed_over += _filtered(found, each)
                 passed.append(each)
+                continue
+            if len(deliveries) >= terms.batch_max:
+                queue.give_back(offset)
+                found.wake(queue.queue_id)
                 continue
             # Nothing goes out together with one of its message group that is about to die.
             run_max = 1 if record.message_group in condemned else terms.run_max
@@ -121,10 +143,13 @@ class HandOut:
                 continue
             self._registry.watch(queue, offset, lease)
             deliveries.append(self._delivery(found, each, record, terms.invisible_ms))
-        if passed_over:
-            # Not waited for: forgotten by a crash, they are passed over again; a failure reaches everybody else.
-            self._registry.submit(passed_over).add_done_callback(lambda done: _release(found, passed, done))
-        return deliveries
+        if not passed_over:
+            return Looked(deliveries, None, terms.batch_max)
+        # Who has found something does not wait for it: forgotten by a crash, they are passed over again; a failure
+        # reaches everybody else.
+        done = self._registry.submit(passed_over)
+        done.add_done_callback(lambda done: _release(found, passed, done))
+        return Looked(deliveries, done, _next_look(records))
 
     def _delivery(self, found: Subscription, taken: _Taken, record: QueuedMessage, invisible_ms: int) -> Delivery:
         queue, offset, lease = taken
@@ -157,6 +182,12 @@ class HandOut:
             history.first_failed_at_ms,
             history.last_failed_at_ms,
         )
+
+
+def _next_look(records: Sequence[QueuedMessage]) -> int:
+    """Return twice as many as were looked at, within the bounds, taking the next ones to be as large."""
+    size = sum(len(record.payload) for record in records)
+    return max(1, min(2 * len(records), LOOK_MAX, LOOK_BYTES_MAX * len(records) // max(1, size)))
 
 
 def _release(found: Subscription, passed: Sequence[_Taken], done: asyncio.Future[list[Stored]]) -> None:

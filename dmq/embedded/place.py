@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from broker_adapter.message import Envelope, pack_id
 from broker_adapter.topics import queue_of_message_group
 from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event
+from dmq.embedded.checks import CheckOptions, Checks
 from dmq.embedded.names import Names, Topic
 from dmq.errors import StoreCorrupt
 from dmq.store.ops import Append, HandOver, Schedule
@@ -26,24 +27,32 @@ from dmq.store.record import (
 # Plain numbers: looking up an enum member for every message costs more than encoding the event.
 SCHEDULED, QUEUED, DELIVERED = int(EventKind.SCHEDULED), int(EventKind.QUEUED), int(EventKind.DELIVERED)
 RETRIED, RETRY = int(EventKind.RETRIED), int(EntryKind.RETRY)
+_UNGROUPED = frozenset((RETRY, int(EntryKind.TRANSACTION)))
+CHECKS_DEFAULT = CheckOptions()
 
 
 class Placement:
     """Chooses queues: a message group always the same one, everything else round robin."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, checks: CheckOptions = CHECKS_DEFAULT) -> None:
         self._names = names
+        self.checks = Checks(names, checks)  # what becomes of half messages instead
         self._turns: dict[int, int] = {}
 
     def accept(self, topic: Topic, envelope: Envelope, now_ms: int) -> Schedule | Append:
         """Return the op that accepts ``envelope``: into its queue if it is due, onto the timeline otherwise."""
+        message_id, message_group = pack_id(envelope.message_id), envelope.message_group
+        body = encode_body(message_id, envelope.tag.encode(), message_group.encode(), envelope.payload)
+        return self.put(topic, message_id, message_group, body, envelope.deliver_at_ms, now_ms)
+
+    def put(
+        self, topic: Topic, message_id: bytes, message_group: str, body: bytes, deliver_at_ms: int, now_ms: int
+    ) -> Schedule | Append:
+        """As ``accept``, of a message that is encoded already."""
         scope = topic.topic_id
-        message_id = pack_id(envelope.message_id)
-        body = encode_body(message_id, envelope.tag.encode(), envelope.message_group.encode(), envelope.payload)
-        deliver_at_ms = envelope.deliver_at_ms
         # A delayed message of a message group goes by the timeline even if its time has come: it must not pass one
         # whose time came before it and that is still to be handed over.
-        if deliver_at_ms > now_ms or (deliver_at_ms and envelope.message_group):
+        if deliver_at_ms > now_ms or (deliver_at_ms and message_group):
             return Schedule(
                 scope,
                 message_id,
@@ -51,7 +60,7 @@ class Placement:
                 encode_waiting(EntryKind.DELAYED, 0, scope, scope, deliver_at_ms, now_ms, body),
                 encode_event(SCHEDULED, scope, 0, NO_QUEUE, 0, deliver_at_ms, message_id),
             )
-        queue_id = self._choose(topic, envelope.message_group)
+        queue_id = self._choose(topic, message_group)
         return Append(
             scope,
             message_id,
@@ -101,7 +110,10 @@ def _retry(  # noqa: PLR0917 - an entry, taken apart
 
 
 def message_group_of(value: bytes) -> bytes:
-    """Return the message group of a waiting entry; a retry has none: grouped messages are retried where they lie."""
-    if decode_waiting(value).kind == RETRY:
+    """Return the message group of a waiting entry. Half messages have none.
+
+    Nor have retries: grouped messages are retried where they lie.
+    """
+    if decode_waiting(value).kind in _UNGROUPED:
         return b""
     return body_facts(value[WAITING_HEADER_BYTES:])[1]

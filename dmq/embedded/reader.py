@@ -11,8 +11,8 @@ from broker_adapter.errors import BrokerUnavailable
 from dmq.embedded.group_queue import GroupQueue
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.store.engine import Rows
-from dmq.store.keys import group_queue_range, pack_queue_key
-from dmq.store.ops import Family
+from dmq.store.keys import group_queue_range, pack_queue_key, pack_timeline_key
+from dmq.store.ops import EntryState, Family, Receipt
 from dmq.store.record import QueuedMessage, decode_queued
 from dmq.store.store import Store
 
@@ -60,6 +60,21 @@ class Reader:
     async def rows(self, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = 2**62) -> Rows:
         """Return rows of a range, in order."""
         return await self._in_thread(lambda: self._store.scan(family, start, stop, limit=limit, bytes_max=bytes_max))
+
+    async def entry(self, scope: int, message_id: bytes) -> tuple[Receipt | None, bytes | None]:
+        """Return what became of a message, also that it was withdrawn, and while it waits its timeline value.
+
+        The value is ``None`` if it does not wait, or moved on between the two looks.
+        """
+
+        def read() -> tuple[Receipt | None, bytes | None]:
+            found = self._store.find(scope, message_id, with_withdrawn=True)
+            if found is None or found.state is not EntryState.WAITING:
+                return found, None
+            (value,) = self._store.get_many(Family.TIMELINE, [pack_timeline_key(found.at_ms, found.sequence)])
+            return found, value
+
+        return await self._in_thread(read)
 
     async def end(self, topic_id: int, queue_id: int) -> int:
         """Return the offset after the last message of a queue."""

@@ -11,13 +11,14 @@ from typing import Any, Literal
 
 from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group, check_topic
+from dmq.audit.events import subscribed_event
 from dmq.embedded.group_queue import GroupQueue, Lease
 from dmq.embedded.names import Group, Names, Topic
 from dmq.embedded.reader import Reader
 from dmq.embedded.subscription import Subscription
 from dmq.errors import StoreBusy, StoreError
 from dmq.store.commit import Appended
-from dmq.store.ops import Op, Receipt
+from dmq.store.ops import Emit, Op, Receipt
 from dmq.store.store import Store
 from retry.policy import RetryPolicy
 
@@ -129,13 +130,20 @@ class Registry:
             if rows:
                 queue.load(rows)
             else:
-                skips = self._group_start == "latest" and queue is not found.lane
-                ops += queue.start_at(queue.end if skips else 0)
+                ops += self._begin(found, queue)
         # Also without ops: behind this unit, what lies below the ends that were read is durable.
         await self.committed(self.submit(ops))
         for queue in queues:
             for offset, lease in queue.leases.items():
                 self.watch(queue, offset, lease)
+
+    def _begin(self, found: Subscription, queue: GroupQueue) -> list[Op]:
+        """Let a group begin on a queue; what a group failed is its own from the start, which is nobody's news."""
+        if queue is found.lane:
+            return queue.start_at(0)
+        offset = queue.end if self._group_start == "latest" else 0
+        event = subscribed_event(queue.topic_id, queue.group_id, queue.queue_id, offset)
+        return [*queue.start_at(offset), Emit(event, offset)]
 
     async def ledger(self, topic_id: int) -> GroupQueue:
         """Return which dead letters of a dead-letter queue have an outcome: the progress of nobody's group on it."""

@@ -2,7 +2,8 @@
 
 One turn: take what is due (the live lane first, then a share of the backlog), turn it into ops, commit them as one
 unit, go on at once if there may be more, else sleep until the next delivery time. There is one destination, a local
-queue, so nothing downstream can hold a turn up, and a crash between two turns repeats nothing.
+queue, so nothing downstream can hold a turn up, and a crash between two turns repeats nothing. Half messages go back to
+the timeline instead, and their producers are asked behind the commit.
 
 A flood (100 000 retries of one group, due in the same second) is left to the backlog as soon as it fills the turns,
 and then has a small share of each: what falls due meanwhile, for anybody else, waits for that share and not for the
@@ -17,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from dmq.embedded.checks import is_half
 from dmq.embedded.place import Placement, message_group_of
 from dmq.errors import StoreClosed, StoreError, StoreFailed
 from dmq.store.keys import timeline_key, unpack_timeline_key
@@ -62,6 +64,7 @@ class Scheduler:
         self._marks = store.marks
         self._clock = store.clock
         self._placement = placement
+        self._checks = placement.checks
         self._on_failure = on_failure
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="dmq-scheduler", daemon=True)
@@ -93,10 +96,14 @@ class Scheduler:
             rows += _besides(rows, overdue)  # the backlog may go on over them
         if not rows:
             return Turn(0, self._next_due_ms(now_ms) if is_live_done and is_backlog_done else now_ms)
-        moved = self._placement.hand_over(rows, now_ms)
-        self._store.commit([*moved, Done(self._marks.low())], is_urgent=True)
+        halves = [row for row in rows if is_half(row[1])]
+        checked = self._checks.plan(halves, now_ms) if halves else []
+        moved = self._placement.hand_over([row for row in rows if not is_half(row[1])] if halves else rows, now_ms)
+        receipts = self._store.commit([*moved, *checked, Done(self._marks.low())], is_urgent=True)
+        if checked:
+            self._checks.planned(checked, receipts[len(moved) : -1])
         done_ms = self._clock.now_ms()
-        self.handed_over_total += len(rows)
+        self.handed_over_total += len(moved)
         self._observe([done_ms - op.deliver_at_ms for op in moved])
         return Turn(len(rows), done_ms)
 

@@ -78,6 +78,11 @@ def deliver_at_ms(
     return due_ms
 
 
+def is_relative(properties: Mapping[str, str]) -> bool:
+    """Say whether a message with these properties, which ``deliver_at_ms`` took, is due some time after it is sent."""
+    return int(properties.get(LEVEL, "0")) > 0 or DELAY_SEC in properties or DELAY_MS in properties
+
+
 def _number(name: str, text: str) -> int:
     if _WHOLE_NUMBER.fullmatch(text) is None:
         raise Refused(Rule.DELIVERY_TIME, f"property {name} is not a whole number of at most 20 digits", value=text)

@@ -1,4 +1,4 @@
-"""The transport: grpc.aio. The only module of the sidecar that knows grpc.
+"""The other transport: grpc.aio. The only module of the sidecar that knows grpc.
 
 Handlers take and give bytes: parsing happens in ``dispatch``, so that a malformed request gets the protocol's answer
 instead of a transport error.
@@ -6,7 +6,6 @@ instead of a transport error.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -15,13 +14,14 @@ from typing import Any
 
 import grpc
 import structlog
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from broker_adapter.limits import REQUEST_BYTES_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.pool import POOL
 from dmq.errors import AddressInUse, DmqError
+from dmq.sidecar import health
 from dmq.sidecar.call import CLIENT_ID_HEADER, Call
 from dmq.sidecar.dispatch import Dispatcher, StreamEnded, StreamHandler, TelemetryHandler, UnaryHandler
 from dmq.sidecar.service import MessagingService
@@ -75,11 +75,11 @@ class GrpcServer:
         self._port = port
         self._server = grpc.aio.server(options=list(OPTIONS))
         self._server.add_generic_rpc_handlers((_Handlers(dispatcher), *handlers))
-        self._health = _Health(("", wire.SERVICE))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._health = health.Health(("", wire.SERVICE))
+        health_pb2_grpc.add_HealthServicer_to_server(_Health(self._health), self._server)
         for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
             POOL.AddSerializedFile(file.serialized_pb)  # reflection looks in our private pool
-        names = (wire.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME, *reflected)
+        names = (wire.SERVICE, health.SERVICE, reflection.SERVICE_NAME, *reflected)
         reflection.enable_server_reflection(names, self._server, pool=POOL)
 
     @property
@@ -189,48 +189,23 @@ def _telemetry(handle: TelemetryHandler) -> Callable[[AsyncIterator[bytes], _Con
 
 
 class _Health(health_pb2_grpc.HealthServicer):
-    """The standard health service. Its watches end at shutdown by themselves, after saying NOT_SERVING.
+    """The health service on this transport. Cancelling the library's own watches while they write leaves calls open."""
 
-    The library's own would wait for ever, and cancelling them while they write leaves the call open.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = frozenset(names)
-        self._is_serving = False
-        self._changed = asyncio.Event()
-        self._is_ending = False
-
-    def set(self, *, is_serving: bool, is_ending: bool = False) -> None:
-        """Set the state of every service; with ``is_ending`` watches end behind it."""
-        self._is_serving = is_serving
-        self._is_ending = is_ending
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def __init__(self, state: health.Health) -> None:
+        self._state = state
 
     async def Check(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: _Context
     ) -> health_pb2.HealthCheckResponse:
-        if request.service not in self._names:
+        try:
+            return self._state.check(request)
+        except health.UnknownService:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
-        return self._answer(request.service)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: _Context) -> None:  # noqa: N802
-        said = None
-        while True:
-            changed, is_ending = self._changed, self._is_ending
-            answer = self._answer(request.service)
-            if answer != said:
+        async with aclosing(self._state.watch(request)) as answers:
+            async for answer in answers:
                 await context.write(answer)
-                said = answer
-            if is_ending:
-                return
-            await changed.wait()
-
-    def _answer(self, service: str) -> health_pb2.HealthCheckResponse:
-        answer = health_pb2.HealthCheckResponse
-        if service not in self._names:
-            return answer(status=answer.SERVICE_UNKNOWN)
-        return answer(status=answer.SERVING if self._is_serving else answer.NOT_SERVING)
 
 
 def _check_bind(host: str, port: int, address: str) -> None:

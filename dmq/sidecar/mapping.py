@@ -8,18 +8,19 @@ import re
 from collections.abc import Sequence
 
 from broker_adapter.adapter import TopicRoute
-from broker_adapter.message import DeadLetterFacts, Delivery, SendReceipt
+from broker_adapter.message import DeadLetterFacts, Delivery, RecallReceipt, SendReceipt
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_duration, set_timestamp
-from dmq.sidecar.codes import OK_STATUS
+from dmq.sidecar.codes import OK_STATUS, common_status
+from dmq.units import format_time
 from retry import dead_letter
 
 _DIGEST = {wire.MD5: re.compile(r"[0-9A-F]{32}"), wire.SHA1: re.compile(r"[0-9A-F]{40}")}
 
 _ONE_SENT = wire.SendMessageResponse(status=OK_STATUS, entries=[wire.SendResultEntry(status=OK_STATUS)])
 
-# What every topic takes: topics are of RocketMQ's type MIXED. Transactions are not served yet.
-ACCEPTED_TYPES = (wire.NORMAL, wire.FIFO, wire.DELAY)
+# What every topic takes: topics are of RocketMQ's type MIXED.
+ACCEPTED_TYPES = (wire.NORMAL, wire.FIFO, wire.DELAY, wire.TRANSACTION)
 ANY_QUEUE = -1
 
 
@@ -27,7 +28,8 @@ def send_response(receipts: Sequence[SendReceipt]) -> wire.SendMessageResponse:
     """Return one OK entry per receipt, in order. Clients index the entries without looking at ids.
 
     Like the real server, an entry repeats the message id as transaction id, whatever the type. The offset of a message
-    that waits is not known yet: 0.
+    that waits is not known yet: 0. A message that was recalled is not stored again, and its entry is not OK: its sender
+    would wait for it in vain.
     """
     response = wire.SendMessageResponse()
     response.CopyFrom(_ONE_SENT)  # a third of the price of building it
@@ -38,7 +40,25 @@ def send_response(receipts: Sequence[SendReceipt]) -> wire.SendMessageResponse:
         entry.message_id = entry.transaction_id = receipt.message_id
         if receipt.queue_offset > 0:
             entry.offset = receipt.queue_offset
+        if receipt.recall_handle:
+            entry.recall_handle = receipt.recall_handle
+        elif receipt.recalled_at_ms:
+            why = (
+                f"a message with this id was recalled at {format_time(receipt.recalled_at_ms)}: send it under a new one"
+            )
+            entry.status.CopyFrom(wire.Status(code=wire.ILLEGAL_MESSAGE_ID, message=f"illegal message id: {why}"))
+            response.status.Clear()
+    if not response.status.code:
+        response.status.CopyFrom(common_status([entry.status for entry in entries]))
     return response
+
+
+def recall_response(receipt: RecallReceipt) -> wire.RecallMessageResponse:
+    """Return the answer to a recall that took the message back, now or before."""
+    status = OK_STATUS
+    if receipt.repeated:
+        status = wire.Status(code=wire.OK, message=f"recalled already, at {format_time(receipt.recalled_at_ms)}")
+    return wire.RecallMessageResponse(status=status, message_id=receipt.message_id)
 
 
 def send_refusal(messages: Sequence[wire.Message], refused: int, status: wire.Status) -> wire.SendMessageResponse:
@@ -80,12 +100,18 @@ def delivered(delivery: Delivery, topic: wire.Resource, store_host: str) -> wire
         set_timestamp(system.delivery_timestamp, delivery.deliver_at_ms)
     elif system.message_type == wire.MESSAGE_TYPE_UNSPECIFIED:
         system.message_type = wire.FIFO if system.message_group else wire.NORMAL
-    if system.body_encoding not in {wire.IDENTITY, wire.GZIP}:
-        system.body_encoding = wire.IDENTITY  # Python fails on any other
-    _ensure_digest(system.body_digest, message.body)
+    make_readable(message)
     if delivery.dead_letter is not None:
         _tell_end(message, delivery.dead_letter)
     return message
+
+
+def make_readable(message: wire.Message) -> None:
+    """Fill in what clients need to read a message: an encoding that they know, and a digest, or else Node fails."""
+    system = message.system_properties
+    if system.body_encoding not in {wire.IDENTITY, wire.GZIP}:
+        system.body_encoding = wire.IDENTITY  # Python fails on any other
+    _ensure_digest(system.body_digest, message.body)
 
 
 def _tell_end(message: wire.Message, facts: DeadLetterFacts) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -18,6 +18,7 @@ from broker_adapter.clock import Clock
 from broker_adapter.errors import BrokerError, Overloaded, Refused, Rule
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS
 from broker_adapter.message import Delivery, Envelope
+from broker_adapter.transactions import TransactionalBroker
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name, set_timestamp, to_envelope
 from dmq.sidecar import mapping, validate
@@ -26,8 +27,11 @@ from dmq.sidecar.codes import OK_STATUS, common_status, status_of
 from dmq.sidecar.delay import DELAY_PROPERTIES, deliver_at_ms, timestamp_ms
 from dmq.sidecar.sessions import Outbox, Session, Sessions
 from dmq.sidecar.settings import CONSUMERS, SidecarConfig, check_client_type, client_type_of, merged
+from dmq.sidecar.transactions import TransactionCalls
 
 log = structlog.get_logger("dmq.sidecar")
+
+_Sent = TypeVar("_Sent")
 
 _FOUND = wire.ReceiveMessageResponse(status=OK_STATUS)
 _NOTHING_FOUND = wire.ReceiveMessageResponse(
@@ -41,8 +45,16 @@ _NOTHING_TO_FORWARD = wire.ForwardMessageToDeadLetterQueueResponse(
 class MessagingService:
     """Serves official clients from one broker. Everything runs on one event loop."""
 
-    def __init__(self, broker: PopBroker, clock: Clock, sessions: Sessions, config: SidecarConfig) -> None:
+    def __init__(
+        self,
+        broker: PopBroker,
+        clock: Clock,
+        sessions: Sessions,
+        config: SidecarConfig,
+        transactions: TransactionalBroker | None = None,
+    ) -> None:
         self._broker = broker
+        self._transactions = TransactionCalls(transactions, config, sessions)
         self._clock = clock
         self._sessions = sessions
         self._config = config
@@ -57,6 +69,8 @@ class MessagingService:
             "QueryRoute": self.query_route,
             "Heartbeat": self.heartbeat,
             "SendMessage": self.send_message,
+            "RecallMessage": self.recall_message,
+            "EndTransaction": self._transactions.end,
             "QueryAssignment": self.query_assignment,
             "AckMessage": self.ack_message,
             "ChangeInvisibleDuration": self.change_invisible_duration,
@@ -155,6 +169,7 @@ class MessagingService:
         finally:
             self._outboxes.discard(outbox)
             self._sessions.detach(call.client_id, outbox)
+            self._transactions.producers.left(call.client_id, outbox)
             reader.cancel()  # which closes the outbox
             await asyncio.gather(reader, return_exceptions=True)
 
@@ -171,6 +186,7 @@ class MessagingService:
                     await self._broker.ensure_group(group)
                 session = self._sessions.seen(call.client_id, client_type, group, call.language)
                 session.wished(frame.settings, outbox)
+                self._transactions.producers.told(session)
                 await outbox.put(self._settings_frame(frame.settings, group, call.language))
         finally:
             outbox.close()
@@ -200,6 +216,8 @@ class MessagingService:
             raise Overloaded("sends in flight", limit=self._config.sends_in_flight_max)
         messages = request.messages
         now_ms = self._clock.now_ms()
+        if messages and messages[0].system_properties.message_type == wire.TRANSACTION:
+            return await self._counted(self._transactions.send(messages, call, now_ms))
         envelopes: list[Envelope] = []
         try:
             validate.check_send(messages)
@@ -208,12 +226,28 @@ class MessagingService:
                 envelopes.append(self._envelope(message, now_ms))
         except Refused as error:
             return mapping.send_refusal(messages, len(envelopes), status_of(error, call.language))
+        return mapping.send_response(await self._counted(self._broker.send(envelopes)))
+
+    async def _counted(self, sending: Awaitable[_Sent]) -> _Sent:
         self._sends_in_flight += 1
         try:
-            receipts = await self._broker.send(envelopes)
+            return await sending
         finally:
             self._sends_in_flight -= 1
-        return mapping.send_response(receipts)
+
+    async def recall_message(self, request: wire.RecallMessageRequest, call: Call) -> wire.RecallMessageResponse:
+        """Take a delayed message back; OK only if it is gone, durably. 40401 says when it was delivered, or: unknown.
+
+        A client repeats a call whose answer was lost: the second one is OK too, and its text says since when.
+        """
+        try:
+            receipt = await self._broker.recall(validate.topic_of(request.topic), request.recall_handle)
+        except Refused as refused:
+            if refused.rule is not Rule.NOT_FOUND or call.language != "PYTHON":
+                raise
+            # The Python client, at least until 5.1.2, takes 40401 for success, whatever it asked for.
+            return wire.RecallMessageResponse(status=wire.Status(code=wire.NOT_FOUND, message=str(refused)))
+        return mapping.recall_response(receipt)
 
     def _envelope(self, message: wire.Message, now_ms: int) -> Envelope:
         system, properties = message.system_properties, message.user_properties
@@ -230,6 +264,8 @@ class MessagingService:
             )
         if due_ms is None:
             validate.check_undelayed(message)
+        if system.message_type == wire.TRANSACTION:
+            raise Refused(Rule.MESSAGE_TYPE, "half messages and others cannot be in one request", value="TRANSACTION")
         return to_envelope(message, deliver_at_ms=due_ms, consumed=DELAY_PROPERTIES if properties else ())
 
     # -- consuming ----------------------------------------------------------------------------------------------------

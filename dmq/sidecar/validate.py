@@ -100,7 +100,6 @@ def _check_served_topic(name: str) -> str:
 _topic = lru_cache(maxsize=4096)(_check_served_topic)
 _group = lru_cache(maxsize=4096)(check_group)
 _UNSERVED_TYPES: Mapping[int, str] = {
-    wire.TRANSACTION: "transactional messages are",
     wire.LITE: "lite topics are",
     wire.PRIORITY: "message priorities are",
 }
@@ -210,17 +209,20 @@ def subscription_of(request: wire.ReceiveMessageRequest) -> Subscription:
     another.
     """
     queue_id = max(ANY_QUEUE, request.message_queue.id) if request.auto_renew else ANY_QUEUE
-    return Subscription(topic_of(request.message_queue.topic), queue_id, tags_of(request.filter_expression))
+    topic, expression = topic_of(request.message_queue.topic), request.filter_expression
+    if expression.type == wire.SQL:
+        from dmq.embedded.sql_filter import compile_sql  # its parser takes long to load, and few need it
+
+        return Subscription(topic, queue_id, sql=compile_sql(expression.expression).text)
+    return Subscription(topic, queue_id, tags_of(expression))
 
 
 def tags_of(expression: wire.FilterExpression) -> frozenset[str]:
     """Return the tags of ``a || b``; the empty set stands for every tag (``*`` or nothing given)."""
-    if expression.type == wire.SQL:
-        raise Refused(Rule.FILTER, "SQL92 filters are not supported yet", value=expression.expression)
     if expression.type not in {wire.TAG, wire.FILTER_TYPE_UNSPECIFIED}:
         raise Refused(Rule.FILTER, "the filter type is unknown", value=int(expression.type))
     text = expression.expression
-    if text in {"*", ""}:
+    if text.strip(" ") == "*" or not text:
         return frozenset()
     if len(text) > PROPERTIES_BYTES_MAX:
         limit = f"{PROPERTIES_BYTES_MAX} characters"

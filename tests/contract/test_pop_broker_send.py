@@ -99,7 +99,7 @@ async def test_a_repeated_send_of_a_waiting_message_is_not_stored_again(rig: Rig
     await send(rig, "m-1", deliver_at_ms=at_ms)
     for again_at_ms in (at_ms, at_ms + SOON_MS, 0):
         (receipt,) = await send(rig, "m-1", deliver_at_ms=again_at_ms)
-        assert receipt == ("m-1", -1, -1, True)
+        assert receipt[:4] == ("m-1", -1, -1, True)
     assert not await receive(rig)
     rig.clock.advance(SOON_MS)
     await rig.settle()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from pathlib import Path
@@ -67,7 +68,8 @@ def test_every_promise_survives_sigkill(tmp_path: Path) -> None:
     """
     print(f"DMQ_TEST_SEED={SEED} DMQ_TEST_CRASHES={CRASHES}")
     rng = random.Random(SEED)
-    with Daemon(tmp_path / "data") as daemon:
+    # The outbox is the trail here: nothing is exported out of it.
+    with Daemon(tmp_path / "data", env={**os.environ, "DMQ_TRAIL": "off"}) as daemon:
         load = Load(daemon.address, SEED)
         try:
             killer = Killer(daemon, load.ledger, rng)

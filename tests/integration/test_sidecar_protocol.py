@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from broker_adapter.limits import BODY_BYTES_MAX, REQUEST_BYTES_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.errors import AddressInUse, DmqError
 from dmq.sidecar.grpc_server import GrpcServer
+from dmq.sidecar.http2_server import Http2Transport
 
 _Metadata = tuple[tuple[str, str | bytes], ...]
 METADATA: _Metadata = (("x-mq-client-id", "client-1"), ("x-mq-language", "PYTHON"))
@@ -28,8 +30,6 @@ OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_leng
 
 
 class Client:
-    """A channel that sends bytes and reads wire messages."""
-
     def __init__(self, port: int) -> None:
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS)
 
@@ -43,11 +43,9 @@ class Client:
         return await multi(body, metadata=metadata, timeout=timeout)
 
     def receive(self, polling_s: int) -> Any:  # noqa: ANN401
-        """Open a long poll."""
         return self._stream("ReceiveMessage", a_receive(polling_s=polling_s).SerializeToString())
 
     def telemetry(self) -> Any:  # noqa: ANN401
-        """Open a telemetry stream."""
         return self._stream("Telemetry", None)
 
     def _stream(
@@ -59,10 +57,25 @@ class Client:
         return multi(request, metadata=metadata, timeout=timeout)
 
 
+Server = GrpcServer | Http2Transport
+_transport = ["http2"]  # of the test that runs
+
+
+@pytest.fixture(params=["http2", "grpcio"], autouse=True)
+def transport(request: pytest.FixtureRequest) -> None:
+    _transport[0] = str(request.param)
+
+
+def serve(sidecar: Sidecar, host: str, port: int) -> Server:
+    if _transport[0] == "grpcio":
+        return GrpcServer(sidecar.service, sidecar.dispatcher, host=host, port=port)
+    return Http2Transport(sidecar.service, sidecar.dispatcher, host=host, port=port, monotonic_s=time.monotonic)
+
+
 @asynccontextmanager
-async def served() -> AsyncIterator[tuple[Sidecar, GrpcServer, Client]]:
+async def served() -> AsyncIterator[tuple[Sidecar, Server, Client]]:
     sidecar = Sidecar(SystemClock())
-    server = GrpcServer(sidecar.service, sidecar.dispatcher, host="127.0.0.1", port=0)
+    server = serve(sidecar, "127.0.0.1", 0)
     client = Client(await server.start())
     try:
         yield sidecar, server, client
@@ -71,7 +84,7 @@ async def served() -> AsyncIterator[tuple[Sidecar, GrpcServer, Client]]:
         await client.channel.close()
 
 
-def run(scenario: Callable[[Sidecar, GrpcServer, Client], Coroutine[object, object, None]]) -> None:
+def run(scenario: Callable[[Sidecar, Server, Client], Coroutine[object, object, None]]) -> None:
     async def scene() -> None:
         async with asyncio.timeout(30), served() as parts:
             await scenario(*parts)
@@ -83,7 +96,7 @@ def run(scenario: Callable[[Sidecar, GrpcServer, Client], Coroutine[object, obje
 def test_every_path_of_the_protocol_answers(rpc: str) -> None:
     """An empty request gets a status of the protocol, from all 17 calls; none is UNIMPLEMENTED for gRPC."""
 
-    async def scenario(sidecar: Sidecar, server: GrpcServer, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
         if rpc == "Telemetry":
             answer = await client.ask(rpc, consumer_settings().SerializeToString())
         else:
@@ -97,7 +110,7 @@ def test_every_path_of_the_protocol_answers(rpc: str) -> None:
 def test_malformed_protobuf_is_answered_and_the_server_goes_on(rpc: str) -> None:
     """40000 on the same connection that works on."""
 
-    async def scenario(sidecar: Sidecar, server: GrpcServer, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
         for body in (b"\xff\xff\xff\xff", b"\x0a\x7f", b"\x08"):
             assert (await client.ask(rpc, body)).status.code == wire.BAD_REQUEST
         assert (await client.ask("SendMessage", a_send(a_message()).SerializeToString())).status.code == wire.OK
@@ -109,7 +122,7 @@ def test_malformed_protobuf_is_answered_and_the_server_goes_on(rpc: str) -> None
 def test_a_missing_client_id_is_40017_on_every_call(rpc: str) -> None:
     """As a normal reply; the telemetry stream also ends with a status of gRPC."""
 
-    async def scenario(sidecar: Sidecar, server: GrpcServer, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
         assert (await client.ask(rpc, b"", metadata=())).status.code == wire.CLIENT_ID_REQUIRED
         odd = (("x-mq-client-id-bin", b"\x00\xff"), ("x-mq-client-id", ""), ("x-mq-language", "\x7e"))
         assert (await client.ask(rpc, b"", metadata=odd)).status.code == wire.CLIENT_ID_REQUIRED
@@ -120,7 +133,7 @@ def test_a_missing_client_id_is_40017_on_every_call(rpc: str) -> None:
 def test_a_telemetry_stream_with_bad_settings_ends_with_a_status() -> None:
     """INVALID_ARGUMENT, after the frame that says why."""
 
-    async def scenario(sidecar: Sidecar, server: GrpcServer, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
         stream = client.telemetry()
         await stream.write(consumer_settings(wire.PULL_CONSUMER).SerializeToString())
         assert (await stream.read()).status.code == wire.UNRECOGNIZED_CLIENT_TYPE
@@ -133,7 +146,7 @@ def test_a_telemetry_stream_with_bad_settings_ends_with_a_status() -> None:
 def test_a_body_over_the_limit_gets_the_protocols_answer() -> None:
     """Exactly 4 MiB passes, one byte more is 41301, and only beyond the request limit does gRPC itself refuse."""
 
-    async def scenario(sidecar: Sidecar, server: GrpcServer, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
         for extra, code in ((0, wire.OK), (1, wire.MESSAGE_BODY_TOO_LARGE), (5_000_000, wire.MESSAGE_BODY_TOO_LARGE)):
             request = a_send(a_message(f"01{extra}", bytes(BODY_BYTES_MAX + extra)))
             assert (await client.ask("SendMessage", request.SerializeToString())).status.code == code
@@ -148,7 +161,7 @@ def test_a_body_over_the_limit_gets_the_protocols_answer() -> None:
 def test_the_largest_message_comes_back() -> None:
     """A frame carries the body and what the server adds to it."""
 
-    async def scenario(sidecar: Sidecar, server: GrpcServer, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
         request = a_send(a_message("01A", bytes(BODY_BYTES_MAX)), a_message("01B", bytes(BODY_BYTES_MAX)))
         assert (await client.ask("SendMessage", request.SerializeToString())).status.code == wire.OK
         frames = [frame async for frame in client.receive(polling_s=5)]
@@ -160,7 +173,7 @@ def test_the_largest_message_comes_back() -> None:
 def test_a_client_that_hangs_up_cancels_its_long_poll() -> None:
     """The broker stops waiting for it, so that the next message goes to somebody who is there."""
 
-    async def scenario(sidecar: Sidecar, server: GrpcServer, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
         poll = client.receive(polling_s=20)
         await sidecar.broker.waiting.wait()
         ended = asyncio.Event()
@@ -177,7 +190,7 @@ def test_a_client_that_hangs_up_cancels_its_long_poll() -> None:
 def test_a_long_poll_is_answered_before_its_deadline() -> None:
     """Rust's deadline is its polling time: 40401 in time, not DEADLINE_EXCEEDED."""
 
-    async def scenario(sidecar: Sidecar, server: GrpcServer, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
         body = a_receive(polling_s=1).SerializeToString()
         answer = await client.ask("ReceiveMessage", body, timeout=1.0)
         assert answer.status.code == wire.MESSAGE_NOT_FOUND
@@ -188,7 +201,7 @@ def test_a_long_poll_is_answered_before_its_deadline() -> None:
 def test_a_changed_policy_reaches_an_open_stream() -> None:
     """Without being asked for, as a settings frame like the first one."""
 
-    async def scenario(sidecar: Sidecar, server: GrpcServer, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
         stream = client.telemetry()
         await stream.write(consumer_settings().SerializeToString())
         assert (await stream.read()).settings.backoff_policy.max_attempts == 17
@@ -203,7 +216,7 @@ def test_a_changed_policy_reaches_an_open_stream() -> None:
 def test_stop_ends_long_polls_and_streams_promptly() -> None:
     """With proper ends, long before the grace is over: 40401 for the poll, NOT_SERVING for watches, no error."""
 
-    async def scenario(sidecar: Sidecar, server: GrpcServer, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
         poll = client.receive(polling_s=20)
         stream = client.telemetry()
         await stream.write(consumer_settings().SerializeToString())
@@ -229,7 +242,7 @@ def test_stop_ends_long_polls_and_streams_promptly() -> None:
 def test_stop_finishes_sends_that_are_in_flight() -> None:
     """A send that was accepted by the transport gets its answer; one that comes later is refused by it."""
 
-    async def scenario(sidecar: Sidecar, server: GrpcServer, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
         gate = sidecar.broker.send_gate = asyncio.Event()
         request = a_send(a_message()).SerializeToString()
         send = asyncio.ensure_future(client.ask("SendMessage", request))
@@ -248,7 +261,7 @@ def test_stop_finishes_sends_that_are_in_flight() -> None:
 def test_stop_has_one_deadline() -> None:
     """A send that hangs does not hold up the shutdown for longer than the grace."""
 
-    async def scenario(sidecar: Sidecar, server: GrpcServer, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
         sidecar.broker.send_gate = asyncio.Event()
         send = asyncio.ensure_future(client.ask("SendMessage", a_send(a_message()).SerializeToString()))
         await sidecar.broker.sending.wait()
@@ -263,7 +276,7 @@ def test_stop_has_one_deadline() -> None:
 def test_an_unexpected_error_does_not_end_the_connection() -> None:
     """One call fails with 50001, one line in the log; the next works."""
 
-    async def scenario(sidecar: Sidecar, server: GrpcServer, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
         sidecar.broker.fail_next = RuntimeError("secret")
         with capture_logs() as logs:
             answer = await client.ask("SendMessage", a_send(a_message()).SerializeToString())
@@ -280,7 +293,7 @@ def test_a_flood_of_pings_is_tolerated() -> None:
     Raw frames, because no client library pings more often than once in 10 s.
     """
 
-    async def scenario(sidecar: Sidecar, server: GrpcServer, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(kind=4))
         for _ in range(100):  # one after the other: a GOAWAY comes some way behind the ping that earned it
@@ -312,7 +325,7 @@ def frame(*, kind: int, payload: bytes = b"") -> bytes:
 def test_bytes_that_are_not_http2_do_not_disturb_others() -> None:
     """A browser, a TLS client, a port scanner: their connection ends, ours goes on."""
 
-    async def scenario(sidecar: Sidecar, server: GrpcServer, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
         for noise in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01" + bytes(500)):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(noise)
@@ -327,11 +340,11 @@ def test_bytes_that_are_not_http2_do_not_disturb_others() -> None:
 def test_a_taken_port_is_a_clear_error() -> None:
     """Not a second listener on the same port, and not gRPC's advice about debug variables."""
 
-    async def scenario(sidecar: Sidecar, server: GrpcServer, client: Client) -> None:
-        second = GrpcServer(sidecar.service, sidecar.dispatcher, host="127.0.0.1", port=server.port)
+    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
+        second = serve(sidecar, "127.0.0.1", server.port)
         with pytest.raises(AddressInUse, match=f"127.0.0.1:{server.port} is in use by another process"):
             await second.start()
-        elsewhere = GrpcServer(sidecar.service, sidecar.dispatcher, host="192.0.2.1", port=0)
+        elsewhere = serve(sidecar, "192.0.2.1", 0)
         with pytest.raises(DmqError, match=r"cannot listen on 192\.0\.2\.1:0"):
             await elsewhere.start()
 
@@ -341,7 +354,7 @@ def test_a_taken_port_is_a_clear_error() -> None:
 def test_the_port_is_free_after_stop() -> None:
     """A restarted daemon gets it at once."""
 
-    async def scenario(sidecar: Sidecar, server: GrpcServer, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
         await server.stop(1)
         with socket.socket() as taken:
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -353,7 +366,7 @@ def test_the_port_is_free_after_stop() -> None:
 def test_health_follows_the_daemon() -> None:
     """For the whole server and for the service by name; an unknown name is NOT_FOUND."""
 
-    async def scenario(sidecar: Sidecar, server: GrpcServer, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
         stub: Any = health_pb2_grpc.HealthStub(client.channel)
         serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
         for is_serving, status in ((True, serving), (False, not_serving), (True, serving)):
@@ -370,7 +383,7 @@ def test_health_follows_the_daemon() -> None:
 def test_reflection_shows_the_protocol() -> None:
     """Tools such as grpcurl can list the services and read every message."""
 
-    async def scenario(sidecar: Sidecar, server: GrpcServer, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
         stub: Any = reflection_pb2_grpc.ServerReflectionStub(client.channel)  # type: ignore[arg-type]
         asked = [
             reflection_pb2.ServerReflectionRequest(list_services=""),

@@ -370,11 +370,12 @@ def test_another_version_is_not_read(read: Callable[[bytes], object], value: byt
             read(bytes([version]) + value[1:])
 
 
-def test_a_withdrawn_entry_has_no_row() -> None:
-    """It is gone; a row that says otherwise is damage."""
-    for size in (17, 27):
-        with pytest.raises(StoreCorrupt):
-            record.decode_index(bytes([EntryState.WITHDRAWN]) + bytes(size - 1))
+def test_a_withdrawn_entry_never_has_a_place() -> None:
+    """What is remembered of it is short; a row that puts it into a queue is damage."""
+    kept = record.decode_index(record.encode_index_withdrawn(7, 1_000))
+    assert (kept.state, kept.sequence, kept.at_ms, kept.queue_offset) == (EntryState.WITHDRAWN, 7, 1_000, -1)
+    with pytest.raises(StoreCorrupt):
+        record.decode_index(bytes([EntryState.WITHDRAWN]) + bytes(26))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dmq.audit import events
-from dmq.embedded import receipt
+from dmq.embedded import checks, receipt
 from dmq.store import keys, outbox, record
 from dmq.store.ops import EntryState
 
@@ -35,6 +35,11 @@ GOLDEN: list[tuple[str, bytes, str]] = [
      "00000001 0002 0000000000000003 0000000000000004 0000000000000005 0000000000000006 07"),
     ("failed id", record.failed_id(b"id", HISTORY, 8), "6964 00000001 0002 0000000000000003 0008"),
     ("index waiting", record.encode_index_waiting(1, 2), "01 0000000000000001 0000000000000002"),
+    ("index committed", record.encode_index_withdrawn(1, 2, EntryState.COMMITTED),
+     "05 0000000000000001 0000000000000002"),
+    ("terms", record.encode_terms(record.Terms(1, 2)), "0000000000000001 0000000000000002"),
+    ("transaction id", checks.encode_transaction_id(checks.TransactionId(1, "t", b"id")).encode(),
+     b"EQAAAAAAAAABAXRpZE4hwis".hex()),
     ("index finished", record.encode_index_finished(EntryState.DELIVERED, 1, 2, 3, 4),
      "03 0000000000000001 0000000000000002 0003 0000000000000004"),
     ("outbox row", BLOCK,
@@ -62,13 +67,16 @@ def test_layouts_do_not_drift(made: bytes, expected: str) -> None:
 
 def test_numbers_of_kinds_do_not_drift() -> None:
     """They stand in rows that were written; none is ever used for something else."""
-    states = {"WAITING": 1, "QUEUED": 2, "DELIVERED": 3, "WITHDRAWN": 4}
+    states = {"WAITING": 1, "QUEUED": 2, "DELIVERED": 3, "WITHDRAWN": 4, "COMMITTED": 5}
     assert {kind.name: int(kind) for kind in EntryState} == states
-    assert {kind.name: int(kind) for kind in record.EntryKind} == {"DELAYED": 1, "RETRY": 2, "SPOOLED": 3}
+    entries = {"DELAYED": 1, "RETRY": 2, "SPOOLED": 3, "TRANSACTION": 4}
+    assert {kind.name: int(kind) for kind in record.EntryKind} == entries
     assert [kind.name for kind in sorted(events.EventKind)] == [
         "SCHEDULED", "QUEUED", "DELIVERED", "ACKED", "LEASE_EXPIRED", "GIVEN_BACK", "INVISIBLE_CHANGED", "FILTERED",
         "TOPIC_CREATED", "GROUP_CREATED", "OPENED", "CLOSED", "GAP", "NACKED", "RETRIED", "RETRY_MOVED",
         "DEAD_EXHAUSTED", "DEAD_TOO_OLD", "DEAD_FORWARDED", "DEAD_SENT_BACK", "DEAD_BY_OPERATOR", "REDRIVEN", "PURGED",
         "GROUP_CHANGED", "SENT", "SEND_FAILED", "SEND_DEAD", "REQUEUED", "DROPPED",
+        "HEARTBEAT", "SUBSCRIBED", "TAIL_LOST", "POSTPONED", "RECALLED", "EXPIRED",
+        "HALF", "COMMITTED", "ROLLED_BACK", "TX_CHECKED", "TX_GIVEN_UP",
     ]  # fmt: skip
-    assert [int(kind) for kind in sorted(events.EventKind)] == list(range(1, 30))
+    assert [int(kind) for kind in sorted(events.EventKind)] == list(range(1, 41))

@@ -149,6 +149,17 @@ class MemoryMachine(BrokerMachine):
                 self.model.send((envelope.topic, envelope.message_id), envelope.deliver_at_ms, now_ms)
         self.begin_again(end, down_ms=1)
 
+    @precondition(lambda self: self.model.waiting.keys() & self.recall_handles.keys())
+    @rule(pick=picks, at_sync=st.booleans(), end=crashes)
+    def die_while_recalling(self, pick: int, end: End, *, at_sync: bool) -> None:
+        """The message waits as before, or it is gone, and a repeated recall is told so."""
+        found = sorted(self.model.waiting.keys() & self.recall_handles.keys())
+        key, now_ms = found[pick % len(found)], self.clock.now_ms()
+        work = self.rig.broker.recall(key[0], self.recall_handles[key])
+        if self.die(work, end, at_sync=at_sync):
+            self.model.recall(key, now_ms)
+        self.begin_again(end)
+
     @precondition(lambda self: self.unfinished())
     @rule(pick=picks, at_sync=st.booleans(), end=crashes)
     def die_while_acknowledging(self, pick: int, end: End, *, at_sync: bool) -> None:

@@ -5,10 +5,14 @@ import { writeSync } from 'node:fs';
 
 // The client is CommonJS. Whatever it prints goes to stderr: stdout is for protocol lines only.
 console.log = console.info = console.error;
-const { ConsumeResult, Producer, PushConsumer, SimpleConsumer } = createRequire(import.meta.url)('rocketmq-client-nodejs');
+const { ConsumeResult, FilterExpression, Producer, PushConsumer, SimpleConsumer } = createRequire(import.meta.url)(
+  'rocketmq-client-nodejs',
+);
+const SQL = 2; // of the protocol's FilterType, which the client does not export
 
 const clients = new Map();
 const messages = new Map();
+const transactions = new Map(); // by the message id
 const mended = new Set();
 let tokens = 0;
 
@@ -49,13 +53,26 @@ function listener(name) {
   };
 }
 
+// Reports every check and decides by the first word of the body: `commit` (1), `rollback` (2), or anything else.
+function checker(name) {
+  return {
+    async check(message) {
+      const seen = describe(message);
+      say({ event: 'check', client: name, ...seen });
+      return { commit: 1, rollback: 2 }[seen.body.split(' ')[0]] ?? 0;
+    },
+  };
+}
+
 const commands = {
-  async start({ name, kind, address, topic, group, tags = '*', wait_s = 20 }) {
+  async start({ name, kind, address, topic, group, tags = '*', sql = '', wait_s = 20 }) {
     const options = { endpoints: address, namespace: '' };
-    const subscriptions = new Map([[topic, tags]]);
+    const subscriptions = new Map([[topic, sql ? new FilterExpression(sql, SQL) : tags]]);
     let client;
     if (kind === 'producer') {
       client = new Producer({ ...options, topics: [topic] });
+    } else if (kind === 'transactional') {
+      client = new Producer({ ...options, topics: [topic], checker: checker(name) });
     } else if (kind === 'simple') {
       client = new SimpleConsumer({ ...options, consumerGroup: group, subscriptions, awaitDuration: wait_s * 1000 });
     } else {
@@ -65,7 +82,8 @@ const commands = {
     clients.set(name, client);
   },
   // `deliver_at` goes to the client as it is (it wants milliseconds, as a Date)
-  async send({ name, topic, body = 'body', body_bytes = 0, tag, key, properties, message_group, deliver_at }) {
+  async send({ name, topic, body = 'body', body_bytes = 0, tag, key, properties, message_group, deliver_at, is_half }) {
+    const transaction = is_half ? clients.get(name).beginTransaction() : undefined;
     const receipt = await clients.get(name).send({
       topic,
       body: body_bytes ? Buffer.alloc(body_bytes, 'x') : Buffer.from(body),
@@ -74,8 +92,18 @@ const commands = {
       ...(properties && { properties: new Map(Object.entries(properties)) }),
       ...(message_group && { messageGroup: message_group }),
       ...(deliver_at && { deliveryTimestamp: new Date(deliver_at) }),
-    });
-    return { message_id: receipt.messageId, offset: receipt.offset };
+    }, transaction);
+    if (is_half) transactions.set(receipt.messageId, transaction);
+    return { message_id: receipt.messageId, offset: receipt.offset, recall_handle: receipt.recallHandle ?? '' };
+  },
+  async recall({ name, topic, handle }) {
+    return (await clients.get(name).recallMessage(topic, handle)).messageId;
+  },
+  async commit({ message_id }) {
+    await transactions.get(message_id).commit();
+  },
+  async rollback({ message_id }) {
+    await transactions.get(message_id).rollback();
   },
   async receive({ name, batch = 32, invisible_s = 10 }) {
     return (await clients.get(name).receive(batch, invisible_s * 1000)).map(describe);

@@ -29,7 +29,10 @@ from rocketmq import (  # noqa: E402 - it may print
     Producer,
     PushConsumer,
     SimpleConsumer,
+    TransactionChecker,
+    TransactionResolution,
 )
+from rocketmq.grpc_protocol import FilterType  # noqa: E402
 
 faulthandler.register(signal.SIGUSR1)  # for a test that finds it stuck
 
@@ -37,6 +40,7 @@ _out_lock = threading.Lock()
 _clients: dict[str, Any] = {}
 _listeners: dict[str, Listener] = {}
 _messages: dict[int, Any] = {}
+_transactions: dict[str, Any] = {}  # by the message id
 _tokens = count(1)
 
 
@@ -83,17 +87,35 @@ class Listener(MessageListener):  # type: ignore[misc]  # the client has no type
         return ConsumeResult.SUCCESS
 
 
-def start(name: str, kind: str, address: str, topic: str, group: str = "", tags: str = "*", wait_s: int = 20) -> None:
-    """Start a producer, a simple consumer or a push consumer."""
+class Checker(TransactionChecker):  # type: ignore[misc]  # the client has no types
+    """Reports every check and decides by the first word of the body: ``commit``, ``rollback``, or anything else."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def check(self, message: Any) -> Any:
+        seen = describe(message)
+        say({"event": "check", "client": self._name, **seen})
+        decisions = {"commit": TransactionResolution.COMMIT, "rollback": TransactionResolution.ROLLBACK}
+        return decisions.get(seen["body"].split()[0], TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED)
+
+
+def start(
+    name: str, kind: str, address: str, topic: str, group: str = "", tags: str = "*", sql: str = "", wait_s: int = 20
+) -> None:
+    """Start a producer, also of transactions, a simple or a push consumer; ``sql`` takes the place of ``tags``."""
+    expression = FilterExpression(sql, FilterType.SQL) if sql else FilterExpression(tags)
     configuration = ClientConfiguration(address, Credentials())
     client: Any
     if kind == "producer":
         client = Producer(configuration, (topic,))
+    elif kind == "transactional":
+        client = Producer(configuration, (topic,), Checker(name))
     elif kind == "simple":
-        client = SimpleConsumer(configuration, group, {topic: FilterExpression(tags)}, await_duration=wait_s)
+        client = SimpleConsumer(configuration, group, {topic: expression}, await_duration=wait_s)
     else:
         listener = _listeners[name] = Listener(name)
-        client = PushConsumer(configuration, group, listener, {topic: FilterExpression(tags)})
+        client = PushConsumer(configuration, group, listener, {topic: expression})
     client.startup()
     _clients[name] = client
 
@@ -108,8 +130,12 @@ def send(
     properties: dict[str, str] | None = None,
     message_group: str = "",
     deliver_at: int = 0,
+    is_half: bool = False,
 ) -> dict[str, Any]:
-    """Send a message; ``deliver_at`` goes to the client as it is (it wants seconds)."""
+    """Send a message; ``deliver_at`` goes to the client as it is (it wants seconds).
+
+    A half message begins a transaction, which ``commit`` and ``rollback`` end.
+    """
     message = Message()
     message.topic = topic
     message.body = body.encode() if not body_bytes else b"x" * body_bytes
@@ -123,8 +149,26 @@ def send(
         message.message_group = message_group
     if deliver_at:
         message.delivery_timestamp = deliver_at
-    receipt = _clients[name].send(message)
-    return {"message_id": receipt.message_id, "offset": receipt.offset}
+    transaction = _clients[name].begin_transaction() if is_half else None
+    receipt = _clients[name].send(message, transaction)
+    if is_half:
+        _transactions[receipt.message_id] = transaction
+    return {"message_id": receipt.message_id, "offset": receipt.offset, "recall_handle": receipt.recall_handle or ""}
+
+
+def recall(name: str, topic: str, handle: str) -> str:
+    """Recall a message and return its id."""
+    return str(_clients[name].recall_message(topic, handle))
+
+
+def commit(message_id: str) -> None:
+    """Commit the transaction of a half message."""
+    _transactions[message_id].commit()
+
+
+def rollback(message_id: str) -> None:
+    """Roll the transaction of a half message back."""
+    _transactions[message_id].rollback()
 
 
 def receive(name: str, batch: int = 32, invisible_s: int = 10) -> list[dict[str, Any]]:
@@ -152,7 +196,9 @@ def shutdown(name: str) -> None:
     _clients.pop(name).shutdown()
 
 
-_COMMANDS = {call.__name__: call for call in (start, send, receive, ack, change, mend, shutdown)}
+_COMMANDS = {
+    call.__name__: call for call in (start, send, commit, rollback, recall, receive, ack, change, mend, shutdown)
+}
 
 
 def serve(request: dict[str, Any]) -> None:

@@ -37,6 +37,7 @@ def test_status_for_people(daemon: type[FakeClient]) -> None:
         "commits       5 of 50 operations, 4KiB; p99 2.5ms, sync p50 0.9ms p99 2.25ms",
         "disk          1GiB free, sends refused below 32MiB",
         "audit outbox  12 events, 2KiB of 1GiB",
+        "audit trail   somewhere/data/trail, exported up to 1,234, the oldest that waits is 42s old",
     ]
 
 
@@ -57,7 +58,7 @@ def test_a_daemon_that_does_not_serve_is_unavailable(daemon: type[FakeClient]) -
             state=CellState.NOT_SERVING,
             state_reason="disk failed",
             disk=replace(STATUS.disk, refuses_sends=True),
-            outbox=replace(STATUS.outbox, lost_rows=3),
+            outbox=replace(STATUS.outbox, lost_rows=3, export_error="No space left on device"),
         )
     )
     result = run("status")
@@ -65,6 +66,7 @@ def test_a_daemon_that_does_not_serve_is_unavailable(daemon: type[FakeClient]) -
     assert "state         not_serving: disk failed" in result.stdout
     assert "SENDS REFUSED" in result.stdout
     assert "3 LOST before export" in result.stdout
+    assert "audit trail   STOPPED: No space left on device; somewhere" in result.stdout
 
 
 def test_topics(daemon: type[FakeClient]) -> None:

@@ -157,7 +157,7 @@ def test_a_maximum_delay_is_enforced() -> None:
     run(scenario, SidecarConfig(delay_max_ms=9_999))
 
 
-def test_transactions_are_not_served_yet() -> None:
+def test_transactions_are_not_served_by_a_broker_without_them() -> None:
     """50100, and nothing stored as an ordinary message."""
 
     async def scenario(sidecar: Sidecar) -> None:

@@ -31,6 +31,7 @@ SERVED = {
     "QueryRoute",
     "Heartbeat",
     "SendMessage",
+    "RecallMessage",
     "QueryAssignment",
     "ReceiveMessage",
     "AckMessage",
@@ -132,7 +133,12 @@ def test_a_route_shows_every_queue_at_the_address_that_was_dialled() -> None:
         for queue in answer.message_queues:
             assert (queue.topic, queue.permission) == (TOPIC, wire.READ_WRITE)
             assert (queue.broker.name, queue.broker.id, queue.broker.endpoints) == ("rock-dmq", 0, dialled)
-            assert list(queue.accept_message_types) == [wire.NORMAL, wire.FIFO, wire.DELAY]
+            assert list(queue.accept_message_types) == [
+                wire.NORMAL,
+                wire.FIFO,
+                wire.DELAY,
+                wire.TRANSACTION,
+            ]
 
     run(scenario)
 

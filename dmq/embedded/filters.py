@@ -1,0 +1,53 @@
+"""Which messages a receive wants: by their tag, or by an SQL92 expression over their properties.
+
+A receive brings its filter along. What it does not let through is finished for the group, so each message is looked at
+once: by whichever receive of the group comes by it first. Consumers of one group with different filters take messages
+from each other, as they do in RocketMQ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from google.protobuf.message import DecodeError
+
+from broker_adapter.adapter import Subscription as Wanted
+from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.store.record import QueuedMessage
+
+TAGS, KEYS = "TAGS", "KEYS"  # RocketMQ's names, which users cannot give to properties of their own
+
+Passes = Callable[[QueuedMessage], bool]
+
+
+def filter_of(wanted: Wanted) -> Passes | None:
+    """Return what decides, ``None`` if everything is wanted; ``Refused(FILTER)`` for an expression that is wrong."""
+    tags = wanted.tags
+    if not wanted.sql:
+        return (lambda message: message.tag in tags) if tags else None
+    from dmq.embedded.sql_filter import compile_sql  # its parser takes long to load, and few need it
+
+    expression = compile_sql(wanted.sql)
+
+    def passes(message: QueuedMessage) -> bool:
+        if tags and message.tag not in tags:
+            return False
+        try:
+            properties = properties_of(message)
+        except DecodeError:
+            return True  # damaged: it goes the way of all that nobody can read, which ends where somebody sees it
+        return expression.passes(properties)
+
+    return passes
+
+
+def properties_of(message: QueuedMessage) -> dict[str, str]:
+    """Return what expressions can name. ``DecodeError`` for a payload that is no message."""
+    sent = wire.Message.FromString(message.payload)
+    properties = dict(sent.user_properties)
+    if message.tag:
+        properties[TAGS] = message.tag
+    keys = sent.system_properties.keys
+    if keys:
+        properties[KEYS] = " ".join(keys)
+    return properties

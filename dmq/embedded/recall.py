@@ -1,0 +1,118 @@
+"""Taking a delayed message back before it is due, and the handles by which that is asked for.
+
+    handle     base64url of: version 1 | sequence of the entry 8 | topic length 1 | topic | packed message id | crc 4
+
+The sequence makes a handle good for one entry only, wherever on the timeline it lies by now: a later message with the
+same id has another one. The writer decides between the recall and the hand-over; here is only found out what to ask it
+for, and what the answer means.
+"""
+
+from __future__ import annotations
+
+import struct
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as Base64Error
+from binascii import crc32
+from typing import NamedTuple
+
+from broker_adapter.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.message import RecallReceipt, unpack_id
+from dmq.audit.events import NO_QUEUE, EventKind, encode_event
+from dmq.embedded.registry import Registry
+from dmq.store.keys import pack_timeline_key
+from dmq.store.ops import EntryState, Receipt, Withdraw
+from dmq.store.record import EntryKind, decode_waiting
+from dmq.units import format_time
+
+_HEAD = struct.Struct(">BQB")
+_CRC = struct.Struct(">I")
+_VERSION = 1
+_TRIES_MAX = 16  # an entry that moves on between two looks at it is looked for again
+
+
+class RecallHandle(NamedTuple):
+    """What a handle says."""
+
+    sequence: int
+    topic: str
+    message_id: bytes  # packed
+
+
+def encode_handle(handle: RecallHandle) -> str:
+    """Return the handle text."""
+    topic = handle.topic.encode()
+    packed = _HEAD.pack(_VERSION, handle.sequence, len(topic)) + topic + handle.message_id
+    return urlsafe_b64encode(packed + _CRC.pack(crc32(packed))).decode().rstrip("=")
+
+
+def decode_handle(text: str) -> RecallHandle:
+    """Read a handle; ``Refused(REQUEST)`` for anything this broker cannot have written."""
+    try:
+        raw = urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
+        packed, crc = raw[: -_CRC.size], raw[-_CRC.size :]
+        version, sequence, topic_len = _HEAD.unpack_from(packed)
+        topic, message_id = packed[_HEAD.size :][:topic_len], packed[_HEAD.size + topic_len :]
+        if version != _VERSION or _CRC.unpack(crc)[0] != crc32(packed) or not topic or not message_id:
+            raise ValueError(version)
+        return RecallHandle(sequence, topic.decode(), message_id)
+    except (ValueError, Base64Error, struct.error) as error:
+        why = "the recall handle is not one of this broker, or cut short" if text else "the recall handle is empty"
+        raise Refused(Rule.REQUEST, why, value=text) from error
+
+
+class Recalls:
+    """Recalls messages. Belongs to the event loop."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self.recalled_total = 0
+
+    async def recall(self, topic_name: str, text: str) -> RecallReceipt:
+        """As ``PopBroker.recall``."""
+        handle = decode_handle(text)
+        topic = self._registry.names.topics.get(topic_name)
+        if topic is None:
+            raise Refused(Rule.TOPIC_UNKNOWN, "nothing was ever sent there", value=topic_name)
+        if handle.topic != topic_name:
+            why = f"the recall handle is of a message of topic {handle.topic!r}"
+            raise Refused(Rule.REQUEST, why, value=topic_name)
+        is_durable = False  # what was read last
+        for _ in range(_TRIES_MAX):
+            found, value = await self._registry.reader.entry(topic.topic_id, handle.message_id)
+            if found is not None and found.sequence != handle.sequence:
+                found = None  # of a later message with the same id: the one of the handle is forgotten
+            if found is not None and found.state is EntryState.WAITING:
+                if value is None:
+                    continue
+                receipt = await self._withdraw(topic.topic_id, handle.message_id, found, value)
+                if receipt is not None:
+                    self.recalled_total += 1
+                    return receipt
+            elif is_durable:
+                return _answer(handle, found)
+            # What was read may not be durable yet; nor is it final: the entry may have been on its way from one row to
+            # another. Behind this unit it is both.
+            await self._registry.committed(self._registry.submit([]))
+            is_durable = True
+        raise BrokerUnavailable("the message moves all the time")
+
+    async def _withdraw(self, scope: int, message_id: bytes, found: Receipt, value: bytes) -> RecallReceipt | None:
+        """Take the entry away; ``None`` if it no longer waits there."""
+        entry = decode_waiting(value)
+        assert entry.kind == EntryKind.DELAYED, "the scope of a topic has no other entries"
+        due_ms = entry.deliver_at_ms
+        event = encode_event(EventKind.RECALLED, entry.topic_id, 0, NO_QUEUE, 0, due_ms, message_id)
+        key = pack_timeline_key(found.at_ms, found.sequence)
+        op = Withdraw(key, scope, message_id, due_ms, event=event, is_remembered=True)
+        (told,) = await self._registry.committed(self._registry.submit([op]))
+        return RecallReceipt(unpack_id(message_id), told.at_ms) if told.state is EntryState.WITHDRAWN else None
+
+
+def _answer(handle: RecallHandle, found: Receipt | None) -> RecallReceipt:
+    message_id = unpack_id(handle.message_id)
+    if found is None:
+        why = "the message is unknown: it ended longer ago than ends are remembered, or was never accepted here"
+        raise Refused(Rule.NOT_FOUND, why, value=message_id)
+    if found.state is EntryState.WITHDRAWN:
+        return RecallReceipt(message_id, found.at_ms, repeated=True)
+    raise Refused(Rule.NOT_FOUND, f"the message was delivered at {format_time(found.at_ms)}", value=message_id)

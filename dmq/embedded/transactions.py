@@ -1,0 +1,268 @@
+"""Half messages from acceptance to decision: fits ``TransactionalBroker``. What happens without one is in ``checks``.
+
+    accept      a row of the timeline, under the time of its first check
+    commit      the row is withdrawn, and in the same batch the message is in its queue, or waits for its delivery time
+    rollback    the row is withdrawn
+
+The writer decides between a commit, a rollback and a check that fall together; here is only found out what to ask it
+for, and what the answer means. How a half message ended is remembered as long as a message id is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.limits import DELIVER_AT_MS_MAX
+from broker_adapter.message import pack_id
+from broker_adapter.topics import dead_letter_topic
+from broker_adapter.transactions import Check, Checker, Half, HalfReceipt
+from dmq.audit.events import NO_QUEUE, EventKind, encode_event
+from dmq.embedded.checks import (
+    GIVEN_UP_GROUP,
+    Checks,
+    TransactionId,
+    decode_transaction_id,
+    encode_transaction_id,
+    scope_of,
+)
+from dmq.embedded.names import PLAIN, Topic
+from dmq.embedded.place import Placement
+from dmq.embedded.registry import Registry
+from dmq.errors import StoreCorrupt
+from dmq.store.keys import pack_timeline_key
+from dmq.store.ops import EntryState, Op, Receipt, Schedule, Withdraw
+from dmq.store.record import (
+    TERMS_BYTES,
+    WAITING_HEADER_BYTES,
+    EntryKind,
+    Terms,
+    decode_terms,
+    decode_waiting,
+    encode_body,
+    encode_terms,
+    encode_waiting,
+)
+from dmq.units import format_time
+
+log = structlog.get_logger("dmq.embedded")
+
+_TRIES_MAX = 16  # an entry that moves on between two looks at it is looked for again
+
+
+class Transactions:
+    """Accepts half messages and decides them. Belongs to the event loop."""
+
+    def __init__(
+        self, registry: Registry, placement: Placement, *, on_refused: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self._registry = registry
+        self._names = registry.names
+        self._clock = registry.clock
+        self._placement = placement
+        self._on_refused = on_refused
+        self._checks: Checks = placement.checks
+        self._checker: Checker | None = None
+        self._loop = asyncio.get_running_loop()
+        self._asking: set[asyncio.Task[None]] = set()
+        self._checks.on_checks = self._on_checks
+        self.accepted_total = 0
+        self.committed_total = 0
+        self.rolled_back_total = 0
+        self.asked_total = 0
+
+    def attach(self, checker: Checker) -> None:
+        """As ``TransactionalBroker.attach``."""
+        self._checker = checker
+        self._checks.is_live = checker.is_live
+
+    async def close(self) -> None:
+        """Ask nobody any more; what was counted and not asked is asked the next time."""
+        for task in self._asking:
+            task.cancel()
+        await asyncio.gather(*self._asking, return_exceptions=True)
+
+    # -- accepting ----------------------------------------------------------------------------------------------------
+
+    async def prepare(self, halves: Sequence[Half]) -> Sequence[HalfReceipt]:
+        """As ``TransactionalBroker.prepare``."""
+        if self._registry.store.is_disk_low():
+            self._on_refused(len(halves))
+            raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
+        await self._make_place_for_given_up()
+        now_ms = self._clock.now_ms()
+        topics = [await self._registry.topic(half.envelope.topic) for half in halves]
+        ops: list[Op] = [self._accept(topic, half, now_ms) for topic, half in zip(topics, halves, strict=True)]
+        changed, more = self._names.plan_first({topic.name: PLAIN for topic in topics})
+        try:
+            done = self._registry.submit([*ops, *more], is_urgent=False)
+        except Overloaded:
+            self._on_refused(len(halves))
+            raise
+        self._names.change_topics(changed)
+        receipts = (await self._registry.committed(done))[: len(halves)]
+        self.accepted_total += sum(not receipt.repeated for receipt in receipts)
+        return [_receipt(half, receipt) for half, receipt in zip(halves, receipts, strict=True)]
+
+    async def _make_place_for_given_up(self) -> None:
+        """The scheduler cannot make names, and must find these: they are there before the first half message is."""
+        if dead_letter_topic(GIVEN_UP_GROUP) not in self._names.topics or GIVEN_UP_GROUP not in self._names.groups:
+            await self._registry.group(GIVEN_UP_GROUP)
+            await self._registry.topic(dead_letter_topic(GIVEN_UP_GROUP))
+
+    def _accept(self, topic: Topic, half: Half, now_ms: int) -> Schedule:
+        envelope, scope = half.envelope, scope_of(topic.topic_id)
+        message_id = pack_id(envelope.message_id)
+        check_ms = now_ms + (half.check_after_ms or self._checks.options.first_after_ms)
+        body = encode_body(message_id, envelope.tag.encode(), b"", envelope.payload)
+        terms = encode_terms(Terms(0 if half.delay_ms else envelope.deliver_at_ms, half.delay_ms))
+        record = encode_waiting(EntryKind.TRANSACTION, 0, topic.topic_id, scope, check_ms, now_ms, terms + body)
+        event = encode_event(EventKind.HALF, topic.topic_id, 0, NO_QUEUE, 0, check_ms, message_id)
+        return Schedule(scope, message_id, check_ms, record, event)
+
+    # -- deciding -----------------------------------------------------------------------------------------------------
+
+    async def commit(self, topic: str, transaction_id: str) -> None:
+        """As ``TransactionalBroker.commit``."""
+        if await self._end(topic, transaction_id, EntryState.COMMITTED, self._commit_op):
+            self.committed_total += 1
+
+    async def roll_back(self, topic: str, transaction_id: str) -> None:
+        """As ``TransactionalBroker.roll_back``."""
+        if await self._end(topic, transaction_id, EntryState.WITHDRAWN, _roll_back_op):
+            self.rolled_back_total += 1
+
+    async def _end(
+        self,
+        topic_name: str,
+        text: str,
+        wanted: EntryState,
+        make: Callable[[Topic, TransactionId, bytes, bytes], Withdraw],
+    ) -> bool:
+        """Give a half message its outcome; say whether it was this call that did."""
+        transaction = decode_transaction_id(text)
+        if transaction.topic != topic_name:
+            why = f"it is of a message of topic {transaction.topic!r}"
+            raise Refused(Rule.TRANSACTION_ID, why, value=topic_name)
+        topic = self._names.topics.get(topic_name)
+        if topic is None:
+            raise Refused(Rule.TOPIC_UNKNOWN, "nothing was ever sent there", value=topic_name)
+        is_durable = False  # what was read last
+        for _ in range(_TRIES_MAX):
+            found, value = await self._registry.reader.entry(scope_of(topic.topic_id), transaction.message_id)
+            if found is not None and found.sequence != transaction.sequence:
+                found = None  # of a later message with the same id: the one of the handle is forgotten
+            if found is not None and found.state is EntryState.WAITING:
+                if value is None:
+                    continue
+                op = make(topic, transaction, pack_timeline_key(found.at_ms, found.sequence), value)
+                told = (await self._registry.committed(self._registry.submit([op])))[0]
+                if told.state is EntryState.WITHDRAWN:
+                    return True
+            elif is_durable:
+                _answer(found, wanted)
+                return False
+            # What was read may not be durable yet; nor is it final: the entry may have been on its way from one row to
+            # another. Behind this unit it is both.
+            await self._registry.committed(self._registry.submit([]))
+            is_durable = True
+        raise BrokerUnavailable("the half message moves all the time")
+
+    def _commit_op(self, topic: Topic, transaction: TransactionId, key: bytes, value: bytes) -> Withdraw:
+        entry = decode_waiting(value)
+        _check_kind(entry.kind)
+        terms = decode_terms(value, WAITING_HEADER_BYTES)
+        now_ms = self._clock.now_ms()
+        deliver_at_ms = min(now_ms + terms.delay_ms, DELIVER_AT_MS_MAX) if terms.delay_ms else terms.deliver_at_ms
+        body = value[WAITING_HEADER_BYTES + TERMS_BYTES :]
+        message = self._placement.put(topic, transaction.message_id, "", body, deliver_at_ms, now_ms)
+        event = encode_event(
+            EventKind.COMMITTED, topic.topic_id, 0, NO_QUEUE, entry.retry_count, deliver_at_ms, transaction.message_id
+        )
+        return Withdraw(
+            key,
+            entry.scope,
+            transaction.message_id,
+            entry.deliver_at_ms,
+            (message,),
+            event,
+            is_remembered=True,
+            outcome=EntryState.COMMITTED,
+        )
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def _on_checks(self, checks: list[Check]) -> None:
+        """Take checks from the scheduler's thread to the loop."""
+        try:
+            self._loop.call_soon_threadsafe(self._ask, checks)
+        except RuntimeError:  # the loop is closed: they are asked again in the next run
+            return
+
+    def _ask(self, checks: list[Check]) -> None:
+        by_topic: dict[str, list[Check]] = {}
+        for check in checks:
+            by_topic.setdefault(check.topic, []).append(check)
+        for some in by_topic.values():
+            task = self._loop.create_task(self._ask_for(some), name="dmq-transaction-checks")
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
+
+    async def _ask_for(self, checks: Sequence[Check]) -> None:
+        for check in checks:
+            is_asked = False
+            try:
+                is_asked = self._checker is not None and await self._checker.check(check)
+            except Exception:  # the others are to be asked all the same
+                log.exception("transaction_check_failed", topic=check.topic, message_id=check.message_id)
+            finally:
+                self._checks.settled(check)
+            if is_asked:
+                self.asked_total += 1
+            else:  # its producers left a moment ago, or do not read what they are told
+                log.info("transaction_check_unsent", topic=check.topic, message_id=check.message_id, check=check.number)
+
+
+def _roll_back_op(topic: Topic, transaction: TransactionId, key: bytes, value: bytes) -> Withdraw:
+    entry = decode_waiting(value)
+    _check_kind(entry.kind)
+    event = encode_event(
+        EventKind.ROLLED_BACK, topic.topic_id, 0, NO_QUEUE, entry.retry_count, 0, transaction.message_id
+    )
+    return Withdraw(key, entry.scope, transaction.message_id, entry.deliver_at_ms, event=event, is_remembered=True)
+
+
+def _check_kind(kind: int) -> None:
+    if kind != EntryKind.TRANSACTION:
+        raise StoreCorrupt(f"an entry of kind {kind} waits among half messages")
+
+
+def _receipt(half: Half, receipt: Receipt) -> HalfReceipt:
+    envelope = half.envelope
+    transaction = TransactionId(receipt.sequence, envelope.topic, pack_id(envelope.message_id))
+    ended = ""
+    if receipt.state not in {EntryState.WAITING, EntryState.COMMITTED}:
+        ended = _ended(receipt)
+    return HalfReceipt(envelope.message_id, encode_transaction_id(transaction), receipt.repeated, ended)
+
+
+def _answer(found: Receipt | None, wanted: EntryState) -> None:
+    """Say what became of a half message that does not wait. Never as "not found": Node takes that code for success."""
+    if found is None:
+        why = "nothing is known of the transaction: it ended longer ago than ends are remembered, or never began here"
+        raise Refused(Rule.TRANSACTION_ID, why)
+    if found.state is not wanted:
+        raise Refused(Rule.TRANSACTION_ID, f"the transaction {_ended(found)}")
+
+
+def _ended(found: Receipt) -> str:
+    at = format_time(found.at_ms)
+    if found.state is EntryState.COMMITTED:
+        return f"was committed at {at}"
+    if found.state is EntryState.WITHDRAWN:
+        return f"was rolled back at {at}"
+    place = f"{dead_letter_topic(GIVEN_UP_GROUP)}, offset {found.queue_offset}"
+    return f"was given up at {at}, because no producer decided it: see {place}"

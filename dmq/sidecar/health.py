@@ -1,0 +1,59 @@
+"""The standard health service, whatever the transport. Its watches end at shutdown by themselves, after NOT_SERVING."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+
+from grpc_health.v1 import health_pb2
+
+SERVICE = "grpc.health.v1.Health"
+_Request = health_pb2.HealthCheckRequest
+_Response = health_pb2.HealthCheckResponse
+
+
+class UnknownService(Exception):
+    """Nothing of that name is served here."""
+
+
+class Health:
+    """Says whether the services of ``names`` serve; all of them do, or none."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = frozenset(names)
+        self._is_serving = False
+        self._changed = asyncio.Event()
+        self._is_ending = False
+
+    def set(self, *, is_serving: bool, is_ending: bool = False) -> None:
+        """Set the state of every service; with ``is_ending`` watches end behind it."""
+        self._is_serving = is_serving
+        self._is_ending = is_ending
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def check(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:
+        """Answer once. Raises UnknownService."""
+        if request.service not in self._names:
+            raise UnknownService(request.service)
+        return self._answer(request.service)
+
+    async def watch(
+        self, request: health_pb2.HealthCheckRequest
+    ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
+        """Answer now, and with every change."""
+        said = None
+        while True:
+            changed, is_ending = self._changed, self._is_ending
+            answer = self._answer(request.service)
+            if answer != said:
+                yield answer
+                said = answer
+            if is_ending:
+                return
+            await changed.wait()
+
+    def _answer(self, service: str) -> health_pb2.HealthCheckResponse:
+        if service not in self._names:
+            return _Response(status=_Response.SERVICE_UNKNOWN)
+        return _Response(status=_Response.SERVING if self._is_serving else _Response.NOT_SERVING)

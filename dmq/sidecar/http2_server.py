@@ -1,0 +1,199 @@
+"""The transport by default: our own gRPC over HTTP/2 (``dmq.http2``). The same face as ``grpc_server``."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import structlog
+from grpc_health.v1 import health_pb2
+
+from broker_adapter.limits import REQUEST_BYTES_MAX
+from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.pool import POOL
+from dmq.errors import AddressInUse, DmqError
+from dmq.http2 import Bidirectional, CallEnded, Http2Server, Limits, Method, RequestHeaders, Status, Streaming, Unary
+from dmq.sidecar import health
+from dmq.sidecar.call import CLIENT_ID_HEADER, Call
+from dmq.sidecar.dispatch import Dispatcher, StreamEnded, StreamHandler, TelemetryHandler, UnaryHandler
+from dmq.sidecar.service import MessagingService
+
+log = structlog.get_logger("dmq.sidecar")
+
+_REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
+
+
+class Http2Transport:
+    """Serves a ``MessagingService`` on one port, with health and reflection. Make and use it on one event loop."""
+
+    def __init__(
+        self,
+        service: MessagingService,
+        dispatcher: Dispatcher,
+        *,
+        host: str,
+        port: int,
+        monotonic_s: Callable[[], float],
+        methods: Mapping[str, Method] | None = None,
+        reflected: Sequence[str] = (),
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        """Listen nowhere yet. ``methods`` are those of other services on this port, ``reflected`` their names.
+
+        What is to be reflected must be in our private descriptor pool. ``tls`` gives the context of the
+        next connection.
+        """
+        self._service = service
+        self._host = host
+        self._port = port
+        self._health = health.Health(("", wire.SERVICE))
+        names = (wire.SERVICE, health.SERVICE, _REFLECTION, *reflected)
+        self._server = Http2Server(
+            {
+                **_messaging(dispatcher),
+                **_health(self._health),
+                f"/{_REFLECTION}/ServerReflectionInfo": Bidirectional(_Reflection(names)),
+                **(methods or {}),
+            },
+            host=host,
+            port=port,
+            monotonic_s=monotonic_s,
+            limits=Limits(request_max=REQUEST_BYTES_MAX),
+            tls=tls,
+        )
+
+    @property
+    def port(self) -> int:
+        """The port: the one asked for, and after ``start`` the one that is served."""
+        return self._port
+
+    async def start(self) -> int:
+        """Listen, serve, and return the port (chosen by the system if 0 was asked for).
+
+        Raises AddressInUse if the port is taken, DmqError if the address cannot be listened on.
+        """
+        address = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+        try:
+            self._port = await self._server.start()
+        except OSError as reason:
+            if reason.errno == errno.EADDRINUSE:
+                raise AddressInUse(f"{address} is in use by another process (gRPC)") from reason
+            raise DmqError(f"cannot listen on {address} (gRPC): {reason.strerror or reason}") from reason
+        self._service.listening_at(self._host, self._port)
+        await self.set_serving(is_serving=True)
+        log.info("listening", host=self._host, port=self._port)
+        return self._port
+
+    async def set_serving(self, *, is_serving: bool) -> None:
+        """Tell the health service's clients; calls are answered either way."""
+        self._health.set(is_serving=is_serving)
+
+    async def stop(self, grace_s: float) -> None:
+        """Say NOT_SERVING, end streams and long polls now, and finish what else is in flight within ``grace_s``."""
+        self._health.set(is_serving=False, is_ending=True)
+        self._service.drain()
+        await self._server.stop(grace_s)
+
+
+# -- our protocol ------------------------------------------------------------------------------------------------------
+
+
+def _messaging(dispatcher: Dispatcher) -> dict[str, Method]:
+    found: dict[str, Method] = {}
+    for name, method in wire.METHODS.items():
+        if method.client_streaming:
+            found[method.path] = Bidirectional(_telemetry(dispatcher.telemetry()))
+        elif method.server_streaming:
+            found[method.path] = Streaming(_streaming(dispatcher.streaming(name)))
+        else:
+            found[method.path] = Unary(_unary(dispatcher.unary(name)))
+    return found
+
+
+def _unary(handle: UnaryHandler) -> Callable[[bytes, RequestHeaders], Awaitable[bytes]]:
+    def serve(body: bytes, headers: RequestHeaders) -> Awaitable[bytes]:
+        return handle(body, Call(client_id=headers.get(CLIENT_ID_HEADER) or "", headers=headers))
+
+    return serve
+
+
+def _streaming(handle: StreamHandler) -> Callable[[bytes, RequestHeaders], AsyncGenerator[bytes, None]]:
+    def serve(body: bytes, headers: RequestHeaders) -> AsyncGenerator[bytes, None]:
+        return handle(body, _waiting_call(headers))
+
+    return serve
+
+
+def _telemetry(
+    handle: TelemetryHandler,
+) -> Callable[[AsyncIterator[bytes], RequestHeaders], AsyncGenerator[bytes, None]]:
+    async def serve(bodies: AsyncIterator[bytes], headers: RequestHeaders) -> AsyncGenerator[bytes, None]:
+        try:
+            async with aclosing(handle(bodies, _waiting_call(headers))) as frames:
+                async for frame in frames:
+                    yield frame
+        except StreamEnded as end:
+            raise CallEnded(Status[end.code], end.text) from end
+
+    return serve
+
+
+def _waiting_call(headers: RequestHeaders) -> Call:
+    client_id = headers.get(CLIENT_ID_HEADER) or ""
+    return Call(client_id=client_id, headers=headers, deadline_s=headers.deadline_s, peer=headers.peer)
+
+
+# -- services that come with every port --------------------------------------------------------------------------------
+
+
+def _health(state: health.Health) -> dict[str, Method]:
+    def parsed(body: bytes) -> health_pb2.HealthCheckRequest:
+        try:
+            return health_pb2.HealthCheckRequest.FromString(body)
+        except Exception as error:
+            raise CallEnded(Status.INVALID_ARGUMENT, "the request cannot be read") from error
+
+    async def check(body: bytes, _: RequestHeaders) -> bytes:
+        try:
+            return state.check(parsed(body)).SerializeToString()
+        except health.UnknownService as error:
+            raise CallEnded(Status.NOT_FOUND, "no such service") from error
+
+    async def watch(body: bytes, _: RequestHeaders) -> AsyncGenerator[bytes, None]:
+        async with aclosing(state.watch(parsed(body))) as answers:
+            async for answer in answers:
+                yield answer.SerializeToString()
+
+    return {f"/{health.SERVICE}/Check": Unary(check), f"/{health.SERVICE}/Watch": Streaming(watch)}
+
+
+class _Reflection:
+    """grpcio's own servicer of reflection, on bytes. It is loaded by the first who asks: it brings all of grpcio."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._loaded: Any = None
+
+    async def __call__(self, bodies: AsyncIterator[bytes], _: RequestHeaders) -> AsyncGenerator[bytes, None]:
+        if self._loaded is None:
+            self._loaded = await asyncio.get_running_loop().run_in_executor(None, self._load)
+        servicer, parse = self._loaded
+
+        async def requests() -> AsyncIterator[Any]:
+            async for body in bodies:
+                yield parse(body)
+
+        async for answer in servicer.ServerReflectionInfo(requests(), None):
+            yield answer.SerializeToString()
+
+    def _load(self) -> tuple[Any, Callable[[bytes], Any]]:
+        from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+        for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
+            POOL.AddSerializedFile(file.serialized_pb)  # reflection looks in our private pool
+        servicer = reflection.aio.ReflectionServicer(self._names, pool=POOL)
+        return servicer, reflection_pb2.ServerReflectionRequest.FromString

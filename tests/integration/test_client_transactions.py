@@ -1,0 +1,181 @@
+"""Transactional producers of the official clients: one daemon, the Python and the Node client, the same for both."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import count
+
+import pytest
+from support.daemon import Daemon
+from support.official_client import LANGUAGES, NODE, PYTHON, ClientError, Language, OfficialClient, require
+from support.scenarios import dead_letters
+
+from broker_adapter.topics import dead_letter_topic
+from dmq.embedded.checks import GIVEN_UP_GROUP
+
+CHECKS_MAX = 5
+_PACE = {"TIMEOUT": "1s", "CHECK_INTERVAL": "2s", "CHECKS_MAX": str(CHECKS_MAX)}
+_names = count(1)
+
+
+class Bench:
+    """One daemon that is not patient with transactions, and a process per language in front of it."""
+
+    def __init__(self, daemon: Daemon, stack: ExitStack, tmp: pytest.TempPathFactory) -> None:
+        self.daemon = daemon
+        self._stack = stack
+        self._tmp = tmp
+        self._processes: dict[str, OfficialClient] = {}
+
+    def new_process(self, language: Language) -> OfficialClient:
+        """Return a process of its own; a test may end it."""
+        require(language)
+        home = self._tmp.mktemp(language.name)
+        return self._stack.enter_context(OfficialClient(language, home, self.daemon.address))
+
+    def process(self, language: Language) -> OfficialClient:
+        """Return the process of a language, started if it is not there yet."""
+        if language.name not in self._processes:
+            self._processes[language.name] = self.new_process(language)
+        return self._processes[language.name]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    env = {**os.environ, **{f"DMQ_TRANSACTION_{key}": value for key, value in _PACE.items()}}
+    with Daemon(tmp_path_factory.mktemp("daemon") / "data", env=env) as daemon, ExitStack() as stack:
+        yield Bench(daemon, stack, tmp_path_factory)
+        daemon.stop()
+
+
+@pytest.fixture(params=LANGUAGES, ids=lambda language: language.name)
+def process(request: pytest.FixtureRequest, bench: Bench) -> Iterator[OfficialClient]:
+    """The process of one language's clients."""
+    yield bench.process(request.param)
+    bench.daemon.print_log()  # shown if the test failed
+
+
+@pytest.fixture
+def topic(process: OfficialClient) -> str:
+    """A new topic with a transactional producer ``p-<topic>`` and a push consumer ``c-<topic>``."""
+    name = f"tx{next(_names)}-{process.language.name}"
+    process.start(f"p-{name}", "transactional", name)
+    process.start(f"c-{name}", "push", name, group=f"g-{name}")
+    return name
+
+
+def half(process: OfficialClient, topic: str, body: str, **arguments: object) -> str:
+    """Send a half message and return its id."""
+    return process.send(f"p-{topic}", topic, body=body, is_half=True, **arguments)
+
+
+def bodies(process: OfficialClient, topic: str, expected: int) -> list[str]:
+    """Wait for what the consumer is to be given."""
+    return [each["body"] for each in process.wait_for_deliveries(f"c-{topic}", expected)]
+
+
+def test_commit_and_rollback(process: OfficialClient, topic: str) -> None:
+    """What is committed comes, with all it carries; what is rolled back never does, nor a half message by itself."""
+    good = half(process, topic, "wanted", tag="red", key="k-1", properties={"color": "blue"})
+    bad = half(process, topic, "unwanted")
+    process.send(f"p-{topic}", topic, body="before")
+    assert bodies(process, topic, 1) == ["before"]
+    process.do("rollback", message_id=bad)
+    process.do("commit", message_id=good)
+    assert bodies(process, topic, 2) == ["before", "wanted"]
+    seen = process.deliveries(f"c-{topic}")[1]
+    assert (seen["message_id"], seen["tag"], seen["keys"], seen["attempt"]) == (good, "red", ["k-1"], 1)
+    assert (seen["properties"], seen["is_corrupted"]) == ({"color": "blue"}, False)
+    process.do("commit", message_id=good)
+    with pytest.raises(ClientError, match="was rolled back at"):
+        process.do("commit", message_id=bad)
+    process.send(f"p-{topic}", topic, body="behind")
+    assert bodies(process, topic, 3) == ["before", "wanted", "behind"]
+
+
+def test_a_producer_that_says_nothing_is_asked(process: OfficialClient, topic: str) -> None:
+    """Its checker decides: one is committed, the other one rolled back."""
+    ids = {half(process, topic, body): body for body in ("commit later", "rollback later")}
+    checks = process.wait_for_deliveries(f"p-{topic}", 2)
+    assert {each["message_id"]: each["body"] for each in checks} == ids
+    assert bodies(process, topic, 1) == ["commit later"]
+    bad = next(message_id for message_id, body in ids.items() if body.startswith("rollback"))
+    for _ in range(100):
+        with pytest.raises(ClientError) as refused:
+            process.do("commit", message_id=bad)
+        if "was rolled back at" in str(refused.value):
+            return
+    raise AssertionError("it was not rolled back")
+
+
+def test_a_delay_begins_at_the_commit(process: OfficialClient, topic: str) -> None:
+    """A relative one, in a property that any client can set."""
+    message_id = half(process, topic, "later", properties={"TIMER_DELAY_MS": "1500"})
+    process.send(f"p-{topic}", topic, body="at once")
+    assert bodies(process, topic, 1) == ["at once"]
+    committed_ms = time.time() * 1000
+    process.do("commit", message_id=message_id)
+    assert bodies(process, topic, 2) == ["at once", "later"]
+    assert process.deliveries(f"c-{topic}")[1]["at_ms"] - committed_ms > 1_499
+
+
+def test_a_message_group_is_refused(process: OfficialClient, topic: str) -> None:
+    """By the client itself, or by the server."""
+    with pytest.raises(ClientError):
+        half(process, topic, "grouped", message_group="a")
+
+
+@pytest.mark.parametrize(("died", "lives"), [(PYTHON, NODE), (NODE, PYTHON)], ids=["python", "node"])
+def test_another_producer_answers_for_one_that_died(bench: Bench, died: Language, lives: Language) -> None:
+    """Whatever its language; until one is there nobody is asked, and no check is counted."""
+    topic = f"tx{next(_names)}-orphans"
+    first = bench.new_process(died)
+    first.start(f"p-{topic}", "transactional", topic)
+    message_id = half(first, topic, "commit for the other one")
+    first.close()
+    second = bench.process(lives)
+    second.start(f"c-{topic}", "push", topic, group=f"g-{topic}")
+    second.start(f"p-{topic}", "transactional", topic)
+    (check,) = second.wait_for_deliveries(f"p-{topic}", 1)
+    assert check["message_id"] == message_id
+    assert bodies(second, topic, 1) == ["commit for the other one"]
+
+
+def test_what_nobody_decides_is_a_dead_letter(bench: Bench, process: OfficialClient, topic: str) -> None:
+    """After the last check; it says where it came from and how often was asked."""
+    message_id = half(process, topic, "undecided")
+    process.start(f"d-{topic}", "push", dead_letter_topic(GIVEN_UP_GROUP), group=f"d-{topic}")
+    found: list[dict[str, object]] = []
+    while not any(each["message_id"] == message_id for each in found):
+        before = len(found)
+        found = process.wait_for_deliveries(f"d-{topic}", before + 1)
+        assert len(found) > before, "it is not there"
+    assert len(process.deliveries(f"p-{topic}")) == CHECKS_MAX
+    (letter,) = [each for each in dead_letters(bench.daemon.address, GIVEN_UP_GROUP) if each.message_id == message_id]
+    assert (letter.origin_topic, letter.attempts) == (topic, CHECKS_MAX)
+    with pytest.raises(ClientError, match="was given up at"):
+        process.do("commit", message_id=message_id)
+    assert not process.deliveries(f"c-{topic}")
+
+
+def test_half_messages_outlive_the_daemon(bench: Bench, process: OfficialClient, topic: str) -> None:
+    """Killed before they are decided: one is committed by who sent it, for the other one somebody new is asked.
+
+    Who sent it may be asked as well, but Python opens its stream again only when it repeats its settings, in minutes.
+    """
+    mine, other = half(process, topic, "mine"), half(process, topic, "commit after all")
+    bench.daemon.kill()
+    bench.daemon.restart()
+    until_s = time.monotonic() + 30
+    while True:
+        try:
+            process.do("commit", message_id=mine)
+            break
+        except ClientError:  # it finds out that its connection is gone
+            assert time.monotonic() < until_s
+    process.start(f"q-{topic}", "transactional", topic)
+    deliveries = process.wait_for_deliveries(f"c-{topic}", 2)
+    assert {each["message_id"] for each in deliveries} == {mine, other}

@@ -1,0 +1,102 @@
+"""TLS on the daemon's port: made by itself, configured, exchanged while it runs, refused clearly."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+from support.daemon import Daemon, run_to_end
+from support.wire_client import WireClient, a_message
+
+from broker_adapter.clock import ManualClock, SystemClock
+from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.sidecar.tls import CertificateError, Certificates, self_signed
+
+
+def serial_of(port: int) -> int:
+    """Return the serial number of the certificate that the port shows, whoever signed it."""
+    from cryptography import x509
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection(("127.0.0.1", port), 5) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as secure,
+    ):
+        assert secure.selected_alpn_protocol() == "h2"
+        shown = secure.getpeercert(binary_form=True)
+    assert shown is not None
+    return x509.load_der_x509_certificate(shown).serial_number
+
+
+def test_one_port_serves_tls_and_plain_text(tmp_path: Path) -> None:
+    """Without a setting a certificate is made, kept over restarts, and a client that trusts it is served."""
+    with Daemon(tmp_path / "data") as daemon:
+        trusted = (tmp_path / "data" / "tls" / "certificate.pem").read_bytes()
+        assert (tmp_path / "data" / "tls" / "key.pem").stat().st_mode & 0o777 == 0o600
+        with grpc.secure_channel(
+            f"localhost:{daemon.port}", grpc.ssl_channel_credentials(root_certificates=trusted)
+        ) as channel:
+            method = wire.METHODS["SendMessage"]
+            send: Any = channel.unary_unary(method.path, response_deserializer=method.response_class.FromString)
+            request = wire.SendMessageRequest(messages=[a_message("orders", "m-1", b"body")])
+            answer: Any = send(request.SerializeToString(), timeout=10, metadata=(("x-mq-client-id", "secure"),))
+        assert answer.status.code == wire.OK
+        with WireClient(daemon.address) as plain:
+            assert [each.message_id for each in plain.receive("orders", "group", wait_s=5)] == ["m-1"]
+        before = serial_of(daemon.port)
+        daemon.stop()
+        daemon.restart()
+        assert serial_of(daemon.port) == before
+
+
+def test_a_new_certificate_needs_no_restart(tmp_path: Path) -> None:
+    """Files that change are read for the next connection; wrong ones leave the old certificate in use, with a word."""
+    clock = ManualClock(SystemClock().now_ms())
+    certificate, key = self_signed(tmp_path / "tls", clock.now_ms())
+    found = Certificates(certificate, key, clock)
+    first = found.context()
+    clock.advance(2_000)
+    assert found.context() is first
+    other = self_signed(tmp_path / "other", clock.now_ms())
+    other[1].replace(key)
+    clock.advance(2_000)
+    with capture_logs() as said:
+        assert found.context() is first, "a key that does not fit"
+    assert [each["event"] for each in said] == ["certificate_not_read"]
+    other[0].replace(certificate)
+    clock.advance(2_000)
+    assert found.context() is not first
+
+
+def test_a_certificate_that_expires_is_told_of(tmp_path: Path) -> None:
+    """A warning when it is read within its last month."""
+    made_ms = round((datetime.now(UTC) - timedelta(days=3640)).timestamp() * 1000)
+    certificate, key = self_signed(tmp_path, made_ms)
+    with capture_logs() as said:
+        Certificates(certificate, key, SystemClock()).context()
+    assert (said[0]["event"], said[0]["days"]) == ("certificate_expires", 9)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n"])
+def test_a_certificate_that_cannot_be_used_keeps_the_daemon_from_starting(
+    tmp_path: Path, content: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line that names the file, and exit code 1."""
+    path = tmp_path / "mine.pem"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(CertificateError, match=str(path)):
+        Certificates(path, path, SystemClock()).context()
+    monkeypatch.setenv("DMQ_TLS_CERTIFICATE", str(path))
+    ended = run_to_end(tmp_path / "data", "127.0.0.1:0")
+    assert ended.returncode == 1
+    assert str(path) in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr

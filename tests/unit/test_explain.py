@@ -1,0 +1,369 @@
+"""``explain`` over small trails written by hand: the timeline, gaps, snapshots, and what became of the message."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from spark_audit import explain
+from spark_audit.report.message import files
+from spark_audit.report.message.files import packed_forms
+
+T = 1_795_219_200_000  # 2026-11-21 00:00 UTC
+ID = "01" + "AB" * 16
+PACKED = bytes.fromhex(ID)
+Row = dict[str, Any]
+
+
+def _schema(columns: list[tuple[str, Any]]) -> pa.Schema:
+    return pa.schema([pa.field(name, kind) for name, kind in columns])
+
+
+EVENT = _schema(
+    [
+        ("sequence", pa.int64()), ("boot", pa.int32()), ("kind", pa.dictionary(pa.int32(), pa.string())),
+        ("at_ms", pa.int64()), ("topic", pa.dictionary(pa.int32(), pa.string())), ("group", pa.string()),
+        ("queue_id", pa.int32()), ("queue_offset", pa.int64()), ("attempt", pa.int32()), ("due_ms", pa.int64()),
+        ("detail", pa.int64()), ("entry", pa.int64()), ("message_id", pa.binary()),
+    ]
+)  # fmt: skip
+ENTRY = _schema(
+    [
+        ("entry", pa.int64()), ("kind", pa.string()), ("topic", pa.string()), ("group", pa.string()),
+        ("message_id", pa.binary()), ("due_ms", pa.int64()), ("attempt", pa.int32()), ("is_stranded", pa.bool_()),
+    ]
+)  # fmt: skip
+PROGRESS = _schema(
+    [
+        ("group", pa.string()), ("topic", pa.string()), ("queue_id", pa.int32()), ("floor", pa.int64()),
+        ("done", pa.list_(pa.int64())), ("hidden", pa.list_(pa.int64())), ("cursor", pa.int64()),
+    ]
+)  # fmt: skip
+QUEUE = _schema(
+    [
+        ("topic", pa.string()), ("group", pa.string()), ("queue_id", pa.int32()), ("first_offset", pa.int64()),
+        ("end_offset", pa.int64()),
+    ]
+)  # fmt: skip
+
+
+def event(sequence: int, kind: str, **columns: Any) -> Row:  # noqa: ANN401 - any column
+    """An event of the message, one second per number."""
+    told = {"boot": 1, "at_ms": T + sequence * 1000, "topic": "orders", "attempt": 0, "message_id": PACKED}
+    return told | {"sequence": sequence, "kind": kind} | columns
+
+
+def write(trail: Path, *rows: Row, cell: str = "shop", is_listed: bool = True) -> Path:
+    """One file of events with these rows, and its line in the manifest."""
+    first, last = rows[0]["sequence"], rows[-1]["sequence"]
+    path = trail / f"events/cell={cell}/date=2026-11-21/hour=00/{first:020}-{last:020}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(list(rows), EVENT), path)
+    if is_listed:
+        line = {
+            "path": str(path.relative_to(trail)), "first_sequence": first, "last_sequence": last,
+            "first_at_ms": rows[0]["at_ms"], "last_at_ms": rows[-1]["at_ms"],
+        }  # fmt: skip
+        manifest = trail / f"manifest/cell={cell}/2026-11-21.jsonl"
+        manifest.parent.mkdir(parents=True, exist_ok=True)
+        with manifest.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(line) + "\n")
+    return path
+
+
+def snapshot(
+    trail: Path,
+    sequence: int,
+    entries: Sequence[Row] = (),
+    progress: Sequence[Row] = (),
+    queues: Sequence[Row] = (),
+) -> None:
+    """A snapshot of the cell ``shop``."""
+    folder = trail / f"snapshots/cell=shop/{sequence:020}"
+    folder.mkdir(parents=True)
+    for name, rows, schema in (
+        ("entries", entries, ENTRY), ("progress", progress, PROGRESS), ("queues", queues, QUEUE),
+    ):  # fmt: skip
+        pq.write_table(pa.Table.from_pylist(list(rows), schema), folder / f"{name}.parquet")
+    (folder / "manifest.json").write_text(json.dumps({"sequence": sequence, "taken_ms": T + sequence * 1000}))
+
+
+def said(trail: Path, message_id: str = ID, code: int = 0, **options: Any) -> str:  # noqa: ANN401 - of `main`
+    out = io.StringIO()
+    assert explain.main(message_id, trail, out=out, progress=io.StringIO(), **options) == code
+    return out.getvalue()
+
+
+def outcomes(trail: Path, **options: Any) -> list[tuple[str | None, str]]:  # noqa: ANN401 - of `main`
+    told = json.loads(said(trail, as_json=True, **options))
+    return [(outcome["group"], outcome["verdict"]) for outcome in told["outcomes"]]
+
+
+SCHEDULED = event(1, "SCHEDULED", due_ms=T + 5000, entry=7)
+DELIVERED = event(2, "DELIVERED", at_ms=T + 5003, due_ms=T + 5000, entry=7, queue_id=2, queue_offset=17)
+OTHER = event(9, "HEARTBEAT", message_id=None, topic=None)
+
+
+def test_a_timeline_in_plain_words(tmp_path: Path) -> None:
+    """Every event with time, cell, run, number and file, in the order of the trail; a line per end, with its rule."""
+    nacked = event(3, "NACKED", at_ms=T + 6000, group="billing", attempt=2, due_ms=T + 9000, queue_id=2, entry=8)
+    dead = event(
+        4, "DEAD_EXHAUSTED", at_ms=T + 9000, boot=2, group="billing", attempt=3, queue_id=-1, detail=5, topic="orders"
+    )
+    write(tmp_path, SCHEDULED, DELIVERED)
+    write(
+        tmp_path, nacked, dead, event(5, "ACKED", at_ms=T + 9500, group="mail", queue_id=2, queue_offset=17, attempt=1)
+    )
+    lines = said(tmp_path).splitlines()
+    lane = "from its retry lane to %DLQ%billing at offset 5"
+    assert lines[0] == f"message {ID}, 5 events in 2 files of 1 cell; all times are UTC"
+    assert lines[2:12:2] == [
+        "2026-11-21 00:00:01      accepted, to be delivered at 2026-11-21 00:00:05 UTC",
+        "2026-11-21 00:00:05.003  handed over 3 ms late to queue 2 at offset 17",
+        "2026-11-21 00:00:06      group billing failed attempt 2, a copy waits until 2026-11-21 00:00:09 UTC",
+        f"2026-11-21 00:00:09      group billing: dead letter after attempt 3, no attempts left; {lane}",
+        "2026-11-21 00:00:09.500  group mail finished attempt 1, queue 2 at offset 17",
+    ]
+    assert lines[9].strip() == (
+        "orders; DEAD_EXHAUSTED, cell shop, run 2, sequence 4, events/cell=shop/date=2026-11-21/hour=00/"
+        "00000000000000000003-00000000000000000005.parquet"
+    )
+    assert lines[-3:] == [
+        "orders: was handed over 3 ms late [rule: DELIVERED ends the waiting]",
+        "orders, group billing: has it as a dead letter in %DLQ%billing [rule: DEAD_EXHAUSTED is an exit]",
+        "orders, group mail: finished it [rule: ACKED is an end]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("packed", "asked"),
+    [
+        (PACKED, ID), (PACKED, ID.lower()), (b"\0order-1", "order-1"), (b"\0" + "größe".encode(), "größe"),
+        (b"\0" + ID.lower().encode(), ID), (b"\0" + ID.lower().encode(), ID.lower()),
+    ],
+)  # fmt: skip
+def test_an_id_is_found_however_it_is_written(tmp_path: Path, packed: bytes, asked: str) -> None:
+    """34 hex digits in any case, packed or not, and any text."""
+    write(tmp_path, SCHEDULED | {"message_id": packed}, OTHER | {"sequence": 2})
+    assert "1 event" in said(tmp_path, asked)
+
+
+def test_a_text_id_in_another_case_is_another_id(tmp_path: Path) -> None:
+    """Only hex digits mean the same in both cases."""
+    write(tmp_path, SCHEDULED | {"message_id": b"\0order-1"})
+    said(tmp_path, "Order-1", code=1)
+    assert packed_forms("order-1") == [b"\0order-1"]
+
+
+def test_an_unknown_id_says_what_was_searched(tmp_path: Path) -> None:
+    """So that a wrong trail is seen at once."""
+    write(tmp_path, SCHEDULED)
+    write(tmp_path, SCHEDULED, cell="pay")
+    text = said(tmp_path, "nobody", code=1)
+    assert "not found in 2 files of 2 cells" in text
+    assert "cells searched: pay, shop" in text
+
+
+@pytest.mark.parametrize("message_id", ["", ID])
+def test_a_folder_that_is_no_trail_is_a_wrong_use(tmp_path: Path, message_id: str) -> None:
+    """Not the same as not found."""
+    assert said(tmp_path, message_id, code=2).startswith("explain: ")
+
+
+def test_a_gap_stands_where_something_may_be_missing(tmp_path: Path) -> None:
+    """Between the events around it, with its numbers and the times of its neighbours; earlier gaps do not matter."""
+    write(tmp_path, OTHER | {"sequence": 1}, OTHER | {"sequence": 2})
+    write(tmp_path, SCHEDULED | {"sequence": 5})
+    write(tmp_path, event(8, "DELIVERED", due_ms=T + 5000, entry=7))
+    lines = said(tmp_path).splitlines()
+    assert [line for line in lines if "GAP" in line] == [lines[4]]
+    times = "between 2026-11-21 00:00:01 and 2026-11-21 00:00:08"
+    assert lines[4].strip() == f"GAP in cell shop: 2 events, 6 to 7, {times}: in no file, and in no manifest"
+    assert "accepted" in lines[2]
+    assert "handed over" in lines[5]
+
+
+def test_one_missing_number_is_a_gap(tmp_path: Path) -> None:
+    """The smallest hole is a hole."""
+    write(tmp_path, SCHEDULED)
+    write(tmp_path, DELIVERED | {"sequence": 3})
+    assert "GAP in cell shop: 1 event, 2 to 2" in said(tmp_path)
+
+
+def test_a_missing_file_is_a_gap_that_names_it(tmp_path: Path) -> None:
+    """The manifest knows what was there."""
+    write(tmp_path, SCHEDULED)
+    path = write(tmp_path, OTHER | {"sequence": 2}, OTHER | {"sequence": 3})
+    path.unlink()
+    assert f"in the manifest, but not there: {path.relative_to(tmp_path)}" in said(tmp_path)
+
+
+def test_a_gap_event_is_told(tmp_path: Path) -> None:
+    """The trail says itself what was dropped before it was exported."""
+    gap = event(6, "GAP", detail=2, due_ms=4, message_id=None, topic=None)
+    write(tmp_path, SCHEDULED)
+    write(tmp_path, gap)
+    assert "2 to 5" in said(tmp_path)
+    assert "dropped before export" in said(tmp_path)
+
+
+def test_what_retention_removed_is_no_gap(tmp_path: Path) -> None:
+    """A cell's trail may begin late."""
+    write(tmp_path, SCHEDULED | {"sequence": 500})
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells/shop.json").write_text(json.dumps({"retired_sequence": 499}))
+    trail = files.TrailFiles(tmp_path, io.StringIO())
+    assert trail.gaps("shop") == []
+    (tmp_path / "cells/shop.json").unlink()
+    assert [(gap.first, gap.last) for gap in trail.gaps("shop")] == [(1, 499)]
+
+
+HELD = {"entry": 7, "kind": "DELAYED", "topic": "orders", "message_id": PACKED, "due_ms": T + 5000, "attempt": 0}
+LATER = OTHER | {"at_ms": T + 500_000}
+
+
+@pytest.mark.parametrize(
+    ("now", "held", "verdict"),
+    [
+        (OTHER, [HELD | {"is_stranded": False}], "pending"), (LATER, [HELD | {"is_stranded": False}], "overdue"),
+        (OTHER, [HELD | {"is_stranded": True}], "lost"), (LATER, [], "lost"), (OTHER, [], "lost"),
+    ],
+)  # fmt: skip
+def test_what_waits_is_judged_by_the_newest_snapshot(tmp_path: Path, now: Row, held: list[Row], verdict: str) -> None:
+    """Held: it waits, or is overdue when the cell's time is past due and grace. Not held, and no end: lost."""
+    others = [OTHER | {"sequence": number} for number in range(2, 9)]
+    write(tmp_path, SCHEDULED, *others, now)
+    snapshot(tmp_path, 3, [HELD | {"is_stranded": False}])
+    snapshot(tmp_path, 9, held)
+    assert outcomes(tmp_path) == [(None, verdict)]
+
+
+@pytest.mark.parametrize(("now", "verdict"), [(OTHER, "pending"), (LATER, "inconclusive")])
+def test_without_a_newer_snapshot_nothing_is_proven(tmp_path: Path, now: Row, verdict: str) -> None:
+    """One that was taken before the message was accepted says nothing of it."""
+    write(tmp_path, OTHER | {"sequence": 1}, OTHER | {"sequence": 2})
+    write(tmp_path, SCHEDULED | {"sequence": 3}, now | {"sequence": 4})
+    snapshot(tmp_path, 2)
+    assert outcomes(tmp_path) == [(None, verdict)]
+
+
+def test_a_gap_makes_a_loss_inconclusive(tmp_path: Path) -> None:
+    """Its end could be in the gap."""
+    write(tmp_path, SCHEDULED)
+    write(tmp_path, OTHER)
+    snapshot(tmp_path, 9)
+    assert outcomes(tmp_path) == [(None, "inconclusive")]
+
+
+PLACE = {"topic": "orders", "queue_id": 2, "floor": 10, "done": [], "hidden": [], "cursor": None}
+
+
+@pytest.mark.parametrize(
+    ("progress", "end", "verdict"),
+    [
+        ({}, 20, "unread"), ({"floor": 18}, 20, "lost"), ({"done": [17]}, 20, "lost"),
+        ({"hidden": [17]}, 20, "in flight"), ({"cursor": 18}, 20, "in flight"),
+        ({"cursor": 17}, 20, "unread"), ({}, 17, "lost"),
+    ],
+)  # fmt: skip
+def test_an_open_place_of_a_group_is_judged_by_its_progress(
+    tmp_path: Path, progress: Row, end: int, verdict: str
+) -> None:
+    """A group that subscribed before and left no event: what the snapshot says of its place."""
+    subscribed = event(1, "SUBSCRIBED", group="billing", queue_id=2, queue_offset=0, message_id=None)
+    late = event(2, "SUBSCRIBED", group="late", queue_id=2, queue_offset=18, message_id=None)
+    write(tmp_path, subscribed, late, SCHEDULED | {"sequence": 3}, DELIVERED | {"sequence": 4})
+    queue = {"topic": "orders", "queue_id": 2, "first_offset": 0, "end_offset": end}
+    snapshot(tmp_path, 4, progress=[PLACE | {"group": "billing"} | progress], queues=[queue])
+    assert outcomes(tmp_path) == [(None, "done"), ("billing", verdict)]
+
+
+@pytest.mark.parametrize(("group", "verdict"), [("billing", "pending"), ("mail", "lost")])
+def test_a_waiting_copy_must_be_that_of_its_group(tmp_path: Path, group: str, verdict: str) -> None:
+    """A copy that waits for another group proves nothing."""
+    nacked = event(3, "NACKED", group="billing", attempt=1, due_ms=T + 90_000, queue_id=2, entry=8)
+    write(tmp_path, SCHEDULED, DELIVERED, nacked)
+    copy = HELD | {"kind": "RETRY", "entry": 8, "group": group, "due_ms": T + 90_000, "is_stranded": False}
+    snapshot(tmp_path, 3, [copy])
+    assert outcomes(tmp_path)[1] == ("billing", verdict)
+
+
+def test_what_only_a_snapshot_holds_was_found(tmp_path: Path) -> None:
+    """The store has it and the trail does not: that is worth a line, not a `not found`."""
+    write(tmp_path, OTHER | {"sequence": 1})
+    snapshot(tmp_path, 1, [HELD | {"is_stranded": False}])
+    assert said(tmp_path).splitlines()[-1].endswith("[rule: ORPHAN]")
+
+
+def test_cells_stand_in_one_line_of_time(tmp_path: Path) -> None:
+    """Each in its own order, also when its clock stepped back."""
+    write(tmp_path, SCHEDULED, event(2, "SEND_FAILED", at_ms=T), event(3, "SENT", at_ms=T + 4000), cell="spool")
+    write(tmp_path, event(1, "QUEUED", at_ms=T + 3000), cell="shop")
+    told = json.loads(said(tmp_path, as_json=True))
+    assert [each["kind"] for each in told["events"]] == ["SCHEDULED", "SEND_FAILED", "QUEUED", "SENT"]
+
+
+def test_a_damaged_file_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    """One bad file must not hide what the rest can say."""
+    write(tmp_path, SCHEDULED)
+    bad = write(tmp_path, DELIVERED)
+    bad.write_bytes(b"PAR1 is not enough")
+    text = said(tmp_path)
+    assert "1 event " in text
+    assert f"NOT READ: {bad.relative_to(tmp_path)}" in text
+
+
+def test_unfinished_files_are_no_part_of_the_trail(tmp_path: Path) -> None:
+    """Whatever begins with a dot or an underscore or ends in .tmp."""
+    path = write(tmp_path, SCHEDULED)
+    for name in (f"_{path.name}", f".{path.name}", f"{path.name}.tmp"):
+        (path.parent / name).write_bytes(path.read_bytes())
+    (path.parent / "copy.tmp").mkdir()
+    (path.parent / "copy.tmp" / path.name).write_bytes(path.read_bytes())
+    assert "1 event in 1 file " in said(tmp_path)
+
+
+def test_ids_cannot_command_a_terminal(tmp_path: Path) -> None:
+    """What is in the trail is shown, not obeyed."""
+    write(tmp_path, SCHEDULED | {"topic": "\x1b[2Jorders\n"})
+    text = said(tmp_path)
+    assert "\x1b" not in text
+    assert "\\u001b[2Jorders\\u000a" in text
+
+
+class Heard(io.StringIO):
+    """Progress that tells when it was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.told.set()
+        return super().write(text)
+
+
+def test_a_long_search_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the first second is over; a short one is silent."""
+    write(tmp_path, SCHEDULED)
+    progress = Heard()
+    explain.main(ID, tmp_path, out=io.StringIO(), progress=progress)
+    assert progress.getvalue() == ""
+    monkeypatch.setattr(files, "_TOLD_EVERY_S", 0.001)
+    matching = files.TrailFiles.matching
+
+    def slow(self: files.TrailFiles, *values: Any) -> list[Row]:  # noqa: ANN401 - passed on
+        assert progress.told.wait(30)
+        return matching(self, *values)
+
+    monkeypatch.setattr(files.TrailFiles, "matching", slow)
+    explain.main(ID, tmp_path, out=io.StringIO(), progress=progress)
+    assert progress.getvalue().splitlines()[0] == "explain: looking for the id, 0 of 1 files read"
