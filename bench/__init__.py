@@ -12,7 +12,8 @@ round in turn, because a machine's speed drifts: read ratios.
 ``echo``       the peer: a grpcio server that does nothing
 ``inside``     what runs in a process of its own: enqueue, floor, burst, fill; ``child`` is its other end
 ``inside_nack`` ``inside_fairness``   more of it; ``cell``, ``consumer`` and ``retries`` are what they are made of
-``enqueue`` ``send`` ``lateness`` ``burst`` ``pending`` ``nack`` ``fairness``   the figures
+``trail_maker`` ``trail_files``   long audit trails; ``audit_peer`` is what DuckDB makes of them
+``enqueue`` ``send`` ``lateness`` ``burst`` ``pending`` ``nack`` ``fairness`` ``audit``   the figures
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import burst, enqueue, fairness, hook, lateness, nack, pending, send
+from bench import audit, burst, enqueue, fairness, hook, lateness, nack, pending, send
 from bench.figures import STEADY_SPREAD, Figure, table_of, write_json
 from bench.load import Load, LoadFailed, generator
 from bench.plan import Plan
@@ -34,6 +34,7 @@ class Name(StrEnum):
     FAIRNESS = "fairness"
     HOOK = "hook"
     SPOOL = "spool"
+    AUDIT = "audit"
 
 
 MEASURES: Mapping[Name, Callable[[Plan], list[Figure]]] = {
@@ -46,6 +47,7 @@ MEASURES: Mapping[Name, Callable[[Plan], list[Figure]]] = {
     Name.FAIRNESS: fairness.measure,
     Name.HOOK: hook.measure,
     Name.SPOOL: hook.measure_spool,
+    Name.AUDIT: audit.measure,
 }
 
 
@@ -74,6 +76,9 @@ def main(
     spooled: Annotated[
         int | None, typer.Option(min=100, help="Entries of a spool that is opened (1 000 000, with --quick 20 000).")
     ] = None,
+    events: Annotated[
+        int | None, typer.Option(min=10_000, help="Events of the audited trail (10 000 000, with --quick 100 000).")
+    ] = None,
 ) -> None:
     """Measure, show a table, keep the figures as JSON. Leave the machine alone meanwhile."""
     console = Console()
@@ -82,6 +87,7 @@ def main(
     rounds = rounds or (1 if quick else 5)
     retries = retries or (2_000 if quick else 100_000)
     spooled = spooled or (20_000 if quick else 1_000_000)
+    events = events or (100_000 if quick else 10_000_000)
     chosen = [*(names or ()), *(only or ())] or list(Name)
     figures: list[Figure] = []
     failed: dict[str, str] = {}
@@ -94,6 +100,7 @@ def main(
         "pending": pending,
         "retries": retries,
         "spooled": spooled,
+        "events": events,
     }
     with Progress(*columns, console=console) as progress:
         for name in chosen:
@@ -104,6 +111,7 @@ def main(
                 pending=pending,
                 retries=retries,
                 spooled=spooled,
+                events=events,
                 load=used,
                 progress=progress,
                 task=task,
@@ -115,6 +123,12 @@ def main(
             steps = progress.tasks[task].total
             write_json(json, figures, {**options, "failed": failed})  # what was measured outlives a run that is ended
             progress.update(task, completed=steps or 0, what="failed" if name.value in failed else "")
+    _tell(console, figures, json, failed)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _tell(console: Console, figures: list[Figure], json: Path, failed: dict[str, str]) -> None:
     console.print(table_of(figures))
     unsteady = sum(not figure.is_steady for figure in figures)
     if unsteady:
@@ -125,8 +139,6 @@ def main(
     console.print(f"kept in {json}")
     for each, why in failed.items():
         console.print(f"[red]{each} was not measured: {why}")
-    if failed:
-        raise typer.Exit(1)
 
 
 def _generator(console: Console, kind: str) -> Load:

@@ -19,6 +19,7 @@ class Plan:
     pending: int
     retries: int
     spooled: int
+    events: int
     load: Load
     progress: Progress
     task: TaskID

@@ -1,0 +1,156 @@
+"""The audit of a long trail: what a whole run of the Spark job takes, beside DuckDB on the same files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import psutil
+
+from bench.figures import Beside, Figure, Goal
+from bench.place import ROOT, directory
+from bench.plan import Plan
+from bench.trail_maker import Made, make_trail
+from broker_adapter.clock import SystemClock
+
+CORES, DRIVER_MEMORY, WALL_S_PER_10M, RSS_MB = 2, "4g", 60.0, 6_000
+_LOOK_S = 0.1
+_RUN_S_MAX = 1_800
+
+
+class _Run(NamedTuple):
+    wall_s: float
+    cpu_s: float
+    rss_mb: float
+    exit_code: int
+    said: str
+
+
+def measure(plan: Plan) -> list[Figure]:
+    """Return wall time and memory of an audit of one trail, each run in a process of its own, start-up included."""
+    plan.expect(2 + plan.rounds)
+    runs: list[_Run] = []
+    with directory() as data:
+        plan.step(f"make {plan.events} events")
+        clock = SystemClock()
+        started_s = clock.monotonic_s()
+        made = make_trail(data / "trail", plan.events)
+        details: dict[str, Any] = {"made_s": clock.monotonic_s() - started_s, **made._asdict()}
+        plan.step("DuckDB")
+        peer = _watched([sys.executable, "-m", "bench.audit_peer", str(data / "trail")])
+        details["peer"] = {**_answers(peer), "rss_mb": peer.rss_mb, "cpu_s": peer.cpu_s}
+        for number in range(plan.rounds):
+            plan.step("audit")
+            out = data / f"out-{number}"
+            runs.append(_watched(_command(data / "trail", out)))
+            details |= _checked(runs[-1], out, made)
+    return _figures(made, runs, peer, details)
+
+
+def _command(trail: Path, out: Path) -> list[str]:
+    import pyspark
+
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    options = ["--master", f"local[{CORES}]", "--driver-memory", DRIVER_MEMORY]
+    job = [str(ROOT / "spark_audit" / "__main__.py"), "run", "--trail", str(trail), "--out", str(out)]
+    return [str(submit), *options, *job]
+
+
+def _watched(command: Sequence[str]) -> _Run:
+    """Run a command on two cores and look at its memory, and that of all it starts, until it ends."""
+    clock = SystemClock()
+    cores = sorted(os.sched_getaffinity(0))[:CORES]
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    started_s = clock.monotonic_s()
+    process = subprocess.Popen(
+        ["taskset", "-c", ",".join(map(str, cores)), *command],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    peak, cpu_s = 0, 0.0
+    out = err = ""
+    while process.returncode is None:
+        try:
+            out, err = process.communicate(timeout=_LOOK_S)
+        except subprocess.TimeoutExpired:
+            rss, used_s = _taken(process.pid)
+            peak, cpu_s = max(peak, rss), max(cpu_s, used_s)
+            if clock.monotonic_s() - started_s > _RUN_S_MAX:
+                process.kill()
+    said = out if process.returncode == 0 else out[-2_000:] + err[-2_000:]
+    return _Run(clock.monotonic_s() - started_s, cpu_s, peak / 1e6, process.returncode, said)
+
+
+def _taken(pid: int) -> tuple[int, float]:
+    rss, cpu_s = 0, 0.0
+    try:
+        root = psutil.Process(pid)
+        for each in (root, *root.children(recursive=True)):
+            times = each.cpu_times()
+            rss += each.memory_info().rss
+            cpu_s += times.user + times.system
+    except psutil.NoSuchProcess:
+        pass
+    return rss, cpu_s
+
+
+def _answers(peer: _Run) -> dict[str, Any]:
+    if peer.exit_code:
+        raise RuntimeError(f"DuckDB failed with {peer.exit_code}: {peer.said}")
+    found: dict[str, Any] = json.loads(peer.said)
+    if found["gaps"] or found["lost"] or found["accepted_twice"] or found["delivered_twice"]:
+        raise RuntimeError(f"DuckDB finds fault with a sound trail: {found}")
+    return found
+
+
+def _checked(run: _Run, out: Path, made: Made) -> dict[str, Any]:
+    """Return what the audit says of its own run; a fast audit that gets it wrong is no figure."""
+    if run.exit_code:
+        raise RuntimeError(f"the audit of a sound trail ended with {run.exit_code}: {run.said}")
+    report: Mapping[str, Any] = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    scheduled = sum(row["scheduled"] for row in report["scheduled"])
+    fired = sum(row["fired"] + row["accepted_at_once"] for row in report["scheduled"])
+    if (scheduled, fired) != (made.scheduled, made.fired):
+        raise RuntimeError(f"the audit counts {scheduled} scheduled and {fired} fired in {made}")
+    of_run: dict[str, Any] = json.loads((out / "run.json").read_text(encoding="utf-8"))
+    return {"run": of_run}
+
+
+def _figures(made: Made, runs: Sequence[_Run], peer: _Run, details: Mapping[str, object]) -> list[Figure]:
+    what = f"audit of {made.events} events of {made.messages} messages, {made.bytes / 1e6:.0f} MB"
+    beside = "DuckDB, the same questions without histories"
+    wall = [run.wall_s for run in runs]
+    goal_s = max(WALL_S_PER_10M * made.events / 10_000_000, WALL_S_PER_10M / 4)  # starting a JVM has its price
+    return [
+        Figure(
+            name="audit.wall",
+            what=f"{what}: whole run with start-up, {CORES} cores",
+            unit="s",
+            rounds=wall,
+            goal=Goal(sign="<=", bound=goal_s),
+            beside=Beside(what=beside, rounds=[peer.wall_s]),
+            details={**details, "events_per_s": made.events / median(wall), "cpu_s": [run.cpu_s for run in runs]},
+        ),
+        Figure(
+            name="audit.rss",
+            what=f"{what}: peak resident memory of all its processes, driver memory {DRIVER_MEMORY}",
+            unit="MB",
+            rounds=[run.rss_mb for run in runs],
+            goal=Goal(sign="<=", bound=RSS_MB),
+            beside=Beside(what=beside, rounds=[max(peer.rss_mb, 1.0)]),
+        ),
+    ]

@@ -1,0 +1,178 @@
+"""The command line: ``python -m spark_audit run | explain``. The exit code of ``run`` is the verdict."""
+
+from __future__ import annotations
+
+import re
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    help="Audits a trail: was anything lost, late or delivered twice?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_INTERNAL_ERROR = 1
+
+
+def main() -> None:
+    """Run the command line; 1 is an internal error or a trail that cannot be read, 2 a wrong option."""
+    app()
+
+
+def duration_ms(text: str) -> int:
+    """Return ``90s``, ``10m``, ``250ms``, ``2h`` or ``1d`` in milliseconds; a bare number is milliseconds."""
+    match = re.fullmatch(r"(\d+)(ms|s|m|h|d)?", text.strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a duration, such as 90s, 10m or 250ms")
+    return int(match[1]) * _UNITS_MS[match[2] or "ms"]
+
+
+def instant_ms(text: str) -> int:
+    """Return epoch milliseconds from such a number or an ISO 8601 time; without a zone it is UTC."""
+    if re.fullmatch(r"-?\d+", text.strip()):
+        return int(text)
+    try:
+        found = datetime.fromisoformat(text.strip())
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is neither an ISO 8601 time nor epoch milliseconds") from error
+    utc = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+    known = found if found.tzinfo is not None else found.replace(tzinfo=utc.tzinfo)
+    return round((known - utc).total_seconds() * 1000)
+
+
+@app.command()
+def run(
+    *,
+    trail: Annotated[str, typer.Option(help="the trail: a directory, or any address that Hadoop reads")],
+    out: Annotated[Path, typer.Option(help="directory for report.json, report.html and findings")],
+    from_time: Annotated[str | None, typer.Option("--from", help="first window (by due time), ISO or ms")] = None,
+    to_time: Annotated[str | None, typer.Option("--to", help="windows before this time, ISO or ms")] = None,
+    late_after: Annotated[str, typer.Option(help="fired later than this is late")] = "60s",
+    late_max: Annotated[int, typer.Option(min=0, help="so many late ones are still clean")] = 0,
+    duplicates_max: Annotated[int, typer.Option(min=0, help="so many duplicates are still clean")] = 0,
+    grace: Annotated[str, typer.Option(help="what is due is overdue after this")] = "120s",
+    writer_timeout: Annotated[str, typer.Option(help="a cell silent for longer holds nobody up")] = "10m",
+    window: Annotated[str, typer.Option(help="length of a window")] = "10m",
+    exact: Annotated[bool, typer.Option("--exact", help="look at every message, also in equal windows")] = False,
+    verify: Annotated[bool, typer.Option(help="compare the files with their sha256")] = True,
+    incremental: Annotated[bool, typer.Option("--incremental", help="read only new files; needs --state")] = False,
+    state: Annotated[str | None, typer.Option(help="directory of what is kept between runs")] = None,
+    findings_max: Annotated[int, typer.Option(min=0, help="findings that are listed; all are counted")] = 100_000,
+) -> None:
+    """Audit a trail: 0 clean, 10 late or duplicates, 20 loss, 30 inconclusive, 40 inconsistent."""
+    if incremental != (state is not None):
+        raise typer.BadParameter("--incremental and --state DIR go together")
+    if incremental and (from_time or to_time):
+        raise typer.BadParameter("--incremental audits the whole trail; it goes with neither --from nor --to")
+    chosen: dict[str, Any] = {
+        "from_ms": instant_ms(from_time) if from_time else None,
+        "to_ms": instant_ms(to_time) if to_time else None,
+        "window_ms": duration_ms(window),
+        "late_after_ms": duration_ms(late_after),
+        "late_max": late_max,
+        "duplicates_max": duplicates_max,
+        "grace_ms": duration_ms(grace),
+        "writer_timeout_ms": duration_ms(writer_timeout),
+        "findings_max": findings_max,
+        "verify": verify,
+        "exact": exact,
+    }
+    if chosen["window_ms"] <= 0:
+        raise typer.BadParameter("a window has a length")
+    raise typer.Exit(_audit(trail, out, chosen, state))
+
+
+def _audit(trail: str, out: Path, chosen: dict[str, Any], state: str | None) -> int:
+    from spark_audit.jobs.audit import run_audit
+    from spark_audit.jobs.options import Options
+    from spark_audit.jobs.outcome import write_outcome
+    from spark_audit.schema import TrailError
+    from spark_audit.session import READ_ERRORS, open_session
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    say("starting Spark")
+    spark = open_session()
+    try:
+        outcome = run_audit(spark, trail, Options(say=say, **chosen), state=state)
+        write_outcome(outcome, out)
+    except TrailError as error:
+        say(f"error: {error}")
+        return _INTERNAL_ERROR
+    except READ_ERRORS as error:
+        say(f"error: the audit failed: {str(error)[:2000]}")
+        return _INTERNAL_ERROR
+    finally:
+        spark.stop()
+    _show(outcome.report, out)
+    return outcome.exit_code
+
+
+def _show(report: dict[str, Any], out: Path) -> None:
+    """Print the ledgers and the verdict."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    entry_columns = ("scheduled", "fired", "cancelled", "expired", "pending", "overdue", "lost", "inconclusive")
+    _print_ledger(console, "Scheduled", report["scheduled"], ("topic",), (*entry_columns, "late", "duplicated"))
+    names = (
+        "acked",
+        "dead",
+        "expired",
+        "purged",
+        "filtered",
+        "unread",
+        "in_flight",
+        "in_retry",
+        "lost",
+        "inconclusive",
+    )
+    _print_ledger(console, "Fired", report["fired"], ("topic", "group"), ("fired", *names))
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(report["findings"]["by_kind"].items()))
+    console.print(f"verdict: {report['verdict']} ({kinds or 'no findings'}); {out / 'report.html'}", soft_wrap=True)
+
+
+def _print_ledger(
+    console: Any,  # noqa: ANN401 - rich is imported when there is something to print
+    title: str,
+    rows: list[dict[str, Any]],
+    keys: tuple[str, ...],
+    names: tuple[str, ...],
+) -> None:
+    from rich.table import Table
+
+    sums: dict[tuple[str, ...], dict[str, int]] = {}
+    for row in rows:
+        summed = sums.setdefault(tuple(row[key] for key in keys), dict.fromkeys(names, 0))
+        for name in names:
+            summed[name] += row[name]
+    table = Table(title=title, title_justify="left")
+    for key in keys:
+        table.add_column(key)
+    for name in names:
+        table.add_column(name, justify="right")
+    for key_values, summed in sorted(sums.items()):
+        table.add_row(*key_values, *(f"{summed[name]:,}" for name in names))
+    console.print(table)
+
+
+@app.command()
+def explain(
+    message_id: Annotated[str, typer.Argument(help="the id, as its sender knows it")],
+    *,
+    trail: Annotated[Path, typer.Option(help="the trail's directory")],
+    as_json: Annotated[bool, typer.Option("--json", help="as data")] = False,
+) -> None:
+    """Tell what happened to one message. Needs no Spark."""
+    from spark_audit import explain as explaining
+
+    code = explaining.main(message_id, trail, out=sys.stdout, as_json=as_json, progress=sys.stderr)
+    raise typer.Exit(code)

@@ -1,0 +1,187 @@
+"""``explain``: the whole way of one message through the trail, without Spark."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TextIO
+
+import pyarrow as pa
+
+from spark_audit.report import text
+from spark_audit.report.markup import visible
+from spark_audit.report.message import words
+from spark_audit.report.message.files import Gap, Row, Snapshot, TrailFiles, packed_forms, unpacked
+from spark_audit.report.message.verdict import Judge
+
+FOUND, NOT_FOUND, USAGE = 0, 1, 2
+GRACE_MS = 120_000
+_CONTEXT = ("GAP", "SUBSCRIBED", "TAIL_LOST")
+
+
+def main(
+    message_id: str,
+    trail: Path,
+    *,
+    out: TextIO,
+    as_json: bool = False,
+    progress: TextIO | None = None,
+    grace_ms: int = GRACE_MS,
+) -> int:
+    """Write the way of one message to ``out``: 0 when it was found, 1 when not, 2 when there is nothing to search.
+
+    ``progress`` (stderr) hears once a second how far it is. A message found only in a snapshot was found.
+    """
+    if not message_id or not (trail / "events").is_dir():
+        out.write(f"explain: {trail} is no trail: it has no events\n" if message_id else "explain: no message id\n")
+        return USAGE
+    told = explained(message_id, trail, sys.stderr if progress is None else progress, grace_ms)
+    if as_json:
+        out.write(json.dumps(told, indent=2, sort_keys=True) + "\n")
+    else:
+        # one line each, whatever a name holds
+        out.writelines(visible(line).replace("\n", "\\u000a") + "\n" for line in _lines(told))
+    return FOUND if told["found"] else NOT_FOUND
+
+
+def explained(message_id: str, trail: Path, progress: TextIO, grace_ms: int = GRACE_MS) -> dict[str, Any]:
+    """Return all that the trail says of one message, as plain data."""
+    files = TrailFiles(trail, progress)
+    cells = sorted({file.cell for file in files.files})
+    ids = pa.array(packed_forms(message_id), pa.binary())
+    found = files.rows(files.files, "message_id", ids, "looking for the id")
+    home = sorted({row["cell"] for row in found})
+    topics = sorted({str(row["topic"]) for row in found if row["topic"] is not None})
+    # without an event a snapshot may still hold it, and then that is all there is
+    shots = {
+        cell: shot
+        for cell in home or cells
+        if (shot := files.snapshot(cell, ids, topics)) is not None and (home or shot.entries)
+    }
+    at_home = [file for file in files.files if file.cell in home]
+    context = files.rows(at_home, "kind", pa.array(_CONTEXT, pa.string()), "looking for gaps and groups")
+    gaps = [*(gap for cell in home for gap in files.gaps(cell)), *_told_gaps(context)]
+    as_of_ms = {cell: files.last_at_ms(cell) for cell in home}
+    judge = Judge(shots=shots, gaps=gaps, context=context, as_of_ms=as_of_ms, grace_ms=grace_ms)
+    return {
+        "message_id": message_id,
+        "found": bool(found or shots),
+        "searched": {"cells": cells, "files": len(files.files), "unreadable": sorted(set(files.unreadable))},
+        "events": [
+            {**row, "message_id": unpacked(row["message_id"]), "words": words.event_in_words(row)}
+            for row in _by_time(found)
+        ],
+        "gaps": [asdict(gap) for gap in judge.gaps_that_matter(found)],
+        "snapshots": [_held(shot) for shot in shots.values()],
+        "outcomes": [asdict(outcome) for outcome in judge.outcomes(found)],
+    }
+
+
+def _told_gaps(context: Sequence[Row]) -> list[Gap]:
+    """Gaps that the trail itself tells of: events dropped before export, and a store that lost its end."""
+    whys = {
+        "GAP": "dropped before export, to keep a bound",
+        "TAIL_LOST": "the store lost its own end: what these tell of is not in it",
+    }
+    return [
+        Gap(
+            cell=row["cell"],
+            first=row["detail"],
+            last=row["detail"] + (row["due_ms"] or 1) - 1,
+            why=whys[row["kind"]],
+            before_ms=row["at_ms"],
+        )
+        for row in context
+        if row["kind"] in whys and row["detail"] is not None
+    ]
+
+
+def _by_time(found: Sequence[Row]) -> list[Row]:
+    """All cells in one line of time; within a cell its own order stands, even when its clock stepped back."""
+    cells = []
+    for _, rows in groupby(found, key=lambda row: row["cell"]):
+        newest_ms = 0
+        line: list[tuple[int, str, int, int, Row]] = []
+        for row in rows:
+            newest_ms = max(newest_ms, row["at_ms"])
+            line.append((newest_ms, row["cell"], row["sequence"], len(line), row))
+        cells.append(line)
+    return [row for *_, row in heapq.merge(*cells, key=lambda each: each[:4])]
+
+
+def _held(shot: Snapshot) -> dict[str, Any]:
+    entries = [{**entry, "message_id": unpacked(entry["message_id"])} for entry in shot.entries]
+    return {"cell": shot.cell, "sequence": shot.sequence, "taken_ms": shot.taken_ms, "entries": entries}
+
+
+def _lines(told: dict[str, Any]) -> Iterator[str]:
+    searched = told["searched"]
+    where = f"{text.plural(searched['files'], 'file')} of {text.plural(len(searched['cells']), 'cell')}"
+    if not told["found"]:
+        yield f"message {told['message_id']}: not found in {where}, nor in their newest snapshots"
+        yield f"cells searched: {', '.join(searched['cells']) or 'none'}"
+    else:
+        yield f"message {told['message_id']}, {text.plural(len(told['events']), 'event')} in {where}; all times are UTC"
+    yield from (f"NOT READ: {each}" for each in searched["unreadable"])
+    if told["found"]:
+        yield ""
+        yield from _timeline(told)
+        yield from _snapshot_lines(told["snapshots"], told["events"])
+        yield ""
+        yield from _outcome_lines(told)
+
+
+def _timeline(told: dict[str, Any]) -> Iterator[str]:
+    gaps = list(told["gaps"])
+    for event in told["events"]:
+        for gap in [gap for gap in gaps if gap["cell"] == event["cell"] and gap["first"] <= event["sequence"]]:
+            gaps.remove(gap)
+            yield _gap_line(gap)
+        yield f"{text.utc(event['at_ms']).removesuffix(' UTC'):<23}  {event['words']}"
+        topic = event["topic"] or "no topic"
+        yield (
+            f"{'':25}{topic}; {event['kind']}, cell {event['cell']}, run {event['boot']}, "
+            f"sequence {event['sequence']}, {event['path']}"
+        )
+    yield from map(_gap_line, gaps)
+
+
+def _gap_line(gap: dict[str, Any]) -> str:
+    after, before = (text.utc(gap[key]).removesuffix(" UTC") for key in ("after_ms", "before_ms"))
+    count = text.plural(gap["last"] - gap["first"] + 1, "event")
+    numbers = f"{text.count(gap['first'])} to {text.count(gap['last'])}"
+    return f"   GAP in cell {gap['cell']}: {count}, {numbers}, between {after} and {before}: {gap['why']}"
+
+
+def _snapshot_lines(snapshots: Sequence[dict[str, Any]], events: Sequence[Row]) -> Iterator[str]:
+    cells = sorted({event["cell"] for event in events} | {shot["cell"] for shot in snapshots})
+    by_cell = {shot["cell"]: shot for shot in snapshots}
+    for cell in cells:
+        if (shot := by_cell.get(cell)) is None:
+            yield f"snapshot of cell {cell}: there is none"
+            continue
+        head = f"snapshot of cell {cell} at sequence {text.count(shot['sequence'])}, {text.utc(shot['taken_ms'])}:"
+        if not shot["entries"]:
+            yield f"{head} does not hold it as something that waits"
+        for entry in shot["entries"]:
+            of = f" for group {entry['group']}" if entry["group"] else ""
+            stranded = ", STRANDED: nobody will ever look at it" if entry["is_stranded"] else ""
+            kind = f"{entry['kind']}{of} of {entry['topic']}"
+            failed = text.plural(entry["attempt"], "attempt")
+            yield f"{head} holds it as {kind}, due {text.utc(entry['due_ms'])}, {failed} failed{stranded}"
+
+
+def _outcome_lines(told: dict[str, Any]) -> Iterator[str]:
+    many = len({each["cell"] for each in told["outcomes"]}) > 1
+    for outcome in told["outcomes"]:
+        who = outcome["topic"] + (f", group {outcome['group']}" if outcome["group"] else "")
+        if many:
+            who += f" (cell {outcome['cell']})"
+        yield f"{who}: {outcome['words']} [rule: {outcome['rule']}]"
+    if not told["outcomes"]:
+        yield "in a snapshot only: the trail has no event of it [rule: ORPHAN]"

@@ -1,0 +1,3 @@
+"""The audit as a whole: in one go, or by what is new."""
+
+from __future__ import annotations

@@ -1,0 +1,259 @@
+"""One run of the audit, of a whole trail or of what is new in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from spark_audit.jobs import health, ledgers, pipeline
+from spark_audit.jobs.health import CellState, Files, Finding
+from spark_audit.jobs.options import Options
+from spark_audit.jobs.outcome import Outcome, make_outcome
+from spark_audit.jobs.pipeline import Held, Judged, Known
+from spark_audit.jobs.state import Facts, State, load_state, save_state
+from spark_audit.session import Stopwatch, keep
+from spark_audit.tables import EventFile, Listing, list_trail
+from spark_audit.transforms.findings import first_findings, with_history
+from spark_audit.transforms.rows import is_fired, with_letters
+from spark_audit.transforms.totals import merge_counts, merge_fingerprints
+
+_BROADCAST_MAX = 1_000_000  # keys, of 8 bytes each
+_OF_CELLS = ("OPENED", "CLOSED", "SUBSCRIBED", "GAP", "TAIL_LOST")
+
+
+class _StartOver(Exception):
+    """What was kept cannot be gone on with; the message says why."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """What a run knows so far."""
+
+    spark: SparkSession
+    listing: Listing
+    options: Options
+    state: State | None
+    watch: Stopwatch
+    figures: dict[str, Any]
+
+    def done(self, stage: str, rows: int | None = None) -> None:
+        """Note a stage's time, and say it."""
+        seconds = self.watch.lap_s()
+        self.figures["stages"].append({"stage": stage, "seconds": seconds, "rows": rows})
+        self.options.say(f"{stage}: {seconds:.1f} s" + ("" if rows is None else f", {rows:,} rows"))
+
+
+def run_audit(spark: SparkSession, trail: str, options: Options, *, state: str | None = None) -> Outcome:
+    """Audit a trail. With ``state`` (a directory) only files that were not seen before are read.
+
+    The outcome depends on the trail and the reported options alone: not on the mode, the number of steps it was read
+    in, or ``exact``. ``TrailError`` when there is no trail that can be read.
+    """
+    listing = list_trail(spark, trail)
+    kept = load_state(spark, state, options) if state is not None else None
+    try:
+        return _audit(spark, listing, options, kept, state)
+    except _StartOver as why:
+        options.say(f"starting over: {why}")
+        return _audit(spark, listing, options, None, state)
+    finally:
+        spark.catalog.clearCache()
+
+
+def _audit(spark: SparkSession, listing: Listing, options: Options, kept: State | None, where: str | None) -> Outcome:
+    mode = "batch" if where is None else "incremental"
+    run = _Run(spark, listing, options, kept, Stopwatch(spark), {"mode": mode, "stages": []})
+    new = _new_files(listing, kept)
+    found, raw = health.look_at_files(spark, listing, new, options)
+    files = _merge_files(found, kept)
+    run.figures |= {"files": len(new), "bytes": sum(file.bytes for file in new)}
+    run.done("files", sum(facts.rows for facts in found.facts.values()))
+
+    scan = pipeline.scan_rows(raw, options)
+    counts, rare = scan.counts, scan.rare
+    if kept is not None:
+        counts = keep(merge_counts(kept.counts, counts))
+        rare = keep(kept.rare.unionByName(rare))
+    of_cells = rare.where(F.col("kind").isin(*_OF_CELLS)).orderBy("cell", "sequence").collect()
+    cells = health.cell_states(listing, files, of_cells, options)
+    entry_min = {
+        row["cell"]: row["first"] for row in counts.groupBy("cell").agg(F.min("entry_min").alias("first")).collect()
+    }
+    held = pipeline.read_held(spark, listing, cells)
+    subscriptions = pipeline.subscriptions_of(spark, of_cells, cells, held)
+    _check_subscriptions(kept, of_cells)
+    run.done("counts")
+
+    sums = pipeline.sum_up(scan.rows, subscriptions, options)
+    if kept is not None:
+        sums = keep(merge_fingerprints(kept.sums, sums))
+    windows, unequal = pipeline.windows_of(sums)
+    run.figures |= {"windows": windows, "windows_skipped": 0 if options.exact else windows - unequal}
+    run.done("prefilter")
+
+    rows, candidates = _rows_to_judge(run, scan.rows, subscriptions, sums if unequal else None, held)
+    judged: Judged | None = None
+    if rows is not None:
+        table = pipeline.cells_table(spark, cells, entry_min)
+        known = Known(subscriptions, table, held, pipeline.ends_of(rare), health.watermark_of(cells))
+        judged = pipeline.judge(rows, known, options)
+    outcome = _conclude(run, cells, files, (counts, sums, rare), (judged, rows))
+    if where is not None:
+        facts = Facts(
+            files=files,
+            counts=counts,
+            sums=sums,
+            rare=rare,
+            new_rows=scan.rows,
+            open_rows=rows if rows is not None else pipeline.keyed(pipeline.empty_rows(spark), options),
+            candidates=candidates,
+            tops=_tops(scan.rows, kept),
+        )
+        save_state(spark, where, options, kept, facts)
+        run.done("state")
+    return outcome
+
+
+def _new_files(listing: Listing, kept: State | None) -> list[EventFile]:
+    """Return the files to read: complete by their name, behind what retention removed, and not seen before."""
+    retired = {name: cell.retired for name, cell in listing.cells.items()}
+    there = [file for file in listing.files if file.last > retired[file.cell]]
+    if kept is None:
+        return there
+    taken = kept.files.facts.keys() | kept.unreadable
+    gone = taken - {file.path for file in listing.files}
+    for path in sorted(gone):
+        cell, last = health.cell_of(path), health.span_of(path)[1]
+        if last > retired.get(cell, 0):
+            raise _StartOver(f"{path} was taken in and is gone")
+    new = [file for file in there if file.path not in taken]
+    upto: dict[str, int] = {}
+    for path in taken:
+        upto[health.cell_of(path)] = max(upto.get(health.cell_of(path), 0), health.span_of(path)[1])
+    for file in new:
+        if file.first <= upto.get(file.cell, 0):
+            raise _StartOver(f"{file.path} is new and does not lie behind what was taken in")
+    return new
+
+
+def _merge_files(found: Files, kept: State | None) -> Files:
+    if kept is None:
+        return found
+    before = kept.files
+    return Files(before.facts | found.facts, [*before.gaps, *found.gaps], [*before.findings, *found.findings])
+
+
+def _check_subscriptions(kept: State | None, rare: Sequence[Row]) -> None:
+    """A group that begins on a queue at an offset that was taken in already changes what those messages had to do."""
+    if kept is None:
+        return
+    for row in rare:
+        if row["kind"] == "SUBSCRIBED" and (row["cell"], row["sequence"]) not in kept.subscribed:
+            top = kept.tops.get((row["cell"], row["topic"], row["queue_id"]))
+            if top is not None and row["queue_offset"] is not None and row["queue_offset"] <= top:
+                raise _StartOver(f"group {row['group']} begins at messages that were taken in before it was there")
+
+
+def _tops(rows: DataFrame, kept: State | None) -> dict[tuple[str, str, int], int]:
+    """Return the greatest offset that was taken in of each queue."""
+    found = dict(kept.tops) if kept is not None else {}
+    fired = rows.where(is_fired()).groupBy("cell", "topic", "queue_id").agg(F.max("queue_offset").alias("top"))
+    for row in fired.collect():
+        key = (row["cell"], row["topic"], row["queue_id"])
+        found[key] = max(found.get(key, -1), row["top"])
+    return found
+
+
+def _rows_to_judge(
+    run: _Run, new: DataFrame, subscriptions: DataFrame, sums: DataFrame | None, held: Held
+) -> tuple[DataFrame | None, DataFrame | None]:
+    """Return all events of the messages to look at, kept, and their keys; nothing when all is well."""
+    options, kept = run.options, run.state
+    if options.exact and kept is None:
+        rows = pipeline.keyed(new, options).persist(StorageLevel.MEMORY_AND_DISK)
+        run.figures["candidates"] = None
+        return rows, rows.select("key").distinct()
+    work = new if kept is None else kept.open_rows.drop("key").unionByName(new)
+    candidates = pipeline.candidates_of(work, subscriptions, sums, held, options)
+    if kept is not None:
+        again = pipeline.keyed(new, options).where(F.col("kind").isin("SCHEDULED", "QUEUED") & ~F.col("is_letter"))
+        again = kept.closed.where("is_accepted").join(again.select("key"), on="key", how="left_semi").select("key")
+        candidates = candidates.unionByName(again).distinct()
+    candidates = keep(candidates)
+    count = candidates.count()
+    run.figures["candidates"] = count
+    run.done("candidates", count)
+    if count == 0:
+        return None, candidates
+    few = F.broadcast(candidates) if count < _BROADCAST_MAX else candidates
+    rows = pipeline.keyed(work, options).join(few, on="key", how="left_semi")
+    if kept is not None:
+        past = candidates.join(kept.closed.select("key"), on="key", how="left_semi")
+        past = keep(past)
+        if past.count():
+            old = [file for file in run.listing.files if file.path in kept.files.facts]
+            again = with_letters(health.rows_of(run.spark, run.listing, old, kept.files))
+            rows = rows.unionByName(pipeline.keyed(again, options).join(past, on="key", how="left_semi"))
+    return keep(rows), candidates
+
+
+def _conclude(
+    run: _Run,
+    cells: list[CellState],
+    files: Files,
+    tables_of: tuple[DataFrame, DataFrame, DataFrame],
+    judgement: tuple[Judged | None, DataFrame | None],
+) -> Outcome:
+    """Make the ledgers and findings of what was judged; the tables are counts, sums and rare events."""
+    options = run.options
+    counts, sums, rare = tables_of
+    judged, rows = judgement
+    totals = ledgers.totals_of(counts, sums, rare, cells, options)
+    run.done("totals")
+    exact: dict[str, ledgers.Table] = {}
+    if judged is not None and rows is not None:
+        exact = ledgers.judged_of(judged, rows, cells, options)
+        run.done("verdicts")
+    scheduled = ledgers.scheduled_table(totals, exact, cells, options)
+    fired = ledgers.fired_table(totals, exact)
+    spooled = ledgers.spooled_table(totals, exact, cells)
+    own: list[Finding] = [
+        *files.findings,
+        *health.missing_files(run.listing),
+        *health.gap_findings(cells),
+        *ledgers.unknown_kinds(totals),
+        *ledgers.check_ledgers(scheduled, fired, spooled),
+    ]
+    tables = {"scheduled": scheduled, "fired": fired, "spooled": spooled, **ledgers.other_tables(totals)}
+    listed, by_kind = _messages_found(judged, rows, options)
+    outcome = make_outcome(options, cells, health.watermark_of(cells), tables, own, listed, by_kind, run.figures)
+    run.done("findings", outcome.report["findings"]["total"])
+    return outcome
+
+
+def _messages_found(
+    judged: Judged | None, rows: DataFrame | None, options: Options
+) -> tuple[list[Row], dict[tuple[str, str], int]]:
+    """Return the first findings about messages with their histories, and how many there are of each kind."""
+    if judged is None or rows is None:
+        return [], {}
+    found = judged.findings
+    if options.from_ms is not None:
+        found = found.where(
+            F.col("window_start_ms").isNull() | (F.col("window_start_ms") + options.window_ms > options.from_ms)
+        )
+    if options.to_ms is not None:
+        found = found.where(F.col("window_start_ms").isNull() | (F.col("window_start_ms") < options.to_ms))
+    found = keep(found)
+    by_kind = {
+        (row["kind"], row["severity"]): row["count"] for row in found.groupBy("kind", "severity").count().collect()
+    }
+    if not by_kind:
+        return [], {}
+    first = keep(first_findings(found, options.findings_max))
+    return with_history(first, rows, options.key_bits).collect(), by_kind

@@ -1,0 +1,291 @@
+"""The health of a trail: which files can be relied on, what is missing, where each cell stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from spark_audit.jobs.options import Options
+from spark_audit.schema import EVENTS, SEVERITY
+from spark_audit.session import READ_ERRORS
+from spark_audit.tables import EventFile, Listing, Snapshot, check_schema, plain, read_events, read_sums
+from spark_audit.transforms.integrity import (
+    FileFacts,
+    Gap,
+    file_facts,
+    join_gaps,
+    missing_in,
+    once_each,
+    repeated_in,
+)
+
+Finding = dict[str, Any]
+
+
+def finding(kind: str, rule: str, cell: str, detail: str, **others: Any) -> Finding:  # noqa: ANN401 - its columns
+    """Return a finding about a cell or a file; columns that are not given are empty."""
+    names = ("topic", "group", "message_id", "entry", "due_ms", "window_start_ms")
+    empty: Finding = dict.fromkeys(names)
+    base = {"kind": kind, "severity": SEVERITY[kind], "rule": rule, "cell": cell, "detail": detail, "history": []}
+    return empty | base | others
+
+
+@dataclass(slots=True)
+class Files:
+    """What was found in files that were looked at, in this run or an earlier one."""
+
+    facts: dict[str, FileFacts] = field(default_factory=dict)  # by path in the trail
+    gaps: list[Gap] = field(default_factory=list)  # inside of files
+    findings: list[Finding] = field(default_factory=list)
+
+
+class CellState(NamedTuple):
+    """Where a cell stands at the end of its trail."""
+
+    cell: str
+    role: str
+    retired: int
+    first: int
+    last: int
+    events: int
+    files: int
+    first_at_ms: int
+    last_at_ms: int
+    runs: int
+    kills: int
+    is_closed: bool
+    is_silent: bool
+    snapshot: Snapshot | None
+    gaps: tuple[Gap, ...]
+    doubts: tuple[Gap, ...]  # what is in altered files is there, and proves nothing
+
+
+def look_at_files(
+    spark: SparkSession, listing: Listing, files: Sequence[EventFile], options: Options
+) -> tuple[Files, DataFrame]:
+    """Check files and return what was found, with their rows: each record once, from files that can be read."""
+    found = Files()
+    altered = _altered(spark, listing, files, options)
+    sound = [file for file in files if file.path not in altered]
+    check_schema(spark, _some(listing, sound), EVENTS)
+    if not _take_facts(spark, listing, sound, found):
+        for file in sound:  # one of them cannot be read: which one?
+            if not _take_facts(spark, listing, [file], found):
+                altered[file.path] = "cannot be read"
+    for file in files:
+        if file.path in altered:
+            is_readable = _can_be_read(spark, listing, file) and _take_facts(spark, listing, [file], found)
+            why = altered[file.path] if is_readable else f"{altered[file.path]}, and cannot be read"
+            found.findings.append(finding("FILE_ALTERED", why, file.cell, file.path))
+            if not is_readable:
+                found.gaps.append(Gap(file.cell, file.first, file.last, "file cannot be read"))
+    return found, rows_of(spark, listing, files, found)
+
+
+def _altered(spark: SparkSession, listing: Listing, files: Sequence[EventFile], options: Options) -> dict[str, str]:
+    """Return files that are not those of the manifest, with how that is known."""
+    lines = {line.path: line for line in listing.lines}
+    known = [file for file in files if file.path in lines]
+    altered = {file.path: "not as long as written" for file in known if file.bytes != lines[file.path].bytes}
+    if options.verify:
+        sums = read_sums(spark, listing, [file.path for file in known])
+        for file in known:
+            if sums[file.path] != lines[file.path].sha256:
+                altered[file.path] = "sha256 is another one"
+    return altered
+
+
+def _some(listing: Listing, files: Sequence[EventFile]) -> list[str]:
+    """Return the first and the last file of each cell."""
+    ends: dict[str, list[str]] = {}
+    for file in files:
+        ends.setdefault(file.cell, []).append(listing.url(file.path))
+    return sorted({url for urls in ends.values() for url in (urls[0], urls[-1])})
+
+
+def _take_facts(spark: SparkSession, listing: Listing, files: Sequence[EventFile], found: Files) -> bool:
+    if not files:
+        return True
+    paths = {plain(listing.url(file.path)): file.path for file in files}
+    try:
+        facts = file_facts(read_events(spark, listing, files))
+    except READ_ERRORS:
+        return False
+    for each in facts:
+        path = paths[plain(each.path)]
+        found.facts[path] = each._replace(path=path)
+    return True
+
+
+def _can_be_read(spark: SparkSession, listing: Listing, file: EventFile) -> bool:
+    """Say whether every column of a file can be read to its end."""
+    columns = [field.name for field in EVENTS]
+    try:
+        read_events(spark, listing, [file]).agg(F.bit_xor(F.xxhash64(*columns))).collect()
+    except READ_ERRORS:
+        return False
+    return True
+
+
+def rows_of(spark: SparkSession, listing: Listing, files: Sequence[EventFile], found: Files) -> DataFrame:
+    """Return the rows of files, each once; note what is missing or repeated inside of them."""
+    readable = [file for file in files if file.path in found.facts]
+    overlapping = _overlapping(readable)
+    odd = [
+        file
+        for file in readable
+        if file.path in overlapping or not found.facts[file.path].is_whole(file.first, file.last)
+    ]
+    sound = read_events(spark, listing, [file for file in readable if file not in odd]).drop("path")
+    if not odd:
+        return sound
+    rows = read_events(spark, listing, odd).drop("path")
+    found.gaps += missing_in(rows, [(file.cell, file.first, file.last) for file in odd])
+    for row in repeated_in(rows).orderBy("cell", "sequence").collect():
+        detail = f"sequence {row['sequence']}, {row['count']} times"
+        rule = "the same again" if row["is_same"] else "with other content"
+        one = finding("RECORD_REPEATED", rule, row["cell"], detail)
+        found.findings.append(one | {"severity": "notice"} if row["is_same"] else one)
+    return sound.unionByName(once_each(rows))
+
+
+def _overlapping(files: Iterable[EventFile]) -> set[str]:
+    """Return files whose names share a sequence."""
+    found: set[str] = set()
+    before: EventFile | None = None
+    for file in sorted(files, key=lambda file: (file.cell, file.first, file.last)):
+        if before is not None and before.cell == file.cell and file.first <= before.last:
+            found |= {before.path, file.path}
+        if before is None or before.cell != file.cell or file.last > before.last:
+            before = file
+    return found
+
+
+# --- cells ------------------------------------------------------------------------------------------------------------
+
+
+def missing_files(listing: Listing) -> list[Finding]:
+    """Return the files that a manifest names and that are not there."""
+    there = {file.path for file in listing.files}
+    return [
+        finding("FILE_MISSING", "in the manifest, not there", line.cell, line.path)
+        for line in listing.lines
+        if line.path not in there and line.last > _retired(listing, line.cell)
+    ]
+
+
+def cell_states(listing: Listing, files: Files, events: Sequence[Row], options: Options) -> list[CellState]:
+    """Return where each cell stands; ``events`` are the rare ones about cells (``kind``, ``boot``, ``detail``...)."""
+    by_cell: dict[str, list[FileFacts]] = {}
+    for path, facts in files.facts.items():
+        by_cell.setdefault(cell_of(path), []).append(facts)
+    last_at_ms = {cell: max(all_facts, key=lambda each: each.last).last_at_ms for cell, all_facts in by_cell.items()}
+    newest_ms = max(last_at_ms.values(), default=0)
+    states = []
+    for cell, all_facts in sorted(by_cell.items()):
+        own = [row for row in events if row["cell"] == cell]
+        last = max(each.last for each in all_facts)
+        opened = {row["boot"] for row in own if row["kind"] == "OPENED"}
+        closed = {row["boot"] for row in own if row["kind"] == "CLOSED"}
+        is_closed = any(row["kind"] == "CLOSED" and row["sequence"] == last for row in own)
+        snapshot = max((each for each in listing.snapshots if each.cell == cell), default=None, key=_sequence)
+        gaps = _gaps(listing, files, cell, own, snapshot)
+        states.append(
+            CellState(
+                cell=cell,
+                role=listing.cells[cell].role,
+                retired=_retired(listing, cell),
+                first=min(each.first for each in all_facts),
+                last=last,
+                events=sum(each.rows for each in all_facts) - _repeated(files, cell),
+                files=len(all_facts),
+                first_at_ms=min(each.first_at_ms for each in all_facts),
+                last_at_ms=last_at_ms[cell],
+                runs=len(opened),
+                kills=len(opened - closed - {max(opened, default=0)}),
+                is_closed=is_closed,
+                is_silent=not is_closed and newest_ms - last_at_ms[cell] > options.writer_timeout_ms,
+                snapshot=snapshot,
+                gaps=tuple(gaps),
+                doubts=tuple(_doubts(files, cell)),
+            )
+        )
+    return states
+
+
+def watermark_of(cells: Sequence[CellState]) -> int:
+    """Return the time up to which every cell that runs has told its story."""
+    alive = [cell.last_at_ms for cell in cells if not cell.is_closed and not cell.is_silent]
+    return min(alive) if alive else max((cell.last_at_ms for cell in cells), default=0)
+
+
+def gap_findings(cells: Sequence[CellState]) -> list[Finding]:
+    """Return a finding for each gap that no other finding names."""
+    return [
+        finding("TRAIL_GAP", gap.why, cell.cell, f"sequences {gap.first} to {gap.last}")
+        for cell in cells
+        for gap in cell.gaps
+        if gap.why not in {"file missing", "file cannot be read"}
+    ]
+
+
+def _gaps(listing: Listing, files: Files, cell: str, events: Sequence[Row], snapshot: Snapshot | None) -> list[Gap]:
+    told = [
+        Gap(cell, row["detail"], row["detail"] + row["due_ms"] - 1, why)
+        for kind, why in (("TAIL_LOST", "the store lost its end"), ("GAP", "dropped before export"))
+        for row in events
+        if row["kind"] == kind and row["due_ms"] > 0
+    ]
+    names = {file.path for file in listing.files}
+    missing = [
+        Gap(cell, line.first, line.last, "file missing")
+        for line in listing.lines
+        if line.cell == cell and line.path not in names
+    ]
+    spans = sorted(span_of(path) for path in files.facts if cell_of(path) == cell)
+    upto, between = _retired(listing, cell), []
+    for first, last in spans:
+        if first > upto + 1:
+            between.append(Gap(cell, upto + 1, first - 1, "no file"))
+        upto = max(upto, last)
+    if snapshot is not None and snapshot.sequence > upto:
+        between.append(Gap(cell, upto + 1, snapshot.sequence, "behind the end, the snapshot knows more"))
+    inside = [gap for gap in files.gaps if gap.cell == cell]
+    retired = _retired(listing, cell)
+    joined = join_gaps([*told, *(gap for gap in missing if gap.last > retired), *inside, *between])
+    return [gap for gap in joined if gap.last > retired]
+
+
+def _doubts(files: Files, cell: str) -> list[Gap]:
+    altered = [each["detail"] for each in files.findings if each["kind"] == "FILE_ALTERED" and each["cell"] == cell]
+    return [Gap(cell, *span_of(path), "altered") for path in sorted(altered)]
+
+
+def _retired(listing: Listing, cell: str) -> int:
+    return listing.cells[cell].retired if cell in listing.cells else 0
+
+
+def cell_of(path: str) -> str:
+    """Return the cell whose file this is."""
+    return unquote(path.split("/")[1].removeprefix("cell="))
+
+
+def span_of(path: str) -> tuple[int, int]:
+    """Return the first and the last sequence by a file's name."""
+    first, _, last = path.rsplit("/", 1)[1].removesuffix(".parquet").partition("-")
+    return int(first), int(last)
+
+
+def _sequence(snapshot: Snapshot) -> int:
+    return snapshot.sequence
+
+
+def _repeated(files: Files, cell: str) -> int:
+    """Return how many rows too many the files of a cell have."""
+    repeated = [each["detail"] for each in files.findings if each["kind"] == "RECORD_REPEATED" and each["cell"] == cell]
+    return sum(int(detail.rsplit(", ", 1)[1].removesuffix(" times")) - 1 for detail in repeated)

@@ -1,0 +1,142 @@
+"""What an audit hands back: the report, the findings, the exit code; and how they are written."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import Row
+
+from spark_audit.jobs.health import CellState, Finding
+from spark_audit.jobs.options import Options
+from spark_audit.schema import EXIT_CODES, FORMAT
+from spark_audit.transforms.findings import COLUMNS, HISTORY
+
+_DUPLICATES = ("DUPLICATE_ACCEPT", "DUPLICATE_DELIVERY", "DUPLICATE_EXIT")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of an audit. ``figures`` are about the run, and not the same from one to the next."""
+
+    report: dict[str, Any]
+    findings: list[Finding]
+    figures: dict[str, Any]
+
+    @property
+    def exit_code(self) -> int:
+        """0 clean, 10 late, 20 lost, 30 inconclusive, 40 inconsistent."""
+        code: int = self.report["exit_code"]
+        return code
+
+
+def make_outcome(  # noqa: PLR0917 - the parts of a report, each once
+    options: Options,
+    cells: Sequence[CellState],
+    watermark_ms: int,
+    tables: Mapping[str, list[dict[str, Any]]],
+    own: Sequence[Finding],
+    listed: Sequence[Row],
+    by_kind: Mapping[tuple[str, str], int],
+    figures: dict[str, Any],
+) -> Outcome:
+    """Put the report together; ``own`` are findings about cells, ``listed`` and ``by_kind`` about messages."""
+    counted = Counter(by_kind)
+    counted.update((each["kind"], each["severity"]) for each in own)
+    findings = sorted([*own, *(_plain(row) for row in listed)], key=_order)[: options.findings_max]
+    verdict = _verdict(counted, options)
+    kinds: Counter[str] = Counter()
+    for (kind, _), count in counted.items():
+        kinds[kind] += count
+    report = {
+        "format": FORMAT,
+        "range": {
+            "from_ms": options.from_ms
+            if options.from_ms is not None
+            else min((c.first_at_ms for c in cells), default=0),
+            "to_ms": options.to_ms if options.to_ms is not None else watermark_ms,
+            "watermark_ms": watermark_ms,
+        },
+        "window_ms": options.window_ms,
+        "options": options.reported(),
+        "verdict": verdict,
+        "exit_code": EXIT_CODES[verdict],
+        "cells": [_cell(cell) for cell in cells],
+        **tables,
+        "findings": {"total": counted.total(), "listed": len(findings), "by_kind": dict(kinds)},
+    }
+    return Outcome(report, findings, figures)
+
+
+def write_outcome(outcome: Outcome, out: Path) -> None:
+    """Write report.json, findings.csv, findings.jsonl, run.json and report.html into a directory of this machine."""
+    from spark_audit.report.html import write_html
+
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "report.json").write_text(_json(outcome.report), encoding="utf-8")
+    with (out / "findings.jsonl").open("w", encoding="utf-8", newline="\n") as lines:
+        for each in outcome.findings:
+            ordered = {name: each[name] for name in (*COLUMNS, "history")}
+            lines.write(json.dumps(ordered, ensure_ascii=False) + "\n")
+    with (out / "findings.csv").open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow((*COLUMNS, "history"))
+        for each in outcome.findings:
+            events = "; ".join(f"{one['kind']}@{one['sequence']}/{one['at_ms']}" for one in each["history"])
+            table.writerow(["" if each[name] is None else each[name] for name in COLUMNS] + [events])
+    (out / "run.json").write_text(_json(outcome.figures), encoding="utf-8")
+    write_html(outcome.report, outcome.findings, out / "report.html")
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _plain(row: Row) -> Finding:
+    made = {name: row[name] for name in COLUMNS}
+    made["history"] = [{name: event[name] for name in HISTORY} for event in row["history"] or []]
+    return made
+
+
+def _order(found: Finding) -> tuple[Any, ...]:
+    names = ("kind", "cell", "topic", "group", "message_id")
+    numbers = (-1 if found[name] is None else found[name] for name in ("entry", "window_start_ms"))
+    return (*(found[name] or "" for name in names), *numbers, found["rule"], found["detail"])
+
+
+def _verdict(counted: Mapping[tuple[str, str], int], options: Options) -> str:
+    """Return the worst that was found, by what it means for trust."""
+    severities = {severity for (_, severity), count in counted.items() if count}
+    for worst in ("inconsistent", "lost", "inconclusive"):
+        if worst in severities:
+            return worst
+    kinds: Counter[str] = Counter()
+    for (kind, _), count in counted.items():
+        kinds[kind] += count
+    duplicates = sum(kinds[kind] for kind in _DUPLICATES)
+    is_late = kinds["LATE"] > options.late_max or kinds["EARLY"] or kinds["OVERDUE"]
+    return "late" if is_late or duplicates > options.duplicates_max else "clean"
+
+
+def _cell(cell: CellState) -> dict[str, Any]:
+    return {
+        "cell": cell.cell,
+        "role": cell.role,
+        "first_sequence": cell.first,
+        "last_sequence": cell.last,
+        "events": cell.events,
+        "files": cell.files,
+        "runs": cell.runs,
+        "kills": cell.kills,
+        "first_at_ms": cell.first_at_ms,
+        "last_at_ms": cell.last_at_ms,
+        "is_closed": cell.is_closed,
+        "snapshot_sequence": cell.snapshot.sequence if cell.snapshot else None,
+        "snapshot_at_ms": cell.snapshot.taken_ms if cell.snapshot else None,
+        "gaps": [{"first": gap.first, "last": gap.last, "why": gap.why} for gap in cell.gaps],
+    }

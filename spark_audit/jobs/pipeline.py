@@ -1,0 +1,234 @@
+"""The audit itself: from the rows that are new, and what was kept of the others, to findings and ledgers.
+
+What may be wrong is found by totals and by keys, over everything; it is judged exactly, from the raw events of the
+messages concerned. So a batch run, a run over what is new and one with ``--exact`` say the same: they differ only in
+how many messages are looked at that turn out to be well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from spark_audit.jobs.health import CellState
+from spark_audit.jobs.options import Options
+from spark_audit.schema import DEAD, OF_LETTERS, RARE, ROWS
+from spark_audit.session import keep
+from spark_audit.tables import Listing, empty_table, local_table, read_contents
+from spark_audit.transforms.candidates import find_candidates
+from spark_audit.transforms.entries import CELLS, accept_findings, entry_facts, entry_findings, judge_entries
+from spark_audit.transforms.findings import join_findings
+from spark_audit.transforms.groups import group_findings, judge_places, message_facts, open_side, place_facts
+from spark_audit.transforms.rows import key_of, with_letters
+from spark_audit.transforms.store import held_orphans, waiting_copies
+from spark_audit.transforms.totals import count_rows, fingerprints, is_equal
+
+_SUBSCRIPTIONS = "cell string, topic string, group string, queue_id int, from_offset long"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The newest snapshots, one per cell."""
+
+    entries: DataFrame
+    queues: DataFrame
+    progress: DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What verdicts are based on, beside a message's own events."""
+
+    subscriptions: DataFrame
+    cells: DataFrame
+    held: Held
+    ends: DataFrame
+    watermark_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What one pass over rows gave. Two of them can be added up."""
+
+    rows: DataFrame  # with letters
+    counts: DataFrame
+    rare: DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Everything that is said about single messages."""
+
+    entries: DataFrame
+    groups: DataFrame
+    side: DataFrame  # of the messages in groups
+    accepts: DataFrame
+    findings: DataFrame
+
+
+def scan_rows(rows: DataFrame, options: Options) -> Scan:
+    """Count rows, and keep those of kinds that are rare."""
+    lettered = with_letters(rows)
+    counts = count_rows(lettered, window_ms=options.window_ms, late_after_ms=options.late_after_ms)
+    rare = rows.where(F.col("kind").isin(*RARE, *DEAD))
+    return Scan(lettered, keep(counts), keep(rare))
+
+
+def read_held(spark: SparkSession, listing: Listing, cells: Sequence[CellState]) -> Held:
+    """Read the newest snapshot of each cell."""
+    newest = [cell.snapshot for cell in cells if cell.snapshot is not None]
+    entries, queues, progress = (
+        read_contents(spark, listing, newest, name) for name in ("entries", "queues", "progress")
+    )
+    return Held(keep(entries), keep(queues), keep(progress))
+
+
+def subscriptions_of(spark: SparkSession, rare: Sequence[Row], cells: Sequence[CellState], held: Held) -> DataFrame:
+    """Return from which offset on each group reads each queue.
+
+    Where the beginning of the trail was retired the events that said so are gone: there a group that has a place in
+    the snapshot reads whatever is left.
+    """
+    found: dict[tuple[str, str, str, int], int] = {}
+    for row in rare:
+        if row["kind"] == "SUBSCRIBED" and row["queue_id"] is not None and row["queue_id"] >= 0:
+            key = (row["cell"], row["topic"], row["group"], row["queue_id"])
+            found[key] = min(found.get(key, row["queue_offset"]), row["queue_offset"])
+    retired = [cell.cell for cell in cells if cell.retired > 0]
+    if retired:
+        rest = held.progress.where(F.col("cell").isin(*retired) & (F.col("queue_id") >= 0))
+        for row in rest.select("cell", "topic", "group", "queue_id").distinct().collect():
+            found.setdefault((row["cell"], row["topic"], row["group"], row["queue_id"]), 0)
+    rows = sorted((*key, offset) for key, offset in found.items())
+    return local_table(spark, rows, _SUBSCRIPTIONS)
+
+
+def cells_table(spark: SparkSession, cells: Sequence[CellState], entry_min: dict[str, int]) -> DataFrame:
+    """Return what verdicts need to know of cells, a row each."""
+    return local_table(
+        spark,
+        [
+            (
+                cell.cell,
+                cell.role,
+                cell.retired > 0,
+                entry_min.get(cell.cell),
+                cell.snapshot.sequence if cell.snapshot else None,
+                cell.is_silent,
+                [{"first": gap.first, "last": gap.last} for gap in (*cell.gaps, *cell.doubts)],
+            )
+            for cell in cells
+        ],
+        CELLS,
+    )
+
+
+def sum_up(rows: DataFrame, subscriptions: DataFrame, options: Options) -> DataFrame:
+    """Return fingerprints of rows, kept."""
+    sums = fingerprints(rows, subscriptions, window_ms=options.window_ms, bits=options.key_bits)
+    return keep(sums)
+
+
+def windows_of(sums: DataFrame) -> tuple[int, int]:
+    """Return how many windows of messages there are, and in how many something differs."""
+    row = sums.agg(F.count(F.lit(1)).alias("all"), F.count_if(~is_equal()).alias("unequal")).collect()[0]
+    return row["all"], row["unequal"]
+
+
+def candidates_of(
+    rows: DataFrame, subscriptions: DataFrame, sums: DataFrame | None, held: Held, options: Options
+) -> DataFrame:
+    """Return the keys of messages to look at: those that may be wrong, and those a snapshot names."""
+    found = find_candidates(
+        rows,
+        subscriptions,
+        sums,
+        window_ms=options.window_ms,
+        late_after_ms=options.late_after_ms,
+        bits=options.key_bits,
+    )
+    named = held.entries.select(key_of(F.col("topic"), F.col("message_id"), options.key_bits).alias("key"))
+    return found.unionByName(named).distinct()
+
+
+def keyed(rows: DataFrame, options: Options) -> DataFrame:
+    """Return the rows that tell of messages, with their key."""
+    own = rows.where(F.col("message_id").isNotNull() & F.col("topic").isNotNull())
+    return own.withColumn("key", key_of(F.col("topic"), F.col("message_id"), options.key_bits))
+
+
+def ends_of(rare: DataFrame) -> DataFrame:
+    """Return the places that retention or an operator emptied."""
+    own = rare.where(F.col("kind").isin("EXPIRED", "PURGED"))
+    is_letter = F.col("kind") == "PURGED"
+    return (
+        own.select(
+            "cell",
+            F.when(is_letter, F.concat(F.lit("%DLQ%"), F.col("group"))).otherwise(F.col("topic")).alias("topic"),
+            F.when(is_letter, F.lit(0)).otherwise(F.col("queue_id")).alias("queue_id"),
+            F.when(is_letter, F.col("detail")).otherwise(F.col("queue_offset")).alias("queue_offset"),
+            F.when(is_letter, F.lit("purged")).otherwise(F.lit("expired")).alias("ended"),
+        )
+        .groupBy("cell", "topic", "queue_id", "queue_offset")
+        .agg(F.max("ended").alias("ended"))
+    )
+
+
+def judge(rows: DataFrame, known: Known, options: Options) -> Judged:
+    """Judge all messages that ``rows`` tell of."""
+    cells, held = known.cells, known.held
+    facts = entry_facts(rows, cells, held.entries)
+    entries = judge_entries(
+        facts, watermark_ms=known.watermark_ms, grace_ms=options.grace_ms, window_ms=options.window_ms
+    )
+    entries = keep(entries)
+    side = keep(open_side(rows, known.subscriptions))
+    places = judge_places(place_facts(side), cells, held.queues, held.progress, known.ends)
+    groups = keep(message_facts(side, places, waiting_copies(held.entries), cells))
+    accepts = keep(accept_findings(rows, cells, window_ms=options.window_ms))
+    findings = join_findings(
+        [
+            entry_findings(entries, late_after_ms=options.late_after_ms),
+            group_findings(groups),
+            accepts,
+            held_orphans(rows, held.entries, cells, window_ms=options.window_ms),
+        ]
+    )
+    return Judged(entries, groups, side, accepts, findings)
+
+
+def letters_of(rare: DataFrame) -> DataFrame:
+    """Return dead letters by topic, group and reason, with what became of them."""
+    place = ("cell", "group", "detail")
+    fate = (
+        rare.where(F.col("kind").isin(*OF_LETTERS))
+        .groupBy(*place)
+        .agg(
+            F.max((F.col("kind") == "REDRIVEN").cast("int")).alias("redriven"),
+            F.max((F.col("kind") == "PURGED").cast("int")).alias("purged"),
+        )
+    )
+    dead = rare.where(F.col("kind").isin(*DEAD)).select(*place, "topic", F.col("kind").alias("reason"))
+    return (
+        dead.join(fate, on=list(place), how="left")
+        .groupBy("topic", "group", "reason")
+        .agg(
+            F.count(F.lit(1)).alias("count"),
+            F.coalesce(F.sum("redriven"), F.lit(0)).alias("redriven"),
+            F.coalesce(F.sum("purged"), F.lit(0)).alias("purged"),
+        )
+    )
+
+
+def empty_rows(spark: SparkSession) -> DataFrame:
+    """Return no rows, with all columns of ``with_letters``."""
+    return with_letters(empty_table(spark, ROWS))
+
+
+def union(parts: Sequence[DataFrame]) -> DataFrame:
+    """Put tables of the same columns together."""
+    return reduce(DataFrame.unionByName, parts)

@@ -1,0 +1,225 @@
+"""The files of a trail as one message needs them: rows by id, gaps, newest snapshots. pyarrow alone, no Spark.
+
+Ids say nothing to the statistics of a row group, so the one column of ids is read from every file, and whole rows only
+where it holds the id.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from spark_audit.report import text
+
+_RANGE = re.compile(r"(\d+)-(\d+)\.parquet")
+_HEX_ID = re.compile(r"[0-9A-Fa-f]{34}")
+_READERS = 4
+_TOLD_EVERY_S = 1.0
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Numbers of a cell that are not in its trail; the times are those of the files around them."""
+
+    cell: str
+    first: int
+    last: int
+    why: str
+    after_ms: int | None = None
+    before_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What the newest snapshot of a cell says of the message, and of the queues of its topics."""
+
+    cell: str
+    sequence: int
+    taken_ms: int | None
+    entries: list[Row] = field(default_factory=list)
+    progress: list[Row] = field(default_factory=list)
+    queues: list[Row] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class EventsFile:
+    """One file of events, and the numbers its name promises."""
+
+    path: Path
+    cell: str
+    first: int
+    last: int
+
+
+class TrailFiles:
+    """The files of a trail, and which of them could not be read."""
+
+    def __init__(self, root: Path, progress: TextIO) -> None:
+        self.root = root
+        self.unreadable: list[str] = []
+        self._progress = progress
+        files = []
+        for path in _within(root / "events", "*.parquet"):
+            cell = next((part[5:] for part in path.parts if part.startswith("cell=")), "")
+            if (numbers := _RANGE.fullmatch(path.name)) is None or not cell:
+                self.unreadable.append(f"{path.relative_to(root)}: not named as a file of events")
+            else:
+                files.append(EventsFile(path, cell, int(numbers[1]), int(numbers[2])))
+        self.files = sorted(files, key=lambda file: (file.cell, file.first))
+
+    def rows(self, files: Sequence[EventsFile], column: str, values: pa.Array[Any], what: str) -> list[Row]:
+        """Return every row of ``files`` whose ``column`` is one of ``values``, by cell and in the order of events."""
+        read: list[Path] = []
+
+        def one(file: EventsFile) -> list[Row]:
+            found = self.matching(file.path, column, values)
+            read.append(file.path)
+            return [{"cell": file.cell, "path": str(file.path.relative_to(self.root)), **row} for row in found]
+
+        def told() -> str:
+            return f"explain: {what}, {text.count(len(read))} of {text.count(len(files))} files read"
+
+        with _telling(self._progress, told), ThreadPoolExecutor(_READERS) as readers:
+            found = [row for rows in readers.map(one, files) for row in rows]
+        return sorted(found, key=lambda row: (row["cell"], row["sequence"]))
+
+    def matching(self, path: Path, column: str, values: pa.Array[Any]) -> list[Row]:
+        """Return the rows of one file; one that cannot be read is noted, and has none."""
+        rows: list[Row] = []
+        try:
+            with pq.ParquetFile(path) as file:
+                for group in range(file.num_row_groups):
+                    held = file.read_row_group(group, columns=[column], use_threads=False).column(column)
+                    hits = pc.indices_nonzero(pc.is_in(held.cast(values.type), value_set=values))
+                    if len(hits):
+                        rows += file.read_row_group(group, use_threads=False).take(hits).to_pylist()
+        except (pa.ArrowException, OSError, KeyError) as error:
+            self.unreadable.append(f"{path.relative_to(self.root)}: {type(error).__name__}")
+        return rows
+
+    def last_at_ms(self, cell: str) -> int | None:
+        """Return the time of the newest event of a cell."""
+        files = [file for file in self.files if file.cell == cell]
+        try:
+            with pq.ParquetFile(files[-1].path) as newest:
+                latest: int | None = pc.max(newest.read(columns=["at_ms"]).column("at_ms")).as_py()
+                return latest
+        except (IndexError, pa.ArrowException, OSError, KeyError):
+            return None
+
+    def gaps(self, cell: str) -> list[Gap]:
+        """Return the numbers of a cell that no file here holds, behind what retention removed."""
+        lines = list(self._manifest(cell))
+        before = int(_json(self.root / "cells" / f"{cell}.json").get("retired_sequence") or 0)
+        held = [(file.first, file.last) for file in self.files if file.cell == cell]
+        end = max([before, *(last for _, last in held), *(int(line["last_sequence"]) for line in lines)])
+        gaps = []
+        for first, last in [*held, (end + 1, end)]:
+            if first > before + 1:
+                gaps.append(_gap(cell, before + 1, first - 1, lines))
+            before = max(before, last)
+        return gaps
+
+    def snapshot(self, cell: str, ids: pa.Array[Any], topics: Sequence[str]) -> Snapshot | None:
+        """Return what the newest whole snapshot of a cell says."""
+        found = (self.root / "snapshots" / f"cell={cell}").glob("*/manifest.json")
+        newest = max((each.parent for each in found if each.parent.name.isdigit()), key=_number, default=None)
+        if newest is None:
+            return None
+        told = _json(newest / "manifest.json")
+        of_topics = pa.array(topics, pa.string())
+        return Snapshot(
+            cell=cell,
+            sequence=int(told.get("sequence", newest.name)),
+            taken_ms=told.get("taken_ms"),
+            entries=self.matching(newest / "entries.parquet", "message_id", ids),
+            progress=self.matching(newest / "progress.parquet", "topic", of_topics),
+            queues=self.matching(newest / "queues.parquet", "topic", of_topics),
+        )
+
+    def _manifest(self, cell: str) -> Iterator[Row]:
+        for path in _within(self.root / "manifest" / f"cell={cell}", "*.jsonl"):
+            for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+                if line.endswith("\n"):  # else it is being written
+                    yield json.loads(line)
+
+
+def packed_forms(message_id: str) -> list[bytes]:
+    """Return how the id can stand in the trail: as text, and as 17 bytes when it is 34 hex digits in any case."""
+    forms = {b"\0" + message_id.encode("utf-8", "surrogateescape")}
+    if _HEX_ID.fullmatch(message_id):
+        forms |= {bytes.fromhex(message_id), b"\0" + message_id.upper().encode(), b"\0" + message_id.lower().encode()}
+    return sorted(forms)
+
+
+def unpacked(packed: bytes | None) -> str | None:
+    """Return a packed id as text."""
+    if packed is None:
+        return None
+    return packed[1:].decode(errors="replace") if packed[:1] == b"\0" else packed.hex().upper()
+
+
+def _number(path: Path) -> int:
+    return int(path.name)
+
+
+def _first(line: Row) -> int:
+    return int(line["first_sequence"])
+
+
+def _gap(cell: str, first: int, last: int, lines: Sequence[Row]) -> Gap:
+    missing = [line["path"] for line in lines if line["first_sequence"] <= last and line["last_sequence"] >= first]
+    why = f"in the manifest, but not there: {missing[0]}" if missing else "in no file, and in no manifest"
+    below = max((line for line in lines if line["last_sequence"] < first), key=_first, default=None)
+    above = min((line for line in lines if line["first_sequence"] > last), key=_first, default=None)
+    after_ms = below["last_at_ms"] if below else None
+    before_ms = above["first_at_ms"] if above else None
+    return Gap(cell=cell, first=first, last=last, why=why, after_ms=after_ms, before_ms=before_ms)
+
+
+def _within(root: Path, pattern: str) -> list[Path]:
+    """What the trail's page says is no part of the trail stays out."""
+    return sorted(
+        path
+        for path in root.rglob(pattern)
+        if not any(part.startswith((".", "_")) or part.endswith(".tmp") for part in path.relative_to(root).parts)
+    )
+
+
+def _json(path: Path) -> Row:
+    try:
+        told: Row = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return told
+
+
+@contextmanager
+def _telling(progress: TextIO, told: Callable[[], str]) -> Iterator[None]:
+    """Tell once a second how far it is, from the first second on; what is over before says nothing."""
+    is_over = threading.Event()
+
+    def tell() -> None:
+        while not is_over.wait(_TOLD_EVERY_S):
+            progress.write(f"{told()}\n")
+            progress.flush()
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        teller.join()

@@ -1,0 +1,181 @@
+"""What became of one message: the rules of the audit, for one message at a time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spark_audit.report import text
+from spark_audit.report.message import words
+from spark_audit.report.message.files import Gap, Row, Snapshot
+
+LANE = -1  # the queue of a group's retry lane
+_ENDS = {
+    "DELIVERED": "was handed over", "RECALLED": "was cancelled by its sender", "SENT": "was sent",
+    "SEND_DEAD": "is in the dead set", "DROPPED": "was dropped, as configured",
+}  # fmt: skip
+_GROUP_ENDS = {
+    "ACKED": "finished it", "FILTERED": "passed it over", "REDRIVEN": "sent its dead letter again",
+    "PURGED": "had its dead letter thrown away",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of the message, for its topic or for one group, and by which rule that is known."""
+
+    cell: str
+    topic: str
+    group: str | None
+    verdict: str
+    words: str
+    rule: str
+
+
+class Judge:
+    """The rules of the audit for one message."""
+
+    def __init__(
+        self,
+        *,
+        shots: dict[str, Snapshot],
+        gaps: list[Gap],
+        context: list[Row],
+        as_of_ms: dict[str, int | None],
+        grace_ms: int,
+    ) -> None:
+        self._shots = shots
+        self._gaps = gaps
+        self._subscribed = [row for row in context if row["kind"] == "SUBSCRIBED"]
+        self._as_of_ms = as_of_ms
+        self._grace_ms = grace_ms
+
+    def gaps_that_matter(self, found: Sequence[Row]) -> list[Gap]:
+        """Return the gaps behind the message's first event in their cell: something of it could be in them."""
+        first = {row["cell"]: row["sequence"] for row in reversed(found)}
+        return [gap for gap in self._gaps if gap.last > first[gap.cell]]
+
+    def outcomes(self, found: Sequence[Row]) -> list[Outcome]:
+        """Return one outcome per entry of a topic, then one per group."""
+        waits: defaultdict[tuple[str, str, Any], list[Row]] = defaultdict(list)
+        ways: defaultdict[tuple[str, str, str], list[Row]] = defaultdict(list)
+        places: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
+        for row in found:
+            cell, topic = row["cell"], str(row["topic"])
+            if row["group"] is not None:
+                ways[cell, topic, row["group"]].append(row)
+            elif row["kind"] != "EXPIRED":
+                waits[cell, topic, row["entry"]].append(row)
+            if row["kind"] in {"QUEUED", "DELIVERED"}:
+                places[cell, topic].append(row)
+        for (cell, topic), visible in places.items():
+            for group in self._readers(cell, topic, visible[-1]):
+                ways.setdefault((cell, topic, group), visible[-1:])
+        expired = {_place(row) for row in found if row["kind"] == "EXPIRED"}
+        return [
+            *(self._of_wait(rows) for _, rows in sorted(waits.items(), key=str)),
+            *(self._of_group(group, rows, expired) for (_, _, group), rows in sorted(ways.items())),
+        ]
+
+    def _readers(self, cell: str, topic: str, visible: Row) -> list[str]:
+        """Groups that read the message's queue from its place or an earlier one on."""
+        return sorted(
+            {
+                row["group"]
+                for row in self._subscribed
+                if (row["cell"], row["topic"], row["queue_id"]) == (cell, topic, visible["queue_id"])
+                and (row["queue_offset"] or 0) <= (visible["queue_offset"] or 0)
+            }
+        )
+
+    def _of_wait(self, rows: list[Row]) -> Outcome:
+        last = rows[-1]
+        if last["kind"] == "QUEUED":
+            return _outcome(last, None, "done", "was in its queue at once", "QUEUED needs no waiting")
+        if (end := _ENDS.get(last["kind"])) is not None:
+            late = words.late_in_words(last) if last["kind"] in {"DELIVERED", "SENT"} else ""
+            return _outcome(last, None, "done", end + late, f"{last['kind']} ends the waiting")
+        if all(row["kind"] not in {"SCHEDULED", "REQUEUED", "SEND_FAILED"} for row in rows):
+            return _outcome(last, None, "inconsistent", "has no beginning in the trail", "ORPHAN")
+        shot = self._shots.get(last["cell"])
+        held = [entry for entry in shot.entries if entry["entry"] == last["entry"]] if shot else []
+        return self._of_waiting(last, None, held, last["due_ms"])
+
+    def _of_waiting(self, last: Row, group: str | None, held: list[Row], due_ms: int | None) -> Outcome:
+        cell, shot = last["cell"], self._shots.get(last["cell"])
+        as_of_ms = self._as_of_ms.get(cell)
+        is_past = due_ms is not None and as_of_ms is not None and as_of_ms > due_ms + self._grace_ms
+        if shot is None or shot.sequence < last["sequence"]:
+            if is_past:
+                return _outcome(
+                    last, group, "inconclusive", "should be finished, and nobody knows", "no snapshot is newer"
+                )
+            return _outcome(last, group, "pending", "waits, by its last event", "it is not due yet, with grace")
+        if held and held[0].get("is_stranded"):
+            why = "the snapshot calls it stranded"
+            return _outcome(last, group, "lost", "LOST: in the store, where nobody will look", why)
+        if held:
+            if is_past:
+                why = "the snapshot holds it, and due time and grace have passed"
+                return _outcome(last, group, "overdue", "OVERDUE: it still waits", why)
+            return _outcome(last, group, "pending", "waits", "the snapshot holds it, and it is not due yet, with grace")
+        return self._missing(last, group, shot, "the newer snapshot does not hold it")
+
+    def _of_group(self, group: str, rows: list[Row], expired: set[tuple[Any, ...]]) -> Outcome:
+        last = rows[-1]
+        kind, cell = last["kind"], last["cell"]
+        if (end := _GROUP_ENDS.get(kind)) is not None:
+            return _outcome(last, group, "done", end, f"{kind} is an end")
+        if kind.startswith("DEAD_"):
+            return _outcome(last, group, "dead", f"has it as a dead letter in %DLQ%{group}", f"{kind} is an exit")
+        shot = self._shots.get(cell)
+        if kind == "NACKED":
+            held = [each for each in shot.entries if each["kind"] == "RETRY" and each["group"] == group] if shot else []
+            return self._of_waiting(last, group, held, last["due_ms"])
+        queue, offset = last["queue_id"], last["queue_offset"]
+        if _place(last) in expired:
+            return _outcome(last, group, "done", "did not read it before retention removed it", "EXPIRED is an end")
+        if shot is None or shot.sequence < last["sequence"]:
+            return _outcome(last, group, "open", f"can see it in {words.place_in_words(last)}", "no snapshot is newer")
+        return self._at_place(last, group, shot, queue, offset)
+
+    def _at_place(self, last: Row, group: str, shot: Snapshot, queue: int | None, offset: int | None) -> Outcome:
+        where = words.place_in_words(last)
+        key = (last["topic"], queue)
+        of_group = group if queue == LANE else None
+        ends = [
+            row["end_offset"]
+            for row in shot.queues
+            if (row["topic"], row["queue_id"]) == key and row["group"] == of_group
+        ]
+        if offset is not None and ends and max(ends) <= offset:
+            why = f"in the newer snapshot the queue ends at offset {text.count(max(ends))}"
+            return self._missing(last, group, shot, why)
+        known = [row for row in shot.progress if (row["topic"], row["queue_id"]) == key and row["group"] == group]
+        if not known or offset is None:
+            return _outcome(last, group, "unread", f"has not read it, {where}", "the snapshot knows no progress there")
+        at = known[0]
+        if offset < at["floor"] or offset in (at["done"] or []):
+            why = "the snapshot counts its place as finished, and no event finished it"
+            return self._missing(last, group, shot, why)
+        if offset in (at["hidden"] or []) or (at["cursor"] is not None and offset < at["cursor"]):
+            return _outcome(
+                last, group, "in flight", f"works on it, {where}", "handed out and not finished in the snapshot"
+            )
+        return _outcome(last, group, "unread", f"has not read it, {where}", "not handed out yet in the snapshot")
+
+    def _missing(self, last: Row, group: str | None, shot: Snapshot, why: str) -> Outcome:
+        if any(gap.cell == last["cell"] and last["sequence"] < gap.first <= shot.sequence for gap in self._gaps):
+            said = "nobody knows: the trail has a gap"
+            return _outcome(last, group, "inconclusive", said, f"{why}, but a gap lies between")
+        return _outcome(last, group, "lost", "LOST", f"{why}, and no gap lies between")
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    return (row["cell"], row["topic"], row["queue_id"], row["queue_offset"])
+
+
+def _outcome(last: Row, group: str | None, verdict: str, said: str, rule: str) -> Outcome:
+    return Outcome(cell=last["cell"], topic=str(last["topic"]), group=group, verdict=verdict, words=said, rule=rule)

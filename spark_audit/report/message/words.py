@@ -1,0 +1,100 @@
+"""Events of the trail in plain words, for a person who follows one message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from spark_audit.report import text
+
+Event = Mapping[str, Any]
+_Words = Callable[[Event], str]
+
+
+def event_in_words(event: Event) -> str:
+    """Return what an event says; of a kind that is not known, its name."""
+    said = _WORDS.get(str(event["kind"]))
+    return said(event) if said else f"an event of the unknown kind {event['kind']}"
+
+
+def place_in_words(event: Event) -> str:
+    """Return where a message lies: ``queue 2 at offset 17``, or the retry lane."""
+    queue, offset = event.get("queue_id"), event.get("queue_offset")
+    if queue is None:
+        return "an unknown place"
+    name = "its retry lane" if queue == -1 else f"queue {queue}"
+    return name if offset is None else f"{name} at offset {text.count(offset)}"
+
+
+def late_in_words(event: Event) -> str:
+    """Return how late an event was against the delivery time it carries."""
+    if event.get("due_ms") is None:
+        return ""
+    late_ms = event["at_ms"] - event["due_ms"]
+    if late_ms == 0:
+        return " on time"
+    return f" {text.duration(late_ms)} late" if late_ms > 0 else f" {text.duration(-late_ms)} EARLY"
+
+
+def _due(event: Event) -> str:
+    return text.utc(event.get("due_ms"))
+
+
+def _who(event: Event) -> str:
+    return f"group {event['group']}" if event.get("group") else "an unknown group"
+
+
+def _attempt(event: Event) -> str:
+    return f"attempt {event.get('attempt')}"
+
+
+def _dead(why: str) -> _Words:
+    def said(event: Event) -> str:
+        source = "while its copy waited" if event.get("queue_id") is None else f"from {place_in_words(event)}"
+        offset = "" if event.get("detail") is None else f" at offset {text.count(event['detail'])}"
+        letters = f"%DLQ%{event.get('group')}{offset}"
+        return f"{_who(event)}: dead letter after {_attempt(event)}, {why}; {source} to {letters}"
+
+    return said
+
+
+def _again(what: str, *, is_timed: bool = False) -> _Words:
+    def said(event: Event) -> str:
+        late = late_in_words(event) if is_timed else ""
+        return f"{_who(event)} {what}{late} for {_attempt(event)}, {place_in_words(event)}"
+
+    return said
+
+
+def _hidden(event: Event) -> str:
+    return f", hidden in {place_in_words(event)} until {_due(event)}"
+
+
+_WORDS: Mapping[str, _Words] = {
+    "SCHEDULED": lambda event: f"accepted, to be delivered at {_due(event)}",
+    "QUEUED": lambda event: f"accepted, at once in {place_in_words(event)}",
+    "DELIVERED": lambda event: f"handed over{late_in_words(event)} to {place_in_words(event)}",
+    "RECALLED": lambda _: "cancelled by its sender",
+    "EXPIRED": lambda event: f"removed by retention from {place_in_words(event)}",
+    "ACKED": lambda event: f"{_who(event)} finished {_attempt(event)}, {place_in_words(event)}",
+    "NACKED": lambda event: f"{_who(event)} failed {_attempt(event)}, a copy waits until {_due(event)}",
+    "RETRIED": _again("sees it again", is_timed=True),
+    "RETRY_MOVED": _again("sees it again, moved by hand,"),
+    "DEAD_EXHAUSTED": _dead("no attempts left"),
+    "DEAD_TOO_OLD": _dead("too old"),
+    "DEAD_FORWARDED": _dead("given up by its consumer"),
+    "DEAD_SENT_BACK": _dead("sent back for good"),
+    "DEAD_BY_OPERATOR": _dead("by hand"),
+    "FILTERED": lambda event: f"{_who(event)} passed it over by its filter, {place_in_words(event)}",
+    "LEASE_EXPIRED": _again("did not finish in time; it comes back"),
+    "GIVEN_BACK": _again("gave it back at once; it comes back"),
+    "POSTPONED": lambda event: f"{_who(event)} failed {_attempt(event)}{_hidden(event)}",
+    "INVISIBLE_CHANGED": lambda event: f"{_who(event)} changed how long it is hidden{_hidden(event)}",
+    "REDRIVEN": lambda event: f"dead letter of {_who(event)} sent again as a new message",
+    "PURGED": lambda event: f"dead letter of {_who(event)} thrown away by hand",
+    "SENT": lambda event: f"sent by its handler at {_attempt(event)},{late_in_words(event) or ' no due time'}",
+    "SEND_FAILED": lambda event: f"{_attempt(event)} to send it failed, waits until {_due(event)}",
+    "SEND_DEAD": lambda event: f"given up after {_attempt(event)}, in the dead set",
+    "REQUEUED": lambda event: f"taken from the dead set, waits until {_due(event)}",
+    "DROPPED": lambda _: "thrown away because a bound was reached, as configured",
+}  # fmt: skip

@@ -1,0 +1,92 @@
+"""Numbers, times and durations in words: separators, units, UTC."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
+
+
+def count(value: int) -> str:
+    """Return a whole number with thousands separators."""
+    return f"{value:,}"
+
+
+def plural(value: int, one: str, many: str = "") -> str:
+    """Return the number and the noun in the right form."""
+    return f"{count(value)} {one if value == 1 else many or one + 's'}"
+
+
+def brief(value: float) -> str:
+    """Return a number for an axis: at most three digits and k, M, G, T."""
+    for power, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= power:
+            return f"{value / power:.3g} {letter}"
+    return f"{value:.3g}"
+
+
+def utc(at_ms: int | None) -> str:
+    """Return a time as ``2026-11-21 09:10:00.123 UTC``, without thousandths when there are none."""
+    if at_ms is None:
+        return "unknown"
+    at = moment(at_ms)
+    if at is None:
+        return f"{count(at_ms)} ms since 1970"
+    thousandths = f".{at_ms % 1000:03}" if at_ms % 1000 else ""
+    return f"{at:%Y-%m-%d %H:%M:%S}{thousandths} UTC"
+
+
+def minute(at_ms: int) -> str:
+    """Return a time as ``2026-11-21 09:10``, for ranges that say UTC once."""
+    at = moment(at_ms)
+    return f"{at_ms} ms" if at is None else f"{at:%Y-%m-%d %H:%M}" + (f":{at:%S}" if at.second else "")
+
+
+def span(from_ms: int, to_ms: int) -> str:
+    """Return a range of time, the date once if it is the same."""
+    start, end = minute(from_ms), minute(to_ms)
+    if start[:10] == end[:10] and " " in end:
+        end = end.partition(" ")[2]
+    return f"{start} to {end} UTC"
+
+
+def moment(at_ms: int) -> datetime | None:
+    """Return a time as a date, ``None`` when calendars do not reach so far."""
+    try:
+        return _EPOCH + timedelta(milliseconds=at_ms)
+    except OverflowError:
+        return None
+
+
+def duration(value_ms: float | None) -> str:
+    """Return a duration with at most two units: ``340 ms``, ``1.25 s``, ``2 min 5 s``, ``3 d 4 h``."""
+    if value_ms is None:
+        return "none"
+    if value_ms < 0:
+        return f"-{duration(-value_ms)}"
+    if value_ms < 1000:
+        return f"{value_ms:.3g} ms"
+    if value_ms < 60_000:
+        return f"{int(value_ms) / 1000:.3g} s"
+    for (unit_ms, unit), (next_ms, next_unit) in pairwise(_UNITS):
+        if value_ms >= unit_ms:
+            whole, rest = divmod(int(value_ms), unit_ms)
+            rest //= next_ms
+            return f"{count(whole)} {unit}" + (f" {rest} {next_unit}" if rest else "")
+    raise AssertionError("a minute or more has a unit")
+
+
+def share(part: int, whole: int) -> str:
+    """Return a share in per cent that is never rounded to none or all."""
+    if not whole or not part:
+        return "0 %"
+    if part == whole:
+        return "100 %"
+    per_cent = 100 * part / whole
+    if per_cent < 0.01:
+        return "< 0.01 %"
+    if per_cent > 99.99:
+        return "> 99.99 %"
+    return f"{per_cent:.2f} %" if per_cent < 10 or per_cent > 99 else f"{per_cent:.1f} %"

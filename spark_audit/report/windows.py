@@ -1,0 +1,199 @@
+"""Windows for drawing: at most some hundred columns, each of one or more windows, and what was counted in each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+COLUMNS_MAX = 96
+# One outlier, due in forty years, must not push all others into one column.
+_SPAN_MAX_MS = 10 * 366 * 86_400_000
+_MINUTE = 60_000
+_NICE_MS = [
+    *(minutes * _MINUTE for minutes in (1, 2, 5, 10, 15, 20, 30, 60, 120, 180, 240, 360, 480, 720)),
+    *(days * 86_400_000 for days in (1, 2, 4, 7, 14, 28, 91, 182, 364)),
+]
+COUNTS = (
+    "accepted_at_once", "scheduled", "fired", "cancelled", "expired", "pending", "overdue", "lost", "inconclusive",
+    "late", "early", "duplicated",
+)  # fmt: skip
+PERCENTILES = ("lateness_p50_ms", "lateness_p99_ms", "lateness_p999_ms", "lateness_max_ms")
+Row = Mapping[str, Any]
+
+
+class State(Enum):
+    """What a field of the heat map says: class in the page, letter in the field, word."""
+
+    EMPTY = ("none", "", "nothing")
+    WAITING = ("wait", "", "not due yet")
+    CLEAN = ("clean", "", "clean")
+    FEW_LATE = ("few", "t", "late, early, overdue or twice: less than 1 %")
+    LATE = ("late", "T", "the same: 1 % and more")
+    INCONCLUSIVE = ("unsure", "?", "inconclusive")
+    LOST = ("lost", "L", "lost")
+
+    def __init__(self, css: str, letter: str, word: str) -> None:
+        self.css = css
+        self.letter = letter
+        self.word = word
+
+
+def whole(row: Row, key: str) -> int:
+    """Return a count of a row; a missing one is 0."""
+    return int(row.get(key) or 0)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums of rows of ``scheduled``. Percentiles of several windows cannot be merged: the worst of them is kept."""
+
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    worst_ms: dict[str, int] = field(default_factory=dict)
+
+    def add(self, row: Row) -> None:
+        """Count one row in."""
+        for key in COUNTS:
+            self.counts[key] += whole(row, key)
+        for key in PERCENTILES:
+            if (value := row.get(key)) is not None:
+                self.worst_ms[key] = max(self.worst_ms.get(key, int(value)), int(value))
+
+    def merge(self, part: Tally) -> None:
+        """Count in what another one counted."""
+        self.add({**part.counts, **part.worst_ms})
+
+    def __getitem__(self, key: str) -> int:
+        return self.counts[key]
+
+    @property
+    def state(self) -> State:
+        """The worst that is true of any message counted here."""
+        counts = self.counts
+        if counts["lost"]:
+            return State.LOST
+        if counts["inconclusive"]:
+            return State.INCONCLUSIVE
+        if late := counts["late"] + counts["early"] + counts["duplicated"] + counts["overdue"]:
+            return State.LATE if late * 100 >= counts["scheduled"] else State.FEW_LATE
+        if counts["pending"] and 2 * counts["pending"] >= counts["scheduled"]:
+            return State.WAITING
+        return State.CLEAN if counts["scheduled"] or counts["accepted_at_once"] else State.EMPTY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """Columns of equal length over the audited range."""
+
+    from_ms: int
+    column_ms: int
+    columns: int
+    window_ms: int
+
+    @property
+    def to_ms(self) -> int:
+        """The end of the last column."""
+        return self.from_ms + self.columns * self.column_ms
+
+    @property
+    def windows_each(self) -> int:
+        """How many windows one column holds."""
+        return max(1, self.column_ms // self.window_ms)
+
+    def start_of(self, column: int) -> int:
+        """Return when a column begins."""
+        return self.from_ms + column * self.column_ms
+
+    def column_of(self, at_ms: int) -> int | None:
+        """Return the column of a time, ``None`` outside the axis."""
+        column = (at_ms - self.from_ms) // self.column_ms
+        return column if 0 <= column < self.columns else None
+
+    @classmethod
+    def of(cls, report: Row, columns_max: int = COLUMNS_MAX) -> Axis:
+        """Choose columns that hold the range, whatever of it is sensible to draw, in at most ``columns_max``."""
+        window_ms = max(1, int(report.get("window_ms") or 600_000))
+        times = report.get("range") or {}
+        rows = sorted(whole(row, "window_start_ms") for row in report.get("scheduled") or [])
+        watermark_ms = whole(times, "watermark_ms")
+        from_ms, to_ms = whole(times, "from_ms"), whole(times, "to_ms")
+        if from_ms <= 0 and rows:
+            from_ms = rows[0]
+        if from_ms <= 0:
+            from_ms = max(0, min(watermark_ms, to_ms) - window_ms)
+        past_ms = max(watermark_ms - from_ms, window_ms)
+        if to_ms - from_ms > _SPAN_MAX_MS or to_ms <= from_ms:
+            to_ms = min(from_ms + past_ms, from_ms + _SPAN_MAX_MS)
+        if watermark_ms > from_ms and to_ms - watermark_ms > 2 * past_ms:  # mostly the future
+            to_ms = watermark_ms + past_ms // 4
+        column_ms = next(
+            (nice for nice in [window_ms, *_NICE_MS] if _fits(nice, window_ms, from_ms, to_ms, columns_max)),
+            -(-(to_ms - from_ms) // (columns_max - 1) // window_ms) * window_ms,
+        )
+        start_ms = from_ms // column_ms * column_ms
+        columns = max(1, -(-(to_ms - start_ms) // column_ms))
+        return cls(from_ms=start_ms, column_ms=column_ms, columns=columns, window_ms=window_ms)
+
+
+def _fits(column_ms: int, window_ms: int, from_ms: int, to_ms: int, columns_max: int) -> bool:
+    is_multiple = column_ms >= window_ms and column_ms % window_ms == 0
+    return is_multiple and -(-to_ms // column_ms) - from_ms // column_ms <= columns_max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """What was scheduled, by topic and column. ``outside`` is what is due before or after the axis."""
+
+    axis: Axis
+    fields: Mapping[tuple[str, int], Tally]
+    columns: Mapping[int, Tally]
+    topics: Mapping[str, Tally]
+    outside: Tally
+    total: Tally
+
+    @classmethod
+    def of(cls, axis: Axis, rows: Iterable[Row]) -> Grid:
+        """Count every row once into its field, its column, its topic and the total."""
+        counted: defaultdict[tuple[str, int | None], Tally] = defaultdict(Tally)
+        for row in rows:
+            counted[str(row.get("topic")), axis.column_of(whole(row, "window_start_ms"))].add(row)
+        fields: dict[tuple[str, int], Tally] = {}
+        columns: defaultdict[int, Tally] = defaultdict(Tally)
+        topics: defaultdict[str, Tally] = defaultdict(Tally)
+        outside, total = Tally(), Tally()
+        for (topic, column), tally in counted.items():
+            total.merge(tally)
+            topics[topic].merge(tally)
+            if column is None:
+                outside.merge(tally)
+            else:
+                fields[topic, column] = tally
+                columns[column].merge(tally)
+        return cls(axis=axis, fields=fields, columns=dict(columns), topics=dict(topics), outside=outside, total=total)
+
+    def largest(self, count: int) -> list[str]:
+        """Return the topics with the most messages, at most ``count``."""
+        return sorted(self.topics, key=lambda topic: (-self._size(topic), topic))[:count]
+
+    def worst(self, count: int) -> list[str]:
+        """Return the topics in which most went wrong, then the largest, at most ``count``."""
+
+        def rank(topic: str) -> tuple[int, int, int, int, str]:
+            tally = self.topics[topic]
+            late = tally["late"] + tally["early"] + tally["duplicated"] + tally["overdue"]
+            return (-tally["lost"], -tally["inconclusive"], -late, -self._size(topic), topic)
+
+        return sorted(self.topics, key=rank)[:count]
+
+    def merged(self, topics: Iterable[str], column: int) -> Tally:
+        """Return what several topics have in one column together."""
+        tally = Tally()
+        for topic in topics:
+            if (part := self.fields.get((topic, column))) is not None:
+                tally.merge(part)
+        return tally
+
+    def _size(self, topic: str) -> int:
+        return self.topics[topic]["scheduled"] + self.topics[topic]["accepted_at_once"]

@@ -1,0 +1,136 @@
+"""The trail as Spark sees it: columns, kinds by what they mean, kinds of findings and what they weigh.
+
+docs/TRAIL.md is where this comes from. Kinds that are not named here are kept, counted and reported.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+FORMAT = 1
+TRAIL_VERSION = 1
+LANE = -1
+LETTERS = "%DLQ%"
+# Official message ids hold the second of their making since this one (2021-01-01 UTC).
+ID_EPOCH_S = 1_609_459_200
+
+
+class TrailError(Exception):
+    """What was found in place of a trail cannot be audited; the message says why, and where."""
+
+
+def _columns(*columns: tuple[str, type[LongType | IntegerType | StringType | BinaryType | BooleanType]]) -> StructType:
+    return StructType([StructField(name, kind(), nullable=True) for name, kind in columns])
+
+
+EVENTS: Final = _columns(
+    ("sequence", LongType),
+    ("boot", IntegerType),
+    ("kind", StringType),
+    ("at_ms", LongType),
+    ("topic", StringType),
+    ("group", StringType),
+    ("queue_id", IntegerType),
+    ("queue_offset", LongType),
+    ("attempt", IntegerType),
+    ("due_ms", LongType),
+    ("detail", LongType),
+    ("entry", LongType),
+    ("message_id", BinaryType),
+)
+# An event with its cell, whose path names it.
+ROWS: Final = StructType([StructField("cell", StringType(), nullable=True), *EVENTS.fields])
+
+ENTRIES: Final = _columns(
+    ("entry", LongType),
+    ("kind", StringType),
+    ("topic", StringType),
+    ("group", StringType),
+    ("message_id", BinaryType),
+    ("due_ms", LongType),
+    ("attempt", IntegerType),
+    ("accepted_at_ms", LongType),
+    ("is_stranded", BooleanType),
+)
+QUEUES: Final = _columns(
+    ("topic", StringType),
+    ("group", StringType),
+    ("queue_id", IntegerType),
+    ("first_offset", LongType),
+    ("end_offset", LongType),
+)
+PROGRESS: Final = StructType(
+    [
+        *_columns(("group", StringType), ("topic", StringType), ("queue_id", IntegerType), ("floor", LongType)).fields,
+        StructField("done", ArrayType(LongType()), nullable=True),
+        StructField("hidden", ArrayType(LongType()), nullable=True),
+        StructField("cursor", LongType(), nullable=True),
+    ]
+)
+
+# --- kinds of events, by what they mean -------------------------------------------------------------------------------
+
+ACCEPTS = ("SCHEDULED", "QUEUED")
+ENDS_OF_ENTRY = ("DELIVERED", "RECALLED")
+DEAD = ("DEAD_EXHAUSTED", "DEAD_TOO_OLD", "DEAD_FORWARDED", "DEAD_SENT_BACK", "DEAD_BY_OPERATOR")
+FIRED = ("QUEUED", "DELIVERED")  # and DEAD, in the dead-letter topic
+IN_LANE = ("RETRIED", "RETRY_MOVED")
+EXITS = ("ACKED", "FILTERED", "NACKED")  # and DEAD that name a queue
+FAILED = ("NACKED", "POSTPONED")  # and DEAD that name a queue
+OF_LETTERS = ("REDRIVEN", "PURGED")
+OF_SPOOL = ("SENT", "SEND_FAILED", "SEND_DEAD", "REQUEUED", "DROPPED")
+OF_PLACE = ("LEASE_EXPIRED", "GIVEN_BACK", "POSTPONED", "INVISIBLE_CHANGED")
+OF_CELL = (
+    "OPENED",
+    "CLOSED",
+    "HEARTBEAT",
+    "TOPIC_CREATED",
+    "GROUP_CREATED",
+    "GROUP_CHANGED",
+    "SUBSCRIBED",
+    "GAP",
+    "TAIL_LOST",
+)
+# Few in number, and needed as rows: read in one go, whatever else is asked.
+RARE = ("OPENED", "CLOSED", "SUBSCRIBED", "GAP", "TAIL_LOST", "EXPIRED", *OF_LETTERS)
+KNOWN = frozenset(
+    {*ACCEPTS, *ENDS_OF_ENTRY, *DEAD, *IN_LANE, *EXITS, *OF_LETTERS, *OF_SPOOL, *OF_PLACE, *OF_CELL, "EXPIRED"}
+)
+# Events of one message, which decide its fate.
+OF_MESSAGE = (*ACCEPTS, *ENDS_OF_ENTRY, *IN_LANE, *EXITS, *DEAD, *OF_SPOOL)
+
+# --- findings ---------------------------------------------------------------------------------------------------------
+
+SEVERITY: Final = {
+    "FILE_ALTERED": "inconsistent",
+    "ILLEGAL": "inconsistent",
+    "LEDGER": "inconsistent",
+    "ORPHAN": "inconsistent",
+    "RECORD_REPEATED": "inconsistent",
+    "LOST": "lost",
+    "FILE_MISSING": "inconclusive",
+    "INCONCLUSIVE": "inconclusive",
+    "TRAIL_GAP": "inconclusive",
+    "DUPLICATE_ACCEPT": "late",
+    "DUPLICATE_DELIVERY": "late",
+    "DUPLICATE_EXIT": "late",
+    "EARLY": "late",
+    "LATE": "late",
+    "OVERDUE": "late",
+    "UNKNOWN_KIND": "notice",
+}
+EXIT_CODES: Final = {"inconsistent": 40, "lost": 20, "inconclusive": 30, "late": 10, "clean": 0}
+
+# Upper bounds of the bars of the lateness histogram.
+BARS_MS: Final = (0, *(step * 10**power for power in range(7) for step in (1, 2, 5)))

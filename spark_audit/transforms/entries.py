@@ -1,0 +1,197 @@
+"""What became of each entry: accepted for later by a daemon, or spooled by a producer.
+
+Exact, by cell and entry with the full message id. ``cells`` has one row per cell, with what a verdict needs to know of
+it (``CELLS``). A verdict is only said when the trail proves it.
+"""
+
+from __future__ import annotations
+
+import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
+from pyspark.sql import Column, DataFrame, Window
+
+from spark_audit.schema import ENDS_OF_ENTRY, OF_SPOOL
+from spark_audit.transforms.rows import floor_to
+
+CELLS = (
+    "cell string, role string, is_retired boolean, entry_min long, snapshot long, is_silent boolean, "
+    "gaps array<struct<first: long, last: long>>"
+)
+_OPEN = ("SCHEDULED", "REQUEUED", "SEND_FAILED")
+_PLACE = ("cell", "topic", "group", "message_id", "entry", "due_ms", "window_start_ms")
+
+
+def entry_facts(rows: DataFrame, cells: DataFrame, held: DataFrame) -> DataFrame:
+    """Sum up the events of each entry, beside what the newest snapshot of its cell (``held``) says of it."""
+    kind, sequence = F.col("kind"), F.col("sequence")
+    own = rows.where(kind.isin("SCHEDULED", *ENDS_OF_ENTRY, *OF_SPOOL) & ~F.col("is_letter"))
+
+    def count(*kinds: str) -> Column:
+        return F.count_if(kind.isin(*kinds))
+
+    def first(name: str, *kinds: str) -> Column:
+        return F.min(F.when(kind.isin(*kinds), F.col(name)))
+
+    facts = own.groupBy("cell", "entry", "topic", "message_id").agg(
+        count("SCHEDULED").alias("scheduled"),
+        count("DELIVERED").alias("delivered"),
+        count("RECALLED").alias("recalled"),
+        count("SENT").alias("sent"),
+        count("DROPPED").alias("dropped"),
+        # a spool that took over a dead entry knows it from its requeueing on
+        first("sequence", "SCHEDULED", "REQUEUED").alias("from_sequence"),
+        first("at_ms", "SCHEDULED", "REQUEUED").alias("accepted_at_ms"),
+        first("sequence", "DELIVERED", "RECALLED", "SENT", "DROPPED").alias("end_sequence"),
+        first("at_ms", "DELIVERED").alias("fired_at_ms"),
+        F.min("sequence").alias("first_sequence"),
+        F.coalesce(
+            F.max_by(F.when(kind.isin(*_OPEN), F.col("due_ms")), F.when(kind.isin(*_OPEN), sequence)),
+            F.min("due_ms"),
+            F.min("at_ms"),
+        ).alias("due_ms"),
+        F.max_by("kind", sequence).alias("last_kind"),
+    )
+    there = held.select("cell", "entry", "message_id", F.col("kind").alias("held_as"), "is_stranded")
+    joined = facts.join(there, on=["cell", "entry", "message_id"], how="left")
+    return joined.join(F.broadcast(cells), on="cell", how="inner")
+
+
+def judge_entries(facts: DataFrame, *, watermark_ms: int, grace_ms: int, window_ms: int) -> DataFrame:
+    """Add ``state`` (a column of the ledgers, or ``moved``, ``unknown``) and ``rule``, why."""
+    is_spool = F.col("role") == "spool"
+    seen = F.col("snapshot") >= F.col("from_sequence")
+    is_late = F.lit(watermark_ms) > F.col("due_ms") + grace_ms
+    is_held, is_stranded = F.col("held_as").isNotNull(), F.coalesce("is_stranded", F.lit(False))
+    # a directory that another spool took over: its entries go on there
+    newer = Window.partitionBy("topic", "message_id", "role")
+    accepts = F.max(F.struct("accepted_at_ms", "cell")).over(newer)
+    is_moved = is_spool & (accepts["cell"] != F.col("cell"))
+    opened = (
+        F.when(is_moved & ~is_held, F.struct(F.lit("moved").alias("state"), F.lit("taken over").alias("rule")))
+        .when(seen & ~is_held & has_gap(F.col("from_sequence"), F.col("snapshot")), _say("inconclusive", "gap"))
+        .when(seen & ~is_held, _say("lost", "not in the snapshot"))
+        .when(seen & is_stranded, _say("lost", "stranded in the store"))
+        .when(F.col("is_silent"), _say("inconclusive", "silent cell"))
+        .when(seen & is_late & (F.col("held_as") != "PARKED"), _say("overdue", "in the snapshot after its time"))
+        .when(~F.coalesce(seen, F.lit(False)) & is_late, _say("inconclusive", "no snapshot"))
+        .otherwise(_say("pending", ""))
+    )
+    last = F.col("last_kind")
+    of_spool = (
+        F.when(last == "SENT", _say("sent", ""))
+        .when(last == "SEND_DEAD", _say("dead", ""))
+        .when(last == "DROPPED", _say("dropped", ""))
+        .otherwise(opened)
+    )
+    of_daemon = (
+        F.when(F.col("delivered") > 0, _say("fired", ""))
+        .when(F.col("recalled") > 0, _say("cancelled", ""))
+        .otherwise(opened)
+    )
+    verdict = F.when(F.col("from_sequence").isNull(), _say("unknown", "")).when(is_spool, of_spool).otherwise(of_daemon)
+    return (
+        facts.withColumn("verdict", verdict)
+        .select(*facts.columns, "verdict.*")
+        .withColumn("window_start_ms", floor_to(F.col("due_ms"), window_ms))
+    )
+
+
+def entry_findings(judged: DataFrame, *, late_after_ms: int) -> DataFrame:
+    """Return what is wrong with entries, one row per finding."""
+    late_ms = F.col("fired_at_ms") - F.col("due_ms")
+    is_unknown = F.col("state") == "unknown"
+    ends = F.col("delivered") + F.col("recalled") + F.col("sent") + F.col("dropped")
+    is_excused = F.col("is_retired") & (F.coalesce("entry", F.lit(-1)) < F.coalesce("entry_min", F.lit(2**62)))
+    found = F.array(
+        _finding(F.col("state") == "lost", "LOST", F.col("rule"), _since(F.col("from_sequence"))),
+        _finding(F.col("state") == "overdue", "OVERDUE", F.col("rule"), F.lit("")),
+        _finding(F.col("state") == "inconclusive", "INCONCLUSIVE", F.col("rule"), F.lit("")),
+        _finding(
+            (F.col("delivered") > 1) | (F.col("sent") > 1),
+            "DUPLICATE_DELIVERY",
+            F.lit("ended more than once"),
+            F.concat(ends.cast("string"), F.lit(" times")),
+        ),
+        _finding(
+            (F.col("delivered") > 0) & (F.col("recalled") > 0), "ILLEGAL", F.lit("delivered and recalled"), F.lit("")
+        ),
+        _finding(F.col("recalled") > 1, "ILLEGAL", F.lit("recalled more than once"), F.lit("")),
+        _finding(F.col("end_sequence") < F.col("from_sequence"), "ILLEGAL", F.lit("ended before it began"), F.lit("")),
+        _finding(
+            is_unknown & has_gap(F.lit(0), F.col("first_sequence")),
+            "INCONCLUSIVE",
+            F.lit("gap"),
+            F.lit("its beginning may be in a gap"),
+        ),
+        _finding(
+            is_unknown & ~is_excused & ~has_gap(F.lit(0), F.col("first_sequence")),
+            "ORPHAN",
+            F.lit("ended without a beginning"),
+            F.col("last_kind"),
+        ),
+        _finding(late_ms > late_after_ms, "LATE", F.lit("fired late"), _ms(late_ms)),
+        _finding(late_ms < 0, "EARLY", F.lit("fired early"), _ms(-late_ms)),
+    )
+    return _spread(judged, found)
+
+
+def accept_findings(rows: DataFrame, cells: DataFrame, *, window_ms: int) -> DataFrame:
+    """Return messages that daemons accepted more than once, with ``extra``: how often too much."""
+    daemons = F.broadcast(cells.where(F.col("role") == "daemon").select("cell"))
+    accepts = rows.where(F.col("kind").isin("SCHEDULED", "QUEUED") & ~F.col("is_letter"))
+    accepts = accepts.join(daemons, on="cell", how="left_semi")
+    order = F.struct("at_ms", "cell", "sequence")
+    window_of = F.when(F.col("kind") == "SCHEDULED", F.col("due_ms")).otherwise(F.col("at_ms"))
+    facts = accepts.groupBy("topic", "message_id").agg(
+        F.count(F.lit(1)).alias("count"),
+        F.count_distinct("cell").alias("cells"),
+        F.max_by("cell", order).alias("cell"),
+        F.max_by("entry", order).alias("entry"),
+        F.max_by("due_ms", order).alias("due_ms"),
+        F.min_by(window_of, order).alias("basis_ms"),
+    )
+    twice = facts.where(F.col("count") > 1)
+    detail = F.concat_ws(" ", F.col("count").cast("string"), F.lit("times, in cells:"), F.col("cells").cast("string"))
+    return twice.select(
+        F.lit("DUPLICATE_ACCEPT").alias("kind"),
+        F.when(F.col("cells") > 1, F.lit("in more than one cell")).otherwise(F.lit("in one cell")).alias("rule"),
+        detail.alias("detail"),
+        "cell",
+        "topic",
+        F.lit(None).cast("string").alias("group"),
+        "message_id",
+        "entry",
+        "due_ms",
+        floor_to(F.col("basis_ms"), window_ms).alias("window_start_ms"),
+        (F.col("count") - 1).alias("extra"),
+    )
+
+
+def has_gap(low: Column, high: Column) -> Column:
+    """Say whether the cell's trail has a gap from one sequence to another."""
+    return F.coalesce(F.exists("gaps", lambda gap: (gap["last"] >= low) & (gap["first"] <= high)), F.lit(False))
+
+
+def _say(state: str, rule: str) -> Column:
+    return F.struct(F.lit(state).alias("state"), F.lit(rule).alias("rule"))
+
+
+def _finding(when: Column, kind: str, rule: Column, detail: Column) -> Column:
+    return F.when(when, F.struct(F.lit(kind).alias("kind"), rule.alias("rule"), detail.alias("detail")))
+
+
+def _spread(facts: DataFrame, found: Column) -> DataFrame:
+    with_found = facts.select(
+        *_PLACE[:2],
+        F.lit(None).cast("string").alias("group"),
+        *_PLACE[3:],
+        F.explode(F.array_compact(found)).alias("found"),
+    )
+    return with_found.select("found.*", *_PLACE)
+
+
+def _since(sequence: Column) -> Column:
+    return F.concat(F.lit("accepted at sequence "), sequence.cast("string"))
+
+
+def _ms(value: Column) -> Column:
+    return F.concat(value.cast("string"), F.lit(" ms"))

@@ -1,0 +1,259 @@
+"""What became of each message for each group that was to finish it: place by place.
+
+A place is (queue, offset), in the topic's queues or the group's lane. Nacks and deaths name a queue and no offset: of a
+message that lies more than once in one queue they leave the place that became visible first.
+"""
+
+from __future__ import annotations
+
+import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
+from pyspark.sql import Column, DataFrame, Window
+
+from spark_audit.schema import DEAD, LANE
+from spark_audit.transforms.entries import has_gap
+from spark_audit.transforms.rows import group_side
+
+KEY = ("cell", "topic", "group", "message_id")
+STATES = (
+    "acked",
+    "dead",
+    "expired",
+    "purged",
+    "filtered",
+    "unread",
+    "in_flight",
+    "in_retry",
+    "lost",
+    "inconclusive",
+)
+
+
+def unbalanced(side: DataFrame) -> DataFrame:
+    """Return the messages (``KEY``) that a group has not finished exactly once; ``side`` is that of ``group_side``."""
+    sums = side.groupBy(*KEY).agg(
+        F.sum("visible").alias("visible_sum"), F.sum("copies").alias("copies_sum"), F.max("sequence").alias("last")
+    )
+    return sums.where((F.col("visible_sum") != 0) | (F.col("copies_sum") != 0)).select(*KEY)
+
+
+def open_side(rows: DataFrame, subscriptions: DataFrame) -> DataFrame:
+    """Return the rows of ``group_side`` of messages that are not finished exactly once."""
+    side = group_side(rows, subscriptions)
+    return side.join(unbalanced(side), on=list(KEY), how="left_semi")
+
+
+def place_facts(side: DataFrame) -> DataFrame:
+    """Return each place, and each exit without one: whether it is open, and how often it was left too much."""
+    place = (*KEY, "queue_id", "queue_offset")
+    kind = F.col("kind")
+    is_named = kind.isin("ACKED", "FILTERED")
+    named = (
+        side.where((F.col("visible") > 0) | is_named)
+        .groupBy(*place)
+        .agg(
+            F.count_if(F.col("visible") > 0).alias("visible"),
+            F.count_if(is_named).alias("named"),
+            F.min(F.when(F.col("visible") > 0, F.col("sequence"))).alias("from_sequence"),
+            F.max(F.when(kind.isin("RETRIED", "RETRY_MOVED"), 0).otherwise(1)).alias("is_original"),
+            F.min_by("kind", "sequence").alias("first_kind"),
+            F.max_by("kind", "sequence").alias("last_kind"),
+            F.min("sequence").alias("first_sequence"),
+        )
+    )
+    left = (
+        side.where((F.col("visible") < 0) & ~is_named)
+        .groupBy(*KEY, "queue_id")
+        .agg(
+            F.count(F.lit(1)).alias("unnamed"),
+            F.count_if(kind == "NACKED").alias("nacks"),
+            F.min("sequence").alias("unnamed_sequence"),
+        )
+    )
+    both = named.join(left, on=[*KEY, "queue_id"], how="full")
+    is_free = (F.col("visible") > 0) & (F.coalesce("named", F.lit(0)) == 0)
+    queue = Window.partitionBy(*KEY, "queue_id")
+    # a place without its beginning sorts last, so that it takes no exit away from one that has it
+    turn = queue.orderBy(~is_free, F.col("from_sequence"), F.col("queue_offset"))
+    both = both.withColumn("unnamed", F.coalesce("unnamed", F.lit(0)))
+    both = both.withColumn("turn", F.row_number().over(turn)).withColumn("free", F.sum(is_free.cast("int")).over(queue))
+    both = both.withColumn("places", F.coalesce(F.sum("visible").over(queue), F.lit(0)))
+    is_first = F.col("turn") == 1
+    return both.select(
+        *place,
+        F.coalesce(is_free & (F.col("turn") > F.col("unnamed")), F.lit(False)).alias("is_open"),
+        F.coalesce(F.col("visible") > 0, F.lit(False)).alias("is_place"),
+        F.coalesce((F.col("visible") > 0) & (F.col("is_original") == 1), F.lit(False)).alias("is_fired"),
+        F.when(F.col("visible") > 0, F.greatest(F.col("named") - 1, F.lit(0))).otherwise(0).alias("named_surplus"),
+        F.when(F.coalesce("visible", F.lit(0)) == 0, F.coalesce("named", F.lit(0))).otherwise(0).alias("named_orphans"),
+        F.when(is_first, F.greatest(F.col("unnamed") - F.coalesce("free", F.lit(0)), F.lit(0)))
+        .otherwise(0)
+        .alias("unnamed_surplus"),
+        (F.col("places") > 0).alias("is_known_queue"),
+        F.when(is_first, F.coalesce("nacks", F.lit(0))).otherwise(0).alias("nacks"),
+        F.coalesce("from_sequence", "first_sequence", "unnamed_sequence").alias("from_sequence"),
+        "first_kind",
+        "last_kind",
+    )
+
+
+def judge_places(
+    places: DataFrame, cells: DataFrame, queues: DataFrame, progress: DataFrame, ends: DataFrame
+) -> DataFrame:
+    """Add ``state`` and ``rule`` to open places; null for the others.
+
+    ``queues`` and ``progress`` are the newest snapshot's, ``ends`` what retention and operators removed (cell, topic,
+    queue, offset, ``ended``).
+    """
+    offset = F.col("queue_offset")
+    in_lane = F.col("queue_id") == LANE
+    of_topic = queues.select(
+        "cell", "topic", "queue_id", F.col("group").alias("lane_group"), "first_offset", "end_offset"
+    )
+    joined = places.join(F.broadcast(cells), on="cell", how="inner").alias("p")
+    joined = joined.join(
+        F.broadcast(of_topic).alias("q"),
+        on=(F.col("p.cell") == F.col("q.cell"))
+        & (F.col("p.topic") == F.col("q.topic"))
+        & (F.col("p.queue_id") == F.col("q.queue_id"))
+        & (~in_lane_of("p") | (F.col("p.group") == F.col("q.lane_group"))),
+        how="left",
+    ).select("p.*", "q.first_offset", "q.end_offset")
+    joined = joined.join(F.broadcast(progress), on=["cell", "topic", "group", "queue_id"], how="left")
+    joined = joined.join(ends, on=["cell", "topic", "queue_id", "queue_offset"], how="left")
+    seen = F.coalesce(F.col("snapshot") >= F.col("from_sequence"), F.lit(False))
+    finished = F.coalesce((F.col("floor") > offset) | F.array_contains("done", offset), F.lit(False))
+    gone = F.coalesce((F.col("end_offset") <= offset) | (F.col("first_offset") > offset), F.lit(True))
+    handed = F.coalesce(F.array_contains("hidden", offset) | (F.col("cursor") > offset), F.lit(False))
+    is_lost = seen & (finished | gone)
+    verdict = (
+        F.when(F.col("ended").isNotNull() & ~in_lane, _say(F.col("ended"), F.lit("")))
+        .when(is_lost & has_gap(F.col("from_sequence"), F.col("snapshot")), _text("inconclusive", "gap"))
+        .when(is_lost & finished, _text("lost", "finished by the snapshot, without an exit"))
+        .when(is_lost, _text("lost", "not in its queue by the snapshot"))
+        .when(seen & handed, _text("in_flight", ""))
+        .otherwise(_text("unread", ""))
+    )
+    judged = joined.withColumn("verdict", F.when(F.col("is_open"), verdict))
+    return judged.select(*(f"`{name}`" for name in places.columns), "is_retired", "gaps", "snapshot", "verdict.*")
+
+
+def message_facts(side: DataFrame, judged: DataFrame, copies: DataFrame, cells: DataFrame) -> DataFrame:
+    """Return per message and group its numbers of the ledger (``fired`` and ``STATES``), and what is surplus.
+
+    ``copies`` are those that wait by the newest snapshot (``KEY``, ``waiting_there``). The numbers add up: an exit too
+    much is not counted, and what came of a copy that nobody made neither.
+    """
+    kind = F.col("kind")
+    events = side.groupBy(*KEY).agg(
+        F.count_if(kind == "NACKED").alias("nacked"),
+        F.count_if(kind.isin("RETRIED", "RETRY_MOVED")).alias("retried"),
+        F.count_if(kind.isin(*DEAD) & F.col("queue_id").isNull() & (F.col("copies") < 0)).alias("dead_copies"),
+        F.count_if(kind.isin(*DEAD) & (F.col("visible") < 0)).alias("dead_places"),
+        F.max(F.when(kind == "NACKED", F.col("sequence"))).alias("nacked_sequence"),
+        F.max("sequence").alias("last_sequence"),
+    )
+    on_places = judged.groupBy(*KEY).agg(
+        F.count_if("is_fired").alias("fired"),
+        F.count_if(F.col("is_place") & (F.col("last_kind") == "ACKED") & ~F.col("is_open")).alias("acked"),
+        F.count_if(F.col("is_place") & (F.col("last_kind") == "FILTERED") & ~F.col("is_open")).alias("filtered"),
+        F.sum(F.least("unnamed_surplus", "nacks")).alias("nack_surplus"),
+        F.sum(F.col("unnamed_surplus") - F.least("unnamed_surplus", "nacks")).alias("dead_surplus"),
+        F.sum(F.when(F.col("is_known_queue"), F.col("unnamed_surplus")).otherwise(0) + F.col("named_surplus")).alias(
+            "surplus"
+        ),
+        F.sum(F.when(F.col("is_known_queue"), 0).otherwise(F.col("unnamed_surplus")) + F.col("named_orphans")).alias(
+            "orphan_exits"
+        ),
+        F.min(F.when(F.col("named_orphans") > 0, F.col("from_sequence"))).alias("orphan_sequence"),
+        *(F.count_if(F.col("state") == state).alias(state) for state in STATES if state not in _COUNTED),
+        F.count_if(F.col("state") == "lost").alias("lost_places"),
+        F.min(F.when(F.col("state") == "lost", F.col("rule"))).alias("lost_rule"),
+        F.count_if(F.col("state") == "inconclusive").alias("inconclusive_places"),
+    )
+    joined = events.join(on_places, on=list(KEY), how="left").join(copies, on=list(KEY), how="left")
+    joined = joined.join(F.broadcast(cells), on="cell", how="inner")
+    return _with_copies(joined)
+
+
+_COUNTED = ("acked", "dead", "filtered", "in_retry")
+
+
+def _with_copies(facts: DataFrame) -> DataFrame:
+    """Add what waits as a copy: in the snapshot, or nowhere."""
+    facts = facts.fillna(0, subset=["waiting_there", "nack_surplus", "dead_surplus"])
+    balance = F.col("nacked") - F.col("nack_surplus") - F.col("retried") - F.col("dead_copies")
+    facts = facts.withColumn("balance", balance).withColumn("waiting", F.greatest(F.col("balance"), F.lit(0)))
+    seen = F.coalesce(F.col("snapshot") >= F.col("nacked_sequence"), F.lit(False))
+    missing = F.when(seen, F.greatest(F.col("waiting") - F.col("waiting_there"), F.lit(0))).otherwise(0)
+    facts = facts.withColumn("missing_copies", missing)
+    is_gap = has_gap(F.col("nacked_sequence"), F.col("snapshot"))
+    facts = facts.withColumn("copies_lost", F.when(is_gap, 0).otherwise(F.col("missing_copies")))
+    facts = facts.withColumn("copies_unclear", F.col("missing_copies") - F.col("copies_lost"))
+    orphans = F.greatest(-F.col("balance"), F.lit(0))
+    facts = facts.withColumn("orphan_copies", orphans)
+    dead = F.greatest(F.col("dead_places") - F.col("dead_surplus"), F.lit(0)) + F.col("dead_copies")
+    # what came of copies that nobody made is no outcome of a message
+    acked = F.greatest(F.col("acked") - F.col("orphan_copies"), F.lit(0))
+    rest = F.greatest(F.col("orphan_copies") - F.col("acked"), F.lit(0))
+    return facts.withColumns(
+        {
+            "in_retry": F.col("waiting") - F.col("missing_copies"),
+            "lost": F.col("lost") + F.col("copies_lost"),
+            "inconclusive": F.col("inconclusive") + F.col("copies_unclear"),
+            "acked": acked,
+            "dead": F.greatest(dead - rest, F.lit(0)),
+        }
+    )
+
+
+def group_findings(facts: DataFrame) -> DataFrame:
+    """Return what is wrong with messages of groups, one row per finding."""
+    unclear = has_gap(F.lit(0), F.col("last_sequence"))
+    orphans = F.col("orphan_exits") + F.col("orphan_copies")
+    found = F.array(
+        _finding(F.col("lost_places") > 0, "LOST", F.col("lost_rule"), F.lit("")),
+        _finding(F.col("copies_lost") > 0, "LOST", F.lit("a copy is not in the snapshot"), F.lit("")),
+        _finding(F.col("inconclusive") > 0, "INCONCLUSIVE", F.lit("gap"), F.lit("")),
+        _finding(
+            F.col("surplus") > 0,
+            "DUPLICATE_EXIT",
+            F.lit("a place was left more than once"),
+            F.concat(F.col("surplus").cast("string"), F.lit(" too much")),
+        ),
+        _finding((orphans > 0) & unclear & (F.col("inconclusive") == 0), "INCONCLUSIVE", F.lit("gap"), F.lit("")),
+        _finding(
+            (orphans > 0) & ~unclear & ~F.col("is_retired"),
+            "ORPHAN",
+            F.when(F.col("orphan_exits") > 0, F.lit("left a place it was not at")).otherwise(
+                F.lit("a copy that nobody made")
+            ),
+            F.lit(""),
+        ),
+    )
+    listed = facts.select(*KEY, F.explode(F.array_compact(found)).alias("found"))
+    nothing = {"entry": "long", "due_ms": "long", "window_start_ms": "long"}
+    return listed.select(
+        "found.*",
+        "cell",
+        "topic",
+        "group",
+        "message_id",
+        *(F.lit(None).cast(kind).alias(name) for name, kind in nothing.items()),
+    )
+
+
+def in_lane_of(alias: str) -> Column:
+    """Say whether a row of a joined table is of a lane."""
+    return F.col(f"{alias}.queue_id") == LANE
+
+
+def _say(state: Column, rule: Column) -> Column:
+    return F.struct(state.alias("state"), rule.alias("rule"))
+
+
+def _text(state: str, rule: str) -> Column:
+    return _say(F.lit(state), F.lit(rule))
+
+
+def _finding(when: Column, kind: str, rule: Column, detail: Column) -> Column:
+    return F.when(when, F.struct(F.lit(kind).alias("kind"), rule.alias("rule"), detail.alias("detail")))

@@ -1,0 +1,129 @@
+"""Is the trail whole: files against their closed form, an exact look where it does not hold, repeated records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
+from pyspark.sql import DataFrame, Window
+
+from spark_audit.schema import ROWS
+from spark_audit.tables import local_table
+
+
+class FileFacts(NamedTuple):
+    """What is in one file, summed up."""
+
+    path: str
+    rows: int
+    first: int
+    last: int
+    total: int  # of the distance to the sequence in the file's name, as the next two
+    squares: int
+    xor: int
+    first_at_ms: int
+    last_at_ms: int  # that of the last row
+    at_ms_max: int
+
+    def is_whole(self, first: int, last: int) -> bool:
+        """Say whether the rows are exactly those from ``first`` to ``last``, as far as four sums can tell."""
+        count = last - first + 1
+        expected = (count, count * (count - 1) // 2, (count - 1) * count * (2 * count - 1) // 6, _xor_to(count - 1))
+        return (self.rows, self.total, self.squares, self.xor) == expected
+
+
+class Gap(NamedTuple):
+    """Sequences of a cell that are not there, or not to be relied on."""
+
+    cell: str
+    first: int
+    last: int
+    why: str
+
+
+def file_facts(rows: DataFrame) -> list[FileFacts]:
+    """Sum up each file of ``rows`` (with ``path``)."""
+    name = F.regexp_extract("path", r"([0-9]{20})-[0-9]{20}\.parquet$", 1).cast("long")
+    distance = F.col("sequence") - F.col("name")
+    facts = (
+        rows.select("path", "sequence", "at_ms", name.alias("name"))
+        .groupBy("path")
+        .agg(
+            F.count(F.lit(1)).alias("rows"),
+            F.min("sequence").alias("first"),
+            F.max("sequence").alias("last"),
+            F.sum(distance).alias("total"),
+            F.sum(distance * distance).alias("squares"),
+            F.bit_xor(distance).alias("xor"),
+            F.min("at_ms").alias("first_at_ms"),
+            F.max_by("at_ms", "sequence").alias("last_at_ms"),
+            F.max("at_ms").alias("at_ms_max"),
+        )
+    )
+    return [FileFacts(*row) for row in facts.collect()]
+
+
+def missing_in(rows: DataFrame, ranges: Sequence[tuple[str, int, int]]) -> list[Gap]:
+    """Return what ``rows`` lack of each (cell, first, last), exactly."""
+    spark = rows.sparkSession
+    edges = local_table(
+        spark,
+        [(cell, edge) for cell, first, last in ranges for edge in (first - 1, last + 1)],
+        "cell string, sequence long",
+    )
+    both = rows.select("cell", "sequence").unionByName(edges).distinct()
+    after = F.lead("sequence").over(Window.partitionBy("cell").orderBy("sequence"))
+    holes = both.withColumn("next", after).where(F.col("next") > F.col("sequence") + 1)
+    found = []
+    for row in holes.collect():
+        for cell, first, last in ranges:
+            low, high = max(first, row["sequence"] + 1), min(last, row["next"] - 1)
+            if cell == row["cell"] and low <= high:
+                found.append(Gap(cell, low, high, "records missing"))
+    return sorted(set(found))
+
+
+def repeated_in(rows: DataFrame) -> DataFrame:
+    """Return (cell, sequence, count, is_same) of records that are there more than once."""
+    content = F.xxhash64(*(field.name for field in ROWS))
+    grouped = rows.groupBy("cell", "sequence").agg(
+        F.count(F.lit(1)).alias("count"), (F.min(content) == F.max(content)).alias("is_same")
+    )
+    return grouped.where(F.col("count") > 1)
+
+
+def once_each(rows: DataFrame) -> DataFrame:
+    """Return each record once. Of those with other content any one is taken, always the same."""
+    names = [field.name for field in ROWS]
+    content = F.xxhash64(*names)
+    order = Window.partitionBy("cell", "sequence").orderBy(content, F.hex("message_id"))
+    return rows.withColumn("turn", F.row_number().over(order)).where(F.col("turn") == 1).select(*names)
+
+
+def join_gaps(gaps: Iterable[Gap]) -> list[Gap]:
+    """Join gaps that touch and have one cause, and take away what a more telling one covers (the first given)."""
+    kept: list[Gap] = []
+    for gap in gaps:
+        parts = [(gap.first, gap.last)]
+        for other in kept:
+            if other.cell == gap.cell:
+                parts = [
+                    piece
+                    for low, high in parts
+                    for piece in ((low, min(high, other.first - 1)), (max(low, other.last + 1), high))
+                    if piece[0] <= piece[1]
+                ]
+        kept += [Gap(gap.cell, low, high, gap.why) for low, high in dict.fromkeys(parts)]
+    joined: list[Gap] = []
+    for gap in sorted(kept):
+        if joined and (joined[-1].cell, joined[-1].last + 1, joined[-1].why) == (gap.cell, gap.first, gap.why):
+            joined[-1] = joined[-1]._replace(last=gap.last)
+        else:
+            joined.append(gap)
+    return joined
+
+
+def _xor_to(number: int) -> int:
+    """Return 0 ^ 1 ^ ... ^ number."""
+    return (number, 1, number + 1, 0)[number % 4]

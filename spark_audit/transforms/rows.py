@@ -1,0 +1,139 @@
+"""Columns that all questions share: the key of a message, windows, bars of lateness, what an event does to a ledger.
+
+A message's *key* is a 64-bit hash of topic and id. It only ever selects: whatever is said about a message is found
+with its full id. ``bits`` makes it shorter, so that tests can let messages collide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
+from pyspark.sql import Column, DataFrame
+
+from spark_audit.schema import BARS_MS, DEAD, FIRED, ID_EPOCH_S, IN_LANE, LETTERS
+
+BITS = 64
+_BUCKETS = 64
+
+
+def key_of(topic: Column, message_id: Column, bits: int = BITS) -> Column:
+    """Return the key of a message."""
+    key = F.xxhash64(topic, message_id)
+    return key if bits >= BITS else key.bitwiseAND(F.lit((1 << bits) - 1))
+
+
+def floor_to(at_ms: Column, window_ms: int) -> Column:
+    """Return the beginning of the window that a time lies in."""
+    return at_ms - F.pmod(at_ms, F.lit(window_ms))
+
+
+def id_window(message_id: Column, key: Column, window_ms: int) -> Column:
+    """Return a window that is the same for all events of a message, from its id alone.
+
+    It is that in which an official id was made; other ids are spread over a few negative numbers.
+    """
+    second = F.conv(F.hex(F.substring(message_id, 10, 4)), 16, 10).cast("long")
+    is_official = (F.length(message_id) == 17) & (F.substring(message_id, 1, 1) == F.lit(b"\x01"))
+    return F.when(is_official, floor_to((second + ID_EPOCH_S) * 1000, window_ms)).otherwise(
+        -1 - F.pmod(key, F.lit(_BUCKETS))
+    )
+
+
+def lateness_bar(lateness_ms: Column) -> Column:
+    """Round a lateness up to three digits: exact up to a second, 1 % beyond. Never early is 0."""
+    late = F.greatest(lateness_ms, F.lit(0))
+    steps = F.lit(1).cast("long")
+    for power in range(1, 8):
+        steps = F.when(late > 10 ** (power + 2), F.lit(10**power).cast("long")).otherwise(steps)
+    return (late + steps - 1) - F.pmod(late + steps - 1, steps)
+
+
+def bar_of(lateness_ms: int) -> int:
+    """Return the upper bound of the histogram's bar; -1 for what is beyond the last."""
+    return next((bound for bound in BARS_MS if lateness_ms <= bound), -1)
+
+
+def with_letters(events: DataFrame) -> DataFrame:
+    """Add a row for each dead letter as what it is in its own topic: fired there. ``is_letter`` marks those."""
+    names = [name for name in events.columns if name != "is_letter"]
+    own = F.struct(*names, F.lit(False).alias("is_letter"))
+    changed = {
+        "topic": F.concat(F.lit(LETTERS), F.col("group")),
+        "group": F.lit(None).cast("string"),
+        "queue_id": F.lit(0),
+        "queue_offset": F.col("detail"),
+        "entry": F.lit(None).cast("long"),
+        "due_ms": F.lit(None).cast("long"),
+    }
+    letter = F.struct(*(changed.get(name, F.col(name)).alias(name) for name in names), F.lit(True).alias("is_letter"))
+    both = F.when(F.col("kind").isin(*DEAD) & F.col("detail").isNotNull(), F.array(own, letter)).otherwise(F.array(own))
+    return events.select(F.explode(both).alias("row")).select("row.*")
+
+
+def is_fired() -> Column:
+    """Say whether a row puts a message into a queue of its topic."""
+    return F.col("is_letter") | F.col("kind").isin(*FIRED)
+
+
+def is_exit() -> Column:
+    """Say whether a row is an exit of a group from a place."""
+    return ~F.col("is_letter") & (
+        F.col("kind").isin("ACKED", "FILTERED", "NACKED") | (F.col("kind").isin(*DEAD) & F.col("queue_id").isNotNull())
+    )
+
+
+def is_dead_copy() -> Column:
+    """Say whether a row buries a copy that waited."""
+    return ~F.col("is_letter") & F.col("kind").isin(*DEAD) & F.col("queue_id").isNull()
+
+
+def for_groups(fired: DataFrame, subscriptions: DataFrame) -> DataFrame:
+    """Return the rows of ``fired`` once for each group that reads their queue from their offset or an earlier one."""
+    names = [name for name in fired.columns if name != "group"]
+    reads = F.broadcast(
+        subscriptions.select(
+            F.col("cell").alias("s_cell"),
+            F.col("topic").alias("s_topic"),
+            F.col("queue_id").alias("s_queue"),
+            F.col("group"),
+            F.col("from_offset"),
+        )
+    )
+    matches = (
+        (F.col("cell") == F.col("s_cell"))
+        & (F.col("topic") == F.col("s_topic"))
+        & (F.col("queue_id") == F.col("s_queue"))
+        & (F.col("queue_offset") >= F.col("from_offset"))
+    )
+    return fired.drop("group").join(reads, on=matches, how="inner").select(*names, "group")
+
+
+def group_side(rows: DataFrame, subscriptions: DataFrame) -> DataFrame:
+    """Return what groups did: ``visible`` is 1 for a place, -1 for an exit; ``copies`` 1 for a nack, -1 for its end."""
+    fired = for_groups(rows.where(is_fired()), subscriptions).withColumn("visible", F.lit(1))
+    others = rows.where(~is_fired() & F.col("group").isNotNull())
+    visible = F.when(F.col("kind").isin(*IN_LANE), 1).when(is_exit(), -1).otherwise(0)
+    others = others.withColumn("visible", visible)
+    copies = (
+        F.when(F.col("is_letter"), 0)
+        .when(F.col("kind") == "NACKED", 1)
+        .when(F.col("kind").isin(*IN_LANE) | is_dead_copy(), -1)
+        .otherwise(0)
+    )
+    both = fired.unionByName(others).withColumn("copies", copies)
+    return both.where((F.col("visible") != 0) | (F.col("copies") != 0))
+
+
+def signed_sums(key: Column, sign: Column, name: str) -> Sequence[Column]:
+    """Return aggregates that are all zero when what came and what went are the same, and can be added up later.
+
+    Count, sum of the hash (in two halves, so that nothing overflows) and the exclusive or of it.
+    """
+    high, low = F.shiftright(key, 32), key.bitwiseAND(F.lit(0xFFFFFFFF))
+    return (
+        F.sum(sign).alias(f"{name}_count"),
+        F.sum(sign * high).alias(f"{name}_high"),
+        F.sum(sign * low).alias(f"{name}_low"),
+        F.bit_xor(F.when(sign != 0, key).otherwise(F.lit(0).cast("long"))).alias(f"{name}_xor"),
+    )

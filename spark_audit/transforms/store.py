@@ -1,0 +1,52 @@
+"""The other direction: what the store holds and the trail knows nothing of."""
+
+from __future__ import annotations
+
+import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
+from pyspark.sql import DataFrame
+
+from spark_audit.schema import DEAD, IN_LANE
+from spark_audit.transforms.entries import has_gap
+from spark_audit.transforms.rows import floor_to
+
+_BEGINS = ("SCHEDULED", "REQUEUED", "NACKED")
+_ENDS = ("DELIVERED", "RECALLED", "SENT", "DROPPED", *IN_LANE, *DEAD)
+
+
+def held_orphans(rows: DataFrame, held: DataFrame, cells: DataFrame, *, window_ms: int) -> DataFrame:
+    """Return findings for entries of a snapshot that the trail does not know as waiting at the snapshot's sequence.
+
+    A spool's dead set is left out: what is in it may have come with the directory of another process.
+    """
+    kind = F.col("kind")
+    heads = F.broadcast(cells.select("cell", "snapshot", "is_retired", "entry_min", "gaps"))
+    until = rows.where(kind.isin(*_BEGINS, *_ENDS) & ~F.col("is_letter")).join(heads, on="cell", how="inner")
+    until = until.where(F.col("entry").isNotNull() & (F.col("sequence") <= F.col("snapshot")))
+    known = until.groupBy("cell", "entry", "message_id").agg(
+        F.count_if(kind.isin(*_BEGINS)).alias("begins"), F.count_if(kind.isin(*_ENDS)).alias("ends")
+    )
+    # of a message that failed in a queue the death names the entry it was delivered from, which has ended before
+    waiting = held.where(F.col("kind") != "DEAD").withColumnRenamed("kind", "held_as")
+    joined = waiting.join(known, on=["cell", "entry", "message_id"], how="left").join(heads, on="cell", how="inner")
+    is_known = (F.coalesce("begins", F.lit(0)) > 0) & (F.coalesce("ends", F.lit(0)) == 0)
+    is_excused = F.col("is_retired") & (F.col("entry") < F.coalesce("entry_min", F.lit(2**62)))
+    unclear = has_gap(F.lit(0), F.col("snapshot"))
+    found = joined.where(~is_known & ~is_excused)
+    return found.select(
+        F.when(unclear, "INCONCLUSIVE").otherwise("ORPHAN").alias("kind"),
+        F.when(unclear, "gap").otherwise("in the snapshot, not waiting by the trail").alias("rule"),
+        F.concat(F.lit("waits in the store as "), F.col("held_as")).alias("detail"),
+        "cell",
+        "topic",
+        "group",
+        "message_id",
+        "entry",
+        "due_ms",
+        floor_to(F.col("due_ms"), window_ms).alias("window_start_ms"),
+    )
+
+
+def waiting_copies(held: DataFrame) -> DataFrame:
+    """Return how many copies of each message wait for each group in the snapshot."""
+    copies = held.where((F.col("kind") == "RETRY") & ~F.coalesce("is_stranded", F.lit(False)))
+    return copies.groupBy("cell", "topic", "group", "message_id").agg(F.count(F.lit(1)).alias("waiting_there"))

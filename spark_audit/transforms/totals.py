@@ -1,0 +1,166 @@
+"""Totals of a trail that can be added up: those of two halves give those of the whole.
+
+``count_rows`` has one row per kind, topic, group, attempt, window and bar of lateness; the ledgers' columns are sums of
+it. ``fingerprints`` says for which windows of messages what became visible and what was left are the same.
+"""
+
+from __future__ import annotations
+
+import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
+from pyspark.sql import Column, DataFrame, Window
+
+from spark_audit.schema import DEAD, ENDS_OF_ENTRY
+from spark_audit.transforms.rows import (
+    bar_of,
+    floor_to,
+    group_side,
+    id_window,
+    is_fired,
+    key_of,
+    lateness_bar,
+    signed_sums,
+)
+
+_COUNT_KEYS = ("cell", "kind", "topic", "group", "attempt", "is_letter", "has_queue", "window_start_ms", "bar_ms")
+_SUMS = tuple(f"{side}_{part}" for side in ("visible", "copies") for part in ("count", "high", "low", "xor"))
+_SUM_KEYS = ("cell", "topic", "group", "id_window")
+
+
+def count_rows(rows: DataFrame, *, window_ms: int, late_after_ms: int) -> DataFrame:
+    """Count events by what ledgers ask for; ``rows`` are those of ``with_letters``."""
+    kind = F.col("kind")
+    due_ms = F.coalesce("due_ms", "at_ms")
+    # of a spool's entries there are no windows, but SCHEDULED does not say whose it is; the ledgers leave them out
+    window = F.when(F.col("is_letter"), None).when(kind.isin("SCHEDULED", *ENDS_OF_ENTRY), floor_to(due_ms, window_ms))
+    window = window.when(kind == "QUEUED", floor_to(F.col("at_ms"), window_ms))
+    lateness = F.when(kind == "DELIVERED", F.col("at_ms") - due_ms)
+    per_row = rows.select(
+        "cell",
+        "kind",
+        "topic",
+        "group",
+        F.when(F.col("group").isNotNull(), F.col("attempt")).alias("attempt"),
+        "is_letter",
+        F.col("queue_id").isNotNull().alias("has_queue"),
+        window.alias("window_start_ms"),
+        F.when(lateness.isNotNull(), lateness_bar(lateness)).alias("bar_ms"),
+        lateness.alias("lateness_ms"),
+        F.when(kind.isin("SCHEDULED", "QUEUED", "NACKED"), F.col("entry")).alias("accepted_entry"),
+    )
+    return per_row.groupBy(*_COUNT_KEYS).agg(
+        F.count(F.lit(1)).alias("count"),
+        F.count_if(F.col("lateness_ms") > late_after_ms).alias("late"),
+        F.count_if(F.col("lateness_ms") < 0).alias("early"),
+        F.max("lateness_ms").alias("lateness_max_ms"),
+        F.min("accepted_entry").alias("entry_min"),
+    )
+
+
+def merge_counts(first: DataFrame, second: DataFrame) -> DataFrame:
+    """Add up two tables of ``count_rows``."""
+    return (
+        first.unionByName(second)
+        .groupBy(*_COUNT_KEYS)
+        .agg(
+            *(F.sum(name).alias(name) for name in ("count", "late", "early")),
+            F.max("lateness_max_ms").alias("lateness_max_ms"),
+            F.min("entry_min").alias("entry_min"),
+        )
+    )
+
+
+def fingerprints(rows: DataFrame, subscriptions: DataFrame, *, window_ms: int, bits: int) -> DataFrame:
+    """Sum up hashes of what became visible to each group, and of what it left, by windows of message ids."""
+    side = group_side(rows, subscriptions).withColumn("key", key_of(F.col("topic"), F.col("message_id"), bits))
+    side = side.withColumn("id_window", id_window(F.col("message_id"), F.col("key"), window_ms))
+    return side.groupBy(*_SUM_KEYS).agg(
+        F.count_if(is_fired()).alias("fired"),
+        *signed_sums(F.col("key"), F.col("visible"), "visible"),
+        *signed_sums(F.col("key"), F.col("copies"), "copies"),
+    )
+
+
+def merge_fingerprints(first: DataFrame, second: DataFrame) -> DataFrame:
+    """Add up two tables of ``fingerprints``."""
+    sums = [
+        F.bit_xor(name).alias(name) if name.endswith("_xor") else F.sum(name).alias(name) for name in ("fired", *_SUMS)
+    ]
+    return first.unionByName(second).groupBy(*_SUM_KEYS).agg(*sums)
+
+
+def is_equal() -> Column:
+    """Say whether a row of ``fingerprints`` is one where nothing is open and nothing is too much."""
+    same = F.lit(True)
+    for name in _SUMS:
+        same &= F.col(name) == 0
+    return same
+
+
+# --- tables of the report ---------------------------------------------------------------------------------------------
+
+
+def scheduled_totals(counts: DataFrame, spools: list[str]) -> DataFrame:
+    """Return per window and topic what was accepted, and how late it was fired, with percentiles."""
+    own = counts.where(~F.col("is_letter") & F.col("window_start_ms").isNotNull() & ~F.col("cell").isin(*spools, ""))
+    keys = ("window_start_ms", "topic")
+    sums = own.groupBy(*keys).agg(
+        F.sum(F.when(F.col("kind") == "QUEUED", F.col("count")).otherwise(0)).alias("accepted_at_once"),
+        F.sum(F.when(F.col("kind") == "SCHEDULED", F.col("count")).otherwise(0)).alias("scheduled"),
+        F.sum(F.when(F.col("kind") == "DELIVERED", F.col("count")).otherwise(0)).alias("fired"),
+        F.sum(F.when(F.col("kind") == "RECALLED", F.col("count")).otherwise(0)).alias("cancelled"),
+        F.sum("late").alias("late"),
+        F.sum("early").alias("early"),
+        F.max("lateness_max_ms").alias("lateness_max_ms"),
+    )
+    bars = own.where(F.col("kind") == "DELIVERED").groupBy(*keys, "bar_ms").agg(F.sum("count").alias("count"))
+    upwards = Window.partitionBy(*keys).orderBy("bar_ms").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    ranked = bars.withColumn("rank", F.sum("count").over(upwards)).withColumn(
+        "total", F.sum("count").over(Window.partitionBy(*keys))
+    )
+    quantiles = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
+    at = [
+        F.min(F.when(F.col("rank") >= F.ceil(F.col("total") * share), F.col("bar_ms"))).alias(f"lateness_{name}_ms")
+        for name, share in quantiles.items()
+    ]
+    capped = [
+        F.least(F.col(f"lateness_{name}_ms"), F.greatest(F.col("lateness_max_ms"), F.lit(0))).alias(
+            f"lateness_{name}_ms"
+        )
+        for name in quantiles
+    ]
+    joined = sums.join(ranked.groupBy(*keys).agg(*at), on=list(keys), how="left")
+    return joined.select(*sums.columns, *capped)
+
+
+def entry_totals(rows: DataFrame, window_ms: int) -> DataFrame:
+    """Return per window and topic what ``scheduled_totals`` counts of some rows, without lateness."""
+    kind = F.col("kind")
+    own = rows.where(kind.isin("SCHEDULED", *ENDS_OF_ENTRY) & ~F.col("is_letter"))
+    window = floor_to(F.coalesce("due_ms", "at_ms"), window_ms)
+    return own.groupBy(window.alias("window_start_ms"), "topic", "cell").agg(
+        F.count_if(kind == "SCHEDULED").alias("scheduled"),
+        F.count_if(kind == "DELIVERED").alias("fired"),
+        F.count_if(kind == "RECALLED").alias("cancelled"),
+    )
+
+
+def group_totals(counts: DataFrame, spools: list[str]) -> DataFrame:
+    """Return per topic and group how many acks, deaths and filtered messages there are."""
+    own = counts.where(~F.col("is_letter") & F.col("group").isNotNull() & ~F.col("cell").isin(*spools, ""))
+    kind, count = F.col("kind"), F.col("count")
+    own = own.where(kind.isin("ACKED", "FILTERED", *DEAD))
+    return own.groupBy("topic", "group").agg(
+        F.sum(F.when(kind == "ACKED", count).otherwise(0)).alias("acked"),
+        F.sum(F.when(kind == "FILTERED", count).otherwise(0)).alias("filtered"),
+        F.sum(F.when(kind.startswith("DEAD_"), count).otherwise(0)).alias("dead"),
+    )
+
+
+def histogram(bars: list[tuple[str, int, int]]) -> list[dict[str, object]]:
+    """Return the rows of the report's histogram from (topic, lateness, count)."""
+    found: dict[tuple[str, int], int] = {}
+    for topic, late_ms, count in bars:
+        key = (topic, bar_of(late_ms))
+        found[key] = found.get(key, 0) + count
+    order = sorted(found, key=lambda key: (key[0], key[1] < 0, key[1]))
+    return [{"topic": topic, "upper_ms": upper, "count": found[topic, upper]} for topic, upper in order]

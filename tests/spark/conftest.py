@@ -1,0 +1,33 @@
+"""One Spark session for all tests of this folder: starting one takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A local session with two cores and few partitions, set as the audit sets its own."""
+    from spark_audit.session import open_session
+
+    builder = SparkSession.Builder().master("local[2]").appName("tests")
+    for key, value in {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "2g",
+        "spark.sql.shuffle.partitions": "4",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC",
+        "spark.sql.files.openCostInBytes": "65536",
+        # compiling plans takes longer than running them on trails of this size; the job's own tests compile
+        "spark.sql.codegen.wholeStage": "false",
+    }.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    yield open_session()
+    session.stop()

@@ -1,0 +1,142 @@
+"""The whole way: a real daemon under load, its exported trail, `dmq audit run`. Nothing is lost, or it is convicted."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.crash_load import GROUP, LETTERS, TOPIC, Load
+from support.daemon import Daemon
+from support.effort import SEED
+from support.wire_client import WireClient, a_message
+
+KILLS = 10
+_AUDIT_S_MAX = 150
+_BUGGY = Path(__file__).parents[1] / "support" / "buggy_daemon.py"
+_ONE_IN = 10_000
+_MESSAGES = 32_000
+_ENV = os.environ | {"DMQ_TRAIL_EVERY": "1s"}
+_PER_CALL = 32
+
+
+class Audit:
+    """What one run of `dmq audit run` gave."""
+
+    def __init__(self, daemon: Daemon, out: Path, *options: str) -> None:
+        command = [sys.executable, "-m", "dmq", "audit", "run", "--address", daemon.address]
+        command += ["--trail", str(daemon.data / "trail"), "--out", str(out), *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_AUDIT_S_MAX, check=False)
+        print(done.stdout[-4000:], done.stderr[-4000:], sep="\n")
+        self.exit_code = done.returncode
+        self.report: dict[str, Any] = json.loads((out / "report.json").read_text(encoding="utf-8"))
+        with (out / "findings.csv").open(encoding="utf-8", newline="") as file:
+            self.findings = list(csv.DictReader(file))
+        assert (out / "report.html").stat().st_size > 10_000
+
+    def total(self, ledger: str, column: str, **where: str) -> int:
+        """Return the sum of a column over the rows of a ledger."""
+        rows = [row for row in self.report[ledger] if all(row[key] == value for key, value in where.items())]
+        return sum(row[column] for row in rows)
+
+
+@pytest.mark.timeout(300)
+def test_a_daemon_that_is_killed_again_and_again_leaves_a_clean_and_complete_trail(tmp_path: Path) -> None:
+    """Ten SIGKILLs under load while the trail is exported: exit code 0, and the ledgers are what the clients saw."""
+    print(f"DMQ_TEST_SEED={SEED}")
+    rng = random.Random(SEED)
+    with Daemon(tmp_path / "data", env=_ENV) as daemon:
+        load = Load(daemon.address, SEED)
+        try:
+            for _ in range(KILLS):
+                threading.Event().wait(rng.uniform(0.3, 1.5))
+                daemon.kill()
+                daemon.restart()
+            load.end_sending()
+            load.drain(60)
+        finally:
+            load.close()
+        audit = Audit(daemon, tmp_path / "audit")
+        daemon.stop()
+    ledger = load.ledger
+    assert audit.exit_code == 0, audit.findings[:20]
+    assert audit.report["verdict"] == "clean"
+    assert not audit.findings
+    (cell,) = audit.report["cells"]
+    assert (cell["runs"], cell["kills"], cell["first_sequence"], cell["gaps"]) == (KILLS + 1, KILLS, 1, [])
+    at_once = audit.total("scheduled", "accepted_at_once", topic=TOPIC)
+    fired = audit.total("scheduled", "fired", topic=TOPIC)
+    assert at_once + fired == len(ledger.sent)
+    assert audit.total("fired", "fired", topic=TOPIC, group=GROUP) == len(ledger.sent)
+    assert audit.total("fired", "dead", topic=TOPIC, group=GROUP) == len(ledger.dead)
+    assert audit.total("fired", "acked", topic=TOPIC, group=GROUP) == len(ledger.sent) - len(ledger.dead)
+    assert audit.total("fired", "acked", topic=LETTERS) <= len(ledger.dead)
+    lost = sum(audit.total(each, "lost") for each in ("scheduled", "fired"))
+    assert lost == 0
+
+
+@pytest.mark.timeout(300)
+def test_a_daemon_that_loses_one_message_in_ten_thousand_is_convicted_by_id(tmp_path: Path) -> None:
+    """A bug is planted in the hand-over: the audit names the messages that it lost, and no others; exit code 20."""
+    lost = tmp_path / "lost.txt"
+    prefix = [sys.executable, str(_BUGGY), str(_ONE_IN), str(lost)]
+    with Daemon(tmp_path / "data", env=_ENV, prefix=prefix) as daemon:
+        _send_delayed(daemon.address, _MESSAGES)
+        _consume(daemon.address, _MESSAGES - _MESSAGES // _ONE_IN)
+        guilty = lost.read_text(encoding="utf-8").split()
+        assert len(guilty) == _MESSAGES // _ONE_IN
+        audits = [Audit(daemon, tmp_path / "audit"), Audit(daemon, tmp_path / "exact", "--exact")]
+        daemon.stop()
+    for audit in audits:
+        assert audit.exit_code == 20
+        assert audit.report["verdict"] == "lost"
+        assert Counter(each["kind"] for each in audit.findings) == {"LOST": len(guilty)}
+        assert sorted(each["message_id"] for each in audit.findings) == sorted(guilty)
+        assert audit.total("scheduled", "lost") == len(guilty)
+        assert audit.total("scheduled", "fired") == _MESSAGES - len(guilty)
+        assert audit.total("fired", "acked") == _MESSAGES - len(guilty)
+
+
+def _send_delayed(address: str, count: int) -> None:
+    """Send messages that are due one to three seconds later."""
+    rng = random.Random(SEED)
+
+    def send(sender: int, senders: int) -> None:
+        with WireClient(address, f"sender-{sender}") as client:
+            for first in range(sender * _PER_CALL, count, senders * _PER_CALL):
+                now_ms = time.time_ns() // 1_000_000
+                numbers = range(first, min(first + _PER_CALL, count))
+                client.send(
+                    *(
+                        a_message(TOPIC, f"01{number:032X}", b"x", deliver_at_ms=now_ms + rng.randint(1_000, 3_000))
+                        for number in numbers
+                    )
+                )
+
+    threads = [threading.Thread(target=send, args=(number, 3)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _consume(address: str, count: int) -> None:
+    """Receive and acknowledge until ``count`` are done."""
+    until_s = time.monotonic() + 90
+    done = 0
+    with WireClient(address, "receiver") as client:
+        while done < count:
+            assert time.monotonic() < until_s, f"{done} of {count} arrived"
+            found = client.receive(TOPIC, GROUP, batch=_PER_CALL, wait_s=1)
+            if found:
+                client.ack(TOPIC, GROUP, found)
+            done += len(found)

@@ -1,0 +1,113 @@
+"""Taking a trail in by steps gives what one look at all of it gives, to the byte."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from support.trail_files import cells_of, files_of
+from support.trail_forge import forge
+from support.trail_mutations import MUTATORS
+
+from spark_audit.jobs import state
+from spark_audit.jobs.audit import run_audit
+from spark_audit.jobs.options import Options
+from spark_audit.jobs.outcome import Outcome, write_outcome
+
+pytestmark = pytest.mark.timeout(300)
+COMPARED = ("report.json", "findings.csv", "findings.jsonl")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trail of many small files that lies about some messages."""
+    path = tmp_path_factory.mktemp("whole") / "trail"
+    forge(path, messages=500, seed=9, rows_per_file=150)
+    told: set[str] = set()
+    for name in sorted(MUTATORS):
+        told |= MUTATORS[name](path, "daemon-1", 1, 3, told).message_ids
+    return path
+
+
+def written(outcome: Outcome, out: Path) -> dict[str, bytes]:
+    """Return the files that are compared."""
+    write_outcome(outcome, out)
+    return {name: (out / name).read_bytes() for name in COMPARED}
+
+
+def grow(whole: Path, trail: Path, part: int, parts: int) -> None:
+    """Make ``trail`` what the whole one was earlier: the first files of each cell, snapshots only at the end."""
+    trail.mkdir(exist_ok=True)
+    shutil.copytree(whole / "cells", trail / "cells", dirs_exist_ok=True)
+    for cell in cells_of(whole):
+        files = files_of(whole, cell)
+        for path in files[: len(files) * part // parts]:
+            target = trail / path.relative_to(whole)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+    if part == parts:
+        for name in ("snapshots", "manifest"):
+            shutil.copytree(whole / name, trail / name)
+
+
+def test_in_steps_and_at_once_are_the_same_to_the_byte(spark: SparkSession, whole: Path, tmp_path: Path) -> None:
+    """Three steps, each of new files only; then once more with nothing new."""
+    expected = written(run_audit(spark, str(whole), Options()), tmp_path / "batch")
+    trail, kept = tmp_path / "trail", str(tmp_path / "state")
+    rows = []
+    outcome: Outcome | None = None
+    for part in range(1, 4):
+        grow(whole, trail, part, 3)
+        outcome = run_audit(spark, str(trail), Options(), state=kept)
+        rows.append(outcome.figures["stages"][0]["rows"])
+        if part < 3:  # what a step says is what one look at the same files says
+            alone = written(run_audit(spark, str(trail), Options()), tmp_path / f"alone-{part}")
+            assert written(outcome, tmp_path / f"step-{part}") == alone
+    assert outcome is not None
+    assert written(outcome, tmp_path / "steps") == expected
+    assert sum(rows) == sum(cell["events"] for cell in outcome.report["cells"])
+    again = run_audit(spark, str(trail), Options(), state=kept)
+    assert again.figures["stages"][0]["rows"] == 0
+    assert written(again, tmp_path / "again") == expected
+
+
+def test_a_run_that_was_killed_has_taken_in_nothing(
+    spark: SparkSession, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had written by then is not a version; the next run takes the same files in."""
+    trail, kept = tmp_path / "trail", tmp_path / "state"
+    grow(whole, trail, 1, 2)
+    run_audit(spark, str(trail), Options(), state=str(kept))
+    grow(whole, trail, 2, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "_write", _fail)
+        with pytest.raises(KeyboardInterrupt):
+            run_audit(spark, str(trail), Options(), state=str(kept))
+    assert (kept / "v2" / "counts").is_dir()
+    outcome = run_audit(spark, str(trail), Options(), state=str(kept))
+    expected = written(run_audit(spark, str(whole), Options()), tmp_path / "batch")
+    assert written(outcome, tmp_path / "steps") == expected
+    assert outcome.figures["stages"][0]["rows"] > 0
+
+
+def _fail(*arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_what_was_kept_is_given_up_when_it_does_not_fit(spark: SparkSession, whole: Path, tmp_path: Path) -> None:
+    """With another window, or when a file that was taken in is gone, everything is read again."""
+    trail, kept = tmp_path / "trail", str(tmp_path / "state")
+    grow(whole, trail, 2, 2)
+    all_rows = run_audit(spark, str(trail), Options(), state=kept).figures["stages"][0]["rows"]
+    said: list[str] = []
+    other = Options(window_ms=60_000, say=said.append)
+    assert run_audit(spark, str(trail), other, state=kept).figures["stages"][0]["rows"] == all_rows
+    gone = files_of(trail, "daemon-0")[1]
+    missing = str(gone.relative_to(trail))
+    gone.unlink()
+    outcome = run_audit(spark, str(trail), other, state=kept)
+    assert any("starting over" in line and missing in line for line in said)
+    assert json.dumps(outcome.report).count("file missing") == 1

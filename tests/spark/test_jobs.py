@@ -1,0 +1,84 @@
+"""A whole audit of forged trails: the truth, and the same bytes whichever way it is asked."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from support.trail_forge import Truth, forge, same_ledger
+from support.trail_mutations import MUTATORS
+
+from spark_audit.jobs.audit import run_audit
+from spark_audit.jobs.options import Options
+from spark_audit.jobs.outcome import Outcome, write_outcome
+
+pytestmark = pytest.mark.timeout(240)
+COMPARED = ("report.json", "findings.csv", "findings.jsonl")
+
+
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory: pytest.TempPathFactory) -> Truth:
+    """A small trail with a bit of everything, small files and two snapshots."""
+    return forge(tmp_path_factory.mktemp("jobs") / "trail", messages=600, seed=4, rows_per_file=300, snapshots=2)
+
+
+@pytest.fixture(scope="module")
+def bent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trail that lies about some messages, of each kind."""
+    path = tmp_path_factory.mktemp("bent") / "trail"
+    forge(path, messages=600, seed=5, rows_per_file=300)
+    told: set[str] = set()
+    for name in sorted(MUTATORS):
+        told |= MUTATORS[name](path, "daemon-0", 2, 7, told).message_ids
+    return path
+
+
+def written(outcome: Outcome, out: Path) -> dict[str, bytes]:
+    """Return the files that are compared."""
+    write_outcome(outcome, out)
+    return {name: (out / name).read_bytes() for name in COMPARED}
+
+
+def test_a_clean_trail_is_clean_and_its_ledgers_are_the_truth(spark: SparkSession, truth: Truth) -> None:
+    """Nothing is found, and most windows of messages need no look at single ones."""
+    outcome = run_audit(spark, str(truth.path), Options())
+    assert outcome.findings == []
+    assert (outcome.report["verdict"], outcome.exit_code) == ("clean", 0)
+    assert same_ledger(truth.scheduled, outcome.report["scheduled"], ("window_start_ms", "topic")) == []
+    assert same_ledger(truth.fired, outcome.report["fired"], ("topic", "group")) == []
+    assert same_ledger(truth.spooled, outcome.report["spooled"], ("cell", "type")) == []
+    assert outcome.figures["windows_skipped"] > 0.5 * outcome.figures["windows"] > 0
+
+
+@pytest.mark.parametrize("changed", [{"exact": True}, {"key_bits": 5}, {"verify": False}, {}])
+def test_how_it_is_asked_changes_no_byte(
+    spark: SparkSession, bent: Path, tmp_path: Path, changed: dict[str, object]
+) -> None:
+    """A look at every message, keys so short that messages collide, no checksums, or a second run: all the same."""
+    first = written(run_audit(spark, str(bent), Options()), tmp_path / "first")
+    options = dataclasses.replace(Options(), **changed)  # type: ignore[arg-type]
+    second = written(run_audit(spark, str(bent), options), tmp_path / "second")
+    assert first["findings.csv"].count(b"\n") > len(MUTATORS)
+    assert first == second
+
+
+def test_a_range_chooses_windows(spark: SparkSession, truth: Truth) -> None:
+    """With a range only its windows are in the ledger of what was scheduled."""
+    starts = sorted({row["window_start_ms"] for row in truth.scheduled})
+    low, high = starts[2], starts[5]
+    outcome = run_audit(spark, str(truth.path), Options(from_ms=low, to_ms=high))
+    assert {row["window_start_ms"] for row in outcome.report["scheduled"]} == set(starts[2:5])
+    expected = [row for row in truth.scheduled if low <= row["window_start_ms"] < high]
+    assert same_ledger(expected, outcome.report["scheduled"], ("window_start_ms", "topic")) == []
+
+
+def test_no_more_findings_are_listed_than_asked_for(spark: SparkSession, bent: Path) -> None:
+    """All are counted, the first are listed, with their histories."""
+    everything = run_audit(spark, str(bent), Options())
+    some = run_audit(spark, str(bent), Options(findings_max=3))
+    assert some.findings == everything.findings[:3]
+    assert some.report["findings"]["total"] == everything.report["findings"]["total"] > 3
+    assert some.report["verdict"] == everything.report["verdict"]
+    assert all(each["history"] for each in some.findings)

@@ -1,0 +1,262 @@
+"""Verdicts on hand-made trails: one message, one question, one answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from support.trail_files import CellWriter, Event, Snapshot, write_snapshot
+
+from spark_audit.jobs.audit import run_audit
+from spark_audit.jobs.options import Options
+from spark_audit.jobs.outcome import Outcome
+
+pytestmark = pytest.mark.timeout(240)
+START_MS = 1_795_248_000_000
+TOPIC, GROUP = "orders", "billing"
+
+
+class Hand:
+    """Writes a trail of one cell, event by event."""
+
+    def __init__(self, trail: Path, cell: str = "one", role: str = "daemon") -> None:
+        self.trail, self.cell, self.sequence = trail, cell, 0
+        self.writer = CellWriter(trail, cell, role=role)
+        self.add("OPENED", 0)
+
+    def add(self, kind: str, at_ms: int, **columns: Any) -> int:  # noqa: ANN401 - columns of rows
+        """Write the next event, ``at_ms`` after the beginning."""
+        self.sequence += 1
+        made: dict[str, Any] = dict.fromkeys(Event._fields)
+        made |= {"sequence": self.sequence, "boot": 1, "kind": kind, "at_ms": START_MS + at_ms, "attempt": 0}
+        self.writer.add(Event(**(made | columns)))
+        return self.sequence
+
+    def skip(self, count: int) -> None:
+        """Leave a gap."""
+        self.sequence += count
+
+    def scheduled(self, entry: int, due_ms: int, at_ms: int = 0) -> int:
+        """Accept a message for later."""
+        return self.add("SCHEDULED", at_ms, topic=TOPIC, due_ms=START_MS + due_ms, entry=entry, message_id=id_of(entry))
+
+    def queued(self, entry: int, offset: int, at_ms: int = 0) -> int:
+        """Accept a message into queue 0."""
+        place: dict[str, Any] = {"queue_id": 0, "queue_offset": offset}
+        return self.add("QUEUED", at_ms, topic=TOPIC, entry=entry, message_id=id_of(entry), **place)
+
+    def of_group(self, kind: str, number: int, at_ms: int = 0, **columns: Any) -> int:  # noqa: ANN401 - columns of rows
+        """Let the group do something with a message."""
+        return self.add(kind, at_ms, topic=TOPIC, group=GROUP, message_id=id_of(number), **columns)
+
+    def subscribed(self) -> None:
+        """Let the group read queue 0 from its beginning."""
+        self.add("SUBSCRIBED", 0, topic=TOPIC, group=GROUP, queue_id=0, queue_offset=0)
+
+    def snapshot(self, entries: list[dict[str, Any]], floor: int = 0, end: int = 0, **progress: Any) -> None:  # noqa: ANN401 - columns of rows
+        """Write a snapshot of what the store holds now."""
+        place = {"group": GROUP, "topic": TOPIC, "queue_id": 0}
+        way = place | {"floor": floor, "done": [], "hidden": [], "cursor": None} | progress
+        queue = {"topic": TOPIC, "group": None, "queue_id": 0, "first_offset": 0, "end_offset": end}
+        write_snapshot(
+            self.trail,
+            Snapshot(
+                cell=self.cell,
+                sequence=self.sequence,
+                boot=1,
+                taken_ms=START_MS,
+                entries=entries,
+                progress=[way],
+                queues=[queue],
+            ),
+        )
+
+    def end(self, at_ms: int, **options: Any) -> None:  # noqa: ANN401 - columns of rows
+        """Let time go on until ``at_ms``, and finish the files."""
+        self.add("HEARTBEAT", at_ms)
+        self.writer.close(**options)
+
+
+def id_of(entry: int) -> bytes:
+    """Return a text id."""
+    return b"\0" + f"message-{entry}".encode()
+
+
+def held(entry: int, due_ms: int, kind: str = "DELAYED", **columns: Any) -> dict[str, Any]:  # noqa: ANN401 - columns of rows
+    """Return a row of a snapshot."""
+    row: dict[str, Any] = {
+        "entry": entry,
+        "kind": kind,
+        "topic": TOPIC,
+        "group": None,
+        "message_id": id_of(entry),
+        "attempt": 0,
+    }
+    return row | {"due_ms": START_MS + due_ms, "accepted_at_ms": START_MS, "is_stranded": False} | columns
+
+
+def said(outcome: Outcome) -> list[tuple[str, str, str]]:
+    """Return kind, rule and id of all findings."""
+    return [(each["kind"], each["rule"], each["message_id"] or "") for each in outcome.findings]
+
+
+def test_open_entries_by_the_snapshot(spark: SparkSession, tmp_path: Path) -> None:
+    """Not in it: lost. In it: pending, overdue after its time, lost when stranded. Accepted behind it: no proof."""
+    hand = Hand(tmp_path)
+    for entry, due_ms in ((1, 1_000), (2, 1_000), (3, 1_000), (4, 900_000)):
+        hand.scheduled(entry, due_ms)
+    hand.snapshot([held(2, 1_000), held(3, 1_000, is_stranded=True), held(4, 900_000)])
+    hand.scheduled(5, 1_000)
+    hand.scheduled(6, 900_000)
+    hand.end(500_000)
+    outcome = run_audit(spark, str(tmp_path), Options())
+    assert said(outcome) == [
+        ("INCONCLUSIVE", "no snapshot", "message-5"),
+        ("LOST", "not in the snapshot", "message-1"),
+        ("LOST", "stranded in the store", "message-3"),
+        ("OVERDUE", "in the snapshot after its time", "message-2"),
+    ]
+    assert outcome.exit_code == 20
+    rows = outcome.report["scheduled"]
+    names = ("scheduled", "pending", "overdue", "lost", "inconclusive")
+    assert [sum(row[name] for row in rows) for name in names] == [6, 2, 1, 2, 1]
+
+
+def test_a_gap_takes_the_proof_away(spark: SparkSession, tmp_path: Path) -> None:
+    """What was accepted before a gap may have ended in it; what was accepted behind it is lost all the same."""
+    hand = Hand(tmp_path)
+    hand.scheduled(1, 1_000)
+    hand.skip(3)
+    hand.scheduled(2, 1_000)
+    hand.snapshot([])
+    hand.end(500_000)
+    outcome = run_audit(spark, str(tmp_path), Options())
+    found = said(outcome)
+    assert ("INCONCLUSIVE", "gap", "message-1") in found
+    assert ("LOST", "not in the snapshot", "message-2") in found
+    assert [each["detail"] for each in outcome.findings if each["kind"] == "TRAIL_GAP"] == ["sequences 3 to 5"]
+    assert outcome.report["cells"][0]["gaps"] == [{"first": 3, "last": 5, "why": "records missing"}]
+
+
+def test_open_places_of_a_group(spark: SparkSession, tmp_path: Path) -> None:
+    """Below the floor or done: lost. Handed out: in flight. Else unread; beyond the end of its queue: lost."""
+    hand = Hand(tmp_path)
+    hand.subscribed()
+    for entry in range(6):
+        hand.queued(entry, entry)
+    hand.of_group("ACKED", 1, queue_id=0, queue_offset=1)
+    hand.snapshot([], floor=2, done=[3], cursor=4, hidden=[], end=5)
+    hand.end(1_000)
+    outcome = run_audit(spark, str(tmp_path), Options())
+    finished = "finished by the snapshot, without an exit"
+    assert said(outcome) == [
+        ("LOST", finished, "message-0"),
+        ("LOST", finished, "message-3"),
+        ("LOST", "not in its queue by the snapshot", "message-5"),
+    ]
+    (row,) = outcome.report["fired"]
+    assert {name: count for name, count in row.items() if count and isinstance(count, int)} == {
+        "fired": 6,
+        "acked": 1,
+        "in_flight": 1,
+        "unread": 1,
+        "lost": 3,
+    }
+
+
+def test_copies_that_wait(spark: SparkSession, tmp_path: Path) -> None:
+    """A copy in the snapshot is in retry, one that is nowhere is lost, one made behind the snapshot waits."""
+    hand = Hand(tmp_path)
+    hand.subscribed()
+    for entry in range(3):
+        hand.queued(entry, entry)
+    for entry in range(2):
+        hand.of_group("NACKED", entry, queue_id=0, entry=10 + entry, attempt=1)
+    hand.snapshot([held(10, 0, "RETRY", group=GROUP, message_id=id_of(0))], floor=2, end=3)
+    hand.of_group("NACKED", 2, queue_id=0, entry=12, attempt=1)
+    hand.end(1_000)
+    outcome = run_audit(spark, str(tmp_path), Options())
+    assert said(outcome) == [("LOST", "a copy is not in the snapshot", "message-1")]
+    (row,) = outcome.report["fired"]
+    assert (row["fired"], row["in_retry"], row["lost"]) == (3, 2, 1)
+    assert [each["kind"] for each in outcome.findings[0]["history"]] == ["QUEUED", "NACKED"]
+
+
+def test_what_the_store_holds_and_the_trail_does_not_know(spark: SparkSession, tmp_path: Path) -> None:
+    """An entry nobody accepted, and one that was handed over before the snapshot, are orphans."""
+    hand = Hand(tmp_path)
+    hand.scheduled(1, 1_000)
+    place: dict[str, Any] = {"queue_id": 0, "queue_offset": 0}
+    ids: dict[str, Any] = {"topic": TOPIC, "entry": 1, "message_id": id_of(1), "due_ms": START_MS + 1_000}
+    hand.add("DELIVERED", 1_000, **ids, **place)
+    hand.snapshot([held(1, 1_000), held(7, 1_000)])
+    hand.end(2_000)
+    outcome = run_audit(spark, str(tmp_path), Options())
+    rule = "in the snapshot, not waiting by the trail"
+    assert said(outcome) == [("ORPHAN", rule, "message-1"), ("ORPHAN", rule, "message-7")]
+    assert outcome.exit_code == 40
+
+
+def test_the_watermark_waits_for_slow_cells_and_not_for_dead_ones(spark: SparkSession, tmp_path: Path) -> None:
+    """It is that of the slowest cell; one silent for too long holds nobody up, and its own entries stay open."""
+    for cell, at_ms in (("quick", 1_000_000), ("slow", 700_000), ("silent", 0)):
+        hand = Hand(tmp_path, cell)
+        hand.scheduled(1 if cell == "silent" else 2, 900_000)
+        hand.end(at_ms)
+    outcome = run_audit(spark, str(tmp_path), Options())
+    assert outcome.report["range"]["watermark_ms"] == START_MS + 700_000
+    kinds = [(each["kind"], each["cell"], each["rule"]) for each in outcome.findings]
+    assert kinds == [
+        ("DUPLICATE_ACCEPT", "slow", "in more than one cell"),
+        ("INCONCLUSIVE", "silent", "silent cell"),
+    ]
+
+
+def test_events_without_a_beginning(spark: SparkSession, tmp_path: Path) -> None:
+    """They are orphans, unless the beginning was retired or lies in a gap."""
+    for cell, retired in (("whole", 0), ("retired", 10)):
+        hand = Hand(tmp_path, cell)
+        if retired:
+            hand.skip(retired)
+        ids: dict[str, Any] = {"topic": TOPIC, "entry": 1, "message_id": id_of(retired), "due_ms": START_MS}
+        hand.add("DELIVERED", 0, **ids, queue_id=0, queue_offset=0)
+        hand.of_group("ACKED", 50 + retired, queue_id=0, queue_offset=9)
+        hand.add("SCHEDULED", 0, topic=TOPIC, entry=2, message_id=id_of(100 + retired), due_ms=START_MS + 9_000)
+        hand.end(0, retired_sequence=retired + 1 if retired else 0)
+    outcome = run_audit(spark, str(tmp_path), Options())
+    assert {(each["kind"], each["cell"]) for each in outcome.findings} == {("ORPHAN", "whole")}
+    assert [each["message_id"] for each in outcome.findings] == ["message-0", "message-50"]
+
+
+def test_a_spool_directory_that_was_taken_over(spark: SparkSession, tmp_path: Path) -> None:
+    """What another spool goes on with is neither lost nor counted twice; a parked one is not overdue."""
+    first = Hand(tmp_path, "first", "spool")
+    for entry in (1, 2):
+        first.scheduled(entry, 1_000)
+    first.snapshot([])
+    first.end(1_000)
+    second = Hand(tmp_path, "second", "spool")
+    ids: dict[str, Any] = {"topic": TOPIC, "message_id": id_of(1)}
+    second.add("SCHEDULED", 500, **ids, entry=8, due_ms=START_MS)
+    second.add("SENT", 900, **ids, entry=8, due_ms=START_MS)
+    second.scheduled(3, 0)
+    second.snapshot([held(3, 0, "PARKED")])
+    second.end(500_000)
+    outcome = run_audit(spark, str(tmp_path), Options())
+    assert said(outcome) == [("LOST", "not in the snapshot", "message-2")]
+    table = {
+        row["cell"]: (row["spooled"], row["sent"], row["pending"], row["lost"]) for row in outcome.report["spooled"]
+    }
+    assert table == {"first": (1, 0, 0, 1), "second": (2, 1, 1, 0)}
+
+
+def test_kinds_that_nobody_knows_are_said(spark: SparkSession, tmp_path: Path) -> None:
+    """They are kept, counted, and change nothing."""
+    hand = Hand(tmp_path)
+    hand.add("KIND_99", 0, topic=TOPIC, message_id=id_of(1))
+    hand.end(0)
+    outcome = run_audit(spark, str(tmp_path), Options())
+    assert said(outcome) == [("UNKNOWN_KIND", "KIND_99", "")]
+    assert outcome.exit_code == 0
