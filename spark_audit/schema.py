@@ -84,13 +84,16 @@ PROGRESS: Final = StructType(
 ACCEPTS = ("SCHEDULED", "QUEUED")
 ENDS_OF_ENTRY = ("DELIVERED", "RECALLED")
 DEAD = ("DEAD_EXHAUSTED", "DEAD_TOO_OLD", "DEAD_FORWARDED", "DEAD_SENT_BACK", "DEAD_BY_OPERATOR")
-FIRED = ("QUEUED", "DELIVERED")  # and DEAD, in the dead-letter topic
+GIVEN_UP = "TX_GIVEN_UP"  # nobody decided a transaction
+LETTER_KINDS = (*DEAD, GIVEN_UP)  # also put a letter into a dead-letter topic: fired there
+FIRED = ("QUEUED", "DELIVERED")  # and LETTER_KINDS, in the dead-letter topic
 IN_LANE = ("RETRIED", "RETRY_MOVED")
 EXITS = ("ACKED", "FILTERED", "NACKED")  # and DEAD that name a queue
 FAILED = ("NACKED", "POSTPONED")  # and DEAD that name a queue
 OF_LETTERS = ("REDRIVEN", "PURGED")
 OF_SPOOL = ("SENT", "SEND_FAILED", "SEND_DEAD", "REQUEUED", "DROPPED")
 OF_PLACE = ("LEASE_EXPIRED", "GIVEN_BACK", "POSTPONED", "INVISIBLE_CHANGED")
+OF_TRANSACTION = ("HALF", "TX_CHECKED", "COMMITTED", "ROLLED_BACK", GIVEN_UP)
 OF_CELL = (
     "OPENED",
     "CLOSED",
@@ -105,10 +108,22 @@ OF_CELL = (
 # Few in number, and needed as rows: read in one go, whatever else is asked.
 RARE = ("OPENED", "CLOSED", "SUBSCRIBED", "GAP", "TAIL_LOST", "EXPIRED", *OF_LETTERS)
 KNOWN = frozenset(
-    {*ACCEPTS, *ENDS_OF_ENTRY, *DEAD, *IN_LANE, *EXITS, *OF_LETTERS, *OF_SPOOL, *OF_PLACE, *OF_CELL, "EXPIRED"}
+    {
+        *ACCEPTS,
+        *ENDS_OF_ENTRY,
+        *DEAD,
+        *IN_LANE,
+        *EXITS,
+        *OF_LETTERS,
+        *OF_SPOOL,
+        *OF_PLACE,
+        *OF_TRANSACTION,
+        *OF_CELL,
+        "EXPIRED",
+    }
 )
 # Events of one message, which decide its fate.
-OF_MESSAGE = (*ACCEPTS, *ENDS_OF_ENTRY, *IN_LANE, *EXITS, *DEAD, *OF_SPOOL)
+OF_MESSAGE = (*ACCEPTS, *ENDS_OF_ENTRY, *IN_LANE, *EXITS, *LETTER_KINDS, *OF_SPOOL)
 
 # --- findings ---------------------------------------------------------------------------------------------------------
 

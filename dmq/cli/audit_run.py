@@ -199,8 +199,10 @@ def _path_to(package: Path) -> dict[str, str]:
 
 
 def _memory(given: str | None) -> str:
-    """Return what Java gets: as given, else half of what there is, at most 4 GiB."""
+    """Return what Java gets: as given, ours or Java's way (``4g``), else half of what there is, at most 4 GiB."""
     if given is not None:
+        if re.fullmatch(r"[1-9][0-9]*[kmgtKMGT]", given):
+            return given.lower()
         try:
             return f"{max(parse_size(given) // _MIB, 1)}m"
         except ValueError as error:

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from spark_audit.jobs.health import CellState
 from spark_audit.jobs.options import Options
-from spark_audit.schema import DEAD, OF_LETTERS, RARE, ROWS
+from spark_audit.schema import DEAD, LETTER_KINDS, OF_LETTERS, RARE, ROWS
 from spark_audit.session import keep
 from spark_audit.tables import Listing, empty_table, local_table, read_contents
 from spark_audit.transforms.candidates import find_candidates
@@ -72,10 +72,10 @@ class Judged:
 
 def scan_rows(rows: DataFrame, options: Options) -> Scan:
     """Count rows, and keep those of kinds that are rare."""
-    lettered = with_letters(rows)
+    rare = keep(rows.where(F.col("kind").isin(*RARE, *LETTER_KINDS)))
+    lettered = with_letters(rows, rare)
     counts = count_rows(lettered, window_ms=options.window_ms, late_after_ms=options.late_after_ms)
-    rare = rows.where(F.col("kind").isin(*RARE, *DEAD))
-    return Scan(lettered, keep(counts), keep(rare))
+    return Scan(lettered, keep(counts), rare)
 
 
 def read_held(spark: SparkSession, listing: Listing, cells: Sequence[CellState]) -> Held:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
 from pyspark.sql import Column, DataFrame
 
-from spark_audit.schema import BARS_MS, DEAD, FIRED, ID_EPOCH_S, IN_LANE, LETTERS
+from spark_audit.schema import BARS_MS, DEAD, FIRED, ID_EPOCH_S, IN_LANE, LETTER_KINDS, LETTERS
 
 BITS = 64
 _BUCKETS = 64
@@ -54,10 +54,11 @@ def bar_of(lateness_ms: int) -> int:
     return next((bound for bound in BARS_MS if lateness_ms <= bound), -1)
 
 
-def with_letters(events: DataFrame) -> DataFrame:
-    """Add a row for each dead letter as what it is in its own topic: fired there. ``is_letter`` marks those."""
-    names = [name for name in events.columns if name != "is_letter"]
-    own = F.struct(*names, F.lit(False).alias("is_letter"))
+def with_letters(events: DataFrame, deaths: DataFrame | None = None) -> DataFrame:
+    """Add a row for each dead letter as what it is in its own topic: fired there. ``is_letter`` marks those.
+
+    ``deaths`` are the events that letters come of, where they are known already: it saves a look at all the others.
+    """
     changed = {
         "topic": F.concat(F.lit(LETTERS), F.col("group")),
         "group": F.lit(None).cast("string"),
@@ -66,9 +67,11 @@ def with_letters(events: DataFrame) -> DataFrame:
         "entry": F.lit(None).cast("long"),
         "due_ms": F.lit(None).cast("long"),
     }
-    letter = F.struct(*(changed.get(name, F.col(name)).alias(name) for name in names), F.lit(True).alias("is_letter"))
-    both = F.when(F.col("kind").isin(*DEAD) & F.col("detail").isNotNull(), F.array(own, letter)).otherwise(F.array(own))
-    return events.select(F.explode(both).alias("row")).select("row.*")
+    source = events if deaths is None else deaths
+    letters = source.where(F.col("kind").isin(*LETTER_KINDS) & F.col("detail").isNotNull())
+    own = events.withColumn("is_letter", F.lit(False))
+    columns = (changed.get(name, F.col(name)).alias(name) for name in events.columns)
+    return own.unionByName(letters.select(*columns, F.lit(True).alias("is_letter")))
 
 
 def is_fired() -> Column:

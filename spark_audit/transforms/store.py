@@ -26,7 +26,7 @@ def held_orphans(rows: DataFrame, held: DataFrame, cells: DataFrame, *, window_m
         F.count_if(kind.isin(*_BEGINS)).alias("begins"), F.count_if(kind.isin(*_ENDS)).alias("ends")
     )
     # of a message that failed in a queue the death names the entry it was delivered from, which has ended before
-    waiting = held.where(F.col("kind") != "DEAD").withColumnRenamed("kind", "held_as")
+    waiting = held.where(~F.col("kind").isin("DEAD", "TRANSACTION")).withColumnRenamed("kind", "held_as")
     joined = waiting.join(known, on=["cell", "entry", "message_id"], how="left").join(heads, on="cell", how="inner")
     is_known = (F.coalesce("begins", F.lit(0)) > 0) & (F.coalesce("ends", F.lit(0)) == 0)
     is_excused = F.col("is_retired") & (F.col("entry") < F.coalesce("entry_min", F.lit(2**62)))

@@ -227,13 +227,14 @@ def test_a_job_that_failed_tells_where_its_log_is(code: int, becomes: int, spark
     assert ended.stderr == f"dmq: the audit failed ({code}); Spark's log is {tmp_path / 'out' / 'spark.log'}\n"
 
 
-def test_what_is_asked_for_reaches_the_job(spark: FakeSpark, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("memory", "told"), [("1GiB", "1024m"), ("3g", "3g"), ("512M", "512m")])
+def test_what_is_asked_for_reaches_the_job(spark: FakeSpark, tmp_path: Path, memory: str, told: str) -> None:
     """Times as milliseconds, durations with their unit, Spark's options to Spark, and nothing that was not given."""
     (tmp_path / "trail").mkdir()
     base = ["--trail", str(tmp_path / "trail"), "--out", str(tmp_path / "out")]
     given = ["--from", "2026-11-21T00:00:00Z", "--to", "1795305600000", "--late-after", "1m", "--late-max", "3"]
     given += ["--duplicates-max", "4", "--grace", "2m", "--exact"]
-    of_spark = ["--master", "local[2]", "--driver-memory", "1GiB", "--conf", "spark.a=b=c"]
+    of_spark = ["--master", "local[2]", "--driver-memory", memory, "--conf", "spark.a=b=c"]
     of_spark += ["--conf", "spark.driver.extraJavaOptions=-Dx=y"]
     assert dmq("audit", "run", *base, *given, *of_spark, "--no-snapshot", env=spark.env).returncode == 0
     arguments = spark.arguments
@@ -241,7 +242,7 @@ def test_what_is_asked_for_reaches_the_job(spark: FakeSpark, tmp_path: Path) -> 
     passed = ["--from", "1795219200000", "--to", "1795305600000", "--late-after", "60000ms", "--grace", "120000ms"]
     passed += ["--late-max", "3", "--duplicates-max", "4", "--exact"]
     assert arguments[at:] == ["run", *base, *passed]
-    assert arguments[:4] == ["--master", "local[2]", "--driver-memory", "1024m"]
+    assert arguments[:4] == ["--master", "local[2]", "--driver-memory", told]
     assert arguments[4] == "--driver-java-options"
     assert arguments[5].endswith("-Dx=y")
     assert arguments[6:8] == ["--conf", "spark.a=b=c"]
