@@ -25,6 +25,7 @@ def spark() -> Iterator[SparkSession]:
         "spark.sql.files.openCostInBytes": "65536",
         # compiling plans takes longer than running them on trails of this size; the job's own tests compile
         "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     }.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()

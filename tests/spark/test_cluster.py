@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from support.effort import at_length
 from support.trail_forge import forge
 from support.trail_mutations import MUTATORS
 
@@ -102,6 +103,7 @@ def expected(spark: SparkSession, bent: Path, tmp_path_factory: pytest.TempPathF
     return {name: (out / name).read_bytes() for name in COMPARED}
 
 
+@at_length
 def test_by_itself_it_writes_the_same_bytes(bent: Path, expected: dict[str, bytes], tmp_path: Path) -> None:
     """``python -m spark_audit`` needs no cluster and no spark-submit; its exit code is the verdict."""
     assert audited([sys.executable, "-m", "spark_audit"], bent, tmp_path / "out") == (20, expected)

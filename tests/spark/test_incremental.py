@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from support.effort import at_length
 from support.trail_files import cells_of, files_of
 from support.trail_forge import forge
 from support.trail_mutations import MUTATORS
@@ -74,6 +75,7 @@ def test_in_steps_and_at_once_are_the_same_to_the_byte(spark: SparkSession, whol
     assert written(again, tmp_path / "again") == expected
 
 
+@at_length
 def test_a_run_that_was_killed_has_taken_in_nothing(
     spark: SparkSession, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +99,7 @@ def _fail(*arguments: object) -> None:
     raise KeyboardInterrupt
 
 
+@at_length
 def test_what_was_kept_is_given_up_when_it_does_not_fit(spark: SparkSession, whole: Path, tmp_path: Path) -> None:
     """With another window, or when a file that was taken in is gone, everything is read again."""
     trail, kept = tmp_path / "trail", str(tmp_path / "state")

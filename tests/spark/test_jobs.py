@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from support.effort import at_length
 from support.trail_forge import Truth, forge, same_ledger
 from support.trail_mutations import MUTATORS
 
@@ -52,7 +53,10 @@ def test_a_clean_trail_is_clean_and_its_ledgers_are_the_truth(spark: SparkSessio
     assert outcome.figures["windows_skipped"] > 0.5 * outcome.figures["windows"] > 0
 
 
-@pytest.mark.parametrize("changed", [{"exact": True}, {"key_bits": 5}, {"verify": False}, {}])
+@pytest.mark.parametrize(
+    "changed",
+    [{"exact": True}, *(pytest.param(each, marks=at_length) for each in ({"key_bits": 5}, {"verify": False}, {}))],
+)
 def test_how_it_is_asked_changes_no_byte(
     spark: SparkSession, bent: Path, tmp_path: Path, changed: dict[str, object]
 ) -> None:
@@ -64,6 +68,7 @@ def test_how_it_is_asked_changes_no_byte(
     assert first == second
 
 
+@at_length
 def test_a_range_chooses_windows(spark: SparkSession, truth: Truth) -> None:
     """With a range only its windows are in the ledger of what was scheduled."""
     starts = sorted({row["window_start_ms"] for row in truth.scheduled})
@@ -74,6 +79,7 @@ def test_a_range_chooses_windows(spark: SparkSession, truth: Truth) -> None:
     assert same_ledger(expected, outcome.report["scheduled"], ("window_start_ms", "topic")) == []
 
 
+@at_length
 def test_no_more_findings_are_listed_than_asked_for(spark: SparkSession, bent: Path) -> None:
     """All are counted, the first are listed, with their histories."""
     everything = run_audit(spark, str(bent), Options())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from support.effort import at_length
 from support.trail_damage import DAMAGERS, Damage
 from support.trail_forge import Truth, forge
 from support.trail_judge import Outcome, audit_with, check_clean, check_damage, check_lies
@@ -56,11 +57,13 @@ def tell(trail: Path, count: int, names: Sequence[str], cell: str, told: set[str
     return lies
 
 
+@at_length
 def test_clean(audit: Audit, truth: Truth) -> None:
     """Nothing is found in a sound trail, and every ledger is the truth to the last message."""
     check_clean(audit(truth.path), truth)
 
 
+@at_length
 @pytest.mark.parametrize(("names", "exit_code"), [(LOSSES, 20), (DELAYS, 10), (("reorder",), 40)])
 def test_one_of_a_kind(audit: Audit, trail: Path, names: Sequence[str], exit_code: int) -> None:
     """One message in 20 000 is enough, and the exit code is that of what is wrong with it."""
@@ -81,6 +84,7 @@ def test_all_kinds_together(audit: Audit, trail: Path) -> None:
     assert outcome.exit_code == 40
 
 
+@at_length
 @pytest.mark.parametrize("half", [0, 1])
 def test_a_thousand(audit: Audit, trail: Path, half: int) -> None:
     """A thousand of a kind are a thousand findings."""
@@ -93,6 +97,7 @@ def test_a_thousand(audit: Audit, trail: Path, half: int) -> None:
     assert sum(outcome.report["findings"]["by_kind"].values()) == 4_000
 
 
+@at_length
 @pytest.mark.parametrize(("cut", "repeated", "of_spool"), [(1, 2, 10), (2, 10, 1), (10, 1, 2), (1_000, 1_000, 1_000)])
 def test_missing_and_repeated_records(audit: Audit, trail: Path, cut: int, repeated: int, of_spool: int) -> None:
     """Each missing number is named, each number that is there twice too; nothing is lost because of it."""
@@ -106,6 +111,7 @@ def test_missing_and_repeated_records(audit: Audit, trail: Path, cut: int, repea
     assert outcome.exit_code == 30
 
 
+@at_length
 def test_behind_the_back_of_the_manifest(audit: Audit, trail: Path) -> None:
     """Altered files are named, beside what is missing in them; so are repeated records that differ."""
     damages = [
@@ -118,6 +124,7 @@ def test_behind_the_back_of_the_manifest(audit: Audit, trail: Path) -> None:
     assert outcome.exit_code == 40
 
 
+@at_length
 def test_missing_files(audit: Audit, trail: Path) -> None:
     """Missing files are named if the manifest knows them, and are gaps either way; a cut end shows by the snapshot."""
     damages = [
@@ -141,6 +148,7 @@ def test_altered_files(audit: Audit, trail: Path) -> None:
     assert outcome.exit_code == 40
 
 
+@at_length
 def test_lies_beside_damage(audit: Audit, trail: Path) -> None:
     """A gap in one cell hides no loss in another one."""
     lies = tell(trail, 10, ("lose_hand_over", "lose_exit"), "daemon-1", set())

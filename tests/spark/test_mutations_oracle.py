@@ -72,7 +72,7 @@ def damage(path: Path, random: Random) -> Damage | None:
         return None
 
 
-@pytest.mark.parametrize("number", range(5 * EFFORT))
+@pytest.mark.parametrize("number", range(1 if EFFORT == 1 else 5 * EFFORT))
 def test_second_opinion(spark: SparkSession, tmp_path: Path, number: int) -> None:
     """Findings are the same, and the ledgers to the last message."""
     print(f"DMQ_TEST_SEED={SEED}")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from support.effort import at_length
 from support.trail_files import CellWriter, Event, Snapshot, write_snapshot
 
 from spark_audit.jobs.audit import run_audit
@@ -184,6 +185,7 @@ def test_copies_that_wait(spark: SparkSession, tmp_path: Path) -> None:
     assert [each["kind"] for each in outcome.findings[0]["history"]] == ["QUEUED", "NACKED"]
 
 
+@at_length
 def test_what_the_store_holds_and_the_trail_does_not_know(spark: SparkSession, tmp_path: Path) -> None:
     """An entry nobody accepted, and one that was handed over before the snapshot, are orphans."""
     hand = Hand(tmp_path)
@@ -199,6 +201,7 @@ def test_what_the_store_holds_and_the_trail_does_not_know(spark: SparkSession, t
     assert outcome.exit_code == 40
 
 
+@at_length
 def test_the_watermark_waits_for_slow_cells_and_not_for_dead_ones(spark: SparkSession, tmp_path: Path) -> None:
     """It is that of the slowest cell; one silent for too long holds nobody up, and its own entries stay open."""
     for cell, at_ms in (("quick", 1_000_000), ("slow", 700_000), ("silent", 0)):
@@ -214,6 +217,7 @@ def test_the_watermark_waits_for_slow_cells_and_not_for_dead_ones(spark: SparkSe
     ]
 
 
+@at_length
 def test_events_without_a_beginning(spark: SparkSession, tmp_path: Path) -> None:
     """They are orphans, unless the beginning was retired or lies in a gap."""
     for cell, retired in (("whole", 0), ("retired", 10)):
@@ -230,6 +234,7 @@ def test_events_without_a_beginning(spark: SparkSession, tmp_path: Path) -> None
     assert [each["message_id"] for each in outcome.findings] == ["message-0", "message-50"]
 
 
+@at_length
 def test_a_spool_directory_that_was_taken_over(spark: SparkSession, tmp_path: Path) -> None:
     """What another spool goes on with is neither lost nor counted twice; a parked one is not overdue."""
     first = Hand(tmp_path, "first", "spool")
@@ -252,6 +257,7 @@ def test_a_spool_directory_that_was_taken_over(spark: SparkSession, tmp_path: Pa
     assert table == {"first": (1, 0, 0, 1), "second": (2, 1, 1, 0)}
 
 
+@at_length
 def test_kinds_that_nobody_knows_are_said(spark: SparkSession, tmp_path: Path) -> None:
     """They are kept, counted, and change nothing."""
     hand = Hand(tmp_path)

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 EFFORT = max(1, int(os.environ.get("DMQ_TEST_EFFORT", "1")))
 CRASHES = int(os.environ.get("DMQ_TEST_CRASHES", "20"))  # how often a test of the whole daemon kills it
 SEED = int(os.environ.get("DMQ_TEST_SEED", "0")) or int.from_bytes(os.urandom(4))  # printed by tests that use it
+# For tests that take long and have a shorter one beside them.
+at_length = pytest.mark.skipif(EFFORT < 2, reason="a long run: DMQ_TEST_EFFORT=2 or more")
