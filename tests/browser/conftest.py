@@ -216,7 +216,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return page_of
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # a running browser is a running event loop: no later test could start its own
 def browser() -> Iterator[Browser]:
     """The system's Chromium; skips by name where there is none, and fails in CI."""
     names = ("chromium", "chromium-browser", "google-chrome")
