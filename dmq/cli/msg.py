@@ -123,10 +123,10 @@ def recall(
     """Take a delayed message back before it is delivered, and print its id."""
     session = session_of(ctx, address, output, timeout)
     from broker_adapter.errors import Refused
-    from dmq.embedded.recall import decode_handle
+    from dmq.embedded.recall import decode_recall
 
     try:
-        topic = decode_handle(handle).topic
+        topic = decode_recall(handle).topic
     except Refused as refused:
         raise typer.BadParameter(refused.why, param_hint="HANDLE") from refused
     with session.connect() as client:

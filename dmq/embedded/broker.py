@@ -20,6 +20,7 @@ from broker_adapter.topics import check_group
 from dmq.audit.events import EventKind, encode_event
 from dmq.embedded.checks import CheckOptions
 from dmq.embedded.dead_letters import DeadLetters
+from dmq.embedded.entry_handle import EntryHandle, HandleKind, encode_handle
 from dmq.embedded.failures import Failures
 from dmq.embedded.filters import filter_of
 from dmq.embedded.group_queue import ATTEMPT_MAX, GroupQueue, Lease
@@ -28,7 +29,7 @@ from dmq.embedded.leases import Leases
 from dmq.embedded.names import GROUPED, PLAIN, Topic
 from dmq.embedded.place import CHECKS_DEFAULT, Placement
 from dmq.embedded.reader import Reader
-from dmq.embedded.recall import RecallHandle, Recalls, encode_handle
+from dmq.embedded.recall import Recalls
 from dmq.embedded.receipt import Receipt, decode_handle
 from dmq.embedded.registry import DEFAULT_POLICY, Registry
 from dmq.embedded.subscription import Subscription
@@ -333,7 +334,7 @@ def _receipt(topic: Topic, message_id: str, stored: Stored) -> SendReceipt:
         return SendReceipt(message_id, stored.queue_id, stored.queue_offset, stored.repeated)
     if state is EntryState.WITHDRAWN:
         return SendReceipt(message_id, -1, -1, stored.repeated, recalled_at_ms=stored.at_ms)
-    handle = encode_handle(RecallHandle(stored.sequence, topic.name, pack_id(message_id)))
+    handle = encode_handle(HandleKind.RECALL, EntryHandle(stored.sequence, topic.name, pack_id(message_id)))
     return SendReceipt(message_id, stored.queue_id, stored.queue_offset, stored.repeated, handle)
 
 

@@ -4,27 +4,19 @@ A half message waits on the timeline under the time of its next check, in a scop
 comes it is not handed over: it waits again, with one more check counted, and once that is durable its producers are
 asked. With no producer to ask it waits again and nothing is counted. After its last check it becomes a dead letter of
 the group ``unresolved-transactions``, where operators find it, send it again or throw it away.
-
-    transaction id     base64url of: version 17 | sequence of the entry 8 | topic length 1 | topic | packed message id
-                       | crc 4
 """
 
 from __future__ import annotations
 
-import struct
 import threading
-from base64 import urlsafe_b64decode, urlsafe_b64encode
-from binascii import Error as Base64Error
-from binascii import crc32
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import unpack_id
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.transactions import Check
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
+from dmq.embedded.entry_handle import EntryHandle, HandleKind, encode_handle
 from dmq.embedded.names import Names
 from dmq.errors import StoreCorrupt
 from dmq.store.ops import EntryState, HandOver, Receipt, Reschedule
@@ -49,10 +41,7 @@ UNDER_WAY_MAX = 1024  # checks that are decided and not yet on their way to a pr
 UNDER_WAY_BYTES_MAX = 32 * 1024 * 1024
 BUSY_MS = 1_000  # until a check is tried again for which there was no room
 _SCOPE = 0x8000_0000
-_HEAD = struct.Struct(">BQB")
-_CRC = struct.Struct(">I")
 _HALF = bytes((EntryKind.TRANSACTION,))
-_VERSION = 17  # recall handles look alike, and begin with 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,39 +53,9 @@ class CheckOptions:
     checks_max: int = 15
 
 
-class TransactionId(NamedTuple):
-    """What a transaction id says."""
-
-    sequence: int
-    topic: str
-    message_id: bytes  # packed
-
-
 def scope_of(topic_id: int) -> int:
     """Return the scope of a topic's half messages; ids of names are far smaller."""
     return topic_id | _SCOPE
-
-
-def encode_transaction_id(transaction: TransactionId) -> str:
-    """Return the text of a transaction id."""
-    topic = transaction.topic.encode()
-    packed = _HEAD.pack(_VERSION, transaction.sequence, len(topic)) + topic + transaction.message_id
-    return urlsafe_b64encode(packed + _CRC.pack(crc32(packed))).decode().rstrip("=")
-
-
-def decode_transaction_id(text: str) -> TransactionId:
-    """Read a transaction id; ``Refused(TRANSACTION_ID)`` for anything this broker cannot have written."""
-    try:
-        raw = urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
-        packed, crc = raw[: -_CRC.size], raw[-_CRC.size :]
-        version, sequence, topic_len = _HEAD.unpack_from(packed)
-        topic, message_id = packed[_HEAD.size :][:topic_len], packed[_HEAD.size + topic_len :]
-        if version != _VERSION or _CRC.unpack(crc)[0] != crc32(packed) or not topic or not message_id:
-            raise ValueError(version)
-        return TransactionId(sequence, topic.decode(), message_id)
-    except (ValueError, Base64Error, struct.error) as error:
-        why = "it is not one of this broker, or cut short" if text.strip() else "it is blank"
-        raise Refused(Rule.TRANSACTION_ID, why, value=text) from error
 
 
 class Checks:
@@ -194,10 +153,10 @@ class Checks:
     def _check_of(self, op: Reschedule) -> Check:
         entry = decode_waiting(op.record)
         topic = self._names.topics_by_id[entry.topic_id].name
-        transaction = TransactionId(int.from_bytes(op.key[8:], "big"), topic, op.message_id)
+        transaction = EntryHandle(int.from_bytes(op.key[8:], "big"), topic, op.message_id)
         payload = body_payload(op.record[WAITING_HEADER_BYTES + TERMS_BYTES :])
         message_id = unpack_id(op.message_id)
-        return Check(topic, message_id, encode_transaction_id(transaction), payload, entry.retry_count)
+        return Check(topic, message_id, encode_handle(HandleKind.TRANSACTION, transaction), payload, entry.retry_count)
 
 
 def is_half(value: bytes) -> bool:

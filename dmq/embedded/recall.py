@@ -1,61 +1,29 @@
-"""Taking a delayed message back before it is due, and the handles by which that is asked for.
+"""Taking a delayed message back before it is due, by the handle that its send was answered with.
 
-    handle     base64url of: version 1 | sequence of the entry 8 | topic length 1 | topic | packed message id | crc 4
-
-The sequence makes a handle good for one entry only, wherever on the timeline it lies by now: a later message with the
-same id has another one. The writer decides between the recall and the hand-over; here is only found out what to ask it
-for, and what the answer means.
+The writer decides between the recall and the hand-over; here is only found out what to ask it for, and what the answer
+means.
 """
 
 from __future__ import annotations
 
-import struct
-from base64 import urlsafe_b64decode, urlsafe_b64encode
-from binascii import Error as Base64Error
-from binascii import crc32
-from typing import NamedTuple
-
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import RecallReceipt, unpack_id
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
+from dmq.embedded.entry_handle import EntryHandle, HandleKind, NotAHandle, decode_handle
 from dmq.embedded.registry import Registry
 from dmq.store.keys import pack_timeline_key
 from dmq.store.ops import EntryState, Receipt, Withdraw
 from dmq.store.record import EntryKind, decode_waiting
 from dmq.units import format_time
 
-_HEAD = struct.Struct(">BQB")
-_CRC = struct.Struct(">I")
-_VERSION = 1
 _TRIES_MAX = 16  # an entry that moves on between two looks at it is looked for again
 
 
-class RecallHandle(NamedTuple):
-    """What a handle says."""
-
-    sequence: int
-    topic: str
-    message_id: bytes  # packed
-
-
-def encode_handle(handle: RecallHandle) -> str:
-    """Return the handle text."""
-    topic = handle.topic.encode()
-    packed = _HEAD.pack(_VERSION, handle.sequence, len(topic)) + topic + handle.message_id
-    return urlsafe_b64encode(packed + _CRC.pack(crc32(packed))).decode().rstrip("=")
-
-
-def decode_handle(text: str) -> RecallHandle:
-    """Read a handle; ``Refused(REQUEST)`` for anything this broker cannot have written."""
+def decode_recall(text: str) -> EntryHandle:
+    """Read a recall handle; ``Refused(REQUEST)`` for anything this broker cannot have written."""
     try:
-        raw = urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4))
-        packed, crc = raw[: -_CRC.size], raw[-_CRC.size :]
-        version, sequence, topic_len = _HEAD.unpack_from(packed)
-        topic, message_id = packed[_HEAD.size :][:topic_len], packed[_HEAD.size + topic_len :]
-        if version != _VERSION or _CRC.unpack(crc)[0] != crc32(packed) or not topic or not message_id:
-            raise ValueError(version)
-        return RecallHandle(sequence, topic.decode(), message_id)
-    except (ValueError, Base64Error, struct.error) as error:
+        return decode_handle(HandleKind.RECALL, text)
+    except NotAHandle as error:
         why = "the recall handle is not one of this broker, or cut short" if text else "the recall handle is empty"
         raise Refused(Rule.REQUEST, why, value=text) from error
 
@@ -69,7 +37,7 @@ class Recalls:
 
     async def recall(self, topic_name: str, text: str) -> RecallReceipt:
         """As ``PopBroker.recall``."""
-        handle = decode_handle(text)
+        handle = decode_recall(text)
         topic = self._registry.names.topics.get(topic_name)
         if topic is None:
             raise Refused(Rule.TOPIC_UNKNOWN, "nothing was ever sent there", value=topic_name)
@@ -108,7 +76,7 @@ class Recalls:
         return RecallReceipt(unpack_id(message_id), told.at_ms) if told.state is EntryState.WITHDRAWN else None
 
 
-def _answer(handle: RecallHandle, found: Receipt | None) -> RecallReceipt:
+def _answer(handle: EntryHandle, found: Receipt | None) -> RecallReceipt:
     message_id = unpack_id(handle.message_id)
     if found is None:
         why = "the message is unknown: it ended longer ago than ends are remembered, or was never accepted here"

@@ -21,14 +21,8 @@ from broker_adapter.message import pack_id
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.transactions import Check, Checker, Half, HalfReceipt
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
-from dmq.embedded.checks import (
-    GIVEN_UP_GROUP,
-    Checks,
-    TransactionId,
-    decode_transaction_id,
-    encode_transaction_id,
-    scope_of,
-)
+from dmq.embedded.checks import GIVEN_UP_GROUP, Checks, scope_of
+from dmq.embedded.entry_handle import EntryHandle, HandleKind, NotAHandle, decode_handle, encode_handle
 from dmq.embedded.names import PLAIN, Topic
 from dmq.embedded.place import Placement
 from dmq.embedded.registry import Registry
@@ -140,10 +134,10 @@ class Transactions:
         topic_name: str,
         text: str,
         wanted: EntryState,
-        make: Callable[[Topic, TransactionId, bytes, bytes], Withdraw],
+        make: Callable[[Topic, EntryHandle, bytes, bytes], Withdraw],
     ) -> bool:
         """Give a half message its outcome; say whether it was this call that did."""
-        transaction = decode_transaction_id(text)
+        transaction = _decode(text)
         if transaction.topic != topic_name:
             why = f"it is of a message of topic {transaction.topic!r}"
             raise Refused(Rule.TRANSACTION_ID, why, value=topic_name)
@@ -171,7 +165,7 @@ class Transactions:
             is_durable = True
         raise BrokerUnavailable("the half message moves all the time")
 
-    def _commit_op(self, topic: Topic, transaction: TransactionId, key: bytes, value: bytes) -> Withdraw:
+    def _commit_op(self, topic: Topic, transaction: EntryHandle, key: bytes, value: bytes) -> Withdraw:
         entry = decode_waiting(value)
         _check_kind(entry.kind)
         terms = decode_terms(value, WAITING_HEADER_BYTES)
@@ -226,7 +220,15 @@ class Transactions:
                 log.info("transaction_check_unsent", topic=check.topic, message_id=check.message_id, check=check.number)
 
 
-def _roll_back_op(topic: Topic, transaction: TransactionId, key: bytes, value: bytes) -> Withdraw:
+def _decode(text: str) -> EntryHandle:
+    try:
+        return decode_handle(HandleKind.TRANSACTION, text)
+    except NotAHandle as error:
+        why = "it is not one of this broker, or cut short" if text.strip() else "it is blank"
+        raise Refused(Rule.TRANSACTION_ID, why, value=text) from error
+
+
+def _roll_back_op(topic: Topic, transaction: EntryHandle, key: bytes, value: bytes) -> Withdraw:
     entry = decode_waiting(value)
     _check_kind(entry.kind)
     event = encode_event(
@@ -242,11 +244,11 @@ def _check_kind(kind: int) -> None:
 
 def _receipt(half: Half, receipt: Receipt) -> HalfReceipt:
     envelope = half.envelope
-    transaction = TransactionId(receipt.sequence, envelope.topic, pack_id(envelope.message_id))
+    transaction = EntryHandle(receipt.sequence, envelope.topic, pack_id(envelope.message_id))
     ended = ""
     if receipt.state not in {EntryState.WAITING, EntryState.COMMITTED}:
         ended = _ended(receipt)
-    return HalfReceipt(envelope.message_id, encode_transaction_id(transaction), receipt.repeated, ended)
+    return HalfReceipt(envelope.message_id, encode_handle(HandleKind.TRANSACTION, transaction), receipt.repeated, ended)
 
 
 def _answer(found: Receipt | None, wanted: EntryState) -> None:

@@ -24,7 +24,8 @@ from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import pack_id
 from dmq.audit.events import NO_QUEUE, EventKind, gap_event
 from dmq.audit.outbox import read_outbox
-from dmq.embedded.recall import RecallHandle, decode_handle, encode_handle
+from dmq.embedded.entry_handle import EntryHandle, HandleKind, encode_handle
+from dmq.embedded.recall import decode_recall
 from dmq.store.assemble import BUCKET_MS
 from dmq.store.ops import EntryState
 from dmq.store.outbox import NOT_APPLICABLE
@@ -179,7 +180,7 @@ async def test_the_trail_has_the_recall_once(rig: EmbeddedRig) -> None:
     trail = [each for each in read_outbox(rig.store) if each.event.message_id]
     scheduled, recalled = trail
     assert [each.event.kind for each in trail] == [EventKind.SCHEDULED, EventKind.RECALLED]
-    assert recalled.record.entry_sequence == scheduled.record.entry_sequence == decode_handle(handle).sequence
+    assert recalled.record.entry_sequence == scheduled.record.entry_sequence == decode_recall(handle).sequence
     assert recalled.record.queue_offset == NOT_APPLICABLE
     assert (recalled.event.topic_id, recalled.event.group_id, recalled.event.queue_id) == (scope, 0, NO_QUEUE)
     assert recalled.event.time_ms == due_ms
@@ -268,13 +269,13 @@ def test_a_delivery_in_doubt_is_not_told_as_done(tmp_path: Path) -> None:
 @pytest.mark.parametrize("message_id", [b"\x01" * 17, "\0Ü-1".encode(), b"\0" + b"7" * 254])
 def test_handles_come_back(message_id: bytes) -> None:
     """Any sequence, any topic, any packed id; every change of a character makes it a bad one."""
-    handle = RecallHandle(2**63, "%DLQ%a|b", message_id)
-    text = encode_handle(handle)
-    assert decode_handle(text) == decode_handle(text + "=" * (-len(text) % 4)) == handle
+    handle = EntryHandle(2**63, "%DLQ%a|b", message_id)
+    text = encode_handle(HandleKind.RECALL, handle)
+    assert decode_recall(text) == decode_recall(text + "=" * (-len(text) % 4)) == handle
     for at in range(len(text) - 1):  # the last one may hold bits of no meaning
         other = "A" if text[at] != "A" else "B"
         with pytest.raises(Refused, match="not one of this broker"):
-            decode_handle(text[:at] + other + text[at + 1 :])
+            decode_recall(text[:at] + other + text[at + 1 :])
     for cut in range(1, len(text)):
         with pytest.raises(Refused):
-            decode_handle(text[:cut])
+            decode_recall(text[:cut])

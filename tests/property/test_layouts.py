@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dmq.audit import events
-from dmq.embedded import checks, receipt
+from dmq.embedded import receipt
+from dmq.embedded.entry_handle import EntryHandle, HandleKind, encode_handle
 from dmq.store import keys, outbox, record
 from dmq.store.ops import EntryState
 
@@ -38,8 +39,10 @@ GOLDEN: list[tuple[str, bytes, str]] = [
     ("index committed", record.encode_index_withdrawn(1, 2, EntryState.COMMITTED),
      "05 0000000000000001 0000000000000002"),
     ("terms", record.encode_terms(record.Terms(1, 2)), "0000000000000001 0000000000000002"),
-    ("transaction id", checks.encode_transaction_id(checks.TransactionId(1, "t", b"id")).encode(),
+    ("transaction id", encode_handle(HandleKind.TRANSACTION, EntryHandle(1, "t", b"id")).encode(),
      b"EQAAAAAAAAABAXRpZE4hwis".hex()),
+    ("recall handle", encode_handle(HandleKind.RECALL, EntryHandle(1, "t", b"id")).encode(),
+     b"AQAAAAAAAAABAXRpZPomZPE".hex()),
     ("index finished", record.encode_index_finished(EntryState.DELIVERED, 1, 2, 3, 4),
      "03 0000000000000001 0000000000000002 0003 0000000000000004"),
     ("outbox row", BLOCK,
