@@ -97,6 +97,7 @@ def self_signed(directory: Path, now_ms: int) -> tuple[Path, Path]:
         text, secret = _make(_date(now_ms))
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            certificate.unlink(missing_ok=True)  # a kill in between must not leave it beside a key that does not fit
             _write(key, secret, 0o600)
             _write(certificate, text, 0o644)
         except OSError as error:

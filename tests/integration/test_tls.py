@@ -16,6 +16,7 @@ from support.wire_client import WireClient, a_message
 
 from broker_adapter.clock import ManualClock, SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.sidecar import tls
 from dmq.sidecar.tls import CertificateError, Certificates, self_signed
 
 
@@ -74,6 +75,27 @@ def test_a_new_certificate_needs_no_restart(tmp_path: Path) -> None:
     other[0].replace(certificate)
     clock.advance(2_000)
     assert found.context() is not first
+
+
+def test_a_kill_while_a_certificate_is_made_leaves_none_that_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody removed the key; the run that made a new one died before the certificate: the next one makes both."""
+    clock = SystemClock()
+    certificate, key = self_signed(tmp_path, clock.now_ms())
+    key.unlink()
+
+    def die_at_the_certificate(path: Path, content: bytes, _: int) -> None:
+        if path == certificate:
+            raise KeyboardInterrupt
+        path.write_bytes(content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tls, "_write", die_at_the_certificate)
+        with pytest.raises(KeyboardInterrupt):
+            self_signed(tmp_path, clock.now_ms())
+    assert key.exists()
+    Certificates(*self_signed(tmp_path, clock.now_ms()), clock).context()
 
 
 def test_a_certificate_that_expires_is_told_of(tmp_path: Path) -> None:
