@@ -17,7 +17,7 @@ from broker_adapter.adapter import Subscription as Wanted
 from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.message import Delivery, Envelope, RecallReceipt, SendReceipt, pack_id
 from broker_adapter.topics import check_group
-from dmq.audit.events import EventKind, encode_event
+from dmq.audit.events import EventKind
 from dmq.embedded.checks import CheckOptions
 from dmq.embedded.dead_letters import DeadLetters
 from dmq.embedded.entry_handle import EntryHandle, HandleKind, encode_handle
@@ -221,7 +221,7 @@ class EmbeddedBroker:
                 if queue.check(receipt):
                     ops += queue.finish(offset)
                     attempt = lease.attempts_before + receipt.attempt
-                    ops.append(Emit(_event(found, EventKind.ACKED, queue, attempt, offset, lease.message_id), offset))
+                    ops.append(Emit(found.event(EventKind.ACKED, queue, attempt, offset, lease.message_id), offset))
                     finished.append((queue, offset))
                 results.append(None)
             except Refused as refused:
@@ -229,10 +229,9 @@ class EmbeddedBroker:
         if None in results:
             # Also with nothing to write: what was found finished may be so by an ack that is not durable yet.
             done = self.registry.submit(ops)
-            done.add_done_callback(lambda written: _release(written, finished))
+            found.release_after(done, finished)
             await self.registry.committed(done)
             self.acked_total += len(finished)
-            found.wake_next()  # the bound of leases, or a message group, may have kept messages back
         return results
 
     async def change_invisible(
@@ -250,7 +249,7 @@ class EmbeddedBroker:
             if invisible_ms <= 0:
                 await self.registry.wait(self.leases.give_back(queue, offset, lease))
                 return receipt_handle
-            event = _event(found, EventKind.INVISIBLE_CHANGED, queue, lease.attempts, visible_at_ms, lease.message_id)
+            event = found.event(EventKind.INVISIBLE_CHANGED, queue, lease.attempts, visible_at_ms, lease.message_id)
             done = self.registry.submit([*ops, Emit(event, offset)])
             self.leases.watch(queue, offset, lease)
             await self.registry.committed(done)
@@ -338,22 +337,9 @@ def _receipt(topic: Topic, message_id: str, stored: Stored) -> SendReceipt:
     return SendReceipt(message_id, stored.queue_id, stored.queue_offset, stored.repeated, handle)
 
 
-def _release(written: asyncio.Future[list[Stored]], finished: Sequence[tuple[GroupQueue, int]]) -> None:
-    if not written.cancelled() and written.exception() is None:
-        for queue, offset in finished:
-            queue.release(offset)
-
-
 def _resolve(found: Subscription, handle: str) -> tuple[GroupQueue, Receipt]:
     receipt = decode_handle(handle)
     queue = found.queue_at(receipt.topic_id, receipt.queue_id) if receipt.group_id == found.group_id else None
     if queue is None:
         raise Refused(Rule.RECEIPT_HANDLE, "the handle belongs to another group or topic", value=handle)
     return queue, receipt
-
-
-def _event(
-    found: Subscription, kind: EventKind, queue: GroupQueue, attempt: int, time_ms: int, message_id: bytes
-) -> bytes:
-    number = found.number_of(queue)
-    return encode_event(kind, found.topic.topic_id, found.group_id, number, attempt, time_ms, message_id)

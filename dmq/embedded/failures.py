@@ -205,15 +205,7 @@ class Failures:
         waiting = encode_waiting(
             EntryKind.RETRY, attempt, lane.topic_id, queue.group_id, at_ms, now_ms, copy_of(record, history)
         )
-        event = encode_event(
-            EventKind.NACKED,
-            found.topic.topic_id,
-            queue.group_id,
-            found.number_of(queue),
-            attempt,
-            at_ms,
-            record.message_id,
-        )
+        event = found.event(EventKind.NACKED, queue, attempt, at_ms, record.message_id)
         entry = Schedule(queue.group_id, failed_id(record.message_id, history, attempt), at_ms, waiting, event)
         return [*ops, entry, *queue.leave(failed.offset)]
 
@@ -268,6 +260,4 @@ def copy_of(record: QueuedMessage, history: History) -> bytes:
 
 
 def _event(found: Subscription, kind: EventKind, attempt: int, time_ms: int, failed: Failed) -> Emit:
-    number, message_id = found.number_of(failed.queue), failed.lease.message_id
-    event = encode_event(kind, found.topic.topic_id, found.group_id, number, attempt, time_ms, message_id)
-    return Emit(event, failed.offset)
+    return Emit(found.event(kind, failed.queue, attempt, time_ms, failed.lease.message_id), failed.offset)

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from broker_adapter.adapter import Subscription as Wanted
 from broker_adapter.message import DeadLetterFacts, Delivery, unpack_id
-from dmq.audit.events import EventKind, encode_event
+from dmq.audit.events import EventKind
 from dmq.embedded.filters import Passes
 from dmq.embedded.group_queue import GroupQueue, Lease
 from dmq.embedded.receipt import Receipt, encode_handle
-from dmq.embedded.registry import Registry, look_at
+from dmq.embedded.registry import Registry
 from dmq.embedded.subscription import Subscription
 from dmq.store.ops import Emit, Op
 from dmq.store.ops import Receipt as Stored
@@ -148,7 +148,7 @@ class HandOut:
         # Who has found something does not wait for it: forgotten by a crash, they are passed over again; a failure
         # reaches everybody else.
         done = self._registry.submit(passed_over)
-        done.add_done_callback(lambda done: _release(found, passed, done))
+        found.release_after(done, [(each.queue, each.offset) for each in passed])
         return Looked(deliveries, done, _next_look(records))
 
     def _delivery(self, found: Subscription, taken: _Taken, record: QueuedMessage, invisible_ms: int) -> Delivery:
@@ -190,15 +190,7 @@ def _next_look(records: Sequence[QueuedMessage]) -> int:
     return max(1, min(2 * len(records), LOOK_MAX, LOOK_BYTES_MAX * len(records) // max(1, size)))
 
 
-def _release(found: Subscription, passed: Sequence[_Taken], done: asyncio.Future[list[Stored]]) -> None:
-    look_at(done)
-    for each in passed:
-        each.queue.release(each.offset)
-    found.wake_next()
-
-
 def _filtered(found: Subscription, taken: _Taken) -> list[Op]:
     queue, offset, lease = taken
-    number = found.number_of(queue)
-    event = encode_event(EventKind.FILTERED, found.topic.topic_id, found.group_id, number, 0, offset, lease.message_id)
+    event = found.event(EventKind.FILTERED, queue, 0, offset, lease.message_id)
     return [*queue.finish(offset), Emit(event, offset)]

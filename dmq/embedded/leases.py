@@ -10,7 +10,7 @@ import structlog
 
 from broker_adapter.errors import BrokerError
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
-from dmq.audit.events import EventKind, encode_event
+from dmq.audit.events import EventKind
 from dmq.embedded.failures import POSTPONED_MS, Failures
 from dmq.embedded.group_queue import ATTEMPT_MAX, GroupQueue, Lease
 from dmq.embedded.registry import Registry
@@ -178,9 +178,7 @@ class Leases:
             attempt, rows = queue.plan_return(offset, lease, self._clock.now_ms())
             found = self._registry.subscription_of(queue)
             total = min(lease.attempts_before + attempt, ATTEMPT_MAX)
-            number = found.number_of(queue)
-            event = encode_event(kind, found.topic.topic_id, queue.group_id, number, total, offset, lease.message_id)
-            ops += [*rows, Emit(event, offset)]
+            ops += [*rows, Emit(found.event(kind, queue, total, offset, lease.message_id), offset)]
             planned.append((queue, offset, lease, attempt))
         done = self._registry.store.commit_async(ops, is_urgent=True)
         done.add_done_callback(lambda future: self._come_back(planned, future))

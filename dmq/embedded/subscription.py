@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from dmq.audit.events import LANE
+from dmq.audit.events import LANE, EventKind, encode_event
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.names import Topic
 
@@ -41,6 +42,23 @@ class Subscription:
     def number_of(self, queue: GroupQueue) -> int:
         """Return the queue's number as audit events name it."""
         return LANE if queue is self.lane else queue.queue_id
+
+    def event(self, kind: EventKind, queue: GroupQueue, attempt: int, time_ms: int, message_id: bytes) -> bytes:
+        """Encode what the group did with a message of one of its queues."""
+        number = self.number_of(queue)
+        return encode_event(kind, self.topic.topic_id, self.group_id, number, attempt, time_ms, message_id)
+
+    def release_after(self, done: asyncio.Future[Any], places: Iterable[tuple[GroupQueue, int]]) -> None:
+        """Let go of finished offsets once that is durable, and wake who can use what that sets free; never, if not."""
+
+        def settle(written: asyncio.Future[Any]) -> None:
+            if written.cancelled() or written.exception() is not None:
+                return
+            for queue, offset in places:
+                queue.release(offset)
+            self.wake_next()  # the bound of leases, or a message group, may have kept messages back
+
+        done.add_done_callback(settle)
 
     def choose(self, queue_id: int) -> Sequence[GroupQueue]:
         """Return the queues a receive looks at: the one asked for, or all, starting with another one each time."""

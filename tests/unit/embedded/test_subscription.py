@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 
+import pytest
+
+from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.names import Topic
 from dmq.embedded.subscription import Subscription
+from dmq.errors import StoreFailed
 
 LONG_S = 60.0
 
@@ -119,3 +123,28 @@ def test_queues_take_turns_and_looking_is_no_turn() -> None:
         starts.append(next(iter(found.choose(-1))).queue_id)
     assert starts == [1, 2, 3, 0] * 2
     assert [queue.queue_id for queue in found.choose(2)] == [2]
+
+
+@pytest.mark.parametrize("end", ["written", "failed", "cancelled"])
+def test_offsets_are_let_go_once_that_is_durable_and_only_then(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits behind them in a message group must not pass one that a crash would bring back."""
+    released: list[tuple[GroupQueue, int]] = []
+    monkeypatch.setattr(GroupQueue, "release", lambda queue, offset: released.append((queue, offset)))
+
+    async def scenario(found: Subscription) -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        places = [(found.queues[1], 7), (found.queues[2], 8)]
+        found.release_after(done, places)
+        await asyncio.sleep(0)
+        assert not released
+        if end == "written":
+            done.set_result(None)
+        elif end == "failed":
+            done.set_exception(StoreFailed("full"))
+        else:
+            done.cancel()
+        await asyncio.gather(done, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert released == (places if end == "written" else [])
+
+    play(scenario)
