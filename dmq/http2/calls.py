@@ -63,8 +63,6 @@ class Calls:
                 except CallEnded as end:
                     _cancel(stream)
                     self._end(stream, end)
-                except NotGrpc as answer:
-                    self._out.send_raw(stream, answer.block, answer.body)
 
     def expire(self, now_s: float) -> float | None:
         """End the calls whose deadline is over; return the next deadline."""
@@ -97,6 +95,8 @@ class Calls:
             check_held(self._connection)
             if stream.reader is not None:
                 _wake(stream.reader)
+        elif stream.refusal is not None:
+            self._refuse(stream, stream.refusal)
         elif stream.task is None and stream.method is not None:
             if news & ENDED:
                 self._start(stream, stream.method)
@@ -105,7 +105,11 @@ class Calls:
 
     def _open(self, stream: Stream) -> None:
         self._connection.control.served()
-        method, stream.encoding = self._methods.admit(stream)
+        try:
+            method, stream.encoding = self._methods.admit(stream)
+        except NotGrpc as answer:
+            stream.refusal = answer
+            return
         stream.method = method
         left_s = stream.headers.deadline_s
         if left_s is not None:
@@ -114,6 +118,13 @@ class Calls:
         if isinstance(method, Bidirectional):
             requests = _Requests(self._connection, stream)
             stream.task = self._loop.create_task(self._stream(stream, method.handle, requests))
+
+    def _refuse(self, stream: Stream, answer: NotGrpc) -> None:
+        """Answer in plain HTTP when the request is whole or cannot grow: a fault behind its head is told first."""
+        check_held(self._connection)
+        if stream.is_ended or stream.receive_left <= 0:
+            stream.refusal = None
+            self._out.send_raw(stream, answer.block, answer.body)
 
     def _start(self, stream: Stream, method: Unary | Streaming) -> None:
         message = only_message(self._connection, stream, stream.encoding)

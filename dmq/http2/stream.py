@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from dmq.http2.headers import RequestHeaders, Shape
 
 if TYPE_CHECKING:
-    from dmq.http2.methods import Bidirectional, Streaming, Unary
+    from dmq.http2.methods import Bidirectional, NotGrpc, Streaming, Unary
 
 # What happened to a stream since it was last looked at.
 OPENED: Final = 1
@@ -40,6 +40,7 @@ class Stream:
         "pending",
         "reader",
         "receive_left",
+        "refusal",
         "send_left",
         "sent",
         "shape",
@@ -70,6 +71,7 @@ class Stream:
         self.deadline_at_s: float | None = None
         # Of those who serve it. A stream without its task is one whose handler was not called yet.
         self.method: Unary | Streaming | Bidirectional | None = None
+        self.refusal: NotGrpc | None = None  # the answer to a request that is no gRPC, once it is whole
         self.encoding = ""
         self.task: asyncio.Task[None] | None = None
         self.reader: asyncio.Future[None] | None = None  # waits for ARRIVED or ENDED

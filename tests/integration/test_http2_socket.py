@@ -12,6 +12,7 @@ import uvloop
 
 from broker_adapter.clock import ManualClock
 from dmq.http2 import Http2Server, Limits, Rate, frames
+from dmq.http2.testing.peer import Encoder, Frame
 from dmq.http2.testing.wire import GREETING, Caller, Rig, until
 
 MIB = 2**20
@@ -246,3 +247,27 @@ def test_http1_gets_no_answer_in_http1(run: Run) -> None:
         assert await wire.is_closed()
 
     run(scenario)
+
+
+@pytest.mark.parametrize("rest", ["the end", "a full window"])
+def test_request_that_is_no_grpc_is_answered_when_it_is_whole(run: Run, rest: str) -> None:
+    """Not before, so that a fault behind its head is told as such; a body that fills its window is long enough."""
+    window = 64
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        wire = await rig.connect()
+        fields = [(":method", "GET"), (":scheme", "http"), (":path", "/"), (":authority", "x")]
+        await wire.say(frames.header_block(1, Encoder().encode(fields), ends=False))
+        heard: list[Frame] = []
+        for opaque in (b"ping 1st", b"ping 2nd"):  # what the head brought about was written before the second answer
+            await wire.say(frames.ping(opaque))
+            while not heard or heard[-1].payload != opaque:
+                heard.append(await wire.frame())
+        assert not [frame for frame in heard if frame.stream_id]
+        ends = rest == "the end"
+        await wire.say(frames.frame(frames.DATA, frames.END_STREAM if ends else 0, 1, b"x" * (1 if ends else window)))
+        assert b"405" in (await wire.until(frames.HEADERS)).payload
+        assert b"POST" in (await wire.until(frames.DATA)).payload
+        await rig.check_serving()
+
+    run(scenario, Limits(stream_window=window))
