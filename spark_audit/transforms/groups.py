@@ -9,7 +9,7 @@ from __future__ import annotations
 import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
 from pyspark.sql import Column, DataFrame, Window
 
-from spark_audit.schema import DEAD, LANE
+from spark_audit.schema import DEAD, IN_LANE, LANE
 from spark_audit.transforms.entries import has_gap
 from spark_audit.transforms.rows import group_side
 
@@ -54,7 +54,7 @@ def place_facts(side: DataFrame) -> DataFrame:
             F.count_if(F.col("visible") > 0).alias("visible"),
             F.count_if(is_named).alias("named"),
             F.min(F.when(F.col("visible") > 0, F.col("sequence"))).alias("from_sequence"),
-            F.max(F.when(kind.isin("RETRIED", "RETRY_MOVED"), 0).otherwise(1)).alias("is_original"),
+            F.max(((F.col("visible") > 0) & ~kind.isin(*IN_LANE)).cast("int")).alias("is_original"),
             F.min_by("kind", "sequence").alias("first_kind"),
             F.max_by("kind", "sequence").alias("last_kind"),
             F.min("sequence").alias("first_sequence"),
@@ -146,7 +146,7 @@ def message_facts(side: DataFrame, judged: DataFrame, copies: DataFrame, cells: 
     kind = F.col("kind")
     events = side.groupBy(*KEY).agg(
         F.count_if(kind == "NACKED").alias("nacked"),
-        F.count_if(kind.isin("RETRIED", "RETRY_MOVED")).alias("retried"),
+        F.count_if(kind.isin(*IN_LANE)).alias("retried"),
         F.count_if(kind.isin(*DEAD) & F.col("queue_id").isNull() & (F.col("copies") < 0)).alias("dead_copies"),
         F.count_if(kind.isin(*DEAD) & (F.col("visible") < 0)).alias("dead_places"),
         F.max(F.when(kind == "NACKED", F.col("sequence"))).alias("nacked_sequence"),
@@ -158,9 +158,8 @@ def message_facts(side: DataFrame, judged: DataFrame, copies: DataFrame, cells: 
         F.count_if(F.col("is_place") & (F.col("last_kind") == "FILTERED") & ~F.col("is_open")).alias("filtered"),
         F.sum(F.least("unnamed_surplus", "nacks")).alias("nack_surplus"),
         F.sum(F.col("unnamed_surplus") - F.least("unnamed_surplus", "nacks")).alias("dead_surplus"),
-        F.sum(F.when(F.col("is_known_queue"), F.col("unnamed_surplus")).otherwise(0) + F.col("named_surplus")).alias(
-            "surplus"
-        ),
+        F.sum("named_surplus").alias("named_surplus"),
+        F.sum(F.when(F.col("is_known_queue"), F.col("unnamed_surplus")).otherwise(0)).alias("implied_surplus"),
         F.sum(F.when(F.col("is_known_queue"), 0).otherwise(F.col("unnamed_surplus")) + F.col("named_orphans")).alias(
             "orphan_exits"
         ),
@@ -172,6 +171,16 @@ def message_facts(side: DataFrame, judged: DataFrame, copies: DataFrame, cells: 
     )
     joined = events.join(on_places, on=list(KEY), how="left").join(copies, on=list(KEY), how="left")
     joined = joined.join(F.broadcast(cells), on="cell", how="inner")
+    # An exit without a place of its own, of a message that was there before, is one too much; unless the trail has a
+    # gap, in which the message may have come back.
+    is_excused = has_gap(F.lit(0), F.col("last_sequence"))
+    implied = F.col("implied_surplus")
+    joined = joined.withColumns(
+        {
+            "surplus": F.col("named_surplus") + F.when(is_excused, 0).otherwise(implied),
+            "orphan_exits": F.col("orphan_exits") + F.when(is_excused, implied).otherwise(0),
+        }
+    )
     return _with_copies(joined)
 
 

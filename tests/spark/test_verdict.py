@@ -141,6 +141,33 @@ def test_a_gap_takes_the_proof_away(spark: SparkSession, tmp_path: Path) -> None
     assert outcome.report["cells"][0]["gaps"] == [{"first": 3, "last": 5, "why": "records missing"}]
 
 
+@at_length
+def test_a_gap_excuses_an_exit_too_much(spark: SparkSession, tmp_path: Path) -> None:
+    """A second nack in the lane may be of a visit that lies in the gap; a second ack of one place is one too much."""
+    hand = Hand(tmp_path)
+    hand.subscribed()
+    lane: dict[str, Any] = {"queue_id": -1}
+    for number in (1, 2):
+        hand.queued(number, number)
+    hand.of_group("NACKED", 1, queue_id=0, entry=11, attempt=1)
+    hand.of_group("RETRIED", 1, **lane, queue_offset=0, entry=11)
+    hand.of_group("NACKED", 1, **lane, entry=12, attempt=2)
+    hand.skip(1)  # RETRIED of 12
+    hand.of_group("NACKED", 1, **lane, entry=13, attempt=3)
+    hand.of_group("RETRIED", 1, **lane, queue_offset=2, entry=13)
+    hand.of_group("ACKED", 1, **lane, queue_offset=2)
+    for _ in range(2):
+        hand.of_group("ACKED", 2, queue_id=0, queue_offset=2)
+    hand.end(1_000)
+    outcome = run_audit(spark, str(tmp_path), Options())
+    assert [each for each in said(outcome) if each[2]] == [
+        ("DUPLICATE_EXIT", "a place was left more than once", "message-2"),
+        ("INCONCLUSIVE", "gap", "message-1"),
+    ]
+    (row,) = outcome.report["fired"]
+    assert (row["fired"], row["acked"], row["duplicated"]) == (2, 2, 1)
+
+
 def test_open_places_of_a_group(spark: SparkSession, tmp_path: Path) -> None:
     """Below the floor or done: lost. Handed out: in flight. Else unread; beyond the end of its queue: lost."""
     hand = Hand(tmp_path)
