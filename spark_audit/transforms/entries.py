@@ -50,7 +50,14 @@ def entry_facts(rows: DataFrame, cells: DataFrame, held: DataFrame) -> DataFrame
         ).alias("due_ms"),
         F.max_by("kind", sequence).alias("last_kind"),
     )
-    there = held.select("cell", "entry", "message_id", F.col("kind").alias("held_as"), "is_stranded")
+    there = held.select(
+        "cell",
+        "entry",
+        "message_id",
+        F.col("kind").alias("held_as"),
+        "is_stranded",
+        F.col("due_ms").alias("held_until_ms"),
+    )
     joined = facts.join(there, on=["cell", "entry", "message_id"], how="left")
     return joined.join(F.broadcast(cells), on="cell", how="inner")
 
@@ -60,6 +67,9 @@ def judge_entries(facts: DataFrame, *, watermark_ms: int, grace_ms: int, window_
     is_spool = F.col("role") == "spool"
     seen = F.col("snapshot") >= F.col("from_sequence")
     is_late = F.lit(watermark_ms) > F.col("due_ms") + grace_ms
+    # by the snapshot it was put off, or given up: what says so may lie in a gap
+    has_gone_on = (F.col("held_until_ms") > F.col("due_ms")) | (F.col("held_as") == "DEAD")
+    is_excused = has_gone_on & has_gap(F.col("from_sequence"), F.col("snapshot"))
     is_held, is_stranded = F.col("held_as").isNotNull(), F.coalesce("is_stranded", F.lit(False))
     # a directory that another spool took over: its entries go on there
     newer = Window.partitionBy("topic", "message_id", "role")
@@ -71,6 +81,7 @@ def judge_entries(facts: DataFrame, *, watermark_ms: int, grace_ms: int, window_
         .when(seen & ~is_held, _say("lost", "not in the snapshot"))
         .when(seen & is_stranded, _say("lost", "stranded in the store"))
         .when(F.col("is_silent"), _say("inconclusive", "silent cell"))
+        .when(seen & is_late & is_excused, _say("inconclusive", "gap"))
         .when(seen & is_late & (F.col("held_as") != "PARKED"), _say("overdue", "in the snapshot after its time"))
         .when(~F.coalesce(seen, F.lit(False)) & is_late, _say("inconclusive", "no snapshot"))
         .otherwise(_say("pending", ""))

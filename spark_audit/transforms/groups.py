@@ -6,6 +6,8 @@ message that lies more than once in one queue they leave the place that became v
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
 from pyspark.sql import Column, DataFrame, Window
 
@@ -163,13 +165,13 @@ def message_facts(side: DataFrame, judged: DataFrame, copies: DataFrame, cells: 
         F.sum(F.when(F.col("is_known_queue"), 0).otherwise(F.col("unnamed_surplus")) + F.col("named_orphans")).alias(
             "orphan_exits"
         ),
-        F.min(F.when(F.col("named_orphans") > 0, F.col("from_sequence"))).alias("orphan_sequence"),
         *(F.count_if(F.col("state") == state).alias(state) for state in STATES if state not in _COUNTED),
         F.count_if(F.col("state") == "lost").alias("lost_places"),
         F.min(F.when(F.col("state") == "lost", F.col("rule"))).alias("lost_rule"),
         F.count_if(F.col("state") == "inconclusive").alias("inconclusive_places"),
     )
     joined = events.join(on_places, on=list(KEY), how="left").join(copies, on=list(KEY), how="left")
+    joined = joined.fillna(0)  # a message of which only the death of a copy is known was at no place
     joined = joined.join(F.broadcast(cells), on="cell", how="inner")
     # An exit without a place of its own, of a message that was there before, is one too much; unless the trail has a
     # gap, in which the message may have come back.
@@ -189,7 +191,6 @@ _COUNTED = ("acked", "dead", "filtered", "in_retry")
 
 def _with_copies(facts: DataFrame) -> DataFrame:
     """Add what waits as a copy: in the snapshot, or nowhere."""
-    facts = facts.fillna(0, subset=["waiting_there", "nack_surplus", "dead_surplus"])
     balance = F.col("nacked") - F.col("nack_surplus") - F.col("retried") - F.col("dead_copies")
     facts = facts.withColumn("balance", balance).withColumn("waiting", F.greatest(F.col("balance"), F.lit(0)))
     seen = F.coalesce(F.col("snapshot") >= F.col("nacked_sequence"), F.lit(False))
@@ -200,19 +201,33 @@ def _with_copies(facts: DataFrame) -> DataFrame:
     facts = facts.withColumn("copies_unclear", F.col("missing_copies") - F.col("copies_lost"))
     orphans = F.greatest(-F.col("balance"), F.lit(0))
     facts = facts.withColumn("orphan_copies", orphans)
-    dead = F.greatest(F.col("dead_places") - F.col("dead_surplus"), F.lit(0)) + F.col("dead_copies")
-    # what came of copies that nobody made is no outcome of a message
-    acked = F.greatest(F.col("acked") - F.col("orphan_copies"), F.lit(0))
-    rest = F.greatest(F.col("orphan_copies") - F.col("acked"), F.lit(0))
+    counted = {
+        "inconclusive": F.col("inconclusive") + F.col("copies_unclear"),
+        "acked": F.col("acked"),
+        "dead": F.greatest(F.col("dead_places") - F.col("dead_surplus"), F.lit(0)) + F.col("dead_copies"),
+        "unread": F.col("unread"),
+        "in_flight": F.col("in_flight"),
+    }
     return facts.withColumns(
         {
             "in_retry": F.col("waiting") - F.col("missing_copies"),
             "lost": F.col("lost") + F.col("copies_lost"),
-            "inconclusive": F.col("inconclusive") + F.col("copies_unclear"),
-            "acked": acked,
-            "dead": F.greatest(dead - rest, F.lit(0)),
+            **_without_orphans(counted),
         }
     )
+
+
+def _without_orphans(counted: Mapping[str, Column]) -> dict[str, Column]:
+    """Return the counts without what came of copies that nobody made, which is no outcome of a message.
+
+    A place that is open goes first: the record that is missing is that of how it was left.
+    """
+    made = {}
+    left = F.col("orphan_copies")
+    for state, count in counted.items():
+        made[state] = F.greatest(count - F.greatest(left, F.lit(0)), F.lit(0))
+        left -= count
+    return made
 
 
 def group_findings(facts: DataFrame) -> DataFrame:
