@@ -43,6 +43,7 @@ from retry.policy import DELAY_LEVELS_MS, RetryPolicy, delays_ms
 
 _PASS_OVER_S_MAX = 0.5  # how long a receive whose time is up goes on through messages that are not for it
 _NO_LEASE = Lease(0, 0, 0)
+_Known = tuple[GroupQueue, Receipt, Lease] | Refused
 
 
 class EmbeddedBroker:
@@ -207,10 +208,10 @@ class EmbeddedBroker:
             found = await self.registry.subscribe_known(group, topic)
         except Refused as refused:
             return [refused] * len(receipt_handles)
-        asked = [await self._known(found, handle) for handle in receipt_handles]
+        asked = [_at_hand(found, handle) or await self._known(found, handle) for handle in receipt_handles]
         results: list[Exception | None] = []
         ops: list[Op] = []
-        finished: list[tuple[GroupQueue, int]] = []
+        finished: dict[GroupQueue, dict[int, None]] = {}
         for each in asked:  # nothing is awaited here: who asks for the same comes before all of it or behind it
             if isinstance(each, Refused):
                 results.append(each)
@@ -218,20 +219,24 @@ class EmbeddedBroker:
             queue, receipt, lease = each
             offset = receipt.queue_offset
             try:
-                if queue.check(receipt):
-                    ops += queue.finish(offset)
-                    attempt = lease.attempts_before + receipt.attempt
-                    ops.append(Emit(found.event(EventKind.ACKED, queue, attempt, offset, lease.message_id), offset))
-                    finished.append((queue, offset))
-                results.append(None)
+                is_open = queue.check(receipt)
             except Refused as refused:
                 results.append(refused)
-        if None in results:
+                continue
+            results.append(None)
+            places = finished.setdefault(queue, {})
+            if is_open and offset not in places:
+                places[offset] = None
+                attempt = lease.attempts_before + receipt.attempt
+                ops.append(Emit(found.event(EventKind.ACKED, queue, attempt, offset, lease.message_id), offset))
+        if finished:
             # Also with nothing to write: what was found finished may be so by an ack that is not durable yet.
+            for queue, places in finished.items():
+                ops += queue.finish(places)
             done = self.registry.submit(ops)
-            found.release_after(done, finished)
+            found.release_after(done, [(queue, offset) for queue, places in finished.items() for offset in places])
             await self.registry.committed(done)
-            self.acked_total += len(finished)
+            self.acked_total += sum(map(len, finished.values()))
         return results
 
     async def change_invisible(
@@ -290,7 +295,7 @@ class EmbeddedBroker:
         await self.registry.wait(done)
         found.wake_next()
 
-    async def _known(self, found: Subscription, handle: str) -> tuple[GroupQueue, Receipt, Lease] | Refused:
+    async def _known(self, found: Subscription, handle: str) -> _Known:
         """Return where a handle leads, and the lease of a good one with what its message is, for the event."""
         try:
             queue, receipt = _resolve(found, handle)
@@ -335,6 +340,16 @@ def _receipt(topic: Topic, message_id: str, stored: Stored) -> SendReceipt:
         return SendReceipt(message_id, -1, -1, stored.repeated, recalled_at_ms=stored.at_ms)
     handle = encode_handle(HandleKind.RECALL, EntryHandle(stored.sequence, topic.name, pack_id(message_id)))
     return SendReceipt(message_id, stored.queue_id, stored.queue_offset, stored.repeated, handle)
+
+
+def _at_hand(found: Subscription, handle: str) -> _Known | None:
+    """As ``_known`` for a lease that is in memory, with what its message is; ``None`` for any other."""
+    try:
+        queue, receipt = _resolve(found, handle)
+    except Refused as refused:
+        return refused
+    lease = queue.leases.get(receipt.queue_offset)
+    return (queue, receipt, lease) if lease is not None and lease.message_id else None
 
 
 def _resolve(found: Subscription, handle: str) -> tuple[GroupQueue, Receipt]:

@@ -304,7 +304,7 @@ class DeadLetters:
         for row in meant:
             ops += self._redriven(topic, job, row) if job.kind is JobKind.REDRIVE else self._purged(topic, job, row)
         for row in meant:
-            ops += ledger.finish(row.offset)
+            ops += ledger.finish((row.offset,))
         self._jobs[job.job_id] = after
         await self._registry.committed(self._registry.submit(ops))
         return len(meant)

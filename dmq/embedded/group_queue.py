@@ -237,23 +237,27 @@ class GroupQueue:
             raise Refused(Rule.RECEIPT_HANDLE, "the message was handed out again since", value=offset)
         return True
 
-    def finish(self, offset: int) -> list[Op]:
-        """Mark an offset finished and return the rows that say so; ``release`` it once they are durable."""
-        self.leases.pop(offset, None)
-        self._returned.pop(offset, None)
-        self._unread.discard(offset)
-        number, at = divmod(offset, CHUNK_OFFSETS)
-        chunk = self._chunks.get(number)
-        if chunk is None:
-            chunk = self._chunks[number] = bytearray(CHUNK_OFFSETS // 8)
-        chunk[at >> 3] |= 1 << (at & 7)
+    def finish(self, offsets: Iterable[int]) -> list[Op]:
+        """Mark offsets finished and return the rows that say so; ``release`` each once they are durable."""
         ops: list[Op] = []
-        if offset in self._rows:
-            self._rows.discard(offset)
-            ops.append(Delete(Family.GROUP, self._key(_KIND_EXCEPTION, offset)))
+        changed: dict[int, bytearray] = {}
+        for offset in offsets:
+            self.leases.pop(offset, None)
+            self._returned.pop(offset, None)
+            self._unread.discard(offset)
+            number, at = divmod(offset, CHUNK_OFFSETS)
+            chunk = self._chunks.get(number)
+            if chunk is None:
+                chunk = self._chunks[number] = bytearray(CHUNK_OFFSETS // 8)
+            chunk[at >> 3] |= 1 << (at & 7)
+            changed[number] = chunk
+            if offset in self._rows:
+                self._rows.discard(offset)
+                ops.append(Delete(Family.GROUP, self._key(_KIND_EXCEPTION, offset)))
         dropped = self._raise_floor()
-        if number not in dropped:
-            ops.append(Put(Family.GROUP, self._key(_KIND_CHUNK, number), bytes(chunk)))
+        for number, chunk in changed.items():
+            if number not in dropped:
+                ops.append(Put(Family.GROUP, self._key(_KIND_CHUNK, number), bytes(chunk)))
         if dropped:
             ops.append(Put(Family.GROUP, self._key(_KIND_FLOOR, 0), pack_u64(self.floor)))
             ops += [Delete(Family.GROUP, self._key(_KIND_CHUNK, each)) for each in dropped]
@@ -271,7 +275,7 @@ class GroupQueue:
         self._moved[offset] = None
         if len(self._moved) > _MOVED_KEPT:
             del self._moved[next(iter(self._moved))]
-        return self.finish(offset)
+        return self.finish((offset,))
 
     def leased(self, receipt: Receipt, message_group: str) -> Lease:
         """Return the lease of a good handle, made anew if it ended or if it is from before a restart."""

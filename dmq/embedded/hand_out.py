@@ -193,4 +193,4 @@ def _next_look(records: Sequence[QueuedMessage]) -> int:
 def _filtered(found: Subscription, taken: _Taken) -> list[Op]:
     queue, offset, lease = taken
     event = found.event(EventKind.FILTERED, queue, 0, offset, lease.message_id)
-    return [*queue.finish(offset), Emit(event, offset)]
+    return [*queue.finish((offset,)), Emit(event, offset)]

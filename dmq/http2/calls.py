@@ -17,7 +17,7 @@ from dmq.http2.connection import Connection
 from dmq.http2.errors import CallEnded, Status
 from dmq.http2.headers import RequestHeaders
 from dmq.http2.messages import check_growing, check_held, next_message, only_message
-from dmq.http2.methods import Bidirectional, Methods, NotGrpc, Streaming, Unary, Unserved
+from dmq.http2.methods import Bidirectional, Methods, NotGrpc, Sent, Streaming, Unary, Unserved
 from dmq.http2.stream import ARRIVED, DRAINED, ENDED, GONE, OPENED, Stream
 
 _WRITE_BYTES: Final = 64 * 1024  # a stream that is served fast is written in pieces of this size
@@ -151,13 +151,13 @@ class Calls:
     async def _stream(
         self,
         stream: Stream,
-        handle: Callable[[_Request, RequestHeaders], AsyncGenerator[bytes, None]],
+        handle: Callable[[_Request, RequestHeaders], AsyncGenerator[Sent, None]],
         request: _Request,
     ) -> None:
         try:
-            async with aclosing(handle(request, stream.headers)) as frames:
-                async for frame in frames:
-                    await self._send(stream, frame)
+            async with aclosing(handle(request, stream.headers)) as answers:
+                async for sent in answers:
+                    await self._send(stream, sent)
             self._out.end(stream)
         except asyncio.CancelledError:
             self._out.end(stream, Status.CANCELLED)
@@ -167,9 +167,9 @@ class Calls:
         finally:
             self._flush_soon()
 
-    async def _send(self, stream: Stream, message: bytes) -> None:
-        """Send one message; return when the next may come."""
-        is_sent = self._out.send(stream, message)
+    async def _send(self, stream: Stream, sent: Sent) -> None:
+        """Send what a handler gave; return when it may give more."""
+        is_sent = self._out.send(stream, sent)
         if stream.is_closed:
             raise CallEnded(Status.CANCELLED)
         if is_sent:

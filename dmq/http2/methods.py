@@ -25,18 +25,22 @@ class Unary:
     handle: Callable[[bytes, RequestHeaders], Awaitable[bytes]]
 
 
+# One message, or several that are sent in one piece: what a handler has at once costs the machinery once.
+Sent = bytes | list[bytes]
+
+
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """One message in, any number out. The generator is advanced when the last message has been taken by the peer."""
+    """One message in, any number out. The generator is advanced when what it gave last has been taken by the peer."""
 
-    handle: Callable[[bytes, RequestHeaders], AsyncGenerator[bytes, None]]
+    handle: Callable[[bytes, RequestHeaders], AsyncGenerator[Sent, None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Bidirectional:
     """Any number of messages in and out. What the handler does not read, the peer may not send, but for one window."""
 
-    handle: Callable[[AsyncIterator[bytes], RequestHeaders], AsyncGenerator[bytes, None]]
+    handle: Callable[[AsyncIterator[bytes], RequestHeaders], AsyncGenerator[Sent, None]]
 
 
 Method = Unary | Streaming | Bidirectional

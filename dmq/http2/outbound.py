@@ -99,8 +99,8 @@ class Outbound:
         self.part_bytes += _ANSWER_BYTES + size
         self.close(stream)
 
-    def send(self, stream: Stream, message: bytes) -> bool:
-        """Send one message of an answer; False if a part of it has to wait. Then the next must wait for DRAINED.
+    def send(self, stream: Stream, sent: bytes | list[bytes]) -> bool:
+        """Send a message of an answer, or several; False if a part has to wait. Then what is next waits for DRAINED.
 
         Nothing happens on a stream that is closed.
         """
@@ -109,7 +109,8 @@ class Outbound:
         assert not stream.pending, "a message before the last one was sent"
         if not stream.has_answered:
             self._start(stream, RESPONSE_BLOCK)
-        stream.pending = _PREFIX.pack(0, len(message)) + message
+        messages = sent if isinstance(sent, list) else (sent,)
+        stream.pending = b"".join([part for message in messages for part in (_PREFIX.pack(0, len(message)), message)])
         return self._offer(stream)
 
     def send_raw(self, stream: Stream, block: bytes, body: bytes) -> None:

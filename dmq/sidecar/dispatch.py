@@ -24,7 +24,7 @@ from dmq.sidecar.service import MessagingService
 CLIENT_ID_CHARS_MAX = 512
 
 UnaryHandler = Callable[[bytes, Call], Awaitable[bytes]]
-StreamHandler = Callable[[bytes, Call], AsyncGenerator[bytes, None]]
+StreamHandler = Callable[[bytes, Call], AsyncGenerator[list[bytes], None]]  # what is there at once goes out at once
 TelemetryHandler = Callable[[AsyncIterator[bytes], Call], AsyncGenerator[bytes, None]]
 
 log = structlog.get_logger("dmq.sidecar")
@@ -89,7 +89,7 @@ class Dispatcher:
         parse, response_class = method.request_class.FromString, method.response_class
         serve = self._service.streaming.get(rpc)
 
-        async def handle(body: bytes, call: Call) -> AsyncGenerator[bytes, None]:
+        async def handle(body: bytes, call: Call) -> AsyncGenerator[list[bytes], None]:
             started_s = self._clock.monotonic_s()
             code = 0
             try:
@@ -97,15 +97,14 @@ class Dispatcher:
                 request: Any = parse(body)
                 if serve is None:
                     raise _not_served()
-                async with aclosing(serve(request, call)) as frames:
-                    async for frame in frames:
-                        code = code or frame.status.code
-                        yield frame.SerializeToString()
+                async with aclosing(serve(request, call)) as pieces:
+                    async for frames in pieces:
+                        code = code or frames[0].status.code
+                        yield [frame.SerializeToString() for frame in frames]
             except Exception as error:  # noqa: BLE001 - as above
                 status = _answer_to(error, rpc, call)
                 code = status.code
-                for frame in self._refusal_frames(response_class, status):
-                    yield frame.SerializeToString()
+                yield [frame.SerializeToString() for frame in self._refusal_frames(response_class, status)]
             self._observe(rpc, code, started_s)
 
         return handle

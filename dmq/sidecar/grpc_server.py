@@ -169,9 +169,10 @@ def _waiting_call(context: _Context) -> Call:
 
 def _streaming(handle: StreamHandler) -> Callable[[bytes, _Context], Awaitable[None]]:
     async def serve(body: bytes, context: _Context) -> None:
-        async with aclosing(handle(body, _waiting_call(context))) as frames:
-            async for frame in frames:
-                await context.write(frame)
+        async with aclosing(handle(body, _waiting_call(context))) as pieces:
+            async for frames in pieces:
+                for frame in frames:
+                    await context.write(frame)
 
     return serve
 

@@ -121,8 +121,8 @@ def _unary(handle: UnaryHandler) -> Callable[[bytes, RequestHeaders], Awaitable[
     return serve
 
 
-def _streaming(handle: StreamHandler) -> Callable[[bytes, RequestHeaders], AsyncGenerator[bytes, None]]:
-    def serve(body: bytes, headers: RequestHeaders) -> AsyncGenerator[bytes, None]:
+def _streaming(handle: StreamHandler) -> Callable[[bytes, RequestHeaders], AsyncGenerator[list[bytes], None]]:
+    def serve(body: bytes, headers: RequestHeaders) -> AsyncGenerator[list[bytes], None]:
         return handle(body, _waiting_call(headers))
 
     return serve

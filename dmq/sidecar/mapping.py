@@ -77,13 +77,13 @@ def send_refusal(messages: Sequence[wire.Message], refused: int, status: wire.St
     return wire.SendMessageResponse(status=status, entries=entries)
 
 
-def delivered(delivery: Delivery, topic: wire.Resource, store_host: str) -> wire.Message:
-    """Return a delivery as its consumer gets it: the message as it was sent, and what the broker knows about it.
+def fill(message: wire.Message, delivery: Delivery, topic: wire.Resource, store_host: str) -> None:
+    """Make ``message``, which is empty, what a consumer gets: what was sent, and what the broker knows about it.
 
     ``topic`` is the one the consumer asked for: a dead letter carries the name of its new home, because clients
     acknowledge under the topic they see here. Raises ``google.protobuf.message.DecodeError`` for a damaged payload.
     """
-    message = wire.Message.FromString(delivery.payload)
+    message.MergeFromString(delivery.payload)
     if message.topic != topic:
         message.topic.CopyFrom(topic)
     system = message.system_properties
@@ -103,7 +103,6 @@ def delivered(delivery: Delivery, topic: wire.Resource, store_host: str) -> wire
     make_readable(message)
     if delivery.dead_letter is not None:
         _tell_end(message, delivery.dead_letter)
-    return message
 
 
 def make_readable(message: wire.Message) -> None:

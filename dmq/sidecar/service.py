@@ -33,6 +33,8 @@ log = structlog.get_logger("dmq.sidecar")
 
 _Sent = TypeVar("_Sent")
 
+_PIECE_BYTES = 64 * 1024  # of an answer in many frames
+
 _FOUND = wire.ReceiveMessageResponse(status=OK_STATUS)
 _NOTHING_FOUND = wire.ReceiveMessageResponse(
     status=wire.Status(code=wire.MESSAGE_NOT_FOUND, message="no message came while waiting")
@@ -272,8 +274,11 @@ class MessagingService:
 
     async def receive_message(
         self, request: wire.ReceiveMessageRequest, call: Call
-    ) -> AsyncGenerator[wire.ReceiveMessageResponse, None]:
-        """Hand out messages: the status first, each message, the time of delivery last. Waits for the first message."""
+    ) -> AsyncGenerator[list[wire.ReceiveMessageResponse], None]:
+        """Hand out messages: the status first, each message, the time of delivery last. Waits for the first message.
+
+        What it gives at once may go out in one piece; a piece is not much larger than its largest message.
+        """
         group = validate.group_of(request.group)
         subscription = validate.subscription_of(request)
         renews = request.auto_renew
@@ -290,11 +295,13 @@ class MessagingService:
             wait_ms=wait_ms,
             renew_for=call.client_id if renews else "",
         )
-        yield _FOUND if deliveries else _NOTHING_FOUND
+        piece = [_FOUND if deliveries else _NOTHING_FOUND]
+        piece_bytes = 0
         topic = request.message_queue.topic
         for delivery in deliveries:
+            response = wire.ReceiveMessageResponse()
             try:
-                message = mapping.delivered(delivery, topic, self._store_host)
+                mapping.fill(response.message, delivery, topic, self._store_host)
             except DecodeError:
                 log.exception(
                     "delivery_unreadable",
@@ -304,10 +311,14 @@ class MessagingService:
                     queue_offset=delivery.queue_offset,
                 )
                 continue  # the others are good; this one comes back until its attempts are used up
-            yield wire.ReceiveMessageResponse(message=message)
+            piece.append(response)
+            piece_bytes += len(delivery.payload)
+            if piece_bytes >= _PIECE_BYTES:
+                yield piece
+                piece, piece_bytes = [], 0
         last = wire.ReceiveMessageResponse()
         set_timestamp(last.delivery_timestamp, self._clock.now_ms())
-        yield last
+        yield [*piece, last]
 
     async def _receive(
         self, group: str, subscription: Subscription, *, batch_max: int, invisible_ms: int, wait_ms: int, renew_for: str

@@ -71,7 +71,7 @@ class Line:
     def ack(self, *offsets: int) -> None:
         """Finish messages."""
         for offset in offsets:
-            self.rows.apply(self.queue.finish(offset))
+            self.rows.apply(self.queue.finish((offset,)))
             self.queue.release(offset)
 
     def come_back(self, offset: int) -> None:

@@ -49,7 +49,7 @@ class Sidecar:
     async def stream(self, rpc: str, request: Message, call: Call | None = None) -> list[Any]:
         """Return all frames of an RPC with a stream of answers."""
         answers = self.dispatcher.streaming(rpc)(request.SerializeToString(), call or from_client())
-        return [wire.METHODS[rpc].response_class.FromString(answer) async for answer in answers]
+        return [wire.METHODS[rpc].response_class.FromString(answer) async for piece in answers for answer in piece]
 
     async def telemetry(self, *frames: wire.TelemetryCommand, call: Call | None = None) -> list[wire.TelemetryCommand]:
         """Send frames, hang up, and return what came back."""

@@ -122,6 +122,21 @@ def test_messages_of_a_stream_wait_one_at_a_time() -> None:
     assert not peer.connection.streams
 
 
+def test_messages_that_go_together_share_frames() -> None:
+    """Several messages in one piece are the bytes of each behind the other, cut where the window says so."""
+    peer = narrow(20)
+    stream_id = peer.call()
+    stream = peer.stream(stream_id)
+    whole = grpc_message(b"123") + grpc_message(b"") + grpc_message(b"4567890")
+    assert not peer.connection.out.send(stream, [b"123", b"", b"4567890"])
+    (head,) = data_of(peer)
+    assert head == (stream_id, whole[:20])
+    peer.changed()
+    widen(peer, stream_id, 100)
+    assert data_of(peer) == [(stream_id, whole[20:])]
+    assert peer.changed() == [(stream, DRAINED)]
+
+
 def test_peer_that_does_not_read_gets_nothing_more_and_streams_stay() -> None:
     """Danger: what cannot be written waits in its stream, which counts; after the pause everything goes."""
     peer = Peer()

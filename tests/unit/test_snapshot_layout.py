@@ -130,12 +130,12 @@ def test_progress_is_read_as_it_is_written() -> None:
     ops: list[Op] = [*queue.start_at(0), *lane.start_at(0)]
     finished = {*range(1_030), 1_032, 1_040, 2_047, 2_048, 5_000}
     for offset in sorted(finished):
-        ops += queue.finish(offset)
+        ops += queue.finish((offset,))
     queue.lease(1_033, Lease(1, 1, 50))
     ops += queue.hide(1_033, queue.leases[1_033], 99, message_group="g")
     queue.lease(1_034, Lease(1, 1, 50))
     ops += queue.plan_return(1_034, queue.leases[1_034], 60)[1]
-    ops += lane.finish(1)
+    ops += lane.finish((1,))
     engine = named_engine(*ops)
     rows = [row for batch in progress(engine, read_names(engine), {(2, 3, 0): 2}) for row in batch.to_pylist()]
     above = [1_032, 1_040, 2_047, 2_048, 5_000]

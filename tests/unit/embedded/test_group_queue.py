@@ -95,7 +95,7 @@ def test_a_return_gives_way_to_what_happened_meanwhile() -> None:
     finished, hidden = hand_out(queue, 2)
     plans = [(each.queue_offset, queue.leases[each.queue_offset]) for each in (finished, hidden)]
     planned = [(*plan, queue.plan_return(*plan, NOW_MS)[0]) for plan in plans]
-    queue.finish(finished.queue_offset)
+    queue.finish((finished.queue_offset,))
     hide(queue, hidden.queue_offset)
     assert [queue.come_back(*plan) for plan in planned] == [False, False]
     assert attempts(queue.take(9))[0] == (2, 1)
@@ -108,7 +108,7 @@ def test_the_bound_of_leases_stops_taking(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(hand_out(queue, 9)) == 3
     assert not queue.has_available()
     assert queue.take(1) == []
-    queue.finish(1)
+    queue.finish((1,))
     assert attempts(queue.take(9)) == [(3, 1)]
 
 
@@ -147,7 +147,7 @@ def test_any_handle_of_a_finished_message_is_fine() -> None:
     """Acknowledging twice is."""
     queue = a_queue()
     (receipt,) = hand_out(queue)
-    queue.finish(0)
+    queue.finish((0,))
     assert not queue.check(receipt)
     assert not queue.check(receipt._replace(epoch=0))
 
@@ -225,10 +225,23 @@ def test_full_chunks_become_a_floor() -> None:
     rows, queue = Rows(), a_queue(3 * CHUNK_OFFSETS)
     rows.apply(queue.start_at(0))
     for offset in range(2 * CHUNK_OFFSETS + 5):
-        rows.apply(queue.finish(offset))
+        rows.apply(queue.finish((offset,)))
     assert queue.floor == 2 * CHUNK_OFFSETS + 5
     assert len(rows.rows) == 2
     assert attempts(rows.load(3 * CHUNK_OFFSETS).take(1)) == [(2 * CHUNK_OFFSETS + 5, 1)]
+
+
+def test_offsets_that_are_finished_together_share_their_rows() -> None:
+    """One row per chunk that changed, however many offsets; none for a chunk that is complete."""
+    rows, queue = Rows(), a_queue(3 * CHUNK_OFFSETS)
+    rows.apply(queue.start_at(0))
+    ops = queue.finish(range(5, 2 * CHUNK_OFFSETS + 5))
+    assert len(ops) == 3
+    rows.apply(ops)
+    rows.apply(queue.finish(range(5)))
+    assert queue.floor == 2 * CHUNK_OFFSETS + 5
+    assert rows.load(3 * CHUNK_OFFSETS).floor == 2 * CHUNK_OFFSETS + 5
+    assert len(rows.rows) == 2
 
 
 def test_a_floor_in_the_middle_of_a_chunk_moves_too() -> None:
@@ -236,7 +249,7 @@ def test_a_floor_in_the_middle_of_a_chunk_moves_too() -> None:
     rows, queue = Rows(), a_queue(2 * CHUNK_OFFSETS)
     rows.apply(queue.start_at(CHUNK_OFFSETS - 2))
     for offset in (CHUNK_OFFSETS - 1, CHUNK_OFFSETS - 2, CHUNK_OFFSETS):
-        rows.apply(queue.finish(offset))
+        rows.apply(queue.finish((offset,)))
     assert queue.floor == CHUNK_OFFSETS + 1
     loaded = rows.load(2 * CHUNK_OFFSETS)
     assert loaded.floor == CHUNK_OFFSETS + 1
@@ -260,7 +273,7 @@ def test_exactly_what_was_finished_stays_finished(start: int, runs: list[list[in
     for run in runs:
         for offset in run:
             if not queue.is_finished(offset):
-                rows.apply(queue.finish(offset))
+                rows.apply(queue.finish((offset,)))
             finished.add(offset)
         assert {each for each in range(end) if queue.is_finished(each)} == finished
         queue = rows.load(end)
@@ -295,7 +308,7 @@ def test_attempts_and_leases_survive_what_they_must(steps: list[tuple[str, int]]
         elif lease is None:
             continue
         elif what == "finish":
-            rows.apply(queue.finish(offset))
+            rows.apply(queue.finish((offset,)))
             done.add(offset)
             hidden.pop(offset, None)
         elif what == "return":

@@ -235,6 +235,19 @@ def test_a_message_is_delivered_under_the_topic_that_was_asked_for() -> None:
     run(scenario)
 
 
+def test_large_messages_go_out_in_pieces() -> None:
+    """What is small goes together with the status and the time; a piece ends with the message that fills it."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        for number, size in enumerate((10, 70_000, 40_000, 40_000, 10)):
+            await sidecar.ask("SendMessage", a_send(a_message(f"0{number}", b"x" * size)))
+        handle = sidecar.dispatcher.streaming("ReceiveMessage")
+        pieces = [piece async for piece in handle(a_receive().SerializeToString(), from_client())]
+        assert [len(piece) for piece in pieces] == [3, 2, 2]
+
+    run(scenario)
+
+
 def an_ack(*handles: str) -> wire.AckMessageRequest:
     entries = [wire.AckMessageEntry(message_id=f"id {handle}", receipt_handle=handle) for handle in handles]
     return wire.AckMessageRequest(group=GROUP, topic=TOPIC, entries=entries)

@@ -256,7 +256,8 @@ def test_every_fact_of_a_dead_letter_has_its_own_place() -> None:
             "billing", Subscription("orders"), batch_max=1, invisible_ms=30_000, wait_ms=0
         )
         facts = DeadLetterFacts("from", "id", 7, "too_old", 11, 12)
-        dead = mapping.delivered(found._replace(dead_letter=facts), DEAD_LETTERS, "h:1")
+        dead = wire.Message()
+        mapping.fill(dead, found._replace(dead_letter=facts), DEAD_LETTERS, "h:1")
         assert dead.system_properties.dead_letter_queue == wire.DeadLetterQueue(topic="from", message_id="id")
         values = {name.removeprefix("DLQ_"): value for name, value in dead.user_properties.items()}
         assert values == {

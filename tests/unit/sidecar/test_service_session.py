@@ -50,7 +50,7 @@ async def status_of(sidecar: Sidecar, rpc: str, body: bytes, call: Call) -> wire
     """Send bytes to any RPC but Telemetry and return the (first) status."""
     response_class: Any = wire.METHODS[rpc].response_class
     if wire.METHODS[rpc].server_streaming:
-        answers = [answer async for answer in sidecar.dispatcher.streaming(rpc)(body, call)]
+        answers = [answer async for piece in sidecar.dispatcher.streaming(rpc)(body, call) for answer in piece]
     else:
         answers = [await sidecar.dispatcher.unary(rpc)(body, call)]
     status: wire.Status = response_class.FromString(answers[0]).status
