@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import Any, TypeVar
 
 import structlog
-from google.protobuf.message import DecodeError
 
 from broker_adapter.adapter import PopBroker, Subscription
 from broker_adapter.clock import Clock
@@ -20,8 +19,9 @@ from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS
 from broker_adapter.message import Delivery, Envelope
 from broker_adapter.transactions import TransactionalBroker
 from broker_adapter.wire import rocketmq_v2 as wire
-from broker_adapter.wire.mapping import full_name, set_timestamp, to_envelope
+from broker_adapter.wire.mapping import full_name, to_envelope
 from dmq.sidecar import mapping, validate
+from dmq.sidecar.answers import received
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS, common_status, status_of
 from dmq.sidecar.delay import DELAY_PROPERTIES, deliver_at_ms, timestamp_ms
@@ -33,12 +33,6 @@ log = structlog.get_logger("dmq.sidecar")
 
 _Sent = TypeVar("_Sent")
 
-_PIECE_BYTES = 64 * 1024  # of an answer in many frames
-
-_FOUND = wire.ReceiveMessageResponse(status=OK_STATUS)
-_NOTHING_FOUND = wire.ReceiveMessageResponse(
-    status=wire.Status(code=wire.MESSAGE_NOT_FOUND, message="no message came while waiting")
-)
 _NOTHING_TO_FORWARD = wire.ForwardMessageToDeadLetterQueueResponse(
     status=wire.Status(code=wire.OK, message="nothing to do: the message is no longer this consumer's")
 )
@@ -295,30 +289,8 @@ class MessagingService:
             wait_ms=wait_ms,
             renew_for=call.client_id if renews else "",
         )
-        piece = [_FOUND if deliveries else _NOTHING_FOUND]
-        piece_bytes = 0
-        topic = request.message_queue.topic
-        for delivery in deliveries:
-            response = wire.ReceiveMessageResponse()
-            try:
-                mapping.fill(response.message, delivery, topic, self._store_host)
-            except DecodeError:
-                log.exception(
-                    "delivery_unreadable",
-                    topic=delivery.topic,
-                    message_id=delivery.message_id,
-                    queue_id=delivery.queue_id,
-                    queue_offset=delivery.queue_offset,
-                )
-                continue  # the others are good; this one comes back until its attempts are used up
-            piece.append(response)
-            piece_bytes += len(delivery.payload)
-            if piece_bytes >= _PIECE_BYTES:
-                yield piece
-                piece, piece_bytes = [], 0
-        last = wire.ReceiveMessageResponse()
-        set_timestamp(last.delivery_timestamp, self._clock.now_ms())
-        yield [*piece, last]
+        for piece in received(deliveries, request.message_queue.topic, self._store_host, self._clock.now_ms):
+            yield piece
 
     async def _receive(
         self, group: str, subscription: Subscription, *, batch_max: int, invisible_ms: int, wait_ms: int, renew_for: str
