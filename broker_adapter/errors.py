@@ -42,6 +42,8 @@ class Rule(StrEnum):
     CLIENT_TYPE = "unrecognized client type"
     REQUEST = "bad request"
     NOT_FOUND = "not found"
+    UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
     UNSUPPORTED = "not implemented"
 
 

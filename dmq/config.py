@@ -42,9 +42,17 @@ from dmq.units import (
 ENV_PREFIX = "DMQ_"
 CONFIG_FILE_DEFAULT = "dmq.toml"
 # How a key is written that is None here.
-_WRITTEN_NONE = {"metrics_listen": "off", "delay_max": "none", "disk_low_water_bytes": "auto", "tls_key": "none"}
+_WRITTEN_NONE = {
+    "metrics_listen": "off",
+    "delay_max": "none",
+    "disk_low_water_bytes": "auto",
+    "tls_key": "none",
+    "acl": "off",
+}
 # Read by others than the daemon: the command line, its shell completion, tests.
-_OTHER_VARIABLES = frozenset({"DMQ_CONFIG", "DMQ_ADDRESS", "DMQ_DEBUG"})
+_OTHER_VARIABLES = frozenset(
+    {"DMQ_CONFIG", "DMQ_ADDRESS", "DMQ_DEBUG", "DMQ_ACCESS_KEY", "DMQ_SECRET_KEY", "DMQ_SECRET_FILE"}
+)
 _OTHER_PREFIXES = ("DMQ_TEST_", "DMQ_DEMO_")
 
 _MIB = 2**20
@@ -93,6 +101,10 @@ def _optional_path(value: object) -> object:
     return None if value is None or value == "none" else Path(str(value)).expanduser()
 
 
+def _path_or_off(value: object) -> object:
+    return None if value is None or value == "off" else Path(str(value)).expanduser()
+
+
 def _delay_levels(value: object) -> object:
     if isinstance(value, tuple):
         return value
@@ -138,6 +150,7 @@ _OptionalDuration = Annotated[timedelta | None, BeforeValidator(_optional_durati
 _Trail = Annotated[Path | Literal["auto", "off"], BeforeValidator(_trail)]
 _Certificate = Annotated[Path | Literal["auto", "off"], BeforeValidator(_trail)]
 _OptionalPath = Annotated[Path | None, BeforeValidator(_optional_path)]
+_Acl = Annotated[Path | None, BeforeValidator(_path_or_off)]
 _DelayLevels = Annotated[tuple[timedelta, ...], BeforeValidator(_delay_levels)]
 
 
@@ -160,6 +173,7 @@ class DaemonConfig(BaseSettings):
     transport: Literal["http2", "grpcio"] = "http2"
     tls_certificate: _Certificate = "auto"  # one that signs itself, in <data>/tls
     tls_key: _OptionalPath = None  # None: in the file of the certificate
+    acl: _Acl = None  # a file of access keys
     broker_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,127}$")] = "rock-dmq"
 
     # -- what is promised

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from broker_adapter.limits import REQUEST_BYTES_MAX
 from broker_adapter.wire import rocketmq_v2 as public
 from broker_adapter.wire.pool import Method
+from dmq.acl.signature import Signer
 from dmq.admin import admin_v1 as wire
 from dmq.errors import DmqError
 
@@ -44,6 +45,10 @@ class NotFound(CallRefused):
     """Nobody knows what the call names; nothing was done."""
 
 
+class NotAllowed(CallRefused):
+    """The daemon wants an access key, or another one; nothing was done."""
+
+
 class CallFailed(DmqError):
     """The daemon failed at the call."""
 
@@ -51,9 +56,11 @@ class CallFailed(DmqError):
 class AdminClient:
     """A connection to one daemon; opened by the first call, closed by ``close`` or at the end of a ``with``."""
 
-    def __init__(self, address: str, *, timeout_s: float = 5.0) -> None:
+    def __init__(self, address: str, *, timeout_s: float = 5.0, signer: Signer | None = None) -> None:
+        """``signer`` is for daemons that want access keys."""
         self._address = address
         self._timeout_s = timeout_s
+        self._signer = signer
         self._channel = grpc.insecure_channel(address, options=_OPTIONS)
 
     def __enter__(self) -> Self:
@@ -169,7 +176,8 @@ class AdminClient:
         )
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         try:
-            return call(request, timeout=timeout_s, metadata=_metadata())
+            signed = self._signer.metadata() if self._signer is not None else ()
+            return call(request, timeout=timeout_s, metadata=(*_metadata(), *signed))
         except grpc.RpcError as error:
             # its own text is ten lines of debug output
             raise self._told(error.code(), error.details() or "", timeout_s) from None
@@ -187,6 +195,8 @@ class AdminClient:
                 return CallFailed(f"what answers at {self._address} is no Rock-DMQ daemon, or one of another version")
             case grpc.StatusCode.INVALID_ARGUMENT:
                 return CallRefused(details)
+            case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
+                return NotAllowed(details)
             case grpc.StatusCode.NOT_FOUND:
                 return NotFound(details)
             case grpc.StatusCode.RESOURCE_EXHAUSTED:

@@ -6,23 +6,27 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
+from dmq.acl.guard import Guard
+from dmq.admin.access import Admit, admitting
 from dmq.admin.service import AdminService, Handler, handlers, refusal_of
 from dmq.http2 import CallEnded, Method, RequestHeaders, Status, Unary
 
 log = structlog.get_logger("dmq.admin")
 
 
-def methods(service: AdminService) -> Mapping[str, Method]:
-    """Return the methods of the admin service, by path."""
-    return {path: Unary(_answer(path, handler)) for path, handler in handlers(service).items()}
+def methods(service: AdminService, guard: Guard | None = None) -> Mapping[str, Method]:
+    """Return the methods of the admin service, by path; behind ``guard``, if there is one."""
+    return {path: Unary(_answer(path, handler, admitting(path, guard))) for path, handler in handlers(service).items()}
 
 
-def _answer(path: str, handler: Handler) -> Callable[[bytes, RequestHeaders], Awaitable[bytes]]:
+def _answer(path: str, handler: Handler, admit: Admit) -> Callable[[bytes, RequestHeaders], Awaitable[bytes]]:
     parse = handler.request_class.FromString
 
-    async def answer(body: bytes, _: RequestHeaders) -> bytes:
+    async def answer(body: bytes, headers: RequestHeaders) -> bytes:
         try:
-            return (await handler.call(parse(body))).SerializeToString()
+            request = parse(body)
+            admit(headers, request)
+            return (await handler.call(request)).SerializeToString()
         except Exception as error:  # the rim: every error becomes a status, and ours are logged
             refusal = refusal_of(error)
             if refusal.is_ours:

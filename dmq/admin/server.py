@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable
 import grpc
 import structlog
 
+from dmq.acl.guard import Guard
 from dmq.admin import admin_v1 as wire
+from dmq.admin.access import Admit, admitting
 from dmq.admin.service import AdminService, Handler, handlers, refusal_of
 
 log = structlog.get_logger("dmq.admin")
@@ -17,25 +19,31 @@ SERVICE_NAME = wire.SERVICE  # what reflection lists and health answers for
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
 
-def grpc_handler(service: AdminService) -> grpc.GenericRpcHandler:
-    """Return what ``server.add_generic_rpc_handlers`` takes."""
+def grpc_handler(service: AdminService, guard: Guard | None = None) -> grpc.GenericRpcHandler:
+    """Return what ``server.add_generic_rpc_handlers`` takes; behind ``guard``, if there is one."""
     by_path = handlers(service)
     return grpc.method_handlers_generic_handler(
         wire.SERVICE,
         {
             # Bytes in and bytes out: what cannot be read is then an answer of ours, not an exception in grpcio's log.
-            name: grpc.unary_unary_rpc_method_handler(_answer(name, by_path[method.path]))
+            name: grpc.unary_unary_rpc_method_handler(
+                _answer(name, by_path[method.path], admitting(method.path, guard))
+            )
             for name, method in wire.METHODS.items()
         },
     )
 
 
-def _answer(name: str, handler: Handler) -> Callable[[bytes, grpc.aio.ServicerContext[bytes, bytes]], Awaitable[bytes]]:
+def _answer(
+    name: str, handler: Handler, admit: Admit
+) -> Callable[[bytes, grpc.aio.ServicerContext[bytes, bytes]], Awaitable[bytes]]:
     parse = handler.request_class.FromString
 
     async def answer(body: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         try:
-            return (await handler.call(parse(body))).SerializeToString()
+            request = parse(body)
+            admit(context.invocation_metadata() or (), request)
+            return (await handler.call(request)).SerializeToString()
         except Exception as error:  # the rim: every error becomes a status, and ours are logged
             refusal = refusal_of(error)
             if refusal.is_ours:

@@ -21,6 +21,10 @@ BODIES_BYTES_MAX = 32 * 1024 * 1024
 _LETTERS_WITH_BODY_MAX = 100  # each may be 4 MiB in the daemon's memory
 
 
+# NOT_FOUND, UNAUTHENTICATED, PERMISSION_DENIED
+_REFUSED: Mapping[Rule, int] = MappingProxyType({Rule.NOT_FOUND: 5, Rule.UNAUTHORIZED: 16, Rule.FORBIDDEN: 7})
+
+
 class Handler(NamedTuple):
     """How one RPC is served: read the request as ``request_class``, await ``call(request)``."""
 
@@ -189,8 +193,7 @@ class Refusal(NamedTuple):
 def refusal_of(error: Exception) -> Refusal:
     """Return the gRPC status that answers ``error``."""
     if isinstance(error, Refused):
-        code = 5 if error.rule is Rule.NOT_FOUND else 3  # NOT_FOUND, INVALID_ARGUMENT
-        return Refusal(code, str(error), is_ours=False)
+        return Refusal(_REFUSED.get(error.rule, 3), str(error), is_ours=False)  # INVALID_ARGUMENT
     if isinstance(error, DecodeError):
         return Refusal(3, "the request cannot be read", is_ours=False)
     if isinstance(error, Overloaded):

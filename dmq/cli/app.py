@@ -10,9 +10,17 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dmq.cli import audit, backoff, dead, demo, group, jobs, msg, retry, serve, spool, status, topic
+from dmq.cli import acl, audit, backoff, dead, demo, group, jobs, msg, retry, serve, spool, status, topic
 from dmq.cli.errors import CommandFailed, ExitCode, describe, wants_json
-from dmq.cli.options import Output, OutputOption, RootAddressOption, Session, TimeoutOption
+from dmq.cli.options import (
+    AccessKeyOption,
+    Output,
+    OutputOption,
+    RootAddressOption,
+    SecretFileOption,
+    Session,
+    TimeoutOption,
+)
 from dmq.errors import DmqError
 
 
@@ -79,7 +87,7 @@ app = typer.Typer(
     cls=Group,
     name="dmq",
     help="Rock-DMQ, a delay and retry service for message queues.",
-    epilog="Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 6 unavailable.",
+    epilog="Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 5 not allowed, 6 unavailable.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -89,14 +97,19 @@ app = typer.Typer(
 @app.callback()
 def _root(
     ctx: typer.Context,
+    *,
     address: RootAddressOption = None,
     output: OutputOption = None,
     timeout: TimeoutOption = None,
+    access_key: AccessKeyOption = None,
+    secret_file: SecretFileOption = None,
     version: Annotated[  # noqa: ARG001 - acted upon by its callback
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    ctx.obj = Session().but(address, output or Output.TABLE, timeout)
+    ctx.obj = Session(access_key=access_key or "", secret_file=secret_file).but(
+        address, output or Output.TABLE, timeout
+    )
 
 
 app.command()(serve.serve)
@@ -145,3 +158,5 @@ app.add_typer(_backoff, name="backoff")
 app.add_typer(spool.mount(Group), name="spool")
 
 app.add_typer(audit.mount(Group), name="audit")
+
+app.add_typer(acl.mount(Group), name="acl")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 # What the public protocol's codes mean for a script; the rest is a failure.
 _NOT_FOUND_CODES = range(40400, 40500)
+_NOT_ALLOWED_CODES = frozenset({40100, 40300})
 _LATER_CODES = range(42900, 43000)
 
 
@@ -186,6 +187,8 @@ def _check(status: public.Status) -> None:
     text = f"refused: {status.message} ({int(status.code)})"
     if status.code in _NOT_FOUND_CODES:
         raise CommandFailed(text, ExitCode.NOT_FOUND)
+    if status.code in _NOT_ALLOWED_CODES:
+        raise CommandFailed(text, ExitCode.NOT_ALLOWED)
     raise CommandFailed(text, ExitCode.UNAVAILABLE if status.code in _LATER_CODES else ExitCode.FAILURE)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +16,7 @@ from dmq.cli.errors import CommandFailed, ExitCode
 from dmq.units import parse_address, parse_duration
 
 if TYPE_CHECKING:
+    from dmq.acl.signature import Signer
     from dmq.admin.client import AdminClient
 
 ADDRESS_DEFAULT = "127.0.0.1:8081"
@@ -33,6 +36,16 @@ RootAddressOption = Annotated[str | None, typer.Option("--address", "-a", envvar
 # Without the variable: it would beat an address given before the command.
 AddressOption = Annotated[str | None, typer.Option("--address", "-a", help=_ADDRESS_HELP)]
 OutputOption = Annotated[Output | None, typer.Option("--output", "-o", help="How to answer.  [default: table]")]
+AccessKeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--access-key", envvar="DMQ_ACCESS_KEY", metavar="KEY", help="Access key; its secret: DMQ_SECRET_KEY."
+    ),
+]
+SecretFileOption = Annotated[
+    Path | None,
+    typer.Option("--secret-file", envvar="DMQ_SECRET_FILE", metavar="FILE", help="A file that holds the secret."),
+]
 TimeoutOption = Annotated[str | None, typer.Option("--timeout", help="How long to wait, such as 500ms.  [default: 5s]")]
 
 
@@ -43,6 +56,8 @@ class Session:
     address: str = ADDRESS_DEFAULT
     output: Output = Output.TABLE
     timeout_s: float = TIMEOUT_S_DEFAULT
+    access_key: str = ""
+    secret_file: Path | None = None
 
     def but(self, address: str | None, output: Output | None, timeout: str | None) -> Session:
         """Return this session with what was given instead; a usage error for what cannot be read."""
@@ -54,7 +69,7 @@ class Session:
             timeout_s = self.timeout_s if timeout is None else parse_duration(timeout) / 1000
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--timeout") from error
-        return Session(address=address, output=output or self.output, timeout_s=timeout_s)
+        return replace(self, address=address, output=output or self.output, timeout_s=timeout_s)
 
     @property
     def as_json(self) -> bool:
@@ -64,17 +79,35 @@ class Session:
     @contextmanager
     def connect(self) -> Iterator[AdminClient]:
         """Give a client of the daemon; its errors end the command with the code that fits."""
-        from dmq.admin.client import AdminClient, CallFailed, CallRefused, DaemonUnavailable, NotFound
+        from dmq.admin.client import AdminClient, CallFailed, CallRefused, DaemonUnavailable, NotAllowed, NotFound
 
-        with AdminClient(self.address, timeout_s=self.timeout_s) as client:
+        with AdminClient(self.address, timeout_s=self.timeout_s, signer=self._signer()) as client:
             try:
                 yield client
+            except NotAllowed as error:
+                raise CommandFailed(str(error), ExitCode.NOT_ALLOWED) from error
             except DaemonUnavailable as error:
                 raise CommandFailed(str(error), ExitCode.UNAVAILABLE) from error
             except NotFound as error:
                 raise CommandFailed(str(error), ExitCode.NOT_FOUND) from error
             except (CallRefused, CallFailed) as error:
                 raise CommandFailed(str(error)) from error
+
+    def _signer(self) -> Signer | None:
+        """Return what signs the calls. The secret comes from a file or the environment: anybody can read arguments."""
+        if not self.access_key:
+            return None
+        from broker_adapter.clock import SystemClock
+        from dmq.acl.signature import Signer
+
+        if self.secret_file is not None:
+            secret = self.secret_file.read_text(encoding="utf-8").strip()
+        else:
+            secret = os.environ.get("DMQ_SECRET_KEY", "")
+        if not secret:
+            text = f"there is no secret for access key {self.access_key}: set DMQ_SECRET_KEY, or name a --secret-file"
+            raise CommandFailed(text, ExitCode.USAGE)
+        return Signer(self.access_key, secret, SystemClock())
 
 
 def session_of(

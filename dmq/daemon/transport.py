@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Protocol
 
 from broker_adapter.clock import Clock
+from dmq.acl.file import KeyFile
+from dmq.acl.guard import Guard
 from dmq.admin import admin_v1
 from dmq.admin.service import AdminService
 from dmq.config import DaemonConfig
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.metrics import Metrics
+from dmq.sidecar.access import Guarded
 from dmq.sidecar.dispatch import Dispatcher
 from dmq.sidecar.service import MessagingService
 from dmq.sidecar.sessions import Sessions
@@ -38,7 +41,8 @@ def transport_of(
     )
     service = MessagingService(broker, clock, Sessions(clock), settings, broker.transactions)
     broker.on_group_changed = service.group_changed
-    dispatcher = Dispatcher(service, clock=clock, observer=metrics.calls)
+    guard = Guard(KeyFile(config.acl, clock), clock) if config.acl is not None else None
+    dispatcher = Dispatcher(Guarded(service, guard) if guard else service, clock=clock, observer=metrics.calls)
     host, port = config.listen.host, config.listen.port
     if config.transport == "grpcio":
         from dmq.admin.server import grpc_handler
@@ -49,7 +53,7 @@ def transport_of(
             dispatcher,
             host=host,
             port=port,
-            handlers=(grpc_handler(admin),),
+            handlers=(grpc_handler(admin, guard),),
             reflected=(admin_v1.SERVICE,),
         )
     from dmq.admin.http2 import methods
@@ -65,7 +69,7 @@ def transport_of(
         host=host,
         port=port,
         monotonic_s=clock.monotonic_s,
-        methods=methods(admin),
+        methods=methods(admin, guard),
         reflected=(admin_v1.SERVICE,),
         tls=tls.context if tls is not None else None,
     )

@@ -6,7 +6,7 @@ Nothing a client sends gets an exception past this module, and nothing internal 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -19,9 +19,9 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_timestamp
 from dmq.sidecar.call import CLIENT_ID_HEADER, Call
 from dmq.sidecar.codes import status_of
-from dmq.sidecar.service import MessagingService
 
 CLIENT_ID_CHARS_MAX = 512
+_ACCESS_CODES = {Rule.UNAUTHORIZED: "UNAUTHENTICATED", Rule.FORBIDDEN: "PERMISSION_DENIED"}
 
 UnaryHandler = Callable[[bytes, Call], Awaitable[bytes]]
 StreamHandler = Callable[[bytes, Call], AsyncGenerator[list[bytes], None]]  # what is there at once goes out at once
@@ -38,6 +38,26 @@ class Observer(Protocol):
         ...
 
 
+class Served(Protocol):
+    """What is dispatched to: the handlers of RPCs with one answer, of those with many, and the telemetry stream."""
+
+    @property
+    def unary(self) -> Mapping[str, Callable[[Any, Call], Awaitable[Any]]]:
+        """By the name of the RPC; one that is missing is answered 50100."""
+        ...
+
+    @property
+    def streaming(self) -> Mapping[str, Callable[[Any, Call], AsyncGenerator[Any, None]]]:
+        """As ``unary``."""
+        ...
+
+    def telemetry(
+        self, requests: AsyncIterator[wire.TelemetryCommand], call: Call
+    ) -> AsyncGenerator[wire.TelemetryCommand, None]:
+        """Serve one telemetry stream."""
+        ...
+
+
 class StreamEnded(Exception):
     """Telemetry ends with a status of the transport; ``code`` is one of gRPC's names, such as INVALID_ARGUMENT."""
 
@@ -50,7 +70,7 @@ class StreamEnded(Exception):
 class Dispatcher:
     """Makes one handler of bytes per RPC. Cancelling a handler cancels what it waits for."""
 
-    def __init__(self, service: MessagingService, *, clock: Clock, observer: Observer | None = None) -> None:
+    def __init__(self, service: Served, *, clock: Clock, observer: Observer | None = None) -> None:
         self._service = service
         self._clock = clock
         self._observer = observer
@@ -177,6 +197,8 @@ def _answer_to(error: Exception, rpc: str, call: Call) -> wire.Status:
 
 
 def _transport_code(error: Exception) -> str:
+    if isinstance(error, Refused) and error.rule in _ACCESS_CODES:
+        return _ACCESS_CODES[error.rule]
     if isinstance(error, Refused | DecodeError):
         return "INVALID_ARGUMENT"
     if isinstance(error, Overloaded):

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from broker_adapter.wire import rocketmq_v2 as public
 from broker_adapter.wire.pool import Method
+from dmq.acl.signature import Signer
 from dmq.admin import client
 from dmq.admin.service import AdminService, handlers, refusal_of
 from dmq.cli.app import app
@@ -33,14 +34,16 @@ class FakeClient(client.AdminClient):
     source: ClassVar[FixedSource]
     sent: ClassVar[list[public.Message]]
     opened: ClassVar[list[tuple[str, float]]]
+    signers: ClassVar[list[Signer | None]]
     calls: ClassVar[list[str]]
     deadlines: ClassVar[list[tuple[str, float]]]  # in seconds, of each call
     send_status: ClassVar[public.Status]
     failure: ClassVar[Exception | None]
     before_call: ClassVar[Callable[[str], None]]
 
-    def __init__(self, address: str, *, timeout_s: float) -> None:
+    def __init__(self, address: str, *, timeout_s: float, signer: Signer | None = None) -> None:
         self._address, self._timeout_s = address, timeout_s
+        self.signers.append(signer)
         self.opened.append((address, timeout_s))
 
     def close(self) -> None:
@@ -83,6 +86,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
     """Put a fresh one in place of the real client; set its class attributes to change what it answers."""
     FakeClient.source, FakeClient.send_status, FakeClient.failure = FixedSource(), OK, None
     FakeClient.sent, FakeClient.opened, FakeClient.calls, FakeClient.deadlines = [], [], [], []
+    FakeClient.signers = []
     FakeClient.before_call = staticmethod(lambda name: None)
     monkeypatch.setattr("dmq.admin.client.AdminClient", FakeClient)
     return FakeClient

@@ -8,19 +8,20 @@ from contextlib import contextmanager
 from dmq.admin import admin_v1 as admin_wire
 from dmq.admin.client import AdminClient, CallRefused, DaemonUnavailable, NotFound
 from dmq.errors import DmqError
+from dmq.sidecar.client.calls import Calls
 from retry.sink import SinkError, SinkUnavailable
 
 __all__ = ["AdminClient", "CallRefused", "NotFound", "admin", "admin_wire"]
 
 
 @contextmanager
-def admin(address: str, timeout_s: float) -> Iterator[AdminClient]:
-    """Open a connection to the admin service; its errors are those of a sink.
+def admin(calls: Calls) -> Iterator[AdminClient]:
+    """Open a connection to the admin service of the daemon that ``calls`` go to; its errors are those of a sink.
 
     A new one each time: one that failed would wait long before it connects again.
     """
     try:
-        with AdminClient(address, timeout_s=timeout_s) as client:
+        with AdminClient(calls.address, timeout_s=calls.timeout_s, signer=calls.signer) as client:
             yield client
     except DaemonUnavailable as error:
         raise SinkUnavailable(str(error)) from error

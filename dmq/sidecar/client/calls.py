@@ -18,6 +18,7 @@ import structlog
 
 from broker_adapter.limits import REQUEST_BYTES_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.acl.signature import Signer
 from retry.sink import SinkError, SinkFull, SinkUnavailable
 
 try:
@@ -48,11 +49,12 @@ class HoldLost(SinkError):
 class Calls:
     """One connection. ``told`` functions run one after the other in a thread of their own, and must not wait."""
 
-    def __init__(self, address: str, *, timeout_s: float) -> None:
+    def __init__(self, address: str, *, timeout_s: float, signer: Signer | None = None) -> None:
         self.address = address
         self.timeout_s = timeout_s
+        self.signer = signer
         self._channel = grpc.insecure_channel(address, options=_OPTIONS)
-        self._metadata = (
+        self._own_metadata = (
             ("x-mq-client-id", f"{socket.gethostname()}@{os.getpid()}@redelivery-{secrets.token_hex(4)}"),
             ("x-mq-language", "PYTHON"),
             ("x-mq-protocol", "v2"),
@@ -81,6 +83,10 @@ class Calls:
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._teller = threading.Thread(target=self._tell, name="dmq-sidecar-teller", daemon=True)
         self._teller.start()
+
+    @property
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._own_metadata if self.signer is None else (*self._own_metadata, *self.signer.metadata())
 
     def ask(self, rpc: str, request: Message, told: Told) -> None:
         """Make a call and return; ``told`` is called once, in another thread, whatever happens."""

@@ -50,9 +50,7 @@ class _Counted(NamedTuple):
 class DeadSet:
     """What was buried. Thread-safe; everything but ``bury`` and ``forward`` waits for the daemon."""
 
-    def __init__(self, address: str, timeout_s: float, clock: Clock, calls: Calls) -> None:
-        self._address = address
-        self._timeout_s = timeout_s
+    def __init__(self, clock: Clock, calls: Calls) -> None:
         self._clock = clock
         self._calls = calls
         self._closing = threading.Event()
@@ -86,7 +84,7 @@ class DeadSet:
 
     def page(self, type_name: str, after: bytes, limit: int) -> list[DeadEntry]:
         """Return dead entries in the order of their uids. Looks at every dead letter of the type."""
-        with admin(self._address, self._timeout_s) as client:
+        with admin(self._calls) as client:
             letters = self._letters(client, type_name)
             uids = sorted(uid for uid in letters if uid > after)[:limit]
             if not uids:
@@ -129,7 +127,7 @@ class DeadSet:
 
     def requeue(self, type_name: str, uids: Sequence[bytes]) -> int:
         """Send dead entries again; say how many there were."""
-        with admin(self._address, self._timeout_s) as client:
+        with admin(self._calls) as client:
             letters = self._letters(client, type_name)
             ids = list({letters[uid].message_id: None for uid in uids if uid in letters})
             done = 0
@@ -177,7 +175,7 @@ class DeadSet:
 
     def stats(self, type_name: str, *, held: int, hidden: int) -> SinkStats:
         """Return what the daemon knows of one type, or of all; ``hidden`` is what this client gave back."""
-        with admin(self._address, self._timeout_s) as client:
+        with admin(self._calls) as client:
             try:
                 dead = client.group(GROUP).dead
             except NotFound:

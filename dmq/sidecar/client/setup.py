@@ -95,7 +95,7 @@ class Setup:
         with self._lock:
             if self._has_group:
                 return
-        with admin(self._calls.address, self._timeout_s) as client:
+        with admin(self._calls) as client:
             try:
                 group = client.group(GROUP)
             except NotFound:

@@ -22,6 +22,7 @@ from broker_adapter.limits import BODY_BYTES_MAX, INVISIBLE_MS_MAX, POLLING_MS_M
 from broker_adapter.topics import check_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_duration
+from dmq.acl.signature import Signer
 from dmq.sidecar.client.calls import Calls, HoldLost, check
 from dmq.sidecar.client.dead import DeadSet
 from dmq.sidecar.client.entries import GROUP, Facts, decode, encode, topic_of
@@ -74,13 +75,23 @@ class SidecarClient:
 
     can_hold = False
 
-    def __init__(self, address: str, *, timeout_s: float = TIMEOUT_S, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        clock: Clock | None = None,
+        access_key: str = "",
+        secret_key: str = "",
+    ) -> None:
+        """``access_key`` and ``secret_key`` are for daemons that want them."""
         self.address = address
         self._clock = clock or SystemClock()
         self._pid = os.getpid()
-        self._calls = Calls(address, timeout_s=timeout_s)
+        signer = Signer(access_key, secret_key, self._clock) if access_key else None
+        self._calls = Calls(address, timeout_s=timeout_s, signer=signer)
         self._holds = Holds(self._calls, self._clock)
-        self._dead = DeadSet(address, timeout_s, self._clock, self._calls)
+        self._dead = DeadSet(self._clock, self._calls)
         self._setup = Setup(self._calls, timeout_s)
         self._batches: dict[str, int] = {}  # by topic: how many to ask for at once
         self._is_closed = False

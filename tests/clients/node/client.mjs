@@ -65,8 +65,9 @@ function checker(name) {
 }
 
 const commands = {
-  async start({ name, kind, address, topic, group, tags = '*', sql = '', wait_s = 20 }) {
-    const options = { endpoints: address, namespace: '' };
+  async start({ name, kind, address, topic, group, tags = '*', sql = '', wait_s = 20, access_key, secret_key }) {
+    const sessionCredentials = access_key && { accessKey: access_key, accessSecret: secret_key };
+    const options = { endpoints: address, namespace: '', sessionCredentials };
     const subscriptions = new Map([[topic, sql ? new FilterExpression(sql, SQL) : tags]]);
     let client;
     if (kind === 'producer') {

@@ -101,11 +101,20 @@ class Checker(TransactionChecker):  # type: ignore[misc]  # the client has no ty
 
 
 def start(
-    name: str, kind: str, address: str, topic: str, group: str = "", tags: str = "*", sql: str = "", wait_s: int = 20
+    name: str,
+    kind: str,
+    address: str,
+    topic: str,
+    group: str = "",
+    tags: str = "*",
+    sql: str = "",
+    wait_s: int = 20,
+    access_key: str = "",
+    secret_key: str = "",
 ) -> None:
     """Start a producer, also of transactions, a simple or a push consumer; ``sql`` takes the place of ``tags``."""
     expression = FilterExpression(sql, FilterType.SQL) if sql else FilterExpression(tags)
-    configuration = ClientConfiguration(address, Credentials())
+    configuration = ClientConfiguration(address, Credentials(access_key, secret_key))
     client: Any
     if kind == "producer":
         client = Producer(configuration, (topic,))

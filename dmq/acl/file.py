@@ -1,0 +1,180 @@
+"""The file of access keys (TOML), read again when it changes.
+
+signature_window = "15h"            # optional; "none": a signature is good for ever
+
+[keys.shop]                         # the access key
+secret = "..."
+topics = { "orders-*" = "PUB|SUB", "prices" = "SUB" }
+groups = { "shop-*" = "SUB" }
+
+[keys.operator]
+secret = "..."
+admin = true
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from broker_adapter.clock import Clock
+from dmq.acl.rules import ACTIONS, GROUP, TOPIC, AccessKey, Rule
+from dmq.errors import DmqError
+from dmq.units import parse_duration
+
+log = structlog.get_logger("dmq.acl")
+
+# A date-time is local time: zones reach from 12 h behind UTC to 14 h before it. The rest is for clocks that differ.
+WINDOW_MS_DEFAULT: Final = 15 * 3_600_000
+_BYTES_MAX: Final = 1024 * 1024
+_SECRET_CHARS_MAX: Final = 1024
+_LOOK_S: Final = 1.0  # how often the file is looked at
+_NAME = re.compile(r"[!-+\-.0-~]{1,128}")  # what a header can carry, without the comma and the slash that end it there
+_PATTERN = re.compile(r"[*%|a-zA-Z0-9_-]{1,255}")
+_Stamp = tuple[int, int, int]
+
+
+class AclError(DmqError):
+    """The file of access keys cannot be used; the text says where and why, and never holds a secret."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Keys:
+    """The access keys by name, and how far the date of a signature may be from now (``None``: any)."""
+
+    by_name: Mapping[str, AccessKey]
+    window_ms: int | None = WINDOW_MS_DEFAULT
+
+
+@dataclass(slots=True)
+class KeyFile:
+    """Gives the keys that count now. While a new file is wrong, the ones before count, and the log says so once."""
+
+    path: Path
+    clock: Clock
+    _keys: Keys | None = field(default=None, init=False, repr=False)
+    _stamp: _Stamp | None = field(default=None, init=False)
+    _look_at_s: float = field(default=0.0, init=False)
+
+    def keys(self) -> Keys:
+        """Return them; ``AclError`` if there never was a good file."""
+        now_s = self.clock.monotonic_s()
+        if self._keys is not None and now_s < self._look_at_s:
+            return self._keys
+        self._look_at_s = now_s + _LOOK_S
+        stamp = _stamp_of(self.path)
+        if self._keys is None or stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._keys = read(self.path)
+            except AclError as error:
+                if self._keys is None:
+                    raise
+                log.error("access_keys_not_read", error=str(error), still="the ones before")  # noqa: TRY400
+            else:
+                log.info("access_keys_read", path=str(self.path), keys=len(self._keys.by_name))
+        return self._keys
+
+
+def read(path: Path) -> Keys:
+    """Read a file of access keys that nobody but its owner, and at most its group, can read. Raises ``AclError``."""
+    try:
+        with path.open("rb") as file:
+            state = os.fstat(file.fileno())
+            if not stat.S_ISREG(state.st_mode):
+                raise AclError(f"{path} is no regular file")
+            if state.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
+                mode = stat.S_IMODE(state.st_mode)
+                raise AclError(f"{path} holds secrets and is open to others (mode {mode:04o}): chmod 600 {path}")
+            content = file.read(_BYTES_MAX + 1)
+    except OSError as error:
+        raise AclError(f"the file of access keys {path} cannot be read: {error.strerror}") from error
+    if len(content) > _BYTES_MAX:
+        raise AclError(f"{path} is larger than {_BYTES_MAX} bytes")
+    try:
+        return parse(content.decode())
+    except UnicodeDecodeError:
+        raise AclError(f"{path} is not in UTF-8") from None
+    except ValueError as error:  # TOML's own is one
+        raise AclError(f"{path}: {error}") from None
+
+
+def parse(text: str) -> Keys:
+    """Read the content of a file of access keys; ``ValueError`` says what is wrong, without values."""
+    document = tomllib.loads(text)
+    _check_names(document, {"signature_window", "keys"}, "")
+    tables = document.get("keys", {})
+    if not isinstance(tables, dict) or not tables:
+        raise ValueError("there is no access key: a table such as [keys.shop] is expected")
+    by_name = {name: _access_key(name, table) for name, table in tables.items()}
+    return Keys(by_name=by_name, window_ms=_window_ms(document.get("signature_window")))
+
+
+def is_access_key(name: str) -> bool:
+    """Say whether ``name`` can be an access key."""
+    return _NAME.fullmatch(name) is not None
+
+
+def _window_ms(value: object) -> int | None:
+    if value is None:
+        return WINDOW_MS_DEFAULT
+    if value == "none":
+        return None
+    try:
+        return parse_duration(value if isinstance(value, str) else "")
+    except ValueError as error:
+        raise ValueError(f"signature_window: none, or {error}") from None
+
+
+def _access_key(name: str, table: object) -> AccessKey:
+    where = f"keys.{name}"
+    if not is_access_key(name):
+        raise ValueError(f"{where}: an access key is 1 to 128 visible ASCII characters but , and /")
+    if not isinstance(table, dict):
+        raise ValueError(f"{where}: a table is expected")
+    _check_names(table, {"secret", "admin", "topics", "groups"}, where)
+    secret, is_admin = table.get("secret"), table.get("admin", False)
+    if not isinstance(secret, str) or not 1 <= len(secret) <= _SECRET_CHARS_MAX:
+        raise ValueError(f"{where}: secret: a string of 1 to {_SECRET_CHARS_MAX} characters is expected")
+    if not isinstance(is_admin, bool):
+        raise ValueError(f"{where}: admin: true or false is expected")
+    rules = (*_rules(where, TOPIC, table.get("topics", {})), *_rules(where, GROUP, table.get("groups", {})))
+    return AccessKey(name=name, secret=secret.encode(), is_admin=is_admin, rules=rules)
+
+
+def _rules(where: str, kind: str, table: object) -> list[Rule]:
+    if not isinstance(table, dict):
+        raise ValueError(f'{where}: {kind}s: a table such as {{ "orders-*" = "SUB" }} is expected')
+    rules = []
+    for pattern, value in table.items():
+        here = f"{where}: {kind}s: {pattern!r}"
+        if not _PATTERN.fullmatch(pattern):
+            raise ValueError(f"{here}: a pattern holds letters, digits and any of % | _ - *")
+        actions = frozenset(value.split("|")) if isinstance(value, str) else frozenset()
+        if not actions or not actions <= ACTIONS[kind]:
+            known = sorted(ACTIONS[kind])
+            raise ValueError(f"{here}: {known[0]}, {known[1]} or {'|'.join(known)} is expected")
+        rules.append(Rule(kind, pattern, actions))
+    return rules
+
+
+def _check_names(table: Mapping[str, Any], known: set[str], where: str) -> None:
+    for name in table:
+        if name not in known:
+            raise ValueError(f"{where + ': ' if where else ''}unknown key {name!r}; known: {', '.join(sorted(known))}")
+
+
+def _stamp_of(path: Path) -> _Stamp | None:
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state.st_mtime_ns, state.st_size, state.st_ino

@@ -1,0 +1,99 @@
+"""Lets calls through, or says why not."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final
+
+import structlog
+
+from broker_adapter.clock import Clock
+from broker_adapter.errors import Refused
+from broker_adapter.errors import Rule as Broken
+from dmq.acl.file import KeyFile, Keys
+from dmq.acl.rules import NAME_CHARS_MAX, AccessKey, Need
+from dmq.acl.signature import Headers, claim_of, dated_ms, signature_of, unauthorized
+
+log = structlog.get_logger("dmq.acl")
+
+_DECISIONS_KEPT: Final = 8192
+_LOG_EVERY_S: Final = 1.0  # a client repeats a refused call for ever
+# Who has no key takes as long to refuse as who has one.
+_NOBODY: Final = AccessKey(name="", secret=b"nobody")
+
+
+class Guard:
+    """Knows the access keys, and judges calls by them. Belongs to the event loop.
+
+    Raises ``Refused`` with ``UNAUTHORIZED`` or ``FORBIDDEN``. A call that is refused changed nothing.
+    """
+
+    def __init__(self, file: KeyFile, clock: Clock) -> None:
+        """Read ``file``; raises ``AclError`` if it cannot be used."""
+        self._file = file
+        self._clock = clock
+        self._keys = file.keys()
+        self._decide = lru_cache(_DECISIONS_KEPT)(AccessKey.may)
+        self._log_at_s = 0.0
+        self._unlogged = 0
+
+    def admit(self, rpc: str, headers: Headers, needs: Iterable[Need]) -> AccessKey:
+        """Return the key that signed a call and is enough for all of ``needs``."""
+        key: AccessKey | None = None
+        try:
+            key = self._signer(headers)
+            self._check(key, needs)
+        except Refused as refused:
+            self._tell(rpc, key, refused)
+            raise
+        return key
+
+    def recheck(self, rpc: str, key: AccessKey, needs: Iterable[Need]) -> None:
+        """Judge a stream that ``key`` opened by the rules of now: the key may be gone, or allow less than then."""
+        try:
+            now = self._current().by_name.get(key.name)
+            if now is None or now.secret != key.secret:
+                raise unauthorized("the access key is no longer good")
+            self._check(now, needs)
+        except Refused as refused:
+            self._tell(rpc, key, refused)
+            raise
+
+    def _current(self) -> Keys:
+        keys = self._file.keys()
+        if keys is not self._keys:
+            self._keys = keys
+            self._decide.cache_clear()  # secrets that are gone stay in no cache
+        return keys
+
+    def _signer(self, headers: Headers) -> AccessKey:
+        keys = self._current()
+        claim = claim_of(headers)
+        key = keys.by_name.get(claim.access_key, _NOBODY)
+        is_right = hmac.compare_digest(signature_of(key.secret, claim.date_time), claim.signature)
+        if not is_right or key is _NOBODY:
+            raise unauthorized("the access key is not known, or the signature was not made with its secret")
+        if keys.window_ms is not None:
+            away_ms = abs(dated_ms(claim.date_time) - self._clock.now_ms())
+            if away_ms > keys.window_ms:
+                away = f"{away_ms / 3_600_000:.1f} h away from the clock of this host"
+                raise unauthorized(f"the signature is dated {away}, {keys.window_ms / 3_600_000:g} h are allowed")
+        return key
+
+    def _check(self, key: AccessKey, needs: Iterable[Need]) -> None:
+        for need in needs:
+            # Names have no bound before a service looks at them: long ones are judged, and not kept.
+            if not (self._decide(key, need) if len(need.name) <= NAME_CHARS_MAX else key.may(need)):
+                raise Refused(Broken.FORBIDDEN, f"access key {key.name!r} lacks {need}")
+
+    def _tell(self, rpc: str, key: AccessKey | None, refused: Refused) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s < self._log_at_s:
+            self._unlogged += 1
+            return
+        # Not what a stranger calls itself: it may be a secret in the wrong place.
+        name = key.name if key is not None else ""
+        log.warning("access_refused", rpc=rpc, access_key=name, why=str(refused), unlogged=self._unlogged)
+        self._log_at_s, self._unlogged = now_s + _LOG_EVERY_S, 0

@@ -1,0 +1,96 @@
+"""What an access key may do: nothing, but for what one of its rules allows.
+
+Rules only add up: none takes away what another gives. A ``*`` in a pattern stands for any characters, also none. A
+name that begins with ``%`` (``%RETRY%group``, ``%DLQ%group``) is matched only by a pattern that begins with ``%``: who
+may read all topics reads other groups' dead letters only if somebody meant that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from broker_adapter.limits import DERIVED_NAME_CHARS_MAX, GROUP_CHARS_MAX, TOPIC_CHARS_MAX
+
+TOPIC: Final = "topic"
+GROUP: Final = "group"
+PUB: Final = "PUB"  # send to a topic, end transactions, recall
+SUB: Final = "SUB"  # consume a topic; consume as a group
+ADMIN: Final = "ADMIN"  # look after a group: its policy, retries, dead letters
+
+ACTIONS: Mapping[str, frozenset[str]] = {TOPIC: frozenset({PUB, SUB}), GROUP: frozenset({SUB, ADMIN})}
+NAME_CHARS_MAX: Final = max(DERIVED_NAME_CHARS_MAX, GROUP_CHARS_MAX, TOPIC_CHARS_MAX)
+
+
+class Need(NamedTuple):
+    """What a call takes: one of ``actions``, separated by ``|``, on a topic or group. Without a kind: an admin key."""
+
+    actions: str
+    kind: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        if not self.kind:
+            return "an admin key"
+        return f"{self.actions.replace('|', ' or ')} on {self.kind} {self.name[:NAME_CHARS_MAX]!r}"
+
+
+ADMIN_KEY: Final = Need(ADMIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Allows ``actions`` on every topic, or group, that ``pattern`` matches."""
+
+    kind: str
+    pattern: str
+    actions: frozenset[str]
+
+    def allows(self, need: Need) -> bool:
+        """Say whether this rule is enough for ``need``."""
+        return (
+            need.kind == self.kind
+            and not self.actions.isdisjoint(need.actions.split("|"))
+            and matches(self.pattern, need.name)
+        )
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.pattern} = {'|'.join(sorted(self.actions))}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AccessKey:
+    """A key, and what it may do; an admin key may do everything. Its secret is in no ``repr``."""
+
+    name: str
+    secret: bytes = field(repr=False)
+    is_admin: bool = False
+    rules: tuple[Rule, ...] = ()
+
+    def rule_for(self, need: Need) -> Rule | None:
+        """Return the first rule that allows ``need``."""
+        return next((rule for rule in self.rules if rule.allows(need)), None)
+
+    def may(self, need: Need) -> bool:
+        """Say whether the key is enough for ``need``."""
+        return self.is_admin or self.rule_for(need) is not None
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Say whether ``pattern`` matches the whole of ``name``; takes time in proportion to their lengths."""
+    if len(name) > NAME_CHARS_MAX or (name.startswith("%") and not pattern.startswith("%")):
+        return False
+    first, *middle = pattern.split("*")
+    if not middle:
+        return name == first
+    last = middle.pop()
+    at, end = len(first), len(name) - len(last)
+    if end < at or not name.startswith(first) or not name.endswith(last):
+        return False
+    for part in middle:
+        found = name.find(part, at, end)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True

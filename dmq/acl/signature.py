@@ -1,0 +1,111 @@
+"""The signature that official clients put on every call.
+
+    x-mq-date-time   20240131T120000Z, RFC 3339 in some clients; the client's local time, whatever the Z says
+    authorization    MQv2-HMAC-SHA1 Credential=KEY, SignedHeaders=x-mq-date-time, Signature=HEX
+
+The signature is HMAC-SHA1(secret, date-time), in upper or lower case. What follows a ``/`` in the credential is a
+region or a product, of no meaning here. It covers the date-time alone: who can read a call can make others with its
+signature until the date-time is too old. TLS is what keeps readers away.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple
+
+from broker_adapter.clock import Clock
+from broker_adapter.errors import Refused
+from broker_adapter.errors import Rule as Broken
+
+AUTHORIZATION_HEADER: Final = "authorization"
+DATE_TIME_HEADER: Final = "x-mq-date-time"
+ALGORITHM: Final = "MQv2-HMAC-SHA1"
+
+Headers = Iterable[tuple[str, str | bytes]]
+
+_DATE_TIME_CHARS_MAX: Final = 64
+_AUTHORIZATION_CHARS_MAX: Final = 1024
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MS: Final = timedelta(milliseconds=1)
+
+
+class Claim(NamedTuple):
+    """What a call says of itself."""
+
+    access_key: str
+    date_time: str
+    signature: bytes
+
+
+def claim_of(headers: Headers) -> Claim:
+    """Read who a call says it is from; ``Refused(UNAUTHORIZED)`` if it does not say, or not so that it can be read."""
+    authorization = date_time = ""
+    for name, value in headers:
+        if name == AUTHORIZATION_HEADER and not authorization:
+            authorization = str(value)
+        elif name == DATE_TIME_HEADER and not date_time:
+            date_time = str(value)
+    if not authorization:
+        raise unauthorized(f"the call is not signed: the metadata entry {AUTHORIZATION_HEADER} is missing")
+    if len(authorization) > _AUTHORIZATION_CHARS_MAX:
+        raise unauthorized(f"the metadata entry {AUTHORIZATION_HEADER} is too long")
+    algorithm, _, rest = authorization.strip().partition(" ")
+    if algorithm != ALGORITHM:
+        raise unauthorized(f"{ALGORITHM} is the one signature that is known here")
+    parts = dict(_pair(part) for part in rest.split(","))
+    access_key = parts.get("credential", "").partition("/")[0]
+    if not access_key:
+        raise unauthorized("the client has no access key: set its credentials")
+    if parts.get("signedheaders", DATE_TIME_HEADER).lower() != DATE_TIME_HEADER:
+        raise unauthorized(f"{DATE_TIME_HEADER} is what must be signed, and nothing else")
+    if not date_time or len(date_time) > _DATE_TIME_CHARS_MAX:
+        raise unauthorized(f"the metadata entry {DATE_TIME_HEADER} is missing or too long")
+    try:
+        return Claim(access_key, date_time, bytes.fromhex(parts.get("signature", "")))
+    except ValueError:
+        raise unauthorized("the signature is not in hexadecimal digits") from None
+
+
+def signature_of(secret: bytes, date_time: str) -> bytes:
+    """Sign ``date_time``."""
+    return hmac.digest(secret, date_time.encode(), "sha1")
+
+
+def dated_ms(date_time: str) -> int:
+    """Return what a date-time says in epoch milliseconds, taking it at its word; ``Refused(UNAUTHORIZED)`` for none."""
+    try:
+        when = datetime.fromisoformat(date_time)
+    except ValueError:
+        raise unauthorized(f"{DATE_TIME_HEADER} is no time: 20240131T120000Z is expected") from None
+    return ((when if when.tzinfo else when.replace(tzinfo=UTC)) - _EPOCH) // _MS
+
+
+def unauthorized(why: str) -> Refused:
+    """Return the refusal of a call whose sender is not known."""
+    return Refused(Broken.UNAUTHORIZED, why)
+
+
+class Signer:
+    """Signs the calls of a client of ours. The secret is in no ``repr``. Used from any thread."""
+
+    def __init__(self, access_key: str, secret_key: str, clock: Clock) -> None:
+        self._access_key = access_key
+        self._secret = secret_key.encode()
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"Signer({self._access_key!r})"
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return what goes with the next call."""
+        date_time = f"{datetime.fromtimestamp(self._clock.now_ms() // 1000, UTC):%Y%m%dT%H%M%SZ}"
+        signature = signature_of(self._secret, date_time).hex().upper()
+        text = f"{ALGORITHM} Credential={self._access_key}, SignedHeaders={DATE_TIME_HEADER}, Signature={signature}"
+        return (DATE_TIME_HEADER, date_time), (AUTHORIZATION_HEADER, text)
+
+
+def _pair(part: str) -> tuple[str, str]:
+    name, _, value = part.partition("=")
+    return name.strip().lower(), value.strip()

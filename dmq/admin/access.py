@@ -1,0 +1,66 @@
+"""The admin service behind access keys: an admin key may call everything, another one what its group rules allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from google.protobuf.message import Message
+
+from dmq.acl.guard import Guard
+from dmq.acl.rules import ADMIN, ADMIN_KEY, GROUP, PUB, TOPIC, Need
+from dmq.acl.signature import Headers
+from dmq.admin import admin_v1 as wire
+
+Admit = Callable[[Headers, Message], object]
+
+
+def _of_group(request: Any) -> Iterable[Need]:  # noqa: ANN401 - requests of several RPCs
+    return (Need(ADMIN, GROUP, request.group),)
+
+
+def _of_job(request: wire.StartJobRequest) -> Iterable[Need]:
+    """A redrive goes back to where the messages came from; sent elsewhere, it is a send."""
+    needs = _of_group(request)
+    return (*needs, Need(PUB, TOPIC, request.to_topic)) if request.to_topic else needs
+
+
+def _of_jobs(request: wire.ListJobsRequest) -> Iterable[Need]:
+    return _of_group(request) if request.group else (ADMIN_KEY,)
+
+
+# Those that can be about one group. Every other RPC takes an admin key.
+NEEDS: Mapping[str, Callable[[Any], Iterable[Need]]] = MappingProxyType(
+    {
+        "GetGroup": _of_group,
+        "SetGroup": _of_group,
+        "ListRetries": _of_group,
+        "RunRetriesNow": _of_group,
+        "EndRetries": _of_group,
+        "ListDeadLetters": _of_group,
+        "StartJob": _of_job,
+        "ListJobs": _of_jobs,
+    }
+)
+
+
+def admitting(path: str, guard: Guard | None) -> Admit:
+    """Return what lets a call of the RPC at ``path`` through, or raises; without a guard it lets all through."""
+    if guard is None:
+        return _admit_all
+    rpc = path.rpartition("/")[2]
+    needs, admit = NEEDS.get(rpc, _of_operator), guard.admit
+
+    def admit_needed(headers: Headers, request: Message) -> None:
+        admit(rpc, headers, needs(request))
+
+    return admit_needed
+
+
+def _of_operator(_: Message) -> Iterable[Need]:
+    return (ADMIN_KEY,)
+
+
+def _admit_all(_: Headers, __: Message) -> None:
+    return None

@@ -1,0 +1,148 @@
+"""``dmq acl``: the file of access keys. Without a daemon, which reads it by itself when it changes."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from dmq.cli import output as out
+from dmq.cli.errors import CommandFailed, ExitCode
+from dmq.cli.options import OutputOption, session_of
+
+if TYPE_CHECKING:
+    from dmq.acl.file import Keys
+    from dmq.acl.rules import AccessKey, Need, Rule
+
+FileOption = Annotated[
+    Path | None,
+    typer.Option("--file", "-f", metavar="FILE", help="The file; default: what `acl` is in the configuration."),
+]
+_BARE_TOML_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def mount(group: type[TyperGroup]) -> typer.Typer:
+    """Return the commands as a group of their own."""
+    made = typer.Typer(cls=group, help="Access keys and what they may do.", rich_markup_mode=None)
+    for command in (ls, check, new):
+        made.command(command.__name__)(command)
+    return made
+
+
+def ls(ctx: typer.Context, *, file: FileOption = None, output: OutputOption = None) -> None:
+    """List the access keys and their rules, without their secrets."""
+    session = session_of(ctx, output=output)
+    keys = list(_read(file).by_name.values())
+    if session.as_json:
+        out.show_json(
+            [
+                {
+                    "access_key": key.name,
+                    "is_admin": key.is_admin,
+                    "rules": [_plain(rule) for rule in key.rules],
+                }
+                for key in keys
+            ]
+        )
+        return
+    out.show_table(("ACCESS KEY", "ADMIN", "RULE"), [row for key in keys for row in _rows(key)])
+
+
+def check(
+    ctx: typer.Context,
+    *,
+    access_key: Annotated[str, typer.Argument(metavar="ACCESS_KEY", help="The access key.")],
+    action: Annotated[str, typer.Argument(metavar="ACTION", help="PUB, SUB or ADMIN.")],
+    resource: Annotated[str, typer.Argument(metavar="RESOURCE", help="topic:NAME or group:NAME.")],
+    file: FileOption = None,
+    output: OutputOption = None,
+) -> None:
+    """Say whether a key may do something, and by which rule; ends with 5 if it may not."""
+    session = session_of(ctx, output=output)
+    need = _need(action, resource)
+    key = _read(file).by_name.get(access_key)
+    if key is None:
+        raise CommandFailed(out.printable(f"there is no access key {access_key}"), ExitCode.NOT_FOUND)
+    rule = key.rule_for(need)
+    if session.as_json:
+        found = _plain(rule) if rule is not None else None
+        out.show_json({"is_allowed": key.may(need), "is_admin": key.is_admin, "rule": found})
+    else:
+        typer.echo(_verdict(key, need, rule))
+    if not key.may(need):
+        raise typer.Exit(ExitCode.NOT_ALLOWED)
+
+
+def new(
+    ctx: typer.Context,
+    *,
+    access_key: Annotated[
+        str | None, typer.Argument(metavar="[ACCESS_KEY]", help="Its name; else one is made.")
+    ] = None,
+    output: OutputOption = None,
+) -> None:
+    """Print a new access key with a secret, to be added to the file. Nothing is written or kept."""
+    session = session_of(ctx, output=output)
+    from dmq.acl.file import is_access_key
+
+    name = secrets.token_hex(10).upper() if access_key is None else access_key
+    if not is_access_key(name):
+        text = "an access key is 1 to 128 visible ASCII characters but , and /"
+        raise typer.BadParameter(text, param_hint="ACCESS_KEY")
+    secret = secrets.token_urlsafe(30)
+    if session.as_json:
+        out.show_json({"access_key": name, "secret_key": secret})
+        return
+    table = name if _BARE_TOML_KEY.fullmatch(name) else json.dumps(name)
+    typer.echo(f'[keys.{table}]\nsecret = "{secret}"\ntopics = {{ }}\ngroups = {{ }}')
+
+
+def _read(file: Path | None) -> Keys:
+    from dmq.acl.file import read
+
+    if file is None:
+        from dmq.config import ConfigError, load
+
+        try:
+            file = load().acl
+        except ConfigError as error:
+            raise CommandFailed(str(error), ExitCode.USAGE) from error
+    if file is None:
+        raise CommandFailed("no file of access keys is configured: name one with --file, or set acl", ExitCode.USAGE)
+    return read(file)
+
+
+def _need(action: str, resource: str) -> Need:
+    from dmq.acl.rules import ACTIONS, Need
+
+    kind, separator, name = resource.partition(":")
+    if kind not in ACTIONS or not separator or not name:
+        raise typer.BadParameter(f"topic:NAME or group:NAME is expected, not {resource!r}", param_hint="RESOURCE")
+    if action not in ACTIONS[kind]:
+        known = " and ".join(sorted(ACTIONS[kind]))
+        raise typer.BadParameter(f"of a {kind} there are {known}, not {action!r}", param_hint="ACTION")
+    return Need(action, kind, name)
+
+
+def _plain(rule: Rule) -> dict[str, object]:
+    return {"kind": rule.kind, "pattern": rule.pattern, "actions": sorted(rule.actions)}
+
+
+def _verdict(key: AccessKey, need: Need, rule: Rule | None) -> str:
+    if key.is_admin:
+        return "allowed: it is an admin key"
+    return f"not allowed: no rule gives {need}" if rule is None else f"allowed by {rule}"
+
+
+def _rows(key: AccessKey) -> Iterator[tuple[str, str, str]]:
+    """Give each rule a line of its own; its key is named on the first."""
+    name, is_admin = key.name, "yes" if key.is_admin else ""
+    for rule in key.rules or ("",):
+        yield name, is_admin, str(rule)
+        name = is_admin = ""

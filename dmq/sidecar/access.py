@@ -1,0 +1,158 @@
+"""The public protocol behind access keys: what each RPC takes, in one table.
+
+A call without a good signature is answered 40100, one whose key lacks something 40300, each in the shape that the RPC
+answers in. An RPC that is not in the table is refused. Health and reflection are not asked for a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
+from types import MappingProxyType
+from typing import Any
+
+from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.mapping import full_name
+from dmq.acl.guard import Guard
+from dmq.acl.rules import ADMIN_KEY, GROUP, PUB, SUB, TOPIC, AccessKey, Need
+from dmq.sidecar.call import Call
+from dmq.sidecar.dispatch import Served
+
+Needs = Callable[[Any], Iterable[Need]]
+
+
+def _pub(topic: wire.Resource) -> Need:
+    return Need(PUB, TOPIC, full_name(topic))
+
+
+def _consume(topic: wire.Resource, group: wire.Resource) -> tuple[Need, ...]:
+    return Need(SUB, TOPIC, full_name(topic)), Need(SUB, GROUP, full_name(group))
+
+
+def _of_topic(request: Any) -> Iterable[Need]:  # noqa: ANN401 - requests of several RPCs, here and below
+    return (_pub(request.topic),)
+
+
+def _of_topic_and_group(request: Any) -> Iterable[Need]:  # noqa: ANN401
+    return _consume(request.topic, request.group)
+
+
+def _of_queue_and_group(request: Any) -> Iterable[Need]:  # noqa: ANN401
+    return _consume(request.message_queue.topic, request.group)
+
+
+def _of_heartbeat(request: wire.HeartbeatRequest) -> Iterable[Need]:
+    if request.client_type == wire.PRODUCER or not request.group.name:
+        return ()
+    return (Need(SUB, GROUP, full_name(request.group)),)
+
+
+def _of_goodbye(_: wire.NotifyClientTerminationRequest) -> Iterable[Need]:
+    """Any key may end what is its own, also when its rules have changed."""
+    return ()
+
+
+def _of_route(request: wire.QueryRouteRequest) -> Iterable[Need]:
+    return (Need(f"{PUB}|{SUB}", TOPIC, full_name(request.topic)),)
+
+
+def _of_messages(request: wire.SendMessageRequest) -> Iterable[Need]:
+    return {_pub(message.topic) for message in request.messages}
+
+
+def _of_queue(request: wire.QueryOffsetRequest) -> Iterable[Need]:
+    return (Need(SUB, TOPIC, full_name(request.message_queue.topic)),)
+
+
+def _of_command(command: wire.TelemetryCommand) -> Iterable[Need]:
+    """What a frame takes, in either direction: those of the server may hold a message."""
+    match command.WhichOneof("command"):
+        case "settings":
+            settings = command.settings
+            needs = [_pub(topic) for topic in settings.publishing.topics]
+            if settings.HasField("subscription"):
+                subscription = settings.subscription
+                needs.append(Need(SUB, GROUP, full_name(subscription.group)))
+                needs += [Need(SUB, TOPIC, full_name(entry.topic)) for entry in subscription.subscriptions]
+            return needs
+        case "recover_orphaned_transaction_command":
+            return (_pub(command.recover_orphaned_transaction_command.message.topic),)
+        case "verify_message_command":
+            return (Need(SUB, TOPIC, full_name(command.verify_message_command.message.topic)),)
+        case _:
+            return ()
+
+
+def _unlisted(_: object) -> Iterable[Need]:
+    return (ADMIN_KEY,)
+
+
+NEEDS: Mapping[str, Needs] = MappingProxyType(
+    {
+        "QueryRoute": _of_route,
+        "Telemetry": _of_command,
+        "Heartbeat": _of_heartbeat,
+        "NotifyClientTermination": _of_goodbye,
+        "SendMessage": _of_messages,
+        "RecallMessage": _of_topic,
+        "EndTransaction": _of_topic,
+        "QueryAssignment": _of_topic_and_group,
+        "ReceiveMessage": _of_queue_and_group,
+        "AckMessage": _of_topic_and_group,
+        "ChangeInvisibleDuration": _of_topic_and_group,
+        "ForwardMessageToDeadLetterQueue": _of_topic_and_group,
+        "PullMessage": _of_queue_and_group,
+        "GetOffset": _of_queue_and_group,
+        "UpdateOffset": _of_queue_and_group,
+        "QueryOffset": _of_queue,
+        "SyncLiteSubscription": _of_topic_and_group,
+    }
+)
+
+
+class Guarded:
+    """A service whose calls are let through by a guard first.
+
+    A client id counts within its access key: nobody takes over, or ends, the session of somebody else by sending
+    that one's id.
+    """
+
+    def __init__(self, service: Served, guard: Guard) -> None:
+        self._service = service
+        self._guard = guard
+        self.unary: Mapping[str, Callable[[Any, Call], Awaitable[Any]]] = {
+            rpc: self._admitting(rpc, serve) for rpc, serve in service.unary.items()
+        }
+        self.streaming: Mapping[str, Callable[[Any, Call], AsyncGenerator[Any, None]]] = {
+            rpc: self._admitting(rpc, serve) for rpc, serve in service.streaming.items()
+        }
+
+    async def telemetry(
+        self, requests: AsyncIterator[wire.TelemetryCommand], call: Call
+    ) -> AsyncGenerator[wire.TelemetryCommand, None]:
+        """Serve a stream as long as its key is good: each frame, also the server's, is judged by the rules of now."""
+        key = self._guard.admit("Telemetry", call.headers, ())
+        _within(key, call)
+
+        async def checked() -> AsyncIterator[wire.TelemetryCommand]:
+            async for frame in requests:
+                self._guard.recheck("Telemetry", key, _of_command(frame))
+                yield frame
+
+        async with aclosing(self._service.telemetry(checked(), call)) as frames:
+            async for frame in frames:
+                self._guard.recheck("Telemetry", key, _of_command(frame))
+                yield frame
+
+    def _admitting(self, rpc: str, serve: Callable[[Any, Call], Any]) -> Callable[[Any, Call], Any]:
+        needs, admit = NEEDS.get(rpc, _unlisted), self._guard.admit
+
+        def serve_if_admitted(request: Any, call: Call) -> Any:  # noqa: ANN401 - what `serve` returns
+            _within(admit(rpc, call.headers, needs(request)), call)
+            return serve(request, call)
+
+        return serve_if_admitted
+
+
+def _within(key: AccessKey, call: Call) -> None:
+    call.client_id = f"{key.name}/{call.client_id}"
