@@ -39,7 +39,7 @@ _SECRET_CHARS_MAX: Final = 1024
 _LOOK_S: Final = 1.0  # how often the file is looked at
 _NAME = re.compile(r"[!-+\-.0-~]{1,128}")  # what a header can carry, without the comma and the slash that end it there
 _PATTERN = re.compile(r"[*%|a-zA-Z0-9_-]{1,255}")
-_Stamp = tuple[int, int, int]
+_Stamp = tuple[int, int, int, int]
 
 
 class AclError(DmqError):
@@ -177,4 +177,4 @@ def _stamp_of(path: Path) -> _Stamp | None:
         state = path.stat()
     except OSError:
         return None
-    return state.st_mtime_ns, state.st_size, state.st_ino
+    return state.st_mtime_ns, state.st_ctime_ns, state.st_size, state.st_ino  # a change of mode is in the second

@@ -14,7 +14,7 @@ from broker_adapter.errors import Refused
 from broker_adapter.errors import Rule as Broken
 from dmq.acl.file import KeyFile, Keys
 from dmq.acl.rules import NAME_CHARS_MAX, AccessKey, Need
-from dmq.acl.signature import Headers, claim_of, dated_ms, signature_of, unauthorized
+from dmq.acl.signature import Header, claim_of, dated_ms, signature_of, unauthorized
 
 log = structlog.get_logger("dmq.acl")
 
@@ -39,11 +39,11 @@ class Guard:
         self._log_at_s = 0.0
         self._unlogged = 0
 
-    def admit(self, rpc: str, headers: Headers, needs: Iterable[Need]) -> AccessKey:
+    def admit(self, rpc: str, header: Header, needs: Iterable[Need]) -> AccessKey:
         """Return the key that signed a call and is enough for all of ``needs``."""
         key: AccessKey | None = None
         try:
-            key = self._signer(headers)
+            key = self._signer(header)
             self._check(key, needs)
         except Refused as refused:
             self._tell(rpc, key, refused)
@@ -68,9 +68,9 @@ class Guard:
             self._decide.cache_clear()  # secrets that are gone stay in no cache
         return keys
 
-    def _signer(self, headers: Headers) -> AccessKey:
+    def _signer(self, header: Header) -> AccessKey:
         keys = self._current()
-        claim = claim_of(headers)
+        claim = claim_of(header)
         key = keys.by_name.get(claim.access_key, _NOBODY)
         is_right = hmac.compare_digest(signature_of(key.secret, claim.date_time), claim.signature)
         if not is_right or key is _NOBODY:

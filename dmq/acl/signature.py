@@ -11,7 +11,7 @@ signature until the date-time is too old. TLS is what keeps readers away.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -23,7 +23,7 @@ AUTHORIZATION_HEADER: Final = "authorization"
 DATE_TIME_HEADER: Final = "x-mq-date-time"
 ALGORITHM: Final = "MQv2-HMAC-SHA1"
 
-Headers = Iterable[tuple[str, str | bytes]]
+Header = Callable[[str], str | None]  # gives the value of a header, by its name in lower case
 
 _DATE_TIME_CHARS_MAX: Final = 64
 _AUTHORIZATION_CHARS_MAX: Final = 1024
@@ -39,14 +39,9 @@ class Claim(NamedTuple):
     signature: bytes
 
 
-def claim_of(headers: Headers) -> Claim:
+def claim_of(header: Header) -> Claim:
     """Read who a call says it is from; ``Refused(UNAUTHORIZED)`` if it does not say, or not so that it can be read."""
-    authorization = date_time = ""
-    for name, value in headers:
-        if name == AUTHORIZATION_HEADER and not authorization:
-            authorization = str(value)
-        elif name == DATE_TIME_HEADER and not date_time:
-            date_time = str(value)
+    authorization, date_time = header(AUTHORIZATION_HEADER), header(DATE_TIME_HEADER)
     if not authorization:
         raise unauthorized(f"the call is not signed: the metadata entry {AUTHORIZATION_HEADER} is missing")
     if len(authorization) > _AUTHORIZATION_CHARS_MAX:

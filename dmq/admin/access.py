@@ -10,10 +10,10 @@ from google.protobuf.message import Message
 
 from dmq.acl.guard import Guard
 from dmq.acl.rules import ADMIN, ADMIN_KEY, GROUP, PUB, TOPIC, Need
-from dmq.acl.signature import Headers
+from dmq.acl.signature import Header
 from dmq.admin import admin_v1 as wire
 
-Admit = Callable[[Headers, Message], object]
+Admit = Callable[[Header, Message], object]
 
 
 def _of_group(request: Any) -> Iterable[Need]:  # noqa: ANN401 - requests of several RPCs
@@ -52,8 +52,8 @@ def admitting(path: str, guard: Guard | None) -> Admit:
     rpc = path.rpartition("/")[2]
     needs, admit = NEEDS.get(rpc, _of_operator), guard.admit
 
-    def admit_needed(headers: Headers, request: Message) -> None:
-        admit(rpc, headers, needs(request))
+    def admit_needed(header: Header, request: Message) -> None:
+        admit(rpc, header, needs(request))
 
     return admit_needed
 
@@ -62,5 +62,5 @@ def _of_operator(_: Message) -> Iterable[Need]:
     return (ADMIN_KEY,)
 
 
-def _admit_all(_: Headers, __: Message) -> None:
+def _admit_all(_: Header, __: Message) -> None:
     return None

@@ -25,7 +25,7 @@ def _answer(path: str, handler: Handler, admit: Admit) -> Callable[[bytes, Reque
     async def answer(body: bytes, headers: RequestHeaders) -> bytes:
         try:
             request = parse(body)
-            admit(headers, request)
+            admit(headers.get, request)
             return (await handler.call(request)).SerializeToString()
         except Exception as error:  # the rim: every error becomes a status, and ours are logged
             refusal = refusal_of(error)

@@ -8,6 +8,7 @@ import grpc
 import structlog
 
 from dmq.acl.guard import Guard
+from dmq.acl.signature import Header
 from dmq.admin import admin_v1 as wire
 from dmq.admin.access import Admit, admitting
 from dmq.admin.service import AdminService, Handler, handlers, refusal_of
@@ -34,6 +35,11 @@ def grpc_handler(service: AdminService, guard: Guard | None = None) -> grpc.Gene
     )
 
 
+def _header_of(context: grpc.aio.ServicerContext[bytes, bytes]) -> Header:
+    metadata = {name: str(value) for name, value in context.invocation_metadata() or ()}
+    return metadata.get
+
+
 def _answer(
     name: str, handler: Handler, admit: Admit
 ) -> Callable[[bytes, grpc.aio.ServicerContext[bytes, bytes]], Awaitable[bytes]]:
@@ -42,7 +48,7 @@ def _answer(
     async def answer(body: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         try:
             request = parse(body)
-            admit(context.invocation_metadata() or (), request)
+            admit(_header_of(context), request)
             return (await handler.call(request)).SerializeToString()
         except Exception as error:  # the rim: every error becomes a status, and ours are logged
             refusal = refusal_of(error)

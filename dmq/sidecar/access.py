@@ -131,7 +131,7 @@ class Guarded:
         self, requests: AsyncIterator[wire.TelemetryCommand], call: Call
     ) -> AsyncGenerator[wire.TelemetryCommand, None]:
         """Serve a stream as long as its key is good: each frame, also the server's, is judged by the rules of now."""
-        key = self._guard.admit("Telemetry", call.headers, ())
+        key = self._guard.admit("Telemetry", call.header, ())
         _within(key, call)
 
         async def checked() -> AsyncIterator[wire.TelemetryCommand]:
@@ -148,7 +148,7 @@ class Guarded:
         needs, admit = NEEDS.get(rpc, _unlisted), self._guard.admit
 
         def serve_if_admitted(request: Any, call: Call) -> Any:  # noqa: ANN401 - what `serve` returns
-            _within(admit(rpc, call.headers, needs(request)), call)
+            _within(admit(rpc, call.header, needs(request)), call)
             return serve(request, call)
 
         return serve_if_admitted

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from dmq.http2 import RequestHeaders
+
 CLIENT_ID_HEADER = "x-mq-client-id"
 LANGUAGE_HEADER = "x-mq-language"
 CLIENT_VERSION_HEADER = "x-mq-client-version"
@@ -26,6 +28,8 @@ class Call:
 
     def header(self, name: str) -> str:
         """Return the first header of that (lower-case) name, or the empty string; binary ones are not read."""
+        if isinstance(self.headers, RequestHeaders):  # it decodes no more than it is asked for
+            return self.headers.get(name) or ""
         for key, value in self.headers:
             if key == name and isinstance(value, str):
                 return value

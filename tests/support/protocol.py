@@ -11,6 +11,8 @@ from support.memory_broker import MemoryBroker
 
 from broker_adapter.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.acl.guard import Guard
+from dmq.sidecar.access import Guarded
 from dmq.sidecar.call import Call
 from dmq.sidecar.dispatch import Dispatcher
 from dmq.sidecar.service import MessagingService
@@ -34,12 +36,13 @@ class Calls:
 class Sidecar:
     """A service over a ``MemoryBroker``, asked in wire messages and answering in them."""
 
-    def __init__(self, clock: Clock, config: SidecarConfig | None = None) -> None:
+    def __init__(self, clock: Clock, config: SidecarConfig | None = None, guard: Guard | None = None) -> None:
         self.broker = MemoryBroker(clock)
         self.sessions = Sessions(clock)
         self.service = MessagingService(self.broker, clock, self.sessions, config or SidecarConfig())
         self.calls = Calls([])
-        self.dispatcher = Dispatcher(self.service, clock=clock, observer=self.calls)
+        served = self.service if guard is None else Guarded(self.service, guard)
+        self.dispatcher = Dispatcher(served, clock=clock, observer=self.calls)
 
     async def ask(self, rpc: str, request: Message, call: Call | None = None) -> Any:  # noqa: ANN401 - one class per RPC
         """Return the answer of an RPC with one answer."""
@@ -62,9 +65,14 @@ class Sidecar:
         return [wire.TelemetryCommand.FromString(answer) async for answer in answers]
 
 
-def from_client(client_id: str = "client-1", language: str = "JAVA", deadline_s: float | None = 30.0) -> Call:
+def from_client(
+    client_id: str = "client-1",
+    language: str = "JAVA",
+    deadline_s: float | None = 30.0,
+    signed: tuple[tuple[str, str], ...] = (),
+) -> Call:
     """A call with the headers that matter."""
-    headers = (("x-mq-language", language), ("x-mq-client-id", client_id))
+    headers = (("x-mq-language", language), ("x-mq-client-id", client_id), *signed)
     return Call(client_id=client_id, headers=headers, deadline_s=deadline_s)
 
 

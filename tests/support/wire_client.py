@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 import grpc
 
 from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.acl.signature import Signer
 
 DEADLINE_S = 10.0
 _OPTIONS = (
@@ -40,9 +41,10 @@ class Received(NamedTuple):
 class WireClient:
     """One client with a channel of its own. Use it from any thread."""
 
-    def __init__(self, address: str, client_id: str = "wire-1") -> None:
+    def __init__(self, address: str, client_id: str = "wire-1", signer: Signer | None = None) -> None:
         self.channel = grpc.insecure_channel(address, options=_OPTIONS)
-        self._metadata = (
+        self._signer = signer
+        self._own_metadata = (
             ("x-mq-client-id", client_id),
             ("x-mq-language", "JAVA"),
             ("x-mq-client-version", "5.2.0"),
@@ -55,6 +57,10 @@ class WireClient:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.channel.close()
+
+    @property
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return (*self._own_metadata, *(self._signer.metadata() if self._signer is not None else ()))
 
     def ask(self, rpc: str, request: Any, *, deadline_s: float = DEADLINE_S) -> Any:
         """Return the answer of an RPC; ``request`` may be bytes that are no message at all."""

@@ -203,3 +203,14 @@ def test_the_low_water_mark_follows_the_file_system_within_bounds() -> None:
     assert automatic.low_water_bytes(1) == LOW_WATER_BYTES_MIN
     assert automatic.low_water_bytes(2**50) == LOW_WATER_BYTES_MAX
     assert DaemonConfig(disk_low_water_bytes=7).low_water_bytes(2**50) == 7
+
+
+def test_a_file_of_access_keys_is_named_or_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off unless somebody names one; the variables of the command line are none of the daemon's."""
+    monkeypatch.setenv("DMQ_ACCESS_KEY", "operator")
+    monkeypatch.setenv("DMQ_SECRET_KEY", "hunter2")
+    assert (load().acl, load().shown()["acl"]) == (None, "off")
+    monkeypatch.setenv("DMQ_ACL", "acl.toml")
+    assert load().acl == Path("acl.toml")
+    assert load({"acl": "off"}).acl is None
+    assert "hunter2" not in str(load().shown())
