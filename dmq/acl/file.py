@@ -87,7 +87,7 @@ class KeyFile:
 def read(path: Path) -> Keys:
     """Read a file of access keys that nobody but its owner, and at most its group, can read. Raises ``AclError``."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
                 raise AclError(f"{path} is no regular file")
@@ -170,6 +170,10 @@ def _check_names(table: Mapping[str, Any], known: set[str], where: str) -> None:
     for name in table:
         if name not in known:
             raise ValueError(f"{where + ': ' if where else ''}unknown key {name!r}; known: {', '.join(sorted(known))}")
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe would wait for its writer
 
 
 def _stamp_of(path: Path) -> _Stamp | None:

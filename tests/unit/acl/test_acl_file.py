@@ -84,12 +84,14 @@ def test_a_file_that_is_open_to_others_is_refused(mode: int, is_good: bool, more
             read(path)
 
 
-@pytest.mark.parametrize("kind", ["absent", "folder", "binary", "large"])
+@pytest.mark.parametrize("kind", ["absent", "folder", "pipe", "binary", "large"])
 def test_what_is_no_such_file_is_refused(kind: str, tmp_path: Path) -> None:
     """In one clear line."""
     path = tmp_path / "acl.toml"
     if kind == "folder":
         path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
     elif kind == "binary":
         path.write_bytes(b"\xff\xfe")
     elif kind == "large":
