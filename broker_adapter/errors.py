@@ -42,6 +42,8 @@ class Rule(StrEnum):
     CLIENT_TYPE = "unrecognized client type"
     REQUEST = "bad request"
     NOT_FOUND = "not found"
+    OFFSET = "illegal offset"
+    OFFSET_UNKNOWN = "offset not found"
     UNSUPPORTED = "not implemented"
 
 

@@ -36,7 +36,7 @@ def transport_of(
     settings = SidecarConfig(
         delay_levels_ms=config.delay_levels_ms, delay_max_ms=config.delay_max_ms, broker_name=config.broker_name
     )
-    service = MessagingService(broker, clock, Sessions(clock), settings, broker.transactions)
+    service = MessagingService(broker, clock, Sessions(clock), settings, broker.transactions, broker.pulls)
     broker.on_group_changed = service.group_changed
     dispatcher = Dispatcher(service, clock=clock, observer=metrics.calls)
     host, port = config.listen.host, config.listen.port

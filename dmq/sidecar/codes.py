@@ -33,6 +33,8 @@ CODES: Mapping[Rule, wire.Code] = MappingProxyType(
         Rule.CLIENT_TYPE: wire.UNRECOGNIZED_CLIENT_TYPE,
         Rule.REQUEST: wire.BAD_REQUEST,
         Rule.NOT_FOUND: wire.MESSAGE_NOT_FOUND,
+        Rule.OFFSET: wire.ILLEGAL_OFFSET,
+        Rule.OFFSET_UNKNOWN: wire.OFFSET_NOT_FOUND,
         Rule.UNSUPPORTED: wire.NOT_IMPLEMENTED,
     }
 )

@@ -7,7 +7,7 @@ import ipaddress
 import re
 from collections.abc import Sequence
 
-from broker_adapter.adapter import TopicRoute
+from broker_adapter.adapter import PulledMessage, TopicRoute
 from broker_adapter.message import DeadLetterFacts, Delivery, RecallReceipt, SendReceipt
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_duration, set_timestamp
@@ -104,6 +104,27 @@ def delivered(delivery: Delivery, topic: wire.Resource, store_host: str) -> wire
     if delivery.dead_letter is not None:
         _tell_end(message, delivery.dead_letter)
     return message
+
+
+def pulled(message: PulledMessage, topic: wire.Resource, store_host: str) -> wire.Message:
+    """Return a message that was read by offset: as ``delivered``, but there is no lease to tell of."""
+    as_delivery = Delivery(
+        "",
+        message.message_id,
+        message.payload,
+        message.queue_id,
+        message.queue_offset,
+        receipt_handle="",
+        delivery_attempt=1,
+        invisible_ms=0,
+        stored_at_ms=message.stored_at_ms,
+        deliver_at_ms=message.deliver_at_ms,
+        dead_letter=message.dead_letter,
+    )
+    made = delivered(as_delivery, topic, store_host)
+    made.system_properties.ClearField("receipt_handle")
+    made.system_properties.ClearField("invisible_duration")
+    return made
 
 
 def make_readable(message: wire.Message) -> None:
