@@ -60,6 +60,23 @@ class AdminService:
             content=_content(status.payload, with_body=request.with_body),
         )
 
+    async def count_messages(self, request: wire.CountMessagesRequest) -> wire.CountMessagesResponse:
+        """Say where the queues of a topic begin and end."""
+        topic = check_topic(request.topic)
+        count = await self._source.count(topic)
+        queues = [
+            wire.QueueRange(queue_id=queue_id, begin_offset=each.begin, end_offset=each.end)
+            for queue_id, each in enumerate(count.queues)
+        ]
+        return wire.CountMessagesResponse(topic=topic, queues=queues, pending=count.pending)
+
+    async def peek_messages(self, request: wire.PeekMessagesRequest) -> wire.PeekMessagesResponse:
+        """Show messages of a queue as they lie there."""
+        topic, limit = check_topic(request.topic), validate.check_limit(request.limit)
+        found = await self._source.peek(topic, request.queue_id, request.offset, limit=limit)
+        messages = [mapping.wire_peeked(each, with_body=request.with_body) for each in found.messages]
+        return wire.PeekMessagesResponse(messages=messages, next_offset=found.next_offset)
+
     # -- groups and their retries -------------------------------------------------------------------------------------
 
     async def list_groups(self, _request: wire.ListGroupsRequest) -> wire.ListGroupsResponse:
@@ -161,6 +178,8 @@ def handlers(service: AdminService) -> Mapping[str, Handler]:
         "GetStatus": service.get_status,
         "ListTopics": service.list_topics,
         "GetMessage": service.get_message,
+        "CountMessages": service.count_messages,
+        "PeekMessages": service.peek_messages,
         "ListGroups": service.list_groups,
         "GetGroup": service.get_group,
         "SetGroup": service.set_group,
@@ -189,7 +208,7 @@ class Refusal(NamedTuple):
 def refusal_of(error: Exception) -> Refusal:
     """Return the gRPC status that answers ``error``."""
     if isinstance(error, Refused):
-        code = 5 if error.rule is Rule.NOT_FOUND else 3  # NOT_FOUND, INVALID_ARGUMENT
+        code = 5 if error.rule in {Rule.NOT_FOUND, Rule.TOPIC_UNKNOWN} else 3  # NOT_FOUND, INVALID_ARGUMENT
         return Refusal(code, str(error), is_ours=False)
     if isinstance(error, DecodeError):
         return Refusal(3, "the request cannot be read", is_ours=False)

@@ -28,6 +28,11 @@ class Tail:
                 if not woken.done():
                     woken.set_result(None)
 
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiters)
+
     async def wait(self, timeout_s: float) -> None:
         """Return when the queue has grown, or time is up."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from support.daemon import Daemon
 from support.wire_client import WireClient, a_message
 
 from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.admin.client import AdminClient, CallRefused, NotFound
 
 TOPIC, GROUP = wire.Resource(name="orders"), wire.Resource(name="readers")
 
@@ -45,8 +47,9 @@ def read_on(client: WireClient, queue_id: int) -> list[str]:
     asked = client.ask("GetOffset", wire.GetOffsetRequest(group=GROUP, message_queue=queue(queue_id)))
     assert asked.status.code in {wire.OK, wire.OFFSET_NOT_FOUND}
     offset = asked.offset if asked.status.code == wire.OK else offset_of(client, "QueryOffset", queue_id)
+    end = offset_of(client, "QueryOffset", queue_id, query_offset_policy=wire.END)
     found: list[str] = []
-    while offset < offset_of(client, "QueryOffset", queue_id, query_offset_policy=wire.END):
+    while offset < end:
         some, offset = pull(client, queue_id, offset, batch=2)
         found += some
         told = wire.UpdateOffsetRequest(group=GROUP, message_queue=queue(queue_id), offset=offset)
@@ -64,7 +67,7 @@ def test_a_group_reads_each_message_once_through_kills(tmp_path: Path, transport
         sent: list[str] = []
         read: list[str] = []
         for run in range(2):
-            ids = [f"m-{run}-{number}" for number in range(40)]
+            ids = [f"m-{run}-{number}" for number in range(24)]
             assert client.send(*(a_message(TOPIC.name, each) for each in ids)).status.code == wire.OK
             sent += ids
             for queue_id in queues[run:]:  # the first time all of them, then all but one
@@ -84,6 +87,25 @@ def test_a_group_reads_each_message_once_through_kills(tmp_path: Path, transport
         woken.join(15)
         assert read[len(sent) :]
         assert set(read[len(sent) :]) <= set(late)
+
+
+def test_operators_look_without_being_noticed(daemon: Daemon) -> None:
+    """Counting and peeking tell what lies where and what waits; a consumer gets all of it as if nobody had looked."""
+    with WireClient(daemon.address) as client, AdminClient(daemon.address, timeout_s=10) as admin:
+        with pytest.raises(NotFound):
+            admin.count(TOPIC.name)
+        later_ms = time.time_ns() // 1_000_000 + 3_600_000
+        sent = [a_message(TOPIC.name, f"m-{number}", tag="t") for number in range(20)]
+        client.send(*sent, a_message(TOPIC.name, "later", deliver_at_ms=later_ms))
+        found = admin.count(TOPIC.name)
+        assert (sum(each.end_offset for each in found.queues), found.pending) == (20, 1)
+        pages = [admin.peek(TOPIC.name, each.queue_id, 0, limit=32, with_body=True) for each in found.queues]
+        seen = [each for page in pages for each in page.messages]
+        assert sorted(each.message_id for each in seen) == sorted(each.system_properties.message_id for each in sent)
+        assert {(each.content.tag, each.content.body) for each in seen} == {("t", b"body")}
+        with pytest.raises(CallRefused, match="illegal offset"):
+            admin.peek(TOPIC.name, 0, 10_000, limit=1)
+        assert len(client.drain(TOPIC.name, GROUP.name, 20)) == 20
 
 
 def pull_all(client: WireClient, queue_id: int) -> list[str]:

@@ -49,7 +49,7 @@ class Scene:
     @property
     def waiting(self) -> int:
         """How many pulls wait in the broker."""
-        return sum(len(each._waiters) for each in self.rig.broker.registry.tails.values())
+        return sum(each.waiting for each in self.rig.broker.registry.tails.values())
 
 
 def run(
