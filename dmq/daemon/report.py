@@ -224,6 +224,7 @@ class Report(Operations):
         metrics.repeated.follow(lambda: broker.repeated_total)
         metrics.refused.follow(lambda: broker.refused_total)
         metrics.delivered.follow(lambda: broker.handed_out_total)
+        metrics.pulled.follow(lambda: broker.pulls.pulled_total)
         metrics.acked.follow(lambda: broker.acked_total)
         metrics.expired.follow(lambda: broker.leases.expired_total)
         metrics.retried.follow(lambda: broker.failures.retried_total)

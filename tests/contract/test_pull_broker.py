@@ -10,7 +10,19 @@ from unittest.mock import patch
 
 import pytest
 from support.letters import DEAD, PURGE, a_message, die, finish, only
-from support.rigs import TOPIC, EmbeddedRig, End, ack, an_envelope, every_durable_broker, play, receive, send, until
+from support.rigs import (
+    PATIENCE_S,
+    TOPIC,
+    EmbeddedRig,
+    End,
+    ack,
+    an_envelope,
+    every_durable_broker,
+    play,
+    receive,
+    send,
+    until,
+)
 from support.stores import GatedEngine
 
 from broker_adapter.adapter import Pulled, QueueRange, Subscription
@@ -140,7 +152,8 @@ async def test_everybody_who_waits_is_woken(rig: EmbeddedRig) -> None:
     pulls = [asyncio.ensure_future(pull(rig, wait_ms=20_000)) for _ in range(3)]
     await until(lambda: waiting(rig) == 3)
     await send(rig, "now")
-    assert [names(await each) for each in pulls] == [["now"]] * 3
+    async with asyncio.timeout(PATIENCE_S):
+        assert [names(await each) for each in pulls] == [["now"]] * 3
     last = asyncio.ensure_future(pull(rig, 1, wait_ms=20_000))
     await until(lambda: waiting(rig) == 1)
     rig.clock.advance(1_000)
