@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
-from broker_adapter.message import Delivery, Envelope, RecallReceipt, SendReceipt
+from broker_adapter.message import DeadLetterFacts, Delivery, Envelope, RecallReceipt, SendReceipt
 
 
 class TopicRoute(NamedTuple):
@@ -159,36 +159,61 @@ class QueueRange(NamedTuple):
 
 
 class PulledMessage(NamedTuple):
-    """One message read by offset; reading takes no lease and changes nothing."""
+    """One message read by offset; reading takes no lease and changes nothing. ``payload`` is the message as sent."""
 
-    envelope: Envelope
+    message_id: str
+    payload: bytes
     queue_id: int
     queue_offset: int
     stored_at_ms: int
+    deliver_at_ms: int  # 0: was not delayed
+    dead_letter: DeadLetterFacts | None = None  # of a message in a dead-letter queue
+
+
+class Pulled(NamedTuple):
+    """What a pull found. ``next_offset`` is where to go on, also behind what a filter passed over."""
+
+    messages: Sequence[PulledMessage]
+    next_offset: int
 
 
 class PullBroker(Protocol):
-    """Messages are read by offset; the group's progress is kept for it but never enforced."""
+    """Messages are read by offset; the group's progress is kept for it but never enforced.
+
+    Who reads decides who gets what: clients that share a group divide its queues among themselves, and clients that
+    each read all queues, or have a group each, are broadcast to. What a group pulls and what it receives by pop do not
+    know of each other; retries and dead letters are pop's. Every method is safe to call concurrently on one event loop.
+
+    Nothing but ``route`` and ``commit_offset`` creates anything. Where a topic is named, ``Refused(TOPIC_UNKNOWN)``
+    says that nobody knows it, ``Refused(REQUEST)`` that it has no such queue.
+    """
 
     async def route(self, topic: str) -> TopicRoute:
         """As ``PopBroker.route``."""
         ...
 
-    async def pull(
-        self, topic: str, queue_id: int, queue_offset: int, *, batch_max: int, wait_ms: int
-    ) -> Sequence[PulledMessage]:
-        """Return messages from ``queue_offset`` on, waiting up to ``wait_ms`` for the first; empty if none came.
+    async def pull(self, subscription: Subscription, queue_offset: int, *, batch_max: int, wait_ms: int) -> Pulled:
+        """Return up to ``batch_max`` durable messages of one queue from ``queue_offset`` on, in order.
 
-        ``Refused(NOT_FOUND)`` names the readable range when the offset lies outside it.
+        Waits up to ``wait_ms`` for the first one. One call looks at a bounded number of messages: with a filter that
+        matches little it may end before its time, with no message and a later ``next_offset``.
+
+        ``Refused(OFFSET)`` names the readable range when the offset lies outside it; the end itself is inside.
+        ``Refused(FILTER)`` is for an SQL expression that is wrong, with the position.
         """
         ...
 
     async def queue_range(self, topic: str, queue_id: int) -> QueueRange:
-        """Return the readable range of one queue."""
+        """Return the readable range of one queue: what is below ``end`` is durable."""
         ...
 
     async def offset_at(self, topic: str, queue_id: int, stored_at_ms: int) -> int:
-        """Return the first offset stored at or after ``stored_at_ms``; the end offset if there is none."""
+        """Return an offset of which the message before it, if there is one, was stored before ``stored_at_ms``.
+
+        The message at the offset was stored at or after that time; the end offset if none was. As long as the clock
+        was never stepped back, that is the first one. If it was, by d at most, all that was stored at or after a time
+        lies at or behind the answer to that time less d.
+        """
         ...
 
     async def committed_offset(self, group: str, topic: str, queue_id: int) -> int | None:
@@ -196,7 +221,18 @@ class PullBroker(Protocol):
         ...
 
     async def commit_offset(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
-        """Remember where the group continues, durable on return."""
+        """Remember where the group continues, durable on return; backwards too. Makes the group if nobody knows it.
+
+        ``Refused(OFFSET)`` for an offset behind the end of the queue: what comes next would never be read.
+        """
+        ...
+
+    def member_seen(self, group: str, client_id: str) -> None:
+        """Note a sign of life: the client belongs to the group until it leaves or is silent for too long."""
+        ...
+
+    def member_gone(self, client_id: str) -> None:
+        """Note that the client left: it belongs to no group and holds no queue."""
         ...
 
     async def members(self, group: str) -> Sequence[str]:
@@ -204,7 +240,10 @@ class PullBroker(Protocol):
         ...
 
     async def lock(self, group: str, client_id: str, topic: str, queue_ids: Sequence[int]) -> Sequence[int]:
-        """Lease queues to one client for orderly consumption; return those it now holds. Renewed by calling again."""
+        """Lease queues to one client of a group; return those it now holds. Renewed by calling again.
+
+        A lease ends by itself after a time, when its client leaves, and with the run of the broker.
+        """
         ...
 
     async def unlock(self, group: str, client_id: str, topic: str, queue_ids: Sequence[int]) -> None:

@@ -44,6 +44,8 @@ class Rule(StrEnum):
     NOT_FOUND = "not found"
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
+    OFFSET = "illegal offset"
+    OFFSET_UNKNOWN = "offset not found"
     UNSUPPORTED = "not implemented"
 
 

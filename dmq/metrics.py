@@ -201,6 +201,7 @@ class Metrics:
         self.repeated = Total("dmq_messages_repeated", "Sends repeated with a known message id.")
         self.refused = Total("dmq_messages_refused", "Sends refused because a bound is reached.")
         self.delivered = Total("dmq_messages_delivered", "Hand-outs to consumers, repetitions included.")
+        self.pulled = Total("dmq_messages_pulled", "Messages read by offset, repetitions included.")
         self.acked = Total("dmq_messages_acked", "Deliveries finished by a consumer.")
         self.expired = Total("dmq_leases_expired", "Deliveries whose invisible duration ran out.")
         self.retried = Total("dmq_messages_retried", "Failed deliveries that wait to be tried again.")

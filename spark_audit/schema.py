@@ -102,6 +102,7 @@ OF_CELL = (
     "GROUP_CREATED",
     "GROUP_CHANGED",
     "SUBSCRIBED",
+    "OFFSET_SET",
     "GAP",
     "TAIL_LOST",
 )

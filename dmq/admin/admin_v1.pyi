@@ -269,6 +269,70 @@ class GetMessageResponse(_message.Message):
     content: Content
     def __init__(self, topic: _Optional[str] = ..., message_id: _Optional[str] = ..., state: _Optional[_Union[MessageState, str]] = ..., deliver_at_ms: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ...) -> None: ...
 
+class CountMessagesRequest(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class CountMessagesResponse(_message.Message):
+    __slots__ = ("topic", "queues", "pending")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queues: _containers.RepeatedCompositeFieldContainer[QueueRange]
+    pending: int
+    def __init__(self, topic: _Optional[str] = ..., queues: _Optional[_Iterable[_Union[QueueRange, _Mapping[str, _Any]]]] = ..., pending: _Optional[int] = ...) -> None: ...
+
+class QueueRange(_message.Message):
+    __slots__ = ("queue_id", "begin_offset", "end_offset")
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    END_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    queue_id: int
+    begin_offset: int
+    end_offset: int
+    def __init__(self, queue_id: _Optional[int] = ..., begin_offset: _Optional[int] = ..., end_offset: _Optional[int] = ...) -> None: ...
+
+class PeekMessagesRequest(_message.Message):
+    __slots__ = ("topic", "queue_id", "offset", "limit", "with_body")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    WITH_BODY_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queue_id: int
+    offset: int
+    limit: int
+    with_body: bool
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., limit: _Optional[int] = ..., with_body: _Optional[bool] = ...) -> None: ...
+
+class PeekMessagesResponse(_message.Message):
+    __slots__ = ("messages", "next_offset")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[PeekedMessage]
+    next_offset: int
+    def __init__(self, messages: _Optional[_Iterable[_Union[PeekedMessage, _Mapping[str, _Any]]]] = ..., next_offset: _Optional[int] = ...) -> None: ...
+
+class PeekedMessage(_message.Message):
+    __slots__ = ("message_id", "queue_id", "queue_offset", "stored_at_ms", "deliver_at_ms", "content")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    STORED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    queue_id: int
+    queue_offset: int
+    stored_at_ms: int
+    deliver_at_ms: int
+    content: Content
+    def __init__(self, message_id: _Optional[str] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., deliver_at_ms: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ...) -> None: ...
+
 class Content(_message.Message):
     __slots__ = ("tag", "keys", "properties", "message_group", "born_at_ms", "born_host", "body_encoding", "body_bytes", "body")
     class PropertiesEntry(_message.Message):

@@ -88,6 +88,20 @@ class AdminClient:
         request = wire.GetMessageRequest(topic=topic, message_id=message_id, with_body=with_body)
         return self._call(wire.METHODS["GetMessage"], request, wire.GetMessageResponse)
 
+    def count(self, topic: str) -> wire.CountMessagesResponse:
+        """Ask where the queues of a topic begin and end; raises ``NotFound``."""
+        request = wire.CountMessagesRequest(topic=topic)
+        return self._call(wire.METHODS["CountMessages"], request, wire.CountMessagesResponse)
+
+    def peek(
+        self, topic: str, queue_id: int, offset: int, *, limit: int, with_body: bool = False
+    ) -> wire.PeekMessagesResponse:
+        """Ask for messages of a queue; raises ``NotFound``."""
+        request = wire.PeekMessagesRequest(
+            topic=topic, queue_id=queue_id, offset=offset, limit=limit, with_body=with_body
+        )
+        return self._call(wire.METHODS["PeekMessages"], request, wire.PeekMessagesResponse)
+
     def groups(self) -> Sequence[wire.Group]:
         """Ask for the consumer groups, without the histogram of each."""
         return self._call(wire.METHODS["ListGroups"], wire.ListGroupsRequest(), wire.ListGroupsResponse).groups

@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 from google.protobuf.message import DecodeError
 
+from broker_adapter.adapter import PulledMessage
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.wire import mapping
 from dmq.admin import admin_v1 as wire
@@ -41,6 +42,18 @@ def _content_if_readable(payload: bytes, *, with_body: bool) -> wire.Content | N
         return wire_content(payload, with_body=with_body)
     except DecodeError:
         return None
+
+
+def wire_peeked(message: PulledMessage, *, with_body: bool) -> wire.PeekedMessage:
+    """Return a message of a queue."""
+    return wire.PeekedMessage(
+        message_id=message.message_id,
+        queue_id=message.queue_id,
+        queue_offset=message.queue_offset,
+        stored_at_ms=message.stored_at_ms,
+        deliver_at_ms=message.deliver_at_ms,
+        content=_content_if_readable(message.payload, with_body=with_body),
+    )
 
 
 def wire_policy(policy: RetryPolicy) -> wire.Policy:

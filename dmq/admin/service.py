@@ -22,7 +22,9 @@ _LETTERS_WITH_BODY_MAX = 100  # each may be 4 MiB in the daemon's memory
 
 
 # NOT_FOUND, UNAUTHENTICATED, PERMISSION_DENIED
-_REFUSED: Mapping[Rule, int] = MappingProxyType({Rule.NOT_FOUND: 5, Rule.UNAUTHORIZED: 16, Rule.FORBIDDEN: 7})
+_REFUSED: Mapping[Rule, int] = MappingProxyType(
+    {Rule.NOT_FOUND: 5, Rule.TOPIC_UNKNOWN: 5, Rule.UNAUTHORIZED: 16, Rule.FORBIDDEN: 7}
+)
 
 
 class Handler(NamedTuple):
@@ -63,6 +65,23 @@ class AdminService:
             queue_offset=status.queue_offset,
             content=_content(status.payload, with_body=request.with_body),
         )
+
+    async def count_messages(self, request: wire.CountMessagesRequest) -> wire.CountMessagesResponse:
+        """Say where the queues of a topic begin and end."""
+        topic = check_topic(request.topic)
+        count = await self._source.count(topic)
+        queues = [
+            wire.QueueRange(queue_id=queue_id, begin_offset=each.begin, end_offset=each.end)
+            for queue_id, each in enumerate(count.queues)
+        ]
+        return wire.CountMessagesResponse(topic=topic, queues=queues, pending=count.pending)
+
+    async def peek_messages(self, request: wire.PeekMessagesRequest) -> wire.PeekMessagesResponse:
+        """Show messages of a queue as they lie there."""
+        topic, limit = check_topic(request.topic), validate.check_limit(request.limit)
+        found = await self._source.peek(topic, request.queue_id, request.offset, limit=limit)
+        messages = [mapping.wire_peeked(each, with_body=request.with_body) for each in found.messages]
+        return wire.PeekMessagesResponse(messages=messages, next_offset=found.next_offset)
 
     # -- groups and their retries -------------------------------------------------------------------------------------
 
@@ -165,6 +184,8 @@ def handlers(service: AdminService) -> Mapping[str, Handler]:
         "GetStatus": service.get_status,
         "ListTopics": service.list_topics,
         "GetMessage": service.get_message,
+        "CountMessages": service.count_messages,
+        "PeekMessages": service.peek_messages,
         "ListGroups": service.list_groups,
         "GetGroup": service.get_group,
         "SetGroup": service.set_group,

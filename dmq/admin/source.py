@@ -8,6 +8,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
 
+from broker_adapter.adapter import Pulled, QueueRange
 from retry.dead_letter import Dead, DeadFilter, Job
 from retry.policy import RetryPolicy
 
@@ -160,6 +161,14 @@ class MessageStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TopicCount:
+    """Where each queue of a topic begins and ends, by number; ``pending`` messages wait for it on the timeline."""
+
+    queues: Sequence[QueueRange]
+    pending: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStatus:
     """A consumer group. ``waiting`` retries wait for their time; ``dead`` letters have no outcome yet."""
 
@@ -249,6 +258,14 @@ class AdminSource(Protocol):
 
     async def message(self, topic: str, message_id: str) -> MessageStatus:
         """Return where a message is; ``UNKNOWN`` if topic or message are not known (or no longer)."""
+        ...
+
+    async def count(self, topic: str) -> TopicCount:
+        """Return where the queues of a topic begin and end; ``Refused(TOPIC_UNKNOWN)`` if nobody knows it."""
+        ...
+
+    async def peek(self, topic: str, queue_id: int, offset: int, *, limit: int) -> Pulled:
+        """Return up to ``limit`` messages of a queue; refused as ``PullBroker.pull`` does."""
         ...
 
     # -- groups and their retries -------------------------------------------------------------------------------------

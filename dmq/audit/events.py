@@ -64,6 +64,7 @@ class EventKind(IntEnum):
     ROLLED_BACK = 38  # it was rolled back, and is gone [0]
     TX_CHECKED = 39  # its producers are asked for its outcome; attempt is the number of the check [its next check]
     TX_GIVEN_UP = 40  # a dead letter after all its checks; attempt is their number [when it was accepted]
+    OFFSET_SET = 50  # a group that pulls said where it continues on a queue [that offset]
     GAP = 13  # events cut from the outbox before they were exported [sequence of the first; the id is their count]
 
 
@@ -114,6 +115,11 @@ def gap_event(first_sequence: int, count: int) -> bytes:
 def subscribed_event(topic_id: int, group_id: int, queue_id: int, offset: int) -> bytes:
     """Encode that a group begins on a queue at ``offset``."""
     return encode_event(EventKind.SUBSCRIBED, topic_id, group_id, queue_id, 0, offset, b"")
+
+
+def offset_set_event(topic_id: int, group_id: int, queue_id: int, offset: int) -> bytes:
+    """Encode that a group that pulls continues on a queue at ``offset``."""
+    return encode_event(EventKind.OFFSET_SET, topic_id, group_id, queue_id, 0, offset, b"")
 
 
 def tail_lost_event(first_sequence: int, count: int) -> bytes:

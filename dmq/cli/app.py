@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dmq.cli import acl, audit, backoff, dead, demo, group, jobs, msg, retry, serve, spool, status, topic
+from dmq.cli import acl, audit, backoff, dead, demo, group, jobs, msg, peek, retry, serve, spool, status, topic
 from dmq.cli.errors import CommandFailed, ExitCode, describe, wants_json
 from dmq.cli.options import (
     AccessKeyOption,
@@ -124,6 +124,8 @@ _msg = typer.Typer(cls=Group, help="Messages.", rich_markup_mode=None)
 _msg.command("send")(msg.send)
 _msg.command("get")(msg.get)
 _msg.command("recall")(msg.recall)
+_msg.command("peek")(peek.peek)
+_msg.command("count")(peek.count)
 app.add_typer(_msg, name="msg")
 
 _group = typer.Typer(cls=Group, help="Consumer groups and their retry policies.", rich_markup_mode=None)

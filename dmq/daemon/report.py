@@ -7,6 +7,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from broker_adapter.adapter import Pulled, Subscription
+from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import pack_id
 from broker_adapter.topics import retry_topic
 from dmq.admin import source
@@ -202,6 +204,19 @@ class Report(Operations):
             payload=record.payload if record is not None else None,
         )
 
+    async def count(self, topic: str) -> source.TopicCount:
+        """Return where the queues of a topic begin and end."""
+        known = self.broker.names.topics.get(topic)
+        if known is None:
+            raise Refused(Rule.TOPIC_UNKNOWN, "nobody knows it", value=topic)
+        queues = await asyncio.gather(*(self.broker.pulls.queue_range(topic, each) for each in range(known.queues)))
+        pending = await asyncio.get_running_loop().run_in_executor(None, self.store.pending)
+        return source.TopicCount(queues=queues, pending=pending.get(known.topic_id, 0))
+
+    async def peek(self, topic: str, queue_id: int, offset: int, *, limit: int) -> Pulled:
+        """Return messages of a queue as they lie there."""
+        return await self.broker.pulls.pull(Subscription(topic, queue_id), offset, batch_max=limit, wait_ms=0)
+
     def watch(self) -> None:
         """Let the figures be read when somebody asks for the metrics."""
         store, metrics, broker = self.store, self.metrics, self.broker
@@ -209,6 +224,7 @@ class Report(Operations):
         metrics.repeated.follow(lambda: broker.repeated_total)
         metrics.refused.follow(lambda: broker.refused_total)
         metrics.delivered.follow(lambda: broker.handed_out_total)
+        metrics.pulled.follow(lambda: broker.pulls.pulled_total)
         metrics.acked.follow(lambda: broker.acked_total)
         metrics.expired.follow(lambda: broker.leases.expired_total)
         metrics.retried.follow(lambda: broker.failures.retried_total)

@@ -39,7 +39,7 @@ def transport_of(
     settings = SidecarConfig(
         delay_levels_ms=config.delay_levels_ms, delay_max_ms=config.delay_max_ms, broker_name=config.broker_name
     )
-    service = MessagingService(broker, clock, Sessions(clock), settings, broker.transactions)
+    service = MessagingService(broker, clock, Sessions(clock), settings, broker.transactions, broker.pulls)
     broker.on_group_changed = service.group_changed
     guard = Guard(KeyFile(config.acl, clock), clock) if config.acl is not None else None
     dispatcher = Dispatcher(Guarded(service, guard) if guard else service, clock=clock, observer=metrics.calls)

@@ -1,4 +1,6 @@
-"""The embedded broker: fits ``PopBroker``. It waits and answers; what happens is decided in the rooms it joins.
+"""The embedded broker: fits ``PopBroker``, its ``pulls`` fit ``PullBroker``.
+
+It waits and answers; what happens is decided in the rooms it joins.
 
 Everything in memory belongs to one event loop. Reads go through one thread, writes through the store's writer. A change
 of state is answered only after the store said that it is durable.
@@ -28,6 +30,7 @@ from dmq.embedded.hand_out import HandOut, Terms
 from dmq.embedded.leases import Leases
 from dmq.embedded.names import GROUPED, PLAIN, Topic
 from dmq.embedded.place import CHECKS_DEFAULT, Placement
+from dmq.embedded.pull import Pulls
 from dmq.embedded.reader import Reader
 from dmq.embedded.recall import Recalls
 from dmq.embedded.receipt import Receipt, decode_handle
@@ -75,6 +78,7 @@ class EmbeddedBroker:
         self.leases = Leases(self.registry, self.failures)
         self._hand_out = HandOut(self.registry)
         self.recalls = Recalls(self.registry)
+        self.pulls = Pulls(self.registry)
         self.transactions = Transactions(self.registry, self.placement, on_refused=self._count_refused)
         self.dead_letters = DeadLetters(self.registry, self.placement)
         store.attach(loop, self.registry.on_appended)

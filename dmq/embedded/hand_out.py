@@ -17,6 +17,7 @@ from broker_adapter.message import DeadLetterFacts, Delivery, unpack_id
 from dmq.audit.events import EventKind
 from dmq.embedded.filters import Passes
 from dmq.embedded.group_queue import GroupQueue, Lease
+from dmq.embedded.names import Names
 from dmq.embedded.receipt import Receipt, encode_handle
 from dmq.embedded.registry import Registry
 from dmq.embedded.subscription import Subscription
@@ -167,21 +168,23 @@ class HandOut:
             invisible_ms,
             record.stored_at_ms,
             record.deliver_at_ms,
-            self._facts(record) if record.is_dead else None,
+            facts_of(self._registry.names, record),
         )
 
-    def _facts(self, record: QueuedMessage) -> DeadLetterFacts:
-        history = record.history
-        assert history is not None
-        origin = self._registry.names.topics_by_id[history.topic_id]
-        return DeadLetterFacts(
-            origin.name,
-            unpack_id(record.message_id),
-            record.attempts_before,
-            Reason(history.reason).name.lower(),
-            history.first_failed_at_ms,
-            history.last_failed_at_ms,
-        )
+
+def facts_of(names: Names, record: QueuedMessage) -> DeadLetterFacts | None:
+    """Return what a dead letter tells of its end, ``None`` for any other message."""
+    history = record.history
+    if history is None or not record.is_dead:
+        return None
+    return DeadLetterFacts(
+        names.topics_by_id[history.topic_id].name,
+        unpack_id(record.message_id),
+        record.attempts_before,
+        Reason(history.reason).name.lower(),
+        history.first_failed_at_ms,
+        history.last_failed_at_ms,
+    )
 
 
 def _next_look(records: Sequence[QueuedMessage]) -> int:

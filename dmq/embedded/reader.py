@@ -80,6 +80,10 @@ class Reader:
         """Return the offset after the last message of a queue."""
         return await self._in_thread(lambda: self._store.queue_end(topic_id, queue_id))
 
+    async def run(self, read: Callable[[Store], _Read]) -> _Read:
+        """Return what ``read`` does, for one that takes several looks at the store."""
+        return await self._in_thread(lambda: read(self._store))
+
     async def progress(self, queues: Sequence[GroupQueue]) -> list[Progress]:
         """Return what is stored of each queue: one short scan of the group's own rows, and one seek."""
         return await self._in_thread(lambda: [self._progress(queue) for queue in queues])

@@ -16,6 +16,7 @@ from dmq.embedded.group_queue import GroupQueue, Lease
 from dmq.embedded.names import Group, Names, Topic
 from dmq.embedded.reader import Reader
 from dmq.embedded.subscription import Subscription
+from dmq.embedded.tail import Tail
 from dmq.errors import StoreBusy, StoreError
 from dmq.store.commit import Appended
 from dmq.store.ops import Emit, Op, Receipt
@@ -43,6 +44,7 @@ class Registry:
         self._by_topic: dict[int, list[Subscription]] = {}
         self._by_lane: dict[int, Subscription] = {}
         self.ledgers: dict[int, GroupQueue] = {}
+        self.tails: dict[tuple[int, int], Tail] = {}  # of the queues that are pulled from
         self.epoch = store.boot << 32  # of the last hand-out: greater than every one of an earlier run
 
     # -- topics and groups --------------------------------------------------------------------------------------------
@@ -172,7 +174,10 @@ class Registry:
 
     def on_appended(self, appended: Appended) -> None:
         """Tell who waits that queues have grown."""
-        for (topic_id, queue_id), end in appended.items():
+        for place, end in appended.items():
+            if (tail := self.tails.get(place)) is not None:
+                tail.grew(end)
+            topic_id, queue_id = place
             for found in self._by_topic.get(topic_id, ()):
                 queue = found.queue_at(topic_id, queue_id)
                 if queue is not None:

@@ -35,6 +35,8 @@ CODES: Mapping[Rule, wire.Code] = MappingProxyType(
         Rule.NOT_FOUND: wire.MESSAGE_NOT_FOUND,
         Rule.UNAUTHORIZED: wire.UNAUTHORIZED,
         Rule.FORBIDDEN: wire.FORBIDDEN,
+        Rule.OFFSET: wire.ILLEGAL_OFFSET,
+        Rule.OFFSET_UNKNOWN: wire.OFFSET_NOT_FOUND,
         Rule.UNSUPPORTED: wire.NOT_IMPLEMENTED,
     }
 )

@@ -7,7 +7,7 @@ import ipaddress
 import re
 from collections.abc import Sequence
 
-from broker_adapter.adapter import TopicRoute
+from broker_adapter.adapter import PulledMessage, TopicRoute
 from broker_adapter.message import DeadLetterFacts, Delivery, RecallReceipt, SendReceipt
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_duration, set_timestamp
@@ -103,6 +103,26 @@ def fill(message: wire.Message, delivery: Delivery, topic: wire.Resource, store_
     make_readable(message)
     if delivery.dead_letter is not None:
         _tell_end(message, delivery.dead_letter)
+
+
+def fill_pulled(message: wire.Message, pulled: PulledMessage, topic: wire.Resource, store_host: str) -> None:
+    """Make ``message`` one that was read by offset: as ``fill``, but there is no lease to tell of."""
+    as_delivery = Delivery(
+        "",
+        pulled.message_id,
+        pulled.payload,
+        pulled.queue_id,
+        pulled.queue_offset,
+        receipt_handle="",
+        delivery_attempt=1,
+        invisible_ms=0,
+        stored_at_ms=pulled.stored_at_ms,
+        deliver_at_ms=pulled.deliver_at_ms,
+        dead_letter=pulled.dead_letter,
+    )
+    fill(message, as_delivery, topic, store_host)
+    message.system_properties.ClearField("receipt_handle")
+    message.system_properties.ClearField("invisible_duration")
 
 
 def make_readable(message: wire.Message) -> None:

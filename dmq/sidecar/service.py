@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from broker_adapter.adapter import PopBroker, Subscription
+from broker_adapter.adapter import PopBroker, PullBroker, Subscription
 from broker_adapter.clock import Clock
 from broker_adapter.errors import BrokerError, Overloaded, Refused, Rule
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS
@@ -25,9 +25,11 @@ from dmq.sidecar.answers import received
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS, common_status, status_of
 from dmq.sidecar.delay import DELAY_PROPERTIES, deliver_at_ms, timestamp_ms
+from dmq.sidecar.pulls import PullCalls
 from dmq.sidecar.sessions import Outbox, Session, Sessions
 from dmq.sidecar.settings import CONSUMERS, SidecarConfig, check_client_type, client_type_of, merged
 from dmq.sidecar.transactions import TransactionCalls
+from dmq.sidecar.waits import Waits
 
 log = structlog.get_logger("dmq.sidecar")
 
@@ -48,6 +50,7 @@ class MessagingService:
         sessions: Sessions,
         config: SidecarConfig,
         transactions: TransactionalBroker | None = None,
+        pulls: PullBroker | None = None,
     ) -> None:
         self._broker = broker
         self._transactions = TransactionCalls(transactions, config, sessions)
@@ -57,7 +60,8 @@ class MessagingService:
         self._endpoints = mapping.endpoints_of("127.0.0.1", 8081)
         self._store_host = "127.0.0.1:8081"
         self._sends_in_flight = 0
-        self._waits: set[asyncio.Timeout] = set()
+        self._waits = Waits(config.receives_waiting_max)
+        self._pulls = PullCalls(pulls, self._waits, lambda: self._store_host)
         self._outboxes: set[Outbox] = set()
         self._draining = False
         # The RPCs that are served; the others of the protocol are answered 50100.
@@ -72,9 +76,11 @@ class MessagingService:
             "ChangeInvisibleDuration": self.change_invisible_duration,
             "ForwardMessageToDeadLetterQueue": self.forward_message_to_dead_letter_queue,
             "NotifyClientTermination": self.notify_client_termination,
+            **self._pulls.unary,
         }
         self.streaming: Mapping[str, Callable[[Any, Call], AsyncGenerator[Any, None]]] = {
-            "ReceiveMessage": self.receive_message
+            "ReceiveMessage": self.receive_message,
+            **self._pulls.streaming,
         }
 
     def listening_at(self, host: str, port: int) -> None:
@@ -87,8 +93,7 @@ class MessagingService:
         self._draining = True
         for outbox in self._outboxes:
             outbox.close()
-        while self._waits:
-            self._waits.pop().reschedule(0.0)
+        self._waits.drain()
 
     # -- session ------------------------------------------------------------------------------------------------------
 
@@ -129,6 +134,7 @@ class MessagingService:
             await self._broker.ensure_group(group)
         self._sessions.seen(call.client_id, client_type, group, call.language)
         self._broker.client_seen(call.client_id)
+        self._pulls.seen(client_type, group, call.client_id)
         return wire.HeartbeatResponse(status=OK_STATUS)
 
     async def notify_client_termination(
@@ -139,6 +145,7 @@ class MessagingService:
         """Forget a client that leaves; its leases are no longer renewed."""
         self._sessions.forget(call.client_id)
         self._broker.client_gone(call.client_id)
+        self._pulls.gone(call.client_id)
         return wire.NotifyClientTerminationResponse(status=OK_STATUS)
 
     async def telemetry(
@@ -296,26 +303,18 @@ class MessagingService:
         self, group: str, subscription: Subscription, *, batch_max: int, invisible_ms: int, wait_ms: int, renew_for: str
     ) -> Sequence[Delivery]:
         """Receive from the broker, in a wait that ``drain`` can end."""
-        if len(self._waits) >= self._config.receives_waiting_max:
-            raise Overloaded("receives waiting", limit=self._config.receives_waiting_max)
-        wait = asyncio.timeout(None)
-        self._waits.add(wait)
-        try:
-            async with wait:
-                return await self._broker.receive(
-                    group,
-                    subscription,
-                    batch_max=batch_max,
-                    invisible_ms=invisible_ms,
-                    wait_ms=0 if self._draining else wait_ms,
-                    renew_for=renew_for,
-                )
-        except TimeoutError:
-            if not wait.expired():
-                raise
-            return ()
-        finally:
-            self._waits.discard(wait)
+
+        def receive(left_ms: int) -> Awaitable[Sequence[Delivery]]:
+            return self._broker.receive(
+                group,
+                subscription,
+                batch_max=batch_max,
+                invisible_ms=invisible_ms,
+                wait_ms=left_ms,
+                renew_for=renew_for,
+            )
+
+        return await self._waits.run(receive, wait_ms, nothing=())
 
     async def ack_message(self, request: wire.AckMessageRequest, call: Call) -> wire.AckMessageResponse:
         """Finish deliveries, each with a result of its own."""

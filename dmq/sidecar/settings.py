@@ -11,7 +11,7 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_duration
 from dmq.sidecar.delay import DELAY_LEVELS_MS_DEFAULT
 
-CONSUMERS = frozenset({wire.PUSH_CONSUMER, wire.SIMPLE_CONSUMER})
+CONSUMERS = frozenset({wire.PUSH_CONSUMER, wire.SIMPLE_CONSUMER, wire.PULL_CONSUMER})
 CLIENT_TYPES = CONSUMERS | {wire.PRODUCER}
 
 
@@ -48,7 +48,7 @@ def client_type_of(settings: wire.Settings) -> wire.ClientType:
 def check_client_type(client_type: wire.ClientType) -> wire.ClientType:
     """Return ``client_type`` if it is served."""
     if client_type not in CLIENT_TYPES:
-        why = "producers, push consumers and simple consumers are served"
+        why = "producers, pull, push and simple consumers are served"
         raise Refused(Rule.CLIENT_TYPE, why, value=int(client_type))
     return client_type
 

@@ -209,7 +209,16 @@ def subscription_of(request: wire.ReceiveMessageRequest) -> Subscription:
     another.
     """
     queue_id = max(ANY_QUEUE, request.message_queue.id) if request.auto_renew else ANY_QUEUE
-    topic, expression = topic_of(request.message_queue.topic), request.filter_expression
+    return _subscription(topic_of(request.message_queue.topic), queue_id, request.filter_expression)
+
+
+def pulled_queue_of(request: wire.PullMessageRequest) -> Subscription:
+    """Return which queue a pull reads, and by which filter."""
+    queue = request.message_queue
+    return _subscription(topic_of(queue.topic), queue.id, request.filter_expression)
+
+
+def _subscription(topic: str, queue_id: int, expression: wire.FilterExpression) -> Subscription:
     if expression.type == wire.SQL:
         from dmq.embedded.sql_filter import compile_sql  # its parser takes long to load, and few need it
 
@@ -236,7 +245,7 @@ def tags_of(expression: wire.FilterExpression) -> frozenset[str]:
     return tags
 
 
-def batch_of(request: wire.ReceiveMessageRequest) -> int:
+def batch_of(request: wire.ReceiveMessageRequest | wire.PullMessageRequest) -> int:
     """Return how many messages to hand out: what was asked for, cut to the protocol's bounds."""
     return min(max(request.batch_size, 1), RECEIVE_BATCH_MAX)
 
@@ -259,7 +268,7 @@ def change_invisible_ms(request: wire.ChangeInvisibleDurationRequest) -> int:
     return wanted_ms
 
 
-def wait_ms(request: wire.ReceiveMessageRequest, deadline_s: float | None) -> int:
+def wait_ms(request: wire.ReceiveMessageRequest | wire.PullMessageRequest, deadline_s: float | None) -> int:
     """Return how long a receive may wait, so that its answer is there comfortably before the call's deadline.
 
     Kinder than RocketMQ, which refuses less than 5 s and fails without a deadline: any wait that is not negative goes.
@@ -273,6 +282,16 @@ def wait_ms(request: wire.ReceiveMessageRequest, deadline_s: float | None) -> in
         remaining_ms = int(deadline_s * 1000)
         wanted_ms = min(wanted_ms, remaining_ms - max(250, min(1500, remaining_ms // 10)))
     return max(0, min(wanted_ms, POLLING_MS_MAX))
+
+
+def stored_at_ms(request: wire.QueryOffsetRequest) -> int:
+    """Return the time an offset is asked for, rounded up to whole ms; any time will do, also one before 1970."""
+    if not request.HasField("timestamp"):
+        raise Refused(Rule.REQUEST, "the policy TIMESTAMP needs a timestamp")
+    timestamp = request.timestamp
+    if not 0 <= timestamp.nanos < 1_000_000_000:
+        raise Refused(Rule.REQUEST, "the nanos of the timestamp are out of range", value=timestamp.nanos)
+    return timestamp.seconds * 1000 - (-timestamp.nanos // 1_000_000)
 
 
 def check_entries(entries: Sequence[wire.AckMessageEntry]) -> None:

@@ -123,7 +123,7 @@ def test_an_unknown_method_is_unimplemented(abused: Daemon, client: WireClient) 
         with pytest.raises(grpc.RpcError) as refused:
             call(b"", timeout=5)
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    answer = client.ask("QueryOffset", wire.QueryOffsetRequest())
+    answer = client.ask("SyncLiteSubscription", wire.SyncLiteSubscriptionRequest())
     assert answer.status.code == wire.NOT_IMPLEMENTED
 
 

@@ -135,7 +135,7 @@ def test_a_telemetry_stream_with_bad_settings_ends_with_a_status() -> None:
 
     async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
         stream = client.telemetry()
-        await stream.write(consumer_settings(wire.PULL_CONSUMER).SerializeToString())
+        await stream.write(consumer_settings(wire.LITE_PUSH_CONSUMER).SerializeToString())
         assert (await stream.read()).status.code == wire.UNRECOGNIZED_CLIENT_TYPE
         assert await stream.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert "40015" in await stream.details()

@@ -36,7 +36,7 @@ GROUPS, TOPICS = ("one", "two"), (TOPIC, "%DLQ%one")
 # what was lost, a spool its sends. And two that nothing writes yet.
 OF_OTHERS = {
     *(EventKind.OPENED, EventKind.CLOSED, EventKind.GAP, EventKind.HEARTBEAT, EventKind.TAIL_LOST),
-    *(EventKind.RECALLED, EventKind.EXPIRED),
+    *(EventKind.RECALLED, EventKind.EXPIRED, EventKind.OFFSET_SET),
     *(EventKind.HALF, EventKind.COMMITTED, EventKind.ROLLED_BACK, EventKind.TX_CHECKED, EventKind.TX_GIVEN_UP),
     *(EventKind.SENT, EventKind.SEND_FAILED, EventKind.SEND_DEAD, EventKind.REQUEUED, EventKind.DROPPED),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from broker_adapter.adapter import Pulled, PulledMessage, QueueRange
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Message
 from broker_adapter.wire.mapping import encode
@@ -170,6 +171,7 @@ class FixedSource:
     known: dict[str, source.GroupStatus] = field(default_factory=lambda: {group.name: group for group in GROUPS})
     waiting: list[source.WaitingRetry] = field(default_factory=lambda: list(RETRIES))
     letters: list[source.DeadStatus] = field(default_factory=lambda: list(LETTERS))
+    queues: list[list[bytes]] = field(default_factory=lambda: [[encode(MESSAGE).payload] * 3, [], [DAMAGED]])
     all_jobs: list[Job] = field(default_factory=list)
     rows_per_call: int = 1000
     letters_per_look: int = 1
@@ -190,6 +192,23 @@ class FixedSource:
         """As ``AdminSource.message``."""
         self._fail()
         return self.found.get((topic, message_id), source.MessageStatus(state=source.MessageState.UNKNOWN))
+
+    async def count(self, topic: str) -> source.TopicCount:
+        """As ``AdminSource.count``."""
+        self._fail()
+        if topic != "orders":
+            raise Refused(Rule.TOPIC_UNKNOWN, "nobody knows it", value=topic)
+        return source.TopicCount(queues=[QueueRange(2, 2 + len(each)) for each in self.queues], pending=1_000_000)
+
+    async def peek(self, topic: str, queue_id: int, offset: int, *, limit: int) -> Pulled:
+        """As ``AdminSource.peek``; queues begin at 2."""
+        await self.count(topic)
+        lying = self.queues[queue_id]
+        if not 2 <= offset <= 2 + len(lying):
+            raise Refused(Rule.OFFSET, "there is none", value=offset)
+        some = range(offset, min(2 + len(lying), offset + min(limit, self.rows_per_call)))
+        messages = [PulledMessage(f"Q{queue_id}-{at}", lying[at - 2], queue_id, at, NOW, 0) for at in some]
+        return Pulled(messages, some.stop)
 
     async def groups(self) -> Sequence[source.GroupStatus]:
         """As ``AdminSource.groups``."""

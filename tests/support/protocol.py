@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf.message import Message
 from support.memory_broker import MemoryBroker
 
+from broker_adapter.adapter import PullBroker
 from broker_adapter.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.acl.guard import Guard
@@ -36,10 +37,16 @@ class Calls:
 class Sidecar:
     """A service over a ``MemoryBroker``, asked in wire messages and answering in them."""
 
-    def __init__(self, clock: Clock, config: SidecarConfig | None = None, guard: Guard | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        config: SidecarConfig | None = None,
+        guard: Guard | None = None,
+        pulls: PullBroker | None = None,
+    ) -> None:
         self.broker = MemoryBroker(clock)
         self.sessions = Sessions(clock)
-        self.service = MessagingService(self.broker, clock, self.sessions, config or SidecarConfig())
+        self.service = MessagingService(self.broker, clock, self.sessions, config or SidecarConfig(), pulls=pulls)
         self.calls = Calls([])
         served = self.service if guard is None else Guarded(self.service, guard)
         self.dispatcher = Dispatcher(served, clock=clock, observer=self.calls)

@@ -182,8 +182,8 @@ def test_heartbeats_and_goodbyes_reach_the_broker() -> None:
         assert sidecar.broker.groups == {"billing"}
         assert sidecar.broker.seen == ["client-1", "p"]
         assert [session.client_id for session in sidecar.sessions] == ["client-1", "p"]
-        pull = wire.HeartbeatRequest(group=GROUP, client_type=wire.PULL_CONSUMER)
-        assert (await sidecar.ask("Heartbeat", pull)).status.code == wire.UNRECOGNIZED_CLIENT_TYPE
+        lite = wire.HeartbeatRequest(group=GROUP, client_type=wire.LITE_SIMPLE_CONSUMER)
+        assert (await sidecar.ask("Heartbeat", lite)).status.code == wire.UNRECOGNIZED_CLIENT_TYPE
         bye = wire.NotifyClientTerminationRequest(group=wire.Resource())
         assert (await sidecar.ask("NotifyClientTermination", bye)).status.code == wire.OK
         assert sidecar.broker.gone == ["client-1"]
@@ -216,7 +216,7 @@ def bad_frames() -> list[tuple[wire.TelemetryCommand, int, str]]:
     return [
         (no_group, wire.ILLEGAL_CONSUMER_GROUP, "INVALID_ARGUMENT"),
         (neither, wire.BAD_REQUEST, "INVALID_ARGUMENT"),
-        (consumer_settings(wire.PULL_CONSUMER), wire.UNRECOGNIZED_CLIENT_TYPE, "INVALID_ARGUMENT"),
+        (consumer_settings(wire.LITE_PUSH_CONSUMER), wire.UNRECOGNIZED_CLIENT_TYPE, "INVALID_ARGUMENT"),
     ]
 
 

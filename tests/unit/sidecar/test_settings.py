@@ -106,9 +106,9 @@ def test_wishes_of_the_client_give_way() -> None:
     assert settings.subscription.long_polling_timeout.seconds == 20
 
 
-@pytest.mark.parametrize("client_type", [wire.PULL_CONSUMER, wire.LITE_PUSH_CONSUMER, wire.LITE_SIMPLE_CONSUMER, 99, 0])
+@pytest.mark.parametrize("client_type", [wire.LITE_PUSH_CONSUMER, wire.LITE_SIMPLE_CONSUMER, 99, 0])
 def test_other_client_types_are_refused(client_type: wire.ClientType) -> None:
-    """Pull and lite consumers are not served, and the text says who is."""
+    """Lite consumers are not served, and the text says who is."""
     with pytest.raises(Refused, match="simple consumers are served") as caught:
         client_type_of(consumer(client_type))
     assert caught.value.rule is Rule.CLIENT_TYPE

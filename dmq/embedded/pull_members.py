@@ -1,0 +1,131 @@
+"""Who pulls for a group, and who holds which queue for now: in memory, by the monotonic clock, bounded.
+
+Both are advice to clients that share a group: nobody is kept from reading a queue. After a restart nobody is a member
+and nothing is held until the clients speak again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+from broker_adapter.clock import Clock
+from broker_adapter.errors import Overloaded
+
+SILENT_S_MAX = 120.0  # as long as RocketMQ keeps a client that says nothing; they speak every 10 to 30 s
+LOCK_S = 60.0  # RocketMQ's lease; clients renew every 20 s
+MEMBERS_MAX = 20_000
+LOCKS_MAX = 100_000
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+class Members:
+    """Which clients belong to which group. The longest silent give way at the bound."""
+
+    def __init__(self, clock: Clock, *, members_max: int = MEMBERS_MAX) -> None:
+        self._clock = clock
+        self._members_max = members_max
+        self._seen_s: OrderedDict[tuple[str, str], float] = OrderedDict()  # (group, client id), longest silent first
+        self._by_group: dict[str, set[str]] = {}
+        self._by_client: dict[str, set[str]] = {}
+
+    def seen(self, group: str, client_id: str) -> None:
+        """Note a sign of life."""
+        member = (group, client_id)
+        if member not in self._seen_s:
+            self._drop_silent(self._members_max - 1)
+            self._by_group.setdefault(group, set()).add(client_id)
+            self._by_client.setdefault(client_id, set()).add(group)
+        self._seen_s[member] = self._clock.monotonic_s()
+        self._seen_s.move_to_end(member)
+
+    def gone(self, client_id: str) -> None:
+        """Forget a client."""
+        for group in list(self._by_client.get(client_id, ())):
+            self._drop(group, client_id)
+
+    def of(self, group: str) -> list[str]:
+        """Return the members of a group, sorted."""
+        self._drop_silent(self._members_max)
+        return sorted(self._by_group.get(group, ()))
+
+    def _drop_silent(self, kept_max: int) -> None:
+        oldest_s = self._clock.monotonic_s() - SILENT_S_MAX
+        while self._seen_s:
+            member, seen_s = next(iter(self._seen_s.items()))
+            if seen_s > oldest_s and len(self._seen_s) <= kept_max:
+                return
+            self._drop(*member)
+
+    def _drop(self, group: str, client_id: str) -> None:
+        del self._seen_s[group, client_id]
+        _discard(self._by_group, group, client_id)
+        _discard(self._by_client, client_id, group)
+
+
+class _Lock(NamedTuple):
+    client_id: str
+    until_s: float
+
+
+class QueueLocks:
+    """Which client of a group holds which queue. All leases are equally long, so they end in the order of renewal."""
+
+    def __init__(self, clock: Clock, *, locks_max: int = LOCKS_MAX) -> None:
+        self._clock = clock
+        self._locks_max = locks_max
+        self._locks: OrderedDict[tuple[str, str, int], _Lock] = (
+            OrderedDict()
+        )  # (group, topic, queue), next to end first
+        self._by_client: dict[str, set[tuple[str, str, int]]] = {}
+
+    def lock(self, group: str, client_id: str, topic: str, queue_ids: Iterable[int]) -> list[int]:
+        """As ``PullBroker.lock``; ``Overloaded`` if there are too many, with nothing taken."""
+        now_s = self._clock.monotonic_s()
+        self._drop_ended(now_s)
+        wanted = [
+            queue_id
+            for queue_id in dict.fromkeys(queue_ids)
+            if (held := self._locks.get((group, topic, queue_id))) is None or held.client_id == client_id
+        ]
+        added = sum((group, topic, queue_id) not in self._locks for queue_id in wanted)
+        if len(self._locks) + added > self._locks_max:
+            raise Overloaded("queues that are locked", limit=self._locks_max)
+        for queue_id in wanted:
+            place = (group, topic, queue_id)
+            self._locks[place] = _Lock(client_id, now_s + LOCK_S)
+            self._locks.move_to_end(place)
+            self._by_client.setdefault(client_id, set()).add(place)
+        return wanted
+
+    def unlock(self, group: str, client_id: str, topic: str, queue_ids: Sequence[int]) -> None:
+        """As ``PullBroker.unlock``."""
+        for queue_id in queue_ids:
+            held = self._locks.get((group, topic, queue_id))
+            if held is not None and held.client_id == client_id:
+                self._drop((group, topic, queue_id))
+
+    def gone(self, client_id: str) -> None:
+        """Give back all that a client holds."""
+        for place in list(self._by_client.get(client_id, ())):
+            self._drop(place)
+
+    def _drop_ended(self, now_s: float) -> None:
+        while self._locks:
+            place, held = next(iter(self._locks.items()))
+            if held.until_s > now_s:
+                return
+            self._drop(place)
+
+    def _drop(self, place: tuple[str, str, int]) -> None:
+        _discard(self._by_client, self._locks.pop(place).client_id, place)
+
+
+def _discard(sets: dict[_Key, set[_Value]], key: _Key, value: _Value) -> None:
+    found = sets[key]
+    found.discard(value)
+    if not found:
+        del sets[key]
