@@ -168,6 +168,8 @@ class DaemonConfig(BaseSettings):
     delay_max: _OptionalDuration = None
     queues_per_topic: Annotated[_Whole, Field(ge=1, le=QUEUES_PER_TOPIC_MAX)] = QUEUES_PER_TOPIC_DEFAULT
     group_start: Literal["earliest", "latest"] = "earliest"
+    topic_auto_create: bool = True
+    group_auto_create: bool = True
     idempotency_window: Annotated[_Duration, _between(timedelta(seconds=1), timedelta(days=30))] = timedelta(minutes=15)
 
     # -- transactions

@@ -80,6 +80,10 @@ class Reader:
         """Return the offset after the last message of a queue."""
         return await self._in_thread(lambda: self._store.queue_end(topic_id, queue_id))
 
+    async def figures(self) -> dict[int, int]:
+        """Return how many entries wait, by scope."""
+        return await self._in_thread(self._store.pending)
+
     async def progress(self, queues: Sequence[GroupQueue]) -> list[Progress]:
         """Return what is stored of each queue: one short scan of the group's own rows, and one seek."""
         return await self._in_thread(lambda: [self._progress(queue) for queue in queues])

@@ -81,5 +81,6 @@ def test_numbers_of_kinds_do_not_drift() -> None:
         "GROUP_CHANGED", "SENT", "SEND_FAILED", "SEND_DEAD", "REQUEUED", "DROPPED",
         "HEARTBEAT", "SUBSCRIBED", "TAIL_LOST", "POSTPONED", "RECALLED", "EXPIRED",
         "HALF", "COMMITTED", "ROLLED_BACK", "TX_CHECKED", "TX_GIVEN_UP",
+        "TOPIC_CHANGED", "TOPIC_REMOVED", "GROUP_REMOVED", "RESET",
     ]  # fmt: skip
-    assert [int(kind) for kind in sorted(events.EventKind)] == list(range(1, 41))
+    assert [int(kind) for kind in sorted(events.EventKind)] == list(range(1, 45))
