@@ -13,6 +13,7 @@ from broker_adapter.errors import Overloaded, Refused, Rule
 from broker_adapter.topics import check_group, check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin import mapping, validate
+from dmq.admin.objects import ObjectCalls
 from dmq.admin.source import AdminSource, MessageState, SnapshotSource
 from dmq.errors import DmqError, StoreCorrupt
 
@@ -35,6 +36,7 @@ class AdminService:
         """Without ``snapshots`` there is no audit trail, and the calls about it are refused."""
         self._source = source
         self._snapshots = snapshots
+        self.objects = ObjectCalls(source)
 
     async def get_status(self, _request: wire.GetStatusRequest) -> wire.GetStatusResponse:
         """Say how the daemon is."""
@@ -172,10 +174,14 @@ def handlers(service: AdminService) -> Mapping[str, Handler]:
         "ListJobs": service.list_jobs,
         "StopJob": service.stop_job,
         "TakeSnapshot": service.take_snapshot,
+        **service.objects.calls,
     }
     return MappingProxyType(
         {method.path: Handler(method.request_class, calls[name]) for name, method in wire.METHODS.items()}
     )
+
+
+_NOT_FOUND = frozenset({Rule.NOT_FOUND, Rule.TOPIC_UNKNOWN, Rule.GROUP_UNKNOWN})
 
 
 class Refusal(NamedTuple):
@@ -189,7 +195,7 @@ class Refusal(NamedTuple):
 def refusal_of(error: Exception) -> Refusal:
     """Return the gRPC status that answers ``error``."""
     if isinstance(error, Refused):
-        code = 5 if error.rule is Rule.NOT_FOUND else 3  # NOT_FOUND, INVALID_ARGUMENT
+        code = 5 if error.rule in _NOT_FOUND else 3  # NOT_FOUND, INVALID_ARGUMENT
         return Refusal(code, str(error), is_ours=False)
     if isinstance(error, DecodeError):
         return Refusal(3, "the request cannot be read", is_ours=False)
