@@ -205,10 +205,10 @@ class Names:
         """Let nobody find a topic or a group by its name any more, nor take that name, until ``free_name``."""
         self.removing.add(found.name)
         if isinstance(found, Topic):
-            self._derived -= found.name.startswith(DEAD_LETTER_PREFIX)
-            del self.topics[found.name]
+            self._derived -= found.name.startswith(DEAD_LETTER_PREFIX) and found.name in self.topics
+            self.topics.pop(found.name, None)
         else:
-            del self.groups[found.name]
+            self.groups.pop(found.name, None)
 
     def free_name(self, name: str) -> None:
         """Let a name be taken again: nothing is left of who had it."""

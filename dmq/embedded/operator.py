@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from broker_adapter.errors import Refused, Rule
@@ -40,7 +39,6 @@ class Operator:
         self._store = registry.store
         self._progress = Progress(registry)
         self._chores = Chores(registry)
-        self.on_group_changed: Callable[[str], None] = lambda _: None
 
     async def close(self) -> None:
         """Stop what takes long; it goes on in the next run."""
@@ -96,14 +94,26 @@ class Operator:
         if name.startswith((DEAD_LETTER_PREFIX, RETRY_PREFIX)):
             raise Refused(Rule.TOPIC, "what a group failed is removed with 'dead purge', or with the group", value=name)
         if not is_forced:
-            waiting, readings = await self.waiting(topic), await self.readings(topic)
-            facts = [f"{waiting} wait for their time"] if waiting else []
-            facts += [f"{each.unread} are unread by group {each.group!r}" for each in readings if each.unread]
-            stored = await self.stored(topic) if not readings else 0
-            facts += [f"{stored} lie there and no group reads them"] if stored else []
-            if facts:
-                raise Refused(Rule.REQUEST, f"the topic holds messages: {', '.join(facts)}; force it to lose them")
-        await self._chores.remove(self._topic(name))
+            await self._check_empty(topic)
+            topic = self._topic(name)
+            self._names.forget(topic)  # what came since is seen by a second look, and nothing comes behind it
+            try:
+                await self._registry.committed(self._registry.submit([]))
+                await self._check_empty(topic)
+            except BaseException:
+                self._names.add_topic(topic)
+                self._names.free_name(name)
+                raise
+        await self._chores.remove(topic if not is_forced else self._topic(name))
+
+    async def _check_empty(self, topic: Topic) -> None:
+        waiting, readings = await self.waiting(topic), await self.readings(topic)
+        facts = [f"{waiting} wait for their time"] if waiting else []
+        facts += [f"{each.unread} are unread by group {each.group!r}" for each in readings if each.unread]
+        stored = await self.stored(topic) if not readings else 0
+        facts += [f"{stored} lie there and no group reads them"] if stored else []
+        if facts:
+            raise Refused(Rule.REQUEST, f"the topic holds messages: {', '.join(facts)}; force it to lose them")
 
     async def waiting(self, topic: Topic) -> int:
         """Return how many messages and half messages of a topic wait on the timeline."""
@@ -150,7 +160,6 @@ class Operator:
                 why = f"the group is not done: {', '.join(facts)}; force it to lose its place"
                 raise Refused(Rule.REQUEST, why)
         await self._chores.remove(self._group(name))
-        self.on_group_changed(name)
 
     async def reset_group(self, group_name: str, topic_name: str, to: int) -> tuple[int, ...]:
         """Let a group go on from the beginning, the end, or the first message stored at or after a time.

@@ -148,11 +148,14 @@ class Registry:
         """Return the state of (group, topic), loaded; creates what is missing."""
         await self.group(group_name)
         await self.topic(topic_name)
-        group, topic = self.known_group(group_name), self.known_topic(topic_name)
-        while (found := self.subscriptions.get((group.group_id, topic.topic_id))) is not None:
-            if found.is_loaded.is_set():
-                return found
-            await found.is_loaded.wait()  # and look again: whoever loads it may fail, or be cancelled
+        while True:  # either may have been removed while something was awaited
+            group, topic = self.known_group(group_name), self.known_topic(topic_name)
+            known = self.subscriptions.get((group.group_id, topic.topic_id))
+            if known is None:
+                break
+            if known.is_loaded.is_set():
+                return known
+            await known.is_loaded.wait()  # and look again: whoever loads it may fail, or be cancelled
         found = Subscription(group.group_id, topic)
         self.subscriptions[group.group_id, topic.topic_id] = found
         self._by_topic.setdefault(topic.topic_id, []).append(found)  # from here on it hears of new messages
@@ -187,11 +190,12 @@ class Registry:
     def retire(self, topic_id: int, group_id: int, *, is_held: bool) -> None:
         """Stop serving subscriptions. With ``is_held`` who subscribes waits until they are let go."""
         for key, found in self.subscriptions.items():
-            if group_id in {0, key[0]} and topic_id in {0, key[1]}:
+            if group_id in {0, key[0]} and topic_id in {0, key[1]} and not found.is_retired:
                 found.retire()
                 self._retired.append(found)
         if is_held:
-            self.subscriptions[group_id, topic_id] = Subscription(group_id, self.names.topics_by_id[topic_id])
+            held = self.subscriptions[group_id, topic_id] = Subscription(group_id, self.names.topics_by_id[topic_id])
+            held.retire()  # nobody gets it: it only holds the place
 
     async def retired(self, topic_id: int, group_id: int) -> None:
         """Return when nothing that was under way on retired subscriptions writes any more, and all of it is written."""

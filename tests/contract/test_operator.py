@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from support.rigs import (
@@ -28,6 +29,7 @@ from broker_adapter.topics import dead_letter_topic
 from broker_adapter.transactions import Half
 from dmq.audit.events import LANE, EventKind
 from dmq.audit.outbox import read_outbox
+from dmq.embedded.names import Topic
 from dmq.embedded.operator import BEGIN, END
 from dmq.embedded.topic_settings import TopicSettings
 from dmq.store.ops import Family
@@ -235,3 +237,41 @@ async def test_a_group_is_removed_with_its_progress_and_retries(rig: EmbeddedRig
     assert len(await receive(rig, group="other")) == 6
     assert len(await receive(rig)) == 6
     assert rig.broker.group_settings(GROUP).max_attempts == 17
+
+
+@every_durable_broker(queues=1)
+async def test_what_comes_while_a_removal_is_thought_over_is_not_lost(rig: EmbeddedRig) -> None:
+    """A message between the look and the removal: it is refused after all, and the topic is there as before."""
+    operator, looks = rig.broker.operator, 0
+    await rig.broker.operator.create_topic(TOPIC, queues=1, message_type=None)
+    await receive(rig)
+    look = operator._check_empty
+
+    async def looked(topic: Topic) -> None:
+        nonlocal looks
+        await look(topic)
+        looks += 1
+        await send(rig, "m-1")
+
+    with patch.object(operator, "_check_empty", looked), pytest.raises(Refused, match="1 are unread"):
+        await operator.remove_topic(TOPIC, is_forced=False)
+    assert looks == 1
+    (delivery,) = await receive(rig)
+    await ack(rig, delivery)
+    await operator.remove_topic(TOPIC, is_forced=False)
+    assert not rig.broker.names.topics
+
+
+@every_durable_broker(queues=1)
+async def test_a_topic_may_be_removed_while_a_group_is_reset(rig: EmbeddedRig) -> None:
+    """One after the other: a receive that waits for the reset hears of the removal."""
+    await send(rig, "m-1")
+    await receive(rig)
+    reset = asyncio.ensure_future(rig.broker.operator.reset_group(GROUP, TOPIC, BEGIN))
+    await until(lambda: rig.broker.registry.subscriptions[2, 1].is_retired)
+    waits = asyncio.ensure_future(receive(rig, wait_ms=20_000))
+    await rig.broker.operator.remove_topic(TOPIC, is_forced=True)
+    await reset
+    with pytest.raises(Refused):
+        await waits
+    assert not rig.broker.registry.subscriptions
