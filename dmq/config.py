@@ -365,6 +365,8 @@ def _allowed(details: ErrorDetails) -> str:
 
 def _shown(value: object) -> object:
     match value:
+        case bool():
+            return str(value).lower()  # as TOML has it
         case timedelta():
             return _show_duration(value)
         case tuple() if not isinstance(value, Address):

@@ -115,7 +115,7 @@ def subscriptions_of(spark: SparkSession, rare: Sequence[Row], cells: Sequence[C
             removed[row["cell"], row["topic"]] = row["sequence"]
             for key, passes in found.items():
                 if key[:2] == (row["cell"], row["topic"]):
-                    passes[-1] = passes[-1]._replace(to_sequence=min(passes[-1].to_sequence, row["sequence"]))
+                    passes[:] = [each._replace(to_sequence=min(each.to_sequence, row["sequence"])) for each in passes]
         elif row["kind"] in READS and row["queue_id"] is not None and row["queue_id"] >= 0:
             passes = found.setdefault((row["cell"], row["topic"], row["group"], row["queue_id"]), [])
             _begin(passes, row, removed.get((row["cell"], row["topic"]), 0))
