@@ -128,7 +128,7 @@ class Chores:
         if not chore.first:
             names = self._names
             found = names.topics_by_id[chore.topic_id] if chore.topic_id else names.groups_by_id[chore.group_id]
-            names.removing.add(found.name)
+            names.removing.add((type(found), found.name))
         self._registry.retire(chore.topic_id, chore.group_id, is_held=bool(chore.first))
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run(), name="dmq-chores")
@@ -162,25 +162,22 @@ class Chores:
             topic = names.topics_by_id[chore.topic_id]
             await self._cancel(scope_of(topic.topic_id), topic)  # first: a commit that is under way adds to the others
             await self._cancel(topic.topic_id, topic)
-            pairs = await self._progress.readers_of(topic)
+            groups = await self._progress.readers_of(topic)
             await self._leave_lanes(names.lanes_of(topic.topic_id))
-            await self._empty(topic, pairs)
-            name, rows = topic.name, [(pair.group_id, topic) for pair in pairs]
+            await self._empty(topic, groups)
+            subject: Topic | Group = topic
+            left = [Subscription(group.group_id, topic) for group in groups]
         else:
-            group = names.groups_by_id[chore.group_id]
-            topics = await self._progress.topics_of(group)
+            subject = group = names.groups_by_id[chore.group_id]
             await self._leave_lanes(names.lanes_of(group.group_id))
-            for topic in topics:
-                await self._leave(await self._progress.load(group.group_id, topic), None)
-            name, rows = group.name, [(group.group_id, topic) for topic in topics]
+            left = [await self._progress.load(group.group_id, each) for each in await self._progress.topics_of(group)]
+            for found in left:
+                await self._leave(found, None)
         ops: list[Op] = [Delete(Family.META, chore.key)]
-        for group_id, topic in rows:
-            for queue_id in range(topic.queues):
-                ops.append(_progress_erased(group_id, topic.topic_id, queue_id))
-                if not chore.topic_id:
-                    end = await self._registry.reader.end(topic.topic_id, queue_id)
-                    event = reset_event(topic.topic_id, group_id, queue_id, end)
-                    ops.append(Emit(event, NOWHERE))
+        for queue in [queue for found in left for queue in found.queues]:
+            ops.append(_progress_erased(queue.group_id, queue.topic_id, queue.queue_id))
+            if not chore.topic_id:  # what came behind the end that was left was never the group's
+                ops.append(Emit(reset_event(queue.topic_id, queue.group_id, queue.queue_id, queue.end), NOWHERE))
         for key in names.lanes_of(chore.topic_id or chore.group_id):
             lane = names.lanes[key]
             ops.append(Delete(Family.QUEUE, *_queue_range(lane.topic_id, 0)))
@@ -188,7 +185,7 @@ class Chores:
             ops += names.drop_lane(key)
         await self._commit(ops)
         self._registry.let_go(chore.topic_id, chore.group_id)
-        names.free_name(name)
+        names.free_name(subject)
 
     async def _cancel(self, scope: int, topic: Topic) -> None:
         """Take all that waits of a scope off the timeline."""

@@ -82,7 +82,7 @@ class Names:
         self.topics_by_id: dict[int, Topic] = {}  # lanes too
         self.groups_by_id: dict[int, Group] = {}
         self.lanes: dict[tuple[int, int], Topic] = {}  # by (group id, topic id)
-        self.removing: set[str] = set()  # names of topics and groups that are on their way out, and not free yet
+        self.removing: set[tuple[type[Topic | Group], str]] = set()  # on their way out: their names are not free yet
         self._derived = 0  # dead-letter queues, which are not counted as topics
         self._next_id = 1
         for key, value in store.scan(Family.META, *name_range(), limit=_ROWS_MAX).rows:
@@ -203,16 +203,16 @@ class Names:
 
     def forget(self, found: Topic | Group) -> None:
         """Let nobody find a topic or a group by its name any more, nor take that name, until ``free_name``."""
-        self.removing.add(found.name)
+        self.removing.add((type(found), found.name))
         if isinstance(found, Topic):
             self._derived -= found.name.startswith(DEAD_LETTER_PREFIX) and found.name in self.topics
             self.topics.pop(found.name, None)
         else:
             self.groups.pop(found.name, None)
 
-    def free_name(self, name: str) -> None:
+    def free_name(self, found: Topic | Group) -> None:
         """Let a name be taken again: nothing is left of who had it."""
-        self.removing.discard(name)
+        self.removing.discard((type(found), found.name))
 
     def lanes_of(self, name_id: int) -> list[tuple[int, int]]:
         """Return the keys of the lanes that belong to a topic or a group."""

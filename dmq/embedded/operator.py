@@ -102,7 +102,7 @@ class Operator:
                 await self._check_empty(topic)
             except BaseException:
                 self._names.add_topic(topic)
-                self._names.free_name(name)
+                self._names.free_name(topic)
                 raise
         await self._chores.remove(topic if not is_forced else self._topic(name))
 

@@ -81,7 +81,7 @@ class Registry:
         if check_topic(name).startswith(RETRY_PREFIX):
             why = "what a group failed comes to its consumers under the topic it was sent to"
             raise Refused(Rule.TOPIC, why, value=name)
-        if name in self.names.removing:
+        if (Topic, name) in self.names.removing:
             raise Refused(Rule.TOPIC_UNKNOWN, "it is being removed", value=name)
         queues = queues or (1 if name.startswith(DEAD_LETTER_PREFIX) else self._queues_per_topic)
         topic, ops = self.names.plan_topic(name, queues, self.clock.now_ms(), settings)
@@ -108,7 +108,7 @@ class Registry:
 
     async def make_group(self, name: str) -> Group:
         """Make a group, durable on return."""
-        if check_group(name) in self.names.removing:
+        if (Group, check_group(name)) in self.names.removing:
             raise Refused(Rule.GROUP_UNKNOWN, "it is being removed", value=name)
         group, ops = self.names.plan_group(name, self.clock.now_ms())
         done = self.submit(ops)
