@@ -267,11 +267,23 @@ async def test_a_topic_may_be_removed_while_a_group_is_reset(rig: EmbeddedRig) -
     """One after the other: a receive that waits for the reset hears of the removal."""
     await send(rig, "m-1")
     await receive(rig)
-    reset = asyncio.ensure_future(rig.broker.operator.reset_group(GROUP, TOPIC, BEGIN))
-    await until(lambda: rig.broker.registry.subscriptions[2, 1].is_retired)
-    waits = asyncio.ensure_future(receive(rig, wait_ms=20_000))
-    await rig.broker.operator.remove_topic(TOPIC, is_forced=True)
-    await reset
+    registry, go_on = rig.broker.registry, asyncio.Event()
+    retired = registry.retired
+
+    async def held(topic_id: int, group_id: int) -> None:
+        await go_on.wait()
+        await retired(topic_id, group_id)
+
+    with patch.object(registry, "retired", held):
+        reset = asyncio.ensure_future(rig.broker.operator.reset_group(GROUP, TOPIC, BEGIN))
+        (known,) = registry.subscriptions.values()
+        await until(lambda: known.is_retired)
+        waits = asyncio.ensure_future(receive(rig, wait_ms=20_000))
+        removal = asyncio.ensure_future(rig.broker.operator.remove_topic(TOPIC, is_forced=True))
+        await until(lambda: TOPIC not in rig.broker.names.topics)
+        assert not any(each.done() for each in (reset, removal, waits))
+        go_on.set()
+        await asyncio.gather(reset, removal)
     with pytest.raises(Refused):
         await waits
-    assert not rig.broker.registry.subscriptions
+    assert not registry.subscriptions
