@@ -263,6 +263,8 @@ class DaemonConfig(BaseSettings):
     def shown(self) -> dict[str, object]:
         """Return every key as one would write it in the file, secrets masked; printed at start."""
         values = {key: getattr(self, key) for key in type(self).model_fields}
+        for key in [key for key, value in values.items() if isinstance(value, bool)]:
+            values[key] = str(values[key]).lower()  # as TOML has it
         return {key: _WRITTEN_NONE[key] if value is None else _shown(value) for key, value in values.items()}
 
 
@@ -365,8 +367,6 @@ def _allowed(details: ErrorDetails) -> str:
 
 def _shown(value: object) -> object:
     match value:
-        case bool():
-            return str(value).lower()  # as TOML has it
         case timedelta():
             return _show_duration(value)
         case tuple() if not isinstance(value, Address):
