@@ -10,14 +10,22 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
-from broker_adapter.message import DeadLetterFacts, Delivery, Envelope, RecallReceipt, SendReceipt
+from broker_adapter.message import (
+    DeadLetterFacts,
+    Delivery,
+    Envelope,
+    MessageType,
+    RecallReceipt,
+    SendReceipt,
+)
 
 
 class TopicRoute(NamedTuple):
-    """A topic as clients see it: its message queues are numbered from 0."""
+    """A topic as clients see it: its message queues are numbered from 0, and it takes messages of ``types`` only."""
 
     topic: str
     queues: int
+    types: tuple[MessageType, ...] = tuple(MessageType)
 
 
 class Subscription(NamedTuple):
@@ -57,7 +65,7 @@ class PopBroker(Protocol):
         ...
 
     async def ensure_group(self, group: str) -> None:
-        """Make ``group`` known, so that it can receive. Idempotent, durable."""
+        """Make ``group`` known, so that it can receive. Idempotent, durable. ``Refused(GROUP_UNKNOWN)`` if it won't."""
         ...
 
     def group_settings(self, group: str, topics: Collection[str] = ()) -> GroupSettings:
@@ -74,7 +82,8 @@ class PopBroker(Protocol):
         any other waits and is never visible before that time. Delayed messages of one message group keep the order of
         their delivery times, then of their acceptance. An envelope whose message id is already known in its topic is
         not stored again: its receipt says where the message is now, marked ``repeated``, or that it was recalled.
-        Raises ``Overloaded`` (nothing done), ``BrokerUnavailable`` (in doubt).
+        Raises ``Refused(MESSAGE_TYPE)`` if one of them is of a type that its topic does not take,
+        ``Refused(TOPIC_UNKNOWN)``, ``Overloaded`` (nothing done), ``BrokerUnavailable`` (in doubt).
         """
         ...
 

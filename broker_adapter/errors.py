@@ -22,6 +22,7 @@ class Rule(StrEnum):
     TOPIC = "illegal topic"
     TOPIC_UNKNOWN = "topic not found"
     GROUP = "illegal consumer group"
+    GROUP_UNKNOWN = "consumer group not found"
     TAG = "illegal message tag"
     KEY = "illegal message key"
     MESSAGE_GROUP = "illegal message group"

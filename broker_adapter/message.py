@@ -66,6 +66,13 @@ class Envelope(NamedTuple):
     message_group: str = ""
     deliver_at_ms: int = 0  # epoch ms; 0: not delayed
 
+    @property
+    def message_type(self) -> MessageType:
+        """As that of ``Message``; half messages are told apart by who sends them."""
+        if self.deliver_at_ms:
+            return MessageType.DELAY
+        return MessageType.FIFO if self.message_group else MessageType.NORMAL
+
 
 class SendReceipt(NamedTuple):
     """A durable send: where the message is, or that it waits."""

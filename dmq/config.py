@@ -182,6 +182,8 @@ class DaemonConfig(BaseSettings):
     delay_max: _OptionalDuration = None
     queues_per_topic: Annotated[_Whole, Field(ge=1, le=QUEUES_PER_TOPIC_MAX)] = QUEUES_PER_TOPIC_DEFAULT
     group_start: Literal["earliest", "latest"] = "earliest"
+    topic_auto_create: bool = True
+    group_auto_create: bool = True
     idempotency_window: Annotated[_Duration, _between(timedelta(seconds=1), timedelta(days=30))] = timedelta(minutes=15)
 
     # -- transactions
@@ -275,6 +277,8 @@ class DaemonConfig(BaseSettings):
     def shown(self) -> dict[str, object]:
         """Return every key as one would write it in the file, secrets masked; printed at start."""
         values = {key: getattr(self, key) for key in type(self).model_fields}
+        for key in [key for key, value in values.items() if isinstance(value, bool)]:
+            values[key] = str(values[key]).lower()  # as TOML has it
         return {key: _WRITTEN_NONE[key] if value is None else _shown(value) for key, value in values.items()}
 
 

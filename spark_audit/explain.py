@@ -21,7 +21,7 @@ from spark_audit.report.message.verdict import Judge
 
 FOUND, NOT_FOUND, USAGE = 0, 1, 2
 GRACE_MS = 120_000
-_CONTEXT = ("GAP", "SUBSCRIBED", "TAIL_LOST")
+_CONTEXT = ("GAP", "SUBSCRIBED", "RESET", "TAIL_LOST")
 
 
 def main(

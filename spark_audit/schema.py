@@ -101,13 +101,18 @@ OF_CELL = (
     "TOPIC_CREATED",
     "GROUP_CREATED",
     "GROUP_CHANGED",
+    "TOPIC_CHANGED",
+    "TOPIC_REMOVED",
+    "GROUP_REMOVED",
+    "RESET",
     "SUBSCRIBED",
     "OFFSET_SET",
     "GAP",
     "TAIL_LOST",
 )
 # Few in number, and needed as rows: read in one go, whatever else is asked.
-RARE = ("OPENED", "CLOSED", "SUBSCRIBED", "GAP", "TAIL_LOST", "EXPIRED", *OF_LETTERS)
+READS = ("SUBSCRIBED", "RESET", "TOPIC_REMOVED")  # who reads what, from where on
+RARE = ("OPENED", "CLOSED", *READS, "GAP", "TAIL_LOST", "EXPIRED", *OF_LETTERS)
 KNOWN = frozenset(
     {
         *ACCEPTS,

@@ -218,18 +218,132 @@ class ListTopicsResponse(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[_Union[Topic, _Mapping[str, _Any]]]] = ...) -> None: ...
 
 class Topic(_message.Message):
-    __slots__ = ("name", "queues", "stored", "pending", "due")
+    __slots__ = ("name", "queues", "stored", "pending", "due", "type", "created_at_ms", "readers")
     NAME_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     DUE_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    READERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     queues: int
     stored: int
     pending: int
     due: _containers.RepeatedCompositeFieldContainer[DueBucket]
-    def __init__(self, name: _Optional[str] = ..., queues: _Optional[int] = ..., stored: _Optional[int] = ..., pending: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ...) -> None: ...
+    type: str
+    created_at_ms: int
+    readers: _containers.RepeatedCompositeFieldContainer[Reader]
+    def __init__(self, name: _Optional[str] = ..., queues: _Optional[int] = ..., stored: _Optional[int] = ..., pending: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ..., type: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., readers: _Optional[_Iterable[_Union[Reader, _Mapping[str, _Any]]]] = ...) -> None: ...
+
+class Reader(_message.Message):
+    __slots__ = ("group", "unread")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    unread: int
+    def __init__(self, group: _Optional[str] = ..., unread: _Optional[int] = ...) -> None: ...
+
+class GetTopicRequest(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class GetTopicResponse(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: Topic
+    def __init__(self, topic: _Optional[_Union[Topic, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class CreateTopicRequest(_message.Message):
+    __slots__ = ("topic", "queues", "type")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queues: int
+    type: str
+    def __init__(self, topic: _Optional[str] = ..., queues: _Optional[int] = ..., type: _Optional[str] = ...) -> None: ...
+
+class CreateTopicResponse(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: Topic
+    def __init__(self, topic: _Optional[_Union[Topic, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class SetTopicRequest(_message.Message):
+    __slots__ = ("topic", "queues", "type")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    queues: int
+    type: str
+    def __init__(self, topic: _Optional[str] = ..., queues: _Optional[int] = ..., type: _Optional[str] = ...) -> None: ...
+
+class SetTopicResponse(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: Topic
+    def __init__(self, topic: _Optional[_Union[Topic, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class RemoveTopicRequest(_message.Message):
+    __slots__ = ("topic", "force")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    force: bool
+    def __init__(self, topic: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
+
+class RemoveTopicResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CreateGroupRequest(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    def __init__(self, group: _Optional[str] = ...) -> None: ...
+
+class CreateGroupResponse(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: Group
+    def __init__(self, group: _Optional[_Union[Group, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class RemoveGroupRequest(_message.Message):
+    __slots__ = ("group", "force")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    force: bool
+    def __init__(self, group: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
+
+class RemoveGroupResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResetGroupRequest(_message.Message):
+    __slots__ = ("group", "topic", "begin", "end", "at_ms")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    topic: str
+    begin: bool
+    end: bool
+    at_ms: int
+    def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., begin: _Optional[bool] = ..., end: _Optional[bool] = ..., at_ms: _Optional[int] = ...) -> None: ...
+
+class ResetGroupResponse(_message.Message):
+    __slots__ = ("offsets",)
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    offsets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, offsets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DueBucket(_message.Message):
     __slots__ = ("until_ms", "count")

@@ -22,6 +22,7 @@ from dmq.errors import DmqError
 _Response = TypeVar("_Response", bound=Message)
 
 _DRY_RUN_TIMEOUT_S = 600.0  # at least: it looks at every dead letter of a group within one call
+_REMOVAL_TIMEOUT_S = 600.0  # at least: it has an event for everything that is not finished
 _SNAPSHOT_TIMEOUT_S = 600.0  # at least: it writes down everything that waits
 
 _OPTIONS = (
@@ -117,6 +118,43 @@ class AdminClient:
         """Change a group, or make it; what is ``None`` stays as it is. Returns the group as it is now."""
         request = wire.SetGroupRequest(group=name, policy=policy, reset_policy=reset_policy, is_fifo=is_fifo)
         return self._call(wire.METHODS["SetGroup"], request, wire.SetGroupResponse).group
+
+    def topic(self, name: str) -> wire.Topic:
+        """Ask for one topic, with its readers; raises ``NotFound``."""
+        return self._call(wire.METHODS["GetTopic"], wire.GetTopicRequest(topic=name), wire.GetTopicResponse).topic
+
+    def create_topic(self, name: str, *, queues: int = 0, type_: str = "") -> wire.Topic:
+        """Make a topic; without ``type_`` it takes all messages."""
+        request = wire.CreateTopicRequest(topic=name, queues=queues, type=type_)
+        return self._call(wire.METHODS["CreateTopic"], request, wire.CreateTopicResponse).topic
+
+    def set_topic(self, name: str, *, queues: int = 0, type_: str = "") -> wire.Topic:
+        """Change a topic; what is not given stays. Returns the topic as it is now."""
+        request = wire.SetTopicRequest(topic=name, queues=queues, type=type_)
+        return self._call(wire.METHODS["SetTopic"], request, wire.SetTopicResponse).topic
+
+    def remove_topic(self, name: str, *, force: bool = False) -> None:
+        """Remove a topic; may take minutes."""
+        request = wire.RemoveTopicRequest(topic=name, force=force)
+        self._call(wire.METHODS["RemoveTopic"], request, wire.RemoveTopicResponse, self._long_s)
+
+    def create_group(self, name: str) -> wire.Group:
+        """Make a group."""
+        request = wire.CreateGroupRequest(group=name)
+        return self._call(wire.METHODS["CreateGroup"], request, wire.CreateGroupResponse).group
+
+    def remove_group(self, name: str, *, force: bool = False) -> None:
+        """Remove a group; may take minutes."""
+        request = wire.RemoveGroupRequest(group=name, force=force)
+        self._call(wire.METHODS["RemoveGroup"], request, wire.RemoveGroupResponse, self._long_s)
+
+    def reset_group(self, request: wire.ResetGroupRequest) -> Sequence[int]:
+        """Let a group go on from elsewhere, and return from where in each queue; may take minutes."""
+        return self._call(wire.METHODS["ResetGroup"], request, wire.ResetGroupResponse, self._long_s).offsets
+
+    @property
+    def _long_s(self) -> float:
+        return max(self._timeout_s, _REMOVAL_TIMEOUT_S)
 
     def retries(self, group: str, *, topic: str = "", token: str = "", limit: int = 1000) -> wire.ListRetriesResponse:
         """Ask for a page of the retries that wait."""

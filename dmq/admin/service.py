@@ -13,7 +13,9 @@ from broker_adapter.errors import Overloaded, Refused, Rule
 from broker_adapter.topics import check_group, check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin import mapping, validate
-from dmq.admin.source import AdminSource, MessageState, SnapshotSource
+from dmq.admin.objects import ObjectCalls
+from dmq.admin.snapshot_source import SnapshotSource
+from dmq.admin.source import AdminSource, MessageState
 from dmq.errors import DmqError, StoreCorrupt
 
 # With bodies a page is cut before an answer gets too large for its receiver; one letter always fits.
@@ -23,7 +25,13 @@ _LETTERS_WITH_BODY_MAX = 100  # each may be 4 MiB in the daemon's memory
 
 # NOT_FOUND, UNAUTHENTICATED, PERMISSION_DENIED
 _REFUSED: Mapping[Rule, int] = MappingProxyType(
-    {Rule.NOT_FOUND: 5, Rule.TOPIC_UNKNOWN: 5, Rule.UNAUTHORIZED: 16, Rule.FORBIDDEN: 7}
+    {
+        Rule.NOT_FOUND: 5,
+        Rule.TOPIC_UNKNOWN: 5,
+        Rule.GROUP_UNKNOWN: 5,
+        Rule.UNAUTHORIZED: 16,
+        Rule.FORBIDDEN: 7,
+    }
 )
 
 
@@ -41,6 +49,7 @@ class AdminService:
         """Without ``snapshots`` there is no audit trail, and the calls about it are refused."""
         self._source = source
         self._snapshots = snapshots
+        self.objects = ObjectCalls(source)
 
     async def get_status(self, _request: wire.GetStatusRequest) -> wire.GetStatusResponse:
         """Say how the daemon is."""
@@ -197,6 +206,7 @@ def handlers(service: AdminService) -> Mapping[str, Handler]:
         "ListJobs": service.list_jobs,
         "StopJob": service.stop_job,
         "TakeSnapshot": service.take_snapshot,
+        **service.objects.calls,
     }
     return MappingProxyType(
         {method.path: Handler(method.request_class, calls[name]) for name, method in wire.METHODS.items()}

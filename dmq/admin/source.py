@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from broker_adapter.adapter import Pulled, QueueRange
+from broker_adapter.message import MessageType
 from retry.dead_letter import Dead, DeadFilter, Job
 from retry.policy import RetryPolicy
 
@@ -138,6 +138,14 @@ class DueBucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """A group that reads a topic, and how much of it the group has not finished."""
+
+    group: str
+    unread: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicStatus:
     """A topic: its queues, the messages in them, and those that wait for it on the timeline."""
 
@@ -146,6 +154,9 @@ class TopicStatus:
     stored: int = 0
     pending: int = 0
     due: Sequence[DueBucket] = ()
+    type: str = "MIXED"
+    created_at_ms: int = 0
+    readers: Sequence[Reader] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +252,41 @@ class DeadPage:
     next_offset: int = -1
 
 
-class AdminSource(Protocol):
+class ObjectSource(Protocol):
+    """Topics and groups as objects; what is named and not known is ``Refused(NOT_FOUND)``, what is done is durable."""
+
+    async def topic(self, name: str) -> TopicStatus:
+        """Return one topic, with its readers."""
+        ...
+
+    async def create_topic(self, name: str, *, queues: int, message_type: MessageType | None) -> TopicStatus:
+        """Make a topic; ``queues`` 0: as many as usual. ``Refused(REQUEST)`` if it is known."""
+        ...
+
+    async def set_topic(
+        self, name: str, *, queues: int, message_type: MessageType | Literal["MIXED"] | None
+    ) -> TopicStatus:
+        """Change a topic; ``queues`` 0 and ``None`` stay. ``Refused(REQUEST)`` for fewer queues than there are."""
+        ...
+
+    async def remove_topic(self, name: str, *, is_forced: bool) -> None:
+        """Remove a topic; unless forced, ``Refused(REQUEST)`` with the count if messages wait or are unread."""
+        ...
+
+    async def create_group(self, name: str) -> GroupStatus:
+        """Make a group. ``Refused(REQUEST)`` if it is known."""
+        ...
+
+    async def remove_group(self, name: str, *, is_forced: bool) -> None:
+        """Remove a group's progress, settings and retries; unless forced, only if it has finished everything."""
+        ...
+
+    async def reset_group(self, group: str, topic: str, to: int | Literal["begin", "end"]) -> Sequence[int]:
+        """Let a group go on from elsewhere, and return from which offset of each queue; ``to`` may be epoch ms."""
+        ...
+
+
+class AdminSource(ObjectSource, Protocol):
     """What the admin service asks; every method may be called on the event loop and looks at a bounded number of rows.
 
     Raises ``Refused`` for names that are none or that nobody knows (``GROUP``, ``NOT_FOUND``), ``Overloaded`` and
@@ -318,46 +363,4 @@ class AdminSource(Protocol):
 
     async def stop_job(self, job_id: int) -> Job:
         """End a running job where it is, durable on return; a job that has ended stays as it is."""
-        ...
-
-
-class SnapshotTaken(Protocol):
-    """A snapshot that is in the audit trail; fields as in ``admin_v1.proto``."""
-
-    @property
-    def sequence(self) -> int:
-        """That of the last event whose effects it contains."""
-        ...
-
-    @property
-    def path(self) -> Path:
-        """Its directory."""
-        ...
-
-    @property
-    def entries(self) -> int:
-        """How many wait."""
-        ...
-
-    @property
-    def taken_ms(self) -> int:
-        """When it was taken."""
-        ...
-
-    @property
-    def took_ms(self) -> float:
-        """How long that took."""
-        ...
-
-    @property
-    def is_new(self) -> bool:
-        """Whether something happened since the one before."""
-        ...
-
-
-class SnapshotSource(Protocol):
-    """What takes snapshots of the store into the audit trail."""
-
-    async def snapshot(self) -> SnapshotTaken:
-        """Take one, durable on return; an error that is ``retriable`` if it cannot be done now."""
         ...

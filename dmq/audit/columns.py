@@ -75,7 +75,9 @@ _IS_DUE = ~_KNOWN | _flags(
     *(EventKind.SENT, EventKind.SEND_FAILED, EventKind.REQUEUED, EventKind.HALF, EventKind.TX_CHECKED),
 )
 _MAY_BE_DUE = _flags(EventKind.QUEUED, EventKind.EXPIRED, EventKind.COMMITTED)
-_IS_DETAIL = _flags(EventKind.SEND_DEAD, EventKind.DROPPED, EventKind.REDRIVEN, EventKind.PURGED, *_COUNTED)
+_IS_DETAIL = _flags(
+    *(EventKind.SEND_DEAD, EventKind.DROPPED, EventKind.REDRIVEN, EventKind.PURGED, EventKind.RESET, *_COUNTED)
+)
 # The record's offset is in the dead-letter queue; or the event says it already.
 _IS_LETTER = _flags(*_DEAD)
 _HAS_NO_PLACE = _flags(*_DEAD, EventKind.REDRIVEN, EventKind.PURGED)

@@ -64,8 +64,15 @@ class EventKind(IntEnum):
     ROLLED_BACK = 38  # it was rolled back, and is gone [0]
     TX_CHECKED = 39  # its producers are asked for its outcome; attempt is the number of the check [its next check]
     TX_GIVEN_UP = 40  # a dead letter after all its checks; attempt is their number [when it was accepted]
-    OFFSET_SET = 50  # a group that pulls said where it continues on a queue [that offset]
+    TOPIC_CHANGED = 41  # its queues or settings
+    TOPIC_REMOVED = 42  # nobody finds it any more; what is left of it goes from here on
+    GROUP_REMOVED = 43
+    RESET = 44  # a group goes on from another offset, after it left all below an end [that end]
+    OFFSET_SET = 45  # a group that pulls said where it continues on a queue [that offset]
     GAP = 13  # events cut from the outbox before they were exported [sequence of the first; the id is their count]
+
+
+_OF_TOPICS = frozenset({EventKind.TOPIC_CREATED, EventKind.TOPIC_CHANGED, EventKind.TOPIC_REMOVED})
 
 
 class AuditEvent(NamedTuple):
@@ -97,8 +104,8 @@ def decode_event(event: bytes) -> AuditEvent:
 
 
 def name_event(kind: EventKind, name_id: int) -> bytes:
-    """Encode that a topic or a group was created, or a group changed."""
-    is_topic = kind is EventKind.TOPIC_CREATED  # else a group's
+    """Encode that a topic or a group was created, changed or removed."""
+    is_topic = kind in _OF_TOPICS  # else a group's
     return encode_event(kind, name_id if is_topic else 0, 0 if is_topic else name_id, NO_QUEUE, 0, 0, b"")
 
 
@@ -120,6 +127,11 @@ def subscribed_event(topic_id: int, group_id: int, queue_id: int, offset: int) -
 def offset_set_event(topic_id: int, group_id: int, queue_id: int, offset: int) -> bytes:
     """Encode that a group that pulls continues on a queue at ``offset``."""
     return encode_event(EventKind.OFFSET_SET, topic_id, group_id, queue_id, 0, offset, b"")
+
+
+def reset_event(topic_id: int, group_id: int, queue_id: int, end: int) -> bytes:
+    """Encode that a group left everything below ``end``; the offset it goes on from is that of the ``Emit``."""
+    return encode_event(EventKind.RESET, topic_id, group_id, queue_id, 0, end, b"")
 
 
 def tail_lost_event(first_sequence: int, count: int) -> bytes:

@@ -2,6 +2,7 @@
 
     record     version 1 | kind 1 (1 topic, 2 group, 3 retry lane) | queues 2 | created_at_ms 8 | name
                                                                                    | group id 4 | topic id 4   of a lane
+                           4 removed                                               | kind 1 | name
 
 The records are those of ``dmq.embedded.names``, which stands above this package. An id is never used again and its name
 never changes, so what was read once holds.
@@ -19,7 +20,7 @@ from retry.log import LibraryLog
 
 _HEAD = struct.Struct(">BBHQ")
 _LANE = struct.Struct(">II")
-_VERSION, _NAMED, _OF_LANE = 1, frozenset({1, 2}), 3
+_VERSION, _NAMED, _OF_LANE, _REMOVED = 1, frozenset({1, 2}), 3, 4
 
 log = LibraryLog("dmq.audit")
 
@@ -49,6 +50,8 @@ class TrailNames:
         if len(value) < _HEAD.size or value[0] != _VERSION:
             return ""
         kind, rest = value[1], value[_HEAD.size :]
+        if kind == _REMOVED:
+            return rest[1:].decode(errors="replace")
         if kind in _NAMED:
             return rest.decode(errors="replace")
         if kind == _OF_LANE and len(rest) == _LANE.size:

@@ -33,7 +33,7 @@ _LANE = struct.Struct(">II")  # group id, topic id
 _SPOOLED_HEAD = struct.Struct(">IBH")  # turn, flags, length of the error
 _BODY_HEAD_BYTES = 3
 _VERSION = 1
-_TOPIC, _GROUP, _OF_LANE = 1, 2, 3
+_TOPIC, _GROUP, _OF_LANE, _REMOVED = 1, 2, 3, 4
 _ROWS_PER_SCAN = 10_000
 
 FLOOR_ROW, CHUNK_ROW, EXCEPTION_ROW = 1, 2, 3  # kinds of rows of a group's progress
@@ -52,6 +52,7 @@ class Named(NamedTuple):
     topic: str
     group: str
     queues: int
+    is_removed: bool = False  # or about to be: its name may be that of another one by now
 
 
 class NamesOf(NamedTuple):
@@ -148,6 +149,11 @@ def _add(names: NamesOf, name_id: int, value: bytes) -> None:
     elif kind == _OF_LANE and len(rest) == _LANE.size:  # made after its group and its topic, so its id is greater
         group_id, topic_id = _LANE.unpack(rest)
         names.places[name_id] = Named(names.topic(topic_id), names.group(group_id), queues)
+    elif kind == _REMOVED and rest:
+        if rest[0] == _TOPIC:
+            names.places[name_id] = Named(rest[1:].decode(), "", queues, is_removed=True)
+        elif rest[0] == _GROUP:
+            names.groups[name_id] = rest[1:].decode()
     else:
         raise StoreCorrupt(f"the record of name {name_id} is of an unknown kind {kind}")
 

@@ -127,6 +127,8 @@ def queues(engine: Engine, names: NamesOf, *, is_spool: bool) -> Iterator[pa.Rec
         for queue_id in range(place.queues):
             start, stop = pack_queue_key(topic_id, queue_id, 0), pack_queue_key(topic_id, queue_id + 1, 0)
             first = engine.scan(Family.QUEUE, start, stop, limit=1).rows
+            if place.is_removed and not first:
+                continue
             last = engine.last(Family.QUEUE, start, stop) if first else None
             row = (
                 place.topic,

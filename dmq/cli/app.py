@@ -10,7 +10,23 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dmq.cli import acl, audit, backoff, dead, demo, group, jobs, msg, peek, retry, serve, spool, status, topic
+from dmq.cli import (
+    acl,
+    audit,
+    backoff,
+    dead,
+    demo,
+    group,
+    group_place,
+    jobs,
+    msg,
+    peek,
+    retry,
+    serve,
+    spool,
+    status,
+    topic,
+)
 from dmq.cli.errors import CommandFailed, ExitCode, describe, wants_json
 from dmq.cli.options import (
     AccessKeyOption,
@@ -118,6 +134,10 @@ app.command()(status.status)
 
 _topic = typer.Typer(cls=Group, help="Topics.", rich_markup_mode=None)
 _topic.command("ls")(topic.ls)
+_topic.command("show")(topic.show)
+_topic.command("create")(topic.create)
+_topic.command("set")(topic.set_)
+_topic.command("rm")(topic.rm)
 app.add_typer(_topic, name="topic")
 
 _msg = typer.Typer(cls=Group, help="Messages.", rich_markup_mode=None)
@@ -132,6 +152,9 @@ _group = typer.Typer(cls=Group, help="Consumer groups and their retry policies."
 _group.command("ls")(group.ls)
 _group.command("show")(group.show)
 _group.command("set-policy")(group.set_policy)
+_group.command("create")(group_place.create)
+_group.command("reset")(group_place.reset)
+_group.command("rm")(group_place.rm)
 app.add_typer(_group, name="group")
 
 _retry = typer.Typer(cls=Group, help="Retries that wait for their time.", rich_markup_mode=None)

@@ -15,7 +15,7 @@ from dmq.admin import source
 from dmq.admin.source import CellState, CellStatus, MessageState, MessageStatus, TopicStatus
 from dmq.audit.export import Exporter
 from dmq.config import DaemonConfig
-from dmq.daemon.operations import Operations
+from dmq.daemon.objects import Objects
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.metrics import Metrics
 from dmq.store.keys import pack_queue_key, pack_timeline_key
@@ -27,7 +27,7 @@ _DUE_BUCKETS_MAX = 60
 
 
 @dataclass
-class Report(Operations):
+class Report(Objects):
     """Answers from what the parts count anyway; nothing here scans."""
 
     config: DaemonConfig
@@ -139,6 +139,8 @@ class Report(Operations):
                     stored=sum(self.store.queue_end(topic.topic_id, queue_id) for queue_id in range(topic.queues)),
                     pending=waiting,
                     due=self._due(topic.topic_id) if waiting else (),
+                    type=topic.message_type.name if topic.message_type is not None else "MIXED",
+                    created_at_ms=topic.created_at_ms,
                 )
             )
         return sorted(found, key=lambda topic: topic.name)

@@ -25,6 +25,7 @@ from dmq.daemon.trail import Snapshots
 from dmq.daemon.transport import transport_of
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.checks import CheckOptions
+from dmq.embedded.registry import AutoCreate
 from dmq.errors import AddressInUse, StoreError
 from dmq.log import configure
 from dmq.metrics import Metrics, MetricsServer, start_http
@@ -93,6 +94,7 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
                 every_ms=config.transaction_check_interval_ms,
                 checks_max=config.transaction_checks_max,
             ),
+            auto_create=AutoCreate(config.topic_auto_create, config.group_auto_create),
         )
         stack.push_async_callback(broker.close)
         await store.commit_async([Emit(cell_event(EventKind.OPENED))])

@@ -17,8 +17,7 @@ from broker_adapter import limits
 from broker_adapter.adapter import GroupSettings, TopicRoute
 from broker_adapter.adapter import Subscription as Wanted
 from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
-from broker_adapter.message import Delivery, Envelope, RecallReceipt, SendReceipt, pack_id
-from broker_adapter.topics import check_group
+from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt, pack_id
 from dmq.audit.events import EventKind
 from dmq.embedded.checks import CheckOptions
 from dmq.embedded.dead_letters import DeadLetters
@@ -28,13 +27,14 @@ from dmq.embedded.filters import filter_of
 from dmq.embedded.group_queue import ATTEMPT_MAX, GroupQueue, Lease
 from dmq.embedded.hand_out import HandOut, Terms
 from dmq.embedded.leases import Leases
-from dmq.embedded.names import GROUPED, PLAIN, Topic
-from dmq.embedded.place import CHECKS_DEFAULT, Placement
+from dmq.embedded.names import GROUPED, PLAIN
+from dmq.embedded.operator import Operator
+from dmq.embedded.place import CHECKS_DEFAULT, Placement, wrong_type
 from dmq.embedded.pull import Pulls
 from dmq.embedded.reader import Reader
 from dmq.embedded.recall import Recalls
 from dmq.embedded.receipt import Receipt, decode_handle
-from dmq.embedded.registry import DEFAULT_POLICY, Registry
+from dmq.embedded.registry import AUTO_CREATE, DEFAULT_POLICY, AutoCreate, Registry
 from dmq.embedded.subscription import Subscription
 from dmq.embedded.transactions import Transactions
 from dmq.errors import StoreError
@@ -60,6 +60,7 @@ class EmbeddedBroker:
         group_start: Literal["earliest", "latest"] = "earliest",
         delay_levels_ms: Sequence[int] = DELAY_LEVELS_MS,
         checks: CheckOptions = CHECKS_DEFAULT,
+        auto_create: AutoCreate = AUTO_CREATE,
     ) -> None:
         self.store = store
         self.accepted_total = 0  # messages, without those that were known already
@@ -71,7 +72,13 @@ class EmbeddedBroker:
         self._clock = store.clock
         loop = asyncio.get_running_loop()
         self._reader = Reader(store, loop)
-        self.registry = Registry(store, self._reader, queues_per_topic=queues_per_topic, group_start=group_start)
+        self.registry = Registry(
+            store,
+            self._reader,
+            queues_per_topic=queues_per_topic,
+            group_start=group_start,
+            auto_create=auto_create,
+        )
         self.names = self.registry.names
         self.placement = Placement(self.names, checks)
         self.failures = Failures(self.registry, delay_levels_ms)
@@ -81,10 +88,12 @@ class EmbeddedBroker:
         self.pulls = Pulls(self.registry)
         self.transactions = Transactions(self.registry, self.placement, on_refused=self._count_refused)
         self.dead_letters = DeadLetters(self.registry, self.placement)
+        self.operator = Operator(self.registry)
         store.attach(loop, self.registry.on_appended)
 
     async def close(self) -> None:
         """Stop expiring leases and reading. The store stays open."""
+        await self.operator.close()
         await self.leases.close()
         await self.failures.close()
         await self.transactions.close()
@@ -101,7 +110,8 @@ class EmbeddedBroker:
 
     async def route(self, topic: str) -> TopicRoute:
         found = await self.registry.topic(topic)
-        return TopicRoute(found.name, found.queues)
+        types = tuple(MessageType) if found.message_type is None else (found.message_type,)
+        return TopicRoute(found.name, found.queues, types)
 
     async def ensure_group(self, group: str) -> None:
         if group not in self.names.groups:
@@ -120,7 +130,7 @@ class EmbeddedBroker:
         self, name: str, *, policy: RetryPolicy | None = None, reset_policy: bool = False, is_fifo: bool | None = None
     ) -> None:
         """Change a group's settings, durable on return; what is ``None`` stays. Connected clients are told."""
-        group = await self.registry.group(check_group(name))
+        group = self.names.groups.get(name) or await self.registry.make_group(name)
         if policy is not None or reset_policy:
             group = group._replace(policy=policy)
         if is_fifo is not None:
@@ -137,11 +147,16 @@ class EmbeddedBroker:
             self.refused_total += len(envelopes)
             raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
         topics = self.names.topics
+        for envelope in envelopes:
+            if envelope.topic not in topics:
+                await self.registry.topic(envelope.topic)
         now_ms = self._clock.now_ms()
         ops: list[Op] = []
         taken: dict[str, int] = {}
-        for envelope in envelopes:
-            topic = topics.get(envelope.topic) or await self.registry.topic(envelope.topic)
+        for envelope in envelopes:  # nothing is awaited from here on: a topic that is removed meanwhile takes nothing
+            topic = topics.get(envelope.topic) or self.registry.known_topic(envelope.topic)
+            if topic.message_type is not None and topic.message_type is not envelope.message_type:
+                raise wrong_type(topic, envelope.message_type)
             holds = GROUPED if envelope.message_group else PLAIN
             if not topic.holds & holds:
                 taken[topic.name] = taken.get(topic.name, 0) | holds
@@ -158,7 +173,7 @@ class EmbeddedBroker:
         self.repeated_total += repeated
         self.accepted_total += len(envelopes) - repeated
         return [
-            _receipt(topics[envelope.topic], envelope.message_id, receipt)
+            _receipt(envelope.topic, envelope.message_id, receipt)
             for envelope, receipt in zip(envelopes, receipts, strict=True)
         ]
 
@@ -189,6 +204,8 @@ class EmbeddedBroker:
         until_s = self._clock.monotonic_s() + wait_ms / 1000
         look = batch_max
         while True:
+            if found.is_retired:
+                found = await self.registry.successor(found)
             if found.has_available(queue_id):
                 deliveries, passed_over, look = await self._hand_out.take(found, terms, look)
                 if deliveries:
@@ -213,6 +230,8 @@ class EmbeddedBroker:
         except Refused as refused:
             return [refused] * len(receipt_handles)
         asked = [_at_hand(found, handle) or await self._known(found, handle) for handle in receipt_handles]
+        if found.is_retired:
+            return [_retired(handle) for handle in receipt_handles]
         results: list[Exception | None] = []
         ops: list[Op] = []
         finished: dict[GroupQueue, dict[int, None]] = {}
@@ -320,6 +339,8 @@ class EmbeddedBroker:
         message_group = queue.order.group_of(receipt.queue_offset)
         if lease is None or not lease.message_id:  # it ended, or it is from before a restart
             (record,) = await self._reader.messages([(queue, receipt.queue_offset)])
+            if found.is_retired:
+                raise _retired(handle)
             if not queue.check(receipt):  # meanwhile
                 raise Refused(Rule.RECEIPT_HANDLE, "the message is finished", value=handle)
             message_group = record.message_group
@@ -336,13 +357,13 @@ class EmbeddedBroker:
         self.leases.client_gone(client_id)
 
 
-def _receipt(topic: Topic, message_id: str, stored: Stored) -> SendReceipt:
+def _receipt(topic: str, message_id: str, stored: Stored) -> SendReceipt:
     state = stored.state
     if state is EntryState.QUEUED:
         return SendReceipt(message_id, stored.queue_id, stored.queue_offset, stored.repeated)
     if state is EntryState.WITHDRAWN:
         return SendReceipt(message_id, -1, -1, stored.repeated, recalled_at_ms=stored.at_ms)
-    handle = encode_handle(HandleKind.RECALL, EntryHandle(stored.sequence, topic.name, pack_id(message_id)))
+    handle = encode_handle(HandleKind.RECALL, EntryHandle(stored.sequence, topic, pack_id(message_id)))
     return SendReceipt(message_id, stored.queue_id, stored.queue_offset, stored.repeated, handle)
 
 
@@ -354,6 +375,10 @@ def _at_hand(found: Subscription, handle: str) -> _Known | None:
         return refused
     lease = queue.leases.get(receipt.queue_offset)
     return (queue, receipt, lease) if lease is not None and lease.message_id else None
+
+
+def _retired(handle: str) -> Refused:
+    return Refused(Rule.RECEIPT_HANDLE, "its topic or group was removed, or its group set back or forth", value=handle)
 
 
 def _resolve(found: Subscription, handle: str) -> tuple[GroupQueue, Receipt]:

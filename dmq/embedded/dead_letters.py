@@ -2,10 +2,9 @@
 
 ``%DLQ%<group>`` is a topic with one queue. Which of its messages have an outcome is a *ledger* (the floor and bitmaps
 of ``dmq.embedded.group_queue``, of group 0), and what the outcome was is a row of its own. Redrives and purges are
-*jobs*: a job looks at each message of a range once, in order, and writes what it did, the outcomes and where it stands
-in one unit. A crash leaves a message before or after its outcome, and the job goes on from there.
-
-A letter that cannot be read is listed without its facts, and stays: no job gives it an outcome.
+*jobs*: a job looks at each message once, in order, and writes what it did and where it stands in one unit. A crash
+leaves a message before or after its outcome, and the job goes on from there.
+A letter that cannot be read is listed without its facts, and stays.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import asyncio
 import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -246,9 +245,10 @@ class DeadLetters:
             raise Refused(Rule.REQUEST, "another job of this group is running", value=job.group)
 
     async def _counted(self, topic: Topic | None, job: Job) -> Job:
+        targets = self._names.topics.keys() | ({job.to_topic} - {""})  # it would be made
         while topic is not None and job.state is JobState.RUNNING:
             rows, _ = await self._rows(topic, job.next_offset, job.end_offset, ROWS_PER_CALL_MAX, BYTES_PER_CALL_MAX)
-            _, job = _look(job, await self._registry.ledger(topic.topic_id), rows, len(rows))
+            _, job = _look(job, await self._registry.ledger(topic.topic_id), targets, rows, len(rows))
         return job
 
     def _forget(self) -> list[Op]:
@@ -299,7 +299,7 @@ class DeadLetters:
         rows, _ = await self._rows(topic, job.next_offset, job.end_offset, ROWS_PER_UNIT_MAX, BYTES_PER_UNIT_MAX)
         if self._jobs[job.job_id] is not job:  # stopped meanwhile
             return 0
-        meant, after = _look(job, ledger, rows, done_max)
+        meant, after = _look(job, ledger, self._names.topics, rows, done_max)
         ops: list[Op] = [_job_row(after)]
         for row in meant:
             ops += self._redriven(topic, job, row) if job.kind is JobKind.REDRIVE else self._purged(topic, job, row)
@@ -354,7 +354,9 @@ class DeadLetters:
         return [Put(Family.GROUP, _outcome_key(topic, row.offset), value), Emit(event, row.offset)]
 
 
-def _look(job: Job, ledger: GroupQueue, rows: Sequence[_Row], done_max: int) -> tuple[list[_Row], Job]:
+def _look(
+    job: Job, ledger: GroupQueue, topics: Container[str], rows: Sequence[_Row], done_max: int
+) -> tuple[list[_Row], Job]:
     """Return which of ``rows`` get their outcome now, at most ``done_max``, and the job after that."""
     meant: list[_Row] = []
     passed = failed = 0
@@ -362,7 +364,7 @@ def _look(job: Job, ledger: GroupQueue, rows: Sequence[_Row], done_max: int) -> 
     for row in rows:
         if ledger.is_finished(row.offset) or not job.filter.matches(row.dead):
             passed += 1
-        elif not _is_possible(job, row):
+        elif not _is_possible(job, topics, row):
             failed += 1
         elif len(meant) == done_max:
             following = row.offset
@@ -372,14 +374,14 @@ def _look(job: Job, ledger: GroupQueue, rows: Sequence[_Row], done_max: int) -> 
     return meant, job.advanced(following, done=len(meant), passed=passed, failed=failed)
 
 
-def _is_possible(job: Job, row: _Row) -> bool:
+def _is_possible(job: Job, topics: Container[str], row: _Row) -> bool:
     if job.kind is JobKind.PURGE:
         return row.record is not _UNREADABLE
-    return row.message is not None and bool(_target(job, row.dead))
+    return row.message is not None and _target(job, row.dead) in topics
 
 
 def _target(job: Job, dead: Dead) -> str:
-    """Return where a letter is sent again; empty for one that came from nowhere: somebody sent it to the queue."""
+    """Return where a letter is sent again; empty for one that came from nowhere, a topic that may be removed."""
     return job.to_topic or dead.origin_topic
 
 

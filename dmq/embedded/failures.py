@@ -40,6 +40,7 @@ from retry.flow import ComeBack, Failure, Outcome, after_failure
 from retry.policy import DeadLetter, Reason, RetryAt
 
 BATCH_MAX = 256
+_NOT_OURS = -1
 POSTPONED_MS = 60_000  # until a dead letter is tried again for which there was no room
 DEAD_EVENTS = {
     Reason.EXHAUSTED: EventKind.DEAD_EXHAUSTED,
@@ -138,7 +139,7 @@ class Failures:
         handled: list[tuple[Failed, int]] = []
         for each, record in zip(batch, records, strict=True):
             if each.queue.leases.get(each.offset) is not each.lease:
-                handled.append((each, 0))  # finished meanwhile
+                handled.append((each, _NOT_OURS))  # finished meanwhile, or its subscription was retired
                 continue
             each.lease.know(record)
             more, attempt = self._plan(each, record)
@@ -154,11 +155,12 @@ class Failures:
                     continue
                 if each.queue.is_finished(each.offset):
                     each.queue.release(each.offset)
-                if attempt and each.queue.come_back(each.offset, each.lease, attempt):
+                if attempt > 0 and each.queue.come_back(each.offset, each.lease, attempt):
                     self._registry.subscription_of(each.queue).wake(each.queue.queue_id)
                 if not each.done.done():
                     each.done.set_result(None)
-                self._registry.subscription_of(each.queue).wake_next()  # a message group, or a bound, may be free again
+                if attempt != _NOT_OURS:
+                    self._registry.subscription_of(each.queue).wake_next()  # a message group, or a bound, may be free
 
         done.add_done_callback(settle)
 

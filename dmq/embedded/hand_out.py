@@ -78,6 +78,8 @@ class HandOut:
                 each.queue.give_back(each.offset)
             found.wake_next()
             raise
+        if found.is_retired:
+            return Looked([], None, look)
         return self._deliver(found, terms, taken, records, first_epoch)
 
     def _lease(self, found: Subscription, terms: Terms, look: int) -> list[_Taken]:

@@ -15,7 +15,8 @@ from dmq.embedded.registry import Registry
 from dmq.store.keys import pack_group_key, pack_u64, unpack_u64
 from dmq.store.ops import Emit, Family, Put
 
-KIND_OFFSET = 5
+PULLED = 0  # the group under which the rows lie
+_KIND = 5
 
 
 class Offsets:
@@ -29,7 +30,9 @@ class Offsets:
         group = self._registry.names.groups.get(group_name)
         if group is None:
             return None
-        (value,) = await self._registry.reader.values(Family.GROUP, [_key(place, group.group_id)])
+        (value,) = await self._registry.reader.values(
+            Family.GROUP, [committed_key(place.topic_id, place.queue_id, group.group_id)]
+        )
         return unpack_u64(value) if value is not None else None
 
     async def set(self, group_name: str, place: Place, offset: int, end: int) -> None:
@@ -38,9 +41,10 @@ class Offsets:
             raise Refused(Rule.OFFSET, "nobody can continue there", value=offset, limit=f"0..{end}")
         group = await self._registry.group(group_name)
         event = offset_set_event(place.topic_id, group.group_id, place.queue_id, offset)
-        row = Put(Family.GROUP, _key(place, group.group_id), pack_u64(offset))
+        row = Put(Family.GROUP, committed_key(place.topic_id, place.queue_id, group.group_id), pack_u64(offset))
         await self._registry.committed(self._registry.submit([row, Emit(event, offset)]))
 
 
-def _key(place: Place, group_id: int) -> bytes:
-    return pack_group_key(0, place.topic_id, place.queue_id, KIND_OFFSET, group_id)
+def committed_key(topic_id: int, queue_id: int, group_id: int) -> bytes:
+    """Return the key of the row of a group on a queue."""
+    return pack_group_key(PULLED, topic_id, queue_id, _KIND, group_id)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker_adapter.message import Envelope, pack_id
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.message import Envelope, MessageType, pack_id
 from broker_adapter.topics import queue_of_message_group
 from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event
 from dmq.embedded.checks import CheckOptions, Checks
@@ -96,6 +97,13 @@ class Placement:
         turn = self._turns.get(topic.topic_id, 0)
         self._turns[topic.topic_id] = turn + 1
         return turn % topic.queues
+
+
+def wrong_type(topic: Topic, message_type: MessageType) -> Refused:
+    """Return the refusal of a message that its topic does not take."""
+    assert topic.message_type is not None
+    why = f"topic {topic.name!r} takes {topic.message_type.name} messages only"
+    return Refused(Rule.MESSAGE_TYPE, why, value=message_type.name)
 
 
 def _retry(  # noqa: PLR0917 - an entry, taken apart

@@ -84,6 +84,10 @@ class Reader:
         """Return what ``read`` does, for one that takes several looks at the store."""
         return await self._in_thread(lambda: read(self._store))
 
+    async def figures(self) -> dict[int, int]:
+        """Return how many entries wait, by scope."""
+        return await self._in_thread(self._store.pending)
+
     async def progress(self, queues: Sequence[GroupQueue]) -> list[Progress]:
         """Return what is stored of each queue: one short scan of the group's own rows, and one seek."""
         return await self._in_thread(lambda: [self._progress(queue) for queue in queues])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group, check_topic
@@ -17,6 +17,7 @@ from dmq.embedded.names import Group, Names, Topic
 from dmq.embedded.reader import Reader
 from dmq.embedded.subscription import Subscription
 from dmq.embedded.tail import Tail
+from dmq.embedded.topic_settings import MIXED, TopicSettings
 from dmq.errors import StoreBusy, StoreError
 from dmq.store.commit import Appended
 from dmq.store.ops import Emit, Op, Receipt
@@ -26,11 +27,27 @@ from retry.policy import RetryPolicy
 DEFAULT_POLICY = RetryPolicy()
 
 
+class AutoCreate(NamedTuple):
+    """Whether what is used and not known is made."""
+
+    topics: bool = True
+    groups: bool = True
+
+
+AUTO_CREATE = AutoCreate()
+
+
 class Registry:
     """Finds and makes topics, groups and subscriptions; ``submit`` and ``committed`` are the way to the store."""
 
     def __init__(
-        self, store: Store, reader: Reader, *, queues_per_topic: int, group_start: Literal["earliest", "latest"]
+        self,
+        store: Store,
+        reader: Reader,
+        *,
+        queues_per_topic: int,
+        group_start: Literal["earliest", "latest"],
+        auto_create: AutoCreate = AUTO_CREATE,
     ) -> None:
         self.store = store
         self.names = Names(store)
@@ -40,9 +57,11 @@ class Registry:
         self.watch: Callable[[GroupQueue, int, Lease], None] = lambda *_: None
         self._queues_per_topic = queues_per_topic
         self._group_start = group_start
+        self._auto_create = auto_create
         self.subscriptions: dict[tuple[int, int], Subscription] = {}
         self._by_topic: dict[int, list[Subscription]] = {}
         self._by_lane: dict[int, Subscription] = {}
+        self._retired: list[Subscription] = []
         self.ledgers: dict[int, GroupQueue] = {}
         self.tails: dict[tuple[int, int], Tail] = {}  # of the queues that are pulled from
         self.epoch = store.boot << 32  # of the last hand-out: greater than every one of an earlier run
@@ -50,30 +69,61 @@ class Registry:
     # -- topics and groups --------------------------------------------------------------------------------------------
 
     async def topic(self, name: str) -> Topic:
-        """Return a topic, made if it is not known."""
+        """Return a topic, made if it is not known and topics are made by using them; else ``Refused``."""
         found = self.names.topics.get(name)
         if found is not None:
             return found
+        is_made = self._auto_create.topics or name.removeprefix(DEAD_LETTER_PREFIX) in self.names.groups
+        if not is_made and check_topic(name):
+            raise Refused(Rule.TOPIC_UNKNOWN, "nobody made it, and topic_auto_create is off", value=name)
+        return await self.make_topic(name)
+
+    async def make_topic(self, name: str, queues: int = 0, settings: TopicSettings = MIXED) -> Topic:
+        """Make a topic, durable on return; with ``queues`` 0 it has as many as the configuration says."""
         if check_topic(name).startswith(RETRY_PREFIX):
             why = "what a group failed comes to its consumers under the topic it was sent to"
             raise Refused(Rule.TOPIC, why, value=name)
-        queues = 1 if name.startswith(DEAD_LETTER_PREFIX) else self._queues_per_topic
-        topic, ops = self.names.plan_topic(name, queues, self.clock.now_ms())
+        if (Topic, name) in self.names.removing:
+            raise Refused(Rule.TOPIC_UNKNOWN, "it is being removed", value=name)
+        queues = queues or (1 if name.startswith(DEAD_LETTER_PREFIX) else self._queues_per_topic)
+        topic, ops = self.names.plan_topic(name, queues, self.clock.now_ms(), settings)
         done = self.submit(ops)
         self.names.add_topic(topic)  # later units are committed after this one, so its id may be used at once
         await self.committed(done)
-        return topic
+        return self.known_topic(name)
+
+    def known_topic(self, name: str) -> Topic:
+        """Return a topic that is known; one that was a moment ago may have been removed since."""
+        found = self.names.topics.get(name)
+        if found is None:
+            raise Refused(Rule.TOPIC_UNKNOWN, "there is no such topic (any more)", value=name)
+        return found
 
     async def group(self, name: str) -> Group:
-        """Return a group, made if it is not known."""
+        """Return a group, made if it is not known and groups are made by using them; else ``Refused``."""
         found = self.names.groups.get(name)
         if found is not None:
             return found
-        group, ops = self.names.plan_group(check_group(name), self.clock.now_ms())
+        if not self._auto_create.groups and check_group(name):
+            raise Refused(Rule.GROUP_UNKNOWN, "nobody made it, and group_auto_create is off", value=name)
+        return await self.make_group(name)
+
+    async def make_group(self, name: str) -> Group:
+        """Make a group, durable on return."""
+        if (Group, check_group(name)) in self.names.removing:
+            raise Refused(Rule.GROUP_UNKNOWN, "it is being removed", value=name)
+        group, ops = self.names.plan_group(name, self.clock.now_ms())
         done = self.submit(ops)
         self.names.add_group(group)
         await self.committed(done)
-        return group
+        return self.known_group(name)
+
+    def known_group(self, name: str) -> Group:
+        """As ``known_topic``, of a group."""
+        found = self.names.groups.get(name)
+        if found is None:
+            raise Refused(Rule.GROUP_UNKNOWN, "there is no such consumer group (any more)", value=name)
+        return found
 
     def policy(self, group_id: int) -> RetryPolicy:
         """Return the retry policy of a group as it is now."""
@@ -98,12 +148,16 @@ class Registry:
 
     async def subscribe(self, group_name: str, topic_name: str) -> Subscription:
         """Return the state of (group, topic), loaded; creates what is missing."""
-        group = await self.group(group_name)
-        topic = await self.topic(topic_name)
-        while (found := self.subscriptions.get((group.group_id, topic.topic_id))) is not None:
-            if found.is_loaded.is_set():
-                return found
-            await found.is_loaded.wait()  # and look again: whoever loads it may fail, or be cancelled
+        await self.group(group_name)
+        await self.topic(topic_name)
+        while True:  # either may have been removed while something was awaited
+            group, topic = self.known_group(group_name), self.known_topic(topic_name)
+            known = self.subscriptions.get((group.group_id, topic.topic_id))
+            if known is None:
+                break
+            if known.is_loaded.is_set():
+                return known
+            await known.is_loaded.wait()  # and look again: whoever loads it may fail, or be cancelled
         found = Subscription(group.group_id, topic)
         self.subscriptions[group.group_id, topic.topic_id] = found
         self._by_topic.setdefault(topic.topic_id, []).append(found)  # from here on it hears of new messages
@@ -113,14 +167,72 @@ class Registry:
         try:
             await self._load(found)
         except BaseException:
-            del self.subscriptions[group.group_id, topic.topic_id]
-            self._by_topic[topic.topic_id].remove(found)
-            if found.lane is not None:
-                del self._by_topic[found.lane.topic_id], self._by_lane[found.lane.topic_id]
+            self._detach(found)
             raise
         finally:
             found.is_loaded.set()
         return found
+
+    def _detach(self, found: Subscription) -> None:
+        key = found.group_id, found.topic.topic_id
+        if self.subscriptions.get(key) is found:  # and not what holds its place
+            del self.subscriptions[key]
+        if found in self._by_topic.get(found.topic.topic_id, ()):
+            self._by_topic[found.topic.topic_id].remove(found)
+        if found.lane is not None:
+            self._by_topic.pop(found.lane.topic_id, None)
+            self._by_lane.pop(found.lane.topic_id, None)
+
+    def subscribed_to(self, topic_id: int) -> list[Subscription]:
+        """Return the subscriptions to a topic that are loaded, or about to be."""
+        return [found for found in self._by_topic.get(topic_id, ()) if not found.is_retired]
+
+    # -- retiring subscriptions: of a topic (no group id), of a group (no topic id), or one ---------------------------
+
+    def retire(self, topic_id: int, group_id: int, *, is_held: bool) -> None:
+        """Stop serving subscriptions. With ``is_held`` who subscribes waits until they are let go."""
+        for key, found in self.subscriptions.items():
+            if group_id in {0, key[0]} and topic_id in {0, key[1]} and not found.is_retired:
+                found.retire()
+                self._retired.append(found)
+        if is_held:
+            held = self.subscriptions[group_id, topic_id] = Subscription(group_id, self.names.topics_by_id[topic_id])
+            held.retire()  # nobody gets it: it only holds the place
+
+    async def retired(self, topic_id: int, group_id: int) -> None:
+        """Return when nothing that was under way on retired subscriptions writes any more, and all of it is written."""
+        for found in self._retired_of(topic_id, group_id):
+            await found.is_loaded.wait()
+            found.retire()  # with the leases it was loaded with
+        await self.committed(self.submit([]))
+
+    def let_go(self, topic_id: int, group_id: int) -> None:
+        """Forget retired subscriptions: who subscribes now begins with what is stored."""
+        for found in self._retired_of(topic_id, group_id):
+            self._retired.remove(found)
+            self._detach(found)
+        held = self.subscriptions.pop((group_id, topic_id), None)
+        if held is not None:
+            held.is_loaded.set()
+        if not group_id:
+            self.tails = {place: tail for place, tail in self.tails.items() if place[0] != topic_id}
+
+    def _retired_of(self, topic_id: int, group_id: int) -> list[Subscription]:
+        return [
+            found
+            for found in self._retired
+            if group_id in {0, found.group_id} and topic_id in {0, found.topic.topic_id}
+        ]
+
+    async def successor(self, found: Subscription) -> Subscription:
+        """Return what took the place of a retired subscription; ``Refused`` if its topic or its group was removed."""
+        group_name, topic_name = self.names.groups_by_id[found.group_id].name, found.topic.name
+        group, topic = self.known_group(group_name), self.known_topic(topic_name)
+        if group.group_id != found.group_id:
+            raise Refused(Rule.GROUP_UNKNOWN, "it was removed, and made anew", value=group_name)
+        if topic.topic_id != found.topic.topic_id:
+            raise Refused(Rule.TOPIC_UNKNOWN, "it was removed, and made anew", value=topic_name)
+        return await self.subscribe(group_name, topic_name)
 
     async def _load(self, found: Subscription) -> None:
         ops: list[Op] = []

@@ -25,6 +25,7 @@ class Subscription:
         self.queues = [GroupQueue(group_id, topic.topic_id, number) for number in range(topic.queues)]
         self.lane: GroupQueue | None = None
         self.is_loaded = asyncio.Event()
+        self.is_retired = False  # its topic or group was removed, or its progress set anew: see ``Registry.successor``
         self._turn = 0
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
 
@@ -80,6 +81,8 @@ class Subscription:
 
     async def wait(self, queue_id: int, timeout_s: float) -> None:
         """Return when something may have become available in ``queue_id`` (-1: any queue), or time is up."""
+        if self.is_retired:
+            return
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = (queue_id, woken)
         self._waiters.append(waiter)
@@ -105,6 +108,19 @@ class Subscription:
                 woken.set_result(None)
                 return True
         return False
+
+    def grow(self, topic: Topic) -> None:
+        """Take in the queues that were added to the topic, and whatever else of it was changed."""
+        self.topic = topic
+        self.queues += [GroupQueue(self.group_id, topic.topic_id, n) for n in range(len(self.queues), topic.queues)]
+
+    def retire(self) -> None:
+        """Hand out nothing any more and let all leases be nobody's; who waits is woken, and finds out."""
+        self.is_retired = True
+        for queue in self.all_queues:
+            queue.leases.clear()
+        while self._waiters:
+            self._waiters.popleft()[1].set_result(None)
 
     def wake_next(self) -> None:
         """Wake one receive that can use what is available, if there is one."""

@@ -17,14 +17,14 @@ import structlog
 
 from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.limits import DELIVER_AT_MS_MAX
-from broker_adapter.message import pack_id
+from broker_adapter.message import MessageType, pack_id
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.transactions import Check, Checker, Half, HalfReceipt
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.embedded.checks import GIVEN_UP_GROUP, Checks, scope_of
 from dmq.embedded.entry_handle import EntryHandle, HandleKind, NotAHandle, decode_handle, encode_handle
 from dmq.embedded.names import PLAIN, Topic
-from dmq.embedded.place import Placement
+from dmq.embedded.place import Placement, wrong_type
 from dmq.embedded.registry import Registry
 from dmq.errors import StoreCorrupt
 from dmq.store.keys import pack_timeline_key
@@ -88,7 +88,12 @@ class Transactions:
             raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
         await self._make_place_for_given_up()
         now_ms = self._clock.now_ms()
-        topics = [await self._registry.topic(half.envelope.topic) for half in halves]
+        for half in halves:
+            await self._registry.topic(half.envelope.topic)
+        topics = [self._registry.known_topic(half.envelope.topic) for half in halves]
+        for topic in topics:
+            if topic.message_type not in {None, MessageType.TRANSACTION}:
+                raise wrong_type(topic, MessageType.TRANSACTION)
         ops: list[Op] = [self._accept(topic, half, now_ms) for topic, half in zip(topics, halves, strict=True)]
         changed, more = self._names.plan_first({topic.name: PLAIN for topic in topics})
         try:
@@ -104,7 +109,8 @@ class Transactions:
     async def _make_place_for_given_up(self) -> None:
         """The scheduler cannot make names, and must find these: they are there before the first half message is."""
         if dead_letter_topic(GIVEN_UP_GROUP) not in self._names.topics or GIVEN_UP_GROUP not in self._names.groups:
-            await self._registry.group(GIVEN_UP_GROUP)
+            if GIVEN_UP_GROUP not in self._names.groups:
+                await self._registry.make_group(GIVEN_UP_GROUP)
             await self._registry.topic(dead_letter_topic(GIVEN_UP_GROUP))
 
     def _accept(self, topic: Topic, half: Half, now_ms: int) -> Schedule:

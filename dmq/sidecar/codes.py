@@ -13,6 +13,7 @@ CODES: Mapping[Rule, wire.Code] = MappingProxyType(
         Rule.TOPIC: wire.ILLEGAL_TOPIC,
         Rule.TOPIC_UNKNOWN: wire.TOPIC_NOT_FOUND,
         Rule.GROUP: wire.ILLEGAL_CONSUMER_GROUP,
+        Rule.GROUP_UNKNOWN: wire.CONSUMER_GROUP_NOT_FOUND,
         Rule.TAG: wire.ILLEGAL_MESSAGE_TAG,
         Rule.KEY: wire.ILLEGAL_MESSAGE_KEY,
         Rule.MESSAGE_GROUP: wire.ILLEGAL_MESSAGE_GROUP,

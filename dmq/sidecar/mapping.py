@@ -19,8 +19,6 @@ _DIGEST = {wire.MD5: re.compile(r"[0-9A-F]{32}"), wire.SHA1: re.compile(r"[0-9A-
 
 _ONE_SENT = wire.SendMessageResponse(status=OK_STATUS, entries=[wire.SendResultEntry(status=OK_STATUS)])
 
-# What every topic takes: topics are of RocketMQ's type MIXED.
-ACCEPTED_TYPES = (wire.NORMAL, wire.FIFO, wire.DELAY, wire.TRANSACTION)
 ANY_QUEUE = -1
 
 
@@ -170,11 +168,15 @@ def endpoints_of(host: str, port: int) -> wire.Endpoints:
 def route_queues(
     route: TopicRoute, topic: wire.Resource, broker_name: str, endpoints: wire.Endpoints
 ) -> list[wire.MessageQueue]:
-    """Return every queue of a topic, readable and writable, at one master broker."""
+    """Return every queue of a topic, readable and writable, at one master broker.
+
+    Producers of the official clients look at the types before they send.
+    """
     broker = wire.Broker(name=broker_name, id=0, endpoints=endpoints)
+    types = [each.name for each in route.types]
     return [
         wire.MessageQueue(
-            topic=topic, id=queue_id, permission=wire.READ_WRITE, broker=broker, accept_message_types=ACCEPTED_TYPES
+            topic=topic, id=queue_id, permission=wire.READ_WRITE, broker=broker, accept_message_types=types
         )
         for queue_id in range(route.queues)
     ]

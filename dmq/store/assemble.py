@@ -1,8 +1,7 @@
 """Turn ops into one atomic batch. Runs only in the writer thread, which is why nothing here locks.
 
 The writer alone assigns sequences, timeline keys, queue offsets and audit sequences; it alone answers whether a message
-id is known. All figures it keeps (sequence, totals, buckets, outbox state) are absolute values that ride in the batch
-that changes them, so a crash leaves them as true as the rows.
+id is known. All figures it keeps are absolute values in the batch that changes them: a crash leaves them true.
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ BUCKET_MS = 60_000
 _COUNTS_CACHED_MAX = 65_536
 _WITHDRAWN_KEPT = 10_000
 _NA = outbox.NOT_APPLICABLE
-# Plain numbers and names of this module: looking up an enum member costs more than appending the row.
-_TIMELINE, _INDEX, _QUEUE = int(Family.TIMELINE), int(Family.INDEX), int(Family.QUEUE)
+_TIMELINE, _INDEX, _QUEUE = int(Family.TIMELINE), int(Family.INDEX), int(Family.QUEUE)  # quicker than enum members
 _WAITING, _QUEUED, _DELIVERED = EntryState.WAITING, EntryState.QUEUED, EntryState.DELIVERED
 _QUEUED_NUMBER, _DELIVERED_NUMBER = int(_QUEUED), int(_DELIVERED)
 _WAITING_PREFIX = keys.WAITING_GENERATION.to_bytes(4, "big")
@@ -261,7 +259,10 @@ class Assembler:
         return NO_RECEIPT
 
     def _delete(self, op: Delete) -> Receipt:
-        self._rows[op.family, op.key] = None
+        if op.stop:
+            self._batch.ranges.append((op.family, op.key, op.stop))
+        else:
+            self._rows[op.family, op.key] = None
         return NO_RECEIPT
 
     def _emit(self, op: Emit) -> Receipt:

@@ -169,6 +169,21 @@ def spool_range(letter: bytes, type_id: int, rest: bytes = b"") -> tuple[bytes, 
     return start, start + b"\xff" * 32
 
 
+def waiting_range(scope: int) -> tuple[bytes, bytes]:
+    """Return the index range of all that waits of a scope."""
+    return _INDEX.pack(WAITING_GENERATION, scope), _INDEX.pack(WAITING_GENERATION, scope + 1)
+
+
+def chore_key(topic_id: int, group_id: int) -> bytes:
+    """Return the meta key of a chore that an operator ordered; an id may be 0."""
+    return b"k" + topic_id.to_bytes(4, "big") + group_id.to_bytes(4, "big")
+
+
+def chore_range() -> tuple[bytes, bytes]:
+    """Return the range of all chores."""
+    return b"k", b"l"
+
+
 def job_key(job_id: int) -> bytes:
     """Return the meta key of a job on dead letters."""
     return b"j" + job_id.to_bytes(8, "big")

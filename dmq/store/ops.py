@@ -124,10 +124,11 @@ class Put(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """Remove a row."""
+    """Remove a row; with ``stop`` all rows from ``key`` up to, not including, it, but for those that its batch sets."""
 
     family: Family
     key: bytes
+    stop: bytes = b""
 
 
 class Emit(NamedTuple):

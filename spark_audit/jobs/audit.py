@@ -16,6 +16,7 @@ from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import Outcome, make_outcome
 from spark_audit.jobs.pipeline import Held, Judged, Known
 from spark_audit.jobs.state import Facts, State, load_state, save_state
+from spark_audit.schema import READS
 from spark_audit.session import Stopwatch, keep
 from spark_audit.tables import EventFile, Listing, list_trail
 from spark_audit.transforms.findings import first_findings, with_history
@@ -23,7 +24,7 @@ from spark_audit.transforms.rows import is_fired, with_letters
 from spark_audit.transforms.totals import merge_counts, merge_fingerprints
 
 _BROADCAST_MAX = 1_000_000  # keys, of 8 bytes each
-_OF_CELLS = ("OPENED", "CLOSED", "SUBSCRIBED", "GAP", "TAIL_LOST")
+_OF_CELLS = ("OPENED", "CLOSED", *READS, "GAP", "TAIL_LOST")
 
 
 class _StartOver(Exception):
@@ -153,10 +154,13 @@ def _check_subscriptions(kept: State | None, rare: Sequence[Row]) -> None:
     if kept is None:
         return
     for row in rare:
-        if row["kind"] == "SUBSCRIBED" and (row["cell"], row["sequence"]) not in kept.subscribed:
-            top = kept.tops.get((row["cell"], row["topic"], row["queue_id"]))
-            if top is not None and row["queue_offset"] is not None and row["queue_offset"] <= top:
-                raise _StartOver(f"group {row['group']} begins at messages that were taken in before it was there")
+        if row["kind"] not in READS or (row["cell"], row["sequence"]) in kept.subscribed:
+            continue
+        if row["kind"] != "SUBSCRIBED":
+            raise _StartOver(f"topic {row['topic']} was removed, or is read from elsewhere")
+        top = kept.tops.get((row["cell"], row["topic"], row["queue_id"]))
+        if top is not None and row["queue_offset"] is not None and row["queue_offset"] <= top:
+            raise _StartOver(f"group {row['group']} begins at messages that were taken in before it was there")
 
 
 def _tops(rows: DataFrame, kept: State | None) -> dict[tuple[str, str, int], int]:

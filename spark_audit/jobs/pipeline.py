@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import NamedTuple
 
 import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from spark_audit.jobs.health import CellState
 from spark_audit.jobs.options import Options
-from spark_audit.schema import DEAD, LETTER_KINDS, OF_LETTERS, RARE, ROWS
+from spark_audit.schema import DEAD, LETTER_KINDS, OF_LETTERS, RARE, READS, ROWS
 from spark_audit.session import keep
 from spark_audit.tables import Listing, empty_table, local_table, read_contents
 from spark_audit.transforms.candidates import find_candidates
@@ -27,7 +28,20 @@ from spark_audit.transforms.rows import key_of, with_letters
 from spark_audit.transforms.store import held_orphans, waiting_copies
 from spark_audit.transforms.totals import count_rows, fingerprints, is_equal
 
-_SUBSCRIPTIONS = "cell string, topic string, group string, queue_id int, from_offset long"
+_SUBSCRIPTIONS = (
+    "cell string, topic string, group string, queue_id int, "
+    "pass_number int, from_offset long, to_offset long, after_sequence long, to_sequence long"
+)
+_NO_END = 2**62
+
+
+class _Pass(NamedTuple):
+    """What a group reads of a queue in one go: these offsets, of what was stored between these events."""
+
+    from_offset: int
+    to_offset: int = _NO_END
+    after_sequence: int = 0
+    to_sequence: int = _NO_END
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +102,43 @@ def read_held(spark: SparkSession, listing: Listing, cells: Sequence[CellState])
 
 
 def subscriptions_of(spark: SparkSession, rare: Sequence[Row], cells: Sequence[CellState], held: Held) -> DataFrame:
-    """Return from which offset on each group reads each queue.
+    """Return from which offset on each group reads each queue, and up to where: a group that is reset reads in passes.
 
-    Where the beginning of the trail was retired the events that said so are gone: there a group that has a place in
-    the snapshot reads whatever is left.
+    A pass ends with the offsets that the group left before the reset, and with its topic: one that is made anew under
+    the same name begins with what is stored after. Where the beginning of the trail was retired the events that said so
+    are gone: there a group that has a place in the snapshot reads whatever is left.
     """
-    found: dict[tuple[str, str, str, int], int] = {}
-    for row in rare:
-        if row["kind"] == "SUBSCRIBED" and row["queue_id"] is not None and row["queue_id"] >= 0:
-            key = (row["cell"], row["topic"], row["group"], row["queue_id"])
-            found[key] = min(found.get(key, row["queue_offset"]), row["queue_offset"])
+    found: dict[tuple[str, str, str, int], list[_Pass]] = {}
+    removed: dict[tuple[str, str], int] = {}
+    for row in rare:  # by cell and sequence
+        if row["kind"] == "TOPIC_REMOVED":
+            removed[row["cell"], row["topic"]] = row["sequence"]
+            for key, passes in found.items():
+                if key[:2] == (row["cell"], row["topic"]):
+                    passes[:] = [each._replace(to_sequence=min(each.to_sequence, row["sequence"])) for each in passes]
+        elif row["kind"] in READS and row["queue_id"] is not None and row["queue_id"] >= 0:
+            passes = found.setdefault((row["cell"], row["topic"], row["group"], row["queue_id"]), [])
+            _begin(passes, row, removed.get((row["cell"], row["topic"]), 0))
     retired = [cell.cell for cell in cells if cell.retired > 0]
     if retired:
         rest = held.progress.where(F.col("cell").isin(*retired) & (F.col("queue_id") >= 0))
         for row in rest.select("cell", "topic", "group", "queue_id").distinct().collect():
-            found.setdefault((row["cell"], row["topic"], row["group"], row["queue_id"]), 0)
-    rows = sorted((*key, offset) for key, offset in found.items())
+            found.setdefault((row["cell"], row["topic"], row["group"], row["queue_id"]), [_Pass(0)])
+    rows = sorted((*key, number, *each) for key, passes in found.items() for number, each in enumerate(passes))
     return local_table(spark, rows, _SUBSCRIPTIONS)
+
+
+def _begin(passes: list[_Pass], row: Row, after: int) -> None:
+    """Add the pass that begins with an event; a second subscription to the same queue only widens the first."""
+    last, offset = passes[-1] if passes else None, row["queue_offset"]
+    is_open = last is not None and last.to_offset == _NO_END and last.to_sequence == _NO_END
+    if last is not None and is_open and row["kind"] == "RESET":
+        passes[-1] = last._replace(to_offset=row["detail"])
+    elif last is not None and is_open:
+        passes[-1] = last._replace(from_offset=min(last.from_offset, offset))
+        return
+    if offset < _NO_END:  # a group that was removed goes on nowhere
+        passes.append(_Pass(offset, after_sequence=after))
 
 
 def cells_table(spark: SparkSession, cells: Sequence[CellState], entry_min: dict[str, int]) -> DataFrame:
@@ -171,9 +205,10 @@ def ends_of(rare: DataFrame) -> DataFrame:
             F.when(is_letter, F.concat(F.lit("%DLQ%"), F.col("group"))).otherwise(F.col("topic")).alias("topic"),
             F.when(is_letter, F.lit(0)).otherwise(F.col("queue_id")).alias("queue_id"),
             F.when(is_letter, F.col("detail")).otherwise(F.col("queue_offset")).alias("queue_offset"),
+            "message_id",
             F.when(is_letter, F.lit("purged")).otherwise(F.lit("expired")).alias("ended"),
         )
-        .groupBy("cell", "topic", "queue_id", "queue_offset")
+        .groupBy("cell", "topic", "queue_id", "queue_offset", "message_id")
         .agg(F.max("ended").alias("ended"))
     )
 

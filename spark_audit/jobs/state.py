@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_audit.jobs.health import Files
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pipeline import keyed
+from spark_audit.schema import READS
 from spark_audit.transforms.integrity import FileFacts, Gap
 
 STATE_FORMAT = 1
@@ -103,7 +104,7 @@ def save_state(
     written["closed"] = closed
     for name, table in written.items():
         table.write.mode("overwrite").parquet(f"{base}/{name}")
-    rare = facts.rare.where(F.col("kind") == "SUBSCRIBED").select("cell", "sequence").collect()
+    rare = facts.rare.where(F.col("kind").isin(*READS)).select("cell", "sequence").collect()
     readable = files.facts.keys()
     altered = [each["detail"] for each in files.findings if each["kind"] == "FILE_ALTERED"]
     meta = {

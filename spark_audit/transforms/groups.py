@@ -55,6 +55,7 @@ def place_facts(side: DataFrame) -> DataFrame:
         .agg(
             F.count_if(F.col("visible") > 0).alias("visible"),
             F.count_if(is_named).alias("named"),
+            F.count_distinct(F.when(F.col("visible") > 0, F.col("pass_number"))).alias("passes"),
             F.min(F.when(F.col("visible") > 0, F.col("sequence"))).alias("from_sequence"),
             F.max(((F.col("visible") > 0) & ~kind.isin(*IN_LANE)).cast("int")).alias("is_original"),
             F.min_by("kind", "sequence").alias("first_kind"),
@@ -72,7 +73,7 @@ def place_facts(side: DataFrame) -> DataFrame:
         )
     )
     both = named.join(left, on=[*KEY, "queue_id"], how="full")
-    is_free = (F.col("visible") > 0) & (F.coalesce("named", F.lit(0)) == 0)
+    is_free = (F.col("visible") > 0) & (F.coalesce("named", F.lit(0)) < F.col("passes"))
     queue = Window.partitionBy(*KEY, "queue_id")
     # a place without its beginning sorts last, so that it takes no exit away from one that has it
     turn = queue.orderBy(~is_free, F.col("from_sequence"), F.col("queue_offset"))
@@ -85,7 +86,9 @@ def place_facts(side: DataFrame) -> DataFrame:
         F.coalesce(is_free & (F.col("turn") > F.col("unnamed")), F.lit(False)).alias("is_open"),
         F.coalesce(F.col("visible") > 0, F.lit(False)).alias("is_place"),
         F.coalesce((F.col("visible") > 0) & (F.col("is_original") == 1), F.lit(False)).alias("is_fired"),
-        F.when(F.col("visible") > 0, F.greatest(F.col("named") - 1, F.lit(0))).otherwise(0).alias("named_surplus"),
+        F.when(F.col("visible") > 0, F.greatest(F.col("named") - F.col("passes"), F.lit(0)))
+        .otherwise(0)
+        .alias("named_surplus"),
         F.when(F.coalesce("visible", F.lit(0)) == 0, F.coalesce("named", F.lit(0))).otherwise(0).alias("named_orphans"),
         F.when(is_first, F.greatest(F.col("unnamed") - F.coalesce("free", F.lit(0)), F.lit(0)))
         .otherwise(0)
@@ -104,7 +107,7 @@ def judge_places(
     """Add ``state`` and ``rule`` to open places; null for the others.
 
     ``queues`` and ``progress`` are the newest snapshot's, ``ends`` what retention and operators removed (cell, topic,
-    queue, offset, ``ended``).
+    queue, offset, message, ``ended``).
     """
     offset = F.col("queue_offset")
     in_lane = F.col("queue_id") == LANE
@@ -121,7 +124,7 @@ def judge_places(
         how="left",
     ).select("p.*", "q.first_offset", "q.end_offset")
     joined = joined.join(F.broadcast(progress), on=["cell", "topic", "group", "queue_id"], how="left")
-    joined = joined.join(ends, on=["cell", "topic", "queue_id", "queue_offset"], how="left")
+    joined = joined.join(ends, on=["cell", "topic", "queue_id", "queue_offset", "message_id"], how="left")
     seen = F.coalesce(F.col("snapshot") >= F.col("from_sequence"), F.lit(False))
     finished = F.coalesce((F.col("floor") > offset) | F.array_contains("done", offset), F.lit(False))
     gone = F.coalesce((F.col("end_offset") <= offset) | (F.col("first_offset") > offset), F.lit(True))

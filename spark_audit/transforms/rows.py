@@ -92,7 +92,10 @@ def is_dead_copy() -> Column:
 
 
 def for_groups(fired: DataFrame, subscriptions: DataFrame) -> DataFrame:
-    """Return the rows of ``fired`` once for each group that reads their queue from their offset or an earlier one."""
+    """Return the rows of ``fired`` once for each group that reads their queue, and for each of its passes over them.
+
+    ``pass_number`` tells passes apart.
+    """
     names = [name for name in fired.columns if name != "group"]
     reads = F.broadcast(
         subscriptions.select(
@@ -100,7 +103,7 @@ def for_groups(fired: DataFrame, subscriptions: DataFrame) -> DataFrame:
             F.col("topic").alias("s_topic"),
             F.col("queue_id").alias("s_queue"),
             F.col("group"),
-            F.col("from_offset"),
+            *(F.col(name) for name in ("from_offset", "to_offset", "after_sequence", "to_sequence", "pass_number")),
         )
     )
     matches = (
@@ -108,14 +111,17 @@ def for_groups(fired: DataFrame, subscriptions: DataFrame) -> DataFrame:
         & (F.col("topic") == F.col("s_topic"))
         & (F.col("queue_id") == F.col("s_queue"))
         & (F.col("queue_offset") >= F.col("from_offset"))
+        & (F.col("queue_offset") < F.col("to_offset"))
+        & (F.col("sequence") > F.col("after_sequence"))
+        & (F.col("sequence") < F.col("to_sequence"))
     )
-    return fired.drop("group").join(reads, on=matches, how="inner").select(*names, "group")
+    return fired.drop("group").join(reads, on=matches, how="inner").select(*names, "group", "pass_number")
 
 
 def group_side(rows: DataFrame, subscriptions: DataFrame) -> DataFrame:
     """Return what groups did: ``visible`` is 1 for a place, -1 for an exit; ``copies`` 1 for a nack, -1 for its end."""
     fired = for_groups(rows.where(is_fired()), subscriptions).withColumn("visible", F.lit(1))
-    others = rows.where(~is_fired() & F.col("group").isNotNull())
+    others = rows.where(~is_fired() & F.col("group").isNotNull()).withColumn("pass_number", F.lit(0))
     visible = F.when(F.col("kind").isin(*IN_LANE), 1).when(is_exit(), -1).otherwise(0)
     others = others.withColumn("visible", visible)
     copies = (

@@ -21,6 +21,7 @@ from support.rigs import (
     send,
 )
 
+from broker_adapter.adapter import TopicRoute
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Delivery
 
@@ -115,7 +116,7 @@ async def test_a_new_group_starts_with_what_is_there(rig: Rig) -> None:
 @every_broker()
 async def test_a_topic_is_made_on_first_use(rig: Rig) -> None:
     """A route and a receive know topics nobody sent to yet."""
-    assert await rig.broker.route("fresh") == ("fresh", 4)
+    assert await rig.broker.route("fresh") == TopicRoute("fresh", 4)
     assert not await receive(rig, topic="another")
     assert (await rig.broker.route("another")).queues == 4
 

@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from structlog.testing import capture_logs
 from support.protocol import Sidecar, a_message, a_receive, a_send, consumer_settings
+from support.raw_client import RawClient
 
 from broker_adapter.adapter import GroupSettings
 from broker_adapter.clock import SystemClock
@@ -23,39 +24,6 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.errors import AddressInUse, DmqError
 from dmq.sidecar.grpc_server import GrpcServer
 from dmq.sidecar.http2_server import Http2Transport
-
-_Metadata = tuple[tuple[str, str | bytes], ...]
-METADATA: _Metadata = (("x-mq-client-id", "client-1"), ("x-mq-language", "PYTHON"))
-OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-
-
-class Client:
-    def __init__(self, port: int) -> None:
-        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS)
-
-    async def ask(self, rpc: str, body: bytes, metadata: _Metadata = METADATA, timeout: float = 10) -> Any:  # noqa: ANN401
-        """Return the (first) answer to one request."""
-        method = wire.METHODS[rpc]
-        if method.client_streaming or method.server_streaming:
-            call: Any = self._stream(rpc, [body] if method.client_streaming else body, metadata, timeout)
-            return await call.read()
-        multi: Any = self.channel.unary_unary(method.path, response_deserializer=method.response_class.FromString)
-        return await multi(body, metadata=metadata, timeout=timeout)
-
-    def receive(self, polling_s: int) -> Any:  # noqa: ANN401
-        return self._stream("ReceiveMessage", a_receive(polling_s=polling_s).SerializeToString())
-
-    def telemetry(self) -> Any:  # noqa: ANN401
-        return self._stream("Telemetry", None)
-
-    def _stream(
-        self, rpc: str, request: bytes | list[bytes] | None, metadata: _Metadata = METADATA, timeout: float = 60
-    ) -> Any:  # noqa: ANN401
-        method = wire.METHODS[rpc]
-        make = self.channel.stream_stream if method.client_streaming else self.channel.unary_stream
-        multi: Any = make(method.path, response_deserializer=method.response_class.FromString)
-        return multi(request, metadata=metadata, timeout=timeout)
-
 
 Server = GrpcServer | Http2Transport
 _transport = ["http2"]  # of the test that runs
@@ -73,10 +41,10 @@ def serve(sidecar: Sidecar, host: str, port: int) -> Server:
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[tuple[Sidecar, Server, Client]]:
+async def served() -> AsyncIterator[tuple[Sidecar, Server, RawClient]]:
     sidecar = Sidecar(SystemClock())
     server = serve(sidecar, "127.0.0.1", 0)
-    client = Client(await server.start())
+    client = RawClient(await server.start())
     try:
         yield sidecar, server, client
     finally:
@@ -84,7 +52,7 @@ async def served() -> AsyncIterator[tuple[Sidecar, Server, Client]]:
         await client.channel.close()
 
 
-def run(scenario: Callable[[Sidecar, Server, Client], Coroutine[object, object, None]]) -> None:
+def run(scenario: Callable[[Sidecar, Server, RawClient], Coroutine[object, object, None]]) -> None:
     async def scene() -> None:
         async with asyncio.timeout(30), served() as parts:
             await scenario(*parts)
@@ -96,7 +64,7 @@ def run(scenario: Callable[[Sidecar, Server, Client], Coroutine[object, object, 
 def test_every_path_of_the_protocol_answers(rpc: str) -> None:
     """An empty request gets a status of the protocol, from all 17 calls; none is UNIMPLEMENTED for gRPC."""
 
-    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: RawClient) -> None:
         if rpc == "Telemetry":
             answer = await client.ask(rpc, consumer_settings().SerializeToString())
         else:
@@ -110,7 +78,7 @@ def test_every_path_of_the_protocol_answers(rpc: str) -> None:
 def test_malformed_protobuf_is_answered_and_the_server_goes_on(rpc: str) -> None:
     """40000 on the same connection that works on."""
 
-    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: RawClient) -> None:
         for body in (b"\xff\xff\xff\xff", b"\x0a\x7f", b"\x08"):
             assert (await client.ask(rpc, body)).status.code == wire.BAD_REQUEST
         assert (await client.ask("SendMessage", a_send(a_message()).SerializeToString())).status.code == wire.OK
@@ -122,7 +90,7 @@ def test_malformed_protobuf_is_answered_and_the_server_goes_on(rpc: str) -> None
 def test_a_missing_client_id_is_40017_on_every_call(rpc: str) -> None:
     """As a normal reply; the telemetry stream also ends with a status of gRPC."""
 
-    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: RawClient) -> None:
         assert (await client.ask(rpc, b"", metadata=())).status.code == wire.CLIENT_ID_REQUIRED
         odd = (("x-mq-client-id-bin", b"\x00\xff"), ("x-mq-client-id", ""), ("x-mq-language", "\x7e"))
         assert (await client.ask(rpc, b"", metadata=odd)).status.code == wire.CLIENT_ID_REQUIRED
@@ -133,7 +101,7 @@ def test_a_missing_client_id_is_40017_on_every_call(rpc: str) -> None:
 def test_a_telemetry_stream_with_bad_settings_ends_with_a_status() -> None:
     """INVALID_ARGUMENT, after the frame that says why."""
 
-    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: RawClient) -> None:
         stream = client.telemetry()
         await stream.write(consumer_settings(wire.LITE_PUSH_CONSUMER).SerializeToString())
         assert (await stream.read()).status.code == wire.UNRECOGNIZED_CLIENT_TYPE
@@ -146,7 +114,7 @@ def test_a_telemetry_stream_with_bad_settings_ends_with_a_status() -> None:
 def test_a_body_over_the_limit_gets_the_protocols_answer() -> None:
     """Exactly 4 MiB passes, one byte more is 41301, and only beyond the request limit does gRPC itself refuse."""
 
-    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: RawClient) -> None:
         for extra, code in ((0, wire.OK), (1, wire.MESSAGE_BODY_TOO_LARGE), (5_000_000, wire.MESSAGE_BODY_TOO_LARGE)):
             request = a_send(a_message(f"01{extra}", bytes(BODY_BYTES_MAX + extra)))
             assert (await client.ask("SendMessage", request.SerializeToString())).status.code == code
@@ -161,7 +129,7 @@ def test_a_body_over_the_limit_gets_the_protocols_answer() -> None:
 def test_the_largest_message_comes_back() -> None:
     """A frame carries the body and what the server adds to it."""
 
-    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: RawClient) -> None:
         request = a_send(a_message("01A", bytes(BODY_BYTES_MAX)), a_message("01B", bytes(BODY_BYTES_MAX)))
         assert (await client.ask("SendMessage", request.SerializeToString())).status.code == wire.OK
         frames = [frame async for frame in client.receive(polling_s=5)]
@@ -173,7 +141,7 @@ def test_the_largest_message_comes_back() -> None:
 def test_a_client_that_hangs_up_cancels_its_long_poll() -> None:
     """The broker stops waiting for it, so that the next message goes to somebody who is there."""
 
-    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: RawClient) -> None:
         poll = client.receive(polling_s=20)
         await sidecar.broker.waiting.wait()
         ended = asyncio.Event()
@@ -190,7 +158,7 @@ def test_a_client_that_hangs_up_cancels_its_long_poll() -> None:
 def test_a_long_poll_is_answered_before_its_deadline() -> None:
     """Rust's deadline is its polling time: 40401 in time, not DEADLINE_EXCEEDED."""
 
-    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: RawClient) -> None:
         body = a_receive(polling_s=1).SerializeToString()
         answer = await client.ask("ReceiveMessage", body, timeout=1.0)
         assert answer.status.code == wire.MESSAGE_NOT_FOUND
@@ -201,7 +169,7 @@ def test_a_long_poll_is_answered_before_its_deadline() -> None:
 def test_a_changed_policy_reaches_an_open_stream() -> None:
     """Without being asked for, as a settings frame like the first one."""
 
-    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: RawClient) -> None:
         stream = client.telemetry()
         await stream.write(consumer_settings().SerializeToString())
         assert (await stream.read()).settings.backoff_policy.max_attempts == 17
@@ -216,7 +184,7 @@ def test_a_changed_policy_reaches_an_open_stream() -> None:
 def test_stop_ends_long_polls_and_streams_promptly() -> None:
     """With proper ends, long before the grace is over: 40401 for the poll, NOT_SERVING for watches, no error."""
 
-    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: RawClient) -> None:
         poll = client.receive(polling_s=20)
         stream = client.telemetry()
         await stream.write(consumer_settings().SerializeToString())
@@ -242,7 +210,7 @@ def test_stop_ends_long_polls_and_streams_promptly() -> None:
 def test_stop_finishes_sends_that_are_in_flight() -> None:
     """A send that was accepted by the transport gets its answer; one that comes later is refused by it."""
 
-    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: RawClient) -> None:
         gate = sidecar.broker.send_gate = asyncio.Event()
         request = a_send(a_message()).SerializeToString()
         send = asyncio.ensure_future(client.ask("SendMessage", request))
@@ -268,7 +236,7 @@ def test_stop_finishes_sends_that_are_in_flight() -> None:
 def test_stop_has_one_deadline() -> None:
     """A send that hangs does not hold up the shutdown for longer than the grace."""
 
-    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: RawClient) -> None:
         sidecar.broker.send_gate = asyncio.Event()
         send = asyncio.ensure_future(client.ask("SendMessage", a_send(a_message()).SerializeToString()))
         await sidecar.broker.sending.wait()
@@ -283,7 +251,7 @@ def test_stop_has_one_deadline() -> None:
 def test_an_unexpected_error_does_not_end_the_connection() -> None:
     """One call fails with 50001, one line in the log; the next works."""
 
-    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: RawClient) -> None:
         sidecar.broker.fail_next = RuntimeError("secret")
         with capture_logs() as logs:
             answer = await client.ask("SendMessage", a_send(a_message()).SerializeToString())
@@ -300,7 +268,7 @@ def test_a_flood_of_pings_is_tolerated() -> None:
     Raw frames, because no client library pings more often than once in 10 s.
     """
 
-    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: RawClient) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(kind=4))
         for _ in range(100):  # one after the other: a GOAWAY comes some way behind the ping that earned it
@@ -332,7 +300,7 @@ def frame(*, kind: int, payload: bytes = b"") -> bytes:
 def test_bytes_that_are_not_http2_do_not_disturb_others() -> None:
     """A browser, a TLS client, a port scanner: their connection ends, ours goes on."""
 
-    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: RawClient) -> None:
         for noise in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01" + bytes(500)):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(noise)
@@ -347,7 +315,7 @@ def test_bytes_that_are_not_http2_do_not_disturb_others() -> None:
 def test_a_taken_port_is_a_clear_error() -> None:
     """Not a second listener on the same port, and not gRPC's advice about debug variables."""
 
-    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: RawClient) -> None:
         second = serve(sidecar, "127.0.0.1", server.port)
         with pytest.raises(AddressInUse, match=f"127.0.0.1:{server.port} is in use by another process"):
             await second.start()
@@ -361,7 +329,7 @@ def test_a_taken_port_is_a_clear_error() -> None:
 def test_the_port_is_free_after_stop() -> None:
     """A restarted daemon gets it at once."""
 
-    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: RawClient) -> None:
         await server.stop(1)
         with socket.socket() as taken:
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -373,7 +341,7 @@ def test_the_port_is_free_after_stop() -> None:
 def test_health_follows_the_daemon() -> None:
     """For the whole server and for the service by name; an unknown name is NOT_FOUND."""
 
-    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: RawClient) -> None:
         stub: Any = health_pb2_grpc.HealthStub(client.channel)
         serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
         for is_serving, status in ((True, serving), (False, not_serving), (True, serving)):
@@ -390,7 +358,7 @@ def test_health_follows_the_daemon() -> None:
 def test_reflection_shows_the_protocol() -> None:
     """Tools such as grpcurl can list the services and read every message."""
 
-    async def scenario(sidecar: Sidecar, server: Server, client: Client) -> None:
+    async def scenario(sidecar: Sidecar, server: Server, client: RawClient) -> None:
         stub: Any = reflection_pb2_grpc.ServerReflectionStub(client.channel)  # type: ignore[arg-type]
         asked = [
             reflection_pb2.ServerReflectionRequest(list_services=""),

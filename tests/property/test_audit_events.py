@@ -37,6 +37,7 @@ GROUPS, TOPICS = ("one", "two"), (TOPIC, "%DLQ%one")
 OF_OTHERS = {
     *(EventKind.OPENED, EventKind.CLOSED, EventKind.GAP, EventKind.HEARTBEAT, EventKind.TAIL_LOST),
     *(EventKind.RECALLED, EventKind.EXPIRED, EventKind.OFFSET_SET),
+    *(EventKind.TOPIC_CHANGED, EventKind.TOPIC_REMOVED, EventKind.GROUP_REMOVED, EventKind.RESET),
     *(EventKind.HALF, EventKind.COMMITTED, EventKind.ROLLED_BACK, EventKind.TX_CHECKED, EventKind.TX_GIVEN_UP),
     *(EventKind.SENT, EventKind.SEND_FAILED, EventKind.SEND_DEAD, EventKind.REQUEUED, EventKind.DROPPED),
 }

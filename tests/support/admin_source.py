@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from broker_adapter.adapter import Pulled, PulledMessage, QueueRange
 from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Message
+from broker_adapter.message import Message, MessageType
 from broker_adapter.wire.mapping import encode
 from dmq.admin import source
 from retry.dead_letter import Dead, DeadFilter, Job, JobState
@@ -177,6 +178,8 @@ class FixedSource:
     letters_per_look: int = 1
     ran: list[list[str]] = field(default_factory=list)
     ended: list[list[str]] = field(default_factory=list)
+    known_topics: dict[str, source.TopicStatus] = field(default_factory=lambda: {topic.name: topic for topic in TOPICS})
+    resets: list[tuple[str, str, int | str]] = field(default_factory=list)
 
     async def status(self) -> source.CellStatus:
         """As ``AdminSource.status``."""
@@ -225,6 +228,55 @@ class FixedSource:
             waiting=len(self.waiting) if is_billing else 0,
             dead=sum(not found.outcome for found in self.letters) if is_billing else 0,
         )
+
+    async def topic(self, name: str) -> source.TopicStatus:
+        """As ``AdminSource.topic``."""
+        self._fail()
+        if name not in self.known_topics:
+            raise Refused(Rule.NOT_FOUND, "no such topic", value=name)
+        readers = (source.Reader(group="billing", unread=1_234),) if name == "orders" else ()
+        return replace(self.known_topics[name], readers=readers)
+
+    async def create_topic(self, name: str, *, queues: int, message_type: MessageType | None) -> source.TopicStatus:
+        """As ``AdminSource.create_topic``."""
+        if name in self.known_topics:
+            raise Refused(Rule.REQUEST, "there is such a topic already", value=name)
+        told = message_type.name if message_type is not None else "MIXED"
+        self.known_topics[name] = source.TopicStatus(name=name, queues=queues or 8, type=told, created_at_ms=NOW)
+        return await self.topic(name)
+
+    async def set_topic(
+        self, name: str, *, queues: int, message_type: MessageType | Literal["MIXED"] | None
+    ) -> source.TopicStatus:
+        """As ``AdminSource.set_topic``."""
+        found = await self.topic(name)
+        if message_type is not None:
+            found = replace(found, type=message_type.name if isinstance(message_type, MessageType) else message_type)
+        self.known_topics[name] = replace(found, queues=queues or found.queues)
+        return await self.topic(name)
+
+    async def remove_topic(self, name: str, *, is_forced: bool) -> None:
+        """As ``AdminSource.remove_topic``."""
+        if (await self.topic(name)).stored and not is_forced:
+            raise Refused(Rule.REQUEST, "the topic holds messages: 9 are unread")
+        del self.known_topics[name]
+
+    async def create_group(self, name: str) -> source.GroupStatus:
+        """As ``AdminSource.create_group``."""
+        return await self.set_group(name, policy=None, reset_policy=False, is_fifo=None)
+
+    async def remove_group(self, name: str, *, is_forced: bool) -> None:
+        """As ``AdminSource.remove_group``."""
+        if (await self.group(name)).waiting and not is_forced:
+            raise Refused(Rule.REQUEST, "the group is not done: 3 retries wait")
+        del self.known[name]
+
+    async def reset_group(self, group: str, topic: str, to: int | Literal["begin", "end"]) -> Sequence[int]:
+        """As ``AdminSource.reset_group``."""
+        await self.group(group)
+        await self.topic(topic)
+        self.resets.append((group, topic, to))
+        return [5, 1_000]
 
     async def set_group(
         self, name: str, *, policy: RetryPolicy | None, reset_policy: bool, is_fifo: bool | None

@@ -20,7 +20,7 @@ _DUE = {
     *(EventKind.RETRY_MOVED, EventKind.POSTPONED, EventKind.INVISIBLE_CHANGED),
     *(EventKind.SENT, EventKind.SEND_FAILED, EventKind.REQUEUED, EventKind.HALF, EventKind.TX_CHECKED),
 }
-_DETAIL = {EventKind.SEND_DEAD, EventKind.DROPPED, EventKind.REDRIVEN, EventKind.PURGED}
+_DETAIL = {EventKind.SEND_DEAD, EventKind.DROPPED, EventKind.REDRIVEN, EventKind.PURGED, EventKind.RESET}
 
 
 def lines(trail: Path, cell: str) -> list[dict[str, Any]]:

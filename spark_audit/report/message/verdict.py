@@ -48,7 +48,7 @@ class Judge:
     ) -> None:
         self._shots = shots
         self._gaps = gaps
-        self._subscribed = [row for row in context if row["kind"] == "SUBSCRIBED"]
+        self._subscribed = [row for row in context if row["kind"] in {"SUBSCRIBED", "RESET"}]
         self._as_of_ms = as_of_ms
         self._grace_ms = grace_ms
 

@@ -72,13 +72,13 @@ def test_a_daemon_that_does_not_serve_is_unavailable(daemon: type[FakeClient]) -
 def test_topics(daemon: type[FakeClient]) -> None:
     """A table, or a list with stable keys."""
     assert run("topic", "ls").stdout.splitlines() == [
-        "TOPIC       QUEUES  STORED    PENDING",
-        "orders           8       9  1,000,000",
-        "%DLQ%group       1       1          0",
+        "TOPIC       QUEUES  STORED    PENDING  TYPE",
+        "orders           8       9  1,000,000  mixed",
+        "%DLQ%group       1       1          0  mixed",
     ]
     found = json.loads(run("topic", "ls", "-o", "json").stdout)
     assert found[0]["due"] == [{"until_ms": 1_700_000_000_000, "count": 2}]
-    assert set(found[1]) == {"name", "queues", "stored", "pending", "due"}
+    assert set(found[1]) == {"name", "queues", "stored", "pending", "due", "type", "created_at_ms", "readers"}
 
 
 @pytest.mark.parametrize(

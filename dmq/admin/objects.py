@@ -1,0 +1,98 @@
+"""The calls of ``AdminService`` about topics and groups as objects: a request in, a response or an exception out."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from typing import Literal
+
+from google.protobuf.message import Message
+
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.limits import DELIVER_AT_MS_MAX
+from broker_adapter.message import MessageType
+from broker_adapter.topics import check_group, check_topic
+from dmq.admin import admin_v1 as wire
+from dmq.admin import mapping
+from dmq.admin.source import ObjectSource, TopicStatus
+
+MIXED: Literal["MIXED"] = "MIXED"
+
+
+class ObjectCalls:
+    """Makes, changes and removes. Raises ``Refused`` for input that breaks a rule."""
+
+    def __init__(self, source: ObjectSource) -> None:
+        self._source = source
+        self.calls: Mapping[str, Callable[..., Awaitable[Message]]] = {
+            "GetTopic": self.get_topic,
+            "CreateTopic": self.create_topic,
+            "SetTopic": self.set_topic,
+            "RemoveTopic": self.remove_topic,
+            "CreateGroup": self.create_group,
+            "RemoveGroup": self.remove_group,
+            "ResetGroup": self.reset_group,
+        }
+
+    async def get_topic(self, request: wire.GetTopicRequest) -> wire.GetTopicResponse:
+        """Say how one topic is, and who reads it."""
+        return wire.GetTopicResponse(topic=_wire_topic(await self._source.topic(check_topic(request.topic))))
+
+    async def create_topic(self, request: wire.CreateTopicRequest) -> wire.CreateTopicResponse:
+        """Make a topic."""
+        name, message_type = check_topic(request.topic), _type_of(request.type or MIXED)
+        made = await self._source.create_topic(
+            name, queues=request.queues, message_type=None if message_type == MIXED else message_type
+        )
+        return wire.CreateTopicResponse(topic=_wire_topic(made))
+
+    async def set_topic(self, request: wire.SetTopicRequest) -> wire.SetTopicResponse:
+        """Change a topic, and say how it is now."""
+        name, message_type = check_topic(request.topic), _type_of(request.type) if request.type else None
+        if message_type is None and not request.queues:
+            raise Refused(Rule.REQUEST, "nothing is to be changed")
+        changed = await self._source.set_topic(name, queues=request.queues, message_type=message_type)
+        return wire.SetTopicResponse(topic=_wire_topic(changed))
+
+    async def remove_topic(self, request: wire.RemoveTopicRequest) -> wire.RemoveTopicResponse:
+        """Remove a topic."""
+        await self._source.remove_topic(check_topic(request.topic), is_forced=request.force)
+        return wire.RemoveTopicResponse()
+
+    async def create_group(self, request: wire.CreateGroupRequest) -> wire.CreateGroupResponse:
+        """Make a group."""
+        made = await self._source.create_group(check_group(request.group))
+        return wire.CreateGroupResponse(group=mapping.wire_group(made))
+
+    async def remove_group(self, request: wire.RemoveGroupRequest) -> wire.RemoveGroupResponse:
+        """Remove a group."""
+        await self._source.remove_group(check_group(request.group), is_forced=request.force)
+        return wire.RemoveGroupResponse()
+
+    async def reset_group(self, request: wire.ResetGroupRequest) -> wire.ResetGroupResponse:
+        """Let a group go on from elsewhere."""
+        group, topic = check_group(request.group), check_topic(request.topic)
+        to: int | Literal["begin", "end"]
+        match request.WhichOneof("to"):
+            case "begin":
+                to = "begin"
+            case "end":
+                to = "end"
+            case "at_ms" if 0 <= request.at_ms <= DELIVER_AT_MS_MAX:
+                to = request.at_ms
+            case _:
+                raise Refused(Rule.REQUEST, "say where to: the beginning, the end, or a time", value=request.at_ms)
+        return wire.ResetGroupResponse(offsets=await self._source.reset_group(group, topic, to))
+
+
+def _wire_topic(topic: TopicStatus) -> wire.Topic:
+    return wire.Topic(**asdict(topic))
+
+
+def _type_of(name: str) -> MessageType | Literal["MIXED"]:
+    if name == MIXED:
+        return MIXED
+    if name not in MessageType.__members__:
+        limit = ", ".join((*MessageType.__members__, MIXED))
+        raise Refused(Rule.REQUEST, "there is no such type of messages", value=name, limit=limit)
+    return MessageType[name]

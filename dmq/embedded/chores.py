@@ -1,0 +1,371 @@
+"""What operators order and what takes many units: removing topics and groups, setting a group back or forth.
+
+A *chore* is a row, written in one unit with what makes its subject invisible: the name that is taken away, or the
+subscription that is retired. Then it works in small units, each of which is whole in itself and only goes forward, and
+its last unit takes the row away. After a kill it begins again and finds what is left. Chores are done one at a time.
+
+    chore row   version 1 | JSON: first and end, lists of offsets per queue, of a reset only
+
+What is taken out of a queue, off the timeline or out of a group's reach leaves the event that ends it (docs/TRAIL.md):
+a waiting message is RECALLED, a half message ROLLED_BACK, one that some group has not finished EXPIRED; what a group is
+made to leave is FILTERED, its waiting retries after they were moved to their lane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from broker_adapter.errors import BrokerError, Refused, Rule
+from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event, reset_event
+from dmq.embedded.checks import scope_of
+from dmq.embedded.group_queue import GroupQueue
+from dmq.embedded.names import Group, Topic
+from dmq.embedded.offsets import PULLED, committed_key
+from dmq.embedded.progress import Progress
+from dmq.embedded.registry import Registry, look_at
+from dmq.embedded.subscription import Subscription
+from dmq.errors import StoreCorrupt, StoreError
+from dmq.store.keys import (
+    chore_key,
+    chore_range,
+    group_queue_range,
+    pack_queue_key,
+    pack_timeline_key,
+    queue_offset_of,
+    waiting_range,
+)
+from dmq.store.ops import Append, Delete, Emit, Family, Op, Put, Withdraw
+from dmq.store.record import (
+    HISTORY_BYTES,
+    WAITING_HEADER_BYTES,
+    EntryKind,
+    body_facts,
+    decode_history,
+    decode_index,
+    decode_queued,
+    decode_waiting,
+    encode_queued,
+)
+
+log = structlog.get_logger("dmq.embedded")
+
+NOWHERE = 2**63 - 1  # the offset a removed group goes on from
+ROWS_PER_UNIT_MAX = 512
+BYTES_PER_UNIT_MAX = 4 * 1024 * 1024
+_FIRST_STEP = 16  # each may be 4 MiB in memory; how many come next is learnt from their size
+_CHORES_MAX = 1_000_000
+_FAILED_PAUSE_S = 10.0
+_VERSION = b"\x01"
+
+
+class Chore(NamedTuple):
+    """Remove topic (no group id) or group (no topic id), or let the group go on from ``first`` having left ``end``."""
+
+    topic_id: int
+    group_id: int
+    first: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> bytes:
+        """That of its row."""
+        return chore_key(self.topic_id, self.group_id)
+
+
+class Chores:
+    """Orders and does them. Belongs to the event loop; what was ordered before goes on when it is made."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._names = registry.names
+        self._clock = registry.clock
+        self._progress = Progress(registry)
+        self._waiting: list[tuple[Chore, asyncio.Future[None]]] = []
+        self._task: asyncio.Task[None] | None = None
+        for key, value in registry.store.scan(Family.META, *chore_range(), limit=_CHORES_MAX).rows:
+            done = self._begin(_decode(key, value))
+            done.add_done_callback(look_at)
+
+    async def close(self) -> None:
+        """Stop where it is; it goes on in the next run."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # -- ordering -----------------------------------------------------------------------------------------------------
+
+    async def remove(self, found: Topic | Group) -> None:
+        """Remove a topic or a group with all that is left of it. Nobody finds it from this call on; done on return."""
+        chore = Chore(found.topic_id, 0) if isinstance(found, Topic) else Chore(0, found.group_id)
+        ops = [*self._names.plan_removal(found), Put(Family.META, chore.key, _VERSION + b"{}")]
+        ordered = self._registry.submit(ops)
+        self._names.forget(found)
+        done = self._begin(chore)
+        await self._registry.committed(ordered)
+        await self._registry.wait(done)
+
+    async def reset(self, topic: Topic, group: Group, first: Sequence[int], end: Sequence[int]) -> None:
+        """Let a group leave all below ``end`` of each queue and go on from ``first``; done on return.
+
+        Its consumers get nothing of the topic meanwhile, and handles of before are refused.
+        """
+        chore = Chore(topic.topic_id, group.group_id, tuple(first), tuple(end))
+        if any(chore.key == other.key for other, _ in self._waiting):
+            raise Refused(Rule.REQUEST, "the group is being reset on this topic already", value=group.name)
+        plain = {"first": chore.first, "end": chore.end}
+        ordered = self._registry.submit([Put(Family.META, chore.key, _VERSION + json.dumps(plain).encode())])
+        done = self._begin(chore)
+        await self._registry.committed(ordered)
+        await self._registry.wait(done)
+
+    def _begin(self, chore: Chore) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((chore, done))
+        if not chore.first:
+            names = self._names
+            found = names.topics_by_id[chore.topic_id] if chore.topic_id else names.groups_by_id[chore.group_id]
+            names.removing.add((type(found), found.name))
+        self._registry.retire(chore.topic_id, chore.group_id, is_held=bool(chore.first))
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="dmq-chores")
+        return done
+
+    async def _run(self) -> None:
+        while self._waiting:
+            chore, done = self._waiting[0]
+            try:
+                await (self._reset(chore) if chore.first else self._remove(chore))
+            except Exception as error:  # whatever it is: to end without a word would look like working
+                is_bug = not isinstance(error, BrokerError | StoreError)
+                log.error("chore_failed", chore=chore, error=str(error), exc_info=is_bug)  # noqa: TRY400
+                if self._registry.store.failure is not None:
+                    if not done.done():
+                        done.set_exception(error)
+                    return
+                await asyncio.sleep(_FAILED_PAUSE_S)
+                continue
+            log.info("chore_done", topic=chore.topic_id, group=chore.group_id)
+            self._waiting.pop(0)
+            if not done.done():
+                done.set_result(None)
+
+    # -- removing -----------------------------------------------------------------------------------------------------
+
+    async def _remove(self, chore: Chore) -> None:
+        names = self._names
+        await self._registry.retired(chore.topic_id, chore.group_id)
+        if chore.topic_id:
+            topic = names.topics_by_id[chore.topic_id]
+            await self._cancel(scope_of(topic.topic_id), topic)  # first: a commit that is under way adds to the others
+            await self._cancel(topic.topic_id, topic)
+            groups = await self._progress.readers_of(topic)
+            await self._leave_lanes(names.lanes_of(topic.topic_id))
+            await self._empty(topic, groups)
+            subject: Topic | Group = topic
+            left = [Subscription(group.group_id, topic) for group in groups]
+            await self._commit([_progress_erased(PULLED, topic.topic_id, number) for number in range(topic.queues)])
+        else:
+            subject = group = names.groups_by_id[chore.group_id]
+            await self._leave_lanes(names.lanes_of(group.group_id))
+            left = [await self._progress.load(group.group_id, each) for each in await self._progress.topics_of(group)]
+            for found in left:
+                await self._leave(found, None)
+            for each in list(names.topics.values()):
+                keys = [committed_key(each.topic_id, number, group.group_id) for number in range(each.queues)]
+                await self._commit([Delete(Family.GROUP, key) for key in keys])
+        ops: list[Op] = [Delete(Family.META, chore.key)]
+        for queue in [queue for found in left for queue in found.queues]:
+            ops.append(_progress_erased(queue.group_id, queue.topic_id, queue.queue_id))
+            if not chore.topic_id:  # what came behind the end that was left was never the group's
+                ops.append(Emit(reset_event(queue.topic_id, queue.group_id, queue.queue_id, queue.end), NOWHERE))
+        for key in names.lanes_of(chore.topic_id or chore.group_id):
+            lane = names.lanes[key]
+            ops.append(Delete(Family.QUEUE, *_queue_range(lane.topic_id, 0)))
+            ops.append(_progress_erased(key[0], lane.topic_id, 0))
+            ops += names.drop_lane(key)
+        await self._commit(ops)
+        self._registry.let_go(chore.topic_id, chore.group_id)
+        names.free_name(subject)
+
+    async def _cancel(self, scope: int, topic: Topic) -> None:
+        """Take all that waits of a scope off the timeline."""
+        async for entries in self._waiting_of(scope):
+            ops: list[Op] = []
+            for key, message_id, value in entries:
+                entry = decode_waiting(value)
+                is_half = entry.kind == EntryKind.TRANSACTION
+                kind = EventKind.ROLLED_BACK if is_half else EventKind.RECALLED
+                time_ms = 0 if is_half else entry.deliver_at_ms
+                event = encode_event(kind, topic.topic_id, 0, NO_QUEUE, entry.retry_count, time_ms, message_id)
+                ops.append(Withdraw(key, scope, message_id, entry.deliver_at_ms, event=event))
+            await self._commit(ops)
+
+    async def _waiting_of(self, scope: int) -> AsyncIterator[list[tuple[bytes, bytes, bytes]]]:
+        """Yield (timeline key, id, value) of what waits of a scope, until nothing does. Each yield must take it away.
+
+        What moves on meanwhile, because its time has come, is looked for again.
+        """
+        start, stop = waiting_range(scope)
+        step = _FIRST_STEP
+        while True:
+            await self._commit([])  # behind it, what the scheduler handed over before is gone from the index
+            rows = (await self._registry.reader.rows(Family.INDEX, start, stop, limit=step)).rows
+            if not rows:
+                return
+            known = [(row[0][8:], decode_index(row[1])) for row in rows]
+            wanted = [pack_timeline_key(receipt.at_ms, receipt.sequence) for _, receipt in known]
+            values = await self._registry.reader.values(Family.TIMELINE, wanted)
+            found = [
+                (key, message_id, value)
+                for key, (message_id, _), value in zip(wanted, known, values, strict=True)
+                if value is not None
+            ]
+            step = _next_step(step, sum(len(value) for _, _, value in found))
+            yield found
+
+    async def _leave_lanes(self, lanes: Sequence[tuple[int, int]]) -> None:
+        """Have groups leave what they failed: what waits is moved to its lane, and the lane is left."""
+        for group_id, topic_id in lanes:
+            lane = self._names.lanes[group_id, topic_id]
+            await self._move_retries(group_id, topic_id, lane.topic_id)
+            found = await self._progress.load(group_id, self._names.topics_by_id[topic_id])
+            assert found.lane is not None
+            await self._leave_queue(found, found.lane, found.lane.end)
+
+    async def _move_retries(self, group_id: int, topic_id: int, lane_id: int) -> None:
+        start, stop = waiting_range(group_id)
+        step = _FIRST_STEP
+        while True:
+            found = await self._registry.reader.rows(Family.INDEX, start, stop, limit=ROWS_PER_UNIT_MAX)
+            own = [row for row in found.rows if int.from_bytes(row[0][-16:-12], "big") == topic_id]
+            if not own and found.is_complete:
+                break
+            start = found.rows[-1][0] + b"\0" if not own else start
+            own = own[:step]
+            known = [decode_index(value) for _, value in own]
+            wanted = [pack_timeline_key(each.at_ms, each.sequence) for each in known]
+            values = await self._registry.reader.values(Family.TIMELINE, wanted)
+            ops: list[Op] = []
+            for key, (row, _), value in zip(wanted, own, values, strict=True):
+                if value is not None:
+                    ops.append(self._moved(key, row[8:], value, lane_id))
+            step = _next_step(step, sum(len(value or b"") for value in values))
+            await self._commit(ops)
+
+    def _moved(self, key: bytes, entry_id: bytes, value: bytes, lane_id: int) -> Withdraw:
+        entry, body = decode_waiting(value), value[WAITING_HEADER_BYTES:]
+        message_id, _ = body_facts(body[HISTORY_BYTES:])
+        record = encode_queued(entry.retry_count, self._clock.now_ms(), 0, body, has_history=True)
+        event = encode_event(
+            EventKind.RETRY_MOVED,
+            decode_history(body, 0).topic_id,
+            entry.scope,
+            LANE,
+            entry.retry_count + 1,
+            entry.deliver_at_ms,
+            message_id,
+        )
+        copy = Append(entry.scope, entry_id, lane_id, 0, record, event)
+        return Withdraw(key, entry.scope, entry_id, entry.deliver_at_ms, (copy,))
+
+    async def _empty(self, topic: Topic, groups: Sequence[Group]) -> None:
+        """Delete all messages of a topic; those that some group has not finished, or that nobody reads, are EXPIRED."""
+        loaded = [await self._progress.load(group.group_id, topic) for group in groups]
+        for queue_id in range(topic.queues):
+            progress = [found.queues[queue_id] for found in loaded]
+            at = min((queue.floor for queue in progress), default=0)
+            stop = _queue_range(topic.topic_id, queue_id)[1]
+            is_complete = False
+            while not is_complete:
+                start = pack_queue_key(topic.topic_id, queue_id, at)
+                found = await self._registry.reader.rows(
+                    Family.QUEUE, start, stop, limit=ROWS_PER_UNIT_MAX, bytes_max=BYTES_PER_UNIT_MAX
+                )
+                is_complete = found.is_complete
+                ops: list[Op] = []
+                for key, value in found.rows:
+                    offset = queue_offset_of(key)
+                    if not progress or not all(queue.is_finished(offset) for queue in progress):
+                        record = decode_queued(value)
+                        event = encode_event(
+                            *(EventKind.EXPIRED, topic.topic_id, 0, queue_id, 0),
+                            *(record.deliver_at_ms, record.message_id),
+                        )
+                        ops.append(Emit(event, offset))
+                    at = offset + 1
+                first = pack_queue_key(topic.topic_id, queue_id, 0)
+                ops.append(Delete(Family.QUEUE, first, pack_queue_key(topic.topic_id, queue_id, at)))
+                await self._commit(ops)
+
+    # -- leaving ------------------------------------------------------------------------------------------------------
+
+    async def _reset(self, chore: Chore) -> None:
+        await self._registry.retired(chore.topic_id, chore.group_id)
+        topic = self._names.topics_by_id[chore.topic_id]
+        found = await self._progress.load(chore.group_id, topic)
+        await self._leave(found, chore.end)
+        ops: list[Op] = [Delete(Family.META, chore.key)]
+        for queue, first, end in zip(found.queues, chore.first, chore.end, strict=False):
+            ops.append(_progress_erased(queue.group_id, queue.topic_id, queue.queue_id))
+            ops += queue.start_at(first)
+            event = reset_event(queue.topic_id, queue.group_id, queue.queue_id, end)
+            ops.append(Emit(event, first))
+        await self._commit(ops)
+        self._registry.let_go(chore.topic_id, chore.group_id)
+
+    async def _leave(self, found: Subscription, ends: Sequence[int] | None) -> None:
+        """Finish, for a group, what it has not finished of a topic's queues, up to their ends or the ``ends`` given."""
+        for queue in found.queues:
+            if ends is None or queue.queue_id < len(ends):
+                await self._leave_queue(found, queue, queue.end if ends is None else ends[queue.queue_id])
+
+    async def _leave_queue(self, found: Subscription, queue: GroupQueue, end: int) -> None:
+        step = _FIRST_STEP
+        while (at := queue.floor) < end:
+            offsets: list[int] = []
+            while at < end and len(offsets) < step:
+                if not queue.is_finished(at):
+                    offsets.append(at)
+                at += 1
+            if not offsets:  # nothing but what is finished: the floor's row follows late
+                break
+            records = await self._registry.reader.messages([(queue, offset) for offset in offsets])
+            ops: list[Op] = []
+            for offset, record in zip(offsets, records, strict=True):
+                ops.append(Emit(found.event(EventKind.FILTERED, queue, 0, offset, record.message_id), offset))
+            ops += queue.finish(offsets)
+            step = _next_step(len(offsets), sum(len(record.payload) for record in records))
+            await self._commit(ops)
+
+    async def _commit(self, ops: Sequence[Op]) -> None:
+        await self._registry.committed(self._registry.submit(ops))
+
+
+def _next_step(count: int, size: int) -> int:
+    """Return twice as many as there were, within the bounds, taking the next ones to be as large."""
+    return max(1, min(2 * count, ROWS_PER_UNIT_MAX, BYTES_PER_UNIT_MAX * count // max(1, size)))
+
+
+def _queue_range(topic_id: int, queue_id: int) -> tuple[bytes, bytes]:
+    return pack_queue_key(topic_id, queue_id, 0), pack_queue_key(topic_id, queue_id + 1, 0)
+
+
+def _progress_erased(group_id: int, topic_id: int, queue_id: int) -> Delete:
+    start, stop = group_queue_range(group_id, topic_id, queue_id)
+    return Delete(Family.GROUP, start, stop)
+
+
+def _decode(key: bytes, value: bytes) -> Chore:
+    try:
+        if value[:1] != _VERSION:
+            raise ValueError("unknown version")
+        plain = json.loads(value[1:])
+        first, end = tuple(plain.get("first", ())), tuple(plain.get("end", ()))
+        return Chore(int.from_bytes(key[1:5], "big"), int.from_bytes(key[5:9], "big"), first, end)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise StoreCorrupt(f"chore {key[1:].hex()} cannot be read: {error}") from error

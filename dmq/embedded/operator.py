@@ -1,0 +1,219 @@
+"""What operators do to topics and groups as objects: make, change, remove, set back or forth. Durable on return."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.limits import QUEUES_PER_TOPIC_MAX
+from broker_adapter.message import MessageType
+from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from dmq.audit.events import subscribed_event
+from dmq.embedded.checks import GIVEN_UP_GROUP, scope_of
+from dmq.embedded.chores import Chores
+from dmq.embedded.group_queue import GroupQueue
+from dmq.embedded.names import GROUPED, Group, Topic
+from dmq.embedded.progress import Progress
+from dmq.embedded.registry import Registry
+from dmq.embedded.topic_settings import TopicSettings
+from dmq.store.keys import pack_queue_key, queue_offset_of
+from dmq.store.ops import Emit, Family
+from dmq.store.record import decode_queued
+
+BEGIN, END = -1, -2  # where to reset a group to, beside a time
+
+
+class Reading(NamedTuple):
+    """How much of a topic a group has not finished."""
+
+    group: str
+    unread: int
+
+
+class Operator:
+    """Topics and groups in an operator's hand. Belongs to the event loop."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._names = registry.names
+        self._store = registry.store
+        self._progress = Progress(registry)
+        self._chores = Chores(registry)
+
+    async def close(self) -> None:
+        """Stop what takes long; it goes on in the next run."""
+        await self._chores.close()
+
+    # -- topics -------------------------------------------------------------------------------------------------------
+
+    async def create_topic(self, name: str, *, queues: int, message_type: MessageType | None) -> None:
+        """Make a topic; with ``queues`` 0 it has as many as the configuration says."""
+        if name in self._names.topics:
+            raise Refused(Rule.REQUEST, "there is such a topic already", value=name)
+        if name.startswith(DEAD_LETTER_PREFIX):
+            raise Refused(Rule.TOPIC, "a dead-letter queue is made when it is needed", value=name)
+        _check_queues(queues, 0)
+        await self._registry.make_topic(name, queues, TopicSettings(message_type))
+
+    async def set_topic(self, name: str, *, queues: int, settings: TopicSettings | None) -> None:
+        """Change a topic; with ``queues`` 0, and without ``settings``, what it has stays.
+
+        Queues are only added: who reads the topic begins at the start of a new one, whatever the configuration says.
+        """
+        topic = self._topic(name)
+        if topic.name.startswith(DEAD_LETTER_PREFIX):
+            raise Refused(Rule.TOPIC, "a dead-letter queue stays as it is", value=name)
+        _check_queues(queues, topic.queues)
+        groups = await self._progress.readers_of(topic)
+        while loading := [each for each in self._registry.subscribed_to(topic.topic_id) if not each.is_loaded.is_set()]:
+            await loading[0].is_loaded.wait()
+        topic = self._topic(name)  # nothing is awaited from here on
+        _check_queues(queues, topic.queues)
+        if queues > topic.queues and topic.holds & GROUPED:
+            why = "it holds messages of message groups, which would go on in other queues and lose their order"
+            raise Refused(Rule.REQUEST, why, value=queues, limit=f"{topic.queues} queues")
+        changed = topic._replace(queues=max(queues, topic.queues))
+        if settings is not None:
+            changed = changed._replace(**settings._asdict())
+        ops = self._names.plan_change(changed)
+        group_ids = {group.group_id for group in groups if group.name in self._names.groups}
+        loaded = self._registry.subscribed_to(topic.topic_id)
+        for group_id in sorted(group_ids | {found.group_id for found in loaded}):
+            for queue_id in range(topic.queues, changed.queues):
+                event = subscribed_event(topic.topic_id, group_id, queue_id, 0)
+                ops += [*GroupQueue(group_id, topic.topic_id, queue_id).start_at(0), Emit(event, 0)]
+        done = self._registry.submit(ops)
+        self._names.add_topic(changed)
+        for found in loaded:
+            found.grow(changed)
+        await self._registry.committed(done)
+
+    async def remove_topic(self, name: str, *, is_forced: bool) -> None:
+        """Remove a topic with all that is in it or waits for it; unless forced, not if there is anything to lose."""
+        topic = self._topic(name)
+        if name.startswith((DEAD_LETTER_PREFIX, RETRY_PREFIX)):
+            raise Refused(Rule.TOPIC, "what a group failed is removed with 'dead purge', or with the group", value=name)
+        if not is_forced:
+            await self._check_empty(topic)
+            topic = self._topic(name)
+            self._names.forget(topic)  # what came since is seen by a second look, and nothing comes behind it
+            try:
+                await self._registry.committed(self._registry.submit([]))
+                await self._check_empty(topic)
+            except BaseException:
+                self._names.add_topic(topic)
+                self._names.free_name(topic)
+                raise
+        await self._chores.remove(topic if not is_forced else self._topic(name))
+
+    async def _check_empty(self, topic: Topic) -> None:
+        waiting, readings = await self.waiting(topic), await self.readings(topic)
+        facts = [f"{waiting} wait for their time"] if waiting else []
+        facts += [f"{each.unread} are unread by group {each.group!r}" for each in readings if each.unread]
+        stored = await self.stored(topic) if not readings else 0
+        facts += [f"{stored} lie there and no group reads them"] if stored else []
+        if facts:
+            raise Refused(Rule.REQUEST, f"the topic holds messages: {', '.join(facts)}; force it to lose them")
+
+    async def waiting(self, topic: Topic) -> int:
+        """Return how many messages and half messages of a topic wait on the timeline."""
+        pending = await self._registry.reader.figures()
+        return pending.get(topic.topic_id, 0) + pending.get(scope_of(topic.topic_id), 0)
+
+    async def readings(self, topic: Topic) -> list[Reading]:
+        """Return the groups that read a topic, by name."""
+        groups = sorted(await self._progress.readers_of(topic), key=lambda group: group.name)
+        return [
+            Reading(group.name, await self._progress.unread(group, topic))
+            for group in groups
+            if group.name in self._names.groups
+        ]
+
+    async def stored(self, topic: Topic) -> int:
+        """Return how many messages were ever put into the queues of a topic."""
+        return sum([await self._registry.reader.end(topic.topic_id, queue_id) for queue_id in range(topic.queues)])
+
+    # -- groups -------------------------------------------------------------------------------------------------------
+
+    async def create_group(self, name: str) -> None:
+        """Make a group with the default policy."""
+        if name in self._names.groups:
+            raise Refused(Rule.REQUEST, "there is such a consumer group already", value=name)
+        await self._registry.make_group(name)
+
+    async def remove_group(self, name: str, *, is_forced: bool) -> None:
+        """Remove a group, its settings, its progress and its retries; unless forced, not if something is unread.
+
+        Its dead letters stay where they are.
+        """
+        group = self._group(name)
+        if name == GIVEN_UP_GROUP:
+            raise Refused(Rule.GROUP, "transactions that nobody decides need this group", value=name)
+        if not is_forced:
+            facts = []
+            waiting = (await self._registry.reader.figures()).get(group.group_id, 0)
+            facts += [f"{waiting} retries wait"] if waiting else []
+            for topic in await self._progress.topics_of(group):
+                unread = await self._progress.unread(group, topic)
+                facts += [f"{unread} of topic {topic.name!r} are unread"] if unread else []
+            if facts:
+                why = f"the group is not done: {', '.join(facts)}; force it to lose its place"
+                raise Refused(Rule.REQUEST, why)
+        await self._chores.remove(self._group(name))
+
+    async def reset_group(self, group_name: str, topic_name: str, to: int) -> tuple[int, ...]:
+        """Let a group go on from the beginning, the end, or the first message stored at or after a time.
+
+        Returns the offset in each queue. ``to`` is ``BEGIN``, ``END`` or epoch ms. What the group failed and waits, or
+        is visible again, comes all the same.
+        """
+        group, topic = self._group(group_name), self._topic(topic_name)
+        if group not in await self._progress.readers_of(topic):
+            raise Refused(Rule.NOT_FOUND, f"the group has never read topic {topic_name!r}", value=group_name)
+        reader = self._registry.reader
+        ends = [await reader.end(topic.topic_id, queue_id) for queue_id in range(topic.queues)]
+        first = [
+            end if to == END else await self._offset_at(topic, queue_id, end, to) for queue_id, end in enumerate(ends)
+        ]
+        await self._chores.reset(self._topic(topic_name), self._group(group_name), first, ends)
+        return tuple(first)
+
+    async def _offset_at(self, topic: Topic, queue_id: int, end: int, at_ms: int) -> int:
+        """Return the first offset that was stored at or after a time, by halving: clocks that step back blur it."""
+        rows = await self._rows(topic, queue_id, 0, end)
+        low = queue_offset_of(rows[0][0]) if rows else end
+        if at_ms == BEGIN:
+            return low
+        high = end
+        while low < high:
+            middle = (low + high) // 2
+            rows = await self._rows(topic, queue_id, middle, high)
+            if not rows or decode_queued(rows[0][1]).stored_at_ms >= at_ms:
+                high = middle
+            else:
+                low = queue_offset_of(rows[0][0]) + 1
+        return low
+
+    async def _rows(self, topic: Topic, queue_id: int, first: int, end: int) -> list[tuple[bytes, bytes]]:
+        start, stop = (pack_queue_key(topic.topic_id, queue_id, offset) for offset in (first, end))
+        return (await self._registry.reader.rows(Family.QUEUE, start, stop, limit=1)).rows
+
+    def _topic(self, name: str) -> Topic:
+        found = self._names.topics.get(name)
+        if found is None:
+            raise Refused(Rule.NOT_FOUND, "no such topic", value=name)
+        return found
+
+    def _group(self, name: str) -> Group:
+        found = self._names.groups.get(name)
+        if found is None:
+            raise Refused(Rule.NOT_FOUND, "no such consumer group", value=name)
+        return found
+
+
+def _check_queues(queues: int, least: int) -> None:
+    if queues and not max(1, least) <= queues <= QUEUES_PER_TOPIC_MAX:
+        limit = f"{max(1, least)} to {QUEUES_PER_TOPIC_MAX}"
+        raise Refused(
+            Rule.REQUEST, "a topic cannot have so many queues; they are only added", value=queues, limit=limit
+        )

@@ -1,0 +1,60 @@
+"""Who reads what and how far, as it is stored: for operators, who may ask about groups and topics nobody uses now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dmq.embedded.group_queue import GroupQueue
+from dmq.embedded.names import Group, Topic
+from dmq.embedded.registry import Registry
+from dmq.embedded.subscription import Subscription
+from dmq.store.keys import group_queue_range
+from dmq.store.ops import Family
+
+
+class Progress:
+    """Looks at the progress of groups. Belongs to the event loop."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._names = registry.names
+
+    async def readers_of(self, topic: Topic) -> list[Group]:
+        """Return the groups that have progress on a topic: one seek per group that is known."""
+        groups = [*self._names.groups_by_id.values()]
+        found = await self._have_rows([(group.group_id, topic.topic_id) for group in groups])
+        return [group for group, is_there in zip(groups, found, strict=True) if is_there]
+
+    async def topics_of(self, group: Group) -> list[Topic]:
+        """Return the topics that a group has progress on: one seek per topic that is known."""
+        lanes = {lane.topic_id for lane in self._names.lanes.values()}
+        topics = [each for each in self._names.topics_by_id.values() if each.topic_id not in lanes]
+        found = await self._have_rows([(group.group_id, topic.topic_id) for topic in topics])
+        return [topic for topic, is_there in zip(topics, found, strict=True) if is_there]
+
+    async def _have_rows(self, pairs: Sequence[tuple[int, int]]) -> list[bool]:
+        found = []
+        for group_id, topic_id in pairs:
+            start = group_queue_range(group_id, topic_id, 0)[0]
+            stop = group_queue_range(group_id, topic_id, 0xFFFF)[1]
+            found.append(bool((await self._registry.reader.rows(Family.GROUP, start, stop, limit=1)).rows))
+        return found
+
+    async def unread(self, group: Group, topic: Topic) -> int:
+        """Return how many messages of a topic a group has not finished, those that come back to it included."""
+        found = self._registry.subscriptions.get((group.group_id, topic.topic_id))
+        if found is None or not found.is_loaded.is_set():
+            found = await self.load(group.group_id, topic)
+        return sum(queue.end - queue.finished_count for queue in found.all_queues)
+
+    async def load(self, group_id: int, topic: Topic) -> Subscription:
+        """Return a group's progress on a topic as it is stored; nobody else sees it."""
+        found = Subscription(group_id, topic)
+        lane = self._names.lanes.get((group_id, topic.topic_id))
+        if lane is not None:
+            found.lane = GroupQueue(group_id, lane.topic_id, 0)
+        queues = found.all_queues
+        for queue, (rows, end) in zip(queues, await self._registry.reader.progress(queues), strict=True):
+            queue.end = end
+            queue.load(rows)
+        return found

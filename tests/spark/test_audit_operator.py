@@ -1,0 +1,68 @@
+"""What an operator removes and resets is an exit of its own: the audit of a real daemon's trail stays clean."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from support.daemon import Daemon
+from support.wire_client import WireClient, a_message
+
+from broker_adapter.wire import rocketmq_v2 as public
+from dmq.admin import admin_v1 as wire
+from dmq.admin.client import AdminClient, CallRefused
+from spark_audit.jobs.audit import run_audit
+from spark_audit.jobs.options import Options
+
+TOPIC, GROUP, OTHER = "orders", "workers", "readers"
+_LATER_MS = 3_600_000
+
+
+def send(client: WireClient, first: int, count: int, *, delay_ms: int = 0) -> None:
+    due_ms = int(time.time() * 1000) + delay_ms if delay_ms else 0
+    messages = [a_message(TOPIC, f"{number:034X}", deliver_at_ms=due_ms) for number in range(first, first + count)]
+    assert client.send(*messages).status.code == public.OK
+
+
+def reset(admin: AdminClient, group: str, **to: bool) -> None:
+    admin.reset_group(wire.ResetGroupRequest(group=group, topic=TOPIC, **to))
+
+
+@pytest.mark.timeout(240)
+def test_what_operators_do_leaves_a_clean_trail(spark: SparkSession, tmp_path: Path) -> None:
+    """A group set to the end and back to the beginning, removed and made anew; its topic the same, with a kill."""
+    with (
+        Daemon(tmp_path / "data", env=os.environ | {"DMQ_TRAIL_EVERY": "1s"}) as daemon,
+        WireClient(daemon.address) as client,
+        AdminClient(daemon.address) as admin,
+    ):
+        send(client, 0, 30)
+        assert len(client.drain(TOPIC, GROUP, 10)) >= 10
+        assert len(client.drain(TOPIC, OTHER, 30)) == 30
+        reset(admin, GROUP, end=True)
+        send(client, 100, 20)
+        assert len(client.drain(TOPIC, GROUP, 20)) == 20
+        reset(admin, GROUP, begin=True)
+        assert len(client.drain(TOPIC, GROUP, 50)) == 50
+        admin.remove_group(OTHER, force=True)
+        assert len(client.drain(TOPIC, OTHER, 50)) == 50
+        send(client, 200, 20)
+        send(client, 300, 5, delay_ms=_LATER_MS)
+        with pytest.raises(CallRefused, match="5 wait for their time"):
+            admin.remove_topic(TOPIC)
+        admin.remove_topic(TOPIC, force=True)
+        send(client, 400, 20)
+        assert len(client.drain(TOPIC, GROUP, 20)) == 20
+        daemon.kill()
+        daemon.restart()
+        send(client, 500, 5)
+        admin.take_snapshot()
+        daemon.stop()
+    outcome = run_audit(spark, str(tmp_path / "data" / "trail"), Options())
+    assert (outcome.findings, outcome.exit_code) == ([], 0)
+    ledger = {row["group"]: row for row in outcome.report["fired"] if row["topic"] == TOPIC}
+    assert (ledger[GROUP]["expired"], ledger[OTHER]["expired"], ledger[GROUP]["unread"]) == (20, 20, 5)
+    assert sum(row["cancelled"] for row in outcome.report["scheduled"]) == 5
