@@ -13,7 +13,8 @@ from broker_adapter.errors import Overloaded, Refused, Rule
 from broker_adapter.topics import check_group, check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin import mapping, validate
-from dmq.admin.source import AdminSource, MessageState, SnapshotSource
+from dmq.admin.clients import ClientCalls
+from dmq.admin.source import AdminSource, ClientSilent, MessageState, SnapshotSource
 from dmq.errors import DmqError, StoreCorrupt
 
 # With bodies a page is cut before an answer gets too large for its receiver; one letter always fits.
@@ -35,6 +36,7 @@ class AdminService:
         """Without ``snapshots`` there is no audit trail, and the calls about it are refused."""
         self._source = source
         self._snapshots = snapshots
+        self.clients = ClientCalls(source)
 
     async def get_status(self, _request: wire.GetStatusRequest) -> wire.GetStatusResponse:
         """Say how the daemon is."""
@@ -172,6 +174,9 @@ def handlers(service: AdminService) -> Mapping[str, Handler]:
         "ListJobs": service.list_jobs,
         "StopJob": service.stop_job,
         "TakeSnapshot": service.take_snapshot,
+        "ListClients": service.clients.list_clients,
+        "GetClientStack": service.clients.get_client_stack,
+        "VerifyClientMessage": service.clients.verify_client_message,
     }
     return MappingProxyType(
         {method.path: Handler(method.request_class, calls[name]) for name, method in wire.METHODS.items()}
@@ -193,6 +198,8 @@ def refusal_of(error: Exception) -> Refusal:
         return Refusal(code, str(error), is_ours=False)
     if isinstance(error, DecodeError):
         return Refusal(3, "the request cannot be read", is_ours=False)
+    if isinstance(error, ClientSilent):
+        return Refusal(10, str(error), is_ours=False)  # ABORTED
     if isinstance(error, Overloaded):
         return Refusal(8, str(error), is_ours=False)  # RESOURCE_EXHAUSTED
     if getattr(error, "retriable", False):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dmq.cli import audit, backoff, dead, demo, group, jobs, msg, retry, serve, spool, status, topic
+from dmq.cli import audit, backoff, client, dead, demo, group, jobs, msg, retry, serve, spool, status, topic
 from dmq.cli.errors import CommandFailed, ExitCode, describe, wants_json
 from dmq.cli.options import Output, OutputOption, RootAddressOption, Session, TimeoutOption
 from dmq.errors import DmqError
@@ -136,6 +136,12 @@ _dead.command("purge")(jobs.purge)
 _dead.command("jobs")(jobs.jobs)
 _dead.command("stop")(jobs.stop)
 app.add_typer(_dead, name="dead")
+
+_client = typer.Typer(cls=Group, help="Clients that are connected.", rich_markup_mode=None)
+_client.command("ls")(client.ls)
+_client.command("stack")(client.stack)
+_client.command("verify")(client.verify)
+app.add_typer(_client, name="client")
 
 _backoff = typer.Typer(cls=Group, help="What a retry policy means; without a daemon.", rich_markup_mode=None)
 _backoff.command("show")(backoff.show)

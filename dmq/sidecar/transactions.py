@@ -59,6 +59,12 @@ class Producers:
                 if not clients:
                     del self._by_topic[topic]
 
+    def gone(self, client_id: str) -> None:
+        """Note that a client said goodbye: it is not asked again, also while its streams are still open."""
+        for topic, clients in list(self._by_topic.items()):
+            if clients.pop(client_id, None) is not None and not clients:
+                del self._by_topic[topic]
+
     def is_live(self, topic: str) -> bool:
         """As ``Checker.is_live``."""
         return topic in self._by_topic
