@@ -25,6 +25,7 @@ from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS, common_status, status_of
 from dmq.sidecar.delay import DELAY_PROPERTIES, deliver_at_ms, timestamp_ms
 from dmq.sidecar.places import Polls
+from dmq.sidecar.reopen import route_endpoints
 from dmq.sidecar.sessions import Session, Sessions
 from dmq.sidecar.settings import CONSUMERS, SidecarConfig, check_client_type
 from dmq.sidecar.telemetry import Streams
@@ -95,10 +96,11 @@ class MessagingService:
 
     # -- session ------------------------------------------------------------------------------------------------------
 
-    async def query_route(self, request: wire.QueryRouteRequest, call: Call) -> wire.QueryRouteResponse:  # noqa: ARG002
+    async def query_route(self, request: wire.QueryRouteRequest, call: Call) -> wire.QueryRouteResponse:
         """Tell the queues of a topic; creates the topic if the broker does so."""
         route = await self._broker.route(validate.topic_of(request.topic))
-        endpoints = self._endpoints_for(request.endpoints)
+        session = self._sessions.get(call.client_id)
+        endpoints = route_endpoints(session, self._endpoints_for(request.endpoints), self._clock.monotonic_s())
         queues = mapping.route_queues(route, request.topic, self._config.broker_name, endpoints)
         return wire.QueryRouteResponse(status=OK_STATUS, message_queues=queues)
 

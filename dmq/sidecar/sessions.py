@@ -76,6 +76,8 @@ class Session:
     outbox: Outbox | None = None
     settings: wire.Settings | None = None
     settings_bytes: int = 0
+    is_respelt: bool = False  # see dmq.sidecar.reopen
+    respelt_s: float = float("-inf")
 
 
 class Sessions:
