@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 import grpc
 import pytest
 from google.protobuf.message import Message
-from support.admin_source import FixedSource
+from support.admin_source import FixedClients, FixedSource
 from typer.testing import CliRunner, Result
 
 from broker_adapter.wire import rocketmq_v2 as public
@@ -63,7 +63,9 @@ class FakeClient(client.AdminClient):
         FakeClient.calls.append(method.name)
         FakeClient.deadlines.append((method.name, timeout_s))
         FakeClient.before_call(method.name)
-        handler = handlers(AdminService(self.source))[method.path]
+        service = AdminService(self.source)
+        service.clients.clients = FixedClients()
+        handler = handlers(service)[method.path]
 
         async def answer() -> Message:
             return await handler.call(handler.request_class.FromString(request.SerializeToString()))
