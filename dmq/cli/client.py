@@ -17,7 +17,7 @@ _OK = 20000
 
 def ls(
     ctx: typer.Context,
-    group: Annotated[str, typer.Option("--group", help="Only the consumers of this group.")] = "",
+    group: Annotated[str, typer.Option("--group", "-g", help="Only the consumers of this group.")] = "",
     address: AddressOption = None,
     output: OutputOption = None,
     timeout: TimeoutOption = None,

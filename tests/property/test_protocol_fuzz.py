@@ -92,7 +92,7 @@ class Attack:
                 answers = [await call(request.body, metadata=metadata, timeout=_DEADLINE_S)]
         except grpc.aio.AioRpcError as error:
             if not method.client_streaming or error.code() not in _ENDS:
-                raise AssertionError(f"{request}: {error.code()} {error.details()}") from error
+                raise AssertionError(f"{error.code()} {error.details()}: {request}") from error
         if request.rpc == "ReceiveMessage":
             assert answers[-1].HasField("delivery_timestamp"), request
         return answers

@@ -41,6 +41,7 @@ _NUMBERS = (
     *(253_402_300_799, 253_402_300_800, -62_135_596_801, 999_999_999, 1_000_000_000, 3600, 43_201, 315_576_000_001),
 )
 _TOLD = ("receipt_handle", "recall_handle", "transaction_id")
+_COPIED_BYTES_MAX = 4 * 1024 * 1024  # well below what a request may have
 _COPIES = (2, 3, 33, 130, 1025, 3000)
 
 
@@ -169,8 +170,9 @@ class Fuzzer:
             for number in range(many):
                 items[dice.choice(_TEXTS) + str(number) * (many > 1)] = dice.choice(_TEXTS)
         elif field.message_type is not None:
+            item = items[0] if items else items.add()
             copies = dice.choice(_COPIES) if dice.random() < 0.1 else 1
-            items.extend([items[0] if items else items.add()] * copies)
+            items.extend([item] * min(copies, _COPIED_BYTES_MAX // (item.ByteSize() + 1)))
         elif field.type == field.TYPE_STRING:
             items.extend([dice.choice(_TEXTS)] * dice.choice((1, 1, 50)))
         else:
@@ -216,10 +218,6 @@ def _good(client: WireClient) -> dict[str, list[Message]]:
     push.auto_renew = True
     sql = a_receive(TOPIC, GROUP, tags="key = 'x' AND n BETWEEN 1 AND 5 OR tag IS NULL")
     sql.filter_expression.type = wire.SQL
-    queue = wire.MessageQueue(topic=topic, id=1)
-    settings = wire.Settings(client_type=wire.PUSH_CONSUMER, subscription=wire.Subscription(group=group))
-    settings.subscription.subscriptions.add(topic=topic).expression.expression = "*"
-    publishing = wire.Settings(client_type=wire.PRODUCER, publishing=wire.Publishing(topics=[topic]))
     known: dict[str, list[Message]] = {
         "SendMessage": [
             *(wire.SendMessageRequest(messages=[message]) for message in (plain, later, soon, ordered, half)),
@@ -251,6 +249,26 @@ def _good(client: WireClient) -> dict[str, list[Message]]:
             )
             for resolution in (wire.COMMIT, wire.ROLLBACK)
         ],
+        **_about_clients(),
+    }
+    for name, method in wire.METHODS.items():
+        if name not in known:  # what it is made of, each named after its kind
+            request: Any = method.request_class()
+            for field in request.DESCRIPTOR.fields:
+                values = {"group": group, "topic": topic, "message_queue": wire.MessageQueue(topic=topic, id=1)}
+                if field.name in values:
+                    getattr(request, field.name).CopyFrom(values[field.name])
+            known[name] = [request]
+    return known
+
+
+def _about_clients() -> dict[str, list[Message]]:
+    """What a client says of itself, and asks for before it does anything."""
+    topic, group = wire.Resource(name=TOPIC), wire.Resource(name=GROUP)
+    settings = wire.Settings(client_type=wire.PUSH_CONSUMER, subscription=wire.Subscription(group=group))
+    settings.subscription.subscriptions.add(topic=topic).expression.expression = "*"
+    publishing = wire.Settings(client_type=wire.PRODUCER, publishing=wire.Publishing(topics=[topic]))
+    return {
         "QueryRoute": [wire.QueryRouteRequest(topic=topic, endpoints=_endpoints())],
         "QueryAssignment": [wire.QueryAssignmentRequest(topic=topic, group=group, endpoints=_endpoints())],
         "Heartbeat": [
@@ -265,15 +283,6 @@ def _good(client: WireClient) -> dict[str, list[Message]]:
             wire.TelemetryCommand(verify_message_result=wire.VerifyMessageResult(nonce="n")),
         ],
     }
-    for name, method in wire.METHODS.items():
-        if name not in known:  # what it is made of, each named after its kind
-            request: Any = method.request_class()
-            for field in request.DESCRIPTOR.fields:
-                values = {"group": group, "topic": topic, "message_queue": queue}
-                if field.name in values:
-                    getattr(request, field.name).CopyFrom(values[field.name])
-            known[name] = [request]
-    return known
 
 
 def _endpoints() -> wire.Endpoints:
