@@ -213,7 +213,7 @@ def _good(client: WireClient) -> dict[str, list[Message]]:
     sent = {message.system_properties.message_id: client.send(message) for message in (plain, later, ordered, half)}
     (delivery, *_) = client.receive(TOPIC, GROUP, wait_s=5, invisible_s=3600)
     handle, message_id = delivery.receipt_handle, delivery.message_id
-    named = {"topic": topic, "group": group, "receipt_handle": handle, "message_id": message_id}
+    named: dict[str, Any] = {"topic": topic, "group": group, "receipt_handle": handle, "message_id": message_id}
     push = a_receive(TOPIC, GROUP, wait_s=0.05)
     push.auto_renew = True
     sql = a_receive(TOPIC, GROUP, tags="key = 'x' AND n BETWEEN 1 AND 5 OR tag IS NULL")

@@ -59,12 +59,9 @@ def test_a_goodbye_ends_the_waits_of_one_client() -> None:
         polls.end("goes")
         polls.end("goes")
         assert await asyncio.gather(*goes) == ["ended"] * 3
-        assert not stays.done()
-        assert not polls.is_closed
+        assert (stays.done(), polls.is_closed) == (False, False)
         polls.close()
         polls.close()
-        assert await stays == "ended"
-        assert polls.is_closed
-        assert not polls._waits
+        assert (await stays, polls.is_closed, polls._waits) == ("ended", True, {})
 
     asyncio.run(scenario())

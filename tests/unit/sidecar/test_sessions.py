@@ -117,15 +117,15 @@ def test_all_settings_together_have_a_bound() -> None:
     """What is beyond it is answered and not kept; a client that goes makes room."""
     sessions = Sessions(ManualClock(), sessions_max=2_000)
     settings = wire.Settings(subscription=wire.Subscription(group=wire.Resource(name="g" * 63 * 1024)))
-    for number in range(1_100):
-        session = sessions.seen(f"c-{number}", wire.PUSH_CONSUMER, "g", "")
+    everybody = [sessions.seen(f"c-{number}", wire.PUSH_CONSUMER, "g", "") for number in range(1_100)]
+    for session in everybody:
         sessions.attach(session, settings, Outbox())
         sessions.attach(session, settings, Outbox())  # again, in place of the first
     kept = [session.client_id for session in sessions if session.settings is not None]
     assert kept == [f"c-{number}" for number in range(1_040)]
     sessions.forget("c-0")
-    sessions.attach(session, settings, Outbox())
-    assert session.settings is not None
+    sessions.attach(everybody[-1], settings, Outbox())
+    assert everybody[-1].settings is not None
 
 
 def test_the_end_of_the_newest_stream_ends_its_wishes() -> None:
