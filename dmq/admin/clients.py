@@ -19,14 +19,18 @@ class ClientCalls:
     """The RPCs. Raises what ``ClientSource`` and ``AdminSource.message`` raise, and ``Refused`` for wrong input."""
 
     def __init__(self, source: AdminSource) -> None:
-        """Without ``clients``, which is set once the public protocol is served, nobody is connected."""
+        """Nobody is connected until ``attach``."""
         self._source = source
-        self.clients: ClientSource | None = None
+        self._clients: ClientSource | None = None
+
+    def attach(self, clients: ClientSource) -> None:
+        """Say who knows the clients; called when the public protocol is about to be served."""
+        self._clients = clients
 
     async def list_clients(self, request: wire.ListClientsRequest) -> wire.ListClientsResponse:
         """List the clients that are alive."""
         group = check_group(request.group) if request.group else ""
-        found = self.clients.clients(group) if self.clients is not None else ()
+        found = self._clients.clients(group) if self._clients is not None else ()
         return wire.ListClientsResponse(clients=[wire.Client(**asdict(client)) for client in found])
 
     async def get_client_stack(self, request: wire.GetClientStackRequest) -> wire.GetClientStackResponse:
@@ -51,6 +55,6 @@ class ClientCalls:
         return wire.VerifyClientMessageResponse(code=code, code_name=name, text=text)
 
     def _connected(self) -> ClientSource:
-        if self.clients is None:
+        if self._clients is None:
             raise Refused(Rule.NOT_FOUND, "no client is connected")
-        return self.clients
+        return self._clients

@@ -47,7 +47,7 @@ def transport_of(
     sessions = Sessions(clock, sessions_max=config.sessions_max)
     service = MessagingService(broker, clock, sessions, settings, broker.transactions)
     broker.on_group_changed = service.group_changed
-    admin.clients.clients = Clients(clock, sessions, service.streams)
+    admin.clients.attach(Clients(clock, sessions, service.streams))
     dispatcher = Dispatcher(service, clock=clock, observer=metrics.calls)
     host, port = config.listen.host, config.listen.port
     if config.transport == "grpcio":

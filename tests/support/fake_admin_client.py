@@ -64,7 +64,7 @@ class FakeClient(client.AdminClient):
         FakeClient.deadlines.append((method.name, timeout_s))
         FakeClient.before_call(method.name)
         service = AdminService(self.source)
-        service.clients.clients = FixedClients()
+        service.clients.attach(FixedClients())
         handler = handlers(service)[method.path]
 
         async def answer() -> Message:

@@ -18,7 +18,8 @@ from dmq.errors import StoreCorrupt
 def ask(name: str, request: Any, clients: FixedClients | None = None) -> Any:  # noqa: ANN401 - one class per RPC
     """Return the answer of an RPC, or raise what it raises."""
     service = AdminService(FixedSource())
-    service.clients.clients = clients
+    if clients is not None:
+        service.clients.attach(clients)
     handler = handlers(service)[wire.METHODS[name].path]
 
     async def answer() -> object:
