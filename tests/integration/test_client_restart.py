@@ -160,6 +160,7 @@ def test_a_producer_is_asked_again_after_a_restart(language: Language, data: Pat
                 break
             except ClientError:
                 assert time.monotonic() - began_s < RECOVERY_S_MAX
+                time.sleep(0.1)
         assert process.wait_for_deliveries("producer", 1, within_s=CHECK_BACK_S_MAX)
         print(f"{language.name} was asked after {time.monotonic() - began_s:.1f} s")
         process.start("push", "push", _TOPIC, group="push")
