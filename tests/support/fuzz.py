@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from support.wire_client import WireClient, a_message, a_receive
 
 from broker_adapter.wire import rocketmq_v2 as wire
@@ -63,11 +63,26 @@ class Fuzzer:
         # What answers told, by the name of the field of a later request that says it again.
         self._told: dict[str, deque[str]] = {name: deque(maxlen=100) for name in _TOLD}
         self._sends = 0
+        self._named: set[frozenset[str]] = set()
+        self._is_settled = False
         # Mostly what has much to check and keeps something.
         self._rpcs = [*self._good, *["SendMessage"] * 6, *["ReceiveMessage", "Telemetry"] * 2]
 
+    def settle(self) -> None:
+        """Make no more requests that name topics and groups in a new combination: each is a little state for good."""
+        self._is_settled = True
+
     def request(self) -> Request:
         """Return the next one."""
+        while True:
+            made = self._make()
+            names = _names(made)
+            if not self._is_settled:
+                self._named.add(names)
+            if names in self._named:
+                return made
+
+    def _make(self) -> Request:
         dice = self._dice
         rpc = dice.choice(self._rpcs)
         good = self._fresh(rpc, dice.choice(self._good[rpc]))
@@ -193,6 +208,24 @@ class Fuzzer:
                     setattr(target, field.name, dice.choice((0.0, -1.0, 1e308, float("inf"), float("nan"))))
                 case _:
                     setattr(target, field.name, dice.choice(_NUMBERS))
+
+
+def _names(request: Request) -> frozenset[str]:
+    """Every topic and group that a request names; none if it cannot be read."""
+    try:
+        found = wire.METHODS[request.rpc].request_class.FromString(request.body)
+    except DecodeError:
+        return frozenset()
+    return frozenset(_names_in(found))
+
+
+def _names_in(message: Message) -> Iterator[str]:
+    if isinstance(message, wire.Resource):
+        yield f"{message.resource_namespace}%{message.name}"
+    for field, value in message.ListFields():
+        if field.message_type is not None and not _is_map(field):
+            for item in value if field.is_repeated else (value,):
+                yield from _names_in(item)
 
 
 def _is_map(field: FieldDescriptor) -> bool:
