@@ -36,7 +36,8 @@ _ENDS = {
 }
 # grpcio's own word for a write to a stream that the server ended meanwhile; no server said it
 _WRITTEN_TOO_LATE = "Internal error from Core"
-_LEAK_BYTES_MAX = 8 * 1024 * 1024  # some thousands of messages, and leases on them, are kept
+# Half of it is the store's buffers, filled by chance; the messages and leases of a long run take some of the rest.
+_LEAK_BYTES_MAX = 16 * 1024 * 1024
 
 
 class Attack:
@@ -144,7 +145,8 @@ def _connections(pid: int) -> int:
 def test_no_request_does_worse_than_being_refused(tmp_path: Path) -> None:
     """Every answer is one of the protocol and none an internal error; what was accepted is there, and nothing leaks."""
     print(f"DMQ_TEST_SEED={SEED}")
-    env = {**os.environ, "DMQ_MEMTABLE_BYTES_MAX": "8MiB", "DMQ_WAL_BYTES_MAX": "8MiB"}
+    # Without a trail: its first export, after a minute, loads a library that is larger than any leak.
+    env = {**os.environ, "DMQ_TRAIL": "off", "DMQ_MEMTABLE_BYTES_MAX": "8MiB", "DMQ_WAL_BYTES_MAX": "8MiB"}
     with Daemon(tmp_path / "data", env=env) as daemon, WireClient(daemon.address) as client:
         fuzzer = Fuzzer(SEED, client)
         attack = Attack(daemon.address, fuzzer)
