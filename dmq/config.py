@@ -200,6 +200,11 @@ class DaemonConfig(BaseSettings):
     ballast_bytes: Annotated[_Size, Field(ge=0)] = 16 * _MIB
     pending_sends_max: Annotated[_Whole, Field(ge=1)] = 65_536
     pending_bytes_max: Annotated[_Size, Field(ge=2 * BODY_BYTES_MAX)] = 256 * _MIB
+    receives_waiting_max: Annotated[_Whole, Field(ge=1)] = 10_000
+    receives_per_client_max: Annotated[_Whole, Field(ge=1)] = 1024
+    streams_max: Annotated[_Whole, Field(ge=1)] = 10_000
+    streams_per_client_max: Annotated[_Whole, Field(ge=1)] = 16
+    sessions_max: Annotated[_Whole, Field(ge=1)] = 20_000
     audit_outbox_bytes_max: Annotated[_Size, Field(ge=_MIB)] = 1024 * _MIB
     wal_bytes_max: Annotated[_Size, Field(ge=_MIB)] = 32 * _MIB
     memtable_bytes_max: Annotated[_Size, Field(ge=_MIB)] = 64 * _MIB

@@ -826,5 +826,71 @@ class TakeSnapshotResponse(_message.Message):
     is_new: bool
     def __init__(self, sequence: _Optional[int] = ..., path: _Optional[str] = ..., entries: _Optional[int] = ..., taken_at_ms: _Optional[int] = ..., took_ms: _Optional[float] = ..., is_new: _Optional[bool] = ...) -> None: ...
 
+class Client(_message.Message):
+    __slots__ = ("client_id", "kind", "group", "language", "version", "last_seen_at_ms", "streams")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEEN_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    kind: str
+    group: str
+    language: str
+    version: str
+    last_seen_at_ms: int
+    streams: int
+    def __init__(self, client_id: _Optional[str] = ..., kind: _Optional[str] = ..., group: _Optional[str] = ..., language: _Optional[str] = ..., version: _Optional[str] = ..., last_seen_at_ms: _Optional[int] = ..., streams: _Optional[int] = ...) -> None: ...
+
+class ListClientsRequest(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    def __init__(self, group: _Optional[str] = ...) -> None: ...
+
+class ListClientsResponse(_message.Message):
+    __slots__ = ("clients",)
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    clients: _containers.RepeatedCompositeFieldContainer[Client]
+    def __init__(self, clients: _Optional[_Iterable[_Union[Client, _Mapping[str, _Any]]]] = ...) -> None: ...
+
+class GetClientStackRequest(_message.Message):
+    __slots__ = ("client_id", "timeout_ms")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    timeout_ms: int
+    def __init__(self, client_id: _Optional[str] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class GetClientStackResponse(_message.Message):
+    __slots__ = ("stack",)
+    STACK_FIELD_NUMBER: _ClassVar[int]
+    stack: str
+    def __init__(self, stack: _Optional[str] = ...) -> None: ...
+
+class VerifyClientMessageRequest(_message.Message):
+    __slots__ = ("client_id", "topic", "message_id", "timeout_ms")
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    client_id: str
+    topic: str
+    message_id: str
+    timeout_ms: int
+    def __init__(self, client_id: _Optional[str] = ..., topic: _Optional[str] = ..., message_id: _Optional[str] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class VerifyClientMessageResponse(_message.Message):
+    __slots__ = ("code", "code_name", "text")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    CODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    code_name: str
+    text: str
+    def __init__(self, code: _Optional[int] = ..., code_name: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
 SERVICE: str
 METHODS: _Mapping[str, _Method]

@@ -17,12 +17,14 @@ from broker_adapter.wire import rocketmq_v2 as public
 from broker_adapter.wire.pool import Method
 from dmq.acl.signature import Signer
 from dmq.admin import admin_v1 as wire
+from dmq.admin.validate import CLIENT_MS_MAX
 from dmq.errors import DmqError
 
 _Response = TypeVar("_Response", bound=Message)
 
 _DRY_RUN_TIMEOUT_S = 600.0  # at least: it looks at every dead letter of a group within one call
 _REMOVAL_TIMEOUT_S = 600.0  # at least: it has an event for everything that is not finished
+_ON_THE_WAY_S = 2.0  # from and to the daemon, beside the time that a client takes which it asks
 _SNAPSHOT_TIMEOUT_S = 600.0  # at least: it writes down everything that waits
 
 _OPTIONS = (
@@ -36,6 +38,10 @@ class DaemonUnavailable(DmqError):
     """No daemon answered; whether the call took effect is not known."""
 
     retriable = True
+
+
+class ClientSilent(DaemonUnavailable):
+    """A client that the daemon asked did not answer in time."""
 
 
 class CallRefused(DmqError):
@@ -207,6 +213,30 @@ class AdminClient:
             wire.METHODS["TakeSnapshot"], wire.TakeSnapshotRequest(), wire.TakeSnapshotResponse, timeout_s
         )
 
+    def clients(self, group: str = "") -> Sequence[wire.Client]:
+        """Ask for the clients of a group, or all."""
+        request = wire.ListClientsRequest(group=group)
+        return self._call(wire.METHODS["ListClients"], request, wire.ListClientsResponse).clients
+
+    def client_stack(self, client_id: str) -> str:
+        """Ask a client what its threads do; raises ``NotFound`` and ``ClientSilent``."""
+        request = wire.GetClientStackRequest(client_id=client_id, timeout_ms=self._client_ms)
+        timeout_s = self._timeout_s + _ON_THE_WAY_S
+        return self._call(wire.METHODS["GetClientStack"], request, wire.GetClientStackResponse, timeout_s).stack
+
+    def verify(self, client_id: str, topic: str, message_id: str) -> wire.VerifyClientMessageResponse:
+        """Have a push consumer consume a message once; raises ``NotFound`` and ``ClientSilent``."""
+        request = wire.VerifyClientMessageRequest(
+            client_id=client_id, topic=topic, message_id=message_id, timeout_ms=self._client_ms
+        )
+        timeout_s = self._timeout_s + _ON_THE_WAY_S
+        return self._call(wire.METHODS["VerifyClientMessage"], request, wire.VerifyClientMessageResponse, timeout_s)
+
+    @property
+    def _client_ms(self) -> int:
+        """How long a client that is asked may take."""
+        return max(1, min(int(self._timeout_s * 1000), CLIENT_MS_MAX))
+
     def send(self, message: public.Message) -> public.SendMessageResponse:
         """Send through the public protocol, as any client does. A refusal is in the response's status."""
         request = public.SendMessageRequest(messages=[message])
@@ -251,6 +281,8 @@ class AdminClient:
                 return NotAllowed(details)
             case grpc.StatusCode.NOT_FOUND:
                 return NotFound(details)
+            case grpc.StatusCode.ABORTED:
+                return ClientSilent(details)
             case grpc.StatusCode.RESOURCE_EXHAUSTED:
                 return DaemonUnavailable(details)
             case _:

@@ -13,6 +13,8 @@ from broker_adapter.errors import Overloaded, Refused, Rule
 from broker_adapter.topics import check_group, check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin import mapping, validate
+from dmq.admin.client_source import ClientSilent
+from dmq.admin.clients import ClientCalls
 from dmq.admin.objects import ObjectCalls
 from dmq.admin.snapshot_source import SnapshotSource
 from dmq.admin.source import AdminSource, MessageState
@@ -50,6 +52,7 @@ class AdminService:
         self._source = source
         self._snapshots = snapshots
         self.objects = ObjectCalls(source)
+        self.clients = ClientCalls(source)
 
     async def get_status(self, _request: wire.GetStatusRequest) -> wire.GetStatusResponse:
         """Say how the daemon is."""
@@ -207,6 +210,9 @@ def handlers(service: AdminService) -> Mapping[str, Handler]:
         "StopJob": service.stop_job,
         "TakeSnapshot": service.take_snapshot,
         **service.objects.calls,
+        "ListClients": service.clients.list_clients,
+        "GetClientStack": service.clients.get_client_stack,
+        "VerifyClientMessage": service.clients.verify_client_message,
     }
     return MappingProxyType(
         {method.path: Handler(method.request_class, calls[name]) for name, method in wire.METHODS.items()}
@@ -227,6 +233,8 @@ def refusal_of(error: Exception) -> Refusal:
         return Refusal(_REFUSED.get(error.rule, 3), str(error), is_ours=False)  # INVALID_ARGUMENT
     if isinstance(error, DecodeError):
         return Refusal(3, "the request cannot be read", is_ours=False)
+    if isinstance(error, ClientSilent):
+        return Refusal(10, str(error), is_ours=False)  # ABORTED
     if isinstance(error, Overloaded):
         return Refusal(8, str(error), is_ours=False)  # RESOURCE_EXHAUSTED
     if getattr(error, "retriable", False):

@@ -15,6 +15,7 @@ PAGE_MAX = 1_000
 ENTRIES_MAX = 1_000
 CHOICES_MAX = 1_000  # of one list of a filter
 WHY_CHARS_MAX = 1_000
+CLIENT_MS_MAX = 60_000  # how long a client that is asked may take
 RATE_MIN, RATE_MAX = 0.001, 1_000_000.0
 _TOKEN_CHARS_MAX = 1_000
 _ENTRY_CHARS_MAX = 100
@@ -26,6 +27,14 @@ def check_message_id(message_id: str) -> str:
         limit = f"1 to {MESSAGE_ID_BYTES_MAX} bytes"
         raise Refused(Rule.MESSAGE_ID, "the message id is blank or too long", value=message_id, limit=limit)
     return message_id
+
+
+def check_timeout_ms(timeout_ms: int) -> int:
+    """Return how long a client may take to answer."""
+    if not 1 <= timeout_ms <= CLIENT_MS_MAX:
+        limit = f"1 to {CLIENT_MS_MAX} ms"
+        raise Refused(Rule.REQUEST, "a client cannot be given so much time", value=timeout_ms, limit=limit)
+    return timeout_ms
 
 
 def check_limit(limit: int) -> int:

@@ -14,6 +14,7 @@ from dmq.cli import (
     acl,
     audit,
     backoff,
+    client,
     dead,
     demo,
     group,
@@ -174,6 +175,12 @@ _dead.command("purge")(jobs.purge)
 _dead.command("jobs")(jobs.jobs)
 _dead.command("stop")(jobs.stop)
 app.add_typer(_dead, name="dead")
+
+_client = typer.Typer(cls=Group, help="Clients that are connected.", rich_markup_mode=None)
+_client.command("ls")(client.ls)
+_client.command("stack")(client.stack)
+_client.command("verify")(client.verify)
+app.add_typer(_client, name="client")
 
 _backoff = typer.Typer(cls=Group, help="What a retry policy means; without a daemon.", rich_markup_mode=None)
 _backoff.command("show")(backoff.show)

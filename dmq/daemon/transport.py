@@ -10,6 +10,7 @@ from dmq.acl.guard import Guard
 from dmq.admin import admin_v1
 from dmq.admin.service import AdminService
 from dmq.config import DaemonConfig
+from dmq.daemon.clients import Clients
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.metrics import Metrics
 from dmq.sidecar.access import Guarded
@@ -37,10 +38,19 @@ def transport_of(
 ) -> Transport:
     """Return the transport that ``config`` names, not listening yet. Only that one is imported."""
     settings = SidecarConfig(
-        delay_levels_ms=config.delay_levels_ms, delay_max_ms=config.delay_max_ms, broker_name=config.broker_name
+        delay_levels_ms=config.delay_levels_ms,
+        delay_max_ms=config.delay_max_ms,
+        broker_name=config.broker_name,
+        receives_waiting_max=config.receives_waiting_max,
+        receives_per_client_max=config.receives_per_client_max,
+        streams_max=config.streams_max,
+        streams_per_client_max=config.streams_per_client_max,
+        sessions_max=config.sessions_max,
     )
-    service = MessagingService(broker, clock, Sessions(clock), settings, broker.transactions, broker.pulls)
+    sessions = Sessions(clock, sessions_max=config.sessions_max)
+    service = MessagingService(broker, clock, sessions, settings, broker.transactions, broker.pulls)
     broker.on_group_changed = service.group_changed
+    admin.clients.attach(Clients(clock, sessions, service.streams))
     guard = Guard(KeyFile(config.acl, clock), clock) if config.acl is not None else None
     dispatcher = Dispatcher(Guarded(service, guard) if guard else service, clock=clock, observer=metrics.calls)
     host, port = config.listen.host, config.listen.port

@@ -22,6 +22,7 @@ from retry.flow import ComeBack, LeaseExpired
 log = structlog.get_logger("dmq.embedded")
 
 CLIENT_ALIVE_S = 60.0  # clients send a heartbeat every 10 s
+CLIENTS_MAX = 100_000  # remembered; the longest unseen give way, and their leases end as those of the dead do
 CLIENT_GONE_INVISIBLE_MS = 1_000
 _NAP_S_MAX = 0.2  # so that a step of the wall clock hurts only briefly
 _EXPIRED_PER_COMMIT_MAX = 1024
@@ -43,7 +44,7 @@ class Leases:
         self._turn = 0
         self._tidy_at = _TIDY_AT_MIN
         self._wake = asyncio.Event()
-        self._seen_s: dict[str, float] = {}
+        self._seen_s: dict[str, float] = {}  # the longest unseen first
         self.expired_total = 0
         self._task = asyncio.get_running_loop().create_task(self._run(), name="dmq-leases")
 
@@ -56,7 +57,8 @@ class Leases:
         """Bring the message back when ``lease`` ends."""
         if lease.renew_for and not lease.renew_until_ms:
             lease.renew_until_ms = self._clock.now_ms() + AUTO_RENEW_MS_MAX
-            self._seen_s.setdefault(lease.renew_for, self._clock.monotonic_s())
+            if lease.renew_for not in self._seen_s:
+                self.client_seen(lease.renew_for)
         self._turn += 1
         if not self._heap or lease.visible_at_ms < self._heap[0][0]:
             self._wake.set()
@@ -75,8 +77,15 @@ class Leases:
         self._tidy_at = max(_TIDY_AT_MIN, 2 * len(self._heap))
 
     def client_seen(self, client_id: str) -> None:
-        """Note a sign of life."""
-        self._seen_s[client_id] = self._clock.monotonic_s()
+        """Note a sign of life, and forget who gave none for long."""
+        now_s = self._clock.monotonic_s()
+        seen_s = self._seen_s
+        seen_s.pop(client_id, None)
+        seen_s[client_id] = now_s
+        oldest = next(iter(seen_s))
+        while len(seen_s) > CLIENTS_MAX or now_s - seen_s[oldest] >= CLIENT_ALIVE_S:
+            del seen_s[oldest]
+            oldest = next(iter(seen_s))
 
     def client_gone(self, client_id: str) -> None:
         """Let the client's renewed leases end soon."""

@@ -39,3 +39,8 @@ class Call:
     def language(self) -> str:
         """``JAVA``, ``GO``, ``PYTHON``, ``RUST``, ``CPP``, ``DOTNET``; Node says ``HTTP``. Whatever the client sent."""
         return self.header(LANGUAGE_HEADER)
+
+    @property
+    def version(self) -> str:
+        """The version of its library, as the client says it; empty if it does not."""
+        return self.header(CLIENT_VERSION_HEADER)

@@ -17,15 +17,15 @@ from dmq.sidecar import validate
 from dmq.sidecar.answers import pulled
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS
-from dmq.sidecar.waits import Waits
+from dmq.sidecar.places import Polls
 
 
 class PullCalls:
     """The four RPCs; none of them without a broker that can do it. Everything runs on one event loop."""
 
-    def __init__(self, broker: PullBroker | None, waits: Waits, store_host: Callable[[], str]) -> None:
+    def __init__(self, broker: PullBroker | None, polls: Polls, store_host: Callable[[], str]) -> None:
         self._broker = broker
-        self._waits = waits
+        self._polls = polls
         self._store_host = store_host
         self.unary: Mapping[str, Callable[[Any, Call], Awaitable[Any]]] = {}
         self.streaming: Mapping[str, Callable[[Any, Call], AsyncGenerator[Any, None]]] = {}
@@ -56,7 +56,8 @@ class PullCalls:
         offset, batch_max = request.offset, validate.batch_of(request)
         wait_ms = validate.wait_ms(request, call.deadline_s) if request.HasField("long_polling_timeout") else 0
         self.seen(wire.PULL_CONSUMER, group, call.client_id)
-        found = await self._waits.run(
+        found = await self._polls.run(
+            call.client_id,
             lambda left_ms: broker.pull(wanted, offset, batch_max=batch_max, wait_ms=left_ms),
             wait_ms,
             nothing=Pulled((), offset),

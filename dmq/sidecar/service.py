@@ -6,8 +6,7 @@ raised from ``broker_adapter.errors``; ``dispatch`` turns it into the protocol's
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -19,17 +18,19 @@ from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS
 from broker_adapter.message import Delivery, Envelope
 from broker_adapter.transactions import TransactionalBroker
 from broker_adapter.wire import rocketmq_v2 as wire
-from broker_adapter.wire.mapping import full_name, to_envelope
+from broker_adapter.wire.mapping import to_envelope
 from dmq.sidecar import mapping, validate
 from dmq.sidecar.answers import received
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS, common_status, status_of
 from dmq.sidecar.delay import DELAY_PROPERTIES, deliver_at_ms, timestamp_ms
+from dmq.sidecar.places import Polls
 from dmq.sidecar.pulls import PullCalls
-from dmq.sidecar.sessions import Outbox, Session, Sessions
-from dmq.sidecar.settings import CONSUMERS, SidecarConfig, check_client_type, client_type_of, merged
+from dmq.sidecar.reopen import route_endpoints
+from dmq.sidecar.sessions import Session, Sessions
+from dmq.sidecar.settings import CONSUMERS, SidecarConfig, check_client_type
+from dmq.sidecar.telemetry import Streams
 from dmq.sidecar.transactions import TransactionCalls
-from dmq.sidecar.waits import Waits
 
 log = structlog.get_logger("dmq.sidecar")
 
@@ -60,10 +61,11 @@ class MessagingService:
         self._endpoints = mapping.endpoints_of("127.0.0.1", 8081)
         self._store_host = "127.0.0.1:8081"
         self._sends_in_flight = 0
-        self._waits = Waits(config.receives_waiting_max)
-        self._pulls = PullCalls(pulls, self._waits, lambda: self._store_host)
-        self._outboxes: set[Outbox] = set()
-        self._draining = False
+        self._polls = Polls(in_all=config.receives_waiting_max, per_client=config.receives_per_client_max)
+        self._pulls = PullCalls(pulls, self._polls, lambda: self._store_host)
+        self.streams = Streams(broker, sessions, self._transactions.producers, config)
+        self.telemetry = self.streams.serve
+        self.group_changed = self.streams.group_changed
         # The RPCs that are served; the others of the protocol are answered 50100.
         self.unary: Mapping[str, Callable[[Any, Call], Awaitable[Any]]] = {
             "QueryRoute": self.query_route,
@@ -90,17 +92,16 @@ class MessagingService:
 
     def drain(self) -> None:
         """End telemetry streams and long polls now, with proper answers, and let no new ones wait. Idempotent."""
-        self._draining = True
-        for outbox in self._outboxes:
-            outbox.close()
-        self._waits.drain()
+        self.streams.drain()
+        self._polls.close()
 
     # -- session ------------------------------------------------------------------------------------------------------
 
-    async def query_route(self, request: wire.QueryRouteRequest, call: Call) -> wire.QueryRouteResponse:  # noqa: ARG002
+    async def query_route(self, request: wire.QueryRouteRequest, call: Call) -> wire.QueryRouteResponse:
         """Tell the queues of a topic; creates the topic if the broker does so."""
         route = await self._broker.route(validate.topic_of(request.topic))
-        endpoints = self._endpoints_for(request.endpoints)
+        session = self._sessions.get(call.client_id)
+        endpoints = route_endpoints(session, self._endpoints_for(request.endpoints), self._clock.monotonic_s())
         queues = mapping.route_queues(route, request.topic, self._config.broker_name, endpoints)
         return wire.QueryRouteResponse(status=OK_STATUS, message_queues=queues)
 
@@ -132,7 +133,7 @@ class MessagingService:
         if client_type in CONSUMERS and request.HasField("group"):
             group = validate.group_of(request.group)
             await self._broker.ensure_group(group)
-        self._sessions.seen(call.client_id, client_type, group, call.language)
+        self._sessions.seen(call.client_id, client_type, group, call.language, call.version)
         self._broker.client_seen(call.client_id)
         self._pulls.seen(client_type, group, call.client_id)
         return wire.HeartbeatResponse(status=OK_STATUS)
@@ -142,71 +143,13 @@ class MessagingService:
         request: wire.NotifyClientTerminationRequest,  # noqa: ARG002
         call: Call,
     ) -> wire.NotifyClientTerminationResponse:
-        """Forget a client that leaves; its leases are no longer renewed."""
+        """Let go of a client that leaves: nobody asks it anything, its long polls end, its leases are not renewed."""
+        self._transactions.producers.gone(call.client_id)
         self._sessions.forget(call.client_id)
+        self._polls.end(call.client_id)
         self._broker.client_gone(call.client_id)
         self._pulls.gone(call.client_id)
         return wire.NotifyClientTerminationResponse(status=OK_STATUS)
-
-    async def telemetry(
-        self, requests: AsyncIterator[wire.TelemetryCommand], call: Call
-    ) -> AsyncGenerator[wire.TelemetryCommand, None]:
-        """Answer each settings frame with the settings that count; other frames are taken without an answer.
-
-        Ends when the client ends it, at ``drain``, or with the error of a frame. The newest stream of a client is the
-        one for commands to it; an older one stays until its client closes it, because clients that dial two addresses
-        of this server would otherwise close each other's stream for ever.
-        """
-        if len(self._outboxes) >= self._config.streams_max:
-            raise Overloaded("telemetry streams", limit=self._config.streams_max)
-        outbox = Outbox()
-        self._outboxes.add(outbox)
-        if self._draining:
-            outbox.close()
-        reader = asyncio.create_task(self._read_telemetry(requests, call, outbox), name="dmq-telemetry")
-        try:
-            async for frame in outbox:
-                yield frame
-            if not self._draining:
-                await reader
-        finally:
-            self._outboxes.discard(outbox)
-            self._sessions.detach(call.client_id, outbox)
-            self._transactions.producers.left(call.client_id, outbox)
-            reader.cancel()  # which closes the outbox
-            await asyncio.gather(reader, return_exceptions=True)
-
-    async def _read_telemetry(self, requests: AsyncIterator[wire.TelemetryCommand], call: Call, outbox: Outbox) -> None:
-        try:
-            async for frame in requests:
-                self._broker.client_seen(call.client_id)
-                if not frame.HasField("settings"):
-                    continue
-                client_type = client_type_of(frame.settings)
-                group = ""
-                if client_type in CONSUMERS:
-                    group = validate.group_of(frame.settings.subscription.group)
-                    await self._broker.ensure_group(group)
-                session = self._sessions.seen(call.client_id, client_type, group, call.language)
-                session.wished(frame.settings, outbox)
-                self._transactions.producers.told(session)
-                await outbox.put(self._settings_frame(frame.settings, group, call.language))
-        finally:
-            outbox.close()
-
-    def _settings_frame(self, wanted: wire.Settings, group: str, language: str) -> wire.TelemetryCommand:
-        topics = [full_name(entry.topic) for entry in wanted.subscription.subscriptions]
-        settings = merged(wanted, self._broker.group_settings(group, topics), language)
-        return wire.TelemetryCommand(status=OK_STATUS, settings=settings)
-
-    def group_changed(self, group: str) -> None:
-        """Tell all connected consumers of ``group`` their new settings. Call it on the event loop; it never waits.
-
-        Who does not read its stream is not told; it asks again by itself, every 5 minutes.
-        """
-        for session in self._sessions:
-            if session.group == group and session.outbox is not None and session.settings is not None:
-                session.outbox.offer(self._settings_frame(session.settings, group, session.language))
 
     # -- producing ----------------------------------------------------------------------------------------------------
 
@@ -289,20 +232,29 @@ class MessagingService:
         if renews:
             self._broker.client_seen(call.client_id)
         deliveries = await self._receive(
+            call.client_id,
             group,
             subscription,
             batch_max=validate.batch_of(request),
             invisible_ms=invisible_ms,
             wait_ms=wait_ms,
-            renew_for=call.client_id if renews else "",
+            is_renewed=renews,
         )
         for piece in received(deliveries, request.message_queue.topic, self._store_host, self._clock.now_ms):
             yield piece
 
     async def _receive(
-        self, group: str, subscription: Subscription, *, batch_max: int, invisible_ms: int, wait_ms: int, renew_for: str
+        self,
+        client_id: str,
+        group: str,
+        subscription: Subscription,
+        *,
+        batch_max: int,
+        invisible_ms: int,
+        wait_ms: int,
+        is_renewed: bool,
     ) -> Sequence[Delivery]:
-        """Receive from the broker, in a wait that ``drain`` can end."""
+        """Receive from the broker, in a wait that ``drain`` and the client's goodbye can end."""
 
         def receive(left_ms: int) -> Awaitable[Sequence[Delivery]]:
             return self._broker.receive(
@@ -311,10 +263,10 @@ class MessagingService:
                 batch_max=batch_max,
                 invisible_ms=invisible_ms,
                 wait_ms=left_ms,
-                renew_for=renew_for,
+                renew_for=client_id if is_renewed else "",
             )
 
-        return await self._waits.run(receive, wait_ms, nothing=())
+        return await self._polls.run(client_id, receive, wait_ms, nothing=())
 
     async def ack_message(self, request: wire.AckMessageRequest, call: Call) -> wire.AckMessageResponse:
         """Finish deliveries, each with a result of its own."""

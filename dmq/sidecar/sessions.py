@@ -18,6 +18,8 @@ IDLE_S_MAX = 120.0
 _FRAMES_WAITING_MAX = 16
 # A settings frame takes a few hundred bytes; one that is larger than this is answered but not kept.
 _SETTINGS_BYTES_MAX = 64 * 1024
+_SETTINGS_BYTES_IN_ALL_MAX = 64 * 1024 * 1024
+_WORD_CHARS_MAX = 64  # what is kept of a header
 
 
 class Outbox:
@@ -62,21 +64,20 @@ class Outbox:
 class Session:
     """What a client told about itself. ``outbox`` leads to its newest telemetry stream.
 
-    ``settings`` is what it wished for last; ``None`` if it never did, or at too great length.
+    ``settings`` is what it wished for last on that stream; ``None`` without one, or if the wish was too long to keep.
     """
 
     client_id: str
     client_type: wire.ClientType
     group: str
     language: str
+    version: str
     last_seen_s: float
     outbox: Outbox | None = None
     settings: wire.Settings | None = None
-
-    def wished(self, settings: wire.Settings, outbox: Outbox) -> None:
-        """Keep what the client wishes for, and the stream on which it said so."""
-        self.outbox = outbox
-        self.settings = settings if settings.ByteSize() <= _SETTINGS_BYTES_MAX else None
+    settings_bytes: int = 0
+    is_respelt: bool = False  # see dmq.sidecar.reopen
+    respelt_s: float = float("-inf")
 
 
 class Sessions:
@@ -86,6 +87,7 @@ class Sessions:
         self._clock = clock
         self._sessions_max = sessions_max
         self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._settings_bytes = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -97,33 +99,58 @@ class Sessions:
         """Return what is known about a client."""
         return self._sessions.get(client_id)
 
-    def seen(self, client_id: str, client_type: wire.ClientType, group: str, language: str) -> Session:
+    def seen(
+        self, client_id: str, client_type: wire.ClientType, group: str, language: str, version: str = ""
+    ) -> Session:
         """Note a sign of life and return the client's session, made if it is new."""
         now_s = self._clock.monotonic_s()
+        language, version = language[:_WORD_CHARS_MAX], version[:_WORD_CHARS_MAX]
         session = self._sessions.get(client_id)
         if session is None:
             self._make_room(now_s)
             session = Session(
-                client_id=client_id, client_type=client_type, group=group, language=language, last_seen_s=now_s
+                client_id=client_id,
+                client_type=client_type,
+                group=group,
+                language=language,
+                version=version,
+                last_seen_s=now_s,
             )
             self._sessions[client_id] = session
             return session
         session.client_type = client_type
         session.group = group or session.group
         session.language = language or session.language
+        session.version = version or session.version
         session.last_seen_s = now_s
         self._sessions.move_to_end(client_id)
         return session
 
+    def attach(self, session: Session, settings: wire.Settings, outbox: Outbox) -> None:
+        """Keep what a client wishes for, and the stream on which it said so: the newest is the one for commands."""
+        self._drop_settings(session)
+        session.outbox = outbox
+        size = settings.ByteSize()
+        if size <= _SETTINGS_BYTES_MAX and self._settings_bytes + size <= _SETTINGS_BYTES_IN_ALL_MAX:
+            session.settings, session.settings_bytes = settings, size
+            self._settings_bytes += size
+
+    def _drop_settings(self, session: Session) -> None:
+        self._settings_bytes -= session.settings_bytes
+        session.settings, session.settings_bytes = None, 0
+
     def forget(self, client_id: str) -> None:
         """Drop a client that said goodbye. Its telemetry stream ends when the client closes it."""
-        self._sessions.pop(client_id, None)
+        session = self._sessions.pop(client_id, None)
+        if session is not None:
+            self._drop_settings(session)
 
     def detach(self, client_id: str, outbox: Outbox) -> None:
         """Note that a telemetry stream ended, unless a newer one took its place."""
         session = self._sessions.get(client_id)
         if session is not None and session.outbox is outbox:
             session.outbox = None
+            self._drop_settings(session)
 
     def _make_room(self, now_s: float) -> None:
         while self._sessions:
@@ -131,4 +158,4 @@ class Sessions:
             is_idle = now_s - oldest.last_seen_s > IDLE_S_MAX
             if not is_idle and len(self._sessions) < self._sessions_max:
                 return
-            del self._sessions[oldest.client_id]
+            self.forget(oldest.client_id)

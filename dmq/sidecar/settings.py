@@ -24,7 +24,9 @@ class SidecarConfig:
     broker_name: str = "rock-dmq"
     sends_in_flight_max: int = 4096
     receives_waiting_max: int = 10_000
+    receives_per_client_max: int = 1024
     streams_max: int = 10_000
+    streams_per_client_max: int = 16
     sessions_max: int = 20_000
 
     def __post_init__(self) -> None:

@@ -59,6 +59,12 @@ class Producers:
                 if not clients:
                     del self._by_topic[topic]
 
+    def gone(self, client_id: str) -> None:
+        """Note that a client said goodbye: it is not asked again, also while its streams are still open."""
+        for topic, clients in list(self._by_topic.items()):
+            if clients.pop(client_id, None) is not None and not clients:
+                del self._by_topic[topic]
+
     def is_live(self, topic: str) -> bool:
         """As ``Checker.is_live``."""
         return topic in self._by_topic
@@ -126,18 +132,19 @@ class TransactionCalls:
                 halves.append(self._half(message, now_ms))
         except Refused as error:
             return mapping.send_refusal(messages, len(halves), status_of(error, call.language))
-        session = self._sessions.get(call.client_id)
-        if session is not None and session.outbox is not None:
+        session = self._sessions.seen(call.client_id, wire.PRODUCER, "", call.language, call.version)
+        if session.outbox is not None:
             self.producers.publishes(call.client_id, [halves[0].envelope.topic], session.outbox)
         return _response(await self._broker.prepare(halves))
 
-    async def end(self, request: wire.EndTransactionRequest, call: Call) -> wire.EndTransactionResponse:  # noqa: ARG002
+    async def end(self, request: wire.EndTransactionRequest, call: Call) -> wire.EndTransactionResponse:
         """Commit or roll back; OK once that is durable, and also if it had that outcome before.
 
         The transaction id says which message is meant; the message id beside it is not looked at.
         """
         self._check_served()
         topic = validate.topic_of(request.topic)
+        self._sessions.seen(call.client_id, wire.PRODUCER, "", call.language, call.version)
         if request.resolution == wire.COMMIT:
             await self._broker.commit(topic, request.transaction_id)
         elif request.resolution == wire.ROLLBACK:

@@ -99,6 +99,7 @@ def _check_served_topic(name: str) -> str:
 # Every call checks the same few names again. Refused ones are not remembered, and good ones are short.
 _topic = lru_cache(maxsize=4096)(_check_served_topic)
 _group = lru_cache(maxsize=4096)(check_group)
+_SERVED_TYPES = frozenset({wire.MESSAGE_TYPE_UNSPECIFIED, wire.NORMAL, wire.FIFO, wire.DELAY, wire.TRANSACTION})
 _UNSERVED_TYPES: Mapping[int, str] = {
     wire.LITE: "lite topics are",
     wire.PRIORITY: "message priorities are",
@@ -143,8 +144,10 @@ def check_message(message: wire.Message) -> None:
     _check_text(Rule.MESSAGE_ID, "message id", system.message_id, MESSAGE_ID_BYTES_MAX)
     if system.HasField("message_group"):
         _check_text(Rule.MESSAGE_GROUP, "message group", system.message_group, MESSAGE_GROUP_BYTES_MAX)
-    if system.message_type in _UNSERVED_TYPES:
-        raise Refused(Rule.UNSUPPORTED, f"{_UNSERVED_TYPES[system.message_type]} not served yet")
+    if system.message_type not in _SERVED_TYPES:
+        if system.message_type in _UNSERVED_TYPES:
+            raise Refused(Rule.UNSUPPORTED, f"{_UNSERVED_TYPES[system.message_type]} not served yet")
+        raise Refused(Rule.MESSAGE_TYPE, "the message type is unknown", value=int(system.message_type))
 
 
 def check_undelayed(message: wire.Message) -> None:

@@ -235,3 +235,17 @@ async def test_a_delivery_that_is_being_given_back_does_not_expire(rig: Embedded
     await rig.settle()
     assert returns(rig) == [(EventKind.GIVEN_BACK, 2)]
     assert len(await receive(rig)) == 1
+
+
+@every_durable_broker()
+async def test_clients_that_fell_silent_are_forgotten(rig: EmbeddedRig) -> None:
+    """Every start of an application is a new client id: the memory of them has an end in time and in number."""
+    seen = rig.broker.leases._seen_s
+    for number in range(1_000):
+        rig.broker.client_seen(f"c-{number}")
+        rig.clock.advance(125)
+    assert list(seen) == [f"c-{number}" for number in range(520, 1_000)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leases, "CLIENTS_MAX", 10)
+        rig.broker.client_seen("c-700")
+    assert list(seen) == [*(f"c-{number}" for number in range(991, 1_000)), "c-700"]

@@ -6,6 +6,7 @@ settings). Here nothing a client told us is needed to serve it.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -134,3 +135,34 @@ def test_clients_go_on_after_a_restart(language: Language, daemon: Daemon, tmp_p
             traffic.wait_until(lambda: wanted <= {found for found, _ in traffic.received}, RECOVERY_S_MAX)
             traffic.wait_until(lambda: wanted <= set(traffic.pushed()), RECOVERY_S_MAX)
     daemon.stop()
+
+
+CHECK_BACK_S_MAX = 70.0  # Python asks for its routes every 30 s, and may be told the address it has at the first time
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("language", LANGUAGES, ids=lambda language: language.name)
+def test_a_producer_is_asked_again_after_a_restart(language: Language, data: Path, tmp_path: Path) -> None:
+    """Its half message was undecided when the daemon was killed; its telemetry stream comes back without its doing."""
+    require(language)
+    home = tmp_path / "home"
+    home.mkdir()
+    env = {**os.environ, "DMQ_TRANSACTION_TIMEOUT": "1s", "DMQ_TRANSACTION_CHECK_INTERVAL": "1s"}
+    with Daemon(data, env=env) as daemon, OfficialClient(language, home, daemon.address) as process:
+        process.start("producer", "transactional", _TOPIC)
+        message_id = process.send("producer", _TOPIC, body="commit after the restart", is_half=True)
+        daemon.kill()
+        daemon.restart()
+        began_s = time.monotonic()
+        while True:  # a producer at work shows itself at once, an idle one with its next heartbeat
+            try:
+                process.send("producer", _TOPIC, body="rollback", is_half=True)
+                break
+            except ClientError:
+                assert time.monotonic() - began_s < RECOVERY_S_MAX
+                time.sleep(0.1)
+        assert process.wait_for_deliveries("producer", 1, within_s=CHECK_BACK_S_MAX)
+        print(f"{language.name} was asked after {time.monotonic() - began_s:.1f} s")
+        process.start("push", "push", _TOPIC, group="push")
+        assert [each["message_id"] for each in process.wait_for_deliveries("push", 1)] == [message_id]
+        daemon.stop()

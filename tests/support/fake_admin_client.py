@@ -10,6 +10,7 @@ from typing import ClassVar, TypeVar
 import grpc
 import pytest
 from google.protobuf.message import Message
+from support.admin_clients import FixedClients
 from support.admin_source import FixedSource
 from typer.testing import CliRunner, Result
 
@@ -66,7 +67,9 @@ class FakeClient(client.AdminClient):
         FakeClient.calls.append(method.name)
         FakeClient.deadlines.append((method.name, timeout_s))
         FakeClient.before_call(method.name)
-        handler = handlers(AdminService(self.source))[method.path]
+        service = AdminService(self.source)
+        service.clients.attach(FixedClients())
+        handler = handlers(service)[method.path]
 
         async def answer() -> Message:
             return await handler.call(handler.request_class.FromString(request.SerializeToString()))

@@ -41,12 +41,15 @@ class Received(NamedTuple):
 class WireClient:
     """One client with a channel of its own. Use it from any thread."""
 
-    def __init__(self, address: str, client_id: str = "wire-1", signer: Signer | None = None) -> None:
+    def __init__(
+        self, address: str, client_id: str = "wire-1", signer: Signer | None = None, language: str = "JAVA"
+    ) -> None:
+        self.address = address
         self.channel = grpc.insecure_channel(address, options=_OPTIONS)
         self._signer = signer
         self._own_metadata = (
             ("x-mq-client-id", client_id),
-            ("x-mq-language", "JAVA"),
+            ("x-mq-language", language),
             ("x-mq-client-version", "5.2.0"),
             ("x-mq-protocol", "v2"),
         )

@@ -103,10 +103,41 @@ def test_an_offer_never_waits() -> None:
 
 def test_settings_of_absurd_length_are_not_kept() -> None:
     """A client could fill the memory with wishes; its stream is kept all the same."""
-    session, outbox = Sessions(ManualClock()).seen("a", wire.PUSH_CONSUMER, "g", ""), Outbox()
+    sessions, outbox = Sessions(ManualClock()), Outbox()
+    session = sessions.seen("a", wire.PUSH_CONSUMER, "g", "")
     settings = wire.Settings(client_type=wire.PUSH_CONSUMER, subscription=wire.Subscription())
-    session.wished(settings, outbox)
+    sessions.attach(session, settings, outbox)
     assert (session.settings, session.outbox) == (settings, outbox)
     settings.subscription.subscriptions.add(topic=wire.Resource(name="t" * 64 * 1024))
-    session.wished(settings, outbox)
+    sessions.attach(session, settings, outbox)
     assert (session.settings, session.outbox) == (None, outbox)
+
+
+def test_all_settings_together_have_a_bound() -> None:
+    """What is beyond it is answered and not kept; a client that goes makes room."""
+    sessions = Sessions(ManualClock(), sessions_max=2_000)
+    settings = wire.Settings(subscription=wire.Subscription(group=wire.Resource(name="g" * 63 * 1024)))
+    everybody = [sessions.seen(f"c-{number}", wire.PUSH_CONSUMER, "g", "") for number in range(1_100)]
+    for session in everybody:
+        sessions.attach(session, settings, Outbox())
+        sessions.attach(session, settings, Outbox())  # again, in place of the first
+    kept = [session.client_id for session in sessions if session.settings is not None]
+    assert kept == [f"c-{number}" for number in range(1_040)]
+    sessions.forget("c-0")
+    sessions.attach(everybody[-1], settings, Outbox())
+    assert everybody[-1].settings is not None
+
+
+def test_the_end_of_the_newest_stream_ends_its_wishes() -> None:
+    """Without a stream nobody can be told anything; the client says it again on the next one."""
+    sessions, outbox = Sessions(ManualClock()), Outbox()
+    session = sessions.seen("a", wire.PUSH_CONSUMER, "g", "")
+    sessions.attach(session, wire.Settings(subscription=wire.Subscription()), outbox)
+    sessions.detach("a", outbox)
+    assert (session.settings, session.outbox) == (None, None)
+
+
+def test_words_of_absurd_length_are_cut() -> None:
+    """Headers may be tens of kilobytes long, and there may be thousands of clients."""
+    session = Sessions(ManualClock()).seen("a", wire.PRODUCER, "", "J" * 30_000, "5" * 30_000)
+    assert (len(session.language), len(session.version)) == (64, 64)

@@ -72,6 +72,7 @@ def refusal(check: Callable[[], object]) -> Refused:
         (message(message_group="a\x00"), Rule.MESSAGE_GROUP, "control"),
         (message(message_type=wire.LITE), Rule.UNSUPPORTED, "lite"),
         (message(message_type=wire.PRIORITY), Rule.UNSUPPORTED, "priorities"),
+        (message(message_type=2**31 - 1), Rule.MESSAGE_TYPE, "unknown"),
     ],
 )
 def test_a_bad_message_is_refused_by_its_rule(bad: wire.Message, rule: Rule, text: str) -> None:

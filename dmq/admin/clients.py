@@ -1,0 +1,61 @@
+"""The RPCs of ``rockdmq.admin.v1.AdminService`` about clients of the public protocol."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from google.protobuf.message import DecodeError
+
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.topics import check_group, check_topic
+from broker_adapter.wire import rocketmq_v2 as public
+from dmq.admin import admin_v1 as wire
+from dmq.admin import validate
+from dmq.admin.client_source import ClientSource
+from dmq.admin.source import AdminSource
+from dmq.errors import StoreCorrupt
+
+
+class ClientCalls:
+    """The RPCs. Raises what ``ClientSource`` and ``AdminSource.message`` raise, and ``Refused`` for wrong input."""
+
+    def __init__(self, source: AdminSource) -> None:
+        """Nobody is connected until ``attach``."""
+        self._source = source
+        self._clients: ClientSource | None = None
+
+    def attach(self, clients: ClientSource) -> None:
+        """Say who knows the clients; called when the public protocol is about to be served."""
+        self._clients = clients
+
+    async def list_clients(self, request: wire.ListClientsRequest) -> wire.ListClientsResponse:
+        """List the clients that are alive."""
+        group = check_group(request.group) if request.group else ""
+        found = self._clients.clients(group) if self._clients is not None else ()
+        return wire.ListClientsResponse(clients=[wire.Client(**asdict(client)) for client in found])
+
+    async def get_client_stack(self, request: wire.GetClientStackRequest) -> wire.GetClientStackResponse:
+        """Ask a client what its threads do."""
+        timeout_s = validate.check_timeout_ms(request.timeout_ms) / 1000
+        return wire.GetClientStackResponse(stack=await self._connected().stack(request.client_id, timeout_s))
+
+    async def verify_client_message(self, request: wire.VerifyClientMessageRequest) -> wire.VerifyClientMessageResponse:
+        """Have a push consumer consume a stored message once."""
+        timeout_s = validate.check_timeout_ms(request.timeout_ms) / 1000
+        topic, message_id = check_topic(request.topic), validate.check_message_id(request.message_id)
+        clients = self._connected()
+        payload = (await self._source.message(topic, message_id)).payload
+        if payload is None:
+            raise Refused(Rule.NOT_FOUND, "the message is not at hand: never sent, or gone", value=message_id)
+        try:
+            code, text = await clients.verify(request.client_id, payload, timeout_s)
+        except DecodeError as error:
+            raise StoreCorrupt("the stored message cannot be read") from error
+        known = public.Code.DESCRIPTOR.values_by_number.get(code)
+        name = known.name if known is not None else ""
+        return wire.VerifyClientMessageResponse(code=code, code_name=name, text=text)
+
+    def _connected(self) -> ClientSource:
+        if self._clients is None:
+            raise Refused(Rule.NOT_FOUND, "no client is connected")
+        return self._clients

@@ -1,0 +1,53 @@
+"""The clients of the public protocol, as operators ask about them: fits ``ClientSource``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker_adapter.clock import Clock
+from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.admin.client_source import ClientSilent, ClientStatus
+from dmq.sidecar.commands import NoAnswer
+from dmq.sidecar.sessions import IDLE_S_MAX, Sessions
+from dmq.sidecar.telemetry import Streams
+
+
+class Clients:
+    """Reads the sessions, and asks by the telemetry streams."""
+
+    def __init__(self, clock: Clock, sessions: Sessions, streams: Streams) -> None:
+        self._clock = clock
+        self._sessions = sessions
+        self._streams = streams
+
+    def clients(self, group: str) -> Sequence[ClientStatus]:
+        """As ``ClientSource.clients``."""
+        now_ms, now_s = self._clock.now_ms(), self._clock.monotonic_s()
+        found = [
+            ClientStatus(
+                client_id=session.client_id,
+                kind=wire.ClientType.Name(session.client_type),
+                group=session.group,
+                language=session.language,
+                version=session.version,
+                last_seen_at_ms=now_ms - int((now_s - session.last_seen_s) * 1000),
+                streams=self._streams.held_by(session.client_id),
+            )
+            for session in self._sessions
+            if (not group or session.group == group) and now_s - session.last_seen_s <= IDLE_S_MAX
+        ]
+        return sorted(found, key=lambda client: (client.group, client.client_id))
+
+    async def stack(self, client_id: str, timeout_s: float) -> str:
+        """As ``ClientSource.stack``."""
+        try:
+            return await self._streams.commands.stack(client_id, timeout_s)
+        except NoAnswer as error:
+            raise ClientSilent(str(error)) from error
+
+    async def verify(self, client_id: str, payload: bytes, timeout_s: float) -> tuple[int, str]:
+        """As ``ClientSource.verify``."""
+        try:
+            return await self._streams.commands.verify(client_id, payload, timeout_s)
+        except NoAnswer as error:
+            raise ClientSilent(str(error)) from error

@@ -1,0 +1,106 @@
+"""The telemetry streams: by them clients are told their settings, and asked what only they know."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from broker_adapter.adapter import PopBroker
+from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.mapping import full_name
+from dmq.sidecar import validate
+from dmq.sidecar.call import Call
+from dmq.sidecar.codes import OK_STATUS
+from dmq.sidecar.commands import Commands
+from dmq.sidecar.places import Places
+from dmq.sidecar.sessions import Outbox, Sessions
+from dmq.sidecar.settings import CONSUMERS, SidecarConfig, client_type_of, merged
+from dmq.sidecar.transactions import Producers
+
+
+class Streams:
+    """Serves every telemetry stream. Belongs to the event loop."""
+
+    def __init__(self, broker: PopBroker, sessions: Sessions, producers: Producers, config: SidecarConfig) -> None:
+        self._broker = broker
+        self._sessions = sessions
+        self._producers = producers
+        self._places = Places("telemetry streams", in_all=config.streams_max, per_client=config.streams_per_client_max)
+        self._outboxes: set[Outbox] = set()
+        self._draining = False
+        self.commands = Commands(sessions)
+
+    def held_by(self, client_id: str) -> int:
+        """Return how many streams of a client are open."""
+        return self._places.held_by(client_id)
+
+    def drain(self) -> None:
+        """End all streams now, and each new one at once. Idempotent."""
+        self._draining = True
+        for outbox in self._outboxes:
+            outbox.close()
+
+    async def serve(
+        self, requests: AsyncIterator[wire.TelemetryCommand], call: Call
+    ) -> AsyncGenerator[wire.TelemetryCommand, None]:
+        """Answer each settings frame with the settings that count; other frames are taken without an answer.
+
+        Ends when the client ends it, at ``drain``, or with the error of a frame. The newest stream of a client is the
+        one for commands to it; an older one stays until its client closes it, because clients that dial two addresses
+        of this server would otherwise close each other's stream for ever.
+        """
+        self._places.take(call.client_id)
+        outbox = Outbox()
+        self._outboxes.add(outbox)
+        if self._draining:
+            outbox.close()
+        reader = asyncio.create_task(self._read(requests, call, outbox), name="dmq-telemetry")
+        try:
+            async for frame in outbox:
+                yield frame
+            if not self._draining:
+                await reader
+        finally:
+            self._places.free(call.client_id)
+            self._outboxes.discard(outbox)
+            self._sessions.detach(call.client_id, outbox)
+            self._producers.left(call.client_id, outbox)
+            reader.cancel()  # which closes the outbox
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def _read(self, requests: AsyncIterator[wire.TelemetryCommand], call: Call, outbox: Outbox) -> None:
+        try:
+            async for frame in requests:
+                self._broker.client_seen(call.client_id)
+                if frame.HasField("settings"):
+                    await self._tell(frame.settings, call, outbox)
+                else:
+                    self.commands.answered(call.client_id, frame)
+        finally:
+            outbox.close()
+
+    async def _tell(self, wanted: wire.Settings, call: Call, outbox: Outbox) -> None:
+        """Answer a settings frame, and note what it says about the client."""
+        client_type = client_type_of(wanted)
+        group = ""
+        if client_type in CONSUMERS:
+            group = validate.group_of(wanted.subscription.group)
+            await self._broker.ensure_group(group)
+        session = self._sessions.seen(call.client_id, client_type, group, call.language, call.version)
+        self._sessions.attach(session, wanted, outbox)
+        self._producers.told(session)
+        await outbox.put(self._settings_frame(wanted, group, call.language))
+
+    def _settings_frame(self, wanted: wire.Settings, group: str, language: str) -> wire.TelemetryCommand:
+        topics = [full_name(entry.topic) for entry in wanted.subscription.subscriptions]
+        settings = merged(wanted, self._broker.group_settings(group, topics), language)
+        return wire.TelemetryCommand(status=OK_STATUS, settings=settings)
+
+    def group_changed(self, group: str) -> None:
+        """Tell all connected consumers of ``group`` their new settings. Call it on the event loop; it never waits.
+
+        Who does not read its stream is not told; it asks again by itself, every 5 minutes.
+        """
+        for session in self._sessions:
+            if session.group == group and session.outbox is not None and session.settings is not None:
+                session.outbox.offer(self._settings_frame(session.settings, group, session.language))
