@@ -1,4 +1,4 @@
-"""Recall and SQL92 filters, as the official Python and Node clients see them."""
+"""Recall and SQL92 filters, as the official clients see them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_delivered_message_cannot_be_recalled(process: OfficialClient, topic: 
     process.receive_until(f"c-{topic}", 1)
     with pytest.raises(ClientError, match=r"the message was delivered at 20\d\d-") as late:
         recall(process, topic, handle)
-    assert late.value.code == 40400 or "40401" in str(late.value)
+    assert late.value.code in (40400, 40401) or "40401" in str(late.value)
 
 
 def test_nonsense_is_refused(process: OfficialClient, topic: str) -> None:

@@ -1,4 +1,4 @@
-"""The programs around the official Go and Java clients, built when they are first needed; ``make go-client`` does it, too.
+"""The programs around the official Go and Java clients, built at their first use, or by ``make go-client java-client``.
 
 What is built lies in ``.cache`` beside the source. A lock file lets one process build while others wait for it, and a
 digest of the sources says whether what is there is still theirs.
@@ -99,7 +99,9 @@ def main(name: str) -> int:
     if not missing:
         return 0
     is_ci = bool(os.environ.get("CI"))
-    print(f"make: required in CI: {missing}" if is_ci else f"{missing}: the tests with the {name} client will be skipped")
+    print(
+        f"make: required in CI: {missing}" if is_ci else f"{missing}: the tests with the {name} client will be skipped"
+    )
     return int(is_ci)
 
 

@@ -42,9 +42,8 @@ class Language:
 
     ``receive_overhead_bytes``: grpc-js takes 4 MiB for a whole frame, so that a body of 4 MiB can be sent with the Node
     client and not be received with it. ``tells_of_acks``: whether an application hears that the server refused an
-    acknowledgement. ``settings``: variables of the environment.
-
-    Go and Java speak TLS, as they do when nobody tells them not to; Python and Node speak plain text.
+    acknowledgement. ``checks_times``: whether the client itself refuses a time that the protocol cannot say.
+    ``tls``: whether it speaks TLS when nobody tells it what to speak, as in most of our tests.
     """
 
     name: str
@@ -52,16 +51,17 @@ class Language:
     deliver_at_unit_ms: int = 1
     receive_overhead_bytes: int = 0
     tells_of_acks: bool = True
-    settings: tuple[tuple[str, str], ...] = ()
+    checks_times: bool = False
+    tls: bool = False
 
 
 PYTHON = Language("python", (sys.executable, str(_TESTS / "clients" / "python" / "client.py")), deliver_at_unit_ms=1000)
 NODE = Language("node", ("node", str(_NODE / "client.mjs")), receive_overhead_bytes=1024)
-GO = Language("go", (str(BUILDS["go"].cache / "client"),), tells_of_acks=False)
+GO = Language("go", (str(BUILDS["go"].cache / "client"),), tells_of_acks=False, tls=True)
 _CLASS_PATH = f"{BUILDS['java'].cache}/classes:{BUILDS['java'].cache}/lib/*"
 # It lives for seconds: the second compiler would cost more than it brings. Its log goes where the test looks for it.
 _JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m", "-Duser.home=.")
-JAVA = Language("java", ("java", *_JVM, "-cp", _CLASS_PATH, "Client"))
+JAVA = Language("java", ("java", *_JVM, "-cp", _CLASS_PATH, "Client"), checks_times=True, tls=True)
 LANGUAGES = (PYTHON, NODE, GO, JAVA)
 
 
@@ -89,9 +89,12 @@ def require(language: Language) -> None:
 
 
 class OfficialClient:
-    """One process that holds any number of clients, each under a name of its own."""
+    """One process that holds any number of clients, each under a name of its own.
 
-    def __init__(self, language: Language, home: Path, address: str) -> None:
+    ``tls``: ``on``, ``off``, or what the clients of the language do by themselves.
+    """
+
+    def __init__(self, language: Language, home: Path, address: str, *, tls: str = "") -> None:
         self.language = language
         self.address = address
         self._home = home
@@ -104,7 +107,7 @@ class OfficialClient:
             stderr=self._stderr,
             text=True,
             cwd=home,
-            env={**environment, "HOME": str(home), **dict(language.settings)},
+            env={**environment, "HOME": str(home), "CLIENT_TLS": tls},
         )
         self._lock = threading.Lock()
         self._number = 0

@@ -127,6 +127,7 @@ func describe(message *rmq.MessageView) line {
 }
 
 // consume reports every message; it fails those whose body says so, as often as it says (`fail 2 times`), until mended.
+// A body that begins with `hang` keeps it on the first attempt.
 func consume(name string, message *rmq.MessageView) rmq.ConsumerResult {
 	seen := describe(message)
 	seen["event"], seen["client"] = "delivery", name
@@ -134,6 +135,9 @@ func consume(name string, message *rmq.MessageView) rmq.ConsumerResult {
 	lock.Lock()
 	isMended := mended[name]
 	lock.Unlock()
+	if strings.HasPrefix(string(message.GetBody()), "hang ") && message.GetDeliveryAttempt() == 1 {
+		select {}
+	}
 	var times int32
 	if _, err := fmt.Sscanf(string(message.GetBody()), "fail %d", &times); err == nil && !isMended &&
 		message.GetDeliveryAttempt() <= times {
@@ -333,6 +337,9 @@ func serve(r request) {
 
 // main serves until stdin ends; then it leaves without the client's own shutdown, like a process that is killed.
 func main() {
+	if os.Getenv("CLIENT_TLS") == "off" {
+		rmq.EnableSsl = false
+	}
 	os.Stdout = os.Stderr // only protocol lines on stdout; whatever the client prints goes to stderr
 	say(line{"event": "ready"})
 	lines := bufio.NewReader(os.Stdin)

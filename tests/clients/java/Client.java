@@ -2,6 +2,7 @@
 
 import com.google.gson.Gson;
 import com.google.gson.GsonBuilder;
+import com.google.gson.annotations.SerializedName;
 import java.io.BufferedReader;
 import java.io.Closeable;
 import java.io.FileDescriptor;
@@ -20,6 +21,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.locks.LockSupport;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.apache.rocketmq.client.apis.ClientConfiguration;
@@ -67,7 +69,7 @@ public class Client {
         int batch = 32;
         int invisible_s = 10;
         int token;
-        @com.google.gson.annotations.SerializedName("do")
+        @SerializedName("do")
         String command;
     }
 
@@ -115,9 +117,16 @@ public class Client {
         return seen;
     }
 
-    /** Reports every message; fails those whose body says so, as often as it says (`fail 2 times`), until mended. */
+    /**
+     * Reports every message; fails those whose body says so, as often as it says (`fail 2 times`), until mended.
+     * A body that begins with `hang` keeps it on the first attempt.
+     */
     static ConsumeResult consume(String name, MessageView message) {
-        Matcher fail = FAIL.matcher((String) report("delivery", name, message).get("body"));
+        String body = (String) report("delivery", name, message).get("body");
+        if (body.startsWith("hang ") && message.getDeliveryAttempt() == 1) {
+            LockSupport.park();
+        }
+        Matcher fail = FAIL.matcher(body);
         boolean fails = fail.matches() && message.getDeliveryAttempt() <= Integer.parseInt(fail.group(1));
         return fails && !mended.contains(name) ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS;
     }
