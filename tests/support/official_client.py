@@ -163,9 +163,13 @@ class OfficialClient:
         """Run a command and return its answer."""
         return self.begin(command, **arguments).result(ANSWER_S_MAX)
 
+    def begin_start(self, name: str, kind: str, topic: str, **arguments: Any) -> Future[Any]:
+        """Begin to start a ``producer`` or ``transactional`` one, a ``simple`` or a ``push`` consumer."""
+        return self.begin("start", name=name, kind=kind, address=self.address, topic=topic, **arguments)
+
     def start(self, name: str, kind: str, topic: str, **arguments: Any) -> None:
-        """Start a ``producer`` or ``transactional`` one, a ``simple`` or a ``push`` consumer under ``name``."""
-        self.do("start", name=name, kind=kind, address=self.address, topic=topic, **arguments)
+        """Start a client, as ``begin_start``, and wait until it has."""
+        self.begin_start(name, kind, topic, **arguments).result(ANSWER_S_MAX)
 
     def send(self, name: str, topic: str, **arguments: Any) -> str:
         """Send and return the message id. ``deliver_at_ms`` is turned into the client's unit, rounded up."""

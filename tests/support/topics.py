@@ -31,10 +31,8 @@ class Topics:
         return name
 
     def _begin(self) -> tuple[str, list[Future[Any]]]:
-        name, address = f"t{next(_names)}-{self._process.language.name}", self._process.address
+        name = f"t{next(_names)}-{self._process.language.name}"
         return name, [
-            self._process.begin(
-                "start", name=f"{_PREFIXES[kind]}-{name}", kind=kind, address=address, topic=name, group=f"g-{name}"
-            )
+            self._process.begin_start(f"{_PREFIXES[kind]}-{name}", kind, name, group=f"g-{name}")
             for kind in self._kinds
         ]
