@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 from support.daemon import Daemon
@@ -98,7 +98,7 @@ def bodies(process: OfficialClient, topic: str, expected: int) -> list[str]:
     return [each["body"] for each in process.wait_for_deliveries(f"c-{topic}", expected)]
 
 
-def patiently(do: Callable[..., _Answer], *arguments: Any, **more: Any) -> _Answer:
+def patiently(do: Callable[..., _Answer], *arguments: object, **more: object) -> _Answer:
     """Do it again until it goes: after a restart a client has to find out that its connection is gone."""
     until_s = time.monotonic() + 30
     while True:

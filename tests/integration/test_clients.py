@@ -16,13 +16,18 @@ from typing import Any, NamedTuple
 
 import pytest
 from support.daemon import Daemon
-from support.official_client import LANGUAGES, ClientError, Language, OfficialClient, require
+from support.effort import at_length
+from support.official_client import GO, JAVA, LANGUAGES, NODE, PYTHON, ClientError, Language, OfficialClient, require
 from support.topics import Topics
 
 from broker_adapter.limits import BODY_BYTES_MAX
 
 LEVELS_MS = tuple(range(100, 1900, 100))  # 18 of them
 LATENESS_MS_MAX = 2_000  # generous: the machine is shared; the benchmarks hold the daemon to milliseconds
+
+
+# For what does not depend on the client: properties are the same in every language.
+BY_PROPERTY = (PYTHON, NODE, pytest.param(GO, marks=at_length), pytest.param(JAVA, marks=at_length))
 
 
 class Bench:
@@ -227,6 +232,7 @@ def test_receive_waits_and_is_woken(process: OfficialClient, topic: str) -> None
     assert found["at_ms"] - sent_ms < LATENESS_MS_MAX
 
 
+@pytest.mark.parametrize("process", BY_PROPERTY, indirect=True, ids=lambda language: language.name)
 def test_receive_is_woken_by_a_message_that_becomes_due(process: OfficialClient, topic: str) -> None:
     """A long poll that began before the delivery time ends with it."""
     sent_ms = time.time_ns() // 1_000_000
@@ -265,6 +271,7 @@ def test_a_time_that_has_passed_means_now(process: OfficialClient, topic: str) -
     assert (found["message_id"], found["deliver_at_ms"]) == (message_id, 1_700_000_000_000)
 
 
+@pytest.mark.parametrize("process", BY_PROPERTY, indirect=True, ids=lambda language: language.name)
 def test_each_delay_level(process: OfficialClient, topic: str) -> None:
     """Each of the 18 levels waits for its own time, counted from the send."""
     sent: dict[str, tuple[int, int]] = {}
@@ -285,6 +292,7 @@ def test_each_delay_level(process: OfficialClient, topic: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("process", BY_PROPERTY, indirect=True, ids=lambda language: language.name)
 @pytest.mark.parametrize(
     ("properties", "least_ms"),
     [
@@ -306,6 +314,7 @@ def test_relative_delay_by_property(
     assert found["properties"] == {"mine": "stays"}
 
 
+@pytest.mark.parametrize("process", BY_PROPERTY, indirect=True, ids=lambda language: language.name)
 def test_absolute_time_by_property(process: OfficialClient, topic: str) -> None:
     """TIMER_DELIVER_MS gives a client with whole seconds its milliseconds back."""
     deliver_at_ms = time.time_ns() // 1_000_000 + 777
@@ -415,3 +424,17 @@ def test_another_consumer_gets_what_one_that_died_left(process: OfficialClient, 
     assert sorted(each["message_id"] for each in found.taken) == sorted(found.sent)
     assert sorted(each["message_id"] for each in found.received) == sorted(found.sent)
     assert {each["attempt"] for each in found.received} == {2}
+
+
+@at_length
+@pytest.mark.timeout(200)
+def test_another_consumer_is_given_what_a_dead_listener_held(bench: Bench, process: OfficialClient, topic: str) -> None:
+    """A push consumer renews nothing any more when it is killed: within two minutes the other one has its message."""
+    doomed = bench.new_process(process.language)
+    doomed.start("doomed", "push", topic, group=f"held-{topic}")
+    message_id = process.send(f"p-{topic}", topic, body="hang 1")
+    assert [each["message_id"] for each in doomed.wait_for_deliveries("doomed", 1)] == [message_id]
+    doomed.close()
+    process.start(f"other-{topic}", "push", topic, group=f"held-{topic}")
+    found = process.wait_for_deliveries(f"other-{topic}", 1, within_s=130)
+    assert [(each["message_id"], each["attempt"]) for each in found] == [(message_id, 2)]
