@@ -10,10 +10,10 @@ from itertools import count
 from typing import TypeVar
 
 import pytest
+from support.client_bench import Bench
 from support.daemon import Daemon
 from support.official_client import GO, JAVA, LANGUAGES, NODE, PYTHON, ClientError, Language, OfficialClient, require
 from support.scenarios import dead_letters
-from support.topics import Topics
 
 from broker_adapter.topics import dead_letter_topic
 from dmq.embedded.checks import GIVEN_UP_GROUP
@@ -24,40 +24,11 @@ _names = count(1)
 _Answer = TypeVar("_Answer")
 
 
-class Bench:
-    """One daemon that is not patient with transactions, and a process per language in front of it."""
-
-    def __init__(self, daemon: Daemon, stack: ExitStack, tmp: pytest.TempPathFactory) -> None:
-        self.daemon = daemon
-        self._stack = stack
-        self._tmp = tmp
-        self._processes: dict[str, OfficialClient] = {}
-        self._topics: dict[str, Topics] = {}
-
-    def new_process(self, language: Language) -> OfficialClient:
-        """Return a process of its own; a test may end it."""
-        require(language)
-        home = self._tmp.mktemp(language.name)
-        return self._stack.enter_context(OfficialClient(language, home, self.daemon.address))
-
-    def process(self, language: Language) -> OfficialClient:
-        """Return the process of a language, started if it is not there yet."""
-        if language.name not in self._processes:
-            self._processes[language.name] = self.new_process(language)
-        return self._processes[language.name]
-
-    def topic(self, language: Language) -> str:
-        """Return a new topic with clients of that language."""
-        if language.name not in self._topics:
-            self._topics[language.name] = Topics(self.process(language), "transactional", "push")
-        return self._topics[language.name].take()
-
-
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     env = {**os.environ, **{f"DMQ_TRANSACTION_{key}": value for key, value in _PACE.items()}}
     with Daemon(tmp_path_factory.mktemp("daemon") / "data", env=env) as daemon, ExitStack() as stack:
-        yield Bench(daemon, stack, tmp_path_factory)
+        yield Bench(daemon, stack, tmp_path_factory, "transactional", "push")
         daemon.stop()
 
 

@@ -2,6 +2,8 @@
 
 Go and Java speak TLS, with the certificate that the daemon makes for itself; Python and Node speak plain text.
 
+None of the four can send several messages in one request; that is tested without them.
+
 Redelivery takes 10 s by the protocol. ``slow`` starts those scenarios for all clients at once, before the first test;
 the last tests of the module look at what came of them.
 """
@@ -15,10 +17,10 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import pytest
+from support.client_bench import Bench
 from support.daemon import Daemon
 from support.effort import at_length
-from support.official_client import GO, JAVA, LANGUAGES, NODE, PYTHON, ClientError, Language, OfficialClient, require
-from support.topics import Topics
+from support.official_client import GO, JAVA, LANGUAGES, NODE, PYTHON, ClientError, OfficialClient, require
 
 from broker_adapter.limits import BODY_BYTES_MAX
 
@@ -28,34 +30,6 @@ LATENESS_MS_MAX = 2_000  # generous: the machine is shared; the benchmarks hold 
 
 # For what does not depend on the client: properties are the same in every language.
 BY_PROPERTY = (PYTHON, NODE, pytest.param(GO, marks=at_length), pytest.param(JAVA, marks=at_length))
-
-
-class Bench:
-    """One daemon and, on demand, one process per language in front of it."""
-
-    def __init__(self, daemon: Daemon, stack: ExitStack, tmp: pytest.TempPathFactory) -> None:
-        self.daemon = daemon
-        self._stack = stack
-        self._tmp = tmp
-        self._processes: dict[str, OfficialClient] = {}
-        self._topics: dict[str, Topics] = {}
-
-    def new_process(self, language: Language) -> OfficialClient:
-        """Return a process of its own; a test may end it."""
-        home = self._tmp.mktemp(language.name)
-        return self._stack.enter_context(OfficialClient(language, home, self.daemon.address))
-
-    def process(self, language: Language) -> OfficialClient:
-        """Return the process of a language, started if it is not there yet."""
-        if language.name not in self._processes:
-            self._processes[language.name] = self.new_process(language)
-        return self._processes[language.name]
-
-    def topic(self, language: Language) -> str:
-        """Return a new topic with clients of that language."""
-        if language.name not in self._topics:
-            self._topics[language.name] = Topics(self.process(language), "producer", "simple")
-        return self._topics[language.name].take()
 
 
 class Slow(NamedTuple):
@@ -81,13 +55,13 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         Daemon(tmp_path_factory.mktemp("daemon") / "data", "--delay-levels", levels) as daemon,
         ExitStack() as stack,
     ):
-        yield Bench(daemon, stack, tmp_path_factory)
+        yield Bench(daemon, stack, tmp_path_factory, "producer", "simple")
         daemon.stop()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def slow(bench: Bench) -> Iterator[dict[str, Slow]]:
-    """Let a lease expire and a listener fail, for every client that can run here."""
+    """Let a lease expire, a listener fail and a consumer die, for every client that can run here."""
     with ThreadPoolExecutor(max_workers=3 * len(LANGUAGES)) as pool:
         started: dict[str, Slow] = {}
         for language in LANGUAGES:
@@ -424,17 +398,3 @@ def test_another_consumer_gets_what_one_that_died_left(process: OfficialClient, 
     assert sorted(each["message_id"] for each in found.taken) == sorted(found.sent)
     assert sorted(each["message_id"] for each in found.received) == sorted(found.sent)
     assert {each["attempt"] for each in found.received} == {2}
-
-
-@at_length
-@pytest.mark.timeout(200)
-def test_another_consumer_is_given_what_a_dead_listener_held(bench: Bench, process: OfficialClient, topic: str) -> None:
-    """A push consumer renews nothing any more when it is killed: within two minutes the other one has its message."""
-    doomed = bench.new_process(process.language)
-    doomed.start("doomed", "push", topic, group=f"held-{topic}")
-    message_id = process.send(f"p-{topic}", topic, body="hang 1")
-    assert [each["message_id"] for each in doomed.wait_for_deliveries("doomed", 1)] == [message_id]
-    doomed.close()
-    process.start(f"other-{topic}", "push", topic, group=f"held-{topic}")
-    found = process.wait_for_deliveries(f"other-{topic}", 1, within_s=130)
-    assert [(each["message_id"], each["attempt"]) for each in found] == [(message_id, 2)]

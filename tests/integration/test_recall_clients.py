@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from support.client_bench import Topics
 from support.daemon import Daemon, run_command
 from support.official_client import LANGUAGES, ClientError, Language, OfficialClient, require
-from support.topics import Topics
 
 LATER_MS = 3_600_000
 
