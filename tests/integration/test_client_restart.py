@@ -97,6 +97,10 @@ class Traffic:
                 self._news.wait(0.1)
         return time.monotonic() - began_s
 
+    def wait_for_failure(self) -> None:
+        """Wait until the producer or the simple consumer found out that nobody serves them."""
+        self.wait_until(lambda: self.failures > 0, RECOVERY_S_MAX)
+
     def finish(self) -> None:
         """Send no more, wait until both consumers had all that was sent, and receive no more."""
         self.end_producing()
@@ -134,9 +138,10 @@ class Restarts:
         """Stop and kill the daemon under them all, and wait until all that was sent has come."""
         self._together(Traffic.recovery_s)  # everything flows
         for how in (signal.SIGTERM, signal.SIGKILL):
-            failures = {id(traffic): traffic.failures for traffic in self._going.values()}
+            for traffic in self._going.values():
+                traffic.failures = 0
             daemon.stop() if how is signal.SIGTERM else daemon.kill()
-            self._together(lambda each: each.wait_until(lambda: each.failures > failures[id(each)], RECOVERY_S_MAX))  # noqa: B023 - used at once
+            self._together(Traffic.wait_for_failure)
             daemon.restart()
             print(f"recovery after {how.name}: {self._together(Traffic.recovery_s)} s")
         self._together(Traffic.finish)

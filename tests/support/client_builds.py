@@ -63,15 +63,18 @@ def what_is_missing(build: Build) -> str:
         if stamp.exists() and stamp.read_text(encoding="utf-8") == digest:
             return ""
         stamp.unlink(missing_ok=True)
-        built = subprocess.run(
-            build.command,
-            cwd=CLIENTS / build.name,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_BUILD_S_MAX,
-        )
+        try:
+            built = subprocess.run(
+                build.command,
+                cwd=CLIENTS / build.name,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_BUILD_S_MAX,
+            )
+        except subprocess.TimeoutExpired:
+            return f"the {build.name} client is not built within {_BUILD_S_MAX} s"
         if built.returncode:
             return f"the {build.name} client does not build: {(built.stderr + built.stdout).strip()[-2000:]}"
         stamp.write_text(digest, encoding="utf-8")
