@@ -6,7 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.client_builds import BUILDS, what_is_missing
 from support.daemon import Daemon
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build the programs around official clients before the first test: it may take longer than a test may."""
+    modules = {getattr(item, "module", None) for item in session.items}
+    if not session.config.option.collectonly and any(hasattr(module, "LANGUAGES") for module in modules):
+        for build in BUILDS.values():
+            what_is_missing(build)  # the tests that need it say so
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """The order of message groups, as official clients see it when a message fails, dies or is delayed.
 
-One daemon, the Python and the Node client, the same for both. The scenarios run at once, before the first test; the
+One daemon, a process per language, the same for all. The scenarios run at once, before the first test; the
 tests look at what came of them. Two queues, so that message groups share one.
 """
 

@@ -1,6 +1,6 @@
 """Retries by a group's policy, dead letters and redrive, as official clients and operators see them.
 
-One daemon, the Python and the Node client, the same for both. The scenarios run at once, before the first test; the
+One daemon, a process per language, the same for all. The scenarios run at once, before the first test; the
 tests look at what came of them.
 """
 

@@ -1,16 +1,18 @@
-"""Transactional producers of the official clients: one daemon, the Python and the Node client, the same for both."""
+"""Transactional producers of the official clients: one daemon, a process per language, the same tests for all."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
+from typing import TypeVar
 
 import pytest
+from support.client_bench import Bench
 from support.daemon import Daemon
-from support.official_client import LANGUAGES, NODE, PYTHON, ClientError, Language, OfficialClient, require
+from support.official_client import GO, JAVA, LANGUAGES, NODE, PYTHON, ClientError, Language, OfficialClient, require
 from support.scenarios import dead_letters
 
 from broker_adapter.topics import dead_letter_topic
@@ -19,35 +21,14 @@ from dmq.embedded.checks import GIVEN_UP_GROUP
 CHECKS_MAX = 5
 _PACE = {"TIMEOUT": "1s", "CHECK_INTERVAL": "2s", "CHECKS_MAX": str(CHECKS_MAX)}
 _names = count(1)
-
-
-class Bench:
-    """One daemon that is not patient with transactions, and a process per language in front of it."""
-
-    def __init__(self, daemon: Daemon, stack: ExitStack, tmp: pytest.TempPathFactory) -> None:
-        self.daemon = daemon
-        self._stack = stack
-        self._tmp = tmp
-        self._processes: dict[str, OfficialClient] = {}
-
-    def new_process(self, language: Language) -> OfficialClient:
-        """Return a process of its own; a test may end it."""
-        require(language)
-        home = self._tmp.mktemp(language.name)
-        return self._stack.enter_context(OfficialClient(language, home, self.daemon.address))
-
-    def process(self, language: Language) -> OfficialClient:
-        """Return the process of a language, started if it is not there yet."""
-        if language.name not in self._processes:
-            self._processes[language.name] = self.new_process(language)
-        return self._processes[language.name]
+_Answer = TypeVar("_Answer")
 
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     env = {**os.environ, **{f"DMQ_TRANSACTION_{key}": value for key, value in _PACE.items()}}
     with Daemon(tmp_path_factory.mktemp("daemon") / "data", env=env) as daemon, ExitStack() as stack:
-        yield Bench(daemon, stack, tmp_path_factory)
+        yield Bench(daemon, stack, tmp_path_factory, "transactional", "push")
         daemon.stop()
 
 
@@ -59,12 +40,23 @@ def process(request: pytest.FixtureRequest, bench: Bench) -> Iterator[OfficialCl
 
 
 @pytest.fixture
-def topic(process: OfficialClient) -> str:
+def topic(bench: Bench, process: OfficialClient) -> str:
     """A new topic with a transactional producer ``p-<topic>`` and a push consumer ``c-<topic>``."""
-    name = f"tx{next(_names)}-{process.language.name}"
-    process.start(f"p-{name}", "transactional", name)
-    process.start(f"c-{name}", "push", name, group=f"g-{name}")
-    return name
+    return bench.topic(process.language)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def undecided(bench: Bench) -> dict[str, tuple[str, str]]:
+    """By language: the topic and the id of a half message that nobody decides. It takes all checks to give it up."""
+    found = {}
+    for language in LANGUAGES:
+        try:
+            require(language)
+        except pytest.skip.Exception:
+            continue  # its own tests say so
+        topic = bench.topic(language)
+        found[language.name] = topic, half(bench.process(language), topic, "undecided")
+    return found
 
 
 def half(process: OfficialClient, topic: str, body: str, **arguments: object) -> str:
@@ -75,6 +67,16 @@ def half(process: OfficialClient, topic: str, body: str, **arguments: object) ->
 def bodies(process: OfficialClient, topic: str, expected: int) -> list[str]:
     """Wait for what the consumer is to be given."""
     return [each["body"] for each in process.wait_for_deliveries(f"c-{topic}", expected)]
+
+
+def patiently(do: Callable[..., _Answer], *arguments: object, **more: object) -> _Answer:
+    """Do it again until it goes: after a restart a client has to find out that its connection is gone."""
+    until_s = time.monotonic() + 30
+    while True:
+        try:
+            return do(*arguments, **more)
+        except ClientError:
+            assert time.monotonic() < until_s
 
 
 def test_commit_and_rollback(process: OfficialClient, topic: str) -> None:
@@ -128,7 +130,11 @@ def test_a_message_group_is_refused(process: OfficialClient, topic: str) -> None
         half(process, topic, "grouped", message_group="a")
 
 
-@pytest.mark.parametrize(("died", "lives"), [(PYTHON, NODE), (NODE, PYTHON)], ids=["python", "node"])
+@pytest.mark.parametrize(
+    ("died", "lives"),
+    [(PYTHON, NODE), (NODE, GO), (GO, JAVA), (JAVA, PYTHON)],
+    ids=lambda language: language.name,
+)
 def test_another_producer_answers_for_one_that_died(bench: Bench, died: Language, lives: Language) -> None:
     """Whatever its language; until one is there nobody is asked, and no check is counted."""
     topic = f"tx{next(_names)}-orphans"
@@ -144,9 +150,11 @@ def test_another_producer_answers_for_one_that_died(bench: Bench, died: Language
     assert bodies(second, topic, 1) == ["commit for the other one"]
 
 
-def test_what_nobody_decides_is_a_dead_letter(bench: Bench, process: OfficialClient, topic: str) -> None:
+def test_what_nobody_decides_is_a_dead_letter(
+    bench: Bench, process: OfficialClient, undecided: dict[str, tuple[str, str]]
+) -> None:
     """After the last check; it says where it came from and how often was asked."""
-    message_id = half(process, topic, "undecided")
+    topic, message_id = undecided[process.language.name]
     process.start(f"d-{topic}", "push", dead_letter_topic(GIVEN_UP_GROUP), group=f"d-{topic}")
     found: list[dict[str, object]] = []
     while not any(each["message_id"] == message_id for each in found):
@@ -166,16 +174,10 @@ def test_half_messages_outlive_the_daemon(bench: Bench, process: OfficialClient,
 
     Who sent it may be asked as well, but Python opens its stream again only when it repeats its settings, in minutes.
     """
-    mine, other = half(process, topic, "mine"), half(process, topic, "commit after all")
+    mine, other = [patiently(half, process, topic, body) for body in ("mine", "commit after all")]
     bench.daemon.kill()
     bench.daemon.restart()
-    until_s = time.monotonic() + 30
-    while True:
-        try:
-            process.do("commit", message_id=mine)
-            break
-        except ClientError:  # it finds out that its connection is gone
-            assert time.monotonic() < until_s
-    process.start(f"q-{topic}", "transactional", topic)
+    patiently(process.do, "commit", message_id=mine)
+    patiently(process.start, f"q-{topic}", "transactional", topic)
     deliveries = process.wait_for_deliveries(f"c-{topic}", 2)
     assert {each["message_id"] for each in deliveries} == {mine, other}

@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import pytest
+from support.client_builds import BUILDS, what_is_missing
 
 _TESTS = Path(__file__).parents[1]
 _NODE = _TESTS / "clients" / "node"
@@ -40,18 +41,28 @@ class Language:
     """What tests must know about one client: how it is started, and where it differs from the others.
 
     ``receive_overhead_bytes``: grpc-js takes 4 MiB for a whole frame, so that a body of 4 MiB can be sent with the Node
-    client and not be received with it.
+    client and not be received with it. ``tells_of_acks``: whether an application hears that the server refused an
+    acknowledgement. ``checks_times``: whether the client itself refuses a time that the protocol cannot say.
+    ``tls``: whether it speaks TLS when nobody tells it what to speak, as in most of our tests.
     """
 
     name: str
     command: tuple[str, ...]
-    deliver_at_unit_ms: int
-    receive_overhead_bytes: int
+    deliver_at_unit_ms: int = 1
+    receive_overhead_bytes: int = 0
+    tells_of_acks: bool = True
+    checks_times: bool = False
+    tls: bool = False
 
 
-PYTHON = Language("python", (sys.executable, str(_TESTS / "clients" / "python" / "client.py")), 1000, 0)
-NODE = Language("node", ("node", str(_NODE / "client.mjs")), 1, 1024)
-LANGUAGES = (PYTHON, NODE)
+PYTHON = Language("python", (sys.executable, str(_TESTS / "clients" / "python" / "client.py")), deliver_at_unit_ms=1000)
+NODE = Language("node", ("node", str(_NODE / "client.mjs")), receive_overhead_bytes=1024)
+GO = Language("go", (str(BUILDS["go"].cache / "client"),), tells_of_acks=False, tls=True)
+_CLASS_PATH = f"{BUILDS['java'].cache}/classes:{BUILDS['java'].cache}/lib/*"
+# It lives for seconds: the second compiler would cost more than it brings. Its log goes where the test looks for it.
+_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m", "-Duser.home=.")
+JAVA = Language("java", ("java", *_JVM, "-cp", _CLASS_PATH, "Client"), checks_times=True, tls=True)
+LANGUAGES = (PYTHON, NODE, GO, JAVA)
 
 
 class ClientError(Exception):
@@ -65,12 +76,12 @@ class ClientError(Exception):
 
 def require(language: Language) -> None:
     """Skip the test, by name, where the client cannot run; in CI that is a failure."""
-    if language is not NODE:
-        return
     missing = ""
-    if shutil.which("node") is None:
+    if language.name in BUILDS:
+        missing = what_is_missing(BUILDS[language.name])
+    elif language is NODE and shutil.which("node") is None:
         missing = "node is not installed"
-    elif not (_NODE / "node_modules" / "rocketmq-client-nodejs").is_dir():
+    elif language is NODE and not (_NODE / "node_modules" / "rocketmq-client-nodejs").is_dir():
         missing = "the official Node client is not installed: make node-client"
     if missing:
         assert not os.environ.get("CI"), f"required in CI: {missing}"
@@ -78,9 +89,12 @@ def require(language: Language) -> None:
 
 
 class OfficialClient:
-    """One process that holds any number of clients, each under a name of its own."""
+    """One process that holds any number of clients, each under a name of its own.
 
-    def __init__(self, language: Language, home: Path, address: str) -> None:
+    ``tls``: ``on``, ``off``, or what the clients of the language do by themselves.
+    """
+
+    def __init__(self, language: Language, home: Path, address: str, *, tls: str = "") -> None:
         self.language = language
         self.address = address
         self._home = home
@@ -93,7 +107,7 @@ class OfficialClient:
             stderr=self._stderr,
             text=True,
             cwd=home,
-            env={**environment, "HOME": str(home)},
+            env={**environment, "HOME": str(home), "CLIENT_TLS": tls},
         )
         self._lock = threading.Lock()
         self._number = 0
@@ -149,9 +163,13 @@ class OfficialClient:
         """Run a command and return its answer."""
         return self.begin(command, **arguments).result(ANSWER_S_MAX)
 
+    def begin_start(self, name: str, kind: str, topic: str, **arguments: Any) -> Future[Any]:
+        """Begin to start a ``producer`` or ``transactional`` one, a ``simple`` or a ``push`` consumer."""
+        return self.begin("start", name=name, kind=kind, address=self.address, topic=topic, **arguments)
+
     def start(self, name: str, kind: str, topic: str, **arguments: Any) -> None:
-        """Start a ``producer`` or ``transactional`` one, a ``simple`` or a ``push`` consumer under ``name``."""
-        self.do("start", name=name, kind=kind, address=self.address, topic=topic, **arguments)
+        """Start a client, as ``begin_start``, and wait until it has."""
+        self.begin_start(name, kind, topic, **arguments).result(ANSWER_S_MAX)
 
     def send(self, name: str, topic: str, **arguments: Any) -> str:
         """Send and return the message id. ``deliver_at_ms`` is turned into the client's unit, rounded up."""

@@ -61,10 +61,12 @@ class Scenarios:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._stack.close()
 
-    def result(self, scenario: Callable[[OfficialClient], _Found], language: Language) -> _Found:
+    def result(
+        self, scenario: Callable[[OfficialClient], _Found], language: Language, within_s: float = SCENARIO_S_MAX
+    ) -> _Found:
         """Return what came of ``scenario``, one of those given; skip the test where ``language`` cannot run."""
         require(language)
-        found: _Found = self._came_of[language.name, scenario].result(SCENARIO_S_MAX)
+        found: _Found = self._came_of[language.name, scenario].result(within_s)
         return found
 
 

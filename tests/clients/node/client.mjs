@@ -41,12 +41,14 @@ function describe(message) {
 }
 
 // Reports every message; fails those whose body says so, as often as it says (`fail 2 times`), until mended.
+// A body that begins with `hang` keeps it on the first attempt.
 function listener(name) {
   return {
     async consume(message) {
       const seen = describe(message);
       say({ event: 'delivery', client: name, ...seen });
       const words = seen.body.split(' ');
+      if (words[0] === 'hang' && seen.attempt === 1) await new Promise(() => {});
       const fails = words[0] === 'fail' && seen.attempt <= Number(words[1]) && !mended.has(name);
       return fails ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS;
     },
@@ -67,7 +69,7 @@ function checker(name) {
 const commands = {
   async start({ name, kind, address, topic, group, tags = '*', sql = '', wait_s = 20, access_key, secret_key }) {
     const sessionCredentials = access_key && { accessKey: access_key, accessSecret: secret_key };
-    const options = { endpoints: address, namespace: '', sessionCredentials };
+    const options = { endpoints: address, namespace: '', sessionCredentials, sslEnabled: process.env.CLIENT_TLS === 'on' };
     const subscriptions = new Map([[topic, sql ? new FilterExpression(sql, SQL) : tags]]);
     let client;
     if (kind === 'producer') {

@@ -36,6 +36,7 @@ from rocketmq.grpc_protocol import FilterType  # noqa: E402
 
 faulthandler.register(signal.SIGUSR1)  # for a test that finds it stuck
 
+_TLS = os.environ.get("CLIENT_TLS") == "on"
 _out_lock = threading.Lock()
 _clients: dict[str, Any] = {}
 _listeners: dict[str, Listener] = {}
@@ -72,7 +73,10 @@ def describe(message: Any) -> dict[str, Any]:
 
 
 class Listener(MessageListener):  # type: ignore[misc]  # the client has no types
-    """Reports every message; fails those whose body says so, as often as it says (``fail 2 times``), until mended."""
+    """Reports every message; fails those whose body says so, as often as it says (``fail 2 times``), until mended.
+
+    A body that begins with ``hang`` keeps it on the first attempt.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -82,6 +86,8 @@ class Listener(MessageListener):  # type: ignore[misc]  # the client has no type
         seen = describe(message)
         say({"event": "delivery", "client": self._name, **seen})
         words = seen["body"].split()
+        if words[:1] == ["hang"] and seen["attempt"] == 1:
+            threading.Event().wait()
         if words[:1] == ["fail"] and seen["attempt"] <= int(words[1]) and not self.is_mended:
             return ConsumeResult.FAILURE
         return ConsumeResult.SUCCESS
@@ -117,14 +123,14 @@ def start(
     configuration = ClientConfiguration(address, Credentials(access_key, secret_key))
     client: Any
     if kind == "producer":
-        client = Producer(configuration, (topic,))
+        client = Producer(configuration, (topic,), tls_enable=_TLS)
     elif kind == "transactional":
-        client = Producer(configuration, (topic,), Checker(name))
+        client = Producer(configuration, (topic,), Checker(name), tls_enable=_TLS)
     elif kind == "simple":
-        client = SimpleConsumer(configuration, group, {topic: expression}, await_duration=wait_s)
+        client = SimpleConsumer(configuration, group, {topic: expression}, await_duration=wait_s, tls_enable=_TLS)
     else:
         listener = _listeners[name] = Listener(name)
-        client = PushConsumer(configuration, group, listener, {topic: expression})
+        client = PushConsumer(configuration, group, listener, {topic: expression}, tls_enable=_TLS)
     client.startup()
     _clients[name] = client
 
