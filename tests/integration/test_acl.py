@@ -72,10 +72,9 @@ def test_official_clients_with_good_and_bad_credentials(language: Language, guar
             said = dict(zip(names, pool.map(start_and_use, names, keys), strict=True))
         for name in ("stranger", "wrong"):  # Python and Node say no more than that they got no route
             assert "route" in said[name].lower() or "unauthorized" in said[name]
-        lacking = f"access key 'reader' lacks PUB on topic '{topic}'"
-        refusals = (lacking, "Stream is already completed")  # Java may say no more of the end of its telemetry stream
-        assert any(why in said["reader"] for why in refusals), said["reader"]
-        assert f"access key 'reader' lacks SUB on group '{billing}'" in said["intruder"]
+        refusals = {"reader": f"PUB on topic '{topic}'", "intruder": f"SUB on group '{billing}'"}
+        for name, lacking in refusals.items():  # Java may say no more than that its telemetry stream has ended
+            assert f"access key 'reader' lacks {lacking}" in said[name] or "Stream is already completed" in said[name]
         assert not client.receive_until("billing", 1, within_s=1), "nothing else was sent"
 
 
