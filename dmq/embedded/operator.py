@@ -14,11 +14,11 @@ from dmq.embedded.chores import Chores
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.names import GROUPED, Group, Topic
 from dmq.embedded.progress import Progress
+from dmq.embedded.queue_log import Place, begin_of, offset_stored_at
 from dmq.embedded.registry import Registry
 from dmq.embedded.topic_settings import TopicSettings
-from dmq.store.keys import pack_queue_key, queue_offset_of
-from dmq.store.ops import Emit, Family
-from dmq.store.record import decode_queued
+from dmq.store.ops import Emit
+from dmq.store.store import Store
 
 BEGIN, END = -1, -2  # where to reset a group to, beside a time
 
@@ -179,24 +179,14 @@ class Operator:
         return tuple(first)
 
     async def _offset_at(self, topic: Topic, queue_id: int, end: int, at_ms: int) -> int:
-        """Return the first offset that was stored at or after a time, by halving: clocks that step back blur it."""
-        rows = await self._rows(topic, queue_id, 0, end)
-        low = queue_offset_of(rows[0][0]) if rows else end
-        if at_ms == BEGIN:
-            return low
-        high = end
-        while low < high:
-            middle = (low + high) // 2
-            rows = await self._rows(topic, queue_id, middle, high)
-            if not rows or decode_queued(rows[0][1]).stored_at_ms >= at_ms:
-                high = middle
-            else:
-                low = queue_offset_of(rows[0][0]) + 1
-        return low
+        """Return the first offset there is, or that was stored at or after a time."""
+        place = Place(topic.topic_id, queue_id)
 
-    async def _rows(self, topic: Topic, queue_id: int, first: int, end: int) -> list[tuple[bytes, bytes]]:
-        start, stop = (pack_queue_key(topic.topic_id, queue_id, offset) for offset in (first, end))
-        return (await self._registry.reader.rows(Family.QUEUE, start, stop, limit=1)).rows
+        def find(store: Store) -> int:
+            begin = begin_of(store, place, 0, end)
+            return begin if at_ms == BEGIN else offset_stored_at(store, place, begin, end, at_ms)
+
+        return await self._registry.reader.run(find)
 
     def _topic(self, name: str) -> Topic:
         found = self._names.topics.get(name)
