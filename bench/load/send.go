@@ -1,16 +1,12 @@
 package main
 
 import (
-	"context"
 	crand "crypto/rand"
 	"flag"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/status"
 )
 
 type sendOptions struct {
@@ -91,9 +87,9 @@ func send(arguments []string) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	connections := make([]*grpc.ClientConn, given.connections)
+	connections := make([]*lean, given.connections)
 	for at := range connections {
-		if connections[at], err = dial(given.address); err != nil {
+		if connections[at], err = dialLean(given.address); err != nil {
 			return nil, err
 		}
 		defer connections[at].Close()
@@ -162,7 +158,7 @@ func (run *sender) next() int {
 	return max(0, int(left)+run.batch)
 }
 
-func (run *sender) work(connection *grpc.ClientConn) tally {
+func (run *sender) work(connection *lean) tally {
 	seen := tally{codes: map[string]int{}}
 	var seed [32]byte
 	_, _ = crand.Read(seed[:])
@@ -204,13 +200,13 @@ func (run *sender) dueMs(now time.Time) int64 {
 	return due
 }
 
-func (run *sender) call(connection *grpc.ClientConn, request []byte) string {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	var response []byte
-	err := connection.Invoke(run.headers.outgoing(ctx), service+"SendMessage", &request, &response)
+func (run *sender) call(connection *lean, request []byte) string {
+	response, status, err := connection.call(service+"SendMessage", run.headers.fields(), request)
 	if err != nil {
-		return "grpc " + status.Code(err).String()
+		return "broken: " + err.Error()
+	}
+	if status != "0" {
+		return "grpc " + status
 	}
 	if run.isEcho {
 		return "20000"

@@ -38,7 +38,7 @@ func wake(arguments []string) (any, error) {
 	}
 	counted := given.count
 	given.count += wakesUncounted
-	senders, err := dial(given.address)
+	senders, err := dialLean(given.address)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import costs
 from bench.cell import quantiles
 from bench.figures import Beside, Figure
 
@@ -33,8 +34,8 @@ def run_bench(kept: Path, *arguments: str) -> dict[str, object]:
 @pytest.mark.timeout(120)
 def test_a_quick_run_keeps_its_figures(tmp_path: Path) -> None:
     kept = run_bench(tmp_path / "results.json", "--only", "enqueue")
-    assert kept["schema"] == 1
-    assert kept.keys() == {"schema", "machine", "commit", "options", "figures"}
+    assert kept["schema"] == 2
+    assert kept.keys() == {"schema", "machine", "at_ms", "commit", "options", "figures"}
     assert isinstance(kept["options"], dict)
     assert kept["options"]["rounds"] == 1
     assert kept["options"]["failed"] == {}
@@ -111,7 +112,38 @@ def test_a_daemon_is_loaded_without_go(tmp_path: Path) -> None:
     """The generator in Python stands in where there is no Go."""
     kept = run_bench(tmp_path / "results.json", "--only", "burst")
     assert isinstance(kept["figures"], list)
-    assert {figure["name"] for figure in kept["figures"]} == {"burst.in_process", "burst.daemon"}
+    assert {figure["name"] for figure in kept["figures"]} == {"burst.in_process", "burst.daemon", "burst.client"}
+
+
+@pytest.mark.timeout(120)
+def test_long_polls_and_a_backlog_are_measured_and_shown_on_a_page(tmp_path: Path) -> None:
+    """What a daemon hands out is measured beside its floor, and each figure is on the page, with its picture."""
+    kept = run_bench(tmp_path / "results.json", "wakeup", "receive")
+    assert isinstance(kept["figures"], list)
+    figures = {figure["name"]: figure for figure in kept["figures"]}
+    assert figures["wakeup.p50"]["value"] <= figures["wakeup.p99"]["value"]
+    assert sum(many for _, many in figures["wakeup.p50"]["details"]["histogram"]) == 100
+    assert figures["receive"]["beside"]["what"] == "in process, no wire"
+    assert figures["receive"]["details"]["cpu_us"] > 0
+    page = (tmp_path / "PERFORMANCE.md").read_text(encoding="utf-8")
+    assert "This was a quick run" in page
+    assert "not asked for (--peer)" in page
+    for name in figures:
+        assert f"`{name}`" in page
+    for name in ("wakeup", "receive"):
+        assert f"](pictures/{name}.svg)" in page
+        assert (tmp_path / "pictures" / f"{name}.svg").exists()
+
+
+@pytest.mark.timeout(120)
+def test_every_step_of_a_send_has_a_cost(tmp_path: Path) -> None:
+    """The steps are measured for real: each takes time, but for what is left over, and the page has the table."""
+    kept = run_bench(tmp_path / "results.json", "costs")
+    assert isinstance(kept["figures"], list)
+    took = {figure["name"]: figure["value"] for figure in kept["figures"]}
+    assert set(took) == {f"costs.{in_flight}.{step}" for in_flight in (64, 256) for step in costs.WHAT}
+    assert all(value > 0 for name, value in took.items() if not name.endswith(".rest"))
+    assert "## The cost of one durable send" in (tmp_path / "PERFORMANCE.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.timeout(180)
