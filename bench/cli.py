@@ -100,7 +100,7 @@ def main(
     only: Annotated[list[Name] | None, typer.Option(help="Measure this; may be given more than once.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Measure everything, also what is not on the page.")] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds per figure (5, with --quick 1).")] = None,
-    minutes: Annotated[float, typer.Option(min=0, help="No further round of a name begins after so many.")] = 6,
+    minutes: Annotated[float, typer.Option(min=0, help="No further round of a name begins after so many.")] = 8,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: to see that it works, not how fast.")] = False,
     peer: Annotated[
         bool, typer.Option("--peer", help="Measure Apache RocketMQ beside it; needs Java and Maven.")
@@ -172,7 +172,8 @@ class _Run:
         """Start the peer; if that cannot be, say why: its figures are then not measured."""
         self._console.print("starting Apache RocketMQ; it takes about a minute to warm up")
         try:
-            self._peer = last.enter_context(rocketmq.running(self._load))
+            warm_up_s = 10 if self._options["is_quick"] else rocketmq.WARM_UP_S
+            self._peer = last.enter_context(rocketmq.running(self._load, warm_up_s=warm_up_s))
             self._peer_said = rocketmq.NAME
         except rocketmq.PeerMissing as error:
             self._peer_said = f"not measured: {error}"

@@ -30,7 +30,7 @@ _IN_BROKER = ("place", "assemble", "write")  # CPU steps that a send through the
 
 def measure(plan: Plan) -> list[Figure]:
     """Return a figure for each step and number in flight: us per message."""
-    count = plan.pick(full=40_000, quick=4_000)
+    count = plan.pick(full=40_000, quick=2_560)
     found: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
     plan.expect(2 * plan.rounds * len(IN_FLIGHT))
     with echo_http2.running("raw") as wire:

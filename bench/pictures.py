@@ -97,11 +97,13 @@ def _overload(figures: _ByName) -> str:
 
 def _pending(figures: _ByName) -> str:
     found: dict[str, list[tuple[float, float]]] = {"ram": [], "disk": []}
+    goals: list[tuple[float, float]] = []
     for name, figure in figures.items():
         if match := re.fullmatch(r"(?:sizes\.(\d+)|pending\.in_process)\.(ram|disk)", name):
             count = float(match[1] or figure["details"]["count"])
             if figure["value"] > 0:
                 found[match[2]].append((count, figure["value"]))
+                goals += [(count, figure["bound"])] if figure["bound"] else []
     names = {"ram": "memory", "disk": "disk"}
     series = [
         Series(name=names[key], values=points, colour=number)
@@ -111,7 +113,7 @@ def _pending(figures: _ByName) -> str:
     if not series:
         return ""
     title = "What one waiting message costs"
-    return lines(title, series, x="messages that wait", y="bytes per message", is_y_log=True)
+    return lines(title, series, x="messages that wait", y="bytes per message", is_y_log=True, goals=goals)
 
 
 def _costs(figures: _ByName) -> str:

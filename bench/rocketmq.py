@@ -30,7 +30,7 @@ _TYPES = {"normal": "NORMAL", "delayed": "DELAY"}
 _MODULES = ("namesrv", "broker", "proxy", "tools")
 _PREFIX = "org.apache.rocketmq"
 _MAVEN_S_MAX, _READY_S_MAX, _TOOL_S_MAX, _STOP_S_MAX = 600, 120, 60, 15
-_WARM_UP_S, _RESUME_S = 30, 2
+WARM_UP_S, _RESUME_S = 60.0, 2
 _OPENS = (
     "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
     *(
@@ -67,7 +67,7 @@ class PeerMissing(Exception):
 class RocketMQ:
     """A running RocketMQ. ``awake`` gives its address for as long as it may run."""
 
-    def __init__(self, data: Path, lib: Path, *, warm_up_s: float = _WARM_UP_S) -> None:
+    def __init__(self, data: Path, lib: Path, *, warm_up_s: float = WARM_UP_S) -> None:
         """Start it, wait until its topics are routed, and leave it stopped. Raises PeerMissing."""
         self._data, self._lib = data, lib
         self._warm_up_s = warm_up_s
@@ -200,7 +200,7 @@ class RocketMQ:
 
 
 @contextmanager
-def running(load: Load, *, warm_up_s: float = _WARM_UP_S) -> Iterator[RocketMQ]:
+def running(load: Load, *, warm_up_s: float = WARM_UP_S) -> Iterator[RocketMQ]:
     """Run a RocketMQ for the length of a bench, stopped but for ``awake``. Raises PeerMissing."""
     lib = _artifacts()
     with ExitStack() as last:

@@ -103,8 +103,8 @@ class _Run:
             address=address,
             in_flight=in_flight,
             connections=CONNECTIONS.get(in_flight, 1),
-            seconds=0.7 if plan.is_quick else 3.0,
-            warm_up=0.2 if plan.is_quick else 0.7,
+            seconds=0.7 if plan.is_quick else 2.5,
+            warm_up=0.2 if plan.is_quick else 0.5,
             **options,
         )
         check(done)

@@ -18,7 +18,7 @@ EVERY_MS = 10
 
 def measure(plan: Plan) -> list[Figure]:
     """Return quantiles of the wake-up, and of the whole way from the send to the consumer."""
-    count = plan.pick(full=500, quick=100)
+    count = plan.pick(full=500, quick=50)
     rounds: list[dict[str, Any]] = []
     plan.expect(plan.rounds)
     for _ in plan.each_round():

@@ -116,34 +116,28 @@ def test_a_daemon_is_loaded_without_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_long_polls_and_a_backlog_are_measured_and_shown_on_a_page(tmp_path: Path) -> None:
-    """What a daemon hands out is measured beside its floor, and each figure is on the page, with its picture."""
-    kept = run_bench(tmp_path / "results.json", "wakeup", "receive")
+def test_what_is_handed_out_and_what_a_send_costs_are_measured_and_shown_on_a_page(tmp_path: Path) -> None:
+    """Long polls, a backlog and the steps of a send are measured for real, and each figure is on the page."""
+    kept = run_bench(tmp_path / "results.json", "wakeup", "receive", "costs")
     assert isinstance(kept["figures"], list)
     figures = {figure["name"]: figure for figure in kept["figures"]}
     assert figures["wakeup.p50"]["value"] <= figures["wakeup.p99"]["value"]
-    assert sum(many for _, many in figures["wakeup.p50"]["details"]["histogram"]) == 100
+    assert sum(many for _, many in figures["wakeup.p50"]["details"]["histogram"]) > 0
     assert figures["receive"]["beside"]["what"] == "in process, no wire"
     assert figures["receive"]["details"]["cpu_us"] > 0
+    steps = {f"costs.{in_flight}.{step}" for in_flight in (64, 256) for step in costs.WHAT}
+    assert steps == {name for name in figures if name.startswith("costs.")}
+    assert all(
+        figures[name]["value"] > 0 for name in steps if not name.endswith(".rest")
+    )  # what is left may be nothing
     page = (tmp_path / "PERFORMANCE.md").read_text(encoding="utf-8")
     assert "This was a quick run" in page
     assert "not asked for (--peer)" in page
-    for name in figures:
-        assert f"`{name}`" in page
-    for name in ("wakeup", "receive"):
+    assert all(f"`{name}`" in page for name in figures if name not in steps)
+    assert "| parse | decode the request (protobuf) |" in page
+    for name in ("wakeup", "receive", "costs"):
         assert f"](pictures/{name}.svg)" in page
         assert (tmp_path / "pictures" / f"{name}.svg").exists()
-
-
-@pytest.mark.timeout(120)
-def test_every_step_of_a_send_has_a_cost(tmp_path: Path) -> None:
-    """The steps are measured for real: each takes time, but for what is left over, and the page has the table."""
-    kept = run_bench(tmp_path / "results.json", "costs")
-    assert isinstance(kept["figures"], list)
-    took = {figure["name"]: figure["value"] for figure in kept["figures"]}
-    assert set(took) == {f"costs.{in_flight}.{step}" for in_flight in (64, 256) for step in costs.WHAT}
-    assert all(value > 0 for name, value in took.items() if not name.endswith(".rest"))
-    assert "## The cost of one durable send" in (tmp_path / "PERFORMANCE.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.timeout(180)
