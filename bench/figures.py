@@ -143,6 +143,6 @@ def _range(rounds: Sequence[float]) -> str:
 
 def number(value: float) -> str:
     """Return a figure as people read it: three digits, or thousands set apart."""
-    if value >= 1000:
+    if value >= 999.5:
         return f"{value:,.0f}".replace(",", " ")
     return f"{value:.3g}" if value else "0"

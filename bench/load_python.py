@@ -74,6 +74,7 @@ class Sender:
             "latency_ms": spread(self._latencies),
             "codes": dict(self._codes),
             "wire_bytes": self._wire_bytes,
+            "offered": round(self._rate * (self._ending_s - self._begun_s) / self._batch),
             "cpu_s": time.process_time(),
         }
 

@@ -24,14 +24,17 @@ from broker_adapter.clock import SystemClock
 
 TIMES = 2
 GOODPUT_SHARE = 0.9
-OFFERED_SHARE = 1.8
 LATE_P99_MS = 10.0
 MEMORY_MB = 336  # what may wait for the writer (pending_bytes_max) and the memtables (memtable_bytes_max)
 _PEAK_IN_FLIGHT, _CONNECTIONS = 256, 8
-_IN_FLIGHT = 6_000  # more than the daemon takes in
+_IN_FLIGHT = 16_000  # four times what the daemon works on at once, and what eight connections hold
 _DELAYS = {"delay_min": 1_000, "delay_max": 2_000}
-_REFUSED = "42900"
+_REFUSED, _TOO_LATE = "42900", "grpc 4"
 _WAIT_S_MAX = 60
+_TOLD = (
+    *("offered_per_s", "refused_per_s", "refused_share", "too_late_share"),
+    *("p50_ms", "p99_ms", "rss_before_mb", "rss_after_mb"),
+)
 
 
 def measure(plan: Plan) -> list[Figure]:
@@ -50,18 +53,13 @@ def measure(plan: Plan) -> list[Figure]:
             rounds=[each["accepted_per_s"] for each in rounds],
             goal=Goal(sign=">=", bound=GOODPUT_SHARE, of="ratio"),
             beside=Beside(what="the peak, closed loop", rounds=[each["peak_per_s"] for each in rounds]),
-            details={
-                name: median(each[name] for each in rounds)
-                for name in ("offered_per_s", "refused_share", "p50_ms", "p99_ms", "rss_before_mb", "rss_after_mb")
-            },
+            details={name: median(each[name] for each in rounds) for name in _TOLD},
         ),
         Figure(
-            name="overload.offered",
-            what=f"{what}: calls answered per second, of either kind; if missed, it was no overload of that size",
-            unit="messages/s",
-            rounds=[each["offered_per_s"] for each in rounds],
-            goal=Goal(sign=">=", bound=OFFERED_SHARE, of="ratio"),
-            beside=Beside(what="the peak, closed loop", rounds=[each["peak_per_s"] for each in rounds]),
+            name="overload.answered",
+            what=f"{what}: calls answered per second, accepted or refused; the others found no place on a connection",
+            unit="calls/s",
+            rounds=[each["answered_per_s"] for each in rounds],
         ),
         Figure(
             name="overload.memory",
@@ -97,15 +95,18 @@ def _round(plan: Plan, data: Path) -> dict[str, Any]:
         plan.step(f"{rate:.0f}/s offered")
         in_flight = _IN_FLIGHT if plan.load.is_native else _PEAK_IN_FLIGHT  # a task in Python costs what it measures
         over = plan.load.run("send", in_flight=in_flight, rate=round(rate), **shared)
-        check(over, allowed=("20000", _REFUSED))
+        check(over, allowed=("20000", _REFUSED, _TOO_LATE))
         rss_max, rss_after = ours.rss_bytes_max, ours.rss_bytes
         late = _delivered(ours)
     accepted = over["codes"].get("20000", 0)
     return {
         "peak_per_s": peak["messages_per_s"],
-        "offered_per_s": over["messages_per_s"],
+        "offered_per_s": over["offered"] / seconds,
+        "answered_per_s": over["messages_per_s"],
         "accepted_per_s": accepted / over["seconds"],
+        "refused_per_s": over["codes"].get(_REFUSED, 0) / over["seconds"],
         "refused_share": over["codes"].get(_REFUSED, 0) / over["messages"],
+        "too_late_share": over["codes"].get(_TOO_LATE, 0) / over["messages"],
         "p50_ms": over["latency_ms"]["p50"],
         "p99_ms": over["latency_ms"]["p99"],
         "rss_before_mb": rss_before / 1e6,

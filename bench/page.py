@@ -22,6 +22,18 @@ _AGAIN = (
     "works. `python -m bench NAME` measures one part anew, `python -m bench report` writes the page without measuring."
 )
 
+# Details of figures that the page tells, in this order.
+_DETAILS = {
+    "p50_ms": "p50 {} ms",
+    "p99_ms": "p99 {} ms",
+    "cpu_us": "CPU per message {} us",
+    "load_cpu_us": "of the load generator {} us",
+    "cpu_share": "{} processors busy",
+    "rss_before_mb": "resident before {} MB",
+    "rss_after_mb": "after {} MB",
+}
+_SHARES = {"refused_share": "{:.0%} of the answers were refusals", "too_late_share": "{:.0%} came after the deadline"}
+
 _Figure = Mapping[str, Any]
 
 
@@ -88,8 +100,8 @@ _SECTIONS = (
         group="overload",
         title="Overload",
         text="Twice the rate of the peak is offered, whether answers come or not. What the daemon cannot take it "
-        "refuses with 42900. The daemon has one half of the processors and the load generator the other, at the peak "
-        "too, so these rates are lower than those above.",
+        "refuses with 42900; what finds no place on a connection waits at the client. The daemon has one half of the "
+        "processors and the load generator the other, at the peak too, so these rates are lower than those above.",
         picture="overload",
     ),
     _Section(
@@ -222,7 +234,7 @@ def _section(section: _Section, figures: Sequence[_Figure], pictures: Mapping[st
         for figure in shown
     ]
     yield _table(["figure", "median", "rounds", "beside it", "goal", ""], rows)
-    yield "\n".join(f"- `{figure['name']}`: {figure['what']}{_cost(figure)}." for figure in shown)
+    yield "\n".join(f"- `{figure['name']}`: {figure['what']}{_facts(figure)}." for figure in shown)
     yield _measured(figures[0])
 
 
@@ -240,14 +252,12 @@ def _measured(figure: _Figure) -> str:
     return f"*Measured {_date(measured)}, commit `{measured['commit']}`, {how}{about}.*"
 
 
-def _cost(figure: _Figure) -> str:
-    """Return the CPU time per message, of a figure that knows it."""
+def _facts(figure: _Figure) -> str:
+    """Return what else is known of a figure and worth a word."""
     details = figure["details"]
-    if "cpu_us" not in details:
-        return ""
-    return (
-        f"; CPU per message {number(details['cpu_us'])} us, of the load generator {number(details['load_cpu_us'])} us"
-    )
+    said = [text.format(number(details[name])) for name, text in _DETAILS.items() if name in details]
+    said += [text.format(details[name]) for name, text in _SHARES.items() if name in details]
+    return "".join(f"; {each}" for each in said)
 
 
 def _beside(each: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from bench.overload import GOODPUT_SHARE
 from bench.send import ECHO, GRPCIO_ECHO, ON_GRPCIO, PER_S
 from bench.svg import Row, Series, amount, columns, lines, rows
 
@@ -89,8 +90,8 @@ def _overload(figures: _ByName) -> str:
     values = [
         Row(label="the peak", value=peak, colour=2),
         Row(label="offered", value=facts["offered_per_s"], colour=3),
-        Row(label="accepted of it", value=figure["value"], goal=0.9 * peak),
-        Row(label="refused (42900)", value=facts["offered_per_s"] * facts["refused_share"], colour=5),
+        Row(label="accepted of it", value=figure["value"], goal=GOODPUT_SHARE * peak),
+        Row(label="refused (42900)", value=facts["refused_per_s"], colour=5),
     ]
     return rows("Twice as much as the daemon can take", values, unit="messages per second")
 

@@ -137,7 +137,9 @@ class RocketMQ:
     def _command(self, options: list[str], arguments: list[str]) -> list[str]:
         home = f"-Duser.home={self._data}", f"-Drocketmq.home.dir={self._data / 'home'}"
         main, *others = arguments
-        return ["java", *options, *_OPENS, *home, "-cp", f"{self._lib}/*", f"{_PREFIX}.{main}", *others]
+        # A bench that is killed must not leave it behind, stopped.
+        bound = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
+        return [*bound, "java", *options, *_OPENS, *home, "-cp", f"{self._lib}/*", f"{_PREFIX}.{main}", *others]
 
     def _start(self, options: list[str], arguments: list[str], port: int) -> None:
         with (self._data / "out.log").open("ab") as log:

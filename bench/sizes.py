@@ -28,6 +28,8 @@ def measure(plan: Plan) -> list[Figure]:
             found[count].append(_measured(plan, count))
     if many and _has_room(many):
         found[many] = [_measured(plan, many)]
+    elif many:
+        plan.progress.console.print(f"the disk has no room for {many} messages: they are left out")
     return [figure for count, rounds in found.items() for figure in _figures(count, rounds)]
 
 

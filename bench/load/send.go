@@ -36,7 +36,8 @@ type sendResult struct {
 	LatencyMs spread         `json:"latency_ms"`
 	Codes     map[string]int `json:"codes"`
 	WireBytes int            `json:"wire_bytes"`
-	CPUSec    float64        `json:"cpu_s"` // of this program
+	Offered   int            `json:"offered"` // calls that were due, at a rate; those nobody was free for are not made
+	CPUSec    float64        `json:"cpu_s"`   // of this program
 }
 
 func sendFlags(arguments []string) (sendOptions, error) {
@@ -66,7 +67,8 @@ type sender struct {
 	sendOptions
 	ids     *ids
 	headers *headers
-	left    atomic.Int64  // messages still to send, if there is a count
+	left    atomic.Int64 // messages still to send, if there is a count
+	offered atomic.Int64
 	ticks   chan struct{} // one per call, if there is a rate; closed at the end
 	started time.Time     // counting starts here
 	ending  time.Time
@@ -131,6 +133,7 @@ func (run *sender) tick() {
 				return
 			}
 			run.ticks <- struct{}{}
+			run.offered.Add(1)
 		}
 	}
 }
@@ -240,6 +243,7 @@ func (run *sender) result(tallies []tally) sendResult {
 		total.PerS = float64(total.Messages) / total.Seconds
 	}
 	total.LatencyMs = spreadOf(latencies)
+	total.Offered = int(run.offered.Load())
 	total.CPUSec = cpuSeconds()
 	return total
 }
