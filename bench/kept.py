@@ -18,7 +18,7 @@ from bench.figures import Figure
 from bench.place import directory, syncs
 from broker_adapter.clock import Clock
 
-SCHEMA = 2
+SCHEMA = 2  # raised when the page reads what older files do not have; those then count as nothing kept
 _SYNCS = 200
 _LIBRARIES = ("rocksdict", "uvloop", "protobuf", "grpcio")
 _SAME = ("cpus", "cpu", "kernel", "python")  # without them, figures of two runs do not belong on one page

@@ -25,7 +25,7 @@ RAM_BYTES, DISK_BYTES = 100, 480
 READY_S, IMPORTS_CPU_S = 0.5, 0.5
 _SETTLED_S = 3.0
 _SETTLE_S_MAX = 60.0
-_QUICK_COUNT = 100_000
+_QUICK_COUNT = 20_000
 # What `dmq serve` imports before it opens the store.
 _IMPORTS = "import dmq.__main__, dmq.cli.app, dmq.cli.serve, dmq.config, dmq.daemon"
 

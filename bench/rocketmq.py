@@ -3,7 +3,10 @@
 Maven brings it into ``build/bench``, once. It takes a minute to warm up and is never idle, so it is started once and
 stopped by signal (SIGSTOP) while others are measured.
 
-RocketMQ lets two of its servers be bound to the loopback; the ports of its proxy are open on every interface meanwhile.
+RocketMQ lets only two of its servers be bound to the loopback; three ports are open on every interface meanwhile. Where
+that matters, run the bench in a network of its own, once the artifacts are there:
+
+    unshare -rn sh -c 'ip link set lo up && make bench ARGS="--peer"'
 """
 
 from __future__ import annotations
@@ -67,10 +70,9 @@ class PeerMissing(Exception):
 class RocketMQ:
     """A running RocketMQ. ``awake`` gives its address for as long as it may run."""
 
-    def __init__(self, data: Path, lib: Path, *, warm_up_s: float = WARM_UP_S) -> None:
-        """Start it, wait until its topics are routed, and leave it stopped. Raises PeerMissing."""
+    def __init__(self, data: Path, lib: Path) -> None:
+        """Start it and wait until its topics are routed. Raises PeerMissing."""
         self._data, self._lib = data, lib
-        self._warm_up_s = warm_up_s
         self._processes: list[subprocess.Popen[bytes]] = []
         names, broker, grpc, remoting = _free_ports()
         self.address = f"127.0.0.1:{grpc}"
@@ -97,11 +99,11 @@ class RocketMQ:
             self.close()
             raise
 
-    def warm_up(self, load: Load) -> None:
+    def warm_up(self, load: Load, seconds: float) -> None:
         """Send until the virtual machine has compiled what it will; then stop it."""
         for topic in TOPICS.values():
             delays = {"delay_min": 3_600_000, "delay_max": 7_200_000} if topic == TOPICS["delayed"] else {}
-            load.run("send", address=self.address, topic=topic, in_flight=64, seconds=self._warm_up_s / 2, **delays)
+            load.run("send", address=self.address, topic=topic, in_flight=64, seconds=seconds / 2, **delays)
         self._signal(signal.SIGSTOP)
 
     @contextmanager
@@ -206,10 +208,10 @@ def running(load: Load, *, warm_up_s: float = WARM_UP_S) -> Iterator[RocketMQ]:
     """Run a RocketMQ for the length of a bench, stopped but for ``awake``. Raises PeerMissing."""
     lib = _artifacts()
     with ExitStack() as last:
-        peer = RocketMQ(last.enter_context(directory()), lib, warm_up_s=warm_up_s)
+        peer = RocketMQ(last.enter_context(directory()), lib)
         last.callback(peer.close)
         try:
-            peer.warm_up(load)
+            peer.warm_up(load, warm_up_s)
         except LoadFailed as error:
             raise PeerMissing(f"it takes no messages: {error}") from error
         yield peer
