@@ -52,7 +52,7 @@ fmt: $(STAMPS)/dev ## format the code and apply the fixes ruff is sure of
 	@$(PY) -m ruff check --quiet --fix-only $(CODE)
 	@$(PY) -m ruff format $(CODE)
 
-bench: $(STAMPS)/dev ## measure; a table, and JSON for comparison
+bench: $(STAMPS)/dev ## measure, and write docs/PERFORMANCE.md (ARGS="--quick" to try, "--peer" beside RocketMQ)
 	@$(PY) -m bench $(ARGS)
 
 clean: ## remove caches and build products

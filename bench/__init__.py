@@ -1,19 +1,24 @@
-"""Measures Rock-DMQ: ``python -m bench``, a table and a JSON file.
+"""Measures Rock-DMQ: ``python -m bench``, a table, a JSON file, and a page with pictures.
 
 Every figure is the median of several rounds, and stands beside a floor or a peer measured in the same run, round by
 round in turn, because a machine's speed drifts: read ratios.
 
 ``cli``        options, progress, the order of things; ``plan`` is what it hands to the figures
-``figures``    what a figure is, the table and the JSON
+``figures``    what a figure is, and the table
+``kept``       the JSON: figures of several runs on one machine
+``report`` ``page`` ``pictures`` ``svg``   the page that is made of it, without measuring
 ``place``      directories on a real disk, and what they take there
 ``messages``   messages as an official client sends them
 ``daemon``     a daemon as a process of its own, and what it says about itself
 ``load``       the load generator: a Go program in ``bench/load/``, or ``load_python``, which is a limit itself
-``echo``       the peer: a grpcio server that does nothing
+``echo`` ``echo_http2``   floors: servers that do nothing, on grpcio and on our transport
+``rocketmq``   the peer: Apache RocketMQ, with ``--peer``
 ``inside``     what runs in a process of its own: enqueue, floor, burst, fill; ``child`` is its other end
-``inside_nack`` ``inside_fairness``   more of it; ``cell``, ``consumer`` and ``retries`` are what they are made of
+``inside_receive`` ``inside_costs`` ``inside_nack`` ``inside_fairness`` ``inside_hook`` ``inside_spool``   more of it;
+               ``cell``, ``consumer`` and ``retries`` are what they are made of
 ``trail_maker`` ``trail_files``   long audit trails; ``audit_peer`` is what DuckDB makes of them
-``enqueue`` ``send`` ``lateness`` ``burst`` ``pending`` ``nack`` ``fairness`` ``audit``   the figures
+``enqueue`` ``send`` ``receive`` ``lateness`` ``wakeup`` ``burst`` ``overload`` ``costs`` ``pending`` ``sizes``   the
+               figures of the page; ``nack`` ``fairness`` ``hook`` ``audit``   those measured by name, or with --all
 """
 
 from __future__ import annotations

@@ -1,8 +1,15 @@
-"""``python -m bench``."""
+"""``python -m bench`` measures; ``python -m bench report`` writes the page from what is kept."""
 
 from __future__ import annotations
 
-from bench.cli import app
+import sys
 
 if __name__ == "__main__":
-    app()
+    if sys.argv[1:2] == ["report"]:
+        from bench.report import app
+
+        app(sys.argv[2:])
+    else:
+        from bench.cli import app
+
+        app()

@@ -49,13 +49,13 @@ class Consumer:
         self._topics = topics
         self._due_ms = due_ms
         self._left = 0
-        self._last_s = 0.0
+        self.last_s = 0.0
         self.late_ms: list[float] = []
 
     async def run(self, count: int, *, polls: int) -> None:
         """Take ``count`` messages, with ``polls`` receives waiting for each topic."""
         self._left = count
-        self._last_s = time.monotonic()
+        self.last_s = time.monotonic()
         async with asyncio.TaskGroup() as polling:
             for topic in self._topics:
                 for _ in range(polls):
@@ -67,11 +67,12 @@ class Consumer:
             # Finer than the broker's clock: a difference of less than a millisecond is one that counts here.
             now_ms = time.time_ns() / 1e6
             if not deliveries:
-                if time.monotonic() - self._last_s > _SECONDS_MAX:
+                if time.monotonic() - self.last_s > _SECONDS_MAX:
                     raise RuntimeError(f"{self._left} messages did not come within {_SECONDS_MAX:.0f} s")
                 continue
-            self._last_s = time.monotonic()
+            self.last_s = time.monotonic()
             self._left -= len(deliveries)
             due = [self._due_ms(each) for each in deliveries]
             self.late_ms += [now_ms - at_ms for at_ms in due if at_ms is not None]
             await finish(self._broker, self._group, topic, [each.receipt_handle for each in deliveries])
+            self.last_s = time.monotonic()

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import psutil
 
@@ -25,13 +25,14 @@ from dmq.admin.client import AdminClient
 
 _READY_S_MAX = 60.0
 _STOP_S_MAX = 60.0
+_HIGH_WATER = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 _BUCKET = re.compile(r'dmq_lateness_seconds_bucket\{le="([^"]+)"\} (\S+)')
 
 
 class Daemon:
     """A running daemon. ``ready_s`` is the wall time from its start until it serves."""
 
-    def __init__(self, data: Path, *, metrics: bool = False) -> None:
+    def __init__(self, data: Path, *, metrics: bool = False, transport: Literal["http2", "grpcio"] = "http2") -> None:
         clock = SystemClock()
         started_s = clock.monotonic_s()
         self._process = subprocess.Popen(
@@ -41,7 +42,10 @@ class Daemon:
             ],
             stderr=subprocess.PIPE,
             text=True,
-            env={name: value for name, value in os.environ.items() if not name.startswith("DMQ_")},
+            env={
+                **{name: value for name, value in os.environ.items() if not name.startswith("DMQ_")},
+                "DMQ_TRANSPORT": transport,
+            },
         )
         assert self._process.stderr is not None
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -67,6 +71,12 @@ class Daemon:
     def rss_bytes(self) -> int:
         """Memory that is resident now."""
         return int(self.process.memory_info().rss)
+
+    @property
+    def rss_bytes_max(self) -> int:
+        """The most memory that was resident at any time so far, as the kernel noted it."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
+        return int(_HIGH_WATER.findall(status)[0]) * 1024
 
     @property
     def cpu_s(self) -> float:
@@ -97,9 +107,9 @@ class Daemon:
 
 
 @contextmanager
-def running(data: Path, *, metrics: bool = False) -> Iterator[Daemon]:
+def running(data: Path, *, metrics: bool = False, transport: Literal["http2", "grpcio"] = "http2") -> Iterator[Daemon]:
     """Run a daemon for a while."""
-    daemon = Daemon(data, metrics=metrics)
+    daemon = Daemon(data, metrics=metrics, transport=transport)
     try:
         yield daemon
     finally:

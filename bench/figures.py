@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Literal
 
 from rich.table import Table
 
-SCHEMA = 1
 STEADY_SPREAD = 1.5
 
 
@@ -31,7 +25,7 @@ class Goal:
         return value <= self.bound if self.sign == "<=" else value >= self.bound
 
     def __str__(self) -> str:
-        return f"{self.sign} {self.bound:.0%}" if self.of == "ratio" else f"{self.sign} {_number(self.bound)}"
+        return f"{self.sign} {self.bound:.0%}" if self.of == "ratio" else f"{self.sign} {number(self.bound)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +35,21 @@ class Beside:
     what: str
     rounds: Sequence[float]
 
+    def plain(self) -> dict[str, object]:
+        """Return what JSON keeps."""
+        return {
+            "what": self.what,
+            "value": median(self.rounds),
+            "min": min(self.rounds),
+            "max": max(self.rounds),
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
     """One line of the table; ``rounds`` holds one value per round.
 
+    The goal's ratio and ``is_steady`` look at ``beside``; ``also`` holds what else is worth comparing.
     Of a difference, whose rounds scatter around zero, only what stands beside it can be steady.
     """
 
@@ -55,6 +59,7 @@ class Figure:
     rounds: Sequence[float]
     goal: Goal | None = None
     beside: Beside | None = None
+    also: Sequence[Beside] = ()
     is_difference: bool = False
     details: Mapping[str, object] = field(default_factory=dict)
 
@@ -98,17 +103,12 @@ class Figure:
             "min": min(self.rounds),
             "max": max(self.rounds),
             "rounds": list(self.rounds),
-            "beside": None
-            if self.beside is None
-            else {
-                "what": self.beside.what,
-                "value": median(self.beside.rounds),
-                "min": min(self.beside.rounds),
-                "max": max(self.beside.rounds),
-            },
+            "beside": None if self.beside is None else self.beside.plain(),
+            "also": [each.plain() for each in self.also],
             "ratio": self.ratio,
             "is_steady": self.is_steady,
             "goal": None if self.goal is None else str(self.goal),
+            "bound": self.goal.bound if self.goal is not None and self.goal.of == "value" else None,
             "is_met": self.is_met,
             "details": dict(self.details),
         }
@@ -122,13 +122,13 @@ def table_of(figures: Sequence[Figure]) -> Table:
         is_text = heading in {"unit", "met", "rounds"}
         table.add_column(heading, justify="left" if is_text else "right", no_wrap=heading == "goal")
     for figure in figures:
-        beside = figure.beside
+        beside = [*([] if figure.beside is None else [figure.beside]), *figure.also]
         table.add_row(
             figure.name,
-            _number(figure.value),
+            number(figure.value),
             _range(figure.rounds),
             figure.unit,
-            "" if beside is None else f"{beside.what}: {_number(median(beside.rounds))} ({_range(beside.rounds)})",
+            "\n".join(f"{each.what}: {number(median(each.rounds))} ({_range(each.rounds)})" for each in beside),
             "" if figure.ratio is None else f"{figure.ratio:.2f}",
             "" if figure.goal is None else str(figure.goal),
             {None: "", True: "[green]yes", False: "[red]no"}[figure.is_met],
@@ -137,40 +137,12 @@ def table_of(figures: Sequence[Figure]) -> Table:
     return table
 
 
-def write_json(path: Path, figures: Sequence[Figure], options: Mapping[str, object]) -> None:
-    """Keep the figures, with what is needed to compare them with another run's."""
-    kept = {
-        "schema": SCHEMA,
-        "machine": {
-            "cpus": os.cpu_count(),
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-            "load_average": os.getloadavg(),
-        },
-        "commit": _commit(),
-        "options": dict(options),
-        "figures": [figure.plain() for figure in figures],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
-
-
-def _commit() -> str:
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return found.stdout.strip()
-
-
 def _range(rounds: Sequence[float]) -> str:
-    return f"{_number(min(rounds))} .. {_number(max(rounds))}"
+    return f"{number(min(rounds))} .. {number(max(rounds))}"
 
 
-def _number(value: float) -> str:
-    if value >= 1000:
+def number(value: float) -> str:
+    """Return a figure as people read it: three digits, or thousands set apart."""
+    if value >= 999.5:
         return f"{value:,.0f}".replace(",", " ")
     return f"{value:.3g}" if value else "0"

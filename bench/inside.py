@@ -4,13 +4,13 @@
 
     enqueue   COUNT messages through the embedded broker, 100 at a time, each batch awaited until it is durable
     scattered the same, but due at any time of a day instead of all after one delay
-    raw       the floor: the same records into an empty RocksDB, 100 at a time, each batch synced
+    raw       the floor: the same rows into an empty RocksDB, 100 messages at a time, each batch synced
     burst     COUNT messages due at one instant, handed over by the scheduler beside an idle loop
     lateness  COUNT messages at 2000/s, each due 1 to 5 s later, beside what waits in the store already
     fill      COUNT messages due far away; then stays as it is until its input ends or it is killed
 
-and what ``bench.inside_nack``, ``bench.inside_fairness``, ``bench.inside_hook`` and ``bench.inside_spool`` say for
-themselves.
+and what ``bench.inside_receive``, ``bench.inside_costs``, ``bench.inside_nack``, ``bench.inside_fairness``,
+``bench.inside_hook`` and ``bench.inside_spool`` say for themselves.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ import uvloop
 from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
 from bench.cell import broker_in, quantiles, say
+from bench.inside_costs import assembler_of, costs
 from bench.inside_fairness import fairness
 from bench.inside_hook import hook_drain, hook_send, hook_spool
 from bench.inside_nack import ack, delay_lateness, nack, raw_nack, retry_lateness
+from bench.inside_receive import receive
 from bench.inside_spool import (
     hand_off,
     peer_drain,
@@ -47,8 +49,7 @@ from broker_adapter.clock import SystemClock
 from broker_adapter.message import Envelope
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.scheduler.scheduler import Scheduler
-from dmq.store.keys import pack_timeline_key
-from dmq.store.ops import Schedule
+from dmq.store.memory import MemoryEngine
 
 BATCH = 100
 _FILL_BATCH = 256
@@ -86,29 +87,25 @@ async def _enqueue(data: Path, count: int, *, is_scattered: bool) -> None:
 
 
 async def raw(data: Path, count: int) -> None:
-    """Measure the floor: what a store that is nothing but RocksDB does with the same records."""
+    """Measure the floor: what a store that is nothing but RocksDB does with the same rows, in one family."""
     clock = SystemClock()
+    assembler, marks = assembler_of(MemoryEngine(), clock)
+    batches: list[list[tuple[bytes, bytes]]] = []
     async with broker_in(data / "model") as broker:
         await broker.route(TOPIC)
         topic = broker.names.topics[TOPIC]
-        ops = [
-            broker.placement.accept(topic, envelope, 0)
-            for batch in far_envelopes(count, clock, batch=BATCH)
-            for envelope in batch
-        ]
-    rows = [
-        (pack_timeline_key(op.deliver_at_ms, number), op.record)
-        for number, op in enumerate(ops)
-        if isinstance(op, Schedule)
-    ]
+        for envelopes in far_envelopes(count, clock, batch=BATCH):
+            batch, _, _ = assembler.assemble([[broker.placement.accept(topic, each, 0) for each in envelopes]])
+            marks.release()
+            batches.append([(bytes([family]) + key, value) for family, key, value in batch.puts])
     database = Rdict(str(data / "raw"), Options(raw_mode=True))
     unsynced = WriteOptions()
     unsynced.sync = False
     started_s = clock.monotonic_s()
-    for first in range(0, count, BATCH):
+    for rows in batches:
         batch_of_rows = WriteBatch(raw_mode=True)
-        for key, record in rows[first : first + BATCH]:
-            batch_of_rows.put(key, record)
+        for key, value in rows:
+            batch_of_rows.put(key, value)
         database.write(batch_of_rows, unsynced)
         database.flush_wal(True)
     say(per_s=count / (clock.monotonic_s() - started_s))
@@ -203,6 +200,8 @@ _ACTIONS: dict[str, Callable[..., Awaitable[None]]] = {
     "burst": burst,
     "lateness": lateness,
     "fill": fill,
+    "receive": receive,
+    "costs": costs,
     "nack": nack,
     "ack": ack,
     "raw_nack": raw_nack,

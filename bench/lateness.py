@@ -7,26 +7,26 @@ from typing import Any
 
 from bench import child, daemon
 from bench.cell import QUANTILES
-from bench.figures import Figure, Goal
+from bench.figures import Beside, Figure, Goal
 from bench.inside import LATENESS_RATE
 from bench.load import check
 from bench.messages import TOPIC
 from bench.place import directory
 from bench.plan import Plan
 
-P99_MS = 5.0
-RATE = LATENESS_RATE
+P99_MS = {LATENESS_RATE: 5.0, 10_000: 10.0}  # by messages per second
 RATE_HELD = 0.98  # below it the daemon was saturated, and the lateness is that of a full queue, not of this rate
 POLLS = 16  # four would limit: each poll sends its 32 messages frame by frame
+_IN_FLIGHT = 256
 
 
 def measure(plan: Plan) -> list[Figure]:
-    """Return the figures of the queue and of the consumer."""
-    far, seconds = plan.pick(full=1_000_000, quick=100_000), plan.pick(full=30, quick=5)
-    count = RATE * seconds
-    rounds: list[dict[str, Any]] = []
+    """Return the figures of the queue and of the consumer, at each rate, and in process as their floor."""
+    far, seconds = plan.pick(full=1_000_000, quick=20_000), plan.pick(full=20, quick=3)
+    rates = [rate for rate in P99_MS if plan.load.is_native or rate == LATENESS_RATE]  # Python does not send so fast
+    rounds: dict[int, list[dict[str, Any]]] = {rate: [] for rate in rates}
     inside: list[dict[str, float]] = []
-    plan.expect(2 * plan.rounds + 1)
+    plan.expect((1 + len(rates)) * plan.rounds + 1)
     with directory() as data:
         plan.step(f"{far} messages due far away")
         filler = child.Child("fill", data, far)
@@ -34,41 +34,58 @@ def measure(plan: Plan) -> list[Figure]:
             if said["event"] == "full":
                 break
         filler.end()
-        for number in range(plan.rounds):
-            plan.step(f"{RATE}/s for {seconds} s in process")
-            inside.append(child.run("lateness", data, count))
-            plan.step(f"{RATE}/s for {seconds} s")
-            with daemon.running(data, metrics=True) as ours:
-                rounds.append(_round(plan, ours, count, f"bench-late-{number}"))
-    what = f"lateness at {RATE}/s for {seconds} s, {far} far-future messages in the store"
+        for number in plan.each_round():
+            plan.step(f"{LATENESS_RATE}/s for {seconds} s in process")
+            inside.append(child.run("lateness", data, LATENESS_RATE * seconds))
+            for rate in rates:
+                plan.step(f"{rate}/s for {seconds} s")
+                with daemon.running(data, metrics=True) as ours:
+                    rounds[rate].append(_round(plan, ours, rate, rate * seconds, f"bench-late-{rate}-{number}"))
+    what = f"for {seconds} s, {far} far-future messages in the store"
+    return [
+        *_in_process(f"lateness at {LATENESS_RATE}/s {what}", inside),
+        *(figure for rate in rates for figure in _figures(rate, what, rounds[rate], inside, far)),
+    ]
+
+
+def _figures(
+    rate: int, where: str, rounds: list[dict[str, Any]], inside: list[dict[str, float]], far: int
+) -> list[Figure]:
+    what = f"lateness at {rate}/s {where}"
+    name = "lateness" if rate == LATENESS_RATE else f"lateness.{rate}"
+    goal = Goal(sign="<=", bound=P99_MS[rate])
+    histogram = [
+        (bound, sum(each["received"]["histogram"][at][1] for each in rounds))
+        for at, (bound, _) in enumerate(rounds[0]["received"]["histogram"])
+    ]
     shared = {
-        "messages": count,
+        "per_s": rate,
+        "waiting": far,
+        "histogram": histogram,
         "max_ms": max(each["max"] for each in rounds),
         "cpu_share": median(each["cpu_share"] for each in rounds),
     }
     return [
-        *_in_process(what, inside),
         Figure(
-            name="lateness.sent",
-            what=f"sends answered per second, of {RATE} offered; if missed, the lateness is not that of {RATE}/s",
+            name=f"{name}.sent",
+            what=f"sends answered per second, of {rate} offered; if missed, the lateness is not that of {rate}/s",
             unit="messages/s",
             rounds=[each["sent_per_s"] for each in rounds],
-            goal=Goal(sign=">=", bound=RATE * RATE_HELD),
+            goal=Goal(sign=">=", bound=rate * RATE_HELD),
             details={"p99_ms": median(each["sent_p99_ms"] for each in rounds)},
         ),
         *(
             Figure(
-                name=f"lateness.queue.{name}",
+                name=f"{name}.queue.{q}",
                 what=f"{what}: from the delivery time until durable in its queue (bucket bound)",
                 unit="ms",
-                rounds=[each[name] for each in rounds],
-                goal=Goal(sign="<=", bound=P99_MS) if name == "p99" else None,
-                details=shared,
+                rounds=[each[q] for each in rounds],
+                goal=goal if q == "p99" else None,
             )
-            for name in (*QUANTILES, "max")
+            for q in (*QUANTILES, "max")
         ),
         Figure(
-            name="lateness.early",
+            name=f"{name}.early",
             what=f"{what}: stored in their queue or received before their delivery time",
             unit="messages",
             rounds=[float(each["early"]) for each in rounds],
@@ -76,13 +93,17 @@ def measure(plan: Plan) -> list[Figure]:
         ),
         *(
             Figure(
-                name=f"lateness.consumer.{name}",
-                what=f"{what}: at a consumer with {POLLS} long polls",
+                name=f"{name}.consumer.{q}",
+                what=f"{what}: from the delivery time until received by a consumer with {POLLS} long polls",
                 unit="ms",
-                rounds=[each["received"]["lateness_ms"][name] for each in rounds],
-                details={"generator_is_native": plan.load.is_native},
+                rounds=[each["received"]["lateness_ms"][q] for each in rounds],
+                goal=goal if q == "p99" else None,
+                beside=Beside(
+                    what=f"in process at {LATENESS_RATE}/s, no consumer", rounds=[each[q] for each in inside]
+                ),
+                details=shared if q == "p99" else {},
             )
-            for name in (*QUANTILES, "max")
+            for q in (*QUANTILES, "max")
         ),
     ]
 
@@ -94,14 +115,14 @@ def _in_process(what: str, rounds: list[dict[str, float]]) -> list[Figure]:
             what=f"{what}: in process, from the delivery time until durable in its queue",
             unit="ms",
             rounds=[each[name] for each in rounds],
-            goal=Goal(sign="<=", bound=P99_MS) if name == "p99" else None,
+            goal=Goal(sign="<=", bound=P99_MS[LATENESS_RATE]) if name == "p99" else None,
             details={"early": sum(each["early"] for each in rounds)},
         )
         for name in (*QUANTILES, "max")
     ]
 
 
-def _round(plan: Plan, ours: daemon.Daemon, count: int, group: str) -> dict[str, Any]:
+def _round(plan: Plan, ours: daemon.Daemon, rate: int, count: int, group: str) -> dict[str, Any]:
     topic = f"{TOPIC}-{group}"
     cpu_s = ours.cpu_s
     receiver = plan.load.start("receive", address=ours.address, topic=topic, group=group, count=count, parallel=POLLS)
@@ -110,8 +131,8 @@ def _round(plan: Plan, ours: daemon.Daemon, count: int, group: str) -> dict[str,
         address=ours.address,
         topic=topic,
         count=count,
-        rate=RATE,
-        in_flight=128,
+        rate=rate,
+        in_flight=_IN_FLIGHT,
         delay_min=1_000,
         delay_max=5_000,
     )

@@ -15,6 +15,8 @@ from bench.place import BUILD
 SOURCE = Path(__file__).parent / "load"
 _SECONDS_MAX = 1800
 
+Action = Literal["send", "receive", "wake"]
+
 
 class LoadFailed(Exception):
     """The load generator did not do its work."""
@@ -27,11 +29,11 @@ class Load:
     command: tuple[str, ...]
     is_native: bool
 
-    def run(self, action: Literal["send", "receive"], **options: object) -> dict[str, Any]:
+    def run(self, action: Action, **options: object) -> dict[str, Any]:
         """Run it to its end and return what it found."""
         return self.start(action, **options).result()
 
-    def start(self, action: Literal["send", "receive"], **options: object) -> Running:
+    def start(self, action: Action, **options: object) -> Running:
         """Start it; a name such as ``in_flight`` is the option ``--in-flight``."""
         arguments = [f"--{name.replace('_', '-')}={_text(value)}" for name, value in options.items()]
         return Running(
@@ -54,6 +56,12 @@ class Running:
             raise LoadFailed(err.strip())
         found: dict[str, Any] = json.loads(out)
         return found
+
+    def end(self) -> None:
+        """End it if it still runs: what it was to be measured against has failed."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
 
 
 def generator(kind: Literal["go", "python"]) -> Load:

@@ -1,6 +1,6 @@
 """The load generator where there is no Go: same options, same JSON. It costs as much per call as a server does.
 
-python -m bench.load_python send|receive --address=HOST:PORT ...
+python -m bench.load_python send|receive|wake --address=HOST:PORT ...
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import json
 import os
 import random
 import sys
+import time
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 from typing import Any
@@ -23,6 +25,11 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_timestamp
 
 _CLOCK = SystemClock()
+# As in the Go program.
+BOUNDS_MS = (
+    *(0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 50.0),
+    *(75.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0),
+)
 _CLIENT_ID = f"bench@{os.getpid()}@{os.urandom(4).hex()}"
 
 
@@ -67,6 +74,8 @@ class Sender:
             "latency_ms": spread(self._latencies),
             "codes": dict(self._codes),
             "wire_bytes": self._wire_bytes,
+            "offered": round(self._rate * (self._ending_s - self._begun_s) / self._batch),
+            "cpu_s": time.process_time(),
         }
 
     def _next(self) -> int:
@@ -80,9 +89,9 @@ class Sender:
         while count := self._next():
             if self._rate:
                 await asyncio.sleep(max(0.0, self._begun_s + self._sent / self._rate - _CLOCK.monotonic_s()))
-            request = wire.SendMessageRequest(messages=[self._message() for _ in range(count)]).SerializeToString()
+            request = wire.SendMessageRequest(messages=[self.message() for _ in range(count)]).SerializeToString()
             at_s = _CLOCK.monotonic_s()
-            code = await self._code(call, request)
+            code = await self.code(call, request)
             now_s = _CLOCK.monotonic_s()
             self._calls_all += 1
             if now_s < self._started_s or (self._left is None and now_s > self._ending_s):
@@ -92,7 +101,8 @@ class Sender:
             self._latencies.append((now_s - at_s) * 1000)
             self._last_s = now_s
 
-    async def _code(self, call: Callable[..., Awaitable[bytes]], request: bytes) -> str:
+    async def code(self, call: Callable[..., Awaitable[bytes]], request: bytes) -> str:
+        """Send once and return the code of the answer."""
         try:
             answer = await call(request, metadata=headers(), timeout=10)
         except grpc.aio.AioRpcError as error:
@@ -101,7 +111,8 @@ class Sender:
             return "20000"
         return str(int(wire.SendMessageResponse.FromString(answer).status.code))
 
-    def _message(self) -> wire.Message:
+    def message(self) -> wire.Message:
+        """Return a new message as it is asked for."""
         now_ms, due_ms = _CLOCK.now_ms(), int(self._given.number("deliver-at", 0))
         longest_ms = int(self._given.number("delay-max", 0))
         if not due_ms and longest_ms:
@@ -133,11 +144,12 @@ class Receiver:
         self._count = int(given.number("count", 0))
         self._topic = wire.Resource(name=given.get("topic", TOPIC))
         self._group = wire.Resource(name=given.get("group", "bench-group"))
-        self._seen: set[str] = set()
+        self.seen: dict[str, float] = {}  # when each came first, monotonic
         self._late: list[float] = []
         self._found: Counter[str] = Counter(received=0, duplicates=0, early=0, early_queued=0)
         self._codes: Counter[str] = Counter()
         self._last_s = _CLOCK.monotonic_s()
+        self._last_ack_ms = 0
 
     async def run(self) -> dict[str, Any]:
         """Receive until all are there, or nothing comes any more, and return what was found."""
@@ -147,13 +159,16 @@ class Receiver:
         return {
             **self._found,
             "lateness_ms": spread(self._late),
+            "histogram": histogram(self._late),
             "seconds": _CLOCK.monotonic_s() - begun_s,
+            "last_ack_ms": self._last_ack_ms,
             "codes": dict(self._codes),
+            "cpu_s": time.process_time(),
         }
 
     def _is_done(self) -> bool:
         is_idle = _CLOCK.monotonic_s() - self._last_s > self._given.number("idle", 10)
-        return is_idle or 0 < self._count <= len(self._seen)
+        return is_idle or 0 < self._count <= len(self.seen)
 
     async def _loop(self, channel: grpc.aio.Channel) -> None:
         poll: Callable[..., AsyncIterable[bytes]] = channel.unary_stream(wire.METHODS["ReceiveMessage"].path)
@@ -179,13 +194,14 @@ class Receiver:
                 answer = await ack(acks.SerializeToString(), metadata=headers(), timeout=5)
                 code = int(wire.AckMessageResponse.FromString(answer).status.code)
                 self._codes[f"ack {code}"] += len(entries)
+                self._last_ack_ms = _CLOCK.now_ms()
 
     def _note(self, system: wire.SystemProperties) -> wire.AckMessageEntry:
         now_ms, self._last_s = _CLOCK.now_ms(), _CLOCK.monotonic_s()
-        if system.message_id in self._seen:
+        if system.message_id in self.seen:
             self._found["duplicates"] += 1
         else:
-            self._seen.add(system.message_id)
+            self.seen[system.message_id] = self._last_s
             self._found["received"] += 1
             if system.HasField("delivery_timestamp"):
                 due_ms = _epoch_ms(system.delivery_timestamp)
@@ -193,6 +209,40 @@ class Receiver:
                 self._found["early"] += now_ms < due_ms
                 self._found["early_queued"] += _epoch_ms(system.store_timestamp) < due_ms
         return wire.AckMessageEntry(message_id=system.message_id, receipt_handle=system.receipt_handle)
+
+
+class Waker:
+    """One message at a time to receives that wait: how long each takes to arrive."""
+
+    _UNCOUNTED = 20
+
+    def __init__(self, given: Options) -> None:
+        self._given = Options({**given, "count": str(int(given.number("count", 500)) + self._UNCOUNTED)})
+        self._sender, self._receiver = Sender(self._given), Receiver(self._given)
+
+    async def run(self) -> dict[str, Any]:
+        """Send and receive, and return what was found."""
+        receiving = asyncio.create_task(self._receiver.run())
+        sent: dict[str, tuple[float, float]] = {}
+        async with grpc.aio.insecure_channel(self._given["address"]) as channel:
+            call: Callable[..., Awaitable[bytes]] = channel.unary_unary(wire.METHODS["SendMessage"].path)
+            for _ in range(int(self._given["count"])):
+                await asyncio.sleep(random.random() * 2 * self._given.number("every", 10) / 1000)
+                message = self._sender.message()
+                at_s = _CLOCK.monotonic_s()
+                await self._sender.code(call, wire.SendMessageRequest(messages=[message]).SerializeToString())
+                sent[message.system_properties.message_id] = at_s, _CLOCK.monotonic_s()
+        found, arrived = await receiving, self._receiver.seen
+        counted = [(arrived[each], *times) for each, times in sent.items()][self._UNCOUNTED :]
+        wakes = [(here_s - answered_s) * 1000 for here_s, _, answered_s in counted]
+        return {
+            "wake_ms": spread(wakes),
+            "send_ms": spread([(answered_s - sent_s) * 1000 for _, sent_s, answered_s in counted]),
+            "total_ms": spread([(here_s - sent_s) * 1000 for here_s, sent_s, _ in counted]),
+            "histogram": histogram(wakes),
+            "received": len(counted),
+            "codes": {code: count for code, count in found["codes"].items() if code == "20000"},
+        }
 
 
 def headers() -> tuple[tuple[str, str], ...]:
@@ -219,14 +269,26 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"p50": at(0.5), "p99": at(0.99), "p999": at(0.999), "max": at(1)}
 
 
+def histogram(values: Sequence[float]) -> list[tuple[float, int]]:
+    """Return how many values lie in each bucket, by its upper bound; what is above the last one counts there."""
+    counted = [0] * len(BOUNDS_MS)
+    for value in values:
+        counted[min(bisect_left(BOUNDS_MS, value), len(BOUNDS_MS) - 1)] += 1
+    return list(zip(BOUNDS_MS, counted, strict=True))
+
+
 def _epoch_ms(timestamp: wire.Timestamp) -> int:
     return timestamp.seconds * 1000 + timestamp.nanos // 1_000_000
 
 
 async def _main(action: str, arguments: Sequence[str]) -> None:
     given = Options(each.removeprefix("--").partition("=")[::2] for each in arguments)
-    run = Receiver(given) if action == "receive" else Sender(given)
-    print(json.dumps(await run.run()))
+    runs: dict[str, Callable[[Options], Sender | Receiver | Waker]] = {
+        "send": Sender,
+        "receive": Receiver,
+        "wake": Waker,
+    }
+    print(json.dumps(await runs[action](given).run()))
 
 
 if __name__ == "__main__":

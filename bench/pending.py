@@ -25,7 +25,7 @@ RAM_BYTES, DISK_BYTES = 100, 480
 READY_S, IMPORTS_CPU_S = 0.5, 0.5
 _SETTLED_S = 3.0
 _SETTLE_S_MAX = 60.0
-_QUICK_COUNT = 100_000
+_QUICK_COUNT = 20_000
 # What `dmq serve` imports before it opens the store.
 _IMPORTS = "import dmq.__main__, dmq.cli.app, dmq.cli.serve, dmq.config, dmq.daemon"
 
@@ -37,22 +37,23 @@ def measure(plan: Plan) -> list[Figure]:
     outside: list[dict[str, Any]] = []
     imports: list[tuple[float, float]] = []
     plan.expect(6 * plan.rounds)
-    for _ in range(plan.rounds):
+    for _ in plan.each_round():
         imports += [_imports() for _ in range(3)]
         plan.step("fill in process")
         with directory() as data:
-            inside.append(_inside(plan, data, count))
+            inside.append(filled_inside(data, count, lambda: plan.step("settle")))
             plan.step("ready after SIGKILL")
-            inside[-1] |= _reopened(data, count)
+            inside[-1] |= reopened(data, count)
         plan.step("fill through gRPC")
         with directory() as data:
             outside.append(_outside(plan, data, count))
             plan.step("ready after SIGKILL")
-            outside[-1] |= _reopened(data, count)
+            outside[-1] |= reopened(data, count)
     return [*_figures("in_process", count, inside, imports), *_figures("grpc", count, outside, imports), *_of(imports)]
 
 
-def _inside(plan: Plan, data: Path, count: int) -> dict[str, Any]:
+def filled_inside(data: Path, count: int, on_full: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Fill a store in a process of its own, which is killed in the end, and return what the messages took."""
     filler = child.Child("fill", data, count)
     try:
         empty = 0
@@ -64,7 +65,7 @@ def _inside(plan: Plan, data: Path, count: int) -> dict[str, Any]:
                 break
         else:
             raise RuntimeError("the process that fills the store ended")
-        plan.step("settle")
+        on_full()
         process = psutil.Process(filler.process.pid)
         settled = _settle(data, lambda: process.memory_info().rss)
     finally:
@@ -126,7 +127,8 @@ def _taken(count: int, empty: int, full_rss: int, full_disk: dict[str, int], set
     }
 
 
-def _reopened(data: Path, count: int) -> dict[str, Any]:
+def reopened(data: Path, count: int) -> dict[str, Any]:
+    """Open it with a daemon, and return how soon it was ready."""
     wal_mb = disk_bytes(data)["wal"] / 1e6
     with daemon.running(data) as ours:
         pending = ours.status().timeline.pending
@@ -174,6 +176,7 @@ def _figures(name: str, count: int, rounds: list[dict[str, Any]], imports: list[
             "B/message",
             "growth of the resident memory, settled",
             Goal(sign="<=", bound=RAM_BYTES),
+            count=count,
             **{other: median(float(each[other]) for each in rounds) for other in others},
         ),
         figure("rss_mb", "MB", "resident memory of the whole process, settled", None),
@@ -182,6 +185,7 @@ def _figures(name: str, count: int, rounds: list[dict[str, Any]], imports: list[
             "B/message",
             "on disk, settled, everything in the data directory",
             Goal(sign="<=", bound=DISK_BYTES),
+            count=count,
             parts=rounds[-1]["disk_parts"],
             settled=rounds[-1]["settled"],
         ),

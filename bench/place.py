@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from broker_adapter.clock import SystemClock
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "bench"  # git-ignored; /tmp may be memory, where a sync costs nothing
@@ -21,6 +24,20 @@ def directory() -> Iterator[Path]:
         yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def syncs(file: Path, *, count: int, record_bytes: int = 4096) -> list[float]:
+    """Return how many ms the disk takes for each of ``count`` appended records, one sync each: what durable means."""
+    clock = SystemClock()
+    record = os.urandom(record_bytes)
+    took_ms: list[float] = []
+    with file.open("ab", buffering=0) as opened:
+        for _ in range(count):
+            started_s = clock.monotonic_s()
+            opened.write(record)
+            os.fdatasync(opened.fileno())
+            took_ms.append((clock.monotonic_s() - started_s) * 1000)
+    return took_ms
 
 
 def disk_bytes(path: Path) -> dict[str, int]:

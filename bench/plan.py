@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from rich.progress import Progress, TaskID
 
 from bench.load import Load
+from bench.rocketmq import RocketMQ
+from broker_adapter.clock import SystemClock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Options of a run, handed to every figure. ``step`` moves the progress bar of the figure at work."""
+    """Options of a run, handed to every figure. ``step`` moves the progress bar of the figure at work.
+
+    ``peer`` is there if it was asked for; ``minutes`` bounds each figure, see ``each_round``.
+    """
 
     rounds: int
     is_quick: bool
+    minutes: float
+    peer: RocketMQ | None
     pending: int
+    many: int
     retries: int
     spooled: int
     events: int
@@ -34,6 +43,18 @@ class Plan:
         if not self.progress.console.is_terminal:
             self.progress.console.print(f"{self.progress.tasks[self.task].description}: {what}")
         self.progress.advance(self.task)
+
+    def each_round(self) -> Iterator[int]:
+        """Yield the rounds: as many as were asked for, or fewer, once they have taken ``minutes``."""
+        clock = SystemClock()
+        until_s = clock.monotonic_s() + self.minutes * 60
+        for number in range(self.rounds):
+            if number and clock.monotonic_s() >= until_s:
+                self.progress.console.print(
+                    f"after {number} of {self.rounds} rounds the {self.minutes:g} minutes are over"
+                )
+                return
+            yield number
 
     def pick(self, *, full: int, quick: int) -> int:
         """Return the size for this run."""

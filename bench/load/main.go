@@ -3,6 +3,7 @@
 //
 //	load send     --address HOST:PORT --topic T --in-flight 64 --seconds 5
 //	load receive  --address HOST:PORT --topic T --group G --count N
+//	load wake     --address HOST:PORT --topic T --group G --count N
 package main
 
 import (
@@ -16,7 +17,7 @@ import (
 
 func main() {
 	if len(os.Args) < 2 {
-		fail(fmt.Errorf("usage: load send|receive [flags]"))
+		fail(fmt.Errorf("usage: load send|receive|wake [flags]"))
 	}
 	var result any
 	var err error
@@ -25,6 +26,8 @@ func main() {
 		result, err = send(os.Args[2:])
 	case "receive":
 		result, err = receive(os.Args[2:])
+	case "wake":
+		result, err = wake(os.Args[2:])
 	default:
 		err = fmt.Errorf("unknown command %q", os.Args[1])
 	}

@@ -28,8 +28,11 @@ type receiveResult struct {
 	Early      int            `json:"early"`        // received before their delivery time
 	EarlyQueue int            `json:"early_queued"` // stored in their queue before it, by the server's clock
 	LatenessMs spread         `json:"lateness_ms"`
+	Histogram  [][2]float64   `json:"histogram"` // of the lateness
 	Seconds    float64        `json:"seconds"`
+	LastAckMs  int64          `json:"last_ack_ms"` // when the last acknowledgement was answered, epoch
 	Codes      map[string]int `json:"codes"`
+	CPUSec     float64        `json:"cpu_s"` // of this program
 }
 
 // delivered is what counts of one message.
@@ -46,7 +49,7 @@ type receiver struct {
 	receiveOptions
 	headers *headers
 	lock    sync.Mutex
-	seen    map[string]bool
+	seen    map[string]time.Time // when each came first
 	late    []float64
 	found   receiveResult
 	last    time.Time
@@ -71,12 +74,26 @@ func receive(arguments []string) (any, error) {
 		return nil, err
 	}
 	defer connection.Close()
-	run := &receiver{receiveOptions: given, headers: newHeaders(), seen: map[string]bool{}, last: time.Now()}
+	run, begun := newReceiver(given), time.Now()
+	run.all(connection)
+	run.found.Seconds = time.Since(begun).Seconds()
+	run.found.LatenessMs = spreadOf(run.late)
+	run.found.Histogram = histogramOf(run.late)
+	run.found.CPUSec = cpuSeconds()
+	return run.found, nil
+}
+
+func newReceiver(given receiveOptions) *receiver {
+	run := &receiver{receiveOptions: given, headers: newHeaders(), seen: map[string]time.Time{}, last: time.Now()}
 	run.found.Codes = map[string]int{}
 	run.ended, run.end = context.WithCancel(context.Background())
-	begun := time.Now()
+	return run
+}
+
+// all receives until everything is there, or nothing comes any more.
+func (run *receiver) all(connection *grpc.ClientConn) {
 	var loops sync.WaitGroup
-	for range given.parallel {
+	for range run.parallel {
 		loops.Add(1)
 		go func() {
 			defer loops.Done()
@@ -86,9 +103,6 @@ func receive(arguments []string) (any, error) {
 		}()
 	}
 	loops.Wait()
-	run.found.Seconds = time.Since(begun).Seconds()
-	run.found.LatenessMs = spreadOf(run.late)
-	return run.found, nil
 }
 
 // once is one long poll and one acknowledgement of all it brought.
@@ -102,6 +116,7 @@ func (run *receiver) once(connection *grpc.ClientConn) {
 		code := run.ack(connection, got)
 		run.lock.Lock()
 		run.found.Codes["ack "+code] += len(got)
+		run.found.LastAckMs = time.Now().UnixMilli()
 		run.lock.Unlock()
 	}
 	run.lock.Lock()
@@ -197,11 +212,11 @@ func (run *receiver) note(got []delivered, code string) {
 	}
 	for _, each := range got {
 		run.last = each.at
-		if run.seen[each.id] {
+		if _, isKnown := run.seen[each.id]; isKnown {
 			run.found.Duplicates++
 			continue
 		}
-		run.seen[each.id] = true
+		run.seen[each.id] = each.at
 		run.found.Received++
 		if each.deliverAtMs == 0 {
 			continue

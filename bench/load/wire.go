@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protowire"
 )
@@ -149,6 +150,14 @@ func newHeaders() *headers {
 }
 
 func (made *headers) outgoing(ctx context.Context) context.Context {
+	sent := metadata.MD{}
+	for _, field := range made.fields() {
+		sent.Append(field.Name, field.Value)
+	}
+	return metadata.NewOutgoingContext(ctx, sent)
+}
+
+func (made *headers) fields() []hpack.HeaderField {
 	now := time.Now()
 	current := made.second.Load()
 	if current.at != now.Unix() {
@@ -159,16 +168,16 @@ func (made *headers) outgoing(ctx context.Context) context.Context {
 		made.second.Store(current)
 	}
 	request := fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64())
-	return metadata.NewOutgoingContext(ctx, metadata.MD{
-		"x-mq-language":       {"PYTHON"},
-		"x-mq-protocol":       {"GRPC_V2"},
-		"x-mq-client-version": {"5.1.2"},
-		"x-mq-date-time":      {current.date},
-		"x-mq-request-id": {request[:8] + "-" + request[8:12] + "-" + request[12:16] + "-" + request[16:20] + "-" +
-			request[20:]},
-		"x-mq-client-id": {made.clientID},
-		"x-mq-namespace": {""},
-		"authorization": {"MQv2-HMAC-SHA1 Credential=key, SignedHeaders=x-mq-date-time, Signature=" +
+	return []hpack.HeaderField{
+		{Name: "x-mq-language", Value: "PYTHON"},
+		{Name: "x-mq-protocol", Value: "GRPC_V2"},
+		{Name: "x-mq-client-version", Value: "5.1.2"},
+		{Name: "x-mq-date-time", Value: current.date},
+		{Name: "x-mq-request-id", Value: request[:8] + "-" + request[8:12] + "-" + request[12:16] + "-" +
+			request[16:20] + "-" + request[20:]},
+		{Name: "x-mq-client-id", Value: made.clientID},
+		{Name: "x-mq-namespace", Value: ""},
+		{Name: "authorization", Value: "MQv2-HMAC-SHA1 Credential=key, SignedHeaders=x-mq-date-time, Signature=" +
 			current.signature},
-	})
+	}
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import costs
 from bench.cell import quantiles
 from bench.figures import Beside, Figure
 
@@ -33,8 +34,8 @@ def run_bench(kept: Path, *arguments: str) -> dict[str, object]:
 @pytest.mark.timeout(120)
 def test_a_quick_run_keeps_its_figures(tmp_path: Path) -> None:
     kept = run_bench(tmp_path / "results.json", "--only", "enqueue")
-    assert kept["schema"] == 1
-    assert kept.keys() == {"schema", "machine", "commit", "options", "figures"}
+    assert kept["schema"] == 2
+    assert kept.keys() == {"schema", "machine", "at_ms", "commit", "options", "figures"}
     assert isinstance(kept["options"], dict)
     assert kept["options"]["rounds"] == 1
     assert kept["options"]["failed"] == {}
@@ -111,7 +112,32 @@ def test_a_daemon_is_loaded_without_go(tmp_path: Path) -> None:
     """The generator in Python stands in where there is no Go."""
     kept = run_bench(tmp_path / "results.json", "--only", "burst")
     assert isinstance(kept["figures"], list)
-    assert {figure["name"] for figure in kept["figures"]} == {"burst.in_process", "burst.daemon"}
+    assert {figure["name"] for figure in kept["figures"]} == {"burst.in_process", "burst.daemon", "burst.client"}
+
+
+@pytest.mark.timeout(120)
+def test_what_is_handed_out_and_what_a_send_costs_are_measured_and_shown_on_a_page(tmp_path: Path) -> None:
+    """Long polls, a backlog and the steps of a send are measured for real, and each figure is on the page."""
+    kept = run_bench(tmp_path / "results.json", "wakeup", "receive", "costs")
+    assert isinstance(kept["figures"], list)
+    figures = {figure["name"]: figure for figure in kept["figures"]}
+    assert figures["wakeup.p50"]["value"] <= figures["wakeup.p99"]["value"]
+    assert sum(many for _, many in figures["wakeup.p50"]["details"]["histogram"]) > 0
+    assert figures["receive"]["beside"]["what"] == "in process, no wire"
+    assert figures["receive"]["details"]["cpu_us"] > 0
+    steps = {f"costs.{in_flight}.{step}" for in_flight in (64, 256) for step in costs.WHAT}
+    assert steps == {name for name in figures if name.startswith("costs.")}
+    assert all(
+        figures[name]["value"] > 0 for name in steps if not name.endswith(".rest")
+    )  # what is left may be nothing
+    page = (tmp_path / "PERFORMANCE.md").read_text(encoding="utf-8")
+    assert "This was a quick run" in page
+    assert "not asked for (--peer)" in page
+    assert all(f"`{name}`" in page for name in figures if name not in steps)
+    assert "| parse | decode the request (protobuf) |" in page
+    for name in ("wakeup", "receive", "costs"):
+        assert f"](pictures/{name}.svg)" in page
+        assert (tmp_path / "pictures" / f"{name}.svg").exists()
 
 
 @pytest.mark.timeout(180)

@@ -1,0 +1,281 @@
+"""The text of the page: from what is kept to Markdown. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from bench.figures import STEADY_SPREAD, number
+
+BEGIN = "<!-- by hand: what stands between this line and the one that ends it is kept when the page is written anew -->"
+END = "<!-- end of what is written by hand -->"
+NOTHING_BY_HAND = "No profile has been written down yet; the cost table below is measured."
+
+_INTRODUCTION = (
+    "What was measured, what stands beside it, and which goals were missed. `make bench` writes this page; only the "
+    "part that says so is by hand."
+)
+_AGAIN = (
+    '`make bench`; `make bench ARGS="--peer"` beside Apache RocketMQ; `make bench ARGS="--quick"` to see that it '
+    "works. `python -m bench NAME` measures one part anew, `python -m bench report` writes the page without measuring."
+)
+
+# Details of figures that the page tells, in this order.
+_DETAILS = {
+    "p50_ms": "p50 {} ms",
+    "p99_ms": "p99 {} ms",
+    "cpu_us": "CPU per message {} us",
+    "load_cpu_us": "of the load generator {} us",
+    "cpu_share": "{} processors busy",
+    "rss_before_mb": "resident before {} MB",
+    "rss_after_mb": "after {} MB",
+}
+_SHARES = {"refused_share": "{:.0%} of the answers were refusals", "too_late_share": "{:.0%} came after the deadline"}
+
+_Figure = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Section:
+    """A part of the page: the figures of one name. ``shows`` chooses which of them are in its table."""
+
+    group: str
+    title: str
+    text: str
+    picture: str = ""
+    shows: Callable[[str], bool] = lambda _: True
+
+
+def _but_extremes(name: str) -> bool:
+    return not name.endswith((".p999", ".max")) and ".in_process." not in name
+
+
+_SECTIONS = (
+    _Section(
+        group="grpc_send",
+        title="Durable sends",
+        text="One message per call, 200 random bytes of body, the headers that official clients send, from a native "
+        "load generator on the same machine. OK comes after the sync of the log. The floors are servers that store "
+        "nothing: an echo on our own transport and one on grpcio, both of which parse the request and build an answer; "
+        'and this daemon with `transport = "grpcio"`.',
+        picture="send",
+    ),
+    _Section(
+        group="receive",
+        title="Receive and acknowledge",
+        text="A backlog is received 32 messages at a time and each batch acknowledged in one call, which is answered "
+        "when it is durable. The floor is the same without a wire, in one process.",
+        picture="receive",
+    ),
+    _Section(
+        group="enqueue",
+        title="Sends in process",
+        text="One caller sends 100 messages, waits until they are durable, and sends the next 100. The floor is "
+        "RocksDB alone with the same rows, in one family, synced as often.",
+    ),
+    _Section(
+        group="lateness",
+        title="Lateness",
+        text="Messages with delays of 1 to 5 s are sent at a steady rate while others wait in the same store, and are "
+        "received by a consumer. Lateness counts from the delivery time.",
+        picture="lateness",
+        shows=_but_extremes,
+    ),
+    _Section(
+        group="wakeup",
+        title="Wake-up of a long poll",
+        text="One message at a time to receives that wait. A message can be at the consumer before its sender has the "
+        "answer; that counts as 0.",
+        picture="wakeup",
+    ),
+    _Section(
+        group="burst",
+        title="Burst",
+        text="All messages are due at one instant.",
+        picture="burst",
+    ),
+    _Section(
+        group="overload",
+        title="Overload",
+        text="Twice the rate of the peak is offered, whether answers come or not. What the daemon cannot take it "
+        "refuses with 42900; what finds no place on a connection waits at the client. The daemon has one half of the "
+        "processors and the load generator the other, at the peak too, so these rates are lower than those above.",
+        picture="overload",
+    ),
+    _Section(
+        group="pending",
+        title="What waiting costs",
+        text="A store filled in process, and one filled through gRPC, until neither memory nor disk changes; then "
+        "SIGKILL, and a start.",
+        picture="pending",
+    ),
+    _Section(
+        group="sizes",
+        title="Against how many wait",
+        text="The same for fewer and for more, filled in process. The memory that a process takes for its tables in "
+        "memory does not grow with what waits, so few messages look dear.",
+    ),
+)
+
+
+def page_of(kept: Mapping[str, Any], pictures: Mapping[str, str], by_hand: str) -> str:
+    """Return the whole page. ``pictures`` are paths by name; ``by_hand`` is what stood between the marks before."""
+    groups: dict[str, list[_Figure]] = {}
+    for figure in kept["figures"]:
+        groups.setdefault(figure["group"], []).append(figure)
+    parts = [
+        "# Performance",
+        _INTRODUCTION,
+        *_machine(kept),
+        "## Goals",
+        *_goals(kept["figures"]),
+        "## What limits it",
+        f"{BEGIN}\n\n{by_hand.strip()}\n\n{END}",
+        *_costs(groups.get("costs", []), pictures),
+    ]
+    for section in _SECTIONS:
+        if section.group in groups:
+            parts += _section(section, groups[section.group], pictures)
+    return "\n\n".join(parts) + "\n"
+
+
+def by_hand_of(page: str) -> str:
+    """Return what stands between the marks of a page; the usual line if the marks are not there."""
+    before, begin, rest = page.partition(BEGIN)
+    text, end, _ = rest.partition(END)
+    return text.strip() if before and begin and end else NOTHING_BY_HAND
+
+
+def _machine(kept: Mapping[str, Any]) -> Iterator[str]:
+    machine, options = kept["machine"], kept["options"]
+    sync, libraries = machine["disk_sync_ms"], machine["libraries"]
+    facts = {
+        "Machine": f"{machine['cpus']} processors ({machine['cpu']}), {machine['memory_gb']} GB of memory, "
+        f"Linux {machine['kernel']}; client and server share it.",
+        "Disk": f"a sync of 4 KiB takes {number(sync['p50'])} ms (median), {number(sync['p99'])} ms (p99).",
+        "Python": f"{machine['python']}; {', '.join(f'{name} {version}' for name, version in libraries.items())}.",
+        "Load average": f"{machine['load_average'][0]:.2f} when it began.",
+        "Peer": f"{options['peer']}.",
+        "Last run": f"{_date(kept)}, commit `{kept['commit']}`.",
+        "Again": _AGAIN,
+    }
+    yield "\n".join(f"- **{name}**: {fact}" for name, fact in facts.items())
+    if not options["native_load"]:
+        yield "The load came from Python, which is a limit itself: rates through gRPC are those of the load generator."
+    if options["is_quick"]:
+        yield "This was a quick run, with small sizes: its figures say that measuring works, and nothing else."
+    if options["failed"]:
+        yield "\n".join(
+            ["Not measured:", "", *(f"- {name}: {_cell(str(why))}" for name, why in options["failed"].items())]
+        )
+
+
+def _goals(figures: Sequence[_Figure]) -> Iterator[str]:
+    judged = [figure for figure in figures if figure["is_met"] is not None]
+    missed = [figure for figure in judged if not figure["is_met"]]
+    if not judged:
+        yield "None was measured."
+        return
+    yield f"{len(judged) - len(missed)} of {len(judged)} goals are met. Each figure is the median of its rounds."
+    rows = [
+        [
+            f"`{figure['name']}`",
+            f"{_value(figure)} {figure['unit']}" if not figure["goal"].endswith("%") else f"{figure['ratio']:.0%}",
+            figure["goal"],
+            "met" if figure["is_met"] else "**missed**",
+        ]
+        for figure in [*missed, *(figure for figure in judged if figure["is_met"])]
+    ]
+    yield _table(["figure", "measured", "goal", ""], rows)
+    unsteady = [f"`{figure['name']}`" for figure in figures if not figure["is_steady"]]
+    if unsteady:
+        yield (
+            f"The rounds of {len(unsteady)} figures differ by more than a factor of {STEADY_SPREAD}, so the machine "
+            f"was not quiet and they say little: {', '.join(unsteady)}."
+        )
+
+
+def _costs(figures: Sequence[_Figure], pictures: Mapping[str, str]) -> Iterator[str]:
+    if not figures:
+        return
+    yield "## The cost of one durable send"
+    yield (
+        "Microseconds per message in the daemon, step by step, for a delayed message of 200 bytes; CPU time, but for "
+        "the sync, which one waits for. A batch has as many messages as are in flight."
+    )
+    yield from _image("costs", "The cost of one durable send", pictures)
+    flights = sorted({figure["details"]["in_flight"] for figure in figures})
+    found = {(figure["details"]["step"], figure["details"]["in_flight"]): figure["value"] for figure in figures}
+    steps = {figure["details"]["step"]: figure["details"]["what"] for figure in figures}
+    rows = [[step, what, *(number(found[step, each]) for each in flights)] for step, what in steps.items()]
+    totals = [number(sum(found[step, each] for step in steps if step != "sync")) for each in flights]
+    yield _table(
+        ["step", "what", *(f"{each} in flight" for each in flights)], [*rows, ["**CPU**", "without the sync", *totals]]
+    )
+    yield _measured(figures[0])
+
+
+def _section(section: _Section, figures: Sequence[_Figure], pictures: Mapping[str, str]) -> Iterator[str]:
+    yield f"## {section.title}"
+    yield section.text
+    yield from _image(section.picture, section.title, pictures)
+    shown = [figure for figure in figures if section.shows(figure["name"])]
+    rows = [
+        [
+            f"`{figure['name']}`",
+            f"{_value(figure)} {figure['unit']}",
+            f"{number(figure['min'])} .. {number(figure['max'])}",
+            "<br>".join(_beside(each) for each in [figure["beside"], *figure["also"]] if each),
+            figure["goal"] or "",
+            {None: "", True: "met", False: "**missed**"}[figure["is_met"]],
+        ]
+        for figure in shown
+    ]
+    yield _table(["figure", "median", "rounds", "beside it", "goal", ""], rows)
+    yield "\n".join(f"- `{figure['name']}`: {figure['what']}{_facts(figure)}." for figure in shown)
+    yield _measured(figures[0])
+
+
+def _image(name: str, title: str, pictures: Mapping[str, str]) -> Iterator[str]:
+    if name in pictures:
+        yield f"![{title}]({pictures[name]})"
+
+
+def _measured(figure: _Figure) -> str:
+    measured = figure["measured"]
+    rounds = len(figure["rounds"])
+    how = f"{rounds} round{'s' if rounds > 1 else ''}"
+    peer = measured["options"]["peer"]
+    about = f"; RocketMQ {peer}" if figure["group"] == "grpc_send" and peer.startswith("not") else ""
+    return f"*Measured {_date(measured)}, commit `{measured['commit']}`, {how}{about}.*"
+
+
+def _facts(figure: _Figure) -> str:
+    """Return what else is known of a figure and worth a word."""
+    details = figure["details"]
+    said = [text.format(number(details[name])) for name, text in _DETAILS.items() if name in details]
+    said += [text.format(details[name]) for name, text in _SHARES.items() if name in details]
+    return "".join(f"; {each}" for each in said)
+
+
+def _beside(each: Mapping[str, Any]) -> str:
+    return f"{_cell(each['what'])}: {number(each['value'])}"
+
+
+def _value(figure: _Figure) -> str:
+    return number(figure["value"])
+
+
+def _date(measured: Mapping[str, Any]) -> str:
+    return datetime.fromtimestamp(measured["at_ms"] / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
