@@ -55,10 +55,10 @@ GOLDEN: list[tuple[str, bytes, str]] = [
     ("group event", events.name_event(events.EventKind.GROUP_CREATED, 7),
      "0a 00000000 00000007 ffff 0000 0000000000000000"),
     ("gap event", events.gap_event(5, 6), "0d 00000000 00000000 ffff 0000 0000000000000005 0000000000000006"),
-    ("receipt handle", receipt.encode_handle(receipt.Receipt(1, 2, 3, 4, 5, 6)).encode(),
-     b"AgAAAAEAAAACAAMAAAAAAAAABAAAAAAAAAAFAAYAfKO2sw".hex()),
-    ("handle of a push consumer", receipt.encode_handle(receipt.Receipt(1, 2, 3, 4, 5, 6, True)).encode(),
-     b"AgAAAAEAAAACAAMAAAAAAAAABAAAAAAAAAAFAAYBC6SGJQ".hex()),
+    ("receipt handle", bytes.fromhex(receipt.encode_handle(receipt.Receipt(1, 2, 3, 4, 5, 6))),
+     "03 00000001 00000002 0003 0000000000000004 0000000000000005 0006 00 40c355bb"),
+    ("handle of a push consumer", bytes.fromhex(receipt.encode_handle(receipt.Receipt(1, 2, 3, 4, 5, 6, True))),
+     "03 00000001 00000002 0003 0000000000000004 0000000000000005 0006 01 37c4652d"),
 ]  # fmt: skip
 
 

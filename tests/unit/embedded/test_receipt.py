@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from binascii import crc32
 
 import pytest
 from hypothesis import given
@@ -43,7 +44,7 @@ def test_a_handle_says_what_was_put_in(receipt: Receipt) -> None:
 
 @given(receipt=receipts, at=st.integers(0, 10_000), letter=st.sampled_from(ALPHABET))
 def test_a_changed_letter_is_noticed(receipt: Receipt, at: int, letter: str) -> None:
-    """Any letter at any place; the last one holds two bits that mean nothing."""
+    """Any letter at any place; one that is a digit in capitals means the same."""
     handle = encode_handle(receipt)
     at %= len(handle)
     changed = handle[:at] + letter + handle[at + 1 :]
@@ -66,19 +67,14 @@ def test_no_text_crashes(handle: str) -> None:
 
 
 @given(raw=st.binary(max_size=60))
-def test_no_base64_is_believed(raw: bytes) -> None:
+def test_no_digits_are_believed(raw: bytes) -> None:
     """Well-formed text with other bytes in it."""
-    from base64 import urlsafe_b64encode
-
-    assert refused(urlsafe_b64encode(raw).decode().rstrip("="))
+    assert refused(raw.hex())
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, 255])
+@pytest.mark.parametrize("version", [0, 1, 2, 4, 255])
 def test_another_version_is_refused(version: int) -> None:
     """With a correct checksum: an earlier or a later format is not read as this one."""
-    from base64 import urlsafe_b64decode, urlsafe_b64encode
-    from binascii import crc32
-
-    raw = urlsafe_b64decode(encode_handle(Receipt(1, 2, 3, 4, 5, 6)) + "===")
+    raw = bytes.fromhex(encode_handle(Receipt(1, 2, 3, 4, 5, 6)))
     packed = bytes([version]) + raw[1:-4]
-    assert refused(urlsafe_b64encode(packed + crc32(packed).to_bytes(4, "big")).decode().rstrip("="))
+    assert refused((packed + crc32(packed).to_bytes(4, "big")).hex())
