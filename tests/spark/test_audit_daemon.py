@@ -9,7 +9,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from typing import Any
 import pytest
 from support.crash_load import GROUP, LETTERS, TOPIC, Load
 from support.daemon import Daemon
+from support.delayed_load import consume, send_delayed
 from support.effort import SEED
-from support.wire_client import WireClient, a_message
 
 KILLS = 10
 _AUDIT_S_MAX = 150
@@ -26,7 +25,6 @@ _BUGGY = Path(__file__).parents[1] / "support" / "buggy_daemon.py"
 _ONE_IN = 10_000
 _MESSAGES = 32_000
 _ENV = os.environ | {"DMQ_TRAIL_EVERY": "1s"}
-_PER_CALL = 32
 
 
 class Audit:
@@ -90,8 +88,8 @@ def test_a_daemon_that_loses_one_message_in_ten_thousand_is_convicted_by_id(tmp_
     lost = tmp_path / "lost.txt"
     prefix = [sys.executable, str(_BUGGY), str(_ONE_IN), str(lost)]
     with Daemon(tmp_path / "data", env=_ENV, prefix=prefix) as daemon:
-        _send_delayed(daemon.address, _MESSAGES)
-        _consume(daemon.address, _MESSAGES - _MESSAGES // _ONE_IN)
+        send_delayed(daemon.address, _MESSAGES)
+        consume(daemon.address, _MESSAGES - _MESSAGES // _ONE_IN)
         guilty = lost.read_text(encoding="utf-8").split()
         assert len(guilty) == _MESSAGES // _ONE_IN
         audit = Audit(daemon, tmp_path / "audit")
@@ -103,39 +101,3 @@ def test_a_daemon_that_loses_one_message_in_ten_thousand_is_convicted_by_id(tmp_
     assert audit.total("scheduled", "lost") == len(guilty)
     assert audit.total("scheduled", "fired") == _MESSAGES - len(guilty)
     assert audit.total("fired", "acked") == _MESSAGES - len(guilty)
-
-
-def _send_delayed(address: str, count: int) -> None:
-    """Send messages that are due one to three seconds later."""
-    rng = random.Random(SEED)
-
-    def send(sender: int, senders: int) -> None:
-        with WireClient(address, f"sender-{sender}") as client:
-            for first in range(sender * _PER_CALL, count, senders * _PER_CALL):
-                now_ms = time.time_ns() // 1_000_000
-                numbers = range(first, min(first + _PER_CALL, count))
-                client.send(
-                    *(
-                        a_message(TOPIC, f"01{number:032X}", b"x", deliver_at_ms=now_ms + rng.randint(1_000, 3_000))
-                        for number in numbers
-                    )
-                )
-
-    threads = [threading.Thread(target=send, args=(number, 3)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def _consume(address: str, count: int) -> None:
-    """Receive and acknowledge until ``count`` are done."""
-    until_s = time.monotonic() + 90
-    done = 0
-    with WireClient(address, "receiver") as client:
-        while done < count:
-            assert time.monotonic() < until_s, f"{done} of {count} arrived"
-            found = client.receive(TOPIC, GROUP, batch=_PER_CALL, wait_s=1)
-            if found:
-                client.ack(TOPIC, GROUP, found)
-            done += len(found)
