@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.effort import at_length
 
 from bench import costs
 from bench.cell import quantiles
@@ -92,6 +93,7 @@ def test_nacks_stand_beside_a_floor_and_beside_acks(tmp_path: Path) -> None:
     assert all(figures[name]["beside"]["what"] == "delayed messages" for name in late)
 
 
+@at_length
 @pytest.mark.timeout(200)
 def test_what_disturbs_is_compared_with_nothing(tmp_path: Path) -> None:
     kept = run_bench(tmp_path / "results.json", "fairness", "--retries", "500")
@@ -140,6 +142,7 @@ def test_what_is_handed_out_and_what_a_send_costs_are_measured_and_shown_on_a_pa
         assert (tmp_path / "pictures" / f"{name}.svg").exists()
 
 
+@at_length
 @pytest.mark.timeout(180)
 def test_the_hook_stands_beside_the_bare_call_the_floor_and_persist_queue(tmp_path: Path) -> None:
     """Each figure of the hook has beside it what it is to be read against."""
@@ -159,6 +162,7 @@ def test_the_hook_stands_beside_the_bare_call_the_floor_and_persist_queue(tmp_pa
     assert figures["hook.drain.2.ramped"]["beside"]["value"] == figures["hook.drain.2"]["value"]
 
 
+@at_length
 @pytest.mark.timeout(180)
 def test_a_spool_is_opened_after_a_close_and_after_a_kill(tmp_path: Path) -> None:
     """Opening is measured for both ends of the run before, with as many entries as were asked for."""
