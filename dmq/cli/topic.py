@@ -27,7 +27,9 @@ class Type(StrEnum):
 
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
-TypeOption = Annotated[Type | None, typer.Option("--type", help="The only type of message it takes; mixed: all.")]
+TypeOption = Annotated[
+    Type | None, typer.Option("--type", case_sensitive=False, help="The only type of message it takes; mixed: all.")
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Also if messages wait or are unread: they are lost.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 

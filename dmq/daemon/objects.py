@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -15,16 +15,16 @@ from dmq.embedded.operator import BEGIN, END
 from dmq.embedded.topic_settings import TopicSettings
 
 
-class Objects(Operations):
+class Objects(Operations, ABC):
     """What ``Report`` leaves to the broker's operator."""
 
-    def _topics(self) -> list[TopicStatus]:
-        raise NotImplementedError
+    @abstractmethod
+    async def topics(self) -> Sequence[TopicStatus]:
+        """Return every topic."""
 
     async def topic(self, name: str) -> TopicStatus:
         """Return one topic, with its readers."""
-        found = await asyncio.get_running_loop().run_in_executor(None, self._topics)
-        status = next((each for each in found if each.name == name), None)
+        status = next((each for each in await self.topics() if each.name == name), None)
         if status is None:
             raise Refused(Rule.NOT_FOUND, "no such topic", value=name)
         topic = self.broker.names.topics.get(name)

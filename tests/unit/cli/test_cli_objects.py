@@ -34,7 +34,7 @@ def test_a_topic_is_shown_with_its_readers(daemon: type[FakeClient]) -> None:
 
 def test_a_topic_is_made_and_changed(daemon: type[FakeClient]) -> None:
     """With what is given; nothing to change is a usage error, a topic that is there a refusal."""
-    made = json.loads(run("topic", "create", "t", "--type", "fifo", "--queues", "3", "-o", "json").stdout)
+    made = json.loads(run("topic", "create", "t", "--type", "FIFO", "--queues", "3", "-o", "json").stdout)
     assert (made["type"], made["queues"]) == ("FIFO", 3)
     assert run("topic", "create", "t").exit_code == 1
     assert "type     mixed" in run("topic", "set", "t", "--type", "mixed").stdout
