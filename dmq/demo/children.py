@@ -12,9 +12,11 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from typing import IO
 
 from broker_adapter.clock import Clock
 from dmq.demo.facts import Fact, from_line
@@ -76,7 +78,8 @@ class Daemon:
         started_s = self._clock.monotonic_s()
         self._serving.clear()
         command = [sys.executable, "-m", "dmq", "serve", "--config", str(self._config), "--log-format", "json"]
-        self._process = _popen(command, self._environment, stderr=subprocess.PIPE)
+        with _interrupts_put_off():
+            self._process = _popen(command, self._environment, stderr=subprocess.PIPE)
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
         self._reader.start()
         if not self._serving.wait(SERVING_WITHIN_S) or not self.pid:
@@ -131,7 +134,7 @@ def _event(line: str) -> str:
 
 
 class Client:
-    """A client process; ``take`` gets its facts, in a thread."""
+    """A client process; ``take`` gets its facts, in a thread. Its log goes to ``log``."""
 
     def __init__(
         self,
@@ -142,31 +145,41 @@ class Client:
         take: Callable[[Fact], None],
     ) -> None:
         self.role = role
-        self._take = take
+        self._order = order
         self._log = log
-        with log.open("w", encoding="utf-8") as stderr:
+        self._environment = environment
+        self._take = take
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start it and hand it its order. Whoever calls this can ``stop`` it, however far it came."""
+        with self._log.open("w", encoding="utf-8") as stderr, _interrupts_put_off():
             self._process = _popen(
-                [sys.executable, "-m", "dmq.demo.clients", role],
-                environment,
+                [sys.executable, "-m", "dmq.demo.clients", self.role],
+                self._environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr.fileno(),
             )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
+        assert self._process.stdout is not None
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
+        self._process.stdin.write(json.dumps(self._order) + "\n")
         self._process.stdin.flush()
 
     def check(self) -> None:
         """Raise ``DemoFailed`` if the process has ended by itself."""
-        code = self._process.poll()
+        code = self._process.poll() if self._process is not None else None
         if code is not None:
             lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"]
             raise DemoFailed(f"the {self.role} process ended with {code}: {lines[-1]}")
 
     def stop(self) -> None:
         """Tell it that it is over, and make sure."""
+        if self._process is None:
+            return
         if self._process.stdin is not None:
             try:
                 self._process.stdin.close()
@@ -177,12 +190,32 @@ class Client:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._reader.join(1)
+        if self._reader is not None:
+            self._reader.join(1)
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+    def _read(self, facts: IO[str]) -> None:
+        for line in facts:
             self._take(from_line(line))
+
+
+@contextmanager
+def _interrupts_put_off() -> Iterator[None]:
+    """Let an interrupt wait while a process is made: a child whose id nobody knows yet could not be ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _frame: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for interrupt in came:
+            signal.raise_signal(interrupt)
 
 
 def _popen(

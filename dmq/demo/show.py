@@ -130,7 +130,7 @@ class _Run:
                 f" level {LEVELS} = {format_duration(self.plan.levels_ms[-1])} in this demo"
             )
             for role in ("consumer", "producer"):
-                stack.callback(self._start_client(role).stop)
+                self._start_client(role, stack)
             self.screen.begin()
             self.screen.event(f"sending {len(self.plan.sends):,} messages, receiving and acknowledging them")
             is_whole = self._watch(is_to_kill=kill)
@@ -208,7 +208,7 @@ class _Run:
         self.lives.append(Life(start_s=took_s))
         self._look(now=True)
 
-    def _start_client(self, role: str) -> Client:
+    def _start_client(self, role: str, stack: ExitStack) -> None:
         order: dict[str, object] = {"address": self.address, "topic": TOPIC, "group": GROUP}
         if role == "producer":
             order["sends"] = [
@@ -225,10 +225,11 @@ class _Run:
         environment = clean_environment(self.folder / "home")
         client = Client(role, order, self.folder / f"{role}.log", environment, self.ledger.take)
         self.clients.append(client)
+        stack.callback(client.stop)  # before it is there: an interrupt comes while it starts, too
+        client.start()
         if not self.ledger.ready.wait(CLIENT_READY_WITHIN_S):
             client.check()
             raise DemoFailed(f"the {role} does not connect: {self.ledger.last_trouble or 'it said nothing'}")
-        return client
 
     # -- what the daemon says -----------------------------------------------------------------------------------------
 

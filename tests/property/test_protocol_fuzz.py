@@ -29,7 +29,7 @@ _POLL_S = 1.0
 # Codes that say "our fault", and the one that says nothing.
 _OURS = {wire.INTERNAL_SERVER_ERROR, wire.INTERNAL_ERROR, wire.CODE_UNSPECIFIED}
 # How gRPC itself may end a call: a telemetry stream that was refused, which its last frame explains; a long poll on a
-# machine that is busy with something else.
+# machine that is busy with something else, which happens to a few.
 _ENDS = {
     "Telemetry": {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED},
     "ReceiveMessage": {grpc.StatusCode.DEADLINE_EXCEEDED},
@@ -37,6 +37,7 @@ _ENDS = {
 # grpcio's own word for a write to a stream that the server ended meanwhile; no server said it
 _WRITTEN_TOO_LATE = "Internal error from Core"
 # Half of it is the store's buffers, filled by chance; the messages and leases of a long run take some of the rest.
+_LATE_POLLS_MAX = 0.05  # of all; on a quiet machine none
 _LEAK_BYTES_MAX = 16 * 1024 * 1024
 
 
@@ -158,6 +159,8 @@ def test_no_request_does_worse_than_being_refused(tmp_path: Path) -> None:
         grown_bytes = _rss_bytes(daemon.pid) - rss_bytes
         print(*sorted(attack.codes.items()), sep="\n")
         print(f"RSS {rss_bytes / 2**20:.1f} MiB after the first half, {grown_bytes / 2**20:+.1f} MiB after the second")
+        polls = sum(count for (rpc, _), count in attack.codes.items() if rpc == "ReceiveMessage")
+        assert attack.codes["ReceiveMessage", "DEADLINE_EXCEEDED"] <= polls * _LATE_POLLS_MAX
         found = json.loads(run_command("--address", daemon.address, "client", "ls", "-o", "json").stdout)
         assert len(found) <= 45, "sessions of clients that nobody is"
         assert not [each for each in found if each["streams"]]
