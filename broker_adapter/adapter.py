@@ -7,7 +7,7 @@ conformance suite (``tests/contract``) runs against every implementation.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from broker_adapter.message import (
@@ -75,7 +75,7 @@ class PopBroker(Protocol):
         """
         ...
 
-    async def send(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:
+    def send(self, envelopes: Sequence[Envelope]) -> Awaitable[Sequence[SendReceipt]]:
         """Accept all envelopes or none, and return one receipt each, in order, once they are durable.
 
         A message whose delivery time has come is in its queue on return, or, if it has a message group, in a moment;

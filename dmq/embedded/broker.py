@@ -17,6 +17,7 @@ from broker_adapter import limits
 from broker_adapter.adapter import GroupSettings, TopicRoute
 from broker_adapter.adapter import Subscription as Wanted
 from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.later import Later
 from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt, pack_id
 from dmq.audit.events import EventKind
 from dmq.embedded.checks import CheckOptions
@@ -38,6 +39,7 @@ from dmq.embedded.registry import AUTO_CREATE, DEFAULT_POLICY, AutoCreate, Regis
 from dmq.embedded.subscription import Subscription
 from dmq.embedded.transactions import Transactions
 from dmq.errors import StoreError
+from dmq.store.commit import Unit
 from dmq.store.ops import Emit, EntryState, Op
 from dmq.store.ops import Receipt as Stored
 from dmq.store.store import Store
@@ -142,18 +144,28 @@ class EmbeddedBroker:
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
-    async def send(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:
+    def send(self, envelopes: Sequence[Envelope]) -> Later[Sequence[SendReceipt]]:
         if self.store.is_disk_low():
             self.refused_total += len(envelopes)
             raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
         topics = self.names.topics
         for envelope in envelopes:
             if envelope.topic not in topics:
+                return Later.of(self._send_to_new(envelopes))
+        return self._send(envelopes)
+
+    async def _send_to_new(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:
+        for envelope in envelopes:
+            if envelope.topic not in self.names.topics:
                 await self.registry.topic(envelope.topic)
+        return await self._send(envelopes)
+
+    def _send(self, envelopes: Sequence[Envelope]) -> Later[Sequence[SendReceipt]]:
+        topics = self.names.topics
         now_ms = self._clock.now_ms()
         ops: list[Op] = []
         taken: dict[str, int] = {}
-        for envelope in envelopes:  # nothing is awaited from here on: a topic that is removed meanwhile takes nothing
+        for envelope in envelopes:  # a topic that was removed meanwhile takes nothing
             topic = topics.get(envelope.topic) or self.registry.known_topic(envelope.topic)
             if topic.message_type is not None and topic.message_type is not envelope.message_type:
                 raise wrong_type(topic, envelope.message_type)
@@ -162,20 +174,25 @@ class EmbeddedBroker:
                 taken[topic.name] = taken.get(topic.name, 0) | holds
             ops.append(self.placement.accept(topic, envelope, now_ms))
         changed, more = self.names.plan_first(taken) if taken else ([], [])
+        sent: Later[Sequence[SendReceipt]] = Later()
+
+        def settle(unit: Unit) -> None:
+            if unit.error is not None:
+                sent.fail(BrokerUnavailable(str(unit.error)))
+                return
+            receipts = unit.receipts[: len(envelopes)]
+            repeated = sum([receipt.repeated for receipt in receipts])
+            self.repeated_total += repeated
+            self.accepted_total += len(envelopes) - repeated
+            sent.settle([_receipt(envelope, stored) for envelope, stored in zip(envelopes, receipts, strict=True)])
+
         try:
-            done = self.registry.submit([*ops, *more], is_urgent=False)
+            self.registry.submit_then([*ops, *more], settle)
         except Overloaded:
             self.refused_total += len(envelopes)
             raise
         self.names.change_topics(changed)
-        receipts = [receipt for receipt in await self.registry.committed(done) if receipt.state is not None]
-        repeated = sum(receipt.repeated for receipt in receipts)
-        self.repeated_total += repeated
-        self.accepted_total += len(envelopes) - repeated
-        return [
-            _receipt(envelope.topic, envelope.message_id, receipt)
-            for envelope, receipt in zip(envelopes, receipts, strict=True)
-        ]
+        return sent
 
     def _count_refused(self, messages: int) -> None:
         self.refused_total += messages
@@ -357,13 +374,13 @@ class EmbeddedBroker:
         self.leases.client_gone(client_id)
 
 
-def _receipt(topic: str, message_id: str, stored: Stored) -> SendReceipt:
-    state = stored.state
+def _receipt(envelope: Envelope, stored: Stored) -> SendReceipt:
+    state, message_id = stored.state, envelope.message_id
     if state is EntryState.QUEUED:
         return SendReceipt(message_id, stored.queue_id, stored.queue_offset, stored.repeated)
     if state is EntryState.WITHDRAWN:
         return SendReceipt(message_id, -1, -1, stored.repeated, recalled_at_ms=stored.at_ms)
-    handle = encode_handle(HandleKind.RECALL, EntryHandle(stored.sequence, topic, pack_id(message_id)))
+    handle = encode_handle(HandleKind.RECALL, EntryHandle(stored.sequence, envelope.topic, pack_id(message_id)))
     return SendReceipt(message_id, stored.queue_id, stored.queue_offset, stored.repeated, handle)
 
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group, check_topic
 from dmq.audit.events import subscribed_event
 from dmq.embedded.group_queue import GroupQueue, Lease
@@ -19,7 +19,7 @@ from dmq.embedded.subscription import Subscription
 from dmq.embedded.tail import Tail
 from dmq.embedded.topic_settings import MIXED, TopicSettings
 from dmq.errors import StoreBusy, StoreError
-from dmq.store.commit import Appended
+from dmq.store.commit import Appended, Unit
 from dmq.store.ops import Emit, Op, Receipt
 from dmq.store.store import Store
 from retry.policy import RetryPolicy
@@ -302,10 +302,15 @@ class Registry:
         """Submit a unit; errors as a broker's."""
         try:
             return self.store.commit_async(ops, is_urgent=is_urgent)
-        except StoreBusy as error:
-            raise Overloaded("the store is busy", limit="pending_sends_max") from error
         except StoreError as error:
-            raise BrokerUnavailable(str(error)) from error
+            raise _not_taken(error) from error
+
+    def submit_then(self, ops: Sequence[Op], settle: Callable[[Unit], None]) -> None:
+        """Submit a unit that is not urgent and have ``settle`` called with it on the loop; errors as a broker's."""
+        try:
+            self.store.commit_then(ops, settle)
+        except StoreError as error:
+            raise _not_taken(error) from error
 
     async def committed(self, done: asyncio.Future[list[Receipt]]) -> list[Receipt]:
         """Wait until a unit is durable."""
@@ -323,6 +328,12 @@ class Registry:
             await asyncio.shield(done)
         except StoreError as error:
             raise BrokerUnavailable(str(error)) from error
+
+
+def _not_taken(error: StoreError) -> BrokerError:
+    if isinstance(error, StoreBusy):
+        return Overloaded("the store is busy", limit="pending_sends_max")
+    return BrokerUnavailable(str(error))
 
 
 def look_at(done: asyncio.Future[Any]) -> None:

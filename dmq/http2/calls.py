@@ -7,12 +7,13 @@ peer (reset, deadline, lost connection) cancels its task.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Final, TypeVar
 
 import structlog
 
+from broker_adapter.later import Later
 from dmq.http2.connection import Connection
 from dmq.http2.errors import CallEnded, Status
 from dmq.http2.headers import RequestHeaders
@@ -130,16 +131,39 @@ class Calls:
         message = only_message(self._connection, stream, stream.encoding)
         check_held(self._connection)
         if isinstance(method, Unary):
-            stream.task = self._loop.create_task(self._unary(stream, method, message))
+            self._start_unary(stream, method, message)
         else:
             stream.task = self._loop.create_task(self._stream(stream, method.handle, message))
 
-    async def _unary(self, stream: Stream, method: Unary, message: bytes) -> None:
+    def _start_unary(self, stream: Stream, method: Unary, message: bytes) -> None:
         try:
-            answer = await method.handle(message, stream.headers)
-            self._out.answer(stream, answer)
-            if stream.pending:
+            answer = method.handle(message, stream.headers)
+        except Exception as error:  # noqa: BLE001 - one call ends with it
+            self._fail(stream, error)
+            return
+        if isinstance(answer, Later):
+            answer.then(lambda answer: self._told(stream, answer))
+        else:
+            stream.task = self._loop.create_task(self._unary(stream, answer))
+
+    def _told(self, stream: Stream, answer: Later[bytes]) -> None:
+        if answer.error is not None:
+            self._fail(stream, answer.error)
+        else:
+            self._answer(stream, answer.value)
+        self._flush_soon()
+
+    def _answer(self, stream: Stream, message: bytes) -> None:
+        self._out.answer(stream, message)
+        if stream.pending:
+            try:
                 check_held(self._connection)
+            except CallEnded as end:
+                self._end(stream, end)
+
+    async def _unary(self, stream: Stream, answer: Awaitable[bytes]) -> None:
+        try:
+            self._answer(stream, await answer)
         except asyncio.CancelledError:
             self._out.end(stream, Status.CANCELLED)
             raise

@@ -20,7 +20,7 @@ _ENCODINGS: Final = frozenset({"", "identity", "gzip"})
 
 @dataclass(frozen=True, slots=True)
 class Unary:
-    """One message in, one out."""
+    """One message in, one out. A coroutine gets a task; a ``Later`` is told without one, and cannot be cancelled."""
 
     handle: Callable[[bytes, RequestHeaders], Awaitable[bytes]]
 

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 
 from broker_adapter.clock import Clock
 from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.later import Later
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_timestamp
 from dmq.sidecar.call import CLIENT_ID_HEADER, Call
@@ -23,7 +24,7 @@ from dmq.sidecar.codes import status_of
 CLIENT_ID_CHARS_MAX = 512
 _ACCESS_CODES = {Rule.UNAUTHORIZED: "UNAUTHENTICATED", Rule.FORBIDDEN: "PERMISSION_DENIED"}
 
-UnaryHandler = Callable[[bytes, Call], Awaitable[bytes]]
+UnaryHandler = Callable[[bytes, Call], Awaitable[bytes]]  # a ``Later``, if its RPC gives one
 StreamHandler = Callable[[bytes, Call], AsyncGenerator[list[bytes], None]]  # what is there at once goes out at once
 TelemetryHandler = Callable[[AsyncIterator[bytes], Call], AsyncGenerator[bytes, None]]
 
@@ -84,18 +85,40 @@ class Dispatcher:
         serve = self._service.unary.get(rpc, _unserved)
         observer, monotonic_s = self._observer, self._clock.monotonic_s
 
-        async def handle(body: bytes, call: Call) -> bytes:
+        def handle(body: bytes, call: Call) -> Awaitable[bytes]:
             started_s = monotonic_s()
-            response: Any
             request: Any = None
             try:
                 _check_client_id(call.client_id)
                 request = parse(body)
-                response = await serve(request, call)
+                answer = serve(request, call)
             except Exception as error:  # noqa: BLE001 - each is answered, and logged if it is ours
-                response = response_class(status=_answer_to(error, rpc, call))
-                if echoes_handle and request is not None:
-                    response.receipt_handle = request.receipt_handle
+                return Later.now(done(refusal(error, request, call), started_s))
+            if not isinstance(answer, Later):
+                return waited(answer, request, call, started_s)
+            answered: Later[bytes] = Later()
+
+            def told(answer: Later[Any]) -> None:
+                response = answer.value if answer.error is None else refusal(answer.error, request, call)
+                answered.settle(done(response, started_s))
+
+            answer.then(told)
+            return answered
+
+        async def waited(answer: Awaitable[Any], request: object, call: Call, started_s: float) -> bytes:
+            try:
+                response = await answer
+            except Exception as error:  # noqa: BLE001 - as above
+                response = refusal(error, request, call)
+            return done(response, started_s)
+
+        def refusal(error: Exception, request: Any, call: Call) -> Any:  # noqa: ANN401 - one class per RPC
+            response: Any = response_class(status=_answer_to(error, rpc, call))
+            if echoes_handle and request is not None:
+                response.receipt_handle = request.receipt_handle
+            return response
+
+        def done(response: Any, started_s: float) -> bytes:  # noqa: ANN401 - as above
             if observer is not None:
                 observer.call_done(rpc, response.status.code, monotonic_s() - started_s)
             answer: bytes = response.SerializeToString()

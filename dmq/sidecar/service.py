@@ -14,6 +14,7 @@ import structlog
 from broker_adapter.adapter import PopBroker, PullBroker, Subscription
 from broker_adapter.clock import Clock
 from broker_adapter.errors import BrokerError, Overloaded, Refused, Rule
+from broker_adapter.later import Later
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS
 from broker_adapter.message import Delivery, Envelope
 from broker_adapter.transactions import TransactionalBroker
@@ -153,7 +154,7 @@ class MessagingService:
 
     # -- producing ----------------------------------------------------------------------------------------------------
 
-    async def send_message(self, request: wire.SendMessageRequest, call: Call) -> wire.SendMessageResponse:
+    def send_message(self, request: wire.SendMessageRequest, call: Call) -> Later[wire.SendMessageResponse]:
         """Accept all messages of the request or none; the answer leaves once they are durable.
 
         A message that is delayed may be one of several, which the real server refuses.
@@ -163,7 +164,7 @@ class MessagingService:
         messages = request.messages
         now_ms = self._clock.now_ms()
         if messages and messages[0].system_properties.message_type == wire.TRANSACTION:
-            return await self._counted(self._transactions.send(messages, call, now_ms))
+            return self._counted(self._transactions.send(messages, call, now_ms), lambda answer: answer)
         envelopes: list[Envelope] = []
         try:
             validate.check_send(messages)
@@ -171,15 +172,21 @@ class MessagingService:
                 validate.check_message(message)
                 envelopes.append(self._envelope(message, now_ms))
         except Refused as error:
-            return mapping.send_refusal(messages, len(envelopes), status_of(error, call.language))
-        return mapping.send_response(await self._counted(self._broker.send(envelopes)))
+            return Later.now(mapping.send_refusal(messages, len(envelopes), status_of(error, call.language)))
+        return self._counted(self._broker.send(envelopes), mapping.send_response)
 
-    async def _counted(self, sending: Awaitable[_Sent]) -> _Sent:
+    def _counted(
+        self, sending: Awaitable[_Sent], answer: Callable[[_Sent], wire.SendMessageResponse]
+    ) -> Later[wire.SendMessageResponse]:
         self._sends_in_flight += 1
-        try:
-            return await sending
-        finally:
+        answered: Later[wire.SendMessageResponse] = Later()
+
+        def told(sent: Later[_Sent]) -> None:
             self._sends_in_flight -= 1
+            answered.take(sent, answer)
+
+        Later.of(sending).then(told)
+        return answered
 
     async def recall_message(self, request: wire.RecallMessageRequest, call: Call) -> wire.RecallMessageResponse:
         """Take a delayed message back; OK only if it is gone, durably. 40401 says when it was delivered, or: unknown.

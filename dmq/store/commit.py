@@ -83,7 +83,8 @@ class Writer:
         self._after_batch = after_batch
         self._on_failure = on_failure
         self._pid = os.getpid()
-        self._wake = threading.Condition()
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
         self._pending: list[Unit] = []
         self._pending_ops = 0
         self._pending_bytes = 0
@@ -116,7 +117,7 @@ class Writer:
         """
         if os.getpid() != self._pid:
             raise StoreForked("the store belongs to the process that opened it; a store needs a process started anew")
-        with self._wake:
+        with self._lock:  # a third of the price of entering the condition
             if self._failure is not None:
                 raise StoreFailed(str(self._failure)) from self._failure
             if self._is_closing:

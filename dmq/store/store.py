@@ -157,8 +157,12 @@ class Store:
         """Return a future of the attached loop. Cancelling it does not undo the write."""
         assert self._loop is not None, "attach a loop first"
         done: asyncio.Future[list[Receipt]] = self._loop.create_future()
-        self._writer.submit(Unit(ops, lambda unit: _resolve(done, unit), is_direct=False), is_urgent=is_urgent)
+        self.commit_then(ops, lambda unit: _resolve(done, unit), is_urgent=is_urgent)
         return done
+
+    def commit_then(self, ops: Sequence[Op], settle: Callable[[Unit], None], *, is_urgent: bool = False) -> None:
+        """As ``commit_async``, without a future: call ``settle`` on the attached loop. It must not raise."""
+        self._writer.submit(Unit(ops, settle, is_direct=False), is_urgent=is_urgent)
 
     def attach(self, loop: asyncio.AbstractEventLoop, on_appended: Callable[[Appended], None]) -> None:
         """Settle ``commit_async`` on ``loop``, one wake-up per batch; ``on_appended`` is told of new ends first."""

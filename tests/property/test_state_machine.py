@@ -144,7 +144,7 @@ class MemoryMachine(BrokerMachine):
         """The send is in doubt; what was written and survives is there, all of it, else none of it."""
         now_ms = self.clock.now_ms()
         envelopes = self.envelopes(batch)
-        if self.die(self.rig.broker.send(envelopes), end, at_sync=at_sync):
+        if self.die(self.send_all(envelopes), end, at_sync=at_sync):
             for envelope in envelopes:
                 self.model.send((envelope.topic, envelope.message_id), envelope.deliver_at_ms, now_ms)
         self.begin_again(end, down_ms=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple, TypeVar
 
@@ -37,7 +37,7 @@ from support.rigs import EmbeddedRig, an_envelope, receive
 from support.trail import read_facts, read_lines
 
 from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Delivery, Envelope
+from broker_adapter.message import Delivery, Envelope, SendReceipt
 from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic
 from dmq.audit.events import gap_event
 from dmq.store.store import StoreOptions
@@ -91,6 +91,10 @@ class BrokerRules(RuleBasedStateMachine):
         """Run a coroutine on the machine's loop."""
         return self.loop.run_until_complete(work)
 
+    async def send_all(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:
+        """Send in one call, on the loop."""
+        return await self.rig.broker.send(envelopes)
+
     # -- producers ----------------------------------------------------------------------------------------------------
 
     @rule(batch=sends)
@@ -98,7 +102,7 @@ class BrokerRules(RuleBasedStateMachine):
         """One call; ids come from a small pool, so many of them are known, some twice in the call."""
         now_ms = self.clock.now_ms()
         envelopes = self.envelopes(batch)
-        receipts = self.run(self.rig.broker.send(envelopes))
+        receipts = self.run(self.send_all(envelopes))
         for envelope, receipt in zip(envelopes, receipts, strict=True):
             key = (envelope.topic, envelope.message_id)
             assert receipt.message_id == envelope.message_id

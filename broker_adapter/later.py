@@ -1,0 +1,109 @@
+"""A value that comes later on the event loop, for calls that come by the ten thousand a second.
+
+A coroutine needs a task, and each wait in it a future and a turn of the loop: more than all the rest of a short call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+_From = TypeVar("_From")
+_Made = TypeVar("_Made")
+
+_running: set[asyncio.Future[Any]] = set()  # the loop itself would forget them
+
+
+class Later(Generic[T]):
+    """A value or an error that is told once, at once, to the one who asked ``then`` or awaits it. For one loop.
+
+    Whoever awaits it may go away; what it stands for goes on.
+    """
+
+    __slots__ = ("_is_there", "_told", "error", "value")
+
+    value: T  # once it is told without an error
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self._is_there = False
+        self._told: Callable[[Later[T]], None] | None = None
+
+    @classmethod
+    def of(cls, awaitable: Awaitable[T]) -> Later[T]:
+        """Return what ``awaitable`` will give; anything but a ``Later`` gets a task."""
+        if isinstance(awaitable, Later):
+            return awaitable
+        made: Later[T] = Later()
+        task = asyncio.ensure_future(awaitable)
+        _running.add(task)
+
+        def done(task: asyncio.Future[T]) -> None:
+            _running.discard(task)
+            if task.cancelled():
+                made.fail(asyncio.InvalidStateError("the call was cancelled"))
+            elif isinstance(error := task.exception(), Exception):
+                made.fail(error)
+            else:
+                made.settle(task.result())
+
+        task.add_done_callback(done)
+        return made
+
+    @classmethod
+    def now(cls, value: T) -> Later[T]:
+        """Return one that is there."""
+        made: Later[T] = Later()
+        made.settle(value)
+        return made
+
+    def settle(self, value: T) -> None:
+        """Tell the value."""
+        self.value = value
+        self._is_there = True
+        if self._told is not None:
+            self._told(self)
+
+    def fail(self, error: Exception) -> None:
+        """Tell an error."""
+        self.error = error
+        self._is_there = True
+        if self._told is not None:
+            self._told(self)
+
+    def then(self, told: Callable[[Later[T]], None]) -> None:
+        """Have ``told`` called with this, once, at once if it is there. It must not raise."""
+        assert self._told is None, "one listener is enough"
+        self._told = told
+        if self._is_there:
+            told(self)
+
+    def map(self, convert: Callable[[T], _Made]) -> Later[_Made]:
+        """Return what ``convert`` will make of the value; an error stays one."""
+        made: Later[_Made] = Later()
+        self.then(lambda source: made.take(source, convert))
+        return made
+
+    def take(self, source: Later[_From], convert: Callable[[_From], T]) -> None:
+        """Tell what ``convert`` makes of the value of ``source``, which is there, or else the error."""
+        if source.error is not None:
+            self.fail(source.error)
+            return
+        try:
+            value = convert(source.value)
+        except Exception as error:  # noqa: BLE001 - it is told
+            self.fail(error)
+        else:
+            self.settle(value)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        """Wait for it."""
+        if not self._is_there:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.then(lambda _: None if waiter.done() else waiter.set_result(None))
+            yield from waiter
+        if self.error is not None:
+            raise self.error
+        return self.value
