@@ -53,7 +53,7 @@ class Later(Generic[T]):
         return made
 
     @classmethod
-    def now(cls, value: T) -> Later[T]:
+    def given(cls, value: T) -> Later[T]:
         """Return one that is there."""
         made: Later[T] = Later()
         made.settle(value)

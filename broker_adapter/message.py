@@ -7,13 +7,12 @@ brokers pass on: the few facts they decide by, and the message itself as its wir
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-_HEX_ID = re.compile(r"[0-9A-F]{34}")
+_HEX_ID_CHARS = 34
 
 
 class MessageType(IntEnum):
@@ -125,8 +124,13 @@ def pack_id(message_id: str) -> bytes:
 
     Client ids of the current protocol start with ``01``, so the two forms never collide.
     """
-    if _HEX_ID.fullmatch(message_id) is not None and not message_id.startswith("00"):
-        return bytes.fromhex(message_id)
+    if len(message_id) == _HEX_ID_CHARS:
+        try:
+            packed = bytes.fromhex(message_id)
+        except ValueError:
+            packed = b"\0"
+        if packed[0] and packed.hex().upper() == message_id:  # no small letters, and no spaces, which it takes too
+            return packed
     return b"\0" + message_id.encode()
 
 

@@ -48,11 +48,14 @@ def set_duration(duration: wire.Duration, length_ms: int) -> None:
     duration.nanos = ms * 1_000_000
 
 
-def to_envelope(message: wire.Message, *, deliver_at_ms: int | None = None, consumed: Iterable[str] = ()) -> Envelope:
+def to_envelope(
+    message: wire.Message, *, deliver_at_ms: int | None = None, consumed: Iterable[str] = (), topic: str = ""
+) -> Envelope:
     """Return ``message`` ready for a broker; ``message`` itself is changed to what will be stored.
 
-    ``deliver_at_ms`` is ``None`` for a message that is not delayed. ``consumed`` names user properties to drop. What
-    the message says it is (``message_type``) gives way to what it is.
+    ``deliver_at_ms`` is ``None`` for a message that is not delayed. ``consumed`` names user properties to drop,
+    ``topic`` is its full name, where that is known. What the message says it is (``message_type``) gives way to what it
+    is.
     """
     system = message.system_properties
     message_group = system.message_group
@@ -66,7 +69,7 @@ def to_envelope(message: wire.Message, *, deliver_at_ms: int | None = None, cons
     for name in consumed:
         message.user_properties.pop(name, None)
     return Envelope(
-        full_name(message.topic),
+        topic or full_name(message.topic),
         system.message_id,
         message.SerializeToString(),
         system.tag,

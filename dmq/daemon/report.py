@@ -77,7 +77,7 @@ class Report(Objects):
                 max_ms=metrics.lateness.max * 1000,
             ),
             totals=source.Totals(
-                accepted=self.broker.accepted_total,
+                accepted=self.broker.sends.accepted_total,
                 delivered=self.broker.handed_out_total,
                 acked=self.broker.acked_total,
                 expired=self.broker.leases.expired_total,
@@ -222,9 +222,9 @@ class Report(Objects):
     def watch(self) -> None:
         """Let the figures be read when somebody asks for the metrics."""
         store, metrics, broker = self.store, self.metrics, self.broker
-        metrics.accepted.follow(lambda: broker.accepted_total)
-        metrics.repeated.follow(lambda: broker.repeated_total)
-        metrics.refused.follow(lambda: broker.refused_total)
+        metrics.accepted.follow(lambda: broker.sends.accepted_total)
+        metrics.repeated.follow(lambda: broker.sends.repeated_total)
+        metrics.refused.follow(lambda: broker.sends.refused_total)
         metrics.delivered.follow(lambda: broker.handed_out_total)
         metrics.pulled.follow(lambda: broker.pulls.pulled_total)
         metrics.acked.follow(lambda: broker.acked_total)

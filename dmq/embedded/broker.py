@@ -16,32 +16,29 @@ from typing import Literal
 from broker_adapter import limits
 from broker_adapter.adapter import GroupSettings, TopicRoute
 from broker_adapter.adapter import Subscription as Wanted
-from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.later import Later
-from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt, pack_id
+from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
 from dmq.audit.events import EventKind
 from dmq.embedded.checks import CheckOptions
 from dmq.embedded.dead_letters import DeadLetters
-from dmq.embedded.entry_handle import EntryHandle, HandleKind, encode_handle
 from dmq.embedded.failures import Failures
 from dmq.embedded.filters import filter_of
 from dmq.embedded.group_queue import ATTEMPT_MAX, GroupQueue, Lease
 from dmq.embedded.hand_out import HandOut, Terms
 from dmq.embedded.leases import Leases
-from dmq.embedded.names import GROUPED, PLAIN
 from dmq.embedded.operator import Operator
-from dmq.embedded.place import CHECKS_DEFAULT, Placement, wrong_type
+from dmq.embedded.place import CHECKS_DEFAULT, Placement
 from dmq.embedded.pull import Pulls
 from dmq.embedded.reader import Reader
 from dmq.embedded.recall import Recalls
 from dmq.embedded.receipt import Receipt, decode_handle
 from dmq.embedded.registry import AUTO_CREATE, DEFAULT_POLICY, AutoCreate, Registry
+from dmq.embedded.sends import Sends
 from dmq.embedded.subscription import Subscription
 from dmq.embedded.transactions import Transactions
 from dmq.errors import StoreError
-from dmq.store.commit import Unit
-from dmq.store.ops import Emit, EntryState, Op
-from dmq.store.ops import Receipt as Stored
+from dmq.store.ops import Emit, Op
 from dmq.store.store import Store
 from retry.flow import Failure, Forwarded, Nacked, SentBack
 from retry.policy import DELAY_LEVELS_MS, RetryPolicy, delays_ms
@@ -65,9 +62,6 @@ class EmbeddedBroker:
         auto_create: AutoCreate = AUTO_CREATE,
     ) -> None:
         self.store = store
-        self.accepted_total = 0  # messages, without those that were known already
-        self.repeated_total = 0
-        self.refused_total = 0  # sends refused because a bound is reached
         self.handed_out_total = 0
         self.acked_total = 0
         self.on_group_changed: Callable[[str], None] = lambda _: None
@@ -83,12 +77,13 @@ class EmbeddedBroker:
         )
         self.names = self.registry.names
         self.placement = Placement(self.names, checks)
+        self.sends = Sends(self.registry, self.placement)
         self.failures = Failures(self.registry, delay_levels_ms)
         self.leases = Leases(self.registry, self.failures)
         self._hand_out = HandOut(self.registry)
         self.recalls = Recalls(self.registry)
         self.pulls = Pulls(self.registry)
-        self.transactions = Transactions(self.registry, self.placement, on_refused=self._count_refused)
+        self.transactions = Transactions(self.registry, self.placement, on_refused=self.sends.count_refused)
         self.dead_letters = DeadLetters(self.registry, self.placement)
         self.operator = Operator(self.registry)
         store.attach(loop, self.registry.on_appended)
@@ -145,57 +140,7 @@ class EmbeddedBroker:
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def send(self, envelopes: Sequence[Envelope]) -> Later[Sequence[SendReceipt]]:
-        if self.store.is_disk_low():
-            self.refused_total += len(envelopes)
-            raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
-        topics = self.names.topics
-        for envelope in envelopes:
-            if envelope.topic not in topics:
-                return Later.of(self._send_to_new(envelopes))
-        return self._send(envelopes)
-
-    async def _send_to_new(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:
-        for envelope in envelopes:
-            if envelope.topic not in self.names.topics:
-                await self.registry.topic(envelope.topic)
-        return await self._send(envelopes)
-
-    def _send(self, envelopes: Sequence[Envelope]) -> Later[Sequence[SendReceipt]]:
-        topics = self.names.topics
-        now_ms = self._clock.now_ms()
-        ops: list[Op] = []
-        taken: dict[str, int] = {}
-        for envelope in envelopes:  # a topic that was removed meanwhile takes nothing
-            topic = topics.get(envelope.topic) or self.registry.known_topic(envelope.topic)
-            if topic.message_type is not None and topic.message_type is not envelope.message_type:
-                raise wrong_type(topic, envelope.message_type)
-            holds = GROUPED if envelope.message_group else PLAIN
-            if not topic.holds & holds:
-                taken[topic.name] = taken.get(topic.name, 0) | holds
-            ops.append(self.placement.accept(topic, envelope, now_ms))
-        changed, more = self.names.plan_first(taken) if taken else ([], [])
-        sent: Later[Sequence[SendReceipt]] = Later()
-
-        def settle(unit: Unit) -> None:
-            if unit.error is not None:
-                sent.fail(BrokerUnavailable(str(unit.error)))
-                return
-            receipts = unit.receipts[: len(envelopes)]
-            repeated = sum([receipt.repeated for receipt in receipts])
-            self.repeated_total += repeated
-            self.accepted_total += len(envelopes) - repeated
-            sent.settle([_receipt(envelope, stored) for envelope, stored in zip(envelopes, receipts, strict=True)])
-
-        try:
-            self.registry.submit_then([*ops, *more], settle)
-        except Overloaded:
-            self.refused_total += len(envelopes)
-            raise
-        self.names.change_topics(changed)
-        return sent
-
-    def _count_refused(self, messages: int) -> None:
-        self.refused_total += messages
+        return self.sends.send(envelopes)
 
     async def recall(self, topic: str, recall_handle: str) -> RecallReceipt:
         return await self.recalls.recall(topic, recall_handle)
@@ -372,16 +317,6 @@ class EmbeddedBroker:
 
     def client_gone(self, client_id: str) -> None:
         self.leases.client_gone(client_id)
-
-
-def _receipt(envelope: Envelope, stored: Stored) -> SendReceipt:
-    state, message_id = stored.state, envelope.message_id
-    if state is EntryState.QUEUED:
-        return SendReceipt(message_id, stored.queue_id, stored.queue_offset, stored.repeated)
-    if state is EntryState.WITHDRAWN:
-        return SendReceipt(message_id, -1, -1, stored.repeated, recalled_at_ms=stored.at_ms)
-    handle = encode_handle(HandleKind.RECALL, EntryHandle(stored.sequence, envelope.topic, pack_id(message_id)))
-    return SendReceipt(message_id, stored.queue_id, stored.queue_offset, stored.repeated, handle)
 
 
 def _at_hand(found: Subscription, handle: str) -> _Known | None:

@@ -227,7 +227,7 @@ def value_of(wire: bytes) -> str:
 
     What is not UTF-8 and what HTTP forbids in a value (NUL, CR, LF) comes out as U+FFFD.
     """
-    return _kept_value(wire) if len(wire) <= _KEPT_VALUE_BYTES else _decode_value(wire)
+    return _kept_value(wire) if len(wire) <= _KEPT_VALUE_BYTES else value_of_once(wire)
 
 
 def wires_of(text: str) -> frozenset[bytes]:
@@ -237,7 +237,8 @@ def wires_of(text: str) -> frozenset[bytes]:
     return frozenset({bytes((len(plain),)) + plain, bytes((0x80 | len(code),)) + code})
 
 
-def _decode_value(wire: bytes) -> str:
+def value_of_once(wire: bytes) -> str:
+    """As ``value_of``, for a value that will hardly come again."""
     text = _text(wire).decode("utf-8", "replace")
     if "\n" in text or "\r" in text or "\0" in text:
         text = text.translate({0: "\ufffd", 10: "\ufffd", 13: "\ufffd"})
@@ -245,7 +246,7 @@ def _decode_value(wire: bytes) -> str:
 
 
 # A client's id, language, version and the like come with every call. Bounded: 4096 values of 256 bytes.
-_kept_value = lru_cache(maxsize=4096)(_decode_value)
+_kept_value = lru_cache(maxsize=4096)(value_of_once)
 
 
 def literal(name: str, value: bytes) -> bytes:

@@ -8,7 +8,7 @@ from typing import Final
 
 from dmq.http2.errors import CallEnded, HpackFault, Http2Error, Status
 from dmq.http2.headers import RequestHeaders
-from dmq.http2.hpack import literal, value_of, wires_of
+from dmq.http2.hpack import literal, value_of, value_of_once, wires_of
 from dmq.http2.status import ACCEPTED, timeout_s
 from dmq.http2.stream import Stream
 
@@ -90,7 +90,7 @@ class Methods:
                 raise CallEnded(Status.INTERNAL, "te: trailers is missing; a proxy in between may have dropped it")
             method = self._by_wire.get(values[shape.path]) or self._find(values[shape.path])
             if shape.timeout >= 0:
-                headers.deadline_s = timeout_s(value_of(values[shape.timeout]))
+                headers.deadline_s = timeout_s(value_of_once(values[shape.timeout]))
                 if headers.deadline_s is None:
                     raise CallEnded(Status.INTERNAL, "a grpc-timeout that is none")
             if shape.encoding >= 0:

@@ -93,7 +93,7 @@ class Dispatcher:
                 request = parse(body)
                 answer = serve(request, call)
             except Exception as error:  # noqa: BLE001 - each is answered, and logged if it is ours
-                return Later.now(done(refusal(error, request, call), started_s))
+                return Later.given(done(refusal(error, request, call), started_s))
             if not isinstance(answer, Later):
                 return waited(answer, request, call, started_s)
             answered: Later[bytes] = Later()

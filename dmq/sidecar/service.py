@@ -167,12 +167,12 @@ class MessagingService:
             return self._counted(self._transactions.send(messages, call, now_ms), lambda answer: answer)
         envelopes: list[Envelope] = []
         try:
-            validate.check_send(messages)
+            topic = validate.check_send(messages)
             for message in messages:
                 validate.check_message(message)
-                envelopes.append(self._envelope(message, now_ms))
+                envelopes.append(self._envelope(topic, message, now_ms))
         except Refused as error:
-            return Later.now(mapping.send_refusal(messages, len(envelopes), status_of(error, call.language)))
+            return Later.given(mapping.send_refusal(messages, len(envelopes), status_of(error, call.language)))
         return self._counted(self._broker.send(envelopes), mapping.send_response)
 
     def _counted(
@@ -202,7 +202,7 @@ class MessagingService:
             return wire.RecallMessageResponse(status=wire.Status(code=wire.NOT_FOUND, message=str(refused)))
         return mapping.recall_response(receipt)
 
-    def _envelope(self, message: wire.Message, now_ms: int) -> Envelope:
+    def _envelope(self, topic: str, message: wire.Message, now_ms: int) -> Envelope:
         system, properties = message.system_properties, message.user_properties
         has_timestamp = system.HasField("delivery_timestamp")
         due_ms: int | None = None
@@ -219,7 +219,8 @@ class MessagingService:
             validate.check_undelayed(message)
         if system.message_type == wire.TRANSACTION:
             raise Refused(Rule.MESSAGE_TYPE, "half messages and others cannot be in one request", value="TRANSACTION")
-        return to_envelope(message, deliver_at_ms=due_ms, consumed=DELAY_PROPERTIES if properties else ())
+        consumed = DELAY_PROPERTIES if properties else ()
+        return to_envelope(message, deliver_at_ms=due_ms, consumed=consumed, topic=topic)
 
     # -- consuming ----------------------------------------------------------------------------------------------------
 

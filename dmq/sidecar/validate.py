@@ -106,8 +106,8 @@ _UNSERVED_TYPES: Mapping[int, str] = {
 }
 
 
-def check_send(messages: Sequence[wire.Message]) -> None:
-    """Check what concerns a send as a whole: it has messages, not too many, and all for one topic."""
+def check_send(messages: Sequence[wire.Message]) -> str:
+    """Check what concerns a send as a whole: it has messages, not too many, and all for one topic: its name."""
     if not messages:
         raise Refused(Rule.MESSAGE_CORRUPTED, "the request holds no message")
     if len(messages) > MESSAGES_PER_SEND_MAX:
@@ -122,7 +122,7 @@ def check_send(messages: Sequence[wire.Message]) -> None:
                 raise Refused(
                     Rule.MESSAGE_CORRUPTED, "the messages of one request are for different topics", value=both
                 )
-    _topic(full_name(topic))
+    return _topic(full_name(topic))
 
 
 def check_message(message: wire.Message) -> None:
@@ -134,20 +134,24 @@ def check_message(message: wire.Message) -> None:
     if body_bytes > BODY_BYTES_MAX:
         raise Refused(Rule.BODY_SIZE, "the body is too large", value=body_bytes, limit=f"{BODY_BYTES_MAX} bytes")
     properties, tag, keys = message.user_properties, system.tag, system.keys
-    _check_properties(properties, tag, "".join(keys) if keys else "")
+    if properties or tag or keys:
+        _check_properties(properties, tag, "".join(keys))
     if tag or system.HasField("tag"):
         _check_text(Rule.TAG, "tag", tag, TAG_BYTES_MAX)
         if "|" in tag:
             raise Refused(Rule.TAG, "a tag cannot hold the character |", value=tag)
     for key in keys:
         _check_text(Rule.KEY, "message key", key, PROPERTIES_BYTES_MAX)
-    _check_text(Rule.MESSAGE_ID, "message id", system.message_id, MESSAGE_ID_BYTES_MAX)
+    message_id = system.message_id
+    if not (message_id.isalnum() and message_id.isascii()) or len(message_id) > MESSAGE_ID_BYTES_MAX:
+        _check_text(Rule.MESSAGE_ID, "message id", message_id, MESSAGE_ID_BYTES_MAX)
     if system.HasField("message_group"):
         _check_text(Rule.MESSAGE_GROUP, "message group", system.message_group, MESSAGE_GROUP_BYTES_MAX)
-    if system.message_type not in _SERVED_TYPES:
-        if system.message_type in _UNSERVED_TYPES:
-            raise Refused(Rule.UNSUPPORTED, f"{_UNSERVED_TYPES[system.message_type]} not served yet")
-        raise Refused(Rule.MESSAGE_TYPE, "the message type is unknown", value=int(system.message_type))
+    message_type = system.message_type
+    if message_type not in _SERVED_TYPES:
+        if message_type in _UNSERVED_TYPES:
+            raise Refused(Rule.UNSUPPORTED, f"{_UNSERVED_TYPES[message_type]} not served yet")
+        raise Refused(Rule.MESSAGE_TYPE, "the message type is unknown", value=int(message_type))
 
 
 def check_undelayed(message: wire.Message) -> None:

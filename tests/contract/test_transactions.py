@@ -186,7 +186,7 @@ async def test_a_full_disk_refuses_half_messages_and_takes_decisions(rig: Embedd
         await prepare(rig)
     await rig.broker.transactions.commit(TOPIC, good)
     await rig.broker.transactions.roll_back(TOPIC, bad)
-    assert (ids(await receive(rig)), rig.broker.refused_total) == (["good"], 1)
+    assert (ids(await receive(rig)), rig.broker.sends.refused_total) == (["good"], 1)
 
 
 # -- delays -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ import pytest
 import uvloop
 
 from broker_adapter.clock import ManualClock
-from dmq.http2 import Http2Server, Limits, Rate, frames
+from dmq.http2 import CallEnded, Http2Server, Limits, Rate, Status, frames
+from dmq.http2.errors import Code
 from dmq.http2.testing.peer import Encoder, Frame
 from dmq.http2.testing.wire import GREETING, Caller, Rig, until
 
@@ -141,6 +142,49 @@ async def connect_deaf(rig: Rig) -> socket.socket:
     made.setblocking(False)
     await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", rig.port))
     return made
+
+
+def test_an_answer_that_is_told_later_ends_its_call(run: Run) -> None:
+    """At once or later, with a message, an error, or a bug; without a task."""
+
+    async def scenario(rig: Rig, _clock: ManualClock) -> None:
+        wire = await rig.connect()
+        for message in (b"now", b"raise", b"good", b"bad"):
+            await wire.say(wire.request("Later", message))
+        assert (await wire.until(frames.DATA)).payload[5:] == b"now"
+        assert b"grpc-status\x010" in (await wire.until(frames.HEADERS)).payload
+        assert b"grpc-status\x0213" in (await wire.until(frames.HEADERS)).payload
+        await rig.service.waiting.reach(2)
+        rig.service.later[b"bad"].fail(CallEnded(Status.ABORTED, "in doubt"))
+        rig.service.later[b"good"].settle(b"done")
+        assert b"grpc-status\x0210" in (await wire.until(frames.HEADERS)).payload
+        assert (await wire.until(frames.DATA)).payload[5:] == b"done"
+        await wire.until(frames.HEADERS)
+        assert rig.server.figures().streams == 0
+
+    run(scenario)
+
+
+def test_an_answer_that_comes_too_late_is_dropped(run: Run) -> None:
+    """The deadline was over, or the peer had gone, or gave it up: the others do not notice."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        wire, gone = await rig.connect(), await rig.connect()
+        await wire.say(wire.request("Later", b"late", fields=[("grpc-timeout", "1m")]))
+        await wire.say(wire.request("Later", b"reset"))
+        await gone.say(gone.request("Later", b"gone"))
+        await rig.service.waiting.reach(3)
+        await wire.say(frames.rst_stream(3, Code.CANCEL))
+        gone.writer.close()
+        clock.advance(10)
+        assert b"grpc-status\x014" in (await wire.until(frames.HEADERS)).payload
+        await until(lambda: rig.server.figures().connections == 1)
+        for later in rig.service.later.values():
+            later.settle(b"nobody waits")
+        await wire.say(wire.request("Echo", b"next"))
+        assert (await wire.until(frames.DATA)).payload[5:] == b"next"
+
+    run(scenario)
 
 
 def test_peer_that_does_not_read_answers(run: Run) -> None:

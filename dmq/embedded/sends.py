@@ -1,0 +1,95 @@
+"""Accepting messages: the path of one send, from the envelope to the receipt, without a coroutine of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker_adapter.errors import BrokerUnavailable, Overloaded
+from broker_adapter.later import Later
+from broker_adapter.message import Envelope, SendReceipt, pack_id
+from dmq.embedded.entry_handle import EntryHandle, HandleKind, encode_handle
+from dmq.embedded.names import GROUPED, PLAIN
+from dmq.embedded.place import Placement, wrong_type
+from dmq.embedded.registry import Registry
+from dmq.store.commit import Unit
+from dmq.store.ops import EntryState, Op
+from dmq.store.ops import Receipt as Stored
+
+
+class Sends:
+    """Sends messages to topics, and counts them."""
+
+    def __init__(self, registry: Registry, placement: Placement) -> None:
+        self.accepted_total = 0  # messages, without those that were known already
+        self.repeated_total = 0
+        self.refused_total = 0  # because a bound is reached
+        self._registry = registry
+        self._names = registry.names
+        self._placement = placement
+        self._clock = registry.store.clock
+
+    def count_refused(self, messages: int) -> None:
+        """Count messages that another path refused because a bound is reached."""
+        self.refused_total += messages
+
+    def send(self, envelopes: Sequence[Envelope]) -> Later[Sequence[SendReceipt]]:
+        """As ``PopBroker.send``."""
+        if self._registry.store.is_disk_low():
+            self.refused_total += len(envelopes)
+            raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
+        topics = self._names.topics
+        for envelope in envelopes:
+            if envelope.topic not in topics:
+                return Later.of(self._send_to_new(envelopes))
+        return self._send(envelopes)
+
+    async def _send_to_new(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:
+        for envelope in envelopes:
+            if envelope.topic not in self._names.topics:
+                await self._registry.topic(envelope.topic)
+        return await self._send(envelopes)
+
+    def _send(self, envelopes: Sequence[Envelope]) -> Later[Sequence[SendReceipt]]:
+        topics = self._names.topics
+        now_ms = self._clock.now_ms()
+        ops: list[Op] = []
+        taken: dict[str, int] = {}
+        for envelope in envelopes:  # a topic that was removed meanwhile takes nothing
+            topic = topics.get(envelope.topic) or self._registry.known_topic(envelope.topic)
+            if topic.message_type is not None and topic.message_type is not envelope.message_type:
+                raise wrong_type(topic, envelope.message_type)
+            holds = GROUPED if envelope.message_group else PLAIN
+            if not topic.holds & holds:
+                taken[topic.name] = taken.get(topic.name, 0) | holds
+            ops.append(self._placement.accept(topic, envelope, now_ms))
+        changed, more = self._names.plan_first(taken) if taken else ([], [])
+        sent: Later[Sequence[SendReceipt]] = Later()
+
+        def settle(unit: Unit) -> None:
+            if unit.error is not None:
+                sent.fail(BrokerUnavailable(str(unit.error)))
+                return
+            receipts: list[SendReceipt] = []
+            for envelope, stored in zip(envelopes, unit.receipts, strict=False):  # those of ``more`` come last
+                receipts.append(receipt := _receipt(envelope, stored))
+                self.repeated_total += receipt.repeated
+                self.accepted_total += not receipt.repeated
+            sent.settle(receipts)
+
+        try:
+            self._registry.submit_then([*ops, *more], settle)
+        except Overloaded:
+            self.refused_total += len(envelopes)
+            raise
+        self._names.change_topics(changed)
+        return sent
+
+
+def _receipt(envelope: Envelope, stored: Stored) -> SendReceipt:
+    state, message_id = stored.state, envelope.message_id
+    if state is EntryState.QUEUED:
+        return SendReceipt(message_id, stored.queue_id, stored.queue_offset, stored.repeated)
+    if state is EntryState.WITHDRAWN:
+        return SendReceipt(message_id, -1, -1, stored.repeated, recalled_at_ms=stored.at_ms)
+    handle = encode_handle(HandleKind.RECALL, EntryHandle(stored.sequence, envelope.topic, pack_id(message_id)))
+    return SendReceipt(message_id, stored.queue_id, stored.queue_offset, stored.repeated, handle)

@@ -1,0 +1,99 @@
+"""A value that comes later: told once, to a listener or to one who waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from broker_adapter.later import Later
+
+
+def told(later: Later[int]) -> list[int | str]:
+    """What a listener heard."""
+    heard: list[int | str] = []
+    later.then(lambda each: heard.append(str(each.error) if each.error is not None else each.value))
+    return heard
+
+
+def test_a_listener_hears_at_once_whether_it_came_before_or_after() -> None:
+    """No turn of the loop lies between the telling and the hearing."""
+    before: Later[int] = Later()
+    heard = told(before)
+    assert heard == []
+    before.settle(1)
+    assert heard == [1]
+    assert told(Later.given(2)) == [2]
+
+
+def test_an_error_goes_through_what_is_made_of_the_value() -> None:
+    """``map`` passes an error on, its own too."""
+    failed: Later[int] = Later()
+    heard = told(failed.map(lambda value: value + 1))
+    failed.fail(ValueError("in doubt"))
+    assert heard == ["in doubt"]
+    assert told(Later.given(0).map(lambda value: 1 // value)) == ["integer division or modulo by zero"]
+    assert told(Later.given(1).map(lambda value: value + 1)) == [2]
+
+
+def test_it_can_be_awaited() -> None:
+    """Before and after it is there, with a value and with an error."""
+
+    async def scenario() -> None:
+        assert await Later.given(1) == 1
+        coming: Later[int] = Later()
+        asyncio.get_running_loop().call_soon(coming.settle, 2)
+        assert await coming == 2
+        failing: Later[int] = Later()
+        asyncio.get_running_loop().call_soon(failing.fail, ValueError("no"))
+        with pytest.raises(ValueError, match="no"):
+            await failing
+
+    asyncio.run(scenario())
+
+
+def test_who_waits_may_go_away() -> None:
+    """A waiter that was cancelled leaves it whole: telling it then harms nobody."""
+
+    async def scenario() -> None:
+        coming: Later[int] = Later()
+
+        async def wait() -> int:
+            return await coming
+
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        coming.settle(1)
+
+    asyncio.run(scenario())
+
+
+def test_a_coroutine_becomes_one() -> None:
+    """Its value, its error, and its being cancelled are told."""
+
+    async def scenario() -> None:
+        gate = asyncio.Event()
+
+        async def work(value: int) -> int:
+            await gate.wait()
+            return 6 // value
+
+        heard: Sequence[list[int | str]] = [told(Later.of(work(2))), told(Later.of(work(0)))]
+        done = Later.given(1)
+        assert Later.of(done) is done
+        task = asyncio.create_task(work(1))
+        cancelled = told(Later.of(task))
+        await asyncio.sleep(0)
+        task.cancel()
+        gate.set()
+        await asyncio.gather(task, return_exceptions=True)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert heard == [[3], ["integer division or modulo by zero"]]
+        assert cancelled == ["the call was cancelled"]
+
+    asyncio.run(scenario())
