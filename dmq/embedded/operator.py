@@ -39,6 +39,7 @@ class Operator:
         self._store = registry.store
         self._progress = Progress(registry)
         self._chores = Chores(registry)
+        self.is_at_work = self._chores.is_at_work
 
     async def close(self) -> None:
         """Stop what takes long; it goes on in the next run."""
@@ -130,8 +131,8 @@ class Operator:
         ]
 
     async def stored(self, topic: Topic) -> int:
-        """Return how many messages were ever put into the queues of a topic."""
-        return sum([await self._registry.reader.end(topic.topic_id, queue_id) for queue_id in range(topic.queues)])
+        """Return how many messages lie in the queues of a topic."""
+        return await self._registry.reader.count(topic.topic_id, topic.queues)
 
     # -- groups -------------------------------------------------------------------------------------------------------
 
