@@ -26,7 +26,7 @@ from broker_adapter.limits import GROUPS_MAX, TOPICS_MAX
 from broker_adapter.message import MessageType
 from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic, retry_topic
 from dmq.audit.events import EventKind, name_event
-from dmq.embedded.topic_settings import MIXED, Keep, TopicSettings, decode_settings, encode_settings
+from dmq.embedded.topic_settings import AS_CONFIGURED, MIXED, Keep, TopicSettings, decode_settings, encode_settings
 from dmq.errors import StoreCorrupt
 from dmq.store.keys import holds_key, holds_range, name_key, name_range, settings_key, settings_range
 from dmq.store.ops import Delete, Emit, Family, Op, Put
@@ -59,7 +59,7 @@ class Topic(NamedTuple):
     created_at_ms: int
     holds: int = 0
     message_type: MessageType | None = None
-    keep: Keep = Keep()
+    keep: Keep = AS_CONFIGURED
 
     @property
     def is_fifo(self) -> bool:

@@ -16,7 +16,7 @@ from dmq.embedded.names import GROUPED, Group, Topic
 from dmq.embedded.progress import Progress
 from dmq.embedded.queue_log import Place, begin_of, offset_stored_at
 from dmq.embedded.registry import Registry
-from dmq.embedded.topic_settings import TopicSettings
+from dmq.embedded.topic_settings import AS_CONFIGURED, KEEP_STAYS, KeepChange, TopicSettings
 from dmq.store.ops import Emit
 from dmq.store.store import Store
 
@@ -47,23 +47,29 @@ class Operator:
 
     # -- topics -------------------------------------------------------------------------------------------------------
 
-    async def create_topic(self, name: str, *, queues: int, message_type: MessageType | None) -> None:
+    async def create_topic(
+        self, name: str, *, queues: int, message_type: MessageType | None, keep: KeepChange = KEEP_STAYS
+    ) -> None:
         """Make a topic; with ``queues`` 0 it has as many as the configuration says."""
         if name in self._names.topics:
             raise Refused(Rule.REQUEST, "there is such a topic already", value=name)
         if name.startswith(DEAD_LETTER_PREFIX):
             raise Refused(Rule.TOPIC, "a dead-letter queue is made when it is needed", value=name)
         _check_queues(queues, 0)
-        await self._registry.make_topic(name, queues, TopicSettings(message_type))
+        await self._registry.make_topic(name, queues, TopicSettings(message_type, keep.applied_to(AS_CONFIGURED)))
 
-    async def set_topic(self, name: str, *, queues: int, settings: TopicSettings | None) -> None:
-        """Change a topic; with ``queues`` 0, and without ``settings``, what it has stays.
+    async def set_topic(
+        self, name: str, *, queues: int, settings: TopicSettings | None, keep: KeepChange = KEEP_STAYS
+    ) -> None:
+        """Change a topic; with ``queues`` 0, and without ``settings`` (which are not for ``keep``), what it has stays.
 
         Queues are only added: who reads the topic begins at the start of a new one, whatever the configuration says.
         """
         topic = self._topic(name)
-        if topic.name.startswith(DEAD_LETTER_PREFIX):
-            raise Refused(Rule.TOPIC, "a dead-letter queue stays as it is", value=name)
+        if topic.name.startswith(DEAD_LETTER_PREFIX) and (queues or settings is not None):
+            raise Refused(
+                Rule.TOPIC, "a dead-letter queue stays as it is, but for how long it keeps letters", value=name
+            )
         _check_queues(queues, topic.queues)
         groups = await self._progress.readers_of(topic)
         while loading := [each for each in self._registry.subscribed_to(topic.topic_id) if not each.is_loaded.is_set()]:
@@ -75,7 +81,8 @@ class Operator:
             raise Refused(Rule.REQUEST, why, value=queues, limit=f"{topic.queues} queues")
         changed = topic._replace(queues=max(queues, topic.queues))
         if settings is not None:
-            changed = changed._replace(**settings._asdict())
+            changed = changed._replace(message_type=settings.message_type)
+        changed = changed._replace(keep=keep.applied_to(changed.keep))
         ops = self._names.plan_change(changed)
         group_ids = {group.group_id for group in groups if group.name in self._names.groups}
         loaded = self._registry.subscribed_to(topic.topic_id)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import MessageType
+from dmq.units import DURATION_MS_MAX
 
 _VERSION = 1
 KEEP_TIME_MS_LEAST = 1_000
+BACK = -1
 
 
 class Keep(NamedTuple):
@@ -37,6 +40,33 @@ class Keep(NamedTuple):
         return bool(self.time_ms or self.size_bytes)
 
 
+class KeepChange(NamedTuple):
+    """What is to be changed of a ``Keep``: ``None`` stays, ``BACK`` and "default" are as configured again."""
+
+    time_ms: int | None = None
+    size_bytes: int | None = None
+    unread: Literal["yes", "no", "default"] | None = None
+
+    def applied_to(self, keep: Keep) -> Keep:
+        """Return ``keep`` with the changes; ``Refused(REQUEST)`` for what cannot be."""
+        if not (self.time_ms in {None, 0, BACK} or KEEP_TIME_MS_LEAST <= (self.time_ms or 0) <= DURATION_MS_MAX):
+            limit = f"{KEEP_TIME_MS_LEAST} to {DURATION_MS_MAX} ms"
+            raise Refused(Rule.REQUEST, "nothing can be kept so long", value=self.time_ms, limit=limit)
+        if self.size_bytes is not None and not BACK <= self.size_bytes < 2**63:
+            raise Refused(Rule.REQUEST, "nothing can be so large", value=self.size_bytes)
+        return Keep(
+            _bound(self.time_ms, keep.time_ms),
+            _bound(self.size_bytes, keep.size_bytes),
+            keep.unread if self.unread is None else {"yes": True, "no": False, "default": None}[self.unread],
+        )
+
+
+def _bound(change: int | None, before: int | None) -> int | None:
+    return before if change is None else None if change == BACK else change
+
+
+AS_CONFIGURED = Keep()
+KEEP_STAYS = KeepChange()
 KEEP_ALL = Keep(0, 0, unread=True)  # what a dead-letter queue does unless it is told
 KEEP_DEFAULT = Keep(72 * 3_600_000, 0, unread=True)
 
@@ -45,7 +75,7 @@ class TopicSettings(NamedTuple):
     """``message_type`` is the only one the topic takes; ``None``: it takes them all."""
 
     message_type: MessageType | None = None
-    keep: Keep = Keep()
+    keep: Keep = AS_CONFIGURED
 
 
 MIXED = TopicSettings()

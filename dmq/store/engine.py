@@ -55,10 +55,6 @@ class Engine(Protocol):
         """Return current figures."""
         ...
 
-    def reclaim(self, family: Family, ranges: Sequence[tuple[bytes, bytes]]) -> None:
-        """Give the disk back what rows took that were deleted from these ranges. May take long: not for a loop."""
-        ...
-
     def close(self) -> None:
         """Sync, unless a write or a sync failed, let go of everything and release the lock. Idempotent."""
         ...

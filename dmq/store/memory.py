@@ -126,9 +126,6 @@ class MemoryEngine:
         self._check_open()
         return EngineStats(0, 0, sum(len(table.keys) for table in self._live))
 
-    def reclaim(self, family: Family, ranges: Sequence[tuple[bytes, bytes]]) -> None:  # noqa: ARG002
-        self._check_open()
-
     def close(self) -> None:
         if not self._is_closed:
             if not self._has_failed:

@@ -283,7 +283,10 @@ class RocksEngine:
         )
 
     def reclaim(self, family: Family, ranges: Sequence[tuple[bytes, bytes]]) -> None:
-        """See ``Engine``; both calls free the GIL. Without it what was deleted lies in the tables until they change."""
+        """Give back the space of rows that were deleted from these ranges: they lie in the tables until those change.
+
+        The calls free the GIL. ``close`` from another thread ends it early.
+        """
         self._open_db()
         rows = self._dicts[family]
         try:

@@ -141,9 +141,6 @@ class GatedEngine:
     def stats(self) -> EngineStats:
         return self.inner.stats()
 
-    def reclaim(self, family: Family, ranges: Sequence[tuple[bytes, bytes]]) -> None:
-        self.inner.reclaim(family, ranges)
-
     def close(self) -> None:
         self.calls.append("close")
         self.inner.close()
