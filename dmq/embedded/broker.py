@@ -93,6 +93,7 @@ class EmbeddedBroker:
         self.dead_letters = DeadLetters(self.registry, self.placement)
         self.operator = Operator(self.registry)
         self.retention = Retention(self.registry, keep, self.operator.is_at_work)
+        self.operator.on_keep_changed = self.retention.look_again
         store.attach(loop, self.registry.on_appended)
 
     async def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from broker_adapter.errors import Refused, Rule
@@ -39,6 +40,7 @@ class Operator:
         self._store = registry.store
         self._progress = Progress(registry)
         self._chores = Chores(registry)
+        self.on_keep_changed: Callable[[], None] = lambda: None
         self.is_at_work = self._chores.is_at_work
 
     async def close(self) -> None:
@@ -57,6 +59,7 @@ class Operator:
             raise Refused(Rule.TOPIC, "a dead-letter queue is made when it is needed", value=name)
         _check_queues(queues, 0)
         await self._registry.make_topic(name, queues, TopicSettings(message_type, keep.applied_to(AS_CONFIGURED)))
+        self.on_keep_changed()
 
     async def set_topic(
         self, name: str, *, queues: int, settings: TopicSettings | None, keep: KeepChange = KEEP_STAYS
@@ -95,6 +98,7 @@ class Operator:
         for found in loaded:
             found.grow(changed)
         await self._registry.committed(done)
+        self.on_keep_changed()
 
     async def remove_topic(self, name: str, *, is_forced: bool) -> None:
         """Remove a topic with all that is in it or waits for it; unless forced, not if there is anything to lose."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -83,6 +84,7 @@ class Retention:
         self._keep = keep
         self._is_held = is_held
         self._task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
         self._known: set[tuple[int, int]] | None = None  # (group, topic) of those who had progress when it began
         self._to_reclaim: dict[Place, int] = {}
         self._removed_bytes = 0
@@ -101,13 +103,17 @@ class Retention:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    def look_again(self) -> None:
+        """Look soon: what a topic keeps was changed."""
+        self._changed.set()
+
     def keep_of(self, topic: Topic) -> Keep:
         """Return what counts for a topic: what it says itself, and else the configuration, but for dead letters."""
         return topic.keep.over(KEEP_ALL if topic.name.startswith(DEAD_LETTER_PREFIX) else self._keep)
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(_BUSY_PAUSE_S if self._has_more else self._pause_s())
+            await self._nap()
             try:
                 removed = await self.turn()
                 enough = self._registry.store.engine_stats().table_bytes // RECLAIM_SHARE
@@ -119,6 +125,15 @@ class Retention:
                 continue
             if removed != _NOTHING:
                 log.info("retention", **removed._asdict(), has_more=self._has_more)
+
+    async def _nap(self) -> None:
+        if self._has_more:
+            await asyncio.sleep(_BUSY_PAUSE_S)
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), self._pause_s())
+            await asyncio.sleep(_PAUSE_S_MIN)  # there may be more changes
+        self._changed.clear()
 
     def _pause_s(self) -> float:
         """Return how long it may take until somebody sees that a bound is passed."""
