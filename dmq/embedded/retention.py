@@ -124,7 +124,7 @@ class Retention:
                 log.error("retention_failed", error=str(error))  # noqa: TRY400
                 continue
             if removed != _NOTHING:
-                log.info("retention", **removed._asdict(), has_more=self._has_more)
+                log.info("messages_removed", **removed._asdict(), has_more=self._has_more)
 
     async def _nap(self) -> None:
         if self._has_more:

@@ -11,7 +11,7 @@ from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Message, MessageType
 from broker_adapter.wire.mapping import encode
 from dmq.admin import source
-from dmq.embedded.topic_settings import KEEP_ALL, KeepChange
+from dmq.embedded.topic_settings import KEEP_ALL, Keep, KeepChange
 from retry.dead_letter import Dead, DeadFilter, Job, JobState
 from retry.policy import Exponential, Reason, RetryPolicy
 
@@ -61,7 +61,14 @@ STATUS = source.CellStatus(
 
 TOPICS = (
     source.TopicStatus(
-        name="orders", queues=8, stored=9, pending=1_000_000, due=(source.DueBucket(until_ms=NOW, count=2),)
+        name="orders",
+        queues=8,
+        stored=9,
+        pending=1_000_000,
+        due=(source.DueBucket(until_ms=NOW, count=2),),
+        oldest_at_ms=NOW - 1_000,
+        keep=Keep(3 * 86_400_000, 2**30, unread=True),
+        keep_own=("bytes",),
     ),
     source.TopicStatus(name="%DLQ%group", queues=1, stored=1),
 )
@@ -236,7 +243,8 @@ class FixedSource:
         if name not in self.known_topics:
             raise Refused(Rule.NOT_FOUND, "no such topic", value=name)
         readers = (source.Reader(group="billing", unread=1_234),) if name == "orders" else ()
-        return replace(self.known_topics[name], readers=readers)
+        ranges = (QueueRange(3, 12),) if name == "orders" else ()
+        return replace(self.known_topics[name], readers=readers, ranges=ranges)
 
     async def create_topic(
         self, name: str, *, queues: int, message_type: MessageType | None, keep: KeepChange
