@@ -137,7 +137,7 @@ class Retention:
 
     def _pause_s(self) -> float:
         """Return how long it may take until somebody sees that a bound is passed."""
-        keeps = [self.keep_of(topic) for topic in self._registry.names.topics.values()]
+        keeps = [self._keep, *map(self.keep_of, self._registry.names.topics.values())]  # topics come by being used
         shortest_ms = min((keep.time_ms for keep in keeps if keep.time_ms), default=0)
         pauses = [_PAUSE_S_MAX]
         pauses += [shortest_ms / 1000 / _PAUSES_PER_TIME] if shortest_ms else []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable
-from unittest.mock import patch
+from collections.abc import Callable, Sequence
+from unittest.mock import AsyncMock, patch
 
 import pytest
 from support.letters import die, finish, only
@@ -28,10 +29,14 @@ from broker_adapter.topics import dead_letter_topic
 from dmq.audit.events import EventKind
 from dmq.audit.outbox import read_outbox
 from dmq.embedded import retention
+from dmq.embedded.dead_letters import KIND_OUTCOME, OUTCOME_ROWS
+from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.operator import BEGIN
+from dmq.embedded.reader import Progress
 from dmq.embedded.removable import NOBODY, Edges, readers_from, sizes
 from dmq.embedded.retention import Removed
-from dmq.embedded.topic_settings import KeepChange
+from dmq.embedded.topic_settings import Keep, KeepChange
+from dmq.store.keys import pack_group_key
 from dmq.store.ops import Family
 from dmq.store.store import Store
 from retry.dead_letter import Job, JobKind
@@ -202,7 +207,10 @@ async def test_dead_letters_stay_until_they_are_told_to_go(rig: EmbeddedRig) -> 
     assert await rig.broker.dead_letters.count(rig.broker.names.topics[letters]) == before
     await finish(rig, Job(job_id=0, kind=JobKind.PURGE, group=GROUP, filter=only("d-1"), why="test"))
     await keep(rig, SECOND, letters)
+    outcomes = pack_group_key(0, rig.broker.names.topics[letters].topic_id, OUTCOME_ROWS, KIND_OUTCOME, 0)
+    assert len(rig.store.scan(Family.GROUP, outcomes, outcomes[:-8] + b"\xff" * 8, limit=9).rows) == 1
     await turn(rig)
+    assert not rig.store.scan(Family.GROUP, outcomes, outcomes[:-8] + b"\xff" * 8, limit=9).rows
     assert await rig.broker.dead_letters.count(rig.broker.names.topics[letters]) == before - 1
     await keep(rig, TOLD, letters)
     await rig.restart(End.KILL)
@@ -288,6 +296,8 @@ async def test_a_group_set_back_is_unread_again(rig: EmbeddedRig) -> None:
             await chores.reset(topic, group, [0], [4])
     assert await receive(rig) == []
     assert await rig.broker.operator._progress.unread(group, topic) == 0
+    resets = [each.record.queue_offset for each in read_outbox(rig.store) if each.event.kind is EventKind.RESET]
+    assert resets == [0, 4]
 
 
 @every_durable_broker(queues=1)
@@ -329,21 +339,33 @@ async def test_who_comes_while_a_step_is_under_way_is_known(rig: EmbeddedRig) ->
 
 
 @every_durable_broker(queues=1)
-async def test_a_group_that_is_being_loaded_begins_where_the_queue_does(rig: EmbeddedRig) -> None:
-    """It looked at the store before a removal was written, and began after."""
-    await keep(rig, SECOND)
+async def test_a_group_that_is_being_loaded_is_waited_for(rig: EmbeddedRig) -> None:
+    """Nothing goes while somebody is about to begin; who looked before a removal was written begins behind it."""
+    await keep(rig, TOLD)
     await send(rig, *sends(0, 3))
     rig.clock.advance(1_000)
-    reader = rig.broker.registry.reader
+    reader, go_on = rig.broker.registry.reader, asyncio.Event()
     progress = reader.progress
+    before = await progress([GroupQueue(0, rig.broker.names.topics[TOPIC].topic_id, 0)])
 
-    async def stale(queues: object) -> object:
-        found = await progress(queues)  # type: ignore[arg-type]
-        rig.broker.registry.begins[rig.broker.names.topics[TOPIC].topic_id, 0] = 2  # as the order to remove does
-        return found
+    async def held(queues: Sequence[GroupQueue]) -> list[Progress]:
+        await go_on.wait()
+        return await progress(queues)
 
-    with patch.object(reader, "progress", stale):
-        assert ids(await receive(rig)) == ["m-2"]
+    with patch.object(reader, "progress", held):
+        comes = asyncio.ensure_future(receive(rig))
+        await until(lambda: bool(rig.broker.registry.subscriptions))
+        assert await turn(rig) == Removed()
+        go_on.set()
+        assert len(await comes) == 3
+    await rig.broker.operator.remove_group(GROUP, is_forced=True)
+    assert (await turn(rig)).messages == 3
+    await send(rig, "m-3")
+    stale = Progress([], before[0].begin, before[0].end)
+    with patch.object(reader, "progress", AsyncMock(return_value=[stale])):
+        assert await receive(rig) == []
+    await send(rig, "m-4")
+    assert ids(await receive(rig)) == ["m-3", "m-4"]
 
 
 @every_durable_broker(queues=1)
@@ -363,6 +385,15 @@ async def test_a_turn_is_bounded_and_the_next_one_goes_on(rig: EmbeddedRig) -> N
     assert rig.store.queue_begin(topic_id, 0) == 40
     assert readers_from(rig.store, b"", 1) == (set(), b"")
     assert NOBODY > 2**63
+
+
+@every_durable_broker(queues=1)
+async def test_how_often_it_looks_follows_from_what_is_kept(rig: EmbeddedRig) -> None:
+    """Also for topics that are still to be made by using them."""
+    for configured, pause_s in ((Keep(72 * 3_600_000, 0), 60), (Keep(8_000, 0), 2), (Keep(0, 1), 5)):
+        assert retention.Retention(rig.broker.registry, configured, lambda _: False)._pause_s() == pause_s
+    await keep(rig, SECOND)
+    assert rig.broker.retention._pause_s() == 1
 
 
 @every_durable_broker(queues=1)

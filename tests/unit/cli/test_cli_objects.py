@@ -42,7 +42,7 @@ def test_a_topic_is_made_and_changed(daemon: type[FakeClient]) -> None:
     made = json.loads(run("topic", "create", "t", "--type", "FIFO", "--queues", "3", "-o", "json").stdout)
     assert (made["type"], made["queues"]) == ("FIFO", 3)
     assert run("topic", "create", "t").exit_code == 1
-    assert "type     mixed" in run("topic", "set", "t", "--type", "mixed").stdout
+    assert "type         mixed" in run("topic", "set", "t", "--type", "mixed").stdout
     assert json.loads(run("topic", "set", "t", "--queues", "4", "-o", "json").stdout)["queues"] == 4
     assert run("topic", "set", "t").exit_code == 2
     assert run("topic", "create", "x", "--type", "lite").exit_code == 2
