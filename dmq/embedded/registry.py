@@ -59,7 +59,7 @@ class Registry:
         self._group_start = group_start
         self._auto_create = auto_create
         self.subscriptions: dict[tuple[int, int], Subscription] = {}
-        self.readers: set[tuple[int, int]] = set()  # (group, topic) of all subscriptions there were in this run
+        self.readers: dict[int, set[int]] = {}  # groups, by topic, of all subscriptions there were in this run
         self._by_topic: dict[int, list[Subscription]] = {}
         self._by_lane: dict[int, Subscription] = {}
         self._retired: list[Subscription] = []
@@ -163,7 +163,7 @@ class Registry:
             await known.is_loaded.wait()  # and look again: whoever loads it may fail, or be cancelled
         found = Subscription(group.group_id, topic)
         self.subscriptions[group.group_id, topic.topic_id] = found
-        self.readers.add((group.group_id, topic.topic_id))
+        self.readers.setdefault(topic.topic_id, set()).add(group.group_id)
         self._by_topic.setdefault(topic.topic_id, []).append(found)  # from here on it hears of new messages
         lane = self.names.lanes.get((group.group_id, topic.topic_id))
         if lane is not None:
@@ -218,9 +218,11 @@ class Registry:
         held = self.subscriptions.pop((group_id, topic_id), None)
         if held is not None:
             held.is_loaded.set()
-        if not (group_id and topic_id):
-            self.readers = {each for each in self.readers if group_id != each[0] and topic_id != each[1]}
+        if not topic_id:
+            for groups in self.readers.values():
+                groups.discard(group_id)
         if not group_id:
+            self.readers.pop(topic_id, None)
             self.tails = {place: tail for place, tail in self.tails.items() if place[0] != topic_id}
             self.begins = {place: begin for place, begin in self.begins.items() if place[0] != topic_id}
 

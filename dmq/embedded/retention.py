@@ -15,7 +15,7 @@ It works in turns, each of a bounded number of units for a queue. Space comes ba
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -85,7 +85,7 @@ class Retention:
         self._is_held = is_held
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
-        self._known: set[tuple[int, int]] | None = None  # (group, topic) of those who had progress when it began
+        self._known: dict[int, set[int]] | None = None  # groups, by topic, that had progress when it began
         self._to_reclaim: dict[Place, int] = {}
         self._removed_bytes = 0
         self._has_more = False
@@ -119,9 +119,12 @@ class Retention:
                 enough = self._registry.store.engine_stats().table_bytes // RECLAIM_SHARE
                 if self._removed_bytes >= max(RECLAIM_BYTES, enough):
                     await self.reclaim()
-            except (BrokerError, StoreError) as error:  # the next turn begins with what is there
+            except Exception as error:  # whatever it is: to end without a word would look like working
+                is_bug = not isinstance(error, BrokerError | StoreError)
+                log.error("retention_failed", error=str(error), exc_info=is_bug)  # noqa: TRY400
+                if self._registry.store.failure is not None:
+                    return
                 self._has_more = False
-                log.error("retention_failed", error=str(error))  # noqa: TRY400
                 continue
             if removed != _NOTHING:
                 log.info("messages_removed", **removed._asdict(), has_more=self._has_more)
@@ -146,14 +149,20 @@ class Retention:
 
     async def turn(self) -> Removed:
         """Look at every queue once, and take away what may go, as much as one turn may; durable on return."""
-        known = await self._readers()
+        await self._look_for_readers()
         removed, self._has_more, self.held_queues = _NOTHING, False, 0
         oldest_ms: dict[str, int] = {}
         for topic in list(self._registry.names.topics.values()):
-            ends = await self._registry.reader.run(partial(edges, topic_id=topic.topic_id, queues=topic.queues))
-            if stored := [each.oldest_ms for each in ends if each.oldest_ms]:
-                oldest_ms[topic.name] = min(stored)
-            removed = removed.plus(await self._shorten(topic, ends, known.get(topic.topic_id, ())))
+            try:
+                ends = await self._registry.reader.run(partial(edges, topic_id=topic.topic_id, queues=topic.queues))
+                removed = removed.plus(await self._shorten(topic, ends))
+            except BrokerError as error:  # what cannot be read of one topic is no reason to keep the others
+                if self._registry.store.failure is not None:
+                    raise
+                log.error("retention_failed", topic=topic.name, error=str(error))  # noqa: TRY400
+            else:
+                if stored := [each.oldest_ms for each in ends if each.oldest_ms]:
+                    oldest_ms[topic.name] = min(stored)
         for key, lane in list(self._registry.names.lanes.items()):
             removed = removed.plus(await self._shorten_lane(key, lane))
         self.oldest_ms = oldest_ms
@@ -167,25 +176,30 @@ class Retention:
         reclaim = partial(self._registry.store.reclaim, Family.QUEUE, ranges)
         await asyncio.get_running_loop().run_in_executor(None, reclaim)
 
-    async def _readers(self) -> Mapping[int, Collection[int]]:
-        """Return the groups that are known in each topic; the store is gone through once in a run."""
-        if self._known is None:
-            known: set[tuple[int, int]] = set()
-            start, is_done = b"", False
-            while not is_done:
-                look = partial(readers_from, start=start, limit=_PAIRS_PER_LOOK)
-                found, start = await self._registry.reader.run(look)
-                known |= found
-                is_done = not start
-            self._known = known
-        by_topic: dict[int, list[int]] = {}
-        for group_id, topic_id in self._known | self._registry.readers:
-            by_topic.setdefault(topic_id, []).append(group_id)
-        return by_topic
+    async def _look_for_readers(self) -> None:
+        """Find the groups that had progress before this run, once: one seek for each of them and each of its topics."""
+        if self._known is not None:
+            return
+        known: dict[int, set[int]] = {}
+        start, is_done = b"", False
+        while not is_done:
+            found, start = await self._registry.reader.run(partial(readers_from, start=start, limit=_PAIRS_PER_LOOK))
+            for group_id, topic_id in found:
+                known.setdefault(topic_id, set()).add(group_id)
+            is_done = not start
+        self._known = known
+
+    def _known_in(self, topic: Topic) -> set[int]:
+        """Return the groups that are known in a topic now."""
+        assert self._known is not None, "look for them first"
+        groups = self._known.get(topic.topic_id, set()) | self._registry.readers.get(topic.topic_id, set())
+        names = self._registry.names
+        found = [group for each in groups if (group := names.groups_by_id.get(each)) is not None]
+        return {group.group_id for group in found if group.name in names.groups}
 
     # -- queues -------------------------------------------------------------------------------------------------------
 
-    async def _shorten(self, topic: Topic, ends: Sequence[Edges], groups: Collection[int]) -> Removed:
+    async def _shorten(self, topic: Topic, ends: Sequence[Edges]) -> Removed:
         keep, removed = self.keep_of(topic), _NOTHING
         if not keep.bounds:
             return removed
@@ -198,7 +212,7 @@ class Retention:
                 if number == STEPS_PER_TURN:
                     self._has_more = True
                     break
-                step = await self._step(topic, place, keep, over_bytes, groups)
+                step = await self._step(topic, place, keep, over_bytes)
                 if step is None:
                     self.held_queues += not number
                     break
@@ -218,13 +232,11 @@ class Retention:
     def _is_old(self, keep: Keep, stored_at_ms: int) -> bool:
         return bool(keep.time_ms) and stored_at_ms + (keep.time_ms or 0) <= self._clock.now_ms()
 
-    async def _step(
-        self, topic: Topic, place: Place, keep: Keep, over_bytes: int, groups: Collection[int]
-    ) -> _Step | None:
+    async def _step(self, topic: Topic, place: Place, keep: Keep, over_bytes: int) -> _Step | None:
         """Take a little from the front of a queue, durable on return; ``None`` if nothing of it may go now."""
         registry = self._registry
         ledger = await registry.ledger(topic.topic_id) if topic.name.startswith(DEAD_LETTER_PREFIX) else None
-        asleep = {each for each in groups if self._is_known(each)} - {each.group_id for each in self._loaded(topic)}
+        asleep = self._known_in(topic) - {each.group_id for each in self._loaded(topic)}
         registry.looked[place] = NOBODY
         try:
             found = await registry.reader.run(partial(front, place=place, groups=asleep))
@@ -256,10 +268,6 @@ class Retention:
 
     def _loaded(self, topic: Topic) -> list[Subscription]:
         return self._registry.subscribed_to(topic.topic_id)
-
-    def _is_known(self, group_id: int) -> bool:
-        group = self._registry.names.groups_by_id.get(group_id)
-        return group is not None and group.name in self._registry.names.groups
 
     def _is_free(self, topic: Topic) -> bool:
         """Say whether a topic is there, and no operator's work is under way on it."""

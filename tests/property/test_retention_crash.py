@@ -202,7 +202,7 @@ def test_retention_loses_nothing_in_memory(history: list[Step], *, keeps_unread:
     check(history, on_disk=False, keeps_unread=keeps_unread)
 
 
-@settings(_PACE, max_examples=15 * EFFORT)
+@settings(_PACE, max_examples=8 * EFFORT)
 @given(history=histories(End.KILL), keeps_unread=st.booleans())
 def test_retention_loses_nothing_on_rocksdb(history: list[Step], *, keeps_unread: bool) -> None:
     """The same where a kill is a copy of the directory of a store that was never closed."""
