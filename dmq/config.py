@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
@@ -44,7 +44,7 @@ CONFIG_FILE_DEFAULT = "dmq.toml"
 # How a key is written that is None here.
 _WRITTEN_NONE = {
     "metrics_listen": "off",
-    "delay_max": "none",
+    **dict.fromkeys(("delay_max", "keep_time", "keep_bytes"), "none"),
     "disk_low_water_bytes": "auto",
     "tls_key": "none",
     "acl": "off",
@@ -89,20 +89,17 @@ def _size(value: object) -> object:
     return parse_size(value) if isinstance(value, str) else _whole(value)
 
 
-def _automatic_size(value: object) -> object:
-    return None if value == "auto" else _size(value)
+def _or_none(word: str, read: Callable[[object], object]) -> BeforeValidator:
+    """Take ``word`` for None, and let ``read`` read everything else."""
+    return BeforeValidator(lambda value: None if value is None or value == word else read(value))
 
 
 def _trail(value: object) -> object:
     return value if value in {"auto", "off"} else Path(str(value)).expanduser()
 
 
-def _optional_path(value: object) -> object:
-    return None if value is None or value == "none" else Path(str(value)).expanduser()
-
-
-def _path_or_off(value: object) -> object:
-    return None if value is None or value == "off" else Path(str(value)).expanduser()
+def _path(value: object) -> object:
+    return Path(str(value)).expanduser()
 
 
 def _delay_levels(value: object) -> object:
@@ -119,18 +116,19 @@ def _address(value: object) -> object:
     return parse_address(str(value))
 
 
-def _optional_address(value: object) -> object:
-    return None if value is None or value == "off" else _address(value)
-
-
-def _optional_duration(value: object) -> object:
-    return None if value is None or value == "none" else _duration(value)
-
-
 def _between(least: timedelta, most: timedelta) -> AfterValidator:
     def check(value: timedelta) -> timedelta:
         if not least <= value <= most:
             raise ValueError(f"{_show_duration(least)} to {_show_duration(most)} is allowed")
+        return value
+
+    return AfterValidator(check)
+
+
+def _at_least(least: timedelta) -> AfterValidator:
+    def check(value: timedelta | None) -> timedelta | None:
+        if value is not None and value < least:
+            raise ValueError(f"at least {_show_duration(least)} is allowed")
         return value
 
     return AfterValidator(check)
@@ -143,14 +141,15 @@ def _show_duration(duration: timedelta) -> str:
 _Duration = Annotated[timedelta, BeforeValidator(_duration)]
 _Whole = Annotated[int, BeforeValidator(_whole)]
 _Size = Annotated[int, BeforeValidator(_size)]
-_AutomaticSize = Annotated[int | None, Field(ge=0), BeforeValidator(_automatic_size)]
+_AutomaticSize = Annotated[int | None, Field(ge=0), _or_none("auto", _size)]
 _ListenAddress = Annotated[Address, BeforeValidator(_address)]
-_OptionalAddress = Annotated[Address | None, BeforeValidator(_optional_address)]
-_OptionalDuration = Annotated[timedelta | None, BeforeValidator(_optional_duration)]
+_OptionalAddress = Annotated[Address | None, _or_none("off", _address)]
+_OptionalDuration = Annotated[timedelta | None, _or_none("none", _duration)]
+_OptionalSize = Annotated[int | None, Field(gt=0), _or_none("none", _size)]
 _Trail = Annotated[Path | Literal["auto", "off"], BeforeValidator(_trail)]
 _Certificate = Annotated[Path | Literal["auto", "off"], BeforeValidator(_trail)]
-_OptionalPath = Annotated[Path | None, BeforeValidator(_optional_path)]
-_Acl = Annotated[Path | None, BeforeValidator(_path_or_off)]
+_OptionalPath = Annotated[Path | None, _or_none("none", _path)]
+_Acl = Annotated[Path | None, _or_none("off", _path)]
 _DelayLevels = Annotated[tuple[timedelta, ...], BeforeValidator(_delay_levels)]
 
 
@@ -185,6 +184,11 @@ class DaemonConfig(BaseSettings):
     topic_auto_create: bool = True
     group_auto_create: bool = True
     idempotency_window: Annotated[_Duration, _between(timedelta(seconds=1), timedelta(days=30))] = timedelta(minutes=15)
+
+    # -- retention, of topics that say nothing of their own
+    keep_time: Annotated[_OptionalDuration, _at_least(timedelta(seconds=1))] = timedelta(hours=72)
+    keep_bytes: _OptionalSize = None
+    keep_unread: bool = True
 
     # -- transactions
     transaction_timeout: Annotated[_Duration, _between(timedelta(milliseconds=1), timedelta(hours=1))] = timedelta(

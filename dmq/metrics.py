@@ -12,7 +12,7 @@ import socket
 import socketserver
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler
 
 from prometheus_client import (
@@ -23,7 +23,7 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -186,6 +186,25 @@ class Calls(Collector):
         yield seconds
 
 
+class Oldest(Collector):
+    """When the oldest message of each topic was stored, as retention last saw it."""
+
+    def __init__(self) -> None:
+        self._read: Callable[[], Mapping[str, int]] = dict
+
+    def follow(self, read: Callable[[], Mapping[str, int]]) -> None:
+        """Show these times, epoch ms by topic; ``read`` is called from any thread."""
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """Show the times to a registry."""
+        name, text = "dmq_topic_oldest_timestamp_seconds", "When the oldest message of a topic was stored."
+        family = GaugeMetricFamily(name, text, labels=("topic",))
+        for topic, at_ms in sorted(self._read().items()):
+            family.add_metric((topic,), at_ms / 1000)
+        yield family
+
+
 class Metrics:
     """All figures of one daemon. Counters only grow; gauges are set, or read at scrape time with ``set_function``."""
 
@@ -206,6 +225,10 @@ class Metrics:
         self.expired = Total("dmq_leases_expired", "Deliveries whose invisible duration ran out.")
         self.retried = Total("dmq_messages_retried", "Failed deliveries that wait to be tried again.")
         self.dead = Total("dmq_messages_dead", "Messages that a group's dead-letter queue got.")
+        self.removed = Total("dmq_messages_removed", "Messages that retention removed.")
+        self.removed_unread = Total("dmq_messages_expired", "Messages removed before everybody, or anybody, read them.")
+        self.removed_bytes = Total("dmq_removed_bytes", "Size of what retention removed, retries included.")
+        self.oldest = Oldest()
         self.exported = Total("dmq_audit_events_exported", "Audit events written to the trail.")
         self.export_failures = Total("dmq_audit_export_failures", "Failed attempts to write the trail.")
         self.dispatched = Total("dmq_messages_dispatched", "Delayed messages moved to their queue when due.")
@@ -218,7 +241,7 @@ class Metrics:
         self.commit_ops = Distribution("dmq_commit_ops", "Operations in one batch.", COMMIT_OPS_BOUNDS)
         self.commit_bytes = Distribution("dmq_commit_bytes", "Size of one batch.", COMMIT_BYTES_BOUNDS)
         for collector in vars(self).values():
-            if isinstance(collector, Calls | Total | Distribution):
+            if isinstance(collector, Calls | Oldest | Total | Distribution):
                 registry.register(collector)
 
         def gauge(name: str, documentation: str) -> Gauge:
@@ -229,6 +252,7 @@ class Metrics:
         self.next_due = gauge("next_due_timestamp_seconds", "When the next message is due; 0 if none waits.")
         self.commit_queue = gauge("commit_queue_ops", "Operations waiting for the writer.")
         self.leases = gauge("leases", "Messages handed out and neither acknowledged nor expired.")
+        self.held_queues = gauge("held_queues", "Queues that hold what is too old, because a group has not read it.")
         self.outbox_bytes = gauge("audit_outbox_bytes", "Audit events waiting for their export.")
         self.export_lag = gauge("audit_export_lag_seconds", "Age of the oldest audit event that waits for its export.")
         self.export_stopped = gauge("audit_export_stopped", "1 while the trail cannot be written.")

@@ -218,7 +218,7 @@ class ListTopicsResponse(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[_Union[Topic, _Mapping[str, _Any]]]] = ...) -> None: ...
 
 class Topic(_message.Message):
-    __slots__ = ("name", "queues", "stored", "pending", "due", "type", "created_at_ms", "readers")
+    __slots__ = ("name", "queues", "stored", "pending", "due", "type", "created_at_ms", "readers", "ranges", "oldest_at_ms", "keep_time_ms", "keep_bytes", "keep_unread", "keep_own")
     NAME_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +227,12 @@ class Topic(_message.Message):
     TYPE_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     READERS_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KEEP_UNREAD_FIELD_NUMBER: _ClassVar[int]
+    KEEP_OWN_FIELD_NUMBER: _ClassVar[int]
     name: str
     queues: int
     stored: int
@@ -235,7 +241,23 @@ class Topic(_message.Message):
     type: str
     created_at_ms: int
     readers: _containers.RepeatedCompositeFieldContainer[Reader]
-    def __init__(self, name: _Optional[str] = ..., queues: _Optional[int] = ..., stored: _Optional[int] = ..., pending: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ..., type: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., readers: _Optional[_Iterable[_Union[Reader, _Mapping[str, _Any]]]] = ...) -> None: ...
+    ranges: _containers.RepeatedCompositeFieldContainer[QueueRange]
+    oldest_at_ms: int
+    keep_time_ms: int
+    keep_bytes: int
+    keep_unread: bool
+    keep_own: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., queues: _Optional[int] = ..., stored: _Optional[int] = ..., pending: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ..., type: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., readers: _Optional[_Iterable[_Union[Reader, _Mapping[str, _Any]]]] = ..., ranges: _Optional[_Iterable[_Union[QueueRange, _Mapping[str, _Any]]]] = ..., oldest_at_ms: _Optional[int] = ..., keep_time_ms: _Optional[int] = ..., keep_bytes: _Optional[int] = ..., keep_unread: _Optional[bool] = ..., keep_own: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class KeepChange(_message.Message):
+    __slots__ = ("time_ms", "size_bytes", "unread")
+    TIME_MS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_FIELD_NUMBER: _ClassVar[int]
+    time_ms: int
+    size_bytes: int
+    unread: str
+    def __init__(self, time_ms: _Optional[int] = ..., size_bytes: _Optional[int] = ..., unread: _Optional[str] = ...) -> None: ...
 
 class Reader(_message.Message):
     __slots__ = ("group", "unread")
@@ -258,14 +280,16 @@ class GetTopicResponse(_message.Message):
     def __init__(self, topic: _Optional[_Union[Topic, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class CreateTopicRequest(_message.Message):
-    __slots__ = ("topic", "queues", "type")
+    __slots__ = ("topic", "queues", "type", "keep")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queues: int
     type: str
-    def __init__(self, topic: _Optional[str] = ..., queues: _Optional[int] = ..., type: _Optional[str] = ...) -> None: ...
+    keep: KeepChange
+    def __init__(self, topic: _Optional[str] = ..., queues: _Optional[int] = ..., type: _Optional[str] = ..., keep: _Optional[_Union[KeepChange, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class CreateTopicResponse(_message.Message):
     __slots__ = ("topic",)
@@ -274,14 +298,16 @@ class CreateTopicResponse(_message.Message):
     def __init__(self, topic: _Optional[_Union[Topic, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class SetTopicRequest(_message.Message):
-    __slots__ = ("topic", "queues", "type")
+    __slots__ = ("topic", "queues", "type", "keep")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queues: int
     type: str
-    def __init__(self, topic: _Optional[str] = ..., queues: _Optional[int] = ..., type: _Optional[str] = ...) -> None: ...
+    keep: KeepChange
+    def __init__(self, topic: _Optional[str] = ..., queues: _Optional[int] = ..., type: _Optional[str] = ..., keep: _Optional[_Union[KeepChange, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class SetTopicResponse(_message.Message):
     __slots__ = ("topic",)

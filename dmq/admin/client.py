@@ -129,14 +129,18 @@ class AdminClient:
         """Ask for one topic, with its readers; raises ``NotFound``."""
         return self._call(wire.METHODS["GetTopic"], wire.GetTopicRequest(topic=name), wire.GetTopicResponse).topic
 
-    def create_topic(self, name: str, *, queues: int = 0, type_: str = "") -> wire.Topic:
+    def create_topic(
+        self, name: str, *, queues: int = 0, type_: str = "", keep: wire.KeepChange | None = None
+    ) -> wire.Topic:
         """Make a topic; without ``type_`` it takes all messages."""
-        request = wire.CreateTopicRequest(topic=name, queues=queues, type=type_)
+        request = wire.CreateTopicRequest(topic=name, queues=queues, type=type_, keep=keep)
         return self._call(wire.METHODS["CreateTopic"], request, wire.CreateTopicResponse).topic
 
-    def set_topic(self, name: str, *, queues: int = 0, type_: str = "") -> wire.Topic:
+    def set_topic(
+        self, name: str, *, queues: int = 0, type_: str = "", keep: wire.KeepChange | None = None
+    ) -> wire.Topic:
         """Change a topic; what is not given stays. Returns the topic as it is now."""
-        request = wire.SetTopicRequest(topic=name, queues=queues, type=type_)
+        request = wire.SetTopicRequest(topic=name, queues=queues, type=type_, keep=keep)
         return self._call(wire.METHODS["SetTopic"], request, wire.SetTopicResponse).topic
 
     def remove_topic(self, name: str, *, force: bool = False) -> None:

@@ -13,7 +13,7 @@ from broker_adapter.adapter import PulledMessage
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.wire import mapping
 from dmq.admin import admin_v1 as wire
-from dmq.admin.source import DeadStatus, GroupStatus, WaitingRetry
+from dmq.admin.source import DeadStatus, GroupStatus, TopicStatus, WaitingRetry
 from retry.dead_letter import DeadFilter, Job
 from retry.policy import Backoff, Exponential, Fixed, PolicyError, Reason, RetryPolicy, Table
 
@@ -93,6 +93,27 @@ def _backoff_of(policy: wire.Policy) -> Backoff:
         case "fixed":
             return Fixed(policy.fixed.delay_ms)
     raise PolicyError("it has no backoff")
+
+
+def wire_topic(topic: TopicStatus) -> wire.Topic:
+    """Return a topic with what is known of it."""
+    queues = enumerate(topic.ranges)
+    return wire.Topic(
+        name=topic.name,
+        queues=topic.queues,
+        stored=topic.stored,
+        pending=topic.pending,
+        due=[wire.DueBucket(**asdict(bucket)) for bucket in topic.due],
+        type=topic.type,
+        created_at_ms=topic.created_at_ms,
+        readers=[wire.Reader(**asdict(reader)) for reader in topic.readers],
+        ranges=[wire.QueueRange(queue_id=at, begin_offset=each.begin, end_offset=each.end) for at, each in queues],
+        oldest_at_ms=topic.oldest_at_ms,
+        keep_time_ms=topic.keep.time_ms,
+        keep_bytes=topic.keep.size_bytes,
+        keep_unread=topic.keep.unread,
+        keep_own=topic.keep_own,
+    )
 
 
 def wire_group(group: GroupStatus) -> wire.Group:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
 from typing import Literal
 
 from google.protobuf.message import Message
@@ -14,7 +13,8 @@ from broker_adapter.message import MessageType
 from broker_adapter.topics import check_group, check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin import mapping
-from dmq.admin.source import ObjectSource, TopicStatus
+from dmq.admin.source import ObjectSource
+from dmq.embedded.topic_settings import KEEP_STAYS, KeepChange
 
 MIXED: Literal["MIXED"] = "MIXED"
 
@@ -36,23 +36,27 @@ class ObjectCalls:
 
     async def get_topic(self, request: wire.GetTopicRequest) -> wire.GetTopicResponse:
         """Say how one topic is, and who reads it."""
-        return wire.GetTopicResponse(topic=_wire_topic(await self._source.topic(check_topic(request.topic))))
+        return wire.GetTopicResponse(topic=mapping.wire_topic(await self._source.topic(check_topic(request.topic))))
 
     async def create_topic(self, request: wire.CreateTopicRequest) -> wire.CreateTopicResponse:
         """Make a topic."""
         name, message_type = check_topic(request.topic), _type_of(request.type or MIXED)
         made = await self._source.create_topic(
-            name, queues=request.queues, message_type=None if message_type == MIXED else message_type
+            name,
+            queues=request.queues,
+            message_type=None if message_type == MIXED else message_type,
+            keep=_keep_of(request.keep),
         )
-        return wire.CreateTopicResponse(topic=_wire_topic(made))
+        return wire.CreateTopicResponse(topic=mapping.wire_topic(made))
 
     async def set_topic(self, request: wire.SetTopicRequest) -> wire.SetTopicResponse:
         """Change a topic, and say how it is now."""
         name, message_type = check_topic(request.topic), _type_of(request.type) if request.type else None
-        if message_type is None and not request.queues:
+        keep = _keep_of(request.keep)
+        if message_type is None and not request.queues and keep == KEEP_STAYS:
             raise Refused(Rule.REQUEST, "nothing is to be changed")
-        changed = await self._source.set_topic(name, queues=request.queues, message_type=message_type)
-        return wire.SetTopicResponse(topic=_wire_topic(changed))
+        changed = await self._source.set_topic(name, queues=request.queues, message_type=message_type, keep=keep)
+        return wire.SetTopicResponse(topic=mapping.wire_topic(changed))
 
     async def remove_topic(self, request: wire.RemoveTopicRequest) -> wire.RemoveTopicResponse:
         """Remove a topic."""
@@ -85,8 +89,15 @@ class ObjectCalls:
         return wire.ResetGroupResponse(offsets=await self._source.reset_group(group, topic, to))
 
 
-def _wire_topic(topic: TopicStatus) -> wire.Topic:
-    return wire.Topic(**asdict(topic))
+def _keep_of(given: wire.KeepChange) -> KeepChange:
+    unread = given.unread or None
+    if unread not in {None, "yes", "no", "default"}:
+        raise Refused(Rule.REQUEST, "unread messages are kept, or not", value=unread, limit="yes, no, default")
+    return KeepChange(
+        given.time_ms if given.HasField("time_ms") else None,
+        given.size_bytes if given.HasField("size_bytes") else None,
+        unread,  # type: ignore[arg-type]  # one of those
+    )
 
 
 def _type_of(name: str) -> MessageType | Literal["MIXED"]:

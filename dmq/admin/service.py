@@ -60,7 +60,7 @@ class AdminService:
 
     async def list_topics(self, _request: wire.ListTopicsRequest) -> wire.ListTopicsResponse:
         """List the topics by name."""
-        return wire.ListTopicsResponse(topics=[wire.Topic(**asdict(topic)) for topic in await self._source.topics()])
+        return wire.ListTopicsResponse(topics=[mapping.wire_topic(topic) for topic in await self._source.topics()])
 
     async def get_message(self, request: wire.GetMessageRequest) -> wire.GetMessageResponse:
         """Say where a message is, and what it is if it is at hand."""

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from broker_adapter.adapter import Pulled, QueueRange
 from broker_adapter.message import MessageType
+from dmq.embedded.topic_settings import KEEP_ALL, Keep, KeepChange
 from retry.dead_letter import Dead, DeadFilter, Job
 from retry.policy import RetryPolicy
 
@@ -157,6 +158,10 @@ class TopicStatus:
     type: str = "MIXED"
     created_at_ms: int = 0
     readers: Sequence[Reader] = ()
+    ranges: Sequence[QueueRange] = ()
+    oldest_at_ms: int = 0  # when the oldest message in its queues was stored
+    keep: Keep = KEEP_ALL
+    keep_own: Sequence[str] = ()  # what of it was said of the topic itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,12 +264,14 @@ class ObjectSource(Protocol):
         """Return one topic, with its readers."""
         ...
 
-    async def create_topic(self, name: str, *, queues: int, message_type: MessageType | None) -> TopicStatus:
+    async def create_topic(
+        self, name: str, *, queues: int, message_type: MessageType | None, keep: KeepChange
+    ) -> TopicStatus:
         """Make a topic; ``queues`` 0: as many as usual. ``Refused(REQUEST)`` if it is known."""
         ...
 
     async def set_topic(
-        self, name: str, *, queues: int, message_type: MessageType | Literal["MIXED"] | None
+        self, name: str, *, queues: int, message_type: MessageType | Literal["MIXED"] | None, keep: KeepChange
     ) -> TopicStatus:
         """Change a topic; ``queues`` 0 and ``None`` stay. ``Refused(REQUEST)`` for fewer queues than there are."""
         ...

@@ -24,7 +24,7 @@ from dmq.audit.snapshot_layout import (
     read_waiting,
 )
 from dmq.errors import StoreCorrupt
-from dmq.store.engine import Engine
+from dmq.store.engine import Engine, queue_begin, queue_end
 from dmq.store.keys import pack_queue_key, queue_offset_of, unpack_group_row, unpack_u64
 from dmq.store.ops import Family
 from dmq.store.record import EntryKind
@@ -129,13 +129,12 @@ def queues(engine: Engine, names: NamesOf, *, is_spool: bool) -> Iterator[pa.Rec
             first = engine.scan(Family.QUEUE, start, stop, limit=1).rows
             if place.is_removed and not first:
                 continue
-            last = engine.last(Family.QUEUE, start, stop) if first else None
             row = (
                 place.topic,
                 place.group or None,
                 -1 if place.group else queue_id,
-                queue_offset_of(first[0][0]) if first else 0,
-                queue_offset_of(last[0]) + 1 if last is not None else 0,
+                queue_offset_of(first[0][0]) if first else queue_begin(engine, topic_id, queue_id),
+                queue_end(engine, topic_id, queue_id),
             )
             for column, value in zip(columns, row, strict=True):
                 column.append(value)

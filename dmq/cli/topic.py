@@ -10,6 +10,7 @@ import typer
 from dmq.cli import output as out
 from dmq.cli.confirm import confirm
 from dmq.cli.errors import CommandFailed, ExitCode
+from dmq.cli.keep_options import KeepBytesOption, KeepTimeOption, KeepUnreadOption, keep_change, keep_facts
 from dmq.cli.options import AddressOption, OutputOption, Session, TimeoutOption, session_of
 
 if TYPE_CHECKING:
@@ -78,14 +79,18 @@ def create(
     topic: TopicArgument,
     type_: TypeOption = None,
     queues: Annotated[int, typer.Option("--queues", min=0, help="How many.  [default: queues_per_topic]")] = 0,
+    keep_time: KeepTimeOption = None,
+    keep_bytes: KeepBytesOption = None,
+    keep_unread: KeepUnreadOption = None,
     address: AddressOption = None,
     output: OutputOption = None,
     timeout: TimeoutOption = None,
 ) -> None:
     """Make a topic. It is an error if there is one of that name."""
+    keep = keep_change(keep_time, keep_bytes, keep_unread)
     session = session_of(ctx, address, output, timeout)
     with session.connect() as client:
-        made = client.create_topic(topic, queues=queues, type_=type_.name if type_ is not None else "")
+        made = client.create_topic(topic, queues=queues, type_=type_.name if type_ is not None else "", keep=keep)
     _show(session, made)
 
 
@@ -95,16 +100,20 @@ def set_(
     topic: TopicArgument,
     type_: TypeOption = None,
     queues: Annotated[int, typer.Option("--queues", min=0, help="More than there are.")] = 0,
+    keep_time: KeepTimeOption = None,
+    keep_bytes: KeepBytesOption = None,
+    keep_unread: KeepUnreadOption = None,
     address: AddressOption = None,
     output: OutputOption = None,
     timeout: TimeoutOption = None,
 ) -> None:
     """Change a topic, and print what counts now. What is not given stays, and what is in it already too."""
-    if type_ is None and not queues:
+    keep = keep_change(keep_time, keep_bytes, keep_unread)
+    if type_ is None and not queues and keep is None:
         raise CommandFailed("say what to change; see 'dmq topic set --help'", ExitCode.USAGE)
     session = session_of(ctx, address, output, timeout)
     with session.connect() as client:
-        changed = client.set_topic(topic, queues=queues, type_=type_.name if type_ is not None else "")
+        changed = client.set_topic(topic, queues=queues, type_=type_.name if type_ is not None else "", keep=keep)
     _show(session, changed)
 
 
@@ -144,6 +153,8 @@ def _show(session: Session, topic: wire.Topic) -> None:
             ("queues", str(topic.queues)),
             ("stored", f"{topic.stored:,}"),
             ("pending", f"{topic.pending:,}"),
+            *keep_facts(topic),
+            *((f"queue {each.queue_id}", f"{each.begin_offset:,} to {each.end_offset:,}") for each in topic.ranges),
             *((f"unread by {reader.group}", f"{reader.unread:,}") for reader in topic.readers),
         ]
     )

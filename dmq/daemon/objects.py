@@ -9,14 +9,18 @@ from typing import Literal
 
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import MessageType
-from dmq.admin.source import GroupStatus, Reader, TopicStatus
+from dmq.admin.source import GroupStatus, Reader, TopicCount, TopicStatus
 from dmq.daemon.operations import Operations
 from dmq.embedded.operator import BEGIN, END
-from dmq.embedded.topic_settings import TopicSettings
+from dmq.embedded.topic_settings import KeepChange, TopicSettings
 
 
 class Objects(Operations, ABC):
     """What ``Report`` leaves to the broker's operator."""
+
+    @abstractmethod
+    async def count(self, topic: str) -> TopicCount:
+        """Return where the queues of a topic begin and end."""
 
     @abstractmethod
     async def topics(self) -> Sequence[TopicStatus]:
@@ -29,21 +33,25 @@ class Objects(Operations, ABC):
             raise Refused(Rule.NOT_FOUND, "no such topic", value=name)
         topic = self.broker.names.topics.get(name)
         readings = await self.broker.operator.readings(topic) if topic is not None else ()
-        return replace(status, readers=[Reader(group=each.group, unread=each.unread) for each in readings])
+        ranges = (await self.count(name)).queues if topic is not None else ()
+        readers = [Reader(group=each.group, unread=each.unread) for each in readings]
+        return replace(status, readers=readers, ranges=ranges)
 
-    async def create_topic(self, name: str, *, queues: int, message_type: MessageType | None) -> TopicStatus:
+    async def create_topic(
+        self, name: str, *, queues: int, message_type: MessageType | None, keep: KeepChange
+    ) -> TopicStatus:
         """Make a topic."""
-        await self.broker.operator.create_topic(name, queues=queues, message_type=message_type)
+        await self.broker.operator.create_topic(name, queues=queues, message_type=message_type, keep=keep)
         return await self.topic(name)
 
     async def set_topic(
-        self, name: str, *, queues: int, message_type: MessageType | Literal["MIXED"] | None
+        self, name: str, *, queues: int, message_type: MessageType | Literal["MIXED"] | None, keep: KeepChange
     ) -> TopicStatus:
         """Change a topic."""
         settings = None
         if message_type is not None:
             settings = TopicSettings(message_type if isinstance(message_type, MessageType) else None)
-        await self.broker.operator.set_topic(name, queues=queues, settings=settings)
+        await self.broker.operator.set_topic(name, queues=queues, settings=settings, keep=keep)
         return await self.topic(name)
 
     async def remove_topic(self, name: str, *, is_forced: bool) -> None:

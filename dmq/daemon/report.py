@@ -17,6 +17,7 @@ from dmq.audit.export import Exporter
 from dmq.config import DaemonConfig
 from dmq.daemon.objects import Objects
 from dmq.embedded.broker import EmbeddedBroker
+from dmq.embedded.removable import edges
 from dmq.metrics import Metrics
 from dmq.store.keys import pack_queue_key, pack_timeline_key
 from dmq.store.ops import EntryState, Family
@@ -132,11 +133,16 @@ class Report(Objects):
         found = self._retry_topics(pending)
         for name, topic in sorted(self.broker.names.topics.copy().items()):
             waiting = pending.get(topic.topic_id, 0)
+            ends = edges(self.store, topic.topic_id, topic.queues)
+            own = zip(("time", "bytes", "unread"), topic.keep, strict=True)
             found.append(
                 TopicStatus(
                     name=name,
                     queues=topic.queues,
-                    stored=sum(self.store.queue_end(topic.topic_id, queue_id) for queue_id in range(topic.queues)),
+                    stored=sum(each.end - each.begin for each in ends),
+                    oldest_at_ms=min((each.oldest_ms for each in ends if each.oldest_ms), default=0),
+                    keep=self.broker.retention.keep_of(topic),
+                    keep_own=[what for what, said in own if said is not None],
                     pending=waiting,
                     due=self._due(topic.topic_id) if waiting else (),
                     type=topic.message_type.name if topic.message_type is not None else "MIXED",
@@ -154,7 +160,7 @@ class Report(Objects):
             TopicStatus(
                 name=retry_topic(self.broker.names.groups_by_id[group_id].name),
                 queues=len(lane_ids),
-                stored=sum(self.store.queue_end(lane_id, 0) for lane_id in lane_ids),
+                stored=sum(self.store.queue_end(each, 0) - self.store.queue_begin(each, 0) for each in lane_ids),
                 pending=pending.get(group_id, 0),
                 due=self._due(group_id) if pending.get(group_id) else (),
             )
@@ -229,6 +235,11 @@ class Report(Objects):
         metrics.pulled.follow(lambda: broker.pulls.pulled_total)
         metrics.acked.follow(lambda: broker.acked_total)
         metrics.expired.follow(lambda: broker.leases.expired_total)
+        metrics.removed.follow(lambda: broker.retention.total.messages)
+        metrics.removed_unread.follow(lambda: broker.retention.total.unread)
+        metrics.removed_bytes.follow(lambda: broker.retention.total.size_bytes)
+        metrics.oldest.follow(lambda: broker.retention.oldest_ms)
+        metrics.held_queues.set_function(lambda: broker.retention.held_queues)
         metrics.retried.follow(lambda: broker.failures.retried_total)
         metrics.dead.follow(lambda: broker.failures.dead_total)
         metrics.pending.set_function(lambda: sum(store.pending().values()))

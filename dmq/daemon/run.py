@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from dmq.daemon.transport import transport_of
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.checks import CheckOptions
 from dmq.embedded.registry import AutoCreate
+from dmq.embedded.topic_settings import Keep
 from dmq.errors import AddressInUse, StoreError
 from dmq.log import configure
 from dmq.metrics import Metrics, MetricsServer, start_http
@@ -95,6 +97,7 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
                 checks_max=config.transaction_checks_max,
             ),
             auto_create=AutoCreate(config.topic_auto_create, config.group_auto_create),
+            keep=_keep(config),
         )
         stack.push_async_callback(broker.close)
         await store.commit_async([Emit(cell_event(EventKind.OPENED))])
@@ -112,6 +115,7 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         port = await server.start()
         report.listen = str(Address(config.listen.host, port))
         report.state = CellState.SERVING
+        broker.retention.start()
         if snapshots is not None:
             snapshots.start(broker.registry)
         metrics.set_state("serving")
@@ -163,6 +167,11 @@ def open_store(config: DaemonConfig, clock: Clock) -> Store:
     if recovery.cut_bytes:
         log.warning("wal_tail_cut", cut_bytes=recovery.cut_bytes)
     return store
+
+
+def _keep(config: DaemonConfig) -> Keep:
+    time_ms = config.keep_time // timedelta(milliseconds=1) if config.keep_time is not None else 0
+    return Keep(time_ms, config.keep_bytes or 0, config.keep_unread)
 
 
 def _exporter(config: DaemonConfig, store: Store) -> Exporter | None:

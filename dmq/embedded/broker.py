@@ -34,8 +34,10 @@ from dmq.embedded.reader import Reader
 from dmq.embedded.recall import Recalls
 from dmq.embedded.receipt import Receipt, decode_handle
 from dmq.embedded.registry import AUTO_CREATE, DEFAULT_POLICY, AutoCreate, Registry
+from dmq.embedded.retention import Retention
 from dmq.embedded.sends import Sends
 from dmq.embedded.subscription import Subscription
+from dmq.embedded.topic_settings import KEEP_DEFAULT, Keep
 from dmq.embedded.transactions import Transactions
 from dmq.errors import StoreError
 from dmq.store.ops import Emit, Op
@@ -60,6 +62,7 @@ class EmbeddedBroker:
         delay_levels_ms: Sequence[int] = DELAY_LEVELS_MS,
         checks: CheckOptions = CHECKS_DEFAULT,
         auto_create: AutoCreate = AUTO_CREATE,
+        keep: Keep = KEEP_DEFAULT,
     ) -> None:
         self.store = store
         self.handed_out_total = 0
@@ -86,10 +89,13 @@ class EmbeddedBroker:
         self.transactions = Transactions(self.registry, self.placement, on_refused=self.sends.count_refused)
         self.dead_letters = DeadLetters(self.registry, self.placement)
         self.operator = Operator(self.registry)
+        self.retention = Retention(self.registry, keep, self.operator.is_at_work)
+        self.operator.on_keep_changed = self.retention.look_again
         store.attach(loop, self.registry.on_appended)
 
     async def close(self) -> None:
         """Stop expiring leases and reading. The store stays open."""
+        await self.retention.close()
         await self.operator.close()
         await self.leases.close()
         await self.failures.close()

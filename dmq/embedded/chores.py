@@ -31,6 +31,7 @@ from dmq.embedded.registry import Registry, look_at
 from dmq.embedded.subscription import Subscription
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.store.keys import (
+    begin_key,
     chore_key,
     chore_range,
     group_queue_range,
@@ -96,6 +97,10 @@ class Chores:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    def is_at_work(self, topic: Topic) -> bool:
+        """Say whether something is ordered that concerns a topic."""
+        return any(chore.topic_id in {0, topic.topic_id} for chore, _ in self._waiting)
 
     # -- ordering -----------------------------------------------------------------------------------------------------
 
@@ -169,6 +174,7 @@ class Chores:
             subject: Topic | Group = topic
             left = [Subscription(group.group_id, topic) for group in groups]
             await self._commit([_progress_erased(PULLED, topic.topic_id, number) for number in range(topic.queues)])
+            await self._commit([Delete(Family.META, begin_key(topic.topic_id, each)) for each in range(topic.queues)])
         else:
             subject = group = names.groups_by_id[chore.group_id]
             await self._leave_lanes(names.lanes_of(group.group_id))
@@ -186,6 +192,7 @@ class Chores:
         for key in names.lanes_of(chore.topic_id or chore.group_id):
             lane = names.lanes[key]
             ops.append(Delete(Family.QUEUE, *_queue_range(lane.topic_id, 0)))
+            ops.append(Delete(Family.META, begin_key(lane.topic_id, 0)))
             ops.append(_progress_erased(key[0], lane.topic_id, 0))
             ops += names.drop_lane(key)
         await self._commit(ops)
@@ -309,8 +316,10 @@ class Chores:
         topic = self._names.topics_by_id[chore.topic_id]
         found = await self._progress.load(chore.group_id, topic)
         await self._leave(found, chore.end)
+        begins = await self._registry.reader.begins(chore.topic_id, len(found.queues))
         ops: list[Op] = [Delete(Family.META, chore.key)]
-        for queue, first, end in zip(found.queues, chore.first, chore.end, strict=False):
+        for queue, at, end, begin in zip(found.queues, chore.first, chore.end, begins, strict=False):
+            first = max(at, begin)  # it may have moved since the order
             ops.append(_progress_erased(queue.group_id, queue.topic_id, queue.queue_id))
             ops += queue.start_at(first)
             event = reset_event(queue.topic_id, queue.group_id, queue.queue_id, end)

@@ -48,8 +48,8 @@ BYTES_PER_UNIT_MAX = 4 * 1024 * 1024
 UNITS_PER_S = 10  # of a job with a rate: what it may do in a second is spread over so many units
 JOBS_KEPT = 1_000  # beside those that run
 _JOB_ROWS_MAX = 1_000_000
-_OUTCOME_ROWS = 1  # the queue number under which outcomes are kept
-_KIND_OUTCOME = 4
+OUTCOME_ROWS = 1  # the queue number under which outcomes are kept
+KIND_OUTCOME = 4
 _PAUSE_S_MAX = 0.5
 _FAILED_PAUSE_S = 10.0  # what could not be read now will hardly be read in a moment
 
@@ -393,7 +393,7 @@ def _check_target(job: Job) -> None:
 
 
 def _outcome_key(topic: Topic, offset: int) -> bytes:
-    return pack_group_key(0, topic.topic_id, _OUTCOME_ROWS, _KIND_OUTCOME, offset)
+    return pack_group_key(0, topic.topic_id, OUTCOME_ROWS, KIND_OUTCOME, offset)
 
 
 def _job_row(job: Job) -> Put:

@@ -135,6 +135,31 @@ class GroupQueue:
         self.floor = self.cursor = offset
         return [Put(Family.GROUP, self._key(_KIND_FLOOR, 0), pack_u64(offset))]
 
+    def skip_to(self, begin: int) -> list[Op]:
+        """Finish all below ``begin``, which was removed; return the rows that say so, none if nothing changes.
+
+        ``release`` what of it belongs to message groups once they are durable.
+        """
+        if begin <= self.floor:
+            return []
+        self.floor = begin
+        for offsets in (self.leases, self._returned):
+            for offset in [each for each in offsets if each < begin]:
+                del offsets[offset]
+        self._unread = {offset for offset in self._unread if offset >= begin}
+        gone = [offset for offset in self._rows if offset < begin]
+        self._rows.difference_update(gone)
+        dropped = [number for number in self._chunks if (number + 1) * CHUNK_OFFSETS <= begin]
+        for number in dropped:
+            del self._chunks[number]
+        dropped += self._raise_floor()
+        self.cursor = max(self.cursor, self.floor)
+        return [
+            Put(Family.GROUP, self._key(_KIND_FLOOR, 0), pack_u64(self.floor)),
+            *(Delete(Family.GROUP, self._key(_KIND_CHUNK, number)) for number in dropped),
+            *(Delete(Family.GROUP, self._key(_KIND_EXCEPTION, offset)) for offset in gone),
+        ]
+
     def is_finished(self, offset: int) -> bool:
         """Say whether the group is done with an offset."""
         if offset < self.floor:
@@ -146,9 +171,9 @@ class GroupQueue:
     def finished_count(self) -> int:
         """How many offsets are finished."""
         above = ((number * CHUNK_OFFSETS, chunk) for number, chunk in self._chunks.items())
-        # The floor's own chunk has bits of what lies below it.
+        # The floor's own chunk has bits of what lies below it, of all of that or of some.
         return self.floor + sum(
-            int.from_bytes(chunk, "little").bit_count() - max(0, self.floor - first) for first, chunk in above
+            (int.from_bytes(chunk, "little") >> max(0, self.floor - first)).bit_count() for first, chunk in above
         )
 
     def has_available(self) -> bool:

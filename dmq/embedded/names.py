@@ -26,7 +26,7 @@ from broker_adapter.limits import GROUPS_MAX, TOPICS_MAX
 from broker_adapter.message import MessageType
 from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic, retry_topic
 from dmq.audit.events import EventKind, name_event
-from dmq.embedded.topic_settings import MIXED, TopicSettings, decode_settings, encode_settings
+from dmq.embedded.topic_settings import AS_CONFIGURED, MIXED, Keep, TopicSettings, decode_settings, encode_settings
 from dmq.errors import StoreCorrupt
 from dmq.store.keys import holds_key, holds_range, name_key, name_range, settings_key, settings_range
 from dmq.store.ops import Delete, Emit, Family, Op, Put
@@ -48,7 +48,10 @@ class _Kind(IntEnum):
 
 
 class Topic(NamedTuple):
-    """A topic. ``message_type`` is the only one it takes, ``None``: it is mixed. ``holds`` says what it ever took."""
+    """A topic. ``message_type`` is the only one it takes, ``None``: it is mixed. ``holds`` says what it ever took.
+
+    ``keep`` is how long it keeps what is in its queues, as far as that was said.
+    """
 
     topic_id: int
     name: str
@@ -56,6 +59,7 @@ class Topic(NamedTuple):
     created_at_ms: int
     holds: int = 0
     message_type: MessageType | None = None
+    keep: Keep = AS_CONFIGURED
 
     @property
     def is_fifo(self) -> bool:
@@ -277,7 +281,7 @@ class Names:
 
 
 def _topic_rows(topic: Topic) -> list[Op]:
-    settings = TopicSettings(topic.message_type)
+    settings = TopicSettings(topic.message_type, topic.keep)
     record = _encode(_Kind.TOPIC, topic.queues, topic.created_at_ms, topic.name.encode())
     rows: list[Op] = [Put(Family.META, name_key(topic.topic_id), record)]
     if settings != MIXED:

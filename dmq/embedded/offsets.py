@@ -41,8 +41,14 @@ class Offsets:
             raise Refused(Rule.OFFSET, "nobody can continue there", value=offset, limit=f"0..{end}")
         group = await self._registry.group(group_name)
         event = offset_set_event(place.topic_id, group.group_id, place.queue_id, offset)
+        self._registry.heard(place, offset)
         row = Put(Family.GROUP, committed_key(place.topic_id, place.queue_id, group.group_id), pack_u64(offset))
         await self._registry.committed(self._registry.submit([row, Emit(event, offset)]))
+
+
+def committed_range(topic_id: int, queue_id: int) -> tuple[bytes, bytes]:
+    """Return the range of the rows of all groups on a queue."""
+    return committed_key(topic_id, queue_id, 0), committed_key(topic_id, queue_id, 2**64 - 1)
 
 
 def committed_key(topic_id: int, queue_id: int, group_id: int) -> bytes:

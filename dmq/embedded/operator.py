@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from broker_adapter.errors import Refused, Rule
@@ -16,7 +17,7 @@ from dmq.embedded.names import GROUPED, Group, Topic
 from dmq.embedded.progress import Progress
 from dmq.embedded.queue_log import Place, begin_of, offset_stored_at
 from dmq.embedded.registry import Registry
-from dmq.embedded.topic_settings import TopicSettings
+from dmq.embedded.topic_settings import AS_CONFIGURED, KEEP_STAYS, KeepChange, TopicSettings
 from dmq.store.ops import Emit
 from dmq.store.store import Store
 
@@ -39,6 +40,8 @@ class Operator:
         self._store = registry.store
         self._progress = Progress(registry)
         self._chores = Chores(registry)
+        self.on_keep_changed: Callable[[], None] = lambda: None
+        self.is_at_work = self._chores.is_at_work
 
     async def close(self) -> None:
         """Stop what takes long; it goes on in the next run."""
@@ -46,23 +49,30 @@ class Operator:
 
     # -- topics -------------------------------------------------------------------------------------------------------
 
-    async def create_topic(self, name: str, *, queues: int, message_type: MessageType | None) -> None:
+    async def create_topic(
+        self, name: str, *, queues: int, message_type: MessageType | None, keep: KeepChange = KEEP_STAYS
+    ) -> None:
         """Make a topic; with ``queues`` 0 it has as many as the configuration says."""
         if name in self._names.topics:
             raise Refused(Rule.REQUEST, "there is such a topic already", value=name)
         if name.startswith(DEAD_LETTER_PREFIX):
             raise Refused(Rule.TOPIC, "a dead-letter queue is made when it is needed", value=name)
         _check_queues(queues, 0)
-        await self._registry.make_topic(name, queues, TopicSettings(message_type))
+        await self._registry.make_topic(name, queues, TopicSettings(message_type, keep.applied_to(AS_CONFIGURED)))
+        self.on_keep_changed()
 
-    async def set_topic(self, name: str, *, queues: int, settings: TopicSettings | None) -> None:
-        """Change a topic; with ``queues`` 0, and without ``settings``, what it has stays.
+    async def set_topic(
+        self, name: str, *, queues: int, settings: TopicSettings | None, keep: KeepChange = KEEP_STAYS
+    ) -> None:
+        """Change a topic; with ``queues`` 0, and without ``settings`` (which are not for ``keep``), what it has stays.
 
         Queues are only added: who reads the topic begins at the start of a new one, whatever the configuration says.
         """
         topic = self._topic(name)
-        if topic.name.startswith(DEAD_LETTER_PREFIX):
-            raise Refused(Rule.TOPIC, "a dead-letter queue stays as it is", value=name)
+        if topic.name.startswith(DEAD_LETTER_PREFIX) and (queues or settings is not None):
+            raise Refused(
+                Rule.TOPIC, "a dead-letter queue stays as it is, but for how long it keeps letters", value=name
+            )
         _check_queues(queues, topic.queues)
         groups = await self._progress.readers_of(topic)
         while loading := [each for each in self._registry.subscribed_to(topic.topic_id) if not each.is_loaded.is_set()]:
@@ -74,7 +84,8 @@ class Operator:
             raise Refused(Rule.REQUEST, why, value=queues, limit=f"{topic.queues} queues")
         changed = topic._replace(queues=max(queues, topic.queues))
         if settings is not None:
-            changed = changed._replace(**settings._asdict())
+            changed = changed._replace(message_type=settings.message_type)
+        changed = changed._replace(keep=keep.applied_to(changed.keep))
         ops = self._names.plan_change(changed)
         group_ids = {group.group_id for group in groups if group.name in self._names.groups}
         loaded = self._registry.subscribed_to(topic.topic_id)
@@ -87,6 +98,7 @@ class Operator:
         for found in loaded:
             found.grow(changed)
         await self._registry.committed(done)
+        self.on_keep_changed()
 
     async def remove_topic(self, name: str, *, is_forced: bool) -> None:
         """Remove a topic with all that is in it or waits for it; unless forced, not if there is anything to lose."""
@@ -130,8 +142,8 @@ class Operator:
         ]
 
     async def stored(self, topic: Topic) -> int:
-        """Return how many messages were ever put into the queues of a topic."""
-        return sum([await self._registry.reader.end(topic.topic_id, queue_id) for queue_id in range(topic.queues)])
+        """Return how many messages lie in the queues of a topic."""
+        return await self._registry.reader.count(topic.topic_id, topic.queues)
 
     # -- groups -------------------------------------------------------------------------------------------------------
 

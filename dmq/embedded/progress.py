@@ -54,7 +54,8 @@ class Progress:
         if lane is not None:
             found.lane = GroupQueue(group_id, lane.topic_id, 0)
         queues = found.all_queues
-        for queue, (rows, end) in zip(queues, await self._registry.reader.progress(queues), strict=True):
+        for queue, (rows, begin, end) in zip(queues, await self._registry.reader.progress(queues), strict=True):
             queue.end = end
             queue.load(rows)
+            queue.skip_to(begin)
         return found

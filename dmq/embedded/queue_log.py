@@ -38,6 +38,7 @@ def messages_from(
 
 def begin_of(store: Store, place: Place, known: int, end: int) -> int:
     """Return the first offset that is there; ``known`` is one that it is not below, ``end`` the answer if none is."""
+    known = max(known, store.queue_begin(*place))
     start, stop = pack_queue_key(*place, known), pack_queue_key(*place, end)
     rows = store.scan(Family.QUEUE, start, stop, limit=1).rows
     return queue_offset_of(rows[0][0]) if rows else end

@@ -21,9 +21,10 @@ _Read = TypeVar("_Read")
 
 
 class Progress(NamedTuple):
-    """What is stored of a group's progress on one queue, and where the queue ends."""
+    """What is stored of a group's progress on one queue, and where the queue begins and ends."""
 
     rows: list[tuple[bytes, bytes]]
+    begin: int
     end: int
 
 
@@ -80,6 +81,17 @@ class Reader:
         """Return the offset after the last message of a queue."""
         return await self._in_thread(lambda: self._store.queue_end(topic_id, queue_id))
 
+    async def begins(self, topic_id: int, queues: int) -> list[int]:
+        """Return where each queue of a topic begins."""
+        return await self.run(lambda store: [store.queue_begin(topic_id, queue_id) for queue_id in range(queues)])
+
+    async def count(self, topic_id: int, queues: int) -> int:
+        """Return how many messages lie in the queues of a topic."""
+        places = [(topic_id, queue_id) for queue_id in range(queues)]
+        return await self.run(
+            lambda store: sum(store.queue_end(*place) - store.queue_begin(*place) for place in places)
+        )
+
     async def run(self, read: Callable[[Store], _Read]) -> _Read:
         """Return what ``read`` does, for one that takes several looks at the store."""
         return await self._in_thread(lambda: read(self._store))
@@ -99,7 +111,8 @@ class Reader:
             not found.is_complete
         ):  # a row is a chunk of 1024 offsets, or one of at most 10 000 leases and what came back
             raise StoreCorrupt(f"group {queue.group_id} has over {_GROUP_ROWS_MAX} rows for queue {queue.queue_id}")
-        return Progress(found.rows, self._store.queue_end(queue.topic_id, queue.queue_id))
+        place = queue.topic_id, queue.queue_id
+        return Progress(found.rows, self._store.queue_begin(*place), self._store.queue_end(*place))
 
     async def _in_thread(self, read: Callable[[], _Read]) -> _Read:
         try:

@@ -59,11 +59,14 @@ class Registry:
         self._group_start = group_start
         self._auto_create = auto_create
         self.subscriptions: dict[tuple[int, int], Subscription] = {}
+        self.readers: dict[int, set[int]] = {}  # groups, by topic, of all subscriptions there were in this run
         self._by_topic: dict[int, list[Subscription]] = {}
         self._by_lane: dict[int, Subscription] = {}
         self._retired: list[Subscription] = []
         self.ledgers: dict[int, GroupQueue] = {}
         self.tails: dict[tuple[int, int], Tail] = {}  # of the queues that are pulled from
+        self.looked: dict[tuple[int, int], int] = {}  # queues retention looks at: lowest offset committed meanwhile
+        self.begins: dict[tuple[int, int], int] = {}  # of queues that lost their front in this run, from the order on
         self.epoch = store.boot << 32  # of the last hand-out: greater than every one of an earlier run
 
     # -- topics and groups --------------------------------------------------------------------------------------------
@@ -160,6 +163,7 @@ class Registry:
             await known.is_loaded.wait()  # and look again: whoever loads it may fail, or be cancelled
         found = Subscription(group.group_id, topic)
         self.subscriptions[group.group_id, topic.topic_id] = found
+        self.readers.setdefault(topic.topic_id, set()).add(group.group_id)
         self._by_topic.setdefault(topic.topic_id, []).append(found)  # from here on it hears of new messages
         lane = self.names.lanes.get((group.group_id, topic.topic_id))
         if lane is not None:
@@ -214,8 +218,13 @@ class Registry:
         held = self.subscriptions.pop((group_id, topic_id), None)
         if held is not None:
             held.is_loaded.set()
+        if not topic_id:
+            for groups in self.readers.values():
+                groups.discard(group_id)
         if not group_id:
+            self.readers.pop(topic_id, None)
             self.tails = {place: tail for place, tail in self.tails.items() if place[0] != topic_id}
+            self.begins = {place: begin for place, begin in self.begins.items() if place[0] != topic_id}
 
     def _retired_of(self, topic_id: int, group_id: int) -> list[Subscription]:
         return [
@@ -239,23 +248,25 @@ class Registry:
         queues = found.all_queues
         if found.topic.name.startswith(DEAD_LETTER_PREFIX):
             await self.ledger(found.topic.topic_id)
-        for queue, (rows, end) in zip(queues, await self.reader.progress(queues), strict=True):
+        for queue, (rows, begin, end) in zip(queues, await self.reader.progress(queues), strict=True):
             queue.end = max(queue.end, end)
+            begin = max(begin, self.begins.get((queue.topic_id, queue.queue_id), 0))  # noqa: PLW2901
             if rows:
                 queue.load(rows)
+                ops += queue.skip_to(begin)
             else:
-                ops += self._begin(found, queue)
+                ops += self._begin(found, queue, begin)
         # Also without ops: behind this unit, what lies below the ends that were read is durable.
         await self.committed(self.submit(ops))
         for queue in queues:
             for offset, lease in queue.leases.items():
                 self.watch(queue, offset, lease)
 
-    def _begin(self, found: Subscription, queue: GroupQueue) -> list[Op]:
+    def _begin(self, found: Subscription, queue: GroupQueue, begin: int) -> list[Op]:
         """Let a group begin on a queue; what a group failed is its own from the start, which is nobody's news."""
         if queue is found.lane:
-            return queue.start_at(0)
-        offset = queue.end if self._group_start == "latest" else 0
+            return queue.start_at(begin)
+        offset = queue.end if self._group_start == "latest" else begin
         event = subscribed_event(queue.topic_id, queue.group_id, queue.queue_id, offset)
         return [*queue.start_at(offset), Emit(event, offset)]
 
@@ -265,8 +276,9 @@ class Registry:
         if known is not None:
             return known
         ledger = GroupQueue(0, topic_id, 0)
-        ((rows, _),) = await self.reader.progress([ledger])
+        ((rows, begin, _),) = await self.reader.progress([ledger])
         ledger.load(rows)
+        ledger.skip_to(begin)
         return self.ledgers.setdefault(topic_id, ledger)
 
     def lane(self, found: Subscription) -> tuple[GroupQueue, list[Op]]:
@@ -283,6 +295,11 @@ class Registry:
         self._by_lane[lane.topic_id] = found
         self._by_topic[lane.topic_id] = [found]
         return found.lane
+
+    def heard(self, place: tuple[int, int], offset: int) -> None:
+        """Note that a group which pulls continues at ``offset``, for who is about to remove what all have read."""
+        if place in self.looked:
+            self.looked[place] = min(self.looked[place], offset)
 
     def on_appended(self, appended: Appended) -> None:
         """Tell who waits that queues have grown."""

@@ -50,6 +50,7 @@ _new_tuple = tuple.__new__  # what a NamedTuple's own constructor calls, without
 WAITING_HEADER_BYTES = _WAITING.size
 QUEUED_HEADER_BYTES = _QUEUED.size
 HISTORY_BYTES = _HISTORY.size
+BODY_HEADER_BYTES = _BODY.size
 TERMS_BYTES = _TERMS.size
 _HAS_HISTORY = 1
 

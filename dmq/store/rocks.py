@@ -19,6 +19,7 @@ Traps of rocksdict 0.3.29 that this module keeps away from everybody else, each 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -175,6 +176,7 @@ class RocksEngine:
         self._cache = Cache(options.cache_bytes)
         self._pid = os.getpid()
         self._has_failed = False
+        self._reclaiming = threading.Lock()  # what is in use cannot be closed
         self._unsynced = WriteOptions()
         self._unsynced.sync = False
         is_strict = options.recovery_mode == "strict"
@@ -282,6 +284,24 @@ class RocksEngine:
             total("rocksdb.estimate-num-keys"),
         )
 
+    def reclaim(self, family: Family, ranges: Sequence[tuple[bytes, bytes]]) -> None:
+        """Give back the space of rows that were deleted from these ranges: they lie in the tables until those change.
+
+        The calls free the GIL. ``close`` from another thread ends it early.
+        """
+        with self._reclaiming:
+            self._open_db()
+            rows = self._dicts[family]
+            try:
+                rows.flush(True)
+                for start, stop in ranges:
+                    if self._db is None:
+                        return
+                    rows.compact_range(start, stop)
+            except Exception as error:
+                if self._db is not None:  # else it was cut short by closing
+                    raise _translated(error) from error
+
     def checkpoint(self, path: Path) -> None:
         """Make a database in ``path``, a new name on the same file system, of all that was written, synced or not.
 
@@ -300,18 +320,23 @@ class RocksEngine:
         db, self._db = self._db, None
         if db is None or os.getpid() != self._pid:
             return
-        failures: list[Exception] = []
-        # The lock is released when the last object that knows the database is gone.
-        self._handles.clear()
         last_steps: list[Callable[[], object]] = (
             [] if self._has_failed or self._is_read_only else [partial(db.flush_wal, True)]
         )
+        is_cut = not self._reclaiming.acquire(blocking=False)
+        if is_cut:  # its tables stay as they are; closing then writes none either, and the log has what they lack
+            last_steps += [partial(db.cancel_all_background, False), self._reclaiming.acquire]
+        # The lock is released when the last object that knows the database is gone.
+        self._handles.clear()
+        failures: list[Exception] = []
         for step in (*last_steps, *(each.close for each in self._dicts), db.close):
             try:
                 step()
             except Exception as error:  # noqa: BLE001 - the other ones must still let go
-                failures.append(error)
+                if not (is_cut and "shutdown in progress" in str(error).lower()):
+                    failures.append(error)
         self._dicts.clear()
+        self._reclaiming.release()
         if failures and not self._has_failed:
             raise _translated(failures[0]) from failures[0]
 

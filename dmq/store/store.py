@@ -18,7 +18,7 @@ from dmq.store.assemble import BUCKET_MS, Assembler, Recovered
 from dmq.store.cell import FORMAT_VERSION, Cell, unusable
 from dmq.store.commit import Appended, CommitStats, Unit, Writer
 from dmq.store.disk import DiskGuard, DiskState
-from dmq.store.engine import Engine, EngineStats, Rows, queue_end
+from dmq.store.engine import Engine, EngineStats, Rows, queue_begin, queue_end
 from dmq.store.marks import Marks
 from dmq.store.ops import Batch, EntryState, Family, Op, Receipt
 from dmq.store.outbox import OutboxState, decode_state
@@ -200,6 +200,15 @@ class Store:
     def queue_end(self, topic_id: int, queue_id: int) -> int:
         """Return the offset after the last message of a queue."""
         return queue_end(self._engine, topic_id, queue_id)
+
+    def queue_begin(self, topic_id: int, queue_id: int) -> int:
+        """Return the offset below which everything was removed from a queue."""
+        return queue_begin(self._engine, topic_id, queue_id)
+
+    def reclaim(self, family: Family, ranges: Sequence[tuple[bytes, bytes]]) -> None:
+        """Give the disk back what rows took that were deleted from these ranges. May take long: not for a loop."""
+        if isinstance(self._engine, RocksEngine):
+            self._engine.reclaim(family, ranges)
 
     def find(self, scope: int, message_id: bytes, *, with_withdrawn: bool = False) -> Receipt | None:
         """Return what became of a message: waiting, or finished within the idempotency window; else ``None``.

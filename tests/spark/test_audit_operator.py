@@ -66,3 +66,42 @@ def test_what_operators_do_leaves_a_clean_trail(spark: SparkSession, tmp_path: P
     ledger = {row["group"]: row for row in outcome.report["fired"] if row["topic"] == TOPIC}
     assert (ledger[GROUP]["expired"], ledger[OTHER]["expired"], ledger[GROUP]["unread"]) == (20, 20, 5)
     assert sum(row["cancelled"] for row in outcome.report["scheduled"]) == 5
+
+
+@pytest.mark.timeout(240)
+def test_retention_leaves_a_clean_trail(spark: SparkSession, tmp_path: Path) -> None:
+    """Read by all, unread by one, unread by everybody, with a kill in between and a group that comes later."""
+    with (
+        Daemon(tmp_path / "data", env=os.environ | {"DMQ_TRAIL_EVERY": "1s", "DMQ_KEEP_TIME": "1s"}) as daemon,
+        WireClient(daemon.address) as client,
+        AdminClient(daemon.address) as admin,
+    ):
+
+        def gone() -> None:
+            until_s = time.monotonic() + 20
+            while admin.topic(TOPIC).stored:
+                assert time.monotonic() < until_s
+                time.sleep(0.1)
+
+        send(client, 0, 20)
+        gone()  # nobody was there
+        send(client, 100, 20)
+        assert len(client.drain(TOPIC, GROUP, 20)) == 20
+        gone()
+        daemon.kill()
+        daemon.restart()
+        assert client.receive(TOPIC, OTHER) == []
+        send(client, 200, 20)
+        assert len(client.drain(TOPIC, GROUP, 20)) == 20
+        assert len(client.drain(TOPIC, OTHER, 5)) >= 5
+        read = 20 - admin.topic(TOPIC).readers[0].unread
+        admin.set_topic(TOPIC, keep=wire.KeepChange(unread="no"))
+        gone()
+        send(client, 300, 5)
+        admin.take_snapshot()
+        daemon.stop()
+    outcome = run_audit(spark, str(tmp_path / "data" / "trail"), Options())
+    assert (outcome.findings, outcome.exit_code) == ([], 0)
+    ledger = {row["group"]: row for row in outcome.report["fired"] if row["topic"] == TOPIC}
+    assert (ledger[GROUP]["acked"], ledger[GROUP]["expired"], ledger[GROUP]["unread"]) == (40, 0, 5)
+    assert (ledger[OTHER]["acked"], ledger[OTHER]["expired"], ledger[OTHER]["unread"]) == (read, 20 - read, 5)

@@ -11,6 +11,7 @@ from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Message, MessageType
 from broker_adapter.wire.mapping import encode
 from dmq.admin import source
+from dmq.embedded.topic_settings import KEEP_ALL, Keep, KeepChange
 from retry.dead_letter import Dead, DeadFilter, Job, JobState
 from retry.policy import Exponential, Reason, RetryPolicy
 
@@ -60,7 +61,14 @@ STATUS = source.CellStatus(
 
 TOPICS = (
     source.TopicStatus(
-        name="orders", queues=8, stored=9, pending=1_000_000, due=(source.DueBucket(until_ms=NOW, count=2),)
+        name="orders",
+        queues=8,
+        stored=9,
+        pending=1_000_000,
+        due=(source.DueBucket(until_ms=NOW, count=2),),
+        oldest_at_ms=NOW - 1_000,
+        keep=Keep(3 * 86_400_000, 2**30, unread=True),
+        keep_own=("bytes",),
     ),
     source.TopicStatus(name="%DLQ%group", queues=1, stored=1),
 )
@@ -235,24 +243,29 @@ class FixedSource:
         if name not in self.known_topics:
             raise Refused(Rule.NOT_FOUND, "no such topic", value=name)
         readers = (source.Reader(group="billing", unread=1_234),) if name == "orders" else ()
-        return replace(self.known_topics[name], readers=readers)
+        ranges = (QueueRange(3, 12),) if name == "orders" else ()
+        return replace(self.known_topics[name], readers=readers, ranges=ranges)
 
-    async def create_topic(self, name: str, *, queues: int, message_type: MessageType | None) -> source.TopicStatus:
+    async def create_topic(
+        self, name: str, *, queues: int, message_type: MessageType | None, keep: KeepChange
+    ) -> source.TopicStatus:
         """As ``AdminSource.create_topic``."""
         if name in self.known_topics:
             raise Refused(Rule.REQUEST, "there is such a topic already", value=name)
         told = message_type.name if message_type is not None else "MIXED"
-        self.known_topics[name] = source.TopicStatus(name=name, queues=queues or 8, type=told, created_at_ms=NOW)
+        kept = keep.applied_to(KEEP_ALL)
+        made = source.TopicStatus(name=name, queues=queues or 8, type=told, created_at_ms=NOW, keep=kept)
+        self.known_topics[name] = made
         return await self.topic(name)
 
     async def set_topic(
-        self, name: str, *, queues: int, message_type: MessageType | Literal["MIXED"] | None
+        self, name: str, *, queues: int, message_type: MessageType | Literal["MIXED"] | None, keep: KeepChange
     ) -> source.TopicStatus:
         """As ``AdminSource.set_topic``."""
         found = await self.topic(name)
         if message_type is not None:
             found = replace(found, type=message_type.name if isinstance(message_type, MessageType) else message_type)
-        self.known_topics[name] = replace(found, queues=queues or found.queues)
+        self.known_topics[name] = replace(found, queues=queues or found.queues, keep=keep.applied_to(found.keep))
         return await self.topic(name)
 
     async def remove_topic(self, name: str, *, is_forced: bool) -> None:

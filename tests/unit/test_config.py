@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,18 @@ def test_the_file_is_the_flags_then_the_variables_then_the_one_here(
     monkeypatch.setenv("DMQ_CONFIG", "variable.toml")
     assert load().broker_name == "variable"
     assert load(config_file=Path("flag.toml")).broker_name == "flag"
+
+
+def test_what_topics_keep_has_bounds_or_none() -> None:
+    """72 hours and no size unless told; nothing so short that it would keep nothing."""
+    config = load()
+    assert (config.keep_time, config.keep_bytes, config.keep_unread) == (timedelta(hours=72), None, True)
+    config = load({"keep_time": "none", "keep_bytes": "50GiB", "keep_unread": "false"})
+    assert (config.keep_time, config.keep_bytes, config.keep_unread) == (None, 50 * 2**30, False)
+    assert (config.shown()["keep_time"], config.shown()["keep_bytes"]) == ("none", 50 * 2**30)
+    for wrong in ({"keep_time": "999ms"}, {"keep_bytes": "0"}, {"keep_bytes": "much"}):
+        with pytest.raises(ConfigError):
+            load(wrong)
 
 
 def test_a_variable_is_written_as_in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,11 @@ def test_a_topic_is_shown_with_its_readers(daemon: type[FakeClient]) -> None:
         "queues             8",
         "stored             9",
         "pending            1,000,000",
+        "oldest             2023-11-14T22:13:19.000Z",
+        "keep time          3d (default)",
+        "keep bytes         1GiB",
+        "keep unread        yes (default)",
+        "queue 0            3 to 12",
         "unread by billing  1,234",
     ]
     assert json.loads(run("topic", "show", "orders", "-o", "json").stdout)["readers"] == [
@@ -37,10 +42,24 @@ def test_a_topic_is_made_and_changed(daemon: type[FakeClient]) -> None:
     made = json.loads(run("topic", "create", "t", "--type", "FIFO", "--queues", "3", "-o", "json").stdout)
     assert (made["type"], made["queues"]) == ("FIFO", 3)
     assert run("topic", "create", "t").exit_code == 1
-    assert "type     mixed" in run("topic", "set", "t", "--type", "mixed").stdout
+    assert "type         mixed" in run("topic", "set", "t", "--type", "mixed").stdout
     assert json.loads(run("topic", "set", "t", "--queues", "4", "-o", "json").stdout)["queues"] == 4
     assert run("topic", "set", "t").exit_code == 2
     assert run("topic", "create", "x", "--type", "lite").exit_code == 2
+
+
+def test_how_long_a_topic_keeps_messages_is_set(daemon: type[FakeClient]) -> None:
+    """Each alone, to none, and back to the default; what cannot be read, or would keep nothing, is a usage error."""
+    made = json.loads(run("topic", "create", "t", "--keep-time", "90m", "--keep-unread", "no", "-o", "json").stdout)
+    assert (made["keep_time_ms"], made["keep_bytes"], made["keep_unread"]) == (5_400_000, 0, False)
+    told = run("topic", "set", "t", "--keep-bytes", "10GiB", "--keep-time", "none").stdout
+    assert "keep time    no bound" in told
+    assert "keep bytes   10GiB" in told
+    assert "keep unread  no" in told
+    assert run("topic", "set", "t", "--keep-bytes", "default").exit_code == 0
+    for wrong in (("--keep-time", "soon"), ("--keep-time", "0s"), ("--keep-bytes", "0"), ("--keep-unread", "maybe")):
+        assert run("topic", "set", "t", *wrong).exit_code == 2
+    assert "so long" in run("topic", "set", "t", "--keep-time", "999ms").stderr
 
 
 def test_a_topic_that_holds_messages_is_removed_by_force(daemon: type[FakeClient]) -> None:

@@ -78,7 +78,8 @@ def test_topics(daemon: type[FakeClient]) -> None:
     ]
     found = json.loads(run("topic", "ls", "-o", "json").stdout)
     assert found[0]["due"] == [{"until_ms": 1_700_000_000_000, "count": 2}]
-    assert set(found[1]) == {"name", "queues", "stored", "pending", "due", "type", "created_at_ms", "readers"}
+    kept = {"ranges", "oldest_at_ms", "keep_time_ms", "keep_bytes", "keep_unread", "keep_own"}
+    assert set(found[1]) == {"name", "queues", "stored", "pending", "due", "type", "created_at_ms", "readers"} | kept
 
 
 @pytest.mark.parametrize(

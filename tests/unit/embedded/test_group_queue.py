@@ -256,6 +256,32 @@ def test_a_floor_in_the_middle_of_a_chunk_moves_too() -> None:
     assert not [each for each in range(CHUNK_OFFSETS + 1) if not loaded.is_finished(each)]
 
 
+def test_what_is_removed_is_finished_and_leaves_no_rows() -> None:
+    """Leases, returns and bits of it go, what is above it stays, and what is finished is counted right."""
+    rows, queue = Rows(), a_queue(3 * CHUNK_OFFSETS)
+    rows.apply(queue.start_at(0))
+    hand_out(queue, 3)
+    rows.apply(hide(queue, 0))
+    rows.apply(bring_back(queue, 1))
+    for offset in (5, CHUNK_OFFSETS + 9, CHUNK_OFFSETS + 10, CHUNK_OFFSETS + 12):
+        rows.apply(queue.finish((offset,)))
+    rows.apply(queue.skip_to(CHUNK_OFFSETS + 9))
+    assert queue.skip_to(CHUNK_OFFSETS) == []
+    for each in (queue, rows.load(3 * CHUNK_OFFSETS)):
+        assert (each.floor, each.finished_count) == (CHUNK_OFFSETS + 11, CHUNK_OFFSETS + 12)
+        assert each.leases == {}
+        assert attempts(each.take(2)) == [(CHUNK_OFFSETS + 11, 1), (CHUNK_OFFSETS + 13, 1)]
+    assert len(rows.rows) == 2
+
+
+def test_who_began_in_the_middle_has_finished_what_lies_before() -> None:
+    """The bits below the first offset were never set, and are not missed."""
+    queue = a_queue(2 * CHUNK_OFFSETS)
+    queue.start_at(CHUNK_OFFSETS + 500)
+    queue.finish((CHUNK_OFFSETS + 600,))
+    assert queue.finished_count == CHUNK_OFFSETS + 501
+
+
 offsets = st.integers(0, 2 * CHUNK_OFFSETS + 9)
 
 
