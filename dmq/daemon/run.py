@@ -20,6 +20,7 @@ from dmq.admin.source import CellState
 from dmq.audit.events import EventKind, cell_event, gap_event
 from dmq.audit.export import Exporter, ExportOptions
 from dmq.config import DaemonConfig
+from dmq.daemon.backups import Backups
 from dmq.daemon.report import Report
 from dmq.daemon.trail import Snapshots
 from dmq.daemon.transport import transport_of
@@ -80,6 +81,8 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         snapshots = Snapshots(store, exporter, config.data) if exporter is not None else None
         if snapshots is not None:
             stack.push_async_callback(snapshots.close, config.shutdown_grace_s)
+        backups = Backups(store, config.data)
+        stack.push_async_callback(backups.close)
         metrics = Metrics(version=_version(), cell_id=store.cell_id)
         store.writer.observe = lambda ops, size, seconds, sync_s: metrics.committed(
             ops=ops, batch_bytes=size, seconds=seconds, sync_seconds=sync_s
@@ -102,7 +105,7 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         stack.callback(scheduler.close)
         report = Report(config, store, broker, metrics, _version(), clock.now_ms(), exporter=exporter)
         report.watch()
-        server = transport_of(config, clock, broker, metrics, AdminService(report, snapshots))
+        server = transport_of(config, clock, broker, metrics, AdminService(report, snapshots, backups))
         stack.push_async_callback(server.stop, config.shutdown_grace_s)
         metrics_server = _start_metrics(config, metrics, lambda: report.state is CellState.SERVING)
         if metrics_server is not None:

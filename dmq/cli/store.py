@@ -1,0 +1,98 @@
+"""``dmq store``: the store as a whole: copied, looked through, saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from broker_adapter.clock import SystemClock
+from dmq.cli import output as out
+from dmq.cli.errors import CommandFailed, ExitCode
+from dmq.cli.options import AddressOption, OutputOption, TimeoutOption, session_of
+from dmq.cli.spool_options import in_use, silent
+from dmq.units import format_size
+
+_NAMED_MAX = 20
+
+
+def mount(group: type[TyperGroup]) -> typer.Typer:
+    """Return the commands as a group of their own."""
+    made = typer.Typer(
+        cls=group, help="The store as a whole: copy it, look through it, save it.", rich_markup_mode=None
+    )
+    made.command("backup")(backup)
+    return made
+
+
+def backup(
+    ctx: typer.Context,
+    *,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to: a new folder, or an empty one.")],
+    data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Directory of a stopped daemon.")] = None,
+    address: AddressOption = None,
+    output: OutputOption = None,
+    timeout: TimeoutOption = None,
+) -> None:
+    """Copy the store: of the running daemon, or with --data of a stopped one.
+
+    The daemon writes the copy, so the folder is one of its machine. On the same file system tables are shared by hard
+    links. All that was acknowledged before is in it; 'dmq serve --data FOLDER' serves it. The trail is not in it.
+    """
+    session = session_of(ctx, address, output, timeout)
+    folder = folder.absolute()
+    if data is None:
+        with session.connect() as client:
+            found = out.to_plain(client.back_up(str(folder)))
+    else:
+        found = _back_up_stopped(data, folder)
+    if session.as_json:
+        out.show_json(found)
+        return
+    size, linked, took_ms = (found[name] for name in ("size_bytes", "linked_bytes", "took_ms"))
+    assert isinstance(size, int)
+    assert isinstance(linked, int)
+    assert isinstance(took_ms, float)
+    shared = f", {format_size(linked)} of it shared with the store by hard links" if linked else ""
+    facts = [("backup", str(found["folder"])), ("size", format_size(size) + shared)]
+    facts += [("audit sequence", f"{found['sequence']:,}"), ("took", out.about(took_ms))]
+    out.show_facts(facts)
+
+
+def _back_up_stopped(data: Path, folder: Path) -> dict[str, object]:
+    with silent(), stopped(data):
+        from dmq.audit.snapshot_layout import open_quiet, read_cut
+        from dmq.store.backup import back_up_stopped
+
+        clock = SystemClock()
+        started_s = clock.monotonic_s()
+        copied = back_up_stopped(data, folder)
+        engine = open_quiet(folder / "rocksdb")  # a copy that cannot be opened is none
+        try:
+            sequence = read_cut(engine).sequence
+        finally:
+            engine.close()
+    return {
+        "folder": str(folder),
+        "sequence": sequence,
+        "size_bytes": copied.size_bytes,
+        "linked_bytes": copied.linked_bytes,
+        "took_ms": (clock.monotonic_s() - started_s) * 1000,
+    }
+
+
+@contextmanager
+def stopped(data: Path) -> Iterator[None]:
+    """Turn the errors of a directory that is in use, or that is none, into those of a command."""
+    from dmq.errors import StoreLocked
+
+    if not (data / "CELL").exists():
+        raise CommandFailed(f"there is no store in {out.printable(str(data))}", ExitCode.NOT_FOUND)
+    try:
+        yield
+    except StoreLocked as error:
+        raise in_use(error) from error
