@@ -1,0 +1,21 @@
+"""Which queue a row of the index is about."""
+
+from __future__ import annotations
+
+from dmq.store.ops import EntryState
+from dmq.upkeep.names import KnownNames
+from dmq.upkeep.rows import Indexed
+
+Place = tuple[int, int]  # topic (or lane) id, queue id
+
+_QUEUED = frozenset({EntryState.QUEUED, EntryState.DELIVERED})
+
+
+def place_of(row: Indexed, names: KnownNames) -> Place | None:
+    """Return the queue that a finished entry went to; ``None`` where that is not told, or is gone."""
+    if row.is_waiting or row.receipt.state not in _QUEUED:
+        return None
+    if row.scope in names.groups_by_id:
+        lane = names.lanes.get((row.scope, row.failed_topic_id))
+        return (lane.topic_id, 0) if lane is not None else None
+    return (row.scope, row.receipt.queue_id) if names.is_live(row.scope) else None
