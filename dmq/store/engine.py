@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from dmq.store.keys import pack_queue_key, queue_offset_of
+from dmq.store.keys import begin_key, pack_queue_key, queue_offset_of, unpack_u64
 from dmq.store.ops import Batch, Family
 
 
@@ -60,9 +60,15 @@ class Engine(Protocol):
         ...
 
 
+def queue_begin(engine: Engine, topic_id: int, queue_id: int) -> int:
+    """Return the offset below which everything was removed from a queue."""
+    (value,) = engine.get_many(Family.META, [begin_key(topic_id, queue_id)])
+    return 0 if value is None else unpack_u64(value)
+
+
 def queue_end(engine: Engine, topic_id: int, queue_id: int) -> int:
-    """Return the offset after the last message of a queue: one seek, never a scan."""
+    """Return the offset after the last message of a queue, also of one that was removed: one seek, never a scan."""
     last = engine.last(
         Family.QUEUE, pack_queue_key(topic_id, queue_id, 0), pack_queue_key(topic_id, queue_id, 2**64 - 1)
     )
-    return 0 if last is None else queue_offset_of(last[0]) + 1
+    return queue_begin(engine, topic_id, queue_id) if last is None else queue_offset_of(last[0]) + 1

@@ -174,6 +174,11 @@ def waiting_range(scope: int) -> tuple[bytes, bytes]:
     return _INDEX.pack(WAITING_GENERATION, scope), _INDEX.pack(WAITING_GENERATION, scope + 1)
 
 
+def begin_key(topic_id: int, queue_id: int) -> bytes:
+    """Return the meta key of where a queue begins, once something was removed from its front."""
+    return b"b" + topic_id.to_bytes(4, "big") + queue_id.to_bytes(2, "big")
+
+
 def chore_key(topic_id: int, group_id: int) -> bytes:
     """Return the meta key of a chore that an operator ordered; an id may be 0."""
     return b"k" + topic_id.to_bytes(4, "big") + group_id.to_bytes(4, "big")

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -40,7 +40,16 @@ from dmq.store.rocks import RocksEngine, RocksOptions
 from dmq.upkeep.findings import Checked, Findings, Total
 from dmq.upkeep.names import NAME_LETTERS, KnownNames, shown_id
 from dmq.upkeep.places import place_of
-from dmq.upkeep.rows import QUEUE_KEY_BYTES, Indexed, Waiting, read_figure, read_index, read_progress, read_waiting
+from dmq.upkeep.rows import (
+    QUEUE_KEY_BYTES,
+    Indexed,
+    Waiting,
+    read_begin,
+    read_figure,
+    read_index,
+    read_progress,
+    read_waiting,
+)
 
 _PAGE = 512
 _SEQUENCES = 2**64 - 1
@@ -87,7 +96,7 @@ class _Checker:
         self._totals: dict[str, Total] = {}
         self._rows = 0
         self._names = KnownNames(look, lambda key, why: self._find("row", f"meta {key.hex()}: {why}"))
-        self._ranges: dict[tuple[int, int], tuple[int, int]] = {}  # begin and end of each queue that holds something
+        self._ranges: dict[tuple[int, int], tuple[int, int]] = {}  # begin and end of each queue that held something
         self._counts: dict[int, _Count] = {}  # by scope
         self._figures: dict[bytes, bytes] = {}
         self._last_sequence = 0
@@ -198,6 +207,10 @@ class _Checker:
     # -- queues and groups --------------------------------------------------------------------------------------------
 
     def _queue(self) -> None:
+        for key, value in self._look.rows(Family.META, b"b", b"c"):
+            with suppress(StoreCorrupt):  # told where the family is read
+                place, begin = read_begin(key, value)
+                self._ranges[place] = (begin, begin)
         for page in self._pages(Family.QUEUE):
             for key, value in page:
                 try:
@@ -214,17 +227,18 @@ class _Checker:
                 self._lies_at(topic_id, queue_id, queue_offset_of(key))
 
     def _lies_at(self, topic_id: int, queue_id: int, offset: int) -> None:
-        known = self._ranges.get((topic_id, queue_id))
-        if known is None:
+        begin, end = self._ranges.get((topic_id, queue_id), (0, 0))
+        if offset < begin:  # retention is about to remove it
+            return
+        if begin == end:
             topic = self._names.topics_by_id.get(topic_id)
             if topic is None:
                 self._find("name", f"there are messages of topic {topic_id}, which has no record")
             elif queue_id >= topic.queues:
                 self._find("queue", f"there are messages in {self._queue_name(topic_id, queue_id)}, beyond its queues")
-        elif offset != known[1]:
-            text = f"{self._queue_name(topic_id, queue_id)} has no messages {known[1]:,} to {offset - 1:,}"
-            self._find("queue", text)
-        self._ranges[topic_id, queue_id] = (offset if known is None else known[0], offset + 1)
+        if offset != end:
+            self._find("queue", f"{self._queue_name(topic_id, queue_id)} has no messages {end:,} to {offset - 1:,}")
+        self._ranges[topic_id, queue_id] = (begin, offset + 1)
 
     def _group(self) -> None:
         for page in self._pages(Family.GROUP):

@@ -132,6 +132,11 @@ def read_index(key: bytes, value: bytes) -> Indexed:
     return Indexed(generation, scope, key[INDEX_PREFIX_BYTES:], decode_index(value))
 
 
+def read_begin(key: bytes, value: bytes) -> tuple[tuple[int, int], int]:
+    """Return a queue and where it begins, from a row of the meta family."""
+    return (int.from_bytes(key[1:5], "big"), int.from_bytes(key[5:7], "big")), unpack_u64(value)
+
+
 def read_progress(key: bytes, value: bytes) -> Progress:
     """Take a row of the group family apart."""
     if len(key) != GROUP_KEY_BYTES:
@@ -180,6 +185,9 @@ def read_figure(key: bytes, value: bytes) -> str:
             case b"c" | b"t":
                 unpack_u64(value)
                 return "count"
+            case b"b":
+                unpack_u64(value)
+                return "begin"
             case b"j":
                 decode_job(value)
                 return "job"

@@ -72,6 +72,8 @@ def salvage(path: Path, target: Path, clock: Clock, tell: Tell) -> Salvaged:
     The new one is there whole and durable, or not at all. Raises ``StoreLocked``, ``StoreCorrupt`` if nothing can be
     read, ``TargetTaken``.
     """
+    if not (path / "rocksdb").is_dir():
+        raise StoreCorrupt(f"there is no database in {path}")
     made: list[Salvaged] = []
     target.parent.mkdir(parents=True, exist_ok=True)
     with hold(path), workplace(target.parent) as work, ExitStack() as stack:

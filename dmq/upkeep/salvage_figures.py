@@ -29,7 +29,7 @@ from dmq.upkeep.fresh import Fresh
 from dmq.upkeep.lost import Lost
 from dmq.upkeep.names import NAME_LETTERS
 from dmq.upkeep.pieces import Pieces
-from dmq.upkeep.rows import Indexed, read_figure
+from dmq.upkeep.rows import Indexed, read_begin, read_figure
 from dmq.upkeep.spans import Move
 from retry.dead_letter import decode_job, encode_job
 
@@ -44,6 +44,10 @@ class HasMoves(Protocol):
 
     def of(self, place: tuple[int, int]) -> Move | None:
         """As ``Moves.of``."""
+        ...
+
+    def begins(self) -> dict[tuple[int, int], int]:
+        """As ``Moves.begins``."""
         ...
 
 
@@ -139,10 +143,11 @@ def save_audit(pieces: Pieces, fresh: Fresh, lost: Lost, figures: Figures) -> No
     figures.outbox = OutboxState(first, at, size, gone)
 
 
-def save_meta(
-    pieces: Pieces, moves: HasMoves, fresh: Fresh, names: Names, figures: Figures, bad_row: BadRow
-) -> None:
+def save_meta(pieces: Pieces, moves: HasMoves, fresh: Fresh, names: Names, figures: Figures, bad_row: BadRow) -> None:
     """Write the figures, and what operators ordered that is not done yet."""
+    moved = moves.begins()
+    for place, begin in moved.items():
+        fresh.put(Family.META, keys.begin_key(*place), pack_u64(begin))
     for key, value in pieces.rows(Family.META):
         if key[:1] in NAME_LETTERS:
             continue
@@ -155,7 +160,7 @@ def save_meta(
             fresh.put(Family.META, key, _job(value, moves, names))
         elif kind == "chore":
             fresh.put(Family.META, key, _chore(key, value, moves))
-        elif kind == "other":
+        elif kind == "other" or (kind == "begin" and read_begin(key, value)[0] not in moved):
             fresh.put(Family.META, key, value)
     done = figures.done if figures.first_mark is None else min(figures.done, figures.first_mark)
     generation = max(figures.generation, _FIRST_GENERATION)

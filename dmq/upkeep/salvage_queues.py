@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import groupby
 
 from dmq.audit.events import EventKind, decode_event
@@ -17,7 +18,16 @@ from dmq.upkeep.lost import Lost
 from dmq.upkeep.names import KnownNames
 from dmq.upkeep.pieces import Pieces
 from dmq.upkeep.places import Place, place_of
-from dmq.upkeep.rows import QUEUE_KEY_BYTES, GroupKind, Indexed, Progress, epoch_of, read_index, read_progress
+from dmq.upkeep.rows import (
+    QUEUE_KEY_BYTES,
+    GroupKind,
+    Indexed,
+    Progress,
+    epoch_of,
+    read_begin,
+    read_index,
+    read_progress,
+)
 from dmq.upkeep.salvage_figures import BadRow, Figures
 from dmq.upkeep.salvage_names import Needed
 from dmq.upkeep.spans import Move, Spans
@@ -34,7 +44,7 @@ class Moves:
         self._moves = {place: move for place, each in spans.items() if (move := each.move()) is not None}
 
     def of(self, place: Place) -> Move | None:
-        """Return how the offsets of a queue change; ``None`` if they do not, and begin at 0."""
+        """Return how the offsets of a queue change; ``None`` if they do not."""
         return self._moves.get(place)
 
     def queue_counts(self) -> dict[int, int]:
@@ -48,6 +58,10 @@ class Moves:
         """Whether a message is known to have lain there and was not saved."""
         spans = self.spans.get(place)
         return spans is not None and any(first <= offset < end for first, end in spans.gaps())
+
+    def begins(self) -> dict[Place, int]:
+        """Return where the queues begin whose offsets change."""
+        return {place: move.begin for place, move in self._moves.items()}
 
     def queue_key(self, place: Place, offset: int) -> bytes:
         """Return the new key of a message; its old one, where nothing lies now, if it was not saved."""
@@ -75,8 +89,13 @@ class _Measure:
         self._figures = figures
         self._bad_row = bad_row
         self._spans: dict[Place, Spans] = {}
+        self._begins: dict[Place, int] = {}
 
     def run(self) -> Moves:
+        for key, value in self._pieces.rows(Family.META, b"b", b"c"):
+            with suppress(StoreCorrupt):  # told where the figures are saved
+                place, begin = read_begin(key, value)
+                self._begins[place] = begin
         for family, look in (
             (Family.QUEUE, self._queued),
             (Family.GROUP, self._progress),
@@ -93,7 +112,7 @@ class _Measure:
 
     def _queued(self, key: bytes, value: bytes) -> None:
         place, _ = _read_queued(key, value)
-        self._spans.setdefault(place, Spans()).add(queue_offset_of(key))
+        self._of(place).add(queue_offset_of(key))
 
     def _progress(self, key: bytes, value: bytes) -> None:
         row = read_progress(key, value)
@@ -120,7 +139,15 @@ class _Measure:
     def _reaches(self, place: Place, end: int) -> None:
         """Of a topic that was removed other rows may be left."""
         if place in self._spans or self._names.is_live(place[0]):
-            self._spans.setdefault(place, Spans()).reaches(end)
+            self._of(place).reaches(end)
+
+    def _of(self, place: Place) -> Spans:
+        spans = self._spans.get(place)
+        if spans is None:
+            # A row that may be lost says where it begins, if that is not at 0.
+            unknown = None if self._pieces.has_holes(Family.META) else 0
+            spans = self._spans[place] = Spans(self._begins.get(place, unknown))
+        return spans
 
 
 def save_queues(pieces: Pieces, moves: Moves, fresh: Fresh, lost: Lost, needed: Needed) -> None:
@@ -131,15 +158,17 @@ def save_queues(pieces: Pieces, moves: Moves, fresh: Fresh, lost: Lost, needed: 
                 place, message = _read_queued(key, value)
             except StoreCorrupt:  # told when the queues were measured
                 continue
-            needed.of_queued(place[0], message)
-            fresh.put(Family.QUEUE, moves.queue_key(place, queue_offset_of(key)), value)
+            offset = queue_offset_of(key)
+            if offset >= (moves.spans[place].begin or 0):
+                needed.of_queued(place[0], message)
+                fresh.put(Family.QUEUE, moves.queue_key(place, offset), value)
     for place, spans in sorted(moves.spans.items()):
         where = {"topic": needed.name(place[0]), "queue_id": place[1]}
         for first, end in spans.gaps():
             lost.tell("offsets", **where, first=first, end=end)
             lost.offsets += end - first
         move = moves.of(place)
-        for run in move.runs if move is not None and move.is_real else ():
+        for run in move.runs if move is not None else ():
             lost.tell("moved", **where, first=run.first, end=run.end, to=run.to)
 
 

@@ -26,40 +26,40 @@ class Move(NamedTuple):
     runs: tuple[Run, ...]
     begin: int
 
-    @property
-    def is_real(self) -> bool:
-        """Whether any offset changes; else there only is none below ``begin``."""
-        return any(run.first != run.to for run in self.runs)
-
     def of(self, offset: int) -> int | None:
         """Return the new offset of a message; ``None`` if it was not saved."""
-        at = bisect_right(self.runs, offset, key=lambda run: run.first) - 1
-        run = self.runs[at] if at >= 0 else None
+        run = self._run(offset)
         return run.to + offset - run.first if run is not None and offset < run.end else None
 
     def place(self, offset: int) -> int:
         """Return the new offset of a place in the queue: that of the first message saved from there on."""
-        at = bisect_right(self.runs, offset, key=lambda run: run.first) - 1
-        if at < 0:
-            return self.begin
-        run = self.runs[at]
-        return run.to + min(offset, run.end) - run.first
+        run = self._run(offset)
+        return run.to + min(offset, run.end) - run.first if run is not None else self.begin
 
     def offsets(self) -> Iterator[int]:
         """Give the old offsets of what was saved."""
         for run in self.runs:
             yield from range(run.first, run.end)
 
+    def _run(self, offset: int) -> Run | None:
+        """Return the last run that begins there or before."""
+        at = bisect_right(self.runs, offset, key=lambda run: run.first) - 1
+        return self.runs[at] if at >= 0 else None
+
 
 class Spans:
     """The offsets of one queue that can be read, taken in ascending order; and how far it is known to have gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, begin: int | None) -> None:
+        """``begin`` is where it begins, ``None`` if nothing tells."""
+        self.begin = begin
+        self.end = begin or 0
         self._spans: list[tuple[int, int]] = []
-        self.end = 0
 
     def add(self, offset: int) -> None:
-        """Take one in."""
+        """Take one in; not one that retention was about to remove."""
+        if self.begin is not None and offset < self.begin:
+            return
         if self._spans and self._spans[-1][1] == offset:
             self._spans[-1] = (self._spans[-1][0], offset + 1)
         else:
@@ -71,8 +71,8 @@ class Spans:
         self.end = max(self.end, end)
 
     def gaps(self) -> list[tuple[int, int]]:
-        """Return the ranges that cannot be read, from the first message on that can, or of all if none can."""
-        at = self._spans[0][0] if self._spans else 0
+        """Return the ranges that should be there and cannot be read."""
+        at = self.begin if self.begin is not None else self._spans[0][0] if self._spans else 0
         found = []
         for first, end in (*self._spans, (self.end, self.end)):
             if first > at:
@@ -81,15 +81,12 @@ class Spans:
         return found
 
     def move(self) -> Move | None:
-        """Return how the offsets change; ``None`` if all of them stay, and begin at 0."""
-        if not self._spans:
-            return Move((), 0) if self.end else None
-        begin, is_whole = self._spans[0][0], not self.gaps()
-        if is_whole and not begin:
+        """Return how the offsets change; ``None`` if all of them stay."""
+        if not self.gaps():
             return None
         runs: list[Run] = []
-        at = begin = begin if is_whole else self.end
+        at = self.end
         for first, end in self._spans:
             runs.append(Run(first, end, at))
             at += end - first
-        return Move(tuple(runs), begin)
+        return Move(tuple(runs), self.end)
