@@ -24,6 +24,8 @@ from itertools import islice
 from pathlib import Path
 
 from dmq.audit.events import EventKind, decode_event, gap_count
+from dmq.audit.manifest import Layout, read_manifest
+from dmq.audit.snapshot_take import cell_of
 from dmq.embedded.checks import scope_of
 from dmq.errors import StoreCorrupt
 from dmq.spool.copies import hold
@@ -39,7 +41,7 @@ from dmq.store.record import decode_index, decode_queued
 from dmq.store.rocks import RocksEngine, RocksOptions
 from dmq.upkeep.findings import Checked, Findings, Total
 from dmq.upkeep.names import NAME_LETTERS, KnownNames, shown_id
-from dmq.upkeep.places import place_of
+from dmq.upkeep.places import place_of, shown_id_of
 from dmq.upkeep.rows import (
     QUEUE_KEY_BYTES,
     Indexed,
@@ -79,7 +81,22 @@ def check(path: Path, tell: Tell) -> Checked:
         look = Look(path, path, engine, how)
         if any(True for _ in look.rows(Family.META, b"w", b"x")):
             raise StoreCorrupt(f"{path} belongs to a spool: 'dmq spool verify' looks through it")
+        _compare_trail(path, engine, findings)
         return check_rows(look, findings, tell)
+
+
+def _compare_trail(path: Path, engine: RocksEngine, findings: Findings) -> None:
+    """A log that was cut between two records, or is gone, looks whole; the trail beside it may know of what it held."""
+    try:
+        cell, (state,) = cell_of(path), engine.get_many(Family.META, [keys.META_OUTBOX])
+        stored = decode_state(state).next_sequence - 1
+        manifests = Layout(path / "trail", cell).manifests.glob("*.jsonl")
+        exported = max((line.last_sequence for each in manifests for line in read_manifest(each)[0]), default=0)
+    except (StoreCorrupt, OSError, ValueError):  # what is damaged is told where it is read; the trail is not looked at
+        return
+    if exported > stored:
+        text = f"the trail tells of events up to {exported:,}, the store of {stored:,}: its end is lost"
+        findings.add("audit", text)
 
 
 def check_rows(look: Look, findings: Findings, tell: Tell) -> Checked:
@@ -185,14 +202,16 @@ class _Checker:
             marks = [timeline_key(timeline_mark(each.receipt.at_ms, each.receipt.sequence)) for each in waiting]
             for row, entry in zip(waiting, self._get(Family.TIMELINE, marks), strict=True):
                 if entry is None:
-                    self._find("index", f"message {shown_id(row.index_id)} waits by the index, but is not there")
+                    shown = shown_id_of(row.scope, row.index_id, self._names)
+                    self._find("index", f"message {shown} waits by the index, but is not there")
             messages = self._get(Family.QUEUE, [key for _, key in finished])
             for (row, key), message in zip(finished, messages, strict=True):
                 self._finished(row, key, message)
 
     def _finished(self, row: Indexed, key: bytes, found: bytes | None) -> None:
         place, offset = (int.from_bytes(key[:4], "big"), int.from_bytes(key[4:6], "big")), queue_offset_of(key)
-        name = f"message {shown_id(row.index_id)}, at offset {offset} of {self._queue_name(*place)} by the index,"
+        shown = shown_id_of(row.scope, row.index_id, self._names)
+        name = f"message {shown}, at offset {offset} of {self._queue_name(*place)} by the index,"
         if found is None:
             if offset >= self._ranges.get(place, (0, 0))[0]:  # below it retention may have been at work
                 self._find("index", f"{name} is not there")

@@ -4,7 +4,7 @@
 {"kind": "log",     "log", "at", "bytes"}                    a stretch of the write-ahead log
 {"kind": "row",     "family", "key", "error"}                a row that makes no sense
 {"kind": "message", "topic", "message_id", "was"}            waited, or lay in a queue; of the log: perhaps saved
-{"kind": "offsets", "topic", "queue_id", "first", "end"}     of a queue
+{"kind": "offsets", "topic", "queue_id", "first", "end", "is_certain"}   of a queue; not certain: its begin is lost
 {"kind": "moved",   "topic", "queue_id", "first", "end", "to"}   saved, under other offsets
 {"kind": "name",    "id", "name"}                            a topic or a group whose record is lost, and its new name
 {"kind": "audit",   "first", "end"}                          events of the audit trail, by sequence

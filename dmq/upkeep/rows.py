@@ -28,7 +28,7 @@ from dmq.store.record import (
 from retry.dead_letter import decode_job
 
 TIMELINE_KEY_BYTES, QUEUE_KEY_BYTES, GROUP_KEY_BYTES, INDEX_PREFIX_BYTES = 16, 14, 19, 8
-_FAILED_ID_BYTES = 16
+FAILED_ID_BYTES = 16  # what ``failed_id`` adds to a message id
 _EXCEPTION_BYTES = struct.calcsize(">HQQQ?")
 _FIGURES = {keys.META_FORMAT: 8, keys.META_BOOT: 8, keys.META_SEQUENCE: 8, keys.META_CLOSED: 8} | {
     keys.META_DONE: 16,
@@ -77,7 +77,7 @@ class Indexed(NamedTuple):
     @property
     def failed_topic_id(self) -> int:
         """Of a copy that a group failed: the topic of its original."""
-        return int.from_bytes(self.index_id[-_FAILED_ID_BYTES:][:4], "big")
+        return int.from_bytes(self.index_id[-FAILED_ID_BYTES:][:4], "big")
 
 
 class Progress(NamedTuple):

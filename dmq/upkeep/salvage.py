@@ -33,7 +33,7 @@ from dmq.upkeep.fresh import Fresh
 from dmq.upkeep.lost import LOST_FILE, Lost
 from dmq.upkeep.names import KnownNames
 from dmq.upkeep.pieces import Pieces
-from dmq.upkeep.places import Place, place_of
+from dmq.upkeep.places import Place, place_of, shown_id_of
 from dmq.upkeep.rows import INDEX_PREFIX_BYTES, Indexed, Waiting, read_index, read_waiting
 from dmq.upkeep.salvage_figures import Figures, save_audit, save_meta
 from dmq.upkeep.salvage_logs import tell_dropped
@@ -195,7 +195,7 @@ class _Salvage:
                 else:
                     scope, index_id = int.from_bytes(key[4:8], "big"), key[INDEX_PREFIX_BYTES:]
                     topic = self._needed.scope_name(scope)
-                    shown = self._needed.shown_id(index_id)
+                    shown = shown_id_of(scope, index_id, self._names)
                     self._lost.tell("message", topic=topic, message_id=shown, was="waiting")
 
     def _index(self, moves: Moves) -> None:
@@ -219,10 +219,11 @@ class _Salvage:
             for (row, key, place), queue_key, message in zip(placed, queue_keys, messages, strict=True):
                 if message is not None and row.index_id.startswith(decode_queued(message).message_id):
                     self._fresh.put(Family.INDEX, key, moves.index_row(row, queue_key))
-                elif moves.is_lost(place, row.receipt.queue_offset):
-                    shown, topic = self._needed.shown_id(row.index_id), self._needed.scope_name(row.scope)
+                elif not moves.is_removed(place, row.receipt.queue_offset):
+                    shown = shown_id_of(row.scope, row.index_id, self._names)
+                    topic = self._needed.scope_name(row.scope)
                     self._lost.tell("message", topic=topic, message_id=shown, was="in a queue")
-                elif message is None:  # retention removed it
+                else:
                     self._fresh.put(Family.INDEX, key, moves.index_row(row, queue_key))
 
 

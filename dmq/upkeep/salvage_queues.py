@@ -54,14 +54,15 @@ class Moves:
             counts[topic_id] = max(counts.get(topic_id, 0), queue_id + 1)
         return counts
 
-    def is_lost(self, place: Place, offset: int) -> bool:
-        """Whether a message is known to have lain there and was not saved."""
+    def is_removed(self, place: Place, offset: int) -> bool:
+        """Whether retention removed a message that lay there; else it is lost if it is not there."""
         spans = self.spans.get(place)
-        return spans is not None and any(first <= offset < end for first, end in spans.gaps())
+        return spans is not None and offset < (spans.assumed_begin or spans.begin or 0)
 
     def begins(self) -> dict[Place, int]:
-        """Return where the queues begin whose offsets change."""
-        return {place: move.begin for place, move in self._moves.items()}
+        """Return where queues begin whose offsets change, or of which nothing else tells."""
+        assumed = {place: each.assumed_begin for place, each in self.spans.items() if each.assumed_begin}
+        return assumed | {place: move.begin for place, move in self._moves.items()}
 
     def queue_key(self, place: Place, offset: int) -> bytes:
         """Return the new key of a message; its old one, where nothing lies now, if it was not saved."""
@@ -137,8 +138,8 @@ class _Measure:
                 self._reaches((event.topic_id, event.queue_id), record.queue_offset + 1)
 
     def _reaches(self, place: Place, end: int) -> None:
-        """Of a topic that was removed other rows may be left."""
-        if place in self._spans or self._names.is_live(place[0]):
+        """Not of a topic that was removed, of which other rows may be left."""
+        if place in self._spans or self._names.is_live(place[0]) or not self._names.has(place[0]):
             self._of(place).reaches(end)
 
     def _of(self, place: Place) -> Spans:
@@ -165,8 +166,10 @@ def save_queues(pieces: Pieces, moves: Moves, fresh: Fresh, lost: Lost, needed: 
     for place, spans in sorted(moves.spans.items()):
         where = {"topic": needed.name(place[0]), "queue_id": place[1]}
         for first, end in spans.gaps():
-            lost.tell("offsets", **where, first=first, end=end)
+            lost.tell("offsets", **where, first=first, end=end, is_certain=True)
             lost.offsets += end - first
+        if spans.assumed_begin:
+            lost.tell("offsets", **where, first=0, end=spans.assumed_begin, is_certain=False)
         move = moves.of(place)
         for run in move.runs if move is not None else ():
             lost.tell("moved", **where, first=run.first, end=run.end, to=run.to)

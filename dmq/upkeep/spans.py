@@ -70,6 +70,11 @@ class Spans:
         """Take note that there were messages below ``end``."""
         self.end = max(self.end, end)
 
+    @property
+    def assumed_begin(self) -> int:
+        """Where it is taken to begin because nothing tells; 0: nothing is assumed. What lay below may be lost."""
+        return self._spans[0][0] if self.begin is None and self._spans else 0
+
     def gaps(self) -> list[tuple[int, int]]:
         """Return the ranges that should be there and cannot be read."""
         at = self.begin if self.begin is not None else self._spans[0][0] if self._spans else 0

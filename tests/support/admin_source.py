@@ -11,6 +11,8 @@ from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Message, MessageType
 from broker_adapter.wire.mapping import encode
 from dmq.admin import source
+from dmq.admin.listing_source import ListedMessage, MessagePage, Wanted
+from dmq.admin.mapping import wire_content
 from retry.dead_letter import Dead, DeadFilter, Job, JobState
 from retry.policy import Exponential, Reason, RetryPolicy
 
@@ -29,6 +31,8 @@ MESSAGE = Message(
     born_at_ms=NOW - 1,
     born_host="here",
 )
+
+LISTED = ListedMessage(1, MESSAGE_ID, NOW + 60_000, NOW, -1, -1, wire_content(encode(MESSAGE).payload, with_body=False))
 
 STATUS = source.CellStatus(
     version="1.2.3",
@@ -180,6 +184,8 @@ class FixedSource:
     ended: list[list[str]] = field(default_factory=list)
     known_topics: dict[str, source.TopicStatus] = field(default_factory=lambda: {topic.name: topic for topic in TOPICS})
     resets: list[tuple[str, str, int | str]] = field(default_factory=list)
+    wanted: list[Wanted] = field(default_factory=list)
+    listed: int = 3
 
     async def status(self) -> source.CellStatus:
         """As ``AdminSource.status``."""
@@ -212,6 +218,18 @@ class FixedSource:
         some = range(offset, min(2 + len(lying), offset + min(limit, self.rows_per_call)))
         messages = [PulledMessage(f"Q{queue_id}-{at}", lying[at - 2], queue_id, at, NOW, 0) for at in some]
         return Pulled(messages, some.stop)
+
+    async def messages(self, topic: str, wanted: Wanted, *, token: str, limit: int) -> MessagePage:
+        """As ``ListingSource.messages``: a waiting message, and one in queue 0 for each time ``listed`` says."""
+        await self.count(topic)
+        self.wanted.append(wanted)
+        every = [LISTED] + [
+            LISTED._replace(state=2, message_id=f"Q0-{at}", queue_id=0, queue_offset=at, content=None)
+            for at in range(self.listed)
+        ]
+        start = int(token or 0)
+        end = start + min(limit, self.rows_per_call)
+        return MessagePage(every[start:end], str(end) if end < len(every) else "")
 
     async def groups(self) -> Sequence[source.GroupStatus]:
         """As ``AdminSource.groups``."""
