@@ -96,7 +96,7 @@ def check(
 ) -> None:
     """Look through a store: read every row, check every block, compare what belongs together; end with 4 if not whole.
 
-    Changes no data. It takes about 20 seconds for a million messages, however many there are of each kind.
+    Changes no data. Memory stays the same however many messages there are.
     """
     session = session_of(ctx, output=output)
     with silent(), stopped(directory), Progress(f"check of {directory}", quiet=session.as_json) as progress:

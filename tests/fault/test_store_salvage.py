@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import shutil
 from collections.abc import Iterator
@@ -10,10 +11,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from support.daemon import Daemon
+from support.fake_admin_client import run_dmq
 from support.rigs import ack, receive
 from support.store_rig import CellRig, Held, checked, files_of, fill, flip_in, held, lost_lines
+from support.wire_client import WireClient, a_message
 
 from broker_adapter.clock import ManualClock
+from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.admin import admin_v1 as admin_wire
+from dmq.admin.client import AdminClient
 from dmq.errors import StoreCorrupt, StoreLocked
 from dmq.store.backup import TargetTaken
 from dmq.upkeep.salvage import Salvaged, salvage
@@ -147,6 +154,25 @@ def test_bits_flipped_anywhere(made: Made, tmp_path: Path, seed: int) -> None:
     now = held(found.path)
     assert {(name, made.held.waiting.get(name)) for name in now.waiting} <= set(made.held.waiting.items())
     drained(found.path, made.now_ms)
+
+
+def test_a_daemon_serves_what_was_saved(made: Made, tmp_path: Path) -> None:
+    """It starts on the new store, lists and takes messages, and its trail tells of the events that are lost."""
+    damaged = copied(made.log, tmp_path)
+    (log,) = sorted((damaged / "rocksdb").glob("*.log"), key=lambda path: path.stat().st_size)[-1:]
+    flip_in(log, 0.3)
+    _, now = saved(made, damaged)
+    new = tmp_path / "new"
+    assert run_dmq("audit", "export", "--data", str(new)).exit_code == 0
+    (cell,) = json.loads(run_dmq("audit", "ls", "--data", str(new), "-o", "json").stdout)["cells"]
+    assert cell["missing"]
+    with Daemon(new) as daemon, WireClient(daemon.address) as client, AdminClient(daemon.address) as admin:
+        page = admin.messages(admin_wire.ListMessagesRequest(topic="orders", state=admin_wire.QUEUED, limit=1_000))
+        assert {each.message_id for each in page.messages} <= now.ready | now.waiting.keys()
+        assert page.messages
+        assert client.send(a_message("orders", "m-new")).status.code == wire.OK
+        daemon.stop()
+    assert not checked(new).findings.count
 
 
 def test_a_lost_manifest(made: Made, tmp_path: Path) -> None:
