@@ -100,9 +100,13 @@ def check(
     """
     session = session_of(ctx, output=output)
     with silent(), stopped(directory), Progress(f"check of {directory}", quiet=session.as_json) as progress:
+        from dmq.errors import StoreCorrupt
         from dmq.upkeep.check import check as check_store
 
-        found = check_store(directory, progress.show)
+        try:
+            found = check_store(directory, progress.show)
+        except StoreCorrupt as error:
+            raise CommandFailed(out.printable(str(error)), ExitCode.DAMAGED) from error
     if session.as_json:
         out.show_json(found.as_json())
     else:
@@ -160,7 +164,7 @@ def stopped(data: Path) -> Iterator[None]:
     """Turn the errors of a directory that is in use, or that is none, into those of a command."""
     from dmq.errors import StoreLocked
 
-    if not (data / "CELL").exists():
+    if not any((data / name).exists() for name in ("CELL", "rocksdb")):
         raise CommandFailed(f"there is no store in {out.printable(str(data))}", ExitCode.NOT_FOUND)
     try:
         yield

@@ -27,7 +27,7 @@ from dmq.audit.events import EventKind, decode_event, gap_count
 from dmq.audit.manifest import Layout, read_manifest
 from dmq.audit.snapshot_take import cell_of
 from dmq.embedded.checks import scope_of
-from dmq.errors import StoreCorrupt
+from dmq.errors import StoreCorrupt, StoreError
 from dmq.spool.copies import hold
 from dmq.spool.inspect import How, Look
 from dmq.spool.salvage_log import Tell
@@ -60,7 +60,8 @@ _SEQUENCES = 2**64 - 1
 def check(path: Path, tell: Tell) -> Checked:
     """Look through the store in ``path``, whose process is stopped; ``StoreLocked`` if it is not.
 
-    ``StoreCorrupt`` if there is no database in it. Changes no data: the pid in ``LOCK`` and RocksDB's own ``LOG`` only.
+    ``StoreCorrupt`` if its database cannot be opened in any way, ``StoreError`` if it is a spool's. Changes no data:
+    the pid in ``LOCK`` and RocksDB's own ``LOG`` only.
     """
     findings = Findings()
     with ExitStack() as stack:
@@ -70,6 +71,10 @@ def check(path: Path, tell: Tell) -> Checked:
             findings.add("damage", str(error))
             stack.enter_context(hold(path))
         database = path / "rocksdb"
+        if not database.is_dir():
+            raise StoreCorrupt(f"there is no database in {path}")
+        if not (path / "CELL").exists():
+            findings.add("damage", f"{path / 'CELL'} is missing")
         how = How.STRICT
         try:
             engine = RocksEngine(database, RocksOptions(is_read_only=True))
@@ -80,7 +85,7 @@ def check(path: Path, tell: Tell) -> Checked:
         stack.callback(engine.close)
         look = Look(path, path, engine, how)
         if any(True for _ in look.rows(Family.META, b"w", b"x")):
-            raise StoreCorrupt(f"{path} belongs to a spool: 'dmq spool verify' looks through it")
+            raise StoreError(f"{path} belongs to a spool: 'dmq spool verify' looks through it")
         _compare_trail(path, engine, findings)
         return check_rows(look, findings, tell)
 

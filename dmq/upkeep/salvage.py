@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from broker_adapter.clock import Clock
 from dmq.audit.snapshot_take import cell_of
-from dmq.errors import StoreCorrupt
+from dmq.errors import StoreCorrupt, StoreError
 from dmq.spool.copies import hold, workplace
 from dmq.spool.inspect import How, Look, open_look
 from dmq.spool.salvage_log import Tell
@@ -70,7 +70,7 @@ def salvage(path: Path, target: Path, clock: Clock, tell: Tell) -> Salvaged:
     """Save what can be read of the store in ``path``, whose process is stopped, into a new one at ``target``.
 
     The new one is there whole and durable, or not at all. Raises ``StoreLocked``, ``StoreCorrupt`` if nothing can be
-    read, ``TargetTaken``.
+    read, ``TargetTaken``, ``StoreError`` for the directory of a spool.
     """
     if not (path / "rocksdb").is_dir():
         raise StoreCorrupt(f"there is no database in {path}")
@@ -80,6 +80,8 @@ def salvage(path: Path, target: Path, clock: Clock, tell: Tell) -> Salvaged:
 
         def fill(database: Path) -> int:
             look = open_look(path, work, clock, tell, stack)
+            if any(True for _ in look.rows(Family.META, b"w", b"x")):
+                raise StoreError(f"{path} belongs to a spool: 'dmq spool repair' saves what can be read of it")
             pieces = Pieces(look, path, work, tell, stack)
             with Lost(database.parent / LOST_FILE) as lost:
                 engine = RocksEngine(database)

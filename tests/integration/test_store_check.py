@@ -6,10 +6,13 @@ import asyncio
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from support.fake_admin_client import run_dmq as run
+from support.spool_damage import entry_of, opened
+from support.spool_damage import put as put_entries
 from support.store_rig import READY, CellRig, checked, files_of, fill
 from support.stores import all_rows, put_batch
 
@@ -159,6 +162,13 @@ def test_a_lost_end_is_known_from_the_trail(tmp_path: Path) -> None:
     }
 
 
+def spool_at(root: Path) -> Path:
+    """The directory of a spool that holds an entry."""
+    with closing(opened(root)) as spool:
+        put_entries(spool, [entry_of(1)])
+        return Path(spool.path)
+
+
 def test_the_command(whole: Path, tmp_path: Path) -> None:
     """0 for a whole store, 4 for findings, 3 where there is none, 6 while it is in use; one line each."""
     assert run("store", "check", str(whole)).exit_code == 0
@@ -174,8 +184,13 @@ def test_the_command(whole: Path, tmp_path: Path) -> None:
     assert "offsets: 1 in LOST.jsonl" in saved.stdout
     assert run("store", "check", str(tmp_path / "new")).exit_code == 0
     assert run("store", "check", str(tmp_path / "nowhere")).exit_code == 3
+    shutil.rmtree(path / "rocksdb")
+    assert run("store", "check", str(path)).exit_code == 4
     with pytest.raises(StoreCorrupt):
         checked(tmp_path)
+    assert run("store", "check", str(spool_at(tmp_path / "spool"))).exit_code == 1
+    assert run("store", "salvage", str(spool_at(tmp_path / "spool")), str(tmp_path / "x")).exit_code == 1
+    assert not (tmp_path / "x").exists()
     store = Store.open(tmp_path / "used", SystemClock(), StoreOptions(ballast_bytes=0))
     with pytest.raises(StoreLocked):
         checked(tmp_path / "used")

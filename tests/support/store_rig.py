@@ -32,6 +32,7 @@ from dmq.upkeep.rows import read_waiting
 
 HOUR_MS = 3_600_000
 READY, DELAYED = 240, 120
+PULLERS, COMMITTED = "pullers", 50  # a group that pulls, and where it is in the first queue
 PAYLOAD_BYTES = 600  # so that a family has several blocks
 
 
@@ -93,6 +94,7 @@ async def fill(rig: CellRig) -> dict[str, bytes]:
         await change(rig, each)  # a failure: it waits as a retry
     for each in await receive(rig, batch_max=2):
         await rig.broker.dead_letter(GROUP, TOPIC, each.receipt_handle, attempts=1)
+    await rig.broker.pulls.commit_offset(PULLERS, TOPIC, 0, COMMITTED)
     done = {each.message_id for each in finished}
     return {
         name: payload_of(name)
