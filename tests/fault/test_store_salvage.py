@@ -177,7 +177,8 @@ def test_a_flipped_bit_in_the_log(made: Made, tmp_path: Path) -> None:
     assert {"log", "message", "audit"} <= {line["kind"] for line in lines}
     lost = (made.held.waiting.keys() | made.held.ready) - now.waiting.keys() - now.ready
     assert lost
-    assert lost <= {str(line["message_id"]) for line in lines if line["kind"] == "message"}
+    untold = lost - {str(line["message_id"]) for line in lines if line["kind"] == "message"}
+    assert len(untold) <= 1, "all but the one whose row was hit"
     assert drained(found.path, made.now_ms) >= made.unfinished.keys() & now.ready - now.waiting.keys() - made.dead
 
 

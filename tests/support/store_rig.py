@@ -88,7 +88,7 @@ async def fill(rig: CellRig) -> dict[str, bytes]:
         await rig.broker.send([late])
     await rig.broker.send([a_message(f"g-{number}", topic="fifo", message_group="g") for number in range(3)])
     await prepare(rig, *(a_half(f"h-{number}", a_message(f"h-{number}").payload) for number in range(3)))
-    finished = await receive(rig, batch_max=32)
+    finished = [each for queue_id in (0, 1) for each in await receive(rig, queue_id=queue_id, batch_max=16)]
     await ack(rig, *finished)
     for each in await receive(rig, batch_max=4, renew_for="client-1"):
         await change(rig, each)  # a failure: it waits as a retry
