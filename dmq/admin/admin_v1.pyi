@@ -473,6 +473,54 @@ class PeekedMessage(_message.Message):
     content: Content
     def __init__(self, message_id: _Optional[str] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., deliver_at_ms: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ...) -> None: ...
 
+class ListMessagesRequest(_message.Message):
+    __slots__ = ("topic", "state", "due_after_ms", "due_before_ms", "key", "tag", "newest_first", "token", "limit")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DUE_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    DUE_BEFORE_MS_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIRST_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    state: MessageState
+    due_after_ms: int
+    due_before_ms: int
+    key: str
+    tag: str
+    newest_first: bool
+    token: str
+    limit: int
+    def __init__(self, topic: _Optional[str] = ..., state: _Optional[_Union[MessageState, str]] = ..., due_after_ms: _Optional[int] = ..., due_before_ms: _Optional[int] = ..., key: _Optional[str] = ..., tag: _Optional[str] = ..., newest_first: _Optional[bool] = ..., token: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListMessagesResponse(_message.Message):
+    __slots__ = ("messages", "next_token")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[ListedMessage]
+    next_token: str
+    def __init__(self, messages: _Optional[_Iterable[_Union[ListedMessage, _Mapping[str, _Any]]]] = ..., next_token: _Optional[str] = ...) -> None: ...
+
+class ListedMessage(_message.Message):
+    __slots__ = ("state", "message_id", "deliver_at_ms", "stored_at_ms", "queue_id", "queue_offset", "content")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    STORED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    state: MessageState
+    message_id: str
+    deliver_at_ms: int
+    stored_at_ms: int
+    queue_id: int
+    queue_offset: int
+    content: Content
+    def __init__(self, state: _Optional[_Union[MessageState, str]] = ..., message_id: _Optional[str] = ..., deliver_at_ms: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ...) -> None: ...
+
 class Content(_message.Message):
     __slots__ = ("tag", "keys", "properties", "message_group", "born_at_ms", "born_host", "body_encoding", "body_bytes", "body")
     class PropertiesEntry(_message.Message):
@@ -831,6 +879,26 @@ class StopJobResponse(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     job: Job
     def __init__(self, job: _Optional[_Union[Job, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class BackUpStoreRequest(_message.Message):
+    __slots__ = ("folder",)
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    def __init__(self, folder: _Optional[str] = ...) -> None: ...
+
+class BackUpStoreResponse(_message.Message):
+    __slots__ = ("folder", "sequence", "size_bytes", "linked_bytes", "took_ms")
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LINKED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOOK_MS_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    sequence: int
+    size_bytes: int
+    linked_bytes: int
+    took_ms: float
+    def __init__(self, folder: _Optional[str] = ..., sequence: _Optional[int] = ..., size_bytes: _Optional[int] = ..., linked_bytes: _Optional[int] = ..., took_ms: _Optional[float] = ...) -> None: ...
 
 class TakeSnapshotRequest(_message.Message):
     __slots__ = ()

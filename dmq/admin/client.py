@@ -26,6 +26,7 @@ _DRY_RUN_TIMEOUT_S = 600.0  # at least: it looks at every dead letter of a group
 _REMOVAL_TIMEOUT_S = 600.0  # at least: it has an event for everything that is not finished
 _ON_THE_WAY_S = 2.0  # from and to the daemon, beside the time that a client takes which it asks
 _SNAPSHOT_TIMEOUT_S = 600.0  # at least: it writes down everything that waits
+_BACKUP_TIMEOUT_S = 3_600.0  # at least: on another file system it copies the whole store
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
@@ -108,6 +109,10 @@ class AdminClient:
             topic=topic, queue_id=queue_id, offset=offset, limit=limit, with_body=with_body
         )
         return self._call(wire.METHODS["PeekMessages"], request, wire.PeekMessagesResponse)
+
+    def messages(self, request: wire.ListMessagesRequest) -> wire.ListMessagesResponse:
+        """Ask for a page of what a topic holds; raises ``NotFound``."""
+        return self._call(wire.METHODS["ListMessages"], request, wire.ListMessagesResponse)
 
     def groups(self) -> Sequence[wire.Group]:
         """Ask for the consumer groups, without the histogram of each."""
@@ -216,6 +221,12 @@ class AdminClient:
         return self._call(
             wire.METHODS["TakeSnapshot"], wire.TakeSnapshotRequest(), wire.TakeSnapshotResponse, timeout_s
         )
+
+    def back_up(self, folder: str) -> wire.BackUpStoreResponse:
+        """Have the daemon copy its store into a folder of its machine, an absolute path; may take minutes."""
+        timeout_s = max(self._timeout_s, _BACKUP_TIMEOUT_S)
+        request = wire.BackUpStoreRequest(folder=folder)
+        return self._call(wire.METHODS["BackUpStore"], request, wire.BackUpStoreResponse, timeout_s)
 
     def clients(self, group: str = "") -> Sequence[wire.Client]:
         """Ask for the clients of a group, or all."""

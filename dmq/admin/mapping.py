@@ -34,8 +34,8 @@ def wire_content(payload: bytes, *, with_body: bool) -> wire.Content:
     )
 
 
-def _content_if_readable(payload: bytes, *, with_body: bool) -> wire.Content | None:
-    # In a list one damaged message must not hide the others; it is shown as what it is.
+def content_if_readable(payload: bytes, *, with_body: bool) -> wire.Content | None:
+    """Return a stored message; ``None`` for one that cannot be read, which must not hide the others of a list."""
     if not payload:  # of a purge: what it said is gone
         return None
     try:
@@ -52,7 +52,7 @@ def wire_peeked(message: PulledMessage, *, with_body: bool) -> wire.PeekedMessag
         queue_offset=message.queue_offset,
         stored_at_ms=message.stored_at_ms,
         deliver_at_ms=message.deliver_at_ms,
-        content=_content_if_readable(message.payload, with_body=with_body),
+        content=content_if_readable(message.payload, with_body=with_body),
     )
 
 
@@ -143,7 +143,7 @@ def wire_retry(retry: WaitingRetry) -> wire.WaitingRetry:
         due_at_ms=retry.due_at_ms,
         first_failed_at_ms=retry.first_failed_at_ms,
         last_failed_at_ms=retry.last_failed_at_ms,
-        content=_content_if_readable(retry.payload, with_body=False),
+        content=content_if_readable(retry.payload, with_body=False),
     )
 
 
@@ -164,7 +164,7 @@ def wire_dead_letter(letter: DeadStatus, *, with_body: bool) -> wire.DeadLetter:
         outcome=letter.outcome,
         outcome_at_ms=letter.outcome_at_ms,
         outcome_note=letter.outcome_note,
-        content=_content_if_readable(letter.payload, with_body=with_body),
+        content=content_if_readable(letter.payload, with_body=with_body),
     )
 
 

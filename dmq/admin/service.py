@@ -13,8 +13,10 @@ from broker_adapter.errors import Overloaded, Refused, Rule
 from broker_adapter.topics import check_group, check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin import mapping, validate
+from dmq.admin.backup_source import BackupCalls, BackupSource
 from dmq.admin.client_source import ClientSilent
 from dmq.admin.clients import ClientCalls
+from dmq.admin.listing import ListingCalls
 from dmq.admin.objects import ObjectCalls
 from dmq.admin.snapshot_source import SnapshotSource
 from dmq.admin.source import AdminSource, MessageState
@@ -47,11 +49,15 @@ class Handler(NamedTuple):
 class AdminService:
     """The RPCs. Raises ``Refused`` for input that breaks a rule; what the sources raise passes through."""
 
-    def __init__(self, source: AdminSource, snapshots: SnapshotSource | None = None) -> None:
-        """Without ``snapshots`` there is no audit trail, and the calls about it are refused."""
+    def __init__(
+        self, source: AdminSource, snapshots: SnapshotSource | None = None, backups: BackupSource | None = None
+    ) -> None:
+        """Without ``snapshots`` there is no audit trail, without ``backups`` no copy: calls about them are refused."""
         self._source = source
         self._snapshots = snapshots
         self.objects = ObjectCalls(source)
+        self.listing = ListingCalls(source)
+        self.backups = BackupCalls(backups)
         self.clients = ClientCalls(source)
 
     async def get_status(self, _request: wire.GetStatusRequest) -> wire.GetStatusResponse:
@@ -209,6 +215,8 @@ def handlers(service: AdminService) -> Mapping[str, Handler]:
         "ListJobs": service.list_jobs,
         "StopJob": service.stop_job,
         "TakeSnapshot": service.take_snapshot,
+        "BackUpStore": service.backups.back_up_store,
+        "ListMessages": service.listing.list_messages,
         **service.objects.calls,
         "ListClients": service.clients.list_clients,
         "GetClientStack": service.clients.get_client_stack,

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from broker_adapter.adapter import Pulled, QueueRange
 from broker_adapter.message import MessageType
+from dmq.admin.listing_source import ListingSource
 from dmq.embedded.topic_settings import KEEP_ALL, Keep, KeepChange
 from retry.dead_letter import Dead, DeadFilter, Job
 from retry.policy import RetryPolicy
@@ -293,7 +294,7 @@ class ObjectSource(Protocol):
         ...
 
 
-class AdminSource(ObjectSource, Protocol):
+class AdminSource(ObjectSource, ListingSource, Protocol):
     """What the admin service asks; every method may be called on the event loop and looks at a bounded number of rows.
 
     Raises ``Refused`` for names that are none or that nobody knows (``GROUP``, ``NOT_FOUND``), ``Overloaded`` and

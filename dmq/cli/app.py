@@ -21,11 +21,13 @@ from dmq.cli import (
     group_place,
     jobs,
     msg,
+    msg_ls,
     peek,
     retry,
     serve,
     spool,
     status,
+    store,
     topic,
 )
 from dmq.cli.errors import CommandFailed, ExitCode, describe, wants_json
@@ -104,7 +106,7 @@ app = typer.Typer(
     cls=Group,
     name="dmq",
     help="Rock-DMQ, a delay and retry service for message queues.",
-    epilog="Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 5 not allowed, 6 unavailable.",
+    epilog="Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 damaged, 5 not allowed, 6 unavailable.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -144,6 +146,7 @@ app.add_typer(_topic, name="topic")
 _msg = typer.Typer(cls=Group, help="Messages.", rich_markup_mode=None)
 _msg.command("send")(msg.send)
 _msg.command("get")(msg.get)
+_msg.command("ls")(msg_ls.ls)
 _msg.command("recall")(msg.recall)
 _msg.command("peek")(peek.peek)
 _msg.command("count")(peek.count)
@@ -192,3 +195,5 @@ app.add_typer(spool.mount(Group), name="spool")
 app.add_typer(audit.mount(Group), name="audit")
 
 app.add_typer(acl.mount(Group), name="acl")
+
+app.add_typer(store.mount(Group), name="store")

@@ -15,6 +15,7 @@ class ExitCode(IntEnum):
     FAILURE = 1
     USAGE = 2
     NOT_FOUND = 3
+    DAMAGED = 4  # a store was read, and something is wrong with it
     NOT_ALLOWED = 5  # the daemon wants an access key, or another one
     UNAVAILABLE = 6  # nobody answered, or the daemon cannot serve now: the same command may work later
     INTERRUPTED = 130

@@ -73,10 +73,11 @@ def chosen_of(
     types: list[str] | None, keys: list[str] | None, *, is_dead: bool | None, due_before: str | None
 ) -> Chosen:
     """Return what the options mean; a usage error for a time that is none."""
-    return Chosen(frozenset(types or ()), frozenset(keys or ()), is_dead, _instant_ms(due_before))
+    return Chosen(frozenset(types or ()), frozenset(keys or ()), is_dead, instant_ms(due_before))
 
 
-def _instant_ms(text: str | None) -> int | None:
+def instant_ms(text: str | None, option: str = "--due-before") -> int | None:
+    """Return the time that ``option`` means; a usage error for one that is none."""
     if text is None:
         return None
     now_ms = SystemClock().now_ms()
@@ -85,7 +86,7 @@ def _instant_ms(text: str | None) -> int | None:
             return max(1, now_ms - parse_duration(text[1:]))
         instant = parse_when(text)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--due-before") from error
+        raise typer.BadParameter(str(error), param_hint=option) from error
     return now_ms + instant.delay_ms if isinstance(instant, After) else instant.epoch_ms
 
 

@@ -15,6 +15,7 @@ from dmq.admin import source
 from dmq.admin.source import CellState, CellStatus, MessageState, MessageStatus, TopicStatus
 from dmq.audit.export import Exporter
 from dmq.config import DaemonConfig
+from dmq.daemon.listing import Listings
 from dmq.daemon.objects import Objects
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.removable import edges
@@ -28,7 +29,7 @@ _DUE_BUCKETS_MAX = 60
 
 
 @dataclass
-class Report(Objects):
+class Report(Objects, Listings):
     """Answers from what the parts count anyway; nothing here scans."""
 
     config: DaemonConfig

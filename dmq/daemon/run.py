@@ -21,6 +21,7 @@ from dmq.admin.source import CellState
 from dmq.audit.events import EventKind, cell_event, gap_event
 from dmq.audit.export import Exporter, ExportOptions
 from dmq.config import DaemonConfig
+from dmq.daemon.backups import Backups
 from dmq.daemon.report import Report
 from dmq.daemon.trail import Snapshots
 from dmq.daemon.transport import transport_of
@@ -82,30 +83,20 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         snapshots = Snapshots(store, exporter, config.data) if exporter is not None else None
         if snapshots is not None:
             stack.push_async_callback(snapshots.close, config.shutdown_grace_s)
+        backups = Backups(store, config.data)
+        stack.push_async_callback(backups.close)
         metrics = Metrics(version=_version(), cell_id=store.cell_id)
         store.writer.observe = lambda ops, size, seconds, sync_s: metrics.committed(
             ops=ops, batch_bytes=size, seconds=seconds, sync_seconds=sync_s
         )
-        broker = EmbeddedBroker(
-            store,
-            queues_per_topic=config.queues_per_topic,
-            group_start=config.group_start,
-            delay_levels_ms=config.delay_levels_ms,
-            checks=CheckOptions(
-                first_after_ms=config.transaction_timeout_ms,
-                every_ms=config.transaction_check_interval_ms,
-                checks_max=config.transaction_checks_max,
-            ),
-            auto_create=AutoCreate(config.topic_auto_create, config.group_auto_create),
-            keep=_keep(config),
-        )
+        broker = _broker(config, store)
         stack.push_async_callback(broker.close)
         await store.commit_async([Emit(cell_event(EventKind.OPENED))])
         scheduler = Scheduler(store, broker.placement, on_failure=fail, observe=metrics.became_visible)
         stack.callback(scheduler.close)
         report = Report(config, store, broker, metrics, _version(), clock.now_ms(), exporter=exporter)
         report.watch()
-        server = transport_of(config, clock, broker, metrics, AdminService(report, snapshots))
+        server = transport_of(config, clock, broker, metrics, AdminService(report, snapshots, backups))
         stack.push_async_callback(server.stop, config.shutdown_grace_s)
         metrics_server = _start_metrics(config, metrics, lambda: report.state is CellState.SERVING)
         if metrics_server is not None:
@@ -129,6 +120,22 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
             await server.stop(0)
     log.info("stopped", code=EXIT_OK if failure is None else EXIT_FAILED)
     return EXIT_OK if failure is None else EXIT_FAILED
+
+
+def _broker(config: DaemonConfig, store: Store) -> EmbeddedBroker:
+    return EmbeddedBroker(
+        store,
+        queues_per_topic=config.queues_per_topic,
+        group_start=config.group_start,
+        delay_levels_ms=config.delay_levels_ms,
+        checks=CheckOptions(
+            first_after_ms=config.transaction_timeout_ms,
+            every_ms=config.transaction_check_interval_ms,
+            checks_max=config.transaction_checks_max,
+        ),
+        auto_create=AutoCreate(config.topic_auto_create, config.group_auto_create),
+        keep=_keep(config),
+    )
 
 
 def _on_signal(number: signal.Signals, end: object) -> None:

@@ -32,11 +32,11 @@ class Rest:
         self.missing_uids: list[str] = []
         self._timeline = [hole for hole in look.holes if hole.family is Family.TIMELINE]
         self._other: Look | None = None
-        tables = {table for hole in self._timeline if (table := _table_of(hole))}
-        tables |= {table for hole in _group_holes(look) if (table := _table_of(hole))}
+        tables = {table for hole in self._timeline if (table := table_of(hole))}
+        tables |= {table for hole in _group_holes(look) if (table := table_of(hole))}
         if tables:
             with suppress(StoreError):
-                self._other = _without(look, path, work, tables, tell, stack)
+                self._other = without(look, path, work, tables, tell, stack)
 
     def waiting(self) -> Iterator[Found]:
         """Give the entries of the timeline that were not reached; count those that cannot be."""
@@ -81,12 +81,13 @@ def _group_holes(look: Look) -> list[Hole]:
     return [hole for hole in look.holes if hole.family is Family.GROUP]
 
 
-def _table_of(hole: Hole) -> str:
+def table_of(hole: Hole) -> str:
     """Return the table that an error of RocksDB names; empty if none."""
     return next((word.rpartition("/")[2] for word in hole.error.split() if word.endswith(".sst")), "")
 
 
-def _without(look: Look, path: Path, work: Path, tables: set[str], tell: Tell, stack: ExitStack) -> Look:
+def without(look: Look, path: Path, work: Path, tables: set[str], tell: Tell, stack: ExitStack) -> Look:
+    """Open another copy that lacks ``tables``; what they deleted or replaced may be there again."""
     tell(f"reading without {', '.join(sorted(tables))}")
     copy = work / "without"
     copy_directory(path, copy)

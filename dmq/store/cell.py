@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -27,14 +28,17 @@ _DATA = ("CURRENT", "MANIFEST-")
 class Cell:
     """An open cell directory. ``close`` releases the lock."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, copy_of: str = "") -> None:
+        """With ``copy_of``, an id, a copy of that cell is to be made here; what an earlier attempt left is removed."""
         self.path = path
         self.database = path / "rocksdb"
         self._marker = path / "CELL"
         self._closed = path / "CLOSED"
         self._lock = _take_lock(path)
         try:
-            self.cell_id = self._check_marker()
+            if copy_of:
+                self._clear()
+            self.cell_id = copy_of or self._check_marker()
             self._check_closed()
         except BaseException:
             self.close()
@@ -60,6 +64,12 @@ class Cell:
     def close(self) -> None:
         """Release the directory. Idempotent."""
         self._lock.close()
+
+    def _clear(self) -> None:
+        for each in (self._marker, self._closed):
+            each.unlink(missing_ok=True)
+        if self.database.exists():
+            shutil.rmtree(self.database)
 
     def _check_marker(self) -> str:
         if not self._marker.exists():

@@ -197,6 +197,10 @@ class Store:
         """As ``Engine.scan``."""
         return self._engine.scan(family, start, stop, limit=limit, bytes_max=bytes_max)
 
+    def last(self, family: Family, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
+        """As ``Engine.last``."""
+        return self._engine.last(family, start, stop)
+
     def queue_end(self, topic_id: int, queue_id: int) -> int:
         """Return the offset after the last message of a queue."""
         return queue_end(self._engine, topic_id, queue_id)

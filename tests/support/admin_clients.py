@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
-from support.admin_source import NOW
+from support.admin_status import NOW
 
 from broker_adapter.errors import Refused, Rule
 from dmq.admin import client_source

@@ -6,16 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from support.admin_status import NOW, STATUS, TOPICS
+
 from broker_adapter.adapter import Pulled, PulledMessage, QueueRange
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Message, MessageType
 from broker_adapter.wire.mapping import encode
 from dmq.admin import source
-from dmq.embedded.topic_settings import KEEP_ALL, Keep, KeepChange
+from dmq.admin.listing_source import ListedMessage, MessagePage, Wanted
+from dmq.admin.mapping import wire_content
+from dmq.embedded.topic_settings import KEEP_ALL, KeepChange
 from retry.dead_letter import Dead, DeadFilter, Job, JobState
 from retry.policy import Exponential, Reason, RetryPolicy
 
-NOW = 1_700_000_000_000
 MESSAGE_ID = "01" + "AB" * 16
 
 MESSAGE = Message(
@@ -31,48 +34,7 @@ MESSAGE = Message(
     born_host="here",
 )
 
-STATUS = source.CellStatus(
-    version="1.2.3",
-    cell_id="cell-1",
-    broker_name="rock-dmq",
-    pid=77,
-    state=source.CellState.SERVING,
-    started_at_ms=NOW - 3_725_000,
-    now_ms=NOW,
-    listen="127.0.0.1:8081",
-    metrics_listen="127.0.0.1:9464",
-    data="somewhere/data",
-    durability="disk",
-    timeline=source.Timeline(pending=1_000_000, overdue=2, next_due_at_ms=NOW + 5000),
-    lateness=source.Lateness(count=9, p50_ms=0.8, p99_ms=3.25, max_ms=1200.0),
-    totals=source.Totals(accepted=10, delivered=9, acked=8, expired=1),
-    commits=source.Commits(batches=5, ops=50, written_bytes=4096, commit_p99_ms=2.5, sync_p50_ms=0.9, sync_p99_ms=2.25),
-    disk=source.Disk(free_bytes=2**30, low_water_bytes=2**25),
-    outbox=source.Outbox(
-        rows=12,
-        held_bytes=2048,
-        held_bytes_max=2**30,
-        trail="somewhere/data/trail",
-        exported_sequence=1234,
-        lag_ms=42_000,
-    ),
-    recovery=source.Recovery(was_clean=False, cut_bytes=17, open_ms=42.0),
-)
-
-TOPICS = (
-    source.TopicStatus(
-        name="orders",
-        queues=8,
-        stored=9,
-        pending=1_000_000,
-        due=(source.DueBucket(until_ms=NOW, count=2),),
-        oldest_at_ms=NOW - 1_000,
-        keep=Keep(3 * 86_400_000, 2**30, unread=True),
-        keep_own=("bytes",),
-    ),
-    source.TopicStatus(name="%DLQ%group", queues=1, stored=1),
-)
-
+LISTED = ListedMessage(1, MESSAGE_ID, NOW + 60_000, NOW, -1, -1, wire_content(encode(MESSAGE).payload, with_body=False))
 
 MINUTE = 60_000
 DAMAGED = b"\xff\xff"  # no message
@@ -188,6 +150,8 @@ class FixedSource:
     ended: list[list[str]] = field(default_factory=list)
     known_topics: dict[str, source.TopicStatus] = field(default_factory=lambda: {topic.name: topic for topic in TOPICS})
     resets: list[tuple[str, str, int | str]] = field(default_factory=list)
+    wanted: list[Wanted] = field(default_factory=list)
+    listed: int = 3
 
     async def status(self) -> source.CellStatus:
         """As ``AdminSource.status``."""
@@ -220,6 +184,18 @@ class FixedSource:
         some = range(offset, min(2 + len(lying), offset + min(limit, self.rows_per_call)))
         messages = [PulledMessage(f"Q{queue_id}-{at}", lying[at - 2], queue_id, at, NOW, 0) for at in some]
         return Pulled(messages, some.stop)
+
+    async def messages(self, topic: str, wanted: Wanted, *, token: str, limit: int) -> MessagePage:
+        """As ``ListingSource.messages``: a waiting message, and one in queue 0 for each time ``listed`` says."""
+        await self.count(topic)
+        self.wanted.append(wanted)
+        every = [LISTED] + [
+            LISTED._replace(state=2, message_id=f"Q0-{at}", queue_id=0, queue_offset=at, content=None)
+            for at in range(self.listed)
+        ]
+        start = int(token or 0)
+        end = start + min(limit, self.rows_per_call)
+        return MessagePage(every[start:end], str(end) if end < len(every) else "")
 
     async def groups(self) -> Sequence[source.GroupStatus]:
         """As ``AdminSource.groups``."""

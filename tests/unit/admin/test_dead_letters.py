@@ -6,7 +6,8 @@ import asyncio
 from dataclasses import dataclass, field, replace
 
 import pytest
-from support.admin_source import DAMAGED, LETTERS, MESSAGE, MINUTE, NOW, FixedSource, letter
+from support.admin_source import DAMAGED, LETTERS, MESSAGE, MINUTE, FixedSource, letter
+from support.admin_status import NOW
 
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.wire.mapping import encode

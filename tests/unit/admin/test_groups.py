@@ -6,7 +6,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from support.admin_source import DAMAGED, GROUPS, MESSAGE_ID, MINUTE, NOW, RETRIES, SET_POLICY, FixedSource
+from support.admin_source import DAMAGED, GROUPS, MESSAGE_ID, MINUTE, RETRIES, SET_POLICY, FixedSource
+from support.admin_status import NOW
 
 from broker_adapter.errors import Refused, Rule
 from dmq.admin import admin_v1 as wire

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import Message
-from support.admin_source import MESSAGE, MESSAGE_ID, NOW, STATUS, TOPICS, FixedSource
+from support.admin_source import MESSAGE, MESSAGE_ID, FixedSource
+from support.admin_status import NOW, STATUS, TOPICS
 
 from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from dmq.admin import admin_v1 as wire

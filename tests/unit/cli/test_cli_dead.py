@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.admin_source import DAMAGED, LETTERS, MESSAGE, NOW, letter
+from support.admin_source import DAMAGED, LETTERS, MESSAGE, letter
+from support.admin_status import NOW
 from support.fake_admin_client import FakeClient, error_of, install
 from support.fake_admin_client import run_dmq as run
 

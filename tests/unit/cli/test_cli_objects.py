@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.admin_source import NOW
+from support.admin_status import NOW
 from support.fake_admin_client import FakeClient, install
 from support.fake_admin_client import run_dmq as run
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.admin_source import NOW, retry
+from support.admin_source import retry
+from support.admin_status import NOW
 from support.fake_admin_client import FakeClient, error_of, install
 from support.fake_admin_client import run_dmq as run
 

@@ -6,7 +6,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from support.admin_source import STATUS, FixedSource
+from support.admin_source import FixedSource
+from support.admin_status import STATUS
 from support.fake_admin_client import FakeClient, error_of, install
 from support.fake_admin_client import run_dmq as run
 

@@ -1,0 +1,57 @@
+"""The call of ``AdminService`` about the messages of a topic: a request in, a response or an exception out."""
+
+from __future__ import annotations
+
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.limits import DELIVER_AT_MS_MAX, PROPERTIES_BYTES_MAX
+from broker_adapter.topics import check_topic
+from dmq.admin import admin_v1 as wire
+from dmq.admin import validate
+from dmq.admin.listing_source import READY, WAITING, ListingSource, Wanted
+
+_TOKEN_CHARS_MAX = 32 * 1024  # it has a place in each queue
+
+
+class ListingCalls:
+    """The call. Raises ``Refused`` for input that breaks a rule; what the source raises passes through."""
+
+    def __init__(self, source: ListingSource) -> None:
+        self._source = source
+
+    async def list_messages(self, request: wire.ListMessagesRequest) -> wire.ListMessagesResponse:
+        """List a page of what a topic holds."""
+        topic, limit = check_topic(request.topic), validate.check_limit(request.limit)
+        if len(request.token) > _TOKEN_CHARS_MAX:
+            raise Refused(Rule.REQUEST, "the page token is too long", limit=f"{_TOKEN_CHARS_MAX} characters")
+        page = await self._source.messages(topic, _wanted(request), token=request.token, limit=limit)
+        return wire.ListMessagesResponse(
+            messages=[
+                wire.ListedMessage(
+                    state=wire.MessageState.Name(each.state),
+                    message_id=each.message_id,
+                    deliver_at_ms=each.deliver_at_ms,
+                    stored_at_ms=each.stored_at_ms,
+                    queue_id=each.queue_id,
+                    queue_offset=each.queue_offset,
+                    content=each.content,
+                )
+                for each in page.messages
+            ],
+            next_token=page.next_token,
+        )
+
+
+def _wanted(request: wire.ListMessagesRequest) -> Wanted:
+    if request.state not in {0, WAITING, READY}:
+        raise Refused(Rule.REQUEST, "messages are WAITING or QUEUED", value=int(request.state))
+    for at_ms in (request.due_after_ms, request.due_before_ms):
+        if not 0 <= at_ms <= DELIVER_AT_MS_MAX:
+            raise Refused(Rule.REQUEST, "that is no time", value=at_ms, limit=f"0 to {DELIVER_AT_MS_MAX} ms")
+    if request.due_before_ms and request.due_before_ms <= request.due_after_ms:
+        raise Refused(Rule.REQUEST, "the span of time ends before it starts", value=request.due_before_ms)
+    for text in (request.key, request.tag):
+        if len(text.encode()) > PROPERTIES_BYTES_MAX:
+            raise Refused(Rule.REQUEST, "a key or a tag is too long", limit=f"{PROPERTIES_BYTES_MAX} bytes")
+    return Wanted(
+        request.state, request.due_after_ms, request.due_before_ms, request.key, request.tag, request.newest_first
+    )

@@ -1,0 +1,172 @@
+"""``dmq store``: the store as a whole: copied, looked through, saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from broker_adapter.clock import SystemClock
+from dmq.cli import output as out
+from dmq.cli.errors import CommandFailed, ExitCode
+from dmq.cli.options import AddressOption, OutputOption, TimeoutOption, session_of
+from dmq.cli.progress import Progress
+from dmq.cli.spool_options import in_use, silent
+from dmq.units import format_size
+
+if TYPE_CHECKING:
+    from dmq.upkeep.findings import Checked
+
+
+def mount(group: type[TyperGroup]) -> typer.Typer:
+    """Return the commands as a group of their own."""
+    made = typer.Typer(
+        cls=group, help="The store as a whole: copy it, look through it, save it.", rich_markup_mode=None
+    )
+    for command in (backup, check, salvage):
+        made.command(command.__name__)(command)
+    return made
+
+
+def backup(
+    ctx: typer.Context,
+    *,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to: a new folder, or an empty one.")],
+    data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Directory of a stopped daemon.")] = None,
+    address: AddressOption = None,
+    output: OutputOption = None,
+    timeout: TimeoutOption = None,
+) -> None:
+    """Copy the store: of the running daemon, or with --data of a stopped one.
+
+    The daemon writes the copy, so the folder is one of its machine. On the same file system tables are shared by hard
+    links. All that was acknowledged before is in it; 'dmq serve --data FOLDER' serves it. The trail is not in it.
+    """
+    session = session_of(ctx, address, output, timeout)
+    folder = folder.absolute()
+    if data is None:
+        with session.connect() as client:
+            found = out.to_plain(client.back_up(str(folder)))
+    else:
+        found = _back_up_stopped(data, folder)
+    if session.as_json:
+        out.show_json(found)
+        return
+    size, linked, took_ms = (found[name] for name in ("size_bytes", "linked_bytes", "took_ms"))
+    assert isinstance(size, int)
+    assert isinstance(linked, int)
+    assert isinstance(took_ms, float)
+    shared = f", {format_size(linked)} of it shared with the store by hard links" if linked else ""
+    facts = [("backup", str(found["folder"])), ("size", format_size(size) + shared)]
+    facts += [("audit sequence", f"{found['sequence']:,}"), ("took", out.about(took_ms))]
+    out.show_facts(facts)
+
+
+def _back_up_stopped(data: Path, folder: Path) -> dict[str, object]:
+    with silent(), stopped(data):
+        from dmq.audit.snapshot_layout import open_quiet, read_cut
+        from dmq.store.backup import back_up_stopped
+
+        clock = SystemClock()
+        started_s = clock.monotonic_s()
+        copied = back_up_stopped(data, folder)
+        engine = open_quiet(folder / "rocksdb")  # a copy that cannot be opened is none
+        try:
+            sequence = read_cut(engine).sequence
+        finally:
+            engine.close()
+    return {
+        "folder": str(folder),
+        "sequence": sequence,
+        "size_bytes": copied.size_bytes,
+        "linked_bytes": copied.linked_bytes,
+        "took_ms": (clock.monotonic_s() - started_s) * 1000,
+    }
+
+
+def check(
+    ctx: typer.Context,
+    *,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a stopped daemon, or a backup.")],
+    output: OutputOption = None,
+) -> None:
+    """Look through a store: read every row, check every block, compare what belongs together; end with 4 if not whole.
+
+    Changes no data. Memory stays the same however many messages there are.
+    """
+    session = session_of(ctx, output=output)
+    with silent(), stopped(directory), Progress(f"check of {directory}", quiet=session.as_json) as progress:
+        from dmq.errors import StoreCorrupt
+        from dmq.upkeep.check import check as check_store
+
+        try:
+            found = check_store(directory, progress.show)
+        except StoreCorrupt as error:
+            raise CommandFailed(out.printable(str(error)), ExitCode.DAMAGED) from error
+    if session.as_json:
+        out.show_json(found.as_json())
+    else:
+        _show_checked(found)
+    if count := found.findings.count.total():
+        text = f"{directory} is not whole: {count:,} findings; 'dmq store salvage' saves what can be read"
+        raise CommandFailed(out.printable(text), ExitCode.DAMAGED)
+
+
+def salvage(
+    ctx: typer.Context,
+    *,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a stopped daemon.")],
+    new: Annotated[
+        Path, typer.Argument(metavar="NEW", help="Where the new store goes: a new folder, or an empty one.")
+    ],
+    output: OutputOption = None,
+) -> None:
+    """Save what can be read of a damaged store into a new one, and list what is lost; end with 4 if something is.
+
+    The old one is not touched. The list is in NEW/LOST.jsonl, one JSON object a line.
+    """
+    session = session_of(ctx, output=output)
+    with silent(), stopped(directory), Progress(f"salvage of {directory}", quiet=session.as_json) as progress:
+        from dmq.upkeep.salvage import salvage as salvage_store
+
+        found = salvage_store(directory, new.absolute(), SystemClock(), progress.show)
+    if session.as_json:
+        out.show_json(found.as_json())
+    else:
+        out.show_facts([("new store", str(found.path)), ("damage", found.error), ("opened", found.opened)])
+        _show_checked(found.checked)
+        for kind, count in found.lost.items():
+            typer.echo(f"{kind}: {count:,} in LOST.jsonl")
+        if found.lost_offsets:
+            typer.echo(f"{found.lost_offsets:,} messages are missing in queues")
+    if not found.is_whole or found.checked.findings.count:
+        raise CommandFailed(f"not everything could be saved; see {out.printable(str(found.path))}", ExitCode.DAMAGED)
+
+
+def _show_checked(found: Checked) -> None:
+    rows = [(kind, f"{total.rows:,}", format_size(total.size_bytes)) for kind, total in found.totals.items()]
+    out.show_table(("ROWS", "COUNT", "SIZE"), rows, numbers=("COUNT", "SIZE"))
+    findings = found.findings
+    for kind, count in findings.count.items():
+        typer.echo(f"{kind}: {count:,} findings")
+        for text in findings.first[kind]:
+            typer.echo(f"  {out.printable(text)}")
+        if count > len(findings.first[kind]):
+            typer.echo(f"  and {count - len(findings.first[kind]):,} more")
+
+
+@contextmanager
+def stopped(data: Path) -> Iterator[None]:
+    """Turn the errors of a directory that is in use, or that is none, into those of a command."""
+    from dmq.errors import StoreLocked
+
+    if not any((data / name).exists() for name in ("CELL", "rocksdb")):
+        raise CommandFailed(f"there is no store in {out.printable(str(data))}", ExitCode.NOT_FOUND)
+    try:
+        yield
+    except StoreLocked as error:
+        raise in_use(error) from error

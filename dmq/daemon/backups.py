@@ -1,0 +1,74 @@
+"""Backups of a running daemon, when asked for: fits ``BackupSource``."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import structlog
+
+from broker_adapter.errors import BrokerUnavailable, Refused, Rule
+from dmq.admin.backup_source import BackupTaken
+from dmq.embedded.registry import look_at
+from dmq.errors import StoreError, StoreLocked, StoreReadOnly
+from dmq.store.backup import TargetTaken, back_up, sweep
+from dmq.store.store import Store
+
+log = structlog.get_logger("dmq.daemon")
+
+
+class Backups:
+    """Belongs to the event loop; the work is done in another thread, one backup at a time."""
+
+    def __init__(self, store: Store, data: Path) -> None:
+        """``data`` is the directory of the cell. Removes what a killed run left of a backup there."""
+        self._store = store
+        self._data = data.absolute()
+        self._one_at_a_time = asyncio.Lock()
+        self._under_way: set[asyncio.Task[BackupTaken]] = set()
+        self._is_closing = False
+        sweep(self._data)
+
+    async def back_up(self, folder: Path) -> BackupTaken:
+        """Copy the store to ``folder``; what was begun goes on if the caller goes away."""
+        work = asyncio.get_running_loop().create_task(self._back_up(folder), name="dmq-backup")
+        self._under_way.add(work)
+        work.add_done_callback(self._under_way.discard)
+        work.add_done_callback(look_at)
+        return await asyncio.shield(work)
+
+    async def close(self) -> None:
+        """Give up the backup under way, and those that wait for their turn; the store may be closed then."""
+        self._is_closing = True
+        for work in self._under_way:
+            work.cancel()
+        async with self._one_at_a_time:
+            return
+
+    async def _back_up(self, folder: Path) -> BackupTaken:
+        loop = asyncio.get_running_loop()
+        async with self._one_at_a_time:
+            # Not cancelled with this task: a thread cannot be, and the next one must not begin beside it.
+            copy = loop.run_in_executor(None, self._copy, folder)
+            try:
+                taken = await asyncio.shield(copy)
+            except asyncio.CancelledError:
+                await asyncio.wait([copy])
+                raise
+        log.info("store_backed_up", folder=str(folder), size_bytes=taken.size_bytes, took_ms=round(taken.took_ms, 1))
+        return taken
+
+    def _copy(self, folder: Path) -> BackupTaken:
+        clock = self._store.clock
+        started_s = clock.monotonic_s()
+        sequence = self._store.outbox_state.next_sequence - 1
+        try:
+            copied = back_up(self._store, self._data, folder, is_wanted=lambda: not self._is_closing)
+        except (TargetTaken, StoreReadOnly) as error:
+            raise Refused(Rule.REQUEST, str(error)) from error
+        except StoreLocked as error:
+            raise BrokerUnavailable(f"another backup is being written there: {error}") from error
+        except StoreError as error:
+            raise BrokerUnavailable(f"the backup failed: {error}") from error
+        took_ms = (clock.monotonic_s() - started_s) * 1000
+        return BackupTaken(folder, sequence, copied.size_bytes, copied.linked_bytes, took_ms)

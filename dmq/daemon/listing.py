@@ -1,0 +1,280 @@
+"""What a topic holds, page by page, in its queues and on the timeline: fits ``ListingSource``.
+
+Forwards, the queues come first, by when each message was stored, then the timeline, by when each is due; backwards, all
+of it is turned round. A page looks at a bounded number of rows, a few at a time in the broker's reading thread, so that
+consumers' reads come in between. The token says where the next one goes on: an offset in each queue, or a place on the
+timeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from broker_adapter.adapter import QueueRange
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.message import unpack_id
+from broker_adapter.wire import rocketmq_v2 as public
+from dmq.admin.listing_source import READY, WAITING, ListedMessage, MessagePage, Wanted
+from dmq.admin.mapping import content_if_readable
+from dmq.daemon.operations import Operations
+from dmq.embedded.names import Topic
+from dmq.embedded.queue_log import Place, messages_from
+from dmq.store import keys
+from dmq.store.assemble import BUCKET_MS
+from dmq.store.keys import timeline_key, timeline_mark
+from dmq.store.ops import Family
+from dmq.store.record import (
+    WAITING_HEADER_BYTES,
+    EntryKind,
+    QueuedMessage,
+    decode_queued,
+    decode_waiting,
+    encode_queued,
+)
+from dmq.store.store import Store
+
+ROWS_PER_CALL_MAX = 2_000
+_ROWS_PER_STEP = 128
+_BYTES_PER_STEP = 1024 * 1024
+_END = timeline_mark(2**63, 0)
+
+
+class _Step(NamedTuple):
+    """What one look at the timeline found, and where the next one begins; ``None``: that was all."""
+
+    found: list[ListedMessage]
+    looked: int
+    at: int | None
+
+
+class _Row(NamedTuple):
+    """A message of a queue that was looked at; ``shown`` is ``None`` if it is not meant."""
+
+    offset: int
+    stored_at_ms: int
+    shown: ListedMessage | None
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """One queue as a page goes through it. ``at`` is the next offset; backwards the one behind it."""
+
+    place: Place
+    range: QueueRange
+    at: int
+    rows: list[_Row] = field(default_factory=list)  # read and not passed yet, the next one last
+
+    def is_done(self, *, backwards: bool) -> bool:
+        return self.at <= self.range.begin if backwards else self.at >= self.range.end
+
+
+class Listings(Operations):
+    """What lists messages of ``AdminSource``."""
+
+    async def messages(self, topic: str, wanted: Wanted, *, token: str, limit: int) -> MessagePage:
+        """Return up to ``limit`` messages from ``token`` on."""
+        found = self.broker.names.topics.get(topic)
+        if found is None:
+            raise Refused(Rule.TOPIC_UNKNOWN, "nobody knows it", value=topic)
+        order = (WAITING, READY) if wanted.newest_first else (READY, WAITING)
+        parts = [each for each in order if wanted.state in {0, each}]
+        letters = {READY: "q", WAITING: "w"}
+        backwards = "-" if wanted.newest_first else ""
+        if token:
+            known = {f"{backwards}{letters[each]}": each for each in parts}
+            head, _, place = token.partition(":")
+            if head not in known:
+                raise Refused(Rule.REQUEST, "the token is of another list, or none", value=token[:80])
+            part = known[head]
+        else:
+            part, place = parts[0], ""
+        list_part = self._waiting if part == WAITING else self._ready
+        shown, following = await list_part(found, wanted, place, limit)
+        if following:
+            return MessagePage(shown, f"{backwards}{letters[part]}:{following}")
+        if part != parts[-1]:  # the other part begins with its own page
+            return MessagePage(shown, f"{backwards}{letters[parts[-1]]}:")
+        return MessagePage(shown)
+
+    # -- the timeline -------------------------------------------------------------------------------------------------
+
+    async def _waiting(self, topic: Topic, wanted: Wanted, place: str, limit: int) -> tuple[list[ListedMessage], str]:
+        look = self._later_first if wanted.newest_first else self._next_first
+        at: int | None = _mark_of(place) if place else (_END if wanted.newest_first else 0)
+        found: list[ListedMessage] = []
+        looked = 0
+        while at is not None and looked < ROWS_PER_CALL_MAX and len(found) < limit:
+            start, left = at, limit - len(found)
+            step = await self.broker.registry.reader.run(
+                lambda store: look(store, topic.topic_id, wanted, start, left)  # noqa: B023 - called before the next
+            )
+            found += step.found
+            looked += max(step.looked, 1)
+            at = step.at
+        return found, f"{at:x}" if at is not None else ""
+
+    def _next_first(self, store: Store, topic_id: int, wanted: Wanted, at: int, limit: int) -> _Step:
+        start = max(at, store.marks.low(), timeline_mark(wanted.due_after_ms, 0))
+        key = self._jump(topic_id, timeline_key(start))
+        stop = min(timeline_mark(self._key_ms_max(wanted.due_before_ms), 0), _END)
+        rows = store.scan(Family.TIMELINE, key, timeline_key(stop), limit=_ROWS_PER_STEP, bytes_max=_BYTES_PER_STEP)
+        found: list[ListedMessage] = []
+        for looked, (row, value) in enumerate(rows.rows):
+            if len(found) == limit:
+                return _Step(found, looked, int.from_bytes(row, "big"))
+            found += _waiting_shown(topic_id, wanted, value)
+        if rows.is_complete:
+            return _Step(found, len(rows.rows), None)
+        return _Step(found, len(rows.rows), int.from_bytes(rows.rows[-1][0], "big") + 1)
+
+    def _later_first(self, store: Store, topic_id: int, wanted: Wanted, at: int, limit: int) -> _Step:
+        """As ``_next_first``, below ``at``: a seek for each row, as nothing reads backwards."""
+        low = timeline_key(max(store.marks.low(), timeline_mark(wanted.due_after_ms, 0)))
+        at = min(at, timeline_mark(self._key_ms_max(wanted.due_before_ms), 0))
+        at = self._jump_back(store, topic_id, at)
+        found: list[ListedMessage] = []
+        size = 0
+        for looked in range(_ROWS_PER_STEP):
+            if len(found) == limit or size >= _BYTES_PER_STEP:
+                return _Step(found, looked, at)
+            row = store.last(Family.TIMELINE, low, timeline_key(at)) if timeline_key(at) > low else None
+            if row is None:
+                return _Step(found, looked, None)
+            at = int.from_bytes(row[0], "big")
+            size += len(row[1])
+            found += _waiting_shown(topic_id, wanted, row[1])
+        return _Step(found, _ROWS_PER_STEP, at)
+
+    def _key_ms_max(self, due_before_ms: int) -> int:
+        """Return below which key time all lie that are due before: what came overdue lies under a later one."""
+        return max(due_before_ms, self.store.clock.now_ms() + BUCKET_MS) if due_before_ms else 2**63
+
+    def _jump_back(self, store: Store, topic_id: int, at: int) -> int:
+        """As ``_jump``, backwards."""
+        near_ms = self.store.clock.now_ms() + BUCKET_MS
+        at_ms = min(at >> 64, 2**53)
+        if at_ms <= near_ms:
+            return at
+        start, stop = keys.bucket_range(topic_id, 0, at_ms // BUCKET_MS + 1)
+        last = store.last(Family.META, start, stop)
+        end_ms = (keys.bucket_of(last[0]) + 1) * BUCKET_MS if last is not None else 0
+        return min(at, timeline_mark(max(end_ms, near_ms), 0))
+
+    # -- the queues ---------------------------------------------------------------------------------------------------
+
+    async def _ready(self, topic: Topic, wanted: Wanted, place: str, limit: int) -> tuple[list[ListedMessage], str]:
+        cursors = await self._cursors(topic, place, backwards=wanted.newest_first)
+        sign = -1 if wanted.newest_first else 1
+        rows_each = max(1, _ROWS_PER_STEP // len(cursors))
+        heads: list[tuple[int, int]] = []
+        for queue_id, cursor in enumerate(cursors):
+            await self._fill(cursor, wanted, rows_each)
+            if cursor.rows:
+                heads.append((sign * cursor.rows[-1].stored_at_ms, queue_id))
+        heapify(heads)
+        found: list[ListedMessage] = []
+        looked = 0
+        while heads and looked < ROWS_PER_CALL_MAX and len(found) < limit:
+            _, queue_id = heappop(heads)
+            cursor = cursors[queue_id]
+            row = cursor.rows.pop()
+            cursor.at = row.offset if wanted.newest_first else row.offset + 1
+            looked += 1
+            if row.shown is not None:
+                found.append(row.shown)
+            await self._fill(cursor, wanted, rows_each)
+            if cursor.rows:
+                heappush(heads, (sign * cursor.rows[-1].stored_at_ms, queue_id))
+        return found, ".".join(f"{each.at:x}" for each in cursors) if heads else ""
+
+    async def _cursors(self, topic: Topic, place: str, *, backwards: bool) -> list[_Cursor]:
+        ranges = [await self.broker.pulls.queue_range(topic.name, each) for each in range(topic.queues)]
+        at = [_number(text) for text in place.split(".")] if place else []
+        if len(at) > len(ranges):
+            raise Refused(Rule.REQUEST, "the token is of another topic", value=place[:80])
+        # Queues that the topic was given since the token was made are gone through from their beginning.
+        at += [each.end if backwards else each.begin for each in ranges[len(at) :]]
+        return [
+            _Cursor(Place(topic.topic_id, queue_id), each, min(max(offset, each.begin), each.end))
+            for queue_id, (each, offset) in enumerate(zip(ranges, at, strict=True))
+        ]
+
+    async def _fill(self, cursor: _Cursor, wanted: Wanted, rows_max: int) -> None:
+        if not cursor.rows and not cursor.is_done(backwards=wanted.newest_first):
+            cursor.rows = await self.broker.registry.reader.run(lambda store: _look(store, cursor, wanted, rows_max))
+
+
+def _look(store: Store, cursor: _Cursor, wanted: Wanted, rows_max: int) -> list[_Row]:
+    """Return the next rows of a queue, the first one last; the bodies of messages are let go of here."""
+    at, place = cursor.at, cursor.place
+    if not wanted.newest_first:
+        rows = messages_from(store, place, at, cursor.range.end, limit=rows_max, bytes_max=_BYTES_PER_STEP)
+        return [_row(place, wanted, *each) for each in reversed(rows)]
+    while True:
+        first = max(cursor.range.begin, at - rows_max)
+        rows = messages_from(store, place, first, at, limit=rows_max, bytes_max=_BYTES_PER_STEP)
+        if not rows or rows[-1][0] == at - 1 or rows_max == 1:
+            return [_row(place, wanted, *each) for each in rows]
+        rows_max //= 2  # they are large: what was read ends before the one that comes first
+
+
+def _row(place: Place, wanted: Wanted, offset: int, message: QueuedMessage) -> _Row:
+    due_ms = message.deliver_at_ms or message.stored_at_ms
+    shown = None
+    if _is_due(wanted, due_ms) and _is_meant(wanted, message):
+        shown = _shown(READY, message, place.queue_id, offset)
+    return _Row(offset, message.stored_at_ms, shown)
+
+
+def _waiting_shown(topic_id: int, wanted: Wanted, value: bytes) -> Sequence[ListedMessage]:
+    entry = decode_waiting(value)
+    if entry.scope != topic_id or entry.kind != EntryKind.DELAYED or not _is_due(wanted, entry.deliver_at_ms):
+        return ()
+    body = value[WAITING_HEADER_BYTES:]
+    message = decode_queued(encode_queued(0, entry.accepted_at_ms, entry.deliver_at_ms, body))
+    return (_shown(WAITING, message, -1, -1),) if _is_meant(wanted, message) else ()
+
+
+def _is_due(wanted: Wanted, due_ms: int) -> bool:
+    return due_ms >= wanted.due_after_ms and (not wanted.due_before_ms or due_ms < wanted.due_before_ms)
+
+
+def _is_meant(wanted: Wanted, message: QueuedMessage) -> bool:
+    if wanted.tag and message.tag != wanted.tag:
+        return False
+    if not wanted.key:
+        return True
+    try:
+        return wanted.key in public.Message.FromString(message.payload).system_properties.keys
+    except DecodeError:
+        return False
+
+
+def _shown(state: int, message: QueuedMessage, queue_id: int, offset: int) -> ListedMessage:
+    return ListedMessage(
+        state,
+        unpack_id(message.message_id),
+        message.deliver_at_ms,
+        message.stored_at_ms,
+        queue_id,
+        offset,
+        content_if_readable(message.payload, with_body=False),
+    )
+
+
+def _mark_of(text: str) -> int:
+    mark = _number(text)
+    if mark > _END:
+        raise Refused(Rule.REQUEST, "the token is no place on the timeline", value=text[:80])
+    return mark
+
+
+def _number(text: str) -> int:
+    if not text or len(text) > 32 or not set(text) <= set("0123456789abcdef"):
+        raise Refused(Rule.REQUEST, "the token cannot be read", value=text[:80])
+    return int(text, 16)

@@ -1,0 +1,149 @@
+"""Backups: a copy of a store that is whole or not there.
+
+A backup is a directory like that of the daemon, with ``CELL`` and ``rocksdb/``. It is made under a hidden name beside
+its own (``.NAME.part``), synced, and renamed last: whatever ends the process on the way, nobody takes a part of one for
+a whole. What such an end leaves is used up by the next backup of the same name.
+
+Tables are never written again once they are made, so on the same file system the backup has hard links to them, which
+take no space until the store has dropped the table; everything else is copied, and tables too where links cannot be.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from dmq.errors import StoreCorrupt, StoreError, StoreFailed
+from dmq.store.cell import Cell, unusable
+from dmq.store.store import Store
+
+_CHECKPOINT = ".checkpoint-backup-"
+_FILES = ("CURRENT", "IDENTITY", "MANIFEST-*", "OPTIONS-*", "rocksdict-config.json", "*.log", "*.sst")
+_NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP})
+
+
+class TargetTaken(StoreError):
+    """The place for the copy is there and not empty, or lies in the store itself; nothing was written."""
+
+
+class Copied(NamedTuple):
+    """A copy that is complete. ``linked_bytes`` of it are tables that it shares with the store."""
+
+    path: Path
+    size_bytes: int
+    linked_bytes: int
+
+
+def back_up(store: Store, data: Path, target: Path, *, is_wanted: Callable[[], bool] = lambda: True) -> Copied:
+    """Copy a running store, of the directory ``data``, to ``target``; durable on return.
+
+    All that was acknowledged before the call is in it, and no batch of the writer in part. Writes wait for some
+    milliseconds while the tables are linked. Raises ``TargetTaken``, ``StoreLocked`` while another backup is written
+    there, what the store raises, and ``StoreFailed`` once
+    ``is_wanted`` says no, which is asked between two files.
+    """
+    checkpoint = data / f"{_CHECKPOINT}{secrets.token_hex(6)}"
+
+    def fill(database: Path) -> int:
+        try:
+            store.checkpoint(checkpoint)
+            store.commit([])  # behind it, all that the checkpoint holds is synced in the store as well
+            return _copy_database(checkpoint, database, is_wanted)
+        finally:
+            for each in (checkpoint, checkpoint.with_name(f"{checkpoint.name}.tmp")):  # RocksDB's while it makes one
+                shutil.rmtree(each, ignore_errors=True)
+
+    return place(target, store.cell_id, fill, of=data)
+
+
+def back_up_stopped(data: Path, target: Path) -> Copied:
+    """Copy the store of a stopped process, as it is, to ``target``; durable on return.
+
+    Changes nothing in it but the pid in ``LOCK``, which is held meanwhile. Raises ``StoreLocked`` if a process uses it,
+    ``StoreCorrupt`` if there is no store in it, ``TargetTaken``.
+    """
+    if not (data / "CELL").exists():
+        raise StoreCorrupt(f"there is no store in {data}")
+    cell = Cell(data)
+    try:
+        return place(target, cell.cell_id, lambda database: _copy_database(cell.database, database), of=data)
+    finally:
+        cell.close()
+
+
+def sweep(data: Path) -> None:
+    """Remove the checkpoint of a backup that a dead process left; the caller owns the cell."""
+    for path in data.glob(f"{_CHECKPOINT}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def place(target: Path, cell_id: str, fill: Callable[[Path], int], *, of: Path) -> Copied:
+    """Let ``fill`` make a database, durable, under the name it is given, and make a cell of it at ``target``.
+
+    ``fill`` returns how many bytes of it are linked. ``of`` is the directory it comes from: nothing is put inside.
+    """
+    _check(target, of)
+    part = target.with_name(f".{target.name}.part")
+    try:
+        cell = Cell(part, copy_of=cell_id)  # its lock keeps others from writing the same backup
+        try:
+            linked_bytes = fill(cell.database)
+            cell.mark_created()
+            cell.mark_closed()
+            size_bytes = sum(each.stat().st_size for each in part.rglob("*") if each.is_file())
+            _check(target, of)
+            part.rename(target)  # over an empty directory, or over nothing
+            _sync(target.parent)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)  # not there if all went well
+            cell.close()
+    except OSError as error:
+        raise unusable(target, error) from error
+    return Copied(target, size_bytes, linked_bytes)
+
+
+def _check(target: Path, of: Path) -> None:
+    if target.resolve().is_relative_to(of.resolve()):
+        raise TargetTaken(f"{target} lies in the store itself: a copy needs a place of its own")
+    if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
+        raise TargetTaken(f"{target} is there and not empty: a copy needs a new folder")
+
+
+def _copy_database(source: Path, target: Path, is_wanted: Callable[[], bool] = lambda: True) -> int:
+    """Copy a database that nobody changes; return how many bytes are linked. Durable on return."""
+    target.mkdir()
+    linked_bytes = 0
+    for pattern in _FILES:
+        for each in sorted(source.glob(pattern)):
+            if not is_wanted():
+                raise StoreFailed("the copy was given up half-way")
+            if each.suffix == ".sst" and _link(each, target / each.name):
+                linked_bytes += each.stat().st_size
+                continue
+            shutil.copyfile(each, target / each.name)
+            _sync(target / each.name)
+    _sync(target)
+    return linked_bytes
+
+
+def _link(source: Path, target: Path) -> bool:
+    try:
+        target.hardlink_to(source)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        return False
+    return True
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

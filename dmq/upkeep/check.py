@@ -1,0 +1,390 @@
+"""Looking through the store of a stopped daemon: every row is read, and what belongs together is compared.
+
+    damage     a block that cannot be read; the checksums of all blocks are checked as they are read
+    row        a row that makes no sense
+    name       something of a topic or a group that has no record
+    index      an entry that the index does not know, or knows elsewhere; an index row that leads nowhere
+    queue      a gap in a queue, or a queue that its topic has not
+    group      progress of a group beyond the end of a queue
+    audit      audit events that are missing, and not told to be
+    figure     a count that is wrong
+    mark       a mark under which something would never be read
+
+Nothing is changed. Memory grows with names and queues, not with messages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from dmq.audit.events import EventKind, decode_event, gap_count
+from dmq.audit.manifest import Layout, read_manifest
+from dmq.audit.snapshot_take import cell_of
+from dmq.embedded.checks import scope_of
+from dmq.errors import StoreCorrupt, StoreError
+from dmq.spool.copies import hold
+from dmq.spool.inspect import How, Look
+from dmq.spool.salvage_log import Tell
+from dmq.store import keys
+from dmq.store.assemble import BUCKET_MS
+from dmq.store.cell import Cell
+from dmq.store.keys import pack_index_prefix, pack_queue_key, queue_offset_of, timeline_key, timeline_mark
+from dmq.store.ops import Family
+from dmq.store.outbox import OutboxState, decode_block, decode_state
+from dmq.store.record import decode_index, decode_queued
+from dmq.store.rocks import RocksEngine, RocksOptions
+from dmq.upkeep.findings import Checked, Findings, Total
+from dmq.upkeep.names import NAME_LETTERS, KnownNames, shown_id
+from dmq.upkeep.places import place_of, shown_id_of
+from dmq.upkeep.rows import (
+    QUEUE_KEY_BYTES,
+    Indexed,
+    Waiting,
+    read_begin,
+    read_figure,
+    read_index,
+    read_progress,
+    read_waiting,
+)
+
+_PAGE = 512
+_SEQUENCES = 2**64 - 1
+
+
+def check(path: Path, tell: Tell) -> Checked:
+    """Look through the store in ``path``, whose process is stopped; ``StoreLocked`` if it is not.
+
+    ``StoreCorrupt`` if its database cannot be opened in any way, ``StoreError`` if it is a spool's. Changes no data:
+    the pid in ``LOCK`` and RocksDB's own ``LOG`` only.
+    """
+    findings = Findings()
+    with ExitStack() as stack:
+        try:
+            stack.callback(Cell(path).close)
+        except StoreCorrupt as error:
+            findings.add("damage", str(error))
+            stack.enter_context(hold(path))
+        database = path / "rocksdb"
+        if not database.is_dir():
+            raise StoreCorrupt(f"there is no database in {path}")
+        if not (path / "CELL").exists():
+            findings.add("damage", f"{path / 'CELL'} is missing")
+        how = How.STRICT
+        try:
+            engine = RocksEngine(database, RocksOptions(is_read_only=True))
+        except StoreCorrupt as error:
+            findings.add("damage", str(error))
+            how = How.WITHOUT_DAMAGED_RECORDS
+            engine = RocksEngine(database, RocksOptions(is_read_only=True, recovery_mode="skip_any"))
+        stack.callback(engine.close)
+        look = Look(path, path, engine, how)
+        if any(True for _ in look.rows(Family.META, b"w", b"x")):
+            raise StoreError(f"{path} belongs to a spool: 'dmq spool verify' looks through it")
+        _compare_trail(path, engine, findings)
+        return check_rows(look, findings, tell)
+
+
+def _compare_trail(path: Path, engine: RocksEngine, findings: Findings) -> None:
+    """A log that was cut between two records, or is gone, looks whole; the trail beside it may know of what it held."""
+    try:
+        cell, (state,) = cell_of(path), engine.get_many(Family.META, [keys.META_OUTBOX])
+        stored = decode_state(state).next_sequence - 1
+        manifests = Layout(path / "trail", cell).manifests.glob("*.jsonl")
+        exported = max((line.last_sequence for each in manifests for line in read_manifest(each)[0]), default=0)
+    except (StoreCorrupt, OSError, ValueError):  # what is damaged is told where it is read; the trail is not looked at
+        return
+    if exported > stored:
+        text = f"the trail tells of events up to {exported:,}, the store of {stored:,}: its end is lost"
+        findings.add("audit", text)
+
+
+def check_rows(look: Look, findings: Findings, tell: Tell) -> Checked:
+    """As ``check``, of a store that is open already; ``findings`` are those so far."""
+    return _Checker(look, findings, tell).run()
+
+
+class _Checker:
+    def __init__(self, look: Look, findings: Findings, tell: Tell) -> None:
+        self._look = look
+        self._find = findings.add
+        self._findings = findings
+        self._tell = tell
+        self._totals: dict[str, Total] = {}
+        self._rows = 0
+        self._names = KnownNames(look, lambda key, why: self._find("row", f"meta {key.hex()}: {why}"))
+        self._ranges: dict[tuple[int, int], tuple[int, int]] = {}  # begin and end of each queue that held something
+        self._counts: dict[int, _Count] = {}  # by scope
+        self._figures: dict[bytes, bytes] = {}
+        self._last_sequence = 0
+
+    def run(self) -> Checked:
+        self._figures = {key: value for key, value in self._look.rows(Family.META, b"A", b"Z") if len(key) == 1}
+        for part in (self._timeline, self._queue, self._index, self._group, self._audit, self._meta):
+            part()
+        for hole in self._look.holes:
+            self._find("damage", f"{hole} cannot be read: {hole.error}")
+        return Checked(self._look.path, self._totals, self._findings)
+
+    def _pages(self, family: Family) -> Iterator[list[tuple[bytes, bytes]]]:
+        rows = self._look.rows(family)
+        while page := list(islice(rows, _PAGE)):
+            self._rows += len(page)
+            self._tell(f"{self._rows:,} rows read, in {family.name.lower()}")
+            yield page
+
+    def _count(self, kind: str, key: bytes, value: bytes) -> None:
+        total = self._totals.get(kind, Total())
+        self._totals[kind] = Total(total.rows + 1, total.size_bytes + len(key) + len(value))
+
+    def _bad_row(self, family: Family, key: bytes, value: bytes, error: StoreCorrupt) -> None:
+        self._count(f"{family.name.lower()} that makes no sense", key, value)
+        self._find("row", f"{family.name.lower()} {key.hex()}: {error}")
+
+    def _get(self, family: Family, wanted: list[bytes]) -> list[bytes | None]:
+        """Return rows; those of a page that meets damage, which is told elsewhere, are taken for good."""
+        try:
+            return self._look.source.get_many(family, wanted)
+        except StoreCorrupt:
+            return [b""] * len(wanted)
+
+    # -- the timeline and the index -----------------------------------------------------------------------------------
+
+    def _timeline(self) -> None:
+        done = int.from_bytes(self._figures.get(keys.META_DONE, b""), "big")
+        for page in self._pages(Family.TIMELINE):
+            entries: list[Waiting] = []
+            for key, value in page:
+                try:
+                    entries.append(read_waiting(key, value))
+                except StoreCorrupt as error:
+                    self._bad_row(Family.TIMELINE, key, value, error)
+                else:
+                    self._count(f"timeline: {entries[-1].kind}", key, value)
+            wanted = [pack_index_prefix(0, each.entry.scope) + each.index_id for each in entries]
+            for each, row in zip(entries, self._get(Family.INDEX, wanted), strict=True):
+                self._waiting(each, row, done)
+
+    def _waiting(self, each: Waiting, row: bytes | None, done: int) -> None:
+        entry = each.entry
+        name = f"message {shown_id(each.message_id)}, which waits at {each.mark:032x},"
+        self._last_sequence = max(self._last_sequence, each.mark & _SEQUENCES)
+        self._counts.setdefault(entry.scope, _Count()).add(entry.scope, entry.deliver_at_ms // BUCKET_MS, 1)
+        if row is None:
+            self._find("index", f"{name} is not in the index")
+        elif row and _mark_of(row) != each.mark:
+            self._find("index", f"{name} waits elsewhere by the index")
+        if entry.topic_id not in self._names.topics_by_id:
+            self._find("name", f"{name} is of topic {entry.topic_id}, which has no record")
+        if each.mark < done:
+            self._find("mark", f"{name} lies below the mark {done:032x}: it would never be delivered")
+
+    def _index(self) -> None:
+        current = int.from_bytes(self._figures.get(keys.META_GENERATION, b"")[:8], "big")
+        for page in self._pages(Family.INDEX):
+            waiting: list[Indexed] = []
+            finished: list[tuple[Indexed, bytes]] = []
+            for key, value in page:
+                try:
+                    row = read_index(key, value)
+                except StoreCorrupt as error:
+                    self._bad_row(Family.INDEX, key, value, error)
+                    continue
+                self._last_sequence = max(self._last_sequence, row.receipt.sequence)
+                self._count(f"index: {'waiting' if row.is_waiting else 'finished'}", key, value)
+                if row.is_waiting:
+                    waiting.append(row)
+                elif not current - 1 <= row.generation <= current:
+                    text = f"index {key.hex()} is of generation {row.generation}, the current one is {current}"
+                    self._find("index", text)
+                elif (place := place_of(row, self._names)) is not None:
+                    finished.append((row, pack_queue_key(*place, row.receipt.queue_offset)))
+            marks = [timeline_key(timeline_mark(each.receipt.at_ms, each.receipt.sequence)) for each in waiting]
+            for row, entry in zip(waiting, self._get(Family.TIMELINE, marks), strict=True):
+                if entry is None:
+                    shown = shown_id_of(row.scope, row.index_id, self._names)
+                    self._find("index", f"message {shown} waits by the index, but is not there")
+            messages = self._get(Family.QUEUE, [key for _, key in finished])
+            for (row, key), message in zip(finished, messages, strict=True):
+                self._finished(row, key, message)
+
+    def _finished(self, row: Indexed, key: bytes, found: bytes | None) -> None:
+        place, offset = (int.from_bytes(key[:4], "big"), int.from_bytes(key[4:6], "big")), queue_offset_of(key)
+        shown = shown_id_of(row.scope, row.index_id, self._names)
+        name = f"message {shown}, at offset {offset} of {self._queue_name(*place)} by the index,"
+        if found is None:
+            if offset >= self._ranges.get(place, (0, 0))[0]:  # below it retention may have been at work
+                self._find("index", f"{name} is not there")
+            return
+        try:
+            is_same = not found or row.index_id.startswith(decode_queued(found).message_id)
+        except StoreCorrupt:  # told where the queue is read
+            return
+        if not is_same:
+            self._find("index", f"{name} is another message")
+
+    # -- queues and groups --------------------------------------------------------------------------------------------
+
+    def _queue(self) -> None:
+        for key, value in self._look.rows(Family.META, b"b", b"c"):
+            with suppress(StoreCorrupt):  # told where the family is read
+                place, begin = read_begin(key, value)
+                self._ranges[place] = (begin, begin)
+        for page in self._pages(Family.QUEUE):
+            for key, value in page:
+                try:
+                    if len(key) != QUEUE_KEY_BYTES:
+                        raise StoreCorrupt(f"a queue key of {len(key)} bytes")
+                    decode_queued(value)
+                except StoreCorrupt as error:
+                    self._bad_row(Family.QUEUE, key, value, error)
+                    if len(key) != QUEUE_KEY_BYTES:
+                        continue
+                else:
+                    self._count("queue", key, value)
+                topic_id, queue_id = int.from_bytes(key[:4], "big"), int.from_bytes(key[4:6], "big")
+                self._lies_at(topic_id, queue_id, queue_offset_of(key))
+
+    def _lies_at(self, topic_id: int, queue_id: int, offset: int) -> None:
+        begin, end = self._ranges.get((topic_id, queue_id), (0, 0))
+        if offset < begin:  # retention is about to remove it
+            return
+        if begin == end:
+            topic = self._names.topics_by_id.get(topic_id)
+            if topic is None:
+                self._find("name", f"there are messages of topic {topic_id}, which has no record")
+            elif queue_id >= topic.queues:
+                self._find("queue", f"there are messages in {self._queue_name(topic_id, queue_id)}, beyond its queues")
+        if offset != end:
+            self._find("queue", f"{self._queue_name(topic_id, queue_id)} has no messages {end:,} to {offset - 1:,}")
+        self._ranges[topic_id, queue_id] = (begin, offset + 1)
+
+    def _group(self) -> None:
+        for page in self._pages(Family.GROUP):
+            for key, value in page:
+                try:
+                    row = read_progress(key, value)
+                except StoreCorrupt as error:
+                    self._bad_row(Family.GROUP, key, value, error)
+                    continue
+                self._count(f"group: {row.kind.name.lower()}", key, value)
+                group = f"group {row.group_id}"
+                if row.group_id:
+                    if row.group_id in self._names.groups_by_id:
+                        group = f"group {self._names.groups_by_id[row.group_id].name}"
+                    else:
+                        self._find("name", f"{group} has progress, but no record")
+                if row.topic_id not in self._names.topics_by_id:
+                    self._find("name", f"{group} has progress in topic {row.topic_id}, which has no record")
+                end = self._ranges.get(row.place, (0, 0))[1]
+                if row.end > end:
+                    where = self._queue_name(*row.place)
+                    self._find("group", f"{group} is at {row.end:,} of {where}, which ends at {end:,}")
+
+    def _queue_name(self, topic_id: int, queue_id: int) -> str:
+        topic = self._names.topics_by_id.get(topic_id)
+        return f"queue {queue_id} of {topic.name if topic is not None else f'topic {topic_id}'}"
+
+    # -- audit and figures --------------------------------------------------------------------------------------------
+
+    def _audit(self) -> None:
+        state = self._outbox_state()
+        at, size = state.first_sequence, 0
+        missing: list[tuple[int, int]] = []
+        told: set[tuple[int, int]] = set()
+        for page in self._pages(Family.AUDIT):
+            for key, block in page:
+                sequence = int.from_bytes(key, "big")
+                size += len(block)
+                if sequence != at:
+                    missing.append((at, sequence - at))
+                at = sequence + 1
+                try:
+                    for record in decode_block(key, block):
+                        event = decode_event(record.event)
+                        at = record.sequence + 1
+                        if event.kind is EventKind.GAP:
+                            told.add((event.time_ms, gap_count(event)))
+                except StoreCorrupt as error:
+                    self._bad_row(Family.AUDIT, key, block, error)
+                else:
+                    self._count("audit", key, block)
+        if at != state.next_sequence:
+            missing.append((at, state.next_sequence - at))
+        for first, count in missing:
+            if (first, count) not in told:
+                self._find("audit", f"audit events {first:,} up to {first + count:,} are missing")
+        if size != state.stored_bytes:
+            self._find("figure", f"the outbox has {size:,} bytes, its figure says {state.stored_bytes:,}")
+
+    def _outbox_state(self) -> OutboxState:
+        try:
+            return decode_state(self._figures.get(keys.META_OUTBOX))
+        except StoreCorrupt:  # told where the family is read
+            return decode_state(None)
+
+    def _meta(self) -> None:
+        claimed: dict[int, _Count] = {}
+        totals: Counter[int] = Counter()
+        for page in self._pages(Family.META):
+            for key, value in page:
+                if key[:1] in NAME_LETTERS:
+                    self._count("meta: name", key, value)
+                    continue
+                try:
+                    kind = read_figure(key, value)
+                except StoreCorrupt as error:
+                    self._bad_row(Family.META, key, value, error)
+                    continue
+                self._count(f"meta: {kind}", key, value)
+                if key[:1] == b"t":
+                    totals[keys.scope_of_total(key)] = keys.unpack_u64(value)
+                elif key[:1] == b"c":
+                    scope = int.from_bytes(key[1:5], "big")
+                    claimed.setdefault(scope, _Count()).add(scope, keys.bucket_of(key), keys.unpack_u64(value))
+        for scope in sorted(self._counts.keys() | totals.keys() | claimed.keys()):
+            found, said = self._counts.get(scope, _Count()), claimed.get(scope, _Count())
+            if found.total != totals[scope]:
+                text = f"{found.total:,} entries wait for {self._scope_name(scope)}, the figure says {totals[scope]:,}"
+                self._find("figure", text)
+            if found != said:
+                self._find("figure", f"the counts by the minute of {self._scope_name(scope)} are wrong")
+        if keys.META_FORMAT not in self._figures:
+            self._find("row", "the format version is missing")
+        last = int.from_bytes(self._figures.get(keys.META_SEQUENCE, b""), "big")
+        if last < self._last_sequence:
+            self._find("mark", f"the last sequence is {last:,}, but {self._last_sequence:,} is there")
+
+    def _scope_name(self, scope: int) -> str:
+        names = self._names
+        if scope in names.groups_by_id:
+            return f"group {names.groups_by_id[scope].name}"
+        topic_id = scope & ~scope_of(0)
+        name = names.topics_by_id[topic_id].name if topic_id in names.topics_by_id else str(topic_id)
+        return f"{'half messages of ' if topic_id != scope else ''}topic {name}"
+
+
+@dataclass(slots=True)
+class _Count:
+    """Entries of a scope by minute: their number, and a sum that differs if any minute's does."""
+
+    total: int = 0
+    mixed: int = 0
+
+    def add(self, scope: int, bucket: int, count: int) -> None:
+        self.total += count
+        digest = hashlib.blake2b(keys.bucket_key(scope, bucket), digest_size=16).digest()
+        self.mixed = (self.mixed + count * int.from_bytes(digest, "big")) % 2**128
+
+
+def _mark_of(row: bytes) -> int:
+    try:
+        receipt = decode_index(row)
+    except StoreCorrupt:
+        return -1
+    return timeline_mark(receipt.at_ms, receipt.sequence)

@@ -1,0 +1,65 @@
+"""The new store while a salvage fills it: rows in bounded batches, and the counts that go with what waits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from dmq.store import keys
+from dmq.store.assemble import BUCKET_MS
+from dmq.store.engine import Engine
+from dmq.store.keys import pack_u64, unpack_u64
+from dmq.store.ops import Batch, Family
+
+_ROWS_PER_BATCH = 1_000
+_BYTES_PER_BATCH = 4 * 1024 * 1024
+_COUNTS_HELD_MAX = 100_000
+
+
+class Fresh:
+    """Writes to an engine that nobody else uses. ``flush`` makes what was put readable."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._batch = Batch()
+        self._bytes = 0
+        self._counts: Counter[bytes] = Counter()
+        self.rows: Counter[str] = Counter()  # by family
+
+    def put(self, family: Family, key: bytes, value: bytes) -> None:
+        """Set a row."""
+        self._batch.puts.append((family, key, value))
+        self._bytes += len(key) + len(value)
+        self.rows[family.name.lower()] += 1
+        if len(self._batch.puts) >= _ROWS_PER_BATCH or self._bytes >= _BYTES_PER_BATCH:
+            self.flush()
+
+    def waits(self, scope: int, deliver_at_ms: int) -> None:
+        """Count an entry of the timeline."""
+        self._counts[keys.total_key(scope)] += 1
+        self._counts[keys.bucket_key(scope, deliver_at_ms // BUCKET_MS)] += 1
+        if len(self._counts) >= _COUNTS_HELD_MAX:
+            self._put_counts()
+
+    def flush(self) -> None:
+        """Write what was put."""
+        if self._batch.puts:
+            self._engine.write(self._batch)
+            self._batch, self._bytes = Batch(), 0
+
+    def get_many(self, family: Family, wanted: Sequence[bytes]) -> list[bytes | None]:
+        """Return rows, those put before included."""
+        self.flush()
+        return self._engine.get_many(family, wanted)
+
+    def finish(self) -> None:
+        """Write all that is left, durable on return."""
+        self._put_counts()
+        self.flush()
+        self._engine.sync()
+
+    def _put_counts(self) -> None:
+        counts, self._counts = self._counts, Counter()
+        wanted = list(counts)
+        for key, before in zip(wanted, self.get_many(Family.META, wanted), strict=True):
+            self.put(Family.META, key, pack_u64(counts[key] + (unpack_u64(before) if before is not None else 0)))

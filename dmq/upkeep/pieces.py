@@ -1,0 +1,82 @@
+"""Reading all that can be read: around damaged blocks, and in their ranges what other tables hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from itertools import islice
+from pathlib import Path
+
+from dmq.errors import StoreCorrupt, StoreError
+from dmq.spool.inspect import Hole, Look
+from dmq.spool.salvage_log import Tell
+from dmq.spool.salvage_rest import table_of, without
+from dmq.store.ops import Family
+
+_PAGE = 512
+_END = b"\xff" * 48
+
+
+class Pieces:
+    """A look, and beside it another one at a copy without the damaged tables."""
+
+    def __init__(self, look: Look, path: Path, work: Path, tell: Tell, stack: ExitStack) -> None:
+        """Reads everything once, to know the damaged ranges; ``stack`` closes what is opened."""
+        self.look = look
+        self._tell = tell
+        self._other: Look | None = None
+        for family in Family:
+            for page in self._pages(look.rows(family), f"looking through {family.name.lower()}"):
+                del page
+        self.holes: tuple[Hole, ...] = tuple(sorted(look.holes))
+        if tables := {table for hole in self.holes if (table := table_of(hole))}:
+            with suppress(StoreError):
+                self._other = without(look, path, work, tables, tell, stack)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is known to be lost."""
+        return not self.holes and not self.look.has_lost_writes
+
+    def has_holes(self, family: Family) -> bool:
+        """Whether rows of a family may be lost, or be of an older state."""
+        return self.look.has_lost_writes or any(hole.family is family for hole in self.holes)
+
+    def rows(self, family: Family, start: bytes = b"", stop: bytes = _END) -> Iterator[tuple[bytes, bytes]]:
+        """Give the rows of a range, in order."""
+        holes = [hole for hole in self.holes if hole.family is family and hole.first < stop and hole.end > start]
+        for key, value in self.look.rows(family, start, stop):
+            while holes and holes[0].first <= key:
+                yield from self._in_hole(holes.pop(0), start, stop)
+            yield key, value
+        for hole in holes:
+            yield from self._in_hole(hole, start, stop)
+
+    def pages(self, family: Family) -> Iterator[list[tuple[bytes, bytes]]]:
+        """Give all rows of a family, in order, some at a time."""
+        yield from self._pages(self.rows(family), f"saving {family.name.lower()}")
+
+    def get_many(self, family: Family, wanted: Sequence[bytes]) -> list[bytes | None]:
+        """Return rows as far as they can be read."""
+        try:
+            return self.look.source.get_many(family, wanted)
+        except StoreCorrupt:
+            return [self._get(family, key) for key in wanted]
+
+    def _get(self, family: Family, key: bytes) -> bytes | None:
+        for look in (self.look, self._other):
+            with suppress(StoreCorrupt):
+                if look is not None and (value := look.source.get_many(family, [key])[0]) is not None:
+                    return value
+        return None
+
+    def _in_hole(self, hole: Hole, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        if self._other is not None:
+            yield from self._other.rows(hole.family, max(hole.first, start), min(hole.end, stop))
+
+    def _pages(self, rows: Iterator[tuple[bytes, bytes]], what: str) -> Iterator[list[tuple[bytes, bytes]]]:
+        read = 0
+        while page := list(islice(rows, _PAGE)):
+            read += len(page)
+            self._tell(f"{what}: {read:,} rows")
+            yield page

@@ -1,0 +1,29 @@
+"""Which queue, and which message, a row of the index is about."""
+
+from __future__ import annotations
+
+from broker_adapter.topics import DEAD_LETTER_PREFIX
+from dmq.store.ops import EntryState
+from dmq.upkeep.names import KnownNames, shown_id
+from dmq.upkeep.rows import FAILED_ID_BYTES, Indexed
+
+Place = tuple[int, int]  # topic (or lane) id, queue id
+
+_QUEUED = frozenset({EntryState.QUEUED, EntryState.DELIVERED})
+
+
+def place_of(row: Indexed, names: KnownNames) -> Place | None:
+    """Return the queue that a finished entry went to; ``None`` where that is not told, or is gone."""
+    if row.is_waiting or row.receipt.state not in _QUEUED:
+        return None
+    if row.scope in names.groups_by_id:
+        lane = names.lanes.get((row.scope, row.failed_topic_id))
+        return (lane.topic_id, 0) if lane is not None else None
+    return (row.scope, row.receipt.queue_id) if names.is_live(row.scope) else None
+
+
+def shown_id_of(scope: int, index_id: bytes, names: KnownNames) -> str:
+    """Return the message id in the key of an index row, as clients know it."""
+    topic = names.topics_by_id.get(scope)
+    is_copy = scope in names.groups_by_id or (topic is not None and topic.name.startswith(DEAD_LETTER_PREFIX))
+    return shown_id(index_id[:-FAILED_ID_BYTES] if is_copy and len(index_id) > FAILED_ID_BYTES else index_id)

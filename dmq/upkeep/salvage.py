@@ -1,0 +1,257 @@
+"""Saving what can be read of a damaged store into a new one; the old one is never touched.
+
+The new store passes ``check`` and a daemon starts on it. Figures, marks and the index of what waits are made anew from
+what was saved. Where that is not all of a queue, its messages get new offsets (``spans``), and every row that tells of
+offsets follows. What a table that is lost had deleted may be there again: such a message comes twice, none is made up.
+
+In the audit trail, events that are gone leave a ``GAP`` each. No event tells of a message that is lost: the trail says
+that it was accepted, nothing says that it was finished, and the audit calls it what it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from broker_adapter.clock import Clock
+from dmq.audit.snapshot_take import cell_of
+from dmq.errors import StoreCorrupt, StoreError
+from dmq.spool.copies import hold, workplace
+from dmq.spool.inspect import How, Look, open_look
+from dmq.spool.salvage_log import Tell
+from dmq.store.backup import place
+from dmq.store.keys import pack_index_prefix, timeline_key, timeline_mark
+from dmq.store.ops import Family
+from dmq.store.record import decode_queued, encode_index_waiting
+from dmq.store.rocks import RocksEngine
+from dmq.upkeep.check import check_rows
+from dmq.upkeep.findings import Checked, Findings
+from dmq.upkeep.fresh import Fresh
+from dmq.upkeep.lost import LOST_FILE, Lost
+from dmq.upkeep.names import KnownNames
+from dmq.upkeep.pieces import Pieces
+from dmq.upkeep.places import Place, place_of, shown_id_of
+from dmq.upkeep.rows import INDEX_PREFIX_BYTES, Indexed, Waiting, read_index, read_waiting
+from dmq.upkeep.salvage_figures import Figures, save_audit, save_meta
+from dmq.upkeep.salvage_logs import tell_dropped
+from dmq.upkeep.salvage_names import Needed
+from dmq.upkeep.salvage_queues import Moves, measure, save_progress, save_queues
+
+_SEQUENCES = 2**64 - 1
+REPORT_FILE = "SALVAGE.json"
+
+
+class Salvaged(NamedTuple):
+    """What was done."""
+
+    path: Path
+    error: str  # why the old store could not be opened, or read; empty: nothing was wrong with it
+    opened: str
+    rows: dict[str, int]  # saved, by family
+    lost: dict[str, int]  # lines of ``LOST_FILE``, by kind
+    lost_offsets: int  # messages that are missing in queues
+    checked: Checked  # the new store
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing."""
+        return not self.lost
+
+    def as_json(self) -> dict[str, object]:
+        """Return it as JSON values."""
+        plain = self._asdict() | {"path": str(self.path), "checked": self.checked.as_json()}
+        return plain | {"is_whole": self.is_whole, "lost_file": str(self.path / LOST_FILE)}
+
+
+def salvage(path: Path, target: Path, clock: Clock, tell: Tell) -> Salvaged:
+    """Save what can be read of the store in ``path``, whose process is stopped, into a new one at ``target``.
+
+    The new one is there whole and durable, or not at all. Raises ``StoreLocked``, ``StoreCorrupt`` if nothing can be
+    read, ``TargetTaken``, ``StoreError`` for the directory of a spool.
+    """
+    if not (path / "rocksdb").is_dir():
+        raise StoreCorrupt(f"there is no database in {path}")
+    made: list[Salvaged] = []
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with hold(path), workplace(target.parent) as work, ExitStack() as stack:
+
+        def fill(database: Path) -> int:
+            look = open_look(path, work, clock, tell, stack)
+            if any(True for _ in look.rows(Family.META, b"w", b"x")):
+                raise StoreError(f"{path} belongs to a spool: 'dmq spool repair' saves what can be read of it")
+            pieces = Pieces(look, path, work, tell, stack)
+            with Lost(database.parent / LOST_FILE) as lost:
+                engine = RocksEngine(database)
+                try:
+                    _Salvage(pieces, Fresh(engine), lost, clock).run()
+                    tell("checking the new store")
+                    checked = check_rows(Look(target, database.parent, engine, How.STRICT), Findings(), tell)
+                    rows = dict(_rows_of(checked))
+                finally:
+                    engine.close()
+            error = look.error or (pieces.holes[0].error if pieces.holes else "")
+            made.append(Salvaged(target, error, look.how, rows, dict(lost.count), lost.offsets, checked))
+            _write_json(database.parent / REPORT_FILE, made[0].as_json())
+            return 0
+
+        place(target, _cell_id(path), fill, of=path)
+    return made[0]
+
+
+class _Salvage:
+    def __init__(self, pieces: Pieces, fresh: Fresh, lost: Lost, clock: Clock) -> None:
+        self._pieces = pieces
+        self._fresh = fresh
+        self._lost = lost
+        self._now_ms = clock.now_ms()
+        self._names = KnownNames(pieces, lambda key, why: self._bad_row(Family.META, key, why))
+        self._needed = Needed(self._names, fresh, lost, self._now_ms)
+        self._figures = Figures.of(pieces, self._now_ms)
+
+    def run(self) -> None:
+        pieces, fresh, lost = self._pieces, self._fresh, self._lost
+        for hole in pieces.holes:
+            first, end = hole.first.rstrip(b"\0").hex(), hole.end.rstrip(b"\0").hex()
+            lost.tell("range", family=hole.family.name.lower(), first=first, end=end, error=hole.error)
+        for key, value in self._names.rows:
+            fresh.put(Family.META, key, value)
+        moves = measure(pieces, self._names, self._figures, self._bad_row)
+        self._needed.queues = moves.queue_counts()
+        self._timeline()
+        save_queues(pieces, moves, fresh, lost, self._needed)
+        self._index(moves)
+        save_progress(pieces, moves, fresh, self._names, self._needed)
+        save_audit(pieces, fresh, lost, self._figures)
+        save_meta(pieces, moves, fresh, self._names, self._figures, self._bad_row)
+        tell_dropped(pieces.look.dropped, lost, self._needed)
+        fresh.finish()
+
+    def _bad_row(self, family: Family, key: bytes, why: str) -> None:
+        self._lost.tell("row", family=family.name.lower(), key=key.hex(), error=why)
+
+    # -- the timeline and the index -----------------------------------------------------------------------------------
+
+    def _timeline(self) -> None:
+        for page in self._pieces.pages(Family.TIMELINE):
+            self._save_waiting(page)
+        self._rest()
+
+    def _save_waiting(self, rows: list[tuple[bytes, bytes]]) -> None:
+        found: dict[bytes, tuple[Waiting, bytes]] = {}
+        for key, value in rows:
+            try:
+                each = read_waiting(key, value)
+            except StoreCorrupt as error:
+                self._bad_row(Family.TIMELINE, key, str(error))
+                continue
+            index_key = pack_index_prefix(0, each.entry.scope) + each.index_id
+            if index_key in found:
+                self._lost.tell("twice", message_id=self._needed.shown_id(each.message_id))
+            else:
+                found[index_key] = (each, value)
+        known = self._fresh.get_many(Family.INDEX, list(found))
+        says = self._pieces.get_many(Family.INDEX, list(found))
+        for (index_key, (each, value)), before, said in zip(found.items(), known, says, strict=True):
+            if before is not None or self._is_older(each, said):
+                self._lost.tell("twice", message_id=self._needed.shown_id(each.message_id))
+                continue
+            self._keep_waiting(index_key, each, value)
+
+    def _is_older(self, each: Waiting, said: bytes | None) -> bool:
+        """Say whether a later state of the entry waits, by the index, and can be read."""
+        mark = _mark_of(said)
+        if mark is None or mark == each.mark:
+            return False
+        (value,) = self._pieces.get_many(Family.TIMELINE, [timeline_key(mark)])
+        return value is not None
+
+    def _keep_waiting(self, index_key: bytes, each: Waiting, value: bytes) -> None:
+        entry = each.entry
+        self._needed.of_waiting(each, value)
+        self._fresh.put(Family.TIMELINE, timeline_key(each.mark), value)
+        receipt = each.mark & _SEQUENCES, each.mark >> 64
+        self._fresh.put(Family.INDEX, index_key, encode_index_waiting(*receipt))
+        self._fresh.waits(entry.scope, entry.deliver_at_ms)
+        self._figures.saw_mark(each.mark)
+
+    def _rest(self) -> None:
+        """Ask for entries one by one that the index knows and that were not reached; tell of those that are gone."""
+        for page in self._pieces.pages(Family.INDEX):
+            asked: dict[bytes, bytes] = {}  # timeline key by index key
+            for key, value in page:
+                mark = _mark_of(value) if key[:4] == bytes(4) and len(key) > INDEX_PREFIX_BYTES else None
+                if mark is not None:
+                    asked[key] = timeline_key(mark)
+            missing = [
+                key
+                for key, saved in zip(asked, self._fresh.get_many(Family.INDEX, list(asked)), strict=True)
+                if saved is None
+            ]
+            entries = self._pieces.get_many(Family.TIMELINE, [asked[key] for key in missing])
+            for key, entry in zip(missing, entries, strict=True):
+                if entry is not None:
+                    self._save_waiting([(asked[key], entry)])
+                else:
+                    scope, index_id = int.from_bytes(key[4:8], "big"), key[INDEX_PREFIX_BYTES:]
+                    topic = self._needed.scope_name(scope)
+                    shown = shown_id_of(scope, index_id, self._names)
+                    self._lost.tell("message", topic=topic, message_id=shown, was="waiting")
+
+    def _index(self, moves: Moves) -> None:
+        """Save what is remembered of finished entries, if what they became is there."""
+        for page in self._pieces.pages(Family.INDEX):
+            placed: list[tuple[Indexed, bytes, Place]] = []
+            for key, value in page:
+                try:
+                    row = read_index(key, value)
+                except StoreCorrupt:  # told when the queues were measured
+                    continue
+                if row.is_waiting or row.generation < self._figures.generation - 1:
+                    continue
+                place = place_of(row, self._names)
+                if place is None:
+                    self._fresh.put(Family.INDEX, key, value)
+                else:
+                    placed.append((row, key, place))
+            queue_keys = [moves.queue_key(place, row.receipt.queue_offset) for row, _, place in placed]
+            messages = self._fresh.get_many(Family.QUEUE, queue_keys)
+            for (row, key, place), queue_key, message in zip(placed, queue_keys, messages, strict=True):
+                if message is not None and row.index_id.startswith(decode_queued(message).message_id):
+                    self._fresh.put(Family.INDEX, key, moves.index_row(row, queue_key))
+                elif not moves.is_removed(place, row.receipt.queue_offset):
+                    shown = shown_id_of(row.scope, row.index_id, self._names)
+                    topic = self._needed.scope_name(row.scope)
+                    self._lost.tell("message", topic=topic, message_id=shown, was="in a queue")
+                else:
+                    self._fresh.put(Family.INDEX, key, moves.index_row(row, queue_key))
+
+
+def _mark_of(row: bytes | None) -> int | None:
+    if not row:
+        return None
+    try:
+        receipt = read_index(bytes(INDEX_PREFIX_BYTES + 1), row).receipt
+    except StoreCorrupt:
+        return None
+    return timeline_mark(receipt.at_ms, receipt.sequence)
+
+
+def _cell_id(path: Path) -> str:
+    try:
+        return cell_of(path)
+    except StoreCorrupt:  # its marker is lost as well
+        return os.urandom(8).hex()
+
+
+def _rows_of(checked: Checked) -> list[tuple[str, int]]:
+    return [(kind, total.rows) for kind, total in checked.totals.items()]
+
+
+def _write_json(path: Path, value: object) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,199 @@
+"""Saving the audit outbox and the figures of a store: what is lost of them follows from what was saved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
+
+from broker_adapter.topics import dead_letter_topic
+from dmq.audit.events import decode_event, gap_event
+from dmq.embedded.names import Names
+from dmq.errors import StoreCorrupt
+from dmq.store import keys
+from dmq.store.cell import FORMAT_VERSION
+from dmq.store.keys import pack_pair, pack_u64, timeline_key
+from dmq.store.ops import Family
+from dmq.store.outbox import (
+    NOT_APPLICABLE,
+    OutboxState,
+    block_head,
+    decode_block,
+    decode_state,
+    encode_block,
+    encode_state,
+    pack_record_head,
+)
+from dmq.upkeep.fresh import Fresh
+from dmq.upkeep.lost import Lost
+from dmq.upkeep.names import NAME_LETTERS
+from dmq.upkeep.pieces import Pieces
+from dmq.upkeep.rows import Indexed, read_begin, read_figure
+from dmq.upkeep.spans import Move
+from retry.dead_letter import decode_job, encode_job
+
+BadRow = Callable[[Family, bytes, str], None]
+
+_FIRST_GENERATION = 2
+_SEQUENCES = 2**64 - 1
+
+
+class HasMoves(Protocol):
+    """What says how the offsets of a queue change."""
+
+    def of(self, place: tuple[int, int]) -> Move | None:
+        """As ``Moves.of``."""
+        ...
+
+    def begins(self) -> dict[tuple[int, int], int]:
+        """As ``Moves.begins``."""
+        ...
+
+
+@dataclass(slots=True)
+class Figures:
+    """What the writer continues from, raised by whatever is seen; 0 where nothing says."""
+
+    boot: int
+    sequence: int
+    done: int
+    generation: int
+    generation_started_ms: int
+    outbox: OutboxState | None
+    now_ms: int
+    first_mark: int | None = None
+
+    @classmethod
+    def of(cls, pieces: Pieces, now_ms: int) -> Self:
+        """Read what the store says itself."""
+        found = {key: value for key, value in pieces.rows(Family.META, b"A", b"Z") if len(key) == 1}
+
+        def number(key: bytes) -> int:
+            return int.from_bytes(found.get(key, b""), "big")
+
+        generation = number(keys.META_GENERATION)
+        try:
+            outbox = decode_state(found[keys.META_OUTBOX]) if keys.META_OUTBOX in found else None
+        except StoreCorrupt:
+            outbox = None
+        return cls(
+            number(keys.META_BOOT),
+            number(keys.META_SEQUENCE),
+            number(keys.META_DONE),
+            generation >> 64,
+            generation & _SEQUENCES,
+            outbox,
+            now_ms,
+        )
+
+    def saw_mark(self, mark: int) -> None:
+        """Take note of an entry that waits."""
+        self.sequence = max(self.sequence, mark & _SEQUENCES)
+        self.first_mark = mark if self.first_mark is None else min(self.first_mark, mark)
+
+    def saw_index(self, row: Indexed) -> None:
+        """Take note of an index row."""
+        self.sequence = max(self.sequence, row.receipt.sequence)
+        self.generation = max(self.generation, row.generation)
+
+    def saw_boot(self, boot: int) -> None:
+        """Take note of a run of the daemon."""
+        self.boot = max(self.boot, boot)
+
+
+def save_audit(pieces: Pieces, fresh: Fresh, lost: Lost, figures: Figures) -> None:
+    """Write the outbox, and behind it an event for each stretch that is missing."""
+    state = figures.outbox
+    at = state.first_sequence if state is not None else None
+    first, size = at, 0
+    missing: list[tuple[int, int]] = []
+    for page in pieces.pages(Family.AUDIT):
+        for key, block in page:
+            sequence = int.from_bytes(key, "big")
+            try:
+                events = [decode_event(record.event) for record in decode_block(key, block)]
+            except StoreCorrupt as error:
+                lost.tell("row", family="audit", key=key.hex(), error=str(error))
+                continue
+            if at is None:
+                first = at = sequence
+            if sequence < at:  # exported and dropped; a table that is lost said so
+                continue
+            if sequence > at:
+                missing.append((at, sequence - at))
+            figures.saw_boot(block_head(block).boot)
+            fresh.put(Family.AUDIT, key, block)
+            size += len(block)
+            at = sequence + len(events)
+    at, first = at or 1, first or 1
+    if state is not None and state.next_sequence > at:
+        missing.append((at, state.next_sequence - at))
+        at = state.next_sequence
+    records: list[bytes] = []
+    for start, count in missing:
+        lost.tell("audit", first=start, end=start + count)
+        event = gap_event(start, count)
+        records += (pack_record_head(len(event), NOT_APPLICABLE, NOT_APPLICABLE), event)
+    if records:
+        block = encode_block(figures.boot, figures.now_ms, len(missing), records)
+        fresh.put(Family.AUDIT, pack_u64(at), block)
+        at, size = at + len(missing), size + len(block)
+    gone = (state.lost if state is not None else 0) + sum(count for _, count in missing)
+    figures.outbox = OutboxState(first, at, size, gone)
+
+
+def save_meta(pieces: Pieces, moves: HasMoves, fresh: Fresh, names: Names, figures: Figures, bad_row: BadRow) -> None:
+    """Write the figures, and what operators ordered that is not done yet."""
+    moved = moves.begins()
+    for place, begin in moved.items():
+        fresh.put(Family.META, keys.begin_key(*place), pack_u64(begin))
+    for key, value in pieces.rows(Family.META):
+        if key[:1] in NAME_LETTERS:
+            continue
+        try:
+            kind = read_figure(key, value)
+        except StoreCorrupt as error:
+            bad_row(Family.META, key, str(error))
+            continue
+        if kind == "job":
+            fresh.put(Family.META, key, _job(value, moves, names))
+        elif kind == "chore":
+            fresh.put(Family.META, key, _chore(key, value, moves))
+        elif kind == "other" or (kind == "begin" and read_begin(key, value)[0] not in moved):
+            fresh.put(Family.META, key, value)
+    done = figures.done if figures.first_mark is None else min(figures.done, figures.first_mark)
+    generation = max(figures.generation, _FIRST_GENERATION)
+    started_ms = figures.generation_started_ms or figures.now_ms
+    assert figures.outbox is not None
+    for key, value in (
+        (keys.META_FORMAT, pack_u64(FORMAT_VERSION)),
+        (keys.META_BOOT, pack_u64(figures.boot)),
+        (keys.META_SEQUENCE, pack_u64(figures.sequence)),
+        (keys.META_DONE, timeline_key(done)),
+        (keys.META_GENERATION, pack_pair(generation, started_ms)),
+        (keys.META_OUTBOX, encode_state(figures.outbox)),
+    ):
+        fresh.put(Family.META, key, value)
+
+
+def _job(value: bytes, moves: HasMoves, names: Names) -> bytes:
+    """Return a job on dead letters whose queue may have other offsets now."""
+    job = decode_job(value)
+    topic = names.topics.get(dead_letter_topic(job.group))
+    move = moves.of((topic.topic_id, 0)) if topic is not None else None
+    if move is None:
+        return value
+    first, following, end = (move.place(each) for each in (job.first_offset, job.next_offset, job.end_offset))
+    return encode_job(replace(job, first_offset=first, next_offset=following, end_offset=end))
+
+
+def _chore(key: bytes, value: bytes, moves: HasMoves) -> bytes:
+    """Return a removal as it is, a reset with the new offsets of its topic's queues."""
+    plain = json.loads(value[1:])
+    topic_id = int.from_bytes(key[1:5], "big")
+    for name in ("first", "end"):
+        for queue_id, offset in enumerate(plain.get(name, ())):
+            if (move := moves.of((topic_id, queue_id))) is not None:
+                plain[name][queue_id] = move.place(offset)
+    return value[:1] + json.dumps(plain).encode()

@@ -1,0 +1,31 @@
+"""What damaged records of the write-ahead log seem to have held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from dmq.errors import StoreCorrupt
+from dmq.spool.salvage_log import Dropped, puts_of
+from dmq.store.record import decode_queued
+from dmq.upkeep.lost import Lost
+from dmq.upkeep.rows import QUEUE_KEY_BYTES, TIMELINE_KEY_BYTES, read_waiting
+from dmq.upkeep.salvage_names import Needed
+
+
+def tell_dropped(dropped: Sequence[Dropped], lost: Lost, needed: Needed) -> None:
+    """Tell each stretch, and the messages that its bytes, which are not to be trusted, seem to name."""
+    for each in dropped:
+        lost.tell("log", log=each.log, at=each.at, bytes=each.size_bytes)
+        for key, value in (puts_of(each.data) if each.data is not None else None) or ():
+            with suppress(StoreCorrupt):
+                if len(key) == TIMELINE_KEY_BYTES:
+                    waiting = read_waiting(key, value)
+                    _tell(lost, needed, waiting.entry.topic_id, waiting.message_id)
+                elif len(key) == QUEUE_KEY_BYTES:
+                    _tell(lost, needed, int.from_bytes(key[:4], "big"), decode_queued(value).message_id)
+
+
+def _tell(lost: Lost, needed: Needed, topic_id: int, message_id: bytes) -> None:
+    shown = needed.shown_id(message_id)
+    lost.tell("message", topic=needed.name(topic_id), message_id=shown, was="in a damaged record of the log")

@@ -1,0 +1,236 @@
+"""Saving queues, and every row that tells of their offsets (``spans`` says why some change)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import groupby
+
+from dmq.audit.events import EventKind, decode_event
+from dmq.embedded.group_queue import GroupQueue
+from dmq.errors import StoreCorrupt
+from dmq.store.keys import pack_group_key, pack_queue_key, pack_u64, queue_offset_of, unpack_u64
+from dmq.store.ops import Family, Op, Put
+from dmq.store.outbox import NOT_APPLICABLE, decode_block
+from dmq.store.record import QueuedMessage, decode_queued, encode_index_finished
+from dmq.upkeep.fresh import Fresh
+from dmq.upkeep.lost import Lost
+from dmq.upkeep.names import KnownNames
+from dmq.upkeep.pieces import Pieces
+from dmq.upkeep.places import Place, place_of
+from dmq.upkeep.rows import (
+    QUEUE_KEY_BYTES,
+    GroupKind,
+    Indexed,
+    Progress,
+    epoch_of,
+    read_begin,
+    read_index,
+    read_progress,
+)
+from dmq.upkeep.salvage_figures import BadRow, Figures
+from dmq.upkeep.salvage_names import Needed
+from dmq.upkeep.spans import Move, Spans
+
+_ARRIVALS = frozenset({EventKind.QUEUED, EventKind.DELIVERED})
+_OF_PROGRESS = frozenset({GroupKind.FLOOR, GroupKind.CHUNK, GroupKind.EXCEPTION})
+
+
+class Moves:
+    """What becomes of the offsets of each queue."""
+
+    def __init__(self, spans: dict[Place, Spans]) -> None:
+        self.spans = spans
+        self._moves = {place: move for place, each in spans.items() if (move := each.move()) is not None}
+
+    def of(self, place: Place) -> Move | None:
+        """Return how the offsets of a queue change; ``None`` if they do not."""
+        return self._moves.get(place)
+
+    def queue_counts(self) -> dict[int, int]:
+        """Return how many queues each topic must have."""
+        counts: dict[int, int] = {}
+        for topic_id, queue_id in self.spans:
+            counts[topic_id] = max(counts.get(topic_id, 0), queue_id + 1)
+        return counts
+
+    def is_removed(self, place: Place, offset: int) -> bool:
+        """Whether retention removed a message that lay there; else it is lost if it is not there."""
+        spans = self.spans.get(place)
+        return spans is not None and offset < (spans.assumed_begin or spans.begin or 0)
+
+    def begins(self) -> dict[Place, int]:
+        """Return where queues begin whose offsets change, or of which nothing else tells."""
+        assumed = {place: each.assumed_begin for place, each in self.spans.items() if each.assumed_begin}
+        return assumed | {place: move.begin for place, move in self._moves.items()}
+
+    def queue_key(self, place: Place, offset: int) -> bytes:
+        """Return the new key of a message; its old one, where nothing lies now, if it was not saved."""
+        move = self.of(place)
+        to = move.of(offset) if move is not None else offset
+        return pack_queue_key(*place, offset if to is None else to)
+
+    def index_row(self, row: Indexed, key: bytes) -> bytes:
+        """Return the index row of a finished entry whose message lies under ``key`` now."""
+        receipt = row.receipt
+        assert receipt.state is not None
+        offset = queue_offset_of(key)
+        return encode_index_finished(receipt.state, receipt.sequence, receipt.at_ms, receipt.queue_id, offset)
+
+
+def measure(pieces: Pieces, names: KnownNames, figures: Figures, bad_row: BadRow) -> Moves:
+    """Find out which offsets of each queue can be read, and how far each queue went by all that tells of it."""
+    return _Measure(pieces, names, figures, bad_row).run()
+
+
+class _Measure:
+    def __init__(self, pieces: Pieces, names: KnownNames, figures: Figures, bad_row: BadRow) -> None:
+        self._pieces = pieces
+        self._names = names
+        self._figures = figures
+        self._bad_row = bad_row
+        self._spans: dict[Place, Spans] = {}
+        self._begins: dict[Place, int] = {}
+
+    def run(self) -> Moves:
+        for key, value in self._pieces.rows(Family.META, b"b", b"c"):
+            with suppress(StoreCorrupt):  # told where the figures are saved
+                place, begin = read_begin(key, value)
+                self._begins[place] = begin
+        for family, look in (
+            (Family.QUEUE, self._queued),
+            (Family.GROUP, self._progress),
+            (Family.INDEX, self._indexed),
+            (Family.AUDIT, self._arrived),
+        ):
+            for key, value in self._pieces.rows(family):
+                try:
+                    look(key, value)
+                except StoreCorrupt as error:
+                    if family is not Family.AUDIT:  # told where the outbox is saved
+                        self._bad_row(family, key, str(error))
+        return Moves(self._spans)
+
+    def _queued(self, key: bytes, value: bytes) -> None:
+        place, _ = _read_queued(key, value)
+        self._of(place).add(queue_offset_of(key))
+
+    def _progress(self, key: bytes, value: bytes) -> None:
+        row = read_progress(key, value)
+        self._reaches(row.place, row.end)
+        if row.kind is GroupKind.EXCEPTION:
+            self._figures.saw_boot(epoch_of(row) >> 32)
+
+    def _indexed(self, key: bytes, value: bytes) -> None:
+        row = read_index(key, value)
+        self._figures.saw_index(row)
+        place = place_of(row, self._names)
+        if place is None and not self._names.has(row.scope):  # of a topic whose record is lost, if it holds anything
+            place = (row.scope, row.receipt.queue_id)
+            place = place if place in self._spans else None
+        if place is not None:
+            self._reaches(place, row.receipt.queue_offset + 1)
+
+    def _arrived(self, key: bytes, block: bytes) -> None:
+        for record in decode_block(key, block):
+            event = decode_event(record.event)
+            if event.kind in _ARRIVALS and record.queue_offset != NOT_APPLICABLE:
+                self._reaches((event.topic_id, event.queue_id), record.queue_offset + 1)
+
+    def _reaches(self, place: Place, end: int) -> None:
+        """Not of a topic that was removed, of which other rows may be left."""
+        if place in self._spans or self._names.is_live(place[0]) or not self._names.has(place[0]):
+            self._of(place).reaches(end)
+
+    def _of(self, place: Place) -> Spans:
+        spans = self._spans.get(place)
+        if spans is None:
+            # A row that may be lost says where it begins, if that is not at 0.
+            unknown = None if self._pieces.has_holes(Family.META) else 0
+            spans = self._spans[place] = Spans(self._begins.get(place, unknown))
+        return spans
+
+
+def save_queues(pieces: Pieces, moves: Moves, fresh: Fresh, lost: Lost, needed: Needed) -> None:
+    """Write what can be read of all queues, and tell what is missing."""
+    for page in pieces.pages(Family.QUEUE):
+        for key, value in page:
+            try:
+                place, message = _read_queued(key, value)
+            except StoreCorrupt:  # told when the queues were measured
+                continue
+            offset = queue_offset_of(key)
+            if offset >= (moves.spans[place].begin or 0):
+                needed.of_queued(place[0], message)
+                fresh.put(Family.QUEUE, moves.queue_key(place, offset), value)
+    for place, spans in sorted(moves.spans.items()):
+        where = {"topic": needed.name(place[0]), "queue_id": place[1]}
+        for first, end in spans.gaps():
+            lost.tell("offsets", **where, first=first, end=end, is_certain=True)
+            lost.offsets += end - first
+        if spans.assumed_begin:
+            lost.tell("offsets", **where, first=0, end=spans.assumed_begin, is_certain=False)
+        move = moves.of(place)
+        for run in move.runs if move is not None else ():
+            lost.tell("moved", **where, first=run.first, end=run.end, to=run.to)
+
+
+def _read_queued(key: bytes, value: bytes) -> tuple[Place, QueuedMessage]:
+    if len(key) != QUEUE_KEY_BYTES:
+        raise StoreCorrupt(f"a queue key of {len(key)} bytes")
+    return (int.from_bytes(key[:4], "big"), int.from_bytes(key[4:6], "big")), decode_queued(value)
+
+
+def save_progress(pieces: Pieces, moves: Moves, fresh: Fresh, names: KnownNames, needed: Needed) -> None:
+    """Write how far groups are, what is settled of dead letters, and where those who pull continue."""
+    begun: dict[tuple[int, int], set[int]] = {}  # queues by group and topic
+    for (group_id, topic_id, queue_id), rows in groupby(_progress(pieces), key=lambda row: row[:3]):
+        found = list(rows)
+        needed.topic(topic_id)
+        if group_id:
+            needed.group(group_id)
+            begun.setdefault((group_id, topic_id), set()).add(queue_id)
+        move = moves.of(found[0].place)
+        for key, value in _moved(found, move) if move is not None else map(_row, found):
+            fresh.put(Family.GROUP, key, value)
+    if not pieces.has_holes(Family.GROUP):
+        return
+    # A group without a row on a queue would begin there like a new one, which may be at its end.
+    for (group_id, topic_id), queue_ids in begun.items():
+        for queue_id in set(range(names.topics_by_id[topic_id].queues)) - queue_ids:
+            move = moves.of((topic_id, queue_id))
+            key = pack_group_key(group_id, topic_id, queue_id, GroupKind.FLOOR, 0)
+            fresh.put(Family.GROUP, key, pack_u64(move.begin if move is not None else 0))
+
+
+def _progress(pieces: Pieces) -> Iterator[Progress]:
+    for page in pieces.pages(Family.GROUP):
+        for key, value in page:
+            try:
+                yield read_progress(key, value)
+            except StoreCorrupt:  # told when the queues were measured
+                continue
+
+
+def _row(row: Progress) -> tuple[bytes, bytes]:
+    return pack_group_key(row.group_id, row.topic_id, row.queue_id, row.kind, row.number), row.value
+
+
+def _moved(rows: list[Progress], move: Move) -> Iterator[tuple[bytes, bytes]]:
+    """Give the rows of one group and queue as they are after the move."""
+    group_id, topic_id, queue_id = rows[0][:3]
+    of_group = [row for row in rows if row.kind in _OF_PROGRESS]
+    if of_group:
+        old, new = GroupQueue(group_id, topic_id, queue_id), GroupQueue(group_id, topic_id, queue_id)
+        old.load([_row(row) for row in of_group])
+        ops: list[Op] = [*new.start_at(move.begin)]
+        done = (move.of(offset) for offset in move.offsets() if old.is_finished(offset))
+        ops += new.finish([offset for offset in done if offset is not None])
+        puts = {op.key: op.value for op in ops if isinstance(op, Put)}
+        yield from ((key, puts[key]) for key in sorted(puts))
+        rows = [row for row in rows if row.kind is not GroupKind.EXCEPTION or not old.is_finished(row.number)]
+    for row in rows:
+        if row.kind is GroupKind.COMMITTED:
+            yield _row(row)[0], pack_u64(move.place(unpack_u64(row.value)))
+        elif row.kind in {GroupKind.EXCEPTION, GroupKind.OUTCOME} and (to := move.of(row.number)) is not None:
+            yield _row(row._replace(number=to))

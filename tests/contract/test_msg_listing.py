@@ -1,0 +1,144 @@
+"""What a topic holds, page by page: all of it, once, in order, and never more than some rows a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from unittest.mock import patch
+
+import pytest
+from support.letters import a_message, operator
+from support.rigs import TOPIC, EmbeddedRig, every_durable_broker, receive
+
+from broker_adapter.errors import Refused
+from dmq.admin.listing_source import READY, WAITING, ListedMessage, Wanted
+from dmq.daemon import listing
+from dmq.store.ops import Family
+
+HOUR_MS = 3_600_000
+
+
+async def fill(rig: EmbeddedRig) -> tuple[list[str], list[str]]:
+    """Return the ids of what is ready and of what waits, each in its order; another topic has some in between."""
+    now_ms = rig.clock.now_ms()
+    ready: list[str] = []
+    for number in range(30):
+        await rig.broker.send([a_message(f"r-{number}", tag="odd" if number % 2 else "even", keys=[f"k-{number % 5}"])])
+        await rig.broker.send([a_message(f"o-{number}", topic="other", deliver_at_ms=now_ms + number * HOUR_MS + 1)])
+        ready.append(f"r-{number}")
+        rig.clock.advance(1)
+    waiting = [f"w-{number}" for number in range(40)]
+    for number in reversed(range(40)):
+        due_ms = now_ms + (number + 1) * HOUR_MS
+        await rig.broker.send([a_message(f"w-{number}", keys=[f"k-{number % 5}"], deliver_at_ms=due_ms)])
+    return ready, waiting
+
+
+async def pages(rig: EmbeddedRig, wanted: Wanted, *, limit: int = 7) -> list[Sequence[ListedMessage]]:
+    """Every page of a list."""
+    found: list[Sequence[ListedMessage]] = []
+    token = ""
+    while True:
+        page = await operator(rig).messages(TOPIC, wanted, token=token, limit=limit)
+        assert len(page.messages) <= limit
+        found.append(page.messages)
+        token = page.next_token
+        if not token:
+            return found
+
+
+async def listed(rig: EmbeddedRig, wanted: Wanted, *, limit: int = 7) -> list[str]:
+    """The ids of a list."""
+    return [each.message_id for page in await pages(rig, wanted, limit=limit) for each in page]
+
+
+@every_durable_broker()
+async def test_all_of_it_in_order(rig: EmbeddedRig) -> None:
+    """Queues by when it was stored, then the timeline by when it is due, and all that turned round."""
+    ready, waiting = await fill(rig)
+    await receive(rig, batch_max=5)  # a lease is nothing to a list
+    for limit in (1, 7, 1000):
+        assert await listed(rig, Wanted(), limit=limit) == ready + waiting
+        assert await listed(rig, Wanted(newest_first=True), limit=limit) == (ready + waiting)[::-1]
+        assert await listed(rig, Wanted(WAITING), limit=limit) == waiting
+        assert await listed(rig, Wanted(READY, newest_first=True), limit=limit) == ready[::-1]
+    shown = (await pages(rig, Wanted(), limit=1000))[0][0]
+    assert (shown.state, shown.queue_offset, shown.content is not None) == (READY, 0, True)
+
+
+@every_durable_broker()
+async def test_filters(rig: EmbeddedRig) -> None:
+    """By tag, by key, and by when it is or was due; from the first time on, below the second."""
+    start_ms = rig.clock.now_ms()
+    ready, waiting = await fill(rig)
+    assert await listed(rig, Wanted(tag="odd")) == ready[1::2]
+    assert await listed(rig, Wanted(key="k-3")) == ready[3::5] + waiting[3::5]
+    for newest_first, step in ((False, 1), (True, -1)):
+        span = Wanted(0, start_ms + 5 * HOUR_MS, start_ms + 9 * HOUR_MS, newest_first=newest_first)
+        assert await listed(rig, span) == waiting[4:8][::step]
+        stored = Wanted(0, start_ms + 5, start_ms + 9, newest_first=newest_first)
+        assert await listed(rig, stored) == ready[5:9][::step]
+    assert await listed(rig, Wanted(tag="none")) == []
+
+
+@every_durable_broker()
+async def test_what_came_overdue_is_found_by_its_true_time(rig: EmbeddedRig) -> None:
+    """It lies on the timeline under a later one."""
+    now_ms = rig.clock.now_ms()
+    rig.scheduler.turn()
+    await rig.broker.send([a_message("late", message_group="g", deliver_at_ms=now_ms - HOUR_MS)])
+    for newest_first in (False, True):
+        assert await listed(rig, Wanted(WAITING, 0, now_ms, newest_first=newest_first)) == ["late"]
+        assert await listed(rig, Wanted(WAITING, now_ms, newest_first=newest_first)) == []
+
+
+@every_durable_broker()
+async def test_a_call_looks_at_a_bounded_number_of_rows(rig: EmbeddedRig) -> None:
+    """A filter that finds nothing ends its page soon, and says where the next one goes on; the next ones find it."""
+    ready, waiting = await fill(rig)
+    with patch.object(listing, "ROWS_PER_CALL_MAX", 10), patch.object(listing, "_ROWS_PER_STEP", 4):
+        for newest_first in (False, True):
+            found = await pages(rig, Wanted(key="k-4", newest_first=newest_first), limit=1000)
+            assert len(found) >= (len(ready) + len(waiting)) // 14
+            assert sorted(each.message_id for page in found for each in page) == sorted(ready[4::5] + waiting[4::5])
+
+
+@every_durable_broker()
+async def test_other_topics_cost_no_look(rig: EmbeddedRig) -> None:
+    """Where only others wait is passed over by the counts, forwards and backwards."""
+    now_ms = rig.clock.now_ms()
+    others = [a_message(f"o-{at}", topic="other", deliver_at_ms=now_ms + (at + 2) * HOUR_MS) for at in range(500)]
+    await rig.broker.send([*others, a_message("w-0", deliver_at_ms=now_ms + 600 * HOUR_MS)])
+    await rig.broker.send([a_message("w-1", deliver_at_ms=now_ms + HOUR_MS)])
+    looked = 0
+    scan, last = rig.store.scan, rig.store.last
+
+    def scanned(family: Family, *arguments: bytes, limit: int, bytes_max: int = 2**62) -> object:
+        nonlocal looked
+        rows = scan(family, *arguments, limit=limit, bytes_max=bytes_max)
+        looked += len(rows.rows) if family is Family.TIMELINE else 0
+        return rows
+
+    def sought(family: Family, *arguments: bytes) -> object:
+        nonlocal looked
+        looked += family is Family.TIMELINE
+        return last(family, *arguments)
+
+    with patch.object(rig.store, "scan", scanned), patch.object(rig.store, "last", sought):
+        assert await listed(rig, Wanted(WAITING), limit=1) == ["w-1", "w-0"]
+        assert looked <= 300
+        looked = 0
+        assert await listed(rig, Wanted(WAITING, newest_first=True), limit=1) == ["w-0", "w-1"]
+        assert looked <= 300
+
+
+@every_durable_broker()
+async def test_a_token_of_another_list_is_refused(rig: EmbeddedRig) -> None:
+    """So is one that nobody made; and an unknown topic is."""
+    await fill(rig)
+    first = await operator(rig).messages(TOPIC, Wanted(), token="", limit=1)
+    for token in ("x", "w:", "q:zz", "w:" + "f" * 32, "q:" + ".".join("0" * 99), f"-{first.next_token}", "q:1.2.3.4.5"):
+        wanted = Wanted(READY) if token == "w:" else Wanted()
+        with pytest.raises(Refused):
+            await operator(rig).messages(TOPIC, wanted, token=token, limit=1)
+    with pytest.raises(Refused):
+        await operator(rig).messages("nobody", Wanted(), token="", limit=1)

@@ -1,0 +1,50 @@
+"""A cell and its topics, as the commands of an operator may find them."""
+
+from __future__ import annotations
+
+from dmq.admin import source
+from dmq.embedded.topic_settings import Keep
+
+NOW = 1_700_000_000_000
+
+STATUS = source.CellStatus(
+    version="1.2.3",
+    cell_id="cell-1",
+    broker_name="rock-dmq",
+    pid=77,
+    state=source.CellState.SERVING,
+    started_at_ms=NOW - 3_725_000,
+    now_ms=NOW,
+    listen="127.0.0.1:8081",
+    metrics_listen="127.0.0.1:9464",
+    data="somewhere/data",
+    durability="disk",
+    timeline=source.Timeline(pending=1_000_000, overdue=2, next_due_at_ms=NOW + 5000),
+    lateness=source.Lateness(count=9, p50_ms=0.8, p99_ms=3.25, max_ms=1200.0),
+    totals=source.Totals(accepted=10, delivered=9, acked=8, expired=1),
+    commits=source.Commits(batches=5, ops=50, written_bytes=4096, commit_p99_ms=2.5, sync_p50_ms=0.9, sync_p99_ms=2.25),
+    disk=source.Disk(free_bytes=2**30, low_water_bytes=2**25),
+    outbox=source.Outbox(
+        rows=12,
+        held_bytes=2048,
+        held_bytes_max=2**30,
+        trail="somewhere/data/trail",
+        exported_sequence=1234,
+        lag_ms=42_000,
+    ),
+    recovery=source.Recovery(was_clean=False, cut_bytes=17, open_ms=42.0),
+)
+
+TOPICS = (
+    source.TopicStatus(
+        name="orders",
+        queues=8,
+        stored=9,
+        pending=1_000_000,
+        due=(source.DueBucket(until_ms=NOW, count=2),),
+        oldest_at_ms=NOW - 1_000,
+        keep=Keep(3 * 86_400_000, 2**30, unread=True),
+        keep_own=("bytes",),
+    ),
+    source.TopicStatus(name="%DLQ%group", queues=1, stored=1),
+)
