@@ -80,6 +80,7 @@ def test_quantiles_are_values_that_were_measured() -> None:
     assert quantiles(range(1000)) == {"p50": 500, "p99": 990, "p999": 999, "max": 999}
 
 
+@at_length
 @pytest.mark.timeout(120)
 def test_nacks_stand_beside_a_floor_and_beside_acks(tmp_path: Path) -> None:
     kept = run_bench(tmp_path / "results.json", "nack")
@@ -109,6 +110,7 @@ def test_what_disturbs_is_compared_with_nothing(tmp_path: Path) -> None:
             assert p99["details"]["handed_over_beside"] or p99["details"]["leases_beside"]
 
 
+@at_length
 @pytest.mark.timeout(120)
 def test_a_daemon_is_loaded_without_go(tmp_path: Path) -> None:
     """The generator in Python stands in where there is no Go."""
