@@ -29,7 +29,8 @@ from dmq.store.store import Store
 
 ROWS_PER_LANE_MAX = 1024
 FLOOD_ROWS = 128  # of one scope in a turn: more are left to the backlog
-BACKLOG_SHARE_ROWS = 128  # of a turn while the live lane is in use: about a millisecond
+BACKLOG_SHARE_ROWS = 128  # of a turn while the live lane is in use: about a millisecond,
+BACKLOG_SHARE_ROWS_PER_S = 25_000  # or about a quarter of a turn, where turns take long, as under load
 LIVE_USED_S = 1.0  # how long it counts as in use
 BUSY_LAG_MS = 20  # from which lag on a reader that did not get to the end is behind
 BYTES_PER_LANE_MAX = 8 * 1024 * 1024
@@ -72,6 +73,7 @@ class Scheduler:
         self.handed_over_total = 0
         self._is_behind = False
         self._live_used_s = -LIVE_USED_S
+        self._turn_s = 0.0  # how long the last turn took that handed something over
 
     def start(self) -> None:
         """Start the thread."""
@@ -87,6 +89,7 @@ class Scheduler:
     def turn(self) -> Turn:
         """Hand over what is due now, up to a batch per lane; durable on return."""
         now_ms = self._clock.now_ms()
+        began_s = self._clock.monotonic_s()
         self._marks.split_backlog(now_ms, BUSY_LAG_MS if self._is_behind else None)
         rows, is_live_done = self._take_live(now_ms)
         is_backlog_done = True
@@ -103,6 +106,7 @@ class Scheduler:
         if checked:
             self._checks.planned(checked, receipts[len(moved) : -1])
         done_ms = self._clock.now_ms()
+        self._turn_s = self._clock.monotonic_s() - began_s
         self.handed_over_total += len(moved)
         self._observe([done_ms - op.deliver_at_ms for op in moved])
         return Turn(len(rows), done_ms)
@@ -123,7 +127,10 @@ class Scheduler:
         now_s = self._clock.monotonic_s()
         if is_live:
             self._live_used_s = now_s
-        return BACKLOG_SHARE_ROWS if now_s - self._live_used_s < LIVE_USED_S else ROWS_PER_LANE_MAX
+        if now_s - self._live_used_s >= LIVE_USED_S:
+            return ROWS_PER_LANE_MAX
+        # A share that is the same for short turns and for long ones would be less than what falls due meanwhile.
+        return min(ROWS_PER_LANE_MAX, max(BACKLOG_SHARE_ROWS, int(self._turn_s * BACKLOG_SHARE_ROWS_PER_S)))
 
     def _without_grouped(self, rows: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """Leave rows of message groups where they are, to be read behind the backlog."""

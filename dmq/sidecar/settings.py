@@ -22,7 +22,7 @@ class SidecarConfig:
     delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS_DEFAULT
     delay_max_ms: int | None = None
     broker_name: str = "rock-dmq"
-    sends_in_flight_max: int = 16_384  # about a second of work: what waits longer is of no use to clients that wait 3 s
+    sends_in_flight_max: int = 4096  # less than half a second of work: messages wait here past their delivery time
     receives_waiting_max: int = 10_000
     receives_per_client_max: int = 1024
     streams_max: int = 10_000

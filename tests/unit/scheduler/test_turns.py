@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -123,6 +124,26 @@ def test_a_backlog_does_not_delay_what_is_due_now(cell: Cell, clock: ManualClock
     assert sorted(after.times()) == [*overdue, *live]
     assert [each for each in after.times() if each in set(overdue)] == overdue
     after.close()
+
+
+def test_turns_that_take_long_have_a_larger_share_for_the_backlog(
+    cell: Cell, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine under load: what falls due in one turn goes with the next, and the backlog does not grow for ever."""
+    start_ms = clock.now_ms()
+    commit, turn_ms = cell.store.commit, 40
+
+    def slow(*ops: Any, **more: Any) -> Any:  # noqa: ANN401 - as it is
+        clock.advance(turn_ms)
+        return commit(*ops, **more)
+
+    monkeypatch.setattr(cell.store, "commit", slow)
+    # in each turn a little more than one read takes: a flood, and a rest that is none
+    per_ms = scheduler_module.ROWS_PER_LANE_MAX // turn_ms + 1
+    cell.schedule(*(start_ms + 1 + number // per_ms for number in range(20 * turn_ms * per_ms)))
+    while clock.now_ms() < start_ms + 20 * turn_ms:
+        cell.scheduler.turn()
+    assert max(cell.late_ms) < 4 * turn_ms
 
 
 def test_a_backlog_is_handed_over_exactly_once_through_kills(cell: Cell, clock: ManualClock) -> None:
