@@ -28,8 +28,8 @@ _BUILD_S_MAX = 400
 class Build:
     """How one program is built: with which tools, from which files, by which command in its folder.
 
-    ``prepare`` comes before the command; it may raise what ``subprocess.run`` does. CI goes without a program that is not
-    ``is_required``: its tests are skipped by name there too.
+    ``prepare`` comes before the command, and may raise what ``subprocess.run`` does. Where a program that is not
+    ``is_required`` cannot be built, its tests are skipped by name, in CI too.
     """
 
     name: str

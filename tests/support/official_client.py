@@ -45,9 +45,9 @@ class Language:
     ``receive_overhead_bytes``: grpc-js takes 4 MiB for a whole frame, so that a body of 4 MiB can be sent with the Node
     client and not be received with it. ``tells_of_acks``: whether an application hears that the server refused an
     acknowledgement. ``checks_times``: whether the client itself refuses a time that the protocol cannot say.
-    ``tls``: whether it speaks TLS when nobody tells it what to speak, as in most of our tests. ``lacks``: what this client
-    does not offer; a test that is about one of these is run ``having`` it. ``listener``: the kind of consumer that reports
-    what it is given without being asked, for tests that do not care how.
+    ``tls``: whether it speaks TLS when nobody tells it what to speak, as in most of our tests. ``lacks``: what this
+    client does not offer; a test that is about one of these is run ``having`` it. ``listener``: the kind of consumer
+    that reports what it is given without being asked, for tests that do not care how.
     """
 
     name: str
@@ -68,9 +68,9 @@ _CLASS_PATH = f"{BUILDS['java'].cache}/classes:{BUILDS['java'].cache}/lib/*"
 # It lives for seconds: the second compiler would cost more than it brings. Its log goes where the test looks for it.
 _JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m", "-Duser.home=.")
 JAVA = Language("java", ("java", *_JVM, "-cp", _CLASS_PATH, "Client"), checks_times=True, tls=True)
-# It has neither push consumers nor recall, cannot change an invisible duration, does not know the largest body, and ends
-# a transaction once: the second commit is no program. Its program has a loop around a simple consumer instead.
-_RUST_LACKS = frozenset({"push", "recall", "change", "largest body", "second end"})
+# It has neither push consumers nor recall, cannot change an invisible duration, and takes a transaction away with its
+# end: nobody can write a second commit. In place of a push consumer its program has a loop around a simple one.
+_RUST_LACKS = frozenset({"push", "recall", "change", "second end"})
 RUST = Language(
     "rust",
     (str(BUILDS["rust"].cache / "debug" / "client"),),

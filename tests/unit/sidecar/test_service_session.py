@@ -242,7 +242,7 @@ def test_bad_settings_end_the_stream_with_the_reason(
 
 
 def test_a_rust_client_is_told_by_the_transport_alone() -> None:
-    """A stream that ends with an error behind a frame makes it loop without a pause; an error at once fails its start."""
+    """An error behind a frame makes it read again without a pause; an error and nothing else fails its start."""
 
     async def scenario(sidecar: Sidecar) -> None:
         async def bodies() -> AsyncIterator[bytes]:
