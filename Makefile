@@ -60,7 +60,7 @@ clean: ## remove caches and build products
 	@find $(CODE) -name node_modules -prune -o -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## remove the environment and the official clients as well
-	@rm -rf $(VENV) $(NODE_DIR)/node_modules tests/clients/*/.cache
+	@rm -rf $(VENV) $(NODE_DIR)/node_modules tests/clients/*/.cache tests/clients/rust/Cargo.lock
 
 # --- the environment --------------------------------------------------------------------------------------------------
 

@@ -82,7 +82,7 @@ type End = Box<dyn FnOnce(bool) -> Ended + Send>;
 struct State {
     producers: HashMap<String, &'static Producer>,
     consumers: HashMap<String, &'static Consumer>,
-    messages: Vec<Arc<MessageView>>, // by token - 1
+    messages: Vec<Arc<MessageView>>,    // by token - 1
     transactions: HashMap<String, End>, // by the message id
 }
 
