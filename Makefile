@@ -28,7 +28,7 @@ $(shell [ -x $(PY) ] && [ "$$(cat $(STAMPS)/here 2>/dev/null)" = "$(CURDIR)" ] |
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint fmt bench lock clean distclean node-client go-client java-client chromium
+.PHONY: help demo test lint fmt bench lock clean distclean node-client go-client java-client rust-client chromium
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1 - \2/p' $(firstword $(MAKEFILE_LIST))
@@ -36,7 +36,7 @@ help: ## list the targets
 demo: $(STAMPS)/run ## kill the daemon half-way through a run and see that nothing is lost
 	@$(PY) -m dmq demo $(ARGS)
 
-test: $(STAMPS)/dev node-client go-client java-client chromium ## run all tests (ARGS="-k store" to choose)
+test: $(STAMPS)/dev node-client go-client java-client rust-client chromium ## run all tests (ARGS="-k store" to choose)
 	@$(PY) -m pytest $(ARGS)
 
 lint: $(STAMPS)/dev ## format, lint, types, arrows, tidy
@@ -60,7 +60,7 @@ clean: ## remove caches and build products
 	@find $(CODE) -name node_modules -prune -o -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## remove the environment and the official clients as well
-	@rm -rf $(VENV) $(NODE_DIR)/node_modules tests/clients/*/.cache
+	@rm -rf $(VENV) $(NODE_DIR)/node_modules tests/clients/*/.cache tests/clients/rust/Cargo.lock
 
 # --- the environment --------------------------------------------------------------------------------------------------
 
@@ -109,8 +109,8 @@ $(NODE_DIR)/node_modules/.stamp: $(NODE_DIR)/package.json $(NODE_DIR)/package-lo
 	@cd $(NODE_DIR) && npm ci --ignore-scripts --no-audit --no-fund --no-update-notifier --loglevel=error
 	@touch $@
 
-# The programs around the official Go and Java clients; their first use in a test builds them as well.
-go-client java-client: $(STAMPS)/dev
+# The programs around the official Go, Java and Rust clients; their first use in a test builds them as well.
+go-client java-client rust-client: $(STAMPS)/dev
 	@PYTHONPATH=tests $(PY) -m support.client_builds $(@:-client=)
 
 # A browser, for the tests that look at the audit's report. Required in CI (root gets it installed), a named skip elsewhere.

@@ -113,8 +113,12 @@ class Connection:
             self._widen(stream, room)
 
     def expect(self, stream: Stream, size: int) -> None:
-        """Let the peer send what lacks of a message of ``size`` bytes, whatever the window is."""
-        lacking = size - stream.unread - stream.receive_left
+        """Let the peer send what lacks of a message of ``size`` bytes, whatever the window is.
+
+        And one byte more: hyper, below the Rust client, asks what follows only when its window has room for some of it,
+        and would never say that nothing does.
+        """
+        lacking = size + 1 - stream.unread - stream.receive_left
         if lacking > 0 and not stream.is_ended and not stream.is_closed:
             self._widen(stream, lacking)
 

@@ -23,7 +23,7 @@ def check_growing(connection: Connection, stream: Stream) -> None:
     body = stream.body
     if len(body) >= PREFIX_BYTES:
         size = _size(connection, body) + PREFIX_BYTES
-        if len(body) < size:
+        if len(body) <= size:
             connection.expect(stream, size)
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from support.client_builds import BUILDS, what_is_missing
 from support.daemon import Daemon
+from support.official_client import Language
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build the programs around official clients before the first test: it may take longer than a test may."""
-    modules = {getattr(item, "module", None) for item in session.items}
-    if not session.config.option.collectonly and any(hasattr(module, "LANGUAGES") for module in modules):
+    chosen = (value for item in session.items if hasattr(item, "callspec") for value in item.callspec.params.values())
+    if not session.config.option.collectonly and any(isinstance(value, Language) for value in chosen):
         for build in BUILDS.values():
             what_is_missing(build)  # the tests that need it say so
 

@@ -52,7 +52,7 @@ def test_official_clients_with_good_and_bad_credentials(language: Language, guar
         message_id = client.send("shop", topic)
         client.start("billing", "simple", topic, group=billing, wait_s=1, **SHOP.credentials)
         assert [each["message_id"] for each in client.receive_until("billing", 1)] == [message_id]
-        client.start("push", "push", topic, group=reading, **READER.credentials)
+        client.start("push", language.listener, topic, group=reading, **READER.credentials)
         assert [each["message_id"] for each in client.wait_for_deliveries("push", 1)] == [message_id]
 
         def start_and_use(name: str, credentials: dict[str, str]) -> str:

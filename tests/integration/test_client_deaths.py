@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.daemon import Daemon
 from support.effort import at_length
-from support.official_client import LANGUAGES, Language, OfficialClient
+from support.official_client import Language, OfficialClient, those_with
 from support.scenarios import Scenarios
 
 HELD_S_MAX = 130.0
@@ -41,7 +41,7 @@ def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenarios]:
 
 @at_length
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("language", LANGUAGES, ids=lambda language: language.name)
+@pytest.mark.parametrize("language", those_with("push"), ids=lambda language: language.name)
 def test_another_consumer_is_given_what_a_dead_listener_held(scenarios: Scenarios, language: Language) -> None:
     """Nobody renews the lease any more: within two minutes the other one has the message, on its second attempt."""
     message_id, held, found = scenarios.result(_die, language, HELD_S_MAX + 30)

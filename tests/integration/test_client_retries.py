@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from support.daemon import Daemon
-from support.official_client import LANGUAGES, Language, OfficialClient
+from support.official_client import Language, OfficialClient, those_with
 from support.scenarios import Scenarios, dead_letters, dmq, is_at_rest, set_group, wait_for_group
 
 from dmq.admin import admin_v1 as wire
@@ -209,7 +209,7 @@ def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenarios]:
         daemon.stop()
 
 
-@pytest.fixture(params=LANGUAGES, ids=lambda language: language.name)
+@pytest.fixture(params=those_with("push"), ids=lambda language: language.name)
 def language(request: pytest.FixtureRequest) -> Language:
     """The client the test is about."""
     found: Language = request.param

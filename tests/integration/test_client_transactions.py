@@ -12,7 +12,7 @@ from typing import TypeVar
 import pytest
 from support.client_bench import Bench
 from support.daemon import Daemon
-from support.official_client import GO, JAVA, LANGUAGES, NODE, PYTHON, ClientError, Language, OfficialClient, require
+from support.official_client import GO, JAVA, LANGUAGES, NODE, PYTHON, ClientError, Language, OfficialClient, can_run
 from support.scenarios import dead_letters
 
 from broker_adapter.topics import dead_letter_topic
@@ -28,7 +28,7 @@ _Answer = TypeVar("_Answer")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     env = {**os.environ, **{f"DMQ_TRANSACTION_{key}": value for key, value in _PACE.items()}}
     with Daemon(tmp_path_factory.mktemp("daemon") / "data", env=env) as daemon, ExitStack() as stack:
-        yield Bench(daemon, stack, tmp_path_factory, "transactional", "push")
+        yield Bench(daemon, stack, tmp_path_factory, "transactional", "listener")
         daemon.stop()
 
 
@@ -41,7 +41,7 @@ def process(request: pytest.FixtureRequest, bench: Bench) -> Iterator[OfficialCl
 
 @pytest.fixture
 def topic(bench: Bench, process: OfficialClient) -> str:
-    """A new topic with a transactional producer ``p-<topic>`` and a push consumer ``c-<topic>``."""
+    """A new topic with a transactional producer ``p-<topic>`` and a listener ``c-<topic>``."""
     return bench.topic(process.language)
 
 
@@ -49,11 +49,7 @@ def topic(bench: Bench, process: OfficialClient) -> str:
 def undecided(bench: Bench) -> dict[str, tuple[str, str]]:
     """By language: the topic and the id of a half message that nobody decides. It takes all checks to give it up."""
     found = {}
-    for language in LANGUAGES:
-        try:
-            require(language)
-        except pytest.skip.Exception:
-            continue  # its own tests say so
+    for language in filter(can_run, LANGUAGES):
         topic = bench.topic(language)
         found[language.name] = topic, half(bench.process(language), topic, "undecided")
     return found
@@ -91,9 +87,10 @@ def test_commit_and_rollback(process: OfficialClient, topic: str) -> None:
     seen = process.deliveries(f"c-{topic}")[1]
     assert (seen["message_id"], seen["tag"], seen["keys"], seen["attempt"]) == (good, "red", ["k-1"], 1)
     assert (seen["properties"], seen["is_corrupted"]) == ({"color": "blue"}, False)
-    process.do("commit", message_id=good)
-    with pytest.raises(ClientError, match="was rolled back at"):
-        process.do("commit", message_id=bad)
+    if "second end" not in process.language.lacks:
+        process.do("commit", message_id=good)
+        with pytest.raises(ClientError, match="was rolled back at"):
+            process.do("commit", message_id=bad)
     process.send(f"p-{topic}", topic, body="behind")
     assert bodies(process, topic, 3) == ["before", "wanted", "behind"]
 
@@ -104,6 +101,8 @@ def test_a_producer_that_says_nothing_is_asked(process: OfficialClient, topic: s
     checks = process.wait_for_deliveries(f"p-{topic}", 2)
     assert {each["message_id"]: each["body"] for each in checks} == ids
     assert bodies(process, topic, 1) == ["commit later"]
+    if "second end" in process.language.lacks:
+        return
     bad = next(message_id for message_id, body in ids.items() if body.startswith("rollback"))
     for _ in range(100):
         with pytest.raises(ClientError) as refused:
@@ -143,7 +142,7 @@ def test_another_producer_answers_for_one_that_died(bench: Bench, died: Language
     message_id = half(first, topic, "commit for the other one")
     first.close()
     second = bench.process(lives)
-    second.start(f"c-{topic}", "push", topic, group=f"g-{topic}")
+    second.start(f"c-{topic}", lives.listener, topic, group=f"g-{topic}")
     second.start(f"p-{topic}", "transactional", topic)
     (check,) = second.wait_for_deliveries(f"p-{topic}", 1)
     assert check["message_id"] == message_id
@@ -155,7 +154,7 @@ def test_what_nobody_decides_is_a_dead_letter(
 ) -> None:
     """After the last check; it says where it came from and how often was asked."""
     topic, message_id = undecided[process.language.name]
-    process.start(f"d-{topic}", "push", dead_letter_topic(GIVEN_UP_GROUP), group=f"d-{topic}")
+    process.start(f"d-{topic}", process.language.listener, dead_letter_topic(GIVEN_UP_GROUP), group=f"d-{topic}")
     found: list[dict[str, object]] = []
     while not any(each["message_id"] == message_id for each in found):
         before = len(found)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from support.client_bench import Topics
 from support.daemon import Daemon, run_command
-from support.official_client import LANGUAGES, ClientError, Language, OfficialClient, require
+from support.official_client import LANGUAGES, ClientError, Language, OfficialClient, having, require
 
 LATER_MS = 3_600_000
 
@@ -56,6 +56,7 @@ def recall(process: OfficialClient, topic: str, handle: str) -> str:
     return str(process.do("recall", name=f"p-{topic}", topic=topic, handle=handle))
 
 
+@having("recall")
 def test_a_recalled_message_does_not_come(process: OfficialClient, topic: str) -> None:
     """Of two that are due together only the other one comes; recalling it again is fine."""
     gone, handle = send_later(process, topic, 2_500, body="gone")
@@ -68,6 +69,7 @@ def test_a_recalled_message_does_not_come(process: OfficialClient, topic: str) -
     assert process.do("receive", name=f"c-{topic}") == []
 
 
+@having("recall")
 def test_a_delivered_message_cannot_be_recalled(process: OfficialClient, topic: str) -> None:
     """The client raises, also that which takes 40401 for success, and its text says when it was delivered."""
     process.start(f"c-{topic}", "simple", topic, group=f"g-{topic}")
@@ -78,6 +80,7 @@ def test_a_delivered_message_cannot_be_recalled(process: OfficialClient, topic: 
     assert late.value.code in (40400, 40401) or "40401" in str(late.value)
 
 
+@having("recall")
 def test_nonsense_is_refused(process: OfficialClient, topic: str) -> None:
     """A client's own mistake, not to be tried again: 40000."""
     process.do("send", name=f"p-{topic}", topic=topic)
@@ -86,6 +89,7 @@ def test_nonsense_is_refused(process: OfficialClient, topic: str) -> None:
     assert refused.value.code == 40000 or "40000" in str(refused.value)
 
 
+@having("recall")
 def test_what_the_command_line_recalls(process: OfficialClient, daemon: Daemon, topic: str) -> None:
     """With the handle a client was given; its exit code tells what is not found from what is wrong."""
     message_id, handle = send_later(process, topic)
@@ -98,11 +102,12 @@ def test_what_the_command_line_recalls(process: OfficialClient, daemon: Daemon, 
     assert run_command("msg", "recall", "nonsense", *at).returncode == 2
 
 
-@pytest.mark.parametrize("kind", ["simple", "push"])
+@pytest.mark.parametrize("kind", ["simple", "listener"])
 def test_sql_filter(process: OfficialClient, topic: str, kind: str) -> None:
     """A consumer sees what its expression is true of, by user properties and by tag."""
     sql = "amount >= 10 AND (region = 'west' OR TAGS = 'red') AND note IS NULL"
-    process.start(f"c-{topic}", kind, topic, group=f"g-{topic}", sql=sql)
+    started = process.language.listener if kind == "listener" else kind
+    process.start(f"c-{topic}", started, topic, group=f"g-{topic}", sql=sql)
     messages = [
         ("10", "west", "", {}),
         ("9", "west", "", {}),

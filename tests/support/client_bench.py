@@ -9,14 +9,20 @@ from typing import Any
 
 import pytest
 from support.daemon import Daemon
-from support.official_client import ANSWER_S_MAX, Language, OfficialClient, require
+from support.effort import at_length
+from support.official_client import ANSWER_S_MAX, GO, JAVA, NODE, PYTHON, Language, OfficialClient, require
 
-_PREFIXES = {"producer": "p", "transactional": "p", "simple": "c", "push": "c"}
+_PREFIXES = {"producer": "p", "transactional": "p", "simple": "c", "listener": "c"}
 _names = count(1)
+
+# For what does not depend on the client: properties are the same in every language.
+BY_PROPERTY = (PYTHON, NODE, pytest.param(GO, marks=at_length), pytest.param(JAVA, marks=at_length))
 
 
 class Topics:
     """Topics with clients of the given kinds: producers ``p-<topic>``, consumers ``c-<topic>`` in group ``g-<topic>``.
+
+    A ``listener`` is what reports deliveries in this language.
 
     The clients of the next topic are started while a test works with this one: it takes a Go client a second.
     """
@@ -34,9 +40,12 @@ class Topics:
         return name
 
     def _begin(self) -> tuple[str, list[Future[Any]]]:
-        name = f"t{next(_names)}-{self._process.language.name}"
+        language = self._process.language
+        name = f"t{next(_names)}-{language.name}"
         return name, [
-            self._process.begin_start(f"{_PREFIXES[kind]}-{name}", kind, name, group=f"g-{name}")
+            self._process.begin_start(
+                f"{_PREFIXES[kind]}-{name}", language.listener if kind == "listener" else kind, name, group=f"g-{name}"
+            )
             for kind in self._kinds
         ]
 

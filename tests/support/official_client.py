@@ -30,6 +30,8 @@ from typing import Any, Self
 import pytest
 from support.client_builds import BUILDS, what_is_missing
 
+from broker_adapter.wire import rocketmq_v2 as wire
+
 _TESTS = Path(__file__).parents[1]
 _NODE = _TESTS / "clients" / "node"
 ANSWER_S_MAX = 40.0
@@ -43,7 +45,9 @@ class Language:
     ``receive_overhead_bytes``: grpc-js takes 4 MiB for a whole frame, so that a body of 4 MiB can be sent with the Node
     client and not be received with it. ``tells_of_acks``: whether an application hears that the server refused an
     acknowledgement. ``checks_times``: whether the client itself refuses a time that the protocol cannot say.
-    ``tls``: whether it speaks TLS when nobody tells it what to speak, as in most of our tests.
+    ``tls``: whether it speaks TLS when nobody tells it what to speak, as in most of our tests. ``lacks``: what this
+    client does not offer; a test that is about one of these is run ``having`` it. ``listener``: the kind of consumer
+    that reports what it is given without being asked, for tests that do not care how.
     """
 
     name: str
@@ -53,6 +57,8 @@ class Language:
     tells_of_acks: bool = True
     checks_times: bool = False
     tls: bool = False
+    lacks: frozenset[str] = frozenset()
+    listener: str = "push"
 
 
 PYTHON = Language("python", (sys.executable, str(_TESTS / "clients" / "python" / "client.py")), deliver_at_unit_ms=1000)
@@ -62,7 +68,28 @@ _CLASS_PATH = f"{BUILDS['java'].cache}/classes:{BUILDS['java'].cache}/lib/*"
 # It lives for seconds: the second compiler would cost more than it brings. Its log goes where the test looks for it.
 _JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m", "-Duser.home=.")
 JAVA = Language("java", ("java", *_JVM, "-cp", _CLASS_PATH, "Client"), checks_times=True, tls=True)
-LANGUAGES = (PYTHON, NODE, GO, JAVA)
+# It has neither push consumers nor recall, cannot change an invisible duration, and takes a transaction away with its
+# end: nobody can write a second commit. In place of a push consumer its program has a loop around a simple one.
+_RUST_LACKS = frozenset({"push", "recall", "change", "second end"})
+RUST = Language(
+    "rust",
+    (str(BUILDS["rust"].cache / "debug" / "client"),),
+    deliver_at_unit_ms=1000,
+    receive_overhead_bytes=1024,
+    lacks=_RUST_LACKS,
+    listener="loop",
+)
+LANGUAGES = (PYTHON, NODE, GO, JAVA, RUST)
+
+
+def those_with(feature: str) -> tuple[Language, ...]:
+    """Return the clients that do not lack ``feature``."""
+    return tuple(language for language in LANGUAGES if feature not in language.lacks)
+
+
+def having(feature: str) -> pytest.MarkDecorator:
+    """Run a test with the ``process`` of each client that does not lack ``feature``."""
+    return pytest.mark.parametrize("process", those_with(feature), indirect=True, ids=lambda language: language.name)
 
 
 class ClientError(Exception):
@@ -75,17 +102,26 @@ class ClientError(Exception):
 
 
 def require(language: Language) -> None:
-    """Skip the test, by name, where the client cannot run; in CI that is a failure."""
-    missing = ""
-    if language.name in BUILDS:
-        missing = what_is_missing(BUILDS[language.name])
-    elif language is NODE and shutil.which("node") is None:
-        missing = "node is not installed"
-    elif language is NODE and not (_NODE / "node_modules" / "rocketmq-client-nodejs").is_dir():
-        missing = "the official Node client is not installed: make node-client"
-    if missing:
-        assert not os.environ.get("CI"), f"required in CI: {missing}"
+    """Skip the test, by name, where the client cannot run; in CI that is a failure, unless it may be missing there."""
+    if missing := _missing(language):
+        is_required = language.name not in BUILDS or BUILDS[language.name].is_required
+        assert not (is_required and os.environ.get("CI")), f"required in CI: {missing}"
         pytest.skip(missing)
+
+
+def can_run(language: Language) -> bool:
+    """Say whether the client can run, for what is done for all of them before their tests; those ``require`` it."""
+    return not _missing(language)
+
+
+def _missing(language: Language) -> str:
+    if language.name in BUILDS:
+        return what_is_missing(BUILDS[language.name])
+    if language is NODE and shutil.which("node") is None:
+        return "node is not installed"
+    if language is NODE and not (_NODE / "node_modules" / "rocketmq-client-nodejs").is_dir():
+        return "the official Node client is not installed: make node-client"
+    return ""
 
 
 class OfficialClient:
@@ -231,6 +267,9 @@ class OfficialClient:
     def _answer(self, said: dict[str, Any]) -> None:
         answer = self._waiting.pop(said["id"])
         if "error" in said:
-            answer.set_exception(ClientError(said["error"], said["type"], said["code"]))
+            code = said["code"]  # the Rust client tells its name
+            answer.set_exception(
+                ClientError(said["error"], said["type"], wire.Code.Value(code) if isinstance(code, str) else code)
+            )
         else:
             answer.set_result(said["ok"])

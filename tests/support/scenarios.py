@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 import pytest
 from support.daemon import run_command
-from support.official_client import LANGUAGES, Language, OfficialClient, require
+from support.official_client import LANGUAGES, Language, OfficialClient, can_run, require, those_with
 
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client import AdminClient
@@ -28,7 +28,7 @@ _Found = TypeVar("_Found")
 
 
 class Scenarios:
-    """What took place with every client that can run here, all at once, so that the waits overlap.
+    """What took place with every client that has push consumers and can run here, all at once, so that waits overlap.
 
     A scenario is a function that is given the process of one language's clients. Leaving ends what still runs.
     """
@@ -44,13 +44,10 @@ class Scenarios:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
+            languages = list(filter(can_run, those_with("push")))
             pool = ThreadPoolExecutor(max_workers=len(LANGUAGES) * len(self._scenarios))
             stack.callback(pool.shutdown)
-            for language in LANGUAGES:
-                try:
-                    require(language)
-                except pytest.skip.Exception:
-                    continue  # the tests say so
+            for language in languages:
                 home = self._tmp.mktemp(language.name)
                 process = stack.enter_context(OfficialClient(language, home, self._address))
                 for scenario in self._scenarios:

@@ -95,6 +95,14 @@ def test_the_development_lock_contains_the_running_one() -> None:
     assert {name: pins("build")[name] for name in shared} == {name: development[name] for name in shared}
 
 
+def test_the_rust_lock_names_no_host_and_pins_by_hash() -> None:
+    """Every package but our own program has its checksum; the lock that cargo reads is made of it and not kept."""
+    text = (ROOT / "tests/clients/rust/Cargo.lock.in").read_text(encoding="utf-8")
+    assert "://" not in text
+    assert text.count("\nchecksum = ") == text.count("[[package]]") - 1 > 100
+    assert "tests/clients/rust/Cargo.lock" not in PATHS
+
+
 def test_the_node_lock_names_no_host_and_pins_by_hash() -> None:
     text = (ROOT / "tests/clients/node/package-lock.json").read_text(encoding="utf-8")
     assert '"resolved"' not in text

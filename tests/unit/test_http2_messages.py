@@ -103,9 +103,21 @@ def test_growing_message_gets_the_window_it_needs() -> None:
     assert peer.hear() == []
     peer.data(stream_id, grpc_message(b"x" * 5000)[4:1000])
     check_growing(peer.connection, stream)
-    assert [(f.kind, int.from_bytes(f.payload, "big")) for f in peer.hear()] == [(frames.WINDOW_UPDATE, 4005)]
+    assert [(f.kind, int.from_bytes(f.payload, "big")) for f in peer.hear()] == [(frames.WINDOW_UPDATE, 4006)]
     peer.data(stream_id, grpc_message(b"x" * 5000)[1000:], ends=True)
     assert only_message(peer.connection, stream, "") == b"x" * 5000
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_a_message_as_large_as_the_window_leaves_room_for_its_end(lacking: int) -> None:
+    """A client that looks for the end of its request only while it may send more gets to it."""
+    said = grpc_message(b"x" * 995)
+    peer = Peer(Limits(stream_window=len(said)))
+    stream_id = peer.open()
+    stream = peer.stream(stream_id)
+    peer.data(stream_id, said[: len(said) - lacking])
+    check_growing(peer.connection, stream)
+    assert stream.receive_left == lacking + 1
 
 
 def test_messages_one_by_one() -> None:

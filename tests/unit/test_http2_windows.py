@@ -242,12 +242,12 @@ def test_padding_counts_in_the_windows_and_is_not_kept() -> None:
 
 
 def test_message_larger_than_the_window_is_let_in() -> None:
-    """What lacks of it is granted at once, and no more than that."""
+    """What lacks of it is granted at once, and one byte more, for clients that stop where no room is left."""
     peer = Peer(Limits(stream_window=1000))
     stream_id = peer.open()
     peer.data(stream_id, grpc_message(b"x" * 5000)[:1000])
     stream = peer.stream(stream_id)
     peer.connection.expect(stream, 5005)
-    assert peer.hear() == [Frame(frames.WINDOW_UPDATE, 0, stream_id, (4005).to_bytes(4, "big"))]
+    assert peer.hear() == [Frame(frames.WINDOW_UPDATE, 0, stream_id, (4006).to_bytes(4, "big"))]
     peer.connection.expect(stream, 5005)
     assert peer.hear() == []

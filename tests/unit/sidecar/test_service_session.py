@@ -241,6 +241,20 @@ def test_bad_settings_end_the_stream_with_the_reason(
     run(scenario)
 
 
+def test_a_rust_client_is_told_by_the_transport_alone() -> None:
+    """An error behind a frame makes it read again without a pause; an error and nothing else fails its start."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        async def bodies() -> AsyncIterator[bytes]:
+            yield consumer_settings(wire.LITE_PUSH_CONSUMER).SerializeToString()
+
+        stream = sidecar.dispatcher.telemetry()(bodies(), from_client(language="RUST"))
+        with pytest.raises(StreamEnded, match=str(wire.UNRECOGNIZED_CLIENT_TYPE)):
+            await anext(stream)
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     ("call", "body", "transport_code"),
     [
