@@ -44,9 +44,8 @@ CONFIG_FILE_DEFAULT = "dmq.toml"
 # How a key is written that is None here.
 _WRITTEN_NONE = {
     "metrics_listen": "off",
-    **dict.fromkeys(("delay_max", "keep_time", "keep_bytes"), "none"),
+    **dict.fromkeys(("delay_max", "keep_time", "keep_bytes", "tls_key", "tls_client_ca"), "none"),
     "disk_low_water_bytes": "auto",
-    "tls_key": "none",
     "acl": "off",
 }
 # Read by others than the daemon: the command line, its shell completion, tests.
@@ -172,6 +171,7 @@ class DaemonConfig(BaseSettings):
     transport: Literal["http2", "grpcio"] = "http2"
     tls_certificate: _Certificate = "auto"  # one that signs itself, in <data>/tls
     tls_key: _OptionalPath = None  # None: in the file of the certificate
+    tls_client_ca: _OptionalPath = None  # who signs the certificates that clients must show
     acl: _Acl = None  # a file of access keys
     broker_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,127}$")] = "rock-dmq"
 

@@ -12,6 +12,7 @@ from dmq.admin.service import AdminService
 from dmq.config import DaemonConfig
 from dmq.daemon.clients import Clients
 from dmq.embedded.broker import EmbeddedBroker
+from dmq.errors import DmqError
 from dmq.metrics import Metrics
 from dmq.sidecar.access import Guarded
 from dmq.sidecar.dispatch import Dispatcher
@@ -54,6 +55,8 @@ def transport_of(
     guard = Guard(KeyFile(config.acl, clock), clock) if config.acl is not None else None
     dispatcher = Dispatcher(Guarded(service, guard) if guard else service, clock=clock, observer=metrics.calls)
     host, port = config.listen.host, config.listen.port
+    if config.tls_client_ca is not None and (config.transport == "grpcio" or config.tls_certificate == "off"):
+        raise DmqError("tls_client_ca asks clients for certificates: it needs TLS, and the transport http2")
     if config.transport == "grpcio":
         from dmq.admin.server import grpc_handler
         from dmq.sidecar.grpc_server import GrpcServer
@@ -82,6 +85,7 @@ def transport_of(
         methods=methods(admin, guard),
         reflected=(admin_v1.SERVICE,),
         tls=tls.context if tls is not None else None,
+        plain_served_to="all" if config.tls_client_ca is None else "loopback",
     )
 
 
@@ -89,5 +93,7 @@ def _certificates(config: DaemonConfig, clock: Clock) -> Certificates | None:
     if config.tls_certificate == "off":
         return None
     if config.tls_certificate == "auto":
-        return Certificates(*self_signed(config.data / "tls", clock.now_ms()), clock, tells_expiry=False)
-    return Certificates(config.tls_certificate, config.tls_key or config.tls_certificate, clock)
+        made = self_signed(config.data / "tls", clock.now_ms())
+        return Certificates(*made, clock, config.tls_client_ca, tells_expiry=False)
+    key = config.tls_key or config.tls_certificate
+    return Certificates(config.tls_certificate, key, clock, config.tls_client_ca)

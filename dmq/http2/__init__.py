@@ -15,6 +15,7 @@ from dmq.http2.errors import CallEnded, Status
 from dmq.http2.headers import RequestHeaders
 from dmq.http2.limits import Limits, Rate
 from dmq.http2.methods import Bidirectional, Method, Streaming, Unary
+from dmq.http2.protocol import PlainServedTo
 from dmq.http2.server import Figures, Http2Server
 from dmq.http2.tls import make_context
 
@@ -25,6 +26,7 @@ __all__ = [
     "Http2Server",
     "Limits",
     "Method",
+    "PlainServedTo",
     "Rate",
     "RequestHeaders",
     "Status",

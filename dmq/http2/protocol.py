@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import ssl
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import structlog
 
@@ -16,6 +17,8 @@ from dmq.http2.errors import Code, ConnectionFault, Status
 from dmq.http2.limits import Limits
 from dmq.http2.methods import Methods
 from dmq.http2.tls import HANDSHAKE, TlsFault, TlsPipe
+
+PlainServedTo = Literal["all", "loopback", "none"]
 
 _LINGER_S: Final = 5.0  # for the last words, to a peer that may not read them
 
@@ -30,7 +33,7 @@ class Host(Protocol):
     methods: Methods
     monotonic_s: Callable[[], float]
     tls: Callable[[], ssl.SSLContext] | None
-    is_plain_served: bool
+    plain_served_to: PlainServedTo
 
     def joined(self, client: ClientProtocol) -> bool:
         """A client is there; False if it is one too many."""
@@ -235,10 +238,14 @@ class ClientProtocol(asyncio.Protocol):
                 log.exception("certificate_unreadable")
                 self.abort("no certificate")
                 return False
-        elif not self._host.is_plain_served:
+        elif not self._may_speak_plain():
             self.abort("plain text where TLS is required")
             return False
         return True
+
+    def _may_speak_plain(self) -> bool:
+        to = self._host.plain_served_to
+        return to == "all" or (to == "loopback" and _is_loopback(self._transport.get_extra_info("peername")))
 
     def _decrypt(self, pipe: TlsPipe, data: bytes) -> bytes:
         try:
@@ -256,6 +263,13 @@ class ClientProtocol(asyncio.Protocol):
         elif pipe.is_open and not text:
             self.flush()  # the handshake is done: greet
         return text
+
+
+def _is_loopback(address: object) -> bool:
+    if not isinstance(address, tuple):
+        return True  # a socket in the file system
+    ip = ipaddress.ip_address(str(address[0]).partition("%")[0])
+    return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback
 
 
 def _peer(address: object) -> str:

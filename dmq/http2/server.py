@@ -12,7 +12,7 @@ from typing import Final
 from dmq.http2.bounds import Account
 from dmq.http2.limits import Limits
 from dmq.http2.methods import Method, Methods
-from dmq.http2.protocol import ClientProtocol
+from dmq.http2.protocol import ClientProtocol, PlainServedTo
 
 _CHECK_S_MAX: Final = 1.0
 _NAP_S_MAX: Final = 3600.0
@@ -35,7 +35,7 @@ class Http2Server:
     """Serves methods of gRPC on one port. Make and use it on one event loop, asyncio's own or uvloop's.
 
     ``monotonic_s`` is the clock. ``tls`` gives the context for the next connection, so a new certificate needs no
-    restart; TLS and plain text share the port, told apart by the first byte, unless ``is_plain_served`` is False.
+    restart; TLS and plain text share the port, told apart by the first byte; ``plain_served_to`` says who may do without.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class Http2Server:
         monotonic_s: Callable[[], float],
         limits: Limits | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
-        is_plain_served: bool = True,
+        plain_served_to: PlainServedTo = "all",
     ) -> None:
         """Listen nowhere yet. ``methods`` are found by path, such as ``/package.Service/Method``."""
         self.limits = limits or Limits()
         self.methods = Methods(methods)
         self.monotonic_s = monotonic_s
         self.tls = tls
-        self.is_plain_served = is_plain_served or tls is None
+        self.plain_served_to: PlainServedTo = "all" if tls is None else plain_served_to
         self.account = Account(self.limits.held_in_all)
         self._address = (host, port)
         self._listener: asyncio.Server | None = None

@@ -67,11 +67,17 @@ class TlsPipe:
             raise TlsFault("the peer does not offer h2 by ALPN")
 
 
-def make_context(certificate: str, key: str) -> ssl.SSLContext:
-    """Make a context for files in PEM form. Raises OSError or ssl.SSLError."""
+def make_context(certificate: str, key: str, client_ca: str = "") -> ssl.SSLContext:
+    """Make a context for files in PEM form; with ``client_ca`` clients must show a certificate that it signed.
+
+    Raises OSError or ssl.SSLError.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     context.load_cert_chain(certificate, key)
     context.set_alpn_protocols(["h2"])
+    if client_ca:
+        context.load_verify_locations(client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
     return context

@@ -16,7 +16,18 @@ from broker_adapter.limits import REQUEST_BYTES_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.pool import POOL
 from dmq.errors import AddressInUse, DmqError
-from dmq.http2 import Bidirectional, CallEnded, Http2Server, Limits, Method, RequestHeaders, Status, Streaming, Unary
+from dmq.http2 import (
+    Bidirectional,
+    CallEnded,
+    Http2Server,
+    Limits,
+    Method,
+    PlainServedTo,
+    RequestHeaders,
+    Status,
+    Streaming,
+    Unary,
+)
 from dmq.sidecar import health
 from dmq.sidecar.call import CLIENT_ID_HEADER, Call
 from dmq.sidecar.dispatch import Dispatcher, StreamEnded, StreamHandler, TelemetryHandler, UnaryHandler
@@ -41,11 +52,12 @@ class Http2Transport:
         methods: Mapping[str, Method] | None = None,
         reflected: Sequence[str] = (),
         tls: Callable[[], ssl.SSLContext] | None = None,
+        plain_served_to: PlainServedTo = "all",
     ) -> None:
         """Listen nowhere yet. ``methods`` are those of other services on this port, ``reflected`` their names.
 
         What is to be reflected must be in our private descriptor pool. ``tls`` gives the context of the
-        next connection.
+        next connection, ``plain_served_to`` says who may do without it.
         """
         self._service = service
         self._host = host
@@ -64,6 +76,7 @@ class Http2Transport:
             monotonic_s=monotonic_s,
             limits=Limits(request_max=REQUEST_BYTES_MAX),
             tls=tls,
+            plain_served_to=plain_served_to,
         )
 
     @property

@@ -38,12 +38,13 @@ class Certificates:
     """Gives the TLS context of the next connection.
 
     When the files change they are read again; while they are wrong, connections get what was right before, and the log
-    says so.
+    says so. With ``client_ca`` clients must show a certificate that it signed.
     """
 
     certificate: Path
     key: Path
     clock: Clock
+    client_ca: Path | None = None
     tells_expiry: bool = True  # not worth loading a library for one that was made here
     _context: ssl.SSLContext | None = field(default=None, init=False)
     _stamp: _Stamp = field(default=(), init=False)
@@ -68,7 +69,7 @@ class Certificates:
 
     def _files(self) -> _Stamp:
         found = []
-        for path in (self.certificate, self.key):
+        for path in (self.certificate, self.key, self.client_ca or self.certificate):
             with suppress(OSError):
                 stat = path.stat()
                 found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
@@ -76,11 +77,12 @@ class Certificates:
 
     def _load(self) -> ssl.SSLContext:
         try:
-            context = make_context(str(self.certificate), str(self.key))
+            context = make_context(str(self.certificate), str(self.key), str(self.client_ca or ""))
         except (OSError, ssl.SSLError) as error:
             why = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+            clients = f" and {self.client_ca}, for clients," if self.client_ca else ""
             raise CertificateError(
-                f"the certificate {self.certificate} with {self.key} cannot be used: {why}"
+                f"the certificate {self.certificate} with {self.key}{clients} cannot be used: {why}"
             ) from error
         if self.tells_expiry:
             until = _valid_until(self.certificate)

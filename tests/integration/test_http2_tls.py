@@ -9,12 +9,14 @@ import ssl
 import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import uvloop
 
 from broker_adapter.clock import ManualClock
-from dmq.http2 import Limits, frames, make_context
+from dmq.http2 import Limits, PlainServedTo, frames, make_context
+from dmq.http2.protocol import ClientProtocol
 from dmq.http2.testing.peer import grpc_message
 from dmq.http2.testing.wire import GREETING, Rig
 
@@ -29,11 +31,13 @@ Run = Callable[..., None]
 def run(request: pytest.FixtureRequest) -> Run:
     """Run a scenario on a rig, on either event loop; the clock is moved by the scenario."""
 
-    def run(scenario: Scenario, limits: Limits | None = None, *, tls: Contexts, is_plain_served: bool = True) -> None:
+    def run(
+        scenario: Scenario, limits: Limits | None = None, *, tls: Contexts, plain_served_to: PlainServedTo = "all"
+    ) -> None:
         clock = ManualClock()
 
         async def whole() -> None:
-            async with Rig(clock.monotonic_s, limits=limits, tls=tls, is_plain_served=is_plain_served).serving() as rig:
+            async with Rig(clock.monotonic_s, limits=limits, tls=tls, plain_served_to=plain_served_to).serving() as rig:
                 await scenario(rig, clock)
 
         with asyncio.Runner(loop_factory=request.param) as runner:
@@ -108,7 +112,33 @@ def test_plain_text_can_be_refused(run: Run, certificate: Path) -> None:
         assert await plain.is_closed()
         await rig.connect(context=trusting("h2"))
 
-    run(scenario, tls=contexts(certificate), is_plain_served=False)
+    run(scenario, tls=contexts(certificate), plain_served_to="none")
+
+
+@pytest.mark.parametrize(
+    ("address", "is_served"),
+    [
+        (("127.0.0.1", 5000), True),
+        (("::1", 5000, 0, 0), True),
+        (("::ffff:127.0.0.1", 5000, 0, 0), True),
+        (("192.0.2.7", 5000), False),
+        (("fe80::1%eth0", 5000, 0, 2), False),
+    ],
+)
+def test_plain_text_can_be_for_this_machine_alone(
+    run: Run, certificate: Path, address: object, *, is_served: bool
+) -> None:
+    """The address of the peer decides, in either family."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        client, socket = ClientProtocol(rig.server), Mock(spec=asyncio.Transport)
+        socket.get_extra_info.return_value = address
+        client.connection_made(socket)
+        client.data_received(GREETING)
+        assert (socket.write.called, socket.abort.called) == (is_served, not is_served)
+        client.connection_lost(None)
+
+    run(scenario, tls=contexts(certificate), plain_served_to="loopback")
 
 
 def test_tls_without_h2_or_in_disorder(run: Run, certificate: Path) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from structlog.testing import capture_logs
-from support.daemon import Daemon, run_to_end
+from support.daemon import Daemon, run_command, run_to_end
 from support.wire_client import WireClient, a_message
 
 from broker_adapter.clock import ManualClock, SystemClock
@@ -20,10 +25,16 @@ from dmq.sidecar import tls
 from dmq.sidecar.tls import CertificateError, Certificates, self_signed
 
 
+class Signed(NamedTuple):
+    """A certificate, and what signs with it."""
+
+    certificate: Path
+    key: Path
+    pair: tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
+
+
 def serial_of(port: int) -> int:
     """Return the serial number of the certificate that the port shows, whoever signed it."""
-    from cryptography import x509
-
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -105,6 +116,76 @@ def test_a_certificate_that_expires_is_told_of(tmp_path: Path) -> None:
     with capture_logs() as said:
         Certificates(certificate, key, SystemClock()).context()
     assert (said[0]["event"], said[0]["days"]) == ("certificate_expires", 9)
+
+
+def signed(folder: Path, name: str, by: tuple[x509.Certificate, ec.EllipticCurvePrivateKey] | None = None) -> Signed:
+    """A certificate of ``name`` in ``folder``: an authority, or signed by one, as whoever asks for it would make it."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(by[0].subject if by else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=by is None, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(by[1] if by else key, hashes.SHA256())
+    )
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    paths = folder / f"{name}.pem", folder / f"{name}.key"
+    paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(secret)
+    return Signed(*paths, (made, key))
+
+
+def test_clients_must_show_a_certificate(tmp_path: Path) -> None:
+    """One of the right authority is served, none and one of another are not; the command on this machine is."""
+    ours, others = signed(tmp_path, "ours"), signed(tmp_path, "others")
+    server, good, bad = (
+        signed(tmp_path, name, by.pair) for name, by in (("server", ours), ("good", ours), ("bad", others))
+    )
+    env = {
+        **os.environ,
+        "DMQ_TLS_CERTIFICATE": str(server.certificate),
+        "DMQ_TLS_KEY": str(server.key),
+        "DMQ_TLS_CLIENT_CA": str(ours.certificate),
+    }
+    method = wire.METHODS["QueryRoute"]
+    request = wire.QueryRouteRequest(topic=wire.Resource(name="orders"))
+
+    def code_for(client: Signed | None) -> object:
+        shown = (client.key.read_bytes(), client.certificate.read_bytes()) if client else (None, None)
+        credentials = grpc.ssl_channel_credentials(ours.certificate.read_bytes(), *shown)
+        with grpc.secure_channel(f"localhost:{daemon.port}", credentials) as channel:
+            call: Any = channel.unary_unary(method.path, response_deserializer=method.response_class.FromString)
+            try:
+                answer = call(request.SerializeToString(), timeout=10, metadata=(("x-mq-client-id", "secure"),))
+            except grpc.RpcError as error:
+                return error.code()
+            return answer.status.code
+
+    with Daemon(tmp_path / "data", env=env) as daemon:
+        assert code_for(good) == wire.OK
+        assert (code_for(None), code_for(bad)) == (grpc.StatusCode.UNAVAILABLE,) * 2
+        assert run_command("--address", daemon.address, "status").returncode == 0
+        daemon.stop()
+
+
+@pytest.mark.parametrize("more", [{"DMQ_TLS_CERTIFICATE": "off"}, {"DMQ_TRANSPORT": "grpcio"}])
+def test_client_certificates_without_tls_are_refused(
+    tmp_path: Path, more: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks for them must not be left without."""
+    for name, value in {"DMQ_TLS_CLIENT_CA": str(tmp_path / "ca.pem"), **more}.items():
+        monkeypatch.setenv(name, value)
+    ended = run_to_end(tmp_path / "data", "127.0.0.1:0")
+    assert ended.returncode == 1
+    assert "tls_client_ca" in ended.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n"])

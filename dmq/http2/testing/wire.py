@@ -10,6 +10,7 @@ from typing import Final
 
 from dmq.http2 import frames
 from dmq.http2.limits import Limits
+from dmq.http2.protocol import PlainServedTo
 from dmq.http2.server import Http2Server
 from dmq.http2.testing.peer import REQUEST, Encoder, Fields, Frame, grpc_message
 from dmq.http2.testing.service import Service
@@ -86,7 +87,7 @@ class Rig:
         *,
         limits: Limits | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
-        is_plain_served: bool = True,
+        plain_served_to: PlainServedTo = "all",
     ) -> None:
         self.service = Service()
         self.port = 0
@@ -98,7 +99,7 @@ class Rig:
             monotonic_s=monotonic_s,
             limits=limits,
             tls=tls,
-            is_plain_served=is_plain_served,
+            plain_served_to=plain_served_to,
         )
 
     @asynccontextmanager
