@@ -35,7 +35,7 @@ class Http2Server:
     """Serves methods of gRPC on one port. Make and use it on one event loop, asyncio's own or uvloop's.
 
     ``monotonic_s`` is the clock. ``tls`` gives the context for the next connection, so a new certificate needs no
-    restart; TLS and plain text share the port, told apart by the first byte; ``plain_served_to`` says who may do without.
+    restart. TLS and plain text share the port, told apart by the first byte, if ``plain_served_to`` says so.
     """
 
     def __init__(
