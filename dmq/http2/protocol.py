@@ -17,6 +17,7 @@ from dmq.http2.errors import Code, ConnectionFault, Status
 from dmq.http2.limits import Limits
 from dmq.http2.methods import Methods
 from dmq.http2.tls import HANDSHAKE, TlsFault, TlsPipe
+from dmq.http2.turns import Turns
 
 PlainServedTo = Literal["all", "loopback", "none"]
 
@@ -31,6 +32,7 @@ class Host(Protocol):
     limits: Limits
     account: Account
     methods: Methods
+    turns: Turns
     monotonic_s: Callable[[], float]
     tls: Callable[[], ssl.SSLContext] | None
     plain_served_to: PlainServedTo
@@ -61,6 +63,7 @@ class ClientProtocol(asyncio.Protocol):
         self._is_flush_due = False
         self._is_reading = True
         self._is_closing = False
+        self._is_waiting = False  # see ``Turns``
 
     # -- called by the loop --------------------------------------------------------------------------------------------
 
@@ -103,6 +106,7 @@ class ClientProtocol(asyncio.Protocol):
         if self._out.changed:
             self.calls.advance()
         self.flush()
+        self._host.turns.heard(self, len(self.connection.streams))
 
     def pause_writing(self) -> None:
         self._out.is_paused = True
@@ -130,6 +134,8 @@ class ClientProtocol(asyncio.Protocol):
             if now_s - self._made_s > limits.preface_s:
                 self.abort("preface_timeout")
             return
+        if self._is_waiting:
+            self._heard_s = now_s  # it may have spoken
         if self._heard_s > self._probed_s:
             control.is_probing = False  # whatever it says, it is alive
         if control.is_probing:
@@ -172,6 +178,17 @@ class ClientProtocol(asyncio.Protocol):
         self.flush()
         return next_s
 
+    def pause(self) -> None:
+        """As ``Reader.pause``."""
+        self._is_waiting = True
+        self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """As ``Reader.resume``."""
+        self._is_waiting = False
+        if self._is_reading and not self._is_closing:
+            self._transport.resume_reading()
+
     def abort(self, why: str) -> None:
         """Close without a word."""
         log.debug("connection_aborted", peer=self.peer, why=why)
@@ -203,7 +220,8 @@ class ClientProtocol(asyncio.Protocol):
             self._write(self._out.take())
         if not self._is_reading and not self._out.is_paused:
             self._is_reading = True
-            self._transport.resume_reading()
+            if not self._is_waiting:
+                self._transport.resume_reading()
         if is_over:
             self._close()
 

@@ -13,6 +13,7 @@ from dmq.http2.bounds import Account
 from dmq.http2.limits import Limits
 from dmq.http2.methods import Method, Methods
 from dmq.http2.protocol import ClientProtocol, PlainServedTo
+from dmq.http2.turns import Turns
 
 _CHECK_S_MAX: Final = 1.0
 _NAP_S_MAX: Final = 3600.0
@@ -48,8 +49,12 @@ class Http2Server:
         limits: Limits | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
         plain_served_to: PlainServedTo = "all",
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Listen nowhere yet. ``methods`` are found by path, such as ``/package.Service/Method``."""
+        """Listen nowhere yet. ``methods`` are found by path, such as ``/package.Service/Method``.
+
+        While ``is_busy`` says so, clients that send much are not read from, until ``turns.go_on`` is called.
+        """
         self.limits = limits or Limits()
         self.methods = Methods(methods)
         self.monotonic_s = monotonic_s
@@ -58,6 +63,7 @@ class Http2Server:
         self.account = Account(self.limits.held_in_all)
         self._address = (host, port)
         self._listener: asyncio.Server | None = None
+        self.turns = Turns(is_busy)
         self._clients: set[ClientProtocol] = set()
         self._opened = self._refused = 0
         self._watched_s = math.inf  # the deadline the alarm is set for
@@ -132,6 +138,7 @@ class Http2Server:
     def left(self, client: ClientProtocol) -> None:
         """Forget a client."""
         self._clients.discard(client)
+        self.turns.left(client)
         if not self._clients:
             self._is_empty.set()
 

@@ -77,7 +77,9 @@ class Http2Transport:
             limits=Limits(request_max=REQUEST_BYTES_MAX),
             tls=tls,
             plain_served_to=plain_served_to,
+            is_busy=service.is_busy,
         )
+        service.on_room = self._server.turns.go_on
 
     @property
     def port(self) -> int:

@@ -62,6 +62,9 @@ class MessagingService:
         self._endpoints = mapping.endpoints_of("127.0.0.1", 8081)
         self._store_host = "127.0.0.1:8081"
         self._sends_in_flight = 0
+        self._busy_at = -(-config.sends_in_flight_max * 3 // 4)
+        self._room_at = config.sends_in_flight_max // 2
+        self.on_room: Callable[[], None] = lambda: None  # the transport may read on
         self._polls = Polls(in_all=config.receives_waiting_max, per_client=config.receives_per_client_max)
         self._pulls = PullCalls(pulls, self._polls, lambda: self._store_host)
         self.streams = Streams(broker, sessions, self._transactions.producers, config)
@@ -95,6 +98,10 @@ class MessagingService:
         """End telemetry streams and long polls now, with proper answers, and let no new ones wait. Idempotent."""
         self.streams.drain()
         self._polls.close()
+
+    def is_busy(self) -> bool:
+        """Say whether so many sends are in flight that clients had better wait before they send more."""
+        return self._sends_in_flight >= self._busy_at
 
     # -- session ------------------------------------------------------------------------------------------------------
 
@@ -183,6 +190,8 @@ class MessagingService:
 
         def told(sent: Later[_Sent]) -> None:
             self._sends_in_flight -= 1
+            if self._sends_in_flight == self._room_at:
+                self.on_room()
             answered.take(sent, answer)
 
         Later.of(sending).then(told)

@@ -15,6 +15,7 @@ from dmq.http2 import CallEnded, Http2Server, Limits, Rate, Status, frames
 from dmq.http2.errors import Code
 from dmq.http2.testing.peer import Encoder, Frame
 from dmq.http2.testing.wire import GREETING, Caller, Rig, until
+from dmq.http2.turns import MUCH
 
 MIB = 2**20
 # The server looks at its clients every quarter of the shortest time; the clock itself moves by hand.
@@ -33,6 +34,24 @@ def run(request: pytest.FixtureRequest) -> Run:
 
         async def whole() -> None:
             async with Rig(clock.monotonic_s, limits=limits).serving() as rig:
+                await scenario(rig, clock)
+
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(whole())
+
+    return run
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run_busy(request: pytest.FixtureRequest) -> Run:
+    """As ``run``, with a server that is busy from so many calls of Later on as make a client one that sends much."""
+
+    def run(scenario: Scenario) -> None:
+        clock = ManualClock()
+
+        async def whole() -> None:
+            rig = Rig(clock.monotonic_s, limits=Limits(preface_s=OFTEN), is_busy=lambda: len(rig.service.later) >= MUCH)
+            async with rig.serving():
                 await scenario(rig, clock)
 
         with asyncio.Runner(loop_factory=request.param) as runner:
@@ -185,6 +204,33 @@ def test_an_answer_that_comes_too_late_is_dropped(run: Run) -> None:
         assert (await wire.until(frames.DATA)).payload[5:] == b"next"
 
     run(scenario)
+
+
+def test_client_that_sends_too_much_waits_while_others_are_served(run_busy: Run) -> None:
+    """Its requests stay with it, not one is refused, and all are served when there is room."""
+    calls = 10 * MUCH
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        wire, other = await rig.connect(), await rig.connect()
+        names = [b"%d" % number for number in range(calls)]
+        for name in names:
+            await wire.say(wire.request("Later", name + bytes(4_000)))  # a read does not hold all of them
+        await rig.service.waiting.reach(MUCH)
+        for _ in range(3):
+            clock.advance(61_000)  # asked whether it is alive the first one could not answer
+            ping = await other.until(frames.PING)
+            await other.say(frames.ping(ping.payload, is_answer=True) + other.request("Echo", b"beside"))
+            await other.until(frames.DATA)
+        assert rig.service.waiting.count < calls
+        while rig.service.waiting.count < calls or rig.service.later:
+            for name in list(rig.service.later):
+                rig.service.later.pop(name).settle(name[:-4_000])
+            rig.server.turns.go_on()
+            await asyncio.sleep(0)
+        found = [(await wire.until(frames.DATA)).payload[5:] for _ in names]
+        assert sorted(found) == sorted(names)
+
+    run_busy(scenario)
 
 
 def test_peer_that_does_not_read_answers(run: Run) -> None:

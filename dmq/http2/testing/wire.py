@@ -88,6 +88,7 @@ class Rig:
         limits: Limits | None = None,
         tls: Callable[[], ssl.SSLContext] | None = None,
         plain_served_to: PlainServedTo = "all",
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self.service = Service()
         self.port = 0
@@ -100,6 +101,7 @@ class Rig:
             limits=limits,
             tls=tls,
             plain_served_to=plain_served_to,
+            is_busy=is_busy,
         )
 
     @asynccontextmanager

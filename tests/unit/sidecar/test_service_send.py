@@ -170,6 +170,27 @@ def test_transactions_are_not_served_by_a_broker_without_them() -> None:
     run(scenario)
 
 
+def test_the_transport_is_told_to_wait_and_to_go_on() -> None:
+    """Busy from three quarters of the bound on; there is room again at half of it, which is told once."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        service, gate = sidecar.service, asyncio.Event()
+        told: list[bool] = []
+        service.on_room = lambda: told.append(service.is_busy())
+        sidecar.broker.send_gate = gate
+        sends = []
+        for number in range(6):
+            assert not service.is_busy()
+            sends.append(asyncio.ensure_future(sidecar.ask("SendMessage", a_send(a_message(f"01{number}")))))
+            await asyncio.sleep(0)
+        assert service.is_busy()
+        gate.set()
+        assert {(await each).status.code for each in sends} == {wire.OK}
+        assert told == [False]
+
+    run(scenario, SidecarConfig(sends_in_flight_max=8))
+
+
 def test_too_many_sends_in_flight_are_refused_with_nothing_done() -> None:
     """42900 beyond the bound; room again as soon as one is answered."""
 
