@@ -1,4 +1,4 @@
-"""Serves the calls of one connection: a task for each, from its request to its status.
+"""Serves the calls of one connection, from request to status: a task for each, but for those told ``Later``.
 
 Whatever a handler does, its call ends with a status, and no other call notices. A call that is over for the
 peer (reset, deadline, lost connection) cancels its task.

@@ -47,7 +47,7 @@ def send_response(receipts: Sequence[SendReceipt]) -> wire.SendMessageResponse:
             )
             entry.status.CopyFrom(wire.Status(code=wire.ILLEGAL_MESSAGE_ID, message=f"illegal message id: {why}"))
             response.status.Clear()
-    if len(receipts) > 1 or not response.status.code:
+    if not response.status.code:
         response.status.CopyFrom(common_status([entry.status for entry in entries]))
     return response
 

@@ -161,7 +161,7 @@ class Store:
         return done
 
     def commit_then(self, ops: Sequence[Op], settle: Callable[[Unit], None], *, is_urgent: bool = False) -> None:
-        """As ``commit_async``, without a future: call ``settle`` on the attached loop. It must not raise."""
+        """As ``commit_async``, without a future: call ``settle`` on the attached loop, which hears what it raises."""
         self._writer.submit(Unit(ops, settle, is_direct=False), is_urgent=is_urgent)
 
     def attach(self, loop: asyncio.AbstractEventLoop, on_appended: Callable[[Appended], None]) -> None:
@@ -184,7 +184,11 @@ class Store:
                 self._on_appended(appended)
         finally:  # whatever a listener does: nobody is left waiting
             for unit in units:
-                unit.settle(unit)
+                try:
+                    unit.settle(unit)
+                except Exception as error:  # noqa: BLE001 - one caller's answer, and no other's
+                    assert self._loop is not None
+                    self._loop.call_exception_handler({"message": "a caller was not told", "exception": error})
             self._writer.settled()
 
     # -- reading ------------------------------------------------------------------------------------------------------

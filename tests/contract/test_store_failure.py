@@ -263,6 +263,29 @@ def test_a_listener_that_raises_leaves_nobody_waiting(bench: Bench) -> None:
     assert heard == ["a listener"] * 3
 
 
+def test_one_who_waits_and_raises_leaves_nobody_else_waiting(bench: Bench) -> None:
+    """An answer that cannot be made is one caller's affair: those behind it are told, and so is the next batch."""
+    heard: list[str] = []
+
+    def settle(_: object) -> None:
+        raise RuntimeError("an answer")
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: heard.append(str(context["exception"])))
+        bench.store.attach(loop, lambda _: None)
+        for number in range(3):
+            bench.gate.hold()
+            bench.store.commit_then([append(2 * number)], settle)
+            done = bench.store.commit_async([append(2 * number + 1)])
+            bench.gate.let_go()
+            (receipt,) = await asyncio.wait_for(done, PATIENCE_S)
+            assert receipt.queue_offset == 2 * number + 1
+
+    asyncio.run(scenario())
+    assert heard == ["an answer"] * 3
+
+
 def test_a_closed_loop_does_not_stop_the_writer(bench: Bench) -> None:
     """Nobody waits any more; what was written stays written and the store goes on."""
     forgotten: list[object] = []
