@@ -25,7 +25,7 @@ from dmq.daemon.operations import Operations
 from dmq.embedded.names import Topic
 from dmq.embedded.queue_log import Place, messages_from
 from dmq.store import keys
-from dmq.store.assemble import BUCKET_MS
+from dmq.store.counts import BUCKET_MS
 from dmq.store.keys import timeline_key, timeline_mark
 from dmq.store.ops import Family
 from dmq.store.record import (

@@ -23,7 +23,7 @@ from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.dead_letters import Letter
 from dmq.embedded.names import Group
 from dmq.embedded.registry import DEFAULT_POLICY
-from dmq.store.assemble import BUCKET_MS
+from dmq.store.counts import BUCKET_MS
 from dmq.store.keys import pack_timeline_key, timeline_key, unpack_timeline_key
 from dmq.store.ops import Append, EntryState, Family, Op, Withdraw
 from dmq.store.record import (

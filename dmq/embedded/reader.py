@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 from broker_adapter.errors import BrokerUnavailable
+from dmq.embedded.fresh import Fresh
 from dmq.embedded.group_queue import GroupQueue
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.store.engine import Rows
@@ -32,6 +33,7 @@ class Reader:
     """Reads for one event loop. Raises ``BrokerUnavailable`` for whatever the store cannot read."""
 
     def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
+        self.fresh = Fresh()
         self._store = store
         self._loop = loop
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dmq-read")
@@ -42,6 +44,13 @@ class Reader:
 
     async def messages(self, places: Sequence[tuple[GroupQueue, int]]) -> list[QueuedMessage]:
         """Return the message at each ``(queue, offset)``; one that is missing is damage."""
+        find = self.fresh.find
+        values = [find(queue.topic_id, queue.queue_id, offset) for queue, offset in places]
+        if all(values):
+            try:
+                return [decode_queued(value) for value in values if value is not None]
+            except StoreError as error:
+                raise BrokerUnavailable(str(error)) from error
         wanted = [pack_queue_key(queue.topic_id, queue.queue_id, offset) for queue, offset in places]
 
         def read() -> list[QueuedMessage]:

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group, check_topic
 from dmq.audit.events import subscribed_event
+from dmq.embedded.fresh import LAG_MAX
 from dmq.embedded.group_queue import GroupQueue, Lease
 from dmq.embedded.names import Group, Names, Topic
 from dmq.embedded.reader import Reader
@@ -19,8 +20,8 @@ from dmq.embedded.subscription import Subscription
 from dmq.embedded.tail import Tail
 from dmq.embedded.topic_settings import MIXED, TopicSettings
 from dmq.errors import StoreBusy, StoreError
-from dmq.store.commit import Appended, Unit
-from dmq.store.ops import Emit, Op, Receipt
+from dmq.store.commit import Unit
+from dmq.store.ops import Appended, Emit, Op, Receipt
 from dmq.store.store import Store
 from retry.policy import RetryPolicy
 
@@ -303,15 +304,23 @@ class Registry:
 
     def on_appended(self, appended: Appended) -> None:
         """Tell who waits that queues have grown."""
-        for place, end in appended.items():
+        grown: dict[Subscription, None] = {}
+        for place, growth in appended.items():
             if (tail := self.tails.get(place)) is not None:
-                tail.grew(end)
-            topic_id, queue_id = place
-            for found in self._by_topic.get(topic_id, ()):
-                queue = found.queue_at(topic_id, queue_id)
+                tail.grew(growth.end)
+            is_awaited = False
+            for found in self._by_topic.get(place[0], ()):
+                queue = found.queue_at(*place)
                 if queue is not None:
-                    queue.end = max(queue.end, end)
-                    found.wake(queue_id)
+                    queue.end = max(queue.end, growth.end)
+                    is_awaited = is_awaited or (growth.first - queue.cursor <= LAG_MAX and found.has_fixed_records)
+                    grown[found] = None
+            if is_awaited:
+                self.reader.fresh.keep(place, growth)
+            else:
+                self.reader.fresh.forget(place)
+        for found in grown:
+            found.wake_next()  # one: who takes something and leaves something wakes the next
 
     # -- the store ----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from broker_adapter.topics import DEAD_LETTER_PREFIX
 from dmq.audit.events import LANE, EventKind, encode_event
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.names import Topic
@@ -22,12 +23,14 @@ class Subscription:
     def __init__(self, group_id: int, topic: Topic) -> None:
         self.group_id = group_id
         self.topic = topic
+        # A purge changes dead letters where they lie; of all others a queue value never changes.
+        self.has_fixed_records = not topic.name.startswith(DEAD_LETTER_PREFIX)
         self.queues = [GroupQueue(group_id, topic.topic_id, number) for number in range(topic.queues)]
         self.lane: GroupQueue | None = None
         self.is_loaded = asyncio.Event()
         self.is_retired = False  # its topic or group was removed, or its progress set anew: see ``Registry.successor``
         self._turn = 0
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiters: deque[tuple[int, asyncio.Future[bool]]] = deque()
 
     @property
     def all_queues(self) -> list[GroupQueue]:
@@ -83,17 +86,22 @@ class Subscription:
         """Return when something may have become available in ``queue_id`` (-1: any queue), or time is up."""
         if self.is_retired:
             return
-        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[bool] = loop.create_future()  # whether by an arrival
         waiter = (queue_id, woken)
         self._waiters.append(waiter)
+        up = loop.call_later(timeout_s, _time_is_up, woken)
+        is_taken = False
         try:
-            await asyncio.wait((woken,), timeout=timeout_s)
+            is_taken = await woken
         except asyncio.CancelledError:
-            if woken.done():
+            is_taken = not woken.cancelled() and woken.result()
+            if is_taken:
                 self.wake_next()  # this wake-up was meant for somebody who can use it
             raise
         finally:
-            if not woken.done():
+            up.cancel()
+            if not is_taken:
                 self._waiters.remove(waiter)
 
     def wake(self, queue_id: int) -> bool:
@@ -103,9 +111,9 @@ class Subscription:
         and leaves something wakes the next (``wake_next``).
         """
         for position, (wanted, woken) in enumerate(self._waiters):
-            if wanted in (-1, queue_id):
+            if wanted in (-1, queue_id) and not woken.done():  # else its time is up, or it was called off
                 del self._waiters[position]
-                woken.set_result(None)
+                woken.set_result(True)
                 return True
         return False
 
@@ -119,8 +127,8 @@ class Subscription:
         self.is_retired = True
         for queue in self.all_queues:
             queue.leases.clear()
-        while self._waiters:
-            self._waiters.popleft()[1].set_result(None)
+        for _, woken in self._waiters:
+            _time_is_up(woken)
 
     def wake_next(self) -> None:
         """Wake one receive that can use what is available, if there is one."""
@@ -131,3 +139,8 @@ class Subscription:
     def waiting(self) -> int:
         """How many receives wait."""
         return len(self._waiters)
+
+
+def _time_is_up(woken: asyncio.Future[bool]) -> None:
+    if not woken.done():
+        woken.set_result(False)

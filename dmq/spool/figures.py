@@ -15,7 +15,7 @@ from dmq.spool.plan import size_of
 from dmq.spool.records import Totals, decode_entry, decode_totals, entry_id, turn_of
 from dmq.spool.salvage_log import Tell
 from dmq.store import keys
-from dmq.store.assemble import BUCKET_MS
+from dmq.store.counts import BUCKET_MS
 from dmq.store.keys import WAITING_GENERATION, pack_index_prefix, spool_range, timeline_key, timeline_mark
 from dmq.store.ops import Family
 from dmq.store.outbox import block_count, decode_block, decode_state

@@ -6,17 +6,19 @@ id is known. All figures it keeps are absolute values in the batch that changes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
 from broker_adapter.clock import Clock
 from dmq.store import keys, outbox
+from dmq.store.counts import Counts
 from dmq.store.engine import Engine, queue_end
 from dmq.store.keys import pack_index_prefix, pack_queue_key, pack_timeline_key, pack_u64
 from dmq.store.marks import Marks
 from dmq.store.ops import (
     NO_RECEIPT,
     Append,
+    Appended,
     Batch,
     Delete,
     Done,
@@ -24,6 +26,7 @@ from dmq.store.ops import (
     Emit,
     EntryState,
     Family,
+    Growth,
     HandOver,
     HoldOutbox,
     Op,
@@ -39,8 +42,6 @@ from dmq.store.outbox import pack_record_head
 from dmq.store.outbox_rows import OutboxRows
 from dmq.store.record import decode_index, encode_index_finished, encode_index_waiting, encode_index_withdrawn
 
-BUCKET_MS = 60_000
-_COUNTS_CACHED_MAX = 65_536
 _WITHDRAWN_KEPT = 10_000
 _NA = outbox.NOT_APPLICABLE
 _TIMELINE, _INDEX, _QUEUE = int(Family.TIMELINE), int(Family.INDEX), int(Family.QUEUE)  # quicker than enum members
@@ -86,7 +87,7 @@ class Assembler:
             engine, recovered.boot, recovered.outbox, bytes_max=outbox_bytes_max, gap_event=gap_event
         )
         self._tails: dict[tuple[int, int], int] = {}
-        self._counts: dict[tuple[int, int], int] = {}
+        self._counts = Counts(engine)
         # Keys withdrawn while the reader may have had them in its hand already; see ``_withdraw``.
         self._withdrawn: set[bytes] = set()
         # Of the batch being assembled:
@@ -96,11 +97,10 @@ class Assembler:
         self._known: dict[bytes, Receipt] = {}
         self._waiting: dict[bytes, bytes | None] = {}
         self._rows: dict[tuple[Family, bytes], bytes | None] = {}
-        self._deltas: dict[tuple[int, int], int] = {}
         self._gone: set[tuple[int, bytes]] = set()  # the first ``_gone_count`` deletes
         self._gone_count = 0
         self._records: list[bytes] = []
-        self._appended: dict[tuple[int, int], int] = {}
+        self._appended: Appended = {}
         self._generation_prefix = b""
 
     @property
@@ -112,12 +112,13 @@ class Assembler:
         """Index generations in which a message id may be: waiting, and finished in this window or the one before."""
         return keys.WAITING_GENERATION, self._generation, self._generation - 1
 
-    def assemble(self, units: Sequence[Sequence[Op]]) -> tuple[Batch, list[list[Receipt]], dict[tuple[int, int], int]]:
-        """Return the batch, the receipts of every unit, and the new end offset of every queue appended to."""
+    def assemble(self, units: Sequence[Sequence[Op]]) -> tuple[Batch, list[list[Receipt]], Appended]:
+        """Return the batch, the receipts of every unit, and what was appended to which queue."""
         batch = self._batch = Batch()
         self._now_ms = self._clock.now_ms()
-        self._rows, self._deltas, self._records, self._appended = {}, {}, [], {}
+        self._rows, self._records, self._appended = {}, [], {}
         self._gone, self._gone_count = set(), 0
+        self._counts.begin()
         self.outbox.begin()
         first_sequence = self._sequence + 1
         if len(self._withdrawn) > _WITHDRAWN_KEPT:
@@ -138,7 +139,7 @@ class Assembler:
                 batch.deletes.append((family, key))
             else:
                 puts.append((family, key, value))
-        self._put_counts()
+        self._counts.put(batch)
         self.outbox.put(batch, self._records, self._now_ms)
         if self._sequence >= first_sequence:
             puts.append((Family.META, keys.META_SEQUENCE, pack_u64(self._sequence)))
@@ -157,7 +158,7 @@ class Assembler:
         puts = self._batch.puts
         puts.append((_TIMELINE, pack_timeline_key(key_ms, sequence), record))
         puts.append((_INDEX, id_key, encode_index_waiting(sequence, key_ms)))
-        self._count(scope, deliver_at_ms, 1)
+        self._counts.add(scope, deliver_at_ms, 1)
         if event:
             self._records += (pack_record_head(len(event), sequence, _NA), event)
         self._known[id_key] = Receipt(_WAITING, sequence, -1, -1, key_ms, True)
@@ -188,7 +189,7 @@ class Assembler:
         batch.deletes += ((_TIMELINE, key), (_INDEX, _WAITING_PREFIX + suffix))
         value = encode_index_finished(_DELIVERED_NUMBER, sequence, self._now_ms, queue_id, offset)
         batch.puts.append((_INDEX, self._generation_prefix + suffix, value))
-        self._count(scope, deliver_at_ms, -1)
+        self._counts.add(scope, deliver_at_ms, -1)
         self._records += (pack_record_head(len(event), sequence, offset), event)
         return Receipt(_DELIVERED, sequence, queue_id, offset, self._now_ms, False)
 
@@ -209,7 +210,7 @@ class Assembler:
         ):
             return NO_RECEIPT
         batch.deletes += ((_TIMELINE, op.key), (_INDEX, id_key))
-        self._count(op.scope, op.deliver_at_ms, -1)
+        self._counts.add(op.scope, op.deliver_at_ms, -1)
         self._withdrawn.add(op.key)
         self._known.pop(id_key, None)
         if op.is_remembered:
@@ -234,8 +235,8 @@ class Assembler:
         self._batch.deletes.append((_TIMELINE, key))
         waiting = (_INDEX, pack_index_prefix(0, scope) + message_id, encode_index_waiting(sequence, key_ms))
         self._batch.puts += ((_TIMELINE, pack_timeline_key(key_ms, sequence), record), waiting)
-        self._count(scope, due_ms, -1)
-        self._count(scope, deliver_at_ms, 1)
+        self._counts.add(scope, due_ms, -1)
+        self._counts.add(scope, deliver_at_ms, 1)
         if event:
             self._records += (pack_record_head(len(event), sequence, _NA), event)
         return Receipt(_WAITING, sequence, -1, -1, key_ms, False)
@@ -305,7 +306,12 @@ class Assembler:
         if offset is None:
             offset = queue_end(self._engine, topic_id, queue_id)
         self._batch.puts.append((_QUEUE, pack_queue_key(topic_id, queue_id, offset), record))
-        self._tails[queue] = self._appended[queue] = offset + 1
+        self._tails[queue] = offset + 1
+        grown = self._appended.get(queue)
+        if grown is None:
+            self._appended[queue] = Growth(offset, [record])
+        else:
+            grown.records.append(record)
         return offset
 
     def _reserve(self, units: Sequence[Sequence[Op]], first_sequence: int) -> None:
@@ -360,41 +366,3 @@ class Assembler:
         # else the clock stepped back: the generation goes on from here, it only lives longer
         self._generation_started_ms = self._now_ms
         self._rows[Family.META, keys.META_GENERATION] = keys.pack_pair(self._generation, self._now_ms)
-
-    # -- figures ------------------------------------------------------------------------------------------------------
-
-    def _count(self, scope: int, deliver_at_ms: int, by: int) -> None:
-        deltas = self._deltas
-        bucket = (scope, deliver_at_ms // BUCKET_MS)
-        deltas[bucket] = deltas.get(bucket, 0) + by
-
-    def _put_counts(self) -> None:
-        deltas = self._deltas
-        if not deltas:
-            return
-        for (scope, _), by in list(deltas.items()):
-            deltas[scope, -1] = deltas.get((scope, -1), 0) + by
-        counts = self._counts
-        if len(counts) > _COUNTS_CACHED_MAX:
-            counts.clear()  # they are all on disk
-        self._load_counts(each for each in deltas if each not in counts)
-        for each, by in deltas.items():
-            count = counts[each] = counts[each] + by
-            row = _count_key(each)
-            if count:
-                self._batch.puts.append((Family.META, row, pack_u64(count)))
-            else:
-                self._batch.deletes.append((Family.META, row))
-
-    def _load_counts(self, missing: Iterable[tuple[int, int]]) -> None:
-        wanted = list(missing)
-        if wanted:
-            for each, value in zip(
-                wanted, self._engine.get_many(Family.META, [_count_key(each) for each in wanted]), strict=True
-            ):
-                self._counts[each] = keys.unpack_u64(value) if value is not None else 0
-
-
-def _count_key(each: tuple[int, int]) -> bytes:
-    scope, bucket = each
-    return keys.total_key(scope) if bucket < 0 else keys.bucket_key(scope, bucket)

@@ -16,12 +16,10 @@ from dmq.errors import StoreBusy, StoreClosed, StoreError, StoreFailed, StoreFor
 from dmq.store.assemble import Assembler
 from dmq.store.engine import Engine
 from dmq.store.marks import Marks
-from dmq.store.ops import Append, HandOver, Op, Receipt, Schedule, Withdraw
+from dmq.store.ops import Append, Appended, HandOver, Op, Receipt, Schedule, Withdraw
 
 OPS_PER_BATCH_MAX = 4096
 BYTES_PER_BATCH_MAX = 32 * 1024 * 1024
-
-Appended = dict[tuple[int, int], int]
 
 
 class Unit:

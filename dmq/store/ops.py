@@ -49,6 +49,21 @@ class Schedule(NamedTuple):
     is_new: bool = False
 
 
+class Growth(NamedTuple):
+    """What a batch put at the end of a queue: queue values, and the offset of the first."""
+
+    first: int
+    records: list[bytes]
+
+    @property
+    def end(self) -> int:
+        """The offset after the last one."""
+        return self.first + len(self.records)
+
+
+Appended = dict[tuple[int, int], Growth]  # by topic id and queue id
+
+
 class Append(NamedTuple):
     """Put a message at the end of a queue. The writer assigns its offset."""
 

@@ -14,13 +14,14 @@ from typing import Literal, NamedTuple, Self
 from broker_adapter.clock import Clock
 from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError
 from dmq.store import keys
-from dmq.store.assemble import BUCKET_MS, Assembler, Recovered
+from dmq.store.assemble import Assembler, Recovered
 from dmq.store.cell import FORMAT_VERSION, Cell, unusable
-from dmq.store.commit import Appended, CommitStats, Unit, Writer
+from dmq.store.commit import CommitStats, Unit, Writer
+from dmq.store.counts import BUCKET_MS
 from dmq.store.disk import DiskGuard, DiskState
 from dmq.store.engine import Engine, EngineStats, Rows, queue_begin, queue_end
 from dmq.store.marks import Marks
-from dmq.store.ops import Batch, EntryState, Family, Op, Receipt
+from dmq.store.ops import Appended, Batch, EntryState, Family, Op, Receipt
 from dmq.store.outbox import OutboxState, decode_state
 from dmq.store.record import decode_index
 from dmq.store.rocks import RocksEngine, RocksOptions
@@ -165,7 +166,7 @@ class Store:
         self._writer.submit(Unit(ops, settle, is_direct=False), is_urgent=is_urgent)
 
     def attach(self, loop: asyncio.AbstractEventLoop, on_appended: Callable[[Appended], None]) -> None:
-        """Settle ``commit_async`` on ``loop``, one wake-up per batch; ``on_appended`` is told of new ends first."""
+        """Settle ``commit_async`` on ``loop``, one wake-up per batch; ``on_appended`` is told before."""
         self._loop, self._on_appended = loop, on_appended
 
     def _after_batch(self, appended: Appended, units: list[Unit]) -> bool:

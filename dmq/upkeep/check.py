@@ -32,8 +32,8 @@ from dmq.spool.copies import hold
 from dmq.spool.inspect import How, Look
 from dmq.spool.salvage_log import Tell
 from dmq.store import keys
-from dmq.store.assemble import BUCKET_MS
 from dmq.store.cell import Cell
+from dmq.store.counts import BUCKET_MS
 from dmq.store.keys import pack_index_prefix, pack_queue_key, queue_offset_of, timeline_key, timeline_mark
 from dmq.store.ops import Family
 from dmq.store.outbox import OutboxState, decode_block, decode_state

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dmq.store import keys
-from dmq.store.assemble import BUCKET_MS
+from dmq.store.counts import BUCKET_MS
 from dmq.store.engine import Engine
 from dmq.store.keys import pack_u64, unpack_u64
 from dmq.store.ops import Batch, Family

@@ -26,7 +26,7 @@ from dmq.audit.events import NO_QUEUE, EventKind, gap_event
 from dmq.audit.outbox import read_outbox
 from dmq.embedded.entry_handle import EntryHandle, HandleKind, encode_handle
 from dmq.embedded.recall import decode_recall
-from dmq.store.assemble import BUCKET_MS
+from dmq.store.counts import BUCKET_MS
 from dmq.store.ops import EntryState
 from dmq.store.outbox import NOT_APPLICABLE
 from dmq.store.store import StoreOptions

@@ -25,7 +25,7 @@ from support.stores import (
 from dmq.audit.events import EventKind, cell_event, decode_event, gap_count, gap_event
 from dmq.audit.outbox import read_outbox
 from dmq.errors import StoreCorrupt
-from dmq.store import assemble
+from dmq.store import counts
 from dmq.store.keys import (
     META_DONE,
     pack_queue_key,
@@ -167,7 +167,7 @@ def test_counters_are_what_a_recount_says(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, histories: list[list[tuple[str, int, int]]]
 ) -> None:
     """After every history of sends, repeats, hand-overs, clock steps and restarts; so is the total of events."""
-    monkeypatch.setattr(assemble, "_COUNTS_CACHED_MAX", 2)
+    monkeypatch.setattr(counts, "_CACHED_MAX", 2)
     for steps in histories:
         for kind, number, by in steps:
             now_ms = bench.clock.now_ms()

@@ -36,7 +36,7 @@ from dmq.store.keys import (
     pack_u64,
 )
 from dmq.store.memory import MemoryEngine
-from dmq.store.ops import Delete, Done, Emit, Family, Put
+from dmq.store.ops import Appended, Delete, Done, Emit, Family, Put
 from dmq.store.store import Store, StoreOptions
 
 WINDOW_MS = 15 * 60_000
@@ -183,6 +183,11 @@ def test_durability_decides_about_the_sync(bench: Bench, durability: Literal["di
     assert len(all_rows(bench.kill(), Family.QUEUE)) == 5
 
 
+def ends(appended: Appended) -> dict[tuple[int, int], int]:
+    """The ends of the queues that grew."""
+    return {place: growth.end for place, growth in appended.items()}
+
+
 def test_commit_async_settles_on_the_loop_with_one_wake_up_per_batch(bench: Bench) -> None:
     """A hundred futures of one batch cost the loop one call; ends of queues are told before the futures are."""
     told: list[tuple[str, object]] = []
@@ -200,7 +205,8 @@ def test_commit_async_settles_on_the_loop_with_one_wake_up_per_batch(bench: Benc
         loop.call_soon_threadsafe = counting  # type: ignore[method-assign, assignment]
         loop_thread = threading.get_ident()
         bench.store.attach(
-            loop, lambda ends: told.append(("ends", ends if threading.get_ident() == loop_thread else None))
+            loop,
+            lambda appended: told.append(("ends", ends(appended) if threading.get_ident() == loop_thread else None)),
         )
         bench.gate.hold()
         first = bench.store.commit_async([append(0)])

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from dmq.store.assemble import BUCKET_MS
+from dmq.store.counts import BUCKET_MS
 from dmq.store.engine import Engine, EngineStats, Rows
 from dmq.store.keys import unpack_u64
 from dmq.store.ops import Append, Batch, Family, HandOver, Schedule

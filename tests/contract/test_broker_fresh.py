@@ -1,0 +1,59 @@
+"""Who reads at the end of a queue is served from memory; what is there is what a look at the store would find."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from support.rigs import Rig, every_durable_broker, ids, receive, send
+
+from broker_adapter.message import Delivery
+from dmq.embedded.broker import EmbeddedBroker
+from dmq.store.ops import Family
+
+LONG_MS = 60_000
+
+
+class Looks:
+    """Counts what the broker reads of the queues."""
+
+    def __init__(self, rig: Rig) -> None:
+        assert isinstance(rig.broker, EmbeddedBroker)
+        self.count = 0
+        self._read = rig.broker.store.get_many
+        rig.broker.store.get_many = self._get_many  # type: ignore[method-assign]
+
+    def _get_many(self, family: Family, wanted: Sequence[bytes]) -> list[bytes | None]:
+        self.count += family is Family.QUEUE
+        return self._read(family, wanted)
+
+
+async def wait_for(rig: Rig, *, group: str = "readers") -> asyncio.Task[Sequence[Delivery]]:
+    """Start a receive and return when it waits."""
+    receiving = asyncio.ensure_future(receive(rig, group=group, wait_ms=LONG_MS))
+    await asyncio.sleep(0.02)
+    return receiving
+
+
+@every_durable_broker()
+async def test_a_message_that_just_came_needs_no_look_at_the_store(rig: Rig) -> None:
+    """For one group and for two; a group that comes later looks, and finds the same."""
+    first, second = await wait_for(rig), await wait_for(rig, group="others")
+    looks = Looks(rig)
+    await send(rig, "m-1", "m-2")
+    found = [*await first, *await receive(rig, group="readers")]
+    others = [*await second, *await receive(rig, group="others")]
+    assert sorted(ids(found)) == sorted(ids(others)) == ["m-1", "m-2"]
+    assert looks.count == 0
+    late = await receive(rig, group="late")
+    assert sorted((each.message_id, each.payload) for each in late) == sorted(
+        (each.message_id, each.payload) for each in found
+    )
+
+
+@every_durable_broker()
+async def test_nothing_is_kept_for_nobody(rig: Rig) -> None:
+    """A topic that no group reads takes no memory."""
+    await send(rig, "m-1")
+    assert isinstance(rig.broker, EmbeddedBroker)
+    assert rig.broker.registry.reader.fresh.size_bytes == 0
