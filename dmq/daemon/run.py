@@ -40,6 +40,7 @@ from dmq.units import Address
 
 EXIT_OK = 0
 EXIT_FAILED = 1
+SWITCH_INTERVAL_S = 0.0005
 
 log = structlog.get_logger("dmq.daemon")
 
@@ -56,6 +57,9 @@ def run(config: DaemonConfig) -> int:
     # and of a send's time.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+    # A delivery goes through two threads beside a loop that computes all the time when clients send all they can. Each
+    # step waits for the interpreter: with Python's 5 ms deliveries were 25 ms late in the middle, with this 5 ms.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, clock))
 

@@ -62,8 +62,7 @@ class MessagingService:
         self._endpoints = mapping.endpoints_of("127.0.0.1", 8081)
         self._store_host = "127.0.0.1:8081"
         self._sends_in_flight = 0
-        self._busy_at = -(-config.sends_in_flight_max * 3 // 4)
-        self._room_at = config.sends_in_flight_max // 2
+        self._room_at = config.sends_busy // 2
         self.on_room: Callable[[], None] = lambda: None  # the transport may read on
         self._polls = Polls(in_all=config.receives_waiting_max, per_client=config.receives_per_client_max)
         self._pulls = PullCalls(pulls, self._polls, lambda: self._store_host)
@@ -101,7 +100,7 @@ class MessagingService:
 
     def is_busy(self) -> bool:
         """Say whether so many sends are in flight that clients had better wait before they send more."""
-        return self._sends_in_flight >= self._busy_at
+        return self._sends_in_flight >= self._config.sends_busy
 
     # -- session ------------------------------------------------------------------------------------------------------
 
@@ -291,8 +290,9 @@ class MessagingService:
         entries = request.entries
         validate.check_entries(entries)
         results = await self._broker.ack(group, topic, [entry.receipt_handle for entry in entries])
-        language = call.language if any(results) else ""
-        statuses = [OK_STATUS if result is None else status_of(result, language) for result in results]
+        if not any(results):
+            return mapping.ack_response(entries)
+        statuses = [OK_STATUS if result is None else status_of(result, call.language) for result in results]
         for result in results:
             if result is not None and not isinstance(result, BrokerError):
                 log.error("ack_failed", topic=topic, group=group, exc_info=result)

@@ -23,6 +23,7 @@ class SidecarConfig:
     delay_max_ms: int | None = None
     broker_name: str = "rock-dmq"
     sends_in_flight_max: int = 4096  # less than half a second of work: messages wait here past their delivery time
+    sends_busy: int = 512  # from here on who sends much waits: a larger batch is no faster, only its deliveries later
     receives_waiting_max: int = 10_000
     receives_per_client_max: int = 1024
     streams_max: int = 10_000

@@ -171,7 +171,7 @@ def test_transactions_are_not_served_by_a_broker_without_them() -> None:
 
 
 def test_the_transport_is_told_to_wait_and_to_go_on() -> None:
-    """Busy from three quarters of the bound on; there is room again at half of it, which is told once."""
+    """Busy from a number in flight on; there is room again at half of it, which is told once."""
 
     async def scenario(sidecar: Sidecar) -> None:
         service, gate = sidecar.service, asyncio.Event()
@@ -188,7 +188,7 @@ def test_the_transport_is_told_to_wait_and_to_go_on() -> None:
         assert {(await each).status.code for each in sends} == {wire.OK}
         assert told == [False]
 
-    run(scenario, SidecarConfig(sends_in_flight_max=8))
+    run(scenario, SidecarConfig(sends_busy=6))
 
 
 def test_too_many_sends_in_flight_are_refused_with_nothing_done() -> None:
