@@ -7,6 +7,7 @@ brokers pass on: the few facts they decide by, and the message itself as its wir
 
 from __future__ import annotations
 
+from binascii import unhexlify
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -126,10 +127,10 @@ def pack_id(message_id: str) -> bytes:
     """
     if len(message_id) == _HEX_ID_CHARS:
         try:
-            packed = bytes.fromhex(message_id)
+            packed = unhexlify(message_id)
         except ValueError:
             packed = b"\0"
-        if packed[0] and packed.hex().upper() == message_id:  # no small letters, and no spaces, which it takes too
+        if packed[0] and message_id.upper() == message_id:  # no small letters
             return packed
     return b"\0" + message_id.encode()
 

@@ -9,14 +9,15 @@ same id has another one. The kind keeps one use from passing for the other.
 from __future__ import annotations
 
 import struct
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import urlsafe_b64decode
 from binascii import Error as Base64Error
-from binascii import crc32
+from binascii import b2a_base64, crc32
 from enum import IntEnum
 from typing import NamedTuple
 
 _HEAD = struct.Struct(">BQB")
 _CRC = struct.Struct(">I")
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
 
 class HandleKind(IntEnum):
@@ -40,9 +41,11 @@ class NotAHandle(ValueError):
 
 def encode_handle(kind: HandleKind, handle: EntryHandle) -> str:
     """Return the text of a handle."""
-    topic = handle.topic.encode()
-    packed = _HEAD.pack(kind, handle.sequence, len(topic)) + topic + handle.message_id
-    return urlsafe_b64encode(packed + _CRC.pack(crc32(packed))).decode().rstrip("=")
+    sequence, name, message_id = handle
+    topic = name.encode()
+    packed = _HEAD.pack(kind, sequence, len(topic)) + topic + message_id
+    text = b2a_base64(packed + _CRC.pack(crc32(packed)), newline=False)
+    return text.translate(_URL_SAFE, b"=").decode()
 
 
 def decode_handle(kind: HandleKind, text: str) -> EntryHandle:

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 
 from broker_adapter.errors import BrokerUnavailable, Overloaded
 from broker_adapter.later import Later
-from broker_adapter.message import Envelope, SendReceipt, pack_id
+from broker_adapter.message import Envelope, SendReceipt
 from dmq.embedded.entry_handle import EntryHandle, HandleKind, encode_handle
 from dmq.embedded.names import GROUPED, PLAIN
 from dmq.embedded.place import Placement, wrong_type
 from dmq.embedded.registry import Registry
 from dmq.store.commit import Unit
-from dmq.store.ops import EntryState, Op
+from dmq.store.ops import Append, EntryState, Schedule
 from dmq.store.ops import Receipt as Stored
+
+RECALL = HandleKind.RECALL  # an enum's member, looked up once
 
 
 class Sends:
@@ -52,7 +54,7 @@ class Sends:
     def _send(self, envelopes: Sequence[Envelope]) -> Later[Sequence[SendReceipt]]:
         topics = self._names.topics
         now_ms = self._clock.now_ms()
-        ops: list[Op] = []
+        ops: list[Schedule | Append] = []
         taken: dict[str, int] = {}
         for envelope in envelopes:  # a topic that was removed meanwhile takes nothing
             topic = topics.get(envelope.topic) or self._registry.known_topic(envelope.topic)
@@ -69,11 +71,11 @@ class Sends:
             if unit.error is not None:
                 sent.fail(BrokerUnavailable(str(unit.error)))
                 return
-            receipts: list[SendReceipt] = []
-            for envelope, stored in zip(envelopes, unit.receipts, strict=False):  # those of ``more`` come last
-                receipts.append(receipt := _receipt(envelope, stored))
-                self.repeated_total += receipt.repeated
-                self.accepted_total += not receipt.repeated
+            # The receipts of ``more`` come last.
+            receipts = [_receipt(*each) for each in zip(envelopes, ops, unit.receipts, strict=False)]
+            repeated = sum(receipt.repeated for receipt in receipts)
+            self.repeated_total += repeated
+            self.accepted_total += len(receipts) - repeated
             sent.settle(receipts)
 
         try:
@@ -85,11 +87,12 @@ class Sends:
         return sent
 
 
-def _receipt(envelope: Envelope, stored: Stored) -> SendReceipt:
-    state, message_id = stored.state, envelope.message_id
+def _receipt(envelope: Envelope, op: Schedule | Append, stored: Stored) -> SendReceipt:
+    message_id = envelope.message_id
+    state, _, queue_id, queue_offset, at_ms, repeated = stored
     if state is EntryState.QUEUED:
-        return SendReceipt(message_id, stored.queue_id, stored.queue_offset, stored.repeated)
+        return SendReceipt(message_id, queue_id, queue_offset, repeated)
     if state is EntryState.WITHDRAWN:
-        return SendReceipt(message_id, -1, -1, stored.repeated, recalled_at_ms=stored.at_ms)
-    handle = encode_handle(HandleKind.RECALL, EntryHandle(stored.sequence, envelope.topic, pack_id(message_id)))
-    return SendReceipt(message_id, stored.queue_id, stored.queue_offset, stored.repeated, handle)
+        return SendReceipt(message_id, -1, -1, repeated, recalled_at_ms=at_ms)
+    handle = encode_handle(RECALL, EntryHandle(stored.sequence, envelope.topic, op.message_id))
+    return SendReceipt(message_id, queue_id, queue_offset, repeated, handle)

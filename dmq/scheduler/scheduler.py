@@ -24,7 +24,7 @@ from dmq.errors import StoreClosed, StoreError, StoreFailed
 from dmq.store.keys import timeline_key, unpack_timeline_key
 from dmq.store.marks import Lane
 from dmq.store.ops import Done, Family
-from dmq.store.record import decode_waiting
+from dmq.store.record import scope_of
 from dmq.store.store import Store
 
 ROWS_PER_LANE_MAX = 1024
@@ -140,7 +140,7 @@ class Scheduler:
         """Leave the rows of a scope that has too many of them where they are, for the backlog."""
         if len(rows) <= FLOOD_ROWS:
             return rows
-        scopes = [decode_waiting(value).scope for _, value in rows]
+        scopes = [scope_of(value) for _, value in rows]
         floods = {scope for scope, count in Counter(scopes).items() if count > FLOOD_ROWS}
         return self._leave(rows, [scope in floods for scope in scopes])
 

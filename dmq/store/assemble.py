@@ -152,7 +152,7 @@ class Assembler:
         id_key = pack_index_prefix(0, scope) + message_id  # generation 0: waiting
         known = self._known.get(id_key)
         if known is not None:
-            return known
+            return known._replace(repeated=True)
         sequence = self._sequence = self._sequence + 1
         key_ms = deliver_at_ms if deliver_at_ms > self._floor_ms else self._floor_ms  # noqa: FURB136 - hot
         puts = self._batch.puts
@@ -161,22 +161,22 @@ class Assembler:
         self._counts.add(scope, deliver_at_ms, 1)
         if event:
             self._records += (pack_record_head(len(event), sequence, _NA), event)
-        self._known[id_key] = Receipt(_WAITING, sequence, -1, -1, key_ms, True)
-        return Receipt(_WAITING, sequence, -1, -1, key_ms, False)
+        receipt = self._known[id_key] = Receipt(_WAITING, sequence, -1, -1, key_ms, False)
+        return receipt
 
     def _append(self, op: Append) -> Receipt:
         scope, message_id, topic_id, queue_id, record, event = op
         id_key = pack_index_prefix(0, scope) + message_id
         known = self._known.get(id_key)
         if known is not None:
-            return known
+            return known._replace(repeated=True)
         sequence = self._sequence = self._sequence + 1
         offset = self._place(topic_id, queue_id, record)
         value = encode_index_finished(_QUEUED_NUMBER, sequence, self._now_ms, queue_id, offset)
         self._batch.puts.append((_INDEX, self._generation_prefix + id_key[4:], value))
         self._records += (pack_record_head(len(event), sequence, offset), event)
-        self._known[id_key] = Receipt(_QUEUED, sequence, queue_id, offset, self._now_ms, True)
-        return Receipt(_QUEUED, sequence, queue_id, offset, self._now_ms, False)
+        receipt = self._known[id_key] = Receipt(_QUEUED, sequence, queue_id, offset, self._now_ms, False)
+        return receipt
 
     def _hand_over(self, op: HandOver) -> Receipt:
         key, scope, message_id, deliver_at_ms, topic_id, queue_id, record, event = op
@@ -186,7 +186,9 @@ class Assembler:
         sequence = int.from_bytes(key[8:], "big")
         offset = self._place(topic_id, queue_id, record)
         batch = self._batch
-        batch.deletes += ((_TIMELINE, key), (_INDEX, _WAITING_PREFIX + suffix))
+        delete = batch.deletes.append
+        delete((_TIMELINE, key))
+        delete((_INDEX, _WAITING_PREFIX + suffix))
         value = encode_index_finished(_DELIVERED_NUMBER, sequence, self._now_ms, queue_id, offset)
         batch.puts.append((_INDEX, self._generation_prefix + suffix, value))
         self._counts.add(scope, deliver_at_ms, -1)
@@ -340,7 +342,10 @@ class Assembler:
         known: dict[bytes, Receipt] = {}
         prefixes = [number.to_bytes(4, "big") for number in self.generations()]
         wanted = [prefix + suffix for prefix in prefixes for suffix in suffixes]
-        for wanted_key, value in zip(wanted, self._engine.get_many(Family.INDEX, wanted), strict=True):
+        values = self._engine.get_many(Family.INDEX, wanted)
+        if values.count(None) == len(values):  # as a rule
+            return {}
+        for wanted_key, value in zip(wanted, values, strict=True):
             if value is not None:
                 known[b"\0\0\0\0" + wanted_key[4:]] = decode_index(value)
         return known
