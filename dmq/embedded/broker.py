@@ -189,6 +189,8 @@ class EmbeddedBroker:
                 return []
             else:
                 await found.wait(queue_id, left_s)
+                if not found.has_available(queue_id):
+                    found.wake_next()  # what it was woken for is gone, and it may have been woken for others too
 
     # -- finishing ----------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from support.rigs import Rig, every_durable_broker, ids, receive, send
 
 from broker_adapter.message import Delivery
 from dmq.embedded.broker import EmbeddedBroker
-from dmq.store.ops import Family
+from dmq.store.ops import Appended, Family
 
 LONG_MS = 60_000
 
@@ -49,6 +49,28 @@ async def test_a_message_that_just_came_needs_no_look_at_the_store(rig: Rig) -> 
     assert sorted((each.message_id, each.payload) for each in late) == sorted(
         (each.message_id, each.payload) for each in found
     )
+
+
+@every_durable_broker()
+async def test_a_wake_up_for_what_is_gone_is_passed_on(rig: Rig) -> None:
+    """Two queues grew and one receive was woken, but its message is gone: who waits for the other queue hears of it."""
+    await send(rig, *(f"m-{number}" for number in range(4)))
+    await receive(rig)
+    waits = [asyncio.ensure_future(receive(rig, queue_id=queue_id, wait_ms=LONG_MS)) for queue_id in (0, 1)]
+    await asyncio.sleep(0.02)
+    assert isinstance(rig.broker, EmbeddedBroker)
+    (found,) = rig.broker.registry.subscriptions.values()
+    on_appended = rig.broker.registry.on_appended
+
+    def and_one_is_gone(appended: Appended) -> None:
+        on_appended(appended)
+        found.queues[0].finish((1,))
+
+    rig.broker.store.attach(asyncio.get_running_loop(), and_one_is_gone)
+    await send(rig, "m-4", "m-5")
+    assert ids(await waits[1]) == ["m-5"]
+    waits[0].cancel()
+    await asyncio.gather(*waits, return_exceptions=True)
 
 
 @every_durable_broker()
