@@ -6,7 +6,7 @@ answers in. An RPC that is not in the table is refused. Health and reflection ar
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any
@@ -123,7 +123,7 @@ class Guarded:
         self.unary: Mapping[str, Callable[[Any, Call], Awaitable[Any]]] = {
             rpc: self._admitting(rpc, serve) for rpc, serve in service.unary.items()
         }
-        self.streaming: Mapping[str, Callable[[Any, Call], AsyncGenerator[Any, None]]] = {
+        self.streaming: Mapping[str, Callable[[Any, Call], Awaitable[Iterator[Any]]]] = {
             rpc: self._admitting(rpc, serve) for rpc, serve in service.streaming.items()
         }
 

@@ -6,7 +6,7 @@ Nothing a client sends gets an exception past this module, and nothing internal 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -48,8 +48,8 @@ class Served(Protocol):
         ...
 
     @property
-    def streaming(self) -> Mapping[str, Callable[[Any, Call], AsyncGenerator[Any, None]]]:
-        """As ``unary``."""
+    def streaming(self) -> Mapping[str, Callable[[Any, Call], Awaitable[Iterator[Any]]]]:
+        """As ``unary``, of the pieces of an answer: lists of messages."""
         ...
 
     def telemetry(
@@ -140,10 +140,9 @@ class Dispatcher:
                 request: Any = parse(body)
                 if serve is None:
                     raise _not_served()
-                async with aclosing(serve(request, call)) as pieces:
-                    async for frames in pieces:
-                        code = code or frames[0].status.code
-                        yield [frame.SerializeToString() for frame in frames]
+                for frames in await serve(request, call):
+                    code = code or frames[0].status.code
+                    yield [frame.SerializeToString() for frame in frames]
             except Exception as error:  # noqa: BLE001 - as above
                 status = _answer_to(error, rpc, call)
                 code = status.code

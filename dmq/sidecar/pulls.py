@@ -7,7 +7,7 @@ nothing (40401): what a filter passed over is behind that offset.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 from broker_adapter.adapter import PullBroker, Pulled
@@ -28,7 +28,7 @@ class PullCalls:
         self._polls = polls
         self._store_host = store_host
         self.unary: Mapping[str, Callable[[Any, Call], Awaitable[Any]]] = {}
-        self.streaming: Mapping[str, Callable[[Any, Call], AsyncGenerator[Any, None]]] = {}
+        self.streaming: Mapping[str, Callable[[Any, Call], Awaitable[Iterator[Any]]]] = {}
         if broker is not None:
             self.unary = {
                 "GetOffset": self.get_offset,
@@ -49,7 +49,7 @@ class PullCalls:
 
     async def pull_message(
         self, request: wire.PullMessageRequest, call: Call
-    ) -> AsyncGenerator[list[wire.PullMessageResponse], None]:
+    ) -> Iterator[list[wire.PullMessageResponse]]:
         """Read messages from an offset on. Waits for the first message, if asked to; by default it does not."""
         broker = self._served()
         group, wanted = validate.group_of(request.group), validate.pulled_queue_of(request)
@@ -62,8 +62,7 @@ class PullCalls:
             wait_ms,
             nothing=Pulled((), offset),
         )
-        for piece in pulled(found, request.message_queue.topic, self._store_host()):
-            yield piece
+        return pulled(found, request.message_queue.topic, self._store_host())
 
     async def get_offset(self, request: wire.GetOffsetRequest, call: Call) -> wire.GetOffsetResponse:  # noqa: ARG002
         """Tell where a group continues on a queue; 40404 if it never said."""

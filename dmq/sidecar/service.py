@@ -1,12 +1,12 @@
 """The RPCs of ``apache.rocketmq.v2.MessagingService``: validate, map, call the broker, map. No transport here.
 
-Each method takes a request and its ``Call`` and returns the answer, or an async iterator of answers. What is wrong is
+Each method takes a request and its ``Call`` and returns the answer, or the pieces of many. What is wrong is
 raised from ``broker_adapter.errors``; ``dispatch`` turns it into the protocol's answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -83,7 +83,7 @@ class MessagingService:
             "NotifyClientTermination": self.notify_client_termination,
             **self._pulls.unary,
         }
-        self.streaming: Mapping[str, Callable[[Any, Call], AsyncGenerator[Any, None]]] = {
+        self.streaming: Mapping[str, Callable[[Any, Call], Awaitable[Iterator[Any]]]] = {
             "ReceiveMessage": self.receive_message,
             **self._pulls.streaming,
         }
@@ -234,7 +234,7 @@ class MessagingService:
 
     async def receive_message(
         self, request: wire.ReceiveMessageRequest, call: Call
-    ) -> AsyncGenerator[list[wire.ReceiveMessageResponse], None]:
+    ) -> Iterator[list[wire.ReceiveMessageResponse]]:
         """Hand out messages: the status first, each message, the time of delivery last. Waits for the first message.
 
         What it gives at once may go out in one piece; a piece is not much larger than its largest message.
@@ -256,8 +256,7 @@ class MessagingService:
             wait_ms=wait_ms,
             is_renewed=renews,
         )
-        for piece in received(deliveries, request.message_queue.topic, self._store_host, self._clock.now_ms):
-            yield piece
+        return received(deliveries, request.message_queue.topic, self._store_host, self._clock.now_ms)
 
     async def _receive(
         self,

@@ -33,7 +33,7 @@ async def _received(service: MessagingService) -> list[wire.Message]:
     request.message_queue.id = -1
     request.invisible_duration.seconds = 30
     request.long_polling_timeout.nanos = 1_000_000
-    frames = [frame async for piece in service.receive_message(request, CALL) for frame in piece]
+    frames = [frame for piece in await service.receive_message(request, CALL) for frame in piece]
     return [frame.message for frame in frames if frame.HasField("message")]
 
 

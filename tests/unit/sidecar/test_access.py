@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ class Fixed:
     """A service of these handlers, whose telemetry repeats the first frame, and then says what it is told to say."""
 
     unary: Mapping[str, Callable[[Any, Call], Awaitable[Any]]] = field(default_factory=dict)
-    streaming: Mapping[str, Callable[[Any, Call], AsyncGenerator[Any, None]]] = field(default_factory=dict)
+    streaming: Mapping[str, Callable[[Any, Call], Awaitable[Iterator[Any]]]] = field(default_factory=dict)
     offered: asyncio.Queue[wire.TelemetryCommand] = field(default_factory=asyncio.Queue)
 
     async def telemetry(
