@@ -181,6 +181,8 @@ class EmbeddedBroker:
                     return deliveries
                 if passed_over is not None and found.has_available(queue_id):
                     await self.registry.committed(passed_over)  # a scan goes no faster than it becomes durable
+                else:
+                    await asyncio.sleep(0)  # what was in memory took no turn of the loop
             left_s = until_s - self._clock.monotonic_s()
             if found.has_available(queue_id):
                 if left_s <= -_PASS_OVER_S_MAX:

@@ -34,6 +34,7 @@ class Reader:
 
     def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
         self.fresh = Fresh()
+        self._reading = 0  # messages are had in the order they were asked for: none passes those that are being read
         self._store = store
         self._loop = loop
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dmq-read")
@@ -45,8 +46,8 @@ class Reader:
     async def messages(self, places: Sequence[tuple[GroupQueue, int]]) -> list[QueuedMessage]:
         """Return the message at each ``(queue, offset)``; one that is missing is damage."""
         find = self.fresh.find
-        values = [find(queue.topic_id, queue.queue_id, offset) for queue, offset in places]
-        if all(values):
+        values = [] if self._reading else [find(queue.topic_id, queue.queue_id, offset) for queue, offset in places]
+        if values and all(values):
             try:
                 return [decode_queued(value) for value in values if value is not None]
             except StoreError as error:
@@ -61,7 +62,11 @@ class Reader:
                 found.append(decode_queued(value))
             return found
 
-        return await self._in_thread(read)
+        self._reading += 1
+        try:
+            return await self._in_thread(read)
+        finally:
+            self._reading -= 1
 
     async def values(self, family: Family, wanted: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of each row, ``None`` where there is none."""

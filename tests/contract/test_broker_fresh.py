@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 
-from support.rigs import Rig, every_durable_broker, ids, receive, send
+from support.rigs import Rig, ack, an_envelope, every_durable_broker, ids, receive, send
 
 from broker_adapter.message import Delivery
 from dmq.embedded.broker import EmbeddedBroker
@@ -20,11 +21,14 @@ class Looks:
     def __init__(self, rig: Rig) -> None:
         assert isinstance(rig.broker, EmbeddedBroker)
         self.count = 0
+        self.before: Callable[[], object] = lambda: None
         self._read = rig.broker.store.get_many
         rig.broker.store.get_many = self._get_many  # type: ignore[method-assign]
 
     def _get_many(self, family: Family, wanted: Sequence[bytes]) -> list[bytes | None]:
-        self.count += family is Family.QUEUE
+        if family is Family.QUEUE:
+            self.count += 1
+            self.before()
         return self._read(family, wanted)
 
 
@@ -71,6 +75,29 @@ async def test_a_wake_up_for_what_is_gone_is_passed_on(rig: Rig) -> None:
     assert ids(await waits[1]) == ["m-5"]
     waits[0].cancel()
     await asyncio.gather(*waits, return_exceptions=True)
+
+
+@every_durable_broker(queues=1)
+async def test_what_is_in_memory_does_not_pass_what_is_being_read(rig: Rig) -> None:
+    """A receive reads old messages of a group while a new one comes: it waits its turn, and so does who asks for it."""
+    await rig.broker.send([an_envelope(f"m-{number}", message_group="g") for number in range(2)])
+    await receive(rig, topic="other")  # the group is there
+    looks, may_read = Looks(rig), threading.Event()
+    looks.before = may_read.wait
+    reading = asyncio.ensure_future(receive(rig))
+    while not looks.count:  # noqa: ASYNC110 - counted in another thread
+        await asyncio.sleep(0.001)
+    await rig.broker.send([an_envelope("m-2", message_group="g")])
+    asking = asyncio.ensure_future(receive(rig, wait_ms=LONG_MS))
+    for _ in range(20):  # the loop goes round
+        await asyncio.sleep(0.001)
+    assert not asking.done()
+    may_read.set()
+    first = await reading
+    assert ids(first) == ["m-0", "m-1"]
+    assert not asking.done()
+    await ack(rig, *first)
+    assert ids(await asking) == ["m-2"]
 
 
 @every_durable_broker()
