@@ -38,7 +38,7 @@ def disk(tmp_path: Path) -> Path:
 
 def test_short_of_disk_space_puts_are_refused_and_the_rest_goes_on(disk: Path) -> None:
     """Refused with the name of the bound, before the disk is full; what is there is finished even when it is."""
-    ran = run("disk_full", disk, before=small_disk(disk, 64 * _MIB))
+    ran = run("disk_full", disk, before=small_disk(disk, 96 * _MIB))
     assert lines(ran.stdout) == [
         ["refused", "free_bytes_min", 1, True],
         ["finished", True],

@@ -231,7 +231,7 @@ def _raised_by(call: Callable[[], object]) -> str:
 def disk_full(root: Path, argument: str) -> None:
     """Fill a small disk with entries until they are refused; then make room, twice."""
     del argument
-    options = SpoolOptions(adopt_every_s=0, free_bytes_min=8 * _MIB)
+    options = SpoolOptions(adopt_every_s=0, free_bytes_min=24 * _MIB)
     with Spool(root, options=options) as spool:
         put: list[int] = []
         refused = ""
