@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench import child, daemon
-from bench.cell import QUANTILES
+from bench.cell import QUANTILES, quantiles
 from bench.figures import Beside, Figure, Goal
 from bench.inside import LATENESS_RATE
 from bench.load import check
 from bench.messages import TOPIC
-from bench.place import directory
+from bench.place import directory, syncs
 from bench.plan import Plan
 
 P99_MS = {LATENESS_RATE: 5.0, 10_000: 10.0}  # by messages per second
 RATE_HELD = 0.98  # below it the daemon was saturated, and the lateness is that of a full queue, not of this rate
 POLLS = 16  # four would limit: each poll sends its 32 messages frame by frame
 _IN_FLIGHT = 256
+_SYNCS_AT_ONCE = 500
 
 
 def measure(plan: Plan) -> list[Figure]:
@@ -26,7 +31,8 @@ def measure(plan: Plan) -> list[Figure]:
     rates = [rate for rate in P99_MS if plan.load.is_native or rate == LATENESS_RATE]  # Python does not send so fast
     rounds: dict[int, list[dict[str, Any]]] = {rate: [] for rate in rates}
     inside: list[dict[str, float]] = []
-    plan.expect((1 + len(rates)) * plan.rounds + 1)
+    disk: list[dict[str, float]] = []
+    plan.expect((2 + len(rates)) * plan.rounds + 1)
     with directory() as data:
         plan.step(f"{far} messages due far away")
         filler = child.Child("fill", data, far)
@@ -35,6 +41,8 @@ def measure(plan: Plan) -> list[Figure]:
                 break
         filler.end()
         for number in plan.each_round():
+            plan.step(f"the disk alone for {seconds} s")
+            disk.append(_on_disk(data / "appended", seconds))
             plan.step(f"{LATENESS_RATE}/s for {seconds} s in process")
             inside.append(child.run("lateness", data, LATENESS_RATE * seconds))
             for rate in rates:
@@ -43,13 +51,41 @@ def measure(plan: Plan) -> list[Figure]:
                     rounds[rate].append(_round(plan, ours, rate, rate * seconds, f"bench-late-{rate}-{number}"))
     what = f"for {seconds} s, {far} far-future messages in the store"
     return [
-        *_in_process(f"lateness at {LATENESS_RATE}/s {what}", inside),
-        *(figure for rate in rates for figure in _figures(rate, what, rounds[rate], inside, far)),
+        *_in_process(f"lateness at {LATENESS_RATE}/s {what}", inside, disk),
+        *(figure for rate in rates for figure in _figures(rate, what, rounds[rate], inside, disk, far)),
     ]
 
 
+def ideal_lateness_ms(took_ms: Sequence[float], per_s: int) -> list[float]:
+    """Return how late messages would be whose only delay is the disk, due ``per_s`` times a second.
+
+    ``took_ms`` are syncs, one after the other. Each message is durable with the first sync that begins when it is due
+    or after that: the one under way does not cover it.
+    """
+    ends_ms = list(accumulate(took_ms))
+    due_ms = (number * 1000 / per_s for number in range(int(ends_ms[-1] * per_s / 1000)))
+    under_way = ((due, bisect_right(ends_ms, due)) for due in due_ms)
+    return [ends_ms[at + 1] - due for due, at in under_way if at + 1 < len(ends_ms)]
+
+
+def _on_disk(file: Path, seconds: int) -> dict[str, float]:
+    took_ms: list[float] = []
+    left_ms = seconds * 1000.0
+    while left_ms > 0:
+        more = syncs(file, count=_SYNCS_AT_ONCE)
+        took_ms += more
+        left_ms -= sum(more)
+    file.unlink()
+    return quantiles(ideal_lateness_ms(took_ms, LATENESS_RATE))
+
+
 def _figures(
-    rate: int, where: str, rounds: list[dict[str, Any]], inside: list[dict[str, float]], far: int
+    rate: int,
+    where: str,
+    rounds: list[dict[str, Any]],
+    inside: list[dict[str, float]],
+    disk: list[dict[str, float]],
+    far: int,
 ) -> list[Figure]:
     what = f"lateness at {rate}/s {where}"
     name = "lateness" if rate == LATENESS_RATE else f"lateness.{rate}"
@@ -81,6 +117,7 @@ def _figures(
                 unit="ms",
                 rounds=[each[q] for each in rounds],
                 goal=goal if q == "p99" else None,
+                beside=_disk_alone(disk, q),
             )
             for q in (*QUANTILES, "max")
         ),
@@ -101,6 +138,7 @@ def _figures(
                 beside=Beside(
                     what=f"in process at {LATENESS_RATE}/s, no consumer", rounds=[each[q] for each in inside]
                 ),
+                also=[_disk_alone(disk, q)],
                 details=shared if q == "p99" else {},
             )
             for q in (*QUANTILES, "max")
@@ -108,7 +146,11 @@ def _figures(
     ]
 
 
-def _in_process(what: str, rounds: list[dict[str, float]]) -> list[Figure]:
+def _disk_alone(disk: list[dict[str, float]], q: str) -> Beside:
+    return Beside(what="if nothing but the disk took time", rounds=[each[q] for each in disk])
+
+
+def _in_process(what: str, rounds: list[dict[str, float]], disk: list[dict[str, float]]) -> list[Figure]:
     return [
         Figure(
             name=f"lateness.in_process.{name}",
@@ -116,6 +158,7 @@ def _in_process(what: str, rounds: list[dict[str, float]]) -> list[Figure]:
             unit="ms",
             rounds=[each[name] for each in rounds],
             goal=Goal(sign="<=", bound=P99_MS[LATENESS_RATE]) if name == "p99" else None,
+            beside=_disk_alone(disk, name),
             details={"early": sum(each["early"] for each in rounds)},
         )
         for name in (*QUANTILES, "max")
@@ -141,8 +184,10 @@ def _round(plan: Plan, ours: daemon.Daemon, rate: int, count: int, group: str) -
     if received["received"] != count:
         raise RuntimeError(f"{received['received']} of {count} messages were received")
     buckets = ours.lateness_buckets()
-    if buckets[-1][1] != count:
-        raise RuntimeError(f"the daemon counted {buckets[-1][1]:.0f} of {count} messages")
+    if buckets[-1][1] != count:  # what is due already when it comes, after a stall of a second, never waits
+        raise RuntimeError(
+            f"the daemon counted {buckets[-1][1]:.0f} of {count} messages: did this machine stand still?"
+        )
     return {
         **{name: daemon.quantile_ms(buckets, q) for name, q in QUANTILES.items()},
         "max": ours.status().lateness.max_ms,

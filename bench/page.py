@@ -79,7 +79,8 @@ _SECTIONS = (
         group="lateness",
         title="Lateness",
         text="Messages with delays of 1 to 5 s are sent at a steady rate while others wait in the same store, and are "
-        "received by a consumer. Lateness counts from the delivery time.",
+        "received by a consumer. Lateness counts from the delivery time. The floor is the disk's: 4 KiB appended and "
+        "synced again and again, and how late messages would be if nothing else took time.",
         picture="lateness",
         shows=_but_extremes,
     ),

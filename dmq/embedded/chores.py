@@ -89,8 +89,7 @@ class Chores:
         self._waiting: list[tuple[Chore, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
         for key, value in registry.store.scan(Family.META, *chore_range(), limit=_CHORES_MAX).rows:
-            done = self._begin(_decode(key, value))
-            done.add_done_callback(look_at)
+            _ = self._begin(_decode(key, value))
 
     async def close(self) -> None:
         """Stop where it is; it goes on in the next run."""
@@ -130,6 +129,7 @@ class Chores:
 
     def _begin(self, chore: Chore) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.add_done_callback(look_at)  # nobody may be left to wait for it
         self._waiting.append((chore, done))
         if not chore.first:
             names = self._names

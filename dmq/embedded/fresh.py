@@ -27,7 +27,10 @@ class _Run:
 
 
 class Fresh:
-    """The last values of queues. What is here is durable, and what is not here may be in the store."""
+    """The last values of queues. What is here is durable, and what is not here may be in the store.
+
+    A value stays as it was appended. Only a purge changes one where it lies, and what was purged is passed over.
+    """
 
     def __init__(self, bytes_max: int = BYTES_MAX, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
         self._bytes_max = bytes_max

@@ -313,7 +313,7 @@ class Registry:
                 queue = found.queue_at(*place)
                 if queue is not None:
                     queue.end = max(queue.end, growth.end)
-                    is_awaited = is_awaited or (growth.first - queue.cursor <= LAG_MAX and found.has_fixed_records)
+                    is_awaited = is_awaited or growth.first - queue.cursor <= LAG_MAX
                     grown[found] = None
             if is_awaited:
                 self.reader.fresh.keep(place, growth)

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from broker_adapter.topics import DEAD_LETTER_PREFIX
 from dmq.audit.events import LANE, EventKind, encode_event
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.names import Topic
@@ -23,8 +22,6 @@ class Subscription:
     def __init__(self, group_id: int, topic: Topic) -> None:
         self.group_id = group_id
         self.topic = topic
-        # A purge changes dead letters where they lie; of all others a queue value never changes.
-        self.has_fixed_records = not topic.name.startswith(DEAD_LETTER_PREFIX)
         self.queues = [GroupQueue(group_id, topic.topic_id, number) for number in range(topic.queues)]
         self.lane: GroupQueue | None = None
         self.is_loaded = asyncio.Event()

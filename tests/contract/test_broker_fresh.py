@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from support.rigs import Rig, ack, an_envelope, every_durable_broker, ids, receive, send
+import pytest
+from support.letters import DEAD, PURGE, die, finish, only
+from support.rigs import EmbeddedRig, ack, an_envelope, every_durable_broker, ids, receive, send, until
 
 from broker_adapter.message import Delivery
-from dmq.embedded.broker import EmbeddedBroker
+from dmq.embedded import registry as registry_module
 from dmq.store.ops import Appended, Family
 
 LONG_MS = 60_000
@@ -18,8 +21,7 @@ LONG_MS = 60_000
 class Looks:
     """Counts what the broker reads of the queues."""
 
-    def __init__(self, rig: Rig) -> None:
-        assert isinstance(rig.broker, EmbeddedBroker)
+    def __init__(self, rig: EmbeddedRig) -> None:
         self.count = 0
         self.before: Callable[[], object] = lambda: None
         self._read = rig.broker.store.get_many
@@ -32,15 +34,16 @@ class Looks:
         return self._read(family, wanted)
 
 
-async def wait_for(rig: Rig, *, group: str = "readers") -> asyncio.Task[Sequence[Delivery]]:
+async def wait_for(rig: EmbeddedRig, *, group: str = "readers") -> asyncio.Task[Sequence[Delivery]]:
     """Start a receive and return when it waits."""
+    before = rig.waiting
     receiving = asyncio.ensure_future(receive(rig, group=group, wait_ms=LONG_MS))
-    await asyncio.sleep(0.02)
+    await until(lambda: rig.waiting > before)
     return receiving
 
 
 @every_durable_broker()
-async def test_a_message_that_just_came_needs_no_look_at_the_store(rig: Rig) -> None:
+async def test_a_message_that_just_came_needs_no_look_at_the_store(rig: EmbeddedRig) -> None:
     """For one group and for two; a group that comes later looks, and finds the same."""
     first, second = await wait_for(rig), await wait_for(rig, group="others")
     looks = Looks(rig)
@@ -56,13 +59,12 @@ async def test_a_message_that_just_came_needs_no_look_at_the_store(rig: Rig) -> 
 
 
 @every_durable_broker()
-async def test_a_wake_up_for_what_is_gone_is_passed_on(rig: Rig) -> None:
+async def test_a_wake_up_for_what_is_gone_is_passed_on(rig: EmbeddedRig) -> None:
     """Two queues grew and one receive was woken, but its message is gone: who waits for the other queue hears of it."""
     await send(rig, *(f"m-{number}" for number in range(4)))
     await receive(rig)
     waits = [asyncio.ensure_future(receive(rig, queue_id=queue_id, wait_ms=LONG_MS)) for queue_id in (0, 1)]
-    await asyncio.sleep(0.02)
-    assert isinstance(rig.broker, EmbeddedBroker)
+    await until(lambda: rig.waiting == 2)
     (found,) = rig.broker.registry.subscriptions.values()
     on_appended = rig.broker.registry.on_appended
 
@@ -78,21 +80,22 @@ async def test_a_wake_up_for_what_is_gone_is_passed_on(rig: Rig) -> None:
 
 
 @every_durable_broker(queues=1)
-async def test_what_is_in_memory_does_not_pass_what_is_being_read(rig: Rig) -> None:
+async def test_what_is_in_memory_does_not_pass_what_is_being_read(rig: EmbeddedRig) -> None:
     """A receive reads old messages of a group while a new one comes: it waits its turn, and so does who asks for it."""
     await rig.broker.send([an_envelope(f"m-{number}", message_group="g") for number in range(2)])
     await receive(rig, topic="other")  # the group is there
     looks, may_read = Looks(rig), threading.Event()
     looks.before = may_read.wait
     reading = asyncio.ensure_future(receive(rig))
-    while not looks.count:  # noqa: ASYNC110 - counted in another thread
-        await asyncio.sleep(0.001)
+    await until(lambda: looks.count == 1)
+    leased = rig.broker.registry.epoch
     await rig.broker.send([an_envelope("m-2", message_group="g")])
     asking = asyncio.ensure_future(receive(rig, wait_ms=LONG_MS))
-    for _ in range(20):  # the loop goes round
-        await asyncio.sleep(0.001)
-    assert not asking.done()
+    for _ in range(100):  # the loop goes round
+        await asyncio.sleep(0)
+    looked, is_done = rig.broker.registry.epoch - leased, asking.done()
     may_read.set()
+    assert (looked, is_done) == (1, False), "it looks once, and waits"
     first = await reading
     assert ids(first) == ["m-0", "m-1"]
     assert not asking.done()
@@ -101,8 +104,31 @@ async def test_what_is_in_memory_does_not_pass_what_is_being_read(rig: Rig) -> N
 
 
 @every_durable_broker()
-async def test_nothing_is_kept_for_nobody(rig: Rig) -> None:
+async def test_nothing_is_kept_for_nobody(rig: EmbeddedRig) -> None:
     """A topic that no group reads takes no memory."""
     await send(rig, "m-1")
-    assert isinstance(rig.broker, EmbeddedBroker)
     assert rig.broker.registry.reader.fresh.size_bytes == 0
+
+
+@every_durable_broker(queues=1)
+async def test_nothing_is_kept_for_who_is_far_behind(rig: EmbeddedRig) -> None:
+    """Its messages would be gone from memory before it comes to them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry_module, "LAG_MAX", 2)
+        await receive(rig)  # the group is there, and at the end
+        for number in range(3):
+            await send(rig, f"m-{number}")
+            assert rig.broker.registry.reader.fresh.size_bytes
+        await send(rig, "m-3")
+        assert not rig.broker.registry.reader.fresh.size_bytes
+    assert ids(await receive(rig)) == [f"m-{number}" for number in range(4)]
+
+
+@every_durable_broker(queues=1)
+async def test_what_a_purge_takes_is_not_handed_out_from_memory(rig: EmbeddedRig) -> None:
+    """A group reads dead letters as they come: what was removed meanwhile, its next receive does not find."""
+    await receive(rig, topic=DEAD, group="readers")
+    await die(rig, an_envelope("m-1", payload=b"secret"))
+    await finish(rig, replace(PURGE, filter=only("m-1")))
+    await die(rig, an_envelope("m-2"))
+    assert ids(await receive(rig, topic=DEAD, group="readers")) == ["m-2"]

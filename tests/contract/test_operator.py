@@ -18,19 +18,20 @@ from support.rigs import (
     an_envelope,
     every_durable_broker,
     ids,
+    play,
     receive,
     send,
     until,
 )
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import MessageType
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.transactions import Half
 from dmq.audit.events import LANE, EventKind
 from dmq.audit.outbox import read_outbox
 from dmq.embedded.names import Topic
-from dmq.embedded.operator import BEGIN, END
+from dmq.embedded.operator import BEGIN, END, Operator
 from dmq.embedded.topic_settings import TopicSettings
 from dmq.store.ops import Family
 
@@ -290,3 +291,30 @@ async def test_a_topic_may_be_removed_while_a_group_is_reset(rig: EmbeddedRig) -
     with pytest.raises(Refused):
         await waits
     assert not registry.subscriptions
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        lambda operator: operator.reset_group(GROUP, TOPIC, BEGIN),
+        lambda operator: operator.remove_topic(TOPIC, is_forced=True),
+    ],
+    ids=["reset", "remove"],
+)
+def test_an_order_that_is_not_durable_fails_for_its_caller_alone(
+    order: Callable[[Operator], Coroutine[object, object, object]], tmp_path: Path
+) -> None:
+    """The store fails at the commit of the order itself: whoever ordered is told, and nobody else."""
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        await send(rig, "m-1")
+        await receive(rig)
+        chores = rig.broker.operator._chores
+        rig.memory.fail_next_sync = True
+        with pytest.raises(BrokerUnavailable):
+            await order(rig.broker.operator)
+        assert chores._task is not None
+        await asyncio.wait((chores._task,))
+        chores._waiting.clear()  # what nobody looked at tells of it when it goes
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, queues=1), scenario))

@@ -8,6 +8,7 @@ could not come back.
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import socket
@@ -20,6 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from support.trusted import of_daemon
 
 START_S_MAX = 20.0
 STOP_S_MAX = 20.0
@@ -88,7 +91,7 @@ class Daemon:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env=self._env,
+            env={**of_daemon(), **(os.environ if self._env is None else self._env)},
             cwd=self.data.parent,
         )
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)

@@ -29,6 +29,8 @@ from typing import Any, Self
 
 import pytest
 from support.client_builds import BUILDS, what_is_missing
+from support.effort import TLS
+from support.trusted import of_client
 
 from broker_adapter.wire import rocketmq_v2 as wire
 
@@ -127,7 +129,7 @@ def _missing(language: Language) -> str:
 class OfficialClient:
     """One process that holds any number of clients, each under a name of its own.
 
-    ``tls``: ``on``, ``off``, or what the clients of the language do by themselves.
+    ``tls``: ``on``, ``off``, or what this run says, or else what the clients of the language do by themselves.
     """
 
     def __init__(self, language: Language, home: Path, address: str, *, tls: str = "") -> None:
@@ -143,7 +145,7 @@ class OfficialClient:
             stderr=self._stderr,
             text=True,
             cwd=home,
-            env={**environment, "HOME": str(home), "CLIENT_TLS": tls},
+            env={**environment, **({} if tls else of_client()), "HOME": str(home), "CLIENT_TLS": tls or TLS},
         )
         self._lock = threading.Lock()
         self._number = 0

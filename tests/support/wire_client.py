@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-import grpc
+from support import trusted
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.acl.signature import Signer
@@ -45,7 +45,7 @@ class WireClient:
         self, address: str, client_id: str = "wire-1", signer: Signer | None = None, language: str = "JAVA"
     ) -> None:
         self.address = address
-        self.channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self.channel = trusted.channel(address, _OPTIONS)
         self._signer = signer
         self._own_metadata = (
             ("x-mq-client-id", client_id),

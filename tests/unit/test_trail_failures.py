@@ -13,7 +13,7 @@ from support.stores import PATIENCE_S
 from support.trail_cell import CELL, Cell
 from support.trail_read import read_trail
 
-from dmq.audit import export, manifest
+from dmq.audit import export, files, manifest
 from dmq.audit.events import gap_event
 from dmq.audit.export import Exporter, TrailUnavailable
 from dmq.store.store import StoreOptions
@@ -39,7 +39,7 @@ def test_a_full_disk_stops_nothing_but_the_export(tmp_path: Path, monkeypatch: p
     with capture_logs() as logs:
         with monkeypatch.context() as patch:
             patch.setattr(manifest, "sync_file", full)
-            patch.setattr("dmq.audit.files.sync_file", full)
+            patch.setattr(files, "sync_file", full)
             tries = []
             for _ in range(200):
                 cell.emit(1)
@@ -51,6 +51,8 @@ def test_a_full_disk_stops_nothing_but_the_export(tmp_path: Path, monkeypatch: p
         assert 5 < tries[-1] < 12, "with a pause that grows"
         cell.clock.advance(60_000)
         cell.exporter.turn()
+        cell.store.commit([])  # behind the heartbeat of this turn
+        cell.exporter.turn(is_wanted=True)
     assert cell.exporter.figures.error == ""
     names = [entry["event"] for entry in logs]
     assert (names.count("trail_stopped"), names.count("trail_resumed")) == (1, 1)
@@ -159,7 +161,7 @@ def test_closing_exports_the_rest_and_ends_in_time(cell: Cell, monkeypatch: pyte
     other = Exporter(cell.store, cell.trail, cell.how)
     other.recover()
     hangs = threading.Event()
-    monkeypatch.setattr("dmq.audit.files.sync_file", lambda _: hangs.wait(PATIENCE_S))
+    monkeypatch.setattr(files, "sync_file", lambda _: hangs.wait(PATIENCE_S))
     monkeypatch.setattr(export, "_ABORT_S", 0.01)
     other.start()
     with capture_logs() as logs:
