@@ -192,6 +192,21 @@ async def test_an_ack_with_a_handle_from_before_names_its_message(rig: EmbeddedR
 
 
 @every_end
+async def test_an_ack_with_a_handle_from_before_counts_all_attempts(rig: EmbeddedRig, restart: Restart) -> None:
+    """Also those that were made before the message came back as a retry, somewhere else."""
+    await send(rig, "m-1")
+    (first,) = await receive(rig, renew_for="client-1")
+    await rig.broker.send_back(GROUP, TOPIC, first.receipt_handle, 1)
+    rig.clock.advance(SOON_MS)
+    await rig.settle()
+    (second,) = await receive(rig)
+    assert second.delivery_attempt == 2
+    await restart()
+    assert list(await ack(rig, second)) == [None]
+    assert [each.event.attempt for each in read_outbox(rig.store) if each.event.kind is EventKind.ACKED] == [2]
+
+
+@every_end
 async def test_a_handle_from_before_is_refused_once_the_message_was_handed_out_again(
     rig: EmbeddedRig, restart: Restart
 ) -> None:

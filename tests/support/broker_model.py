@@ -269,11 +269,8 @@ class Model:
         """Acknowledge with the last handle, the first time or again."""
         held = self.held[group][key]
         if not held.is_finished:
-            attempt = held.lease_attempt
-            if held.hidden_until_ms is None or held.known_in_run != self.run:
-                attempt -= held.attempts_before  # not known without a lease: the event counts from its lane
             held.is_acked, held.hidden_until_ms = True, None
-            self.facts.append(Fact(EventKind.ACKED, key, group, attempt))
+            self.facts.append(Fact(EventKind.ACKED, key, group, held.lease_attempt))
 
     def hide(self, group: str, key: Key, now_ms: int, invisible_ms: int, *, suspend: bool) -> None:
         """Change the invisible duration with the last handle."""
