@@ -77,6 +77,7 @@ public class Client {
     static final PrintStream OUT = new PrintStream(new FileOutputStream(FileDescriptor.out), true, StandardCharsets.UTF_8);
     static final Pattern FAIL = Pattern.compile("fail (\\d+) .*");
     static final boolean IS_TLS = !"off".equals(System.getenv("CLIENT_TLS"));
+    static final Duration REQUEST_MAX = Duration.ofSeconds(10); // by default 3 s, too few where a disk may stall
     static final Map<String, Closeable> clients = new ConcurrentHashMap<>();
     static final Map<Integer, MessageView> messages = new ConcurrentHashMap<>();
     static final Map<String, Transaction> transactions = new ConcurrentHashMap<>(); // by the message id
@@ -149,7 +150,8 @@ public class Client {
 
     /** Starts a producer, also of transactions, a simple or a push consumer; `sql` takes the place of `tags`. */
     static Closeable start(Request r) throws ClientException {
-        ClientConfigurationBuilder configuration = ClientConfiguration.newBuilder().setEndpoints(r.address);
+        ClientConfigurationBuilder configuration = ClientConfiguration.newBuilder()
+            .setEndpoints(r.address).setRequestTimeout(REQUEST_MAX);
         if (!r.access_key.isEmpty()) {
             configuration.setCredentialProvider(new StaticSessionCredentialsProvider(r.access_key, r.secret_key));
         }

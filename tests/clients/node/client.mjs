@@ -69,7 +69,9 @@ function checker(name) {
 const commands = {
   async start({ name, kind, address, topic, group, tags = '*', sql = '', wait_s = 20, access_key, secret_key }) {
     const sessionCredentials = access_key && { accessKey: access_key, accessSecret: secret_key };
-    const options = { endpoints: address, namespace: '', sessionCredentials, sslEnabled: process.env.CLIENT_TLS === 'on' };
+    const sslEnabled = process.env.CLIENT_TLS === 'on';
+    const requestTimeout = 10_000; // by default 3 s, too few where a disk may stall
+    const options = { endpoints: address, namespace: '', sessionCredentials, sslEnabled, requestTimeout };
     const subscriptions = new Map([[topic, sql ? new FilterExpression(sql, SQL) : tags]]);
     let client;
     if (kind === 'producer') {

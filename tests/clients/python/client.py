@@ -37,6 +37,7 @@ from rocketmq.grpc_protocol import FilterType  # noqa: E402
 faulthandler.register(signal.SIGUSR1)  # for a test that finds it stuck
 
 _TLS = os.environ.get("CLIENT_TLS") == "on"
+_REQUEST_S_MAX = 10  # a push consumer whose first one does not end in time, by default 3 s, does not start
 _out_lock = threading.Lock()
 _clients: dict[str, Any] = {}
 _listeners: dict[str, Listener] = {}
@@ -120,7 +121,7 @@ def start(
 ) -> None:
     """Start a producer, also of transactions, a simple or a push consumer; ``sql`` takes the place of ``tags``."""
     expression = FilterExpression(sql, FilterType.SQL) if sql else FilterExpression(tags)
-    configuration = ClientConfiguration(address, Credentials(access_key, secret_key))
+    configuration = ClientConfiguration(address, Credentials(access_key, secret_key), request_timeout=_REQUEST_S_MAX)
     client: Any
     if kind == "producer":
         client = Producer(configuration, (topic,), tls_enable=_TLS)
