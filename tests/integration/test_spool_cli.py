@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,18 @@ def said(process: subprocess.Popen[str]) -> int:
     return int(process.stdout.readline())
 
 
+@contextmanager
+def drained(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Read on what a process says, so that it never waits for us; at the end it is killed, and all is read."""
+    reader = threading.Thread(target=lambda: [None for _ in process.stdout or ()])
+    reader.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        reader.join()  # before its file is closed
+
+
 @pytest.mark.parametrize("command", ["ls", "show", "stats", "verify", "repair", "requeue", "export", "adopt"])
 def test_help_loads_nothing_heavy(command: str) -> None:
     """That is what keeps it quick."""
@@ -90,23 +103,22 @@ def test_a_live_spool_is_looked_at_whole(tmp_path: Path, producer: subprocess.Po
     root = str(tmp_path / "spool")
     said(producer)
     last = 0
-    drain = threading.Thread(target=lambda: [None for _ in producer.stdout or ()], daemon=True)
-    drain.start()
-    for _ in range(4):
-        result = dmq("verify", "--root", root, "-o", "json")
-        assert (result.returncode, result.stderr) == (0, ""), result.stdout
-        (found,) = json.loads(result.stdout)
-        assert found["waiting"] >= last
-        last = found["waiting"]
-        listed = dmq("ls", "--root", root, "-o", "id", "--limit", "10000000").stdout.split()
-        numbers = sorted(int(uid, 16) for uid in listed)  # what is overdue already has no order of its own
-        assert numbers == list(range(len(numbers))), "without a gap"
-        assert len(listed) >= last
-        last = len(listed)
-    (found,) = json.loads(dmq("stats", "--root", root, "-o", "json").stdout)
-    assert found["state"] == f"pid {producer.pid}"
-    assert producer.poll() is None
-    refused = dmq("repair", found["directory"], "--root", root, "--yes")
+    with drained(producer):
+        for _ in range(4):
+            result = dmq("verify", "--root", root, "-o", "json")
+            assert (result.returncode, result.stderr) == (0, ""), result.stdout
+            (found,) = json.loads(result.stdout)
+            assert found["waiting"] >= last
+            last = found["waiting"]
+            listed = dmq("ls", "--root", root, "-o", "id", "--limit", "10000000").stdout.split()
+            numbers = sorted(int(uid, 16) for uid in listed)  # what is overdue already has no order of its own
+            assert numbers == list(range(len(numbers))), "without a gap"
+            assert len(listed) >= last
+            last = len(listed)
+        (found,) = json.loads(dmq("stats", "--root", root, "-o", "json").stdout)
+        assert found["state"] == f"pid {producer.pid}"
+        assert producer.poll() is None
+        refused = dmq("repair", found["directory"], "--root", root, "--yes")
     assert (refused.returncode, refused.stdout) == (6, "")
     assert refused.stderr.endswith(f"is in use by pid {producer.pid}\n")
     assert not list((tmp_path / "spool").glob(".work-*"))
