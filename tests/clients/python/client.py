@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import json
 import os
@@ -132,6 +133,9 @@ def start(
     else:
         listener = _listeners[name] = Listener(name)
         client = PushConsumer(configuration, group, listener, {topic: expression}, tls_enable=_TLS)
+    # Where the route is there before the client asks to be told, it opens its telemetry stream in this thread, which
+    # needs the loop of its calls for that.
+    asyncio.set_event_loop(client.rpc_client.get_channel_io_loop())
     client.startup()
     _clients[name] = client
 
