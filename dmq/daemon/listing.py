@@ -24,7 +24,6 @@ from dmq.admin.mapping import content_if_readable
 from dmq.daemon.operations import Operations
 from dmq.embedded.names import Topic
 from dmq.embedded.queue_log import Place, messages_from
-from dmq.store import keys
 from dmq.store.counts import BUCKET_MS
 from dmq.store.keys import timeline_key, timeline_mark
 from dmq.store.ops import Family
@@ -160,10 +159,7 @@ class Listings(Operations):
         at_ms = min(at >> 64, 2**53)
         if at_ms <= near_ms:
             return at
-        start, stop = keys.bucket_range(topic_id, 0, at_ms // BUCKET_MS + 1)
-        last = store.last(Family.META, start, stop)
-        end_ms = (keys.bucket_of(last[0]) + 1) * BUCKET_MS if last is not None else 0
-        return min(at, timeline_mark(max(end_ms, near_ms), 0))
+        return min(at, timeline_mark(max(store.last_due_ms(topic_id, at_ms), near_ms), 0))
 
     # -- the queues ---------------------------------------------------------------------------------------------------
 

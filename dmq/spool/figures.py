@@ -15,11 +15,12 @@ from dmq.spool.plan import size_of
 from dmq.spool.records import Totals, decode_entry, decode_totals, entry_id, turn_of
 from dmq.spool.salvage_log import Tell
 from dmq.store import keys
-from dmq.store.counts import BUCKET_MS
+from dmq.store.counts import due_in, end_of_minute
 from dmq.store.keys import WAITING_GENERATION, pack_index_prefix, spool_range, timeline_key, timeline_mark
 from dmq.store.ops import Family
 from dmq.store.outbox import block_count, decode_block, decode_state
 from dmq.store.record import decode_index
+from dmq.units import format_time
 from retry.sink import UID_BYTES, Entry
 
 _PAGE = 512
@@ -53,11 +54,8 @@ def figures_of(look: Look) -> list[TypeFigures]:
     made = []
     for type_id, totals in totals_of(look).items():
         (count,) = look.source.get_many(Family.META, [keys.total_key(type_id)])
-        start, stop = keys.bucket_range(type_id, 0, 2**63)
-        due = [
-            ((keys.bucket_of(key) + 1) * BUCKET_MS, keys.unpack_u64(value))
-            for key, value in look.rows(Family.META, start, stop)
-        ]
+        hours = look.rows(Family.META, *keys.hour_range(type_id, 0, 2**63))
+        due: list[tuple[int, int]] = [each for row in hours for each in due_in(*row)]
         on_timeline = keys.unpack_u64(count) if count is not None else 0
         parked = max(totals.waiting - on_timeline, 0)
         name = look.type_name(type_id)
@@ -89,7 +87,7 @@ class Verifier:
         self._kinds: Counter[str] = Counter()
         self._waiting: dict[int, Totals] = {}
         self._on_timeline: Counter[int] = Counter()
-        self._buckets: Counter[tuple[int, int]] = Counter()
+        self._due: Counter[tuple[int, int]] = Counter()  # by type and end of the minute
         self._heads = 0  # on the timeline, with a key
         self._first_mark = -1
         self._last_sequence = 0
@@ -158,7 +156,7 @@ class Verifier:
                 self._last_sequence = max(self._last_sequence, mark & 0xFFFF_FFFF_FFFF_FFFF)
                 self._count(each.type_id, 1, size_of(each.entry), 0)
                 self._on_timeline[each.type_id] += 1
-                self._buckets[each.type_id, each.entry.due_at_ms // BUCKET_MS] += 1
+                self._due[each.type_id, end_of_minute(each.entry.due_at_ms)] += 1
                 if value is None:
                     self._find("index", f"{_name(each.entry)} waits, but the index does not know it")
                 elif value and _mark_of(value) != mark:
@@ -280,16 +278,7 @@ class Verifier:
             if said != found:
                 name = self._look.type_name(type_id)
                 self._find("totals", f"type {name}: {found:,} entries on the timeline, the figure says {said:,}")
-        buckets = dict(self._buckets)
-        for key, value in figures.items():
-            if key[:1] == b"c":
-                bucket = int.from_bytes(key[1:5], "big"), keys.bucket_of(key)
-                if keys.unpack_u64(value) != buckets.pop(bucket, 0):
-                    self._find(
-                        "buckets", f"the figure of entries due in minute {bucket[1]} of type {bucket[0]} is wrong"
-                    )
-        for type_id, minute in buckets:
-            self._find("buckets", f"the figure of entries due in minute {minute} of type {type_id} is missing")
+        self._due_figures(figures)
         last = keys.unpack_u64(figures.get(keys.META_SEQUENCE, bytes(8)))
         if last < self._last_sequence:
             self._find("sequence", f"the last sequence is {last}, an entry has {self._last_sequence}")
@@ -298,6 +287,15 @@ class Verifier:
             self._find(
                 "done", f"an entry waits at {self._first_mark:032x}, below the mark {done:032x}: it is never read"
             )
+
+    def _due_figures(self, figures: dict[bytes, bytes]) -> None:
+        hours = [row for row in figures.items() if row[0][:1] == keys.META_HOUR]
+        says = {(keys.scope_of_hour(row[0]), each.until_ms): each.count for row in hours for each in due_in(*row)}
+        for type_id, until_ms in sorted(says.keys() | self._due.keys()):
+            said, found = says.get((type_id, until_ms), 0), self._due[type_id, until_ms]
+            if said != found:
+                name, when = self._look.type_name(type_id), f"in the minute until {format_time(until_ms)}"
+                self._find("due", f"type {name}: {found:,} entries are due {when}, the figure says {said:,}")
 
 
 def _mark_of(value: bytes) -> int:

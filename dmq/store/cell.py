@@ -21,7 +21,7 @@ from typing import IO
 
 from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError, StoreFailed, StoreLocked, StoreReadOnly
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1: counts of what waits in a row per minute
 _DATA = ("CURRENT", "MANIFEST-")
 
 

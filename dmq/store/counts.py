@@ -1,18 +1,70 @@
-"""How many entries wait, by scope and minute of delivery: absolute figures, in the batch that changes them."""
+"""How many entries wait, by scope and minute of delivery: absolute figures, in the batch that changes them.
+
+A row of the meta family has the sixty minutes of one hour, as counts of the same width: 1, 2, 4 or 8 bytes, whichever
+the largest needs. A row per minute would be simpler, but a batch of messages that are due all over a day would have as
+many of them as messages.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
+from dmq.errors import StoreCorrupt
+from dmq.store import keys
 from dmq.store.engine import Engine
-from dmq.store.keys import bucket_key, pack_u64, total_key, unpack_u64
+from dmq.store.keys import hour_key, pack_u64, total_key, unpack_u64
 from dmq.store.ops import Batch, Family
 
 BUCKET_MS = 60_000
-_CACHED_MAX = 65_536
-_TOTAL = -1  # in place of a bucket
+HOUR_MS = 3_600_000
+_MINUTES = HOUR_MS // BUCKET_MS
+_CACHED_MAX = 8_192  # half a kilobyte each
 
-_Count = tuple[int, int]  # scope, and bucket
+_HOURS = {struct.calcsize(width): struct.Struct(width) for width in (">60B", ">60H", ">60I", ">60Q")}
+
+_FORMAT_1 = b"c", b"d"
+
+_Hour = tuple[int, int]  # scope, and number of the hour
+_Delta = tuple[int, int]  # minute of the hour, and by how many
+
+
+def end_of_minute(at_ms: int) -> int:
+    """Return when the minute ends in which ``at_ms`` lies."""
+    return (at_ms // BUCKET_MS + 1) * BUCKET_MS
+
+
+class DueCount(NamedTuple):
+    """How many entries of a scope are due within the minute that ends at ``until_ms``."""
+
+    until_ms: int
+    count: int  # type: ignore[assignment]  # hides a method of tuples nobody calls
+
+
+def pack_hour(minutes: Sequence[int]) -> bytes:
+    """Return the row of an hour with these counts of its sixty minutes."""
+    most = max(minutes)
+    if most < 1 << 8:
+        return bytes(minutes)
+    return _HOURS[120 if most < 1 << 16 else 240 if most < 1 << 32 else 480].pack(*minutes)
+
+
+def unpack_hour(value: bytes) -> tuple[int, ...]:
+    """Return the counts of an hour's sixty minutes; ``StoreCorrupt`` for a length that no row has."""
+    packed = _HOURS.get(len(value))
+    if packed is None:
+        raise StoreCorrupt(f"the counts of an hour in {len(value)} bytes")
+    return packed.unpack(value)
+
+
+def due_in(key: bytes, value: bytes) -> Iterator[DueCount]:
+    """Return the counts in the row of an hour in the order of time, empty ones left out."""
+    at_ms = keys.hour_of(key) * HOUR_MS
+    for count in unpack_hour(value):
+        at_ms += BUCKET_MS
+        if count:
+            yield DueCount(at_ms, count)
 
 
 class Counts:
@@ -20,8 +72,9 @@ class Counts:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._known: dict[_Count, int] = {}
-        self._deltas: dict[_Count, int] = {}
+        self._totals: dict[int, int] = {}  # by scope
+        self._hours: dict[_Hour, list[int]] = {}
+        self._deltas: dict[tuple[int, int], int] = {}  # by scope and minute
 
     def begin(self) -> None:
         """Start a batch."""
@@ -35,31 +88,51 @@ class Counts:
 
     def put(self, batch: Batch) -> None:
         """Put the new figures into the batch; what counts nothing any more has no row."""
-        deltas = self._deltas
-        if not deltas:
+        if not self._deltas:
             return
-        for (scope, _), by in list(deltas.items()):
-            deltas[scope, _TOTAL] = deltas.get((scope, _TOTAL), 0) + by
-        known = self._known
-        if len(known) > _CACHED_MAX:
-            known.clear()  # they are all on disk
-        self._load(each for each in deltas if each not in known)
-        for each, by in deltas.items():
-            count = known[each] = known[each] + by
-            row = _row(each)
-            if count:
-                batch.puts.append((Family.META, row, pack_u64(count)))
-            else:
-                batch.deletes.append((Family.META, row))
+        totals: dict[int, int] = {}
+        hours: dict[_Hour, list[_Delta]] = {}
+        for (scope, bucket), by in self._deltas.items():
+            totals[scope] = totals.get(scope, 0) + by
+            hours.setdefault((scope, bucket // _MINUTES), []).append((bucket % _MINUTES, by))
+        self._load(totals, hours)
+        for scope, by in totals.items():
+            total = self._totals[scope] = self._totals[scope] + by
+            _set(batch, total_key(scope), pack_u64(total) if total else None)
+        for hour, deltas in hours.items():
+            minutes = self._hours[hour]
+            for minute, by in deltas:
+                minutes[minute] += by
+            _set(batch, hour_key(*hour), pack_hour(minutes) if any(minutes) else None)
 
-    def _load(self, missing: Iterable[_Count]) -> None:
-        wanted = list(missing)
-        if wanted:
-            rows = self._engine.get_many(Family.META, [_row(each) for each in wanted])
-            for each, value in zip(wanted, rows, strict=True):
-                self._known[each] = unpack_u64(value) if value is not None else 0
+    def _load(self, scopes: Iterable[int], hours: Iterable[_Hour]) -> None:
+        if len(self._hours) + len(self._totals) > _CACHED_MAX:
+            self._hours.clear()  # they are all on disk
+            self._totals.clear()
+        missing = [each for each in scopes if each not in self._totals]
+        missing_hours = [each for each in hours if each not in self._hours]
+        if missing or missing_hours:
+            wanted = [*map(total_key, missing), *(hour_key(*each) for each in missing_hours)]
+            rows = self._engine.get_many(Family.META, wanted)
+            for scope, value in zip(missing, rows, strict=False):
+                self._totals[scope] = unpack_u64(value) if value is not None else 0
+            for hour, value in zip(missing_hours, rows[len(missing) :], strict=True):
+                self._hours[hour] = list(unpack_hour(value)) if value is not None else [0] * _MINUTES
 
 
-def _row(each: _Count) -> bytes:
-    scope, bucket = each
-    return total_key(scope) if bucket == _TOTAL else bucket_key(scope, bucket)
+def put_hours_of_format_1(engine: Engine, batch: Batch) -> None:
+    """Put what a store of format 1 counted in a row per minute into rows of hours."""
+    hours: dict[bytes, list[int]] = {}
+    for key, value in engine.scan(Family.META, *_FORMAT_1, limit=2**31).rows:
+        minute = int.from_bytes(key[5:13], "big")
+        hour = hour_key(keys.scope_of_hour(key), minute // _MINUTES)
+        hours.setdefault(hour, [0] * _MINUTES)[minute % _MINUTES] = unpack_u64(value)
+        batch.deletes.append((Family.META, key))
+    batch.puts += [(Family.META, hour, pack_hour(minutes)) for hour, minutes in hours.items()]
+
+
+def _set(batch: Batch, key: bytes, value: bytes | None) -> None:
+    if value is None:
+        batch.deletes.append((Family.META, key))
+    else:
+        batch.puts.append((Family.META, key, value))

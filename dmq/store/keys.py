@@ -32,8 +32,9 @@ META_DONE = b"D"
 META_OUTBOX = b"O"
 META_GENERATION = b"G"
 META_CLOSED = b"X"
+META_HOUR = b"m"  # first letter of the keys of hours
 _META_NAME = b"n"
-_META_BUCKET = struct.Struct(">cIQ")
+_HOUR = struct.Struct(">cIQ")
 _META_TOTAL = struct.Struct(">cI")
 
 
@@ -98,18 +99,23 @@ def generation_range(first: int, last: int) -> tuple[bytes, bytes]:
     return first.to_bytes(4, "big"), last.to_bytes(4, "big")
 
 
-def bucket_key(scope: int, bucket: int) -> bytes:
-    """Return the meta key of how many entries of ``scope`` are due within time bucket ``bucket``."""
-    return _META_BUCKET.pack(b"c", scope, bucket)
+def hour_key(scope: int, hour: int) -> bytes:
+    """Return the meta key of how many entries of ``scope`` are due in each minute of an hour since 1970."""
+    return _HOUR.pack(META_HOUR, scope, hour)
 
 
-def bucket_range(scope: int, first: int, last: int) -> tuple[bytes, bytes]:
-    """Return the range of a scope's time buckets ``first`` up to, not including, ``last``."""
-    return _META_BUCKET.pack(b"c", scope, first), _META_BUCKET.pack(b"c", scope, last)
+def hour_range(scope: int, first: int, last: int) -> tuple[bytes, bytes]:
+    """Return the range of a scope's hours ``first`` up to, not including, ``last``."""
+    return _HOUR.pack(META_HOUR, scope, first), _HOUR.pack(META_HOUR, scope, last)
 
 
-def bucket_of(key: bytes) -> int:
-    """Return the bucket number in a bucket key."""
+def scope_of_hour(key: bytes) -> int:
+    """Return the scope in an hour's key."""
+    return int.from_bytes(key[1:5], "big")
+
+
+def hour_of(key: bytes) -> int:
+    """Return the number of the hour in its key."""
     return int.from_bytes(key[5:13], "big")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
@@ -17,7 +18,7 @@ from dmq.store import keys
 from dmq.store.assemble import Assembler, Recovered
 from dmq.store.cell import FORMAT_VERSION, Cell, unusable
 from dmq.store.commit import CommitStats, Unit, Writer
-from dmq.store.counts import BUCKET_MS
+from dmq.store.counts import BUCKET_MS, HOUR_MS, DueCount, due_in, put_hours_of_format_1
 from dmq.store.disk import DiskGuard, DiskState
 from dmq.store.engine import Engine, EngineStats, Rows, queue_begin, queue_end
 from dmq.store.marks import Marks
@@ -59,13 +60,6 @@ class Recovery(NamedTuple):
     took_s: float
 
 
-class DueCount(NamedTuple):
-    """How many entries of a scope are due within the time bucket that ends at ``until_ms``."""
-
-    until_ms: int
-    count: int  # type: ignore[assignment]  # hides a method of tuples nobody calls
-
-
 class Store:
     """One open cell. Ops may be submitted and rows read from any thread of the process that opened it."""
 
@@ -78,7 +72,7 @@ class Store:
         self._is_closed = False
         self._look_at_disk_s = 0.0
         self.clock = clock
-        recovered, is_new, was_closed = _read_meta(engine, clock)
+        recovered, version, was_closed = _read_meta(engine, clock)
         self.boot = recovered.boot
         self.outbox_bytes_max = options.outbox_bytes_max
         self.marks = Marks(recovered.done)
@@ -110,12 +104,12 @@ class Store:
             if cell is not None
             else None
         )
-        engine.write(_first_batch(recovered))
+        engine.write(_first_batch(engine, recovered, version))
         engine.sync()
         self._writer.start()
         cut_bytes = engine.recovered_cut_bytes if isinstance(engine, RocksEngine) else 0
         took_s = clock.monotonic_s() - started_s
-        self.recovery = Recovery(is_new, was_closed, cut_bytes, recovered.sequence, took_s)
+        self.recovery = Recovery(version is None, was_closed, cut_bytes, recovered.sequence, took_s)
 
     @classmethod
     def open(cls, path: Path, clock: Clock, options: StoreOptions | None = None) -> Self:
@@ -239,9 +233,20 @@ class Store:
 
     def due_counts(self, scope: int, from_ms: int, until_ms: int, *, limit: int = 10_000) -> list[DueCount]:
         """Return how many entries of ``scope`` are due when, in buckets of one minute, empty ones left out."""
-        start, stop = keys.bucket_range(scope, from_ms // BUCKET_MS, -(-until_ms // BUCKET_MS))
-        found = self._engine.scan(Family.META, start, stop, limit=limit)
-        return [DueCount((keys.bucket_of(key) + 1) * BUCKET_MS, keys.unpack_u64(value)) for key, value in found.rows]
+        start, stop = keys.hour_range(scope, from_ms // HOUR_MS, -(-until_ms // HOUR_MS))
+        hours = self._engine.scan(Family.META, start, stop, limit=limit + 1)  # the first one's may all be too early
+        minutes = (each for row in hours.rows for each in due_in(*row))
+        return list(islice((each for each in minutes if from_ms < each.until_ms < until_ms + BUCKET_MS), limit))
+
+    def last_due_ms(self, scope: int, from_ms: int) -> int:
+        """Return the end of the last minute that begins by ``from_ms`` and has an entry of ``scope``; 0: none."""
+        hour = from_ms // HOUR_MS
+        while row := self._engine.last(Family.META, *keys.hour_range(scope, 0, hour + 1)):
+            found = [each.until_ms for each in due_in(*row) if each.until_ms - BUCKET_MS <= from_ms]
+            if found:
+                return found[-1]
+            hour = keys.hour_of(row[0]) - 1
+        return 0
 
     def next_due_ms(self) -> int | None:
         """Return the key time of the first entry that still waits."""
@@ -341,7 +346,8 @@ def _resolve(done: Future[list[Receipt]] | asyncio.Future[list[Receipt]], unit: 
         done.set_result(unit.receipts)
 
 
-def _read_meta(engine: Engine, clock: Clock) -> tuple[Recovered, bool, bool]:
+def _read_meta(engine: Engine, clock: Clock) -> tuple[Recovered, int | None, bool]:
+    """Return what is there, its format version (None: nothing is), and whether it was closed."""
     names = [
         keys.META_FORMAT,
         keys.META_BOOT,
@@ -351,14 +357,12 @@ def _read_meta(engine: Engine, clock: Clock) -> tuple[Recovered, bool, bool]:
         keys.META_OUTBOX,
         keys.META_CLOSED,
     ]
-    version, boot, sequence, done, generation, outbox, closed = engine.get_many(Family.META, names)
-    is_new = version is None
-    if is_new and any(engine.scan(family, b"", b"\xff" * 32, limit=1).rows for family in Family):
+    packed_version, boot, sequence, done, generation, outbox, closed = engine.get_many(Family.META, names)
+    version = keys.unpack_u64(packed_version) if packed_version is not None else None
+    if version is None and any(engine.scan(family, b"", b"\xff" * 32, limit=1).rows for family in Family):
         raise StoreCorrupt("the database has rows but no format version")
-    if version is not None and keys.unpack_u64(version) > FORMAT_VERSION:
-        raise FormatUnsupported(
-            f"the database has format version {keys.unpack_u64(version)}, this Rock-DMQ knows {FORMAT_VERSION}"
-        )
+    if version is not None and version > FORMAT_VERSION:
+        raise FormatUnsupported(f"the database has format version {version}, this Rock-DMQ knows {FORMAT_VERSION}")
     last_sequence = keys.unpack_u64(sequence) if sequence is not None else 0
     if closed is not None and keys.unpack_u64(closed) != last_sequence:
         raise StoreCorrupt(
@@ -373,11 +377,13 @@ def _read_meta(engine: Engine, clock: Clock) -> tuple[Recovered, bool, bool]:
         generation_started_ms=started_ms,
         outbox=decode_state(outbox),
     )
-    return recovered, is_new, closed is not None
+    return recovered, version, closed is not None
 
 
-def _first_batch(recovered: Recovered) -> Batch:
+def _first_batch(engine: Engine, recovered: Recovered, version: int | None) -> Batch:
     batch = Batch()
+    if version == 1:
+        put_hours_of_format_1(engine, batch)
     batch.deletes.append((Family.META, keys.META_CLOSED))
     batch.puts += [
         (Family.META, keys.META_FORMAT, keys.pack_u64(FORMAT_VERSION)),

@@ -33,7 +33,7 @@ from dmq.spool.inspect import How, Look
 from dmq.spool.salvage_log import Tell
 from dmq.store import keys
 from dmq.store.cell import Cell
-from dmq.store.counts import BUCKET_MS
+from dmq.store.counts import due_in, end_of_minute
 from dmq.store.keys import pack_index_prefix, pack_queue_key, queue_offset_of, timeline_key, timeline_mark
 from dmq.store.ops import Family
 from dmq.store.outbox import OutboxState, decode_block, decode_state
@@ -174,7 +174,7 @@ class _Checker:
         entry = each.entry
         name = f"message {shown_id(each.message_id)}, which waits at {each.mark:032x},"
         self._last_sequence = max(self._last_sequence, each.mark & _SEQUENCES)
-        self._counts.setdefault(entry.scope, _Count()).add(entry.scope, entry.deliver_at_ms // BUCKET_MS, 1)
+        self._counts.setdefault(entry.scope, _Count()).add(end_of_minute(entry.deliver_at_ms), 1)
         if row is None:
             self._find("index", f"{name} is not in the index")
         elif row and _mark_of(row) != each.mark:
@@ -344,9 +344,8 @@ class _Checker:
                 self._count(f"meta: {kind}", key, value)
                 if key[:1] == b"t":
                     totals[keys.scope_of_total(key)] = keys.unpack_u64(value)
-                elif key[:1] == b"c":
-                    scope = int.from_bytes(key[1:5], "big")
-                    claimed.setdefault(scope, _Count()).add(scope, keys.bucket_of(key), keys.unpack_u64(value))
+                elif key[:1] == keys.META_HOUR:
+                    claimed.setdefault(keys.scope_of_hour(key), _Count()).add_hour(key, value)
         for scope in sorted(self._counts.keys() | totals.keys() | claimed.keys()):
             found, said = self._counts.get(scope, _Count()), claimed.get(scope, _Count())
             if found.total != totals[scope]:
@@ -376,10 +375,14 @@ class _Count:
     total: int = 0
     mixed: int = 0
 
-    def add(self, scope: int, bucket: int, count: int) -> None:
+    def add(self, until_ms: int, count: int) -> None:
         self.total += count
-        digest = hashlib.blake2b(keys.bucket_key(scope, bucket), digest_size=16).digest()
+        digest = hashlib.blake2b(until_ms.to_bytes(8, "big"), digest_size=16).digest()
         self.mixed = (self.mixed + count * int.from_bytes(digest, "big")) % 2**128
+
+    def add_hour(self, key: bytes, value: bytes) -> None:
+        for each in due_in(key, value):
+            self.add(each.until_ms, each.count)
 
 
 def _mark_of(row: bytes) -> int:

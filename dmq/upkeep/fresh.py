@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from dmq.store import keys
-from dmq.store.counts import BUCKET_MS
+from dmq.store.counts import Counts
 from dmq.store.engine import Engine
-from dmq.store.keys import pack_u64, unpack_u64
 from dmq.store.ops import Batch, Family
 
 _ROWS_PER_BATCH = 1_000
 _BYTES_PER_BATCH = 4 * 1024 * 1024
-_COUNTS_HELD_MAX = 100_000
+_COUNTED_MAX = 100_000
 
 
 class Fresh:
@@ -23,7 +21,8 @@ class Fresh:
         self._engine = engine
         self._batch = Batch()
         self._bytes = 0
-        self._counts: Counter[bytes] = Counter()
+        self._counts = Counts(engine)
+        self._counted = 0
         self.rows: Counter[str] = Counter()  # by family
 
     def put(self, family: Family, key: bytes, value: bytes) -> None:
@@ -36,9 +35,9 @@ class Fresh:
 
     def waits(self, scope: int, deliver_at_ms: int) -> None:
         """Count an entry of the timeline."""
-        self._counts[keys.total_key(scope)] += 1
-        self._counts[keys.bucket_key(scope, deliver_at_ms // BUCKET_MS)] += 1
-        if len(self._counts) >= _COUNTS_HELD_MAX:
+        self._counts.add(scope, deliver_at_ms, 1)
+        self._counted += 1
+        if self._counted >= _COUNTED_MAX:
             self._put_counts()
 
     def flush(self) -> None:
@@ -59,7 +58,10 @@ class Fresh:
         self._engine.sync()
 
     def _put_counts(self) -> None:
-        counts, self._counts = self._counts, Counter()
-        wanted = list(counts)
-        for key, before in zip(wanted, self.get_many(Family.META, wanted), strict=True):
-            self.put(Family.META, key, pack_u64(counts[key] + (unpack_u64(before) if before is not None else 0)))
+        self.flush()  # the figures of before are read
+        figures = Batch()
+        self._counts.put(figures)
+        for _, key, value in figures.puts:
+            self.put(Family.META, key, value)
+        self._counts.begin()
+        self._counted = 0

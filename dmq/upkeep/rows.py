@@ -10,6 +10,7 @@ from typing import NamedTuple
 from dmq.embedded.group_queue import CHUNK_OFFSETS
 from dmq.errors import StoreCorrupt
 from dmq.store import keys
+from dmq.store.counts import unpack_hour
 from dmq.store.keys import WAITING_GENERATION, unpack_group_row, unpack_u64
 from dmq.store.ops import Receipt
 from dmq.store.outbox import decode_state
@@ -182,8 +183,11 @@ def read_figure(key: bytes, value: bytes) -> str:
             case b"O":
                 decode_state(value)
                 return "figure"
-            case b"c" | b"t":
+            case b"t":
                 unpack_u64(value)
+                return "count"
+            case keys.META_HOUR:
+                unpack_hour(value)
                 return "count"
             case b"b":
                 unpack_u64(value)

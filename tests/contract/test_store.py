@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from dmq.errors import StoreCorrupt
 from dmq.store import counts
 from dmq.store.keys import (
     META_DONE,
+    META_FORMAT,
+    META_HOUR,
     pack_queue_key,
     pack_u64,
     unpack_timeline_key,
@@ -199,6 +202,51 @@ def test_due_counts_give_the_buckets_asked_for(bench: Bench) -> None:
     assert [tuple(each) for each in bench.store.due_counts(SCOPE, minute, minute + 180_000)] == every[:2]
     assert [tuple(each) for each in bench.store.due_counts(SCOPE, minute + 60_000, minute + 60_001)] == every[1:2]
     assert [tuple(each) for each in bench.store.due_counts(SCOPE, 0, 2**48, limit=1)] == every[:1]
+    next_hour = minute - minute % 3_600_000 + 3_600_000
+    bench.store.commit([schedule(4, next_hour)])
+    assert [each.until_ms for each in bench.store.due_counts(SCOPE, minute + 240_000, 2**48, limit=1)] == [
+        next_hour + 60_000
+    ], "the first hour has none behind that"
+
+
+def test_the_last_minute_in_which_something_is_due_is_found(bench: Bench) -> None:
+    """The one that begins then included, in that hour or any before it; no other scope's."""
+    hour = NOW_MS - NOW_MS % 3_600_000 + 48 * 3_600_000
+    bench.store.commit([schedule(n, hour + at) for n, at in enumerate((5_000, 120_000, 50 * 60_000))])
+    bench.store.commit([schedule(9, hour + 180_000, scope=SCOPE + 1)])
+    for from_ms, found_ms in (
+        (hour - 1, 0),
+        (hour, hour + 60_000),
+        (hour + 119_999, hour + 60_000),
+        (hour + 120_000, hour + 180_000),
+        (hour + 49 * 60_000, hour + 180_000),
+        (hour + 30 * 3_600_000, hour + 51 * 60_000),
+    ):
+        assert bench.store.last_due_ms(SCOPE, from_ms) == found_ms
+    bench.store.commit([schedule(10, hour + 5 * 3_600_000 + 59 * 60_000)])
+    assert bench.store.last_due_ms(SCOPE, hour + 5 * 3_600_000) == hour + 51 * 60_000
+
+
+def test_counts_of_format_1_are_taken_over(bench: Bench) -> None:
+    """It had a row per minute; opening rewrites them, once, and they go on from there."""
+    minute = NOW_MS - NOW_MS % 60_000 + 3_600_000
+    bench.store.commit([schedule(n, minute + n * 20_000) for n in range(300)])
+    bench.store.commit([schedule(n, minute, scope=SCOPE + 1) for n in range(300, 303)])
+    scopes = (SCOPE, SCOPE + 1)
+    hours = [Delete(Family.META, key) for key, _ in all_rows(bench.store, Family.META) if key[:1] == META_HOUR]
+    _, by_minute = recount(bench.store)
+    old = [
+        Put(Family.META, struct.pack(">cIQ", b"c", scope, until_ms // 60_000 - 1), pack_u64(count))
+        for (scope, until_ms), count in by_minute.items()
+    ]
+    bench.store.commit([*hours, *old, Put(Family.META, META_FORMAT, pack_u64(1))])
+    assert counted(bench.store, scopes) != recount(bench.store), "nothing reads the old rows"
+    bench.restart()
+    bench.store.commit([schedule(n, minute + n * 20_000) for n in range(303, 400)])
+    assert counted(bench.store, scopes) == recount(bench.store)
+    bench.restart()
+    assert counted(bench.store, scopes) == recount(bench.store)
+    assert not [key for key, _ in all_rows(bench.store, Family.META) if key[:1] == b"c"]
 
 
 # -- the outbox --------------------------------------------------------------------------------------------------------

@@ -59,8 +59,8 @@ def figure(store: Store, letter: bytes) -> bytes:
 TAMPERS: dict[str, tuple[Tamper, str]] = {
     "totals": (lambda store: [Put(Family.META, figure(store, b"w"), bytes(24))], "totals say 0 waiting"),
     "pending": (lambda store: [Put(Family.META, figure(store, b"t"), pack_u64(99))], "the figure says 99"),
-    "bucket": (lambda store: [Put(Family.META, figure(store, b"c"), pack_u64(99))], "type 1 is wrong"),
-    "no bucket": (lambda store: [Delete(Family.META, figure(store, b"c"))], "type 1 is missing"),
+    "due": (lambda store: [Put(Family.META, figure(store, b"m"), b"c" * 60)], "the figure says 99"),
+    "not due": (lambda store: [Delete(Family.META, figure(store, b"m"))], "the figure says 0"),
     "sequence": (lambda store: [Put(Family.META, META_SEQUENCE, pack_u64(3))], "the last sequence is 3"),
     "done": (lambda store: [Put(Family.META, META_DONE, b"\x0f" * 16)], "it is never read"),
     "no index": (lambda store: [Delete(Family.INDEX, first(store, Family.INDEX)[0])], "the index does not know it"),

@@ -107,7 +107,8 @@ TOTAL = keys.total_range()[0]
             changed(Family.META, lambda _: b"\1", start=keys.name_range()[0], at=1), {"row", "name"}, id="a name is cut"
         ),
         pytest.param(changed(Family.META, lambda _: pack_u64(7), start=TOTAL), {"figure"}, id="a total is wrong"),
-        pytest.param(changed(Family.META, lambda _: pack_u64(7), start=b"c"), {"figure"}, id="a count is wrong"),
+        pytest.param(changed(Family.META, lambda _: b"\7" * 60, start=b"m"), {"figure"}, id="a count is wrong"),
+        pytest.param(changed(Family.META, lambda _: pack_u64(7), start=b"m"), {"row", "figure"}, id="a count is cut"),
         pytest.param(put(Family.META, keys.META_DONE, pack_pair(2**50, 0)), {"mark"}, id="what waits is passed over"),
         pytest.param(put(Family.META, keys.META_SEQUENCE, pack_u64(1)), {"mark"}, id="the sequence stepped back"),
         pytest.param(put(Family.META, keys.META_GENERATION, pack_pair(9, 0)), {"index"}, id="forgotten generations"),

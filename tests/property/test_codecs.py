@@ -143,12 +143,12 @@ def test_group_rows_lie_in_the_range_of_their_queue(
 
 
 @given(u32, st.integers(0, 2**63), st.integers(0, 2**63), st.integers(0, 2**63))
-def test_buckets_lie_in_their_range(scope: int, bucket: int, first: int, last: int) -> None:
+def test_hours_lie_in_their_range(scope: int, hour: int, first: int, last: int) -> None:
     """From ``first`` up to, not including, ``last``."""
-    key = keys.bucket_key(scope, bucket)
-    start, stop = keys.bucket_range(scope, first, last)
-    assert (start <= key < stop) == (first <= bucket < last)
-    assert keys.bucket_of(key) == bucket
+    key = keys.hour_key(scope, hour)
+    start, stop = keys.hour_range(scope, first, last)
+    assert (start <= key < stop) == (first <= hour < last)
+    assert (keys.scope_of_hour(key), keys.hour_of(key)) == (scope, hour)
 
 
 @given(u32, u32, u64)
@@ -157,7 +157,7 @@ def test_meta_rows_are_apart(scope: int, name: int, job: int) -> None:
     rows = {
         "total": keys.total_key(scope),
         "name": keys.name_key(name),
-        "bucket": keys.bucket_key(scope, 1),
+        "hour": keys.hour_key(scope, 1),
         "settings": keys.settings_key(name),
         "holds": keys.holds_key(name),
         "job": keys.job_key(job),
@@ -165,7 +165,7 @@ def test_meta_rows_are_apart(scope: int, name: int, job: int) -> None:
     ranges = {
         "total": keys.total_range(),
         "name": keys.name_range(),
-        "bucket": keys.bucket_range(scope, 0, 2**64 - 1),
+        "hour": keys.hour_range(scope, 0, 2**64 - 1),
         "settings": keys.settings_range(),
         "holds": keys.holds_range(),
         "job": keys.job_range(),

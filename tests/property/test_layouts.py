@@ -7,7 +7,7 @@ import pytest
 from dmq.audit import events
 from dmq.embedded import receipt
 from dmq.embedded.entry_handle import EntryHandle, HandleKind, encode_handle
-from dmq.store import keys, outbox, record
+from dmq.store import counts, keys, outbox, record
 from dmq.store.ops import EntryState
 
 HISTORY = record.History(1, 2, 3, 4, 5, 6, 7)
@@ -19,7 +19,9 @@ GOLDEN: list[tuple[str, bytes, str]] = [
     ("queue key", keys.pack_queue_key(1, 2, 3), "00000001 0002 0000000000000003"),
     ("group key", keys.pack_group_key(1, 2, 3, 4, 5), "00000001 00000002 0003 04 0000000000000005"),
     ("total key", keys.total_key(7), "74 00000007"),
-    ("bucket key", keys.bucket_key(7, 8), "63 00000007 0000000000000008"),
+    ("hour key", keys.hour_key(7, 8), "6d 00000007 0000000000000008"),
+    ("hour", counts.pack_hour([1, 2, *[0] * 57, 255]), "01 02" + "00" * 57 + "ff"),
+    ("fuller hour", counts.pack_hour([1, 2, *[0] * 57, 256]), "0001 0002" + "0000" * 57 + "0100"),
     ("name key", keys.name_key(9), "6e 00000009"),
     ("settings key", keys.settings_key(9), "70 00000009"),
     ("holds key", keys.holds_key(9), "68 00000009"),
