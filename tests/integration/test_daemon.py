@@ -23,6 +23,7 @@ from support.daemon import Daemon, run_to_end
 from support.wire_client import WireClient, a_message, a_receive, received_of
 
 from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.store.cell import FORMAT_VERSION
 
 _ANY = "127.0.0.1:0"
 _TOPIC, _GROUP = "orders", "billing"
@@ -156,7 +157,7 @@ def test_a_newer_format_is_refused(data: Path) -> None:
     ended = run_to_end(data, _ANY)
     assert ended.returncode == 1
     assert "format version 99" in _refusal(ended)
-    assert "knows 1" in _refusal(ended)
+    assert f"knows {FORMAT_VERSION} and older" in _refusal(ended)
 
 
 def test_a_directory_that_cannot_be_written_is_refused(data: Path) -> None:
