@@ -138,6 +138,22 @@ def test_a_whole_store_has_nothing(whole: Path, tmp_path: Path) -> None:
     assert not checked(path).findings.count
 
 
+def test_a_store_of_format_1_is_looked_through(whole: Path, tmp_path: Path) -> None:
+    """It counts by the minute in other rows, which are not looked at; all else is."""
+    path = Path(shutil.copytree(whole, tmp_path / "store"))
+    engine = RocksEngine(path / "rocksdb")
+    batch = put_batch((Family.META, keys.META_FORMAT, pack_u64(1)), (Family.META, b"c" + bytes(12), pack_u64(1)))
+    batch.deletes += [(Family.META, key) for key, _ in all_rows(engine, Family.META) if key[:1] == keys.META_HOUR]
+    engine.write(batch)
+    assert batch.deletes
+    engine.close()
+    assert not checked(path).findings.count
+    engine = RocksEngine(path / "rocksdb")
+    engine.write(changed(Family.META, lambda _: pack_u64(7), start=TOTAL)(engine))
+    engine.close()
+    assert set(checked(path).findings.count) == {"figure"}
+
+
 def test_a_lost_end_is_known_from_the_trail(tmp_path: Path) -> None:
     """A log that is gone looks like one that never was; the trail beside the store has more events than it."""
     path = tmp_path / "cell"
