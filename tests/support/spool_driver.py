@@ -25,9 +25,11 @@ from broker_adapter.clock import SystemClock
 from dmq.spool import adopt
 from dmq.spool.kept import Kept
 from dmq.spool.spool import Spool, SpoolOptions
+from dmq.store.rocks import RocksEngine
 from retry.sink import Death, Entry, Held, SinkError, SinkFull, SinkUnavailable
 
 PATIENCE_S = 20.0
+_BACKGROUND = ("num-running-flushes", "mem-table-flush-pending", "num-running-compactions", "compaction-pending")
 _MIB = 1024 * 1024
 CLOCK = SystemClock()
 
@@ -243,6 +245,7 @@ def disk_full(root: Path, argument: str) -> None:
             except SinkFull as error:
                 refused = error.limit
         say("refused", refused, spool.refused_total, len(put) > 10)
+        _wait_for(lambda: is_quiet(spool))  # a table that is being written takes room after it was measured
         ballast = root / "somebody else's"
         with ballast.open("wb") as file:  # not ours: it takes nearly all that is left
             free = os.statvfs(root).f_bavail * os.statvfs(root).f_frsize
@@ -254,6 +257,13 @@ def disk_full(root: Path, argument: str) -> None:
         ballast.unlink()
         found = [*numbers(taken), *take_all(spool)]
         say("taken", found == put, spool.stats().waiting, spool.reopened_total)
+
+
+def is_quiet(spool: Spool) -> bool:
+    """Whether RocksDB neither writes a table nor is about to."""
+    engine = spool.kept.store._engine
+    assert isinstance(engine, RocksEngine)
+    return not any(each.property_int_value(f"rocksdb.{work}") for each in engine._dicts for work in _BACKGROUND)
 
 
 def disk_runs_out(root: Path, argument: str) -> None:
