@@ -48,8 +48,6 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return image(spool, root / "killed")
 
 
-# From 0.02 on: where before it the names of the types lie is not always the same place, and without its record a name
-# is made up (tests further down).
 @pytest.mark.parametrize("place", [0.0, 0.02, 0.03, 0.2, 0.4999, 0.5, 0.77, 0.9, 0.97, 0.9999])
 def test_a_flipped_bit_in_the_log_costs_one_record(logged: Path, tmp_path: Path, place: float) -> None:
     """Wherever it is, also in the first record and in the last: at most one entry."""
@@ -61,6 +59,18 @@ def test_a_flipped_bit_in_the_log_costs_one_record(logged: Path, tmp_path: Path,
     assert len(lost) <= 1
     assert saved.report.missing_uids in {(), tuple(uid.hex() for uid in lost)}, "() where its own lengths are damaged"
     assert saved.report.opened == How.WITHOUT_DAMAGED_RECORDS
+
+
+@pytest.mark.parametrize("at", range(50, 1_500, 59))
+def test_a_flipped_bit_near_the_names_of_types_costs_one_entry(logged: Path, tmp_path: Path, at: int) -> None:
+    """And at most the name of one type: it is guessed from the damaged record that has it, or made up."""
+    directory = copied(logged, tmp_path / "root")
+    flip(the(directory, "*.log"), at)
+    saved = Saved(directory)
+    lost = saved.lost(LOGGED, made_up={*saved.report.guessed_types, "unknown-type-1", "unknown-type-2"})
+    missing = saved.report.missing
+    assert missing.at_least <= len(lost) <= 1
+    assert missing.at_most is None or len(lost) <= missing.at_most
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from broker_adapter.clock import SystemClock
@@ -106,16 +106,25 @@ class Saved:
         return {each.entry.uid for each in self.found}
 
     def check(self, entries: Sequence[Entry]) -> set[bytes]:
-        """What was saved is as it was put, once each; what was not is counted exactly. Returns what was lost."""
+        """As ``lost``; what is missing is counted exactly."""
+        lost = self.lost(entries)
+        assert self.report.missing == Missing(len(lost), len(lost))
+        return lost
+
+    def lost(self, entries: Sequence[Entry], *, made_up: Collection[str] = ()) -> set[bytes]:
+        """Return what was lost; what was saved is as it was put, once each.
+
+        All entries of a type may have one of the ``made_up`` names in place of their own.
+        """
         known = {each.uid: each for each in entries}
         assert len(self.found) == len(self.uids())
         for each in self.found:
             assert (each.entry.payload, each.entry.key) == (known[each.entry.uid].payload, known[each.entry.uid].key)
-            assert each.entry.type_name == known[each.entry.uid].type_name
-        lost = known.keys() - self.uids()
-        assert self.report.missing == Missing(len(lost), len(lost))
+        names = {(known[each.entry.uid].type_name, each.entry.type_name) for each in self.found}
+        assert len(names) == len({name for name, _ in names})
+        assert all(found == name or found in made_up for name, found in names), names
         assert self.report.waiting + self.report.dead == len(self.found)
-        return lost
+        return known.keys() - self.uids()
 
 
 def copied(directory: Path, to: Path) -> Path:
