@@ -32,7 +32,6 @@ def run_bench(kept: Path, *arguments: str) -> dict[str, object]:
     return found
 
 
-@pytest.mark.timeout(120)
 def test_a_quick_run_keeps_its_figures(tmp_path: Path) -> None:
     kept = run_bench(tmp_path / "results.json", "--only", "enqueue")
     assert kept["schema"] == 2
@@ -81,7 +80,6 @@ def test_quantiles_are_values_that_were_measured() -> None:
 
 
 @at_length
-@pytest.mark.timeout(120)
 def test_nacks_stand_beside_a_floor_and_beside_acks(tmp_path: Path) -> None:
     kept = run_bench(tmp_path / "results.json", "nack")
     assert isinstance(kept["figures"], list)
@@ -111,7 +109,6 @@ def test_what_disturbs_is_compared_with_nothing(tmp_path: Path) -> None:
 
 
 @at_length
-@pytest.mark.timeout(120)
 def test_a_daemon_is_loaded_without_go(tmp_path: Path) -> None:
     """The generator in Python stands in where there is no Go."""
     kept = run_bench(tmp_path / "results.json", "--only", "burst")
@@ -119,7 +116,6 @@ def test_a_daemon_is_loaded_without_go(tmp_path: Path) -> None:
     assert {figure["name"] for figure in kept["figures"]} == {"burst.in_process", "burst.daemon", "burst.client"}
 
 
-@pytest.mark.timeout(120)
 def test_what_is_handed_out_and_what_a_send_costs_are_measured_and_shown_on_a_page(tmp_path: Path) -> None:
     """Long polls, a backlog and the steps of a send are measured for real, and each figure is on the page."""
     kept = run_bench(tmp_path / "results.json", "wakeup", "receive", "costs")
@@ -145,7 +141,6 @@ def test_what_is_handed_out_and_what_a_send_costs_are_measured_and_shown_on_a_pa
 
 
 @at_length
-@pytest.mark.timeout(180)
 def test_the_hook_stands_beside_the_bare_call_the_floor_and_persist_queue(tmp_path: Path) -> None:
     """Each figure of the hook has beside it what it is to be read against."""
     kept = run_bench(tmp_path / "results.json", "hook")
@@ -165,7 +160,6 @@ def test_the_hook_stands_beside_the_bare_call_the_floor_and_persist_queue(tmp_pa
 
 
 @at_length
-@pytest.mark.timeout(180)
 def test_a_spool_is_opened_after_a_close_and_after_a_kill(tmp_path: Path) -> None:
     """Opening is measured for both ends of the run before, with as many entries as were asked for."""
     kept = run_bench(tmp_path / "results.json", "spool", "--spooled", "1000")

@@ -13,7 +13,6 @@ import pytest
 from playwright.sync_api import Page, expect
 
 # The largest report takes seconds to make, to draw and to look through on a busy machine.
-pytestmark = pytest.mark.timeout(180)
 
 MAKERS = ("ordinary", "extreme", "empty", "tiny", "clean", "late", "inconclusive", "inconsistent")
 SECTIONS = ("throughput", "heatmap", "lateness", "retries", "dead", "ledgers", "health", "findings")

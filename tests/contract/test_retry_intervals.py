@@ -184,7 +184,6 @@ def test_jitter_only_ever_adds() -> None:
     [(on_rocksdb, End.CLOSE), (on_rocksdb, End.KILL), (on_memory, End.KILL), (on_memory, End.POWER_LOSS)],
     ids=["rocksdb-close", "rocksdb-kill", "memory-kill", "memory-power-loss"],
 )
-@pytest.mark.timeout(120)
 def test_a_restart_in_the_middle_of_an_interval_changes_nothing(
     make: Callable[[Path, int], EmbeddedRig], end: End, message_group: str, tmp_path: Path
 ) -> None:

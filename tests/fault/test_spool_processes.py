@@ -145,7 +145,6 @@ def both(orphan: Path, tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-@pytest.mark.timeout(120)
 def test_a_kill_at_any_step_of_an_adoption_repeats_and_loses_nothing(both: Path, tmp_path: Path) -> None:
     """Before and after each commit here, each delete there, and the removal: whoever comes next has it all, once.
 
@@ -173,7 +172,6 @@ def test_a_kill_at_any_step_of_an_adoption_repeats_and_loses_nothing(both: Path,
         check_all_there(each)
 
 
-@pytest.mark.timeout(180)
 def test_adopters_that_die_again_and_again_lose_nothing(orphan: Path, tmp_path: Path) -> None:
     """The heir of an adopter goes on with what that one had begun, however often it is killed itself."""
     print(f"DMQ_TEST_SEED={SEED}")

@@ -25,7 +25,7 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.audit.export import export_all
 from dmq.store.cell import Cell
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 KILLS = 5 * EFFORT
 
 # A run of a cell: some events, then an export that dies at the ``at``-th time something is done that could be its last.
@@ -121,7 +121,7 @@ def test_a_kill_at_any_step_leaves_no_gap_and_nothing_twice(tmp_path: Path, how:
     assert not list(trail.rglob("*.tmp"))
 
 
-@pytest.mark.timeout(60 + 12 * KILLS)
+@pytest.mark.timeout(180 + 12 * KILLS)
 def test_a_daemon_killed_again_and_again_leaves_a_whole_trail(tmp_path: Path) -> None:
     """Under load, now and then while it exports: all from 1 to the end, all acknowledged, and how often it died."""
     print(f"DMQ_TEST_SEED={SEED}")
@@ -162,7 +162,6 @@ def lines_safely(trail: Path, cell: str) -> list[dict[str, object]]:
         return []
 
 
-@pytest.mark.timeout(120)
 def test_a_full_disk_under_the_trail_stops_no_message(tmp_path: Path) -> None:
     """The export stops, and says so once; sends go on, the end is in order, and the next run exports what waited."""
     data, disk = tmp_path / "data", tmp_path / "disk"
@@ -191,7 +190,6 @@ def test_a_full_disk_under_the_trail_stops_no_message(tmp_path: Path) -> None:
     assert events[-1]["kind"] == "CLOSED"
 
 
-@pytest.mark.timeout(120)
 def test_an_older_store_put_back_is_told(tmp_path: Path) -> None:
     """Numbers go on behind the trail, what is missing is named before the run's first event, and the log is loud."""
     data, trail = tmp_path / "data", tmp_path / "trail"

@@ -24,7 +24,7 @@ _TOPIC = "hooked"
 _SPEED = 10.0
 _DURABLE = ("durable-on_failure", "durable-write_ahead")
 _LANES = (*_DURABLE, "handler-on_failure", "handler-write_ahead", "futures", "asyncio")
-_BACK_S_MAX = 30.0
+_BACK_S_MAX = 60.0
 _RECEIPT = "rocketmq.v5.model.send_receipt.SendReceipt"
 _BODY = b"\x00\xff not text"
 # What of a delivery is made by each attempt, or by the broker.

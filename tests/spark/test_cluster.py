@@ -59,7 +59,7 @@ def daemon(log: Path, name: str, *arguments: str) -> Iterator[Path]:
             yield log
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(60)
 
 
 def wait_for(log: Path, pattern: str) -> str:

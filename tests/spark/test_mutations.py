@@ -14,8 +14,6 @@ from support.trail_forge import Truth, forge
 from support.trail_judge import Outcome, audit_with, check_clean, check_damage, check_lies
 from support.trail_mutations import MUTATORS, SPOOL_MUTATORS, Lie
 
-pytestmark = pytest.mark.timeout(180)
-
 # Kinds of lies by the exit code of a trail in which nothing else is wrong.
 LOSSES = ("lose_hand_over", "lose_exit")
 DELAYS = ("double_delivery", "double_accept", "double_exit", "delay", "hasten")

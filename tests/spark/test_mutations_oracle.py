@@ -14,8 +14,6 @@ from support.trail_judge import audit_with
 from support.trail_mutations import MUTATORS
 from support.trail_oracle import ask, rows_of
 
-pytestmark = pytest.mark.timeout(120)
-
 LEDGERS = (
     ("scheduled", ("window_start_ms", "topic")),
     ("fired", ("topic", "group")),
