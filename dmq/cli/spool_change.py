@@ -275,6 +275,7 @@ def _show_report(report: Report) -> None:
             ("lost changes", f"{report.lost_events:,}; what ended in one is sent again" if report.lost_events else ""),
             ("superseded", f"{report.superseded:,} older states" if report.superseded else ""),
             ("type names", f"from a damaged record: {' '.join(report.guessed_types)}" if report.guessed_types else ""),
+            ("lost names", f"entries are saved as {' '.join(report.unknown_types)}" if report.unknown_types else ""),
             ("cannot be read", "; ".join([*report.dropped, *report.holes, *report.unreadable])),
             ("kept", f"{report.kept_in}, report in {report.kept_in}.json"),
         ]

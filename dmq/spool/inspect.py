@@ -112,6 +112,7 @@ class Look:
         for key, value in self.rows(Family.META, *name_range()):
             self.types |= _name_in(key, value)
         self.guessed_types: list[str] = []  # names of which only a damaged record tells
+        self.unknown_types: set[str] = set()  # names that were made up, for types whose record is lost
         guesses = [put for each in dropped for put in (puts_of(each.data) if each.data is not None else None) or ()]
         for key, value in guesses:
             if len(key) == 5 and key[:1] == b"n" and int.from_bytes(key[1:], "big") not in self.types:
@@ -126,7 +127,11 @@ class Look:
 
     def type_name(self, type_id: int) -> str:
         """Return the name of a type; one that is made up if its record is lost."""
-        return self.types.get(type_id) or f"unknown-type-{type_id}"
+        name = self.types.get(type_id)
+        if name is None:
+            name = f"unknown-type-{type_id}"
+            self.unknown_types.add(name)
+        return name
 
     def rows(self, family: Family, start: bytes = b"", stop: bytes = _END) -> Iterator[tuple[bytes, bytes]]:
         """Give the rows of a range that can be read, page by page."""

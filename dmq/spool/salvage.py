@@ -75,6 +75,7 @@ class Report:
     holes: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     guessed_types: tuple[str, ...] = ()  # names that were read from a damaged record
+    unknown_types: tuple[str, ...] = ()  # names that entries got whose own is lost
     lost_events: int = 0  # changes of any kind
     saved_in: str = ""
     kept_in: str = ""
@@ -238,6 +239,7 @@ class _Repair:
             holes=tuple(str(hole) for hole in look.holes),
             dropped=tuple(str(each) for each in look.dropped),
             guessed_types=tuple(look.guessed_types),
+            unknown_types=tuple(sorted({name for name, _ in self._saved if name in look.unknown_types})),
             lost_events=lost_events,
         )
 
