@@ -18,7 +18,7 @@ def process(request: pytest.FixtureRequest, daemon: Daemon, tmp_path: Path) -> I
     home.mkdir()
     with OfficialClient(request.param, home, daemon.address) as client:
         client.start("p", "producer", "orders")
-        client.start("c", "simple", "orders", group="billing", wait_s=1)
+        client.start("c", "simple", "orders", group="billing", wait_s=3)
         yield client
     daemon.stop()
 

@@ -207,7 +207,7 @@ def test_receive_is_woken_by_a_message_that_becomes_due(process: OfficialClient,
 
 def test_receive_with_nothing_there_ends_empty(process: OfficialClient, topic: str) -> None:
     """A long poll that finds nothing is an empty list to the application, not an error."""
-    process.start(f"short-{topic}", "simple", topic, group=f"short-{topic}", wait_s=1)
+    process.start(f"short-{topic}", "simple", topic, group=f"short-{topic}", wait_s=3)
     assert process.do("receive", name=f"short-{topic}") == []
 
 

@@ -99,7 +99,7 @@ def test_a_send_returns_the_clients_own_receipt(rig: Rig, lane: str) -> None:
     answer = rig.app.send(lane, topic=_TOPIC, properties={"name": lane})
     assert (answer["outcome"], answer["receipt"]) == ("delivered", _RECEIPT)
     with rig.consumer(f"receipt-{lane}") as consumer:
-        consumer.receive_until(lambda: bool(_named(consumer, lane)), within_s=10)
+        consumer.receive_until(lambda: bool(_named(consumer, lane)), within_s=_BACK_S_MAX)
         (message,) = _named(consumer, lane)
     assert message.system_properties.message_id == answer["message_id"]
     assert message.user_properties[UID_PROPERTY] == answer["uid"]
@@ -271,7 +271,7 @@ def test_a_send_whose_answer_was_lost_is_uncertain_and_repeated_with_its_uid(
             assert app.send(lane, topic=_TOPIC)["outcome"] == "delivered"
             proxy.is_deaf.set()
             sending = pool.submit(app.send, lane, topic=_TOPIC, properties={"name": name})
-            consumer.receive_until(lambda: bool(_named(consumer, name)), within_s=5)
+            consumer.receive_until(lambda: bool(_named(consumer, name)), within_s=_BACK_S_MAX)
             proxy.cut()
             answer = sending.result()
             assert (answer["outcome"], answer["is_uncertain"]) == ("spooled", True), answer

@@ -59,8 +59,8 @@ def recall(process: OfficialClient, topic: str, handle: str) -> str:
 @having("recall")
 def test_a_recalled_message_does_not_come(process: OfficialClient, topic: str) -> None:
     """Of two that are due together only the other one comes; recalling it again is fine."""
-    gone, handle = send_later(process, topic, 2_500, body="gone")
-    send_later(process, topic, 2_500, body="stays")
+    gone, handle = send_later(process, topic, 5_000, body="gone")
+    send_later(process, topic, 5_000, body="stays")
     assert recall(process, topic, handle) == gone
     assert recall(process, topic, handle) == gone
     process.start(f"c-{topic}", "simple", topic, group=f"g-{topic}", wait_s=1)

@@ -170,6 +170,13 @@ def take(rig: SinkRig, count: int = 1, *, within_s: float = PATIENCE_S, most: in
     return taken
 
 
+def take_early(rig: SinkRig, due_at_ms: int, most: int = 1) -> list[Held]:
+    """Take what is not due; where the machine stood still until it was, it may come."""
+    early = list(rig.sink.take(rig.type_name, most, 0.0))
+    assert not early or rig.sink.clock.now_ms() >= due_at_ms
+    return early
+
+
 def none_left(rig: SinkRig) -> bool:
     """Say whether there is nothing to take now; what is about to be ready gets a moment."""
     return not rig.sink.take(rig.type_name, 32, 0.3)

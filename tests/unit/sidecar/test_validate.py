@@ -218,10 +218,12 @@ def test_a_batch_is_cut_to_the_protocols_bounds(asked: int, expected: int) -> No
     ("polling", "deadline_s", "expected_ms"),
     [
         (None, None, 20_000),  # Go's simple consumer without anything
-        (None, 8.0, 7200),  # and with a deadline
+        (None, 8.0, 6500),  # and with a deadline: its polling time and 3 s
+        (None, 4.0, 2500),
         (seconds(20), 23.0, 20_000),  # Python, Java: the deadline leaves room
         (seconds(40), 40.0, 20_000),  # Rust: the deadline is the polling time
         (seconds(15), 15.0, 13_500),  # the same, shorter than our maximum
+        (seconds(1), 1.0, 500),
         (seconds(1), 4.0, 1000),  # shorter than RocketMQ takes
         (seconds(0), 4.0, 0),
         (seconds(5), 0.1, 0),  # hardly any time left: answer at once
