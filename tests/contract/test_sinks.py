@@ -22,7 +22,7 @@ from support.sinks import (
     put,
     result,
     take,
-    take_early,
+    take_when_due,
     uid_of,
 )
 
@@ -61,9 +61,7 @@ def test_nothing_is_early(rig: SinkRig) -> None:
     """An entry that is not due is not given out, with a key or without."""
     plain, keyed = an_entry(rig, 1, in_ms=SOON_MS), an_entry(rig, 2, in_ms=SOON_MS, key="a")
     put(rig, plain, keyed)
-    early = take_early(rig, plain.due_at_ms, most=2)
-    rig.advance(SOON_MS)
-    for held in [*early, *take(rig, 2 - len(early))]:
+    for held in take_when_due(rig, plain.due_at_ms, SOON_MS, count=2):
         assert rig.sink.clock.now_ms() >= held.entry.due_at_ms
 
 
@@ -181,9 +179,7 @@ def test_an_entry_given_back_comes_again_when_due(rig: SinkRig, key: str) -> Non
     (held,) = take(rig)
     due_at_ms = rig.sink.clock.now_ms() + SOON_MS
     result(rig.sink.again(held, due_at_ms, is_counted=True, error="refused: 503"))
-    early = take_early(rig, due_at_ms)
-    rig.advance(SOON_MS)
-    (again,) = early or take(rig)
+    (again,) = take_when_due(rig, due_at_ms, SOON_MS)
     assert rig.sink.clock.now_ms() >= due_at_ms
     assert again.entry == replace(held.entry, due_at_ms=due_at_ms, attempts=3, error="refused: 503")
 
@@ -239,9 +235,7 @@ def test_a_failing_head_keeps_its_key_back(rig: SinkRig) -> None:
     for _ in range(3):
         due_at_ms = rig.sink.clock.now_ms() + SOON_MS
         result(rig.sink.again(head, due_at_ms, is_counted=True))
-        early = take_early(rig, due_at_ms, most=8)
-        rig.advance(SOON_MS)
-        (head,) = early or take(rig, most=8)
+        (head,) = take_when_due(rig, due_at_ms, SOON_MS)
         assert numbers([head]) == [1]
     assert none_left(rig)
     result(rig.sink.finish(head))
@@ -255,9 +249,7 @@ def test_a_later_entry_does_not_pass_one_that_is_due_later(rig: SinkRig) -> None
     """An entry goes behind those of its key that wait already, also if it is due before them."""
     later = an_entry(rig, 1, key="a", in_ms=SOON_MS)
     put(rig, later, an_entry(rig, 2, key="a", in_ms=-5_000))
-    early = take_early(rig, later.due_at_ms, most=8)
-    rig.advance(SOON_MS)
-    (first,) = early or take(rig, most=8)
+    (first,) = take_when_due(rig, later.due_at_ms, SOON_MS)
     assert numbers([first]) == [1]
     result(rig.sink.finish(first))
     assert numbers(take(rig, most=8)) == [2]

@@ -170,11 +170,12 @@ def take(rig: SinkRig, count: int = 1, *, within_s: float = PATIENCE_S, most: in
     return taken
 
 
-def take_early(rig: SinkRig, due_at_ms: int, most: int = 1) -> list[Held]:
-    """Take what is not due; where the machine stood still until it was, it may come."""
-    early = list(rig.sink.take(rig.type_name, most, 0.0))
+def take_when_due(rig: SinkRig, due_at_ms: int, in_ms: int, count: int = 1) -> list[Held]:
+    """Take what is due then, ``in_ms`` from now; nothing comes before, also if the machine stands still meanwhile."""
+    early = list(rig.sink.take(rig.type_name, 8, 0.0))
     assert not early or rig.sink.clock.now_ms() >= due_at_ms
-    return early
+    rig.advance(in_ms)
+    return early + take(rig, count - len(early), most=8)
 
 
 def none_left(rig: SinkRig) -> bool:
