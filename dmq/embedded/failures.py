@@ -36,7 +36,7 @@ from dmq.store.record import (
     encode_waiting,
     failed_id,
 )
-from retry.flow import ComeBack, Failure, Outcome, after_failure
+from retry.flow import ComeBack, Failure, LeaseExpired, Outcome, after_failure
 from retry.policy import DeadLetter, Reason, RetryAt
 
 BATCH_MAX = 256
@@ -83,6 +83,8 @@ class Failures:
 
     def outcome(self, queue: GroupQueue, lease: Lease, failure: Failure, *, attempts_told: int = 0) -> Outcome:
         """Return what follows on the failure of a lease whose message was read."""
+        if lease.is_suspended and isinstance(failure, LeaseExpired):
+            return ComeBack()
         return after_failure(
             self._registry.policy(queue.group_id),
             failure,

@@ -101,7 +101,7 @@ class Leases:
 
     def give_back(self, queue: GroupQueue, offset: int, lease: Lease) -> asyncio.Future[Any]:
         """End a lease now, whose message was read; the future is done when what follows is durable."""
-        if lease.is_suspended or isinstance(self._failures.outcome(queue, lease, LeaseExpired()), ComeBack):
+        if isinstance(self._failures.outcome(queue, lease, LeaseExpired()), ComeBack):
             return self._return([(queue, offset, lease)], EventKind.GIVEN_BACK)
         return self._failures.fail(queue, offset, lease, LeaseExpired())
 
@@ -118,9 +118,8 @@ class Leases:
         for each in expired:
             queue, _, lease = each
             # Of a lease from before a restart nothing is known until its message was read.
-            comes_back = lease.is_suspended or (
-                lease.message_id and isinstance(self._failures.outcome(queue, lease, LeaseExpired()), ComeBack)
-            )
+            is_known = bool(lease.message_id)
+            comes_back = is_known and isinstance(self._failures.outcome(queue, lease, LeaseExpired()), ComeBack)
             (back if comes_back else others).append(each)
         failed = [self._failures.fail(*each, LeaseExpired()) for each in others]
         if back:

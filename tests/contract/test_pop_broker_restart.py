@@ -207,6 +207,25 @@ async def test_an_ack_with_a_handle_from_before_counts_all_attempts(rig: Embedde
 
 
 @every_end
+async def test_the_end_of_a_suspended_lease_from_before_names_its_message(rig: EmbeddedRig, restart: Restart) -> None:
+    """And counts all attempts; the lease itself is a row that knows neither."""
+    await send(rig, "m-1")
+    (first,) = await receive(rig, renew_for="client-1")
+    await rig.broker.send_back(GROUP, TOPIC, first.receipt_handle, 1)
+    rig.clock.advance(SOON_MS)
+    await rig.settle()
+    (second,) = await receive(rig)
+    await rig.broker.change_invisible(GROUP, TOPIC, second.receipt_handle, SOON_MS, suspend=True)
+    await restart()
+    await receive(rig)
+    rig.clock.advance(SOON_MS)
+    await rig.settle()
+    assert (await receive_one(rig)).delivery_attempt == 2
+    (ended,) = (told.event for told in read_outbox(rig.store) if told.event.kind is EventKind.LEASE_EXPIRED)
+    assert (unpack_id(ended.message_id), ended.attempt) == ("m-1", 2)
+
+
+@every_end
 async def test_a_handle_from_before_is_refused_once_the_message_was_handed_out_again(
     rig: EmbeddedRig, restart: Restart
 ) -> None:

@@ -81,10 +81,8 @@ class Held:
     first_failed_ms: int = 0
     handles: list[Handle] = field(default_factory=list)
     run: int = 0  # in which the last handle was made
-    known_in_run: int = 0  # in which the lease was last used: one from before a restart knows less
     is_spent: bool = False  # the last handle was used to fail it in its place
     place: int = 0
-    attempts_before: int = 0  # made before it came to this place
     left_in_run: dict[int, int] = field(default_factory=dict)  # by place
 
     @property
@@ -213,8 +211,7 @@ class Model:
             held.first_failed_ms = held.first_failed_ms or now_ms
         held.next_attempt = held.lease_attempt + (not held.is_suspended)
         held.hidden_until_ms, held.is_row, held.renew_until_ms = None, False, 0
-        is_known = held.known_in_run == self.run or not held.is_suspended
-        self.facts.append(Fact(kind, key, group, held.next_attempt - (0 if is_known else held.attempts_before)))
+        self.facts.append(Fact(kind, key, group, held.next_attempt))
 
     def client_gone(self, now_ms: int) -> None:
         """Let the leases of the push consumer end soon."""
@@ -257,7 +254,7 @@ class Model:
 
     def hand_out(self, held: Held, handle: str, now_ms: int, invisible_ms: int, now_s: float, *, is_push: bool) -> None:
         """Lease a message."""
-        held.lease_attempt, held.run, held.known_in_run = held.next_attempt, self.run, self.run
+        held.lease_attempt, held.run = held.next_attempt, self.run
         held.hidden_until_ms, held.is_row, held.is_suspended = now_ms + invisible_ms, False, False
         held.is_push, held.is_spent = is_push, False
         held.renew_until_ms = now_ms + RENEWED_MS_MAX if is_push else 0
@@ -279,7 +276,7 @@ class Model:
             self.fail(group, key, now_ms, not_before_ms=now_ms + invisible_ms)
             return
         held.hidden_until_ms, held.is_row, held.is_suspended = now_ms + invisible_ms, True, suspend
-        held.renew_until_ms, held.known_in_run = 0, self.run
+        held.renew_until_ms = 0
         if invisible_ms:
             at_ms = now_ms + invisible_ms
             self.facts.append(Fact(EventKind.INVISIBLE_CHANGED, key, group, held.lease_attempt, at_ms))
@@ -329,7 +326,7 @@ class Model:
             held.hidden_until_ms, held.is_row, held.is_spent = at_ms, True, True
             return
         self._leave(held)
-        held.next_attempt, held.attempts_before = held.lease_attempt + 1, held.lease_attempt
+        held.next_attempt = held.lease_attempt + 1
         held.retry_at_ms = at_ms
 
     def bury(self, group: str, key: Key, now_ms: int, reason: str, attempts: int) -> None:
