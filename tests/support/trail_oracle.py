@@ -96,7 +96,7 @@ class _Cell:
     def replay(self, said: Opinion) -> None:
         """Take in every event, and find what shows at once."""
         for event in self.events:
-            if event.kind in {"SCHEDULED", "REQUEUED"} or event.kind in ENDS or event.kind in SPOOL_ENDS:
+            if event.kind in {"SCHEDULED", "SEND_FAILED", "REQUEUED"} or event.kind in ENDS or event.kind in SPOOL_ENDS:
                 self._of_entry(event, said)
             if self.is_spool:
                 continue
@@ -119,6 +119,8 @@ class _Cell:
             if entry.ends:
                 said.find("ILLEGAL", event.topic, None, event.message_id)
             entry.first = entry.first or event
+            entry.due_ms = event.due_ms or 0
+        elif event.kind == "SEND_FAILED":
             entry.due_ms = event.due_ms or 0
         elif event.kind == "REQUEUED":
             entry.ends.clear()
