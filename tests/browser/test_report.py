@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-# The largest report takes seconds to make, to draw and to look through on a busy machine.
-
 MAKERS = ("ordinary", "extreme", "empty", "tiny", "clean", "late", "inconclusive", "inconsistent")
 SECTIONS = ("throughput", "heatmap", "lateness", "retries", "dead", "ledgers", "health", "findings")
 PICTURES = (

@@ -149,7 +149,7 @@ class Counting:
         return self._inner.last(family, start, stop)
 
     def sync(self) -> None:
-        assert self.gate.wait(60)
+        assert self.gate.wait(30)
         self._inner.sync()
 
     def stats(self) -> EngineStats:

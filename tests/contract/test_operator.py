@@ -147,7 +147,7 @@ def run(tmp_path: Path, scenario: Callable[[EmbeddedRig], Coroutine[object, obje
         rig = EmbeddedRig(tmp_path, on_disk=False, queues=2)
         await rig.open()
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(30):
                 await scenario(rig)
         finally:
             await rig.close()

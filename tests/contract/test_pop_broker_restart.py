@@ -26,7 +26,7 @@ from support.rigs import (
 )
 
 from broker_adapter.errors import Refused
-from broker_adapter.message import unpack_id
+from broker_adapter.message import Delivery, unpack_id
 from dmq.audit.events import EventKind
 from dmq.audit.outbox import read_outbox
 
@@ -191,15 +191,20 @@ async def test_an_ack_with_a_handle_from_before_names_its_message(rig: EmbeddedR
     assert sorted((unpack_id(each.message_id), each.attempt) for each in acked) == [("m-1", 1), ("m-2", 1)]
 
 
-@every_end
-async def test_an_ack_with_a_handle_from_before_counts_all_attempts(rig: EmbeddedRig, restart: Restart) -> None:
-    """Also those that were made before the message came back as a retry, somewhere else."""
+async def retried_one(rig: EmbeddedRig) -> Delivery:
+    """The second delivery of m-1: it was given back, and came back as a retry, in the lane of its group."""
     await send(rig, "m-1")
     (first,) = await receive(rig, renew_for="client-1")
     await rig.broker.send_back(GROUP, TOPIC, first.receipt_handle, 1)
     rig.clock.advance(SOON_MS)
     await rig.settle()
-    (second,) = await receive(rig)
+    return await receive_one(rig)
+
+
+@every_end
+async def test_an_ack_with_a_handle_from_before_counts_all_attempts(rig: EmbeddedRig, restart: Restart) -> None:
+    """Also those that were made before the message came back as a retry, somewhere else."""
+    second = await retried_one(rig)
     assert second.delivery_attempt == 2
     await restart()
     assert list(await ack(rig, second)) == [None]
@@ -209,12 +214,7 @@ async def test_an_ack_with_a_handle_from_before_counts_all_attempts(rig: Embedde
 @every_end
 async def test_the_end_of_a_suspended_lease_from_before_names_its_message(rig: EmbeddedRig, restart: Restart) -> None:
     """And counts all attempts; the lease itself is a row that knows neither."""
-    await send(rig, "m-1")
-    (first,) = await receive(rig, renew_for="client-1")
-    await rig.broker.send_back(GROUP, TOPIC, first.receipt_handle, 1)
-    rig.clock.advance(SOON_MS)
-    await rig.settle()
-    (second,) = await receive(rig)
+    second = await retried_one(rig)
     await rig.broker.change_invisible(GROUP, TOPIC, second.receipt_handle, SOON_MS, suspend=True)
     await restart()
     await receive(rig)

@@ -367,7 +367,7 @@ def test_close_ends_a_wait(rig: SinkRig) -> None:
         waiting = pool.submit(wait)
         assert started.wait(PATIENCE_S)
         rig.sink.close()
-        assert waiting.result(60) == 0
+        assert waiting.result(5.0) == 0
 
 
 def test_a_closed_sink_says_so(rig: SinkRig) -> None:

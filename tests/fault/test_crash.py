@@ -21,7 +21,7 @@ from dmq.audit.events import gap_event
 from dmq.audit.outbox import read_outbox
 from dmq.store.store import Store, StoreOptions
 
-READY_S_MAX = 20.0
+READY_S_MAX = 10.0
 _DRAIN_S_MAX = 60.0
 
 
@@ -58,7 +58,7 @@ class Killer:
         ledger = self._ledger
         with ledger.news:
             wanted = getattr(ledger, total) + self._rng.randint(1, answers_max)
-            assert ledger.news.wait_for(lambda: getattr(ledger, total) >= wanted, timeout=60), f"no {total} for 60 s"
+            assert ledger.news.wait_for(lambda: getattr(ledger, total) >= wanted, timeout=20), f"no {total} for 20 s"
 
 
 @pytest.mark.timeout(180 + 8 * CRASHES)

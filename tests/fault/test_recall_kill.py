@@ -28,7 +28,7 @@ from dmq.store.store import Store, StoreOptions
 TOPIC, GROUP = "recalled", "receivers"
 THREADS = 6
 KILLS = max(3, CRASHES // 4)
-_GIVE_UP_S = 60.0
+_GIVE_UP_S = 30.0
 
 
 class Ledger:

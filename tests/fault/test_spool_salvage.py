@@ -171,9 +171,9 @@ def test_an_entry_whose_end_is_lost_is_sent_again(tmp_path: Path) -> None:
         held = take(spool, "orders", 4)
         log = the(spool.path, "*.log")
         before = log.stat().st_size
-        spool.finish(held[0]).result(60)
+        spool.finish(held[0]).result(10)
         after = log.stat().st_size
-        spool.finish(held[1]).result(60)
+        spool.finish(held[1]).result(10)
         directory = image(spool, tmp_path / "root")
     flip(the(directory, "*.log"), after - 2)
     assert before < after - 2
@@ -192,12 +192,12 @@ def test_two_states_of_one_entry_are_saved_once(tmp_path: Path) -> None:
         (held,) = take(spool, "orders", 1)
         log = the(spool.path, "*.log")
         before = log.stat().st_size
-        spool.again(held, clock.now_ms() + 10, is_counted=True, error="first").result(60)
+        spool.again(held, clock.now_ms() + 10, is_counted=True, error="first").result(10)
         after = log.stat().st_size
         clock.ahead_ms += 1_000
         others = take(spool, "orders", 4)
         (again,) = [each for each in others if each.entry.uid == held.entry.uid]
-        spool.again(again, clock.now_ms() + 60_000, is_counted=True, error="second").result(60)
+        spool.again(again, clock.now_ms() + 60_000, is_counted=True, error="second").result(10)
         directory = image(spool, tmp_path / "root")
     flip(the(directory, "*.log"), (before + after) // 2)
     saved = Saved(directory)
@@ -275,5 +275,5 @@ def test_a_saved_directory_is_gone_on_with(logged: Path, tmp_path: Path) -> None
             for _ in range(spool.stats(type_name).waiting):
                 (held,) = take(spool, type_name, 1)
                 seen.add(held.entry.uid)
-                spool.finish(held).result(60)
+                spool.finish(held).result(10)
         assert seen == {each.uid for each in LOGGED} - {uid_of(50)}

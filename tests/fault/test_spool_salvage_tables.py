@@ -43,7 +43,7 @@ def tabled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with opened(root / "live", LATE_MS) as spool:
         put(spool, TABLED)
         for held in take(spool, "orders", 10):
-            spool.bury(held, Death.PERMANENT, "no good").result(60)
+            spool.bury(held, Death.PERMANENT, "no good").result(10)
         path = spool.path
     with opened(root / "live"):  # what the log has goes into tables
         pass

@@ -27,7 +27,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with opened(tmp_path_factory.mktemp("made"), LATE_MS) as spool:
         put(spool, [entry_of(number, key="k" if number % 3 else "") for number in range(30)])
         for held in take(spool, "bills", 3):
-            spool.bury(held, Death.PERMANENT, "no good").result(60)
+            spool.bury(held, Death.PERMANENT, "no good").result(10)
         return spool.path
 
 

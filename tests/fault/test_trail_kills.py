@@ -25,7 +25,7 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.audit.export import export_all
 from dmq.store.cell import Cell
 
-PATIENCE_S = 60.0
+PATIENCE_S = 20.0
 KILLS = 5 * EFFORT
 
 # A run of a cell: some events, then an export that dies at the ``at``-th time something is done that could be its last.

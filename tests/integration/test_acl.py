@@ -143,15 +143,15 @@ def test_the_sidecar_client_signs(guarded: Daemon) -> None:
         SidecarClient(guarded.address) as stranger,
         pytest.raises(SinkError, match="is not signed"),
     ):
-        stranger.put(entry).result(60)
+        stranger.put(entry).result(10)
     with SidecarClient(guarded.address, access_key=HOOK.access_key, secret_key=HOOK.secret_key) as client:
-        client.put(entry).result(60)
+        client.put(entry).result(10)
         (held,) = client.take("mail", 1, 10)
-        client.bury(held, Death.EXHAUSTED, "no").result(60)
+        client.bury(held, Death.EXHAUSTED, "no").result(10)
         assert [dead.entry.uid for dead in client.dead("mail", limit=10)] == [entry.uid]
         assert client.requeue("mail", [entry.uid]) == 1
         (again,) = client.take("mail", 1, 10)
-        client.finish(again).result(60)
+        client.finish(again).result(10)
 
 
 def test_the_command_line_signs(guarded: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ class Served:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
         self._thread.start()
-        assert self._started.wait(60)
+        assert self._started.wait(10)
 
     async def _serve(self) -> None:
         self._ended = asyncio.Event()
@@ -52,7 +52,7 @@ class Served:
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._ended.set)
-        self._thread.join(60)
+        self._thread.join(10)
         self._loop.close()
 
 
@@ -67,7 +67,7 @@ def served() -> Iterator[Served]:
 @pytest.fixture
 def client(served: Served) -> Iterator[AdminClient]:
     """A client of it."""
-    with AdminClient(served.address, timeout_s=60) as client:
+    with AdminClient(served.address, timeout_s=10) as client:
         yield client
 
 
@@ -164,7 +164,7 @@ def test_bytes_that_are_no_request_are_refused(served: Served) -> None:
             "/rockdmq.admin.v1.AdminService/GetMessage", request_serializer=bytes, response_deserializer=bytes
         )
         with pytest.raises(grpc.RpcError) as caught:
-            call(b"\xff\xff\xff", timeout=60)
+            call(b"\xff\xff\xff", timeout=10)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -173,7 +173,7 @@ def test_nobody_answers() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with AdminClient(address, timeout_s=60) as client, pytest.raises(DaemonUnavailable) as caught:
+        with AdminClient(address, timeout_s=10) as client, pytest.raises(DaemonUnavailable) as caught:
             client.status()
     assert str(caught.value) == f"no daemon answers at {address}; is `dmq serve` running?"
 
@@ -185,7 +185,7 @@ def test_somebody_is_silent() -> None:
         started_s = time.monotonic()
         with AdminClient(address, timeout_s=0.2) as client, pytest.raises(DaemonUnavailable, match=address):
             client.status()
-    assert 0.1 < time.monotonic() - started_s < 20
+    assert 0.1 < time.monotonic() - started_s < 2.5
 
 
 def test_somebody_else_answers() -> None:
@@ -194,7 +194,7 @@ def test_somebody_else_answers() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     with (
-        AdminClient(f"127.0.0.1:{port}", timeout_s=60) as client,
+        AdminClient(f"127.0.0.1:{port}", timeout_s=10) as client,
         pytest.raises(CallFailed, match="no Rock-DMQ daemon"),
     ):
         client.status()

@@ -29,7 +29,7 @@ GROUPS = ("workers", "auditors")
 TOPICS = ("orders", "refunds")
 PRODUCERS, CONSUMERS_PER_GROUP = 24, 5
 INVISIBLE_MS = 250
-PATIENCE_S = 60.0
+PATIENCE_S = 30.0
 
 
 class Clients:

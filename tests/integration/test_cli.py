@@ -22,7 +22,7 @@ def dmq(
         env=env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=30,
         check=False,
     )
 
@@ -48,7 +48,7 @@ def test_help_loads_nothing_heavy(arguments: list[str], needed: list[str]) -> No
         f"print([name for name in {HEAVY!r} if name in sys.modules], code, file=sys.stderr)"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=30, check=True
     )
     assert result.stderr == f"{needed} 0\n"
     assert result.stdout
@@ -57,7 +57,7 @@ def test_help_loads_nothing_heavy(arguments: list[str], needed: list[str]) -> No
 def test_importing_the_package_is_cheap() -> None:
     """An application that imports `dmq` for the hook pays for nothing else."""
     code = f"import sys, dmq; print([name for name in {HEAVY!r} if name in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert result.stdout == "[]\n"
 
 
@@ -94,7 +94,7 @@ def test_a_reader_that_left_is_no_traceback() -> None:
         assert process.stderr is not None
         process.stdout.close()
         assert "Traceback" not in process.stderr.read()
-        process.wait(60)
+        process.wait(30)
 
 
 def test_without_the_server_extra(tmp_path: Path) -> None:

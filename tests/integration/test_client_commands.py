@@ -49,7 +49,7 @@ def answering(address: str, client_id: str) -> Iterator[threading.Event]:
             yield is_connected
         finally:
             says.put(None)
-            thread.join(60)
+            thread.join(10)
 
 
 def test_operators_can_ask_a_client(daemon: Daemon) -> None:
@@ -62,7 +62,7 @@ def test_operators_can_ask_a_client(daemon: Daemon) -> None:
     with WireClient(daemon.address) as sender, answering(daemon.address, "asked") as is_connected:
         for body in (b"good", b"bad"):
             assert sender.send(a_message("orders", body.decode(), body)).status.code == wire.OK
-        assert is_connected.wait(60)
+        assert is_connected.wait(10)
         found = json.loads(dmq("ls", "-o", "json")[1])
         assert [(each["client_id"], each["kind"], each["group"], each["streams"]) for each in found] == [
             ("asked", "PUSH_CONSUMER", "billing", 1)

@@ -32,7 +32,7 @@ from support.official_client import (
     require,
 )
 
-RECOVERY_S_MAX = 60.0
+RECOVERY_S_MAX = 30.0
 _TOPIC = "restarted"
 
 

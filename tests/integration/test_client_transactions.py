@@ -70,7 +70,7 @@ def bodies(process: OfficialClient, topic: str, expected: int) -> list[str]:
 
 def patiently(do: Callable[..., _Answer], *arguments: object, **more: object) -> _Answer:
     """Do it again until it goes: after a restart a client has to find out that its connection is gone."""
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + 30
     while True:
         try:
             return do(*arguments, **more)
@@ -118,7 +118,7 @@ def how_it_ended(bench: Bench, topic: str, message_id: str) -> str:
     """
     again = a_message(topic, message_id)
     again.system_properties.message_type = wire.TRANSACTION
-    pause, until_s = threading.Event(), time.monotonic() + 60
+    pause, until_s = threading.Event(), time.monotonic() + 20
     with WireClient(bench.daemon.address) as client:
         while (status := client.send(again).entries[0].status).code == wire.OK:
             assert time.monotonic() < until_s, f"{message_id} still waits"

@@ -22,7 +22,7 @@ from support.official_client import LANGUAGES, ClientError, OfficialClient, can_
 from broker_adapter.limits import BODY_BYTES_MAX
 
 LEVELS_MS = tuple(range(100, 1900, 100))  # 18 of them
-LATENESS_MS_MAX = 5_000  # generous: the machine is shared; the benchmarks hold the daemon to milliseconds
+LATENESS_MS_MAX = 2_000  # generous: the machine is shared; the benchmarks hold the daemon to milliseconds
 
 
 class Slow(NamedTuple):
@@ -137,7 +137,7 @@ def test_everything_a_message_carries_arrives(process: OfficialClient, topic: st
 def test_offsets_and_ids_are_those_of_each_message(process: OfficialClient, topic: str) -> None:
     """A hundred sends get a hundred ids, and every one of them arrives once."""
     sent = [process.begin("send", name=f"p-{topic}", topic=topic, body=f"{number}") for number in range(100)]
-    ids = [answer.result(60)["message_id"] for answer in sent]
+    ids = [answer.result(10)["message_id"] for answer in sent]
     found = process.receive_until(f"c-{topic}", 100)
     assert len(set(ids)) == 100
     assert sorted(each["message_id"] for each in found) == sorted(ids)
@@ -191,7 +191,7 @@ def test_receive_waits_and_is_woken(process: OfficialClient, topic: str) -> None
         waiting.result(0.7)
     sent_ms = time.time_ns() // 1_000_000
     message_id = process.send(f"p-{topic}", topic)
-    (found,) = waiting.result(60)
+    (found,) = waiting.result(5)
     assert found["message_id"] == message_id
     assert found["at_ms"] - sent_ms < LATENESS_MS_MAX
 
@@ -366,7 +366,7 @@ def test_body_of_exactly_4_mib_and_not_one_byte_more(process: OfficialClient, to
 
 def test_message_comes_back_when_its_lease_expires(process: OfficialClient, slow: dict[str, Slow]) -> None:
     """A message nobody acknowledged comes back after its invisible duration of 10 s, as attempt 2."""
-    found = slow[process.language.name].expired.result(60)
+    found = slow[process.language.name].expired.result(30)
     first, second = found
     assert second["message_id"] == first["message_id"]
     assert (first["attempt"], second["attempt"]) == (1, 2)
@@ -377,7 +377,7 @@ def test_message_comes_back_when_its_lease_expires(process: OfficialClient, slow
 @having("push")
 def test_message_comes_back_when_the_listener_fails(process: OfficialClient, slow: dict[str, Slow]) -> None:
     """A listener that fails gets the message again after the first retry step of 10 s, whatever its client thinks."""
-    found = slow[process.language.name].failed.result(60)
+    found = slow[process.language.name].failed.result(30)
     first, second = found
     assert second["message_id"] == first["message_id"]
     assert (first["attempt"], second["attempt"]) == (1, 2)
@@ -386,7 +386,7 @@ def test_message_comes_back_when_the_listener_fails(process: OfficialClient, slo
 
 def test_another_consumer_gets_what_one_that_died_left(process: OfficialClient, slow: dict[str, Slow]) -> None:
     """What a killed consumer had taken comes to the other one after its lease; what is sent then comes at once."""
-    found = slow[process.language.name].orphaned.result(60)
+    found = slow[process.language.name].orphaned.result(40)
     assert sorted(each["message_id"] for each in found.taken) == sorted(found.sent)
     assert sorted(each["message_id"] for each in found.received) == sorted(found.sent)
     assert {each["attempt"] for each in found.received} == {2}

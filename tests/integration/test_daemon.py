@@ -231,12 +231,12 @@ def test_sigterm_ends_open_calls_in_order_and_loses_nothing(daemon: Daemon) -> N
         began_s = time.monotonic()
         daemon.stop()
         took_s = time.monotonic() - began_s
-        assert [received_of(poll.result(60)) for poll in polls] == [[]] * 10
+        assert [received_of(poll.result(1)) for poll in polls] == [[]] * 10
         assert list(stream) == [], "the stream ends without an error"
         commands.put(None)
         for sender in senders:
-            sender.result(60)
-    assert took_s < 9, "within the grace of 10 s: nothing had to be waited for"
+            sender.result(10)
+    assert took_s < 5, "well within the grace of 10 s: nothing had to be waited for"
     daemon.restart()
     with WireClient(daemon.address) as client:
         found = client.drain(_TOPIC, _GROUP, len(accepted))
@@ -257,11 +257,11 @@ def test_a_second_sigterm_ends_at_once(data: Path) -> None:
     with Daemon(data, "--shutdown-grace", "60s") as daemon, WireClient(daemon.address) as client:
         held = _hold_up(client)  # noqa: F841 - the call ends with its last reference
         daemon.signal(signal.SIGTERM)
-        daemon.wait_for("stopping", timeout_s=30)
+        daemon.wait_for("stopping", timeout_s=5)
         began_s = time.monotonic()
         daemon.signal(signal.SIGTERM)
-        assert daemon.wait(60) == -signal.SIGTERM
-        assert time.monotonic() - began_s < 20
+        assert daemon.wait(5) == -signal.SIGTERM
+        assert time.monotonic() - began_s < 2
         daemon.restart()
         assert client.receive("large", _GROUP)
 
@@ -272,7 +272,7 @@ def test_the_grace_period_is_kept(data: Path) -> None:
         held = _hold_up(client)  # noqa: F841 - the call ends with its last reference
         began_s = time.monotonic()
         daemon.stop()
-        assert 0.9 < time.monotonic() - began_s < 20
+        assert 0.9 < time.monotonic() - began_s < 4
 
 
 def test_ctrl_c_ends_in_order(daemon: Daemon) -> None:
@@ -290,7 +290,7 @@ def test_ready_again_quickly_after_sigkill(daemon: Daemon) -> None:
         ids = _send_many(client, 5000, delay_ms=1)
         daemon.kill()
         daemon.restart()
-        assert daemon.started_s[-1] < 10
+        assert daemon.started_s[-1] < 5
         assert daemon.event("store_opened")["was_closed"] is False
         found = client.drain(_TOPIC, _GROUP, len(ids))
     assert sorted(each.message_id for each in found) == ids
@@ -299,7 +299,7 @@ def test_ready_again_quickly_after_sigkill(daemon: Daemon) -> None:
     assert daemon.event("store_opened")["was_closed"] is True
 
 
-def _wait_until(is_true: Callable[[], bool], timeout_s: float = 60.0) -> None:
+def _wait_until(is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
     """Wait for something that tells nobody."""
     until_s = time.monotonic() + timeout_s
     while not is_true():

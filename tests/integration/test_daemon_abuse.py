@@ -206,7 +206,7 @@ def test_health_is_watched_to_the_end(daemon: Daemon) -> None:
     """A load balancer that watches hears SERVING, and NOT_SERVING when the daemon begins to end."""
     with grpc.insecure_channel(daemon.address) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
-        watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=60)
+        watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=20)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         daemon.stop()
         assert [answer.status for answer in watch] == [health_pb2.HealthCheckResponse.NOT_SERVING]

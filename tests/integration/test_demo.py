@@ -27,7 +27,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_killed_daemon_loses_nothing(tmp_path: Path, environment: dict[str, str]) -> None:
-    done = subprocess.run(DEMO, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(DEMO, env=environment, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = dict(re.findall(r"^(sent|received|lost|duplicated|early) +([0-9,]+)", done.stdout, re.MULTILINE))
     assert figures.keys() == {"sent", "received", "lost", "duplicated", "early"}
@@ -72,7 +72,7 @@ def test_an_interrupt_ends_every_process(tmp_path: Path, environment: dict[str, 
         daemon = int((folder / "data" / "LOCK").read_text())
         assert daemon in _processes_at_home_in(tmp_path)
         demo.send_signal(signal.SIGINT)
-        rest, _ = demo.communicate(timeout=60)
+        rest, _ = demo.communicate(timeout=30)
     assert demo.returncode == 130
     assert rest.rstrip().endswith("interrupted; the processes are ended")
     assert _processes_at_home_in(tmp_path) == []
@@ -81,4 +81,4 @@ def test_an_interrupt_ends_every_process(tmp_path: Path, environment: dict[str, 
 
 def test_the_demo_itself_never_imports_the_official_client() -> None:
     code = "import sys, dmq.demo.show; sys.exit('rocketmq' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

@@ -24,7 +24,7 @@ _TOPIC = "hooked"
 _SPEED = 10.0
 _DURABLE = ("durable-on_failure", "durable-write_ahead")
 _LANES = (*_DURABLE, "handler-on_failure", "handler-write_ahead", "futures", "asyncio")
-_BACK_S_MAX = 60.0
+_BACK_S_MAX = 30.0
 _RECEIPT = "rocketmq.v5.model.send_receipt.SendReceipt"
 _BODY = b"\x00\xff not text"
 # What of a delivery is made by each attempt, or by the broker.
@@ -99,7 +99,7 @@ def test_a_send_returns_the_clients_own_receipt(rig: Rig, lane: str) -> None:
     answer = rig.app.send(lane, topic=_TOPIC, properties={"name": lane})
     assert (answer["outcome"], answer["receipt"]) == ("delivered", _RECEIPT)
     with rig.consumer(f"receipt-{lane}") as consumer:
-        consumer.receive_until(lambda: bool(_named(consumer, lane)), within_s=_BACK_S_MAX)
+        consumer.receive_until(lambda: bool(_named(consumer, lane)), within_s=10)
         (message,) = _named(consumer, lane)
     assert message.system_properties.message_id == answer["message_id"]
     assert message.user_properties[UID_PROPERTY] == answer["uid"]
@@ -271,7 +271,7 @@ def test_a_send_whose_answer_was_lost_is_uncertain_and_repeated_with_its_uid(
             assert app.send(lane, topic=_TOPIC)["outcome"] == "delivered"
             proxy.is_deaf.set()
             sending = pool.submit(app.send, lane, topic=_TOPIC, properties={"name": name})
-            consumer.receive_until(lambda: bool(_named(consumer, name)), within_s=_BACK_S_MAX)
+            consumer.receive_until(lambda: bool(_named(consumer, name)), within_s=5)
             proxy.cut()
             answer = sending.result()
             assert (answer["outcome"], answer["is_uncertain"]) == ("spooled", True), answer

@@ -131,7 +131,7 @@ def test_messages_of_all_sizes(setting: Setting) -> None:
     async def scenario(rig: Rig) -> None:
         for size in (0, 1, 256, 16_374, 16_379, 16_380, 65_530, 65_531, MIB, 8 * MIB, 20 * MIB):
             message = os.urandom(size)
-            assert await rig.unary("Echo", message, timeout=60) == message, size
+            assert await rig.unary("Echo", message, timeout=30) == message, size
 
     setting.run(scenario, Limits(request_max=20 * MIB))
 

@@ -84,14 +84,14 @@ def test_a_group_reads_each_message_once_through_kills(tmp_path: Path, transport
         woken.start()
         late = [f"late-{number}" for number in range(len(queues))]
         assert client.send(*(a_message(TOPIC.name, each) for each in late)).status.code == wire.OK
-        woken.join(60)
+        woken.join(15)
         assert read[len(sent) :]
         assert set(read[len(sent) :]) <= set(late)
 
 
 def test_operators_look_without_being_noticed(daemon: Daemon) -> None:
     """Counting and peeking tell what lies where and what waits; a consumer gets all of it as if nobody had looked."""
-    with WireClient(daemon.address) as client, AdminClient(daemon.address, timeout_s=60) as admin:
+    with WireClient(daemon.address) as client, AdminClient(daemon.address, timeout_s=10) as admin:
         with pytest.raises(NotFound):
             admin.count(TOPIC.name)
         later_ms = time.time_ns() // 1_000_000 + 3_600_000

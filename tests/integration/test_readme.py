@@ -21,7 +21,7 @@ def test_the_python_example_works(daemon: Daemon, tmp_path: Path) -> None:
         env=os.environ | {"HOME": str(tmp_path)},  # the client keeps a log file there
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=40,
         check=False,
     )
     assert done.returncode == 0, done.stderr

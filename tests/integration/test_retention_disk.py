@@ -76,9 +76,9 @@ def test_closing_does_not_wait_for_space(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=reclaim)
     thread.start()
-    assert begun.wait(60)
+    assert begun.wait(10)
     engine.close()
-    thread.join(60)
+    thread.join(10)
     assert not thread.is_alive()
     assert [type(error).__name__ for error in failures] == ["StoreClosed"]
     again = RocksEngine(tmp_path / "db")

@@ -31,7 +31,7 @@ from dmq.sidecar.client.holds import Hold
 from retry.policy import MAX_ATTEMPTS_LIMIT
 from retry.sink import Death, Entry, Held, SinkClosed, SinkError, SinkFull, SinkUnavailable
 
-PATIENCE_S = 60.0
+PATIENCE_S = 15.0
 HOUR_MS = 3_600_000
 TYPE = "orders"
 CLOCK = SystemClock()
@@ -225,7 +225,7 @@ def test_a_daemon_that_is_away_is_told_at_once(daemon: Daemon, client: SidecarCl
     for ask in (client.stats, lambda: client.dead(TYPE), lambda: client.requeue(TYPE, [held.entry.uid])):
         with pytest.raises(SinkUnavailable):
             ask()
-    assert CLOCK.monotonic_s() - started_s < 20
+    assert CLOCK.monotonic_s() - started_s < 5.0
     daemon.restart()
     until_up(lambda: client.put(an_entry(2)).result(PATIENCE_S))
     client.finish(held).result(PATIENCE_S)
@@ -392,5 +392,5 @@ def test_close_leaves_no_threads(daemon: Daemon) -> None:
 def test_missing_packages_are_named() -> None:
     """Whoever installed the base distribution only is told what to install."""
     code = "import sys; sys.modules['grpc'] = None\nimport dmq.sidecar.client"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
     assert "pip install 'rock-dmq[server]'" in done.stderr.splitlines()[-1]

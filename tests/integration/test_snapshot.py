@@ -37,7 +37,7 @@ GROUPS = ("workers", "others")
 KINDS = frozenset({"NACKED", "RETRIED", "DEAD_EXHAUSTED", "DEAD_SENT_BACK", "DELIVERED", "ACKED"})
 SNAPSHOTS_MAX = 50
 HOUR_MS = 3_600_000
-PATIENCE_S = 60.0
+PATIENCE_S = 20.0
 
 
 class OutboxExporter:

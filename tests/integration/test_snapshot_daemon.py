@@ -25,7 +25,7 @@ from dmq.embedded.broker import EmbeddedBroker
 from dmq.store.store import Store
 
 HOUR_MS = 3_600_000
-PATIENCE_S = 60.0
+PATIENCE_S = 20.0
 
 
 def trail_events(trail: Path) -> list[Event]:

@@ -91,7 +91,7 @@ def test_help_loads_nothing_heavy(command: str) -> None:
         [sys.executable, "-c", code, "spool", command, "--help"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=30,
         check=True,
         cwd=ROOT,
     )
@@ -129,7 +129,7 @@ def test_a_killed_producer_and_a_flipped_bit(tmp_path: Path, producer: subproces
     root = tmp_path / "spool"
     count = max(said(producer) for _ in range(10))
     producer.kill()
-    producer.wait(60)
+    producer.wait(10)
     listed = dmq("ls", "--root", str(root), "-o", "id", "--limit", "10000000")
     assert listed.returncode == 0
     before = set(listed.stdout.split())
@@ -163,7 +163,7 @@ def test_directories_of_dead_processes_become_one(tmp_path: Path) -> None:
     for number in range(40):
         uid = number.to_bytes(16, "big")
         entry = Entry(type_name="orders", uid=uid, payload=b"x", created_at_ms=1, due_at_ms=SystemClock().now_ms())
-        spools[number % 4].put(entry).result(60)
+        spools[number % 4].put(entry).result(10)
     for spool in spools[1:]:
         spool.close()
     try:
@@ -189,7 +189,7 @@ def test_a_list_of_many_takes_constant_memory(tmp_path: Path) -> None:
             done.append(spool.put(entry))
             if number % 200 == 199:
                 for each in done:
-                    each.result(60)
+                    each.result(20)
     with Spool(tmp_path / "spool", options=SpoolOptions(adopt_every_s=0)):
         pass  # what the log has goes into tables
     code = (
@@ -231,7 +231,7 @@ def test_what_a_killed_command_left_is_removed(tmp_path: Path) -> None:
         assert dmq("ls", "--root", str(root)).returncode == 0
         assert left.is_dir()
         process.send_signal(signal.SIGKILL)
-        process.wait(60)
+        process.wait(10)
     assert left.is_dir()
     assert dmq("ls", "--root", str(root)).returncode == 0
     assert not left.exists()

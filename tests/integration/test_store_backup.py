@@ -29,7 +29,7 @@ from dmq.store.backup import TargetTaken, back_up, back_up_stopped
 from dmq.store.ops import Family
 from dmq.store.store import Store, StoreOptions
 
-PATIENCE_S = 60.0
+PATIENCE_S = 20.0
 FAR_MS = 4_000_000_000_000
 OPTIONS = StoreOptions(ballast_bytes=0)
 

@@ -59,7 +59,7 @@ def test_one_port_serves_tls_and_plain_text(tmp_path: Path) -> None:
             method = wire.METHODS["SendMessage"]
             send: Any = channel.unary_unary(method.path, response_deserializer=method.response_class.FromString)
             request = wire.SendMessageRequest(messages=[a_message("orders", "m-1", b"body")])
-            answer: Any = send(request.SerializeToString(), timeout=60, metadata=(("x-mq-client-id", "secure"),))
+            answer: Any = send(request.SerializeToString(), timeout=10, metadata=(("x-mq-client-id", "secure"),))
         assert answer.status.code == wire.OK
         with WireClient(daemon.address) as plain:
             assert [each.message_id for each in plain.receive("orders", "group", wait_s=5)] == ["m-1"]
@@ -164,7 +164,7 @@ def test_clients_must_show_a_certificate(tmp_path: Path) -> None:
         with grpc.secure_channel(f"localhost:{daemon.port}", credentials) as channel:
             call: Any = channel.unary_unary(method.path, response_deserializer=method.response_class.FromString)
             try:
-                answer = call(request.SerializeToString(), timeout=60, metadata=(("x-mq-client-id", "secure"),))
+                answer = call(request.SerializeToString(), timeout=10, metadata=(("x-mq-client-id", "secure"),))
             except grpc.RpcError as error:
                 return error.code()
             return answer.status.code

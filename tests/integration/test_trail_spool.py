@@ -23,7 +23,7 @@ from support.spool_rig import an_entry
 from dmq.spool.spool import Spool, SpoolOptions
 spool = Spool(sys.argv[1], options=SpoolOptions(adopt_every_s=0, trail_path=sys.argv[2]))
 for number in range(1, 21):
-    spool.put(an_entry(number)).result(60)
+    spool.put(an_entry(number)).result(20)
     if number == 10:
         spool._trail.flush()
 os.kill(os.getpid(), signal.SIGKILL)

@@ -72,7 +72,7 @@ class Interrupted(Placement):
         taken = [self.names_by_id[body_facts(value[WAITING_HEADER_BYTES:])[0]] for _, value in rows]
         draws = {each: self._rng.randrange(3) for each in taken}
         now = self._outcomes.recall(self._rig.broker, self._handles, [each for each in taken if draws[each] == 0])
-        asyncio.run_coroutine_threadsafe(now, self._loop).result(60)
+        asyncio.run_coroutine_threadsafe(now, self._loop).result(30)
         later = [each for each in taken if draws[each] == 1]
         self._loop.call_soon_threadsafe(self._start, later)
         return super().hand_over(rows, now_ms)

@@ -78,7 +78,7 @@ def test_retention_leaves_a_clean_trail(spark: SparkSession, tmp_path: Path) -> 
     ):
 
         def gone() -> None:
-            until_s = time.monotonic() + 60
+            until_s = time.monotonic() + 20
             while admin.topic(TOPIC).stored:
                 assert time.monotonic() < until_s
                 time.sleep(0.1)

@@ -59,7 +59,7 @@ def daemon(log: Path, name: str, *arguments: str) -> Iterator[Path]:
             yield log
         finally:
             process.terminate()
-            process.wait(60)
+            process.wait(30)
 
 
 def wait_for(log: Path, pattern: str) -> str:

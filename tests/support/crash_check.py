@@ -17,7 +17,7 @@ from dmq.audit.outbox import TrailEvent
 from dmq.embedded.receipt import decode_handle
 
 # A lease begins when the server hands a message out; what a client can see is the time at the end of the answer.
-_ANSWER_MS_MAX = 3_000
+_ANSWER_MS_MAX = 1_000
 _ARRIVALS = {EventKind.QUEUED, EventKind.DELIVERED}
 _RETURNS = {EventKind.LEASE_EXPIRED, EventKind.GIVEN_BACK}
 _OF_PLACES = {EventKind.ACKED, EventKind.POSTPONED, EventKind.INVISIBLE_CHANGED} | _RETURNS

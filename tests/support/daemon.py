@@ -24,8 +24,8 @@ from typing import Any, Self
 
 from support.trusted import of_daemon
 
-START_S_MAX = 60.0
-STOP_S_MAX = 60.0
+START_S_MAX = 20.0
+STOP_S_MAX = 20.0
 _PORTS = range(20_000, 32_000)
 _TAKEN = "is in use by another process"
 

@@ -28,8 +28,8 @@ from broker_adapter.wire import rocketmq_v2 as wire
 
 _PROGRAM = Path(__file__).parents[1] / "clients" / "python" / "hook_app.py"
 UID_PROPERTY = "DMQ_UID"
-ANSWER_S_MAX = 60.0
-START_S_MAX = 60.0
+ANSWER_S_MAX = 30.0
+START_S_MAX = 30.0
 
 
 class AppEnded(Exception):
@@ -122,8 +122,8 @@ class HookApp:
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone and all it said was read."""
         self._process.kill()
-        self._process.wait(60)
-        self._reader.join(60)
+        self._process.wait(10)
+        self._reader.join(10)
 
     def close(self) -> None:
         """End the process, and print what it said: pytest shows it where a test failed."""

@@ -26,7 +26,7 @@ def read_only(directory: Path) -> list[str]:
 def _checked(prefix: list[str]) -> list[str]:
     if shutil.which("unshare") is None:
         pytest.skip("no unshare: a file system of its own cannot be mounted")
-    tried = subprocess.run([*prefix, "true"], check=False, capture_output=True, text=True, timeout=60)
+    tried = subprocess.run([*prefix, "true"], check=False, capture_output=True, text=True, timeout=20)
     if tried.returncode != 0:
         pytest.skip(f"a file system of its own cannot be mounted here: {tried.stderr.strip()}")
     return prefix

@@ -36,8 +36,8 @@ from broker_adapter.wire import rocketmq_v2 as wire
 
 _TESTS = Path(__file__).parents[1]
 _NODE = _TESTS / "clients" / "node"
-ANSWER_S_MAX = 60.0
-START_S_MAX = 60.0
+ANSWER_S_MAX = 40.0
+START_S_MAX = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +168,8 @@ class OfficialClient:
     def close(self) -> None:
         """End the process, and print what it said: pytest shows it where a test failed."""
         self._process.kill()
-        self._process.wait(60)
-        self._reader.join(60)
+        self._process.wait(10)
+        self._reader.join(10)
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._stderr.close()
@@ -221,7 +221,7 @@ class OfficialClient:
         self.do("mend", name=name)
 
     def receive_until(
-        self, name: str, count: int, *, within_s: float = 60.0, invisible_s: int = 10, acks: bool = True
+        self, name: str, count: int, *, within_s: float = 30.0, invisible_s: int = 10, acks: bool = True
     ) -> list[dict[str, Any]]:
         """Receive, and acknowledge unless told otherwise, until ``count`` messages came or time is up."""
         found: list[dict[str, Any]] = []
@@ -238,7 +238,7 @@ class OfficialClient:
         with self._news:
             return [delivery for delivery in self._deliveries if delivery["client"] == name]
 
-    def wait_for_deliveries(self, name: str, count: int, *, within_s: float = 60.0) -> list[dict[str, Any]]:
+    def wait_for_deliveries(self, name: str, count: int, *, within_s: float = 30.0) -> list[dict[str, Any]]:
         """Wait until the push consumer was given ``count`` messages, and return all so far, also if fewer came."""
         until_s = time.monotonic() + within_s
         with self._news:

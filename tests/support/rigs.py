@@ -32,7 +32,7 @@ from retry.policy import RetryPolicy, Table
 
 TOPIC, GROUP = "orders", "workers"
 INVISIBLE_MS = 30_000
-PATIENCE_S = 60.0  # for what happens by itself; nothing waits that long unless it is broken
+PATIENCE_S = 10.0  # for what happens by itself; nothing waits that long unless it is broken
 
 
 class End(Enum):

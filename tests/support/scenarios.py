@@ -80,22 +80,22 @@ def dmq(address: str, *arguments: str) -> Any:
 def set_group(address: str, name: str, backoff: Backoff, *, max_attempts: int, is_fifo: bool | None = None) -> None:
     """Set the policy of a consumer group, and whether it is FIFO."""
     policy = wire_policy(RetryPolicy(backoff=backoff, max_attempts=max_attempts))
-    with AdminClient(address, timeout_s=60) as client:
+    with AdminClient(address, timeout_s=20) as client:
         client.set_group(name, policy=policy, is_fifo=is_fifo)
 
 
 def dead_letters(address: str, group: str, *, with_outcome: bool = False) -> list[wire.DeadLetter]:
     """Return the dead letters of a group: those that nobody dealt with, or all."""
-    with AdminClient(address, timeout_s=60) as client:
+    with AdminClient(address, timeout_s=20) as client:
         return list(client.dead_letters(group, wire.DeadFilter(), with_outcome=with_outcome).letters)
 
 
 def wait_for_group(
-    address: str, name: str, is_so: Callable[[wire.Group], bool], *, within_s: float = 60.0
+    address: str, name: str, is_so: Callable[[wire.Group], bool], *, within_s: float = 20.0
 ) -> wire.Group:
     """Ask for a consumer group until ``is_so``, and return it as it is then."""
     pause, until_s = threading.Event(), time.monotonic() + within_s
-    with AdminClient(address, timeout_s=60) as client:
+    with AdminClient(address, timeout_s=20) as client:
         while not is_so(group := client.group(name)):
             assert time.monotonic() < until_s, f"not within {within_s} s:\n{group}"
             pause.wait(_LOOK_AGAIN_S)

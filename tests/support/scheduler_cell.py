@@ -17,7 +17,7 @@ from dmq.store.ops import Family, Op
 from dmq.store.record import QueuedMessage, decode_queued
 from dmq.store.store import Store, StoreOptions
 
-PATIENCE_S = 60.0
+PATIENCE_S = 10.0
 LAG_MS = 1_000  # beyond it, what is overdue is a backlog
 
 

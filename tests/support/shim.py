@@ -76,7 +76,7 @@ class Shim:
         source, self._library = directory / "shim.c", directory / "shim.so"
         source.write_text(_SOURCE, encoding="utf-8")
         subprocess.run(
-            [compiler, "-shared", "-fPIC", "-O1", "-o", str(self._library), str(source), "-ldl"], check=True, timeout=60
+            [compiler, "-shared", "-fPIC", "-O1", "-o", str(self._library), str(source), "-ldl"], check=True, timeout=30
         )
 
     @property

@@ -21,7 +21,7 @@ from dmq.spool.spool import Spool
 from retry.sink import DelaySink, Entry, Held, SinkError
 from retry.testing import MemorySink
 
-PATIENCE_S = 60.0  # nothing waits that long unless it is broken
+PATIENCE_S = 15.0  # nothing waits that long unless it is broken
 _T = TypeVar("_T")
 _numbers = itertools.count(1)
 

@@ -41,7 +41,7 @@ def entry_of(number: int, *, size: int = 60, key: str = "", due_ms: int = 0) -> 
 def put(spool: Spool, entries: Sequence[Entry]) -> None:
     """One by one, so that each is a record of its own in the log."""
     for each in entries:
-        spool.put(each).result(60)
+        spool.put(each).result(10)
 
 
 class Later(SystemClock):

@@ -28,7 +28,7 @@ from dmq.spool.spool import Spool, SpoolOptions
 from dmq.store.rocks import RocksEngine
 from retry.sink import Death, Entry, Held, SinkError, SinkFull, SinkUnavailable
 
-PATIENCE_S = 60.0
+PATIENCE_S = 20.0
 _BACKGROUND = ("num-running-flushes", "mem-table-flush-pending", "num-running-compactions", "compaction-pending")
 _MIB = 1024 * 1024
 CLOCK = SystemClock()

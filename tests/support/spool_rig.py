@@ -29,7 +29,7 @@ from dmq.store.record import decode_waiting
 from dmq.store.store import Store, StoreOptions
 from retry.sink import Entry, Held
 
-PATIENCE_S = 60.0
+PATIENCE_S = 20.0
 QUIET = SpoolOptions(adopt_every_s=0)
 
 

@@ -16,7 +16,7 @@ from dmq.store.record import decode_waiting, encode_body, encode_queued, encode_
 from dmq.store.store import Store
 
 SCOPE, TOPIC = 7, 3
-PATIENCE_S = 60.0  # for what happens at once, unless it is broken
+PATIENCE_S = 20.0  # for what happens at once, unless it is broken
 END = b"\xff" * 40
 
 

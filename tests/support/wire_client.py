@@ -14,7 +14,7 @@ from support import trusted
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.acl.signature import Signer
 
-DEADLINE_S = 30.0
+DEADLINE_S = 10.0
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -123,7 +123,7 @@ class WireClient:
         answer: wire.ChangeInvisibleDurationResponse = self.ask("ChangeInvisibleDuration", request)
         return answer
 
-    def drain(self, topic: str, group: str, count: int, *, within_s: float = 60.0) -> list[Received]:
+    def drain(self, topic: str, group: str, count: int, *, within_s: float = 20.0) -> list[Received]:
         """Receive and acknowledge until ``count`` came or time is up."""
         found: list[Received] = []
         until_s = time.monotonic() + within_s

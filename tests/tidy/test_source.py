@@ -20,7 +20,7 @@ def tracked() -> list[str]:
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=30,
     ).stdout
     return sorted(path for path in set(listed.split("\0")) if path and (ROOT / path).is_file())
 

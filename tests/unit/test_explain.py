@@ -361,7 +361,7 @@ def test_a_long_search_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.M
     matching = files.TrailFiles.matching
 
     def slow(self: files.TrailFiles, *values: Any) -> list[Row]:  # noqa: ANN401 - passed on
-        assert progress.told.wait(60)
+        assert progress.told.wait(30)
         return matching(self, *values)
 
     monkeypatch.setattr(files.TrailFiles, "matching", slow)

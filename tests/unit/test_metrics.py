@@ -155,7 +155,7 @@ class Port:
         self.server: MetricsServer = start_http(self.metrics, Address("127.0.0.1", 0), lambda: self.ready)
 
     def ask(self, path: str, method: str = "GET") -> tuple[int, str]:
-        connection = http.client.HTTPConnection(*self.server.address, timeout=60)
+        connection = http.client.HTTPConnection(*self.server.address, timeout=10)
         try:
             connection.request(method, path)
             answer = connection.getresponse()
@@ -165,7 +165,7 @@ class Port:
 
     def raw(self, request: bytes) -> bytes:
         """Everything until the server hangs up."""
-        with socket.create_connection(self.server.address, timeout=60) as connection:
+        with socket.create_connection(self.server.address, timeout=10) as connection:
             connection.sendall(request)
             return b"".join(iter(lambda: connection.recv(65536), b""))
 
@@ -212,7 +212,7 @@ def test_only_reading_is_allowed(port: Port) -> None:
 def test_nonsense_and_hang_ups_are_survived_in_silence(port: Port, capfd: pytest.CaptureFixture[str]) -> None:
     """A client that talks no HTTP or leaves without reading costs nothing, not even a line on stderr."""
     for bytes_sent in (b"\x00\xff\n\n", b"GET /metrics HTTP/1.1\r\n\r\n", b""):
-        with socket.create_connection(port.server.address, timeout=60) as connection:
+        with socket.create_connection(port.server.address, timeout=10) as connection:
             connection.sendall(bytes_sent)
     assert port.ask("/healthz")[0] == 200
     assert capfd.readouterr().err == ""

@@ -29,7 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
         env={**os.environ, **OFFLINE, "PIP_NO_INDEX": "1"},
         check=True,
         capture_output=True,
-        timeout=60,
+        timeout=50,
     )
     (built,) = target.glob("rock_dmq-*.whl")
     return zipfile.ZipFile(built)

@@ -42,14 +42,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("made")
     with Spool(root, options=SpoolOptions(adopt_every_s=0)) as spool:
         for number in (1, 2):
-            spool.put(entry_of(number, type_name="bills", due_ms=NOW - DAY)).result(60)
+            spool.put(entry_of(number, type_name="bills", due_ms=NOW - DAY)).result(10)
             (held,) = spool.take("bills", 1, 10)
-            spool.bury(held, Death.PERMANENT if number == 1 else Death.EXHAUSTED, "refused: \x1b[31mno").result(60)
-        spool.put(entry_of(3, payload=b'{"a": [1, "\xc3\xa4"]}', key="k")).result(60)
-        spool.put(entry_of(4, payload=b"\xff\xfe\x00" * 20, key="k")).result(60)
-        spool.put(entry_of(5, payload=b"two\nlines \x1b[2J", key="k")).result(60)
+            spool.bury(held, Death.PERMANENT if number == 1 else Death.EXHAUSTED, "refused: \x1b[31mno").result(10)
+        spool.put(entry_of(3, payload=b'{"a": [1, "\xc3\xa4"]}', key="k")).result(10)
+        spool.put(entry_of(4, payload=b"\xff\xfe\x00" * 20, key="k")).result(10)
+        spool.put(entry_of(5, payload=b"two\nlines \x1b[2J", key="k")).result(10)
         for number in (6, 7, 8):
-            spool.put(entry_of(number, type_name="bills" if number == 8 else "orders")).result(60)
+            spool.put(entry_of(number, type_name="bills" if number == 8 else "orders")).result(10)
     return root
 
 
@@ -249,7 +249,7 @@ def test_verify_what_is_whole(root: Path) -> None:
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.endswith(" rows, 6 waiting, 2 dead: whole\n")
     with Spool(root, options=SpoolOptions(adopt_every_s=0)) as spool:
-        spool.put(entry_of(9)).result(60)
+        spool.put(entry_of(9)).result(10)
         assert "7 waiting, 2 dead: whole" in run("spool", "verify", "--root", str(root)).stdout
 
 

@@ -19,7 +19,7 @@ def play(scenario: Callable[[Subscription], Coroutine[object, object, None]]) ->
     """Run a scenario on a group that sees four queues."""
 
     async def on_loop() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(10):
             await scenario(Subscription(1, Topic(2, "orders", 4, 0)))
 
     asyncio.run(on_loop())

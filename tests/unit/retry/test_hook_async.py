@@ -55,7 +55,7 @@ def test_a_sync_handler_does_not_hold_up_the_loop() -> None:
     """It runs in a thread: the loop can set what the handler waits for."""
     rig = Rig()
     go = threading.Event()
-    rig.hook.add_handler("s", lambda payload: go.wait(60))
+    rig.hook.add_handler("s", lambda payload: go.wait(10))
 
     async def main() -> object:
         sending = asyncio.ensure_future(rig.hook.send_async("s", b"1"))
@@ -74,7 +74,7 @@ def test_a_cancelled_send_is_kept_first() -> None:
     class Slow(MemorySink):
         def put(self, entry: Entry, *, is_held: bool = False) -> Future[Held | None]:
             putting.set()
-            assert go_on.wait(60)
+            assert go_on.wait(10)
             return super().put(entry, is_held=is_held)
 
     putting, go_on = threading.Event(), threading.Event()

@@ -344,7 +344,7 @@ def test_messages_of_the_official_client(tmp_path: Path) -> None:
         env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=50,
         check=False,
     )
     assert done.stdout == "done\n", done.stderr

@@ -17,7 +17,7 @@ def run(script: str) -> str:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=50,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -134,7 +134,7 @@ def test_sigterm_still_ends_a_process_that_handled_it_in_no_other_way() -> None:
         hook = Redelivery(MemorySink(), install_signal_handlers=True)
         os.kill(os.getpid(), signal.SIGTERM)
         """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, timeout=50, check=False)
     assert done.returncode == -15
 
 

@@ -22,7 +22,7 @@ from retry import (
 )
 from retry.testing import FakeProducer, MemorySink, run_due
 
-WAIT_S = 60.0
+WAIT_S = 20.0
 
 
 # --- threads --------------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ async def connected(
 
 def run(scenario: Callable[[Sidecar], Coroutine[object, object, None]], config: SidecarConfig | None = None) -> None:
     async def scene() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(10):
             await scenario(Sidecar(ManualClock(), config))
 
     asyncio.run(scene())

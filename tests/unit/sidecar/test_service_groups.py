@@ -92,7 +92,7 @@ async def connected(
 
 async def pushed(stream: AsyncIterator[bytes]) -> wire.TelemetryCommand:
     """The next frame that comes without being asked for."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(5):
         return wire.TelemetryCommand.FromString(await anext(stream))
 
 

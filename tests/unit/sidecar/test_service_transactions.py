@@ -82,13 +82,13 @@ class Stream:
 
     async def next(self) -> wire.TelemetryCommand:
         """Return the next frame from the server."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(10):
             return wire.TelemetryCommand.FromString(await anext(self._frames))
 
     async def close(self) -> None:
         """Hang up."""
         self._closed.set()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(10):
             assert [frame async for frame in self._frames] == []
 
     async def _bodies(self) -> AsyncIterator[bytes]:

@@ -11,7 +11,7 @@ from dmq.store.keys import timeline_mark as at
 from dmq.store.marks import BACKLOG_LAG_MS, Claim, Lane, Marks
 
 NOW = 1_000_000
-PATIENCE_S = 60.0
+PATIENCE_S = 10.0
 
 
 @pytest.fixture
