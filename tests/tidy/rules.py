@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-MODULE_LINES_MAX = 400
+# Budgets of a module: it is one idea, however many lines that takes.
+IMPORTED_MODULES_MAX = 32  # of ours
+PUBLIC_NAMES_MAX = 40
 FUNCTION_LINES_MAX = 70
 
 PACKAGES = ("dmq", "retry", "broker_adapter", "spark_audit")
@@ -74,7 +76,7 @@ def check_python(path: str, text: str) -> list[Finding]:
     if not text.strip():
         return []
     tree = ast.parse(text, path)
-    found = [*_size(path, text, tree), *_head(path, tree), *_banned_names(path, tree)]
+    found = [*_budgets(path, tree), *_head(path, tree), *_banned_names(path, tree)]
     if PurePosixPath(path).parts[0] in PACKAGES:
         found += _clock(path, tree)
         found += _prints(path, tree)
@@ -83,10 +85,17 @@ def check_python(path: str, text: str) -> list[Finding]:
     return sorted(found)
 
 
-def _size(path: str, text: str, tree: ast.Module) -> Iterator[Finding]:
-    lines = text.count("\n")
-    if lines > MODULE_LINES_MAX:
-        yield Finding(path=path, line=1, what=f"a module of {lines} lines, more than {MODULE_LINES_MAX}")
+def _budgets(path: str, tree: ast.Module) -> Iterator[Finding]:
+    imported = len({module for module in _imported_modules(tree) if module.partition(".")[0] in PACKAGES})
+    if imported > IMPORTED_MODULES_MAX:
+        what = f"imports {imported} of our modules, more than {IMPORTED_MODULES_MAX}"
+        yield Finding(path=path, line=1, what=what)
+    definitions = [
+        node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    ]
+    public = sum(not node.name.startswith(("_", "test_")) for node in definitions)
+    if public > PUBLIC_NAMES_MAX:
+        yield Finding(path=path, line=1, what=f"defines {public} public names, more than {PUBLIC_NAMES_MAX}")
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -151,13 +160,12 @@ def _unchecked_scans(path: str, tree: ast.Module) -> Iterator[Finding]:
 
 
 def _imports(tree: ast.Module, package: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for name in _imported_modules(tree))
+
+
+def _imported_modules(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-        else:
-            continue
-        if any(name == package or name.startswith(f"{package}.") for name in names):
-            return True
-    return False
+            yield node.module or ""
