@@ -19,6 +19,7 @@ from bench import (
     enqueue,
     fairness,
     hook,
+    hostile,
     lateness,
     nack,
     overload,
@@ -61,6 +62,7 @@ class Name(StrEnum):
     HOOK = "hook"
     SPOOL = "spool"
     AUDIT = "audit"
+    HOSTILE = "hostile"
 
 
 MEASURES: Mapping[Name, Callable[[Plan], list[Figure]]] = {
@@ -79,9 +81,10 @@ MEASURES: Mapping[Name, Callable[[Plan], list[Figure]]] = {
     Name.HOOK: hook.measure,
     Name.SPOOL: hook.measure_spool,
     Name.AUDIT: audit.measure,
+    Name.HOSTILE: hostile.measure,
 }
 # Measured only by name or with --all: they have goals of their own, and take long.
-OTHERS = (Name.NACK, Name.FAIRNESS, Name.HOOK, Name.SPOOL, Name.AUDIT)
+OTHERS = (Name.NACK, Name.FAIRNESS, Name.HOOK, Name.SPOOL, Name.AUDIT, Name.HOSTILE)
 
 
 class Kind(StrEnum):

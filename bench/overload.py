@@ -82,9 +82,9 @@ def measure(plan: Plan) -> list[Figure]:
 def _round(plan: Plan, data: Path) -> dict[str, Any]:
     seconds = plan.pick(full=8, quick=2)
     with ExitStack() as last:
-        with _children_on(0):
+        with children_on(0):
             ours = last.enter_context(daemon.running(data, metrics=True))
-        last.enter_context(_children_on(1))
+        last.enter_context(children_on(1))
         shared = {"address": ours.address, "topic": TOPIC, "connections": _CONNECTIONS, "seconds": seconds, **_DELAYS}
         plan.step("the peak")
         peak = plan.load.run("send", in_flight=_PEAK_IN_FLIGHT, warm_up=0.5, **shared)
@@ -119,7 +119,7 @@ def _round(plan: Plan, data: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _children_on(half: int) -> Iterator[None]:
+def children_on(half: int) -> Iterator[None]:
     """Let the processes that are started meanwhile run on one half of the processors, if there are two."""
     all_of_them = sorted(os.sched_getaffinity(0))
     middle = len(all_of_them) // 2
