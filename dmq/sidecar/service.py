@@ -29,7 +29,7 @@ from dmq.sidecar.places import Polls
 from dmq.sidecar.pulls import PullCalls
 from dmq.sidecar.reopen import route_endpoints
 from dmq.sidecar.sessions import Session, Sessions
-from dmq.sidecar.settings import CONSUMERS, SidecarConfig, check_client_type
+from dmq.sidecar.settings import CONSUMERS, SidecarConfig, client_type_of_heartbeat
 from dmq.sidecar.telemetry import Streams
 from dmq.sidecar.transactions import TransactionCalls
 
@@ -134,15 +134,23 @@ class MessagingService:
         return wire.QueryAssignmentResponse(status=OK_STATUS, assignments=assignments)
 
     async def heartbeat(self, request: wire.HeartbeatRequest, call: Call) -> wire.HeartbeatResponse:
-        """Note a sign of life; makes the group of a consumer known, also after a restart."""
-        client_type = check_client_type(request.client_type)
-        group = ""
-        if client_type in CONSUMERS and request.HasField("group"):
-            group = validate.group_of(request.group)
-            await self._broker.ensure_group(group)
-        self._sessions.seen(call.client_id, client_type, group, call.language, call.version)
-        self._broker.client_seen(call.client_id)
-        self._pulls.seen(client_type, group, call.client_id)
+        """Note a sign of life, which keeps leases; makes the group of a consumer known, also after a restart.
+
+        What the client is, its telemetry stream said: Java 5.0.3 leaves its type out of every heartbeat. One that tells
+        nothing, of a client that nothing is known of, is answered OK and kept nowhere: Go sends such to find out
+        whether a server is healthy. Groups are made only of what was asked for, since access rules look at the request.
+        """
+        session = self._sessions.get(call.client_id)
+        client_type = client_type_of_heartbeat(request.client_type, session)
+        if client_type is not None:
+            group = ""
+            if client_type in CONSUMERS and request.client_type != wire.PRODUCER and request.group.name:
+                group = validate.group_of(request.group)
+                await self._broker.ensure_group(group)
+            session = self._sessions.seen(call.client_id, client_type, group, call.language, call.version)
+            self._pulls.seen(client_type, session.group, call.client_id)
+        if call.client_id:
+            self._broker.client_seen(call.client_id)
         return wire.HeartbeatResponse(status=OK_STATUS)
 
     async def notify_client_termination(

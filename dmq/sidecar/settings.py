@@ -10,6 +10,7 @@ from broker_adapter.limits import BODY_BYTES_MAX, POLLING_MS_MAX, RECEIVE_BATCH_
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_duration
 from dmq.sidecar.delay import DELAY_LEVELS_MS_DEFAULT
+from dmq.sidecar.sessions import Session
 
 CONSUMERS = frozenset({wire.PUSH_CONSUMER, wire.SIMPLE_CONSUMER, wire.PULL_CONSUMER})
 CLIENT_TYPES = CONSUMERS | {wire.PRODUCER}
@@ -54,6 +55,19 @@ def check_client_type(client_type: wire.ClientType) -> wire.ClientType:
         why = "producers, pull, push and simple consumers are served"
         raise Refused(Rule.CLIENT_TYPE, why, value=int(client_type))
     return client_type
+
+
+def client_type_of_heartbeat(told: wire.ClientType, session: Session | None) -> wire.ClientType | None:
+    """Return what the client of a heartbeat is; ``None`` if neither it nor anything before it tells.
+
+    As in RocketMQ the settings of its telemetry stream count, not the heartbeat. Without a stream, as after a restart,
+    RocketMQ refuses the heartbeat; here it is asked then, and after that what the client was when it was seen last.
+    """
+    if session is not None and session.outbox is not None:
+        return session.client_type
+    if told != wire.CLIENT_TYPE_UNSPECIFIED:
+        return check_client_type(told)
+    return session.client_type if session is not None else None
 
 
 def merged(wanted: wire.Settings, group: GroupSettings, language: str) -> wire.Settings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -57,6 +58,19 @@ async def status_of(sidecar: Sidecar, rpc: str, body: bytes, call: Call) -> wire
     return status
 
 
+@asynccontextmanager
+async def streaming(sidecar: Sidecar) -> AsyncIterator[None]:
+    """Hold a consumer's telemetry stream open."""
+
+    async def bodies() -> AsyncIterator[bytes]:
+        yield consumer_settings().SerializeToString()
+        await asyncio.Event().wait()
+
+    async with aclosing(sidecar.dispatcher.telemetry()(bodies(), from_client())) as stream:  # type: ignore[type-var]
+        await anext(stream)
+        yield
+
+
 UNARY_AND_STREAMING = [name for name in wire.METHODS if name != "Telemetry"]
 
 
@@ -65,7 +79,8 @@ def test_every_rpc_wants_a_client_id(rpc: str) -> None:
     """40017 in the RPC's own answer, before anything else is looked at; absurdly long ones are refused as well."""
 
     async def scenario(sidecar: Sidecar) -> None:
-        assert (await status_of(sidecar, rpc, b"", Call(client_id=""))).code == wire.CLIENT_ID_REQUIRED
+        body = b"" if rpc != "Heartbeat" else wire.HeartbeatRequest(client_type=wire.PRODUCER).SerializeToString()
+        assert (await status_of(sidecar, rpc, body, Call(client_id=""))).code == wire.CLIENT_ID_REQUIRED
         long = Call(client_id="x" * (CLIENT_ID_CHARS_MAX + 1))
         status = await status_of(sidecar, rpc, b"", long)
         assert (status.code, f"limit {CLIENT_ID_CHARS_MAX}" in status.message) == (wire.CLIENT_ID_REQUIRED, True)
@@ -94,7 +109,7 @@ def test_an_empty_request_is_answered_by_every_rpc(rpc: str) -> None:
     async def scenario(sidecar: Sidecar) -> None:
         code = (await status_of(sidecar, rpc, b"", from_client())).code
         if rpc in SERVED:
-            assert 40000 <= code < 50000 or rpc == "NotifyClientTermination"
+            assert 40000 <= code < 50000 or rpc in {"NotifyClientTermination", "Heartbeat"}
         else:
             assert code == wire.NOT_IMPLEMENTED
         assert sidecar.calls.done == [(rpc, int(code))]
@@ -188,6 +203,79 @@ def test_heartbeats_and_goodbyes_reach_the_broker() -> None:
         assert (await sidecar.ask("NotifyClientTermination", bye)).status.code == wire.OK
         assert sidecar.broker.gone == ["client-1"]
         assert sidecar.sessions.get("client-1") is None
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("told", [wire.CLIENT_TYPE_UNSPECIFIED, wire.PRODUCER, wire.LITE_PUSH_CONSUMER])
+def test_what_a_client_is_its_stream_said(told: wire.ClientType) -> None:
+    """The Java client 5.0.3 leaves the type out of every heartbeat; RocketMQ's proxy never looks at it."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        async with streaming(sidecar):
+            beat = wire.HeartbeatRequest(group=GROUP, client_type=told)
+            assert (await sidecar.ask("Heartbeat", beat)).status.code == wire.OK
+            assert sidecar.broker.seen.count("client-1") == 2  # by its settings, and by its heartbeat
+            session = sidecar.sessions.get("client-1")
+            assert session is not None
+            assert (session.client_type, session.group) == (wire.PUSH_CONSUMER, "billing")
+        assert sidecar.broker.groups == {"billing"}
+
+    run(scenario)
+
+
+def test_a_heartbeat_that_tells_nothing_keeps_leases_and_makes_nothing() -> None:
+    """A client whose stream is on its way is alive; a client of which nothing is known gets no session, no group."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        named = wire.HeartbeatRequest(group=GROUP)
+        for beat in (wire.HeartbeatRequest(), named):
+            assert (await sidecar.ask("Heartbeat", beat, from_client("new"))).status.code == wire.OK
+        assert (sidecar.broker.seen, sidecar.broker.groups, len(sidecar.sessions)) == (["new", "new"], set(), 0)
+        await sidecar.telemetry(consumer_settings())  # its stream ended again
+        assert (await sidecar.ask("Heartbeat", wire.HeartbeatRequest())).status.code == wire.OK
+        session = sidecar.sessions.get("client-1")
+        assert session is not None
+        assert (session.client_type, session.group) == (wire.PUSH_CONSUMER, "billing")
+        assert sidecar.broker.seen[-1] == "client-1"
+
+    run(scenario)
+
+
+def test_an_empty_heartbeat_without_headers_asks_whether_the_server_is_healthy() -> None:
+    """The Go client 5.1 sends it when its stream came back, and gives the stream up unless the answer is OK."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        status = await status_of(sidecar, "Heartbeat", b"", Call(client_id=""))
+        assert (status.code, sidecar.broker.seen, len(sidecar.sessions)) == (wire.OK, [], 0)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("client_type", [wire.CLIENT_TYPE_UNSPECIFIED, wire.PUSH_CONSUMER, wire.PULL_CONSUMER])
+def test_a_heartbeat_makes_no_group_of_a_namespace_alone(client_type: wire.ClientType) -> None:
+    """A group without a name is none, whatever the namespace; with it, access rules were asked about nothing."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        beat = wire.HeartbeatRequest(group=wire.Resource(resource_namespace="ns"), client_type=client_type)
+        assert (await sidecar.ask("Heartbeat", beat)).status.code == wire.OK
+        assert sidecar.broker.groups == set()
+        assignment = wire.QueryAssignmentRequest(topic=TOPIC, group=beat.group)
+        assert (await sidecar.ask("QueryAssignment", assignment)).status.code == wire.ILLEGAL_CONSUMER_GROUP
+        route = wire.QueryRouteRequest(topic=wire.Resource(resource_namespace="ns"))
+        assert (await sidecar.ask("QueryRoute", route)).status.code == wire.ILLEGAL_TOPIC
+
+    run(scenario)
+
+
+def test_a_consumer_that_calls_itself_a_producer_makes_no_group() -> None:
+    """Access rules ask nothing of a producer's heartbeat: the group it names is not looked at."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        async with streaming(sidecar):
+            other = wire.HeartbeatRequest(group=wire.Resource(name="others"), client_type=wire.PRODUCER)
+            assert (await sidecar.ask("Heartbeat", other)).status.code == wire.OK
+        assert sidecar.broker.groups == {"billing"}
 
     run(scenario)
 
