@@ -35,7 +35,7 @@ class Rule(StrEnum):
     INVISIBLE_TIME = "illegal invisible duration"
     POLLING_TIME = "illegal polling time"
     FILTER = "illegal filter expression"
-    RECEIPT_HANDLE = "invalid receipt handle"
+    RECEIPT_HANDLE = "receipt handle is expired or invalid"
     TRANSACTION_ID = "invalid transaction id"
     MESSAGE_TYPE = "message properties conflict with the message type"
     MESSAGE_CORRUPTED = "message is corrupted"

@@ -11,6 +11,8 @@ RETRY_PREFIX = "%RETRY%"
 DEAD_LETTER_PREFIX = "%DLQ%"
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+_ALLOWED = "^[%|a-zA-Z0-9_-]+$"  # as RocketMQ says it: what a refusal says contains its words, which programs match
+_SHOWN_CHARS_MAX = 255
 
 # Topics that RocketMQ keeps for itself; a client that could write to them would bypass delay and transactions.
 _SYSTEM_TOPICS = frozenset(
@@ -31,28 +33,34 @@ _SYSTEM_PREFIXES = ("rmq_sys_", "RMQ_SYS_", "CID_RMQ_SYS_")
 def check_topic(name: str) -> str:
     """Return ``name`` if a client may send to it and consume it; raise ``Refused(Rule.TOPIC)`` otherwise."""
     if not name or name.isspace():
-        raise Refused(Rule.TOPIC, "the topic is blank", value=name)
+        raise Refused(Rule.TOPIC, "The specified topic is blank", value=name)
     derived = name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
     chars_max = DERIVED_NAME_CHARS_MAX if derived else TOPIC_CHARS_MAX
     if len(name) > chars_max:
-        raise Refused(Rule.TOPIC, "the topic name is too long", value=name, limit=f"{chars_max} characters")
+        why = f"The specified topic is longer than topic max length {chars_max}."
+        raise Refused(Rule.TOPIC, why, value=name, limit=f"{chars_max} characters")
     if _NAME.fullmatch(name) is None:
-        raise Refused(Rule.TOPIC, "a topic name holds letters, digits and any of % | _ -", value=name)
+        shown = name[:_SHOWN_CHARS_MAX]
+        why = f"The specified topic[{shown}] contains illegal characters, allowing only {_ALLOWED}"
+        raise Refused(Rule.TOPIC, why, value=name)
     if name in _SYSTEM_TOPICS or name.startswith(_SYSTEM_PREFIXES):
-        raise Refused(Rule.TOPIC, "a system topic cannot be accessed", value=name)
+        raise Refused(Rule.TOPIC, "cannot access system topic", value=name)
     return name
 
 
 def check_group(name: str) -> str:
     """Return ``name`` if it can be a consumer group; raise ``Refused(Rule.GROUP)`` otherwise."""
     if not name or name.isspace():
-        raise Refused(Rule.GROUP, "the consumer group is blank", value=name)
+        raise Refused(Rule.GROUP, "the specified group is blank", value=name)
     if len(name) > GROUP_CHARS_MAX:
-        raise Refused(Rule.GROUP, "the group name is too long", value=name, limit=f"{GROUP_CHARS_MAX} characters")
+        why = f"the specified group[{name[:_SHOWN_CHARS_MAX]}] is longer than group max length: {GROUP_CHARS_MAX}."
+        raise Refused(Rule.GROUP, why, value=name, limit=f"{GROUP_CHARS_MAX} characters")
     if _NAME.fullmatch(name) is None:
-        raise Refused(Rule.GROUP, "a group name holds letters, digits and any of % | _ -", value=name)
+        shown = name[:_SHOWN_CHARS_MAX]
+        why = f"the specified group[{shown}] contains illegal characters, allowing only {_ALLOWED}"
+        raise Refused(Rule.GROUP, why, value=name)
     if name.startswith("CID_RMQ_SYS_"):
-        raise Refused(Rule.GROUP, "a system group cannot be used", value=name)
+        raise Refused(Rule.GROUP, "cannot use system consumer group", value=name)
     return name
 
 

@@ -18,8 +18,8 @@ __all__ = ["decode", "encode", "full_name", "resource_of", "set_duration", "set_
 def full_name(resource: wire.Resource) -> str:
     """Return the one name a broker knows a topic or group by: a client's namespace becomes a prefix, as in RocketMQ.
 
-    In the name of a retry or dead-letter topic it goes where the group's name begins: ``%DLQ%namespace%group``. What has
-    no name has none in a namespace either.
+    In the name of a retry or dead-letter topic it goes where the group's name begins: ``%DLQ%namespace%group``. A
+    namespace alone names nothing: the result is empty.
     """
     namespace, name = resource.resource_namespace, resource.name
     if not namespace or not name:

@@ -23,6 +23,7 @@ from dmq.store.record import (
     TERMS_BYTES,
     WAITING_HEADER_BYTES,
     EntryKind,
+    body_id,
     decode_history,
     decode_waiting,
 )
@@ -31,7 +32,6 @@ from dmq.store.rocks import RocksEngine, RocksOptions
 _NAME = struct.Struct(">BBHQ")  # version, kind, queues, created_at_ms
 _LANE = struct.Struct(">II")  # group id, topic id
 _SPOOLED_HEAD = struct.Struct(">IBH")  # turn, flags, length of the error
-_BODY_HEAD_BYTES = 3
 _VERSION = 1
 _TOPIC, _GROUP, _OF_LANE, _REMOVED = 1, 2, 3, 4
 _ROWS_PER_SCAN = 10_000
@@ -172,10 +172,7 @@ def read_waiting(value: bytes) -> Waiting:
             raise StoreCorrupt(f"a spooled entry of {len(value)} bytes has no head")
         at += _SPOOLED_HEAD.size + _SPOOLED_HEAD.unpack_from(value, at)[2]
         prefix = b"\x01"  # a uid as the trail packs it
-    id_at = at + _BODY_HEAD_BYTES
-    if len(value) < id_at or len(value) < id_at + value[at]:
-        raise StoreCorrupt(f"a timeline value of {len(value)} bytes is shorter than its own lengths say")
-    message_id = prefix + value[id_at : id_at + value[at]]
+    message_id = prefix + body_id(value, at)
     return Waiting(
         entry.kind, topic_id, group_id, message_id, entry.deliver_at_ms, entry.retry_count, entry.accepted_at_ms
     )

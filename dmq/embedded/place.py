@@ -102,7 +102,11 @@ class Placement:
 def wrong_type(topic: Topic, message_type: MessageType) -> Refused:
     """Return the refusal of a message that its topic does not take."""
     assert topic.message_type is not None
-    why = f"topic {topic.name!r} takes {topic.message_type.name} messages only"
+    expected, actual = topic.message_type.name, message_type.name
+    why = (
+        f"TopicMessageType validate failed, the expected type is {expected}, but actual type is {actual}: "
+        f"topic {topic.name!r} takes {expected} messages only"
+    )
     return Refused(Rule.MESSAGE_TYPE, why, value=message_type.name)
 
 

@@ -230,7 +230,7 @@ def _decode(text: str) -> EntryHandle:
     try:
         return decode_handle(HandleKind.TRANSACTION, text)
     except NotAHandle as error:
-        why = "it is not one of this broker, or cut short" if text.strip() else "it is blank"
+        why = "it is not one of this broker, or cut short" if text.strip() else "transaction id cannot be empty"
         raise Refused(Rule.TRANSACTION_ID, why, value=text) from error
 
 

@@ -24,11 +24,11 @@ PIECE_BYTES: Final = 64 * 1024
 
 _RECEIVED = wire.ReceiveMessageResponse(status=OK_STATUS)
 _NOTHING_RECEIVED = wire.ReceiveMessageResponse(
-    status=wire.Status(code=wire.MESSAGE_NOT_FOUND, message="no message came while waiting")
+    status=wire.Status(code=wire.MESSAGE_NOT_FOUND, message="no new message came while waiting")
 )
 _PULLED = wire.PullMessageResponse(status=OK_STATUS)
 _NOTHING_PULLED = wire.PullMessageResponse(
-    status=wire.Status(code=wire.MESSAGE_NOT_FOUND, message="no message between the offset and the next one")
+    status=wire.Status(code=wire.MESSAGE_NOT_FOUND, message="no new message between the offset and the next one")
 )
 
 _Answer = TypeVar("_Answer", wire.ReceiveMessageResponse, wire.PullMessageResponse)

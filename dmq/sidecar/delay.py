@@ -73,7 +73,8 @@ def deliver_at_ms(
         return None
     _checked_ms(given, due_ms, properties.get(given, due_ms))
     if delay_max_ms is not None and due_ms - now_ms > delay_max_ms:
-        why = f"{given} lies {due_ms - now_ms} ms ahead"
+        told = f"the max delay time of message is too large, max is {delay_max_ms}"
+        why = f"{told}: {given} lies {due_ms - now_ms} ms ahead"
         raise Refused(Rule.DELIVERY_TIME, why, value=properties.get(given, due_ms), limit=f"{delay_max_ms} ms")
     return due_ms
 

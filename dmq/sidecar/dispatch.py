@@ -191,7 +191,7 @@ class Dispatcher:
 
 def _check_client_id(client_id: str) -> None:
     if not client_id:
-        raise Refused(Rule.CLIENT_ID, f"the metadata entry {CLIENT_ID_HEADER} is missing")
+        raise Refused(Rule.CLIENT_ID, f"client id cannot be empty: the metadata entry {CLIENT_ID_HEADER} is missing")
     if len(client_id) > CLIENT_ID_CHARS_MAX:
         limit = f"{CLIENT_ID_CHARS_MAX} characters"
         raise Refused(Rule.CLIENT_ID, f"{CLIENT_ID_HEADER} is too long", value=client_id, limit=limit)

@@ -163,12 +163,13 @@ class TransactionCalls:
         if system.message_type != wire.TRANSACTION:
             why = "half messages and others cannot be in one request"
             raise Refused(Rule.MESSAGE_TYPE, why, value=wire.MessageType.Name(system.message_type))
-        if system.HasField("message_group"):
+        if system.message_group:
             why = "a half message cannot have a message group"
             raise Refused(Rule.MESSAGE_TYPE, why, value=system.message_group)
         check_after_ms = validate.duration_ms(system.orphaned_transaction_recovery_duration, Rule.REQUEST)
         if not 0 <= check_after_ms <= RECOVERY_MS_MAX:
-            why, limit = "the orphaned transaction recovery duration is out of range", f"0..{RECOVERY_MS_MAX} ms"
+            bound = f"large, max is {RECOVERY_MS_MAX // 1000}" if check_after_ms > 0 else "small, min is 0"
+            why, limit = f"the max transaction recovery time of message is too {bound}", f"0..{RECOVERY_MS_MAX} ms"
             raise Refused(Rule.REQUEST, why, value=check_after_ms, limit=limit)
         timestamp = system.delivery_timestamp
         due_ms = deliver_at_ms(

@@ -1,7 +1,8 @@
 """What a client may send and ask for. Pure functions on wire messages; each refusal names the limit and the value.
 
-The order of the checks of a message and their codes are those of Apache RocketMQ's proxy 5.x. Where this server is
-kinder (long polls shorter than 5 s, batches of delayed messages, the four delay properties) the function says so.
+The order of the checks of a message and their codes are those of Apache RocketMQ's proxy 5.x, and what a refusal says
+contains the proxy's words, which programs match. Where this server is kinder (long polls shorter than 5 s, batches of
+delayed messages, the four delay properties) the function says so.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from broker_adapter.limits import (
     POLLING_MS_MAX,
     PROPERTIES_BYTES_MAX,
     RECEIVE_BATCH_MAX,
-    TAG_BYTES_MAX,
     USER_PROPERTIES_MAX,
 )
 from broker_adapter.topics import RETRY_PREFIX, check_group, check_topic
@@ -109,7 +109,7 @@ _UNSERVED_TYPES: Mapping[int, str] = {
 def check_send(messages: Sequence[wire.Message]) -> str:
     """Check what concerns a send as a whole: it has messages, not too many, and all for one topic: its name."""
     if not messages:
-        raise Refused(Rule.MESSAGE_CORRUPTED, "the request holds no message")
+        raise Refused(Rule.MESSAGE_CORRUPTED, "no message to send")
     if len(messages) > MESSAGES_PER_SEND_MAX:
         raise Refused(
             Rule.REQUEST, "too many messages in one request", value=len(messages), limit=f"{MESSAGES_PER_SEND_MAX}"
@@ -119,9 +119,7 @@ def check_send(messages: Sequence[wire.Message]) -> str:
         for message in messages:
             if message.topic != topic:
                 both = f"{full_name(topic)}, {full_name(message.topic)}"
-                raise Refused(
-                    Rule.MESSAGE_CORRUPTED, "the messages of one request are for different topics", value=both
-                )
+                raise Refused(Rule.MESSAGE_CORRUPTED, "topic in message is not same for all of one request", value=both)
     return _topic(full_name(topic))
 
 
@@ -130,23 +128,25 @@ def check_message(message: wire.Message) -> None:
     system = message.system_properties
     body_bytes = len(message.body)
     if not body_bytes:
-        raise Refused(Rule.BODY_EMPTY, "a message needs a body of at least one byte")
+        raise Refused(Rule.BODY_EMPTY, "message body cannot be empty")
     if body_bytes > BODY_BYTES_MAX:
-        raise Refused(Rule.BODY_SIZE, "the body is too large", value=body_bytes, limit=f"{BODY_BYTES_MAX} bytes")
+        why = f"message body cannot exceed the max {BODY_BYTES_MAX}"
+        raise Refused(Rule.BODY_SIZE, why, value=body_bytes, limit=f"{BODY_BYTES_MAX} bytes")
     properties, tag, keys = message.user_properties, system.tag, system.keys
     if properties or tag or keys:
         _check_properties(properties, tag, "".join(keys))
-    if tag or system.HasField("tag"):
-        _check_text(Rule.TAG, "tag", tag, TAG_BYTES_MAX)
+    if tag:
+        _check_text(Rule.TAG, "tag", tag)
         if "|" in tag:
-            raise Refused(Rule.TAG, "a tag cannot hold the character |", value=tag)
+            raise Refused(Rule.TAG, "tag cannot contain '|'", value=tag)
     for key in keys:
-        _check_text(Rule.KEY, "message key", key, PROPERTIES_BYTES_MAX)
+        if key:
+            _check_text(Rule.KEY, "key", key)
     message_id = system.message_id
     if not (message_id.isalnum() and message_id.isascii()) or len(message_id) > MESSAGE_ID_BYTES_MAX:
-        _check_text(Rule.MESSAGE_ID, "message id", message_id, MESSAGE_ID_BYTES_MAX)
-    if system.HasField("message_group"):
-        _check_text(Rule.MESSAGE_GROUP, "message group", system.message_group, MESSAGE_GROUP_BYTES_MAX)
+        _check_message_id(message_id)
+    if system.message_group:
+        _check_message_group(system.message_group)
     message_type = system.message_type
     if message_type not in _SERVED_TYPES:
         if message_type in _UNSERVED_TYPES:
@@ -164,29 +164,43 @@ def _check_properties(properties: Mapping[str, str], tag: str, keys: str) -> Non
     names = values = ""
     if properties:
         if len(properties) > USER_PROPERTIES_MAX:
-            why, limit = "too many user properties", f"{USER_PROPERTIES_MAX}"
+            why, limit = f"too many user properties, max is {USER_PROPERTIES_MAX}", f"{USER_PROPERTIES_MAX}"
             raise Refused(Rule.PROPERTIES_SIZE, why, value=len(properties), limit=limit)
         names, values = "".join(properties), "".join(properties.values())
     size = _utf8_bytes(names) + _utf8_bytes(values) + _utf8_bytes(tag) + _utf8_bytes(keys)
     if size > PROPERTIES_BYTES_MAX:
-        why = "user properties, tag and keys together are too large"
+        why = f"the total size of user property is too large, max is {PROPERTIES_BYTES_MAX}, tag and keys included"
         raise Refused(Rule.PROPERTIES_SIZE, why, value=size, limit=f"{PROPERTIES_BYTES_MAX} bytes")
     if not RESERVED_PROPERTIES.isdisjoint(properties):
         reserved = sorted(RESERVED_PROPERTIES.intersection(properties))
-        raise Refused(Rule.PROPERTY_KEY, "the property is used by the system", value=", ".join(reserved))
+        raise Refused(Rule.PROPERTY_KEY, f"property is used by system: {reserved[0]}", value=", ".join(reserved))
     if _has_control(names) or _has_control(values):
         name = next(name for name, value in properties.items() if _has_control(name + value))
-        raise Refused(Rule.PROPERTY_KEY, "a property holds a control character", value=name)
+        part = "key" if _has_control(name) else "value"
+        raise Refused(Rule.PROPERTY_KEY, f"the {part} of property cannot contain control character", value=name)
 
 
-def _check_text(rule: Rule, what: str, text: str, bytes_max: int) -> None:
-    """Check one short text: not blank, not too long, no control characters."""
-    if not text or text.isspace():
-        raise Refused(rule, f"the {what} is blank", value=text)
-    if _utf8_bytes(text) > bytes_max:
-        raise Refused(rule, f"the {what} is too long", value=text, limit=f"{bytes_max} bytes")
+def _check_text(rule: Rule, what: str, text: str) -> None:
+    """Check a text that is not empty: something to see, and no control characters."""
+    if text.isspace():
+        raise Refused(rule, f"{what} cannot be the char sequence of whitespace", value=text)
     if _has_control(text):
-        raise Refused(rule, f"the {what} holds a control character", value=text)
+        raise Refused(rule, f"{what} cannot contain control character", value=text)
+
+
+def _check_message_id(text: str) -> None:
+    if not text or text.isspace():
+        raise Refused(Rule.MESSAGE_ID, "message id cannot be empty", value=text)
+    if _utf8_bytes(text) > MESSAGE_ID_BYTES_MAX:
+        raise Refused(Rule.MESSAGE_ID, "message id is too long", value=text, limit=f"{MESSAGE_ID_BYTES_MAX} bytes")
+    _check_text(Rule.MESSAGE_ID, "message id", text)
+
+
+def _check_message_group(text: str) -> None:
+    if _utf8_bytes(text) > MESSAGE_GROUP_BYTES_MAX:  # RocketMQ counts from the first size that is refused
+        why, limit = f"message group exceed the max size {MESSAGE_GROUP_BYTES_MAX + 1}", MESSAGE_GROUP_BYTES_MAX
+        raise Refused(Rule.MESSAGE_GROUP, why, value=text, limit=f"{limit} bytes")
+    _check_text(Rule.MESSAGE_GROUP, "message group", text)
 
 
 def _utf8_bytes(text: str) -> int:
@@ -259,20 +273,21 @@ def batch_of(request: wire.ReceiveMessageRequest | wire.PullMessageRequest) -> i
 
 def receive_invisible_ms(request: wire.ReceiveMessageRequest) -> int:
     """Return the invisible duration of a receive that does not ask for automatic renewal."""
-    wanted_ms = duration_ms(request.invisible_duration, Rule.INVISIBLE_TIME)
-    if not INVISIBLE_MS_MIN_RECEIVE <= wanted_ms <= INVISIBLE_MS_MAX:
-        why, limit = "the invisible duration is out of range", f"{INVISIBLE_MS_MIN_RECEIVE}..{INVISIBLE_MS_MAX} ms"
-        raise Refused(Rule.INVISIBLE_TIME, why, value=wanted_ms, limit=limit)
-    return wanted_ms
+    return _invisible_ms(request.invisible_duration, INVISIBLE_MS_MIN_RECEIVE)
 
 
 def change_invisible_ms(request: wire.ChangeInvisibleDurationRequest) -> int:
     """Return the new invisible duration; 0 gives the message back at once."""
-    wanted_ms = duration_ms(request.invisible_duration, Rule.INVISIBLE_TIME)
-    if not 0 <= wanted_ms <= INVISIBLE_MS_MAX:
-        why, limit = "the invisible duration is out of range", f"0..{INVISIBLE_MS_MAX} ms"
-        raise Refused(Rule.INVISIBLE_TIME, why, value=wanted_ms, limit=limit)
-    return wanted_ms
+    return _invisible_ms(request.invisible_duration, 0)
+
+
+def _invisible_ms(duration: wire.Duration, ms_min: int) -> int:
+    wanted_ms = duration_ms(duration, Rule.INVISIBLE_TIME)
+    if ms_min <= wanted_ms <= INVISIBLE_MS_MAX:
+        return wanted_ms
+    bound = f"small. min is {ms_min}" if wanted_ms < ms_min else f"large. max is {INVISIBLE_MS_MAX}"
+    limit = f"{ms_min}..{INVISIBLE_MS_MAX} ms"
+    raise Refused(Rule.INVISIBLE_TIME, f"the invisibleTime is too {bound}", value=wanted_ms, limit=limit)
 
 
 def wait_ms(request: wire.ReceiveMessageRequest | wire.PullMessageRequest, deadline_s: float | None) -> int:

@@ -21,7 +21,7 @@ from typing import IO
 
 from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError, StoreFailed, StoreLocked, StoreReadOnly
 
-FORMAT_VERSION = 2  # 1: counts of what waits in a row per minute
+FORMAT_VERSION = 3  # 1: counts of what waits in a row per minute; 2: tags of at most 255 bytes
 _DATA = ("CURRENT", "MANIFEST-")
 
 

@@ -16,6 +16,9 @@
                of a copy that a group failed: where the message first lay, since when it was visible there, how it went
     terms      deliver_at_ms 8 | delay_ms 8           of a half message: when it is due once it is committed; 0: no such
     body       id length 1 | tag length 1 | message group length 1 | id | tag | message group | wire message
+    with a tag of more than 255 bytes, since format version 3:
+               0 | id length 1 | message group length 1 | tag length 2 | id | tag | message group | wire message
+               no id is empty, so the first byte tells the two apart
 
     index      state 1 | sequence 8 | at_ms 8               waits: at_ms is the key's time; or withdrawn, committed then
                state 1 | sequence 8 | at_ms 8 | queue_id 2 | offset 8   finished
@@ -38,6 +41,7 @@ _WAITING = struct.Struct(">BBHIIQQ")
 _WAITING_FACTS = struct.Struct(">BHIIQQ")  # without the version
 _QUEUED = struct.Struct(">BBHQQ")
 _BODY = struct.Struct(">BBB")
+_WIDE_BODY = struct.Struct(">BBBH")
 _HISTORY = struct.Struct(">IHQQQQB")
 _FAILED_ID = struct.Struct(">IHQH")
 _TERMS = struct.Struct(">QQ")
@@ -50,8 +54,8 @@ _new_tuple = tuple.__new__  # what a NamedTuple's own constructor calls, without
 WAITING_HEADER_BYTES = _WAITING.size
 QUEUED_HEADER_BYTES = _QUEUED.size
 HISTORY_BYTES = _HISTORY.size
-BODY_HEADER_BYTES = _BODY.size
 TERMS_BYTES = _TERMS.size
+_NARROW_TAG_BYTES_MAX = 255
 _HAS_HISTORY = 1
 
 
@@ -123,8 +127,29 @@ class QueuedMessage(NamedTuple):
 
 
 def encode_body(message_id: bytes, tag: bytes, message_group: bytes, payload: bytes) -> bytes:
-    """Join the parts of a message; each of the first three is at most 255 bytes."""
-    return _BODY.pack(len(message_id), len(tag), len(message_group)) + message_id + tag + message_group + payload
+    """Join the parts of a message: an id of 1 to 255 bytes, a tag of at most 65,535, a message group of at most 255."""
+    if len(tag) > _NARROW_TAG_BYTES_MAX:
+        head = _WIDE_BODY.pack(0, len(message_id), len(message_group), len(tag))
+    else:
+        head = _BODY.pack(len(message_id), len(tag), len(message_group))
+    return head + message_id + tag + message_group + payload
+
+
+def _body_lengths(value: bytes, at: int) -> tuple[int, int, int, int]:
+    """Return where the id of the body at ``at`` begins, and the lengths of id, tag and message group."""
+    if len(value) >= at + _BODY.size:
+        id_len, tag_len, group_len = _BODY.unpack_from(value, at)
+        if id_len:
+            return at + _BODY.size, id_len, tag_len, group_len
+        if len(value) >= at + _WIDE_BODY.size:
+            _, id_len, group_len, tag_len = _WIDE_BODY.unpack_from(value, at)
+            return at + _WIDE_BODY.size, id_len, tag_len, group_len
+    raise StoreCorrupt(f"a value of {len(value)} bytes is too short for the body it should have")
+
+
+def body_header_bytes(tag_bytes: int) -> int:
+    """Return the size of the head of a body whose tag has so many bytes."""
+    return _BODY.size if tag_bytes <= _NARROW_TAG_BYTES_MAX else _WIDE_BODY.size
 
 
 def encode_waiting(  # noqa: PLR0917 - the layout, in its order; called once per message
@@ -189,17 +214,14 @@ def encode_queued(
 
 def decode_queued(value: bytes) -> QueuedMessage:
     """Take a queue value apart; ``StoreCorrupt`` if it cannot be one."""
-    start = QUEUED_HEADER_BYTES + _BODY.size
-    if len(value) < start or value[0] != VERSION:
+    if len(value) < QUEUED_HEADER_BYTES or value[0] != VERSION:
         raise StoreCorrupt(f"a queue value of {len(value)} bytes has no version {VERSION} header")
     _, flags, attempts_before, stored_at_ms, deliver_at_ms = _QUEUED.unpack_from(value)
-    history = None
+    history, body_at = None, QUEUED_HEADER_BYTES
     if flags & _HAS_HISTORY:
         history = decode_history(value, QUEUED_HEADER_BYTES)
-        start += HISTORY_BYTES
-        if len(value) < start:
-            raise StoreCorrupt(f"a queue value of {len(value)} bytes has no body behind its history")
-    id_len, tag_len, group_len = _BODY.unpack_from(value, start - _BODY.size)
+        body_at += HISTORY_BYTES
+    start, id_len, tag_len, group_len = _body_lengths(value, body_at)
     tag_at = start + id_len
     group_at = tag_at + tag_len
     payload_at = group_at + group_len
@@ -215,17 +237,24 @@ def decode_queued(value: bytes) -> QueuedMessage:
 
 def body_facts(body: bytes) -> tuple[bytes, bytes]:
     """Return ``(packed message id, message group)`` of a body; ``StoreCorrupt`` if it is cut short."""
-    start = _BODY.size
-    id_len, tag_len, group_len = _BODY.unpack_from(body) if len(body) >= start else (0, 0, 0)
+    start, id_len, tag_len, group_len = _body_lengths(body, 0)
     group_at = start + id_len + tag_len
     if group_at + group_len > len(body):
         raise StoreCorrupt(f"a message body of {len(body)} bytes is shorter than its own lengths say")
     return body[start : start + id_len], body[group_at : group_at + group_len]
 
 
+def body_id(value: bytes, at: int) -> bytes:
+    """Return the packed message id of the body at ``at``; ``StoreCorrupt`` if it is cut short."""
+    start, id_len, _, _ = _body_lengths(value, at)
+    if start + id_len > len(value):
+        raise StoreCorrupt(f"a value of {len(value)} bytes is shorter than its own lengths say")
+    return value[start : start + id_len]
+
+
 def body_payload(body: bytes) -> bytes:
     """Return the wire message in a body."""
-    return body[_BODY.size + sum(_BODY.unpack_from(body)) :]
+    return body[sum(_body_lengths(body, 0)) :]
 
 
 def encode_index_waiting(sequence: int, key_time_ms: int) -> bytes:

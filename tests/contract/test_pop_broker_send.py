@@ -7,10 +7,12 @@ import asyncio
 from support.rigs import (
     INVISIBLE_MS,
     TOPIC,
+    End,
     Rig,
     ack,
     an_envelope,
     every_broker,
+    every_durable_broker,
     ids,
     receive,
     receive_one,
@@ -50,6 +52,25 @@ async def test_ids_of_any_form_come_back_unchanged(rig: Rig) -> None:
     ]
     await send(rig, *message_ids)
     assert sorted(ids(await receive(rig))) == sorted(message_ids)
+
+
+@every_durable_broker()
+async def test_a_tag_of_any_size_that_the_protocol_takes(rig: Rig) -> None:
+    """At once and delayed, before a restart and after it: a filter finds it, and what lies behind it is whole."""
+    tags = ("t" * 255, "t" * 256, "\u00fc" * 8192)
+    for number, tag in enumerate(tags):
+        await rig.broker.send([an_envelope(f"now-{number}", tag=tag, message_group="g", payload=b"now")])
+        later_ms = rig.clock.now_ms() + SOON_MS
+        await rig.broker.send([an_envelope(f"later-{number}", tag=tag, payload=b"later", deliver_at_ms=later_ms)])
+    await rig.restart(End.KILL)
+    rig.clock.advance(SOON_MS)
+    await rig.settle()
+    for number, tag in enumerate(tags):
+        found = await receive(rig, group=f"g-{number}", tags=[tag])
+        assert sorted((each.message_id, each.payload) for each in found) == [
+            (f"later-{number}", b"later"),
+            (f"now-{number}", b"now"),
+        ]
 
 
 @every_broker()

@@ -36,6 +36,7 @@ from dmq.store.keys import (
     unpack_timeline_key,
 )
 from dmq.store.ops import NO_RECEIPT, Delete, Done, Emit, EntryState, Family, Op, Put, Receipt
+from dmq.store.record import decode_queued, encode_body, encode_queued
 from dmq.store.store import StoreOptions
 
 WINDOW_MS = 15 * 60_000
@@ -247,6 +248,19 @@ def test_counts_of_format_1_are_taken_over(bench: Bench) -> None:
     bench.restart()
     assert counted(bench.store, scopes) == recount(bench.store)
     assert not [key for key, _ in all_rows(bench.store, Family.META) if key[:1] == b"c"]
+
+
+def test_a_store_of_format_2_is_taken_over(bench: Bench) -> None:
+    """Its rows are read as they are; from then on it says 3, so that no older daemon reads a long tag wrongly."""
+    short = encode_queued(1, NOW_MS, 0, encode_body(b"\0old", b"t" * 255, b"g", b"payload"))
+    key = pack_queue_key(TOPIC, 0, 0)
+    bench.store.commit([append(1), Put(Family.QUEUE, key, short), Put(Family.META, META_FORMAT, pack_u64(2))])
+    bench.restart()
+    ((_, value),) = all_rows(bench.store, Family.QUEUE)
+    message = decode_queued(value)
+    assert (message.message_id, message.tag, message.message_group) == (b"\0old", "t" * 255, "g")
+    ((_, version),) = [row for row in all_rows(bench.store, Family.META) if row[0] == META_FORMAT]
+    assert version == pack_u64(3)
 
 
 # -- the outbox --------------------------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ u8, u16, u32 = st.integers(0, 2**8 - 1), st.integers(0, 2**16 - 1), st.integers(
 u64 = st.integers(0, 2**64 - 1)
 short = st.binary(max_size=255)
 text = st.text(max_size=60)
+packed_ids = st.binary(min_size=1, max_size=255)
+tags = text | text.map(lambda each: each * 250)  # of more than 255 bytes, up to 60,000
 payload = st.binary(max_size=300)
 event_kinds = st.sampled_from(list(events.EventKind))
 histories = st.builds(record.History, u32, u16, u64, u64, u64, u64, u8)
@@ -29,7 +31,7 @@ histories = st.builds(record.History, u32, u16, u64, u64, u64, u64, u8)
 # -- records -----------------------------------------------------------------------------------------------------------
 
 
-@given(u8, u16, u32, u32, u64, u64, short, text, text, payload)
+@given(u8, u16, u32, u32, u64, u64, packed_ids, tags, text, payload)
 def test_waiting_entries(
     kind: int,
     retries: int,
@@ -48,10 +50,11 @@ def test_waiting_entries(
     assert record.decode_waiting(value) == record.WaitingEntry(kind, retries, topic, scope, due, accepted)
     assert value[record.WAITING_HEADER_BYTES :] == body
     assert record.body_facts(body) == (mid, group.encode())
+    assert record.body_id(value, record.WAITING_HEADER_BYTES) == mid
     assert record.body_payload(body) == wire
 
 
-@given(u16, u64, u64, short, text, text, payload)
+@given(u16, u64, u64, packed_ids, tags, text, payload)
 def test_queued_messages(attempts: int, stored: int, due: int, mid: bytes, tag: str, group: str, wire: bytes) -> None:
     """A queue value, taken apart; one that was never failed counts its attempts and its age from here."""
     body = record.encode_body(mid, tag.encode(), group.encode(), wire)
@@ -60,7 +63,7 @@ def test_queued_messages(attempts: int, stored: int, due: int, mid: bytes, tag: 
     assert (message.is_dead, message.attempts_so_far, message.since_ms) == (False, attempts, stored)
 
 
-@given(histories, u16, u64, short, text, text, payload)
+@given(histories, u16, u64, packed_ids, tags, text, payload)
 def test_copies_of_failed_messages(
     history: record.History, attempts: int, stored: int, mid: bytes, tag: str, group: str, wire: bytes
 ) -> None:
@@ -274,6 +277,7 @@ def test_no_text_crashes_the_reader_of_handles(handle: str) -> None:
 # -- damage ------------------------------------------------------------------------------------------------------------
 
 BODY = record.encode_body(b"\1" + bytes(16), b"tag", b"group", b"payload")
+WIDE_BODY = record.encode_body(b"\1" + bytes(16), b"tag" * 100, b"group", b"payload")
 HISTORY = record.History(1, 2, 3, 4, 5, 6, 7)
 BLOCK = block_of(1, 2, [(3, 4, b"event one"), (5, 6, b"event two")])
 EVENT = events.encode_event(1, 2, 3, 4, 5, 6, b"id")
@@ -295,6 +299,9 @@ READERS: list[tuple[Callable[[bytes], object], bytes, int]] = [
     (lambda value: record.decode_history(value, 0), record.encode_history(HISTORY), 0),
     (lambda value: record.decode_history(value, 5), bytes(5) + record.encode_history(HISTORY), 0),
     (record.body_facts, BODY, len(b"payload")),
+    (record.body_facts, WIDE_BODY, len(b"payload")),
+    (lambda value: record.body_id(value, 1), b"?" + WIDE_BODY, len(b"tag" * 100 + b"group" + b"payload")),
+    (record.decode_queued, record.encode_queued(1, 2, 3, WIDE_BODY), len(b"payload")),
     (record.decode_index, record.encode_index_waiting(1, 2), 0),
     (record.decode_index, record.encode_index_finished(EntryState.QUEUED, 1, 2, 3, 4), 0),
     (read_block, BLOCK, 0),
@@ -312,6 +319,9 @@ NAMES = [
     "history",
     "history further on",
     "body",
+    "body with a long tag",
+    "id of a body",
+    "queued with a long tag",
     "index waiting",
     "index finished",
     "outbox",

@@ -29,6 +29,8 @@ GOLDEN: list[tuple[str, bytes, str]] = [
     ("meta letters", keys.META_FORMAT + keys.META_BOOT + keys.META_SEQUENCE + keys.META_DONE, "46 42 53 44"),
     ("more letters", keys.META_OUTBOX + keys.META_GENERATION + keys.META_CLOSED, "4f 47 58"),
     ("body", record.encode_body(b"id", b"t", b"gg", b"wire"), "02 01 02 6964 74 6767 77697265"),
+    ("body with a long tag", record.encode_body(b"id", b"t" * 256, b"gg", b"wire"),
+     "00 02 02 0100 6964" + "74" * 256 + "6767 77697265"),
     ("waiting", record.encode_waiting(1, 2, 3, 4, 5, 6, b"b"),
      "01 01 0002 00000003 00000004 0000000000000005 0000000000000006 62"),
     ("queued", record.encode_queued(1, 2, 3, b"b"), "01 00 0001 0000000000000002 0000000000000003 62"),

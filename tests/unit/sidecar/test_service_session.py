@@ -66,7 +66,7 @@ async def streaming(sidecar: Sidecar) -> AsyncIterator[None]:
         yield consumer_settings().SerializeToString()
         await asyncio.Event().wait()
 
-    async with aclosing(sidecar.dispatcher.telemetry()(bodies(), from_client())) as stream:  # type: ignore[type-var]
+    async with aclosing(sidecar.dispatcher.telemetry()(bodies(), from_client())) as stream:
         await anext(stream)
         yield
 
