@@ -8,6 +8,7 @@ STAMPS := $(VENV)/.stamps
 NODE_DIR := tests/clients/node
 CODE := $(wildcard dmq retry broker_adapter spark_audit bench tests tools)
 TYPED := $(CODE)
+CLIENT_TESTS := $(wildcard tests/integration/test_client*.py tests/integration/test_*_clients.py) tests/integration/test_acl.py
 # extra words for the tool behind a target: make test ARGS="-k store", make demo ARGS="--seconds 10"
 ARGS ?=
 
@@ -28,7 +29,7 @@ $(shell [ -x $(PY) ] && [ "$$(cat $(STAMPS)/here 2>/dev/null)" = "$(CURDIR)" ] |
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint fmt bench lock clean distclean node-client go-client java-client rust-client chromium
+.PHONY: help demo test clients-matrix lint fmt bench lock clean distclean node-client go-client java-client rust-client chromium
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1 - \2/p' $(firstword $(MAKEFILE_LIST))
@@ -38,6 +39,9 @@ demo: $(STAMPS)/run ## kill the daemon half-way through a run and see that nothi
 
 test: $(STAMPS)/dev node-client go-client java-client rust-client chromium ## run all tests (ARGS="-k store" to choose)
 	@$(PY) -m pytest $(ARGS)
+
+clients-matrix: $(STAMPS)/dev node-client go-client java-client rust-client ## test every published version of the clients
+	@DMQ_TEST_CLIENTS=all $(PY) -m pytest $(CLIENT_TESTS) $(ARGS)
 
 lint: $(STAMPS)/dev ## format, lint, types, arrows, tidy
 	@echo "lint: format" && $(PY) -m ruff format --check --quiet --output-format=concise $(CODE) \

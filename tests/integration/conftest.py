@@ -13,9 +13,10 @@ from support.official_client import Language
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build the programs around official clients before the first test: it may take longer than a test may."""
-    chosen = (value for item in session.items if hasattr(item, "callspec") for value in item.callspec.params.values())
-    if not session.config.option.collectonly and any(isinstance(value, Language) for value in chosen):
-        for build in BUILDS.values():
+    params = [value for item in session.items if hasattr(item, "callspec") for value in item.callspec.params.values()]
+    chosen = [value for value in params if isinstance(value, Language)]
+    if chosen and not session.config.option.collectonly:
+        for build in (*BUILDS.values(), *(language.build for language in chosen if language.build is not None)):
             what_is_missing(build)  # the tests that need it say so
 
 

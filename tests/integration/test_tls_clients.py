@@ -106,7 +106,9 @@ def test_go_and_java_speak_tls_and_accept_any_certificate(language: Language, tm
     assert tap.first_bytes == {TLS_BYTE}
 
 
-@pytest.mark.parametrize("language", TLS_LANGUAGES, ids=lambda language: language.name)
+@pytest.mark.parametrize(
+    "language", [each for each in TLS_LANGUAGES if "plain" not in each.lacks], ids=lambda language: language.name
+)
 def test_tls_can_be_turned_off(language: Language, tmp_path: Path, expired: Daemon) -> None:
     """As the README says; the same port then serves plain text."""
     with tapped(expired) as tap:

@@ -1,7 +1,8 @@
 """The programs around the official Go, Java and Rust clients, built at their first use, or by ``make go-client ...``.
 
-What is built lies in ``.cache`` beside the source. A lock file lets one process build while others wait for it, and a
-digest of the sources says whether what is there is still theirs.
+What is built lies in ``.cache`` beside the source, around an earlier version of a client in a folder of its own there.
+A lock file lets one process build while others wait for it, and a digest of the sources says whether what is there is
+still theirs.
 """
 
 from __future__ import annotations
@@ -38,17 +39,24 @@ class Build:
     command: tuple[str, ...]
     prepare: Callable[[Path], None] = lambda folder: None
     is_required: bool = True
+    version: str = ""  # of the client; empty: the newest
+
+    @property
+    def title(self) -> str:
+        """What it is called where it cannot be built."""
+        return f"{self.name} {self.version}".strip()
 
     @property
     def cache(self) -> Path:
         """Where the result lies."""
-        return CLIENTS / self.name / ".cache"
+        return CLIENTS / self.name / ".cache" / self.version
 
 
+_GO_SOURCES = ("client.go", "push.go", "push_before_5_1_3.go", "recall.go", "recall_before_5_1_4.go")
 GO = Build(
     "go",
     ("go",),
-    ("client.go", "go.mod", "go.sum"),
+    (*_GO_SOURCES, "go.mod", "go.sum"),
     ("go", "build", "-mod=readonly", "-ldflags=-s -w", "-o", ".cache/client", "."),
 )
 JAVA = Build(
@@ -83,6 +91,43 @@ RUST = Build(
 BUILDS = {build.name: build for build in (GO, JAVA, RUST)}
 
 
+def earlier_go(version: str, *tags: str) -> Build:
+    """Return how the program is built around an earlier Go client: with what the newest needs, and its own hashes."""
+    cache = f".cache/{version}"
+
+    def prepare(folder: Path) -> None:
+        asked = (folder / "go.mod").read_text(encoding="utf-8")
+        asked = re.sub(r"(clients/golang/v5) \S+", rf"\1 {version}", asked)
+        (folder / cache / "go.mod").write_text(asked, encoding="utf-8")
+        hashes = "".join((folder / name).read_text(encoding="utf-8") for name in ("go.sum", "versions.sum"))
+        (folder / cache / "go.sum").write_text(hashes, encoding="utf-8")
+
+    command = ("go", "build", "-mod=readonly", f"-modfile={cache}/go.mod", f"-tags={','.join(tags)}", "-ldflags=-s -w")
+    sources = (*GO.sources, "versions.sum")
+    return Build("go", GO.tools, sources, (*command, "-o", f"{cache}/client", "."), prepare, version=version)
+
+
+def earlier_java(version: str) -> Build:
+    """Return how the program is built around an earlier Java client."""
+    folder = f"-Dclient.build={CLIENTS / 'java' / '.cache' / version}"
+    command = (*JAVA.command[:3], f"-Dclient.version={version}", folder, *JAVA.command[3:])
+    return Build("java", JAVA.tools, JAVA.sources, command, version=version)
+
+
+def earlier_python(version: str) -> Build:
+    """Return how an earlier Python client is installed; what it needs is there, since the newest needs it as well."""
+    cache = f".cache/{version}"
+
+    def prepare(folder: Path) -> None:
+        known = (folder / "versions.txt").read_text(encoding="utf-8").splitlines()
+        (line,) = (each for each in known if each.startswith(f"rocketmq-python-client=={version} "))
+        (folder / cache / "asked.txt").write_text(line + "\n", encoding="utf-8")
+
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet", "install", "--no-deps")
+    where = ("--upgrade", "--target", f"{cache}/lib", "-r", f"{cache}/asked.txt")
+    return Build("python", (), ("versions.txt",), (*pip, "--require-hashes", *where), prepare, version=version)
+
+
 @cache
 def what_is_missing(build: Build) -> str:
     """Build a program unless it is there, and return why it cannot run: nothing if it can."""
@@ -98,9 +143,9 @@ def what_is_missing(build: Build) -> str:
             build.prepare(CLIENTS / build.name)
             _run(build.command, CLIENTS / build.name, within_s=_BUILD_S_MAX)
         except subprocess.TimeoutExpired as late:
-            return f"the {build.name} client is not built within {late.timeout} s"
+            return f"the {build.title} client is not built within {late.timeout} s"
         except subprocess.CalledProcessError as failed:
-            return f"the {build.name} client does not build: {(failed.stderr + failed.stdout).strip()[-2000:]}"
+            return f"the {build.title} client does not build: {(failed.stderr + failed.stdout).strip()[-2000:]}"
         stamp.write_text(digest, encoding="utf-8")
     return ""
 

@@ -15,5 +15,8 @@ SEED = int(os.environ.get("DMQ_TEST_SEED", "0")) or int.from_bytes(os.urandom(4)
 TLS = os.environ.get("DMQ_TEST_TLS", "")  # "on" or "off" for all official clients; else what each does by itself
 if TLS not in {"", "on", "off"}:
     raise pytest.UsageError(f"DMQ_TEST_TLS is on or off, not {TLS!r}")
+CLIENTS = os.environ.get("DMQ_TEST_CLIENTS", "newest")  # "all" published versions take the tests of official clients
+if CLIENTS not in {"newest", "all"}:
+    raise pytest.UsageError(f"DMQ_TEST_CLIENTS is newest or all, not {CLIENTS!r}")
 # For tests that take long and have a shorter one beside them.
 at_length = pytest.mark.skipif(EFFORT < 2, reason="a long run: DMQ_TEST_EFFORT=2 or more")

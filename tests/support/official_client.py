@@ -22,14 +22,14 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import pytest
-from support.client_builds import BUILDS, what_is_missing
-from support.effort import TLS
+from support.client_builds import BUILDS, Build, earlier_go, earlier_java, earlier_python, what_is_missing
+from support.effort import CLIENTS, TLS
 from support.trusted import of_client
 
 from broker_adapter.wire import rocketmq_v2 as wire
@@ -49,7 +49,8 @@ class Language:
     acknowledgement. ``checks_times``: whether the client itself refuses a time that the protocol cannot say.
     ``tls``: whether it speaks TLS when nobody tells it what to speak, as in most of our tests. ``lacks``: what this
     client does not offer; a test that is about one of these is run ``having`` it. ``listener``: the kind of consumer
-    that reports what it is given without being asked, for tests that do not care how.
+    that reports what it is given without being asked, for tests that do not care how. ``build``: what makes its
+    program, where that is not a script around a client that is installed already.
     """
 
     name: str
@@ -61,15 +62,21 @@ class Language:
     tls: bool = False
     lacks: frozenset[str] = frozenset()
     listener: str = "push"
+    build: Build | None = None
 
 
 PYTHON = Language("python", (sys.executable, str(_TESTS / "clients" / "python" / "client.py")), deliver_at_unit_ms=1000)
 NODE = Language("node", ("node", str(_NODE / "client.mjs")), receive_overhead_bytes=1024)
-GO = Language("go", (str(BUILDS["go"].cache / "client"),), tells_of_acks=False, tls=True)
-_CLASS_PATH = f"{BUILDS['java'].cache}/classes:{BUILDS['java'].cache}/lib/*"
+GO = Language("go", (str(BUILDS["go"].cache / "client"),), tells_of_acks=False, tls=True, build=BUILDS["go"])
 # It lives for seconds: the second compiler would cost more than it brings. Its log goes where the test looks for it.
 _JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m", "-Duser.home=.")
-JAVA = Language("java", ("java", *_JVM, "-cp", _CLASS_PATH, "Client"), checks_times=True, tls=True)
+
+
+def _java(build: Build) -> tuple[str, ...]:
+    return ("java", *_JVM, "-cp", f"{build.cache}/classes:{build.cache}/lib/*", "Client")
+
+
+JAVA = Language("java", _java(BUILDS["java"]), checks_times=True, tls=True, build=BUILDS["java"])
 # It has neither push consumers nor recall, cannot change an invisible duration, and takes a transaction away with its
 # end: nobody can write a second commit. In place of a push consumer its program has a loop around a simple one.
 _RUST_LACKS = frozenset({"push", "recall", "change", "second end"})
@@ -80,8 +87,66 @@ RUST = Language(
     receive_overhead_bytes=1024,
     lacks=_RUST_LACKS,
     listener="loop",
+    build=BUILDS["rust"],
 )
-LANGUAGES = (PYTHON, NODE, GO, JAVA, RUST)
+NEWEST = (PYTHON, NODE, GO, JAVA, RUST)
+
+
+def _earlier(newest: Language, build: Build, command: tuple[str, ...], *lacks: str) -> Language:
+    name = f"{newest.name}-{build.version.removeprefix('v').replace('.', '_')}"  # it is part of the names of topics
+    listener = "loop" if "push" in lacks else newest.listener
+    return replace(
+        newest, name=name, build=build, command=command, lacks=newest.lacks | frozenset(lacks), listener=listener
+    )
+
+
+def _earlier_go(version: str, *lacks: str) -> Language:
+    tags = [f"before_{since}" for feature, since in (("push", "5_1_3"), ("recall", "5_1_4")) if feature in lacks]
+    build = earlier_go(version, *tags)
+    return _earlier(GO, build, (str(build.cache / "client"),), *lacks)
+
+
+def _earlier_java(version: str, *lacks: str) -> Language:
+    build = earlier_java(version)
+    return _earlier(JAVA, build, _java(build), *lacks)
+
+
+def _earlier_python(version: str, *lacks: str) -> Language:
+    build = earlier_python(version)
+    return _earlier(PYTHON, build, (*PYTHON.command, str(build.cache / "lib")), *lacks)
+
+
+# Every earlier version since 5.0.0 that the registries have; of Node and Rust they have one. Without "plain" it speaks
+# TLS only; without "keys" or "properties" it cannot send them, or forgets them of a message it was given.
+EARLIER = (
+    _earlier_java("5.0.0", "recall", "plain"),
+    _earlier_java("5.0.2", "recall", "plain"),
+    _earlier_java("5.0.3", "recall", "plain"),
+    _earlier_java("5.0.4", "recall", "plain"),
+    _earlier_java("5.0.5", "recall"),
+    _earlier_java("5.0.6", "recall"),
+    _earlier_java("5.0.7", "recall"),
+    _earlier_java("5.0.8"),
+    _earlier_java("5.1.0"),
+    _earlier_go("v5.0.1-rc.2", "recall", "push", "plain", "properties"),
+    _earlier_go("v5.0.1-rc.4", "recall", "push", "plain"),
+    _earlier_go("v5.0.1-rc.5", "recall", "push", "plain"),
+    _earlier_go("v5.1.0-rc.1", "recall", "push", "plain"),
+    _earlier_go("v5.1.1-rc1", "recall", "push", "plain"),
+    _earlier_go("v5.1.2", "recall", "push", "plain"),
+    _earlier_go("v5.1.3", "recall"),
+    _earlier_python("5.0.1", "recall", "push"),
+    _earlier_python("5.0.2", "recall", "push"),
+    _earlier_python("5.0.3", "recall", "push"),
+    _earlier_python("5.0.5", "recall", "push"),
+    _earlier_python("5.0.6", "recall", "push"),
+    _earlier_python("5.0.9", "push", "keys", "properties"),  # its push consumer does not survive metrics that are off
+    _earlier_python("5.1.1"),
+)
+# The oldest of each language and one from the middle; of Java that one whose heartbeats do not say what it is.
+_FEW = {"java-5_0_0", "java-5_0_3", "go-5_0_1-rc_2", "go-5_1_2", "python-5_0_1", "python-5_0_6"}
+LANGUAGES = NEWEST if CLIENTS == "newest" else (*NEWEST, *EARLIER)
+VERSIONS = (*NEWEST, *(each for each in EARLIER if CLIENTS == "all" or each.name in _FEW))
 
 
 def those_with(feature: str) -> tuple[Language, ...]:
@@ -106,7 +171,7 @@ class ClientError(Exception):
 def require(language: Language) -> None:
     """Skip the test, by name, where the client cannot run; in CI that is a failure, unless it may be missing there."""
     if missing := _missing(language):
-        is_required = language.name not in BUILDS or BUILDS[language.name].is_required
+        is_required = language.build is None or language.build.is_required
         assert not (is_required and os.environ.get("CI")), f"required in CI: {missing}"
         pytest.skip(missing)
 
@@ -117,8 +182,8 @@ def can_run(language: Language) -> bool:
 
 
 def _missing(language: Language) -> str:
-    if language.name in BUILDS:
-        return what_is_missing(BUILDS[language.name])
+    if language.build is not None:
+        return what_is_missing(language.build)
     if language is NODE and shutil.which("node") is None:
         return "node is not installed"
     if language is NODE and not (_NODE / "node_modules" / "rocketmq-client-nodejs").is_dir():

@@ -126,26 +126,6 @@ func describe(message *rmq.MessageView) line {
 	}
 }
 
-// consume reports every message; it fails those whose body says so, as often as it says (`fail 2 times`), until mended.
-// A body that begins with `hang` keeps it on the first attempt.
-func consume(name string, message *rmq.MessageView) rmq.ConsumerResult {
-	seen := describe(message)
-	seen["event"], seen["client"] = "delivery", name
-	say(seen)
-	lock.Lock()
-	isMended := mended[name]
-	lock.Unlock()
-	if strings.HasPrefix(string(message.GetBody()), "hang ") && message.GetDeliveryAttempt() == 1 {
-		select {}
-	}
-	var times int32
-	if _, err := fmt.Sscanf(string(message.GetBody()), "fail %d", &times); err == nil && !isMended &&
-		message.GetDeliveryAttempt() <= times {
-		return rmq.FAILURE
-	}
-	return rmq.SUCCESS
-}
-
 // check reports every check and decides by the first word of the body: `commit`, `rollback`, or anything else.
 func check(name string, message *rmq.MessageView) rmq.TransactionResolution {
 	seen := describe(message)
@@ -157,10 +137,10 @@ func check(name string, message *rmq.MessageView) rmq.TransactionResolution {
 	case "rollback":
 		return rmq.ROLLBACK
 	}
-	return rmq.UNKNOWN
+	return rmq.TransactionResolution(0) // unknown, which versions spell differently
 }
 
-// start starts a producer, also of transactions, a simple or a push consumer; `sql` takes the place of `tags`.
+// start starts a producer, also of transactions, a consumer, or a loop around one; `sql` takes the place of `tags`.
 func start(r request) (any, error) {
 	config := &rmq.Config{
 		Endpoint:      r.Address,
@@ -182,15 +162,8 @@ func start(r request) (any, error) {
 			return check(r.Name, message)
 		}}
 		started, err = rmq.NewProducer(config, rmq.WithTopics(r.Topic), rmq.WithTransactionChecker(checker))
-	case "simple":
-		started, err = rmq.NewSimpleConsumer(config, rmq.WithSimpleSubscriptionExpressions(subscriptions),
-			rmq.WithSimpleAwaitDuration(time.Duration(r.WaitS)*time.Second))
 	default:
-		listener := &rmq.FuncMessageListener{Consume: func(message *rmq.MessageView) rmq.ConsumerResult {
-			return consume(r.Name, message)
-		}}
-		started, err = rmq.NewPushConsumer(config, rmq.WithPushSubscriptionExpressions(subscriptions),
-			rmq.WithPushMessageListener(listener))
+		started, err = newConsumer(r, config, subscriptions)
 	}
 	if err == nil {
 		err = started.Start()
@@ -199,9 +172,32 @@ func start(r request) (any, error) {
 		return nil, err
 	}
 	lock.Lock()
-	defer lock.Unlock()
 	clients[r.Name] = started
+	lock.Unlock()
+	if r.Kind == "loop" {
+		go listen(r)
+	}
 	return nil, nil
+}
+
+// listen receives, reports and acknowledges for ever: what an application writes whose client has no push consumer.
+func listen(r request) {
+	for {
+		found, err := receive(r)
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "%s: not received: %v\n", r.Name, err)
+			time.Sleep(100 * time.Millisecond)
+		}
+		for _, seen := range found.([]line) {
+			seen["event"], seen["client"] = "delivery", r.Name
+			say(seen)
+			acked := r
+			acked.Token = seen["token"].(int)
+			if _, err := ack(acked); err != nil {
+				fmt.Fprintf(os.Stderr, "%s: not acknowledged: %v\n", r.Name, err)
+			}
+		}
+	}
 }
 
 // named returns the client of a name, as the kind the caller needs.
@@ -224,7 +220,7 @@ func send(r request) (any, error) {
 		message.SetKeys(r.Key)
 	}
 	for name, value := range r.Properties {
-		message.AddProperty(name, value)
+		any(message).(interface{ AddProperty(string, string) }).AddProperty(name, value) // since v5.0.1-rc.4
 	}
 	if r.MessageGroup != "" {
 		message.SetMessageGroup(r.MessageGroup)
@@ -249,11 +245,7 @@ func send(r request) (any, error) {
 		return nil, err
 	}
 	receipt := receipts[0]
-	return line{"message_id": receipt.MessageID, "offset": receipt.Offset, "recall_handle": receipt.RecallHandle}, nil
-}
-
-func recall(r request) (any, error) {
-	return named[rmq.Producer](r.Name).Recall(context.Background(), r.Topic, r.Handle)
+	return line{"message_id": receipt.MessageID, "offset": receipt.Offset, "recall_handle": recallHandle(receipt)}, nil
 }
 
 func transaction(r request) rmq.Transaction {
@@ -338,7 +330,7 @@ func serve(r request) {
 // main serves until stdin ends; then it leaves without the client's own shutdown, like a process that is killed.
 func main() {
 	if os.Getenv("CLIENT_TLS") == "off" {
-		rmq.EnableSsl = false
+		speakPlainText()
 	}
 	os.Stdout = os.Stderr // only protocol lines on stdout; whatever the client prints goes to stderr
 	say(line{"event": "ready"})

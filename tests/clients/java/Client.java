@@ -9,9 +9,12 @@ import java.io.FileDescriptor;
 import java.io.FileOutputStream;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
+import java.lang.reflect.InvocationTargetException;
+import java.lang.reflect.Method;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -116,6 +119,31 @@ public class Client {
         return error.getCause() == null ? told : told + ": " + reasons(error.getCause());
     }
 
+    /** Whether this version of the client has a method of that name. */
+    static boolean has(Object of, String name) {
+        return Arrays.stream(of.getClass().getMethods()).anyMatch(method -> method.getName().equals(name));
+    }
+
+    /** Calls what not every version has: this program is compiled against each of them. */
+    static Object call(Object of, String name, Object... arguments) throws ClientException {
+        for (Method method : of.getClass().getMethods()) {
+            if (method.getName().equals(name) && method.getParameterCount() == arguments.length) {
+                try {
+                    method.setAccessible(true); // the class may not be public
+                    return method.invoke(of, arguments);
+                } catch (InvocationTargetException error) {
+                    if (error.getCause() instanceof ClientException refused) {
+                        throw refused;
+                    }
+                    throw new IllegalStateException(error.getCause());
+                } catch (IllegalAccessException error) {
+                    throw new IllegalStateException(error);
+                }
+            }
+        }
+        throw new UnsupportedOperationException("this version has no " + name);
+    }
+
     static Map<String, Object> report(String event, String name, MessageView message) {
         Map<String, Object> seen = describe(message);
         seen.put("event", event);
@@ -156,7 +184,7 @@ public class Client {
             configuration.setCredentialProvider(new StaticSessionCredentialsProvider(r.access_key, r.secret_key));
         }
         if (!IS_TLS) {
-            configuration.enableSsl(false);
+            call(configuration, "enableSsl", false); // since 5.0.5
         }
         FilterExpression expression = r.sql.isEmpty()
             ? new FilterExpression(r.tags) : new FilterExpression(r.sql, FilterExpressionType.SQL92);
@@ -210,7 +238,7 @@ public class Client {
         } else {
             receipt = producer.send(message.build());
         }
-        String handle = receipt.getRecallHandle();
+        Object handle = has(receipt, "getRecallHandle") ? call(receipt, "getRecallHandle") : null;
         return Map.of("message_id", receipt.getMessageId().toString(), "recall_handle", handle == null ? "" : handle);
     }
 
@@ -230,7 +258,7 @@ public class Client {
                 return send(r);
             }
             case "recall" -> {
-                return ((Producer) clients.get(r.name)).recallMessage(r.topic, r.handle).getMessageId().toString();
+                return call(call(clients.get(r.name), "recallMessage", r.topic, r.handle), "getMessageId").toString();
             }
             case "commit" -> transactions.get(r.message_id).commit();
             case "rollback" -> transactions.get(r.message_id).rollback();

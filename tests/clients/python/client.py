@@ -1,4 +1,8 @@
-"""The official Python client in a process of its own, told what to do by JSON lines (``support.official_client``)."""
+"""The official Python client in a process of its own, told what to do by JSON lines (``support.official_client``).
+
+The version that is installed, or the one in the folder that is its argument. Push consumers came with 5.0.9, recall
+with 5.1.
+"""
 
 # ruff: noqa: ANN401 - the client has no types
 
@@ -19,16 +23,15 @@ from typing import Any
 # Only protocol lines on stdout; whatever the client prints goes to stderr.
 _out = os.fdopen(os.dup(1), "w", encoding="utf-8")
 os.dup2(2, 1)
+sys.path[:0] = sys.argv[1:]
 
-from rocketmq import (  # noqa: E402 - it may print
+import rocketmq  # noqa: E402 - it may print
+from rocketmq import (  # noqa: E402
     ClientConfiguration,
-    ConsumeResult,
     Credentials,
     FilterExpression,
     Message,
-    MessageListener,
     Producer,
-    PushConsumer,
     SimpleConsumer,
     TransactionChecker,
     TransactionResolution,
@@ -54,6 +57,16 @@ def say(line: dict[str, Any]) -> None:
         _out.flush()
 
 
+def _id(received: str) -> str:
+    """Return the id as it was sent: early versions leave its first two digits out of what they received."""
+    return f"01{received}" if len(received) == 32 else received
+
+
+def _ms(at: Any) -> int:
+    """Return a delivery timestamp in ms, which early versions hand on as the protocol's own."""
+    return at.seconds * 1000 + at.nanos // 1_000_000 if hasattr(at, "seconds") else at or 0
+
+
 def describe(message: Any) -> dict[str, Any]:
     """Return what a test looks at; ``token`` names the message in later commands."""
     token = next(_tokens)
@@ -61,20 +74,20 @@ def describe(message: Any) -> dict[str, Any]:
     return {
         "token": token,
         "topic": message.topic,
-        "message_id": message.message_id,
+        "message_id": _id(message.message_id),
         "body": message.body.decode(),
         "tag": message.tag or "",
         "keys": sorted(message.keys),
         "properties": dict(message.properties),
         "message_group": message.message_group or "",
-        "deliver_at_ms": message.delivery_timestamp or 0,
+        "deliver_at_ms": _ms(message.delivery_timestamp),
         "attempt": message.delivery_attempt,
-        "is_corrupted": bool(message.corrupted),
+        "is_corrupted": bool(getattr(message, "corrupted", False)),
         "at_ms": int(time.time() * 1000),
     }
 
 
-class Listener(MessageListener):  # type: ignore[misc]  # the client has no types
+class Listener(getattr(rocketmq, "MessageListener", object)):  # type: ignore[misc]  # the client has no types
     """Reports every message; fails those whose body says so, as often as it says (``fail 2 times``), until mended.
 
     A body that begins with ``hang`` keeps it on the first attempt.
@@ -91,8 +104,8 @@ class Listener(MessageListener):  # type: ignore[misc]  # the client has no type
         if words[:1] == ["hang"] and seen["attempt"] == 1:
             threading.Event().wait()
         if words[:1] == ["fail"] and seen["attempt"] <= int(words[1]) and not self.is_mended:
-            return ConsumeResult.FAILURE
-        return ConsumeResult.SUCCESS
+            return rocketmq.ConsumeResult.FAILURE
+        return rocketmq.ConsumeResult.SUCCESS
 
 
 class Checker(TransactionChecker):  # type: ignore[misc]  # the client has no types
@@ -120,7 +133,7 @@ def start(
     access_key: str = "",
     secret_key: str = "",
 ) -> None:
-    """Start a producer, also of transactions, a simple or a push consumer; ``sql`` takes the place of ``tags``."""
+    """Start a producer, also of transactions, a consumer, or a loop around one; ``sql`` takes the place of ``tags``."""
     expression = FilterExpression(sql, FilterType.SQL) if sql else FilterExpression(tags)
     configuration = ClientConfiguration(address, Credentials(access_key, secret_key), request_timeout=_REQUEST_S_MAX)
     client: Any
@@ -128,16 +141,31 @@ def start(
         client = Producer(configuration, (topic,), tls_enable=_TLS)
     elif kind == "transactional":
         client = Producer(configuration, (topic,), Checker(name), tls_enable=_TLS)
-    elif kind == "simple":
-        client = SimpleConsumer(configuration, group, {topic: expression}, await_duration=wait_s, tls_enable=_TLS)
+    elif kind in {"simple", "loop"}:
+        tls = {"tls_enable": True} if _TLS else {}  # since 5.0.6
+        client = SimpleConsumer(configuration, group, {topic: expression}, await_duration=wait_s, **tls)
     else:
         listener = _listeners[name] = Listener(name)
-        client = PushConsumer(configuration, group, listener, {topic: expression}, tls_enable=_TLS)
+        client = rocketmq.PushConsumer(configuration, group, listener, {topic: expression}, tls_enable=_TLS)
     # Where the route is there before the client asks to be told, it opens its telemetry stream in this thread, which
     # needs the loop of its calls for that.
     asyncio.set_event_loop(client.rpc_client.get_channel_io_loop())
     client.startup()
     _clients[name] = client
+    if kind == "loop":
+        threading.Thread(target=listen, args=(name,), daemon=True).start()
+
+
+def listen(name: str) -> None:
+    """Receive, report and acknowledge for ever: what an application writes whose client has no push consumer."""
+    while name in _clients:
+        try:
+            for seen in receive(name):
+                say({"event": "delivery", "client": name, **seen})
+                ack(name, seen["token"])
+        except Exception as error:  # noqa: BLE001 - it goes on
+            print(f"{name}: not received: {error!r}", file=sys.stderr)
+            time.sleep(0.1)
 
 
 def send(
@@ -173,7 +201,8 @@ def send(
     receipt = _clients[name].send(message, transaction)
     if is_half:
         _transactions[receipt.message_id] = transaction
-    return {"message_id": receipt.message_id, "offset": receipt.offset, "recall_handle": receipt.recall_handle or ""}
+    handle = getattr(receipt, "recall_handle", None)
+    return {"message_id": receipt.message_id, "offset": receipt.offset, "recall_handle": handle or ""}
 
 
 def recall(name: str, topic: str, handle: str) -> str:
