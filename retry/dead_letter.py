@@ -82,6 +82,7 @@ class JobState(StrEnum):
 class Job:
     """A redrive or a purge: durable, so that it goes on after a restart from where its last write left it.
 
+    A redriven letter goes to the group alone, unless ``to_topic`` or ``all_groups`` says that it is for everybody.
     It looks at the offsets ``[next_offset, end_offset)`` of the group's dead-letter queue, each once. Counts are of
     messages: ``done`` were redriven (or purged), ``passed`` were not meant or had an outcome already, ``failed`` could
     not be read and stay dead.
@@ -92,6 +93,7 @@ class Job:
     group: str
     filter: DeadFilter = field(default_factory=DeadFilter)
     to_topic: str = ""  # of a redrive; empty: each to the topic it came from
+    all_groups: bool = False  # of a redrive: a new message of its topic, for every group that reads it
     why: str = ""  # of a purge
     rate_per_s: float = 0.0  # 0: as fast as it goes
     created_at_ms: int = 0
@@ -133,6 +135,8 @@ def decode_job(value: bytes) -> Job:
             group=_read(plain, "group", str),
             filter=_filter_of(plain["filter"]),
             to_topic=_read(plain, "to_topic", str),
+            # One that was started before there was a choice goes on as it was started.
+            all_groups=_read(plain, "all_groups", bool) if "all_groups" in plain else plain["kind"] == JobKind.REDRIVE,
             why=_read(plain, "why", str),
             rate_per_s=_read(plain, "rate_per_s", float, int),
             created_at_ms=_read(plain, "created_at_ms", int),

@@ -88,6 +88,7 @@ GIVEN_UP = "TX_GIVEN_UP"  # nobody decided a transaction
 LETTER_KINDS = (*DEAD, GIVEN_UP)  # also put a letter into a dead-letter topic: fired there
 FIRED = ("QUEUED", "DELIVERED")  # and LETTER_KINDS, in the dead-letter topic
 IN_LANE = ("RETRIED", "RETRY_MOVED")
+FOR_GROUP = "QUEUED_FOR_GROUP"  # accepted for one group, into its lane: fired for that group and for nobody else
 EXITS = ("ACKED", "FILTERED", "NACKED")  # and DEAD that name a queue
 FAILED = ("NACKED", "POSTPONED")  # and DEAD that name a queue
 OF_LETTERS = ("REDRIVEN", "PURGED")
@@ -119,6 +120,7 @@ KNOWN = frozenset(
         *ENDS_OF_ENTRY,
         *DEAD,
         *IN_LANE,
+        FOR_GROUP,
         *EXITS,
         *OF_LETTERS,
         *OF_SPOOL,
@@ -129,7 +131,7 @@ KNOWN = frozenset(
     }
 )
 # Events of one message, which decide its fate.
-OF_MESSAGE = (*ACCEPTS, *ENDS_OF_ENTRY, *IN_LANE, *EXITS, *LETTER_KINDS, *OF_SPOOL)
+OF_MESSAGE = (*ACCEPTS, *ENDS_OF_ENTRY, *IN_LANE, FOR_GROUP, *EXITS, *LETTER_KINDS, *OF_SPOOL)
 
 # --- findings ---------------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,9 @@ def _of_group(request: Any) -> Iterable[Need]:  # noqa: ANN401 - requests of sev
 
 
 def _of_job(request: wire.StartJobRequest) -> Iterable[Need]:
-    """A redrive goes back to where the messages came from; sent elsewhere, it is a send."""
+    """A redrive goes back to its group; sent to another topic, it is a send. Other groups are for operators."""
+    if request.all_groups:
+        return (ADMIN_KEY,)
     needs = _of_group(request)
     return (*needs, Need(PUB, TOPIC, request.to_topic)) if request.to_topic else needs
 

@@ -340,12 +340,14 @@ class CreateGroupResponse(_message.Message):
     def __init__(self, group: _Optional[_Union[Group, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class RemoveGroupRequest(_message.Message):
-    __slots__ = ("group", "force")
+    __slots__ = ("group", "force", "with_dead_letters")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
+    WITH_DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
     group: str
     force: bool
-    def __init__(self, group: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
+    with_dead_letters: bool
+    def __init__(self, group: _Optional[str] = ..., force: _Optional[bool] = ..., with_dead_letters: _Optional[bool] = ...) -> None: ...
 
 class RemoveGroupResponse(_message.Message):
     __slots__ = ()
@@ -589,7 +591,7 @@ class FixedBackoff(_message.Message):
     def __init__(self, delay_ms: _Optional[int] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("name", "created_at_ms", "policy", "is_default_policy", "is_fifo", "is_fifo_set", "waiting", "dead", "leased", "due")
+    __slots__ = ("name", "created_at_ms", "policy", "is_default_policy", "is_fifo", "is_fifo_set", "waiting", "dead", "leased", "due", "is_removed", "unread")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -600,6 +602,8 @@ class Group(_message.Message):
     DEAD_FIELD_NUMBER: _ClassVar[int]
     LEASED_FIELD_NUMBER: _ClassVar[int]
     DUE_FIELD_NUMBER: _ClassVar[int]
+    IS_REMOVED_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_FIELD_NUMBER: _ClassVar[int]
     name: str
     created_at_ms: int
     policy: Policy
@@ -610,11 +614,23 @@ class Group(_message.Message):
     dead: int
     leased: int
     due: _containers.RepeatedCompositeFieldContainer[DueBucket]
-    def __init__(self, name: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., policy: _Optional[_Union[Policy, _Mapping[str, _Any]]] = ..., is_default_policy: _Optional[bool] = ..., is_fifo: _Optional[bool] = ..., is_fifo_set: _Optional[bool] = ..., waiting: _Optional[int] = ..., dead: _Optional[int] = ..., leased: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ...) -> None: ...
+    is_removed: bool
+    unread: _containers.RepeatedCompositeFieldContainer[Unread]
+    def __init__(self, name: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., policy: _Optional[_Union[Policy, _Mapping[str, _Any]]] = ..., is_default_policy: _Optional[bool] = ..., is_fifo: _Optional[bool] = ..., is_fifo_set: _Optional[bool] = ..., waiting: _Optional[int] = ..., dead: _Optional[int] = ..., leased: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ..., is_removed: _Optional[bool] = ..., unread: _Optional[_Iterable[_Union[Unread, _Mapping[str, _Any]]]] = ...) -> None: ...
+
+class Unread(_message.Message):
+    __slots__ = ("topic", "unread")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    unread: int
+    def __init__(self, topic: _Optional[str] = ..., unread: _Optional[int] = ...) -> None: ...
 
 class ListGroupsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("with_removed",)
+    WITH_REMOVED_FIELD_NUMBER: _ClassVar[int]
+    with_removed: bool
+    def __init__(self, with_removed: _Optional[bool] = ...) -> None: ...
 
 class ListGroupsResponse(_message.Message):
     __slots__ = ("groups",)
@@ -623,10 +639,12 @@ class ListGroupsResponse(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[_Union[Group, _Mapping[str, _Any]]]] = ...) -> None: ...
 
 class GetGroupRequest(_message.Message):
-    __slots__ = ("group",)
+    __slots__ = ("group", "with_unread")
     GROUP_FIELD_NUMBER: _ClassVar[int]
+    WITH_UNREAD_FIELD_NUMBER: _ClassVar[int]
     group: str
-    def __init__(self, group: _Optional[str] = ...) -> None: ...
+    with_unread: bool
+    def __init__(self, group: _Optional[str] = ..., with_unread: _Optional[bool] = ...) -> None: ...
 
 class GetGroupResponse(_message.Message):
     __slots__ = ("group",)
@@ -799,7 +817,7 @@ class ListDeadLettersResponse(_message.Message):
     def __init__(self, letters: _Optional[_Iterable[_Union[DeadLetter, _Mapping[str, _Any]]]] = ..., next_offset: _Optional[int] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("job_id", "kind", "group", "filter", "to_topic", "why", "rate_per_s", "created_at_ms", "first_offset", "next_offset", "end_offset", "done", "passed", "failed", "state")
+    __slots__ = ("job_id", "kind", "group", "filter", "to_topic", "why", "rate_per_s", "created_at_ms", "first_offset", "next_offset", "end_offset", "done", "passed", "failed", "state", "all_groups")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -815,6 +833,7 @@ class Job(_message.Message):
     PASSED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    ALL_GROUPS_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     kind: JobKind
     group: str
@@ -830,10 +849,11 @@ class Job(_message.Message):
     passed: int
     failed: int
     state: JobState
-    def __init__(self, job_id: _Optional[int] = ..., kind: _Optional[_Union[JobKind, str]] = ..., group: _Optional[str] = ..., filter: _Optional[_Union[DeadFilter, _Mapping[str, _Any]]] = ..., to_topic: _Optional[str] = ..., why: _Optional[str] = ..., rate_per_s: _Optional[float] = ..., created_at_ms: _Optional[int] = ..., first_offset: _Optional[int] = ..., next_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., done: _Optional[int] = ..., passed: _Optional[int] = ..., failed: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ...) -> None: ...
+    all_groups: bool
+    def __init__(self, job_id: _Optional[int] = ..., kind: _Optional[_Union[JobKind, str]] = ..., group: _Optional[str] = ..., filter: _Optional[_Union[DeadFilter, _Mapping[str, _Any]]] = ..., to_topic: _Optional[str] = ..., why: _Optional[str] = ..., rate_per_s: _Optional[float] = ..., created_at_ms: _Optional[int] = ..., first_offset: _Optional[int] = ..., next_offset: _Optional[int] = ..., end_offset: _Optional[int] = ..., done: _Optional[int] = ..., passed: _Optional[int] = ..., failed: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ..., all_groups: _Optional[bool] = ...) -> None: ...
 
 class StartJobRequest(_message.Message):
-    __slots__ = ("kind", "group", "filter", "to_topic", "why", "rate_per_s", "is_dry_run")
+    __slots__ = ("kind", "group", "filter", "to_topic", "why", "rate_per_s", "is_dry_run", "all_groups")
     KIND_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     FILTER_FIELD_NUMBER: _ClassVar[int]
@@ -841,6 +861,7 @@ class StartJobRequest(_message.Message):
     WHY_FIELD_NUMBER: _ClassVar[int]
     RATE_PER_S_FIELD_NUMBER: _ClassVar[int]
     IS_DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    ALL_GROUPS_FIELD_NUMBER: _ClassVar[int]
     kind: JobKind
     group: str
     filter: DeadFilter
@@ -848,7 +869,8 @@ class StartJobRequest(_message.Message):
     why: str
     rate_per_s: float
     is_dry_run: bool
-    def __init__(self, kind: _Optional[_Union[JobKind, str]] = ..., group: _Optional[str] = ..., filter: _Optional[_Union[DeadFilter, _Mapping[str, _Any]]] = ..., to_topic: _Optional[str] = ..., why: _Optional[str] = ..., rate_per_s: _Optional[float] = ..., is_dry_run: _Optional[bool] = ...) -> None: ...
+    all_groups: bool
+    def __init__(self, kind: _Optional[_Union[JobKind, str]] = ..., group: _Optional[str] = ..., filter: _Optional[_Union[DeadFilter, _Mapping[str, _Any]]] = ..., to_topic: _Optional[str] = ..., why: _Optional[str] = ..., rate_per_s: _Optional[float] = ..., is_dry_run: _Optional[bool] = ..., all_groups: _Optional[bool] = ...) -> None: ...
 
 class StartJobResponse(_message.Message):
     __slots__ = ("job",)

@@ -114,13 +114,14 @@ class AdminClient:
         """Ask for a page of what a topic holds; raises ``NotFound``."""
         return self._call(wire.METHODS["ListMessages"], request, wire.ListMessagesResponse)
 
-    def groups(self) -> Sequence[wire.Group]:
-        """Ask for the consumer groups, without the histogram of each."""
-        return self._call(wire.METHODS["ListGroups"], wire.ListGroupsRequest(), wire.ListGroupsResponse).groups
+    def groups(self, *, with_removed: bool = False) -> Sequence[wire.Group]:
+        """Ask for the consumer groups, without the histogram of each; and for names only dead letters lie under."""
+        request = wire.ListGroupsRequest(with_removed=with_removed)
+        return self._call(wire.METHODS["ListGroups"], request, wire.ListGroupsResponse).groups
 
-    def group(self, name: str) -> wire.Group:
+    def group(self, name: str, *, with_unread: bool = False) -> wire.Group:
         """Ask for one group; raises ``NotFound``."""
-        request = wire.GetGroupRequest(group=name)
+        request = wire.GetGroupRequest(group=name, with_unread=with_unread)
         return self._call(wire.METHODS["GetGroup"], request, wire.GetGroupResponse).group
 
     def set_group(
@@ -158,9 +159,9 @@ class AdminClient:
         request = wire.CreateGroupRequest(group=name)
         return self._call(wire.METHODS["CreateGroup"], request, wire.CreateGroupResponse).group
 
-    def remove_group(self, name: str, *, force: bool = False) -> None:
+    def remove_group(self, name: str, *, force: bool = False, with_dead_letters: bool = False) -> None:
         """Remove a group; may take minutes."""
-        request = wire.RemoveGroupRequest(group=name, force=force)
+        request = wire.RemoveGroupRequest(group=name, force=force, with_dead_letters=with_dead_letters)
         self._call(wire.METHODS["RemoveGroup"], request, wire.RemoveGroupResponse, self._long_s)
 
     def reset_group(self, request: wire.ResetGroupRequest) -> Sequence[int]:

@@ -129,6 +129,8 @@ def wire_group(group: GroupStatus) -> wire.Group:
         dead=group.dead,
         leased=group.leased,
         due=[wire.DueBucket(**asdict(bucket)) for bucket in group.due],
+        is_removed=group.is_removed,
+        unread=[wire.Unread(**asdict(each)) for each in group.unread],
     )
 
 
@@ -203,6 +205,7 @@ def wire_job(job: Job) -> wire.Job:
         group=job.group,
         filter=wire_filter(job.filter),
         to_topic=job.to_topic,
+        all_groups=job.all_groups,
         why=job.why,
         rate_per_s=job.rate_per_s,
         created_at_ms=job.created_at_ms,

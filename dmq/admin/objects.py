@@ -70,7 +70,9 @@ class ObjectCalls:
 
     async def remove_group(self, request: wire.RemoveGroupRequest) -> wire.RemoveGroupResponse:
         """Remove a group."""
-        await self._source.remove_group(check_group(request.group), is_forced=request.force)
+        await self._source.remove_group(
+            check_group(request.group), is_forced=request.force, with_dead_letters=request.with_dead_letters
+        )
         return wire.RemoveGroupResponse()
 
     async def reset_group(self, request: wire.ResetGroupRequest) -> wire.ResetGroupResponse:

@@ -103,13 +103,15 @@ class AdminService:
 
     # -- groups and their retries -------------------------------------------------------------------------------------
 
-    async def list_groups(self, _request: wire.ListGroupsRequest) -> wire.ListGroupsResponse:
+    async def list_groups(self, request: wire.ListGroupsRequest) -> wire.ListGroupsResponse:
         """List the consumer groups by name."""
-        return wire.ListGroupsResponse(groups=[mapping.wire_group(group) for group in await self._source.groups()])
+        found = await self._source.groups(with_removed=request.with_removed)
+        return wire.ListGroupsResponse(groups=[mapping.wire_group(group) for group in found])
 
     async def get_group(self, request: wire.GetGroupRequest) -> wire.GetGroupResponse:
         """Say how one group is."""
-        return wire.GetGroupResponse(group=mapping.wire_group(await self._source.group(check_group(request.group))))
+        found = await self._source.group(check_group(request.group), with_unread=request.with_unread)
+        return wire.GetGroupResponse(group=mapping.wire_group(found))
 
     async def set_group(self, request: wire.SetGroupRequest) -> wire.SetGroupResponse:
         """Change what a group is told to do, and say what counts now."""

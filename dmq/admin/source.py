@@ -186,6 +186,14 @@ class TopicCount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """How much of a topic a group has not finished."""
+
+    topic: str
+    unread: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStatus:
     """A consumer group. ``waiting`` retries wait for their time; ``dead`` letters have no outcome yet."""
 
@@ -199,6 +207,8 @@ class GroupStatus:
     dead: int = 0
     leased: int = 0
     due: Sequence[DueBucket] = ()  # of the retries that wait
+    is_removed: bool = False  # nobody has the name (any more), but dead letters lie under it
+    unread: Sequence[Unread] = ()  # what it has not finished, by topic, if that was asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,8 +295,11 @@ class ObjectSource(Protocol):
         """Make a group. ``Refused(REQUEST)`` if it is known."""
         ...
 
-    async def remove_group(self, name: str, *, is_forced: bool) -> None:
-        """Remove a group's progress, settings and retries; unless forced, only if it has finished everything."""
+    async def remove_group(self, name: str, *, is_forced: bool, with_dead_letters: bool) -> None:
+        """Remove a group's progress, settings and retries; unless forced, only if it has finished everything.
+
+        Its dead letters stay under its name, unless they are to go too.
+        """
         ...
 
     async def reset_group(self, group: str, topic: str, to: int | Literal["begin", "end"]) -> Sequence[int]:
@@ -323,11 +336,11 @@ class AdminSource(ObjectSource, ListingSource, Protocol):
 
     # -- groups and their retries -------------------------------------------------------------------------------------
 
-    async def groups(self) -> Sequence[GroupStatus]:
-        """Return every consumer group, by name; without ``due``."""
+    async def groups(self, *, with_removed: bool = False) -> Sequence[GroupStatus]:
+        """Return every consumer group, by name, without ``due``; and names that only dead letters lie under."""
         ...
 
-    async def group(self, name: str) -> GroupStatus:
+    async def group(self, name: str, *, with_unread: bool = False) -> GroupStatus:
         """Return one group, with ``due``; ``Refused(NOT_FOUND)`` if nobody knows it."""
         ...
 

@@ -102,10 +102,23 @@ def check_job(request: wire.StartJobRequest) -> Job:
             if request.why:
                 raise Refused(Rule.REQUEST, "only a purge has a reason why")
             to_topic = check_topic(request.to_topic) if request.to_topic else ""
-            return Job(job_id=0, kind=JobKind.REDRIVE, group=group, filter=chosen, to_topic=to_topic, rate_per_s=rate)
+            if to_topic and request.all_groups:
+                why = "a redrive goes to another topic, or to all groups of the topics they came from: not both"
+                raise Refused(Rule.REQUEST, why, value=to_topic)
+            return Job(
+                job_id=0,
+                kind=JobKind.REDRIVE,
+                group=group,
+                filter=chosen,
+                to_topic=to_topic,
+                all_groups=request.all_groups,
+                rate_per_s=rate,
+            )
         case wire.PURGE:
             if request.to_topic:
                 raise Refused(Rule.REQUEST, "only a redrive has a target topic", value=request.to_topic)
+            if request.all_groups:
+                raise Refused(Rule.REQUEST, "only a redrive is for all groups or one")
             why = _check_why(request.why)
             return Job(job_id=0, kind=JobKind.PURGE, group=group, filter=chosen, why=why, rate_per_s=rate)
     raise Refused(Rule.REQUEST, "a job is a redrive or a purge", value=int(request.kind))

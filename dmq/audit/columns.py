@@ -76,7 +76,8 @@ _IS_DUE = ~_KNOWN | _flags(
 )
 _MAY_BE_DUE = _flags(EventKind.QUEUED, EventKind.EXPIRED, EventKind.COMMITTED)
 _IS_DETAIL = _flags(
-    *(EventKind.SEND_DEAD, EventKind.DROPPED, EventKind.REDRIVEN, EventKind.PURGED, EventKind.RESET, *_COUNTED)
+    *(EventKind.SEND_DEAD, EventKind.DROPPED, EventKind.REDRIVEN, EventKind.PURGED, EventKind.RESET),
+    *(EventKind.QUEUED_FOR_GROUP, *_COUNTED),
 )
 # The record's offset is in the dead-letter queue; or the event says it already.
 _IS_LETTER = _flags(*_DEAD)

@@ -40,14 +40,15 @@ def groups(
     output: OutputOption = None,
     timeout: TimeoutOption = None,
 ) -> None:
-    """List the groups that have dead letters, and how many."""
+    """List the groups that have dead letters without an outcome, and how many. Removed groups are listed as well."""
     session = session_of(ctx, address, output, timeout)
     with session.connect() as client:
-        found = [group for group in client.groups() if group.dead]
+        found = [group for group in client.groups(with_removed=True) if group.dead]
     if session.as_json:
-        out.show_json([{"group": group.name, "dead": group.dead} for group in found])
+        out.show_json([{"group": group.name, "dead": group.dead, "removed": group.is_removed} for group in found])
     else:
-        out.show_table(("GROUP", "DEAD"), [(group.name, f"{group.dead:,}") for group in found], numbers=("DEAD",))
+        rows = [(group.name, f"{group.dead:,}", "removed" if group.is_removed else "") for group in found]
+        out.show_table(("GROUP", "DEAD", "STATE"), rows, numbers=("DEAD",))
 
 
 def ls(

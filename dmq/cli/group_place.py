@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +13,17 @@ from dmq.cli.group import GroupArgument
 from dmq.cli.options import AddressOption, OutputOption, TimeoutOption, session_of
 from dmq.cli.times import At, parse_when
 from dmq.cli.topic import TopicArgument, YesOption
+
+if TYPE_CHECKING:
+    from dmq.admin import admin_v1 as wire
+
+
+class DeadLetters(StrEnum):
+    """What becomes of the dead letters of a group that is removed."""
+
+    KEEP = "keep"
+    REMOVE = "remove"
+
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Also if it has something unread, or retries that wait.")]
 
@@ -39,24 +51,47 @@ def rm(
     *,
     group: GroupArgument,
     force: ForceOption = False,
+    dead_letters: Annotated[
+        DeadLetters,
+        typer.Option("--dead-letters", help="Keep them under the name of the group, or give them up with it."),
+    ] = DeadLetters.KEEP,
     yes: YesOption = False,
     address: AddressOption = None,
     output: OutputOption = None,
     timeout: TimeoutOption = None,
 ) -> None:
-    """Remove a group: its settings, its place in every topic, its retries. Its dead letters stay.
+    """Remove a group: its settings, its place in every topic, its retries. Says what lies in it, and asks.
 
-    A removal that was begun goes on by itself, also after a restart.
+    Its dead letters stay under its name: 'dmq dead groups' lists it, 'dead ls', 'show', 'redrive' and 'purge' take it,
+    and 'dmq topic rm %DLQ%GROUP' removes their topic in the end. With '--dead-letters remove' they go at once. A
+    removal that was begun goes on by itself, also after a restart.
     """
     session = session_of(ctx, address, output, timeout)
-    if force:
-        confirm(f"group {group} will lose its place and its retries", yes=yes)
+    removes = dead_letters is DeadLetters.REMOVE
     with session.connect() as client:
-        client.remove_group(group, force=force)
+        found = client.group(group, with_unread=True)
+        lying = _lying(found, removes=removes)
+        is_done = not (found.unread or found.waiting)  # else it is refused without --force, and nobody is asked
+        if lying and (force or is_done):
+            confirm(f"group {group} will be removed: {', '.join(lying)}", yes=yes)
+        client.remove_group(group, force=force, with_dead_letters=removes)
     if session.as_json:
-        out.show_json({"group": group, "removed": True})
+        kept = 0 if removes else found.dead
+        out.show_json({"group": group, "removed": True, "dead_letters": "removed" if removes else "kept", "dead": kept})
     else:
-        out.show_facts([("removed", group)])
+        facts = [("removed", group)]
+        if found.dead:
+            facts.append(("dead letters", f"{found.dead:,} {'removed' if removes else 'kept'}"))
+        out.show_facts(facts)
+
+
+def _lying(group: wire.Group, *, removes: bool) -> list[str]:
+    """Say what lies in a group, and what becomes of it."""
+    facts = [f"{each.unread:,} of topic {each.topic} unread" for each in group.unread]
+    facts += [f"{group.leased:,} of these handed out or hidden"] if group.leased else []
+    facts += [f"{group.waiting:,} retries wait"] if group.waiting else []
+    stay = "are given up" if removes else "stay under its name"
+    return facts + ([f"{group.dead:,} dead letters {stay}"] if group.dead else [])
 
 
 def reset(

@@ -49,8 +49,12 @@ def redrive(
     until: UntilOption = None,
     message_id: IdsOption = None,
     to: Annotated[
-        str, typer.Option("--to", metavar="TOPIC", help="Send them there.  [default: each to the topic it came from]")
+        str,
+        typer.Option("--to", metavar="TOPIC", help="Send them to this topic, for all its groups.  [default: to GROUP]"),
     ] = "",
+    all_groups: Annotated[
+        bool, typer.Option("--all-groups", help="Send each to the topic it came from, for all groups that read it.")
+    ] = False,
     rate: Annotated[
         float | None, typer.Option(metavar="N", help="At most so many a second.  [default: as fast as it goes]")
     ] = None,
@@ -61,12 +65,17 @@ def redrive(
     output: OutputOption = None,
     timeout: TimeoutOption = None,
 ) -> None:
-    """Send dead letters again, with new message ids, and wait until it is done.
+    """Send dead letters again, with new message ids, to the group that failed them, and wait until it is done.
 
-    Without a filter: all of the group. The daemon does it, also after Ctrl-C here or a restart there; each dead letter
-    keeps what became of it ('dmq dead show'). One that somebody sent to the dead-letter queue came from no topic and
-    needs --to. Ends with 1 if some failed, or somebody stopped it.
+    Other groups of the topic do not get them again, unless --all-groups or --to says so; a group that was removed needs
+    one of these. Without a filter: all of the group. The daemon does it, also after Ctrl-C or a restart of it; each
+    dead letter keeps what became of it ('dmq dead show'). One that somebody sent to the dead-letter queue came from no
+    topic and needs --to. Ends with 1 if some failed, or somebody stopped it.
     """
+    if to and all_groups:
+        raise typer.BadParameter(
+            "--to is for all groups of its topic already: give one of them", param_hint="--all-groups"
+        )
     session = session_of(ctx, address, output, timeout)
     with session.connect() as client:
         from dmq.admin import admin_v1 as wire
@@ -76,6 +85,7 @@ def redrive(
             group=group,
             filter=filter_of(client, reason=reason, topic=topic, key=key, since=since, until=until, ids=message_id),
             to_topic=to,
+            all_groups=all_groups,
             rate_per_s=rate or 0.0,
             is_dry_run=dry_run,
         )
@@ -187,7 +197,8 @@ def _run(session: Session, client: AdminClient, request: wire.StartJobRequest, *
     if _state(job) == "stopped":
         raise CommandFailed(f"job {job.job_id} was stopped before its end")
     if job.failed and not request.is_dry_run:
-        origin = ", or came from no topic and need --to" if _kind(job) == "redrive" and not job.to_topic else ""
+        is_bound = _kind(job) == "redrive" and not job.to_topic
+        origin = ", or their topic or group is gone and they need --to" if is_bound else ""
         raise CommandFailed(f"{job.failed:,} failed and stay dead: they cannot be read{origin}")
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import unpack_id
-from broker_adapter.topics import dead_letter_topic
+from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic
 from dmq.admin.source import (
     DeadPage,
     DeadStatus,
@@ -16,12 +17,13 @@ from dmq.admin.source import (
     GroupStatus,
     RetryOutcomes,
     RetryPage,
+    Unread,
     WaitingRetry,
 )
 from dmq.audit.events import LANE, EventKind, encode_event
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.dead_letters import Letter
-from dmq.embedded.names import Group
+from dmq.embedded.names import Group, Topic
 from dmq.embedded.registry import DEFAULT_POLICY
 from dmq.store.counts import BUCKET_MS
 from dmq.store.keys import pack_timeline_key, timeline_key, unpack_timeline_key
@@ -69,18 +71,41 @@ class Operations:
 
     # -- groups -------------------------------------------------------------------------------------------------------
 
-    async def groups(self) -> Sequence[GroupStatus]:
-        """Return every consumer group, by name."""
+    async def groups(self, *, with_removed: bool = False) -> Sequence[GroupStatus]:
+        """Return every consumer group, by name; and names that only dead letters lie under."""
+        names = self.broker.names
         pending = await asyncio.get_running_loop().run_in_executor(None, self.store.pending)
-        return [await self._group(group, pending) for _, group in sorted(self.broker.names.groups.items())]
+        found = [await self._group(group, pending) for group in list(names.groups.values())]
+        if with_removed:
+            left = [each for each in names.topics.values() if names.is_left(each)]
+            found += [await self._left(each) for each in left]
+        return sorted(found, key=lambda group: group.name)
 
-    async def group(self, name: str) -> GroupStatus:
-        """Return one group, with when its retries are due."""
+    async def _left(self, letters: Topic) -> GroupStatus:
+        """Return what there is of a group that was removed, or never was: its dead letters."""
+        name = letters.name.removeprefix(DEAD_LETTER_PREFIX)
+        group = self.broker.names.group_of_letters(name)
+        return GroupStatus(
+            name=name,
+            created_at_ms=group.created_at_ms if group is not None else letters.created_at_ms,
+            policy=DEFAULT_POLICY,
+            is_default_policy=True,
+            is_fifo=False,
+            is_fifo_set=False,
+            dead=await self.broker.dead_letters.count(letters),
+            is_removed=True,
+        )
+
+    async def group(self, name: str, *, with_unread: bool = False) -> GroupStatus:
+        """Return one group, with when its retries are due; if asked for, with what it has not finished by topic."""
         group = self._known(name)
         loop = asyncio.get_running_loop()
         pending = await loop.run_in_executor(None, self.store.pending)
         due = await loop.run_in_executor(None, self._due_counts, group.group_id)
-        return await self._group(group, pending, due)
+        status = await self._group(group, pending, due)
+        if not with_unread:
+            return status
+        return replace(status, unread=[Unread(**each._asdict()) for each in await self.broker.operator.unread(group)])
 
     def _due_counts(self, scope: int) -> list[DueBucket]:
         found = self.store.due_counts(scope, 0, 2**53, limit=_DUE_BUCKETS_MAX)

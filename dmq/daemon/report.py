@@ -18,14 +18,16 @@ from dmq.config import DaemonConfig
 from dmq.daemon.listing import Listings
 from dmq.daemon.objects import Objects
 from dmq.embedded.broker import EmbeddedBroker
+from dmq.embedded.names import Topic
 from dmq.embedded.removable import edges
 from dmq.metrics import Metrics
 from dmq.store.keys import pack_queue_key, pack_timeline_key
 from dmq.store.ops import EntryState, Family
-from dmq.store.record import WAITING_HEADER_BYTES, body_payload, decode_queued, decode_waiting
+from dmq.store.record import WAITING_HEADER_BYTES, body_payload, decode_queued, decode_waiting, redriven_id
 from dmq.store.store import Store
 
 _DUE_BUCKETS_MAX = 60
+_UNKNOWN = MessageStatus(state=MessageState.UNKNOWN)
 
 
 @dataclass
@@ -189,7 +191,7 @@ class Report(Objects, Listings):
         topic = self.broker.names.topics.get(topic_name)
         found = self.store.find(topic.topic_id, pack_id(message_id)) if topic is not None else None
         if topic is None or found is None:
-            return MessageStatus(state=MessageState.UNKNOWN)
+            return self._redriven(topic, message_id) if topic is not None else _UNKNOWN
         if found.state is EntryState.WAITING:
             (value,) = self.store.get_many(Family.TIMELINE, [pack_timeline_key(found.at_ms, found.sequence)])
             if value is None:  # handed over since
@@ -212,6 +214,23 @@ class Report(Objects, Listings):
             queue_offset=found.queue_offset,
             payload=record.payload if record is not None else None,
         )
+
+    def _redriven(self, topic: Topic, message_id: str) -> MessageStatus:
+        """Return where a message is that was redriven to one group."""
+        entry_id = redriven_id(pack_id(message_id), topic.topic_id)
+        lanes = [(of[0], lane) for of, lane in list(self.broker.names.lanes.items()) if of[1] == topic.topic_id]
+        for group_id, lane in lanes:
+            found = self.store.find(group_id, entry_id)
+            if found is None:
+                continue
+            (value,) = self.store.get_many(Family.QUEUE, [pack_queue_key(lane.topic_id, 0, found.queue_offset)])
+            return MessageStatus(
+                state=MessageState.QUEUED,
+                stored_at_ms=found.at_ms,
+                queue_offset=found.queue_offset,
+                payload=decode_queued(value).payload if value is not None else None,
+            )
+        return _UNKNOWN
 
     async def count(self, topic: str) -> source.TopicCount:
         """Return where the queues of a topic begin and end."""

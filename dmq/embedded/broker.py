@@ -91,6 +91,7 @@ class EmbeddedBroker:
         self.operator = Operator(self.registry)
         self.retention = Retention(self.registry, keep, self.operator.is_at_work)
         self.operator.on_keep_changed = self.retention.look_again
+        self.operator.is_job_running = self.dead_letters.is_at_work
         store.attach(loop, self.registry.on_appended)
 
     async def close(self) -> None:

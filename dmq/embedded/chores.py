@@ -21,6 +21,7 @@ from typing import NamedTuple
 import structlog
 
 from broker_adapter.errors import BrokerError, Refused, Rule
+from broker_adapter.topics import DEAD_LETTER_PREFIX
 from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event, reset_event
 from dmq.embedded.checks import scope_of
 from dmq.embedded.group_queue import GroupQueue
@@ -103,15 +104,21 @@ class Chores:
 
     # -- ordering -----------------------------------------------------------------------------------------------------
 
-    async def remove(self, found: Topic | Group) -> None:
-        """Remove a topic or a group with all that is left of it. Nobody finds it from this call on; done on return."""
-        chore = Chore(found.topic_id, 0) if isinstance(found, Topic) else Chore(0, found.group_id)
-        ops = [*self._names.plan_removal(found), Put(Family.META, chore.key, _VERSION + b"{}")]
+    async def remove(self, *subjects: Topic | Group) -> None:
+        """Remove topics and groups with all that is left of them. Nobody finds them from now on; done on return."""
+        chores = [
+            Chore(found.topic_id, 0) if isinstance(found, Topic) else Chore(0, found.group_id) for found in subjects
+        ]
+        ops: list[Op] = []
+        for found, chore in zip(subjects, chores, strict=True):
+            ops += [*self._names.plan_removal(found), Put(Family.META, chore.key, _VERSION + b"{}")]
         ordered = self._registry.submit(ops)
-        self._names.forget(found)
-        done = self._begin(chore)
+        for found in subjects:
+            self._names.forget(found)
+        begun = [self._begin(chore) for chore in chores]
         await self._registry.committed(ordered)
-        await self._registry.wait(done)
+        for done in begun:
+            await self._registry.wait(done)
 
     async def reset(self, topic: Topic, group: Group, first: Sequence[int], end: Sequence[int]) -> None:
         """Let a group leave all below ``end`` of each queue and go on from ``first``; done on return.
@@ -170,6 +177,8 @@ class Chores:
             await self._cancel(topic.topic_id, topic)
             groups = await self._progress.readers_of(topic)
             await self._leave_lanes(names.lanes_of(topic.topic_id))
+            if topic.name.startswith(DEAD_LETTER_PREFIX):
+                await self._give_up_letters(topic)
             await self._empty(topic, groups)
             subject: Topic | Group = topic
             left = [Subscription(group.group_id, topic) for group in groups]
@@ -189,6 +198,9 @@ class Chores:
             ops.append(_progress_erased(queue.group_id, queue.topic_id, queue.queue_id))
             if not chore.topic_id:  # what came behind the end that was left was never the group's
                 ops.append(Emit(reset_event(queue.topic_id, queue.group_id, queue.queue_id, queue.end), NOWHERE))
+        if chore.topic_id:  # of a dead-letter queue: which letters have an outcome, and which one
+            first, last = (group_queue_range(PULLED, chore.topic_id, number) for number in (0, 0xFFFF))
+            ops.append(Delete(Family.GROUP, first[0], last[1]))
         for key in names.lanes_of(chore.topic_id or chore.group_id):
             lane = names.lanes[key]
             ops.append(Delete(Family.QUEUE, *_queue_range(lane.topic_id, 0)))
@@ -197,6 +209,7 @@ class Chores:
             ops += names.drop_lane(key)
         await self._commit(ops)
         self._registry.let_go(chore.topic_id, chore.group_id)
+        self._registry.ledgers.pop(chore.topic_id, None)
         names.free_name(subject)
 
     async def _cancel(self, scope: int, topic: Topic) -> None:
@@ -279,6 +292,37 @@ class Chores:
         )
         copy = Append(entry.scope, entry_id, lane_id, 0, record, event)
         return Withdraw(key, entry.scope, entry_id, entry.deliver_at_ms, (copy,))
+
+    async def _give_up_letters(self, topic: Topic) -> None:
+        """Give every dead letter without an outcome its last one: it is PURGED. Their queue is emptied after."""
+        group = self._names.group_of_letters(topic.name.removeprefix(DEAD_LETTER_PREFIX))
+        group_id = group.group_id if group is not None else 0
+        ledger = await self._registry.ledger(topic.topic_id)
+        at, is_complete = ledger.floor, False
+        while not is_complete:
+            found = await self._registry.reader.rows(
+                Family.QUEUE,
+                pack_queue_key(topic.topic_id, 0, at),
+                _queue_range(topic.topic_id, 0)[1],
+                limit=ROWS_PER_UNIT_MAX,
+                bytes_max=BYTES_PER_UNIT_MAX,
+            )
+            is_complete = found.is_complete
+            ops: list[Op] = []
+            ended: list[int] = []
+            for key, value in found.rows:
+                at = queue_offset_of(key) + 1
+                if ledger.is_finished(at - 1):
+                    continue
+                record = decode_queued(value)
+                origin = record.history.topic_id if record.history is not None else topic.topic_id
+                event = encode_event(
+                    *(EventKind.PURGED, origin, group_id, NO_QUEUE, record.attempts_before),
+                    *(at - 1, record.message_id),
+                )
+                ops.append(Emit(event, at - 1))
+                ended.append(at - 1)
+            await self._commit([*ops, *ledger.finish(ended)])
 
     async def _empty(self, topic: Topic, groups: Sequence[Group]) -> None:
         """Delete all messages of a topic; those that some group has not finished, or that nobody reads, are EXPIRED."""

@@ -4,6 +4,10 @@
 of ``dmq.embedded.group_queue``, of group 0), and what the outcome was is a row of its own. Redrives and purges are
 *jobs*: a job looks at each message once, in order, and writes what it did and where it stands in one unit. A crash
 leaves a message before or after its outcome, and the job goes on from there.
+
+A letter is sent again to the group that failed it: into the group's lane of the topic, where it begins at attempt 1 and
+nobody else sees it. A job may say otherwise (``all_groups``, ``to_topic``), and a half message that nobody decided was
+failed by no group: these are new messages of a topic, for everybody.
 A letter that cannot be read is listed without its facts, and stays.
 """
 
@@ -13,29 +17,39 @@ import asyncio
 import json
 import os
 import secrets
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import structlog
 from google.protobuf.message import DecodeError
 
 from broker_adapter.errors import BrokerError, Refused, Rule
-from broker_adapter.message import unpack_id
+from broker_adapter.message import Envelope, MessageType, pack_id, unpack_id
 from broker_adapter.message_id import new_message_id
 from broker_adapter.topics import RETRY_PREFIX, check_topic, dead_letter_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name, resource_of, to_envelope
-from dmq.audit.events import NO_QUEUE, EventKind, encode_event
+from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event
+from dmq.embedded.checks import GIVEN_UP_GROUP
 from dmq.embedded.group_queue import GroupQueue
-from dmq.embedded.names import GROUPED, PLAIN, Topic
+from dmq.embedded.names import GROUPED, PLAIN, Group, Topic
 from dmq.embedded.place import Placement
-from dmq.embedded.registry import Registry
+from dmq.embedded.registry import Registry, look_at
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.store.keys import job_key, job_range, pack_group_key, pack_queue_key, queue_offset_of
-from dmq.store.ops import Delete, Emit, Family, Op, Put
-from dmq.store.record import QueuedMessage, decode_queued, encode_body, encode_history, encode_queued
+from dmq.store.ops import Append, Delete, Emit, Family, Op, Put
+from dmq.store.record import (
+    QueuedMessage,
+    decode_queued,
+    encode_body,
+    encode_history,
+    encode_queued,
+    redriven_history,
+    redriven_id,
+)
 from retry.dead_letter import PARENT_MESSAGE_ID, Dead, DeadFilter, Job, JobKind, JobState, decode_job, encode_job
 from retry.policy import Reason
 
@@ -205,6 +219,9 @@ class DeadLetters:
         It looks at what is in the queue now, without the letters in front that all have an outcome already.
         """
         _check_target(job)
+        if job.group != GIVEN_UP_GROUP and _is_for_group(job) and job.group not in self._names.groups:
+            why = "the group was removed, so its dead letters can go to all groups of their topics, or to another topic"
+            raise Refused(Rule.REQUEST, why, value=job.group, limit="--all-groups or --to TOPIC")
         topic = self._names.topics.get(dead_letter_topic(job.group))
         first = end = 0
         if topic is not None:
@@ -219,6 +236,8 @@ class DeadLetters:
         if job.to_topic:
             await self._registry.topic(job.to_topic)
             self._check_alone(job)
+        if topic is not None and self._names.topics.get(topic.name) is not topic:
+            raise Refused(Rule.NOT_FOUND, "the dead letters of the group are being removed", value=job.group)
         job = replace(job, job_id=max(self._jobs, default=0) + 1)
         ops = [_job_row(job), *self._forget()]
         self._jobs[job.job_id] = job
@@ -240,15 +259,19 @@ class DeadLetters:
         await self._registry.committed(self._registry.submit(ops))  # also without: its end may not be durable yet
         return job
 
+    def is_at_work(self, group: str) -> bool:
+        """Say whether a job is running on the dead letters of a group."""
+        return any(job.group == group and job.state is JobState.RUNNING for job in self._jobs.values())
+
     def _check_alone(self, job: Job) -> None:
-        if any(other.group == job.group and other.state is JobState.RUNNING for other in self._jobs.values()):
+        if self.is_at_work(job.group):
             raise Refused(Rule.REQUEST, "another job of this group is running", value=job.group)
 
     async def _counted(self, topic: Topic | None, job: Job) -> Job:
-        targets = self._names.topics.keys() | ({job.to_topic} - {""})  # it would be made
         while topic is not None and job.state is JobState.RUNNING:
             rows, _ = await self._rows(topic, job.next_offset, job.end_offset, ROWS_PER_CALL_MAX, BYTES_PER_CALL_MAX)
-            _, job = _look(job, await self._registry.ledger(topic.topic_id), targets, rows, len(rows))
+            ledger = await self._registry.ledger(topic.topic_id)
+            _, job = _look(job, ledger, partial(self._is_possible, job, is_dry_run=True), rows, len(rows))
         return job
 
     def _forget(self) -> list[Op]:
@@ -299,7 +322,8 @@ class DeadLetters:
         rows, _ = await self._rows(topic, job.next_offset, job.end_offset, ROWS_PER_UNIT_MAX, BYTES_PER_UNIT_MAX)
         if self._jobs[job.job_id] is not job:  # stopped meanwhile
             return 0
-        meant, after = _look(job, ledger, self._names.topics, rows, done_max)
+        meant, after = _look(job, ledger, partial(self._is_possible, job), rows, done_max)
+        self._make_lanes(job, meant)
         ops: list[Op] = [_job_row(after)]
         for row in meant:
             ops += self._redriven(topic, job, row) if job.kind is JobKind.REDRIVE else self._purged(topic, job, row)
@@ -311,11 +335,34 @@ class DeadLetters:
 
     # -- outcomes -----------------------------------------------------------------------------------------------------
 
+    def _make_lanes(self, job: Job, rows: Sequence[_Row]) -> None:
+        """Have lanes made that letters go to, in front of the unit that needs them: whatever fails there, they are."""
+        names = {row.dead.origin_topic: None for row in rows if _is_for_group(job, row)}
+        ops: list[Op] = []
+        for name in names:
+            ops += self._registry.lane_id(self._names.groups[job.group], self._names.topics[name])[1]
+        if ops:
+            self._registry.submit(ops).add_done_callback(look_at)  # a failure of the store reaches the unit too
+
+    def _is_possible(self, job: Job, row: _Row, *, is_dry_run: bool = False) -> bool:
+        """Say whether a letter can get the job's outcome; a dry run counts on a topic that would be made for it."""
+        if job.kind is JobKind.PURGE:
+            return row.record is not _UNREADABLE
+        if row.message is None:
+            return False
+        target = self._names.topics.get(job.to_topic or row.dead.origin_topic)
+        if target is None:
+            return is_dry_run and bool(job.to_topic)
+        if _is_for_group(job, row):
+            return job.group in self._names.groups
+        is_grouped = bool(row.message.system_properties.message_group)
+        return target.message_type is None or (target.message_type is MessageType.FIFO) == is_grouped
+
     def _redriven(self, topic: Topic, job: Job, row: _Row) -> list[Op]:
         message = row.message
         assert message is not None
         now_ms = self._clock.now_ms()
-        target = self._names.topics[_target(job, row.dead)]
+        target = self._names.topics[job.to_topic or row.dead.origin_topic]
         message_id = new_message_id(now_ms, os.getpid(), secrets.token_bytes(10))
         if full_name(message.topic) != target.name:
             message.topic.CopyFrom(resource_of(target.name))
@@ -323,11 +370,28 @@ class DeadLetters:
         message.system_properties.ClearField("delivery_timestamp")
         message.user_properties[PARENT_MESSAGE_ID] = row.dead.message_id
         envelope = to_envelope(message)
-        changed, ops = self._names.plan_first({target.name: GROUPED if envelope.message_group else PLAIN})
-        self._names.change_topics(changed)  # a unit of a job is urgent, and never refused
-        ops.append(self._placement.accept(target, envelope, now_ms))
-        outcome = Outcome("redriven", now_ms, f"{target.name} {message_id}")
-        return [*ops, *self._outcome_ops(topic, job, row, outcome)]
+        note = f"{target.name} {message_id}"
+        if _is_for_group(job, row):
+            ops = self._to_group(self._names.groups[job.group], target, envelope, row, now_ms)
+            note += f" for group {job.group}"
+        else:
+            changed, ops = self._names.plan_first({target.name: GROUPED if envelope.message_group else PLAIN})
+            self._names.change_topics(changed)  # a unit of a job is urgent, and never refused
+            ops.append(self._placement.accept(target, envelope, now_ms))
+        return [*ops, *self._outcome_ops(topic, job, row, Outcome("redriven", now_ms, note))]
+
+    def _to_group(self, group: Group, topic: Topic, envelope: Envelope, row: _Row, now_ms: int) -> list[Op]:
+        """Put a message into the group's lane of a topic, as one that the group failed and never tried."""
+        lane_id, ops = self._registry.lane_id(group, topic)
+        assert not ops, "the lane was made in front of the unit"
+        message_id = pack_id(envelope.message_id)
+        history = encode_history(redriven_history(topic.topic_id, now_ms))
+        body = encode_body(message_id, envelope.tag.encode(), envelope.message_group.encode(), envelope.payload)
+        record = encode_queued(0, now_ms, 0, history + body, has_history=True)
+        event = encode_event(
+            EventKind.QUEUED_FOR_GROUP, topic.topic_id, group.group_id, LANE, 1, row.offset, message_id
+        )
+        return [Append(group.group_id, redriven_id(message_id, topic.topic_id), lane_id, 0, record, event)]
 
     def _purged(self, topic: Topic, job: Job, row: _Row) -> list[Op]:
         """What the letter was and how it died stays; what it said does not."""
@@ -348,14 +412,15 @@ class DeadLetters:
         record = row.record
         kind = EventKind.REDRIVEN if job.kind is JobKind.REDRIVE else EventKind.PURGED
         origin = record.history.topic_id if record.history is not None else topic.topic_id
-        group_id = self._names.groups[job.group].group_id if job.group in self._names.groups else 0
+        group = self._names.group_of_letters(job.group)
+        group_id = group.group_id if group is not None else 0
         event = encode_event(kind, origin, group_id, NO_QUEUE, record.attempts_before, row.offset, record.message_id)
         value = json.dumps(outcome._asdict(), separators=(",", ":")).encode()
         return [Put(Family.GROUP, _outcome_key(topic, row.offset), value), Emit(event, row.offset)]
 
 
 def _look(
-    job: Job, ledger: GroupQueue, topics: Container[str], rows: Sequence[_Row], done_max: int
+    job: Job, ledger: GroupQueue, is_possible: Callable[[_Row], bool], rows: Sequence[_Row], done_max: int
 ) -> tuple[list[_Row], Job]:
     """Return which of ``rows`` get their outcome now, at most ``done_max``, and the job after that."""
     meant: list[_Row] = []
@@ -364,7 +429,7 @@ def _look(
     for row in rows:
         if ledger.is_finished(row.offset) or not job.filter.matches(row.dead):
             passed += 1
-        elif not _is_possible(job, topics, row):
+        elif not is_possible(row):
             failed += 1
         elif len(meant) == done_max:
             following = row.offset
@@ -374,15 +439,12 @@ def _look(
     return meant, job.advanced(following, done=len(meant), passed=passed, failed=failed)
 
 
-def _is_possible(job: Job, topics: Container[str], row: _Row) -> bool:
-    if job.kind is JobKind.PURGE:
-        return row.record is not _UNREADABLE
-    return row.message is not None and _target(job, row.dead) in topics
-
-
-def _target(job: Job, dead: Dead) -> str:
-    """Return where a letter is sent again; empty for one that came from nowhere, a topic that may be removed."""
-    return job.to_topic or dead.origin_topic
+def _is_for_group(job: Job, row: _Row | None = None) -> bool:
+    """Say whether a job sends a letter to its group alone; no group failed a half message that nobody decided."""
+    if job.kind is JobKind.PURGE or job.to_topic or job.all_groups:
+        return False
+    history = row.record.history if row is not None else None
+    return history is None or history.queue_id != NO_QUEUE
 
 
 def _check_target(job: Job) -> None:

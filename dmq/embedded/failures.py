@@ -251,7 +251,8 @@ class Failures:
     def _history(self, failed: Failed, record: QueuedMessage, reason: int) -> History:
         queue, now_ms = failed.queue, self._clock.now_ms()
         if record.history is not None and self._registry.subscription_of(queue).lane is queue:
-            return record.history._replace(last_failed_at_ms=now_ms, reason=reason)
+            first_ms = record.history.first_failed_at_ms or failed.lease.first_failed_at_ms or now_ms
+            return record.history._replace(first_failed_at_ms=first_ms, last_failed_at_ms=now_ms, reason=reason)
         first_ms = failed.lease.first_failed_at_ms or now_ms
         return History(queue.topic_id, queue.queue_id, failed.offset, record.stored_at_ms, first_ms, now_ms, reason)
 

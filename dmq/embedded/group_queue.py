@@ -101,6 +101,9 @@ class GroupQueue:
         self._unread: set[int] = set()  # taken, perhaps given back, and not admitted yet
         self._moved: dict[int, None] = {}  # offsets that left as copies in this run, oldest first
         self.order = MessageOrder()
+        self.beside: Sequence[
+            GroupQueue
+        ] = ()  # where the same message groups may lie: the lane, or of a lane the queues
         self._rows: set[int] = set()  # offsets that have an exception row
         self._chunks: dict[int, bytearray] = {}
 
@@ -219,7 +222,9 @@ class GroupQueue:
             self.give_back(offset)
             return False
         epoch = self.leases[offset].epoch
-        if self.order.admit(offset, message_group, epoch, first_epoch=first_epoch, run_max=run_max):
+        if any(other.order.is_out(message_group) for other in self.beside):
+            self.order.park(offset, message_group)
+        elif self.order.admit(offset, message_group, epoch, first_epoch=first_epoch, run_max=run_max):
             return True
         del self.leases[offset]
         return False
@@ -293,7 +298,11 @@ class GroupQueue:
 
         Not before that is durable: after a crash the message would come again, behind those that were let go.
         """
+        message_group = self.order.group_of(offset)
         self._ready_are(self.order.finished(offset))
+        if message_group and not self.order.is_out(message_group):
+            for other in self.beside:
+                other._ready_are(other.order.ready(message_group))
 
     def leave(self, offset: int) -> list[Op]:
         """Finish an offset whose message goes on as a copy: its handle is refused from here on."""

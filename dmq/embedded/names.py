@@ -184,6 +184,19 @@ class Names:
             Emit(name_event(EventKind.GROUP_CHANGED, group.group_id)),
         ]
 
+    def group_of_letters(self, name: str) -> Group | None:
+        """Return whose dead letters lie under a name: the group that has it, else the last one that had it."""
+        known = self.groups.get(name)
+        if known is not None:
+            return known
+        removed = (group for group in self.groups_by_id.values() if group.name == name)
+        return max(removed, key=lambda group: group.group_id, default=None)
+
+    def is_left(self, topic: Topic) -> bool:
+        """Say whether a topic is a dead-letter queue whose group is gone, or never was."""
+        name = topic.name.removeprefix(DEAD_LETTER_PREFIX)
+        return name != topic.name and name not in self.groups
+
     def add_group(self, group: Group) -> None:
         """Make a group, or its new settings, known."""
         self.groups[group.name] = self.groups_by_id[group.group_id] = group

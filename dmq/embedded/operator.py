@@ -8,7 +8,7 @@ from typing import NamedTuple
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.limits import QUEUES_PER_TOPIC_MAX
 from broker_adapter.message import MessageType
-from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, dead_letter_topic
 from dmq.audit.events import subscribed_event
 from dmq.embedded.checks import GIVEN_UP_GROUP, scope_of
 from dmq.embedded.chores import Chores
@@ -31,6 +31,13 @@ class Reading(NamedTuple):
     unread: int
 
 
+class Unfinished(NamedTuple):
+    """How much of a topic a group has not finished."""
+
+    topic: str
+    unread: int
+
+
 class Operator:
     """Topics and groups in an operator's hand. Belongs to the event loop."""
 
@@ -41,6 +48,7 @@ class Operator:
         self._progress = Progress(registry)
         self._chores = Chores(registry)
         self.on_keep_changed: Callable[[], None] = lambda: None
+        self.is_job_running: Callable[[str], bool] = lambda _: False  # on the dead letters of a group
         self.is_at_work = self._chores.is_at_work
 
     async def close(self) -> None:
@@ -103,8 +111,11 @@ class Operator:
     async def remove_topic(self, name: str, *, is_forced: bool) -> None:
         """Remove a topic with all that is in it or waits for it; unless forced, not if there is anything to lose."""
         topic = self._topic(name)
-        if name.startswith((DEAD_LETTER_PREFIX, RETRY_PREFIX)):
+        if name.startswith(RETRY_PREFIX) or (name.startswith(DEAD_LETTER_PREFIX) and not self._names.is_left(topic)):
             raise Refused(Rule.TOPIC, "what a group failed is removed with 'dead purge', or with the group", value=name)
+        if name.startswith(DEAD_LETTER_PREFIX):
+            await self._remove_letters(topic, is_forced=is_forced)
+            return
         if not is_forced:
             await self._check_empty(topic)
             topic = self._topic(name)
@@ -117,6 +128,26 @@ class Operator:
                 self._names.free_name(topic)
                 raise
         await self._chores.remove(topic if not is_forced else self._topic(name))
+
+    async def _remove_letters(self, topic: Topic, *, is_forced: bool) -> None:
+        """Remove the dead-letter queue of a group that is gone, with its ledger."""
+        left = 0 if is_forced else await self._letters_left(topic)
+        if left:
+            why = f"{left} dead letters have no outcome; purge them, or force it to give them up"
+            raise Refused(Rule.REQUEST, why, value=topic.name)
+        topic = self._topic(topic.name)  # nothing is awaited from here on
+        if not self._names.is_left(topic):
+            raise Refused(Rule.TOPIC, "its group was made anew", value=topic.name)
+        self._check_no_job(topic.name.removeprefix(DEAD_LETTER_PREFIX))
+        await self._chores.remove(topic)
+
+    async def _letters_left(self, topic: Topic) -> int:
+        ledger = await self._registry.ledger(topic.topic_id)
+        return await self._registry.reader.end(topic.topic_id, 0) - ledger.finished_count
+
+    def _check_no_job(self, group: str) -> None:
+        if self.is_job_running(group):
+            raise Refused(Rule.REQUEST, "a job is at work on the group's dead letters; stop it first", value=group)
 
     async def _check_empty(self, topic: Topic) -> None:
         waiting, readings = await self.waiting(topic), await self.readings(topic)
@@ -153,10 +184,17 @@ class Operator:
             raise Refused(Rule.REQUEST, "there is such a consumer group already", value=name)
         await self._registry.make_group(name)
 
-    async def remove_group(self, name: str, *, is_forced: bool) -> None:
+    async def unread(self, group: Group) -> list[Unfinished]:
+        """Return what a group has not finished, by topic; what comes back to it is included."""
+        topics = sorted(await self._progress.topics_of(group), key=lambda topic: topic.name)
+        found = [Unfinished(topic.name, await self._progress.unread(group, topic)) for topic in topics]
+        return [each for each in found if each.unread]
+
+    async def remove_group(self, name: str, *, is_forced: bool, with_dead_letters: bool = False) -> None:
         """Remove a group, its settings, its progress and its retries; unless forced, not if something is unread.
 
-        Its dead letters stay where they are.
+        Its dead letters stay where they are, under its name, unless they are to go too: all of them, whoever of that
+        name left them.
         """
         group = self._group(name)
         if name == GIVEN_UP_GROUP:
@@ -165,13 +203,15 @@ class Operator:
             facts = []
             waiting = (await self._registry.reader.figures()).get(group.group_id, 0)
             facts += [f"{waiting} retries wait"] if waiting else []
-            for topic in await self._progress.topics_of(group):
-                unread = await self._progress.unread(group, topic)
-                facts += [f"{unread} of topic {topic.name!r} are unread"] if unread else []
+            facts += [f"{each.unread} of topic {each.topic!r} are unread" for each in await self.unread(group)]
             if facts:
                 why = f"the group is not done: {', '.join(facts)}; force it to lose its place"
                 raise Refused(Rule.REQUEST, why)
-        await self._chores.remove(self._group(name))
+        group = self._group(name)  # nothing is awaited from here on
+        letters = self._names.topics.get(dead_letter_topic(name)) if with_dead_letters else None
+        if letters is not None:
+            self._check_no_job(name)
+        await self._chores.remove(group, *([letters] if letters is not None else []))
 
     async def reset_group(self, group_name: str, topic_name: str, to: int) -> tuple[int, ...]:
         """Let a group go on from the beginning, the end, or the first message stored at or after a time.

@@ -58,6 +58,24 @@ class MessageOrder:
         self.parked_count += 1
         return False
 
+    def park(self, offset: int, message_group: str) -> None:
+        """Note that an offset was looked at and waits for what of its message group is out elsewhere."""
+        line = self._lines.setdefault(message_group, _Line())
+        self._forget(line, offset)
+        self._group_of[offset] = message_group
+        insort(line.parked, offset)
+        self.parked_count += 1
+
+    def is_out(self, message_group: str) -> bool:
+        """Say whether something of a message group is handed out."""
+        line = self._lines.get(message_group)
+        return line is not None and bool(line.out)
+
+    def ready(self, message_group: str) -> list[int]:
+        """Return what of a message group may be offered now."""
+        line = self._lines.get(message_group)
+        return line.ready() if line is not None else []
+
     def is_grouped(self, offset: int) -> bool:
         """Say whether an offset is known to belong to a message group."""
         return offset in self._group_of

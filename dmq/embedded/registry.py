@@ -291,11 +291,20 @@ class Registry:
         queue = self._attach(found, lane)
         return queue, [*ops, *queue.start_at(0)]
 
+    def lane_id(self, group: Group, topic: Topic) -> tuple[int, list[Op]]:
+        """As ``lane``, whether the group is there or has ever read the topic or not: the id of where retries go."""
+        found = self.subscriptions.get((group.group_id, topic.topic_id))
+        if found is not None and not found.is_retired:
+            queue, ops = self.lane(found)
+            return queue.topic_id, ops
+        lane, ops = self.names.lane(group, topic.topic_id, self.clock.now_ms())
+        start = GroupQueue(group.group_id, lane.topic_id, 0).start_at(0)
+        return lane.topic_id, [*ops, *start] if ops else []
+
     def _attach(self, found: Subscription, lane: Topic) -> GroupQueue:
-        found.lane = GroupQueue(found.group_id, lane.topic_id, 0)
         self._by_lane[lane.topic_id] = found
         self._by_topic[lane.topic_id] = [found]
-        return found.lane
+        return found.attach(GroupQueue(found.group_id, lane.topic_id, 0))
 
     def heard(self, place: tuple[int, int], offset: int) -> None:
         """Note that a group which pulls continues at ``offset``, for who is about to remove what all have read."""

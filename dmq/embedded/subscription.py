@@ -34,6 +34,14 @@ class Subscription:
         """The topic's queues, and the lane."""
         return self.queues if self.lane is None else [*self.queues, self.lane]
 
+    def attach(self, lane: GroupQueue) -> GroupQueue:
+        """Take in the lane. Of a message group that lies there and in a queue, one message goes out at a time."""
+        self.lane = lane
+        lane.beside = self.queues
+        for queue in self.queues:
+            queue.beside = (lane,)
+        return lane
+
     def queue_at(self, topic_id: int, queue_id: int) -> GroupQueue | None:
         """Return the queue of a handle or of a message that arrived."""
         if self.lane is not None and topic_id == self.lane.topic_id:
@@ -118,6 +126,8 @@ class Subscription:
         """Take in the queues that were added to the topic, and whatever else of it was changed."""
         self.topic = topic
         self.queues += [GroupQueue(self.group_id, topic.topic_id, n) for n in range(len(self.queues), topic.queues)]
+        if self.lane is not None:
+            self.attach(self.lane)
 
     def retire(self) -> None:
         """Hand out nothing any more and let all leases be nobody's; who waits is woken, and finds out."""

@@ -204,6 +204,16 @@ def failed_id(message_id: bytes, history: History, attempt: int) -> bytes:
     return message_id + _FAILED_ID.pack(history.topic_id, history.queue_id, history.queue_offset, attempt)
 
 
+def redriven_history(topic_id: int, now_ms: int) -> History:
+    """Return the history of a redriven message in a group's lane: it was in no queue, and nobody failed it yet."""
+    return History(topic_id, 0, 0, now_ms, 0, 0, 0)
+
+
+def redriven_id(message_id: bytes, topic_id: int) -> bytes:
+    """Return the id in the index of a redriven message in a group's lane; message ids of redrives are new."""
+    return failed_id(message_id, redriven_history(topic_id, 0), 0)
+
+
 def encode_queued(
     attempts_before: int, stored_at_ms: int, deliver_at_ms: int, body: bytes, *, has_history: bool = False
 ) -> bytes:

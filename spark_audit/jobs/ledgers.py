@@ -15,6 +15,7 @@ from spark_audit.jobs.options import Options
 from spark_audit.jobs.pipeline import Judged, letters_of
 from spark_audit.schema import FAILED, IN_LANE, KNOWN
 from spark_audit.transforms.groups import STATES
+from spark_audit.transforms.rows import is_fired_to_group
 from spark_audit.transforms.totals import entry_totals, group_totals, histogram, scheduled_totals
 
 Table = list[dict[str, Any]]
@@ -83,7 +84,7 @@ def judged_of(judged: Judged, rows: DataFrame, cells: Sequence[CellState], optio
     extra = F.sum(F.greatest(F.col("delivered") - 1, F.lit(0))).alias("duplicated")
     entries = judged.entries.where(F.col("from_sequence").isNotNull())
     side = judged.side.groupBy("topic", "group").agg(
-        F.count_if((F.col("visible") > 0) & ~kind.isin(*IN_LANE)).alias("fired"),
+        F.count_if(is_fired_to_group()).alias("fired"),
         F.count_if(kind == "ACKED").alias("acked"),
         F.count_if(kind == "FILTERED").alias("filtered"),
         F.count_if(kind.startswith("DEAD_") & ((F.col("visible") < 0) | (F.col("copies") < 0))).alias("dead"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from operator import and_
 from typing import NamedTuple
 
 import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
@@ -199,10 +200,12 @@ def ends_of(rare: DataFrame) -> DataFrame:
     """Return the places that retention or an operator emptied."""
     own = rare.where(F.col("kind").isin("EXPIRED", "PURGED"))
     is_letter = F.col("kind") == "PURGED"
+    # somebody sent it to the dead-letter queue of no group: its topic is that
+    is_named = is_letter & F.col("group").isNotNull()
     return (
         own.select(
             "cell",
-            F.when(is_letter, F.concat(F.lit("%DLQ%"), F.col("group"))).otherwise(F.col("topic")).alias("topic"),
+            F.when(is_named, F.concat(F.lit("%DLQ%"), F.col("group"))).otherwise(F.col("topic")).alias("topic"),
             F.when(is_letter, F.lit(0)).otherwise(F.col("queue_id")).alias("queue_id"),
             F.when(is_letter, F.col("detail")).otherwise(F.col("queue_offset")).alias("queue_offset"),
             "message_id",
@@ -237,19 +240,26 @@ def judge(rows: DataFrame, known: Known, options: Options) -> Judged:
 
 
 def letters_of(rare: DataFrame) -> DataFrame:
-    """Return dead letters by topic, group and reason, with what became of them."""
-    place = ("cell", "group", "detail")
+    """Return dead letters by topic, group and reason, with what became of them.
+
+    A letter is known by its place and its message: a dead-letter queue that was removed and made anew begins at 0.
+    Older daemons named no group where it had been removed; then place and message say whose it was.
+    """
+    place = ("cell", "detail", "message_id")
     fate = (
         rare.where(F.col("kind").isin(*OF_LETTERS))
-        .groupBy(*place)
+        .groupBy(*place, F.col("group").alias("of_group"))
         .agg(
             F.max((F.col("kind") == "REDRIVEN").cast("int")).alias("redriven"),
             F.max((F.col("kind") == "PURGED").cast("int")).alias("purged"),
         )
     )
-    dead = rare.where(F.col("kind").isin(*DEAD)).select(*place, "topic", F.col("kind").alias("reason"))
+    dead = rare.where(F.col("kind").isin(*DEAD)).select(*place, "group", "topic", F.col("kind").alias("reason"))
+    is_same = reduce(and_, (F.col(f"d.{name}") == F.col(f"f.{name}") for name in place))
+    is_its = F.col("of_group").isNull() | (F.col("of_group") == F.col("d.group"))
     return (
-        dead.join(fate, on=list(place), how="left")
+        dead.alias("d")
+        .join(fate.alias("f"), on=is_same & is_its, how="left")
         .groupBy("topic", "group", "reason")
         .agg(
             F.count(F.lit(1)).alias("count"),

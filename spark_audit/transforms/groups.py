@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, Window
 
 from spark_audit.schema import DEAD, IN_LANE, LANE
 from spark_audit.transforms.entries import has_gap
-from spark_audit.transforms.rows import group_side
+from spark_audit.transforms.rows import group_side, is_fired_to_group
 
 KEY = ("cell", "topic", "group", "message_id")
 STATES = (
@@ -57,7 +57,7 @@ def place_facts(side: DataFrame) -> DataFrame:
             F.count_if(is_named).alias("named"),
             F.count_distinct(F.when(F.col("visible") > 0, F.col("pass_number"))).alias("passes"),
             F.min(F.when(F.col("visible") > 0, F.col("sequence"))).alias("from_sequence"),
-            F.max(((F.col("visible") > 0) & ~kind.isin(*IN_LANE)).cast("int")).alias("is_original"),
+            F.max(is_fired_to_group().cast("int")).alias("is_original"),
             F.min_by("kind", "sequence").alias("first_kind"),
             F.max_by("kind", "sequence").alias("last_kind"),
             F.min("sequence").alias("first_sequence"),

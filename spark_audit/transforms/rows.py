@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
 from pyspark.sql import Column, DataFrame
 
-from spark_audit.schema import BARS_MS, DEAD, FIRED, ID_EPOCH_S, IN_LANE, LETTER_KINDS, LETTERS
+from spark_audit.schema import BARS_MS, DEAD, FIRED, FOR_GROUP, ID_EPOCH_S, IN_LANE, LETTER_KINDS, LETTERS
 
 BITS = 64
 _BUCKETS = 64
@@ -79,6 +79,11 @@ def is_fired() -> Column:
     return F.col("is_letter") | F.col("kind").isin(*FIRED)
 
 
+def is_fired_to_group() -> Column:
+    """Say whether a row of ``group_side`` is the first that a group sees of a message, and no retry of it."""
+    return (F.col("visible") > 0) & ~F.col("kind").isin(*IN_LANE)
+
+
 def is_exit() -> Column:
     """Say whether a row is an exit of a group from a place."""
     return ~F.col("is_letter") & (
@@ -122,7 +127,7 @@ def group_side(rows: DataFrame, subscriptions: DataFrame) -> DataFrame:
     """Return what groups did: ``visible`` is 1 for a place, -1 for an exit; ``copies`` 1 for a nack, -1 for its end."""
     fired = for_groups(rows.where(is_fired()), subscriptions).withColumn("visible", F.lit(1))
     others = rows.where(~is_fired() & F.col("group").isNotNull()).withColumn("pass_number", F.lit(0))
-    visible = F.when(F.col("kind").isin(*IN_LANE), 1).when(is_exit(), -1).otherwise(0)
+    visible = F.when(F.col("kind").isin(*IN_LANE, FOR_GROUP), 1).when(is_exit(), -1).otherwise(0)
     others = others.withColumn("visible", visible)
     copies = (
         F.when(F.col("is_letter"), 0)

@@ -15,7 +15,7 @@ from spark_audit.transforms.rows import (
     floor_to,
     group_side,
     id_window,
-    is_fired,
+    is_fired_to_group,
     key_of,
     lateness_bar,
     signed_sums,
@@ -74,7 +74,7 @@ def fingerprints(rows: DataFrame, subscriptions: DataFrame, *, window_ms: int, b
     side = group_side(rows, subscriptions).withColumn("key", key_of(F.col("topic"), F.col("message_id"), bits))
     side = side.withColumn("id_window", id_window(F.col("message_id"), F.col("key"), window_ms))
     return side.groupBy(*_SUM_KEYS).agg(
-        F.count_if(is_fired()).alias("fired"),
+        F.count_if(is_fired_to_group()).alias("fired"),
         *signed_sums(F.col("key"), F.col("visible"), "visible"),
         *signed_sums(F.col("key"), F.col("copies"), "copies"),
     )

@@ -36,6 +36,7 @@ from support.rigs import GROUP, EmbeddedRig, End, every_durable_broker, play, un
 from support.stores import GatedEngine
 
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.message_id import new_message_id
 from dmq.embedded import dead_letters as dead_letters_module
 from dmq.embedded.dead_letters import DeadLetters
 from dmq.errors import StoreCorrupt
@@ -148,21 +149,20 @@ async def test_a_failure_in_a_job_is_not_its_end(rig: EmbeddedRig) -> None:
     """Nothing of the unit that failed is done; after a pause it is tried again, and everything is done once."""
     await die_many(rig, 3)
     ledger = await rig.broker.registry.ledger(rig.broker.names.topics[DEAD].topic_id)
-    accept = rig.broker.placement.accept
     calls = 0
     seen: list[tuple[int, int]] = []
 
-    def fails_once(*arguments: object) -> object:
+    def fails_once(*arguments: object) -> str:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise RuntimeError("a bug")
-        return accept(*arguments)  # type: ignore[arg-type]
+        return new_message_id(*arguments)  # type: ignore[arg-type]
 
     def look() -> None:
         seen.append((ledger.finished_count, len(children(rig))))
 
-    with patch.object(rig.broker.placement, "accept", fails_once), sleeping_moves(rig.clock, look):
+    with patch.object(dead_letters_module, "new_message_id", fails_once), sleeping_moves(rig.clock, look):
         assert counts(await finish(rig, REDRIVE)) == (3, 0, 0)
     assert set(seen) == {(0, 0)}
     assert [len(made) for made in children(rig).values()] == [1, 1, 1]

@@ -307,7 +307,7 @@ async def test_a_redriven_letter_is_a_new_message(rig: EmbeddedRig) -> None:
         assert re.fullmatch(r"[0-9A-F]{34}", child.message_id)
         assert decode(letter.payload) == parent
         told = (letter.outcome, letter.outcome_at_ms, letter.outcome_note)
-        assert told == ("redriven", rig.clock.now_ms(), f"{topic} {child.message_id}")
+        assert told == ("redriven", rig.clock.now_ms(), f"{topic} {child.message_id} for group {GROUP}")
         assert (await operator(rig).message(topic, child.message_id)).state is MessageState.QUEUED
         (delivery,) = await receive(rig, topic=topic)
         assert (delivery.message_id, delivery.delivery_attempt, delivery.dead_letter) == (child.message_id, 1, None)

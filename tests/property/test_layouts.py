@@ -86,5 +86,6 @@ def test_numbers_of_kinds_do_not_drift() -> None:
         "HEARTBEAT", "SUBSCRIBED", "TAIL_LOST", "POSTPONED", "RECALLED", "EXPIRED",
         "HALF", "COMMITTED", "ROLLED_BACK", "TX_CHECKED", "TX_GIVEN_UP",
         "TOPIC_CHANGED", "TOPIC_REMOVED", "GROUP_REMOVED", "RESET", "OFFSET_SET",
+        "QUEUED_FOR_GROUP",
     ]  # fmt: skip
-    assert [int(kind) for kind in sorted(events.EventKind)] == list(range(1, 46))
+    assert [int(kind) for kind in sorted(events.EventKind)] == [*range(1, 46), 50]

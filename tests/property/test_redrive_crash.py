@@ -31,6 +31,7 @@ from support.letters import (
     dead_count,
     die,
     finish,
+    in_lanes,
     job_now,
     letters,
     only,
@@ -41,7 +42,7 @@ from support.letters import (
     told,
     units_of,
 )
-from support.rigs import TOPIC, End, an_envelope, ids, play, receive, until
+from support.rigs import GROUP, TOPIC, End, an_envelope, ids, play, receive, until
 
 from broker_adapter.errors import BrokerUnavailable
 from broker_adapter.message import Message, unpack_id
@@ -121,6 +122,7 @@ class History:
     chosen: Chosen
     kind: JobKind
     to_topic: str
+    all_groups: bool
     rate_per_s: float
     rows_per_unit: int
     crashes: Sequence[Crash]
@@ -161,6 +163,7 @@ def histories(*ends: End) -> st.SearchStrategy[History]:
         chosen=chosen,
         kind=st.sampled_from(JobKind),
         to_topic=st.sampled_from(("", "", ELSEWHERE)),
+        all_groups=st.sampled_from((False, False, True)),
         rate_per_s=st.sampled_from((0, 0.5, 20, 1_000)),
         rows_per_unit=st.sampled_from((1, 2, 3, 128)),
         crashes=st.lists(crash, min_size=1, max_size=5),
@@ -175,13 +178,19 @@ class Play:
         self.kind = history.kind
         self.chosen = history.chosen
         self.to_topic = history.to_topic if history.kind is JobKind.REDRIVE else ""
+        # Who gets what is redriven: the group, or, empty, everybody.
+        self.gets = "" if self.to_topic or history.all_groups else GROUP
         # In the order of their death, which is that of their offsets; a letter's number names it.
         self.letters = [each for wave in range(3) for each in history.letters if each.wave == wave]
         self.began_ms = rig.clock.now_ms()
         self.crashes = history.crashes
         plain = REDRIVE if history.kind is JobKind.REDRIVE else PURGE
         self.job = replace(
-            plain, filter=self.chosen.filter(self.began_ms), to_topic=self.to_topic, rate_per_s=history.rate_per_s
+            plain,
+            filter=self.chosen.filter(self.began_ms),
+            to_topic=self.to_topic,
+            all_groups=history.all_groups and history.kind is JobKind.REDRIVE,
+            rate_per_s=history.rate_per_s,
         )
         self.before: list[QueuedMessage] = []
 
@@ -272,9 +281,21 @@ class Play:
         self._check_trail(done)
         settled = {number for number, letter in enumerate(self.letters) if letter.is_settled}
         left = [_name(number) for number in range(len(self.letters)) if number not in settled | done.keys()]
+        await self._check_who_gets_them(children)
         assert ids(await receive(self.rig, group=UNDERTAKER, topic=DEAD, batch_max=HANDED_OUT_MAX)) == left
         if DEAD in self.rig.broker.names.topics:
             assert await dead_count(self.rig) == len(left)
+
+    async def _check_who_gets_them(self, children: dict[str, list[tuple[str, Message]]]) -> None:
+        """The group, each once at attempt 1; and another group only if the job said so."""
+        redriven = {message.message_id for made in children.values() for _, message in made}
+        for group in (GROUP, "readers"):
+            seen = []
+            for topic in {topic for made in children.values() for topic, _ in made}:
+                found = await receive(self.rig, group=group, topic=topic, batch_max=HANDED_OUT_MAX)
+                seen += [each.message_id for each in found if each.message_id in redriven]
+                assert all(each.delivery_attempt == 1 for each in found if each.message_id in redriven)
+            assert sorted(seen) == sorted(redriven if group == GROUP or not self.gets else ())
 
     def _is_possible(self, letter: Letter) -> bool:
         if self.kind is JobKind.PURGE:
@@ -282,18 +303,19 @@ class Play:
         return letter.is_readable and (letter.reason is not None or bool(self.to_topic))
 
     def _children(self) -> dict[str, list[tuple[str, Message]]]:
-        """What lies in any topic and was not sent by the history, by the id of its parent."""
+        """What lies in any topic or lane and was not sent by the history, by the id of its parent."""
         sent = {_name(number) for number in range(len(self.letters))}
         found: dict[str, list[tuple[str, Message]]] = {}
         seen: list[str] = []
         for topic in self.rig.broker.names.topics:
-            for _, _, record in queued(self.rig, topic):
+            lying = [("", record) for _, _, record in queued(self.rig, topic)]
+            for group, record in [*lying, *in_lanes(self.rig, topic)]:
                 message_id = unpack_id(record.message_id)
                 if topic == DEAD or message_id in sent:
                     assert message_id in sent
                     continue
                 message = decode(record.payload)
-                assert (message.topic, message.message_id) == (topic, message_id)
+                assert (message.topic, message.message_id, group) == (topic, message_id, self.gets)
                 found.setdefault(message.properties[PARENT_MESSAGE_ID], []).append((topic, message))
                 seen.append(message_id)
         assert len(seen) == len(set(seen))
@@ -316,7 +338,8 @@ class Play:
             if number in done:
                 ((topic, child),) = children[_name(number)]
                 assert outcome is not None
-                assert (outcome.what, outcome.note) == ("redriven", f"{topic} {child.message_id}")
+                note = f"{topic} {child.message_id}" + (f" for group {self.gets}" if self.gets else "")
+                assert (outcome.what, outcome.note) == ("redriven", note)
             else:
                 assert (outcome is not None) == self.letters[number].is_settled
 
@@ -337,6 +360,8 @@ class Play:
             (EventKind.REDRIVEN, [] if is_purge else list(done)),
         ):
             assert sorted(each.time_ms for each in told(self.rig, kind)) == sorted(numbers)
+        for_group = list(done) if self.gets and not is_purge else []
+        assert sorted(each.time_ms for each in told(self.rig, EventKind.QUEUED_FOR_GROUP)) == sorted(for_group)
 
 
 def _name(number: int) -> str:

@@ -87,6 +87,19 @@ RETRIES = (
 )
 
 
+# Of a group that was removed.
+GONE = source.GroupStatus(
+    name="gone",
+    created_at_ms=NOW,
+    policy=RetryPolicy(),
+    is_default_policy=True,
+    is_fifo=False,
+    is_fifo_set=False,
+    dead=2,
+    is_removed=True,
+)
+
+
 def letter(
     offset: int, reason: Reason | None = Reason.EXHAUSTED, *, topic: str = "orders", outcome: str = ""
 ) -> source.DeadStatus:
@@ -128,6 +141,7 @@ class FixedSource:
     """
 
     cell: source.CellStatus = STATUS
+    removed: list[tuple[str, bool]] = field(default_factory=list)  # groups; whether with their dead letters
     failure: Exception | None = None
     found: dict[tuple[str, str], source.MessageStatus] = field(
         default_factory=lambda: {
@@ -197,11 +211,12 @@ class FixedSource:
         end = start + min(limit, self.rows_per_call)
         return MessagePage(every[start:end], str(end) if end < len(every) else "")
 
-    async def groups(self) -> Sequence[source.GroupStatus]:
-        """As ``AdminSource.groups``."""
-        return [replace(await self.group(name), due=()) for name in sorted(self.known)]
+    async def groups(self, *, with_removed: bool = False) -> Sequence[source.GroupStatus]:
+        """As ``AdminSource.groups``; one that was removed is ``gone``, with two dead letters."""
+        known = [replace(await self.group(name), due=()) for name in sorted(self.known)]
+        return [*known, *((GONE,) if with_removed else ())]
 
-    async def group(self, name: str) -> source.GroupStatus:
+    async def group(self, name: str, *, with_unread: bool = False) -> source.GroupStatus:
         """As ``AdminSource.group``."""
         self._fail()
         if name not in self.known:
@@ -209,6 +224,7 @@ class FixedSource:
         is_billing = name == "billing"
         return replace(
             self.known[name],
+            unread=(source.Unread(topic="orders", unread=1_234),) if is_billing and with_unread else (),
             waiting=len(self.waiting) if is_billing else 0,
             dead=sum(not found.outcome for found in self.letters) if is_billing else 0,
         )
@@ -254,8 +270,9 @@ class FixedSource:
         """As ``AdminSource.create_group``."""
         return await self.set_group(name, policy=None, reset_policy=False, is_fifo=None)
 
-    async def remove_group(self, name: str, *, is_forced: bool) -> None:
+    async def remove_group(self, name: str, *, is_forced: bool, with_dead_letters: bool) -> None:
         """As ``AdminSource.remove_group``."""
+        self.removed.append((name, with_dead_letters))
         if (await self.group(name)).waiting and not is_forced:
             raise Refused(Rule.REQUEST, "the group is not done: 3 retries wait")
         del self.known[name]

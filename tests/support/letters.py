@@ -40,6 +40,7 @@ DEAD = dead_letter_topic(GROUP)
 UNDERTAKER = "undertaker"  # a group that reads dead letters
 ALL = DeadFilter()
 REDRIVE = Job(job_id=0, kind=JobKind.REDRIVE, group=GROUP)
+TO_ALL = replace(REDRIVE, all_groups=True)
 PURGE = Job(job_id=0, kind=JobKind.PURGE, group=GROUP, why="too old to matter")
 SLOW = replace(REDRIVE, rate_per_s=0.001)  # one message now, the next one when the clock says so
 OTHERS = "others"  # another group
@@ -52,6 +53,7 @@ class Child(NamedTuple):
     queue_id: int
     message: Message
     record: QueuedMessage
+    group: str = ""  # in whose lane it lies
 
 
 def a_message(
@@ -192,12 +194,25 @@ def children(rig: EmbeddedRig, *topics: str) -> dict[str, list[Child]]:
     """Redriven messages in ``topics``, by the message id of their letter."""
     found: dict[str, list[Child]] = {}
     for topic in topics or (TOPIC,):
-        for queue_id, _, record in queued(rig, topic):
+        lying = [(queue_id, record, "") for queue_id, _, record in queued(rig, topic)]
+        for queue_id, record, group in [*lying, *((0, record, group) for group, record in in_lanes(rig, topic))]:
             message = decode(record.payload)
             if PARENT_MESSAGE_ID in message.properties:
-                child = Child(topic, queue_id, message, record)
+                child = Child(topic, queue_id, message, record, group)
                 found.setdefault(message.properties[PARENT_MESSAGE_ID], []).append(child)
     return found
+
+
+def in_lanes(rig: EmbeddedRig, topic: str) -> list[tuple[str, QueuedMessage]]:
+    """What lies in the lanes of a topic: the group whose lane it is, and the message."""
+    names = rig.broker.names
+    topic_id = names.topics[topic].topic_id
+    groups = {lane.topic_id: names.groups_by_id[of[0]].name for of, lane in names.lanes.items() if of[1] == topic_id}
+    return [
+        (groups[lane_id], decode_queued(value))
+        for key, value in all_rows(rig.store, Family.QUEUE)
+        if (lane_id := int.from_bytes(key[:4], "big")) in groups
+    ]
 
 
 def child_of(rig: EmbeddedRig, message_id: str, *topics: str) -> Child:

@@ -117,6 +117,8 @@ def _scheduled(daemons: Iterable[ForgedDaemon]) -> tuple[list[Row], dict[tuple[i
     counts = Counts()
     lateness_ms: dict[tuple[int, str], list[int]] = {}
     for message in (message for daemon in daemons for message in daemon.messages):
+        if message.state == "for a group":
+            continue
         if message.due_ms is None:
             counts.add((message.accepted_at_ms // WINDOW_MS * WINDOW_MS, message.topic), "accepted_at_once")
             continue

@@ -92,6 +92,17 @@ class ForgedDaemon(ForgedCell):
         self.at(due_ms + int(random.expovariate(0.3)), self._deliver, message)
         return message
 
+    def _place_for_group(self, name: str, topic: str, message_id: bytes, letter: int) -> None:
+        """Put a redriven message into a group's lane: nobody else sees it."""
+        lane = self.queues.setdefault((topic, name, LANE), Queue(topic, name, LANE))
+        self.progress.setdefault((name, topic, LANE), Progress(0))
+        message = Message(topic, message_id, self.next_entry(), self.now_ms, None, "for a group")
+        self.messages.append(message)
+        way = message.ways[name] = Way(name, topic, message, LANE, len(lane.items), message.entry)
+        lane.items.append(message)
+        self.emit("QUEUED_FOR_GROUP", attempt=1, detail=letter, **self._place_of(way))
+        self._wake(name, topic, LANE)
+
     def _recall(self, message: Message) -> None:
         if message.state == "waiting":
             message.state = "cancelled"
@@ -296,8 +307,11 @@ class ForgedDaemon(ForgedCell):
                 reader.state = "purged"
                 self._leave(reader)
             if death["fate"] == "redriven":
-                number = len(self.messages)
-                self._place_new(message.topic, b"\0" + f"again-{self.name}-{number}".encode(), is_immediate=True)
+                message_id = b"\0" + f"again-{self.name}-{len(self.messages)}".encode()
+                if self.random.random() < 0.5:
+                    self._place_new(message.topic, message_id, is_immediate=True)
+                else:
+                    self._place_for_group(death["group"], message.topic, message_id, death["offset"])
         if self.shape.expiring:
             self._expire(self.queues[f"topic-{self.shape.topics - 1}", None, 0], part)
 

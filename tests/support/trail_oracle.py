@@ -146,7 +146,10 @@ class _Cell:
         assert event.group is not None
         assert event.message_id is not None
         way = self.ways[event.topic, event.group, event.message_id]
-        if event.kind in {"RETRIED", "RETRY_MOVED"}:
+        if event.kind == "QUEUED_FOR_GROUP":
+            way.places.append(Place(LANE, event.queue_offset or 0, event.sequence))
+            way.fired += 1
+        elif event.kind in {"RETRIED", "RETRY_MOVED"}:
             way.copies.pop(event.entry or 0, None)
             way.places.append(Place(LANE, event.queue_offset or 0, event.sequence))
         elif event.kind in {"ACKED", "FILTERED", "NACKED"} or event.kind.startswith("DEAD_"):

@@ -20,7 +20,10 @@ _DUE = {
     *(EventKind.RETRY_MOVED, EventKind.POSTPONED, EventKind.INVISIBLE_CHANGED),
     *(EventKind.SENT, EventKind.SEND_FAILED, EventKind.REQUEUED, EventKind.HALF, EventKind.TX_CHECKED),
 }
-_DETAIL = {EventKind.SEND_DEAD, EventKind.DROPPED, EventKind.REDRIVEN, EventKind.PURGED, EventKind.RESET}
+_DETAIL = {
+    *(EventKind.SEND_DEAD, EventKind.DROPPED, EventKind.REDRIVEN, EventKind.PURGED, EventKind.RESET),
+    EventKind.QUEUED_FOR_GROUP,
+}
 
 
 def lines(trail: Path, cell: str) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ DEAD = {
 }
 _ENDS = {EventKind.ACKED, EventKind.FILTERED, EventKind.REDRIVEN, EventKind.PURGED}
 _HIDES = {EventKind.INVISIBLE_CHANGED, EventKind.POSTPONED}
+_COMES = {EventKind.QUEUED, EventKind.DELIVERED, EventKind.RETRIED, EventKind.RETRY_MOVED, EventKind.QUEUED_FOR_GROUP}
 _RETURNS = {EventKind.LEASE_EXPIRED, EventKind.GIVEN_BACK}
 _OF_PROGRESS = _ENDS | _HIDES | _RETURNS | {EventKind.NACKED} | DEAD - {EventKind.DEAD_BY_OPERATOR}
 
@@ -149,7 +150,7 @@ class WatchedEngine:
         for event, queue_offset in told:
             if event.kind in DEAD or event.kind is EventKind.PURGED:
                 yield pack_queue_key(self._letters[event.group_id], 0, queue_offset)
-            elif event.kind in {EventKind.QUEUED, EventKind.DELIVERED, EventKind.RETRIED, EventKind.RETRY_MOVED}:
+            elif event.kind in _COMES:
                 yield pack_queue_key(*self._place(event), queue_offset)
 
     def _check_progress(

@@ -66,6 +66,11 @@ def _again(what: str, *, is_timed: bool = False) -> _Words:
     return said
 
 
+def _redriven(event: Event) -> str:
+    source = f"%DLQ%{event.get('group')} at offset {text.count(event.get('detail') or 0)}"
+    return f"made of the dead letter in {source}, for {_who(event)} alone, in {place_in_words(event)}"
+
+
 def _hidden(event: Event) -> str:
     return f", hidden in {place_in_words(event)} until {_due(event)}"
 
@@ -78,6 +83,7 @@ _WORDS: Mapping[str, _Words] = {
     "EXPIRED": lambda event: f"removed from {place_in_words(event)}",
     "ACKED": lambda event: f"{_who(event)} finished {_attempt(event)}, {place_in_words(event)}",
     "NACKED": lambda event: f"{_who(event)} failed {_attempt(event)}, a copy waits until {_due(event)}",
+    "QUEUED_FOR_GROUP": _redriven,
     "RETRIED": _again("sees it again", is_timed=True),
     "RETRY_MOVED": _again("sees it again, moved by hand,"),
     "DEAD_EXHAUSTED": _dead("no attempts left"),

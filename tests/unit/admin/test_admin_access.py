@@ -59,6 +59,7 @@ def test_a_redrive_to_another_topic_is_a_send(guard: Guard) -> None:
     """Who looks after a group does not send wherever he likes."""
     assert status_of(guard, HOOK, "StartJob", wire.StartJobRequest(group=OWN, to_topic="redelivery_orders")) == ADMITTED
     assert status_of(guard, HOOK, "StartJob", wire.StartJobRequest(group=OWN, to_topic="orders")) == FORBIDDEN
+    assert status_of(guard, HOOK, "StartJob", wire.StartJobRequest(group=OWN, all_groups=True)) == FORBIDDEN
 
 
 def test_without_a_guard_everybody_may() -> None:

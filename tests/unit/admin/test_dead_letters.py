@@ -227,6 +227,8 @@ def test_a_job_is_asked_for_as_it_was_meant() -> None:
         ({"kind": wire.PURGE, "why": " "}, "needs a reason"),
         ({"kind": wire.PURGE, "why": "x" * 1001}, "too long"),
         ({"kind": wire.PURGE, "why": "x", "to_topic": "t"}, "only a redrive"),
+        ({"kind": wire.PURGE, "why": "x", "all_groups": True}, "only a redrive"),
+        ({"to_topic": "t", "all_groups": True}, "not both"),
     ],
 )
 def test_a_job_that_cannot_be_is_refused(fields: dict[str, object], why: str) -> None:

@@ -32,9 +32,13 @@ def listed(*arguments: str) -> list[int]:
 
 
 def test_groups_with_dead_letters(daemon: type[FakeClient]) -> None:
-    """Those without are left out."""
-    assert run("dead", "groups").stdout.splitlines() == ["GROUP    DEAD", "billing     3"]
-    assert json.loads(run("dead", "groups", "-o", "json").stdout) == [{"group": "billing", "dead": 3}]
+    """Those without are left out; one that was removed is there, and says so."""
+    lines = [line.split() for line in run("dead", "groups").stdout.splitlines()]
+    assert lines == [["GROUP", "DEAD", "STATE"], ["billing", "3"], ["gone", "2", "removed"]]
+    assert json.loads(run("dead", "groups", "-o", "json").stdout) == [
+        {"group": "billing", "dead": 3, "removed": False},
+        {"group": "gone", "dead": 2, "removed": True},
+    ]
 
 
 def test_dead_letters_are_listed_in_the_order_of_their_death(daemon: type[FakeClient]) -> None:

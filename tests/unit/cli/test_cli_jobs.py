@@ -143,7 +143,7 @@ def test_letters_that_cannot_be_read_are_a_failure(daemon: type[FakeClient]) -> 
     result = run("dead", "redrive", "billing", "--yes")
     assert (result.exit_code, result.stdout) == (1, "redriven 2, passed over 1, failed 1\n")
     assert result.stderr.endswith(
-        "dmq: 1 failed and stay dead: they cannot be read, or came from no topic and need --to\n"
+        "dmq: 1 failed and stay dead: they cannot be read, or their topic or group is gone and they need --to\n"
     )
     daemon.source = FixedSource(letters=[replace(LETTERS[0], payload=DAMAGED)])
     for command in (PURGE, ("dead", "redrive", "billing", "--to", "orders")):
@@ -244,6 +244,7 @@ def test_a_refused_job_fails_with_the_daemons_words(daemon: type[FakeClient]) ->
     assert (result.exit_code, result.stdout) == (1, "")
     assert "another job of this group runs" in result.stderr
     assert run("dead", "redrive", "billing", "--key", "k", "--to", "a b").exit_code == 1
+    assert run("dead", "redrive", "billing", "--key", "k", "--to", "t", "--all-groups").exit_code == 2
     assert run("dead", "redrive", "billing", "--key", "k", "--rate", "-1").exit_code == 1
     for filters in ((), ("--key", "k")):
         assert run("dead", "redrive", "nobody", "--yes", *filters).exit_code == 3

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
+from support.admin_source import FixedSource
 from support.admin_status import NOW
 from support.fake_admin_client import FakeClient, install
 from support.fake_admin_client import run_dmq as run
+
+from dmq.admin import source
 
 
 @pytest.fixture
@@ -81,6 +86,36 @@ def test_a_group_is_made_and_removed(daemon: type[FakeClient]) -> None:
     assert "3 retries wait" in run("group", "rm", "billing").stderr
     assert run("group", "rm", "billing", "--force", "--yes").exit_code == 0
     assert "billing" not in daemon.source.known
+    assert daemon.source.removed == [("new", False), ("billing", False), ("billing", False)]
+
+
+@pytest.mark.parametrize("mode", ["keep", "remove"])
+def test_a_group_is_removed_knowingly(daemon: type[FakeClient], mode: str) -> None:
+    """What lies in it is said before one is asked: by topic, on leases, waiting, dead; and what becomes of these."""
+    command = ("group", "rm", "billing", "--force", "--dead-letters", mode)
+    asked = run(*command)
+    stay = "are given up" if mode == "remove" else "stay under its name"
+    assert asked.exit_code == 2
+    assert f"1,234 of topic orders unread, 7 of these handed out or hidden, 3 retries wait, 3 dead letters {stay}" in (
+        asked.stderr
+    )
+    assert daemon.source.removed == []
+    told = json.loads(run(*command, "--yes", "-o", "json").stdout)
+    kept = {"keep": ("kept", 3), "remove": ("removed", 0)}[mode]
+    assert (told["dead_letters"], told["dead"]) == kept
+    assert daemon.source.removed == [("billing", mode == "remove")]
+
+
+def test_dead_letters_alone_are_asked_about(daemon: type[FakeClient]) -> None:
+    """A group that is done and left dead letters: nothing is refused, and nobody is surprised."""
+    daemon.source.known["idle"] = replace(daemon.source.known["billing"], name="idle", dead=5, leased=0)
+    with patch.object(type(daemon.source), "group", _with_dead):
+        assert "5 dead letters stay under its name; nobody can be asked" in run("group", "rm", "idle").stderr
+        assert run("group", "rm", "idle", "--yes").stdout == "removed       idle\ndead letters  5 kept\n"
+
+
+async def _with_dead(self: FixedSource, name: str, *, with_unread: bool = False) -> source.GroupStatus:
+    return self.known[name]
 
 
 @pytest.mark.parametrize(("to", "told"), [("begin", "begin"), ("end", "end"), (str(NOW), NOW)])

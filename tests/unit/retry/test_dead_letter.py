@@ -113,6 +113,7 @@ def test_the_stored_form_of_a_job() -> None:
             "until_ms": NOW,
         },
         "to_topic": "orders2",
+        "all_groups": False,
         "why": "fixed",
         "rate_per_s": 2.5,
         "created_at_ms": NOW,
@@ -124,6 +125,15 @@ def test_the_stored_form_of_a_job() -> None:
         "failed": 1,
         "state": "stopped",
     }
+
+
+def test_a_job_from_before_there_was_a_choice_goes_on_as_it_was_started() -> None:
+    """A redrive to everybody; a purge has no such thing."""
+    for kind, to_all in ((JobKind.REDRIVE, True), (JobKind.PURGE, False)):
+        plain = json.loads(encode_job(replace(JOB, kind=kind)))
+        del plain["all_groups"]
+        assert decode_job(json.dumps(plain).encode()).all_groups is to_all
+    assert decode_job(encode_job(replace(JOB, all_groups=True))).all_groups
 
 
 @pytest.mark.parametrize("value", [b"", b"\xff", b"{", b"null", b"5", b'"x"', b"[]", b"{}", b'{"filter":{}}'])
