@@ -69,7 +69,6 @@ class EventKind(IntEnum):
     GROUP_REMOVED = 43
     RESET = 44  # a group goes on from another offset, after it left all below an end [that end]
     OFFSET_SET = 45  # a group that pulls said where it continues on a queue [that offset]
-    # Numbers from 46 to 49 are spoken for.
     QUEUED_FOR_GROUP = 50  # accepted for one group: a redriven letter is in its lane [offset in the dead-letter queue]
     GAP = 13  # events cut from the outbox before they were exported [sequence of the first; the id is their count]
 

@@ -220,7 +220,7 @@ class DeadLetters:
         """
         _check_target(job)
         if job.group != GIVEN_UP_GROUP and _is_for_group(job) and job.group not in self._names.groups:
-            why = "the group was removed, so its dead letters can go to all groups of their topics, or to another topic"
+            why = "there is no such group (any more): its dead letters can go to all groups of their topics, or to a topic"
             raise Refused(Rule.REQUEST, why, value=job.group, limit="--all-groups or --to TOPIC")
         topic = self._names.topics.get(dead_letter_topic(job.group))
         first = end = 0

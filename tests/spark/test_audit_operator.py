@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,6 +18,7 @@ from support.wire_client import WireClient, a_message
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client import AdminClient, CallRefused
+from spark_audit.explain import explained
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 
@@ -105,3 +110,75 @@ def test_retention_leaves_a_clean_trail(spark: SparkSession, tmp_path: Path) -> 
     ledger = {row["group"]: row for row in outcome.report["fired"] if row["topic"] == TOPIC}
     assert (ledger[GROUP]["acked"], ledger[GROUP]["expired"], ledger[GROUP]["unread"]) == (40, 0, 5)
     assert (ledger[OTHER]["acked"], ledger[OTHER]["expired"], ledger[OTHER]["unread"]) == (read, 20 - read, 5)
+
+
+def dmq(daemon: Daemon, *arguments: str) -> str:
+    """Run the command against a daemon; it must succeed."""
+    command = [sys.executable, "-m", "dmq", *arguments, "--address", daemon.address]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def forward(client: WireClient, count: int) -> None:
+    """Let the group give up everything that is there for it."""
+    given_up = 0
+    while given_up < count:
+        for found in client.receive(TOPIC, GROUP):
+            request = public.ForwardMessageToDeadLetterQueueRequest(
+                group=public.Resource(name=GROUP),
+                topic=public.Resource(name=TOPIC),
+                receipt_handle=found.receipt_handle,
+                message_id=found.message_id,
+                delivery_attempt=1,
+                max_delivery_attempts=1,
+            )
+            assert client.ask("ForwardMessageToDeadLetterQueue", request).status.code == public.OK
+            given_up += 1
+
+
+@pytest.mark.timeout(240)
+def test_dead_letters_of_a_group_that_goes_are_told_by_name(spark: SparkSession, tmp_path: Path) -> None:
+    """Redriven to the group alone, to everybody once it is gone, purged: each is attributed, and the audit is clean."""
+    with (
+        Daemon(tmp_path / "data", env=os.environ | {"DMQ_TRAIL_EVERY": "1s"}) as daemon,
+        WireClient(daemon.address) as client,
+        AdminClient(daemon.address) as admin,
+    ):
+        send(client, 0, 16)
+        assert len(client.drain(TOPIC, OTHER, 16)) == 16
+        forward(client, 16)
+        assert "redriven 4, passed over 12" in dmq(daemon, "dead", "redrive", GROUP, *ids_of(0, 4))
+        assert client.receive(TOPIC, OTHER) == []
+        assert len(client.drain(TOPIC, GROUP, 3)) >= 3
+        daemon.kill()
+        daemon.restart()
+        dmq(daemon, "group", "rm", GROUP, "--force", "--yes")
+        assert json.loads(dmq(daemon, "dead", "groups", "-o", "json")) == [
+            {"group": GROUP, "dead": 12, "removed": True}
+        ]
+        assert "redriven 4" in dmq(daemon, "dead", "redrive", GROUP, "--all-groups", *ids_of(4, 4))
+        dmq(daemon, "dead", "purge", GROUP, "--why", "old", *ids_of(8, 6))
+        shown = json.loads(dmq(daemon, "dead", "show", GROUP, f"{0:034X}", "-o", "json"))
+        child = shown[0]["outcome_note"].split()[1]
+        assert shown[0]["outcome_note"] == f"{TOPIC} {child} for group {GROUP}"
+        assert len(client.drain(TOPIC, OTHER, 4)) == 4
+        send(client, 100, 1)
+        admin.take_snapshot()
+        daemon.stop()
+    trail = tmp_path / "data" / "trail"
+    outcome = run_audit(spark, str(trail), Options())
+    assert (outcome.findings, outcome.exit_code) == ([], 0)
+    (dead,) = outcome.report["dead"]
+    assert (dead["group"], dead["count"], dead["redriven"], dead["purged"]) == (GROUP, 16, 8, 6)
+    ledger = {row["group"]: row for row in outcome.report["fired"] if row["topic"] == TOPIC}
+    assert ledger[OTHER]["fired"] == 21
+    assert ledger[GROUP]["fired"] == 20
+    told = explained(child, trail, io.StringIO())
+    assert [each["group"] for each in told["outcomes"]] == [GROUP]
+    assert f"%DLQ%{GROUP} at offset 0, for group {GROUP} alone" in told["events"][0]["words"]
+    (letter, *_) = [each for each in explained(f"{8:034X}", trail, io.StringIO())["outcomes"] if each["group"] == GROUP]
+    assert letter["words"] == "had its dead letter thrown away"
+
+
+def ids_of(first: int, count: int) -> list[str]:
+    """Name messages to a command."""
+    return [word for number in range(first, first + count) for word in ("--id", f"{number:034X}")]
