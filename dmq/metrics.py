@@ -225,6 +225,8 @@ class Metrics:
         self.expired = Total("dmq_leases_expired", "Deliveries whose invisible duration ran out.")
         self.retried = Total("dmq_messages_retried", "Failed deliveries that wait to be tried again.")
         self.dead = Total("dmq_messages_dead", "Messages that a group's dead-letter queue got.")
+        self.redriven = Total("dmq_dead_letters_redriven", "Dead letters that were sent again.")
+        self.purged = Total("dmq_dead_letters_purged", "Dead letters that were given up.")
         self.removed = Total("dmq_messages_removed", "Messages that retention removed.")
         self.removed_unread = Total("dmq_messages_expired", "Messages removed before everybody, or anybody, read them.")
         self.removed_bytes = Total("dmq_removed_bytes", "Size of what retention removed, retries included.")

@@ -262,6 +262,8 @@ class Report(Objects, Listings):
         metrics.held_queues.set_function(lambda: broker.retention.held_queues)
         metrics.retried.follow(lambda: broker.failures.retried_total)
         metrics.dead.follow(lambda: broker.failures.dead_total)
+        metrics.redriven.follow(lambda: broker.dead_letters.redriven_total)
+        metrics.purged.follow(lambda: broker.dead_letters.purged_total)
         metrics.pending.set_function(lambda: sum(store.pending().values()))
         metrics.next_due.set_function(lambda: (store.next_due_ms() or 0) / 1000)
         metrics.overdue.set_function(lambda: self._overdue(store.pending(), store.clock.now_ms()))

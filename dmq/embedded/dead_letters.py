@@ -114,6 +114,8 @@ class DeadLetters:
         self._clock = registry.clock
         self._jobs: dict[int, Job] = {}  # in the order of their ids
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self.redriven_total = 0
+        self.purged_total = 0
         for _, value in registry.store.scan(Family.META, *job_range(), limit=_JOB_ROWS_MAX).rows:
             try:
                 job = decode_job(value)
@@ -220,7 +222,7 @@ class DeadLetters:
         """
         _check_target(job)
         if job.group != GIVEN_UP_GROUP and _is_for_group(job) and job.group not in self._names.groups:
-            why = "there is no such group (any more): its dead letters can go to all groups of their topics, or to a topic"
+            why = "there is no such group (any more): its letters can go to all groups of their topics, or to a topic"
             raise Refused(Rule.REQUEST, why, value=job.group, limit="--all-groups or --to TOPIC")
         topic = self._names.topics.get(dead_letter_topic(job.group))
         first = end = 0
@@ -331,6 +333,10 @@ class DeadLetters:
             ops += ledger.finish((row.offset,))
         self._jobs[job.job_id] = after
         await self._registry.committed(self._registry.submit(ops))
+        if job.kind is JobKind.REDRIVE:
+            self.redriven_total += len(meant)
+        else:
+            self.purged_total += len(meant)
         return len(meant)
 
     # -- outcomes -----------------------------------------------------------------------------------------------------

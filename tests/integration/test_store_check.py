@@ -7,10 +7,15 @@ import json
 import shutil
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.failing import change
 from support.fake_admin_client import run_dmq as run
+from support.letters import REDRIVE, die, die_many, finish, only
+from support.letters import a_message as a_letter
+from support.rigs import receive
 from support.spool_damage import entry_of, opened
 from support.spool_damage import put as put_entries
 from support.store_rig import READY, CellRig, checked, files_of, fill
@@ -136,6 +141,28 @@ def test_a_whole_store_has_nothing(whole: Path, tmp_path: Path) -> None:
     engine.write(batch)
     engine.close()
     assert not checked(path).findings.count
+
+
+def test_what_is_redriven_and_removed_belongs_together(tmp_path: Path) -> None:
+    """Messages in a group's lane, letters of a group that is gone, a dead-letter queue that went with its group."""
+
+    async def make() -> Path:
+        rig = CellRig(tmp_path / "cell")
+        await rig.open()
+        await die_many(rig, 3)
+        await finish(rig, replace(REDRIVE, filter=only("m-0", "m-1")))
+        for each in await receive(rig, batch_max=1, renew_for="client-1"):
+            await change(rig, each)
+        await die(rig, a_letter("m-3", topic="third"), group="goes")
+        await rig.broker.operator.remove_group("goes", is_forced=True)
+        await die(rig, a_letter("m-4", topic="fourth"), group="goes-whole")
+        await rig.broker.operator.remove_group("goes-whole", is_forced=True, with_dead_letters=True)
+        made = rig.image(tmp_path / "made")
+        await rig.close()
+        return made
+
+    found = checked(asyncio.run(make())).findings
+    assert not found.count, found.first
 
 
 def test_a_store_of_format_1_is_looked_through(whole: Path, tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_dead_letters_of_a_group_that_goes_are_told_by_name(spark: SparkSession,
     assert ledger[GROUP]["fired"] == 20
     told = explained(child, trail, io.StringIO())
     assert [each["group"] for each in told["outcomes"]] == [GROUP]
-    assert f"%DLQ%{GROUP} at offset 0, for group {GROUP} alone" in told["events"][0]["words"]
+    assert f"%DLQ%{GROUP} at offset {shown[0]['offset']}, for group {GROUP} alone" in told["events"][0]["words"]
     (letter, *_) = [each for each in explained(f"{8:034X}", trail, io.StringIO())["outcomes"] if each["group"] == GROUP]
     assert letter["words"] == "had its dead letter thrown away"
 

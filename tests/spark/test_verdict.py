@@ -168,6 +168,43 @@ def test_a_gap_excuses_an_exit_too_much(spark: SparkSession, tmp_path: Path) -> 
     assert (row["fired"], row["acked"], row["duplicated"]) == (2, 2, 1)
 
 
+def test_what_is_redriven_to_a_group_is_that_groups_alone(spark: SparkSession, tmp_path: Path) -> None:
+    """Finished, failed and finished, open; left twice is too much. The letters are redriven, also without a group.
+
+    The last one died anew at the same place: its queue had been removed, and began again.
+    """
+    hand = Hand(tmp_path)
+    hand.subscribed()
+    hand.add("SUBSCRIBED", 0, topic=TOPIC, group="other", queue_id=0, queue_offset=0)
+    for number in range(3):
+        hand.queued(number, number)
+        hand.add("ACKED", 0, topic=TOPIC, group="other", queue_id=0, queue_offset=number, message_id=id_of(number))
+        hand.of_group("DEAD_FORWARDED", number, queue_id=0, attempt=1, detail=number)
+        lane: dict[str, Any] = {"queue_id": -1, "queue_offset": number}
+        hand.of_group("QUEUED_FOR_GROUP", 10 + number, entry=20 + number, attempt=1, detail=number, **lane)
+        hand.of_group("REDRIVEN", number, detail=number)
+    hand.of_group("ACKED", 10, queue_id=-1, queue_offset=0)
+    hand.of_group("ACKED", 10, queue_id=-1, queue_offset=0)
+    hand.of_group("NACKED", 11, queue_id=-1, entry=31, attempt=1)
+    hand.of_group("RETRIED", 11, queue_id=-1, queue_offset=3, entry=31, attempt=2)
+    hand.of_group("ACKED", 11, queue_id=-1, queue_offset=3)
+    hand.queued(3, 3)
+    hand.add("ACKED", 0, topic=TOPIC, group="other", queue_id=0, queue_offset=3, message_id=id_of(3))
+    hand.of_group("DEAD_FORWARDED", 3, queue_id=0, attempt=1, detail=3)
+    hand.add("PURGED", 0, topic=TOPIC, message_id=id_of(3), detail=3)  # by an earlier build, of a removed group
+    hand.queued(4, 4)
+    hand.add("ACKED", 0, topic=TOPIC, group="other", queue_id=0, queue_offset=4, message_id=id_of(4))
+    hand.of_group("DEAD_FORWARDED", 4, queue_id=0, attempt=1, detail=0)
+    hand.end(1_000)
+    outcome = run_audit(spark, str(tmp_path), Options())
+    assert said(outcome) == [("DUPLICATE_EXIT", "a place was left more than once", "message-10")]
+    mine, other = sorted(outcome.report["fired"], key=lambda row: row["group"])
+    assert (mine["fired"], mine["acked"], mine["dead"], mine["unread"]) == (8, 2, 5, 1)
+    assert (other["fired"], other["acked"]) == (5, 5)
+    (dead,) = outcome.report["dead"]
+    assert (dead["count"], dead["redriven"], dead["purged"]) == (5, 3, 1)
+
+
 def test_open_places_of_a_group(spark: SparkSession, tmp_path: Path) -> None:
     """Below the floor or done: lost. Handed out: in flight. Else unread; beyond the end of its queue: lost."""
     hand = Hand(tmp_path)

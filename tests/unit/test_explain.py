@@ -143,6 +143,18 @@ def test_a_timeline_in_plain_words(tmp_path: Path) -> None:
     ]
 
 
+def test_a_redriven_message_is_followed_for_its_group_alone(tmp_path: Path) -> None:
+    """Others that read the topic have nothing to do with it."""
+    made = {"group": "billing", "queue_id": -1, "queue_offset": 3}
+    began = event(1, "SUBSCRIBED", message_id=None, group="mail", queue_id=0, queue_offset=0)
+    came = event(2, "QUEUED_FOR_GROUP", attempt=1, entry=7, detail=5, **made)
+    write(tmp_path, began, came)
+    assert outcomes(tmp_path) == [("billing", "open")]
+    assert "made of the dead letter in %DLQ%billing at offset 5, for group billing alone" in said(tmp_path)
+    write(tmp_path, event(3, "ACKED", attempt=1, **made))
+    assert outcomes(tmp_path) == [("billing", "done")]
+
+
 @pytest.mark.parametrize(
     ("packed", "asked"),
     [
