@@ -323,7 +323,10 @@ def test_a_redriven_message_starts_anew(scenarios: Scenarios, language: Language
     assert (again["tag"], again["keys"]) == ("blue", ["order-7"])
     assert found.dead_after == 0
     (letter,) = found.letters_after
-    assert (letter.outcome, letter.outcome_note) == ("redriven", f"{found.topic} {again['message_id']}")
+    assert (letter.outcome, letter.outcome_note) == (
+        "redriven",
+        f"{found.topic} {again['message_id']} for group {found.group}",
+    )
 
 
 def test_a_second_redrive_does_nothing(scenarios: Scenarios, language: Language) -> None:
