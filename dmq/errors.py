@@ -10,6 +10,7 @@ DmqError
  |   +- StoreForked        used in a child of the process that opened it
  |   +- StoreClosed        used after close
  |   +- StoreBusy          too much waits for the disk already; nothing was done
+ |   +- UnitRefused        a part of the unit was done before, so nothing of it may be done again; nothing was done
  +- AddressInUse           a port the daemon was told to listen on is taken
 """
 
@@ -62,6 +63,10 @@ class StoreBusy(StoreError):
     """Too much waits to be written already; nothing was done."""
 
     retriable = True
+
+
+class UnitRefused(StoreError):
+    """An op was passed over beside others that rely on it: nothing of its unit was done."""
 
 
 class AddressInUse(DmqError):

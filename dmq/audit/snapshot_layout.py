@@ -19,13 +19,13 @@ from dmq.store.keys import META_BOOT, META_DONE, META_FORMAT, META_OUTBOX, name_
 from dmq.store.ops import Family
 from dmq.store.outbox import decode_state
 from dmq.store.record import (
-    HISTORY_BYTES,
     TERMS_BYTES,
     WAITING_HEADER_BYTES,
     EntryKind,
     body_id,
     decode_history,
     decode_waiting,
+    history_bytes,
 )
 from dmq.store.rocks import RocksEngine, RocksOptions
 
@@ -164,7 +164,7 @@ def read_waiting(value: bytes) -> Waiting:
     at, topic_id, group_id, prefix = WAITING_HEADER_BYTES, entry.topic_id, 0, b""
     if entry.kind == EntryKind.RETRY:
         topic_id, group_id = decode_history(value, at).topic_id, entry.scope
-        at += HISTORY_BYTES
+        at += history_bytes(value, at)
     elif entry.kind == EntryKind.TRANSACTION:
         at += TERMS_BYTES
     elif entry.kind == EntryKind.SPOOLED:

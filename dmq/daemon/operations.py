@@ -27,7 +27,7 @@ from dmq.embedded.names import Group, Topic
 from dmq.embedded.registry import DEFAULT_POLICY
 from dmq.store.counts import BUCKET_MS
 from dmq.store.keys import pack_timeline_key, timeline_key, unpack_timeline_key
-from dmq.store.ops import Append, EntryState, Family, Op, Withdraw
+from dmq.store.ops import Append, EntryState, Family, IfKnown, Op, Withdraw
 from dmq.store.record import (
     WAITING_HEADER_BYTES,
     EntryKind,
@@ -265,7 +265,11 @@ class Operations:
             retry = _retry_of(key, value, entry.deliver_at_ms, now_ms=self.store.clock.now_ms())
             before, then = instead(retry)
             ops += before
-            ops.append(Withdraw(key, group.group_id, _index_id(retry), entry.deliver_at_ms, tuple(then)))
+            retry_id = _index_id(retry)
+            ops.append(
+                # What is beside it makes a dead-letter queue, which may stay empty.
+                Withdraw(key, group.group_id, retry_id, entry.deliver_at_ms, tuple(then), if_gone=IfKnown.ANSWER)
+            )
         # Also with nothing to write: what is gone may be so by a unit that is not durable yet.
         receipts = await self.broker.registry.committed(self.broker.registry.submit(ops))
         return sum(receipt.state is EntryState.WITHDRAWN for receipt in receipts)

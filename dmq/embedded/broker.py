@@ -349,4 +349,6 @@ def _resolve(found: Subscription, handle: str) -> tuple[GroupQueue, Receipt]:
     queue = found.queue_at(receipt.topic_id, receipt.queue_id) if receipt.group_id == found.group_id else None
     if queue is None:
         raise Refused(Rule.RECEIPT_HANDLE, "the handle belongs to another group or topic", value=handle)
+    if receipt.epoch <= found.reset_epoch:
+        raise _retired(handle)
     return queue, receipt

@@ -38,12 +38,14 @@ from dmq.store.keys import (
     group_queue_range,
     pack_queue_key,
     pack_timeline_key,
+    pack_u64,
     queue_offset_of,
+    reset_key,
+    reset_range,
     waiting_range,
 )
 from dmq.store.ops import Append, Delete, Emit, Family, Op, Put, Withdraw
 from dmq.store.record import (
-    HISTORY_BYTES,
     WAITING_HEADER_BYTES,
     EntryKind,
     body_facts,
@@ -52,6 +54,8 @@ from dmq.store.record import (
     decode_queued,
     decode_waiting,
     encode_queued,
+    failed_topic_id,
+    history_bytes,
 )
 
 log = structlog.get_logger("dmq.embedded")
@@ -123,13 +127,15 @@ class Chores:
     async def reset(self, topic: Topic, group: Group, first: Sequence[int], end: Sequence[int]) -> None:
         """Let a group leave all below ``end`` of each queue and go on from ``first``; done on return.
 
-        Its consumers get nothing of the topic meanwhile, and handles of before are refused.
+        Its consumers get nothing of the topic meanwhile, and handles of before are refused, in later runs too: the
+        epoch that is written with the order is behind all of them.
         """
         chore = Chore(topic.topic_id, group.group_id, tuple(first), tuple(end))
         if any(chore.key == other.key for other, _ in self._waiting):
             raise Refused(Rule.REQUEST, "the group is being reset on this topic already", value=group.name)
         plain = {"first": chore.first, "end": chore.end}
-        ordered = self._registry.submit([Put(Family.META, chore.key, _VERSION + json.dumps(plain).encode())])
+        last = Put(Family.META, reset_key(group.group_id, topic.topic_id), pack_u64(self._registry.next_epoch()))
+        ordered = self._registry.submit([Put(Family.META, chore.key, _VERSION + json.dumps(plain).encode()), last])
         done = self._begin(chore)
         await self._registry.committed(ordered)
         await self._registry.wait(done)
@@ -184,6 +190,7 @@ class Chores:
             left = [Subscription(group.group_id, topic) for group in groups]
             await self._commit([_progress_erased(PULLED, topic.topic_id, number) for number in range(topic.queues)])
             await self._commit([Delete(Family.META, begin_key(topic.topic_id, each)) for each in range(topic.queues)])
+            await self._commit([Delete(Family.META, reset_key(group.group_id, topic.topic_id)) for group in groups])
         else:
             subject = group = names.groups_by_id[chore.group_id]
             await self._leave_lanes(names.lanes_of(group.group_id))
@@ -193,6 +200,7 @@ class Chores:
             for each in list(names.topics.values()):
                 keys = [committed_key(each.topic_id, number, group.group_id) for number in range(each.queues)]
                 await self._commit([Delete(Family.GROUP, key) for key in keys])
+            await self._commit([Delete(Family.META, *reset_range(group.group_id))])
         ops: list[Op] = [Delete(Family.META, chore.key)]
         for queue in [queue for found in left for queue in found.queues]:
             ops.append(_progress_erased(queue.group_id, queue.topic_id, queue.queue_id))
@@ -262,7 +270,7 @@ class Chores:
         step = _FIRST_STEP
         while True:
             found = await self._registry.reader.rows(Family.INDEX, start, stop, limit=ROWS_PER_UNIT_MAX)
-            own = [row for row in found.rows if int.from_bytes(row[0][-16:-12], "big") == topic_id]
+            own = [row for row in found.rows if failed_topic_id(row[0]) == topic_id]
             if not own and found.is_complete:
                 break
             start = found.rows[-1][0] + b"\0" if not own else start
@@ -279,7 +287,7 @@ class Chores:
 
     def _moved(self, key: bytes, entry_id: bytes, value: bytes, lane_id: int) -> Withdraw:
         entry, body = decode_waiting(value), value[WAITING_HEADER_BYTES:]
-        message_id, _ = body_facts(body[HISTORY_BYTES:])
+        message_id, _ = body_facts(body[history_bytes(body, 0) :])
         record = encode_queued(entry.retry_count, self._clock.now_ms(), 0, body, has_history=True)
         event = encode_event(
             EventKind.RETRY_MOVED,

@@ -40,7 +40,7 @@ from dmq.embedded.place import Placement
 from dmq.embedded.registry import Registry, look_at
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.store.keys import job_key, job_range, pack_group_key, pack_queue_key, queue_offset_of
-from dmq.store.ops import Append, Delete, Emit, Family, Op, Put
+from dmq.store.ops import Append, Delete, Emit, Family, IfKnown, Op, Put
 from dmq.store.record import (
     QueuedMessage,
     decode_queued,
@@ -383,7 +383,7 @@ class DeadLetters:
         else:
             changed, ops = self._names.plan_first({target.name: GROUPED if envelope.message_group else PLAIN})
             self._names.change_topics(changed)  # a unit of a job is urgent, and never refused
-            ops.append(self._placement.accept(target, envelope, now_ms))
+            ops.append(self._placement.accept(target, envelope, now_ms)._replace(if_known=IfKnown.WRITE))
         return [*ops, *self._outcome_ops(topic, job, row, Outcome("redriven", now_ms, note))]
 
     def _to_group(self, group: Group, topic: Topic, envelope: Envelope, row: _Row, now_ms: int) -> list[Op]:
@@ -397,7 +397,8 @@ class DeadLetters:
         event = encode_event(
             EventKind.QUEUED_FOR_GROUP, topic.topic_id, group.group_id, LANE, 1, row.offset, message_id
         )
-        return [Append(group.group_id, redriven_id(message_id, topic.topic_id), lane_id, 0, record, event)]
+        entry_id = redriven_id(message_id, topic.topic_id)
+        return [Append(group.group_id, entry_id, lane_id, 0, record, event, IfKnown.WRITE)]
 
     def _purged(self, topic: Topic, job: Job, row: _Row) -> list[Op]:
         """What the letter was and how it died stays; what it said does not."""

@@ -4,6 +4,8 @@
     retry later     the original is finished and a copy waits on the timeline for the group (its lane, when due)
     dead letter     the original is finished and a copy lies in the group's dead-letter queue
 
+A copy is written whatever is known of its id: what its unit finishes goes on in it, and in nothing that was before.
+
 A message of a message group never leaves its queue to be retried: later ones of its group wait behind it, so it is
 hidden where it lies. The same is done with a dead letter that a consumer of its queue fails, whose facts a copy has no
 room for, and with any message while the disk is almost full: a hidden lease is a small row, a copy is not.
@@ -24,7 +26,7 @@ from dmq.embedded.group_queue import ATTEMPT_MAX, GroupQueue, Lease
 from dmq.embedded.registry import Registry
 from dmq.embedded.subscription import Subscription
 from dmq.errors import StoreError
-from dmq.store.ops import Append, Emit, Op, Schedule
+from dmq.store.ops import Append, Emit, IfKnown, Op, Schedule
 from dmq.store.ops import Receipt as Stored
 from dmq.store.record import (
     EntryKind,
@@ -210,7 +212,8 @@ class Failures:
             EntryKind.RETRY, attempt, lane.topic_id, queue.group_id, at_ms, now_ms, copy_of(record, history)
         )
         event = found.event(EventKind.NACKED, queue, attempt, at_ms, record.message_id)
-        entry = Schedule(queue.group_id, failed_id(record.message_id, history, attempt), at_ms, waiting, event)
+        entry_id = failed_id(record.message_id, history, attempt)
+        entry = Schedule(queue.group_id, entry_id, at_ms, waiting, event, if_known=IfKnown.WRITE)
         return [*ops, entry, *queue.leave(failed.offset)]
 
     def _bury(self, found: Subscription, failed: Failed, record: QueuedMessage, reason: Reason) -> list[Op]:
@@ -246,15 +249,18 @@ class Failures:
         )
         copy = encode_queued(attempts, now_ms, 0, copy_of(record, history), has_history=True)
         entry_id = failed_id(record.message_id, history, attempts)
-        return ops, Append(letters.topic_id, entry_id, letters.topic_id, 0, copy, event)
+        return ops, Append(letters.topic_id, entry_id, letters.topic_id, 0, copy, event, IfKnown.WRITE)
 
     def _history(self, failed: Failed, record: QueuedMessage, reason: int) -> History:
         queue, now_ms = failed.queue, self._clock.now_ms()
         if record.history is not None and self._registry.subscription_of(queue).lane is queue:
             first_ms = record.history.first_failed_at_ms or failed.lease.first_failed_at_ms or now_ms
-            return record.history._replace(first_failed_at_ms=first_ms, last_failed_at_ms=now_ms, reason=reason)
+            return record.history._replace(
+                first_failed_at_ms=first_ms, last_failed_at_ms=now_ms, reason=reason, epoch=failed.lease.epoch
+            )
         first_ms = failed.lease.first_failed_at_ms or now_ms
-        return History(queue.topic_id, queue.queue_id, failed.offset, record.stored_at_ms, first_ms, now_ms, reason)
+        place = queue.topic_id, queue.queue_id, failed.offset
+        return History(*place, record.stored_at_ms, first_ms, now_ms, reason, failed.lease.epoch)
 
 
 def copy_of(record: QueuedMessage, history: History) -> bytes:

@@ -11,9 +11,8 @@ from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event
 from dmq.embedded.checks import CheckOptions, Checks
 from dmq.embedded.names import Names, Topic
 from dmq.errors import StoreCorrupt
-from dmq.store.ops import Append, HandOver, Schedule
+from dmq.store.ops import Append, HandOver, IfKnown, Schedule
 from dmq.store.record import (
-    HISTORY_BYTES,
     WAITING_HEADER_BYTES,
     EntryKind,
     body_facts,
@@ -23,6 +22,7 @@ from dmq.store.record import (
     encode_queued,
     encode_waiting,
     failed_id,
+    history_bytes,
 )
 
 # Plain numbers: looking up an enum member for every message costs more than encoding the event.
@@ -30,6 +30,7 @@ SCHEDULED, QUEUED, DELIVERED = int(EventKind.SCHEDULED), int(EventKind.QUEUED), 
 RETRIED, RETRY = int(EventKind.RETRIED), int(EntryKind.RETRY)
 _UNGROUPED = frozenset((RETRY, int(EntryKind.TRANSACTION)))
 CHECKS_DEFAULT = CheckOptions()
+_ANSWER = IfKnown.ANSWER  # a send that is repeated gets the first answer; what rides with it stands by itself
 
 
 class Placement:
@@ -60,6 +61,8 @@ class Placement:
                 deliver_at_ms,
                 encode_waiting(EntryKind.DELAYED, 0, scope, scope, deliver_at_ms, now_ms, body),
                 encode_event(SCHEDULED, scope, 0, NO_QUEUE, 0, deliver_at_ms, message_id),
+                False,
+                _ANSWER,
             )
         queue_id = self._choose(topic, message_group)
         return Append(
@@ -69,6 +72,7 @@ class Placement:
             queue_id,
             encode_queued(0, now_ms, deliver_at_ms, body),
             encode_event(QUEUED, scope, 0, queue_id, 0, deliver_at_ms, message_id),
+            _ANSWER,
         )
 
     def hand_over(self, rows: Sequence[tuple[bytes, bytes]], now_ms: int) -> list[HandOver]:
@@ -115,7 +119,7 @@ def _retry(  # noqa: PLR0917 - an entry, taken apart
 ) -> HandOver:
     """Return the op that makes a group's copy of a message visible to it again."""
     history = decode_history(body, 0)
-    message_id, _ = body_facts(body[HISTORY_BYTES:])
+    message_id, _ = body_facts(body[history_bytes(body, 0) :])
     record = encode_queued(failed, now_ms, 0, body, has_history=True)
     event = encode_event(RETRIED, history.topic_id, group_id, LANE, failed + 1, due_ms, message_id)
     return HandOver(key, group_id, failed_id(message_id, history, failed), due_ms, lane_id, 0, record, event)

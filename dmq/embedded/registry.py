@@ -21,7 +21,8 @@ from dmq.embedded.tail import Tail
 from dmq.embedded.topic_settings import MIXED, TopicSettings
 from dmq.errors import StoreBusy, StoreError
 from dmq.store.commit import Unit
-from dmq.store.ops import Appended, Emit, Op, Receipt
+from dmq.store.keys import reset_key, unpack_u64
+from dmq.store.ops import Appended, Emit, Family, Op, Receipt
 from dmq.store.store import Store
 from retry.policy import RetryPolicy
 
@@ -246,6 +247,8 @@ class Registry:
 
     async def _load(self, found: Subscription) -> None:
         ops: list[Op] = []
+        (reset,) = await self.reader.values(Family.META, [reset_key(found.group_id, found.topic.topic_id)])
+        found.reset_epoch = unpack_u64(reset) if reset is not None else 0
         queues = found.all_queues
         if found.topic.name.startswith(DEAD_LETTER_PREFIX):
             await self.ledger(found.topic.topic_id)

@@ -16,13 +16,7 @@ from dmq.embedded.queue_log import Place, begin_of, messages_from
 from dmq.errors import StoreCorrupt
 from dmq.store.keys import group_queue_range, pack_queue_key, unpack_u64
 from dmq.store.ops import Family
-from dmq.store.record import (
-    HISTORY_BYTES,
-    QUEUED_HEADER_BYTES,
-    QueuedMessage,
-    body_header_bytes,
-    decode_queued,
-)
+from dmq.store.record import QUEUED_HEADER_BYTES, QueuedMessage, body_header_bytes, decode_queued, encode_history
 from dmq.store.store import Store
 
 NOBODY = 2**64  # further than anybody reads
@@ -131,7 +125,7 @@ def size_of(record: QueuedMessage) -> int:
     """Return the size of a message as ``sizes`` counts it."""
     tag_bytes = len(record.tag.encode())
     texts = len(record.message_id) + tag_bytes + len(record.message_group.encode())
-    history_bytes = HISTORY_BYTES if record.history is not None else 0
+    history_bytes = len(encode_history(record.history)) if record.history is not None else 0
     return QUEUED_HEADER_BYTES + history_bytes + body_header_bytes(tag_bytes) + texts + len(record.payload)
 
 

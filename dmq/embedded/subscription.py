@@ -26,6 +26,7 @@ class Subscription:
         self.lane: GroupQueue | None = None
         self.is_loaded = asyncio.Event()
         self.is_retired = False  # its topic or group was removed, or its progress set anew: see ``Registry.successor``
+        self.reset_epoch = 0  # of the last hand-out before it was set back or forth
         self._turn = 0
         self._waiters: deque[tuple[int, asyncio.Future[bool]]] = deque()
 

@@ -28,7 +28,7 @@ from dmq.embedded.place import Placement, wrong_type
 from dmq.embedded.registry import Registry
 from dmq.errors import StoreCorrupt
 from dmq.store.keys import pack_timeline_key
-from dmq.store.ops import EntryState, Op, Receipt, Schedule, Withdraw
+from dmq.store.ops import EntryState, IfKnown, Op, Receipt, Schedule, Withdraw
 from dmq.store.record import (
     TERMS_BYTES,
     WAITING_HEADER_BYTES,
@@ -121,7 +121,7 @@ class Transactions:
         terms = encode_terms(Terms(0 if half.delay_ms else envelope.deliver_at_ms, half.delay_ms))
         record = encode_waiting(EntryKind.TRANSACTION, 0, topic.topic_id, scope, check_ms, now_ms, terms + body)
         event = encode_event(EventKind.HALF, topic.topic_id, 0, NO_QUEUE, 0, check_ms, message_id)
-        return Schedule(scope, message_id, check_ms, record, event)
+        return Schedule(scope, message_id, check_ms, record, event, if_known=IfKnown.ANSWER)
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 

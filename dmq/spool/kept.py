@@ -20,7 +20,7 @@ from broker_adapter.topics import check_topic
 from dmq.audit.events import EventKind
 from dmq.embedded.names import Names
 from dmq.spool.lanes import Lanes, lane_id
-from dmq.spool.plan import Plan, Settle, Ticket, dead_row, event_of, size_of, withdraw
+from dmq.spool.plan import Plan, Settle, Ticket, dead_row, event_of, size_of, withdrawn
 from dmq.spool.records import (
     Totals,
     decode_dead,
@@ -41,7 +41,7 @@ from dmq.store.keys import (
     timeline_key,
     timeline_mark,
 )
-from dmq.store.ops import Delete, Emit, Family, Op, Put, Schedule
+from dmq.store.ops import Delete, Emit, Family, IfKnown, Op, Put, Schedule
 from dmq.store.record import decode_index
 from dmq.store.store import Store
 from retry.sink import DeadEntry, Death, Entry
@@ -164,8 +164,9 @@ class Kept:
             if is_counted
             else b""
         )
-        plan = Plan([withdraw(ticket, entry)])
+        plan = Plan()
         self._schedule(plan, ticket.type_id, entry, turn, event)
+        plan.ops = withdrawn(ticket, entry, plan.ops)
         self._submit(plan, settle)
 
     def bury(self, ticket: Ticket, entry: Entry, death: Death, settle: Settle) -> None:
@@ -264,7 +265,7 @@ class Kept:
             return
         at = len(plan.ops)  # of the entry's own receipt
         plan.scheduled = entry_id(entry.uid, turn)
-        plan.ops.append(Schedule(type_id, plan.scheduled, entry.due_at_ms, value, event, is_new))
+        plan.ops.append(Schedule(type_id, plan.scheduled, entry.due_at_ms, value, event, is_new, IfKnown.ANSWER))
         if lane is not None:
             plan.lane = self.lanes.open(lane)
             plan.ops += plan.lane.ops
@@ -298,7 +299,6 @@ class Kept:
             raise
 
     def _remove(self, ticket: Ticket, entry: Entry, plan: Plan, settle: Settle, *, died: int = 0) -> None:
-        plan.ops.insert(0, withdraw(ticket, entry))
         if ticket.lane is not None:
             plan.lane = self.lanes.leave(ticket.lane)
             plan.ops += plan.lane.ops
@@ -306,6 +306,7 @@ class Kept:
                 following, turn = decode_entry(plan.lane.head, entry.type_name)
                 self._schedule(plan, ticket.type_id, following, turn, b"")
         self._count(plan, ticket.type_id, -1, -ticket.size_bytes, died)
+        plan.ops = withdrawn(ticket, entry, plan.ops)
         self._submit(plan, settle)
 
     def _die(self, plan: Plan, dead: DeadEntry, type_id: int, turn: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ from dmq.spool.lanes import Change, LaneId
 from dmq.spool.records import Totals, entry_id
 from dmq.store.commit import Unit
 from dmq.store.keys import pack_timeline_key, spool_range
-from dmq.store.ops import Op, Withdraw
+from dmq.store.ops import Append, Delete, Emit, Op, Put, Schedule, Withdraw
 from retry.sink import Entry
 
 ENTRY_BYTES = 300  # what an entry costs beside its payload, measured: timeline row, index row, event
@@ -53,10 +53,12 @@ def size_of(entry: Entry) -> int:
     return len(entry.payload) + ENTRY_BYTES
 
 
-def withdraw(ticket: Ticket, entry: Entry) -> Withdraw:
-    """Return the op that takes an entry off the timeline."""
+def withdrawn(ticket: Ticket, entry: Entry, instead: Sequence[Op]) -> list[Op]:
+    """Return the unit that takes an entry off the timeline and does ``instead``: both, or none of it."""
     key = pack_timeline_key(ticket.mark >> 64, ticket.mark & 0xFFFF_FFFF_FFFF_FFFF)
-    return Withdraw(key, ticket.type_id, entry_id(entry.uid, ticket.turn), ticket.due_at_ms)
+    plain = [op for op in instead if isinstance(op, Append | Delete | Emit | Put | Schedule)]
+    assert len(plain) == len(instead), "these are all that a spool does"
+    return [Withdraw(key, ticket.type_id, entry_id(entry.uid, ticket.turn), ticket.due_at_ms, plain)]
 
 
 def dead_row(type_id: int, uid: bytes) -> bytes:

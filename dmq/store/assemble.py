@@ -29,6 +29,7 @@ from dmq.store.ops import (
     Growth,
     HandOver,
     HoldOutbox,
+    IfKnown,
     Op,
     Put,
     Receipt,
@@ -43,6 +44,8 @@ from dmq.store.outbox_rows import OutboxRows
 from dmq.store.record import decode_index, encode_index_finished, encode_index_waiting, encode_index_withdrawn
 
 _WITHDRAWN_KEPT = 10_000
+_REFUSE, _WRITE = IfKnown.REFUSE, IfKnown.WRITE
+_ANSWERS = frozenset((Schedule, Append, Withdraw, HandOver, Reschedule, Done))  # a receipt tells what became of each
 _NA = outbox.NOT_APPLICABLE
 _TIMELINE, _INDEX, _QUEUE = int(Family.TIMELINE), int(Family.INDEX), int(Family.QUEUE)  # quicker than enum members
 _WAITING, _QUEUED, _DELIVERED = EntryState.WAITING, EntryState.QUEUED, EntryState.DELIVERED
@@ -112,8 +115,11 @@ class Assembler:
         """Index generations in which a message id may be: waiting, and finished in this window or the one before."""
         return keys.WAITING_GENERATION, self._generation, self._generation - 1
 
-    def assemble(self, units: Sequence[Sequence[Op]]) -> tuple[Batch, list[list[Receipt]], Appended]:
-        """Return the batch, the receipts of every unit, and what was appended to which queue."""
+    def assemble(self, units: Sequence[Sequence[Op]]) -> tuple[Batch, list[list[Receipt] | None], Appended]:
+        """Return the batch, the receipts of every unit, and what was appended to which queue.
+
+        There are no receipts of a unit that is refused because it would not be whole: the batch has nothing of it.
+        """
         batch = self._batch = Batch()
         self._now_ms = self._clock.now_ms()
         self._rows, self._records, self._appended = {}, [], {}
@@ -131,7 +137,10 @@ class Assembler:
         self._reserve(units, first_sequence)
 
         handlers = self._HANDLERS
-        receipts = [[handlers[type(op)](self, op) for op in unit] for unit in units]
+        receipts = [
+            [handlers[type(op)](self, op) for op in unit] if len(unit) == 1 or self._is_whole(unit) else None
+            for unit in units
+        ]
 
         puts = batch.puts
         for (family, key), value in self._rows.items():
@@ -145,13 +154,35 @@ class Assembler:
             puts.append((Family.META, keys.META_SEQUENCE, pack_u64(self._sequence)))
         return batch, receipts, self._appended
 
+    def _is_whole(self, unit: Sequence[Op]) -> bool:
+        """Say whether no op of a unit is passed over that others beside it may rely on. Nothing is done before."""
+        if _ANSWERS.issuperset(map(type, unit)):
+            return True
+        here: set[bytes] = set()  # what the unit itself makes known, or takes away
+        for op in unit:
+            kind = type(op)
+            if kind is Schedule or kind is Append:
+                if op.if_known is _REFUSE:  # type: ignore[union-attr]
+                    name = pack_index_prefix(0, op.scope) + op.message_id  # type: ignore[union-attr]
+                    if name in self._known or name in here:
+                        return False
+                    here.add(name)
+            elif kind is Withdraw:
+                if op.if_gone is _REFUSE:  # type: ignore[union-attr]
+                    if op.key in here or self._found(op) is None:  # type: ignore[union-attr,arg-type]
+                        return False
+                    here.add(op.key)  # type: ignore[union-attr]
+            elif (kind is HandOver or kind is Reschedule) and op.key in self._withdrawn:  # type: ignore[union-attr]
+                return False
+        return True
+
     # -- ops ----------------------------------------------------------------------------------------------------------
 
     def _schedule(self, op: Schedule) -> Receipt:
-        scope, message_id, deliver_at_ms, record, event, _ = op
+        scope, message_id, deliver_at_ms, record, event, _, if_known = op
         id_key = pack_index_prefix(0, scope) + message_id  # generation 0: waiting
         known = self._known.get(id_key)
-        if known is not None:
+        if known is not None and if_known is not _WRITE:
             return known._replace(repeated=True)
         sequence = self._sequence = self._sequence + 1
         key_ms = deliver_at_ms if deliver_at_ms > self._floor_ms else self._floor_ms  # noqa: FURB136 - hot
@@ -165,10 +196,10 @@ class Assembler:
         return receipt
 
     def _append(self, op: Append) -> Receipt:
-        scope, message_id, topic_id, queue_id, record, event = op
+        scope, message_id, topic_id, queue_id, record, event, if_known = op
         id_key = pack_index_prefix(0, scope) + message_id
         known = self._known.get(id_key)
-        if known is not None:
+        if known is not None and if_known is not _WRITE:
             return known._replace(repeated=True)
         sequence = self._sequence = self._sequence + 1
         offset = self._place(topic_id, queue_id, record)
@@ -201,16 +232,11 @@ class Assembler:
         The reader may have read the row before this batch is written, and hand it over after: then the key is found in
         ``_withdrawn``. Its turn ends with ``Done``, and what it reads after that no longer has the row.
         """
+        waiting = self._found(op)
+        if waiting is None:
+            return NO_RECEIPT
         id_key = _WAITING_PREFIX + op.scope.to_bytes(4, "big") + op.message_id
         batch = self._batch
-        value = self._waiting[id_key]
-        waiting = decode_index(value) if value is not None else NO_RECEIPT
-        if (
-            waiting.state is not _WAITING
-            or pack_timeline_key(waiting.at_ms, waiting.sequence) != op.key
-            or self._is_gone(op.key)
-        ):
-            return NO_RECEIPT
         batch.deletes += ((_TIMELINE, op.key), (_INDEX, id_key))
         self._counts.add(op.scope, op.deliver_at_ms, -1)
         self._withdrawn.add(op.key)
@@ -222,10 +248,19 @@ class Assembler:
         if op.event:
             self._records += (pack_record_head(len(op.event), waiting.sequence, _NA), op.event)
         for other in op.instead:
+            if type(other) is Append or type(other) is Schedule:
+                other = other._replace(if_known=_WRITE)  # noqa: PLW2901
             told = self._HANDLERS[type(other)](self, other)
-            if type(other) is Append and not told.repeated:  # the trail follows the entry to where it goes
+            if type(other) is Append:  # the trail follows the entry to where it goes
                 self._records[-2] = pack_record_head(len(other.event), waiting.sequence, told.queue_offset)
         return Receipt(EntryState.WITHDRAWN, waiting.sequence, -1, -1, self._now_ms, False)
+
+    def _found(self, op: Withdraw) -> Receipt | None:
+        """Return what is known of an entry that is to be withdrawn; ``None`` if it no longer waits there."""
+        value = self._waiting[_WAITING_PREFIX + op.scope.to_bytes(4, "big") + op.message_id]
+        waiting = decode_index(value) if value is not None else NO_RECEIPT
+        is_there = waiting.state is _WAITING and pack_timeline_key(waiting.at_ms, waiting.sequence) == op.key
+        return waiting if is_there and not self._is_gone(op.key) else None
 
     def _reschedule(self, op: Reschedule) -> Receipt:
         key, scope, message_id, due_ms, deliver_at_ms, record, event = op
@@ -335,7 +370,7 @@ class Assembler:
             op.scope.to_bytes(4, "big") + op.message_id
             for unit in units
             for op in unit
-            if (type(op) is Schedule and not op.is_new) or type(op) is Append
+            if ((type(op) is Schedule and not op.is_new) or type(op) is Append) and op.if_known is not _WRITE
         ]
         if not suffixes:
             return {}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from broker_adapter.clock import Clock
-from dmq.errors import StoreBusy, StoreClosed, StoreError, StoreFailed, StoreForked
+from dmq.errors import StoreBusy, StoreClosed, StoreError, StoreFailed, StoreForked, UnitRefused
 from dmq.store.assemble import Assembler
 from dmq.store.engine import Engine
 from dmq.store.marks import Marks
@@ -40,7 +40,7 @@ class Unit:
                 size += len(op.record)  # type: ignore[union-attr]  # the three kinds that carry a message
             elif kind is Withdraw:
                 for other in op.instead:  # type: ignore[union-attr]
-                    size += len(other.record) if type(other) is Append else 0
+                    size += len(other.record) if type(other) is Append or type(other) is Schedule else 0
         self.size_bytes = size
 
 
@@ -198,7 +198,10 @@ class Writer:
         ended_s = self._clock.monotonic_s()
         ops = size = 0
         for unit, answer in zip(units, receipts, strict=True):
-            unit.receipts = answer
+            if answer is None:
+                unit.error = UnitRefused(f"a part of a unit of {len(unit.ops)} operations was done before: see IfKnown")
+            else:
+                unit.receipts = answer
             ops += len(unit.ops)
             size += unit.size_bytes
         stats = self.stats

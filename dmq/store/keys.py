@@ -195,6 +195,16 @@ def chore_range() -> tuple[bytes, bytes]:
     return b"k", b"l"
 
 
+def reset_key(group_id: int, topic_id: int) -> bytes:
+    """Return the meta key of the last epoch before a group was reset on a topic: handles up to it are void."""
+    return b"e" + group_id.to_bytes(4, "big") + topic_id.to_bytes(4, "big")
+
+
+def reset_range(group_id: int) -> tuple[bytes, bytes]:
+    """Return the range of the resets of a group."""
+    return reset_key(group_id, 0), reset_key(group_id + 1, 0)
+
+
 def job_key(job_id: int) -> bytes:
     """Return the meta key of a job on dead letters."""
     return b"j" + job_id.to_bytes(8, "big")

@@ -4,6 +4,12 @@ A *unit* is a list of ops from one caller; the writer commits whole units, many 
 message (``Schedule``, ``Append``) are idempotent on ``(scope, message_id)``: when it is known already, nothing is
 written for them, their event is not recorded, and their receipt is the first one, marked ``repeated``.
 
+*A unit is whole.* An op that is passed over, since its message is known already or its entry no longer waits, takes
+with it what relies on it. So ops that rely on an entry's leaving the timeline are ``instead`` of its ``Withdraw``; a
+copy of what the same unit finishes is written whatever is known of its id (``IfKnown.WRITE``); and where an op says
+nothing (``IfKnown.REFUSE``), its whole unit is refused if it would be passed over while there is anything beside it
+that finishes, sets, deletes or tells something. Who is ahead of the disk in memory must not leave it at that.
+
 Every op that changes state carries ``event``, the encoded audit event that goes into the same batch.
 """
 
@@ -35,6 +41,14 @@ class EntryState(IntEnum):
     COMMITTED = 5  # a half message whose transaction was committed; a receipt of its own has the message it became
 
 
+class IfKnown(IntEnum):
+    """What follows if the id of an accepting op is known in its scope, or what is to be withdrawn is gone."""
+
+    REFUSE = 0  # its unit is refused with ``UnitRefused``; of a unit that only moves messages, as ANSWER
+    ANSWER = 1  # only this op is passed over, and its receipt says so: nothing beside it relies on it
+    WRITE = 2  # it is written all the same, and the id is not looked for: it moves a message, and accepts none
+
+
 class Schedule(NamedTuple):
     """Keep a message until it is due. The writer assigns its sequence and its timeline key.
 
@@ -47,6 +61,7 @@ class Schedule(NamedTuple):
     record: bytes  # dmq.store.record.encode_waiting
     event: bytes
     is_new: bool = False
+    if_known: IfKnown = IfKnown.REFUSE
 
 
 class Growth(NamedTuple):
@@ -73,10 +88,14 @@ class Append(NamedTuple):
     queue_id: int
     record: bytes  # dmq.store.record.encode_queued
     event: bytes
+    if_known: IfKnown = IfKnown.REFUSE
 
 
 class HandOver(NamedTuple):
-    """Move a due message from the timeline to the end of a queue: index, append and event in the same batch."""
+    """Move a due message from the timeline to the end of a queue: index, append and event in the same batch.
+
+    Nothing is done if it was withdrawn since it was read; its receipt then has no state, and nothing may rely on it.
+    """
 
     key: bytes  # its timeline key
     scope: int
@@ -92,7 +111,8 @@ class Withdraw(NamedTuple):
     """Take an entry off the timeline before it is due, and do ``instead``; nothing at all if it no longer waits.
 
     ``key`` is the timeline key under which it was read. The check is made by the writer, so an entry is either handed
-    over or withdrawn, never both. The receipt's state is ``WITHDRAWN``, or ``None`` if it no longer waits there.
+    over or withdrawn, never both. The receipt's state is ``WITHDRAWN``, or ``None`` if it no longer waits there. What
+    is done ``instead`` moves the entry, so it is done whatever is known of its new id.
 
     ``event`` is recorded with the entry's sequence. With ``is_remembered`` the id is known, as ``outcome``, as long as
     that of a finished entry: a send repeated with it writes nothing, and its receipt says so. Else the id is free.
@@ -102,10 +122,11 @@ class Withdraw(NamedTuple):
     scope: int
     message_id: bytes  # as it was scheduled
     deliver_at_ms: int  # its true delivery time
-    instead: Sequence[Append | Emit | Put | Schedule] = ()
+    instead: Sequence[Append | Delete | Emit | Put | Schedule] = ()
     event: bytes = b""
     is_remembered: bool = False
     outcome: EntryState = EntryState.WITHDRAWN
+    if_gone: IfKnown = IfKnown.REFUSE
 
 
 class Reschedule(NamedTuple):

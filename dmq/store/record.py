@@ -8,17 +8,22 @@
     8  scope 4                                            12 deliver_at_ms 8 (0: was not delayed)
     12 deliver_at_ms 8 (the true one)                     20 body
     20 accepted_at_ms 8
-    28 history 39, of kind RETRY
+    28 history 39 or 47, of kind RETRY
     28 terms 16, of kind TRANSACTION
        body
 
     history    topic id 4 | queue id 2 | offset 8 | since_ms 8 | first_failed_at_ms 8 | last_failed_at_ms 8 | reason 1
-               of a copy that a group failed: where the message first lay, since when it was visible there, how it went
+               | epoch 8, if the highest bit of the reason is set: copies of format 2 and older have none
+               of a copy that a group failed: where the message first lay, since when it was visible there, how it went,
+               and which hand-out it was that failed last
     terms      deliver_at_ms 8 | delay_ms 8           of a half message: when it is due once it is committed; 0: no such
     body       id length 1 | tag length 1 | message group length 1 | id | tag | message group | wire message
     with a tag of more than 255 bytes, since format version 3:
                0 | id length 1 | message group length 1 | tag length 2 | id | tag | message group | wire message
                no id is empty, so the first byte tells the two apart
+
+    failed id  message id | epoch 8 | topic id 4 | queue id 2 | offset 8 | attempt 2
+               of a copy, in the index; the highest bit of the topic id says that there is an epoch in front of it
 
     index      state 1 | sequence 8 | at_ms 8               waits: at_ms is the key's time; or withdrawn, committed then
                state 1 | sequence 8 | at_ms 8 | queue_id 2 | offset 8   finished
@@ -44,6 +49,7 @@ _BODY = struct.Struct(">BBB")
 _WIDE_BODY = struct.Struct(">BBBH")
 _HISTORY = struct.Struct(">IHQQQQB")
 _FAILED_ID = struct.Struct(">IHQH")
+_EPOCH = struct.Struct(">Q")
 _TERMS = struct.Struct(">QQ")
 _INDEX_WAITING = struct.Struct(">BQQ")
 _INDEX_FINISHED = struct.Struct(">BQQHQ")
@@ -53,10 +59,11 @@ _new_tuple = tuple.__new__  # what a NamedTuple's own constructor calls, without
 
 WAITING_HEADER_BYTES = _WAITING.size
 QUEUED_HEADER_BYTES = _QUEUED.size
-HISTORY_BYTES = _HISTORY.size
 TERMS_BYTES = _TERMS.size
 _NARROW_TAG_BYTES_MAX = 255
 _HAS_HISTORY = 1
+_HAS_EPOCH, _REASON = 0x80, 0x7F  # in the byte of the reason
+_OF_EPOCH = 0x8000_0000  # in the topic id of a failed id; ids of topics are far smaller
 
 
 class EntryKind(IntEnum):
@@ -78,6 +85,7 @@ class History(NamedTuple):
     first_failed_at_ms: int
     last_failed_at_ms: int
     reason: int  # ``retry.policy.Reason`` of a dead letter, 0 otherwise
+    epoch: int = 0  # of the hand-out that failed last; 0: the copy was made before format 3
 
 
 class Terms(NamedTuple):
@@ -173,14 +181,30 @@ def scope_of(value: bytes) -> bytes:
 
 def encode_history(history: History) -> bytes:
     """Encode a history; it stands in front of the body."""
-    return _HISTORY.pack(*history)
+    if not history.epoch:
+        return _HISTORY.pack(*history[:-1])
+    return _HISTORY.pack(*history[:-2], history.reason | _HAS_EPOCH) + _EPOCH.pack(history.epoch)
+
+
+def history_bytes(value: bytes, at: int) -> int:
+    """Return how long the history is that begins at ``at``; ``StoreCorrupt`` if the value ends before it does."""
+    last = at + _HISTORY.size
+    size = _HISTORY.size
+    if len(value) >= last and value[last - 1] & _HAS_EPOCH:
+        size += _EPOCH.size
+    if len(value) < at + size:
+        raise StoreCorrupt(f"a value of {len(value)} bytes is too short for the history it should have")
+    return size
 
 
 def decode_history(value: bytes, at: int) -> History:
     """Read the history that begins at ``at``; ``StoreCorrupt`` if the value ends before it does."""
-    if len(value) < at + HISTORY_BYTES:
-        raise StoreCorrupt(f"a value of {len(value)} bytes is too short for the history it should have")
-    return _new_tuple(History, _HISTORY.unpack_from(value, at))
+    size = history_bytes(value, at)
+    history = _new_tuple(History, (*_HISTORY.unpack_from(value, at), 0))
+    if size > _HISTORY.size:
+        (epoch,) = _EPOCH.unpack_from(value, at + _HISTORY.size)
+        history = history._replace(reason=history.reason & _REASON, epoch=epoch)
+    return history
 
 
 def encode_terms(terms: Terms) -> bytes:
@@ -199,9 +223,25 @@ def failed_id(message_id: bytes, history: History, attempt: int) -> bytes:
     """Return the id in the index of the copy made when ``attempt`` failed.
 
     A group may fail two messages with one id (of two topics, or sent again long after), and each of them many times: a
-    copy is the only one of its original and its attempt.
+    copy is the only one of its original and its attempt. Since a group that is reset, or made anew, counts attempts
+    from 1 again, it is the epoch of the failed hand-out, which no other one ever has, that tells two of them apart.
     """
-    return message_id + _FAILED_ID.pack(history.topic_id, history.queue_id, history.queue_offset, attempt)
+    if not history.epoch:
+        return message_id + _FAILED_ID.pack(history.topic_id, history.queue_id, history.queue_offset, attempt)
+    place = _FAILED_ID.pack(history.topic_id | _OF_EPOCH, history.queue_id, history.queue_offset, attempt)
+    return message_id + _EPOCH.pack(history.epoch) + place
+
+
+def failed_topic_id(index_id: bytes) -> int:
+    """Return the topic of the original from what ``failed_id`` made."""
+    return int.from_bytes(index_id[-_FAILED_ID.size :][:4], "big") & ~_OF_EPOCH
+
+
+def failed_message_id(index_id: bytes) -> bytes:
+    """Return the message id from what ``failed_id`` made; all of it if it cannot be one."""
+    has_epoch = len(index_id) >= _FAILED_ID.size and index_id[-_FAILED_ID.size] >= _OF_EPOCH >> 24
+    size = _FAILED_ID.size + (_EPOCH.size if has_epoch else 0)
+    return index_id[:-size] if len(index_id) > size else index_id
 
 
 def redriven_history(topic_id: int, now_ms: int) -> History:
@@ -230,7 +270,7 @@ def decode_queued(value: bytes) -> QueuedMessage:
     history, body_at = None, QUEUED_HEADER_BYTES
     if flags & _HAS_HISTORY:
         history = decode_history(value, QUEUED_HEADER_BYTES)
-        body_at += HISTORY_BYTES
+        body_at += history_bytes(value, QUEUED_HEADER_BYTES)
     start, id_len, tag_len, group_len = _body_lengths(value, body_at)
     tag_at = start + id_len
     group_at = tag_at + tag_len

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from broker_adapter.topics import DEAD_LETTER_PREFIX
 from dmq.store.ops import EntryState
+from dmq.store.record import failed_message_id
 from dmq.upkeep.names import KnownNames, shown_id
-from dmq.upkeep.rows import FAILED_ID_BYTES, Indexed
+from dmq.upkeep.rows import Indexed
 
 Place = tuple[int, int]  # topic (or lane) id, queue id
 
@@ -26,4 +27,4 @@ def shown_id_of(scope: int, index_id: bytes, names: KnownNames) -> str:
     """Return the message id in the key of an index row, as clients know it."""
     topic = names.topics_by_id.get(scope)
     is_copy = scope in names.groups_by_id or (topic is not None and topic.name.startswith(DEAD_LETTER_PREFIX))
-    return shown_id(index_id[:-FAILED_ID_BYTES] if is_copy and len(index_id) > FAILED_ID_BYTES else index_id)
+    return shown_id(failed_message_id(index_id) if is_copy else index_id)

@@ -15,7 +15,6 @@ from dmq.store.keys import WAITING_GENERATION, unpack_group_row, unpack_u64
 from dmq.store.ops import Receipt
 from dmq.store.outbox import decode_state
 from dmq.store.record import (
-    HISTORY_BYTES,
     TERMS_BYTES,
     WAITING_HEADER_BYTES,
     EntryKind,
@@ -25,11 +24,12 @@ from dmq.store.record import (
     decode_index,
     decode_waiting,
     failed_id,
+    failed_topic_id,
+    history_bytes,
 )
 from retry.dead_letter import decode_job
 
 TIMELINE_KEY_BYTES, QUEUE_KEY_BYTES, GROUP_KEY_BYTES, INDEX_PREFIX_BYTES = 16, 14, 19, 8
-FAILED_ID_BYTES = 16  # what ``failed_id`` adds to a message id
 _EXCEPTION_BYTES = struct.calcsize(">HQQQ?")
 _FIGURES = {keys.META_FORMAT: 8, keys.META_BOOT: 8, keys.META_SEQUENCE: 8, keys.META_CLOSED: 8} | {
     keys.META_DONE: 16,
@@ -78,7 +78,7 @@ class Indexed(NamedTuple):
     @property
     def failed_topic_id(self) -> int:
         """Of a copy that a group failed: the topic of its original."""
-        return int.from_bytes(self.index_id[-FAILED_ID_BYTES:][:4], "big")
+        return failed_topic_id(self.index_id)
 
 
 class Progress(NamedTuple):
@@ -117,8 +117,9 @@ def read_waiting(key: bytes, value: bytes) -> Waiting:
     mark, at = int.from_bytes(key, "big"), WAITING_HEADER_BYTES
     if entry.kind == EntryKind.RETRY:
         history = decode_history(value, at)
-        message_id, _ = body_facts(value[at + HISTORY_BYTES :])
-        return Waiting(mark, entry, message_id, failed_id(message_id, history, entry.retry_count), at + HISTORY_BYTES)
+        at += history_bytes(value, at)
+        message_id, _ = body_facts(value[at:])
+        return Waiting(mark, entry, message_id, failed_id(message_id, history, entry.retry_count), at)
     if entry.kind == EntryKind.TRANSACTION:
         at += TERMS_BYTES
     message_id, _ = body_facts(value[at:])
@@ -195,6 +196,9 @@ def read_figure(key: bytes, value: bytes) -> str:
             case b"j":
                 decode_job(value)
                 return "job"
+            case b"e":
+                unpack_u64(value)
+                return "reset"
             case b"k":
                 json.loads(value[1:])
                 return "chore"

@@ -160,7 +160,7 @@ def save_meta(pieces: Pieces, moves: HasMoves, fresh: Fresh, names: Names, figur
             fresh.put(Family.META, key, _job(value, moves, names))
         elif kind == "chore":
             fresh.put(Family.META, key, _chore(key, value, moves))
-        elif kind == "other" or (kind == "begin" and read_begin(key, value)[0] not in moved):
+        elif kind in {"other", "reset"} or (kind == "begin" and read_begin(key, value)[0] not in moved):
             fresh.put(Family.META, key, value)
     done = figures.done if figures.first_mark is None else min(figures.done, figures.first_mark)
     generation = max(figures.generation, _FIRST_GENERATION)

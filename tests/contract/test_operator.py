@@ -211,7 +211,8 @@ async def test_a_group_is_set_back_and_forth(rig: EmbeddedRig) -> None:
     assert events(rig, EventKind.FILTERED, EventKind.RESET) == {EventKind.FILTERED: 7, EventKind.RESET: 2}
     assert await receive(rig) == []
     (told,) = await ack(rig, first)
-    assert told is None  # finished before, and still
+    assert isinstance(told, Refused)  # of a hand-out before the reset
+    assert told.rule is Rule.RECEIPT_HANDLE
     assert await rig.broker.operator.reset_group(GROUP, TOPIC, middle_ms) == (2, 2)
     assert sorted(ids(await receive(rig))) == sends(4, 4)
     waits = asyncio.ensure_future(receive(rig, wait_ms=20_000))

@@ -25,7 +25,7 @@ packed_ids = st.binary(min_size=1, max_size=255)
 tags = text | text.map(lambda each: each * 250)  # of more than 255 bytes, up to 60,000
 payload = st.binary(max_size=300)
 event_kinds = st.sampled_from(list(events.EventKind))
-histories = st.builds(record.History, u32, u16, u64, u64, u64, u64, u8)
+histories = st.builds(record.History, u32, u16, u64, u64, u64, u64, st.integers(0, 127), u64)
 
 
 # -- records -----------------------------------------------------------------------------------------------------------
@@ -71,7 +71,8 @@ def test_copies_of_failed_messages(
     copy = record.encode_history(history) + record.encode_body(mid, tag.encode(), group.encode(), wire)
     waiting = record.encode_waiting(record.EntryKind.RETRY, attempts, 1, 2, 3, 4, copy)
     assert record.decode_history(waiting, record.WAITING_HEADER_BYTES) == history
-    assert record.body_facts(waiting[record.WAITING_HEADER_BYTES + record.HISTORY_BYTES :]) == (mid, group.encode())
+    at = record.WAITING_HEADER_BYTES + record.history_bytes(waiting, record.WAITING_HEADER_BYTES)
+    assert record.body_facts(waiting[at:]) == (mid, group.encode())
     message = record.decode_queued(record.encode_queued(attempts, stored, 0, copy, has_history=True))
     assert message == record.QueuedMessage(attempts, stored, 0, mid, tag, group, wire, history)
     assert message.is_dead == (history.reason != 0)
@@ -79,17 +80,20 @@ def test_copies_of_failed_messages(
     assert (message.attempts_so_far, message.since_ms) == expected
 
 
-@given(st.lists(st.tuples(short, u32, u16, u64, u16), min_size=2, max_size=2, unique=True))
-@example([(b"\1" + bytes(16), 1, 2, 3, 4), (b"\1", 0, 0, 0, 4)])
-def test_no_two_failed_copies_share_an_id(two: list[tuple[bytes, int, int, int, int]]) -> None:
-    """Another id, place or attempt is another copy; when and why it failed makes no difference."""
+@given(st.lists(st.tuples(short, st.integers(0, 2**31 - 1), u16, u64, u16, u64), min_size=2, max_size=2, unique=True))
+@example([(b"\1" + bytes(16), 1, 2, 3, 4, 0), (b"\1", 0, 0, 0, 4, 0)])
+@example([(b"\1" + bytes(8), 1, 2, 3, 4, 0), (b"\1", 1, 2, 3, 4, 1)])
+def test_no_two_failed_copies_share_an_id(two: list[tuple[bytes, int, int, int, int, int]]) -> None:
+    """Another id, place, attempt or hand-out is another copy; when and why it failed makes no difference."""
     made = [
-        record.failed_id(mid, record.History(topic, queue, offset, 1, 2, 3, 0), attempt)
-        for mid, topic, queue, offset, attempt in two
+        record.failed_id(mid, record.History(topic, queue, offset, 1, 2, 3, 0, epoch), attempt)
+        for mid, topic, queue, offset, attempt, epoch in two
     ]
     assert made[0] != made[1]
-    mid, topic, queue, offset, attempt = two[0]
-    assert made[0] == record.failed_id(mid, record.History(topic, queue, offset, 7, 8, 9, 5), attempt)
+    mid, topic, queue, offset, attempt, epoch = two[0]
+    assert made[0] == record.failed_id(mid, record.History(topic, queue, offset, 7, 8, 9, 5, epoch), attempt)
+    assert record.failed_topic_id(made[0]) == topic
+    assert not mid or record.failed_message_id(made[0]) == mid
 
 
 @given(u64, u64)

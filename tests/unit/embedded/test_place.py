@@ -156,7 +156,9 @@ def test_the_true_times_are_in_the_record(names: Names) -> None:
     assert (moved.deliver_at_ms, decode_queued(moved.record).stored_at_ms) == (NOW_MS + 5, NOW_MS + 500)
 
 
-histories = st.builds(History, st.just(5), st.integers(0, 3), *[st.integers(0, 2**64 - 1)] * 4, st.just(0))
+histories = st.builds(
+    History, st.just(5), st.integers(0, 3), *[st.integers(0, 2**64 - 1)] * 4, st.just(0), st.integers(0, 2**64 - 1)
+)
 
 
 @given(

@@ -1,0 +1,114 @@
+"""What has the name of something that was there before is not taken for it: groups that begin anew, and stores."""
+
+from __future__ import annotations
+
+from support.failing import pushed, pushed_one
+from support.letters import DEAD, PURGE, finish
+from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_broker, ids, receive_one, send
+
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.message import Delivery
+from dmq.embedded.operator import BEGIN, END
+
+RETRY_MS = 1_000
+
+
+async def nacked(rig: EmbeddedRig, delivery: Delivery) -> None:
+    """Fail a delivery, and let its retry be due."""
+    await rig.broker.change_invisible(GROUP, TOPIC, delivery.receipt_handle, 0)
+    rig.clock.advance(RETRY_MS)
+    await rig.settle()
+
+
+async def refused(rig: EmbeddedRig, delivery: Delivery) -> bool:
+    """Say whether a handle is refused by all that takes one, with the code of a handle that is not valid."""
+    told = list(await ack(rig, delivery))
+    for call in (
+        lambda: rig.broker.change_invisible(GROUP, TOPIC, delivery.receipt_handle, 10_000),
+        lambda: rig.broker.dead_letter(GROUP, TOPIC, delivery.receipt_handle, attempts=1),
+        lambda: rig.broker.send_back(GROUP, TOPIC, delivery.receipt_handle, -1),
+    ):
+        try:
+            await call()
+        except Refused as error:
+            told.append(error)
+        else:
+            told.append(None)
+    return all(isinstance(each, Refused) and each.rule is Rule.RECEIPT_HANDLE for each in told)
+
+
+@every_durable_broker(queues=1)
+async def test_a_failure_after_a_reset_is_a_new_one(rig: EmbeddedRig) -> None:
+    """Nack, retry, acknowledge, back to the beginning, nack: the message comes again, each time that is done."""
+    await rig.set_group(GROUP, max_attempts=3, delays_ms=(RETRY_MS,))
+    await send(rig, "m-1")
+    for _ in range(3):
+        await nacked(rig, await pushed_one(rig))
+        again = await pushed_one(rig)
+        assert (again.message_id, again.delivery_attempt) == ("m-1", 2)
+        assert await ack(rig, again) == [None]
+        assert await rig.broker.operator.reset_group(GROUP, TOPIC, BEGIN) == (0,)
+
+
+@every_durable_broker(queues=1)
+async def test_a_death_after_a_reset_is_a_new_one(rig: EmbeddedRig) -> None:
+    """A message that was forwarded, and is forwarded again after a reset, lies in the dead-letter queue twice."""
+    await send(rig, "m-1")
+    for count in range(1, 4):
+        await rig.broker.dead_letter(GROUP, TOPIC, (await receive_one(rig)).receipt_handle, attempts=1)
+        assert rig.store.queue_end(rig.broker.names.topics[DEAD].topic_id, 0) == count
+        assert await rig.broker.operator.reset_group(GROUP, TOPIC, BEGIN) == (0,)
+
+
+@every_durable_broker(queues=1)
+async def test_a_death_in_a_group_made_anew_is_a_new_one(rig: EmbeddedRig) -> None:
+    """Forward, purge, remove, make anew, forward: what the second group gave up is there."""
+    await send(rig, "m-1")
+    for count in range(1, 4):
+        await rig.broker.dead_letter(GROUP, TOPIC, (await receive_one(rig)).receipt_handle, attempts=1)
+        letters = rig.broker.names.topics[DEAD]
+        assert rig.store.queue_end(letters.topic_id, 0) == count
+        assert await rig.broker.dead_letters.count(letters) == 1
+        await finish(rig, PURGE)
+        await rig.broker.operator.remove_group(GROUP, is_forced=True)
+
+
+@every_durable_broker(queues=1)
+async def test_a_retry_that_waits_while_its_group_is_reset_is_another_one(rig: EmbeddedRig) -> None:
+    """It comes, and so does the retry of the message that was handed out again."""
+    await rig.set_group(GROUP, max_attempts=3, delays_ms=(RETRY_MS,))
+    await send(rig, "m-1")
+    await rig.broker.change_invisible(GROUP, TOPIC, (await pushed_one(rig)).receipt_handle, 0)
+    await rig.broker.operator.reset_group(GROUP, TOPIC, BEGIN)
+    await rig.broker.change_invisible(GROUP, TOPIC, (await pushed_one(rig)).receipt_handle, 0)
+    rig.clock.advance(RETRY_MS)
+    await rig.settle()
+    found = await pushed(rig)
+    assert [(each.message_id, each.delivery_attempt) for each in found] == [("m-1", 2)] * 2
+    assert rig.store.pending().get(rig.broker.names.groups[GROUP].group_id, 0) == 0
+    assert await ack(rig, *found) == [None, None]
+
+
+@every_durable_broker(queues=1)
+async def test_a_handle_from_before_a_reset_is_refused(rig: EmbeddedRig) -> None:
+    """Also after a restart or a kill, of a queue and of the lane; the messages come again."""
+    await rig.set_group(GROUP, max_attempts=3, delays_ms=(RETRY_MS,))
+    await send(rig, "m-1", "m-2")
+    first, second = await pushed(rig)
+    assert await ack(rig, second) == [None]
+    await nacked(rig, first)
+    earlier: list[Delivery] = [second]
+    for end in (None, End.CLOSE, End.KILL):
+        for to in (END, BEGIN):
+            earlier += await pushed(rig)
+            await rig.broker.operator.reset_group(GROUP, TOPIC, to)
+            if end is not None:
+                await rig.restart(end)
+            for each in earlier:
+                assert await refused(rig, each)
+            if to == END:
+                earlier += (found := await pushed(rig))
+                assert ids(found) == ["m-1"]  # in the lane: what was failed comes all the same
+    after = await pushed(rig)
+    assert sorted(ids(after)) == ["m-1", "m-1", "m-2"]
+    assert await ack(rig, *after) == [None] * 3
