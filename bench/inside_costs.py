@@ -22,12 +22,13 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import to_envelope
 from dmq.audit.events import gap_event
 from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.entry_handle import EntryHandle, HandleKind, encode_handle
+from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.sidecar import validate
 from dmq.sidecar.delay import DELAY_LEVELS_MS_DEFAULT, deliver_at_ms, timestamp_ms
 from dmq.sidecar.mapping import send_response
 from dmq.store.assemble import Assembler, Recovered
 from dmq.store.engine import Engine
+from dmq.store.identity import Place, draw
 from dmq.store.marks import Marks
 from dmq.store.ops import Append, Receipt, Schedule
 from dmq.store.outbox import OutboxState
@@ -101,7 +102,7 @@ class _Path:
         self._timed("sync", size, self._engine.sync, clock=time.perf_counter_ns)
         self._assembler.outbox.synced()
         self._marks.release()
-        return [receipt for (receipt,) in receipts]
+        return [receipt for told in receipts for receipt in told or ()]
 
     def _timed(
         self, step: str, size: int, do: Callable[[], _Value], clock: Callable[[], int] = time.thread_time_ns
@@ -142,8 +143,11 @@ def _validated(request: wire.SendMessageRequest, now_ms: int) -> tuple[wire.Mess
     return message, due_ms
 
 
+_HANDLES = EntryHandles(draw(Place()))
+
+
 def _answer(envelope: Envelope, stored: Receipt) -> bytes:
-    handle = encode_handle(
+    handle = _HANDLES.encode(
         HandleKind.RECALL, EntryHandle(stored.sequence, envelope.topic, pack_id(envelope.message_id))
     )
     receipt = SendReceipt(envelope.message_id, stored.queue_id, stored.queue_offset, stored.repeated, handle)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from typing import Literal
 
 from broker_adapter import limits
@@ -32,7 +31,7 @@ from dmq.embedded.place import CHECKS_DEFAULT, Placement
 from dmq.embedded.pull import Pulls
 from dmq.embedded.reader import Reader
 from dmq.embedded.recall import Recalls
-from dmq.embedded.receipt import Receipt, decode_handle
+from dmq.embedded.receipt import Receipt, ReceiptHandles, name_of
 from dmq.embedded.registry import AUTO_CREATE, DEFAULT_POLICY, AutoCreate, Registry
 from dmq.embedded.retention import Retention
 from dmq.embedded.sends import Sends
@@ -202,7 +201,8 @@ class EmbeddedBroker:
             found = await self.registry.subscribe_known(group, topic)
         except Refused as refused:
             return [refused] * len(receipt_handles)
-        asked = [_at_hand(found, handle) or await self._known(found, handle) for handle in receipt_handles]
+        known = self.registry.receipt_handles
+        asked = [_at_hand(known, found, handle) or await self._known(found, handle) for handle in receipt_handles]
         if found.is_retired:
             return [_retired(handle) for handle in receipt_handles]
         results: list[Exception | None] = []
@@ -294,18 +294,21 @@ class EmbeddedBroker:
     async def _known(self, found: Subscription, handle: str) -> _Known:
         """Return where a handle leads, and the lease of a good one with what its message is, for the event."""
         try:
-            queue, receipt = _resolve(found, handle)
+            queue, receipt = _resolve(self.registry.receipt_handles, found, handle)
             lease = queue.leases.get(receipt.queue_offset, _NO_LEASE)
             if not lease.message_id and queue.check(receipt):
-                with suppress(Refused):  # finished, or handed out again, while it was read: see the second look
+                try:
                     _, _, lease, _ = await self._lease_of(found, handle)
+                except Refused:  # finished, or handed out again, while it was read; or of another message
+                    if queue.check(receipt):
+                        raise
         except Refused as refused:
             return refused
         return queue, receipt, lease
 
     async def _lease_of(self, found: Subscription, handle: str) -> tuple[GroupQueue, Receipt, Lease, str]:
         """Return the queue, the lease and the message group of a good handle; refuse one of a finished message."""
-        queue, receipt = _resolve(found, handle)
+        queue, receipt = _resolve(self.registry.receipt_handles, found, handle)
         if not queue.check(receipt):
             raise Refused(Rule.RECEIPT_HANDLE, "the message is finished", value=handle)
         lease = queue.leases.get(receipt.queue_offset)
@@ -316,9 +319,12 @@ class EmbeddedBroker:
                 raise _retired(handle)
             if not queue.check(receipt):  # meanwhile
                 raise Refused(Rule.RECEIPT_HANDLE, "the message is finished", value=handle)
+            _check_name(receipt, record.message_id)
             message_group = record.message_group
             lease = queue.leased(receipt, message_group)
             lease.know(record)
+        else:
+            _check_name(receipt, lease.message_id)
         return queue, receipt, lease, message_group
 
     # -- clients ------------------------------------------------------------------------------------------------------
@@ -330,22 +336,31 @@ class EmbeddedBroker:
         self.leases.client_gone(client_id)
 
 
-def _at_hand(found: Subscription, handle: str) -> _Known | None:
+def _at_hand(known: ReceiptHandles, found: Subscription, handle: str) -> _Known | None:
     """As ``_known`` for a lease that is in memory, with what its message is; ``None`` for any other."""
     try:
-        queue, receipt = _resolve(found, handle)
+        queue, receipt = _resolve(known, found, handle)
+        lease = queue.leases.get(receipt.queue_offset)
+        if lease is None or not lease.message_id:
+            return None
+        _check_name(receipt, lease.message_id)
     except Refused as refused:
         return refused
-    lease = queue.leases.get(receipt.queue_offset)
-    return (queue, receipt, lease) if lease is not None and lease.message_id else None
+    return queue, receipt, lease
+
+
+def _check_name(receipt: Receipt, message_id: bytes) -> None:
+    """Refuse a handle of another message than lies there: of a store whose files were set back under it."""
+    if receipt.message != name_of(message_id):
+        raise Refused(Rule.RECEIPT_HANDLE, "the handle is of another message", value=receipt.queue_offset)
 
 
 def _retired(handle: str) -> Refused:
     return Refused(Rule.RECEIPT_HANDLE, "its topic or group was removed, or its group set back or forth", value=handle)
 
 
-def _resolve(found: Subscription, handle: str) -> tuple[GroupQueue, Receipt]:
-    receipt = decode_handle(handle)
+def _resolve(known: ReceiptHandles, found: Subscription, handle: str) -> tuple[GroupQueue, Receipt]:
+    receipt = known.decode(handle)
     queue = found.queue_at(receipt.topic_id, receipt.queue_id) if receipt.group_id == found.group_id else None
     if queue is None:
         raise Refused(Rule.RECEIPT_HANDLE, "the handle belongs to another group or topic", value=handle)

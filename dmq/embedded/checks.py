@@ -16,7 +16,7 @@ from broker_adapter.message import unpack_id
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.transactions import Check
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
-from dmq.embedded.entry_handle import EntryHandle, HandleKind, encode_handle
+from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.embedded.names import Names
 from dmq.errors import StoreCorrupt
 from dmq.store.ops import EntryState, HandOver, Receipt, Reschedule
@@ -64,6 +64,7 @@ class Checks:
     def __init__(self, names: Names, options: CheckOptions) -> None:
         self._names = names
         self.options = options
+        self.handles: EntryHandles  # set by the owner, as what follows
         # Set by the owner: whether a topic has a producer, and what to do with checks that are durable. Both are called
         # in the scheduler's thread and return at once.
         self.is_live: Callable[[str], bool] = lambda _: False
@@ -156,7 +157,8 @@ class Checks:
         transaction = EntryHandle(int.from_bytes(op.key[8:], "big"), topic, op.message_id)
         payload = body_payload(op.record[WAITING_HEADER_BYTES + TERMS_BYTES :])
         message_id = unpack_id(op.message_id)
-        return Check(topic, message_id, encode_handle(HandleKind.TRANSACTION, transaction), payload, entry.retry_count)
+        text = self.handles.encode(HandleKind.TRANSACTION, transaction)
+        return Check(topic, message_id, text, payload, entry.retry_count)
 
 
 def is_half(value: bytes) -> bool:

@@ -18,7 +18,7 @@ from dmq.audit.events import EventKind
 from dmq.embedded.filters import Passes
 from dmq.embedded.group_queue import GroupQueue, Lease
 from dmq.embedded.names import Names
-from dmq.embedded.receipt import Receipt, encode_handle
+from dmq.embedded.receipt import Receipt, name_of
 from dmq.embedded.registry import Registry
 from dmq.embedded.subscription import Subscription
 from dmq.store.ops import Emit, Op
@@ -157,7 +157,14 @@ class HandOut:
     def _delivery(self, found: Subscription, taken: _Taken, record: QueuedMessage, invisible_ms: int) -> Delivery:
         queue, offset, lease = taken
         receipt = Receipt(
-            queue.group_id, queue.topic_id, queue.queue_id, offset, lease.epoch, lease.attempt, lease.is_push
+            queue.group_id,
+            queue.topic_id,
+            queue.queue_id,
+            offset,
+            lease.epoch,
+            lease.attempt,
+            lease.is_push,
+            name_of(record.message_id),
         )
         return Delivery(
             found.topic.name,
@@ -165,7 +172,7 @@ class HandOut:
             record.payload,
             queue.queue_id,
             offset,
-            encode_handle(receipt),
+            self._registry.receipt_handles.encode(receipt),
             lease.attempts,
             invisible_ms,
             record.stored_at_ms,

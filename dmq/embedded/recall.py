@@ -9,7 +9,7 @@ from __future__ import annotations
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import RecallReceipt, unpack_id
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
-from dmq.embedded.entry_handle import EntryHandle, HandleKind, NotAHandle, decode_handle
+from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind, NotAHandle, read_handle
 from dmq.embedded.registry import Registry
 from dmq.store.keys import pack_timeline_key
 from dmq.store.ops import EntryState, Receipt, Withdraw
@@ -19,12 +19,19 @@ from dmq.units import format_time
 _TRIES_MAX = 16  # an entry that moves on between two looks at it is looked for again
 
 
-def decode_recall(text: str) -> EntryHandle:
-    """Read a recall handle; ``Refused(REQUEST)`` for anything this broker cannot have written."""
+def decode_recall(text: str, handles: EntryHandles | None = None) -> EntryHandle:
+    """Read a recall handle; ``Refused(REQUEST)`` for anything that is none, or none of the store whose ``handles`` are.
+
+    Without them who wrote it is not asked: that is for who only wants to know what it says.
+    """
     try:
-        return decode_handle(HandleKind.RECALL, text)
+        return handles.decode(HandleKind.RECALL, text) if handles is not None else read_handle(HandleKind.RECALL, text)
     except NotAHandle as error:
-        why = "the recall handle is not one of this broker, or cut short" if text else "the recall handle is empty"
+        why = (
+            "the recall handle is not one of this store, or from before a restore, or cut short"
+            if text
+            else "the recall handle is empty"
+        )
         raise Refused(Rule.REQUEST, why, value=text) from error
 
 
@@ -37,7 +44,7 @@ class Recalls:
 
     async def recall(self, topic_name: str, text: str) -> RecallReceipt:
         """As ``PopBroker.recall``."""
-        handle = decode_recall(text)
+        handle = decode_recall(text, self._registry.entry_handles)
         topic = self._registry.names.topics.get(topic_name)
         if topic is None:
             raise Refused(Rule.TOPIC_UNKNOWN, "nothing was ever sent there", value=topic_name)

@@ -1,22 +1,28 @@
 """Receipt handles that describe themselves, so that they outlive a restart.
 
-    handle     in hexadecimal digits: version 3 | group_id 4 | topic_id 4 | queue_id 2 | queue_offset 8 | epoch 8
-               | attempt 2 | is push 1 | crc 4
+    handle     in hexadecimal digits: version 4 | group_id 4 | topic_id 4 | queue_id 2 | queue_offset 8 | epoch 8
+               | attempt 2 | is push 1 | number of the store 8 | name of the message | code 16
 
-The epoch is the daemon's run (32 bits) and a counter: no two hand-outs ever share one.
+The epoch is the daemon's run (32 bits) and a counter: no two hand-outs ever share one. The name is the message id, or a
+digest of a long one: a handle can only ever finish the message that it was given out with. The code is keyed with the
+secret of the store: nobody else can make a handle, nor a copy of the store one that is good for the original.
 """
 
 from __future__ import annotations
 
 import struct
-from binascii import crc32
+from hashlib import blake2b
+from hmac import compare_digest
 from typing import NamedTuple
 
 from broker_adapter.errors import Refused, Rule
+from dmq.store.identity import Identity
 
-_PACKED, _WHOLE = struct.Struct(">BIIHQQH?"), struct.Struct(">BIIHQQH?I")
-_CRC_BYTES = 4
-_VERSION = 3
+_HEAD = struct.Struct(">BIIHQQH?Q")
+_CODE_BYTES = 16
+_VERSION = 4
+_NAME_BYTES_MAX = 32  # those of the clients' own ids have 17
+_DIGEST_BYTES = 20
 
 
 class Receipt(NamedTuple):
@@ -29,25 +35,54 @@ class Receipt(NamedTuple):
     epoch: int
     attempt: int  # in this queue
     is_push: bool = False  # handed out to a push consumer
+    message: bytes = b""  # its name
 
 
-def encode_handle(receipt: Receipt) -> str:
-    """Return the handle text."""
-    packed = _PACKED.pack(_VERSION, *receipt)
-    return (packed + crc32(packed).to_bytes(_CRC_BYTES, "big")).hex()
+def name_of(message_id: bytes) -> bytes:
+    """Return the name that handles have for a message, from its packed id."""
+    if len(message_id) <= _NAME_BYTES_MAX:
+        return message_id
+    return b"\2" + blake2b(message_id, digest_size=_DIGEST_BYTES).digest()
 
 
-def decode_handle(handle: str) -> Receipt:
-    """Read a handle; ``Refused(RECEIPT_HANDLE)`` for anything this broker cannot have written."""
-    try:
-        raw = bytes.fromhex(handle)
-        version, *fields, crc = _WHOLE.unpack(raw)
-    except (ValueError, struct.error) as error:
-        raise _unknown(handle) from error
-    if version != _VERSION or crc != crc32(raw[:-_CRC_BYTES]):
-        raise _unknown(handle)
-    return Receipt._make(fields)
+class ReceiptHandles:
+    """Writes the handles of one store, and reads no other ones."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._store = identity.number
+        self._keyed = blake2b(key=identity.secret, digest_size=_CODE_BYTES, person=b"receipt handle")
+
+    def encode(self, receipt: Receipt) -> str:
+        """Return the handle text."""
+        packed = _HEAD.pack(_VERSION, *receipt[:7], self._store) + receipt.message
+        code = self._keyed.copy()
+        code.update(packed)
+        return packed.hex() + code.hexdigest()
+
+    def decode(self, handle: str) -> Receipt:
+        """Read a handle; ``Refused(RECEIPT_HANDLE)`` for anything that this store has not written."""
+        try:
+            raw = bytes.fromhex(handle)
+            version, *fields, store = _HEAD.unpack_from(raw)
+        except (ValueError, struct.error) as error:
+            raise _unknown(handle) from error
+        packed = raw[:-_CODE_BYTES]
+        if version != _VERSION or store != self._store or len(packed) < _HEAD.size:
+            raise _unknown(handle)
+        code = self._keyed.copy()
+        code.update(packed)
+        if not compare_digest(code.digest(), raw[-_CODE_BYTES:]):
+            raise _unknown(handle)
+        return Receipt._make((*fields, packed[_HEAD.size :]))
+
+
+def read_handle(handle: str) -> Receipt:
+    """Return what a handle says, whoever wrote it: for those who look at one, and do nothing by it."""
+    raw = bytes.fromhex(handle)
+    _, *fields, _ = _HEAD.unpack_from(raw)
+    return Receipt._make((*fields, raw[_HEAD.size : -_CODE_BYTES]))
 
 
 def _unknown(handle: str) -> Refused:
-    return Refused(Rule.RECEIPT_HANDLE, "the handle is not one of this broker", value=handle)
+    why = "the handle is not one of this store: it was changed, or given out before a restore or by an earlier version"
+    return Refused(Rule.RECEIPT_HANDLE, why, value=handle)

@@ -12,10 +12,12 @@ from typing import Any, Literal, NamedTuple
 from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group, check_topic
 from dmq.audit.events import subscribed_event
+from dmq.embedded.entry_handle import EntryHandles
 from dmq.embedded.fresh import LAG_MAX
 from dmq.embedded.group_queue import GroupQueue, Lease
 from dmq.embedded.names import Group, Names, Topic
 from dmq.embedded.reader import Reader
+from dmq.embedded.receipt import ReceiptHandles
 from dmq.embedded.subscription import Subscription
 from dmq.embedded.tail import Tail
 from dmq.embedded.topic_settings import MIXED, TopicSettings
@@ -69,6 +71,8 @@ class Registry:
         self.tails: dict[tuple[int, int], Tail] = {}  # of the queues that are pulled from
         self.looked: dict[tuple[int, int], int] = {}  # queues retention looks at: lowest offset committed meanwhile
         self.begins: dict[tuple[int, int], int] = {}  # of queues that lost their front in this run, from the order on
+        self.receipt_handles = ReceiptHandles(store.identity)
+        self.entry_handles = EntryHandles(store.identity)
         self.epoch = store.boot << 32  # of the last hand-out: greater than every one of an earlier run
 
     # -- topics and groups --------------------------------------------------------------------------------------------

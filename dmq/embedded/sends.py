@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from broker_adapter.errors import BrokerUnavailable, Overloaded
 from broker_adapter.later import Later
 from broker_adapter.message import Envelope, SendReceipt
-from dmq.embedded.entry_handle import EntryHandle, HandleKind, encode_handle
+from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.embedded.names import GROUPED, PLAIN
 from dmq.embedded.place import Placement, wrong_type
 from dmq.embedded.registry import Registry
@@ -72,7 +72,8 @@ class Sends:
                 sent.fail(BrokerUnavailable(str(unit.error)))
                 return
             # The receipts of ``more`` come last.
-            receipts = [_receipt(*each) for each in zip(envelopes, ops, unit.receipts, strict=False)]
+            handles = self._registry.entry_handles
+            receipts = [_receipt(handles, *each) for each in zip(envelopes, ops, unit.receipts, strict=False)]
             repeated = sum(receipt.repeated for receipt in receipts)
             self.repeated_total += repeated
             self.accepted_total += len(receipts) - repeated
@@ -87,12 +88,12 @@ class Sends:
         return sent
 
 
-def _receipt(envelope: Envelope, op: Schedule | Append, stored: Stored) -> SendReceipt:
+def _receipt(handles: EntryHandles, envelope: Envelope, op: Schedule | Append, stored: Stored) -> SendReceipt:
     message_id = envelope.message_id
     state, _, queue_id, queue_offset, at_ms, repeated = stored
     if state is EntryState.QUEUED:
         return SendReceipt(message_id, queue_id, queue_offset, repeated)
     if state is EntryState.WITHDRAWN:
         return SendReceipt(message_id, -1, -1, repeated, recalled_at_ms=at_ms)
-    handle = encode_handle(RECALL, EntryHandle(stored.sequence, envelope.topic, op.message_id))
+    handle = handles.encode(RECALL, EntryHandle(stored.sequence, envelope.topic, op.message_id))
     return SendReceipt(message_id, queue_id, queue_offset, repeated, handle)

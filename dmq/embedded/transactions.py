@@ -22,7 +22,7 @@ from broker_adapter.topics import dead_letter_topic
 from broker_adapter.transactions import Check, Checker, Half, HalfReceipt
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.embedded.checks import GIVEN_UP_GROUP, Checks, scope_of
-from dmq.embedded.entry_handle import EntryHandle, HandleKind, NotAHandle, decode_handle, encode_handle
+from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind, NotAHandle
 from dmq.embedded.names import PLAIN, Topic
 from dmq.embedded.place import Placement, wrong_type
 from dmq.embedded.registry import Registry
@@ -63,6 +63,7 @@ class Transactions:
         self._loop = asyncio.get_running_loop()
         self._asking: set[asyncio.Task[None]] = set()
         self._checks.on_checks = self._on_checks
+        self._checks.handles = self._handles = registry.entry_handles
         self.accepted_total = 0
         self.committed_total = 0
         self.rolled_back_total = 0
@@ -104,7 +105,7 @@ class Transactions:
         self._names.change_topics(changed)
         receipts = (await self._registry.committed(done))[: len(halves)]
         self.accepted_total += sum(not receipt.repeated for receipt in receipts)
-        return [_receipt(half, receipt) for half, receipt in zip(halves, receipts, strict=True)]
+        return [_receipt(self._handles, half, receipt) for half, receipt in zip(halves, receipts, strict=True)]
 
     async def _make_place_for_given_up(self) -> None:
         """The scheduler cannot make names, and must find these: they are there before the first half message is."""
@@ -143,7 +144,7 @@ class Transactions:
         make: Callable[[Topic, EntryHandle, bytes, bytes], Withdraw],
     ) -> bool:
         """Give a half message its outcome; say whether it was this call that did."""
-        transaction = _decode(text)
+        transaction = _decode(self._handles, text)
         if transaction.topic != topic_name:
             why = f"it is of a message of topic {transaction.topic!r}"
             raise Refused(Rule.TRANSACTION_ID, why, value=topic_name)
@@ -226,11 +227,12 @@ class Transactions:
                 log.info("transaction_check_unsent", topic=check.topic, message_id=check.message_id, check=check.number)
 
 
-def _decode(text: str) -> EntryHandle:
+def _decode(handles: EntryHandles, text: str) -> EntryHandle:
     try:
-        return decode_handle(HandleKind.TRANSACTION, text)
+        return handles.decode(HandleKind.TRANSACTION, text)
     except NotAHandle as error:
-        why = "it is not one of this broker, or cut short" if text.strip() else "transaction id cannot be empty"
+        known = "it is not one of this store, or from before a restore, or cut short"
+        why = known if text.strip() else "transaction id cannot be empty"
         raise Refused(Rule.TRANSACTION_ID, why, value=text) from error
 
 
@@ -248,13 +250,14 @@ def _check_kind(kind: int) -> None:
         raise StoreCorrupt(f"an entry of kind {kind} waits among half messages")
 
 
-def _receipt(half: Half, receipt: Receipt) -> HalfReceipt:
+def _receipt(handles: EntryHandles, half: Half, receipt: Receipt) -> HalfReceipt:
     envelope = half.envelope
     transaction = EntryHandle(receipt.sequence, envelope.topic, pack_id(envelope.message_id))
     ended = ""
     if receipt.state not in {EntryState.WAITING, EntryState.COMMITTED}:
         ended = _ended(receipt)
-    return HalfReceipt(envelope.message_id, encode_handle(HandleKind.TRANSACTION, transaction), receipt.repeated, ended)
+    text = handles.encode(HandleKind.TRANSACTION, transaction)
+    return HalfReceipt(envelope.message_id, text, receipt.repeated, ended)
 
 
 def _answer(found: Receipt | None, wanted: EntryState) -> None:

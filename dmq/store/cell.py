@@ -1,7 +1,8 @@
 """A cell: one directory owned by one process. The lock, and the marker that keeps damage from looking like emptiness.
 
 <data>/LOCK       held while a process uses the directory; holds its pid
-<data>/CELL       written once the store exists: format version and cell id. With it, a missing database is damage
+<data>/CELL       written once the store exists: format version, cell id, and whether it is a copy that nobody opened
+                  yet. With it, a missing database is damage
 <data>/CLOSED     there only after a clean end: names and sizes of the database's files, which may not change meanwhile
 <data>/rocksdb/   the database
 <data>/BALLAST    room for acks on a full disk (``dmq.store.disk``)
@@ -20,8 +21,10 @@ from pathlib import Path
 from typing import IO
 
 from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError, StoreFailed, StoreLocked, StoreReadOnly
+from dmq.store.identity import Place
 
-FORMAT_VERSION = 3  # 1: counts of what waits in a row per minute; 2: tags of at most 255 bytes
+# 1: counts of what waits in a row per minute. 2: no identity, failed copies without an epoch, tags of at most 255 bytes.
+FORMAT_VERSION = 3
 _DATA = ("CURRENT", "MANIFEST-")
 
 
@@ -34,6 +37,7 @@ class Cell:
         self.database = path / "rocksdb"
         self._marker = path / "CELL"
         self._closed = path / "CLOSED"
+        self.is_copy = bool(copy_of)
         self._lock = _take_lock(path)
         try:
             if copy_of:
@@ -45,10 +49,24 @@ class Cell:
             raise
 
     def mark_created(self) -> None:
-        """Write the marker, once the database exists and is synced."""
+        """Write the marker, once the database exists and is synced; of a copy one that says so."""
         if self._marker.exists():
             return
-        self._write(self._marker, {"format_version": FORMAT_VERSION, "cell_id": self.cell_id})
+        marker = {"format_version": FORMAT_VERSION, "cell_id": self.cell_id}
+        self._write(self._marker, marker | {"is_copy": True} if self.is_copy else marker)
+
+    def mark_original(self) -> None:
+        """Have the marker no longer say that this is a copy, once the store has an identity of its own, durable."""
+        if self.is_copy:
+            self.is_copy = False
+            self._write(self._marker, {"format_version": FORMAT_VERSION, "cell_id": self.cell_id})
+
+    def place(self) -> Place:
+        """Return which file the marker is."""
+        try:
+            return Place.of(self._marker.stat())
+        except FileNotFoundError:
+            return Place()
 
     def mark_opened(self) -> None:
         """Forget the clean end, before the database is opened and its files change."""
@@ -77,6 +95,7 @@ class Cell:
         try:
             marker = json.loads(self._marker.read_text(encoding="utf-8"))
             version, cell_id = int(marker["format_version"]), str(marker["cell_id"])
+            self.is_copy = bool(marker.get("is_copy", False))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoreCorrupt(f"{self._marker} cannot be read: {error}") from error
         if version > FORMAT_VERSION:

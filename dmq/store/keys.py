@@ -32,6 +32,7 @@ META_DONE = b"D"
 META_OUTBOX = b"O"
 META_GENERATION = b"G"
 META_CLOSED = b"X"
+META_IDENTITY = b"I"
 META_HOUR = b"m"  # first letter of the keys of hours
 _META_NAME = b"n"
 _HOUR = struct.Struct(">cIQ")

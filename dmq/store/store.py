@@ -21,8 +21,9 @@ from dmq.store.commit import CommitStats, Unit, Writer
 from dmq.store.counts import BUCKET_MS, HOUR_MS, DueCount, due_in, put_hours_of_format_1
 from dmq.store.disk import DiskGuard, DiskState
 from dmq.store.engine import Engine, EngineStats, Rows, queue_begin, queue_end
+from dmq.store.identity import Identity, Place, decode_identity, draw, encode_identity
 from dmq.store.marks import Marks
-from dmq.store.ops import Appended, Batch, EntryState, Family, Op, Receipt
+from dmq.store.ops import Appended, Batch, EntryState, Family, Op, Put, Receipt
 from dmq.store.outbox import OutboxState, decode_state
 from dmq.store.record import decode_index
 from dmq.store.rocks import RocksEngine, RocksOptions
@@ -74,6 +75,7 @@ class Store:
         self.clock = clock
         recovered, version, was_closed = _read_meta(engine, clock)
         self.boot = recovered.boot
+        self.identity = _identity(engine, cell)
         self.outbox_bytes_max = options.outbox_bytes_max
         self.marks = Marks(recovered.done)
         self._assembler = Assembler(
@@ -104,7 +106,7 @@ class Store:
             if cell is not None
             else None
         )
-        engine.write(_first_batch(engine, recovered, version))
+        engine.write(_first_batch(engine, recovered, self.identity, version))
         engine.sync()
         self._writer.start()
         cut_bytes = engine.recovered_cut_bytes if isinstance(engine, RocksEngine) else 0
@@ -130,11 +132,20 @@ class Store:
                 store = cls(engine, clock, options, cell=cell)
                 undo.callback(store.close)
                 cell.mark_created()
+                cell.mark_original()
+                store._settle_in(cell)
             except OSError as error:
                 raise unusable(path, error) from error
             undo.pop_all()
         store.recovery = store.recovery._replace(took_s=clock.monotonic_s() - started_s)
         return store
+
+    def _settle_in(self, cell: Cell) -> None:
+        """Remember the marker that was made since the identity was drawn: nothing was handed out before."""
+        place = cell.place()
+        if place != self.identity.place:
+            self.identity = self.identity._replace(place=place)
+            self.commit([Put(Family.META, keys.META_IDENTITY, encode_identity(self.identity))])
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -380,7 +391,18 @@ def _read_meta(engine: Engine, clock: Clock) -> tuple[Recovered, int | None, boo
     return recovered, version, closed is not None
 
 
-def _first_batch(engine: Engine, recovered: Recovered, version: int | None) -> Batch:
+def _identity(engine: Engine, cell: Cell | None) -> Identity:
+    """Return the identity of a store, another one than the row says if this is a copy of the one that it was."""
+    (row,) = engine.get_many(Family.META, [keys.META_IDENTITY])
+    place = cell.place() if cell is not None else Place()
+    if row is None or (cell is not None and cell.is_copy):
+        return draw(place)
+    found = decode_identity(row)
+    # Without a cell nobody can say; with one, a row without a place is of an opening that did not come to its end.
+    return found if cell is None or (found.place == place and place != Place()) else draw(place)
+
+
+def _first_batch(engine: Engine, recovered: Recovered, identity: Identity, version: int | None) -> Batch:
     batch = Batch()
     if version == 1:
         put_hours_of_format_1(engine, batch)
@@ -388,6 +410,7 @@ def _first_batch(engine: Engine, recovered: Recovered, version: int | None) -> B
     batch.puts += [
         (Family.META, keys.META_FORMAT, keys.pack_u64(FORMAT_VERSION)),
         (Family.META, keys.META_BOOT, keys.pack_u64(recovered.boot)),
+        (Family.META, keys.META_IDENTITY, encode_identity(identity)),
         (Family.META, keys.META_GENERATION, keys.pack_pair(recovered.generation, recovered.generation_started_ms)),
     ]
     return batch

@@ -11,6 +11,7 @@ from dmq.embedded.group_queue import CHUNK_OFFSETS
 from dmq.errors import StoreCorrupt
 from dmq.store import keys
 from dmq.store.counts import unpack_hour
+from dmq.store.identity import decode_identity
 from dmq.store.keys import WAITING_GENERATION, unpack_group_row, unpack_u64
 from dmq.store.ops import Receipt
 from dmq.store.outbox import decode_state
@@ -181,6 +182,9 @@ def read_figure(key: bytes, value: bytes) -> str:
                 raise ValueError(f"{len(value)} bytes instead of {_FIGURES[key]}")
             return "figure"
         match key[:1]:
+            case keys.META_IDENTITY:
+                decode_identity(value)
+                return "identity"
             case b"O":
                 decode_state(value)
                 return "figure"

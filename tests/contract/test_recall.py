@@ -24,9 +24,10 @@ from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import pack_id
 from dmq.audit.events import NO_QUEUE, EventKind, gap_event
 from dmq.audit.outbox import read_outbox
-from dmq.embedded.entry_handle import EntryHandle, HandleKind, encode_handle
+from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.embedded.recall import decode_recall
 from dmq.store.counts import BUCKET_MS
+from dmq.store.identity import Place, draw
 from dmq.store.ops import EntryState
 from dmq.store.outbox import NOT_APPLICABLE
 from dmq.store.store import StoreOptions
@@ -270,12 +271,13 @@ def test_a_delivery_in_doubt_is_not_told_as_done(tmp_path: Path) -> None:
 def test_handles_come_back(message_id: bytes) -> None:
     """Any sequence, any topic, any packed id; every change of a character makes it a bad one."""
     handle = EntryHandle(2**63, "%DLQ%a|b", message_id)
-    text = encode_handle(HandleKind.RECALL, handle)
-    assert decode_recall(text) == decode_recall(text + "=" * (-len(text) % 4)) == handle
+    handles = EntryHandles(draw(Place()))
+    text = handles.encode(HandleKind.RECALL, handle)
+    assert decode_recall(text) == decode_recall(text + "=" * (-len(text) % 4), handles) == handle
     for at in range(len(text) - 1):  # the last one may hold bits of no meaning
         other = "A" if text[at] != "A" else "B"
-        with pytest.raises(Refused, match="not one of this broker"):
-            decode_recall(text[:at] + other + text[at + 1 :])
+        with pytest.raises(Refused, match="not one of this store"):
+            decode_recall(text[:at] + other + text[at + 1 :], handles)
     for cut in range(1, len(text)):
         with pytest.raises(Refused):
-            decode_recall(text[:cut])
+            decode_recall(text[:cut], handles)

@@ -6,10 +6,12 @@ import pytest
 
 from dmq.audit import events
 from dmq.embedded import receipt
-from dmq.embedded.entry_handle import EntryHandle, HandleKind, encode_handle
-from dmq.store import counts, keys, outbox, record
+from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind
+from dmq.store import counts, identity, keys, outbox, record
 from dmq.store.ops import EntryState
 
+IDENTITY = identity.Identity(7, bytes(range(32)), identity.Place(8, 9, 10))
+RECEIPTS, ENTRIES = receipt.ReceiptHandles(IDENTITY), EntryHandles(IDENTITY)
 HISTORY = record.History(1, 2, 3, 4, 5, 6, 7)
 BLOCK = outbox.encode_block(1, 2, 1, [outbox.pack_record_head(1, 3, 4), b"e"])
 
@@ -48,10 +50,10 @@ GOLDEN: list[tuple[str, bytes, str]] = [
     ("index committed", record.encode_index_withdrawn(1, 2, EntryState.COMMITTED),
      "05 0000000000000001 0000000000000002"),
     ("terms", record.encode_terms(record.Terms(1, 2)), "0000000000000001 0000000000000002"),
-    ("transaction id", encode_handle(HandleKind.TRANSACTION, EntryHandle(1, "t", b"id")).encode(),
-     b"EQAAAAAAAAABAXRpZE4hwis".hex()),
-    ("recall handle", encode_handle(HandleKind.RECALL, EntryHandle(1, "t", b"id")).encode(),
-     b"AQAAAAAAAAABAXRpZPomZPE".hex()),
+    ("transaction id", ENTRIES.encode(HandleKind.TRANSACTION, EntryHandle(1, "t", b"id")).encode(),
+     b"EgAAAAAAAAABAXRpZNTJLEoK6HpIR_oSwmK7VI4".hex()),
+    ("recall handle", ENTRIES.encode(HandleKind.RECALL, EntryHandle(1, "t", b"id")).encode(),
+     b"AgAAAAAAAAABAXRpZJyhIDeM2C7Dd6ZvQvfR2Rs".hex()),
     ("index finished", record.encode_index_finished(EntryState.DELIVERED, 1, 2, 3, 4),
      "03 0000000000000001 0000000000000002 0003 0000000000000004"),
     ("outbox row", BLOCK,
@@ -64,10 +66,12 @@ GOLDEN: list[tuple[str, bytes, str]] = [
     ("group event", events.name_event(events.EventKind.GROUP_CREATED, 7),
      "0a 00000000 00000007 ffff 0000 0000000000000000"),
     ("gap event", events.gap_event(5, 6), "0d 00000000 00000000 ffff 0000 0000000000000005 0000000000000006"),
-    ("receipt handle", bytes.fromhex(receipt.encode_handle(receipt.Receipt(1, 2, 3, 4, 5, 6))),
-     "03 00000001 00000002 0003 0000000000000004 0000000000000005 0006 00 40c355bb"),
-    ("handle of a push consumer", bytes.fromhex(receipt.encode_handle(receipt.Receipt(1, 2, 3, 4, 5, 6, True))),
-     "03 00000001 00000002 0003 0000000000000004 0000000000000005 0006 01 37c4652d"),
+    ("identity", identity.encode_identity(IDENTITY),
+     "01 0000000000000007" + bytes(range(32)).hex() + "0000000000000008 0000000000000009 000000000000000a"),
+    ("receipt handle", bytes.fromhex(RECEIPTS.encode(receipt.Receipt(1, 2, 3, 4, 5, 6, False, b"id"))),
+     "04000000010000000200030000000000000004000000000000000500060000000000000000076964b897533690d8d3114e805b0d11b5defc"),
+    ("handle of a push consumer", bytes.fromhex(RECEIPTS.encode(receipt.Receipt(1, 2, 3, 4, 5, 6, True, b"id"))),
+     "0400000001000000020003000000000000000400000000000000050006010000000000000007696478991a1871613be1600e363a420ea578"),
 ]  # fmt: skip
 
 

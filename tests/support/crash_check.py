@@ -14,7 +14,7 @@ from support.crash_load import ATTEMPTS_MAX, INVISIBLE_MS, Ledger, Seen
 from broker_adapter.message import unpack_id
 from dmq.audit.events import EventKind
 from dmq.audit.outbox import TrailEvent
-from dmq.embedded.receipt import decode_handle
+from dmq.embedded.receipt import read_handle
 
 # A lease begins when the server hands a message out; what a client can see is the time at the end of the answer.
 _ANSWER_MS_MAX = 1_000
@@ -103,7 +103,7 @@ def _stored_twice(deliveries: dict[str, list[Seen]]) -> Iterator[str]:
     """One id, one place in one queue; one place, one id. A retry has a place of its own in the group's lane."""
     owners: dict[tuple[int, int, int], str] = {}
     for message_id, seen in deliveries.items():
-        places = {decode_handle(each.received.receipt_handle)[1:4] for each in seen}
+        places = {read_handle(each.received.receipt_handle)[1:4] for each in seen}
         if len({place for place in places if place[0] == min(places)[0]}) > 1:  # the topic was there before its lane
             yield f"stored twice: {message_id} is at {sorted(places)}"
         for place in places:

@@ -22,7 +22,7 @@ from broker_adapter.topics import dead_letter_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin import admin_v1
 from dmq.admin.client import AdminClient
-from dmq.embedded.receipt import decode_handle
+from dmq.embedded.receipt import read_handle
 
 TOPIC, GROUP, UNDERTAKER = "crashed", "survivors", "undertaker"
 LETTERS = dead_letter_topic(GROUP)
@@ -203,7 +203,7 @@ class Load:
                     time.sleep(_PAUSE_S)
                     continue
                 now_ms = _now_ms()
-                boots = [decode_handle(each.receipt_handle).epoch >> 32 for each in found]
+                boots = [read_handle(each.receipt_handle).epoch >> 32 for each in found]
                 self.ledger.seen += [Seen(each, boot, now_ms) for each, boot in zip(found, boots, strict=True)]
                 self._finish(client, rng, found, is_push=is_push)
 
