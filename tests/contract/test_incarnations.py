@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
 from support.failing import pushed, pushed_one
-from support.letters import DEAD, PURGE, finish
-from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_broker, ids, receive_one, send
+from support.letters import DEAD, PURGE, finish, operator
+from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_broker, ids, play, receive_one, send
 
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Delivery
 from dmq.embedded.operator import BEGIN, END
+from dmq.store.ops import Op, Receipt
 
 RETRY_MS = 1_000
 
@@ -112,3 +119,74 @@ async def test_a_handle_from_before_a_reset_is_refused(rig: EmbeddedRig) -> None
     after = await pushed(rig)
     assert sorted(ids(after)) == ["m-1", "m-1", "m-2"]
     assert await ack(rig, *after) == [None] * 3
+
+
+@pytest.mark.parametrize("kill_at", range(8))
+def test_a_kill_while_a_group_is_reset_leaves_it_before_or_after(tmp_path: Path, kill_at: int) -> None:
+    """Handles from before are good until the order is durable, and void from then on; what fails again is a new one."""
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        await rig.set_group(GROUP, max_attempts=3, delays_ms=(RETRY_MS,))
+        await send(rig, "m-1", "m-2")
+        first, second = await pushed(rig)
+        await nacked(rig, first)
+        lane = await pushed(rig)
+        assert await ack(rig, *lane) == [None]
+        await ack(rig, second)
+        left, dead = kill_at, asyncio.Event()
+        submit = rig.broker.registry.submit
+
+        def counted(ops: Sequence[Op], *, is_urgent: bool = True) -> asyncio.Future[list[Receipt]]:
+            nonlocal left
+            if not left:
+                dead.set()
+                return asyncio.get_running_loop().create_future()
+            left -= 1
+            return submit(ops, is_urgent=is_urgent)
+
+        with patch.object(rig.broker.registry, "submit", counted):
+            reset = asyncio.ensure_future(rig.broker.operator.reset_group(GROUP, TOPIC, BEGIN))
+            died = asyncio.ensure_future(dead.wait())
+            await asyncio.wait((reset, died), return_when=asyncio.FIRST_COMPLETED)
+            await rig.store.commit_async([])
+            reset.cancel()
+            died.cancel()
+            await rig.restart(End.KILL)
+        if not kill_at:
+            assert await ack(rig, second, *lane) == [None, None]
+            assert await pushed(rig) == []
+            return
+        for each in (first, second, *lane):
+            assert await refused(rig, each)
+        again, _ = await pushed(rig)
+        await nacked(rig, again)
+        assert [(each.message_id, each.delivery_attempt) for each in await pushed(rig)] == [(again.message_id, 2)]
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, queues=1), scenario))
+
+
+@every_durable_broker(queues=1)
+async def test_retries_of_format_2_go_on(rig: EmbeddedRig) -> None:
+    """Their keys have no epoch: they are found when they are due, run at once, ended or removed with their topic."""
+    await rig.set_group(GROUP, max_attempts=3, delays_ms=(RETRY_MS,))
+    await send(rig, "m-1", "m-2", "m-3", "m-4")
+    history = rig.broker.failures._history
+    with patch.object(rig.broker.failures, "_history", lambda *given: history(*given)._replace(epoch=0)):
+        for each in await pushed(rig):
+            await rig.broker.change_invisible(GROUP, TOPIC, each.receipt_handle, 0)
+    await rig.restart(End.KILL)
+    group_id = rig.broker.names.groups[GROUP].group_id
+    assert rig.store.pending()[group_id] == 4
+    operations = operator(rig)
+    first, second, *_ = [each.entry for each in (await operations.retries(GROUP, topic="", token="", limit=9)).retries]
+    assert (await operations.run_retries_now(GROUP, [first])).moved == 1
+    assert (await operations.end_retries(GROUP, [second])).moved == 1
+    rig.clock.advance(RETRY_MS)
+    await rig.settle()
+    found = await pushed(rig)
+    assert [each.delivery_attempt for each in found] == [2, 2, 2]
+    assert rig.store.pending().get(group_id, 0) == 0
+    for each in found:  # and from here on they have one
+        await rig.broker.change_invisible(GROUP, TOPIC, each.receipt_handle, 0)
+    await rig.broker.operator.remove_topic(TOPIC, is_forced=True)
+    assert rig.store.pending().get(group_id, 0) == 0
