@@ -19,7 +19,8 @@ from broker_adapter.errors import BrokerError
 from broker_adapter.topics import check_topic
 from dmq.audit.events import EventKind
 from dmq.embedded.names import Names
-from dmq.spool.lanes import Lanes, lane_id
+from dmq.errors import UnitRefused
+from dmq.spool.lanes import LaneId, Lanes, lane_id
 from dmq.spool.plan import Plan, Settle, Ticket, dead_row, event_of, size_of, withdrawn
 from dmq.spool.records import (
     Totals,
@@ -200,7 +201,12 @@ class Kept:
         found, turn = decode_dead(value, type_name)
         entry = replace(found.entry, attempts=0, due_at_ms=self.store.clock.now_ms())
         plan = Plan([Delete(Family.GROUP, row)], dead=(row, None))
-        self._enter(entry, type_id, turn + 1, EventKind.REQUEUED, plan, lambda unit, _: settle(unit), died=-1)
+        self._enter(
+            *(entry, type_id, turn + 1, EventKind.REQUEUED, plan),
+            lambda unit, _: settle(unit),
+            died=-1,
+            if_known=IfKnown.REFUSE,  # it would be gone from the dead set, and another one of its uid would wait
+        )
         return True
 
     def adopt(self, entry: Entry, turn: int, progress: Put, settle: Settle) -> None:
@@ -252,6 +258,7 @@ class Kept:
         died: int = 0,
         is_held: bool = False,
         is_new: bool = False,
+        if_known: IfKnown = IfKnown.ANSWER,
     ) -> None:
         value = encode_entry(entry, type_id, turn)
         event = event_of(kind, type_id, entry, 0, entry.due_at_ms)
@@ -265,7 +272,7 @@ class Kept:
             return
         at = len(plan.ops)  # of the entry's own receipt
         plan.scheduled = entry_id(entry.uid, turn)
-        plan.ops.append(Schedule(type_id, plan.scheduled, entry.due_at_ms, value, event, is_new, IfKnown.ANSWER))
+        plan.ops.append(Schedule(type_id, plan.scheduled, entry.due_at_ms, value, event, is_new, if_known))
         if lane is not None:
             plan.lane = self.lanes.open(lane)
             plan.ops += plan.lane.ops
@@ -274,6 +281,9 @@ class Kept:
 
         def settled(unit: Unit) -> None:
             ticket = None
+            if isinstance(unit.error, UnitRefused):
+                with self.lock:
+                    self._undo(plan, type_id, lane, entry.type_name, Totals(1, size, died))
             if unit.error is None and (held is not None or unit.receipts[at].repeated):
                 receipt = unit.receipts[at]
                 mark = timeline_mark(receipt.at_ms, receipt.sequence)
@@ -297,6 +307,20 @@ class Kept:
             if held is not None:
                 del self.arriving[held]
             raise
+
+    def _undo(self, plan: Plan, type_id: int, lane: LaneId | None, type_name: str, added: Totals) -> None:
+        """Take back what is known in memory of a unit that was refused, and is not on disk."""
+        undone = Plan()
+        if plan.dead is not None and self._dead_ahead.get(plan.dead[0]) is plan.dead:
+            del self._dead_ahead[plan.dead[0]]
+        if lane is not None:  # others may have been parked behind it meanwhile
+            undone.lane = self.lanes.leave(lane)
+            undone.ops += undone.lane.ops
+            if undone.lane.head is not None:
+                following, turn = decode_entry(undone.lane.head, type_name)
+                self._schedule(undone, type_id, following, turn, b"")
+        self._count(undone, type_id, -added.waiting, -added.waiting_bytes, -added.dead)
+        self._submit(undone, _ignore)
 
     def _remove(self, ticket: Ticket, entry: Entry, plan: Plan, settle: Settle, *, died: int = 0) -> None:
         if ticket.lane is not None:
