@@ -23,7 +23,8 @@ from typing import IO
 from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError, StoreFailed, StoreLocked, StoreReadOnly
 from dmq.store.identity import Place
 
-# 1: counts of what waits in a row per minute. 2: no identity, failed copies without an epoch, tags of at most 255 bytes.
+# 1: counts of what waits in a row per minute.
+# 2: no identity, failed copies without an epoch, tags of at most 255 bytes.
 FORMAT_VERSION = 3
 _DATA = ("CURRENT", "MANIFEST-")
 
