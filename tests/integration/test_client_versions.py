@@ -22,11 +22,15 @@ ALIVE_S = 12.0  # a heartbeat goes out after a second, mostly, and one 10 s late
 PROPERTIES = {"colour": "blau", "x": "1 2"}
 _BAD = re.compile(r"\b(WARN|WARNING|ERROR|FATAL|CRITICAL|Exception|panicked)\b", re.IGNORECASE)
 
-# What a client complains of by itself, whatever a server does: the words, by the name that its version's begins with.
+# What a client complains of by itself, whatever a server does: by what its name begins with.
 ITS_OWN: dict[str, tuple[str, ...]] = {
     # A push consumer reads no more of its telemetry stream once it is told that metrics are off, RocketMQ's default.
-    # Shut down, it complains of each of its own receives that ended with it.
-    "python": ("object has no attribute 'get_meter'", "end receive, because consumer is not running"),
+    # Shut down, it complains of its own receives that ended with it, without a reason.
+    "python": (
+        "object has no attribute 'get_meter'",
+        "receive message error, $",
+        "end receive, because consumer is not running.",
+    ),
     # It closes its log before it has written all of it.
     "node": ("log stream had been closed",),
     # Shut down, a push consumer waits for its long poll of 20 s for less than that, and says good-bye afterwards.
@@ -104,9 +108,9 @@ def test_every_version_sends_receives_and_listens(language: Language, seen: dict
 def test_no_version_logs_a_warning(language: Language, seen: dict[str, Future[Seen]]) -> None:
     """Nothing was wrong from its start to its end, heartbeats in between: only what it says of itself may be there."""
     require(language)
-    its_own = [words for name, all_words in ITS_OWN.items() if language.name.startswith(name) for words in all_words]
+    (its_own,) = [words for name, words in ITS_OWN.items() if language.name.startswith(name)] or [()]
     log = seen[language.name].result(300).log
-    assert [line for line in log if not any(words in line for words in its_own)] == []
+    assert [line for line in log if not any(re.search(words, line) for words in its_own)] == []
 
 
 @at_length
