@@ -88,12 +88,13 @@ def test_malformed_protobuf_is_answered_and_the_server_goes_on(rpc: str) -> None
 
 @pytest.mark.parametrize("rpc", list(wire.METHODS))
 def test_a_missing_client_id_is_40017_on_every_call(rpc: str) -> None:
-    """As a normal reply; the telemetry stream also ends with a status of gRPC."""
+    """As a normal reply; the telemetry stream also ends with a status of gRPC. An empty heartbeat asks for health."""
+    body = b"" if rpc != "Heartbeat" else wire.HeartbeatRequest(client_type=wire.PRODUCER).SerializeToString()
 
     async def scenario(sidecar: Sidecar, server: Server, client: RawClient) -> None:
-        assert (await client.ask(rpc, b"", metadata=())).status.code == wire.CLIENT_ID_REQUIRED
+        assert (await client.ask(rpc, body, metadata=())).status.code == wire.CLIENT_ID_REQUIRED
         odd = (("x-mq-client-id-bin", b"\x00\xff"), ("x-mq-client-id", ""), ("x-mq-language", "\x7e"))
-        assert (await client.ask(rpc, b"", metadata=odd)).status.code == wire.CLIENT_ID_REQUIRED
+        assert (await client.ask(rpc, body, metadata=odd)).status.code == wire.CLIENT_ID_REQUIRED
 
     run(scenario)
 
