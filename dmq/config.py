@@ -198,6 +198,7 @@ class DaemonConfig(BaseSettings):
         timedelta(seconds=30)
     )
     transaction_checks_max: Annotated[_Whole, Field(ge=1, le=1000)] = 15
+    transaction_max_age: Annotated[_Duration, _between(timedelta(seconds=1), timedelta(days=365))] = timedelta(hours=72)
 
     # -- bounds
     disk_low_water_bytes: _AutomaticSize = None  # None: see low_water_bytes
@@ -259,6 +260,11 @@ class DaemonConfig(BaseSettings):
     def transaction_check_interval_ms(self) -> int:
         """After how long they are asked again."""
         return self.transaction_check_interval // timedelta(milliseconds=1)
+
+    @property
+    def transaction_max_age_ms(self) -> int:
+        """How long a half message may wait for its outcome in all, asked for or not."""
+        return self.transaction_max_age // timedelta(milliseconds=1)
 
     @property
     def shutdown_grace_s(self) -> float:

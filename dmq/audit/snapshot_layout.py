@@ -19,12 +19,12 @@ from dmq.store.keys import META_BOOT, META_DONE, META_FORMAT, META_OUTBOX, name_
 from dmq.store.ops import Family
 from dmq.store.outbox import decode_state
 from dmq.store.record import (
-    TERMS_BYTES,
     WAITING_HEADER_BYTES,
     EntryKind,
     body_id,
     decode_history,
     decode_waiting,
+    half_body_at,
     history_bytes,
 )
 from dmq.store.rocks import RocksEngine, RocksOptions
@@ -165,8 +165,8 @@ def read_waiting(value: bytes) -> Waiting:
     if entry.kind == EntryKind.RETRY:
         topic_id, group_id = decode_history(value, at).topic_id, entry.scope
         at += history_bytes(value, at)
-    elif entry.kind == EntryKind.TRANSACTION:
-        at += TERMS_BYTES
+    elif entry.kind in {EntryKind.TRANSACTION, EntryKind.WHOLE_HALF}:
+        at = half_body_at(entry.kind)
     elif entry.kind == EntryKind.SPOOLED:
         if len(value) < at + _SPOOLED_HEAD.size:
             raise StoreCorrupt(f"a spooled entry of {len(value)} bytes has no head")

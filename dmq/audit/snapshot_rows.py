@@ -25,7 +25,7 @@ from dmq.audit.snapshot_layout import (
 )
 from dmq.errors import StoreCorrupt
 from dmq.store.engine import Engine, queue_begin, queue_end
-from dmq.store.keys import pack_queue_key, queue_offset_of, unpack_group_row, unpack_u64
+from dmq.store.keys import TIMELINE_END, pack_queue_key, queue_offset_of, unpack_group_row, unpack_u64
 from dmq.store.ops import Family
 from dmq.store.record import EntryKind
 
@@ -71,7 +71,7 @@ PROGRESS = _schema(
     ("cursor", pa.int64(), True),
 )
 
-_KINDS = {int(kind): kind.name for kind in EntryKind}
+_KINDS = {int(kind): kind.name for kind in EntryKind} | {int(EntryKind.WHOLE_HALF): EntryKind.TRANSACTION.name}
 
 
 def rows_of(
@@ -89,7 +89,7 @@ def rows_of(
 
 def entries(engine: Engine, names: NamesOf, *, done: int) -> Iterator[pa.RecordBatch]:
     """Yield all that waits: the timeline from zero, then what a spool has parked, then its dead set."""
-    for rows in rows_of(engine, Family.TIMELINE, b""):
+    for rows in rows_of(engine, Family.TIMELINE, b"", TIMELINE_END):
         marks = [int.from_bytes(key, "big") for key, _ in rows]
         found = [read_waiting(value) for _, value in rows]
         kinds = [_KINDS.get(each.kind, str(each.kind)) for each in found]

@@ -136,6 +136,7 @@ def _broker(config: DaemonConfig, store: Store) -> EmbeddedBroker:
             first_after_ms=config.transaction_timeout_ms,
             every_ms=config.transaction_check_interval_ms,
             checks_max=config.transaction_checks_max,
+            max_age_ms=config.transaction_max_age_ms,
         ),
         auto_create=AutoCreate(config.topic_auto_create, config.group_auto_create),
         keep=_keep(config),

@@ -36,6 +36,7 @@ from dmq.store.keys import (
     chore_key,
     chore_range,
     group_queue_range,
+    half_body_key,
     pack_queue_key,
     pack_timeline_key,
     pack_u64,
@@ -226,11 +227,12 @@ class Chores:
             ops: list[Op] = []
             for key, message_id, value in entries:
                 entry = decode_waiting(value)
-                is_half = entry.kind == EntryKind.TRANSACTION
+                is_half = entry.kind in {EntryKind.TRANSACTION, EntryKind.WHOLE_HALF}
                 kind = EventKind.ROLLED_BACK if is_half else EventKind.RECALLED
                 time_ms = 0 if is_half else entry.deliver_at_ms
                 event = encode_event(kind, topic.topic_id, 0, NO_QUEUE, entry.retry_count, time_ms, message_id)
-                ops.append(Withdraw(key, scope, message_id, entry.deliver_at_ms, event=event))
+                body = (Delete(Family.TIMELINE, half_body_key(int.from_bytes(key[8:], "big"))),) if is_half else ()
+                ops.append(Withdraw(key, scope, message_id, entry.deliver_at_ms, body, event))
             await self._commit(ops)
 
     async def _waiting_of(self, scope: int) -> AsyncIterator[list[tuple[bytes, bytes, bytes]]]:

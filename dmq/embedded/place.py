@@ -28,7 +28,7 @@ from dmq.store.record import (
 # Plain numbers: looking up an enum member for every message costs more than encoding the event.
 SCHEDULED, QUEUED, DELIVERED = int(EventKind.SCHEDULED), int(EventKind.QUEUED), int(EventKind.DELIVERED)
 RETRIED, RETRY = int(EventKind.RETRIED), int(EntryKind.RETRY)
-_UNGROUPED = frozenset((RETRY, int(EntryKind.TRANSACTION)))
+_UNGROUPED = frozenset((RETRY, int(EntryKind.TRANSACTION), int(EntryKind.WHOLE_HALF)))
 CHECKS_DEFAULT = CheckOptions()
 _ANSWER = IfKnown.ANSWER  # a send that is repeated gets the first answer; what rides with it stands by itself
 

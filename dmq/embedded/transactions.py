@@ -26,19 +26,19 @@ from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind, Not
 from dmq.embedded.names import PLAIN, Topic
 from dmq.embedded.place import Placement, wrong_type
 from dmq.embedded.registry import Registry
-from dmq.errors import StoreCorrupt
-from dmq.store.keys import pack_timeline_key
-from dmq.store.ops import EntryState, IfKnown, Op, Receipt, Schedule, Withdraw
+from dmq.store.keys import half_body_key, pack_timeline_key
+from dmq.store.ops import Delete, EntryState, Family, IfKnown, Op, Receipt, Schedule, Withdraw
 from dmq.store.record import (
-    TERMS_BYTES,
-    WAITING_HEADER_BYTES,
     EntryKind,
+    HalfRow,
     Terms,
-    decode_terms,
-    decode_waiting,
+    Vigil,
+    WaitingEntry,
+    decode_half,
+    decode_half_body,
     encode_body,
-    encode_terms,
-    encode_waiting,
+    encode_half,
+    encode_half_body,
 )
 from dmq.units import format_time
 
@@ -119,10 +119,12 @@ class Transactions:
         message_id = pack_id(envelope.message_id)
         check_ms = now_ms + (half.check_after_ms or self._checks.options.first_after_ms)
         body = encode_body(message_id, envelope.tag.encode(), b"", envelope.payload)
-        terms = encode_terms(Terms(0 if half.delay_ms else envelope.deliver_at_ms, half.delay_ms))
-        record = encode_waiting(EntryKind.TRANSACTION, 0, topic.topic_id, scope, check_ms, now_ms, terms + body)
+        terms = Terms(0 if half.delay_ms else envelope.deliver_at_ms, half.delay_ms)
+        entry = WaitingEntry(EntryKind.TRANSACTION, 0, topic.topic_id, scope, check_ms, now_ms)
+        record = encode_half(entry, Vigil(terms, check_ms - now_ms, 0, len(envelope.payload)), message_id)
         event = encode_event(EventKind.HALF, topic.topic_id, 0, NO_QUEUE, 0, check_ms, message_id)
-        return Schedule(scope, message_id, check_ms, record, event, if_known=IfKnown.ANSWER)
+        half_body = encode_half_body(body)
+        return Schedule(scope, message_id, check_ms, record, event, if_known=IfKnown.ANSWER, half_body=half_body)
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
@@ -141,7 +143,7 @@ class Transactions:
         topic_name: str,
         text: str,
         wanted: EntryState,
-        make: Callable[[Topic, EntryHandle, bytes, bytes], Withdraw],
+        make: Callable[[Topic, EntryHandle, bytes, HalfRow, bytes], Withdraw],
     ) -> bool:
         """Give a half message its outcome; say whether it was this call that did."""
         transaction = _decode(self._handles, text)
@@ -159,7 +161,14 @@ class Transactions:
             if found is not None and found.state is EntryState.WAITING:
                 if value is None:
                     continue
-                op = make(topic, transaction, pack_timeline_key(found.at_ms, found.sequence), value)
+                half = decode_half(value)
+                body = half.body
+                if body is None and wanted is EntryState.COMMITTED:
+                    (row,) = await self._registry.reader.values(Family.TIMELINE, [half_body_key(found.sequence)])
+                    if row is None:  # decided meanwhile
+                        continue
+                    body = decode_half_body(row)
+                op = make(topic, transaction, pack_timeline_key(found.at_ms, found.sequence), half, body or b"")
                 told = (await self._registry.committed(self._registry.submit([op])))[0]
                 if told.state is EntryState.WITHDRAWN:
                     return True
@@ -172,13 +181,10 @@ class Transactions:
             is_durable = True
         raise BrokerUnavailable("the half message moves all the time")
 
-    def _commit_op(self, topic: Topic, transaction: EntryHandle, key: bytes, value: bytes) -> Withdraw:
-        entry = decode_waiting(value)
-        _check_kind(entry.kind)
-        terms = decode_terms(value, WAITING_HEADER_BYTES)
+    def _commit_op(self, topic: Topic, transaction: EntryHandle, key: bytes, half: HalfRow, body: bytes) -> Withdraw:
+        entry, terms = half.entry, half.vigil.terms
         now_ms = self._clock.now_ms()
         deliver_at_ms = min(now_ms + terms.delay_ms, DELIVER_AT_MS_MAX) if terms.delay_ms else terms.deliver_at_ms
-        body = value[WAITING_HEADER_BYTES + TERMS_BYTES :]
         message = self._placement.put(topic, transaction.message_id, "", body, deliver_at_ms, now_ms)
         event = encode_event(
             EventKind.COMMITTED, topic.topic_id, 0, NO_QUEUE, entry.retry_count, deliver_at_ms, transaction.message_id
@@ -188,7 +194,7 @@ class Transactions:
             entry.scope,
             transaction.message_id,
             entry.deliver_at_ms,
-            (message,),
+            (message, _drop_body(transaction)),
             event,
             is_remembered=True,
             outcome=EntryState.COMMITTED,
@@ -236,18 +242,16 @@ def _decode(handles: EntryHandles, text: str) -> EntryHandle:
         raise Refused(Rule.TRANSACTION_ID, why, value=text) from error
 
 
-def _roll_back_op(topic: Topic, transaction: EntryHandle, key: bytes, value: bytes) -> Withdraw:
-    entry = decode_waiting(value)
-    _check_kind(entry.kind)
-    event = encode_event(
-        EventKind.ROLLED_BACK, topic.topic_id, 0, NO_QUEUE, entry.retry_count, 0, transaction.message_id
+def _roll_back_op(topic: Topic, transaction: EntryHandle, key: bytes, half: HalfRow, _body: bytes) -> Withdraw:
+    entry, message_id = half.entry, transaction.message_id
+    event = encode_event(EventKind.ROLLED_BACK, topic.topic_id, 0, NO_QUEUE, entry.retry_count, 0, message_id)
+    return Withdraw(
+        key, entry.scope, message_id, entry.deliver_at_ms, (_drop_body(transaction),), event, is_remembered=True
     )
-    return Withdraw(key, entry.scope, transaction.message_id, entry.deliver_at_ms, event=event, is_remembered=True)
 
 
-def _check_kind(kind: int) -> None:
-    if kind != EntryKind.TRANSACTION:
-        raise StoreCorrupt(f"an entry of kind {kind} waits among half messages")
+def _drop_body(transaction: EntryHandle) -> Delete:
+    return Delete(Family.TIMELINE, half_body_key(transaction.sequence))
 
 
 def _receipt(handles: EntryHandles, half: Half, receipt: Receipt) -> HalfReceipt:

@@ -100,7 +100,7 @@ class Scheduler:
         if not rows:
             return Turn(0, self._next_due_ms(now_ms) if is_live_done and is_backlog_done else now_ms)
         halves = [row for row in rows if is_half(row[1])]
-        checked = self._checks.plan(halves, now_ms) if halves else []
+        checked = self._checks.plan(halves, now_ms, self._store.get_many) if halves else []
         moved = self._placement.hand_over([row for row in rows if not is_half(row[1])] if halves else rows, now_ms)
         receipts = self._store.commit([*moved, *checked, Done(self._marks.low())], is_urgent=True)
         if checked:

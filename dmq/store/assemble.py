@@ -13,7 +13,7 @@ from broker_adapter.clock import Clock
 from dmq.store import keys, outbox
 from dmq.store.counts import Counts
 from dmq.store.engine import Engine, queue_end
-from dmq.store.keys import pack_index_prefix, pack_queue_key, pack_timeline_key, pack_u64
+from dmq.store.keys import half_body_key, pack_index_prefix, pack_queue_key, pack_timeline_key, pack_u64
 from dmq.store.marks import Marks
 from dmq.store.ops import (
     NO_RECEIPT,
@@ -179,7 +179,7 @@ class Assembler:
     # -- ops ----------------------------------------------------------------------------------------------------------
 
     def _schedule(self, op: Schedule) -> Receipt:
-        scope, message_id, deliver_at_ms, record, event, _, if_known = op
+        scope, message_id, deliver_at_ms, record, event, _, if_known, half_body = op
         id_key = pack_index_prefix(0, scope) + message_id  # generation 0: waiting
         known = self._known.get(id_key)
         if known is not None and if_known is not _WRITE:
@@ -189,6 +189,8 @@ class Assembler:
         puts = self._batch.puts
         puts.append((_TIMELINE, pack_timeline_key(key_ms, sequence), record))
         puts.append((_INDEX, id_key, encode_index_waiting(sequence, key_ms)))
+        if half_body:
+            puts.append((_TIMELINE, half_body_key(sequence), half_body))
         self._counts.add(scope, deliver_at_ms, 1)
         if event:
             self._records += (pack_record_head(len(event), sequence, _NA), event)
@@ -210,7 +212,7 @@ class Assembler:
         return receipt
 
     def _hand_over(self, op: HandOver) -> Receipt:
-        key, scope, message_id, deliver_at_ms, topic_id, queue_id, record, event = op
+        key, scope, message_id, deliver_at_ms, topic_id, queue_id, record, event, is_half = op
         if key in self._withdrawn:
             return NO_RECEIPT
         suffix = scope.to_bytes(4, "big") + message_id
@@ -220,6 +222,8 @@ class Assembler:
         delete = batch.deletes.append
         delete((_TIMELINE, key))
         delete((_INDEX, _WAITING_PREFIX + suffix))
+        if is_half:
+            delete((_TIMELINE, half_body_key(sequence)))
         value = encode_index_finished(_DELIVERED_NUMBER, sequence, self._now_ms, queue_id, offset)
         batch.puts.append((_INDEX, self._generation_prefix + suffix, value))
         self._counts.add(scope, deliver_at_ms, -1)
@@ -263,7 +267,7 @@ class Assembler:
         return waiting if is_there and not self._is_gone(op.key) else None
 
     def _reschedule(self, op: Reschedule) -> Receipt:
-        key, scope, message_id, due_ms, deliver_at_ms, record, event = op
+        key, scope, message_id, due_ms, deliver_at_ms, record, event, half_body = op
         if key in self._withdrawn:
             return NO_RECEIPT
         sequence = int.from_bytes(key[8:], "big")
@@ -272,6 +276,8 @@ class Assembler:
         self._batch.deletes.append((_TIMELINE, key))
         waiting = (_INDEX, pack_index_prefix(0, scope) + message_id, encode_index_waiting(sequence, key_ms))
         self._batch.puts += ((_TIMELINE, pack_timeline_key(key_ms, sequence), record), waiting)
+        if half_body:
+            self._batch.puts.append((_TIMELINE, half_body_key(sequence), half_body))
         self._counts.add(scope, due_ms, -1)
         self._counts.add(scope, deliver_at_ms, 1)
         if event:

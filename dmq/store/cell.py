@@ -24,7 +24,7 @@ from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError, StoreFailed,
 from dmq.store.identity import Place
 
 # 1: counts of what waits in a row per minute.
-# 2: no identity, failed copies without an epoch, tags of at most 255 bytes.
+# 2: no identity, failed copies without an epoch, tags of at most 255 bytes, half messages with their body in their row.
 FORMAT_VERSION = 3
 _DATA = ("CURRENT", "MANIFEST-")
 

@@ -38,6 +38,8 @@ class Unit:
             kind = type(op)
             if kind is Append or kind is Schedule or kind is HandOver:
                 size += len(op.record)  # type: ignore[union-attr]  # the three kinds that carry a message
+                if kind is Schedule:
+                    size += len(op.half_body)  # type: ignore[union-attr]
             elif kind is Withdraw:
                 for other in op.instead:  # type: ignore[union-attr]
                     size += len(other.record) if type(other) is Append or type(other) is Schedule else 0

@@ -1,6 +1,6 @@
 """Keys of every column family. Fixed width, big-endian, so that byte order is the order that is meant.
 
-    timeline   deliver_at_ms 8 | sequence 8
+    timeline   deliver_at_ms 8 | sequence 8; behind all times: 0xff 17 | sequence 8, the body of a half message
     index      generation 4 | scope 4 | packed message id        generation 0: waits; else finished in that generation
     queue      topic_id 4 | queue_id 2 | queue_offset 8
     group      group_id 4 | topic_id 4 | queue_id 2 | kind 1 | number 8
@@ -24,6 +24,7 @@ _GROUP = struct.Struct(">IIHBQ")
 _U64 = struct.Struct(">Q")
 
 WAITING_GENERATION = 0
+TIMELINE_END = b"\xff" * 17  # behind every time; bodies of half messages follow
 
 META_FORMAT = b"F"
 META_BOOT = b"B"
@@ -77,6 +78,16 @@ def unpack_pair(value: bytes) -> tuple[int, int]:
 def unpack_mark(value: bytes) -> int:
     """Return the number of a timeline key that was kept as a figure; ``StoreCorrupt`` if it cannot be one."""
     return timeline_mark(*unpack_pair(value))
+
+
+def half_body_key(sequence: int) -> bytes:
+    """Return the timeline key of the body of a half message, which lies behind everything that has a time."""
+    return TIMELINE_END + _U64.pack(sequence)
+
+
+def is_half_body_key(key: bytes) -> bool:
+    """Say whether a timeline key is that of a half message's body."""
+    return len(key) == len(TIMELINE_END) + 8 and key.startswith(TIMELINE_END)
 
 
 def queue_offset_of(key: bytes) -> int:

@@ -52,7 +52,8 @@ class IfKnown(IntEnum):
 class Schedule(NamedTuple):
     """Keep a message until it is due. The writer assigns its sequence and its timeline key.
 
-    With ``is_new`` the id was made a moment ago, and is not looked for. No event: none is recorded.
+    With ``is_new`` the id was made a moment ago, and is not looked for. No event: none is recorded. ``half_body`` is a
+    second row, under ``keys.half_body_key`` of the sequence.
     """
 
     scope: int
@@ -62,6 +63,7 @@ class Schedule(NamedTuple):
     event: bytes
     is_new: bool = False
     if_known: IfKnown = IfKnown.REFUSE
+    half_body: bytes = b""  # dmq.store.record.encode_half_body
 
 
 class Growth(NamedTuple):
@@ -105,6 +107,7 @@ class HandOver(NamedTuple):
     queue_id: int
     record: bytes  # dmq.store.record.encode_queued
     event: bytes
+    is_half: bool = False  # a half message, whose body in a row of its own goes with it
 
 
 class Withdraw(NamedTuple):
@@ -143,6 +146,7 @@ class Reschedule(NamedTuple):
     deliver_at_ms: int  # its new one
     record: bytes  # dmq.store.record.encode_waiting
     event: bytes  # none is recorded if it is empty
+    half_body: bytes = b""  # as in ``Schedule``, for a row that held its body itself
 
 
 class Done(NamedTuple):

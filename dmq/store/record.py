@@ -9,14 +9,19 @@
     12 deliver_at_ms 8 (the true one)                     20 body
     20 accepted_at_ms 8
     28 history 39 or 47, of kind RETRY
-    28 terms 16, of kind TRANSACTION
-       body
+    28 terms 16, of kind WHOLE_HALF
+    28 vigil 30, of kind TRANSACTION
+       body; of kind TRANSACTION without its wire message
 
     history    topic id 4 | queue id 2 | offset 8 | since_ms 8 | first_failed_at_ms 8 | last_failed_at_ms 8 | reason 1
                | epoch 8, if the highest bit of the reason is set: copies of format 2 and older have none
                of a copy that a group failed: where the message first lay, since when it was visible there, how it went,
                and which hand-out it was that failed last
     terms      deliver_at_ms 8 | delay_ms 8           of a half message: when it is due once it is committed; 0: no such
+    vigil      terms 16 | waited_ms 8 | unasked 2 | payload bytes 4
+               of a half message whose body has a row of its own: how long it waited in all once it is due, and how many
+               looks in a row found no producer to ask
+    half body (timeline, behind all times)                version 1 | body
     body       id length 1 | tag length 1 | message group length 1 | id | tag | message group | wire message
     with a tag of more than 255 bytes, since format version 3:
                0 | id length 1 | message group length 1 | tag length 2 | id | tag | message group | wire message
@@ -51,6 +56,7 @@ _HISTORY = struct.Struct(">IHQQQQB")
 _FAILED_ID = struct.Struct(">IHQH")
 _EPOCH = struct.Struct(">Q")
 _TERMS = struct.Struct(">QQ")
+_VIGIL = struct.Struct(">QQQHI")
 _INDEX_WAITING = struct.Struct(">BQQ")
 _INDEX_FINISHED = struct.Struct(">BQQHQ")
 _WAITING_STATE, _WITHDRAWN_STATE = int(EntryState.WAITING), int(EntryState.WITHDRAWN)
@@ -72,7 +78,8 @@ class EntryKind(IntEnum):
     DELAYED = 1
     RETRY = 2  # a copy that a group failed; its scope is the group
     SPOOLED = 3  # a send that a producer's hook makes later (``dmq.spool``)
-    TRANSACTION = 4  # a half message, under the time of its next check; the retry count is that of its checks
+    WHOLE_HALF = 4  # as TRANSACTION with its body in the same row, as stores of format 2 have it
+    TRANSACTION = 5  # a half message, under the time of its next check; the retry count is that of its checks
 
 
 class History(NamedTuple):
@@ -93,6 +100,15 @@ class Terms(NamedTuple):
 
     deliver_at_ms: int
     delay_ms: int
+
+
+class Vigil(NamedTuple):
+    """What is rewritten with each check of a half message, beside its head."""
+
+    terms: Terms
+    waited_ms: int  # in all, once its next look is due: a sum of pauses, so no step of the clock makes it more
+    unasked: int  # looks in a row that found no producer
+    payload_bytes: int
 
 
 class WaitingEntry(NamedTuple):
@@ -217,6 +233,59 @@ def decode_terms(value: bytes, at: int) -> Terms:
     if len(value) < at + TERMS_BYTES:
         raise StoreCorrupt(f"a value of {len(value)} bytes is too short for the terms of a half message")
     return _new_tuple(Terms, _TERMS.unpack_from(value, at))
+
+
+class HalfRow(NamedTuple):
+    """The timeline row of a half message, taken apart."""
+
+    entry: WaitingEntry
+    vigil: Vigil
+    message_id: bytes  # packed
+    body: bytes | None  # of a store of format 2; else it has a row of its own
+
+
+def encode_half(entry: WaitingEntry, vigil: Vigil, message_id: bytes) -> bytes:
+    """Encode the timeline row of a half message: small, whatever the message, as each check writes it anew."""
+    unasked = min(vigil.unasked, 0xFFFF)
+    packed = _VIGIL.pack(*vigil.terms, vigil.waited_ms, unasked, vigil.payload_bytes)
+    return encode_waiting(*entry, packed + encode_body(message_id, b"", b"", b""))
+
+
+def decode_half(value: bytes) -> HalfRow:
+    """Take the timeline row of a half message apart; ``StoreCorrupt`` if it cannot be one."""
+    entry = decode_waiting(value)
+    at = half_body_at(entry.kind)
+    if len(value) < at:
+        raise StoreCorrupt(f"a value of {len(value)} bytes is too short for a half message")
+    message_id, _ = body_facts(value[at:])
+    if entry.kind == EntryKind.WHOLE_HALF:
+        body = value[at:]
+        terms = decode_terms(value, WAITING_HEADER_BYTES)
+        return HalfRow(entry, Vigil(terms, 0, 0, len(body_payload(body))), message_id, body)
+    deliver_at_ms, delay_ms, *rest = _VIGIL.unpack_from(value, WAITING_HEADER_BYTES)
+    return HalfRow(entry, Vigil(Terms(deliver_at_ms, delay_ms), *rest), message_id, None)
+
+
+def half_body_at(kind: int) -> int:
+    """Return where in the timeline row of a half message its body begins, or what is there of it."""
+    if kind == EntryKind.TRANSACTION:
+        return WAITING_HEADER_BYTES + _VIGIL.size
+    if kind == EntryKind.WHOLE_HALF:
+        return WAITING_HEADER_BYTES + TERMS_BYTES
+    raise StoreCorrupt(f"an entry of kind {kind} waits among half messages")
+
+
+def encode_half_body(body: bytes) -> bytes:
+    """Encode the row of a half message's body, which is written once."""
+    return bytes((VERSION,)) + body
+
+
+def decode_half_body(value: bytes) -> bytes:
+    """Return the body in its row; ``StoreCorrupt`` if it cannot be one."""
+    if not value or value[0] != VERSION:
+        raise StoreCorrupt(f"the body of a half message, {len(value)} bytes, has no version {VERSION} header")
+    body_facts(value[1:])
+    return value[1:]
 
 
 def failed_id(message_id: bytes, history: History, attempt: int) -> bytes:

@@ -37,7 +37,7 @@ from dmq.store.counts import due_in, end_of_minute
 from dmq.store.keys import pack_index_prefix, pack_queue_key, queue_offset_of, timeline_key, timeline_mark
 from dmq.store.ops import Family
 from dmq.store.outbox import OutboxState, decode_block, decode_state
-from dmq.store.record import decode_index, decode_queued
+from dmq.store.record import EntryKind, decode_half_body, decode_index, decode_queued
 from dmq.store.rocks import RocksEngine, RocksOptions
 from dmq.upkeep.findings import Checked, Findings, Total
 from dmq.upkeep.names import NAME_LETTERS, KnownNames, shown_id
@@ -157,9 +157,13 @@ class _Checker:
 
     def _timeline(self) -> None:
         done = int.from_bytes(self._figures.get(keys.META_DONE, b""), "big")
+        bodies: set[int] = set()  # sequences of half messages whose body is to come
         for page in self._pages(Family.TIMELINE):
             entries: list[Waiting] = []
             for key, value in page:
+                if keys.is_half_body_key(key):
+                    self._half_body(key, value, bodies)
+                    continue
                 try:
                     entries.append(read_waiting(key, value))
                 except StoreCorrupt as error:
@@ -169,6 +173,22 @@ class _Checker:
             wanted = [pack_index_prefix(0, each.entry.scope) + each.index_id for each in entries]
             for each, row in zip(entries, self._get(Family.INDEX, wanted), strict=True):
                 self._waiting(each, row, done)
+                if each.entry.kind == EntryKind.TRANSACTION:
+                    bodies.add(each.mark & _SEQUENCES)
+        for sequence in sorted(bodies):
+            self._find("row", f"the half message with sequence {sequence} has no body")
+
+    def _half_body(self, key: bytes, value: bytes, expected: set[int]) -> None:
+        sequence = keys.unpack_u64(key[-8:])
+        try:
+            decode_half_body(value)
+        except StoreCorrupt as error:
+            self._bad_row(Family.TIMELINE, key, value, error)
+            return
+        self._count("timeline: body of a half message", key, value)
+        if sequence not in expected:
+            self._find("row", f"there is the body of a half message with sequence {sequence}, which does not wait")
+        expected.discard(sequence)
 
     def _waiting(self, each: Waiting, row: bytes | None, done: int) -> None:
         entry = each.entry

@@ -16,7 +16,6 @@ from dmq.store.keys import WAITING_GENERATION, unpack_group_row, unpack_u64
 from dmq.store.ops import Receipt
 from dmq.store.outbox import decode_state
 from dmq.store.record import (
-    TERMS_BYTES,
     WAITING_HEADER_BYTES,
     EntryKind,
     WaitingEntry,
@@ -26,6 +25,7 @@ from dmq.store.record import (
     decode_waiting,
     failed_id,
     failed_topic_id,
+    half_body_at,
     history_bytes,
 )
 from retry.dead_letter import decode_job
@@ -121,8 +121,8 @@ def read_waiting(key: bytes, value: bytes) -> Waiting:
         at += history_bytes(value, at)
         message_id, _ = body_facts(value[at:])
         return Waiting(mark, entry, message_id, failed_id(message_id, history, entry.retry_count), at)
-    if entry.kind == EntryKind.TRANSACTION:
-        at += TERMS_BYTES
+    if entry.kind in {EntryKind.TRANSACTION, EntryKind.WHOLE_HALF}:
+        at = half_body_at(entry.kind)
     message_id, _ = body_facts(value[at:])
     return Waiting(mark, entry, message_id, message_id, at)
 

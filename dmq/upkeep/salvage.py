@@ -22,10 +22,11 @@ from dmq.errors import StoreCorrupt, StoreError
 from dmq.spool.copies import hold, workplace
 from dmq.spool.inspect import How, Look, open_look
 from dmq.spool.salvage_log import Tell
+from dmq.store import keys
 from dmq.store.backup import place
 from dmq.store.keys import pack_index_prefix, timeline_key, timeline_mark
 from dmq.store.ops import Family
-from dmq.store.record import decode_queued, encode_index_waiting
+from dmq.store.record import EntryKind, decode_half_body, decode_queued, encode_index_waiting
 from dmq.store.rocks import RocksEngine
 from dmq.upkeep.check import check_rows
 from dmq.upkeep.findings import Checked, Findings
@@ -110,6 +111,7 @@ class _Salvage:
         self._names = KnownNames(pieces, lambda key, why: self._bad_row(Family.META, key, why))
         self._needed = Needed(self._names, fresh, lost, self._now_ms)
         self._figures = Figures.of(pieces, self._now_ms)
+        self._bodiless: set[bytes] = set()  # index keys of half messages whose body cannot be read
 
     def run(self) -> None:
         pieces, fresh, lost = self._pieces, self._fresh, self._lost
@@ -136,7 +138,7 @@ class _Salvage:
 
     def _timeline(self) -> None:
         for page in self._pieces.pages(Family.TIMELINE):
-            self._save_waiting(page)
+            self._save_waiting([row for row in page if not keys.is_half_body_key(row[0])])
         self._rest()
 
     def _save_waiting(self, rows: list[tuple[bytes, bytes]]) -> None:
@@ -170,7 +172,21 @@ class _Salvage:
 
     def _keep_waiting(self, index_key: bytes, each: Waiting, value: bytes) -> None:
         entry = each.entry
-        self._needed.of_waiting(each, value)
+        body = value[each.body_at :]
+        if entry.kind == EntryKind.TRANSACTION:
+            body_key = keys.half_body_key(each.mark & _SEQUENCES)
+            found = self._pieces.get_many(Family.TIMELINE, [body_key])[0]
+            try:
+                body = decode_half_body(found or b"")
+            except StoreCorrupt:
+                topic = self._needed.scope_name(entry.scope)
+                self._lost.tell(
+                    "message", topic=topic, message_id=self._needed.shown_id(each.message_id), was="waiting"
+                )
+                self._bodiless.add(index_key)
+                return
+            self._fresh.put(Family.TIMELINE, body_key, found or b"")
+        self._needed.of_waiting(each, value, body)
         self._fresh.put(Family.TIMELINE, timeline_key(each.mark), value)
         receipt = each.mark & _SEQUENCES, each.mark >> 64
         self._fresh.put(Family.INDEX, index_key, encode_index_waiting(*receipt))
@@ -185,6 +201,8 @@ class _Salvage:
                 mark = _mark_of(value) if key[:4] == bytes(4) and len(key) > INDEX_PREFIX_BYTES else None
                 if mark is not None:
                     asked[key] = timeline_key(mark)
+            for key in self._bodiless & asked.keys():  # told already
+                del asked[key]
             missing = [
                 key
                 for key, saved in zip(asked, self._fresh.get_many(Family.INDEX, list(asked)), strict=True)

@@ -26,17 +26,17 @@ class Needed:
         self._now_ms = now_ms
         self.queues: dict[int, int] = {}  # how many a topic must have, by what was found in them
 
-    def of_waiting(self, each: Waiting, value: bytes) -> None:
-        """Make what an entry of the timeline needs."""
+    def of_waiting(self, each: Waiting, value: bytes, body: bytes) -> None:
+        """Make what an entry of the timeline needs; ``body`` may be that of another row."""
         entry = each.entry
         if entry.kind == EntryKind.RETRY:
             origin_id = decode_history(value, WAITING_HEADER_BYTES).topic_id
-            self.topic(origin_id, body_payload(value[each.body_at :]))
+            self.topic(origin_id, body_payload(body))
             self.group(entry.scope)
             if not self._names.has(entry.topic_id):
                 self._made(self._names.new_lane(entry.topic_id, entry.scope, origin_id, self._now_ms), entry.topic_id)
         elif not self._names.has(entry.topic_id):
-            self.topic(entry.topic_id, body_payload(value[each.body_at :]))
+            self.topic(entry.topic_id, body_payload(body))
 
     def of_queued(self, topic_id: int, message: QueuedMessage) -> None:
         """Make what a message of a queue needs: of a copy that a group failed nothing says which group that was."""

@@ -23,7 +23,7 @@ from broker_adapter.message import Message, unpack_id
 from broker_adapter.transactions import Check, Half
 from broker_adapter.wire.mapping import encode
 from dmq.audit.events import EventKind
-from dmq.embedded.checks import BUSY_MS, GIVEN_UP_GROUP, UNDER_WAY_MAX
+from dmq.embedded.checks import BUSY_MS, GIVEN_UP_GROUP, PAUSE_MS_MAX, UNDER_WAY_MAX
 from retry.dead_letter import DeadFilter, Job, JobKind
 from retry.policy import Reason
 
@@ -75,7 +75,7 @@ async def test_without_a_producer_nothing_is_counted(rig: EmbeddedRig) -> None:
         await pass_time(rig, EVERY_MS)
     assert (producer.asked, told(rig, EventKind.TX_CHECKED), halves(rig)) == ([], [], 1)
     producer.is_there = True
-    await pass_time(rig, EVERY_MS)
+    await pass_time(rig, PAUSE_MS_MAX)
     (asked,) = await producer.heard(1)
     assert asked.number == 1
 

@@ -21,7 +21,7 @@ from support.rigs import (
     send,
     until,
 )
-from support.stores import GatedEngine, all_rows
+from support.stores import GatedEngine, waiting_rows
 
 from broker_adapter.errors import Overloaded, Refused, Rule
 from broker_adapter.message import pack_id
@@ -234,7 +234,7 @@ async def test_a_snapshot_can_read_it(rig: EmbeddedRig) -> None:
     begun_ms = rig.clock.now_ms()
     await prepare_one(rig, delay_ms=5)
     await pass_time(rig, FIRST_MS)
-    ((_, value),) = all_rows(rig.store, Family.TIMELINE)
+    ((_, value),) = waiting_rows(rig.store)
     topic_id = rig.broker.names.topics[TOPIC].topic_id
     due_ms = begun_ms + FIRST_MS + EVERY_MS
     assert read_waiting(value) == Waiting(EntryKind.TRANSACTION, topic_id, 0, pack_id("m-1"), due_ms, 1, begun_ms)

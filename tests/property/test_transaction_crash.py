@@ -18,15 +18,14 @@ from hypothesis import strategies as st
 from support.effort import EFFORT
 from support.letters import Break, BreakingRig, queued, told
 from support.rigs import TOPIC, End, an_envelope, play
-from support.stores import all_rows, counted, recount
+from support.stores import counted, half_bodies, recount, waiting_rows
 
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import pack_id, unpack_id
 from broker_adapter.transactions import Check, Half
 from dmq.audit.events import EventKind
-from dmq.embedded.checks import GIVEN_UP_GROUP, CheckOptions, scope_of
+from dmq.embedded.checks import GIVEN_UP_GROUP, CheckOptions, is_half, scope_of
 from dmq.errors import StoreError
-from dmq.store.ops import Family
 from dmq.store.record import EntryKind, decode_waiting
 
 CHECKS = CheckOptions(first_after_ms=6_000, every_ms=30_000, checks_max=2)
@@ -156,7 +155,7 @@ class Play:
 
     def _waiting(self, kind: EntryKind) -> list[str]:
         found = []
-        for _, value in all_rows(self.rig.store, Family.TIMELINE):
+        for _, value in waiting_rows(self.rig.store):
             if decode_waiting(value).kind == kind:
                 found.append(next(_name(number) for number in range(MESSAGES) if pack_id(_name(number)) in value))
         return found
@@ -173,6 +172,9 @@ class Play:
         )
         waiting = self._waiting(EntryKind.DELAYED)
         open_ones = self._waiting(EntryKind.TRANSACTION)
+        rows = waiting_rows(rig.store)
+        numbers = [int.from_bytes(key[8:], "big") for key, value in rows if is_half(value)]
+        assert sorted(numbers) == half_bodies(rig.store), "a half message and its body come and go together"
         assert {_name(number) for number in self.ids} <= set(begun)
         assert sorted(visible + waiting) == ends["committed"]
         assert sorted(given_up) == ends["given up"]

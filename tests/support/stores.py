@@ -9,7 +9,7 @@ from typing import Literal
 
 from dmq.store.counts import BUCKET_MS
 from dmq.store.engine import Engine, EngineStats, Rows
-from dmq.store.keys import unpack_u64
+from dmq.store.keys import is_half_body_key, unpack_u64
 from dmq.store.ops import Append, Batch, Family, HandOver, Schedule
 from dmq.store.outbox import OutboxRecord, decode_block
 from dmq.store.record import decode_waiting, encode_body, encode_queued, encode_waiting
@@ -61,9 +61,20 @@ def all_rows(source: Store | Engine, family: Family, start: bytes = b"") -> list
     return found.rows
 
 
+def waiting_rows(store: Store) -> list[tuple[bytes, bytes]]:
+    """What waits: all rows of the timeline but bodies of half messages."""
+    return [row for row in all_rows(store, Family.TIMELINE) if not is_half_body_key(row[0])]
+
+
+def half_bodies(store: Store) -> list[int]:
+    """The sequences of half messages whose bodies are there."""
+    rows = all_rows(store, Family.TIMELINE)
+    return [int.from_bytes(key[-8:], "big") for key, _ in rows if is_half_body_key(key)]
+
+
 def recount(store: Store) -> tuple[dict[int, int], dict[tuple[int, int], int]]:
     """Count from the timeline what the counters must say: by scope, and by scope and end of a time bucket."""
-    entries = [decode_waiting(value) for _, value in all_rows(store, Family.TIMELINE)]
+    entries = [decode_waiting(value) for _, value in waiting_rows(store)]
     buckets = Counter((entry.scope, (entry.deliver_at_ms // BUCKET_MS + 1) * BUCKET_MS) for entry in entries)
     return dict(Counter(entry.scope for entry in entries)), dict(buckets)
 

@@ -89,7 +89,7 @@ def expected_row(record: OutboxRecord, names: dict[int, str]) -> dict[str, Any]:
         detail = time_ms
     elif kind in {EventKind.GAP, EventKind.TAIL_LOST}:
         detail, due_ms, message_id = time_ms, int.from_bytes(message_id, "big"), b""
-    if kind is EventKind.TX_GIVEN_UP or (kind is not None and kind.name.startswith("DEAD_")):
+    if kind in {EventKind.TX_GIVEN_UP, EventKind.TX_TOO_OLD} or (kind is not None and kind.name.startswith("DEAD_")):
         detail, offset = offset, None
     elif kind in {EventKind.REDRIVEN, EventKind.PURGED}:
         offset = None
