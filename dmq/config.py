@@ -218,6 +218,7 @@ class DaemonConfig(BaseSettings):
     # -- the audit trail
     trail: _Trail = "auto"  # <data>/trail
     trail_every: Annotated[_Duration, _between(timedelta(seconds=1), timedelta(hours=1))] = timedelta(minutes=1)
+    trail_mode: Literal["private", "group"] = "private"  # group: its files can be read by the group of the directory
     trail_keep: Annotated[_Duration, _between(timedelta(days=1), timedelta(days=3650))] = timedelta(days=14)
 
     # -- logs

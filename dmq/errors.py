@@ -3,6 +3,9 @@
 DmqError
  +- StoreError
  |   +- StoreFailed        storage failed under us; what was in flight is in doubt; the process must end
+ |   |   +- StoreFull           there is no room, or no quota
+ |   |   +- StoreNoDescriptors  too many files are open; a read that met it may be tried again
+ |   |   +- StoreBroken         the disk reports an error of its own
  |   +- StoreCorrupt       the store is damaged, and says where; it never looks like an empty one
  |   +- StoreLocked        another process owns the directory
  |   +- StoreReadOnly      the directory cannot be written
@@ -28,6 +31,8 @@ class DmqError(Exception):
 class StoreError(DmqError):
     """The store cannot do what was asked."""
 
+    advice: ClassVar[str] = ""  # what to do about it, said behind the text
+
 
 class StoreFailed(StoreError):
     """Storage failed: writes that were under way are in doubt, nothing more is accepted. Restart recovers the WAL."""
@@ -35,8 +40,28 @@ class StoreFailed(StoreError):
     retriable = True
 
 
+class StoreFull(StoreFailed):
+    """There is no room on the file system, or no quota."""
+
+    advice = "make room on that file system, then start again: nothing that was acknowledged is lost"
+
+
+class StoreNoDescriptors(StoreFailed):
+    """Too many files are open, in this process or on this machine."""
+
+    advice = "raise the limit of open files (ulimit -n, LimitNOFILE=), then start again"
+
+
+class StoreBroken(StoreFailed):
+    """The disk, or what stands for it, reports an error of its own."""
+
+    advice = "look at the kernel's log and replace the disk; 'dmq store salvage' saves what can be read"
+
+
 class StoreCorrupt(StoreError):
     """The store is damaged."""
+
+    advice = "'dmq store check' lists the damage; restore a backup, or 'dmq store salvage' saves what can be read"
 
 
 class StoreLocked(StoreError):
@@ -45,6 +70,8 @@ class StoreLocked(StoreError):
 
 class StoreReadOnly(StoreError):
     """The directory cannot be written."""
+
+    advice = "check who owns it and how it is mounted: the user that serves must own it, on a file system it can write"
 
 
 class FormatUnsupported(StoreError):
@@ -71,3 +98,8 @@ class UnitRefused(StoreError):
 
 class AddressInUse(DmqError):
     """The address to listen on is taken."""
+
+
+def told(kind: type[StoreError], text: str) -> StoreError:
+    """Return the error with its text and, in the same line, what to do."""
+    return kind(f"{text} ({kind.advice})" if kind.advice else text)

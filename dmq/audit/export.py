@@ -9,6 +9,7 @@ A trail that cannot be written stops nothing else: the exporter says so once, an
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import threading
@@ -265,6 +266,8 @@ class Exporter:
 
     def _export_some(self, end: int, *, is_hurried: bool) -> None:
         """Export as much as may be held in memory."""
+        if self._store.keeps_room_from(self._layout.cell_file):
+            raise OSError(errno.ENOSPC, "the disk is below its low-water mark, what is left is for acknowledgements")
 
         def breathe() -> None:
             if self._abort.is_set() or (not is_hurried and self._abort.wait(_BREATH_S)):

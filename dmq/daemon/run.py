@@ -33,6 +33,7 @@ from dmq.errors import AddressInUse, StoreError
 from dmq.log import configure
 from dmq.metrics import Metrics, MetricsServer, start_http
 from dmq.scheduler.scheduler import Scheduler
+from dmq.store.cell import tighten
 from dmq.store.ops import Emit
 from dmq.store.rocks import RocksOptions
 from dmq.store.store import Store, StoreOptions
@@ -40,6 +41,7 @@ from dmq.units import Address
 
 EXIT_OK = 0
 EXIT_FAILED = 1
+FULL_BYTES = 2**20  # free space that is left to RocksDB: with less, writes wait for room
 SWITCH_INTERVAL_S = 0.0005
 
 log = structlog.get_logger("dmq.daemon")
@@ -50,6 +52,8 @@ def run(config: DaemonConfig) -> int:
 
     Raises what keeps a daemon from starting, ``dmq.errors.DmqError``, each with one clear line.
     """
+    # What lies outside of directories that are closed anyway is the trail, if a group is to read it.
+    os.umask(0o027 if config.trail_mode == "group" else 0o077)
     clock = SystemClock()
     configure(config.log_level, config.log_format, clock)
     log.info("starting", version=_version(), pid=os.getpid(), **config.shown())
@@ -164,6 +168,8 @@ def open_store(config: DaemonConfig, clock: Clock) -> Store:
             pending_bytes_max=config.pending_bytes_max,
             low_water_bytes=config.disk_low_water_bytes,
             ballast_bytes=config.ballast_bytes,
+            full_bytes=FULL_BYTES,
+            directory_mode=0o710 if config.trail_mode == "group" else 0o700,
             rocks=RocksOptions(wal_bytes_max=config.wal_bytes_max, memtable_bytes_max=config.memtable_bytes_max),
             gap_event=gap_event,
         ),
@@ -190,6 +196,8 @@ def _exporter(config: DaemonConfig, store: Store) -> Exporter | None:
     trail = config.trail_path
     if trail is None:
         return None
+    if trail.is_dir() and tighten(trail, mode := 0o750 if config.trail_mode == "group" else 0o700):
+        log.warning("directory_tightened", path=str(trail), mode=f"{mode:o}")
     options = ExportOptions(every_s=config.trail_every.total_seconds(), keep=config.trail_keep)
     return Exporter(store, trail.absolute(), options)
 

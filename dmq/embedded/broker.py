@@ -15,7 +15,7 @@ from typing import Literal
 from broker_adapter import limits
 from broker_adapter.adapter import GroupSettings, TopicRoute
 from broker_adapter.adapter import Subscription as Wanted
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.later import Later
 from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
 from dmq.audit.events import EventKind
@@ -197,6 +197,8 @@ class EmbeddedBroker:
     # -- finishing ----------------------------------------------------------------------------------------------------
 
     async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:
+        if self.registry.store.is_disk_full():
+            return [_full()] * len(receipt_handles)
         try:
             found = await self.registry.subscribe_known(group, topic)
         except Refused as refused:
@@ -238,6 +240,8 @@ class EmbeddedBroker:
     async def change_invisible(
         self, group: str, topic: str, receipt_handle: str, invisible_ms: int, *, suspend: bool = False
     ) -> str:
+        if self.registry.store.is_disk_full():
+            raise _full()
         found = await self.registry.subscribe_known(group, topic)
         queue, receipt, lease, message_group = await self._lease_of(found, receipt_handle)
         visible_at_ms = self._clock.now_ms() + invisible_ms
@@ -353,6 +357,10 @@ def _check_name(receipt: Receipt, message_id: bytes) -> None:
     """Refuse a handle of another message than lies there: of a store whose files were set back under it."""
     if receipt.message != name_of(message_id):
         raise Refused(Rule.RECEIPT_HANDLE, "the handle is of another message", value=receipt.queue_offset)
+
+
+def _full() -> Overloaded:
+    return Overloaded("the disk is full: make room, then repeat it", limit="disk")
 
 
 def _retired(handle: str) -> Refused:

@@ -20,12 +20,13 @@ from typing import NamedTuple
 
 from dmq.embedded.checks import is_half
 from dmq.embedded.place import Placement, message_group_of
-from dmq.errors import StoreClosed, StoreError, StoreFailed
+from dmq.errors import StoreClosed, StoreError, StoreFailed, StoreNoDescriptors
 from dmq.store.keys import timeline_key, unpack_timeline_key
 from dmq.store.marks import Lane
 from dmq.store.ops import Done, Family
 from dmq.store.record import scope_of
 from dmq.store.store import Store
+from retry.log import LibraryLog
 
 ROWS_PER_LANE_MAX = 1024
 FLOOD_ROWS = 128  # of one scope in a turn: more are left to the backlog
@@ -37,6 +38,9 @@ BYTES_PER_LANE_MAX = 8 * 1024 * 1024
 READS_PER_TURN_MAX = 8  # of the live lane, to get past a flood: half a millisecond each
 NAP_MS_MAX = 200  # a step of the wall clock delays nothing longer than this
 _END_OF_TIMELINE = b"\xff" * 17
+_PAUSE_S = 0.2  # before a read is tried again
+
+log = LibraryLog("dmq.scheduler")
 
 
 class Turn(NamedTuple):
@@ -157,13 +161,14 @@ class Scheduler:
         claim = self._marks.claim(lane, now_ms)
         if claim.stop <= claim.start:
             return [], True
-        found = self._store.scan(
-            Family.TIMELINE,
-            timeline_key(claim.start),
-            timeline_key(claim.stop),
-            limit=limit,
-            bytes_max=BYTES_PER_LANE_MAX,
-        )
+        start, stop = timeline_key(claim.start), timeline_key(claim.stop)
+        try:
+            found = self._store.scan(Family.TIMELINE, start, stop, limit=limit, bytes_max=BYTES_PER_LANE_MAX)
+        except StoreNoDescriptors as error:  # nothing is wrong with what waits: it is read again a moment later
+            self._marks.retreat(lane, claim.start)
+            log.warning("scheduler_cannot_read", error=str(error))
+            self._marks.wait(0, _PAUSE_S)
+            return [], True
         rows = found.rows
         unsynced = self._marks.unsynced()
         while rows and int.from_bytes(rows[-1][0], "big") >= unsynced:
@@ -175,7 +180,10 @@ class Scheduler:
     def _next_due_ms(self, now_ms: int) -> int | None:
         """Return the key time of the first entry that waits; entries behind a batch in flight wake us themselves."""
         start = timeline_key(self._marks.low())
-        first = self._store.scan(Family.TIMELINE, start, _END_OF_TIMELINE, limit=1).rows
+        try:
+            first = self._store.scan(Family.TIMELINE, start, _END_OF_TIMELINE, limit=1).rows
+        except StoreNoDescriptors:
+            return None
         return max(unpack_timeline_key(first[0][0])[0], now_ms) if first else None
 
     def _run(self) -> None:

@@ -18,11 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from dmq.errors import StoreCorrupt, StoreError, StoreFailed
+from dmq.errors import StoreCorrupt, StoreError, StoreFailed, StoreFull, told
 from dmq.store.cell import Cell, unusable
 from dmq.store.store import Store
 
 _CHECKPOINT = ".checkpoint-backup-"
+_MARK = "COPYING"  # in a directory that a copy is being made in
 _FILES = ("CURRENT", "IDENTITY", "MANIFEST-*", "OPTIONS-*", "rocksdict-config.json", "*.log", "*.sst")
 _NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP})
 
@@ -49,11 +50,16 @@ def back_up(store: Store, data: Path, target: Path, *, is_wanted: Callable[[], b
     """
     checkpoint = data / f"{_CHECKPOINT}{secrets.token_hex(6)}"
 
+    def has_room() -> bool:
+        if store.keeps_room_from(target):
+            raise told(StoreFull, f"{target} is on the disk of the store, which is below its low-water mark")
+        return is_wanted()
+
     def fill(database: Path) -> int:
         try:
             store.checkpoint(checkpoint)
             store.commit([])  # behind it, all that the checkpoint holds is synced in the store as well
-            return _copy_database(checkpoint, database, is_wanted)
+            return _copy_database(checkpoint, database, has_room)
         finally:
             for each in (checkpoint, checkpoint.with_name(f"{checkpoint.name}.tmp")):  # RocksDB's while it makes one
                 shutil.rmtree(each, ignore_errors=True)
@@ -90,6 +96,7 @@ def place(target: Path, cell_id: str, fill: Callable[[Path], int], *, of: Path) 
     _check(target, of)
     part = target.with_name(f".{target.name}.part")
     try:
+        _take_place(part)
         cell = Cell(part, copy_of=cell_id)  # its lock keeps others from writing the same backup
         try:
             linked_bytes = fill(cell.database)
@@ -98,6 +105,7 @@ def place(target: Path, cell_id: str, fill: Callable[[Path], int], *, of: Path) 
             size_bytes = sum(each.stat().st_size for each in part.rglob("*") if each.is_file())
             _check(target, of)
             part.rename(target)  # over an empty directory, or over nothing
+            (target / _MARK).unlink()
             _sync(target.parent)
         finally:
             shutil.rmtree(part, ignore_errors=True)  # not there if all went well
@@ -105,6 +113,19 @@ def place(target: Path, cell_id: str, fill: Callable[[Path], int], *, of: Path) 
     except OSError as error:
         raise unusable(target, error) from error
     return Copied(target, size_bytes, linked_bytes)
+
+
+def _take_place(part: Path) -> None:
+    """Make ``part``, for nobody else to read; what an earlier copy left under that name is taken, nothing else is."""
+    try:
+        part.mkdir(mode=0o700)
+    except FileExistsError:
+        is_left = not part.is_symlink() and part.is_dir() and ((part / _MARK).is_file() or not any(part.iterdir()))
+        if not is_left:
+            text = f"{part} is in the way and was not made by an unfinished copy: move it, or copy to another name"
+            raise TargetTaken(text) from None
+        part.chmod(0o700)
+    (part / _MARK).touch(mode=0o600)
 
 
 def _check(target: Path, of: Path) -> None:
@@ -116,7 +137,7 @@ def _check(target: Path, of: Path) -> None:
 
 def _copy_database(source: Path, target: Path, is_wanted: Callable[[], bool] = lambda: True) -> int:
     """Copy a database that nobody changes; return how many bytes are linked. Durable on return."""
-    target.mkdir()
+    target.mkdir(mode=0o700)
     linked_bytes = 0
     for pattern in _FILES:
         for each in sorted(source.glob(pattern)):
@@ -126,6 +147,7 @@ def _copy_database(source: Path, target: Path, is_wanted: Callable[[], bool] = l
                 linked_bytes += each.stat().st_size
                 continue
             shutil.copyfile(each, target / each.name)
+            (target / each.name).chmod(0o600)
             _sync(target / each.name)
     _sync(target)
     return linked_bytes

@@ -16,11 +16,23 @@ import json
 import os
 import secrets
 import shutil
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError, StoreFailed, StoreLocked, StoreReadOnly
+from dmq.errors import (
+    FormatUnsupported,
+    StoreBroken,
+    StoreCorrupt,
+    StoreError,
+    StoreFailed,
+    StoreFull,
+    StoreLocked,
+    StoreNoDescriptors,
+    StoreReadOnly,
+    told,
+)
 from dmq.store.identity import Place
 
 # 1: counts of what waits in a row per minute.
@@ -149,14 +161,35 @@ class Cell:
 
 def unusable(path: Path, error: OSError) -> StoreError:
     """Return our error for one of the file system's."""
-    if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
-        return StoreReadOnly(f"{path} cannot be written: {error.strerror}")
-    return StoreFailed(f"{path} cannot be used: {error.strerror}")
+    match error.errno:
+        case errno.EROFS | errno.EACCES | errno.EPERM:
+            return told(StoreReadOnly, f"{path} cannot be written: {error.strerror}")
+        case errno.ENOSPC | errno.EDQUOT:
+            return told(StoreFull, f"{path} has no room: {error.strerror}")
+        case errno.EMFILE | errno.ENFILE:
+            return told(StoreNoDescriptors, f"{path} cannot be opened: {error.strerror}")
+        case errno.EIO:
+            return told(StoreBroken, f"{path} cannot be read or written: {error.strerror}")
+        case _:
+            return StoreFailed(f"{path} cannot be used: {error.strerror}")
+
+
+def tighten(path: Path, mode: int) -> bool:
+    """Give a directory of ours this mode; say whether somebody had more rights before."""
+    has = stat.S_IMODE(path.stat().st_mode)
+    if has & 0o777 == mode:
+        return False
+    try:
+        path.chmod(has & 0o7000 | mode)
+    except OSError:  # somebody else's directory, which we may write: it is theirs to close
+        return False
+    return bool(has & ~mode & 0o777)
 
 
 def _take_lock(path: Path) -> IO[str]:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
         lock = (path / "LOCK").open("a+")
     except OSError as error:
         raise unusable(path, error) from error
@@ -167,7 +200,7 @@ def _take_lock(path: Path) -> IO[str]:
         holder = lock.read().strip() or "unknown"
         lock.close()
         raise StoreLocked(f"{path} is in use by another process (pid {holder})") from error
-    lock.truncate(0)
-    lock.write(f"{os.getpid()}\n")
-    lock.flush()
+    with suppress(OSError):  # on a full disk: the pid is for people, the lock is what counts
+        os.ftruncate(lock.fileno(), 0)
+        os.write(lock.fileno(), f"{os.getpid()}\n".encode())
     return lock

@@ -20,6 +20,8 @@ from dmq.store.ops import Append, Appended, HandOver, Op, Receipt, Schedule, Wit
 
 OPS_PER_BATCH_MAX = 4096
 BYTES_PER_BATCH_MAX = 32 * 1024 * 1024
+_OP_BYTES = 256  # of rows, index and event beside a message
+_LOOK_FOR_ROOM_S = 0.2
 
 
 class Unit:
@@ -72,6 +74,7 @@ class Writer:
         pending_bytes_max: int,
         after_batch: Callable[[Appended, list[Unit]], bool],
         on_failure: Callable[[StoreError], None],
+        has_room: Callable[[int], bool] = lambda _: True,
     ) -> None:
         self._engine = engine
         self._assembler = assembler
@@ -82,6 +85,7 @@ class Writer:
         self._pending_bytes_max = pending_bytes_max
         self._after_batch = after_batch
         self._on_failure = on_failure
+        self._has_room = has_room
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
@@ -158,12 +162,24 @@ class Writer:
     def _run(self) -> None:
         while units := self._take():
             try:
+                self._await_room(units)
                 appended = self._commit(units)
             except Exception as error:  # noqa: BLE001 - whatever it was: nothing may be acknowledged after it
                 self._fail(units, error)
                 return
             self._marks.release()
             self._settle(units, appended)
+
+    def _await_room(self, units: list[Unit]) -> None:
+        """Hold a batch back while the disk has no room for it: not answered, not in doubt, and not lost.
+
+        Written, it would meet the end of the disk, and that is the end of the run. Closing does not wait for room.
+        """
+        size = sum(unit.size_bytes + _OP_BYTES * len(unit.ops) for unit in units)
+        while not self._has_room(size):
+            with self._wake:
+                if self._wake.wait_for(lambda: self._is_closing, _LOOK_FOR_ROOM_S):
+                    return
 
     def _take(self) -> list[Unit]:
         """Return the next batch's units; none when closing.

@@ -1,7 +1,9 @@
 """Free space: sends stop while there is still room to finish what was accepted.
 
 Below the low-water mark new messages are refused; acks, deliveries and deletes go on. A ballast file is kept for them:
-it is given back to the file system when even their room runs out, and made again once there is plenty.
+it is given back to the file system when even their room runs out, before a write needs it and before a store is opened
+on a full disk, and made again once there is plenty. When that is used up too, the writer waits for room with what it
+was given (``has_room``) rather than let RocksDB meet the end of the disk: nothing is answered, nothing is lost.
 """
 
 from __future__ import annotations
@@ -10,10 +12,15 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from retry.log import LibraryLog
+
 _MIB = 1024 * 1024
 LOW_WATER_SHARE = 0.05
 LOW_WATER_BYTES_MIN = 32 * _MIB
 LOW_WATER_BYTES_MAX = 1024 * _MIB
+START_BYTES = 8 * _MIB  # beside the log, which is written into tables when a store is opened
+
+log = LibraryLog("dmq.store")
 
 
 class DiskState(NamedTuple):
@@ -26,31 +33,70 @@ class DiskState(NamedTuple):
 
 
 class DiskGuard:
-    """Watches the file system of one directory. ``check`` is cheap enough to be called for every batch."""
+    """Watches the file system of one directory. ``check`` takes microseconds: the writer looks with every batch."""
 
-    def __init__(self, directory: Path, *, low_water_bytes: int | None, ballast_bytes: int) -> None:
+    def __init__(
+        self, directory: Path, *, low_water_bytes: int | None, ballast_bytes: int, full_bytes: int = 0
+    ) -> None:
+        """With less than ``full_bytes`` free and no ballast ``has_room`` says no; 0: never."""
         self._directory = directory
         self._ballast = directory / "BALLAST"
         self._ballast_bytes = ballast_bytes
+        self._full_bytes = full_bytes
         if low_water_bytes is None:
             found = os.statvfs(directory)
             share = int(found.f_blocks * found.f_frsize * LOW_WATER_SHARE)
             low_water_bytes = min(max(share, LOW_WATER_BYTES_MIN), LOW_WATER_BYTES_MAX)
         self._low_water_bytes = low_water_bytes
+        # Where sends are never refused there is still a time to let the ballast go.
+        self._release_below = max(low_water_bytes // 4, ballast_bytes // 4)
         self._has_ballast = self._ballast.exists()
+        self._was_full = False
         self.state = self.check()
 
     def check(self) -> DiskState:
         """Look at the file system, let the ballast go or make it again, and return the state."""
-        found = os.statvfs(self._directory)
-        free = found.f_bavail * found.f_frsize
-        if self._has_ballast and free < self._low_water_bytes // 4:
-            self._ballast.unlink(missing_ok=True)
-            self._has_ballast = False
-        elif not self._has_ballast and self._ballast_bytes and free > 2 * self._low_water_bytes + self._ballast_bytes:
+        free = self._free()
+        if self._has_ballast and free < self._release_below:
+            free = self._release(free)
+        elif not self._has_ballast and self._ballast_bytes and free > 2 * self._low_water_bytes + self._plenty():
             self._has_ballast = self._make_ballast()
         self.state = DiskState(free, self._low_water_bytes, free < self._low_water_bytes, self._has_ballast)
         return self.state
+
+    def make_room_to_open(self, log_bytes: int) -> None:
+        """Let the ballast go if a log of ``log_bytes`` could not be recovered without its room."""
+        free = self._free()
+        if self._has_ballast and free < log_bytes + START_BYTES:
+            self._release(free)
+        self.check()
+
+    def has_room(self, batch_bytes: int) -> bool:
+        """Look, and say whether a batch of about that size can be written without meeting the end of the disk."""
+        free = self.check().free_bytes
+        is_full = free < self._full_bytes + 2 * batch_bytes and self._full_bytes > 0
+        if is_full != self._was_full:
+            self._was_full = is_full
+            tell = log.error if is_full else log.info
+            tell(
+                "disk_full_writes_wait" if is_full else "disk_has_room_again",
+                free_bytes=free,
+                ballast=self._has_ballast,
+            )
+        return not is_full
+
+    def _free(self) -> int:
+        found = os.statvfs(self._directory)
+        return found.f_bavail * found.f_frsize
+
+    def _plenty(self) -> int:
+        return self._ballast_bytes + self._release_below - self._low_water_bytes // 4
+
+    def _release(self, free: int) -> int:
+        self._ballast.unlink(missing_ok=True)
+        self._has_ballast = False
+        log.warning("ballast_released", free_bytes=free, ballast_bytes=self._ballast_bytes)
+        return self._free()
 
     def _make_ballast(self) -> bool:
         try:

@@ -40,7 +40,19 @@ from rocksdict import (
     WriteOptions,
 )
 
-from dmq.errors import StoreClosed, StoreCorrupt, StoreError, StoreFailed, StoreForked, StoreLocked, StoreReadOnly
+from dmq.errors import (
+    StoreBroken,
+    StoreClosed,
+    StoreCorrupt,
+    StoreError,
+    StoreFailed,
+    StoreForked,
+    StoreFull,
+    StoreLocked,
+    StoreNoDescriptors,
+    StoreReadOnly,
+    told,
+)
 from dmq.store.engine import EngineStats, Rows
 from dmq.store.ops import Batch, Family
 from dmq.store.wal import check_logs
@@ -130,11 +142,22 @@ def _translated(error: Exception, path: Path | None = None) -> StoreError:
         text = f"{path}: {text}"
     if "lock hold by current process" in lowered or "while lock file" in lowered:
         return StoreLocked(text)
-    if "read-only file system" in lowered or "permission denied" in lowered:
-        return StoreReadOnly(text)
+    for kind, signs in _SYSTEM:
+        if any(sign in lowered for sign in signs):
+            return told(kind, text)
     if "corruption" in lowered or "no such file" in lowered or "does not exist" in lowered or "mismatch" in lowered:
-        return StoreCorrupt(text)
+        return told(StoreCorrupt, text)
     return StoreFailed(text)
+
+
+# What the C library says of each errno, which is in RocksDB's text. A table that cannot be opened for lack of
+# descriptors is not damage, so these come first.
+_SYSTEM: tuple[tuple[type[StoreError], tuple[str, ...]], ...] = (
+    (StoreFull, ("no space left on device", "disk quota exceeded", "nospace", "no space")),
+    (StoreNoDescriptors, ("too many open files",)),
+    (StoreReadOnly, ("read-only file system", "permission denied", "operation not permitted")),
+    (StoreBroken, ("input/output error",)),
+)
 
 
 class _Process:
@@ -313,6 +336,7 @@ class RocksEngine:
             for each in self._dicts:  # frees the GIL; the checkpoint does not, and would write these tables itself
                 each.flush(True)
             Checkpoint(db).create_checkpoint(str(path))
+            path.chmod(0o700)  # its tables are those of the store
         except Exception as error:
             raise _translated(error, path) from error
 

@@ -16,7 +16,7 @@ from broker_adapter.clock import Clock
 from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError
 from dmq.store import keys
 from dmq.store.assemble import Assembler, Recovered
-from dmq.store.cell import FORMAT_VERSION, Cell, unusable
+from dmq.store.cell import FORMAT_VERSION, Cell, tighten, unusable
 from dmq.store.commit import CommitStats, Unit, Writer
 from dmq.store.counts import BUCKET_MS, HOUR_MS, DueCount, due_in, put_hours_of_format_1
 from dmq.store.disk import DiskGuard, DiskState
@@ -27,8 +27,11 @@ from dmq.store.ops import Appended, Batch, EntryState, Family, Op, Put, Receipt
 from dmq.store.outbox import OutboxState, decode_state
 from dmq.store.record import decode_index
 from dmq.store.rocks import RocksEngine, RocksOptions
+from retry.log import LibraryLog
 
 _MIB = 1024 * 1024
+log = LibraryLog("dmq.store")
+_SMALL_BYTES = 64 * 1024  # a batch of acknowledgements: refused at the door while the writer would hold it back
 _DISK_LOOK_S = 0.05  # what is written meanwhile is small beside the low-water mark
 
 
@@ -47,6 +50,8 @@ class StoreOptions:
     pending_bytes_max: int = 256 * _MIB
     low_water_bytes: int | None = None
     ballast_bytes: int = 16 * _MIB
+    full_bytes: int = 0  # with less free and no ballast left, writes wait for room; 0: they fail when there is none
+    directory_mode: int = 0o700
     rocks: RocksOptions = field(default_factory=RocksOptions)
     gap_event: Callable[[int, int], bytes] = _unknown_gap
 
@@ -64,7 +69,15 @@ class Recovery(NamedTuple):
 class Store:
     """One open cell. Ops may be submitted and rows read from any thread of the process that opened it."""
 
-    def __init__(self, engine: Engine, clock: Clock, options: StoreOptions, *, cell: Cell | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        options: StoreOptions,
+        *,
+        cell: Cell | None = None,
+        disk: DiskGuard | None = None,
+    ) -> None:
         """Take over an open ``engine``; use ``Store.open`` for one on disk."""
         started_s = clock.monotonic_s()
         self._engine = engine
@@ -100,12 +113,9 @@ class Store:
             pending_bytes_max=options.pending_bytes_max,
             after_batch=self._after_batch,
             on_failure=lambda error: self.on_failure(error),  # noqa: PLW0108 - set later, by who opened it
+            has_room=disk.has_room if disk is not None else lambda _: True,
         )
-        self._disk = (
-            DiskGuard(cell.path, low_water_bytes=options.low_water_bytes, ballast_bytes=options.ballast_bytes)
-            if cell is not None
-            else None
-        )
+        self._disk = disk
         engine.write(_first_batch(engine, recovered, self.identity, version))
         engine.sync()
         self._writer.start()
@@ -126,10 +136,21 @@ class Store:
         with ExitStack() as undo:
             undo.callback(cell.close)
             try:
+                if tighten(path, options.directory_mode):
+                    log.warning("directory_tightened", path=str(path), mode=f"{options.directory_mode:o}")
+                disk = DiskGuard(
+                    path,
+                    low_water_bytes=options.low_water_bytes,
+                    ballast_bytes=options.ballast_bytes,
+                    full_bytes=options.full_bytes,
+                )
+                disk.make_room_to_open(sum(each.stat().st_size for each in cell.database.glob("*.log")))
+                cell.database.mkdir(mode=0o700, exist_ok=True)
+                tighten(cell.database, 0o700)
                 cell.mark_opened()
                 engine = RocksEngine(cell.database, options.rocks)
                 undo.callback(engine.close)
-                store = cls(engine, clock, options, cell=cell)
+                store = cls(engine, clock, options, cell=cell, disk=disk)
                 undo.callback(store.close)
                 cell.mark_created()
                 cell.mark_original()
@@ -311,6 +332,17 @@ class Store:
             self._look_at_disk_s = now_s + _DISK_LOOK_S
             self._disk.check()
         return self._disk.state.is_low
+
+    def keeps_room_from(self, path: Path) -> bool:
+        """Say whether a file at ``path`` would take room that is kept for acknowledgements: one more writer waits."""
+        if self._cell is None or not self.is_disk_low():
+            return False
+        there = next((each for each in (path, *path.parents) if each.exists()), self._cell.path)
+        return there.stat().st_dev == self._cell.path.stat().st_dev
+
+    def is_disk_full(self) -> bool:
+        """Say whether nothing more is written until there is room; looks at most every 50 ms while there is plenty."""
+        return self.is_disk_low() and self._disk is not None and not self._disk.has_room(_SMALL_BYTES)
 
     def checkpoint(self, path: Path) -> None:
         """Copy the store as it is between two batches to ``path``, a new name on the same file system, by hard links.

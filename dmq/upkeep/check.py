@@ -170,11 +170,11 @@ class _Checker:
                     self._bad_row(Family.TIMELINE, key, value, error)
                 else:
                     self._count(f"timeline: {entries[-1].kind}", key, value)
+                    if entries[-1].entry.kind == EntryKind.TRANSACTION:
+                        bodies.add(entries[-1].mark & _SEQUENCES)
             wanted = [pack_index_prefix(0, each.entry.scope) + each.index_id for each in entries]
             for each, row in zip(entries, self._get(Family.INDEX, wanted), strict=True):
                 self._waiting(each, row, done)
-                if each.entry.kind == EntryKind.TRANSACTION:
-                    bodies.add(each.mark & _SEQUENCES)
         for sequence in sorted(bodies):
             self._find("row", f"the half message with sequence {sequence} has no body")
 

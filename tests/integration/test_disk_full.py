@@ -37,6 +37,29 @@ def test_below_the_low_water_mark_sends_stop_and_the_rest_goes_on(disk: Path) ->
     ], ran.stderr
 
 
+def test_acknowledgements_go_on_for_as_long_as_the_ballast_lasts_and_then_wait(disk: Path) -> None:
+    """Nobody sends, nobody asks for the status: the writer itself looks, and waits for room instead of dying."""
+    ran = run_driver("run_acks", disk, before=small_disk(disk, 64 * _MIB))
+    assert ran.stdout, ran.stderr
+    said = json.loads(ran.stdout.splitlines()[-1])
+    assert said == {"many": True, "waited": True, "heard": 0, "lost": 0}, ran.stdout
+
+
+def test_a_store_is_opened_on_a_full_disk_with_its_ballast(disk: Path) -> None:
+    """The log is written into tables when a store is opened: the room for that is the ballast's."""
+    ran = run_driver("run_start", disk, str(16 * _MIB), before=small_disk(disk, 64 * _MIB))
+    assert ran.stdout, ran.stderr
+    assert json.loads(ran.stdout.splitlines()[-1]) == ["opened", 0, False], ran.stdout
+
+
+def test_without_any_room_the_start_says_what_to_do(disk: Path) -> None:
+    """One line: no room, and what then; not damage, and not a fault that nobody knows."""
+    ran = run_driver("run_start", disk, "0", before=small_disk(disk, 64 * _MIB))
+    name, text = json.loads(ran.stdout.splitlines()[-1])
+    assert name == "StoreFull", ran.stdout
+    assert "make room" in text
+
+
 @pytest.mark.parametrize("value_bytes", [300, 100_000])
 def test_a_full_disk_is_fail_stop_and_loses_nothing_acknowledged(disk: Path, value_bytes: int) -> None:
     """ENOSPC under the writer: the caller hears of it, so does ``on_failure``, once; with room again all is there."""
@@ -57,7 +80,7 @@ def test_a_sync_that_failed_is_never_tried_again(tmp_path: Path) -> None:
     shim = Shim(tmp_path)
     ran = run_driver("fail_syncs", tmp_path / "cell", "20", environment=shim.environment)
     assert ran.stdout, ran.stderr
-    assert json.loads(ran.stdout) == {"raised": ["StoreFailed"] * 3, "heard": ["StoreFailed"]}
+    assert json.loads(ran.stdout) == {"raised": ["StoreFailed"] * 3, "heard": ["StoreBroken"]}
     done, _, failed = shim.syncs().partition("f")
     assert len(done) >= 20
     assert failed == ""

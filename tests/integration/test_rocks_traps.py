@@ -294,8 +294,11 @@ def test_a_slow_sync_stops_no_other_thread(tmp_path: Path) -> None:
         ("IO error: While mkdir if missing: /x: Permission denied", "StoreReadOnly"),
         ("Corruption: block checksum mismatch: stored = 1, computed = 2, type = 4", "StoreCorrupt"),
         ("IO error: No such file or directory: While open a file for random read: /x/000009.sst", "StoreCorrupt"),
-        ("IO error: No space left on device: While appending to file: /x/000009.log", "StoreFailed"),
-        ("IO error: Input/output error: While fdatasync: /x/000009.log", "StoreFailed"),
+        ("IO error: No space left on device: While appending to file: /x/000009.log", "StoreFull"),
+        ("IO error: While open a file: /x/9.sst: Disk quota exceeded", "StoreFull"),
+        ("IO error: While open a file for random read: /x/9.sst: Too many open files", "StoreNoDescriptors"),
+        ("IO error: While open: /x/9.sst: Operation not permitted", "StoreReadOnly"),
+        ("IO error: Input/output error: While fdatasync: /x/000009.log", "StoreBroken"),
         ("anything new", "StoreFailed"),
     ],
 )
@@ -306,4 +309,4 @@ def test_every_text_of_rocksdb_has_an_error_of_ours(text: str, expected: str) ->
     error = _translated(Exception(text))
     assert isinstance(error, StoreError)
     assert type(error).__name__ == expected
-    assert str(error) == text
+    assert str(error) == (f"{text} ({error.advice})" if error.advice else text), "and what to do, where we know it"

@@ -87,7 +87,7 @@ TOTAL = keys.total_range()[0]
 @pytest.mark.parametrize(
     ("plant", "kinds"),
     [
-        pytest.param(without(Family.TIMELINE), {"index", "figure"}, id="a waiting row is gone"),
+        pytest.param(without(Family.TIMELINE), {"index", "figure", "row"}, id="a waiting row is gone"),
         pytest.param(changed(Family.TIMELINE, lambda _: b"\1"), {"row", "figure"}, id="a row makes no sense"),
         pytest.param(without(Family.INDEX), {"index"}, id="an index row of what waits is gone"),
         pytest.param(changed(Family.INDEX, lambda value: value[:-1] + b"\xff"), {"index"}, id="it leads elsewhere"),

@@ -288,6 +288,61 @@ def run_low(disk: Path, _: str) -> None:
     store.close()
 
 
+def run_acks(disk: Path, _: str) -> None:
+    """Take all of the disk at once and only acknowledge; say how that goes on, waits, and goes on with room again."""
+    options = StoreOptions(low_water_bytes=8 * _MIB, ballast_bytes=4 * _MIB, full_bytes=_MIB)
+    store = Store.open(disk / "cell", SystemClock(), options)
+    heard: list[StoreError] = []
+    store.on_failure = heard.append
+    store.commit([Put(Family.GROUP, b"first", b"")])
+    filler = fill_disk(disk, 16_384)
+    done = 0
+    is_waiting = threading.Event()
+
+    def watch() -> None:
+        seen = -1
+        while not (store.is_disk_full() and seen == done):
+            seen = done
+            time.sleep(0.5)
+        is_waiting.set()
+        filler.unlink()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    while not is_waiting.is_set() and done < 100_000:
+        store.commit([Put(Family.GROUP, row_key(done), os.urandom(ROW_BYTES))])
+        done += 1
+    watcher.join()
+    store.commit([Put(Family.GROUP, b"last", b"")])
+    rows = store.get_many(Family.GROUP, [row_key(number) for number in range(done)])
+    store.close()
+    say(
+        json.dumps({"many": done > 2_000, "waited": is_waiting.is_set(), "heard": len(heard), "lost": rows.count(None)})
+    )
+
+
+def run_start(disk: Path, ballast: str) -> None:
+    """Die with a log that is not in tables, take all of the disk, and open again; say how that went."""
+    options = StoreOptions(low_water_bytes=4 * _MIB, ballast_bytes=int(ballast))
+    pid = os.fork()
+    if pid == 0:
+        store = Store.open(disk / "cell", SystemClock(), options)
+        for number in range(40):
+            store.commit([Put(Family.GROUP, row_key(number), os.urandom(100_000))])
+        die()
+    os.waitpid(pid, 0)
+    fill_disk(disk, 0)
+    try:
+        store = Store.open(disk / "cell", SystemClock(), options)
+    except StoreError as error:
+        say(json.dumps([type(error).__name__, str(error)]))
+        return
+    rows = store.get_many(Family.GROUP, [row_key(number) for number in range(40)])
+    store.commit([Put(Family.GROUP, b"an acknowledgement", b"")])
+    store.close()
+    say(json.dumps(["opened", rows.count(None), (disk / "cell" / "BALLAST").exists()]))
+
+
 def run_full(disk: Path, value_bytes: str) -> None:
     """Commit until the disk is full, make room, open again in this process; say what became of it all."""
     options = StoreOptions(low_water_bytes=0, ballast_bytes=0)
@@ -356,6 +411,8 @@ _ALL = {
         fork_naive,
         dangle,
         run_low,
+        run_acks,
+        run_start,
         run_full,
         hold,
     )

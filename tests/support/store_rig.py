@@ -21,7 +21,7 @@ from dmq.audit.events import gap_event
 from dmq.audit.snapshot_layout import open_quiet
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.scheduler.scheduler import Scheduler
-from dmq.store.keys import queue_offset_of
+from dmq.store.keys import TIMELINE_END, queue_offset_of
 from dmq.store.ops import Family
 from dmq.store.record import decode_queued
 from dmq.store.store import Store, StoreOptions
@@ -121,7 +121,7 @@ def held(path: Path) -> Held:
     engine = open_quiet(path / "rocksdb")
     found = Held({}, {}, {})
     try:
-        for key, value in engine.scan(Family.TIMELINE, b"", b"\xff" * 40, limit=10**6).rows:
+        for key, value in engine.scan(Family.TIMELINE, b"", TIMELINE_END, limit=10**6).rows:
             found.waiting[unpack_id(read_waiting(key, value).message_id)] = value
         for key, value in engine.scan(Family.QUEUE, b"", b"\xff" * 40, limit=10**6).rows:
             place, offset = (int.from_bytes(key[:4], "big"), int.from_bytes(key[4:6], "big")), queue_offset_of(key)
