@@ -52,7 +52,8 @@ class DiskGuard:
         self._release_below = max(low_water_bytes // 4, ballast_bytes // 4)
         self._has_ballast = self._ballast.exists()
         self._was_full = False
-        self.state = self.check()
+        free = self._free()  # no ballast is made here: opening needs the room first
+        self.state = DiskState(free, low_water_bytes, free < low_water_bytes, self._has_ballast)
 
     def check(self) -> DiskState:
         """Look at the file system, let the ballast go or make it again, and return the state."""
@@ -69,7 +70,6 @@ class DiskGuard:
         free = self._free()
         if self._has_ballast and free < log_bytes + START_BYTES:
             self._release(free)
-        self.check()
 
     def has_room(self, batch_bytes: int) -> bool:
         """Look, and say whether a batch of about that size can be written without meeting the end of the disk."""
