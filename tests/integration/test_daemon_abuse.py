@@ -60,7 +60,7 @@ def client(abused: Daemon, request: pytest.FixtureRequest) -> Iterator[WireClien
         (a_message("", "1"), wire.ILLEGAL_TOPIC, "blank"),
         (a_message("t" * 128, "1"), wire.ILLEGAL_TOPIC, "127"),
         (a_message("SCHEDULE_TOPIC_XXXX", "1"), wire.ILLEGAL_TOPIC, "SCHEDULE_TOPIC_XXXX"),
-        (a_message(_TOPIC, ""), wire.ILLEGAL_MESSAGE_ID, "blank"),
+        (a_message(_TOPIC, ""), wire.ILLEGAL_MESSAGE_ID, "empty"),
         (a_message(_TOPIC, "1", deliver_at_ms=time.time_ns() // 1_000), wire.ILLEGAL_DELIVERY_TIME, "9999-12-31"),
         (a_message(_TOPIC, "1", properties={"DELAY": "x"}), wire.ILLEGAL_DELIVERY_TIME, "DELAY"),
         (a_message(_TOPIC, "1", properties={"UNIQ_KEY": "x"}), wire.ILLEGAL_MESSAGE_PROPERTY_KEY, "UNIQ_KEY"),

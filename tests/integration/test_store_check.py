@@ -27,6 +27,7 @@ from dmq.errors import StoreCorrupt, StoreLocked
 from dmq.store import keys
 from dmq.store.keys import pack_group_key, pack_pair, pack_queue_key, pack_u64
 from dmq.store.ops import Batch, Family
+from dmq.store.record import encode_body, encode_queued
 from dmq.store.rocks import RocksEngine
 from dmq.store.store import Store, StoreOptions
 
@@ -84,6 +85,9 @@ FINISHED = keys.generation_range(1, 2)[0]  # of the index
 TOTAL = keys.total_range()[0]
 
 
+_A_ROW = encode_queued(0, 1, 0, encode_body(b"\0m", b"", b"", b""))
+
+
 @pytest.mark.parametrize(
     ("plant", "kinds"),
     [
@@ -98,8 +102,8 @@ TOTAL = keys.total_range()[0]
         pytest.param(without(Family.QUEUE), {"queue", "index"}, id="the head of a queue is gone"),
         pytest.param(without(Family.QUEUE, at=READY // 2 - 1), {"index"}, id="the end of a queue is gone"),
         pytest.param(changed(Family.QUEUE, lambda _: b"\7"), {"row"}, id="a message makes no sense"),
-        pytest.param(put(Family.QUEUE, pack_queue_key(2, 9, 0), b"\1" + bytes(22)), {"queue"}, id="no such queue"),
-        pytest.param(put(Family.QUEUE, pack_queue_key(99, 0, 0), b"\1" + bytes(22)), {"name"}, id="no such topic"),
+        pytest.param(put(Family.QUEUE, pack_queue_key(2, 9, 0), _A_ROW), {"queue"}, id="no such queue"),
+        pytest.param(put(Family.QUEUE, pack_queue_key(99, 0, 0), _A_ROW), {"name"}, id="no such topic"),
         pytest.param(put(Family.GROUP, pack_group_key(99, 2, 0, 1, 0), pack_u64(0)), {"name"}, id="no such group"),
         pytest.param(
             put(Family.GROUP, pack_group_key(1, 2, 0, 1, 0), pack_u64(10**6)), {"group"}, id="a group beyond the end"

@@ -103,7 +103,8 @@ def _earlier(newest: Language, build: Build, command: tuple[str, ...], *lacks: s
 def _earlier_go(version: str, *lacks: str) -> Language:
     tags = [f"before_{since}" for feature, since in (("push", "5_1_3"), ("recall", "5_1_4")) if feature in lacks]
     build = earlier_go(version, *tags)
-    return _earlier(GO, build, (str(build.cache / "client"),), *lacks)
+    # before 5.1.4 grpc-go's own bound of 4 MiB for a whole frame
+    return replace(_earlier(GO, build, (str(build.cache / "client"),), *lacks), receive_overhead_bytes=1024)
 
 
 def _earlier_java(version: str, *lacks: str) -> Language:
@@ -117,7 +118,8 @@ def _earlier_python(version: str, *lacks: str) -> Language:
 
 
 # Every earlier version since 5.0.0 that the registries have; of Node and Rust they have one. Without "plain" it speaks
-# TLS only; without "keys" or "properties" it cannot send them, or forgets them of a message it was given.
+# TLS only; without "keys" or "properties" it cannot send them, or forgets those of a message it was given; without
+# "digest" it takes every message for corrupted, since it spells MD5 otherwise; without "reasons" its log has none.
 EARLIER = (
     _earlier_java("5.0.0", "recall", "plain"),
     _earlier_java("5.0.2", "recall", "plain"),
@@ -128,19 +130,21 @@ EARLIER = (
     _earlier_java("5.0.7", "recall"),
     _earlier_java("5.0.8"),
     _earlier_java("5.1.0"),
-    _earlier_go("v5.0.1-rc.2", "recall", "push", "plain", "properties"),
-    _earlier_go("v5.0.1-rc.4", "recall", "push", "plain"),
-    _earlier_go("v5.0.1-rc.5", "recall", "push", "plain"),
-    _earlier_go("v5.1.0-rc.1", "recall", "push", "plain"),
-    _earlier_go("v5.1.1-rc1", "recall", "push", "plain"),
-    _earlier_go("v5.1.2", "recall", "push", "plain"),
+    _earlier_go("v5.0.1-rc.2", "digest", "recall", "push", "plain", "properties"),
+    _earlier_go("v5.0.1-rc.4", "digest", "recall", "push", "plain"),
+    _earlier_go("v5.0.1-rc.5", "digest", "recall", "push", "plain"),
+    _earlier_go("v5.1.0-rc.1", "digest", "recall", "push", "plain"),
+    _earlier_go("v5.1.1-rc1", "digest", "recall", "push", "plain"),
+    _earlier_go("v5.1.2", "digest", "recall", "push", "plain"),
     _earlier_go("v5.1.3", "recall"),
     _earlier_python("5.0.1", "recall", "push"),
     _earlier_python("5.0.2", "recall", "push"),
-    _earlier_python("5.0.3", "recall", "push"),
-    _earlier_python("5.0.5", "recall", "push"),
-    _earlier_python("5.0.6", "recall", "push"),
-    _earlier_python("5.0.9", "push", "keys", "properties"),  # its push consumer does not survive metrics that are off
+    _earlier_python("5.0.3", "recall", "push", "reasons"),
+    _earlier_python("5.0.5", "recall", "push", "reasons"),
+    _earlier_python("5.0.6", "recall", "push", "reasons"),
+    _earlier_python(
+        "5.0.9", "reasons", "push", "keys", "properties"
+    ),  # its push consumer does not survive metrics that are off
     _earlier_python("5.1.1"),
 )
 # The oldest of each language and one from the middle; of Java that one whose heartbeats do not say what it is.

@@ -12,6 +12,7 @@ import asyncio
 import faulthandler
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -258,6 +259,8 @@ def serve(request: dict[str, Any]) -> None:
     except Exception as error:  # noqa: BLE001 - the test decides
         code = getattr(error, "code", None)  # a method where the error is grpc's own
         code = int(code) if isinstance(code, int) else None
+        if code is None and (told := re.match(r"response code:(\d+)", str(error))):  # early versions only say it
+            code = int(told[1])
         say({"id": number, "error": str(error) or repr(error), "type": type(error).__name__, "code": code})
 
 
