@@ -15,6 +15,7 @@ from typing import Literal
 from broker_adapter import limits
 from broker_adapter.adapter import GroupSettings, TopicRoute
 from broker_adapter.adapter import Subscription as Wanted
+from broker_adapter.clock import moment
 from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.later import Later
 from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
@@ -244,12 +245,13 @@ class EmbeddedBroker:
             raise _full()
         found = await self.registry.subscribe_known(group, topic)
         queue, receipt, lease, message_group = await self._lease_of(found, receipt_handle)
-        visible_at_ms = self._clock.now_ms() + invisible_ms
+        now = moment(self._clock)
+        visible_at_ms = now.wall_ms + invisible_ms
         if receipt.is_push and not suspend:
             await self._fail(found, queue, receipt, lease, Nacked(visible_at_ms))
             return receipt_handle
         offset = receipt.queue_offset
-        ops = queue.hide(offset, lease, visible_at_ms, is_suspended=suspend, message_group=message_group)
+        ops = queue.hide(offset, lease, now, invisible_ms, is_suspended=suspend, message_group=message_group)
         try:
             if invisible_ms <= 0:
                 await self.registry.wait(self.leases.give_back(queue, offset, lease))

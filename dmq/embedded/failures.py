@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
+from broker_adapter.clock import Moment, moment
 from broker_adapter.errors import BrokerError
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.embedded.group_queue import ATTEMPT_MAX, GroupQueue, Lease
@@ -83,7 +84,9 @@ class Failures:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def outcome(self, queue: GroupQueue, lease: Lease, failure: Failure, *, attempts_told: int = 0) -> Outcome:
+    def outcome(
+        self, queue: GroupQueue, lease: Lease, failure: Failure, *, attempts_told: int = 0, now_ms: int | None = None
+    ) -> Outcome:
         """Return what follows on the failure of a lease whose message was read."""
         if lease.is_suspended and isinstance(failure, LeaseExpired):
             return ComeBack()
@@ -91,7 +94,7 @@ class Failures:
             self._registry.policy(queue.group_id),
             failure,
             max(lease.attempts, attempts_told),
-            self._clock.now_ms(),
+            self._clock.now_ms() if now_ms is None else now_ms,
             self._rng,
             since_ms=lease.since_ms or None,
             levels_ms=self._levels_ms,
@@ -174,37 +177,37 @@ class Failures:
         """Return the ops of the outcome, and the next attempt of a message that comes back once they are durable."""
         queue, offset, lease = failed.queue, failed.offset, failed.lease
         found = self._registry.subscription_of(queue)
-        outcome = self.outcome(queue, lease, failed.failure, attempts_told=failed.attempts_told)
+        now = moment(self._clock)
+        outcome = self.outcome(queue, lease, failed.failure, attempts_told=failed.attempts_told, now_ms=now.wall_ms)
         is_disk_low = self._registry.store.is_disk_low()
         match outcome:
             case ComeBack():
-                attempt, rows = queue.plan_return(offset, lease, self._clock.now_ms())
+                attempt, rows = queue.plan_return(offset, lease, now.wall_ms)
                 total = min(lease.attempts_before + attempt, ATTEMPT_MAX)
                 return [*rows, _event(found, EventKind.LEASE_EXPIRED, total, offset, failed)], attempt
             case RetryAt(at_ms) if record.message_group or record.is_dead or is_disk_low:
-                return self._hide(failed, record, at_ms), 0
+                return self._hide(failed, record, now, max(0, at_ms - now.wall_ms)), 0
             case RetryAt(at_ms):
                 self.retried_total += 1
-                return self._retry(found, failed, record, at_ms), 0
+                return self._retry(found, failed, record, now.wall_ms, at_ms), 0
             case DeadLetter() if is_disk_low:
-                return self._hide(failed, record, self._clock.now_ms() + POSTPONED_MS), 0
+                return self._hide(failed, record, now, POSTPONED_MS), 0
             case DeadLetter(reason):
                 self.dead_total += 1
                 return self._bury(found, failed, record, reason), 0
 
-    def _hide(self, failed: Failed, record: QueuedMessage, visible_at_ms: int) -> list[Op]:
+    def _hide(self, failed: Failed, record: QueuedMessage, now: Moment, for_ms: int) -> list[Op]:
         queue, offset, lease = failed.queue, failed.offset, failed.lease
-        lease.first_failed_at_ms = lease.first_failed_at_ms or self._clock.now_ms()
+        lease.first_failed_at_ms = lease.first_failed_at_ms or now.wall_ms
         lease.epoch = self._registry.next_epoch()  # who gave it back cannot finish it any more
-        rows = queue.hide(offset, lease, visible_at_ms, message_group=record.message_group)
+        rows = queue.hide(offset, lease, now, for_ms, message_group=record.message_group)
         self._registry.watch(queue, offset, lease)
         attempt = lease.attempts
         found = self._registry.subscription_of(queue)
-        return [*rows, _event(found, EventKind.POSTPONED, attempt, visible_at_ms, failed)]
+        return [*rows, _event(found, EventKind.POSTPONED, attempt, now.wall_ms + for_ms, failed)]
 
-    def _retry(self, found: Subscription, failed: Failed, record: QueuedMessage, at_ms: int) -> list[Op]:
+    def _retry(self, found: Subscription, failed: Failed, record: QueuedMessage, now_ms: int, at_ms: int) -> list[Op]:
         queue, lease = failed.queue, failed.lease
-        now_ms = self._clock.now_ms()
         lane, ops = self._registry.lane(found)
         attempt = lease.attempts
         history = self._history(failed, record, 0)

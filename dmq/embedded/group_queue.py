@@ -6,8 +6,11 @@ offset never handed out in this run; ``ready`` holds offsets that came back. Wha
 
     kind 1 floor       number 0        floor 8
     kind 2 chunk       chunk number    bitmap 128
-    kind 3 exception   offset          attempt 2 | visible_at_ms 8 | epoch 8 | first_failed_at_ms 8 | is suspended 1
-                                       | message group
+    kind 3 exception   offset          attempt 2 | visible_at_ms 8 | epoch 8 | first_failed_at_ms 8 | flags 1
+                                       | set_at_ms 8, if flagged | message group
+
+Flags: 1 suspended, 2 set_at_ms is there (format 3). A lease ends by the boot clock, which nobody sets. A run that loads
+its row gives it what is left of it by the wall clock, and never more than it had from the beginning.
 
 An exception is a lease that is a row, or, with visible_at_ms 0, a message that came back: the attempt is then the one
 that comes next. The epoch is that of the last hand-out.
@@ -27,6 +30,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from broker_adapter.clock import Moment
 from broker_adapter.errors import Refused, Rule
 from dmq.embedded.order import MessageOrder
 from dmq.embedded.receipt import Receipt
@@ -40,7 +44,10 @@ ATTEMPT_MAX = 0xFFFF  # what its field holds
 PARKED_MAX = 100_000  # beyond it, nothing new of the queue is looked at until some of them were handed out
 _MOVED_KEPT = 4096
 
-_EXCEPTION = struct.Struct(">HQQQ?")
+_EXCEPTION = struct.Struct(">HQQQB")
+_SET_AT = struct.Struct(">Q")
+_SUSPENDED, _TIMED = 1, 2
+_NO_TIME = Moment(0, 0)
 _KIND_FLOOR, _KIND_CHUNK, _KIND_EXCEPTION = 1, 2, 3
 _FULL = b"\xff" * (CHUNK_OFFSETS // 8)
 
@@ -62,14 +69,14 @@ class Lease:
 
     epoch: int
     attempt: int  # in this queue
-    visible_at_ms: int
+    ends_ms: int  # by the boot clock
     message_id: bytes = b""
     attempts_before: int = 0  # made before the message came to this queue
     since_ms: int = 0  # when the message became visible to its group first
     first_failed_at_ms: int = 0
     is_push: bool = False
     renew_for: str = ""
-    renew_until_ms: int = 0
+    renew_until_ms: int = 0  # by the boot clock
     is_suspended: bool = False  # its next hand-out does not count as an attempt
     is_returning: bool = False  # its end was decided and is being written
 
@@ -83,6 +90,34 @@ class Lease:
         self.message_id = message.message_id
         self.attempts_before = message.attempts_so_far
         self.since_ms = message.since_ms
+
+
+class ExceptionRow(NamedTuple):
+    """A lease that is a row, or a message that came back: then it is visible at 0."""
+
+    attempt: int
+    visible_at_ms: int
+    epoch: int
+    first_failed_at_ms: int
+    is_suspended: bool
+    set_at_ms: int  # 0: not known, it was written before format 3
+    message_group: str
+
+    def left_ms(self, now_ms: int) -> int:
+        """Return how long it stays hidden: never longer than it was to be when it was set, whatever the clock says."""
+        left_ms = max(0, self.visible_at_ms - now_ms)
+        return min(left_ms, max(0, self.visible_at_ms - self.set_at_ms)) if self.set_at_ms else left_ms
+
+
+def decode_exception(value: bytes) -> ExceptionRow:
+    """Read the value of an exception. Raises ``struct.error`` or ``UnicodeDecodeError`` if it cannot be one."""
+    attempt, visible_at_ms, epoch, first_failed_at_ms, flags = _EXCEPTION.unpack_from(value)
+    at, set_at_ms = _EXCEPTION.size, 0
+    if flags & _TIMED:
+        (set_at_ms,) = _SET_AT.unpack_from(value, at)
+        at += _SET_AT.size
+    is_suspended = bool(flags & _SUSPENDED)
+    return ExceptionRow(attempt, visible_at_ms, epoch, first_failed_at_ms, is_suspended, set_at_ms, value[at:].decode())
 
 
 class GroupQueue:
@@ -107,8 +142,11 @@ class GroupQueue:
         self._rows: set[int] = set()  # offsets that have an exception row
         self._chunks: dict[int, bytearray] = {}
 
-    def load(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        """Continue from the group's rows; leases that were renewed come back as leases."""
+    def load(self, rows: Sequence[tuple[bytes, bytes]], now: Moment = _NO_TIME) -> None:
+        """Continue from the group's rows at ``now``; leases that were renewed come back as leases.
+
+        Who only asks what is finished need not say what time it is.
+        """
         for key, value in rows:
             kind, number = unpack_group_row(key)
             if kind == _KIND_FLOOR:
@@ -121,17 +159,20 @@ class GroupQueue:
             kind, offset = unpack_group_row(key)
             if kind != _KIND_EXCEPTION or self.is_finished(offset):
                 continue
-            attempt, visible_at_ms, epoch, first_failed_at_ms, is_suspended = _EXCEPTION.unpack_from(value)
-            message_group = value[_EXCEPTION.size :].decode()
+            row = decode_exception(value)
             self._rows.add(offset)
-            if visible_at_ms:
+            if row.visible_at_ms:
                 self.leases[offset] = Lease(
-                    epoch, attempt, visible_at_ms, first_failed_at_ms=first_failed_at_ms, is_suspended=is_suspended
+                    row.epoch,
+                    row.attempt,
+                    now.boot_ms + row.left_ms(now.wall_ms),
+                    first_failed_at_ms=row.first_failed_at_ms,
+                    is_suspended=row.is_suspended,
                 )
-                if message_group:
-                    self.order.hold(offset, message_group, epoch)
+                if row.message_group:
+                    self.order.hold(offset, row.message_group, row.epoch)
             else:
-                self._returned[offset] = Returned(attempt, epoch, first_failed_at_ms)
+                self._returned[offset] = Returned(row.attempt, row.epoch, row.first_failed_at_ms)
 
     def start_at(self, offset: int) -> list[Op]:
         """Begin a new group at ``offset``."""
@@ -329,16 +370,25 @@ class GroupQueue:
         return lease
 
     def hide(
-        self, offset: int, lease: Lease, visible_at_ms: int, *, is_suspended: bool = False, message_group: str = ""
+        self,
+        offset: int,
+        lease: Lease,
+        now: Moment,
+        for_ms: int,
+        *,
+        is_suspended: bool = False,
+        message_group: str = "",
     ) -> list[Op]:
-        """Set when a leased message becomes visible again; the lease is a row from here on."""
-        lease.visible_at_ms = visible_at_ms
+        """Let a leased message become visible again ``for_ms`` after ``now``; the lease is a row from here on."""
+        lease.ends_ms = now.boot_ms + for_ms
         lease.renew_for = ""  # whoever sets the time sets it
         lease.is_suspended = is_suspended
         lease.is_returning = False
         self._rows.add(offset)
-        row = _EXCEPTION.pack(lease.attempt, visible_at_ms, lease.epoch, lease.first_failed_at_ms, is_suspended)
-        return [Put(Family.GROUP, self._key(_KIND_EXCEPTION, offset), row + message_group.encode())]
+        flags = _TIMED | _SUSPENDED * is_suspended
+        row = _EXCEPTION.pack(lease.attempt, now.wall_ms + for_ms, lease.epoch, lease.first_failed_at_ms, flags)
+        row += _SET_AT.pack(now.wall_ms) + message_group.encode()
+        return [Put(Family.GROUP, self._key(_KIND_EXCEPTION, offset), row)]
 
     def plan_return(self, offset: int, lease: Lease, now_ms: int) -> tuple[int, list[Op]]:
         """Return the attempt a message comes back with, and the row that says so; ``come_back`` once it is durable."""
@@ -347,7 +397,7 @@ class GroupQueue:
             lease.first_failed_at_ms = now_ms
         lease.is_returning = True
         self._rows.add(offset)
-        row = _EXCEPTION.pack(attempt, 0, lease.epoch, lease.first_failed_at_ms, False)
+        row = _EXCEPTION.pack(attempt, 0, lease.epoch, lease.first_failed_at_ms, 0)
         return attempt, [Put(Family.GROUP, self._key(_KIND_EXCEPTION, offset), row)]
 
     def come_back(self, offset: int, lease: Lease, attempt: int) -> bool:

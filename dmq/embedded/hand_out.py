@@ -84,14 +84,14 @@ class HandOut:
 
     def _lease(self, found: Subscription, terms: Terms, look: int) -> list[_Taken]:
         """Take offsets and lease them before they are read, so that no other receive takes them meanwhile."""
-        visible_at_ms = self._registry.clock.now_ms() + terms.invisible_ms
+        ends_ms = self._registry.clock.boot_ms() + terms.invisible_ms
         taken: list[_Taken] = []
         for queue in found.choose(terms.wanted.queue_id):
             for offset, returned in queue.take(look - len(taken)):
                 lease = Lease(
                     self._registry.next_epoch(),
                     returned.attempt,
-                    visible_at_ms,
+                    ends_ms,
                     renew_for=terms.renew_for,
                     first_failed_at_ms=returned.first_failed_at_ms,
                     is_push=bool(terms.renew_for),
@@ -136,7 +136,7 @@ class HandOut:
             if lease.attempts > max_attempts:  # its policy has changed since it failed last
                 condemned.add(record.message_group)
                 lease.attempt -= 1  # the one that is not made
-                lease.visible_at_ms, lease.renew_for = 0, ""
+                lease.ends_ms, lease.renew_for = 0, ""
                 self._registry.watch(queue, offset, lease)
                 continue
             size += len(record.payload)

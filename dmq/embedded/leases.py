@@ -1,4 +1,7 @@
-"""When leases end: renewed while their client lives, else what follows on a failure (``dmq.embedded.failures``)."""
+"""When leases end: renewed while their client lives, else what follows on a failure (``dmq.embedded.failures``).
+
+All of it goes by the boot clock: a step of the wall clock makes no lease longer or shorter.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,12 @@ log = structlog.get_logger("dmq.embedded")
 CLIENT_ALIVE_S = 60.0  # clients send a heartbeat every 10 s
 CLIENTS_MAX = 100_000  # remembered; the longest unseen give way, and their leases end as those of the dead do
 CLIENT_GONE_INVISIBLE_MS = 1_000
-_NAP_S_MAX = 0.2  # so that a step of the wall clock hurts only briefly
+_NAP_S_MAX = 0.2  # the loop's own timers do not count a suspended machine
 _EXPIRED_PER_COMMIT_MAX = 1024
 _TIDY_AT_MIN = 8192
 
 _Ended = tuple[GroupQueue, int, Lease]
-_Watched = tuple[int, int, GroupQueue, int, int]  # visible_at_ms, turn, queue, offset, epoch
+_Watched = tuple[int, int, GroupQueue, int, int]  # ends_ms, turn, queue, offset, epoch
 
 
 class Leases:
@@ -56,13 +59,13 @@ class Leases:
     def watch(self, queue: GroupQueue, offset: int, lease: Lease) -> None:
         """Bring the message back when ``lease`` ends."""
         if lease.renew_for and not lease.renew_until_ms:
-            lease.renew_until_ms = self._clock.now_ms() + AUTO_RENEW_MS_MAX
+            lease.renew_until_ms = self._clock.boot_ms() + AUTO_RENEW_MS_MAX
             if lease.renew_for not in self._seen_s:
                 self.client_seen(lease.renew_for)
         self._turn += 1
-        if not self._heap or lease.visible_at_ms < self._heap[0][0]:
+        if not self._heap or lease.ends_ms < self._heap[0][0]:
             self._wake.set()
-        heappush(self._heap, (lease.visible_at_ms, self._turn, queue, offset, lease.epoch))
+        heappush(self._heap, (lease.ends_ms, self._turn, queue, offset, lease.epoch))
         if len(self._heap) >= self._tidy_at:
             self._tidy()
 
@@ -91,12 +94,12 @@ class Leases:
         """Let the client's renewed leases end soon."""
         if self._seen_s.pop(client_id, None) is None:
             return
-        soon_ms = self._clock.now_ms() + CLIENT_GONE_INVISIBLE_MS
+        soon_ms = self._clock.boot_ms() + CLIENT_GONE_INVISIBLE_MS
         for _, _, queue, offset, epoch in list(self._heap):
             lease = queue.leases.get(offset)
             if lease is not None and lease.epoch == epoch and lease.renew_for == client_id:
                 lease.renew_for = ""
-                lease.visible_at_ms = min(lease.visible_at_ms, soon_ms)
+                lease.ends_ms = min(lease.ends_ms, soon_ms)
                 self.watch(queue, offset, lease)
 
     def give_back(self, queue: GroupQueue, offset: int, lease: Lease) -> asyncio.Future[Any]:
@@ -135,7 +138,7 @@ class Leases:
     def _postpone(self, queue: GroupQueue, offset: int, lease: Lease, error: Exception) -> None:
         log.error("expiry_failed", topic=queue.topic_id, queue=queue.queue_id, offset=offset, error=str(error))
         if queue.leases.get(offset) is lease:
-            lease.visible_at_ms = self._clock.now_ms() + POSTPONED_MS
+            lease.ends_ms = self._clock.boot_ms() + POSTPONED_MS
             self.watch(queue, offset, lease)
 
     async def _run(self) -> None:
@@ -148,7 +151,7 @@ class Leases:
             self._wake.clear()
             nap_s = None
             if self._heap:
-                nap_s = min(max((self._heap[0][0] - self._clock.now_ms()) / 1000, 0.001), _NAP_S_MAX)
+                nap_s = min(max((self._heap[0][0] - self._clock.boot_ms()) / 1000, 0.001), _NAP_S_MAX)
             try:
                 async with asyncio.timeout(nap_s):
                     await self._wake.wait()
@@ -156,17 +159,17 @@ class Leases:
                 continue
 
     def _pop_expired(self) -> list[_Ended]:
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.boot_ms()
         expired: list[_Ended] = []
         while self._heap and self._heap[0][0] <= now_ms and len(expired) < _EXPIRED_PER_COMMIT_MAX:
             _, _, queue, offset, epoch = heappop(self._heap)
             lease = queue.leases.get(offset)
             if lease is None or lease.epoch != epoch or lease.is_returning:
                 continue  # finished, handed out again, or on its way back
-            if lease.visible_at_ms > now_ms:
+            if lease.ends_ms > now_ms:
                 continue  # hidden anew, and watched anew
             if self._is_renewed(lease, now_ms):
-                lease.visible_at_ms = min(now_ms + AUTO_RENEW_INVISIBLE_MS, lease.renew_until_ms)
+                lease.ends_ms = min(now_ms + AUTO_RENEW_INVISIBLE_MS, lease.renew_until_ms)
                 self.watch(queue, offset, lease)
             else:
                 lease.is_returning = True  # it may be in the heap more than once

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
+from broker_adapter.clock import moment
 from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group, check_topic
 from dmq.audit.events import subscribed_event
@@ -260,7 +261,7 @@ class Registry:
             queue.end = max(queue.end, end)
             begin = max(begin, self.begins.get((queue.topic_id, queue.queue_id), 0))  # noqa: PLW2901
             if rows:
-                queue.load(rows)
+                queue.load(rows, moment(self.clock))
                 ops += queue.skip_to(begin)
             else:
                 ops += self._begin(found, queue, begin)

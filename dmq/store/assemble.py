@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
-from broker_adapter.clock import Clock
 from dmq.store import keys, outbox
+from dmq.store.believed import BelievedClock, encode_clock
 from dmq.store.counts import Counts
 from dmq.store.engine import Engine, queue_end
 from dmq.store.keys import half_body_key, pack_index_prefix, pack_queue_key, pack_timeline_key, pack_u64
@@ -44,6 +44,7 @@ from dmq.store.outbox_rows import OutboxRows
 from dmq.store.record import decode_index, encode_index_finished, encode_index_waiting, encode_index_withdrawn
 
 _WITHDRAWN_KEPT = 10_000
+_KEEP_CLOCK_MS = 5_000  # how often the clocks are kept, with a batch that is written anyway
 _REFUSE, _WRITE = IfKnown.REFUSE, IfKnown.WRITE
 _ANSWERS = frozenset((Schedule, Append, Withdraw, HandOver, Reschedule, Done))  # a receipt tells what became of each
 _NA = outbox.NOT_APPLICABLE
@@ -60,7 +61,7 @@ class Recovered(NamedTuple):
     sequence: int  # last one assigned
     done: int
     generation: int  # of finished index rows
-    generation_started_ms: int
+    generation_age_ms: int  # while the store was open
     outbox: outbox.OutboxState
 
 
@@ -71,7 +72,7 @@ class Assembler:
         self,
         engine: Engine,
         marks: Marks,
-        clock: Clock,
+        clock: BelievedClock,
         recovered: Recovered,
         *,
         idempotency_window_ms: int,
@@ -85,7 +86,9 @@ class Assembler:
         self._sequence = recovered.sequence
         self._done = recovered.done
         self._generation = recovered.generation
-        self._generation_started_ms = recovered.generation_started_ms
+        # By the boot clock, which nobody can set: no step makes the store forget an id early.
+        self._generation_began_ms = clock.boot_ms() - recovered.generation_age_ms
+        self._clock_kept_ms = clock.boot_ms()
         self.outbox = OutboxRows(
             engine, recovered.boot, recovered.outbox, bytes_max=outbox_bytes_max, gap_event=gap_event
         )
@@ -402,13 +405,24 @@ class Assembler:
         return dict(zip(wanted, self._engine.get_many(Family.INDEX, wanted), strict=True)) if wanted else {}
 
     def _rotate_generation(self) -> None:
-        """Start a generation per window; drop, whole, those that ended more than one window ago."""
-        age_ms = self._now_ms - self._generation_started_ms
-        if 0 <= age_ms < self._window_ms:
+        """Start a generation per window; drop, whole, those that ended more than one window ago.
+
+        How old it is is kept every few seconds: a kill lets it live longer by as much.
+        """
+        boot_ms = self._clock.boot_ms()
+        is_over = boot_ms - self._generation_began_ms >= self._window_ms
+        if not is_over and boot_ms - self._clock_kept_ms < _KEEP_CLOCK_MS:
             return
-        if age_ms > 0:
+        if is_over:
             self._generation += 1
             self._batch.ranges.append((Family.INDEX, *keys.generation_range(1, self._generation - 1)))
-        # else the clock stepped back: the generation goes on from here, it only lives longer
-        self._generation_started_ms = self._now_ms
-        self._rows[Family.META, keys.META_GENERATION] = keys.pack_pair(self._generation, self._now_ms)
+            self._generation_began_ms = boot_ms
+        self._keep_clock()
+
+    def _keep_clock(self) -> None:
+        """Let the batch that is assembled carry how the clocks stand, and how old the generation is."""
+        self._clock_kept_ms = boot_ms = self._clock.boot_ms()
+        age_ms = boot_ms - self._generation_began_ms
+        self._rows[Family.META, keys.META_GENERATION] = keys.pack_pair(self._generation, age_ms)
+        if (row := self._clock.row()) is not None:
+            self._rows[Family.META, keys.META_CLOCK] = encode_clock(row)

@@ -37,6 +37,7 @@ from dmq.store.identity import Place
 
 # 1: counts of what waits in a row per minute.
 # 2: no identity, failed copies without an epoch, tags of at most 255 bytes, half messages with their body in their row.
+# Also in 2: no row of the clocks, ids aged by wall time.
 FORMAT_VERSION = 3
 _DATA = ("CURRENT", "MANIFEST-")
 

@@ -16,6 +16,7 @@ from broker_adapter.clock import Clock
 from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError
 from dmq.store import keys
 from dmq.store.assemble import Assembler, Recovered
+from dmq.store.believed import BelievedClock, ClockOptions, decode_clock, encode_clock
 from dmq.store.cell import FORMAT_VERSION, Cell, tighten, unusable
 from dmq.store.commit import CommitStats, Unit, Writer
 from dmq.store.counts import BUCKET_MS, HOUR_MS, DueCount, due_in, put_hours_of_format_1
@@ -32,6 +33,7 @@ from retry.log import LibraryLog
 _MIB = 1024 * 1024
 log = LibraryLog("dmq.store")
 _SMALL_BYTES = 64 * 1024  # a batch of acknowledgements: refused at the door while the writer would hold it back
+_AGED_FROM_VERSION = 3
 _DISK_LOOK_S = 0.05  # what is written meanwhile is small beside the low-water mark
 
 
@@ -52,6 +54,7 @@ class StoreOptions:
     ballast_bytes: int = 16 * _MIB
     full_bytes: int = 0  # with less free and no ballast left, writes wait for room; 0: they fail when there is none
     directory_mode: int = 0o700
+    clock: ClockOptions = field(default_factory=ClockOptions)
     rocks: RocksOptions = field(default_factory=RocksOptions)
     gap_event: Callable[[int, int], bytes] = _unknown_gap
 
@@ -85,8 +88,10 @@ class Store:
         self._pid = os.getpid()
         self._is_closed = False
         self._look_at_disk_s = 0.0
-        self.clock = clock
-        recovered, version, was_closed = _read_meta(engine, clock)
+        recovered, version, was_closed = _read_meta(engine)
+        (kept,) = engine.get_many(Family.META, [keys.META_CLOCK])
+        known = decode_clock(kept) if kept is not None else None
+        self.clock = BelievedClock(clock, options.clock, known, is_new=version is None)
         self.boot = recovered.boot
         self.identity = _identity(engine, cell)
         self.outbox_bytes_max = options.outbox_bytes_max
@@ -94,7 +99,7 @@ class Store:
         self._assembler = Assembler(
             engine,
             self.marks,
-            clock,
+            self.clock,
             recovered,
             idempotency_window_ms=options.idempotency_window_ms,
             outbox_bytes_max=options.outbox_bytes_max,
@@ -107,7 +112,7 @@ class Store:
             engine,
             self._assembler,
             self.marks,
-            clock,
+            self.clock,
             is_synced=options.durability == "disk",
             pending_ops_max=options.pending_ops_max,
             pending_bytes_max=options.pending_bytes_max,
@@ -116,7 +121,7 @@ class Store:
             has_room=disk.has_room if disk is not None else lambda _: True,
         )
         self._disk = disk
-        engine.write(_first_batch(engine, recovered, self.identity, version))
+        engine.write(_first_batch(engine, recovered, self.identity, version, self.clock))
         engine.sync()
         self._writer.start()
         cut_bytes = engine.recovered_cut_bytes if isinstance(engine, RocksEngine) else 0
@@ -389,7 +394,7 @@ def _resolve(done: Future[list[Receipt]] | asyncio.Future[list[Receipt]], unit: 
         done.set_result(unit.receipts)
 
 
-def _read_meta(engine: Engine, clock: Clock) -> tuple[Recovered, int | None, bool]:
+def _read_meta(engine: Engine) -> tuple[Recovered, int | None, bool]:
     """Return what is there, its format version (None: nothing is), and whether it was closed."""
     names = [
         keys.META_FORMAT,
@@ -411,13 +416,15 @@ def _read_meta(engine: Engine, clock: Clock) -> tuple[Recovered, int | None, boo
         raise StoreCorrupt(
             f"the store was closed at sequence {keys.unpack_u64(closed)}, but only {last_sequence} is there"
         )
-    number, started_ms = keys.unpack_pair(generation) if generation is not None else (2, clock.now_ms())
+    number, age_ms = keys.unpack_pair(generation) if generation is not None else (2, 0)
+    if version is not None and version < _AGED_FROM_VERSION:  # when it began, by a wall clock of which nothing is known
+        age_ms = 0
     recovered = Recovered(
         boot=(keys.unpack_u64(boot) if boot is not None else 0) + 1,
         sequence=last_sequence,
         done=keys.unpack_mark(done) if done is not None else 0,
         generation=number,
-        generation_started_ms=started_ms,
+        generation_age_ms=age_ms,
         outbox=decode_state(outbox),
     )
     return recovered, version, closed is not None
@@ -434,7 +441,9 @@ def _identity(engine: Engine, cell: Cell | None) -> Identity:
     return found if cell is None or (found.place == place and place != Place()) else draw(place)
 
 
-def _first_batch(engine: Engine, recovered: Recovered, identity: Identity, version: int | None) -> Batch:
+def _first_batch(
+    engine: Engine, recovered: Recovered, identity: Identity, version: int | None, clock: BelievedClock
+) -> Batch:
     batch = Batch()
     if version == 1:
         put_hours_of_format_1(engine, batch)
@@ -443,6 +452,8 @@ def _first_batch(engine: Engine, recovered: Recovered, identity: Identity, versi
         (Family.META, keys.META_FORMAT, keys.pack_u64(FORMAT_VERSION)),
         (Family.META, keys.META_BOOT, keys.pack_u64(recovered.boot)),
         (Family.META, keys.META_IDENTITY, encode_identity(identity)),
-        (Family.META, keys.META_GENERATION, keys.pack_pair(recovered.generation, recovered.generation_started_ms)),
+        (Family.META, keys.META_GENERATION, keys.pack_pair(recovered.generation, recovered.generation_age_ms)),
     ]
+    if (row := clock.row()) is not None:
+        batch.puts.append((Family.META, keys.META_CLOCK, encode_clock(row)))
     return batch

@@ -7,9 +7,10 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-from dmq.embedded.group_queue import CHUNK_OFFSETS
+from dmq.embedded.group_queue import CHUNK_OFFSETS, decode_exception
 from dmq.errors import StoreCorrupt
 from dmq.store import keys
+from dmq.store.believed import decode_clock
 from dmq.store.counts import unpack_hour
 from dmq.store.identity import decode_identity
 from dmq.store.keys import WAITING_GENERATION, unpack_group_row, unpack_u64
@@ -31,7 +32,6 @@ from dmq.store.record import (
 from retry.dead_letter import decode_job
 
 TIMELINE_KEY_BYTES, QUEUE_KEY_BYTES, GROUP_KEY_BYTES, INDEX_PREFIX_BYTES = 16, 14, 19, 8
-_EXCEPTION_BYTES = struct.calcsize(">HQQQ?")
 _FIGURES = {keys.META_FORMAT: 8, keys.META_BOOT: 8, keys.META_SEQUENCE: 8, keys.META_CLOSED: 8} | {
     keys.META_DONE: 16,
     keys.META_GENERATION: 16,
@@ -154,13 +154,11 @@ def read_progress(key: bytes, value: bytes) -> Progress:
             case GroupKind.CHUNK if len(value) != CHUNK_OFFSETS // 8:
                 raise ValueError(f"a bitmap of {len(value)} bytes")
             case GroupKind.EXCEPTION:
-                if len(value) < _EXCEPTION_BYTES:
-                    raise ValueError(f"an exception of {len(value)} bytes")
-                value[_EXCEPTION_BYTES:].decode()
+                decode_exception(value)
             case GroupKind.OUTCOME:
                 plain = json.loads(value)
                 str(plain["what"]), int(plain["at_ms"]), str(plain["note"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, struct.error) as error:
         raise StoreCorrupt(f"a group row of kind {number_of_kind} cannot be read: {error}") from error
     return Progress(group_id, topic_id, queue_id, kind, number, value)
 
@@ -191,6 +189,9 @@ def read_figure(key: bytes, value: bytes) -> str:
             case b"t":
                 unpack_u64(value)
                 return "count"
+            case keys.META_CLOCK:
+                decode_clock(value)
+                return "figure"
             case keys.META_HOUR:
                 unpack_hour(value)
                 return "count"

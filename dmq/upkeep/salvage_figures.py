@@ -59,7 +59,6 @@ class Figures:
     sequence: int
     done: int
     generation: int
-    generation_started_ms: int
     outbox: OutboxState | None
     now_ms: int
     first_mark: int | None = None
@@ -82,7 +81,6 @@ class Figures:
             number(keys.META_SEQUENCE),
             number(keys.META_DONE),
             generation >> 64,
-            generation & _SEQUENCES,
             outbox,
             now_ms,
         )
@@ -164,14 +162,13 @@ def save_meta(pieces: Pieces, moves: HasMoves, fresh: Fresh, names: Names, figur
             fresh.put(Family.META, key, value)
     done = figures.done if figures.first_mark is None else min(figures.done, figures.first_mark)
     generation = max(figures.generation, _FIRST_GENERATION)
-    started_ms = figures.generation_started_ms or figures.now_ms
     assert figures.outbox is not None
     for key, value in (
         (keys.META_FORMAT, pack_u64(FORMAT_VERSION)),
         (keys.META_BOOT, pack_u64(figures.boot)),
         (keys.META_SEQUENCE, pack_u64(figures.sequence)),
         (keys.META_DONE, timeline_key(done)),
-        (keys.META_GENERATION, pack_pair(generation, started_ms)),
+        (keys.META_GENERATION, pack_pair(generation, 0)),
         (keys.META_OUTBOX, encode_state(figures.outbox)),
     ):
         fresh.put(Family.META, key, value)

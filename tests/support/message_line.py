@@ -84,7 +84,7 @@ class Line:
     def hide(self, offset: int) -> None:
         """Make a lease outlive the run."""
         lease = self.queue.leases[offset]
-        self.rows.apply(self.queue.hide(offset, lease, NOW_MS, message_group=self.group_of(offset)))
+        self.rows.apply(self.queue.hide(offset, lease, Moment(NOW_MS, NOW_MS), 1, message_group=self.group_of(offset)))
 
     def restart(self) -> None:
         """Begin the next run."""

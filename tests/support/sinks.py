@@ -39,6 +39,12 @@ class SkippingClock:
     def monotonic_s(self) -> float:
         return self._real.monotonic_s()
 
+    def boot_ms(self) -> int:
+        return self._real.boot_ms() + self._skipped.boot_ms()
+
+    def boot_id(self) -> str:
+        return self._real.boot_id()
+
     def advance(self, ms: int) -> None:
         """Skip ``ms`` on the wall clock."""
         self._skipped.advance(ms)

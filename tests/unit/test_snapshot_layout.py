@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.clock import ManualClock, Moment
 from dmq.audit.snapshot_layout import (
     DEAD_HEAD_BYTES,
     Named,
@@ -132,7 +132,7 @@ def test_progress_is_read_as_it_is_written() -> None:
     for offset in sorted(finished):
         ops += queue.finish((offset,))
     queue.lease(1_033, Lease(1, 1, 50))
-    ops += queue.hide(1_033, queue.leases[1_033], 99, message_group="g")
+    ops += queue.hide(1_033, queue.leases[1_033], Moment(98, 98), 1, message_group="g")
     queue.lease(1_034, Lease(1, 1, 50))
     ops += queue.plan_return(1_034, queue.leases[1_034], 60)[1]
     ops += lane.finish((1,))

@@ -57,6 +57,12 @@ class FastClock:
     def monotonic_s(self) -> float:
         return self._real.monotonic_s() * self._speed
 
+    def boot_ms(self) -> int:
+        return int(self._real.boot_ms() * self._speed)
+
+    def boot_id(self) -> str:
+        return self._real.boot_id()
+
 
 class TellingProducer(Producer):  # type: ignore[misc]  # the client has no types
     """The client's producer; it says which attempts failed, and with what."""

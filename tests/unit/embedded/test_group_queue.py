@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.group_rows import Rows, a_queue
 
+from broker_adapter.clock import Moment
 from broker_adapter.errors import Refused, Rule
 from dmq.embedded import group_queue
 from dmq.embedded.group_queue import CHUNK_OFFSETS, GroupQueue, Lease, Returned
@@ -46,7 +47,7 @@ def bring_back(queue: GroupQueue, offset: int, now_ms: int = NOW_MS) -> list[Op]
 
 def hide(queue: GroupQueue, offset: int, *, is_suspended: bool = False) -> list[Op]:
     """Let a lease end later."""
-    return queue.hide(offset, queue.leases[offset], NOW_MS + 1, is_suspended=is_suspended)
+    return queue.hide(offset, queue.leases[offset], Moment(NOW_MS, 0), 1, is_suspended=is_suspended)
 
 
 def test_offsets_are_taken_in_order_and_once() -> None:

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from support.effort import EFFORT
 from support.message_line import NOW_MS, Line, Reading
 
+from broker_adapter.clock import Moment
 from broker_adapter.errors import Refused
 from dmq.embedded import group_queue
 from dmq.embedded.group_queue import Lease
@@ -108,7 +109,9 @@ class OrderMachine(RuleBasedStateMachine):
             lease.epoch = self.line.epoch
             self.stale.append(self.good.pop(offset))
         is_suspended = what == "suspend"
-        rows = queue.hide(offset, lease, NOW_MS, is_suspended=is_suspended, message_group=message_group)
+        rows = queue.hide(
+            offset, lease, Moment(NOW_MS, NOW_MS), 1, is_suspended=is_suspended, message_group=message_group
+        )
         self.line.rows.apply(rows)
         self.hidden.add(offset)
         self.due[offset] = self.due_after_restart[offset] = lease.attempt

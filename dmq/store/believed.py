@@ -1,0 +1,266 @@
+"""The clock as the daemon believes it: the host's wall clock, watched for steps.
+
+Every reading compares the wall clock with the boot clock, which cannot be set. Where the two moved apart by more than a
+second the wall clock was *stepped*; slewing and a suspended machine are no steps. After a step
+
+    back               the clock is followed at once
+    forward            it is followed at once up to ``jump_max_ms``. Beyond that the believed time goes on as if nothing
+                       had happened (it is *held*), until the clock was steady for ``steady_after_ms``, was set back,
+                       or was accepted by an operator
+    either             it is not *steady* for ``steady_after_ms``: what destroys by age waits as long
+
+No reading goes unwatched, so a step that comes and goes between two of them is one that nobody saw. What has to
+outlive the process is one row, ``ClockRow``; with it a step that fell into a pause of the daemon is noticed as well. Once
+the machine was started anew, only a wall clock that lies before its last known reading can be.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from broker_adapter.clock import Clock
+from dmq.errors import StoreCorrupt
+
+STEP_MS = 1_000  # from here on, beyond what slewing makes, two clocks that moved apart are a step
+SLEW_DIVISOR = 2_000  # a clock is slewed by 500 ppm at most
+STEADY_AFTER_MS = 10 * 60_000
+JUMP_MAX_MS = 10 * 60_000
+_TRACK_MS = 1_000  # how often the distance of the clocks is taken anew
+_READ_MS_MAX = 50  # between two readings that count as one moment
+_READS_MAX = 20
+_NEWS_MAX = 256
+_ROW = struct.Struct(">QQqQB")
+_STEADY, _HELD = 1, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockOptions:
+    """How steps of the wall clock are met. ``jump_max_ms`` ``None``: every step is followed at once."""
+
+    steady_after_ms: int = STEADY_AFTER_MS
+    jump_max_ms: int | None = None
+
+
+class ClockRow(NamedTuple):
+    """What is kept of the clocks: one reading of both, and what was believed then."""
+
+    wall_ms: int
+    boot_ms: int
+    believed_offset_ms: int  # believed time minus boot time
+    unsteady_from_ms: int  # boot time
+    is_steady: bool
+    is_held: bool
+    boot_id: str
+
+
+class News(Enum):
+    """What happened to the clock."""
+
+    STEPPED = "clock_stepped"  # and is followed
+    HELD = "clock_held"  # stepped forward by too much, and is not followed yet
+    BELIEVED = "clock_believed"  # followed from here on
+    STEADY = "clock_steady"  # for long enough
+    ACCEPTED = "clock_accepted"  # by an operator
+
+
+class ClockNews(NamedTuple):
+    """One thing that happened to the clock, with what it said then."""
+
+    news: News
+    step_ms: int  # by how much the wall clock was stepped; 0: it was not
+    moved_ms: int  # by how much the believed time moved for it
+    wall_ms: int
+    was_down: bool = False  # it happened while the daemon was not there
+
+
+class ClockStatus(NamedTuple):
+    """How the clock is now."""
+
+    wall_ms: int
+    believed_ms: int
+    is_steady: bool
+    is_held: bool
+    steady_in_ms: int  # 0: it is
+    steps: int  # noticed in this run
+    last_step_ms: int  # by how much; 0: none
+    last_step_at_ms: int  # wall time after it
+
+
+class BelievedClock:
+    """A ``Clock`` whose wall time is what the daemon believes. May be called from any thread."""
+
+    def __init__(self, clock: Clock, options: ClockOptions, known: ClockRow | None, *, is_new: bool) -> None:
+        """``known`` is what the last run kept; a store that ``is_new`` has nothing that a wrong clock could destroy."""
+        self._clock = clock
+        self._options = options
+        self._lock = threading.Lock()
+        self._news: list[ClockNews] = []
+        self._steps, self._last_step_ms, self._last_step_at_ms = 0, 0, 0
+        self._look_again_ms = -1
+        self._held_offset_ms: int | None = None
+        wall_ms, boot_ms = self._read()
+        self._offset_ms, self._tracked_ms = wall_ms - boot_ms, boot_ms
+        self._unsteady_from_ms = boot_ms
+        self._is_steady = is_new
+        self.monotonic_s = clock.monotonic_s
+        self.boot_ms = clock.boot_ms
+        self.boot_id = clock.boot_id
+        if known is not None:
+            self._go_on_from(known, wall_ms, boot_ms)
+
+    def now_ms(self) -> int:
+        """Believed wall-clock time."""
+        clock = self._clock
+        boot_ms, wall_ms = clock.boot_ms(), clock.now_ms()
+        if boot_ms < self._look_again_ms and -STEP_MS < wall_ms - boot_ms - self._offset_ms < STEP_MS:
+            return wall_ms
+        with self._lock:
+            return self._look()
+
+    def is_steady(self) -> bool:
+        """Say whether the clock is believed enough to destroy by it."""
+        with self._lock:
+            self._look()
+            return self._is_steady
+
+    def status(self) -> ClockStatus:
+        """Say how the clock is."""
+        with self._lock:
+            believed_ms = self._look()
+            boot_ms = self._tracked_ms
+            wait_ms = self._unsteady_from_ms + self._options.steady_after_ms - boot_ms
+            return ClockStatus(
+                boot_ms + self._offset_ms,
+                believed_ms,
+                self._is_steady,
+                self._held_offset_ms is not None,
+                0 if self._is_steady else max(0, wait_ms),
+                self._steps,
+                self._last_step_ms,
+                self._last_step_at_ms,
+            )
+
+    def accept(self) -> bool:
+        """Believe the clock from here on; say whether that changes anything."""
+        with self._lock:
+            believed_ms = self._look()
+            wall_ms = self._tracked_ms + self._offset_ms
+            if self._is_steady and self._held_offset_ms is None:
+                return False
+            self._is_steady, self._held_offset_ms = True, None
+            self._tell(News.ACCEPTED, wall_ms - believed_ms, wall_ms)
+            return True
+
+    @property
+    def has_news(self) -> bool:
+        """Say whether something happened that was not recorded yet."""
+        return bool(self._news)
+
+    def news(self) -> tuple[list[ClockNews], ClockRow]:
+        """Return what happened and was not ``recorded`` yet, oldest first, and the row that belongs behind it."""
+        with self._lock:
+            row = self._row()
+            return list(self._news), row
+
+    def recorded(self, count: int) -> None:
+        """Forget the first ``count`` of ``news``: they are durable."""
+        with self._lock:
+            del self._news[:count]
+
+    def row(self) -> ClockRow | None:
+        """Return what has to be kept now; ``None`` as long as there are news, which a later run must find again."""
+        with self._lock:
+            row = self._row()
+            return None if self._news else row
+
+    def _row(self) -> ClockRow:
+        believed_ms = self._look()
+        return ClockRow(
+            self._tracked_ms + self._offset_ms,
+            self._tracked_ms,
+            believed_ms - self._tracked_ms,
+            self._unsteady_from_ms,
+            self._is_steady,
+            self._held_offset_ms is not None,
+            self._clock.boot_id(),
+        )
+
+    def _go_on_from(self, known: ClockRow, wall_ms: int, boot_ms: int) -> None:
+        boot_id = self._clock.boot_id()
+        if boot_id and boot_id == known.boot_id and boot_ms >= known.boot_ms:
+            self._offset_ms, self._tracked_ms = known.wall_ms - known.boot_ms, known.boot_ms
+            self._is_steady, self._unsteady_from_ms = known.is_steady, known.unsteady_from_ms
+            self._held_offset_ms = known.believed_offset_ms if known.is_held else None
+            self._look(was_down=True)
+        elif wall_ms + STEP_MS < known.wall_ms:
+            self._stepped(wall_ms - known.wall_ms, wall_ms, boot_ms, was_down=True)
+
+    def _read(self) -> tuple[int, int]:
+        """Return the wall and the boot clock of one moment, however busy the machine is."""
+        clock = self._clock
+        for _ in range(_READS_MAX):
+            before_ms = clock.boot_ms()
+            wall_ms = clock.now_ms()
+            boot_ms = clock.boot_ms()
+            if boot_ms - before_ms <= _READ_MS_MAX:
+                break
+        return wall_ms, boot_ms
+
+    def _look(self, *, was_down: bool = False) -> int:
+        """Compare the clocks, and return the believed time."""
+        options = self._options
+        wall_ms, boot_ms = self._read()
+        offset_ms = wall_ms - boot_ms
+        moved_ms = offset_ms - self._offset_ms
+        if abs(moved_ms) >= STEP_MS + (boot_ms - self._tracked_ms) // SLEW_DIVISOR:
+            self._stepped(moved_ms, wall_ms, boot_ms, was_down=was_down)
+        self._offset_ms, self._tracked_ms = offset_ms, boot_ms
+        if not self._is_steady and boot_ms - self._unsteady_from_ms >= options.steady_after_ms:
+            self._is_steady = True
+            if self._held_offset_ms is not None:
+                held_ms, self._held_offset_ms = self._held_offset_ms, None
+                self._tell(News.BELIEVED, offset_ms - held_ms, wall_ms)
+            else:
+                self._tell(News.STEADY, 0, wall_ms)
+        if self._held_offset_ms is not None:
+            self._look_again_ms = -1  # the way of every reading, as long as it is held
+            return boot_ms + self._held_offset_ms
+        self._look_again_ms = boot_ms + _TRACK_MS
+        return wall_ms
+
+    def _stepped(self, by_ms: int, wall_ms: int, boot_ms: int, *, was_down: bool) -> None:
+        believed_offset_ms = self._offset_ms if self._held_offset_ms is None else self._held_offset_ms
+        ahead_ms = wall_ms - boot_ms - believed_offset_ms
+        jump_max_ms = self._options.jump_max_ms
+        is_held = jump_max_ms is not None and ahead_ms > jump_max_ms
+        self._held_offset_ms = believed_offset_ms if is_held else None
+        self._is_steady, self._unsteady_from_ms = False, boot_ms
+        self._steps += 1
+        self._last_step_ms, self._last_step_at_ms = by_ms, wall_ms
+        what = News.HELD if is_held else News.STEPPED
+        self._tell(what, 0 if is_held else ahead_ms, wall_ms, by_ms, was_down=was_down)
+
+    def _tell(self, news: News, moved_ms: int, wall_ms: int, step_ms: int = 0, *, was_down: bool = False) -> None:
+        self._news.append(ClockNews(news, step_ms, moved_ms, wall_ms, was_down))
+        del self._news[:-_NEWS_MAX]
+
+
+def encode_clock(row: ClockRow) -> bytes:
+    """Encode what is kept of the clocks."""
+    flags = _STEADY * row.is_steady | _HELD * row.is_held
+    head = _ROW.pack(row.wall_ms, row.boot_ms, row.believed_offset_ms, row.unsteady_from_ms, flags)
+    return head + row.boot_id.encode()
+
+
+def decode_clock(value: bytes) -> ClockRow:
+    """Undo ``encode_clock``; ``StoreCorrupt`` if it cannot be one."""
+    try:
+        wall_ms, boot_ms, offset_ms, unsteady_ms, flags = _ROW.unpack_from(value)
+        boot_id = value[_ROW.size :].decode("ascii")
+    except (struct.error, UnicodeDecodeError) as error:
+        raise StoreCorrupt(f"the row of the clocks, of {len(value)} bytes, cannot be read: {error}") from error
+    return ClockRow(wall_ms, boot_ms, offset_ms, unsteady_ms, bool(flags & _STEADY), bool(flags & _HELD), boot_id)
