@@ -65,6 +65,7 @@ class Envelope(NamedTuple):
     tag: str = ""
     message_group: str = ""
     deliver_at_ms: int = 0  # epoch ms; 0: not delayed
+    is_relative: bool = False  # due some time after it is sent, not at a time that somebody gave
 
     @property
     def message_type(self) -> MessageType:

@@ -71,6 +71,8 @@ class EventKind(IntEnum):
     RESET = 44  # a group goes on from another offset, after it left all below an end [that end]
     OFFSET_SET = 45  # a group that pulls said where it continues on a queue [that offset]
     QUEUED_FOR_GROUP = 50  # accepted for one group: a redriven letter is in its lane [offset in the dead-letter queue]
+    CLOCK_CHANGED = 56  # the wall clock was stepped, held, believed; the id says what [the wall clock]
+    CLOCK_ACCEPTED = 57  # an operator said that it is right [the wall clock]
     GAP = 13  # events cut from the outbox before they were exported [sequence of the first; the id is their count]
 
 

@@ -259,7 +259,8 @@ class Exporter:
             self._store.commit([HoldOutbox(end)], is_urgent=True)
             while self._next < end:
                 self._export_some(end, is_hurried=is_hurried)
-        if now_s - self._retired_at_s >= RETIRE_EVERY_S and self._cell is not None:
+        is_time = now_s - self._retired_at_s >= RETIRE_EVERY_S
+        if is_time and self._cell is not None and self._clock.is_steady():  # a step may not delete the trail
             self._retired_at_s = now_s
             self._cell = retire(self._layout, self._cell, self._clock.now_ms(), self._options.keep)
         self._note_success()

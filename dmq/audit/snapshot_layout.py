@@ -173,6 +173,5 @@ def read_waiting(value: bytes) -> Waiting:
         at += _SPOOLED_HEAD.size + _SPOOLED_HEAD.unpack_from(value, at)[2]
         prefix = b"\x01"  # a uid as the trail packs it
     message_id = prefix + body_id(value, at)
-    return Waiting(
-        entry.kind, topic_id, group_id, message_id, entry.deliver_at_ms, entry.retry_count, entry.accepted_at_ms
-    )
+    kind = EntryKind.DELAYED if entry.kind == EntryKind.DELAYED_FOR else entry.kind
+    return Waiting(kind, topic_id, group_id, message_id, entry.deliver_at_ms, entry.retry_count, entry.accepted_at_ms)

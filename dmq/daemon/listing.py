@@ -28,8 +28,8 @@ from dmq.store.counts import BUCKET_MS
 from dmq.store.keys import timeline_key, timeline_mark
 from dmq.store.ops import Family
 from dmq.store.record import (
+    DELAYED_KINDS,
     WAITING_HEADER_BYTES,
-    EntryKind,
     QueuedMessage,
     decode_queued,
     decode_waiting,
@@ -229,7 +229,7 @@ def _row(place: Place, wanted: Wanted, offset: int, message: QueuedMessage) -> _
 
 def _waiting_shown(topic_id: int, wanted: Wanted, value: bytes) -> Sequence[ListedMessage]:
     entry = decode_waiting(value)
-    if entry.scope != topic_id or entry.kind != EntryKind.DELAYED or not _is_due(wanted, entry.deliver_at_ms):
+    if entry.scope != topic_id or entry.kind not in DELAYED_KINDS or not _is_due(wanted, entry.deliver_at_ms):
         return ()
     body = value[WAITING_HEADER_BYTES:]
     message = decode_queued(encode_queued(0, entry.accepted_at_ms, entry.deliver_at_ms, body))

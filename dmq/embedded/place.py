@@ -22,12 +22,14 @@ from dmq.store.record import (
     encode_queued,
     encode_waiting,
     failed_id,
+    half_body_at,
     history_bytes,
 )
 
 # Plain numbers: looking up an enum member for every message costs more than encoding the event.
 SCHEDULED, QUEUED, DELIVERED = int(EventKind.SCHEDULED), int(EventKind.QUEUED), int(EventKind.DELIVERED)
 RETRIED, RETRY = int(EventKind.RETRIED), int(EntryKind.RETRY)
+DELAYED, DELAYED_FOR = int(EntryKind.DELAYED), int(EntryKind.DELAYED_FOR)
 _UNGROUPED = frozenset((RETRY, int(EntryKind.TRANSACTION), int(EntryKind.WHOLE_HALF)))
 CHECKS_DEFAULT = CheckOptions()
 _ANSWER = IfKnown.ANSWER  # a send that is repeated gets the first answer; what rides with it stands by itself
@@ -45,10 +47,19 @@ class Placement:
         """Return the op that accepts ``envelope``: into its queue if it is due, onto the timeline otherwise."""
         message_id, message_group = pack_id(envelope.message_id), envelope.message_group
         body = encode_body(message_id, envelope.tag.encode(), message_group.encode(), envelope.payload)
-        return self.put(topic, message_id, message_group, body, envelope.deliver_at_ms, now_ms)
+        is_relative = envelope.is_relative
+        return self.put(topic, message_id, message_group, body, envelope.deliver_at_ms, now_ms, is_relative=is_relative)
 
     def put(
-        self, topic: Topic, message_id: bytes, message_group: str, body: bytes, deliver_at_ms: int, now_ms: int
+        self,
+        topic: Topic,
+        message_id: bytes,
+        message_group: str,
+        body: bytes,
+        deliver_at_ms: int,
+        now_ms: int,
+        *,
+        is_relative: bool = False,
     ) -> Schedule | Append:
         """As ``accept``, of a message that is encoded already."""
         scope = topic.topic_id
@@ -59,7 +70,7 @@ class Placement:
                 scope,
                 message_id,
                 deliver_at_ms,
-                encode_waiting(EntryKind.DELAYED, 0, scope, scope, deliver_at_ms, now_ms, body),
+                encode_waiting(DELAYED_FOR if is_relative else DELAYED, 0, scope, scope, deliver_at_ms, now_ms, body),
                 encode_event(SCHEDULED, scope, 0, NO_QUEUE, 0, deliver_at_ms, message_id),
                 False,
                 _ANSWER,
@@ -123,6 +134,17 @@ def _retry(  # noqa: PLR0917 - an entry, taken apart
     record = encode_queued(failed, now_ms, 0, body, has_history=True)
     event = encode_event(RETRIED, history.topic_id, group_id, LANE, failed + 1, due_ms, message_id)
     return HandOver(key, group_id, failed_id(message_id, history, failed), due_ms, lane_id, 0, record, event)
+
+
+def entry_id_of(value: bytes) -> bytes:
+    """Return the id under which the index knows a waiting entry of a daemon."""
+    entry, at = decode_waiting(value), WAITING_HEADER_BYTES
+    if entry.kind == RETRY:
+        history = decode_history(value, at)
+        return failed_id(body_facts(value[at + history_bytes(value, at) :])[0], history, entry.retry_count)
+    if entry.kind in {EntryKind.TRANSACTION, EntryKind.WHOLE_HALF}:
+        at = half_body_at(entry.kind)
+    return body_facts(value[at:])[0]
 
 
 def message_group_of(value: bytes) -> bytes:

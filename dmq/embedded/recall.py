@@ -13,7 +13,7 @@ from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind, Not
 from dmq.embedded.registry import Registry
 from dmq.store.keys import pack_timeline_key
 from dmq.store.ops import EntryState, Receipt, Withdraw
-from dmq.store.record import EntryKind, decode_waiting
+from dmq.store.record import DELAYED_KINDS, decode_waiting
 from dmq.units import format_time
 
 _TRIES_MAX = 16  # an entry that moves on between two looks at it is looked for again
@@ -74,7 +74,7 @@ class Recalls:
     async def _withdraw(self, scope: int, message_id: bytes, found: Receipt, value: bytes) -> RecallReceipt | None:
         """Take the entry away; ``None`` if it no longer waits there."""
         entry = decode_waiting(value)
-        assert entry.kind == EntryKind.DELAYED, "the scope of a topic has no other entries"
+        assert entry.kind in DELAYED_KINDS, "the scope of a topic has no other entries"
         due_ms = entry.deliver_at_ms
         event = encode_event(EventKind.RECALLED, entry.topic_id, 0, NO_QUEUE, 0, due_ms, message_id)
         key = pack_timeline_key(found.at_ms, found.sequence)

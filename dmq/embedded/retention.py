@@ -230,7 +230,11 @@ class Retention:
         return [-(-over_bytes * size // total) if total else 0 for size in found]
 
     def _is_old(self, keep: Keep, stored_at_ms: int) -> bool:
-        return bool(keep.time_ms) and stored_at_ms + (keep.time_ms or 0) <= self._clock.now_ms()
+        return bool(keep.time_ms) and stored_at_ms + (keep.time_ms or 0) <= self._age_by_ms()
+
+    def _age_by_ms(self) -> int:
+        """Return the time that ages are told by: while the clock is not steady, nothing is old."""
+        return self._clock.now_ms() if self._clock.is_steady() else 0
 
     async def _step(self, topic: Topic, place: Place, keep: Keep, over_bytes: int) -> _Step | None:
         """Take a little from the front of a queue, durable on return; ``None`` if nothing of it may go now."""
@@ -247,7 +251,14 @@ class Retention:
         if not self._is_free(topic) or not all(each.is_loaded.is_set() for each in loaded):
             return None
         found = found._replace(pulled=min(found.pulled, pulled))
-        step = _plan(topic, place, found, _Terms(keep, over_bytes, self._clock.now_ms()), loaded, ledger)
+        step = _plan(
+            topic,
+            place,
+            found,
+            _Terms(keep, over_bytes, self._age_by_ms()),
+            loaded,
+            ledger,
+        )
         if step is None:
             return None
         ops = step.ops
@@ -305,7 +316,7 @@ class _Terms(NamedTuple):
 
     keep: Keep
     over_bytes: int  # by how much the queue is too large
-    now_ms: int
+    now_ms: int  # 0: the clock is not believed, nothing is old
 
 
 def _plan(

@@ -185,7 +185,9 @@ class Transactions:
         entry, terms = half.entry, half.vigil.terms
         now_ms = self._clock.now_ms()
         deliver_at_ms = min(now_ms + terms.delay_ms, DELIVER_AT_MS_MAX) if terms.delay_ms else terms.deliver_at_ms
-        message = self._placement.put(topic, transaction.message_id, "", body, deliver_at_ms, now_ms)
+        message = self._placement.put(
+            topic, transaction.message_id, "", body, deliver_at_ms, now_ms, is_relative=bool(terms.delay_ms)
+        )
         event = encode_event(
             EventKind.COMMITTED, topic.topic_id, 0, NO_QUEUE, entry.retry_count, deliver_at_ms, transaction.message_id
         )

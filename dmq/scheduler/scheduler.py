@@ -21,6 +21,7 @@ from typing import NamedTuple
 from dmq.embedded.checks import is_half
 from dmq.embedded.place import Placement, message_group_of
 from dmq.errors import StoreClosed, StoreError, StoreFailed, StoreNoDescriptors
+from dmq.scheduler.moves import Moves
 from dmq.store.keys import timeline_key, unpack_timeline_key
 from dmq.store.marks import Lane
 from dmq.store.ops import Done, Family
@@ -46,7 +47,7 @@ log = LibraryLog("dmq.scheduler")
 class Turn(NamedTuple):
     """What one turn did, and when the next one has something to do (``None``: when something is scheduled)."""
 
-    handed_over: int
+    handed_over: int  # also 1 if there is more to do for the clock
     next_due_ms: int | None
 
 
@@ -70,6 +71,7 @@ class Scheduler:
         self._clock = store.clock
         self._placement = placement
         self._checks = placement.checks
+        self._moves = Moves(store)
         self._on_failure = on_failure
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="dmq-scheduler", daemon=True)
@@ -93,6 +95,7 @@ class Scheduler:
     def turn(self) -> Turn:
         """Hand over what is due now, up to a batch per lane; durable on return."""
         now_ms = self._clock.now_ms()
+        has_moves = self._moves.turn(now_ms)
         began_s = self._clock.monotonic_s()
         self._marks.split_backlog(now_ms, BUSY_LAG_MS if self._is_behind else None)
         rows, is_live_done = self._take_live(now_ms)
@@ -102,7 +105,8 @@ class Scheduler:
             overdue, is_backlog_done = self._take(Lane.BACKLOG, now_ms, self._backlog_share(is_live=bool(rows)))
             rows += _besides(rows, overdue)  # the backlog may go on over them
         if not rows:
-            return Turn(0, self._next_due_ms(now_ms) if is_live_done and is_backlog_done else now_ms)
+            is_done = is_live_done and is_backlog_done and not has_moves
+            return Turn(int(has_moves), self._next_due_ms(now_ms) if is_done else now_ms)
         halves = [row for row in rows if is_half(row[1])]
         checked = self._checks.plan(halves, now_ms, self._store.get_many) if halves else []
         moved = self._placement.hand_over([row for row in rows if not is_half(row[1])] if halves else rows, now_ms)

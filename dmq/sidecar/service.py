@@ -24,7 +24,7 @@ from dmq.sidecar import mapping, validate
 from dmq.sidecar.answers import received
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS, common_status, status_of
-from dmq.sidecar.delay import DELAY_PROPERTIES, deliver_at_ms, timestamp_ms
+from dmq.sidecar.delay import DELAY_PROPERTIES, deliver_at_ms, is_relative, timestamp_ms
 from dmq.sidecar.places import Polls
 from dmq.sidecar.pulls import PullCalls
 from dmq.sidecar.reopen import route_endpoints
@@ -236,7 +236,10 @@ class MessagingService:
         if system.message_type == wire.TRANSACTION:
             raise Refused(Rule.MESSAGE_TYPE, "half messages and others cannot be in one request", value="TRANSACTION")
         consumed = DELAY_PROPERTIES if properties else ()
-        return to_envelope(message, deliver_at_ms=due_ms, consumed=consumed, topic=topic)
+        envelope = to_envelope(message, deliver_at_ms=due_ms, consumed=consumed, topic=topic)
+        if due_ms and properties and is_relative(properties):
+            return envelope._replace(is_relative=True)
+        return envelope
 
     # -- consuming ----------------------------------------------------------------------------------------------------
 

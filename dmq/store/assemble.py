@@ -175,7 +175,11 @@ class Assembler:
                     if op.key in here or self._found(op) is None:  # type: ignore[union-attr,arg-type]
                         return False
                     here.add(op.key)  # type: ignore[union-attr]
-            elif (kind is HandOver or kind is Reschedule) and op.key in self._withdrawn:  # type: ignore[union-attr]
+            elif kind is Reschedule:
+                is_gone = op.key in self._withdrawn or self._found(op) is None  # type: ignore[union-attr,arg-type]
+                if is_gone and op.if_gone is _REFUSE:  # type: ignore[union-attr]
+                    return False
+            elif kind is HandOver and op.key in self._withdrawn:  # type: ignore[union-attr]
                 return False
         return True
 
@@ -262,16 +266,16 @@ class Assembler:
                 self._records[-2] = pack_record_head(len(other.event), waiting.sequence, told.queue_offset)
         return Receipt(EntryState.WITHDRAWN, waiting.sequence, -1, -1, self._now_ms, False)
 
-    def _found(self, op: Withdraw) -> Receipt | None:
-        """Return what is known of an entry that is to be withdrawn; ``None`` if it no longer waits there."""
+    def _found(self, op: Withdraw | Reschedule) -> Receipt | None:
+        """Return what is known of an entry that is to be withdrawn or moved; ``None`` if it no longer waits there."""
         value = self._waiting[_WAITING_PREFIX + op.scope.to_bytes(4, "big") + op.message_id]
         waiting = decode_index(value) if value is not None else NO_RECEIPT
         is_there = waiting.state is _WAITING and pack_timeline_key(waiting.at_ms, waiting.sequence) == op.key
         return waiting if is_there and not self._is_gone(op.key) else None
 
     def _reschedule(self, op: Reschedule) -> Receipt:
-        key, scope, message_id, due_ms, deliver_at_ms, record, event, half_body = op
-        if key in self._withdrawn:
+        key, scope, message_id, due_ms, deliver_at_ms, record, event, half_body, _ = op
+        if key in self._withdrawn or self._found(op) is None:
             return NO_RECEIPT
         sequence = int.from_bytes(key[8:], "big")
         # Not in the cursor's own millisecond: there only sequences that are new lie behind it for certain.
@@ -400,7 +404,7 @@ class Assembler:
             _WAITING_PREFIX + op.scope.to_bytes(4, "big") + op.message_id
             for unit in units
             for op in unit
-            if type(op) is Withdraw
+            if type(op) is Withdraw or type(op) is Reschedule
         ]
         return dict(zip(wanted, self._engine.get_many(Family.INDEX, wanted), strict=True)) if wanted else {}
 

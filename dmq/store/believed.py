@@ -10,8 +10,8 @@ second the wall clock was *stepped*; slewing and a suspended machine are no step
     either             it is not *steady* for ``steady_after_ms``: what destroys by age waits as long
 
 No reading goes unwatched, so a step that comes and goes between two of them is one that nobody saw. What has to
-outlive the process is one row, ``ClockRow``; with it a step that fell into a pause of the daemon is noticed as well. Once
-the machine was started anew, only a wall clock that lies before its last known reading can be.
+outlive the process is one row, ``ClockRow``; with it a step is noticed that came while the daemon was down. Once the
+machine was started anew, only a wall clock that lies before its last known reading can be.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class ClockNews(NamedTuple):
     moved_ms: int  # by how much the believed time moved for it
     wall_ms: int
     was_down: bool = False  # it happened while the daemon was not there
+    why: str = ""  # of what an operator did
 
 
 class ClockStatus(NamedTuple):
@@ -144,7 +145,7 @@ class BelievedClock:
                 self._last_step_at_ms,
             )
 
-    def accept(self) -> bool:
+    def accept(self, why: str = "") -> bool:
         """Believe the clock from here on; say whether that changes anything."""
         with self._lock:
             believed_ms = self._look()
@@ -152,7 +153,7 @@ class BelievedClock:
             if self._is_steady and self._held_offset_ms is None:
                 return False
             self._is_steady, self._held_offset_ms = True, None
-            self._tell(News.ACCEPTED, wall_ms - believed_ms, wall_ms)
+            self._news.append(ClockNews(News.ACCEPTED, 0, wall_ms - believed_ms, wall_ms, why=why))
             return True
 
     @property
@@ -202,13 +203,12 @@ class BelievedClock:
     def _read(self) -> tuple[int, int]:
         """Return the wall and the boot clock of one moment, however busy the machine is."""
         clock = self._clock
-        for _ in range(_READS_MAX):
-            before_ms = clock.boot_ms()
-            wall_ms = clock.now_ms()
-            boot_ms = clock.boot_ms()
-            if boot_ms - before_ms <= _READ_MS_MAX:
-                break
-        return wall_ms, boot_ms
+        reads = 0
+        while True:
+            before_ms, wall_ms, boot_ms = clock.boot_ms(), clock.now_ms(), clock.boot_ms()
+            reads += 1
+            if boot_ms - before_ms <= _READ_MS_MAX or reads == _READS_MAX:
+                return wall_ms, boot_ms
 
     def _look(self, *, was_down: bool = False) -> int:
         """Compare the clocks, and return the believed time."""

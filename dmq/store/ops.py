@@ -147,6 +147,7 @@ class Reschedule(NamedTuple):
     record: bytes  # dmq.store.record.encode_waiting
     event: bytes  # none is recorded if it is empty
     half_body: bytes = b""  # as in ``Schedule``, for a row that held its body itself
+    if_gone: IfKnown = IfKnown.REFUSE
 
 
 class Done(NamedTuple):

@@ -80,6 +80,10 @@ class EntryKind(IntEnum):
     SPOOLED = 3  # a send that a producer's hook makes later (``dmq.spool``)
     WHOLE_HALF = 4  # as TRANSACTION with its body in the same row, as stores of format 2 have it
     TRANSACTION = 5  # a half message, under the time of its next check; the retry count is that of its checks
+    DELAYED_FOR = 6  # as DELAYED; its delay counts from when it was accepted (format 3)
+
+
+DELAYED_KINDS = frozenset((EntryKind.DELAYED, EntryKind.DELAYED_FOR))
 
 
 class History(NamedTuple):

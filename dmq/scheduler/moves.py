@@ -1,0 +1,154 @@
+"""What a step of the wall clock leaves to be done: it is recorded, and delays that it stretched are moved back.
+
+A delay that counts from its beginning (a delay level, ``TIMER_DELAY_MS``, a retry, the next check of a half message) is
+kept as the wall-clock time of its end. If it began while the clock was ahead, a step back leaves it that much too far
+away. So after each step back the timeline is gone through once, from now on, and entries that claim to have been
+accepted in the future are moved by the step, at most to their own delay from now. A delivery timestamp that somebody
+gave stays what it is.
+
+It is done in the scheduler's thread, a little in each turn. Which steps are still to be worked off, and how far the
+first one is, is a row: a kill repeats at most what it finds done.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import structlog
+
+from broker_adapter.message import pack_id
+from dmq.audit.events import NO_QUEUE, EventKind, encode_event
+from dmq.embedded.place import entry_id_of
+from dmq.errors import StoreCorrupt
+from dmq.store.believed import STEP_MS, ClockNews, News, encode_clock
+from dmq.store.keys import META_CLOCK, META_MOVES, timeline_key, timeline_mark
+from dmq.store.ops import Delete, Emit, Family, IfKnown, Op, Put, Reschedule
+from dmq.store.record import WAITING_HEADER_BYTES, EntryKind, WaitingEntry, decode_waiting, encode_waiting
+from dmq.store.store import Store
+
+log = structlog.get_logger("dmq.scheduler")
+
+ROWS_PER_TURN = 512
+BYTES_PER_TURN = 2 * 1024 * 1024
+_MOVES_MAX = 64  # beyond it the newest steps wait for nothing: the oldest ones are the furthest
+_MOVE = struct.Struct(">Q16s")
+_END_OF_TIMELINE = b"\xff" * 17
+_RELATIVE = frozenset((int(EntryKind.RETRY), int(EntryKind.DELAYED_FOR)))
+_HALVES = frozenset((int(EntryKind.TRANSACTION), int(EntryKind.WHOLE_HALF)))
+
+
+class Move(NamedTuple):
+    """A step back by ``by_ms`` whose delays are moved; the timeline below ``mark`` was gone through."""
+
+    by_ms: int
+    mark: int
+
+
+class Moves:
+    """Works off steps of a store's clock. Belongs to the scheduler's thread."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._clock = store.clock
+        (kept,) = store.get_many(Family.META, [META_MOVES])
+        self._moves = decode_moves(kept) if kept is not None else []
+        self.moved_total = 0
+
+    def turn(self, now_ms: int) -> bool:
+        """Record what is new of the clock, and move a few delays, durable on return; say whether there is more."""
+        if self._clock.has_news:
+            self._record()
+        if not self._moves:
+            return False
+        move = self._moves[0]
+        start = max(move.mark, timeline_mark(now_ms + 1, 0))
+        found = self._store.scan(
+            Family.TIMELINE, timeline_key(start), _END_OF_TIMELINE, limit=ROWS_PER_TURN, bytes_max=BYTES_PER_TURN
+        )
+        ops: list[Op] = []
+        for key, value in found.rows:
+            if (op := moved(key, value, move.by_ms, now_ms)) is not None:
+                ops.append(op)
+        self.moved_total += len(ops)
+        if found.is_complete:
+            moves = self._moves[1:]
+        else:
+            moves = [Move(move.by_ms, int.from_bytes(found.rows[-1][0], "big") + 1), *self._moves[1:]]
+        if ops or found.is_complete:  # else a kill only looks at them once more
+            self._store.commit([*ops, _kept(moves)], is_urgent=True)
+        self._moves = moves
+        if found.is_complete:
+            log.info("delays_moved", step_ms=-move.by_ms, moved_total=self.moved_total)
+        return bool(moves)
+
+    def _record(self) -> None:
+        news, row = self._clock.news()
+        ops: list[Op] = [Emit(_event(each)) for each in news]
+        moves = [*self._moves, *(Move(-each.moved_ms, 0) for each in news if each.moved_ms <= -STEP_MS)][:_MOVES_MAX]
+        ops += [Put(Family.META, META_CLOCK, encode_clock(row)), _kept(moves)]
+        self._store.commit(ops, is_urgent=True)
+        self._clock.recorded(len(news))
+        self._moves = moves
+        for each in news:
+            _log(each)
+
+
+def moved(key: bytes, value: bytes, by_ms: int, now_ms: int) -> Reschedule | None:
+    """Return the op that moves a delay for a step back by ``by_ms``; ``None`` for an entry that is right as it is."""
+    entry = decode_waiting(value)
+    own_ms = entry.deliver_at_ms - entry.accepted_at_ms
+    if entry.kind in _HALVES:
+        # When its next check was set is not kept; one that was set before the step would have been due before it.
+        if entry.deliver_at_ms <= now_ms + by_ms:
+            return None
+        due_ms, accepted_ms = max(now_ms + 1, entry.deliver_at_ms - by_ms), min(entry.accepted_at_ms, now_ms)
+    elif entry.kind in _RELATIVE and entry.accepted_at_ms > now_ms:
+        due_ms = max(now_ms + 1, min(entry.deliver_at_ms - by_ms, now_ms + own_ms))
+        accepted_ms = due_ms - own_ms
+    else:
+        return None
+    if due_ms >= entry.deliver_at_ms:
+        return None
+    record = _with_times(entry, due_ms, accepted_ms, value[WAITING_HEADER_BYTES:])
+    entry_id = entry_id_of(value)
+    return Reschedule(key, entry.scope, entry_id, entry.deliver_at_ms, due_ms, record, b"", if_gone=IfKnown.ANSWER)
+
+
+def _with_times(entry: WaitingEntry, due_ms: int, accepted_ms: int, rest: bytes) -> bytes:
+    return encode_waiting(entry.kind, entry.retry_count, entry.topic_id, entry.scope, due_ms, max(0, accepted_ms), rest)
+
+
+def _event(news: ClockNews) -> bytes:
+    kind = EventKind.CLOCK_ACCEPTED if news.news is News.ACCEPTED else EventKind.CLOCK_CHANGED
+    said = f"{news.news.value} step_ms={news.step_ms} moved_ms={news.moved_ms}"
+    said += f" why={news.why}" if news.why else ""
+    return encode_event(kind, 0, 0, NO_QUEUE, 0, news.wall_ms, pack_id(said))
+
+
+def _log(news: ClockNews) -> None:
+    said = {"step_ms": news.step_ms, "moved_ms": news.moved_ms, "wall_ms": news.wall_ms, "was_down": news.was_down}
+    match news.news:
+        case News.STEPPED:
+            log.warning("clock_stepped", **said)
+        case News.HELD:
+            log.error("clock_held", **said)
+        case News.BELIEVED:
+            log.warning("clock_believed", **said)
+        case News.STEADY:
+            log.info("clock_steady", **said)
+        case News.ACCEPTED:
+            log.warning("clock_accepted", why=news.why, **said)
+
+
+def _kept(moves: list[Move]) -> Op:
+    if not moves:
+        return Delete(Family.META, META_MOVES)
+    return Put(Family.META, META_MOVES, b"".join(_MOVE.pack(each.by_ms, timeline_key(each.mark)) for each in moves))
+
+
+def decode_moves(value: bytes) -> list[Move]:
+    """Read the steps that are still to be worked off; ``StoreCorrupt`` if they cannot be read."""
+    if len(value) % _MOVE.size:
+        raise StoreCorrupt(f"the row of steps of the clock has {len(value)} bytes")
+    return [Move(by_ms, int.from_bytes(mark, "big")) for by_ms, mark in _MOVE.iter_unpack(value)]
