@@ -47,6 +47,7 @@ _WRITTEN_NONE = {
     **dict.fromkeys(("delay_max", "keep_time", "keep_bytes", "tls_key", "tls_client_ca"), "none"),
     "disk_low_water_bytes": "auto",
     "acl": "off",
+    "clock_jump_max": "off",
 }
 # Read by others than the daemon: the command line, its shell completion, tests.
 _OTHER_VARIABLES = frozenset(
@@ -144,6 +145,7 @@ _AutomaticSize = Annotated[int | None, Field(ge=0), _or_none("auto", _size)]
 _ListenAddress = Annotated[Address, BeforeValidator(_address)]
 _OptionalAddress = Annotated[Address | None, _or_none("off", _address)]
 _OptionalDuration = Annotated[timedelta | None, _or_none("none", _duration)]
+_SwitchedDuration = Annotated[timedelta | None, _or_none("off", _duration)]
 _OptionalSize = Annotated[int | None, Field(gt=0), _or_none("none", _size)]
 _Trail = Annotated[Path | Literal["auto", "off"], BeforeValidator(_trail)]
 _Certificate = Annotated[Path | Literal["auto", "off"], BeforeValidator(_trail)]
@@ -189,6 +191,10 @@ class DaemonConfig(BaseSettings):
     keep_time: Annotated[_OptionalDuration, _at_least(timedelta(seconds=1))] = timedelta(hours=72)
     keep_bytes: _OptionalSize = None
     keep_unread: bool = True
+
+    # -- the host's clock
+    clock_jump_max: Annotated[_SwitchedDuration, _at_least(timedelta(seconds=1))] = timedelta(minutes=10)  # None: off
+    clock_steady_after: Annotated[_Duration, _between(timedelta(seconds=1), timedelta(days=7))] = timedelta(minutes=10)
 
     # -- transactions
     transaction_timeout: Annotated[_Duration, _between(timedelta(milliseconds=1), timedelta(hours=1))] = timedelta(
@@ -251,6 +257,16 @@ class DaemonConfig(BaseSettings):
     def idempotency_window_ms(self) -> int:
         """How long a finished message id is remembered."""
         return self.idempotency_window // timedelta(milliseconds=1)
+
+    @property
+    def clock_jump_max_ms(self) -> int | None:
+        """From which step forward of the clock on hand-over waits; ``None``: it never does."""
+        return None if self.clock_jump_max is None else self.clock_jump_max // timedelta(milliseconds=1)
+
+    @property
+    def clock_steady_after_ms(self) -> int:
+        """How long after a step the clock is not believed."""
+        return self.clock_steady_after // timedelta(milliseconds=1)
 
     @property
     def transaction_timeout_ms(self) -> int:

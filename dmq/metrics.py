@@ -227,6 +227,7 @@ class Metrics:
         self.dead = Total("dmq_messages_dead", "Messages that a group's dead-letter queue got.")
         self.redriven = Total("dmq_dead_letters_redriven", "Dead letters that were sent again.")
         self.purged = Total("dmq_dead_letters_purged", "Dead letters that were given up.")
+        self.clock_steps = Total("dmq_clock_steps", "Steps of the wall clock that were noticed.")
         self.removed = Total("dmq_messages_removed", "Messages that retention removed.")
         self.removed_unread = Total("dmq_messages_expired", "Messages removed before everybody, or anybody, read them.")
         self.removed_bytes = Total("dmq_removed_bytes", "Size of what retention removed, retries included.")
@@ -254,6 +255,8 @@ class Metrics:
         self.next_due = gauge("next_due_timestamp_seconds", "When the next message is due; 0 if none waits.")
         self.commit_queue = gauge("commit_queue_ops", "Operations waiting for the writer.")
         self.leases = gauge("leases", "Messages handed out and neither acknowledged nor expired.")
+        self.clock_steady = gauge("clock_steady", "1 while the clock is believed enough to destroy by age.")
+        self.clock_offset = gauge("clock_held_seconds", "By how much a step forward of the clock is not followed yet.")
         self.held_queues = gauge("held_queues", "Queues that hold what is too old, because a group has not read it.")
         self.outbox_bytes = gauge("audit_outbox_bytes", "Audit events waiting for their export.")
         self.export_lag = gauge("audit_export_lag_seconds", "Age of the oldest audit event that waits for its export.")
@@ -306,8 +309,12 @@ class MetricsServer:
         self._thread.join()
 
 
-def start_http(metrics: Metrics, address: Address, is_ready: Callable[[], bool]) -> MetricsServer:
+def start_http(
+    metrics: Metrics, address: Address, is_ready: Callable[[], bool], say: Callable[[], str] = str
+) -> MetricsServer:
     """Serve ``/metrics``, and ``/healthz`` (200 while ``is_ready()``, else 503), at ``address``; port 0: any free one.
+
+    What ``say()`` says, if anything, stands below "ready".
 
     Raises AddressInUse if the port is taken, DmqError if the address cannot be listened on.
     """
@@ -315,6 +322,7 @@ def start_http(metrics: Metrics, address: Address, is_ready: Callable[[], bool])
     class Handler(_Handler):
         registry = metrics.registry
         ready = staticmethod(is_ready)
+        remark = staticmethod(say)
 
     class Server(_Server):
         address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -340,6 +348,7 @@ class _Server(socketserver.ThreadingTCPServer):
 class _Handler(BaseHTTPRequestHandler):
     registry: CollectorRegistry
     ready: Callable[[], bool]
+    remark: Callable[[], str]
     timeout = 10.0  # an idle connection gives its thread back
     server_version = "dmq"
     sys_version = ""
@@ -350,7 +359,8 @@ class _Handler(BaseHTTPRequestHandler):
             case "/metrics":
                 self._answer(200, generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4)
             case "/healthz" if self.ready():
-                self._answer(200, b"ready\n")
+                remark = self.remark()
+                self._answer(200, f"ready\n{remark}\n".encode() if remark else b"ready\n")
             case "/healthz":
                 self._answer(503, b"not ready\n")
             case _:

@@ -110,6 +110,8 @@ OF_CELL = (
     "OFFSET_SET",
     "GAP",
     "TAIL_LOST",
+    "CLOCK_CHANGED",
+    "CLOCK_ACCEPTED",
 )
 # Few in number, and needed as rows: read in one go, whatever else is asked.
 READS = ("SUBSCRIBED", "RESET", "TOPIC_REMOVED")  # who reads what, from where on

@@ -74,7 +74,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "cell_id", "broker_name", "pid", "state", "state_reason", "started_at_ms", "now_ms", "listen", "metrics_listen", "data", "durability", "timeline", "lateness", "totals", "commits", "disk", "outbox", "recovery")
+    __slots__ = ("version", "cell_id", "broker_name", "pid", "state", "state_reason", "started_at_ms", "now_ms", "listen", "metrics_listen", "data", "durability", "timeline", "lateness", "totals", "commits", "disk", "outbox", "recovery", "clock")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CELL_ID_FIELD_NUMBER: _ClassVar[int]
     BROKER_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,7 @@ class GetStatusResponse(_message.Message):
     DISK_FIELD_NUMBER: _ClassVar[int]
     OUTBOX_FIELD_NUMBER: _ClassVar[int]
     RECOVERY_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
     version: str
     cell_id: str
     broker_name: str
@@ -113,7 +114,28 @@ class GetStatusResponse(_message.Message):
     disk: Disk
     outbox: Outbox
     recovery: Recovery
-    def __init__(self, version: _Optional[str] = ..., cell_id: _Optional[str] = ..., broker_name: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[_Union[CellState, str]] = ..., state_reason: _Optional[str] = ..., started_at_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., listen: _Optional[str] = ..., metrics_listen: _Optional[str] = ..., data: _Optional[str] = ..., durability: _Optional[str] = ..., timeline: _Optional[_Union[Timeline, _Mapping[str, _Any]]] = ..., lateness: _Optional[_Union[Lateness, _Mapping[str, _Any]]] = ..., totals: _Optional[_Union[Totals, _Mapping[str, _Any]]] = ..., commits: _Optional[_Union[Commits, _Mapping[str, _Any]]] = ..., disk: _Optional[_Union[Disk, _Mapping[str, _Any]]] = ..., outbox: _Optional[_Union[Outbox, _Mapping[str, _Any]]] = ..., recovery: _Optional[_Union[Recovery, _Mapping[str, _Any]]] = ...) -> None: ...
+    clock: Clock
+    def __init__(self, version: _Optional[str] = ..., cell_id: _Optional[str] = ..., broker_name: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[_Union[CellState, str]] = ..., state_reason: _Optional[str] = ..., started_at_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., listen: _Optional[str] = ..., metrics_listen: _Optional[str] = ..., data: _Optional[str] = ..., durability: _Optional[str] = ..., timeline: _Optional[_Union[Timeline, _Mapping[str, _Any]]] = ..., lateness: _Optional[_Union[Lateness, _Mapping[str, _Any]]] = ..., totals: _Optional[_Union[Totals, _Mapping[str, _Any]]] = ..., commits: _Optional[_Union[Commits, _Mapping[str, _Any]]] = ..., disk: _Optional[_Union[Disk, _Mapping[str, _Any]]] = ..., outbox: _Optional[_Union[Outbox, _Mapping[str, _Any]]] = ..., recovery: _Optional[_Union[Recovery, _Mapping[str, _Any]]] = ..., clock: _Optional[_Union[Clock, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class Clock(_message.Message):
+    __slots__ = ("wall_ms", "believed_ms", "is_steady", "is_held", "steady_in_ms", "steps", "last_step_ms", "last_step_at_ms")
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
+    BELIEVED_MS_FIELD_NUMBER: _ClassVar[int]
+    IS_STEADY_FIELD_NUMBER: _ClassVar[int]
+    IS_HELD_FIELD_NUMBER: _ClassVar[int]
+    STEADY_IN_MS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    wall_ms: int
+    believed_ms: int
+    is_steady: bool
+    is_held: bool
+    steady_in_ms: int
+    steps: int
+    last_step_ms: int
+    last_step_at_ms: int
+    def __init__(self, wall_ms: _Optional[int] = ..., believed_ms: _Optional[int] = ..., is_steady: _Optional[bool] = ..., is_held: _Optional[bool] = ..., steady_in_ms: _Optional[int] = ..., steps: _Optional[int] = ..., last_step_ms: _Optional[int] = ..., last_step_at_ms: _Optional[int] = ...) -> None: ...
 
 class Timeline(_message.Message):
     __slots__ = ("pending", "overdue", "next_due_at_ms")
@@ -901,6 +923,30 @@ class StopJobResponse(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     job: Job
     def __init__(self, job: _Optional[_Union[Job, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class GetClockRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetClockResponse(_message.Message):
+    __slots__ = ("clock",)
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    clock: Clock
+    def __init__(self, clock: _Optional[_Union[Clock, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class AcceptClockRequest(_message.Message):
+    __slots__ = ("why",)
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    why: str
+    def __init__(self, why: _Optional[str] = ...) -> None: ...
+
+class AcceptClockResponse(_message.Message):
+    __slots__ = ("has_changed", "clock")
+    HAS_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    has_changed: bool
+    clock: Clock
+    def __init__(self, has_changed: _Optional[bool] = ..., clock: _Optional[_Union[Clock, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class BackUpStoreRequest(_message.Message):
     __slots__ = ("folder",)

@@ -223,6 +223,15 @@ class AdminClient:
             wire.METHODS["TakeSnapshot"], wire.TakeSnapshotRequest(), wire.TakeSnapshotResponse, timeout_s
         )
 
+    def clock(self) -> wire.GetClockResponse:
+        """Ask how the clock of the daemon's host is."""
+        return self._call(wire.METHODS["GetClock"], wire.GetClockRequest(), wire.GetClockResponse)
+
+    def accept_clock(self, why: str) -> wire.AcceptClockResponse:
+        """Say that the clock of the daemon's host is right."""
+        request = wire.AcceptClockRequest(why=why)
+        return self._call(wire.METHODS["AcceptClock"], request, wire.AcceptClockResponse)
+
     def back_up(self, folder: str) -> wire.BackUpStoreResponse:
         """Have the daemon copy its store into a folder of its machine, an absolute path; may take minutes."""
         timeout_s = max(self._timeout_s, _BACKUP_TIMEOUT_S)

@@ -16,6 +16,7 @@ from dmq.admin import mapping, validate
 from dmq.admin.backup_source import BackupCalls, BackupSource
 from dmq.admin.client_source import ClientSilent
 from dmq.admin.clients import ClientCalls
+from dmq.admin.clock_source import ClockCalls, ClockSource
 from dmq.admin.listing import ListingCalls
 from dmq.admin.objects import ObjectCalls
 from dmq.admin.snapshot_source import SnapshotSource
@@ -50,7 +51,11 @@ class AdminService:
     """The RPCs. Raises ``Refused`` for input that breaks a rule; what the sources raise passes through."""
 
     def __init__(
-        self, source: AdminSource, snapshots: SnapshotSource | None = None, backups: BackupSource | None = None
+        self,
+        source: AdminSource,
+        snapshots: SnapshotSource | None = None,
+        backups: BackupSource | None = None,
+        clock: ClockSource | None = None,
     ) -> None:
         """Without ``snapshots`` there is no audit trail, without ``backups`` no copy: calls about them are refused."""
         self._source = source
@@ -58,6 +63,7 @@ class AdminService:
         self.objects = ObjectCalls(source)
         self.listing = ListingCalls(source)
         self.backups = BackupCalls(backups)
+        self.clock = ClockCalls(clock)
         self.clients = ClientCalls(source)
 
     async def get_status(self, _request: wire.GetStatusRequest) -> wire.GetStatusResponse:
@@ -220,6 +226,7 @@ def handlers(service: AdminService) -> Mapping[str, Handler]:
         "BackUpStore": service.backups.back_up_store,
         "ListMessages": service.listing.list_messages,
         **service.objects.calls,
+        **service.clock.calls,
         "ListClients": service.clients.list_clients,
         "GetClientStack": service.clients.get_client_stack,
         "VerifyClientMessage": service.clients.verify_client_message,

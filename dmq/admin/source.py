@@ -107,6 +107,20 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClockState:
+    """How the clock of the daemon's host is; fields as in ``admin_v1.proto``."""
+
+    wall_ms: int = 0
+    believed_ms: int = 0
+    is_steady: bool = True
+    is_held: bool = False
+    steady_in_ms: int = 0
+    steps: int = 0
+    last_step_ms: int = 0
+    last_step_at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CellStatus:
     """How a daemon is; each part may be left at its zero where nothing is known."""
 
@@ -129,6 +143,7 @@ class CellStatus:
     disk: Disk = field(default_factory=Disk)
     outbox: Outbox = field(default_factory=Outbox)
     recovery: Recovery = field(default_factory=Recovery)
+    clock: ClockState = field(default_factory=ClockState)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

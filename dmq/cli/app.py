@@ -15,6 +15,7 @@ from dmq.cli import (
     audit,
     backoff,
     client,
+    clock,
     dead,
     demo,
     group,
@@ -91,6 +92,14 @@ def _told(error: Exception) -> tuple[str, int]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+class ClockGroup(Group):
+    """Shows the clock where nothing else is asked for."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # vendored base
+        """Take no command for ``show``."""
+        return super().parse_args(ctx, args or ["show"])
 
 
 def _show_version(wanted: bool) -> None:
@@ -184,6 +193,11 @@ _client.command("ls")(client.ls)
 _client.command("stack")(client.stack)
 _client.command("verify")(client.verify)
 app.add_typer(_client, name="client")
+
+_clock = typer.Typer(cls=ClockGroup, help="The clock of the daemon's host.", rich_markup_mode=None)
+_clock.command("show")(clock.show)
+_clock.command("accept")(clock.accept)
+app.add_typer(_clock, name="clock")
 
 _backoff = typer.Typer(cls=Group, help="What a retry policy means; without a daemon.", rich_markup_mode=None)
 _backoff.command("show")(backoff.show)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from dmq.cli import output as out
+from dmq.cli.clock import clock_line
 from dmq.cli.errors import ExitCode
 from dmq.cli.options import AddressOption, OutputOption, TimeoutOption, session_of
 from dmq.units import format_size
@@ -57,6 +58,7 @@ def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
         ("data", f"{found.data}, durability {found.durability}"),
         ("opened", f"in {out.about(recovery.open_ms)}, {start}"),
         ("pending", f"{timeline.pending:,}; overdue {timeline.overdue:,}{next_due}"),
+        ("clock", clock_line(found.clock) if found.HasField("clock") else ""),
         ("lateness", _lateness(found.lateness)),
         ("messages", _totals(found.totals)),
         ("commits", _commits(found.commits)),

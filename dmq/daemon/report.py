@@ -15,6 +15,7 @@ from dmq.admin import source
 from dmq.admin.source import CellState, CellStatus, MessageState, MessageStatus, TopicStatus
 from dmq.audit.export import Exporter
 from dmq.config import DaemonConfig
+from dmq.daemon.clocks import clock_of
 from dmq.daemon.listing import Listings
 from dmq.daemon.objects import Objects
 from dmq.embedded.broker import EmbeddedBroker
@@ -106,6 +107,7 @@ class Report(Objects, Listings):
                 open_ms=store.recovery.took_s * 1000,
                 is_new=store.recovery.is_new,
             ),
+            clock=clock_of(store),
         )
 
     def _outbox(self) -> source.Outbox:
@@ -245,6 +247,13 @@ class Report(Objects, Listings):
         """Return messages of a queue as they lie there."""
         return await self.broker.pulls.pull(Subscription(topic, queue_id), offset, batch_max=limit, wait_ms=0)
 
+    def remark(self) -> str:
+        """Return what somebody who asks for the health should know beside it; empty: nothing."""
+        clock = self.store.clock.status()
+        if clock.is_held:
+            return "clock: stepped forward by too much, not followed yet; see dmq clock"
+        return "" if clock.is_steady else "clock: stepped, nothing is removed by age for now; see dmq clock"
+
     def watch(self) -> None:
         """Let the figures be read when somebody asks for the metrics."""
         store, metrics, broker = self.store, self.metrics, self.broker
@@ -267,6 +276,9 @@ class Report(Objects, Listings):
         metrics.pending.set_function(lambda: sum(store.pending().values()))
         metrics.next_due.set_function(lambda: (store.next_due_ms() or 0) / 1000)
         metrics.overdue.set_function(lambda: self._overdue(store.pending(), store.clock.now_ms()))
+        metrics.clock_steps.follow(lambda: store.clock.status().steps)
+        metrics.clock_steady.set_function(store.clock.is_steady)
+        metrics.clock_offset.set_function(lambda: _held_ms(store) / 1000)
         metrics.commit_queue.set_function(lambda: store.writer.pending_ops)
         metrics.leases.set_function(lambda: broker.lease_count)
         metrics.outbox_bytes.set_function(lambda: store.outbox_state.stored_bytes)
@@ -285,3 +297,9 @@ class Report(Objects, Listings):
 
         metrics.disk_free_bytes.set_function(free_bytes)
         metrics.disk_low_water_bytes.set_function(lambda: disk.low_water_bytes if (disk := store.disk()) else 0)
+
+
+def _held_ms(store: Store) -> int:
+    """Return by how much the believed time is behind the host's clock."""
+    clock = store.clock.status()
+    return clock.wall_ms - clock.believed_ms

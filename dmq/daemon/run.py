@@ -22,6 +22,7 @@ from dmq.audit.events import EventKind, cell_event, gap_event
 from dmq.audit.export import Exporter, ExportOptions
 from dmq.config import DaemonConfig
 from dmq.daemon.backups import Backups
+from dmq.daemon.clocks import Clocks
 from dmq.daemon.report import Report
 from dmq.daemon.trail import Snapshots
 from dmq.daemon.transport import transport_of
@@ -33,6 +34,7 @@ from dmq.errors import AddressInUse, StoreError
 from dmq.log import configure
 from dmq.metrics import Metrics, MetricsServer, start_http
 from dmq.scheduler.scheduler import Scheduler
+from dmq.store.believed import ClockOptions
 from dmq.store.cell import tighten
 from dmq.store.ops import Emit
 from dmq.store.rocks import RocksOptions
@@ -102,11 +104,13 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         await store.commit_async([Emit(cell_event(EventKind.OPENED))])
         scheduler = Scheduler(store, broker.placement, on_failure=fail, observe=metrics.became_visible)
         stack.callback(scheduler.close)
-        report = Report(config, store, broker, metrics, _version(), clock.now_ms(), exporter=exporter)
+        report = Report(config, store, broker, metrics, _version(), store.clock.now_ms(), exporter=exporter)
         report.watch()
-        server = transport_of(config, clock, broker, metrics, AdminService(report, snapshots, backups))
+        server = transport_of(
+            config, store.clock, broker, metrics, AdminService(report, snapshots, backups, Clocks(store))
+        )
         stack.push_async_callback(server.stop, config.shutdown_grace_s)
-        metrics_server = _start_metrics(config, metrics, lambda: report.state is CellState.SERVING)
+        metrics_server = _start_metrics(config, metrics, report)
         if metrics_server is not None:
             stack.callback(metrics_server.stop)
             report.metrics_listen = str(metrics_server.address)
@@ -170,6 +174,7 @@ def open_store(config: DaemonConfig, clock: Clock) -> Store:
             ballast_bytes=config.ballast_bytes,
             full_bytes=FULL_BYTES,
             directory_mode=0o710 if config.trail_mode == "group" else 0o700,
+            clock=ClockOptions(steady_after_ms=config.clock_steady_after_ms, jump_max_ms=config.clock_jump_max_ms),
             rocks=RocksOptions(wal_bytes_max=config.wal_bytes_max, memtable_bytes_max=config.memtable_bytes_max),
             gap_event=gap_event,
         ),
@@ -202,17 +207,20 @@ def _exporter(config: DaemonConfig, store: Store) -> Exporter | None:
     return Exporter(store, trail.absolute(), options)
 
 
-def _start_metrics(config: DaemonConfig, metrics: Metrics, is_ready: object) -> MetricsServer | None:
+def _start_metrics(config: DaemonConfig, metrics: Metrics, report: Report) -> MetricsServer | None:
     if config.metrics_listen is None:
         return None
-    assert callable(is_ready)
+
+    def is_ready() -> bool:
+        return report.state is CellState.SERVING
+
     try:
-        return start_http(metrics, config.metrics_listen, is_ready)
+        return start_http(metrics, config.metrics_listen, is_ready, report.remark)
     except AddressInUse as error:
         if config.metrics_listen_is_explicit:
             raise
         # Nobody asked for this port: a second daemon on the host must not fail for it.
-        server = start_http(metrics, Address(config.metrics_listen.host, 0), is_ready)
+        server = start_http(metrics, Address(config.metrics_listen.host, 0), is_ready, report.remark)
         log.warning("metrics_port_taken", reason=str(error), instead=str(server.address))
         return server
 

@@ -85,7 +85,7 @@ def test_numbers_of_kinds_do_not_drift() -> None:
     """They stand in rows that were written; none is ever used for something else."""
     states = {"WAITING": 1, "QUEUED": 2, "DELIVERED": 3, "WITHDRAWN": 4, "COMMITTED": 5}
     assert {kind.name: int(kind) for kind in EntryState} == states
-    entries = {"DELAYED": 1, "RETRY": 2, "SPOOLED": 3, "WHOLE_HALF": 4, "TRANSACTION": 5}
+    entries = {"DELAYED": 1, "RETRY": 2, "SPOOLED": 3, "WHOLE_HALF": 4, "TRANSACTION": 5, "DELAYED_FOR": 6}
     assert {kind.name: int(kind) for kind in record.EntryKind} == entries
     assert [kind.name for kind in sorted(events.EventKind)] == [
         "SCHEDULED", "QUEUED", "DELIVERED", "ACKED", "LEASE_EXPIRED", "GIVEN_BACK", "INVISIBLE_CHANGED", "FILTERED",
@@ -95,6 +95,6 @@ def test_numbers_of_kinds_do_not_drift() -> None:
         "HEARTBEAT", "SUBSCRIBED", "TAIL_LOST", "POSTPONED", "RECALLED", "EXPIRED",
         "HALF", "COMMITTED", "ROLLED_BACK", "TX_CHECKED", "TX_GIVEN_UP",
         "TOPIC_CHANGED", "TOPIC_REMOVED", "GROUP_REMOVED", "RESET", "OFFSET_SET",
-        "QUEUED_FOR_GROUP", "TX_TOO_OLD",
+        "QUEUED_FOR_GROUP", "TX_TOO_OLD", "CLOCK_CHANGED", "CLOCK_ACCEPTED",
     ]  # fmt: skip
-    assert [int(kind) for kind in sorted(events.EventKind)] == [*range(1, 46), 50, 51]
+    assert [int(kind) for kind in sorted(events.EventKind)] == [*range(1, 46), 50, 51, 56, 57]

@@ -33,6 +33,7 @@ def test_status_for_people(daemon: type[FakeClient]) -> None:
         "data          somewhere/data, durability disk",
         "opened        in 42ms, recovered after a kill, 17 B of torn log cut",
         "pending       1,000,000; overdue 2; next 2023-11-14T22:13:25.000Z (in 5s)",
+        "clock         steady",
         "lateness      p50 0.8ms, p99 3.25ms, max 1.2s",
         "messages      accepted 10, delivered 9, acknowledged 8, leases expired 1",
         "commits       5 of 50 operations, 4KiB; p99 2.5ms, sync p50 0.9ms p99 2.25ms",

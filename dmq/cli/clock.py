@@ -1,0 +1,77 @@
+"""``dmq clock``: how the clock of the daemon's host is, and that it is right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmq.cli import output as out
+from dmq.cli.options import AddressOption, OutputOption, TimeoutOption, session_of
+from dmq.units import format_duration, format_time
+
+if TYPE_CHECKING:
+    from dmq.admin import admin_v1 as wire
+
+
+def show(
+    ctx: typer.Context,
+    address: AddressOption = None,
+    output: OutputOption = None,
+    timeout: TimeoutOption = None,
+) -> None:
+    """Show how the clock of the daemon's host is, and what waits because it was stepped."""
+    session = session_of(ctx, address, output, timeout)
+    with session.connect() as client:
+        found = client.clock().clock
+    if session.as_json:
+        out.show_json(out.to_plain(found))
+    else:
+        out.show_facts(_facts(found))
+
+
+def accept(
+    ctx: typer.Context,
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, kept in the audit trail.")] = "",
+    address: AddressOption = None,
+    output: OutputOption = None,
+    timeout: TimeoutOption = None,
+) -> None:
+    """Say that the clock of the daemon's host is right: what waits for it goes on at once.
+
+    That is the hand-over of what is due by it, retention, and the deletion of old dates of the trail. It cannot be
+    undone: look at 'dmq clock' first.
+    """
+    session = session_of(ctx, address, output, timeout)
+    with session.connect() as client:
+        answer = client.accept_clock(why)
+    if session.as_json:
+        out.show_json(out.to_plain(answer))
+        return
+    out.show_facts([("accepted", "yes" if answer.has_changed else "nothing waited for it"), *_facts(answer.clock)])
+
+
+def clock_line(clock: wire.Clock) -> str:
+    """Return how the clock is, in one line."""
+    last = f"; stepped by {signed(clock.last_step_ms)} at {format_time(clock.last_step_at_ms)}" if clock.steps else ""
+    if clock.is_held:
+        behind = format_duration(clock.wall_ms - clock.believed_ms)
+        return f"HELD {behind} behind the host's, for {format_duration(clock.steady_in_ms)} or 'dmq clock accept'{last}"
+    if not clock.is_steady:
+        wait = format_duration(clock.steady_in_ms)
+        return f"NOT STEADY, nothing is removed by age for {wait} or until 'dmq clock accept'{last}"
+    return f"steady{last}"
+
+
+def signed(ms: int) -> str:
+    """Return a step as a duration with its direction."""
+    return ("-" if ms < 0 else "+") + format_duration(abs(ms))
+
+
+def _facts(clock: wire.Clock) -> list[tuple[str, str]]:
+    return [
+        ("clock", clock_line(clock)),
+        ("host", format_time(clock.wall_ms)),
+        ("believed", format_time(clock.believed_ms)),
+        ("steps", f"{clock.steps:,} since the daemon was started"),
+    ]
