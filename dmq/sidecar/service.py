@@ -236,10 +236,9 @@ class MessagingService:
         if system.message_type == wire.TRANSACTION:
             raise Refused(Rule.MESSAGE_TYPE, "half messages and others cannot be in one request", value="TRANSACTION")
         consumed = DELAY_PROPERTIES if properties else ()
+        is_delay = bool(due_ms and properties) and is_relative(properties)  # before they are consumed
         envelope = to_envelope(message, deliver_at_ms=due_ms, consumed=consumed, topic=topic)
-        if due_ms and properties and is_relative(properties):
-            return envelope._replace(is_relative=True)
-        return envelope
+        return envelope._replace(is_relative=True) if is_delay else envelope
 
     # -- consuming ----------------------------------------------------------------------------------------------------
 

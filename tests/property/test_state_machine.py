@@ -45,7 +45,7 @@ class BrokerMachine(BrokerRules):
     def begin_again(self, end: End, down_ms: int = 0) -> None:
         """Restart on both sides."""
         self.run(self.rig.restart(end, down_ms=down_ms))
-        self.model.restart()
+        self.model.restart(self.clock.now_ms())
         for group, topic in PAIRS:
             if any(key[0] == topic for key in self.model.held.get(group, {})):
                 self.run(self.rig.broker.ack(group, topic, []))  # loads what the group knows of the topic

@@ -155,7 +155,10 @@ class BrokerRules(RuleBasedStateMachine):
     @rule(ms=st.sampled_from(steps), is_forward=st.booleans())
     def step(self, ms: int, *, is_forward: bool) -> None:
         """The host's clock is set, forward or back, while no time passes."""
-        self.clock.step_to(self.clock.now_ms() + (ms if is_forward else -ms))
+        by_ms = ms if is_forward else -ms
+        self.clock.step_to(self.clock.now_ms() + by_ms)
+        self.rig.store.clock.status()  # each step is seen by itself
+        self.model.stepped(by_ms, self.clock.now_ms())
         self.settle()
 
     @precondition(lambda self: self.times())

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from broker_adapter.message import DeadLetterFacts
 from broker_adapter.topics import dead_letter_topic
 from dmq.audit.events import EventKind
+from dmq.store.believed import STEP_MS
 
 Key = tuple[str, str]  # topic, message id
 ALIVE_S, RENEWED_MS, RENEWED_MS_MAX, GONE_MS = 60.0, 60_000, 3 * 3_600_000, 1_000
@@ -73,6 +74,9 @@ class Held:
     hidden_until_ms: int | None = None
     retry_at_ms: int | None = None  # when the copy that waits is due
     is_row: bool = False  # the lease outlives the run
+    row_set_ms: int = 0  # when it was set, and until when, by the wall clock of then
+    row_until_ms: int = 0
+    retry_set_ms: int = 0  # when the copy began to wait
     is_push: bool = False
     is_suspended: bool = False
     renew_until_ms: int = 0  # 0: the lease is not renewed
@@ -276,6 +280,7 @@ class Model:
             self.fail(group, key, now_ms, not_before_ms=now_ms + invisible_ms)
             return
         held.hidden_until_ms, held.is_row, held.is_suspended = now_ms + invisible_ms, True, suspend
+        held.row_set_ms, held.row_until_ms = now_ms, now_ms + invisible_ms
         held.renew_until_ms = 0
         if invisible_ms:
             at_ms = now_ms + invisible_ms
@@ -324,10 +329,11 @@ class Model:
         held.is_suspended, held.renew_until_ms = False, 0
         if stays:
             held.hidden_until_ms, held.is_row, held.is_spent = at_ms, True, True
+            held.row_set_ms, held.row_until_ms = now_ms, at_ms
             return
         self._leave(held)
         held.next_attempt = held.lease_attempt + 1
-        held.retry_at_ms = at_ms
+        held.retry_at_ms, held.retry_set_ms = at_ms, now_ms
 
     def bury(self, group: str, key: Key, now_ms: int, reason: str, attempts: int) -> None:
         """Put a message into the group's dead-letter queue."""
@@ -348,7 +354,7 @@ class Model:
 
     # -- ends and figures ---------------------------------------------------------------------------------------------
 
-    def restart(self) -> None:
+    def restart(self, now_ms: int) -> None:
         """Forget what only memory knew: leases that were never renewed, and who is alive."""
         self.run += 1
         self.seen_s = None
@@ -357,6 +363,23 @@ class Model:
                 held.renew_until_ms = 0
                 if not held.is_row:
                     held.hidden_until_ms = None
+                else:  # what is left of it, and never more than it was
+                    left_ms = min(max(0, held.row_until_ms - now_ms), held.row_until_ms - held.row_set_ms)
+                    held.hidden_until_ms = now_ms + left_ms
+
+    def stepped(self, by_ms: int, now_ms: int) -> None:
+        """The wall clock was set: leases end when they would have; retries that began in the future are moved."""
+        for messages in self.held.values():
+            for held in messages.values():
+                if held.hidden_until_ms is not None:
+                    held.hidden_until_ms += by_ms
+                    held.renew_until_ms += by_ms if held.renew_until_ms else 0
+                if by_ms > -STEP_MS or held.retry_at_ms is None or held.retry_set_ms <= now_ms:
+                    continue
+                own_ms = held.retry_at_ms - held.retry_set_ms
+                at_ms = max(now_ms + 1, min(held.retry_at_ms + by_ms, now_ms + own_ms))
+                if at_ms < held.retry_at_ms:
+                    held.retry_at_ms, held.retry_set_ms = at_ms, at_ms - own_ms
 
     def due_counts(self, scope: str, bucket_ms: int) -> dict[int, int]:
         """How many wait for a topic, or as retries of a group, by the end of their time bucket."""

@@ -24,6 +24,7 @@ _DETAIL = {
     *(EventKind.SEND_DEAD, EventKind.DROPPED, EventKind.REDRIVEN, EventKind.PURGED, EventKind.RESET),
     EventKind.QUEUED_FOR_GROUP,
 }
+_DETAIL |= {EventKind.CLOCK_CHANGED, EventKind.CLOCK_ACCEPTED}
 
 
 def lines(trail: Path, cell: str) -> list[dict[str, Any]]:
