@@ -363,7 +363,7 @@ class Model:
                 held.renew_until_ms = 0
                 if not held.is_row:
                     held.hidden_until_ms = None
-                else:  # what is left of it, and never more than it was
+                elif held.hidden_until_ms is not None:  # what is left of it, and never more than it was
                     left_ms = min(max(0, held.row_until_ms - now_ms), held.row_until_ms - held.row_set_ms)
                     held.hidden_until_ms = now_ms + left_ms
 

@@ -1,7 +1,7 @@
 """A wall clock that is set, for one process: a library that stands in front of ``clock_gettime``.
 
-Only ``CLOCK_REALTIME`` is touched; the boot clock goes on, as it does when a host's clock is stepped. Needs a C compiler:
-required in CI, a named skip elsewhere.
+Only ``CLOCK_REALTIME`` is touched; the boot clock goes on, as it does when a host's clock is stepped. Needs a C
+compiler: required in CI, a named skip elsewhere.
 """
 
 from __future__ import annotations

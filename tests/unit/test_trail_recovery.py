@@ -15,6 +15,7 @@ from support.trail_read import data_files, lines, read_trail
 
 from dmq.audit import manifest
 from dmq.audit.export import ExportOptions, TrailUnavailable
+from dmq.store.believed import STEADY_AFTER_MS
 
 
 @pytest.fixture
@@ -166,6 +167,26 @@ def test_old_dates_go_whole_and_are_no_gap(cell: Cell) -> None:
     cell.restart()
     cell.emit(1)
     assert cell.exporter.flush() == 13
+
+
+def test_no_date_goes_while_the_clock_is_not_steady(cell: Cell) -> None:
+    """A clock that is a year ahead makes thirteen of fourteen dates old: they stay, until it was steady for long."""
+    for _ in range(14):
+        cell.emit(1)
+        cell.exporter.flush()
+        cell.clock.advance(DAY_MS)
+    cell.how = ExportOptions(keep=timedelta(days=14))
+    for by_ms in (365 * DAY_MS, -365 * DAY_MS, 365 * DAY_MS):
+        cell.clock.step_to(cell.clock.now_ms() + by_ms)
+        cell.restart()
+        cell.emit(1)
+        cell.exporter.flush()
+        assert cell.numbers()[0] == 1
+    cell.restart()
+    cell.clock.advance(STEADY_AFTER_MS)
+    cell.emit(1)
+    cell.exporter.flush()
+    assert cell.numbers()[0] > 1
 
 
 @pytest.mark.parametrize("step", ["write_cell", "unlink", "rmtree"])
