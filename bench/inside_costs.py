@@ -27,6 +27,7 @@ from dmq.sidecar import validate
 from dmq.sidecar.delay import DELAY_LEVELS_MS_DEFAULT, deliver_at_ms, timestamp_ms
 from dmq.sidecar.mapping import send_response
 from dmq.store.assemble import Assembler, Recovered
+from dmq.store.believed import BelievedClock, ClockOptions
 from dmq.store.engine import Engine
 from dmq.store.identity import Place, draw
 from dmq.store.marks import Marks
@@ -44,9 +45,10 @@ _US_PER_NS = 1e-3
 def assembler_of(engine: Engine, clock: SystemClock) -> tuple[Assembler, Marks]:
     """Return what makes batches, on an engine that is empty."""
     marks = Marks(0)
-    recovered = Recovered(1, 0, 0, 2, clock.now_ms(), OutboxState(1, 1, 0))
+    recovered = Recovered(1, 0, 0, 2, 0, OutboxState(1, 1, 0))
+    believed = BelievedClock(clock, ClockOptions(), None, is_new=True)
     made = Assembler(
-        engine, marks, clock, recovered, idempotency_window_ms=900_000, outbox_bytes_max=2**30, gap_event=gap_event
+        engine, marks, believed, recovered, idempotency_window_ms=900_000, outbox_bytes_max=2**30, gap_event=gap_event
     )
     return made, marks
 

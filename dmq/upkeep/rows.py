@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from dmq.embedded.group_queue import CHUNK_OFFSETS, decode_exception
 from dmq.errors import StoreCorrupt
+from dmq.scheduler.moves import decode_moves
 from dmq.store import keys
 from dmq.store.believed import decode_clock
 from dmq.store.counts import unpack_hour
@@ -192,6 +193,8 @@ def read_figure(key: bytes, value: bytes) -> str:
             case keys.META_CLOCK:
                 decode_clock(value)
                 return "figure"
+            case keys.META_MOVES:
+                decode_moves(value)
             case keys.META_HOUR:
                 unpack_hour(value)
                 return "count"

@@ -20,6 +20,9 @@ from support.rigs import (
 
 from dmq.audit.events import EventKind
 from dmq.audit.outbox import read_outbox
+from dmq.audit.snapshot_layout import EXCEPTION_ROW
+from dmq.store import keys
+from dmq.store.ops import Delete, Family, Put
 
 YEAR_MS = 365 * 24 * 3_600_000
 GLITCH_MS = 600  # how long the clock is wrong
@@ -214,3 +217,30 @@ async def test_a_step_is_an_event_once(rig: EmbeddedRig) -> None:
     await look(rig)
     found = [each.event for each in read_outbox(rig.store) if each.event.kind is EventKind.CLOCK_CHANGED]
     assert [b"step_ms=%d " % by_ms in each.message_id for each, by_ms in zip(found, (YEAR_MS, -YEAR_MS), strict=True)]
+
+
+@every_durable_broker()
+async def test_a_store_of_format_2_is_taken_over(rig: EmbeddedRig) -> None:
+    """No row of the clocks, a generation by wall time, a lease without its length: ids are known, the lease ends."""
+    await send(rig, "m-1")
+    delivery = await receive_one(rig)
+    await rig.broker.change_invisible(GROUP, TOPIC, delivery.receipt_handle, INVISIBLE_MS)
+    rows = rig.store.scan(Family.GROUP, b"", b"\xff" * 20, limit=100).rows
+    ((key, value),) = [(key, value) for key, value in rows if key[10] == EXCEPTION_ROW]
+    (generation,) = rig.store.get_many(Family.META, [keys.META_GENERATION])
+    assert generation is not None
+    number, _ = keys.unpack_pair(generation)
+    await rig.store.commit_async([
+        Put(Family.GROUP, key, value[:26] + b"\0" + value[35:]),
+        Put(Family.META, keys.META_FORMAT, keys.pack_u64(2)),
+        Put(Family.META, keys.META_GENERATION, keys.pack_pair(number, rig.clock.now_ms())),
+        Delete(Family.META, keys.META_CLOCK),
+    ])  # fmt: skip
+    await rig.restart(End.KILL)
+    assert not rig.store.clock.is_steady(), "nothing is known of it"
+    (receipt,) = await send(rig, "m-1")
+    assert receipt.repeated
+    assert not await receive(rig)
+    rig.clock.advance(INVISIBLE_MS)
+    await rig.settle()
+    assert (await receive_one(rig)).delivery_attempt == 2

@@ -36,7 +36,7 @@ def test_a_message_survives_the_round_trip(message: Message) -> None:
     envelope = encode(message)
     assert decode(envelope.payload) == message
     assert envelope[:2] == (message.topic, message.message_id)
-    assert envelope[3:] == (message.tag, message.message_group, message.deliver_at_ms)
+    assert envelope[3:6] == (message.tag, message.message_group, message.deliver_at_ms)
     stored = wire.Message.FromString(envelope.payload).system_properties
     assert stored.message_type == int(message.message_type)
 
