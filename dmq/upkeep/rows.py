@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -170,6 +171,21 @@ def epoch_of(row: Progress) -> int:
     return epoch
 
 
+# How rows of the meta family are read, and what kind they are, by the first byte of their key.
+_META_ROWS: Mapping[bytes, tuple[Callable[[bytes], object], str]] = {
+    keys.META_IDENTITY: (decode_identity, "identity"),
+    keys.META_CLOCK: (decode_clock, "figure"),
+    keys.META_MOVES: (decode_moves, "figure"),
+    keys.META_HOUR: (unpack_hour, "count"),
+    b"O": (decode_state, "figure"),
+    b"t": (unpack_u64, "count"),
+    b"b": (unpack_u64, "begin"),
+    b"j": (decode_job, "job"),
+    b"e": (unpack_u64, "reset"),
+    b"k": (lambda value: json.loads(value[1:]), "chore"),
+}
+
+
 def read_figure(key: bytes, value: bytes) -> str:
     """Look at a row of the meta family that is no name, nor belongs to one; return what kind it is.
 
@@ -180,36 +196,11 @@ def read_figure(key: bytes, value: bytes) -> str:
             if len(value) != _FIGURES[key]:
                 raise ValueError(f"{len(value)} bytes instead of {_FIGURES[key]}")
             return "figure"
-        match key[:1]:
-            case keys.META_IDENTITY:
-                decode_identity(value)
-                return "identity"
-            case b"O":
-                decode_state(value)
-                return "figure"
-            case b"t":
-                unpack_u64(value)
-                return "count"
-            case keys.META_CLOCK:
-                decode_clock(value)
-                return "figure"
-            case keys.META_MOVES:
-                decode_moves(value)
-            case keys.META_HOUR:
-                unpack_hour(value)
-                return "count"
-            case b"b":
-                unpack_u64(value)
-                return "begin"
-            case b"j":
-                decode_job(value)
-                return "job"
-            case b"e":
-                unpack_u64(value)
-                return "reset"
-            case b"k":
-                json.loads(value[1:])
-                return "chore"
+        known = _META_ROWS.get(key[:1])
+        if known is not None:
+            decode, kind = known
+            decode(value)
+            return kind
     except ValueError as error:
         raise StoreCorrupt(f"a figure cannot be read: {error}") from error
     return "other"
