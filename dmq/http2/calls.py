@@ -14,6 +14,8 @@ from typing import Final, TypeVar
 import structlog
 
 from broker_adapter.later import Later
+from dmq.http2.admission import Admit
+from dmq.http2.bounds import Account
 from dmq.http2.connection import Connection
 from dmq.http2.errors import CallEnded, Status
 from dmq.http2.headers import RequestHeaders
@@ -21,6 +23,8 @@ from dmq.http2.messages import check_growing, check_held, next_message, only_mes
 from dmq.http2.methods import Bidirectional, Methods, NotGrpc, Sent, Streaming, Unary, Unserved
 from dmq.http2.stream import ARRIVED, DRAINED, ENDED, GONE, OPENED, Stream
 
+_DROPPED_MAX: Final = 64 * 1024  # of a request that is refused by its headers
+_BYTES_PER_S_MIN: Final = 64 * 1024  # a request or an answer that moves so fast is waited for
 _WRITE_BYTES: Final = 64 * 1024  # a stream that is served fast is written in pieces of this size
 
 _Request = TypeVar("_Request")
@@ -36,15 +40,25 @@ class Calls:
         connection: Connection,
         methods: Methods,
         *,
+        address: str,
+        admit: Admit,
+        account_of: Callable[[str, bool], Account],
         monotonic_s: Callable[[], float],
         watch: Callable[[float], None],
         flush: Callable[[], None],
         flush_soon: Callable[[], None],
     ) -> None:
-        """``watch`` hears of deadlines: ``expire`` is to be called when they are over."""
+        """``watch`` hears of deadlines: ``expire`` is to be called when they are over.
+
+        ``admit`` judges calls of ``address`` by their headers; ``account_of`` a key, or an operator, is where their
+        bytes count.
+        """
         self._connection = connection
         self._out = connection.out
         self._methods = methods
+        self._address = address
+        self._admit = admit
+        self._account_of = account_of
         self._monotonic_s = monotonic_s
         self._watch = watch
         self._flush = flush
@@ -79,6 +93,28 @@ class Calls:
                 next_s = at_s
         return next_s
 
+    def end_stalled(self, now_s: float) -> None:
+        """End calls whose peer neither finishes its request nor takes its answer."""
+        for stream in list(self._connection.streams.values()):
+            owed = _owed(stream)
+            if owed is None:
+                stream.waits_since_s = 0.0
+            elif not stream.waits_since_s:
+                stream.waits_since_s = now_s
+            elif now_s - stream.waits_since_s > self._connection.limits.request_s + owed / _BYTES_PER_S_MIN:
+                _cancel(stream)
+                what = "the answer was not taken in time" if stream.pending else "the request was not whole in time"
+                self._out.end(stream, Status.DEADLINE_EXCEEDED, what)
+
+    def let_go(self, account: Account) -> None:
+        """End the calls of an account that hold bytes and wait for the peer: there is no room for them."""
+        for stream in list(self._connection.streams.values()):
+            if stream.account is account and (stream.pending or (stream.unread and not stream.is_ended)):
+                _cancel(stream)
+                text = "others need the room of what this connection has waiting: send or read faster, or less at once"
+                self._out.end(stream, Status.RESOURCE_EXHAUSTED, text)
+        self._flush_soon()
+
     def abandon(self, status: Status, text: str) -> None:
         """End every call now."""
         for stream in list(self._connection.streams.values()):
@@ -93,11 +129,13 @@ class Calls:
         if not news & (ARRIVED | ENDED):
             return
         if isinstance(stream.method, Bidirectional):
-            check_held(self._connection)
+            check_held(self._connection, stream)
             if stream.reader is not None:
                 _wake(stream.reader)
         elif stream.refusal is not None:
             self._refuse(stream, stream.refusal)
+        elif stream.headers.admission is not None and stream.headers.admission.refusal is not None:
+            self._turn_away(stream)
         elif stream.task is None and stream.method is not None:
             if news & ENDED:
                 self._start(stream, stream.method)
@@ -107,12 +145,17 @@ class Calls:
     def _open(self, stream: Stream) -> None:
         self._connection.control.served()
         try:
-            method, stream.encoding = self._methods.admit(stream)
+            method, path, stream.encoding = self._methods.admit(stream)
         except NotGrpc as answer:
             stream.refusal = answer
             return
         stream.method = method
-        left_s = stream.headers.deadline_s
+        headers = stream.headers
+        admission = headers.admission = self._admit(path, headers, self._address)
+        if admission.key or admission.is_operator:
+            self._out.charge(stream, self._account_of(admission.key, admission.is_operator))
+        headers.account = stream.account
+        left_s = headers.deadline_s
         if left_s is not None:
             stream.deadline_at_s = self._monotonic_s() + left_s
             self._watch(stream.deadline_at_s)
@@ -120,16 +163,26 @@ class Calls:
             requests = _Requests(self._connection, stream)
             stream.task = self._loop.create_task(self._stream(stream, method.handle, requests))
 
+    def _turn_away(self, stream: Stream) -> None:
+        """Drop what comes of a request that is refused by its headers; answer when it is whole, or long enough."""
+        self._connection.drop(stream)
+        method = stream.method
+        if stream.task is None and (stream.is_ended or self._connection.received(stream) > _DROPPED_MAX):
+            if isinstance(method, Unary):
+                self._start_unary(stream, method, b"")
+            elif isinstance(method, Streaming):
+                stream.task = self._loop.create_task(self._stream(stream, method.handle, b""))
+
     def _refuse(self, stream: Stream, answer: NotGrpc) -> None:
         """Answer in plain HTTP when the request is whole or cannot grow: a fault behind its head is told first."""
-        check_held(self._connection)
+        self._connection.drop(stream)
         if stream.is_ended or stream.receive_left <= 0:
             stream.refusal = None
             self._out.send_raw(stream, answer.block, answer.body)
 
     def _start(self, stream: Stream, method: Unary | Streaming) -> None:
+        check_held(self._connection, stream)
         message = only_message(self._connection, stream, stream.encoding)
-        check_held(self._connection)
         if isinstance(method, Unary):
             self._start_unary(stream, method, message)
         else:
@@ -157,7 +210,7 @@ class Calls:
         self._out.answer(stream, message)
         if stream.pending:
             try:
-                check_held(self._connection)
+                check_held(self._connection, stream)
             except CallEnded as end:
                 self._end(stream, end)
 
@@ -203,7 +256,7 @@ class Calls:
                 self._flush()
                 await asyncio.sleep(0)  # a handler that never waits would keep all others waiting
             return
-        check_held(self._connection)
+        check_held(self._connection, stream)
         self._flush_soon()
         stream.writer = self._loop.create_future()
         try:
@@ -247,6 +300,15 @@ class _Requests:
                 await stream.reader
             finally:
                 stream.reader = None
+
+
+def _owed(stream: Stream) -> int | None:
+    """Return how far a call has come that waits for its peer; None if it does not wait for it."""
+    if stream.pending:
+        return stream.sent
+    if stream.is_ended or (isinstance(stream.method, Bidirectional) and not stream.body):
+        return None
+    return stream.unread
 
 
 def _cancel(stream: Stream) -> None:

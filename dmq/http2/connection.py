@@ -107,10 +107,20 @@ class Connection:
         if stream.is_closed:
             return
         stream.unread -= size
-        self.out.hold(-size)
+        self.out.hold(stream, -size)
         room = self.limits.stream_window - stream.receive_left - stream.unread
         if room >= self.limits.stream_window // 2 and not stream.is_ended:
             self._widen(stream, room)
+
+    def drop(self, stream: Stream) -> None:
+        """Forget what came of a request that nobody will read."""
+        self.out.hold(stream, -stream.unread)
+        stream.unread = 0
+        stream.body = b""
+
+    def received(self, stream: Stream) -> int:
+        """Return how much came of a request whose window was never widened."""
+        return self.limits.stream_window - stream.receive_left
 
     def expect(self, stream: Stream, size: int) -> None:
         """Let the peer send what lacks of a message of ``size`` bytes, whatever the window is.
@@ -226,7 +236,7 @@ class Connection:
         else:
             body += piece
         stream.unread += len(piece)
-        self.out.hold(len(piece))
+        self.out.hold(stream, len(piece))
 
     def _refill_connection(self) -> None:
         # Always, read or not: the account bounds what we keep, and a stream that nobody reads must not stop the others.
@@ -300,7 +310,7 @@ class Connection:
             raise StreamFault(stream_id, Code.PROTOCOL_ERROR, shape.fault)
         headers = RequestHeaders(names, values, self._peer)
         out = self.out
-        stream = Stream(stream_id, headers, shape, self.limits.stream_window, out.window)
+        stream = Stream(stream_id, headers, shape, out.account, self.limits.stream_window, out.window)
         if is_whole:
             if values[shape.path] in _EMPTY_VALUES:
                 raise StreamFault(stream_id, Code.PROTOCOL_ERROR, "an empty path")

@@ -5,10 +5,14 @@ from __future__ import annotations
 import binascii
 import string
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dmq.http2.errors import HpackFault
 from dmq.http2.hpack import value_of
+
+if TYPE_CHECKING:
+    from dmq.http2.admission import Admission
+    from dmq.http2.bounds import Account
 
 _NAME_CHARS: Final = frozenset("!#$%&'*+-.^_`|~" + string.digits + string.ascii_lowercase)
 # They speak of one connection, which HTTP/2 has frames for.
@@ -94,16 +98,18 @@ class RequestHeaders:
     """The headers of one call. Names are in lower case.
 
     ``deadline_s`` is what was left of the deadline when the call came in (``None`` without one), ``peer`` the client's
-    address such as ``ipv4:127.0.0.1:5000``. Values that cannot be decoded count as absent.
+    address such as ``ipv4:127.0.0.1:5000``, ``admission`` what was decided about it. Values that cannot be decoded count as absent.
     """
 
-    __slots__ = ("deadline_s", "names", "peer", "values")
+    __slots__ = ("account", "admission", "deadline_s", "names", "peer", "values")
 
     def __init__(self, names: Sequence[str], values: Sequence[bytes], peer: str) -> None:
         self.names = names
         self.values = values
         self.peer = peer
         self.deadline_s: float | None = None
+        self.admission: Admission | None = None
+        self.account: Account | None = None  # for what a handler keeps until the peer takes its answer
 
     def get(self, name: str) -> str | None:
         """Return the first value of a header."""

@@ -26,7 +26,8 @@ class Limits:
     the connection, since refusing it would mean to keep it first.
 
     ``held_per_connection`` and ``held_in_all`` bound what has come in and no handler has finished with, and what goes
-    out and no peer has taken. The call that brought too much ends with RESOURCE_EXHAUSTED.
+    out and no peer has taken. When that is too much, what waits for the peer that holds most ends with
+    RESOURCE_EXHAUSTED: see ``bounds``.
     """
 
     connections: int = 4096
@@ -38,11 +39,13 @@ class Limits:
     request_max: int = 8 * MIB  # one message, after decompression too
     held_per_connection: int = 64 * MIB
     held_in_all: int = 256 * MIB
+    held_reserve: int = 32 * MIB  # the part of it that nobody but operators and health checks on this host may fill
     stream_window: int = 1 * MIB
     connection_window: int = 16 * MIB
     unsent_high: int = 256 * KIB  # the socket's buffer in this process, above which writing pauses
     chores_unsent_max: int = 256 * KIB  # answers to the peer's PINGs and the like while it does not read
 
+    request_s: float = 30.0  # for a request to become whole, and for an answer to be taken; more if bytes keep moving
     preface_s: float = 10.0  # from the connection to its first SETTINGS, the TLS handshake included
     ping_after_s: float = 60.0  # of silence
     ping_answer_s: float = 20.0
@@ -62,5 +65,7 @@ class Limits:
         """Refuse what the protocol cannot say. Raises ValueError."""
         if not CONNECTION_WINDOW_MIN <= self.connection_window < 2**31:
             raise ValueError(f"connection_window: {CONNECTION_WINDOW_MIN} to {2**31 - 1}")
+        if not 0 <= self.held_reserve < self.held_in_all:
+            raise ValueError(f"held_reserve: less than held_in_all, {self.held_in_all}")
         if not 0 < self.stream_window < 2**31:
             raise ValueError(f"stream_window: 1 to {2**31 - 1}")

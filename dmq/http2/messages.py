@@ -12,6 +12,11 @@ from dmq.http2.stream import Stream
 
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _NOT_COMPRESSED: Final = ("", "identity")
+# A call is served while its connection holds no more than this, though its address, its key or the whole has no room.
+SMALL_BYTES: Final = 4 * 1024
+# What a gzip message may become: so much in any case, and so many times its size. Text becomes 3 to 20 times as much.
+INFLATED_FREE_BYTES: Final = 1024 * 1024
+INFLATED_RATIO: Final = 100
 
 
 def check_growing(connection: Connection, stream: Stream) -> None:
@@ -19,19 +24,24 @@ def check_growing(connection: Connection, stream: Stream) -> None:
 
     Raises CallEnded.
     """
-    check_held(connection)
+    check_held(connection, stream)
     body = stream.body
     if len(body) >= PREFIX_BYTES:
-        size = _size(connection, body) + PREFIX_BYTES
+        size = _size(connection, stream) + PREFIX_BYTES
         if len(body) <= size:
             connection.expect(stream, size)
 
 
-def check_held(connection: Connection) -> None:
+def check_held(connection: Connection, stream: Stream) -> None:
     """Refuse a call whose bytes would be too much for us. Raises CallEnded."""
-    out = connection.out
-    if out.held > connection.limits.held_per_connection or out.account.bytes_held > out.account.bytes_max:
-        raise CallEnded(Status.RESOURCE_EXHAUSTED, "too many bytes of requests and answers are waiting")
+    limits, out = connection.limits, connection.out
+    if out.held > limits.held_per_connection:
+        why = f"too many bytes of requests and answers are waiting on this connection: {out.held}"
+        raise CallEnded(Status.RESOURCE_EXHAUSTED, f"{why}, {limits.held_per_connection} are allowed")
+    pool = stream.account.has_room()
+    if pool is not None and out.held > SMALL_BYTES:
+        why = f"too many bytes of requests and answers are waiting ({pool}): {pool.bytes_held}"
+        raise CallEnded(Status.RESOURCE_EXHAUSTED, f"{why}, {pool.bytes_max} are allowed")
 
 
 def only_message(connection: Connection, stream: Stream, encoding: str) -> bytes:
@@ -40,13 +50,18 @@ def only_message(connection: Connection, stream: Stream, encoding: str) -> bytes
     size = len(body)
     if size < PREFIX_BYTES:
         raise CallEnded(Status.INTERNAL, "a request without a message")
-    length = _size(connection, body)
+    length = _size(connection, stream)
     if length != size - PREFIX_BYTES:
         raise CallEnded(Status.INTERNAL, "a request of other than one message")
     message = body[PREFIX_BYTES:] if isinstance(body, bytes) else bytes(memoryview(body)[PREFIX_BYTES:])
     flag = body[0]
     stream.body = b""
-    return _plain(message, encoding, connection.limits.request_max) if flag else message
+    if not flag:
+        return message
+    plain = _plain(message, encoding, _request_max(connection, stream))
+    stream.unread += len(plain) - len(message)  # what a handler has is what counts
+    connection.out.hold(stream, len(plain) - len(message))
+    return plain
 
 
 def next_message(connection: Connection, stream: Stream, encoding: str) -> bytes | None:
@@ -54,7 +69,7 @@ def next_message(connection: Connection, stream: Stream, encoding: str) -> bytes
     body = stream.body
     if len(body) < PREFIX_BYTES:
         return None
-    end = _size(connection, body) + PREFIX_BYTES
+    end = _size(connection, stream) + PREFIX_BYTES
     if len(body) < end:
         connection.expect(stream, end)
         return None
@@ -64,31 +79,38 @@ def next_message(connection: Connection, stream: Stream, encoding: str) -> bytes
     flag = body[0]
     del body[:end]
     connection.consume(stream, end)
-    return _plain(message, encoding, connection.limits.request_max) if flag else message
+    stream.waits_since_s = 0.0
+    return _plain(message, encoding, _request_max(connection, stream)) if flag else message
 
 
-def _size(connection: Connection, body: bytes | bytearray) -> int:
+def _request_max(connection: Connection, stream: Stream) -> int:
+    admission = stream.headers.admission
+    return (admission.request_max if admission is not None else 0) or connection.limits.request_max
+
+
+def _size(connection: Connection, stream: Stream) -> int:
+    body = stream.body
     if body[0] > 1:
         raise CallEnded(Status.INTERNAL, "a message with an unknown flag")
     size = int.from_bytes(body[1:PREFIX_BYTES], "big")
-    if size > connection.limits.request_max:
-        raise CallEnded(
-            Status.RESOURCE_EXHAUSTED, f"a message of {size} bytes; {connection.limits.request_max} are taken"
-        )
+    size_max = _request_max(connection, stream)
+    if size > size_max:
+        raise CallEnded(Status.RESOURCE_EXHAUSTED, f"a message of {size} bytes; {size_max} are taken")
     return size
 
 
 def _plain(message: bytes, encoding: str, size_max: int) -> bytes:
-    """Decompress a message; never into more than ``size_max`` bytes, whatever it claims to be."""
+    """Decompress a message; never into more than ``size_max`` bytes, nor than is honest for so few, whatever it claims."""
     if encoding in _NOT_COMPRESSED:
         raise CallEnded(Status.INTERNAL, "a compressed message of a call that names no compression")
+    size_max = min(size_max, max(INFLATED_FREE_BYTES, len(message) * INFLATED_RATIO))
     inflate = zlib.decompressobj(_GZIP)
     try:
         plain = inflate.decompress(message, size_max + 1)
     except zlib.error as error:
         raise CallEnded(Status.INTERNAL, "a message that is not gzip") from error
     if len(plain) > size_max:
-        raise CallEnded(Status.RESOURCE_EXHAUSTED, f"a message of more than {size_max} bytes when decompressed")
+        raise CallEnded(Status.RESOURCE_EXHAUSTED, f"{len(message)} bytes that become more than {size_max} when decompressed")
     if not inflate.eof or inflate.unused_data:
         raise CallEnded(Status.INTERNAL, "a message that is not whole gzip")
     return plain

@@ -68,11 +68,11 @@ class Methods:
 
     def __init__(self, methods: Mapping[str, Method]) -> None:
         self._by_path = dict(methods)
-        self._by_wire: dict[bytes, Method] = {}
+        self._by_wire: dict[bytes, tuple[Method, str]] = {}
         self._wires_max = 4 * len(self._by_path)  # plain and Huffman, and a length may be spelt in more ways
 
-    def admit(self, stream: Stream) -> tuple[Method, str]:
-        """Return the method and the compression of a request, and set what its headers know about its deadline.
+    def admit(self, stream: Stream) -> tuple[Method, str, str]:
+        """Return the method, the path and the compression of a request, and set what its headers know about its deadline.
 
         Raises CallEnded or NotGrpc.
         """
@@ -88,7 +88,7 @@ class Methods:
                 raise _not_grpc(415, "Only gRPC is served here: application/grpc.")
             if shape.te < 0:
                 raise CallEnded(Status.INTERNAL, "te: trailers is missing; a proxy in between may have dropped it")
-            method = self._by_wire.get(values[shape.path]) or self._find(values[shape.path])
+            method, path = self._by_wire.get(values[shape.path]) or self._find(values[shape.path])
             if shape.timeout >= 0:
                 headers.deadline_s = timeout_s(value_of_once(values[shape.timeout]))
                 if headers.deadline_s is None:
@@ -99,15 +99,16 @@ class Methods:
             raise CallEnded(Status.INTERNAL, "a header that cannot be decoded") from fault
         if encoding not in _ENCODINGS:
             raise Unserved("this compression is not known", ACCEPTED)
-        return method, encoding
+        return method, path, encoding
 
-    def _find(self, wire: bytes) -> Method:
-        method = self._by_path.get(value_of(wire))
+    def _find(self, wire: bytes) -> tuple[Method, str]:
+        path = value_of(wire)
+        method = self._by_path.get(path)
         if method is None:
             raise Unserved("this method is not known")
         if len(self._by_wire) < self._wires_max:
-            self._by_wire[wire] = method
-        return method
+            self._by_wire[wire] = method, path
+        return method, path
 
 
 def _is_grpc(stream: Stream) -> bool:

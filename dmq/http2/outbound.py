@@ -161,7 +161,7 @@ class Outbound:
             self.blocked.pop(stream.id, None)
         held = stream.unread + len(stream.pending)
         self.held -= held
-        self.account.bytes_held -= held
+        stream.account.hold(-held)
         stream.unread = 0
         stream.body = stream.pending = b""
         if not stream.is_ended:
@@ -169,10 +169,17 @@ class Outbound:
             self.put(frames.rst_stream(stream.id, Code.NO_ERROR))
             self.forget(stream.id)
 
-    def hold(self, size: int) -> None:
-        """Count bytes that are kept; a negative size gives them back."""
+    def hold(self, stream: Stream, size: int) -> None:
+        """Count bytes that are kept for a stream; a negative size gives them back."""
         self.held += size
-        self.account.bytes_held += size
+        stream.account.hold(size)
+
+    def charge(self, stream: Stream, account: Account) -> None:
+        """Let the bytes of a stream count in another account from now on."""
+        held = stream.unread + len(stream.pending)
+        stream.account.hold(-held)
+        stream.account = account
+        account.hold(held)
 
     def widen(self, size: int) -> None:
         """The peer takes ``size`` bytes more on the connection. Raises ConnectionFault."""
@@ -218,7 +225,8 @@ class Outbound:
 
     def _offer(self, stream: Stream) -> bool:
         """Send of ``pending`` what may go now; True if that is all."""
-        self.hold(len(stream.pending))
+        self.hold(stream, len(stream.pending))
+        stream.waits_since_s = 0.0
         if not self._go(stream):
             self.blocked[stream.id] = stream
             return False
@@ -246,7 +254,7 @@ class Outbound:
             self._drop_pending(stream)
 
     def _drop_pending(self, stream: Stream) -> None:
-        self.hold(-len(stream.pending))
+        self.hold(stream, -len(stream.pending))
         stream.pending = b""
         stream.sent = 0
 

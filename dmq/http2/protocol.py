@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import ssl
 from collections.abc import Callable
 from typing import Final, Literal, Protocol
 
 import structlog
 
-from dmq.http2.bounds import Account
+from dmq.http2.admission import Admit
+from dmq.http2.bounds import LOOPBACK, Account, Accounts, address_of
 from dmq.http2.calls import Calls
 from dmq.http2.connection import Connection
 from dmq.http2.errors import Code, ConnectionFault, Status
@@ -21,6 +21,7 @@ from dmq.http2.turns import Turns
 
 PlainServedTo = Literal["all", "loopback", "none"]
 
+_STALLED_LOOKS: Final = 8  # as often it is looked for stalled calls in the time that they have
 _LINGER_S: Final = 5.0  # for the last words, to a peer that may not read them
 
 log = structlog.get_logger("dmq.http2")
@@ -30,7 +31,8 @@ class Host(Protocol):
     """What the connections of a server share."""
 
     limits: Limits
-    account: Account
+    accounts: Accounts
+    admit: Admit
     methods: Methods
     turns: Turns
     monotonic_s: Callable[[], float]
@@ -74,11 +76,16 @@ class ClientProtocol(asyncio.Protocol):
         host = self._host
         now_s = host.monotonic_s()
         self.peer = _peer(transport.get_extra_info("peername"))
-        self.connection = Connection(host.limits, host.account, self.peer, now_s)
+        self.address = address_of(transport.get_extra_info("peername"))
+        self._accounts: dict[tuple[str, bool], Account] = {}
+        self.connection = Connection(host.limits, self._account_of("", False), self.peer, now_s)
         self._out = self.connection.out
         self.calls = Calls(
             self.connection,
             host.methods,
+            address=self.address,
+            admit=host.admit,
+            account_of=self._account_of,
             monotonic_s=host.monotonic_s,
             watch=host.watch,
             flush=self.flush,
@@ -86,6 +93,9 @@ class ClientProtocol(asyncio.Protocol):
         )
         self._made_s = self._heard_s = self._busy_s = now_s
         self._probed_s = self._drained_s = 0.0
+        self._stalled_s = now_s  # when it was last looked for stalled calls
+        self._unsent = 0  # bytes that the socket did not take until then
+        self._unsent_s = now_s  # when that last was less than before
         if not host.joined(self):
             self._transport.abort()
             return
@@ -122,6 +132,8 @@ class ClientProtocol(asyncio.Protocol):
         self.connection.lose()
         self.calls.advance()
         self._out.parts.clear()
+        for account in self._accounts.values():
+            self._host.accounts.close(account)
         self._host.left(self)
 
     # -- called by the server ------------------------------------------------------------------------------------------
@@ -147,6 +159,12 @@ class ClientProtocol(asyncio.Protocol):
             control.probe()
         if connection.streams:
             self._busy_s = now_s
+        if now_s - self._stalled_s > limits.request_s / _STALLED_LOOKS:
+            self._stalled_s = now_s
+            self.calls.end_stalled(now_s)
+            if self._is_deaf(now_s):
+                self.abort("answers_not_taken")
+                return
         is_idle = limits.idle_s is not None and now_s - self._busy_s > limits.idle_s
         is_old = limits.age_s is not None and now_s - self._made_s > limits.age_s
         if (is_idle or is_old) and not control.is_draining:
@@ -154,6 +172,24 @@ class ClientProtocol(asyncio.Protocol):
         if control.is_draining and now_s - self._drained_s > limits.age_grace_s:
             self.finish()
         self.flush()
+
+    def _is_deaf(self, now_s: float) -> bool:
+        """Say whether the peer has taken nothing of what was written for as long as a request may take."""
+        unsent = self._transport.get_write_buffer_size()
+        if not unsent or unsent < self._unsent or not self._out.is_paused:
+            self._unsent_s = now_s
+        self._unsent = unsent
+        return now_s - self._unsent_s > self._host.limits.request_s
+
+    def _account_of(self, key: str, is_operator: bool) -> Account:  # noqa: FBT001 - as ``Accounts.open`` has it
+        account = self._accounts.get((key, is_operator))
+        if account is None:
+            account = self._host.accounts.open(self.address, key, self._let_go, is_operator=is_operator)
+            self._accounts[key, is_operator] = account
+        return account
+
+    def _let_go(self, account: Account) -> None:
+        self.calls.let_go(account)
 
     def drain(self, now_s: float) -> None:
         """Ask the client to go elsewhere, and close when its calls are over."""
@@ -263,7 +299,7 @@ class ClientProtocol(asyncio.Protocol):
 
     def _may_speak_plain(self) -> bool:
         to = self._host.plain_served_to
-        return to == "all" or (to == "loopback" and _is_loopback(self._transport.get_extra_info("peername")))
+        return to == "all" or (to == "loopback" and self.address == LOOPBACK)
 
     def _decrypt(self, pipe: TlsPipe, data: bytes) -> bytes:
         try:
@@ -281,13 +317,6 @@ class ClientProtocol(asyncio.Protocol):
         elif pipe.is_open and not text:
             self.flush()  # the handshake is done: greet
         return text
-
-
-def _is_loopback(address: object) -> bool:
-    if not isinstance(address, tuple):
-        return True  # a socket in the file system
-    ip = ipaddress.ip_address(str(address[0]).partition("%")[0])
-    return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback
 
 
 def _peer(address: object) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from dmq.http2.bounds import Account
+from dmq.http2.admission import Admit, admit_all
+from dmq.http2.bounds import Accounts, ShareOf
 from dmq.http2.limits import Limits
 from dmq.http2.methods import Method, Methods
 from dmq.http2.protocol import ClientProtocol, PlainServedTo
@@ -50,9 +51,12 @@ class Http2Server:
         tls: Callable[[], ssl.SSLContext] | None = None,
         plain_served_to: PlainServedTo = "all",
         is_busy: Callable[[], bool] = lambda: False,
+        admit: Admit = admit_all,
+        share_of: ShareOf = lambda _, __: None,
     ) -> None:
         """Listen nowhere yet. ``methods`` are found by path, such as ``/package.Service/Method``.
 
+        ``admit`` judges each call by its headers, ``share_of`` says how many bytes may wait for an address or a key.
         While ``is_busy`` says so, clients that send much are not read from, until ``turns.go_on`` is called.
         """
         self.limits = limits or Limits()
@@ -60,7 +64,8 @@ class Http2Server:
         self.monotonic_s = monotonic_s
         self.tls = tls
         self.plain_served_to: PlainServedTo = "all" if tls is None else plain_served_to
-        self.account = Account(self.limits.held_in_all)
+        self.accounts = Accounts(self.limits.held_in_all, self.limits.held_reserve, share_of)
+        self.admit = admit
         self._address = (host, port)
         self._listener: asyncio.Server | None = None
         self.turns = Turns(is_busy)
@@ -109,7 +114,7 @@ class Http2Server:
         return Figures(
             connections=len(self._clients),
             streams=sum(len(client.connection.streams) for client in self._clients),
-            held_bytes=self.account.bytes_held,
+            held_bytes=self.accounts.everyone.bytes_held,
             opened_connections=self._opened,
             refused_connections=self._refused,
         )
@@ -169,6 +174,6 @@ class Http2Server:
         now_s = self.monotonic_s()
         for client in list(self._clients):
             client.check(now_s)
-        spans_s = (limits.preface_s, limits.ping_after_s, limits.ping_answer_s, limits.idle_s, limits.age_s)
+        spans_s = (limits.request_s, limits.preface_s, limits.ping_after_s, limits.ping_answer_s, limits.idle_s, limits.age_s)
         shortest_s = min(span_s for span_s in (*spans_s, limits.age_grace_s) if span_s is not None)
         self._checking = self._loop.call_later(min(_CHECK_S_MAX, shortest_s / 4), self._check)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from dmq.http2.bounds import Account
 from dmq.http2.headers import RequestHeaders, Shape
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class Stream:
     """
 
     __slots__ = (
+        "account",
         "body",
         "body_left",
         "deadline_at_s",
@@ -47,18 +49,21 @@ class Stream:
         "task",
         "trailers",
         "unread",
+        "waits_since_s",
         "writer",
     )
 
     def __init__(
-        self, stream_id: int, headers: RequestHeaders, shape: Shape, receive_left: int, send_left: int
+        self, stream_id: int, headers: RequestHeaders, shape: Shape, account: Account, receive_left: int, send_left: int
     ) -> None:
         self.id = stream_id
         self.headers = headers
         self.shape = shape
+        self.account = account  # where its bytes count
         self.body: bytes | bytearray = b""  # of the request, not taken yet
         self.body_left = -1  # what the content-length leaves; -1 without one
         self.unread = 0  # bytes of the request that count as held
+        self.waits_since_s = 0.0  # when the peer was first seen to owe us bytes, or to take bytes; 0: it was not
         self.news = 0
         self.is_ended = False
         self.is_closed = False

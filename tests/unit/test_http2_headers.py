@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dmq.http2.bounds import Account
 from dmq.http2.errors import CallEnded, Status
 from dmq.http2.headers import RequestHeaders, shape_of
 from dmq.http2.methods import Methods, NotGrpc, Unary, Unserved
@@ -28,7 +29,7 @@ def headers_of(fields: Fields, *, is_huffman: bool = True) -> RequestHeaders:
 
 def stream_of(fields: Fields, *, is_huffman: bool = True) -> Stream:
     headers = headers_of(fields, is_huffman=is_huffman)
-    return Stream(1, headers, shape_of(tuple(headers.names)), 0, 0)
+    return Stream(1, headers, shape_of(tuple(headers.names)), Account.alone(1000), 0, 0)
 
 
 def replaced(name: str, value: str | None) -> Fields:
@@ -98,7 +99,7 @@ def test_undecodable_value_counts_as_absent() -> None:
 def test_method_is_found_by_any_spelling_of_its_path(is_huffman: bool) -> None:
     """Huffman or not, twice: decoded the first time, looked up as it came the second."""
     for _ in range(2):
-        method, encoding = METHODS.admit(stream_of(REQUEST, is_huffman=is_huffman))
+        method, _, encoding = METHODS.admit(stream_of(REQUEST, is_huffman=is_huffman))
         assert isinstance(method, Unary)
         assert encoding == ""
 

@@ -8,6 +8,7 @@ import zlib
 import pytest
 
 from dmq.http2 import frames
+from dmq.http2.admission import Admission
 from dmq.http2.bounds import Account
 from dmq.http2.errors import CallEnded, Status
 from dmq.http2.limits import Limits
@@ -152,16 +153,35 @@ def test_many_small_messages_in_one_piece_take_linear_time() -> None:
 def test_too_much_held_on_one_connection_or_in_all() -> None:
     """The call that brings it over the bound is refused."""
     peer = Peer(Limits(held_per_connection=1000))
-    peer.data(peer.open(), b"\0" * 1000)
-    check_held(peer.connection)
-    peer.data(peer.open(), b"\0")
+    peer.data(first_id := peer.open(), b"\0" * 1000)
+    check_held(peer.connection, peer.stream(first_id))
+    peer.data(second_id := peer.open(), b"\0")
     with pytest.raises(CallEnded) as caught:
-        check_held(peer.connection)
+        check_held(peer.connection, peer.stream(second_id))
     assert caught.value.status is Status.RESOURCE_EXHAUSTED
-    account = Account(1500)
+    account = Account.alone(1500)
     first, second = Peer(account=account), Peer(account=account)
     first.data(first.open(), b"\0" * 1000)
-    check_held(second.connection)
-    second.data(second.open(), b"\0" * 501)
+    second.data(small_id := second.open(), b"\0" * 500)
+    check_held(second.connection, second.stream(small_id))
+    second.data(third_id := second.open(), b"\0" * 5000)
     with pytest.raises(CallEnded):
-        check_held(second.connection)
+        check_held(second.connection, second.stream(third_id))
+
+
+def test_gzip_that_is_no_honest_text_is_refused_by_its_ratio() -> None:
+    """Danger: 20 KB of nothing that become 20 MB, within the bound of a message. A megabyte is allowed in any case."""
+    assert refusal(grpc_message(gzip.compress(b"\0" * (20 * MIB)), flag=1), "gzip") is Status.RESOURCE_EXHAUSTED
+    peer, stream = whole(grpc_message(gzip.compress(b"\0" * MIB), flag=1))
+    assert len(only_message(peer.connection, stream, "gzip")) == MIB
+    assert peer.account.bytes_held == stream.unread > MIB  # what it became is what counts
+
+
+def test_the_bound_of_a_message_is_that_of_its_call() -> None:
+    """What was admitted by its headers says how large its message may be."""
+    peer = Peer()
+    stream_id = peer.open()
+    peer.stream(stream_id).headers.admission = Admission(address="a", request_max=1000)
+    peer.data(stream_id, grpc_message(b"x" * 1001), ends=True)
+    with pytest.raises(CallEnded, match="1000 are taken"):
+        only_message(peer.connection, peer.stream(stream_id), "")

@@ -129,7 +129,7 @@ class Peer:
 
     def __init__(self, limits: Limits | None = None, *, greets: bool = True, account: Account | None = None) -> None:
         self.limits = limits or Limits()
-        self.account = account or Account(self.limits.held_in_all)
+        self.account = account or Account.alone(self.limits.held_in_all)
         self.now_s = 0.0
         self.connection = Connection(self.limits, self.account, "ipv4:127.0.0.1:1", self.now_s)
         self.encoder = Encoder()
