@@ -139,9 +139,7 @@ class Accounts:
         self._share_of = share_of
         self._pools: dict[tuple[str, str], Pool] = {}
 
-    def open(
-        self, address: str, key: str, let_go: Callable[[Account], None], *, is_operator: bool = False
-    ) -> Account:
+    def open(self, address: str, key: str, let_go: Callable[[Account], None], *, is_operator: bool = False) -> Account:
         """Return a new account of one connection; ``close`` it with the connection."""
         keyed = self._pool("key", key) if key else self._keyless
         if is_operator:

@@ -93,11 +93,11 @@ class Calls:
                 next_s = at_s
         return next_s
 
-    def end_stalled(self, now_s: float) -> None:
-        """End calls whose peer neither finishes its request nor takes its answer."""
+    def end_stalled(self, now_s: float, *, is_read: bool) -> None:
+        """End calls whose peer does not take its answer or, while it ``is_read``, does not finish its request."""
         for stream in list(self._connection.streams.values()):
             owed = _owed(stream)
-            if owed is None:
+            if owed is None or not (is_read or stream.pending):
                 stream.waits_since_s = 0.0
             elif not stream.waits_since_s:
                 stream.waits_since_s = now_s

@@ -110,7 +110,9 @@ def _plain(message: bytes, encoding: str, size_max: int) -> bytes:
     except zlib.error as error:
         raise CallEnded(Status.INTERNAL, "a message that is not gzip") from error
     if len(plain) > size_max:
-        raise CallEnded(Status.RESOURCE_EXHAUSTED, f"{len(message)} bytes that become more than {size_max} when decompressed")
+        raise CallEnded(
+            Status.RESOURCE_EXHAUSTED, f"{len(message)} bytes that become more than {size_max} when decompressed"
+        )
     if not inflate.eof or inflate.unused_data:
         raise CallEnded(Status.INTERNAL, "a message that is not whole gzip")
     return plain

@@ -161,7 +161,7 @@ class ClientProtocol(asyncio.Protocol):
             self._busy_s = now_s
         if now_s - self._stalled_s > limits.request_s / _STALLED_LOOKS:
             self._stalled_s = now_s
-            self.calls.end_stalled(now_s)
+            self.calls.end_stalled(now_s, is_read=self._is_reading and not self._is_waiting)
             if self._is_deaf(now_s):
                 self.abort("answers_not_taken")
                 return

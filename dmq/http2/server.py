@@ -174,6 +174,13 @@ class Http2Server:
         now_s = self.monotonic_s()
         for client in list(self._clients):
             client.check(now_s)
-        spans_s = (limits.request_s, limits.preface_s, limits.ping_after_s, limits.ping_answer_s, limits.idle_s, limits.age_s)
+        spans_s = (
+            limits.request_s,
+            limits.preface_s,
+            limits.ping_after_s,
+            limits.ping_answer_s,
+            limits.idle_s,
+            limits.age_s,
+        )
         shortest_s = min(span_s for span_s in (*spans_s, limits.age_grace_s) if span_s is not None)
         self._checking = self._loop.call_later(min(_CHECK_S_MAX, shortest_s / 4), self._check)

@@ -13,8 +13,8 @@ import uvloop
 from broker_adapter.clock import ManualClock
 from dmq.http2 import CallEnded, Http2Server, Limits, Rate, Status, frames
 from dmq.http2.errors import Code
-from dmq.http2.testing.peer import Encoder, Frame
-from dmq.http2.testing.wire import GREETING, Caller, Rig, until
+from dmq.http2.testing.peer import Encoder, Frame, grpc_message
+from dmq.http2.testing.wire import GREETING, Caller, Rig, Wire, until
 from dmq.http2.turns import MUCH
 
 MIB = 2**20
@@ -361,3 +361,82 @@ def test_request_that_is_no_grpc_is_answered_when_it_is_whole(run: Run, rest: st
         await rig.check_serving()
 
     run(scenario, Limits(stream_window=window))
+
+
+# -- what waits for its peer -------------------------------------------------------------------------------------------
+
+
+async def passes(clock: ManualClock, is_so: Callable[[], bool]) -> None:
+    """Let time pass until something has become of it."""
+    for _ in range(250):
+        if is_so():
+            return
+        clock.advance(5_000)
+        await asyncio.sleep(OFTEN)
+    raise TimeoutError
+
+
+def pieces(wire: Wire, body: bytes, *, ends: bool) -> bytes:
+    """A call of Echo in frames; without its end if it does not end."""
+    head = wire.request("Echo")
+    stop = frames.HEAD_BYTES + int.from_bytes(head[:3], "big")
+    stream_id = int.from_bytes(head[5:9], "big")
+    said = grpc_message(body)[: None if ends else -1000]
+    return (
+        head[:stop]
+        + b"".join(
+            frames.frame(frames.DATA, 0, stream_id, said[at : at + frames.FRAME_BYTES])
+            for at in range(0, len(said), frames.FRAME_BYTES)
+        )
+        + (frames.frame(frames.DATA, frames.END_STREAM, stream_id) if ends else b"")
+    )
+
+
+def test_request_that_does_not_become_whole_is_ended(run: Run) -> None:
+    """Danger: a few unfinished requests hold everybody's memory for ever. One that moves is waited for."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        wire = await rig.connect()
+        await wire.say(pieces(wire, b"x" * 100_000, ends=False))
+        await until(lambda: rig.server.figures().held_bytes > 0)
+        headers = wire.request("Echo")  # and one of which nothing came but its headers
+        await wire.say(headers[: frames.HEAD_BYTES + int.from_bytes(headers[:3], "big")])
+        await until(lambda: rig.server.figures().streams == 2)
+        await passes(clock, lambda: rig.server.figures().streams == 0)
+        for _ in range(2):
+            assert b"grpc-status\x014" in (await wire.until(frames.HEADERS)).payload
+        assert rig.server.figures().held_bytes == 0
+
+    run(scenario, Limits(preface_s=OFTEN, ping_after_s=1e9))
+
+
+def test_answer_that_is_not_taken_is_ended(run: Run) -> None:
+    """Danger: gigabytes of answers to a client that gives no window."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        wire = await rig.connect(frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: 10}))
+        await wire.say(wire.request("Echo", b"x" * 1000))
+        await until(lambda: rig.server.figures().held_bytes > 1000)
+        await passes(clock, lambda: rig.server.figures().streams == 0)
+        while b"grpc-status\x014" not in (await wire.until(frames.HEADERS)).payload:
+            pass
+        assert rig.server.figures().held_bytes == 0
+
+    run(scenario, Limits(preface_s=OFTEN, ping_after_s=1e9))
+
+
+def test_unfinished_requests_keep_nobody_out(run: Run) -> None:
+    """Danger: five connections hold all there is. Who holds less finds room, for small calls and for large ones."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        hogs = [await rig.connect() for _ in range(6)]
+        for hog in hogs:
+            hog.writer.write(pieces(hog, b"x" * 500_000, ends=False))
+        await until(lambda: rig.server.figures().held_bytes > MIB // 8)
+        await rig.check_serving()
+        wire = await rig.connect()
+        await wire.say(pieces(wire, b"y" * 300_000, ends=True))
+        assert (await wire.until(frames.DATA)).payload[5:6] == b"y"
+        assert rig.server.figures().held_bytes <= 3 * MIB
+
+    run(scenario, Limits(held_per_connection=MIB, held_in_all=3 * MIB, held_reserve=MIB // 4))
