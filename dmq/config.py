@@ -215,6 +215,8 @@ class DaemonConfig(BaseSettings):
     receives_per_client_max: Annotated[_Whole, Field(ge=1)] = 1024
     streams_max: Annotated[_Whole, Field(ge=1)] = 10_000
     streams_per_client_max: Annotated[_Whole, Field(ge=1)] = 16
+    held_bytes_max: Annotated[_Size, Field(ge=64 * _MIB)] = 256 * _MIB
+    request_time: Annotated[_Duration, _between(timedelta(seconds=1), timedelta(hours=1))] = timedelta(seconds=30)
     sessions_max: Annotated[_Whole, Field(ge=1)] = 20_000
     audit_outbox_bytes_max: Annotated[_Size, Field(ge=_MIB)] = 1024 * _MIB
     wal_bytes_max: Annotated[_Size, Field(ge=_MIB)] = 32 * _MIB

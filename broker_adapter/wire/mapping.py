@@ -24,6 +24,8 @@ def full_name(resource: wire.Resource) -> str:
     namespace, name = resource.resource_namespace, resource.name
     if not namespace or not name:
         return name
+    if not name:
+        return ""  # a namespace alone names nothing
     for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX):
         if name.startswith(prefix):
             return f"{prefix}{namespace}%{name.removeprefix(prefix)}"

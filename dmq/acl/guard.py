@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Final
 
@@ -49,6 +49,27 @@ class Guard:
             self._tell(rpc, key, refused)
             raise
         return key
+
+    def enter(self, rpc: str, header: Header, lacks: Callable[[AccessKey], Need | None]) -> AccessKey:
+        """Return the key that signed a call, unless it ``lacks`` any rule for it; what it names is for ``check``."""
+        key: AccessKey | None = None
+        try:
+            key = self._signer(header)
+            need = None if key.is_admin else lacks(key)
+            if need is not None:
+                raise Refused(Broken.FORBIDDEN, f"access key {key.name!r} lacks {need}")
+        except Refused as refused:
+            self._tell(rpc, key, refused)
+            raise
+        return key
+
+    def check(self, rpc: str, key: AccessKey, needs: Iterable[Need]) -> None:
+        """Judge what the request names of a call that ``enter`` let in."""
+        try:
+            self._check(key, needs)
+        except Refused as refused:
+            self._tell(rpc, key, refused)
+            raise
 
     def recheck(self, rpc: str, key: AccessKey, needs: Iterable[Need]) -> None:
         """Judge a stream that ``key`` opened by the rules of now: the key may be gone, or allow less than then."""

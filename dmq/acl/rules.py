@@ -20,6 +20,7 @@ SUB: Final = "SUB"  # consume a topic; consume as a group
 ADMIN: Final = "ADMIN"  # look after a group: its policy, retries, dead letters
 
 ACTIONS: Mapping[str, frozenset[str]] = {TOPIC: frozenset({PUB, SUB}), GROUP: frozenset({SUB, ADMIN})}
+ANY: Final = "*"  # no topic or group has this name
 NAME_CHARS_MAX: Final = max(DERIVED_NAME_CHARS_MAX, GROUP_CHARS_MAX, TOPIC_CHARS_MAX)
 
 
@@ -33,7 +34,10 @@ class Need(NamedTuple):
     def __str__(self) -> str:
         if not self.kind:
             return "an admin key"
-        return f"{self.actions.replace('|', ' or ')} on {self.kind} {self.name[:NAME_CHARS_MAX]!r}"
+        what = self.actions.replace("|", " or ")
+        if self.name == ANY:
+            return f"{what} on any {self.kind}"
+        return f"{what} on {self.kind} {self.name[:NAME_CHARS_MAX]!r}"
 
 
 ADMIN_KEY: Final = Need(ADMIN)
@@ -71,6 +75,16 @@ class AccessKey:
     def rule_for(self, need: Need) -> Rule | None:
         """Return the first rule that allows ``need``."""
         return next((rule for rule in self.rules if rule.allows(need)), None)
+
+    def lacks(self, *needs: Need) -> Need | None:
+        """Return the first of ``needs``, whatever its name is, that no rule is of any use for."""
+        if self.is_admin:
+            return None
+        for need in needs:
+            wanted = need.actions.split("|")
+            if not any(rule.kind == need.kind and not rule.actions.isdisjoint(wanted) for rule in self.rules):
+                return need
+        return None
 
     def may(self, need: Need) -> bool:
         """Say whether the key is enough for ``need``."""

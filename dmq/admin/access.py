@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from google.protobuf.message import Message
 
+from dmq.acl.gate import Entrance
 from dmq.acl.guard import Guard
-from dmq.acl.rules import ADMIN, ADMIN_KEY, GROUP, PUB, TOPIC, Need
+from dmq.acl.rules import ADMIN, ADMIN_KEY, ANY, GROUP, PUB, TOPIC, AccessKey, Need
 from dmq.acl.signature import Header
 from dmq.admin import admin_v1 as wire
+
+_REQUEST_MAX: Final = 4 * 1024 * 1024  # filters and pages; no request carries a message
 
 Admit = Callable[[Header, Message], object]
 
@@ -45,6 +48,19 @@ NEEDS: Mapping[str, Callable[[Any], Iterable[Need]]] = MappingProxyType(
         "ListJobs": _of_jobs,
     }
 )
+
+
+def entrances() -> dict[str, Entrance]:
+    """Return what the headers of each RPC decide, by path."""
+    return {
+        method.path: Entrance(rpc=rpc, request_max=_REQUEST_MAX, lacks=_lacking(rpc), is_operators=True)
+        for rpc, method in wire.METHODS.items()
+    }
+
+
+def _lacking(rpc: str) -> Callable[[AccessKey], Need | None]:
+    need = Need(ADMIN, GROUP, ANY) if rpc in NEEDS else ADMIN_KEY
+    return lambda key: key.lacks(need)
 
 
 def admitting(path: str, guard: Guard | None) -> Admit:

@@ -1054,5 +1054,49 @@ class VerifyClientMessageResponse(_message.Message):
     text: str
     def __init__(self, code: _Optional[int] = ..., code_name: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
+class Quota(_message.Message):
+    __slots__ = ("kind", "name", "quota", "used", "limit", "is_set")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    IS_SET_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    name: str
+    quota: str
+    used: int
+    limit: int
+    is_set: bool
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., quota: _Optional[str] = ..., used: _Optional[int] = ..., limit: _Optional[int] = ..., is_set: _Optional[bool] = ...) -> None: ...
+
+class ListQuotasRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListQuotasResponse(_message.Message):
+    __slots__ = ("quotas",)
+    QUOTAS_FIELD_NUMBER: _ClassVar[int]
+    quotas: _containers.RepeatedCompositeFieldContainer[Quota]
+    def __init__(self, quotas: _Optional[_Iterable[_Union[Quota, _Mapping[str, _Any]]]] = ...) -> None: ...
+
+class SetQuotaRequest(_message.Message):
+    __slots__ = ("kind", "name", "quota", "limit")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    name: str
+    quota: str
+    limit: int
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., quota: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class SetQuotaResponse(_message.Message):
+    __slots__ = ("quota",)
+    QUOTA_FIELD_NUMBER: _ClassVar[int]
+    quota: Quota
+    def __init__(self, quota: _Optional[_Union[Quota, _Mapping[str, _Any]]] = ...) -> None: ...
+
 SERVICE: str
 METHODS: _Mapping[str, _Method]

@@ -272,6 +272,17 @@ class AdminClient:
         request = public.RecallMessageRequest(topic=public.Resource(name=topic), recall_handle=handle)
         return self._call(public.METHODS["RecallMessage"], request, public.RecallMessageResponse)
 
+    def quotas(self) -> Sequence[wire.Quota]:
+        """Ask what keys and addresses have and may have."""
+        return self._call(wire.METHODS["ListQuotas"], wire.ListQuotasRequest(), wire.ListQuotasResponse).quotas
+
+    def set_quota(self, kind: str, name: str, quota: str, limit: int | None) -> wire.Quota:
+        """Limit a key or an address; None: back to the default."""
+        request = wire.SetQuotaRequest(kind=kind, name=name, quota=quota)
+        if limit is not None:
+            request.limit = limit
+        return self._call(wire.METHODS["SetQuota"], request, wire.SetQuotaResponse).quota
+
     def _call(
         self, method: Method, request: Message, response_class: type[_Response], timeout_s: float | None = None
     ) -> _Response:

@@ -24,6 +24,9 @@ def _answer(path: str, handler: Handler, admit: Admit) -> Callable[[bytes, Reque
 
     async def answer(body: bytes, headers: RequestHeaders) -> bytes:
         try:
+            admission = headers.admission
+            if admission is not None and admission.refusal is not None:
+                raise admission.refusal
             request = parse(body)
             admit(headers.get, request)
             return (await handler.call(request)).SerializeToString()

@@ -19,6 +19,7 @@ from dmq.admin.clients import ClientCalls
 from dmq.admin.clock_source import ClockCalls, ClockSource
 from dmq.admin.listing import ListingCalls
 from dmq.admin.objects import ObjectCalls
+from dmq.admin.quotas import QuotaCalls
 from dmq.admin.snapshot_source import SnapshotSource
 from dmq.admin.source import AdminSource, MessageState
 from dmq.errors import DmqError, StoreCorrupt
@@ -56,6 +57,7 @@ class AdminService:
         snapshots: SnapshotSource | None = None,
         backups: BackupSource | None = None,
         clock: ClockSource | None = None,
+        quotas: QuotaCalls | None = None,
     ) -> None:
         """Without ``snapshots`` there is no audit trail, without ``backups`` no copy: calls about them are refused."""
         self._source = source
@@ -65,6 +67,7 @@ class AdminService:
         self.backups = BackupCalls(backups)
         self.clock = ClockCalls(clock)
         self.clients = ClientCalls(source)
+        self.quotas = quotas or QuotaCalls()
 
     async def get_status(self, _request: wire.GetStatusRequest) -> wire.GetStatusResponse:
         """Say how the daemon is."""
@@ -227,6 +230,8 @@ def handlers(service: AdminService) -> Mapping[str, Handler]:
         "ListMessages": service.listing.list_messages,
         **service.objects.calls,
         **service.clock.calls,
+        "ListQuotas": service.quotas.list_quotas,
+        "SetQuota": service.quotas.set_quota,
         "ListClients": service.clients.list_clients,
         "GetClientStack": service.clients.get_client_stack,
         "VerifyClientMessage": service.clients.verify_client_message,

@@ -24,6 +24,7 @@ from dmq.cli import (
     msg,
     msg_ls,
     peek,
+    quota,
     retry,
     serve,
     spool,
@@ -198,6 +199,12 @@ _clock = typer.Typer(cls=ClockGroup, help="The clock of the daemon's host.", ric
 _clock.command("show")(clock.show)
 _clock.command("accept")(clock.accept)
 app.add_typer(_clock, name="clock")
+
+_quota = typer.Typer(cls=Group, help="What access keys and client addresses may have at a time.", rich_markup_mode=None)
+_quota.command("ls")(quota.ls)
+_quota.command("set")(quota.set_)
+_quota.command("unset")(quota.unset)
+app.add_typer(_quota, name="quota")
 
 _backoff = typer.Typer(cls=Group, help="What a retry policy means; without a daemon.", rich_markup_mode=None)
 _backoff.command("show")(backoff.show)

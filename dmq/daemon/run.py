@@ -9,6 +9,7 @@ import signal
 import sys
 from contextlib import AsyncExitStack
 from datetime import timedelta
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import structlog
 import uvloop
 
 from broker_adapter.clock import Clock, SystemClock
+from dmq.acl.quotas import RESERVE_PART, Bounds, Quotas
+from dmq.admin.quotas import QuotaCalls
 from dmq.admin.service import AdminService
 from dmq.admin.source import CellState
 from dmq.audit.events import EventKind, cell_event, gap_event
@@ -30,13 +33,14 @@ from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.checks import CheckOptions
 from dmq.embedded.registry import AutoCreate
 from dmq.embedded.topic_settings import Keep
-from dmq.errors import AddressInUse, StoreError
+from dmq.errors import AddressInUse, StoreCorrupt, StoreError
 from dmq.log import configure
 from dmq.metrics import Metrics, MetricsServer, start_http
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.believed import ClockOptions
 from dmq.store.cell import tighten
-from dmq.store.ops import Emit
+from dmq.store.keys import META_QUOTAS
+from dmq.store.ops import Emit, Family, Put
 from dmq.store.rocks import RocksOptions
 from dmq.store.store import Store, StoreOptions
 from dmq.units import Address
@@ -106,9 +110,10 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         stack.callback(scheduler.close)
         report = Report(config, store, broker, metrics, _version(), store.clock.now_ms(), exporter=exporter)
         report.watch()
-        server = transport_of(
-            config, store.clock, broker, metrics, AdminService(report, snapshots, backups, Clocks(store))
-        )
+        quotas = _quotas(config, store, store.clock)
+        quota_calls = QuotaCalls(quotas, partial(_keep_quotas, store))
+        admin = AdminService(report, snapshots, backups, Clocks(store), quota_calls)
+        server = transport_of(config, store.clock, broker, metrics, admin, quotas)
         stack.push_async_callback(server.stop, config.shutdown_grace_s)
         metrics_server = _start_metrics(config, metrics, report)
         if metrics_server is not None:
@@ -132,6 +137,24 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
             await server.stop(0)
     log.info("stopped", code=EXIT_OK if failure is None else EXIT_FAILED)
     return EXIT_OK if failure is None else EXIT_FAILED
+
+
+def _quotas(config: DaemonConfig, store: Store, clock: Clock) -> Quotas:
+    bounds = Bounds(
+        streams=config.streams_max,
+        polls=config.receives_waiting_max,
+        bytes_held=config.held_bytes_max,
+        bytes_reserve=config.held_bytes_max // RESERVE_PART,
+    )
+    (kept,) = store.get_many(Family.META, [META_QUOTAS])
+    try:
+        return Quotas(clock, bounds, kept or b"")
+    except (ValueError, TypeError) as error:
+        raise StoreCorrupt(f"the limits of keys and addresses cannot be read: {error}") from error
+
+
+async def _keep_quotas(store: Store, encoded: bytes) -> None:
+    await store.commit_async([Put(Family.META, META_QUOTAS, encoded)])
 
 
 def _broker(config: DaemonConfig, store: Store) -> EmbeddedBroker:

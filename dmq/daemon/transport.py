@@ -7,6 +7,7 @@ from typing import Protocol
 from broker_adapter.clock import Clock
 from dmq.acl.file import KeyFile
 from dmq.acl.guard import Guard
+from dmq.acl.quotas import Quotas
 from dmq.admin import admin_v1
 from dmq.admin.service import AdminService
 from dmq.config import DaemonConfig
@@ -35,7 +36,7 @@ class Transport(Protocol):
 
 
 def transport_of(
-    config: DaemonConfig, clock: Clock, broker: EmbeddedBroker, metrics: Metrics, admin: AdminService
+    config: DaemonConfig, clock: Clock, broker: EmbeddedBroker, metrics: Metrics, admin: AdminService, quotas: Quotas
 ) -> Transport:
     """Return the transport that ``config`` names, not listening yet. Only that one is imported."""
     settings = SidecarConfig(
@@ -49,7 +50,8 @@ def transport_of(
         sessions_max=config.sessions_max,
     )
     sessions = Sessions(clock, sessions_max=config.sessions_max)
-    service = MessagingService(broker, clock, sessions, settings, broker.transactions, broker.pulls)
+    quotas.is_known = broker.registry.is_known
+    service = MessagingService(broker, clock, sessions, settings, broker.transactions, broker.pulls, quotas=quotas)
     broker.on_group_changed = service.group_changed
     admin.clients.attach(Clients(clock, sessions, service.streams))
     guard = Guard(KeyFile(config.acl, clock), clock) if config.acl is not None else None
@@ -69,6 +71,7 @@ def transport_of(
             handlers=(grpc_handler(admin, guard),),
             reflected=(admin_v1.SERVICE,),
         )
+    from dmq.admin.access import entrances
     from dmq.admin.http2 import methods
     from dmq.sidecar.http2_server import Http2Transport
 
@@ -83,6 +86,9 @@ def transport_of(
         port=port,
         monotonic_s=clock.monotonic_s,
         methods=methods(admin, guard),
+        entrances=entrances(),
+        guard=guard,
+        request_s=config.request_time.total_seconds(),
         reflected=(admin_v1.SERVICE,),
         tls=tls.context if tls is not None else None,
         plain_served_to="all" if config.tls_client_ca is None else "loopback",

@@ -88,6 +88,12 @@ class Registry:
             raise Refused(Rule.TOPIC_UNKNOWN, "nobody made it, and topic_auto_create is off", value=name)
         return await self.make_topic(name)
 
+    def is_known(self, kind: str, name: str) -> bool:
+        """Say whether using one of ``topics`` or ``groups`` makes none: there is one, or none is made by using it."""
+        if kind == "topics":
+            return name in self.names.topics or not self._auto_create.topics
+        return name in self.names.groups or not self._auto_create.groups
+
     async def make_topic(self, name: str, queues: int = 0, settings: TopicSettings = MIXED) -> Topic:
         """Make a topic, durable on return; with ``queues`` 0 it has as many as the configuration says."""
         if check_topic(name).startswith(RETRY_PREFIX):

@@ -11,6 +11,8 @@ another status than OK by raising ``CallEnded``.
 
 from __future__ import annotations
 
+from dmq.http2.admission import Admission, Admit
+from dmq.http2.bounds import LOOPBACK, Account, address_of
 from dmq.http2.errors import CallEnded, Status
 from dmq.http2.headers import RequestHeaders
 from dmq.http2.limits import Limits, Rate
@@ -20,6 +22,10 @@ from dmq.http2.server import Figures, Http2Server
 from dmq.http2.tls import make_context
 
 __all__ = [
+    "LOOPBACK",
+    "Account",
+    "Admission",
+    "Admit",
     "Bidirectional",
     "CallEnded",
     "Figures",
@@ -32,5 +38,6 @@ __all__ = [
     "Status",
     "Streaming",
     "Unary",
+    "address_of",
     "make_context",
 ]

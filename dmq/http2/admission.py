@@ -13,8 +13,8 @@ class Admission:
     """What is known of a call from its headers. One value may serve many calls.
 
     A call with a ``refusal`` gets its handler's answer to that: what it sends is dropped, not kept. ``key`` is who its
-    bytes count for beside ``address``; ``credential`` is whatever the one who admits wants to find again. ``is_operator``
-    lets its bytes into the reserve. ``request_max`` bounds a message of it (0: the server's bound).
+    bytes count for beside ``address``; ``credential`` is whatever the one who admits wants to find again.
+    ``is_operator`` lets its bytes into the reserve. ``request_max`` bounds a message of it (0: the server's bound).
     """
 
     address: str

@@ -1,9 +1,9 @@
-"""Token buckets against floods, and the accounts of bytes that wait: whose they are, and who has to go when it is too much.
+"""Token buckets against floods, and the accounts of bytes that wait: whose they are, and who makes room.
 
 Each connection has an account for each key that calls on it. An account adds up in three pools: everybody, its
-address, its key. A pool that is too full is relieved of what its largest account has waiting for its peer (requests that
-are not whole, answers that are not taken), unless that is the account which asks for more: then its call is refused. So
-nobody who holds less than others is refused because of them.
+address, its key. A pool that is too full is relieved of what its largest account has waiting for its peer (requests
+that are not whole, answers that are not taken), unless that is the account which asks for more: then its call is
+refused. So nobody who holds less than others is refused because of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Final
 
 from dmq.http2.errors import Code, ConnectionFault
 from dmq.http2.limits import Rate
-
 
 SHARES: Final = 4  # no address and no key holds more than one of so many parts, unless it is told otherwise
 LOOPBACK: Final = "loopback"
@@ -36,12 +35,18 @@ class Allowance:
 
     def spend(self, now_s: float) -> None:
         """Take one; raises ConnectionFault (ENHANCE_YOUR_CALM) if there is none."""
+        if not self.has_one(now_s):
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, f"too many {self._what}")
+
+    def has_one(self, now_s: float) -> bool:
+        """Take one; False if there is none."""
         if self._left < 1:
             self._left = min(self._rate.burst, self._left + (now_s - self._seen_s) * self._rate.per_s)
             self._seen_s = now_s
             if self._left < 1:
-                raise ConnectionFault(Code.ENHANCE_YOUR_CALM, f"too many {self._what}")
+                return False
         self._left -= 1
+        return True
 
     def refill(self) -> None:
         """Make it full again: the peer has done something of use."""
@@ -64,7 +69,7 @@ class Pool:
         return f"{self.kind} {self.name}".rstrip()
 
     def relieve(self, account: Account) -> bool:
-        """Have the largest account let go of what waits for its peer; False if that is ``account``, or frees nothing."""
+        """Have the largest account let go of what waits for its peer; False if that is ``account`` or frees nothing."""
         largest = max(self.accounts, key=_held_by, default=account)
         if largest is account or largest.bytes_held <= account.bytes_held:
             return False
@@ -128,7 +133,7 @@ class Account:
 
 
 class Accounts:
-    """Opens accounts, and knows the pools. ``share_of`` says what one ``address`` or ``key`` may hold (None: a quarter)."""
+    """Opens accounts, and knows the pools. ``share_of``: what an ``address`` or a ``key`` may hold; None: a quarter."""
 
     def __init__(self, bytes_max: int, reserve: int, share_of: ShareOf = lambda _, __: None) -> None:
         """Nobody but operators may fill the last ``reserve`` bytes."""

@@ -98,16 +98,18 @@ class RequestHeaders:
     """The headers of one call. Names are in lower case.
 
     ``deadline_s`` is what was left of the deadline when the call came in (``None`` without one), ``peer`` the client's
-    address such as ``ipv4:127.0.0.1:5000``, ``admission`` what was decided about it. Values that cannot be decoded count as absent.
+    address such as ``ipv4:127.0.0.1:5000``, ``admission`` what was decided about it. Values that cannot
+    be decoded count as absent.
     """
 
-    __slots__ = ("account", "admission", "deadline_s", "names", "peer", "values")
+    __slots__ = ("account", "admission", "deadline_s", "names", "packed_bytes", "peer", "values")
 
     def __init__(self, names: Sequence[str], values: Sequence[bytes], peer: str) -> None:
         self.names = names
         self.values = values
         self.peer = peer
         self.deadline_s: float | None = None
+        self.packed_bytes = 0  # of the newest message, if it was compressed
         self.admission: Admission | None = None
         self.account: Account | None = None  # for what a handler keeps until the peer takes its answer
 

@@ -59,6 +59,7 @@ def only_message(connection: Connection, stream: Stream, encoding: str) -> bytes
     if not flag:
         return message
     plain = _plain(message, encoding, _request_max(connection, stream))
+    stream.headers.packed_bytes = len(message)
     stream.unread += len(plain) - len(message)  # what a handler has is what counts
     connection.out.hold(stream, len(plain) - len(message))
     return plain
@@ -100,7 +101,7 @@ def _size(connection: Connection, stream: Stream) -> int:
 
 
 def _plain(message: bytes, encoding: str, size_max: int) -> bytes:
-    """Decompress a message; never into more than ``size_max`` bytes, nor than is honest for so few, whatever it claims."""
+    """Decompress a message; never into more than ``size_max`` bytes, nor into more than so few can honestly be."""
     if encoding in _NOT_COMPRESSED:
         raise CallEnded(Status.INTERNAL, "a compressed message of a call that names no compression")
     size_max = min(size_max, max(INFLATED_FREE_BYTES, len(message) * INFLATED_RATIO))

@@ -72,7 +72,7 @@ class Methods:
         self._wires_max = 4 * len(self._by_path)  # plain and Huffman, and a length may be spelt in more ways
 
     def admit(self, stream: Stream) -> tuple[Method, str, str]:
-        """Return the method, the path and the compression of a request, and set what its headers know about its deadline.
+        """Return the method, the path and the compression of a request, and set what is known about its deadline.
 
         Raises CallEnded or NotGrpc.
         """

@@ -159,12 +159,7 @@ class ClientProtocol(asyncio.Protocol):
             control.probe()
         if connection.streams:
             self._busy_s = now_s
-        if now_s - self._stalled_s > limits.request_s / _STALLED_LOOKS:
-            self._stalled_s = now_s
-            self.calls.end_stalled(now_s, is_read=self._is_reading and not self._is_waiting)
-            if self._is_deaf(now_s):
-                self.abort("answers_not_taken")
-                return
+        self._look_for_stalled(now_s)
         is_idle = limits.idle_s is not None and now_s - self._busy_s > limits.idle_s
         is_old = limits.age_s is not None and now_s - self._made_s > limits.age_s
         if (is_idle or is_old) and not control.is_draining:
@@ -172,6 +167,14 @@ class ClientProtocol(asyncio.Protocol):
         if control.is_draining and now_s - self._drained_s > limits.age_grace_s:
             self.finish()
         self.flush()
+
+    def _look_for_stalled(self, now_s: float) -> None:
+        if now_s - self._stalled_s <= self._host.limits.request_s / _STALLED_LOOKS:
+            return
+        self._stalled_s = now_s
+        self.calls.end_stalled(now_s, is_read=self._is_reading and not self._is_waiting)
+        if self._is_deaf(now_s):
+            self.abort("answers_not_taken")
 
     def _is_deaf(self, now_s: float) -> bool:
         """Say whether the peer has taken nothing of what was written for as long as a request may take."""
@@ -181,7 +184,7 @@ class ClientProtocol(asyncio.Protocol):
         self._unsent = unsent
         return now_s - self._unsent_s > self._host.limits.request_s
 
-    def _account_of(self, key: str, is_operator: bool) -> Account:  # noqa: FBT001 - as ``Accounts.open`` has it
+    def _account_of(self, key: str, is_operator: bool) -> Account:
         account = self._accounts.get((key, is_operator))
         if account is None:
             account = self._host.accounts.open(self.address, key, self._let_go, is_operator=is_operator)

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
+from broker_adapter.limits import MESSAGES_PER_SEND_MAX, REQUEST_BYTES_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name
+from dmq.acl.gate import Entrance
 from dmq.acl.guard import Guard
-from dmq.acl.rules import ADMIN_KEY, GROUP, PUB, SUB, TOPIC, AccessKey, Need
+from dmq.acl.rules import ADMIN_KEY, ANY, GROUP, PUB, SUB, TOPIC, AccessKey, Need
+from dmq.http2 import Admission
 from dmq.sidecar.call import Call
 from dmq.sidecar.dispatch import Served
 
@@ -42,7 +45,8 @@ def _of_queue_and_group(request: Any) -> Iterable[Need]:  # noqa: ANN401
 
 
 def _of_heartbeat(request: wire.HeartbeatRequest) -> Iterable[Need]:
-    if request.client_type == wire.PRODUCER or not request.group.name:
+    # A producer's group is not looked at. Everything else that names one, if only by its namespace, is judged by it.
+    if request.client_type == wire.PRODUCER or not full_name(request.group):
         return ()
     return (Need(SUB, GROUP, full_name(request.group)),)
 
@@ -57,7 +61,7 @@ def _of_route(request: wire.QueryRouteRequest) -> Iterable[Need]:
 
 
 def _of_messages(request: wire.SendMessageRequest) -> Iterable[Need]:
-    return {_pub(message.topic) for message in request.messages}
+    return {_pub(message.topic) for message in request.messages[: MESSAGES_PER_SEND_MAX + 1]}  # more are refused
 
 
 def _of_queue(request: wire.QueryOffsetRequest) -> Iterable[Need]:
@@ -110,6 +114,49 @@ NEEDS: Mapping[str, Needs] = MappingProxyType(
 )
 
 
+_SEND = (Need(PUB, TOPIC, ANY),)
+_READ = (Need(SUB, TOPIC, ANY), Need(SUB, GROUP, ANY))
+# What a key must have some rule for, whatever the request names: judged by the headers. Nothing: any key will do, for
+# a connected client that has lost its rules says so, and says goodbye.
+AT_ALL: Mapping[str, tuple[Need, ...]] = MappingProxyType(
+    {
+        "QueryRoute": (Need(f"{PUB}|{SUB}", TOPIC, ANY),),
+        "Telemetry": (),
+        "Heartbeat": (),
+        "NotifyClientTermination": (),
+        "SendMessage": _SEND,
+        "RecallMessage": _SEND,
+        "EndTransaction": _SEND,
+        "QueryAssignment": _READ,
+        "ReceiveMessage": _READ,
+        "AckMessage": _READ,
+        "ChangeInvisibleDuration": _READ,
+        "ForwardMessageToDeadLetterQueue": _READ,
+        "PullMessage": _READ,
+        "GetOffset": _READ,
+        "UpdateOffset": _READ,
+        "QueryOffset": (Need(SUB, TOPIC, ANY),),
+        "SyncLiteSubscription": _READ,
+    }
+)
+# The largest requests; a send may hold 1,024 messages, a client's stack many threads.
+_REQUEST_MAX: Mapping[str, int] = MappingProxyType({"SendMessage": REQUEST_BYTES_MAX, "Telemetry": 4 * 1024 * 1024})
+_REQUEST_MAX_OTHERS: Final = 1024 * 1024
+
+
+def entrances() -> dict[str, Entrance]:
+    """Return what the headers of each RPC decide, by path."""
+    return {
+        method.path: Entrance(rpc=rpc, request_max=_REQUEST_MAX.get(rpc, _REQUEST_MAX_OTHERS), lacks=_lacking(rpc))
+        for rpc, method in wire.METHODS.items()
+    }
+
+
+def _lacking(rpc: str) -> Callable[[AccessKey], Need | None]:
+    needs = AT_ALL.get(rpc, (ADMIN_KEY,))
+    return lambda key: key.lacks(*needs)
+
+
 class Guarded:
     """A service whose calls are let through by a guard first.
 
@@ -131,7 +178,7 @@ class Guarded:
         self, requests: AsyncIterator[wire.TelemetryCommand], call: Call
     ) -> AsyncGenerator[wire.TelemetryCommand, None]:
         """Serve a stream as long as its key is good: each frame, also the server's, is judged by the rules of now."""
-        key = self._guard.admit("Telemetry", call.header, ())
+        key = self._key_of("Telemetry", call)
         _within(key, call)
 
         async def checked() -> AsyncIterator[wire.TelemetryCommand]:
@@ -144,15 +191,30 @@ class Guarded:
                 self._guard.recheck("Telemetry", key, _of_command(frame))
                 yield frame
 
+    def _key_of(self, rpc: str, call: Call) -> AccessKey:
+        admission = call.admission
+        if admission is None:  # its transport does not judge by headers
+            return self._guard.admit(rpc, call.header, ())
+        assert isinstance(admission.credential, AccessKey)
+        return admission.credential
+
     def _admitting(self, rpc: str, serve: Callable[[Any, Call], Any]) -> Callable[[Any, Call], Any]:
-        needs, admit = NEEDS.get(rpc, _unlisted), self._guard.admit
+        needs, admit, check = NEEDS.get(rpc, _unlisted), self._guard.admit, self._guard.check
 
         def serve_if_admitted(request: Any, call: Call) -> Any:  # noqa: ANN401 - what `serve` returns
-            _within(admit(rpc, call.header, needs(request)), call)
+            admission = call.admission
+            if admission is None:
+                key = admit(rpc, call.header, needs(request))
+            else:
+                key = self._key_of(rpc, call)
+                check(rpc, key, needs(request))
+            _within(key, call)
             return serve(request, call)
 
         return serve_if_admitted
 
 
 def _within(key: AccessKey, call: Call) -> None:
+    if call.admission is None:
+        call.admission = Admission(address="", key=key.name, credential=key)
     call.client_id = f"{key.name}/{call.client_id}"

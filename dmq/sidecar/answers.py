@@ -8,6 +8,7 @@ stays where it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 import structlog
@@ -17,6 +18,7 @@ from broker_adapter.adapter import Pulled, PulledMessage
 from broker_adapter.message import Delivery
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_timestamp
+from dmq.http2 import Account
 from dmq.sidecar import mapping
 from dmq.sidecar.codes import OK_STATUS
 
@@ -38,23 +40,45 @@ log = structlog.get_logger("dmq.sidecar")
 
 
 def received(
-    deliveries: Sequence[Delivery], topic: wire.Resource, store_host: str, now_ms: Callable[[], int]
+    deliveries: Sequence[Delivery],
+    topic: wire.Resource,
+    store_host: str,
+    now_ms: Callable[[], int],
+    account: Account | None = None,
 ) -> Iterator[list[wire.ReceiveMessageResponse]]:
     """Give the status first, each message, the time of delivery last."""
-    yield from _in_pieces(
-        _RECEIVED if deliveries else _NOTHING_RECEIVED,
-        _filled(wire.ReceiveMessageResponse, mapping.fill, deliveries, topic, store_host),
-        lambda: _delivered_at(now_ms()),
-    )
+    with _counted(deliveries, account):
+        yield from _in_pieces(
+            _RECEIVED if deliveries else _NOTHING_RECEIVED,
+            _filled(wire.ReceiveMessageResponse, mapping.fill, deliveries, topic, store_host),
+            lambda: _delivered_at(now_ms()),
+        )
 
 
-def pulled(found: Pulled, topic: wire.Resource, store_host: str) -> Iterator[list[wire.PullMessageResponse]]:
+def pulled(
+    found: Pulled, topic: wire.Resource, store_host: str, account: Account | None = None
+) -> Iterator[list[wire.PullMessageResponse]]:
     """Give the status first, each message, the offset to go on from last."""
-    yield from _in_pieces(
-        _PULLED if found.messages else _NOTHING_PULLED,
-        _filled(wire.PullMessageResponse, mapping.fill_pulled, found.messages, topic, store_host),
-        lambda: wire.PullMessageResponse(next_offset=found.next_offset),
-    )
+    with _counted(found.messages, account):
+        yield from _in_pieces(
+            _PULLED if found.messages else _NOTHING_PULLED,
+            _filled(wire.PullMessageResponse, mapping.fill_pulled, found.messages, topic, store_host),
+            lambda: wire.PullMessageResponse(next_offset=found.next_offset),
+        )
+
+
+@contextmanager
+def _counted(messages: Sequence[Delivery] | Sequence[PulledMessage], account: Account | None) -> Iterator[None]:
+    """Count messages as held while they wait for the client to take those before them."""
+    size = sum(len(each.payload) for each in messages)
+    if account is None or not size:
+        yield
+        return
+    account.hold(size)
+    try:
+        yield
+    finally:
+        account.hold(-size)
 
 
 def _in_pieces(

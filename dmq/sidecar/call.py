@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dmq.http2 import RequestHeaders
+from dmq.http2 import Account, Admission, RequestHeaders
 
 CLIENT_ID_HEADER = "x-mq-client-id"
 LANGUAGE_HEADER = "x-mq-language"
@@ -17,7 +17,9 @@ class Call:
     """One RPC from one client; ``client_id`` is empty when the client sent none.
 
     Calls with a stream of answers may wait, and know more: ``deadline_s`` is what was left of the deadline when they
-    came in (``None`` without one), ``peer`` the client's address. Headers are looked up when asked for: most calls need
+    came in (``None`` without one), ``peer`` the client's address, ``account`` where answers count that the client has
+    not taken. ``admission`` is what was decided about the call by its headers, ``packed_bytes`` the size of a request
+    that came compressed. Headers are looked up when asked for: most calls need
     none but the client id.
     """
 
@@ -25,6 +27,9 @@ class Call:
     headers: Iterable[tuple[str, str | bytes]] = ()
     deadline_s: float | None = None
     peer: str = ""
+    admission: Admission | None = None
+    account: Account | None = None
+    packed_bytes: int = 0
 
     def header(self, name: str) -> str:
         """Return the first header of that (lower-case) name, or the empty string; binary ones are not read."""

@@ -20,6 +20,7 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_timestamp
 from dmq.sidecar.call import CLIENT_ID_HEADER, Call
 from dmq.sidecar.codes import status_of
+from dmq.sidecar.elements import ELEMENTS_MAX, PACKED_BYTES, PLAIN_BYTES, SEND_ELEMENTS_MAX, check_elements
 
 CLIENT_ID_CHARS_MAX = 512
 _ACCESS_CODES = {Rule.UNAUTHORIZED: "UNAUTHENTICATED", Rule.FORBIDDEN: "PERMISSION_DENIED"}
@@ -79,7 +80,9 @@ class Dispatcher:
     def unary(self, rpc: str) -> UnaryHandler:
         """Return the handler of an RPC with one answer."""
         method = wire.METHODS[rpc]
-        parse, response_class = method.request_class.FromString, method.response_class
+        request_class, response_class = method.request_class, method.response_class
+        parse = request_class.FromString
+        elements_max = SEND_ELEMENTS_MAX if rpc == "SendMessage" else ELEMENTS_MAX
         # Python and Java store the handle of an answer without looking at its status: a refusal repeats the old one.
         echoes_handle = "receipt_handle" in response_class.DESCRIPTOR.fields_by_name
         serve = self._service.unary.get(rpc, _unserved)
@@ -90,8 +93,11 @@ class Dispatcher:
             started_s = monotonic_s()
             request: Any = None
             try:
+                _check_admitted(call)
                 if call.client_id or not may_be_nobody or body:
                     _check_client_id(call.client_id)
+                if len(body) > PLAIN_BYTES or (call.packed_bytes and len(body) > PACKED_BYTES):
+                    check_elements(body, request_class, call.packed_bytes, elements_max)
                 request = parse(body)
                 answer = serve(request, call)
             except Exception as error:  # noqa: BLE001 - each is answered, and logged if it is ours
@@ -138,7 +144,10 @@ class Dispatcher:
             started_s = self._clock.monotonic_s()
             code = 0
             try:
+                _check_admitted(call)
                 _check_client_id(call.client_id)
+                if len(body) > PACKED_BYTES:
+                    check_elements(body, method.request_class, call.packed_bytes, ELEMENTS_MAX)
                 request: Any = parse(body)
                 if serve is None:
                     raise _not_served()
@@ -160,6 +169,7 @@ class Dispatcher:
             started_s = self._clock.monotonic_s()
             code: int = wire.OK
             try:
+                _check_admitted(call)
                 _check_client_id(call.client_id)
                 async with aclosing(self._service.telemetry(_parsed(bodies), call)) as frames:
                     async for frame in frames:
@@ -189,6 +199,12 @@ class Dispatcher:
             self._observer.call_done(rpc, code, self._clock.monotonic_s() - started_s)
 
 
+def _check_admitted(call: Call) -> None:
+    admission = call.admission
+    if admission is not None and admission.refusal is not None:
+        raise admission.refusal
+
+
 def _check_client_id(client_id: str) -> None:
     if not client_id:
         raise Refused(Rule.CLIENT_ID, f"client id cannot be empty: the metadata entry {CLIENT_ID_HEADER} is missing")
@@ -207,6 +223,8 @@ def _not_served() -> Refused:
 
 async def _parsed(bodies: AsyncIterator[bytes]) -> AsyncIterator[wire.TelemetryCommand]:
     async for body in bodies:
+        if len(body) > PACKED_BYTES:
+            check_elements(body, wire.TelemetryCommand, 0, ELEMENTS_MAX)
         yield wire.TelemetryCommand.FromString(body)
 
 

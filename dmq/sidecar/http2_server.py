@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import structlog
 from grpc_health.v1 import health_pb2
 
+from broker_adapter.errors import Overloaded
 from broker_adapter.limits import REQUEST_BYTES_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.pool import POOL
+from dmq.acl.gate import Entrance, Gate, holders_of
+from dmq.acl.guard import Guard
+from dmq.acl.quotas import Holder, Quota, Quotas
 from dmq.errors import AddressInUse, DmqError
 from dmq.http2 import (
     Bidirectional,
@@ -28,13 +33,15 @@ from dmq.http2 import (
     Streaming,
     Unary,
 )
-from dmq.sidecar import health
+from dmq.http2.bounds import SHARES
+from dmq.sidecar import access, health
 from dmq.sidecar.call import CLIENT_ID_HEADER, Call
 from dmq.sidecar.dispatch import Dispatcher, StreamEnded, StreamHandler, TelemetryHandler, UnaryHandler
 from dmq.sidecar.service import MessagingService
 
 log = structlog.get_logger("dmq.sidecar")
 
+_SMALL_REQUEST_MAX = 16 * 1024
 _REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
 
 
@@ -53,8 +60,13 @@ class Http2Transport:
         reflected: Sequence[str] = (),
         tls: Callable[[], ssl.SSLContext] | None = None,
         plain_served_to: PlainServedTo = "all",
+        guard: Guard | None = None,
+        entrances: Mapping[str, Entrance] = MappingProxyType({}),
+        request_s: float = 30.0,
     ) -> None:
-        """Listen nowhere yet. ``methods`` are those of other services on this port, ``reflected`` their names.
+        """Listen nowhere yet. ``entrances`` are those of ``methods``, by path.
+
+        ``methods`` are those of other services on this port, ``reflected`` their names.
 
         What is to be reflected must be in our private descriptor pool. ``tls`` gives the context of the
         next connection, ``plain_served_to`` says who may do without it.
@@ -64,21 +76,36 @@ class Http2Transport:
         self._port = port
         self._health = health.Health(("", wire.SERVICE))
         names = (wire.SERVICE, health.SERVICE, _REFLECTION, *reflected)
+        quotas = service.quotas
+        bounds = quotas.bounds
+        places = _Watches(quotas)
+        gate = Gate({**access.entrances(), **_entrances(), **entrances}, guard, quotas)
         self._server = Http2Server(
             {
                 **_messaging(dispatcher),
-                **_health(self._health),
-                f"/{_REFLECTION}/ServerReflectionInfo": Bidirectional(_Reflection(names)),
+                **_health(self._health, places),
+                f"/{_REFLECTION}/ServerReflectionInfo": Bidirectional(_Reflection(names, places)),
                 **(methods or {}),
             },
             host=host,
             port=port,
             monotonic_s=monotonic_s,
-            limits=Limits(request_max=REQUEST_BYTES_MAX),
+            limits=Limits(
+                request_max=REQUEST_BYTES_MAX,
+                held_in_all=bounds.bytes_held,
+                held_per_connection=bounds.bytes_held // SHARES,
+                held_reserve=bounds.bytes_reserve,
+                request_s=request_s,
+            ),
+            admit=gate.admit,
+            share_of=lambda kind, name: quotas.limit(Quota.BYTES, Holder(kind, name)),
             tls=tls,
             plain_served_to=plain_served_to,
             is_busy=service.is_busy,
         )
+        accounts = self._server.accounts
+        quotas.bytes_of = lambda holder: accounts.held_by(*holder)
+        quotas.on_change = accounts.share_changed
         service.on_room = self._server.turns.go_on
 
     @property
@@ -131,7 +158,7 @@ def _messaging(dispatcher: Dispatcher) -> dict[str, Method]:
 
 def _unary(handle: UnaryHandler) -> Callable[[bytes, RequestHeaders], Awaitable[bytes]]:
     def serve(body: bytes, headers: RequestHeaders) -> Awaitable[bytes]:
-        return handle(body, Call(client_id=headers.get(CLIENT_ID_HEADER) or "", headers=headers))
+        return handle(body, _call(headers))
 
     return serve
 
@@ -157,15 +184,25 @@ def _telemetry(
     return serve
 
 
+def _call(headers: RequestHeaders) -> Call:
+    return Call(
+        client_id=headers.get(CLIENT_ID_HEADER) or "",
+        headers=headers,
+        admission=headers.admission,
+        packed_bytes=headers.packed_bytes,
+    )
+
+
 def _waiting_call(headers: RequestHeaders) -> Call:
-    client_id = headers.get(CLIENT_ID_HEADER) or ""
-    return Call(client_id=client_id, headers=headers, deadline_s=headers.deadline_s, peer=headers.peer)
+    call = _call(headers)
+    call.deadline_s, call.peer, call.account = headers.deadline_s, headers.peer, headers.account
+    return call
 
 
 # -- services that come with every port --------------------------------------------------------------------------------
 
 
-def _health(state: health.Health) -> dict[str, Method]:
+def _health(state: health.Health, places: _Watches) -> dict[str, Method]:
     def parsed(body: bytes) -> health_pb2.HealthCheckRequest:
         try:
             return health_pb2.HealthCheckRequest.FromString(body)
@@ -178,22 +215,65 @@ def _health(state: health.Health) -> dict[str, Method]:
         except health.UnknownService as error:
             raise CallEnded(Status.NOT_FOUND, "no such service") from error
 
-    async def watch(body: bytes, _: RequestHeaders) -> AsyncGenerator[bytes, None]:
-        async with aclosing(state.watch(parsed(body))) as answers:
-            async for answer in answers:
-                yield answer.SerializeToString()
+    async def watch(body: bytes, headers: RequestHeaders) -> AsyncGenerator[bytes, None]:
+        with places.one(headers):
+            async with aclosing(state.watch(parsed(body))) as answers:
+                async for answer in answers:
+                    yield answer.SerializeToString()
 
     return {f"/{health.SERVICE}/Check": Unary(check), f"/{health.SERVICE}/Watch": Streaming(watch)}
+
+
+def _entrances() -> dict[str, Entrance]:
+    check = Entrance(rpc="Check", request_max=_SMALL_REQUEST_MAX, is_operators=True)
+    others = Entrance(rpc="Watch", request_max=_SMALL_REQUEST_MAX)
+    return {
+        f"/{health.SERVICE}/Check": check,
+        f"/{health.SERVICE}/Watch": others,
+        f"/{_REFLECTION}/ServerReflectionInfo": others,
+    }
+
+
+class _Watches:
+    """How many streams of health and reflection may be open, which need no key."""
+
+    def __init__(self, quotas: Quotas) -> None:
+        self._quotas = quotas
+        self._open = 0
+
+    @contextmanager
+    def one(self, headers: RequestHeaders) -> Iterator[None]:
+        """Count one more for as long as it lasts. Raises CallEnded if it is one too many."""
+        holders, limit = holders_of(headers.admission), self._quotas.bounds.watches
+        try:
+            if self._open >= limit:
+                raise Overloaded("watches", limit=limit)
+            self._quotas.take(Quota.WATCHES, holders)
+        except Overloaded as error:
+            raise CallEnded(Status.RESOURCE_EXHAUSTED, str(error)) from error
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+            self._quotas.free(Quota.WATCHES, holders)
 
 
 class _Reflection:
     """grpcio's own servicer of reflection, on bytes. It is loaded by the first who asks: it brings all of grpcio."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], places: _Watches) -> None:
         self._names = names
+        self._places = places
         self._loaded: Any = None
 
-    async def __call__(self, bodies: AsyncIterator[bytes], _: RequestHeaders) -> AsyncGenerator[bytes, None]:
+    async def __call__(self, bodies: AsyncIterator[bytes], headers: RequestHeaders) -> AsyncGenerator[bytes, None]:
+        with self._places.one(headers):
+            async for answer in self._answers(bodies):
+                yield answer
+                await asyncio.sleep(0)  # the next question may be there already, and others want their turn
+
+    async def _answers(self, bodies: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         if self._loaded is None:
             self._loaded = await asyncio.get_running_loop().run_in_executor(None, self._load)
         servicer, parse = self._loaded

@@ -7,6 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from broker_adapter.errors import Overloaded
+from dmq.acl.gate import holders_of
+from dmq.acl.quotas import Quota, Quotas
+from dmq.sidecar.call import Call
 
 _Found = TypeVar("_Found")
 
@@ -49,19 +52,26 @@ class Places:
 class Polls:
     """Receives and pulls that wait for messages, each in a timeout by which it can be ended before its time."""
 
-    def __init__(self, *, in_all: int, per_client: int) -> None:
+    def __init__(self, *, in_all: int, per_client: int, quotas: Quotas) -> None:
+        self._quotas = quotas
         self._places = Places("receives waiting", in_all=in_all, per_client=per_client)
         self._waits: dict[str, set[asyncio.Timeout]] = {}
         self._is_closed = False
 
     async def run(
-        self, client_id: str, poll: Callable[[int], Awaitable[_Found]], wait_ms: int, *, nothing: _Found
+        self, call: Call, poll: Callable[[int], Awaitable[_Found]], wait_ms: int, *, nothing: _Found
     ) -> _Found:
         """Return what ``poll`` finds, which is told how long it may wait; ``nothing`` if its wait was ended.
 
         Raises ``Overloaded`` if there is no place for it.
         """
-        self._places.take(client_id)
+        client_id, holders = call.client_id, holders_of(call.admission)
+        self._quotas.take(Quota.POLLS, holders)
+        try:
+            self._places.take(client_id)
+        except Overloaded:
+            self._quotas.free(Quota.POLLS, holders)
+            raise
         wait = asyncio.timeout(None)
         self._waits.setdefault(client_id, set()).add(wait)
         try:
@@ -73,6 +83,7 @@ class Polls:
             return nothing
         finally:
             self._places.free(client_id)
+            self._quotas.free(Quota.POLLS, holders)
             waits = self._waits.get(client_id)
             if waits is not None:
                 waits.discard(wait)

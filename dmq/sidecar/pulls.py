@@ -23,9 +23,16 @@ from dmq.sidecar.places import Polls
 class PullCalls:
     """The four RPCs; none of them without a broker that can do it. Everything runs on one event loop."""
 
-    def __init__(self, broker: PullBroker | None, polls: Polls, store_host: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        broker: PullBroker | None,
+        polls: Polls,
+        may_make: Callable[[str, str, Call], None],
+        store_host: Callable[[], str],
+    ) -> None:
         self._broker = broker
         self._polls = polls
+        self._may_make = may_make  # a topic and a group that the call uses
         self._store_host = store_host
         self.unary: Mapping[str, Callable[[Any, Call], Awaitable[Any]]] = {}
         self.streaming: Mapping[str, Callable[[Any, Call], Awaitable[Iterator[Any]]]] = {}
@@ -56,13 +63,14 @@ class PullCalls:
         offset, batch_max = request.offset, validate.batch_of(request)
         wait_ms = validate.wait_ms(request, call.deadline_s) if request.HasField("long_polling_timeout") else 0
         self.seen(wire.PULL_CONSUMER, group, call.client_id)
+        self._may_make(wanted.topic, group, call)
         found = await self._polls.run(
-            call.client_id,
+            call,
             lambda left_ms: broker.pull(wanted, offset, batch_max=batch_max, wait_ms=left_ms),
             wait_ms,
             nothing=Pulled((), offset),
         )
-        return pulled(found, request.message_queue.topic, self._store_host())
+        return pulled(found, request.message_queue.topic, self._store_host(), call.account)
 
     async def get_offset(self, request: wire.GetOffsetRequest, call: Call) -> wire.GetOffsetResponse:  # noqa: ARG002
         """Tell where a group continues on a queue; 40404 if it never said."""
@@ -77,11 +85,13 @@ class PullCalls:
     async def update_offset(
         self,
         request: wire.UpdateOffsetRequest,
-        call: Call,  # noqa: ARG002
+        call: Call,
     ) -> wire.UpdateOffsetResponse:
         """Keep where a group continues on a queue; the answer leaves once that is durable."""
         group, queue = validate.group_of(request.group), request.message_queue
-        await self._served().commit_offset(group, validate.topic_of(queue.topic), queue.id, request.offset)
+        topic = validate.topic_of(queue.topic)
+        self._may_make(topic, group, call)
+        await self._served().commit_offset(group, topic, queue.id, request.offset)
         return wire.UpdateOffsetResponse(status=OK_STATUS)
 
     async def query_offset(

@@ -20,6 +20,8 @@ from broker_adapter.message import Delivery, Envelope
 from broker_adapter.transactions import TransactionalBroker
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import to_envelope
+from dmq.acl.gate import holders_of
+from dmq.acl.quotas import Quota, Quotas
 from dmq.sidecar import mapping, validate
 from dmq.sidecar.answers import received
 from dmq.sidecar.call import Call
@@ -53,9 +55,12 @@ class MessagingService:
         config: SidecarConfig,
         transactions: TransactionalBroker | None = None,
         pulls: PullBroker | None = None,
+        *,
+        quotas: Quotas | None = None,
     ) -> None:
+        self.quotas = self._quotas = quotas = quotas or Quotas(clock)
         self._broker = broker
-        self._transactions = TransactionCalls(transactions, config, sessions)
+        self._transactions = TransactionCalls(transactions, config, sessions, quotas)
         self._clock = clock
         self._sessions = sessions
         self._config = config
@@ -64,9 +69,11 @@ class MessagingService:
         self._sends_in_flight = 0
         self._room_at = config.sends_busy // 2
         self.on_room: Callable[[], None] = lambda: None  # the transport may read on
-        self._polls = Polls(in_all=config.receives_waiting_max, per_client=config.receives_per_client_max)
-        self._pulls = PullCalls(pulls, self._polls, lambda: self._store_host)
-        self.streams = Streams(broker, sessions, self._transactions.producers, config)
+        self._polls = Polls(
+            in_all=config.receives_waiting_max, per_client=config.receives_per_client_max, quotas=quotas
+        )
+        self._pulls = PullCalls(pulls, self._polls, self._may_make, lambda: self._store_host)
+        self.streams = Streams(broker, sessions, self._transactions.producers, config, quotas, clock)
         self.telemetry = self.streams.serve
         self.group_changed = self.streams.group_changed
         # The RPCs that are served; the others of the protocol are answered 50100.
@@ -106,7 +113,9 @@ class MessagingService:
 
     async def query_route(self, request: wire.QueryRouteRequest, call: Call) -> wire.QueryRouteResponse:
         """Tell the queues of a topic; creates the topic if the broker does so."""
-        route = await self._broker.route(validate.topic_of(request.topic))
+        topic = validate.topic_of(request.topic)
+        self._quotas.about_to_make(Quota.TOPICS, holders_of(call.admission), topic)
+        route = await self._broker.route(topic)
         session = self._sessions.get(call.client_id)
         endpoints = route_endpoints(session, self._endpoints_for(request.endpoints), self._clock.monotonic_s())
         queues = mapping.route_queues(route, request.topic, self._config.broker_name, endpoints)
@@ -115,7 +124,7 @@ class MessagingService:
     async def query_assignment(
         self,
         request: wire.QueryAssignmentRequest,
-        call: Call,  # noqa: ARG002
+        call: Call,
     ) -> wire.QueryAssignmentResponse:
         """Assign any queue of the broker to every consumer: the broker hands out messages, not queues.
 
@@ -123,6 +132,7 @@ class MessagingService:
         for a client, whatever its settings said: order is the broker's affair.
         """
         topic, group = validate.topic_of(request.topic), validate.group_of(request.group)
+        self._may_make(topic, group, call)
         await self._broker.ensure_group(group)
         assignments = mapping.assignments(
             await self._broker.route(topic),
@@ -144,8 +154,13 @@ class MessagingService:
         client_type = client_type_of_heartbeat(request.client_type, session)
         if client_type is not None:
             group = ""
-            if client_type in CONSUMERS and request.client_type != wire.PRODUCER and request.group.name:
-                group = validate.group_of(request.group)
+            if (
+                client_type in CONSUMERS
+                and request.client_type != wire.PRODUCER
+                and (request.group.name or request.group.resource_namespace)
+            ):
+                group = validate.group_of(request.group)  # a namespace alone is none
+                self._quotas.about_to_make(Quota.GROUPS, holders_of(call.admission), group)
                 await self._broker.ensure_group(group)
             session = self._sessions.seen(call.client_id, client_type, group, call.language, call.version)
             self._pulls.seen(client_type, session.group, call.client_id)
@@ -176,6 +191,8 @@ class MessagingService:
         if self._sends_in_flight >= self._config.sends_in_flight_max:
             raise Overloaded("sends in flight", limit=self._config.sends_in_flight_max)
         messages = request.messages
+        if self._quotas.limits_sends:
+            self._quotas.spend(Quota.SENDS_PER_S, holders_of(call.admission), len(messages))
         now_ms = self._clock.now_ms()
         if messages and messages[0].system_properties.message_type == wire.TRANSACTION:
             return self._counted(self._transactions.send(messages, call, now_ms), lambda answer: answer)
@@ -185,6 +202,8 @@ class MessagingService:
             for message in messages:
                 validate.check_message(message)
                 envelopes.append(self._envelope(topic, message, now_ms))
+            if not self._quotas.is_known(Quota.TOPICS, topic):
+                self._quotas.make(Quota.TOPICS, holders_of(call.admission), topic)
         except Refused as error:
             return Later.given(mapping.send_refusal(messages, len(envelopes), status_of(error, call.language)))
         return self._counted(self._broker.send(envelopes), mapping.send_response)
@@ -254,11 +273,12 @@ class MessagingService:
         renews = request.auto_renew
         invisible_ms = AUTO_RENEW_INVISIBLE_MS if renews else validate.receive_invisible_ms(request)
         wait_ms = validate.wait_ms(request, call.deadline_s)
+        self._may_make(subscription.topic, group, call)
         await self._broker.ensure_group(group)
         if renews:
             self._broker.client_seen(call.client_id)
         deliveries = await self._receive(
-            call.client_id,
+            call,
             group,
             subscription,
             batch_max=validate.batch_of(request),
@@ -266,11 +286,11 @@ class MessagingService:
             wait_ms=wait_ms,
             is_renewed=renews,
         )
-        return received(deliveries, request.message_queue.topic, self._store_host, self._clock.now_ms)
+        return received(deliveries, request.message_queue.topic, self._store_host, self._clock.now_ms, call.account)
 
     async def _receive(
         self,
-        client_id: str,
+        call: Call,
         group: str,
         subscription: Subscription,
         *,
@@ -288,10 +308,10 @@ class MessagingService:
                 batch_max=batch_max,
                 invisible_ms=invisible_ms,
                 wait_ms=left_ms,
-                renew_for=client_id if is_renewed else "",
+                renew_for=call.client_id if is_renewed else "",
             )
 
-        return await self._polls.run(client_id, receive, wait_ms, nothing=())
+        return await self._polls.run(call, receive, wait_ms, nothing=())
 
     async def ack_message(self, request: wire.AckMessageRequest, call: Call) -> wire.AckMessageResponse:
         """Finish deliveries, each with a result of its own."""
@@ -350,6 +370,11 @@ class MessagingService:
             log.info("forward_outdated", topic=topic, group=group, message_id=request.message_id)
             return _NOTHING_TO_FORWARD
         return wire.ForwardMessageToDeadLetterQueueResponse(status=OK_STATUS)
+
+    def _may_make(self, topic: str, group: str, call: Call) -> None:
+        holders = holders_of(call.admission)
+        self._quotas.about_to_make(Quota.TOPICS, holders, topic)
+        self._quotas.about_to_make(Quota.GROUPS, holders, group)
 
     def _endpoints_for(self, dialled: wire.Endpoints) -> wire.Endpoints:
         """Return the address the client reached us by, which works behind any port mapping; else our own."""

@@ -16,8 +16,8 @@ from broker_adapter.wire import rocketmq_v2 as wire
 # RocketMQ's proxy forgets a client 120 s after its last heartbeat; they come every 10 s.
 IDLE_S_MAX = 120.0
 _FRAMES_WAITING_MAX = 16
-# A settings frame takes a few hundred bytes; one that is larger than this is answered but not kept.
-_SETTINGS_BYTES_MAX = 64 * 1024
+# A settings frame takes a few hundred bytes; one that is larger than this is refused.
+SETTINGS_BYTES_MAX = 64 * 1024
 _SETTINGS_BYTES_IN_ALL_MAX = 64 * 1024 * 1024
 _WORD_CHARS_MAX = 64  # what is kept of a header
 
@@ -131,7 +131,7 @@ class Sessions:
         self._drop_settings(session)
         session.outbox = outbox
         size = settings.ByteSize()
-        if size <= _SETTINGS_BYTES_MAX and self._settings_bytes + size <= _SETTINGS_BYTES_IN_ALL_MAX:
+        if size <= SETTINGS_BYTES_MAX and self._settings_bytes + size <= _SETTINGS_BYTES_IN_ALL_MAX:
             session.settings, session.settings_bytes = settings, size
             self._settings_bytes += size
 

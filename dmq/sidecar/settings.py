@@ -29,6 +29,7 @@ class SidecarConfig:
     receives_per_client_max: int = 1024
     streams_max: int = 10_000
     streams_per_client_max: int = 16
+    streams_per_connection_max: int = 1024  # a proxy in between has many clients on one
     sessions_max: int = 20_000
 
     def __post_init__(self) -> None:

@@ -4,24 +4,50 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Final
 
 from broker_adapter.adapter import PopBroker
+from broker_adapter.clock import Clock
+from broker_adapter.errors import Overloaded, Refused, Rule
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name
+from dmq.acl.gate import holders_of
+from dmq.acl.quotas import Quota, Quotas
+from dmq.http2 import Rate
+from dmq.http2.bounds import Allowance
 from dmq.sidecar import validate
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS
 from dmq.sidecar.commands import Commands
 from dmq.sidecar.places import Places
-from dmq.sidecar.sessions import Outbox, Sessions
+from dmq.sidecar.sessions import SETTINGS_BYTES_MAX, Outbox, Sessions
 from dmq.sidecar.settings import CONSUMERS, SidecarConfig, client_type_of, merged
 from dmq.sidecar.transactions import Producers
+
+# Clients send their settings when they connect, every five minutes, and when a subscription changes.
+_SETTINGS_RATE: Final = Rate(burst=64, per_s=4)
+_TOPICS_MAX: Final = 1024  # of one client's settings
 
 
 class Streams:
     """Serves every telemetry stream. Belongs to the event loop."""
 
-    def __init__(self, broker: PopBroker, sessions: Sessions, producers: Producers, config: SidecarConfig) -> None:
+    def __init__(
+        self,
+        broker: PopBroker,
+        sessions: Sessions,
+        producers: Producers,
+        config: SidecarConfig,
+        quotas: Quotas,
+        clock: Clock,
+    ) -> None:
+        self._quotas = quotas
+        self._monotonic_s = clock.monotonic_s
+        self._connections = Places(
+            "telemetry streams on one connection",
+            in_all=config.streams_max,
+            per_client=config.streams_per_connection_max,
+        )
         self._broker = broker
         self._sessions = sessions
         self._producers = producers
@@ -49,7 +75,7 @@ class Streams:
         one for commands to it; an older one stays until its client closes it, because clients that dial two addresses
         of this server would otherwise close each other's stream for ever.
         """
-        self._places.take(call.client_id)
+        self._take(call)
         outbox = Outbox()
         self._outboxes.add(outbox)
         if self._draining:
@@ -61,18 +87,41 @@ class Streams:
             if not self._draining:
                 await reader
         finally:
-            self._places.free(call.client_id)
+            self._free(call)
             self._outboxes.discard(outbox)
             self._sessions.detach(call.client_id, outbox)
             self._producers.left(call.client_id, outbox)
             reader.cancel()  # which closes the outbox
             await asyncio.gather(reader, return_exceptions=True)
 
+    def _take(self, call: Call) -> None:
+        holders = holders_of(call.admission)
+        self._places.take(call.client_id)
+        try:
+            self._connections.take(call.peer)
+            try:
+                self._quotas.take(Quota.STREAMS, holders)
+            except Overloaded:
+                self._connections.free(call.peer)
+                raise
+        except Overloaded:
+            self._places.free(call.client_id)
+            raise
+
+    def _free(self, call: Call) -> None:
+        self._places.free(call.client_id)
+        self._connections.free(call.peer)
+        self._quotas.free(Quota.STREAMS, holders_of(call.admission))
+
     async def _read(self, requests: AsyncIterator[wire.TelemetryCommand], call: Call, outbox: Outbox) -> None:
+        allowance = Allowance("settings", _SETTINGS_RATE, self._monotonic_s())
         try:
             async for frame in requests:
                 self._broker.client_seen(call.client_id)
                 if frame.HasField("settings"):
+                    if not allowance.has_one(self._monotonic_s()):
+                        limit = f"{_SETTINGS_RATE.burst} at once, {_SETTINGS_RATE.per_s:g} a second"
+                        raise Overloaded("settings of one telemetry stream", limit=limit)
                     await self._tell(frame.settings, call, outbox)
                 else:
                     self.commands.answered(call.client_id, frame)
@@ -81,10 +130,12 @@ class Streams:
 
     async def _tell(self, wanted: wire.Settings, call: Call, outbox: Outbox) -> None:
         """Answer a settings frame, and note what it says about the client."""
+        _check_size(wanted)
         client_type = client_type_of(wanted)
         group = ""
         if client_type in CONSUMERS:
             group = validate.group_of(wanted.subscription.group)
+            self._quotas.about_to_make(Quota.GROUPS, holders_of(call.admission), group)
             await self._broker.ensure_group(group)
         session = self._sessions.seen(call.client_id, client_type, group, call.language, call.version)
         self._sessions.attach(session, wanted, outbox)
@@ -104,3 +155,13 @@ class Streams:
         for session in self._sessions:
             if session.group == group and session.outbox is not None and session.settings is not None:
                 session.outbox.offer(self._settings_frame(session.settings, group, session.language))
+
+
+def _check_size(wanted: wire.Settings) -> None:
+    """Refuse settings that are no client's: each stream keeps one."""
+    size = wanted.ByteSize()
+    if size > SETTINGS_BYTES_MAX:
+        raise Refused(Rule.REQUEST, "the settings are too large", value=size, limit=f"{SETTINGS_BYTES_MAX} bytes")
+    topics = max(len(wanted.subscription.subscriptions), len(wanted.publishing.topics))
+    if topics > _TOPICS_MAX:
+        raise Refused(Rule.REQUEST, "the settings name too many topics", value=topics, limit=_TOPICS_MAX)

@@ -18,6 +18,8 @@ from broker_adapter.message import Envelope
 from broker_adapter.transactions import Check, Half, HalfReceipt, TransactionalBroker
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name
+from dmq.acl.gate import holders_of
+from dmq.acl.quotas import Quota, Quotas
 from dmq.sidecar import mapping, validate
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS, common_status, status_of
@@ -39,11 +41,13 @@ class Producers:
 
     def __init__(self) -> None:
         self._by_topic: dict[str, dict[str, Outbox]] = {}
+        self._topics_of: dict[str, set[str]] = {}  # by client: who leaves costs no look at all topics
 
     def publishes(self, client_id: str, topics: Iterable[str], outbox: Outbox) -> None:
         """Note that a client publishes ``topics`` and can be asked on ``outbox``."""
         for topic in topics:
             self._by_topic.setdefault(topic, {})[client_id] = outbox
+            self._topics_of.setdefault(client_id, set()).add(topic)
 
     def told(self, session: Session) -> None:
         """Note what a client's settings say that it publishes."""
@@ -53,17 +57,23 @@ class Producers:
 
     def left(self, client_id: str, outbox: Outbox) -> None:
         """Note that a stream ended."""
-        for topic, clients in list(self._by_topic.items()):
-            if clients.get(client_id) is outbox:
-                del clients[client_id]
-                if not clients:
-                    del self._by_topic[topic]
+        for topic in list(self._topics_of.get(client_id, ())):
+            if self._by_topic[topic][client_id] is outbox:
+                self._forget(topic, client_id)
 
     def gone(self, client_id: str) -> None:
         """Note that a client said goodbye: it is not asked again, also while its streams are still open."""
-        for topic, clients in list(self._by_topic.items()):
-            if clients.pop(client_id, None) is not None and not clients:
-                del self._by_topic[topic]
+        for topic in list(self._topics_of.get(client_id, ())):
+            self._forget(topic, client_id)
+
+    def _forget(self, topic: str, client_id: str) -> None:
+        clients, topics = self._by_topic[topic], self._topics_of[client_id]
+        del clients[client_id]
+        if not clients:
+            del self._by_topic[topic]
+        topics.discard(topic)
+        if not topics:
+            del self._topics_of[client_id]
 
     def is_live(self, topic: str) -> bool:
         """As ``Checker.is_live``."""
@@ -112,7 +122,10 @@ async def _put(outbox: Outbox, frame: wire.TelemetryCommand) -> bool:
 class TransactionCalls:
     """The part of ``MessagingService`` that serves transactions."""
 
-    def __init__(self, broker: TransactionalBroker | None, config: SidecarConfig, sessions: Sessions) -> None:
+    def __init__(
+        self, broker: TransactionalBroker | None, config: SidecarConfig, sessions: Sessions, quotas: Quotas
+    ) -> None:
+        self._quotas = quotas
         self._is_served = broker is not None
         self._config = config
         self._sessions = sessions
@@ -130,6 +143,7 @@ class TransactionCalls:
             for message in messages:
                 validate.check_message(message)
                 halves.append(self._half(message, now_ms))
+            self._quotas.about_to_make(Quota.TOPICS, holders_of(call.admission), halves[0].envelope.topic)
         except Refused as error:
             return mapping.send_refusal(messages, len(halves), status_of(error, call.language))
         session = self._sessions.seen(call.client_id, wire.PRODUCER, "", call.language, call.version)

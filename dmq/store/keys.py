@@ -36,6 +36,7 @@ META_CLOSED = b"X"
 META_IDENTITY = b"I"
 META_CLOCK = b"C"  # one reading of the clocks, see ``dmq.store.believed``
 META_MOVES = b"M"  # steps back whose delays are being moved, see ``dmq.scheduler.moves``
+META_QUOTAS = b"Q"  # the limits of keys and addresses, see ``dmq.acl.quotas``
 META_HOUR = b"m"  # first letter of the keys of hours
 _META_NAME = b"n"
 _HOUR = struct.Struct(">cIQ")

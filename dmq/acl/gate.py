@@ -1,0 +1,85 @@
+"""Admission: who a call is from, and whether that one may make it at all, said by its headers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from broker_adapter.errors import Refused
+from dmq.acl.guard import Guard
+from dmq.acl.quotas import ADDRESS, KEY, Holder, Quotas
+from dmq.acl.rules import AccessKey, Need
+from dmq.acl.signature import Header
+from dmq.http2 import LOOPBACK, Admission, RequestHeaders
+
+_KEPT: Final = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrance:
+    """What the headers of an RPC decide. Without ``lacks`` it needs no key.
+
+    ``lacks`` says what a key has no rule for at all, whatever the request will name; None if there may be one.
+    """
+
+    rpc: str
+    request_max: int = 0
+    lacks: Callable[[AccessKey], Need | None] | None = None
+    is_operators: bool = False
+
+
+class Gate:
+    """Admits calls. With a guard a call of an entrance that has ``lacks`` needs a key. Belongs to the event loop."""
+
+    def __init__(self, entrances: Mapping[str, Entrance], guard: Guard | None, quotas: Quotas) -> None:
+        """``entrances`` are found by path; a path without one needs an admin key, if there are keys."""
+        self._entrances = dict(entrances)
+        self._guard = guard
+        self._quotas = quotas
+        self._known: dict[tuple[str, str], Admission] = {}
+
+    def admit(self, path: str, headers: RequestHeaders, address: str) -> Admission:
+        """Judge a call. What is wrong is the ``refusal`` of the answer; nothing is raised."""
+        entrance = self._entrances[path]
+        if self._guard is None or entrance.lacks is None:
+            known = self._known.get((path, address))
+            if known is None:
+                if len(self._known) >= _KEPT:
+                    self._known.clear()
+                known = self._known[path, address] = _admission(entrance, address)
+            return known
+        return self.judge(entrance, headers.get, address)
+
+    def judge(self, entrance: Entrance, header: Header, address: str) -> Admission:
+        """As ``admit``, of a call of any transport that needs a key."""
+        assert self._guard is not None
+        assert entrance.lacks is not None
+        try:
+            key = self._guard.enter(entrance.rpc, header, entrance.lacks)
+        except Refused as refused:
+            made = _admission(entrance, address)
+            made.refusal, made.is_operator = refused, False
+            return made
+        self._quotas.judge(key)
+        made = _admission(entrance, address)
+        made.key, made.credential = key.name, key
+        return made
+
+
+def holders_of(admission: Admission | None) -> tuple[Holder, ...]:
+    """Return who a call counts for; nobody if its transport does not say who it is from."""
+    if admission is None:
+        return ()
+    if not admission.address:
+        return (Holder(KEY, admission.key),)
+    place = Holder(ADDRESS, admission.address)
+    return (Holder(KEY, admission.key), place) if admission.key else (place,)
+
+
+def _admission(entrance: Entrance, address: str) -> Admission:
+    return Admission(
+        address=address,
+        request_max=entrance.request_max,
+        is_operator=entrance.is_operators and address == LOOPBACK,
+    )

@@ -1,0 +1,271 @@
+"""How much one access key, and one client address, may have at a time: topics, groups, streams, polls, sends, bytes.
+
+A call counts for its key, if it has one, and for its address; what client it says it is does not matter here. Limits
+that nobody set are defaults that a sidecar does not feel: see ``DEFAULTS``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from broker_adapter.clock import Clock
+from broker_adapter.errors import Overloaded
+from broker_adapter.limits import GROUPS_MAX, TOPICS_MAX
+from dmq.acl.rules import AccessKey
+from dmq.http2 import LOOPBACK
+
+KEY: Final = "key"
+ADDRESS: Final = "address"
+LIMIT_MAX: Final = 2**40
+SET_MAX: Final = 10_000  # limits that are set; each is a few bytes in memory and in the store's one row of them
+RESERVE_PART: Final = 8  # of the bytes that may wait, operators and health checks on this host have one of so many
+_HOLDERS_KEPT: Final = 20_000
+_VERSION: Final = b"\x01"
+_OPERATORS_PART: Final = 20  # of what this host's clients share, operators keep a twentieth
+_STRANGERS_PART: Final = 4
+
+
+class Quota(StrEnum):
+    """What is limited. The first two count what was made since the daemon started and is still there."""
+
+    TOPICS = "topics"
+    GROUPS = "groups"
+    NEW_PER_MIN = "new_per_min"  # topics and groups together
+    STREAMS = "streams"  # telemetry streams
+    WATCHES = "watches"  # watches of the health service, and streams of reflection
+    POLLS = "polls"  # receives and pulls that wait
+    SENDS_PER_S = "sends_per_s"  # messages, not calls
+    BYTES = "bytes"  # of requests and answers that wait
+
+
+RATES_S: Final[Mapping[Quota, int]] = {Quota.NEW_PER_MIN: 60, Quota.SENDS_PER_S: 1}
+
+
+class Holder(NamedTuple):
+    """Whose something is: ``key shop``, ``address 10.0.0.7``, ``address loopback``."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What all holders together may have; the defaults of one are parts of it."""
+
+    streams: int = 10_000
+    polls: int = 10_000
+    watches: int = 1024
+    bytes_held: int = 256 * 1024 * 1024
+    bytes_reserve: int = 32 * 1024 * 1024
+
+
+def default_of(quota: Quota, holder: Holder, bounds: Bounds, *, has_rules: bool = True) -> int | None:
+    """Return the limit that counts where none is set; None: there is none.
+
+    All clients of a sidecar come from this host, which is one address, so that has what there is, without the
+    operators' part. An address elsewhere and a key have a quarter. A key without a single rule has next to nothing.
+    """
+    if quota is Quota.SENDS_PER_S:
+        return None
+    if not has_rules:
+        return {Quota.BYTES: 1024 * 1024}.get(quota, 4)
+    is_here = holder == (ADDRESS, LOOPBACK)
+    if quota is Quota.NEW_PER_MIN:
+        return 2000 if is_here else 600
+    if quota is Quota.BYTES:
+        return bounds.bytes_held - bounds.bytes_reserve if is_here else bounds.bytes_held // _STRANGERS_PART
+    whole = {
+        Quota.TOPICS: TOPICS_MAX,
+        Quota.GROUPS: GROUPS_MAX,
+        Quota.STREAMS: bounds.streams,
+        Quota.WATCHES: bounds.watches,
+        Quota.POLLS: bounds.polls,
+    }[quota]
+    return max(1, whole - whole // _OPERATORS_PART if is_here else whole // _STRANGERS_PART)
+
+
+class OverQuota(Overloaded):
+    """A holder has all that its quota allows; the text names the quota, the value and the limit."""
+
+    def __init__(self, quota: Quota, holder: Holder, *, used: int, limit: int) -> None:
+        super().__init__(f"quota {quota.value} of {holder}: {used} in use", limit=limit)
+
+
+@dataclass(slots=True)
+class _Use:
+    """What one holder has."""
+
+    held: dict[Quota, int] = field(default_factory=dict)
+    names: dict[Quota, set[str]] = field(default_factory=dict)
+    left: dict[Quota, tuple[float, float]] = field(default_factory=dict)  # of a rate: how many, and when
+
+
+class Use(NamedTuple):
+    """A row of what operators see."""
+
+    holder: Holder
+    quota: Quota
+    used: int
+    limit: int | None
+    is_set: bool
+
+
+class Quotas:
+    """Counts what holders have, and refuses what is too much. Belongs to the event loop.
+
+    Two calls of one holder count together wherever they come from: a key's limit counts its calls from everywhere, an
+    address's those with any key. ``bytes_of`` and ``on_change`` belong to whoever counts the bytes.
+    """
+
+    def __init__(self, clock: Clock, bounds: Bounds | None = None, limits: bytes = b"") -> None:
+        """``limits`` is what ``encoded`` returned. Raises ValueError if it is not."""
+        self.bounds = bounds or Bounds()
+        self._clock = clock
+        self._set = dict(_decoded(limits)) if limits else {}
+        self._uses: dict[Holder, _Use] = {}
+        self._ruleless: set[str] = set()  # keys
+        self.bytes_of: Callable[[Holder], int] = lambda _: 0
+        self.on_change: Callable[[], None] = lambda: None
+        self.is_known: Callable[[Quota, str], bool] = lambda _, __: True  # whether a topic or group is still there
+        self.limits_sends = self._has_send_limits()
+
+    # -- what counts ---------------------------------------------------------------------------------------------------
+
+    def judge(self, key: AccessKey) -> None:
+        """Note whether a key has any rule."""
+        if key.is_admin or key.rules:
+            self._ruleless.discard(key.name)
+        elif len(self._ruleless) < _HOLDERS_KEPT:
+            self._ruleless.add(key.name)
+
+    def limit(self, quota: Quota, holder: Holder) -> int | None:
+        """Return the limit that counts."""
+        found = self._set.get((holder, quota))
+        if found is not None:
+            return found
+        has_rules = holder.kind != KEY or holder.name not in self._ruleless
+        return default_of(quota, holder, self.bounds, has_rules=has_rules)
+
+    def take(self, quota: Quota, holders: tuple[Holder, ...]) -> None:
+        """Count one more of something that is held; ``free`` it later. Raises OverQuota, and then counts nothing."""
+        for holder in holders:
+            used, limit = self._use(holder).held.get(quota, 0), self.limit(quota, holder)
+            if limit is not None and used >= limit:
+                raise OverQuota(quota, holder, used=used, limit=limit)
+        for holder in holders:
+            held = self._use(holder).held
+            held[quota] = held.get(quota, 0) + 1
+
+    def free(self, quota: Quota, holders: tuple[Holder, ...]) -> None:
+        """Count one less."""
+        for holder in holders:
+            held = self._use(holder).held
+            held[quota] -= 1
+            if not held[quota]:
+                del held[quota]
+
+    def spend(self, quota: Quota, holders: tuple[Holder, ...], count: int = 1) -> None:
+        """Take ``count`` of a rate. Raises OverQuota, and then takes nothing.
+
+        What is there at most is what one period brings, or a single call: a send of many messages waits, and is served.
+        """
+        now_s, period_s = self._clock.monotonic_s(), RATES_S[quota]
+        paid: list[tuple[_Use, float]] = []
+        for holder in holders:
+            limit = self.limit(quota, holder)
+            if limit is None:
+                continue
+            use = self._use(holder)
+            left, at_s = use.left.get(quota, (float(limit), now_s))
+            left = min(float(limit), left + (now_s - at_s) * limit / period_s)
+            if left < min(count, limit):
+                raise OverQuota(quota, holder, used=limit, limit=limit)
+            paid.append((use, left - count))
+        for use, left in paid:
+            use.left[quota] = left, now_s
+
+    def make(self, quota: Quota, holders: tuple[Holder, ...], name: str) -> None:
+        """Count a topic or a group that is about to be made. Raises OverQuota."""
+        for holder in holders:
+            names, limit = self._use(holder).names.setdefault(quota, set()), self.limit(quota, holder)
+            if limit is not None and len(names) >= limit and name not in names:
+                names.intersection_update([name for name in names if self.is_known(quota, name)])
+                if len(names) >= limit:
+                    raise OverQuota(quota, holder, used=len(names), limit=limit)
+        self.spend(Quota.NEW_PER_MIN, holders)
+        for holder in holders:
+            self._use(holder).names[quota].add(name)
+
+    def about_to_make(self, quota: Quota, holders: tuple[Holder, ...], name: str) -> None:
+        """As ``make``, of a topic or group that a call uses, and which is made if nobody knows it."""
+        if not self.is_known(quota, name):
+            self.make(quota, holders, name)
+
+    # -- operators -----------------------------------------------------------------------------------------------------
+
+    def change(self, holder: Holder, quota: Quota, limit: int | None) -> bytes:
+        """Set a limit, or with None go back to the default; return what is to be kept. Counts at once."""
+        if limit is None:
+            self._set.pop((holder, quota), None)
+        elif (holder, quota) not in self._set and len(self._set) >= SET_MAX:
+            raise Overloaded("limits that are set", limit=SET_MAX)
+        else:
+            self._set[holder, quota] = limit
+        self.limits_sends = self._has_send_limits()
+        self.on_change()
+        return self.encoded()
+
+    def encoded(self) -> bytes:
+        """Return the limits that are set, to be kept."""
+        rows = [[holder.kind, holder.name, quota.value, limit] for (holder, quota), limit in sorted(self._set.items())]
+        return _VERSION + json.dumps(rows).encode()
+
+    def rows(self) -> Iterator[Use]:
+        """Give what each holder has or was given a limit for, by holder and quota."""
+        for holder in sorted({*self._uses, *(holder for holder, _ in self._set)}):
+            for quota in Quota:
+                used, is_set = self.used(quota, holder), (holder, quota) in self._set
+                if used or is_set:
+                    yield Use(holder, quota, used, self.limit(quota, holder), is_set)
+
+    def used(self, quota: Quota, holder: Holder) -> int:
+        """Return how much of a quota a holder has in use."""
+        use = self._uses.get(holder)
+        if quota is Quota.BYTES:
+            return self.bytes_of(holder)
+        if use is None:
+            return 0
+        if quota in RATES_S:
+            left, at_s = use.left.get(quota, (0.0, -1.0))
+            limit = self.limit(quota, holder)
+            if at_s < 0 or limit is None:
+                return 0
+            back = (self._clock.monotonic_s() - at_s) * limit / RATES_S[quota]
+            return max(0, round(limit - left - back))
+        return len(use.names.get(quota, ())) or use.held.get(quota, 0)
+
+    def _use(self, holder: Holder) -> _Use:
+        use = self._uses.get(holder)
+        if use is None:
+            if len(self._uses) >= _HOLDERS_KEPT:  # rates that are full again are worth nothing
+                self._uses = {who: use for who, use in self._uses.items() if use.held or use.names}
+            use = self._uses[holder] = _Use()
+        return use
+
+    def _has_send_limits(self) -> bool:
+        return any(quota is Quota.SENDS_PER_S for _, quota in self._set)
+
+
+def _decoded(kept: bytes) -> Iterator[tuple[tuple[Holder, Quota], int]]:
+    if kept[:1] != _VERSION:
+        raise ValueError("the limits of keys and addresses are of an unknown version")
+    for kind, name, quota, limit in json.loads(kept[1:]):
+        if quota in Quota:  # of a later version: let be
+            yield (Holder(str(kind), str(name)), Quota(quota)), int(limit)
