@@ -266,6 +266,7 @@ class Quotas:
 def _decoded(kept: bytes) -> Iterator[tuple[tuple[Holder, Quota], int]]:
     if kept[:1] != _VERSION:
         raise ValueError("the limits of keys and addresses are of an unknown version")
+    known = {each.value for each in Quota}
     for kind, name, quota, limit in json.loads(kept[1:]):
-        if quota in Quota:  # of a later version: let be
+        if quota in known:  # others are of a later version
             yield (Holder(str(kind), str(name)), Quota(quota)), int(limit)

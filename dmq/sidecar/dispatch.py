@@ -20,9 +20,10 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_timestamp
 from dmq.sidecar.call import CLIENT_ID_HEADER, Call
 from dmq.sidecar.codes import status_of
-from dmq.sidecar.elements import ELEMENTS_MAX, PACKED_BYTES, PLAIN_BYTES, SEND_ELEMENTS_MAX, check_elements
+from dmq.sidecar.elements import ELEMENTS_MAX, PACKED_BYTES, PLAIN_BYTES, SEND_ELEMENTS_MAX, check_elements, shape_of
 
 CLIENT_ID_CHARS_MAX = 512
+_COMMAND = shape_of(wire.TelemetryCommand)
 _ACCESS_CODES = {Rule.UNAUTHORIZED: "UNAUTHENTICATED", Rule.FORBIDDEN: "PERMISSION_DENIED"}
 
 UnaryHandler = Callable[[bytes, Call], Awaitable[bytes]]  # a ``Later``, if its RPC gives one
@@ -81,7 +82,7 @@ class Dispatcher:
         """Return the handler of an RPC with one answer."""
         method = wire.METHODS[rpc]
         request_class, response_class = method.request_class, method.response_class
-        parse = request_class.FromString
+        parse, shape = request_class.FromString, shape_of(request_class)
         elements_max = SEND_ELEMENTS_MAX if rpc == "SendMessage" else ELEMENTS_MAX
         # Python and Java store the handle of an answer without looking at its status: a refusal repeats the old one.
         echoes_handle = "receipt_handle" in response_class.DESCRIPTOR.fields_by_name
@@ -97,7 +98,7 @@ class Dispatcher:
                 if call.client_id or not may_be_nobody or body:
                     _check_client_id(call.client_id)
                 if len(body) > PLAIN_BYTES or (call.packed_bytes and len(body) > PACKED_BYTES):
-                    check_elements(body, request_class, call.packed_bytes, elements_max)
+                    check_elements(body, shape, call.packed_bytes, elements_max)
                 request = parse(body)
                 answer = serve(request, call)
             except Exception as error:  # noqa: BLE001 - each is answered, and logged if it is ours
@@ -138,7 +139,7 @@ class Dispatcher:
         """Return the handler of an RPC with a stream of answers."""
         method = wire.METHODS[rpc]
         parse, response_class = method.request_class.FromString, method.response_class
-        serve = self._service.streaming.get(rpc)
+        serve, shape = self._service.streaming.get(rpc), shape_of(method.request_class)
 
         async def handle(body: bytes, call: Call) -> AsyncGenerator[list[bytes], None]:
             started_s = self._clock.monotonic_s()
@@ -147,7 +148,7 @@ class Dispatcher:
                 _check_admitted(call)
                 _check_client_id(call.client_id)
                 if len(body) > PACKED_BYTES:
-                    check_elements(body, method.request_class, call.packed_bytes, ELEMENTS_MAX)
+                    check_elements(body, shape, call.packed_bytes, ELEMENTS_MAX)
                 request: Any = parse(body)
                 if serve is None:
                     raise _not_served()
@@ -224,7 +225,7 @@ def _not_served() -> Refused:
 async def _parsed(bodies: AsyncIterator[bytes]) -> AsyncIterator[wire.TelemetryCommand]:
     async for body in bodies:
         if len(body) > PACKED_BYTES:
-            check_elements(body, wire.TelemetryCommand, 0, ELEMENTS_MAX)
+            check_elements(body, _COMMAND, 0, ELEMENTS_MAX)
         yield wire.TelemetryCommand.FromString(body)
 
 

@@ -7,10 +7,10 @@ wherever it stands, so does each message in a list, each entry of a map, and eac
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from broker_adapter.errors import Refused, Rule
 
@@ -37,8 +37,7 @@ class Shape:
         self.fields: dict[int, Shape | None] = {}
 
 
-@cache
-def shape_of(request_class: Any) -> Shape:  # noqa: ANN401 - classes of messages hash, which their stubs deny
+def shape_of(request_class: type[Message]) -> Shape:
     """Return what to look for in a request."""
     return _shape(request_class.DESCRIPTOR, {})
 
@@ -55,11 +54,11 @@ def _shape(descriptor: Any, known: dict[str, Shape]) -> Shape:  # noqa: ANN401 -
     return found
 
 
-def check_elements(body: bytes, request_class: Any, packed_bytes: int, elements_max: int) -> None:
+def check_elements(body: bytes, shape: Shape, packed_bytes: int, elements_max: int) -> None:
     """Refuse a request with too many elements; ``packed_bytes`` is what it came in if it was compressed, else 0."""
     if packed_bytes:
         elements_max = min(elements_max, _PACKED_FREE + _PACKED_PER_BYTE * packed_bytes)
-    if count_elements(body, shape_of(request_class), elements_max) > elements_max:
+    if count_elements(body, shape, elements_max) > elements_max:
         why = f"more fields, entries and messages than so large a request may have ({len(body)} bytes)"
         raise Refused(Rule.REQUEST, why, limit=elements_max)
 

@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.acl import KEYS, OPERATOR, SHOP, write_acl
@@ -35,7 +36,7 @@ def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Daemon:
 
 def rss(pid: int) -> int:
     """Return what a process has in memory, in bytes."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+    return int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]) * 4096
 
 
 def pid_of(daemon: Daemon) -> int:
@@ -86,21 +87,20 @@ async def heard(reader: asyncio.StreamReader, stream_id: int) -> bytes:
                 return said
 
 
-def status_of(daemon: Daemon, tmp_path: Path) -> dict[str, object]:
-    """What ``dmq status`` says."""
+def dmq(daemon: Daemon, tmp_path: Path, *asked: str) -> Any:  # noqa: ANN401 - JSON
+    """What a command says."""
     secret = tmp_path / "secret"
     secret.touch(mode=0o600)
     secret.write_text(OPERATOR.secret_key)
     command = [sys.executable, "-m", "dmq", "--access-key", OPERATOR.access_key, "--secret-file", str(secret)]
     done = subprocess.run(
-        [*command, "status", "-o", "json", "--address", f"127.0.0.1:{daemon.port}"],
+        [*command, *asked, "-o", "json", "--address", f"127.0.0.1:{daemon.port}"],
         capture_output=True,
         text=True,
         check=True,
         timeout=60,
     )
-    found: dict[str, object] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 async def sends(daemon: Daemon, name: str) -> None:
@@ -151,10 +151,10 @@ def test_unfinished_requests_lock_nobody_out(daemon: Daemon, tmp_path: Path) -> 
                 )
                 await writer.drain()
         await sends(daemon, "beside-hogs")
-        status = await asyncio.to_thread(status_of, daemon, tmp_path)
+        status = await asyncio.to_thread(dmq, daemon, tmp_path, "status")
         assert status
         client = RawClient(daemon.port)
-        check = client.channel.unary_unary("/grpc.health.v1.Health/Check")
+        check: Any = client.channel.unary_unary("/grpc.health.v1.Health/Check")
         assert await check(b"", timeout=60) == b"\x08\x01"
         await client.channel.close()
         for _, writer in hogs:
@@ -194,7 +194,7 @@ def test_a_key_without_rules_holds_a_few_streams(tmp_path: Path) -> None:
 
     async def scenario(daemon: Daemon) -> None:
         client = RawClient(daemon.port)
-        multi = client.channel.stream_stream(
+        multi: Any = client.channel.stream_stream(
             wire.METHODS["Telemetry"].path, response_deserializer=wire.TelemetryCommand.FromString
         )
         codes: list[int] = []
@@ -260,8 +260,32 @@ def test_one_client_cannot_make_all_topics(daemon: Daemon, tmp_path: Path) -> No
 
     with daemon:
         asyncio.run(scenario())
-        assert status_of(daemon, tmp_path)
+        assert dmq(daemon, tmp_path, "status")
 
 
 def _route(topic: str) -> wire.QueryRouteRequest:
     return wire.QueryRouteRequest(topic=wire.Resource(name=topic))
+
+
+def test_a_limit_that_operators_set_counts_at_once_and_after_a_restart(daemon: Daemon, tmp_path: Path) -> None:
+    """42900 names the quota, what is in use and the limit; the clients of others are served."""
+
+    async def refused(what: str) -> None:
+        client = RawClient(daemon.port)
+        metadata = (*METADATA, *SHOP.signer().metadata())
+        answer = await client.ask("QueryRoute", _route("orders-new").SerializeToString(), metadata, 60)
+        assert answer.status.code == wire.TOO_MANY_REQUESTS
+        assert what in answer.status.message
+        await client.channel.close()
+
+    with daemon:
+        (row,) = dmq(daemon, tmp_path, "quota", "set", "address", "loopback", "topics", "0")
+        assert (row["limit"], row["is_set"]) == ("0", True) or (row["limit"], row["is_set"]) == (0, True)
+        asyncio.run(refused("quota topics of address loopback: 0 in use (limit 0)"))
+        daemon.stop()
+        daemon.restart()
+        asyncio.run(refused("quota topics of address loopback: 0 in use (limit 0)"))
+        dmq(daemon, tmp_path, "quota", "unset", "address", "loopback", "topics")
+        asyncio.run(sends(daemon, "after-unset"))
+        rows = dmq(daemon, tmp_path, "quota", "ls")
+        assert [each["quota"] for each in rows if each["kind"] == "address"].count("topics") == 1

@@ -459,3 +459,25 @@ def test_everything_works_without_a_session() -> None:
         assert len(sidecar.sessions) == 0
 
     run(scenario)
+
+
+def test_settings_of_a_stream_are_bounded() -> None:
+    """Danger: 22 MiB of settings cost a gigabyte, and 20 s to let go of. Their size, their topics, and how often."""
+
+    async def refused(sidecar: Sidecar, *told: wire.TelemetryCommand) -> str:
+        with pytest.raises(StreamEnded) as caught:
+            await sidecar.telemetry(*told)
+        return caught.value.text
+
+    async def scenario(sidecar: Sidecar) -> None:
+        names = [wire.Resource(name=f"{number:0100}") for number in range(1000)]
+        large = wire.TelemetryCommand(settings=wire.Settings(publishing=wire.Publishing(topics=names)))
+        assert "the settings are too large" in await refused(sidecar, large)
+        names = [wire.Resource(name=f"{number}") for number in range(1025)]
+        many = wire.TelemetryCommand(settings=wire.Settings(publishing=wire.Publishing(topics=names)))
+        assert "the settings name too many topics, got 1025, limit 1024" in await refused(sidecar, many)
+        assert "settings of one telemetry stream" in await refused(sidecar, *[producer_settings()] * 65)
+        assert len(await sidecar.telemetry(*[producer_settings()] * 20)) == 20
+        assert not sidecar.service._transactions.producers._topics_of
+
+    run(scenario)
