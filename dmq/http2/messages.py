@@ -38,7 +38,14 @@ def check_held(connection: Connection, stream: Stream) -> None:
     if out.held > limits.held_per_connection:
         why = f"too many bytes of requests and answers are waiting on this connection: {out.held}"
         raise CallEnded(Status.RESOURCE_EXHAUSTED, f"{why}, {limits.held_per_connection} are allowed")
-    pool = stream.account.has_room()
+    account = stream.account
+    if (
+        account.everyone.bytes_held <= account.ceiling
+        and account.address.bytes_held <= account.address.bytes_max
+        and account.key.bytes_held <= account.key.bytes_max
+    ):
+        return  # as ``crowded``, for every call
+    pool = account.has_room()
     if pool is not None and out.held > SMALL_BYTES:
         why = f"too many bytes of requests and answers are waiting ({pool}): {pool.bytes_held}"
         raise CallEnded(Status.RESOURCE_EXHAUSTED, f"{why}, {pool.bytes_max} are allowed")

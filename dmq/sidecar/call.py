@@ -18,9 +18,8 @@ class Call:
 
     Calls with a stream of answers may wait, and know more: ``deadline_s`` is what was left of the deadline when they
     came in (``None`` without one), ``peer`` the client's address, ``account`` where answers count that the client has
-    not taken. ``admission`` is what was decided about the call by its headers, ``packed_bytes`` the size of a request
-    that came compressed. Headers are looked up when asked for: most calls need
-    none but the client id.
+    not taken. ``admission`` is what was decided about the call by its headers. Headers are looked up when asked for:
+    most calls need none but the client id.
     """
 
     client_id: str
@@ -29,7 +28,6 @@ class Call:
     peer: str = ""
     admission: Admission | None = None
     account: Account | None = None
-    packed_bytes: int = 0
 
     def header(self, name: str) -> str:
         """Return the first header of that (lower-case) name, or the empty string; binary ones are not read."""
@@ -39,6 +37,11 @@ class Call:
             if key == name and isinstance(value, str):
                 return value
         return ""
+
+    @property
+    def packed_bytes(self) -> int:
+        """The size in which a request came that was compressed; 0 if it was not, or nobody knows."""
+        return self.headers.packed_bytes if isinstance(self.headers, RequestHeaders) else 0
 
     @property
     def language(self) -> str:

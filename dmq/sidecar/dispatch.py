@@ -20,7 +20,7 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_timestamp
 from dmq.sidecar.call import CLIENT_ID_HEADER, Call
 from dmq.sidecar.codes import status_of
-from dmq.sidecar.elements import ELEMENTS_MAX, PACKED_BYTES, PLAIN_BYTES, SEND_ELEMENTS_MAX, check_elements, shape_of
+from dmq.sidecar.elements import ELEMENTS_MAX, PACKED_BYTES, SEND_ELEMENTS_MAX, check_elements, shape_of
 
 CLIENT_ID_CHARS_MAX = 512
 _COMMAND = shape_of(wire.TelemetryCommand)
@@ -94,10 +94,8 @@ class Dispatcher:
             started_s = monotonic_s()
             request: Any = None
             try:
-                _check_admitted(call)
-                if call.client_id or not may_be_nobody or body:
-                    _check_client_id(call.client_id)
-                if len(body) > PLAIN_BYTES or (call.packed_bytes and len(body) > PACKED_BYTES):
+                _check_call(call, may_be_nobody=may_be_nobody and not body)
+                if len(body) > PACKED_BYTES:
                     check_elements(body, shape, call.packed_bytes, elements_max)
                 request = parse(body)
                 answer = serve(request, call)
@@ -145,8 +143,7 @@ class Dispatcher:
             started_s = self._clock.monotonic_s()
             code = 0
             try:
-                _check_admitted(call)
-                _check_client_id(call.client_id)
+                _check_call(call)
                 if len(body) > PACKED_BYTES:
                     check_elements(body, shape, call.packed_bytes, ELEMENTS_MAX)
                 request: Any = parse(body)
@@ -170,8 +167,7 @@ class Dispatcher:
             started_s = self._clock.monotonic_s()
             code: int = wire.OK
             try:
-                _check_admitted(call)
-                _check_client_id(call.client_id)
+                _check_call(call)
                 async with aclosing(self._service.telemetry(_parsed(bodies), call)) as frames:
                     async for frame in frames:
                         yield frame.SerializeToString()
@@ -200,14 +196,11 @@ class Dispatcher:
             self._observer.call_done(rpc, code, self._clock.monotonic_s() - started_s)
 
 
-def _check_admitted(call: Call) -> None:
-    admission = call.admission
+def _check_call(call: Call, *, may_be_nobody: bool = False) -> None:
+    admission, client_id = call.admission, call.client_id
     if admission is not None and admission.refusal is not None:
         raise admission.refusal
-
-
-def _check_client_id(client_id: str) -> None:
-    if not client_id:
+    if not client_id and not may_be_nobody:
         raise Refused(Rule.CLIENT_ID, f"client id cannot be empty: the metadata entry {CLIENT_ID_HEADER} is missing")
     if len(client_id) > CLIENT_ID_CHARS_MAX:
         limit = f"{CLIENT_ID_CHARS_MAX} characters"

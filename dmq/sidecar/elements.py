@@ -56,6 +56,8 @@ def _shape(descriptor: Any, known: dict[str, Shape]) -> Shape:  # noqa: ANN401 -
 
 def check_elements(body: bytes, shape: Shape, packed_bytes: int, elements_max: int) -> None:
     """Refuse a request with too many elements; ``packed_bytes`` is what it came in if it was compressed, else 0."""
+    if len(body) <= PLAIN_BYTES and not packed_bytes:
+        return
     if packed_bytes:
         elements_max = min(elements_max, _PACKED_FREE + _PACKED_PER_BYTE * packed_bytes)
     if count_elements(body, shape, elements_max) > elements_max:

@@ -185,12 +185,7 @@ def _telemetry(
 
 
 def _call(headers: RequestHeaders) -> Call:
-    return Call(
-        client_id=headers.get(CLIENT_ID_HEADER) or "",
-        headers=headers,
-        admission=headers.admission,
-        packed_bytes=headers.packed_bytes,
-    )
+    return Call(client_id=headers.get(CLIENT_ID_HEADER) or "", headers=headers, admission=headers.admission)
 
 
 def _waiting_call(headers: RequestHeaders) -> Call:

@@ -141,11 +141,12 @@ def test_unfinished_requests_lock_nobody_out(daemon: Daemon, tmp_path: Path) -> 
 
     async def scenario() -> None:
         hogs = [await connected(daemon) for _ in range(8)]
+        sizes = [MIB - 200] * 62 + [size for size in (2**16, 2**12, 256, 32) for _ in range(70)]
         signed = tuple((name, value) for name, value in SHOP.signer().metadata())
         for _, writer in hogs:
-            for number in range(62):  # each within the window of its stream
+            for number, size in enumerate(sizes):  # each within the window of its stream; the last ones fill the gaps
                 stream_id = 2 * number + 1
-                said = (b"\0" + (MIB - 100).to_bytes(4, "big")).ljust(MIB - 200, b"x")
+                said = (b"\0" + (size + 100).to_bytes(4, "big")).ljust(size, b"x")
                 writer.write(
                     head("SendMessage", stream_id, (*CLIENT, *signed)) + in_frames(stream_id, said, ends=False)
                 )
