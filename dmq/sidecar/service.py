@@ -154,12 +154,8 @@ class MessagingService:
         client_type = client_type_of_heartbeat(request.client_type, session)
         if client_type is not None:
             group = ""
-            if (
-                client_type in CONSUMERS
-                and request.client_type != wire.PRODUCER
-                and (request.group.name or request.group.resource_namespace)
-            ):
-                group = validate.group_of(request.group)  # a namespace alone is none
+            if client_type in CONSUMERS and request.client_type != wire.PRODUCER and request.group.name:
+                group = validate.group_of(request.group)
                 self._quotas.about_to_make(Quota.GROUPS, holders_of(call.admission), group)
                 await self._broker.ensure_group(group)
             session = self._sessions.seen(call.client_id, client_type, group, call.language, call.version)
