@@ -44,7 +44,8 @@ CONFIG_FILE_DEFAULT = "dmq.toml"
 # How a key is written that is None here.
 _WRITTEN_NONE = {
     "metrics_listen": "off",
-    **dict.fromkeys(("delay_max", "keep_time", "keep_bytes", "tls_key", "tls_client_ca"), "none"),
+    **dict.fromkeys(("connections_max", "connections_per_address_max"), "auto"),
+    **dict.fromkeys(("connection_idle", "delay_max", "keep_time", "keep_bytes", "tls_key", "tls_client_ca"), "none"),
     "disk_low_water_bytes": "auto",
     "acl": "off",
     "clock_jump_max": "off",
@@ -211,6 +212,11 @@ class DaemonConfig(BaseSettings):
     ballast_bytes: Annotated[_Size, Field(ge=0)] = 16 * _MIB
     pending_sends_max: Annotated[_Whole, Field(ge=1)] = 65_536
     pending_bytes_max: Annotated[_Size, Field(ge=2 * BODY_BYTES_MAX)] = 256 * _MIB
+    connections_max: Annotated[int | None, Field(ge=16), _or_none("auto", _whole)] = (
+        None  # None: what descriptors allow
+    )
+    connections_per_address_max: Annotated[int | None, Field(ge=1), _or_none("auto", _whole)] = None  # None: a quarter
+    connection_idle: Annotated[_OptionalDuration, _at_least(timedelta(seconds=10))] = timedelta(minutes=5)
     receives_waiting_max: Annotated[_Whole, Field(ge=1)] = 10_000
     receives_per_client_max: Annotated[_Whole, Field(ge=1)] = 1024
     streams_max: Annotated[_Whole, Field(ge=1)] = 10_000

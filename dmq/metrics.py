@@ -11,8 +11,10 @@ import errno
 import socket
 import socketserver
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 
 from prometheus_client import (
@@ -37,6 +39,8 @@ LATENESS_BOUNDS_S = (
 )
 CALL_BOUNDS_S = (*(0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5), *(1.0, 2.0, 5.0, 10.0, 30.0))
 COMMIT_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.5, 1.0, 5.0)
+_CONNECTIONS_MAX = 16  # of scrapers and probes
+_NO_DESCRIPTOR_S = 0.1
 COMMIT_OPS_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000)
 COMMIT_BYTES_BOUNDS = tuple(4.0**power for power in range(4, 14))  # 256 B to 64 MiB
 
@@ -340,6 +344,26 @@ class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
+    _open: dict[socket.socket, None]  # the oldest first
+
+    def process_request(self, request: socket.socket, client_address: object) -> None:  # type: ignore[override]
+        """Serve in a thread; of too many connections the oldest is cut, so that the newest is always served."""
+        self._open = {each: None for each in getattr(self, "_open", {}) if each.fileno() >= 0}
+        while len(self._open) >= _CONNECTIONS_MAX:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # its thread wakes up, and closes it
+        self._open[request] = None
+        super().process_request(request, client_address)
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        """Accept; without a free descriptor wait a little, since the connection stays and would be asked for again."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(_NO_DESCRIPTOR_S)
+            raise
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Say nothing: a scraper that hangs up is no event, and the default writes a traceback to stderr."""

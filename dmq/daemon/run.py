@@ -26,6 +26,7 @@ from dmq.audit.export import Exporter, ExportOptions
 from dmq.config import DaemonConfig
 from dmq.daemon.backups import Backups
 from dmq.daemon.clocks import Clocks
+from dmq.daemon.descriptors import raise_limit, share
 from dmq.daemon.report import Report
 from dmq.daemon.trail import Snapshots
 from dmq.daemon.transport import transport_of
@@ -86,8 +87,15 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         log.critical("storage_failed", error=str(error))
         loop.call_soon_threadsafe(end, error)
 
+    descriptors = share(raise_limit(), config.connections_max)
+    log.info(
+        "descriptors",
+        limit=descriptors.limit,
+        tables_max=descriptors.tables,
+        connections_max=descriptors.connections,
+    )
     async with AsyncExitStack() as stack:  # what was set up last is closed first
-        store = open_store(config, clock)
+        store = open_store(config, clock, descriptors.tables)
         store.on_failure = fail
         exporter = _exporter(config, store)
         stack.callback(_close_store, store, exporter, config.shutdown_grace_s)
@@ -113,7 +121,9 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         quotas = _quotas(config, store, store.clock)
         quota_calls = QuotaCalls(quotas, partial(_keep_quotas, store))
         admin = AdminService(report, snapshots, backups, Clocks(store), quota_calls)
-        server = transport_of(config, store.clock, broker, metrics, admin, quotas)
+        server = transport_of(
+            config, store.clock, broker, metrics, admin, quotas, connections_max=descriptors.connections
+        )
         stack.push_async_callback(server.stop, config.shutdown_grace_s)
         metrics_server = _start_metrics(config, metrics, report)
         if metrics_server is not None:
@@ -182,7 +192,7 @@ def _on_signal(number: signal.Signals, end: object) -> None:
     end(None)
 
 
-def open_store(config: DaemonConfig, clock: Clock) -> Store:
+def open_store(config: DaemonConfig, clock: Clock, open_files_max: int = RocksOptions().open_files_max) -> Store:
     """Open the cell as configured and say what recovery found."""
     store = Store.open(
         Path(config.data),
@@ -198,7 +208,11 @@ def open_store(config: DaemonConfig, clock: Clock) -> Store:
             full_bytes=FULL_BYTES,
             directory_mode=0o710 if config.trail_mode == "group" else 0o700,
             clock=ClockOptions(steady_after_ms=config.clock_steady_after_ms, jump_max_ms=config.clock_jump_max_ms),
-            rocks=RocksOptions(wal_bytes_max=config.wal_bytes_max, memtable_bytes_max=config.memtable_bytes_max),
+            rocks=RocksOptions(
+                wal_bytes_max=config.wal_bytes_max,
+                memtable_bytes_max=config.memtable_bytes_max,
+                open_files_max=open_files_max,
+            ),
             gap_event=gap_event,
         ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from broker_adapter.clock import Clock
+from broker_adapter.limits import REQUEST_BYTES_MAX
 from dmq.acl.file import KeyFile
 from dmq.acl.guard import Guard
 from dmq.acl.quotas import Quotas
@@ -36,7 +37,14 @@ class Transport(Protocol):
 
 
 def transport_of(
-    config: DaemonConfig, clock: Clock, broker: EmbeddedBroker, metrics: Metrics, admin: AdminService, quotas: Quotas
+    config: DaemonConfig,
+    clock: Clock,
+    broker: EmbeddedBroker,
+    metrics: Metrics,
+    admin: AdminService,
+    quotas: Quotas,
+    *,
+    connections_max: int,
 ) -> Transport:
     """Return the transport that ``config`` names, not listening yet. Only that one is imported."""
     settings = SidecarConfig(
@@ -73,6 +81,7 @@ def transport_of(
         )
     from dmq.admin.access import entrances
     from dmq.admin.http2 import methods
+    from dmq.http2 import Limits
     from dmq.sidecar.http2_server import Http2Transport
 
     tls = _certificates(config, clock)
@@ -85,10 +94,16 @@ def transport_of(
         host=host,
         port=port,
         monotonic_s=clock.monotonic_s,
+        limits=Limits(
+            request_max=REQUEST_BYTES_MAX,
+            connections=connections_max,
+            connections_per_address=config.connections_per_address_max,
+            idle_s=None if config.connection_idle is None else config.connection_idle.total_seconds(),
+            request_s=config.request_time.total_seconds(),
+        ),
         methods=methods(admin, guard),
         entrances=entrances(),
         guard=guard,
-        request_s=config.request_time.total_seconds(),
         reflected=(admin_v1.SERVICE,),
         tls=tls.context if tls is not None else None,
         plain_served_to="all" if config.tls_client_ca is None else "loopback",

@@ -48,6 +48,10 @@ class Allowance:
         self._left -= 1
         return True
 
+    def earn(self, count: int) -> None:
+        """Let the peer do it ``count`` times more, up to the burst: it has done something that brings this with it."""
+        self._left = min(self._left + count, self._rate.burst)
+
     def refill(self) -> None:
         """Make it full again: the peer has done something of use."""
         self._left = float(self._rate.burst)
@@ -200,3 +204,57 @@ def address_of(peer: object) -> str:
 
 def _held_by(account: Account) -> int:
     return account.bytes_held
+
+
+class Share:
+    """What the connections of one address hold of something that is bounded for all.
+
+    ``take`` and ``give`` are for the connections; ``Shares.of`` gives the same share to all of an address.
+    """
+
+    __slots__ = ("_all", "held", "held_max", "users")
+
+    def __init__(self, all_of_them: Shares, held_max: int) -> None:
+        self._all = all_of_them
+        self.held = 0
+        self.held_max = held_max
+        self.users = 0
+
+    def take(self, size: int) -> bool:
+        """Hold ``size`` more; False, and nothing is held, if that is too much for the address or in all."""
+        held, held_in_all = self.held + size, self._all.held + size
+        if held > self.held_max or held_in_all > self._all.held_max:
+            return False
+        self.held = held
+        self._all.held = held_in_all
+        return True
+
+    def give(self, size: int) -> None:
+        """Hold ``size`` less."""
+        self.held -= size
+        self._all.held -= size
+
+
+class Shares:
+    """The shares of all addresses, and what is held in all."""
+
+    def __init__(self, held_max: int, share_max: int) -> None:
+        self.held = 0
+        self.held_max = held_max
+        self._share_max = share_max
+        self._by_address: dict[str, Share] = {}
+
+    def join(self, address: str) -> Share:
+        """Return the share of an address for one more connection."""
+        share = self._by_address.get(address)
+        if share is None:
+            share = self._by_address[address] = Share(self, self._share_max)
+        share.users += 1
+        return share
+
+    def leave(self, address: str) -> None:
+        """Count a connection less; a share without connections is forgotten."""
+        share = self._by_address[address]
+        share.users -= 1
+        if not share.users:
+            del self._by_address[address]

@@ -6,6 +6,9 @@
     connection.out.answer(stream, message)           # and the other ways of ``Outbound``
     socket.write(connection.out.take())
 
+What one connection's input may cost in a turn of the loop is bounded: ``receive`` reads a slice of it, and while it
+``is_behind``, ``read_on`` reads the next one.
+
 Time is an argument. Whatever a peer sends, nothing is raised: a rule of one stream that is broken ends that stream, any
 other ends the connection with GOAWAY (``is_over``), and either shows as news (GONE) of the streams concerned.
 """
@@ -15,12 +18,12 @@ from __future__ import annotations
 from typing import Final
 
 from dmq.http2 import frames
-from dmq.http2.bounds import Account
+from dmq.http2.bounds import Account, Allowance, Share, Shares
 from dmq.http2.control import PRIORITY_BYTES, Control, check_priority, number_of, without_padding
 from dmq.http2.errors import Code, ConnectionFault, HpackFault, StreamFault
 from dmq.http2.frames import HEAD_BYTES, WINDOW_MAX
 from dmq.http2.headers import RequestHeaders, Shape, regular_fault, shape_of
-from dmq.http2.hpack import Decoder, value_of, wires_of
+from dmq.http2.hpack import NAME_BYTES_MAX, Decoder, list_size, value_of, wires_of
 from dmq.http2.limits import Limits
 from dmq.http2.outbound import Outbound
 from dmq.http2.stream import ARRIVED, ENDED, GONE, OPENED, Stream
@@ -30,23 +33,41 @@ _WRAPPED: Final = frames.PADDED | frames.PRIORITISED
 _CONTENT_LENGTH_DIGITS: Final = 15
 _TRAILERS: Final = wires_of("trailers")
 _EMPTY_VALUES: Final = frozenset({b"\x00", b"\x80"})
+# What frames cost, in units of about a microsecond, handlers included. A block costs by its bytes, too.
+_CALL_COST: Final = 12
+_BLOCK_BYTES_PER_UNIT: Final = 8
+_NAME_BYTES_PER_UNIT: Final = 4
+_SETTINGS_PER_UNIT: Final = 8
+_BLOCKED_PER_UNIT: Final = 2  # streams that a wider window lets send a byte each
+_DATA_BYTES_PER_UNIT: Final = 1024
+_SMALL_DATA_BYTES: Final = 64  # DATA of less that does not end a request is worth counting
+_STREAM_BYTES: Final = 1024  # what an open stream takes beside its headers
+_LISTS_ROUGH_MAX: Final = 2048  # a list is measured only if it may be larger
 
 
 class Connection:
     """The server's side of one connection. ``fault`` says why it is over, if the peer broke a rule."""
 
-    def __init__(self, limits: Limits, account: Account, peer: str, now_s: float) -> None:
+    def __init__(self, limits: Limits, account: Account, peer: str, now_s: float, lists: Share | None = None) -> None:
+        """``lists`` is the account of header lists that the connections of the peer's address share."""
         self.limits = limits
         self.streams: dict[int, Stream] = {}
-        self.out = Outbound(self.streams, account)
+        if lists is None:
+            lists = Shares(limits.lists_in_all, limits.lists_per_address).join(peer)
+        self._small_frames = Allowance("frames of a few bytes", limits.small_frames, now_s)
+        self.out = Outbound(self.streams, account, lists, self._small_frames)
         self.control = Control(limits, self.out, now_s)
         self.fault: ConnectionFault | None = None
         self.last_id = 0  # the newest stream the peer opened
         self._peer = peer
         self._decoder = Decoder(limits.header_list_max)
         self._rest = bytearray()  # a frame that is not whole yet
+        self._ahead = b""  # whole frames that wait for the next slice
         self._block: bytearray | None = None  # a header block that is not whole yet
         self._block_head = (0, 0, 0)  # stream, flags, CONTINUATIONs so far
+        self._block_until_s = 0.0
+        self._left = 0  # of the slice
+        self._lists = lists
         self._receive_left = limits.connection_window
         self._has_preface = False
         self._now_s = now_s
@@ -62,6 +83,16 @@ class Connection:
         """The peer has sent its preface and its first SETTINGS."""
         return self.control.has_settings
 
+    @property
+    def is_behind(self) -> bool:
+        """Input waits for ``read_on``."""
+        return bool(self._ahead)
+
+    def check(self, now_s: float) -> None:
+        """End a connection whose header block does not become whole in time."""
+        if self._block is not None and now_s > self._block_until_s:
+            self.end(ConnectionFault(Code.ENHANCE_YOUR_CALM, "a header block that does not become whole"))
+
     def take_changed(self) -> list[Stream]:
         """Return the streams that have news; each must be looked at, and its ``news`` set to 0."""
         changed = self.out.changed
@@ -70,10 +101,14 @@ class Connection:
         return changed
 
     def receive(self, data: bytes, now_s: float) -> None:
-        """Take what came from the peer."""
+        """Take what came from the peer, and read a slice of it."""
         if self.fault is not None:
             return
         self._now_s = now_s
+        if self._ahead:
+            self.out.hold_input(len(data))
+            self._ahead += data
+            return
         rest = self._rest
         if rest:
             rest += data
@@ -81,12 +116,31 @@ class Connection:
                 return
             data = bytes(rest)
             rest.clear()
+        self._read(data)
+
+    def read_on(self, now_s: float) -> None:
+        """Read the next slice of what is here."""
+        data = self._ahead
+        if data and self.fault is None:
+            self._now_s = now_s
+            self._ahead = b""
+            self.out.hold_input(-len(data))
+            self._read(data)
+
+    def _read(self, data: bytes) -> None:
+        self._left = self.limits.slice_cost
         try:
-            at = self._frames(data) if self._has_preface else self._preface(data)
-            if at < len(data):
-                rest += data[at:]
+            at = self._frames(data, 0) if self._has_preface else self._preface(data)
         except ConnectionFault as fault:
             self.end(fault)
+            return
+        if at == len(data):
+            return
+        if self._left > 0:
+            self._rest += data[at:]
+        else:
+            self._ahead = data[at:]
+            self.out.hold_input(len(self._ahead))
 
     def end(self, fault: ConnectionFault) -> None:
         """Say GOAWAY with a reason, and let go of all streams. The second reason does not count."""
@@ -96,7 +150,11 @@ class Connection:
             self.lose()
 
     def lose(self) -> None:
-        """Let go of all streams: the peer is gone."""
+        """Let go of all streams, and of all input: the peer is gone."""
+        self.out.hold_input(-len(self._ahead))
+        self._ahead = b""
+        self._rest = bytearray()
+        self._drop_block()
         for stream in list(self.streams.values()):
             stream.is_ended = True
             self.out.close(stream)
@@ -153,12 +211,12 @@ class Connection:
         if not data.startswith(expected):
             raise ConnectionFault(Code.PROTOCOL_ERROR, "this is not HTTP/2")
         self._has_preface = True
-        return len(expected) + self._frames(data[len(expected) :])
+        return self._frames(data, len(expected))
 
-    def _frames(self, data: bytes) -> int:
-        """Read whole frames; return where they end."""
-        at, end = 0, len(data)
-        while end - at >= HEAD_BYTES:
+    def _frames(self, data: bytes, at: int) -> int:
+        """Read whole frames, until the slice is used up (``_left``); return where they end."""
+        end = len(data)
+        while end - at >= HEAD_BYTES and self._left > 0:
             high, low, kind, flags, stream_id = _unpack_head(data, at)
             start = at + HEAD_BYTES
             stop = start + (high << 8 | low)
@@ -172,6 +230,7 @@ class Connection:
             if kind != frames.SETTINGS and not self.control.has_settings:
                 raise ConnectionFault(Code.PROTOCOL_ERROR, "no SETTINGS behind the preface")
             stream_id &= frames.STREAM_MAX
+            self._left -= 1
             try:
                 if kind == frames.DATA:
                     self._on_data(data, start, stop, flags, stream_id)
@@ -200,6 +259,7 @@ class Connection:
         if stream is None:
             self._check_let_go(stream_id, size)
             return
+        self._left -= size // _DATA_BYTES_PER_UNIT
         if stream.is_ended:
             raise StreamFault(stream_id, Code.STREAM_CLOSED, "DATA behind the end of the request")
         stream.receive_left -= size
@@ -209,10 +269,10 @@ class Connection:
             start, stop = without_padding(data, start, stop)
             size = stop - start
         ends = flags & frames.END_STREAM
+        if size < _SMALL_DATA_BYTES and not ends:
+            (self._small_frames if size else self.control.idle_frames).spend(self._now_s)
         if size:
             self._keep(stream, data[start:stop])
-        elif not ends:
-            self.control.idle_frames.spend(self._now_s)
         if stream.body_left >= 0:
             self._count_body(stream, size, ends=bool(ends))
         if ends:
@@ -221,8 +281,8 @@ class Connection:
 
     def _check_let_go(self, stream_id: int, size: int) -> None:
         self._check_not_idle(stream_id)
-        if not size:
-            self.control.idle_frames.spend(self._now_s)
+        if size < _SMALL_DATA_BYTES:
+            (self._small_frames if size else self.control.idle_frames).spend(self._now_s)
         if stream_id not in self.out.let_go:
             raise StreamFault(stream_id, Code.STREAM_CLOSED, "DATA on a closed stream")
 
@@ -267,6 +327,8 @@ class Connection:
         else:
             self._block = bytearray(data[start:stop])
             self._block_head = (stream_id, flags, 0)
+            self._block_until_s = self._now_s + self.limits.header_block_s
+            self._hold_block(stop - start)
 
     def _on_continuation(self, payload: bytes, flags: int, stream_id: int) -> None:
         opened_id, opened_flags, count = self._block_head
@@ -275,34 +337,71 @@ class Connection:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "a CONTINUATION of nothing")
         count += 1
         block += payload
+        self._hold_block(len(payload))
         if count > self.limits.continuations or len(block) > self.limits.header_block_max:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "a header block without end")
         self._block_head = (stream_id, opened_flags, count)
         if flags & frames.END_HEADERS:
-            self._block = None
+            self._drop_block()
             self._on_block(bytes(block), stream_id, ends=bool(opened_flags & frames.END_STREAM))
 
+    def _hold_block(self, size: int) -> None:
+        if not self._lists.take(size):
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many bytes of headers are waiting")
+        self.out.lists_held += size
+
+    def _drop_block(self) -> None:
+        if self._block is not None:
+            self.out.lists_held -= len(self._block)
+            self._lists.give(len(self._block))
+            self._block = None
+
     def _on_block(self, block: bytes, stream_id: int, *, ends: bool) -> None:
+        self._left -= _CALL_COST + len(block) // _BLOCK_BYTES_PER_UNIT
         # Before anything else: the table must see every block, whatever becomes of its stream.
         names, values, is_whole = self._decoder.decode(block)
+        self._left -= (NAME_BYTES_MAX - self._decoder.name_bytes_left) // _NAME_BYTES_PER_UNIT
         stream = self.streams.get(stream_id)
         if stream is not None:
             self._on_trailers(stream, names, ends=ends)
             return
         if stream_id <= self.last_id:
             if stream_id in self.out.let_go:
+                self.control.resets.spend(self._now_s)
                 return
             raise ConnectionFault(Code.STREAM_CLOSED, "HEADERS on a closed stream")
         self.last_id = stream_id
         if self.control.is_final:
+            self.control.resets.spend(self._now_s)
             self.out.forget(stream_id)  # above what GOAWAY said: the client sends it elsewhere
             return
         if len(self.streams) >= self.limits.streams:
             raise StreamFault(stream_id, Code.REFUSED_STREAM, "too many streams")
-        self._open(stream_id, names, values, is_whole=is_whole, ends=ends)
+        # A bound from above is enough for almost every list, and costs less than a sum.
+        list_bytes = len(block) + self._decoder.largest * len(names)
+        if list_bytes > _LISTS_ROUGH_MAX:
+            list_bytes = list_size(names, values)
+        list_bytes += _STREAM_BYTES
+        out = self.out
+        if out.lists_held + list_bytes > self.limits.lists_per_connection or not self._lists.take(list_bytes):
+            raise StreamFault(stream_id, Code.ENHANCE_YOUR_CALM, "too many bytes of headers are waiting")
+        out.lists_held += list_bytes
+        try:
+            self._open(stream_id, names, values, list_bytes, is_whole=is_whole, ends=ends)
+        except StreamFault:
+            out.lists_held -= list_bytes
+            self._lists.give(list_bytes)
+            raise
 
     def _open(
-        self, stream_id: int, names: tuple[str, ...], values: tuple[bytes, ...], *, is_whole: bool, ends: bool
+        self,
+        stream_id: int,
+        names: tuple[str, ...],
+        values: tuple[bytes, ...],
+        list_bytes: int,
+        *,
+        is_whole: bool,
+        ends: bool,
     ) -> None:
         # A list over its bound was left out; the call's own layer refuses it by status.
         shape = shape_of(names) if is_whole else Shape("")
@@ -310,7 +409,8 @@ class Connection:
             raise StreamFault(stream_id, Code.PROTOCOL_ERROR, shape.fault)
         headers = RequestHeaders(names, values, self._peer)
         out = self.out
-        stream = Stream(stream_id, headers, shape, out.account, self.limits.stream_window, out.window)
+        stream = Stream(stream_id, headers, shape, out.account, self.limits.stream_window)
+        stream.list_bytes = list_bytes
         if is_whole:
             if values[shape.path] in _EMPTY_VALUES:
                 raise StreamFault(stream_id, Code.PROTOCOL_ERROR, "an empty path")
@@ -340,6 +440,7 @@ class Connection:
 
     def _on_other(self, kind: int, payload: bytes, flags: int, stream_id: int) -> None:
         if kind == frames.WINDOW_UPDATE:
+            self._small_frames.spend(self._now_s)
             self._on_window_update(number_of(payload), stream_id)
         elif kind == frames.RST_STREAM:
             number_of(payload)  # the reason does not matter
@@ -349,6 +450,9 @@ class Connection:
         elif kind == frames.PUSH_PROMISE:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "a client does not push")
         else:
+            if kind == frames.SETTINGS:
+                waiting = len(self.out.blocked) + len(self.out.shut)
+                self._left -= len(payload) // frames.SETTING.size // _SETTINGS_PER_UNIT + waiting // _BLOCKED_PER_UNIT
             self.control.on_frame(kind, payload, flags, stream_id, now_s=self._now_s, last_id=self.last_id)
 
     def _on_rst_stream(self, stream_id: int) -> None:
@@ -373,10 +477,7 @@ class Connection:
             return
         if size == 0:
             raise StreamFault(stream_id, Code.PROTOCOL_ERROR, "a WINDOW_UPDATE of nothing")
-        stream.send_left += size
-        if stream.send_left > WINDOW_MAX:
-            raise StreamFault(stream_id, Code.FLOW_CONTROL_ERROR, "a window above the largest")
-        self.out.pump_one(stream)
+        self.out.widen_one(stream, size)
 
     def _check_not_idle(self, stream_id: int) -> None:
         if stream_id > self.last_id or not stream_id & 1:

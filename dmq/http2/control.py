@@ -14,6 +14,7 @@ from dmq.http2.outbound import Outbound
 _PROBE: Final = b"dmq-live"
 _DRAIN: Final = b"dmq-away"
 PRIORITY_BYTES: Final = 5
+_SMALL_FRAMES_PER_CALL: Final = 32
 
 
 class Control:
@@ -94,11 +95,12 @@ class Control:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS of a wrong size")
         self.has_settings = True
         out = self._out
+        window = out.window
         for name, value in frames.SETTING.iter_unpack(payload):
             if name == frames.INITIAL_WINDOW_SIZE:
                 if value > frames.WINDOW_MAX:
                     raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "an initial window above the largest")
-                out.rewindow(value)
+                window = value  # the last one of a frame is the one that counts
             elif name == frames.MAX_FRAME_SIZE:
                 if not frames.FRAME_BYTES <= value <= frames.FRAME_BYTES_LEGAL:
                     raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame size that may not be")
@@ -106,6 +108,7 @@ class Control:
                 out.frame_bytes = min(value, 4 * frames.FRAME_BYTES)
             elif name == frames.ENABLE_PUSH and value > 1:
                 raise ConnectionFault(Code.PROTOCOL_ERROR, "ENABLE_PUSH is yes or no")
+        out.rewindow(window)
         out.put(frames.SETTINGS_ACK)  # before the DATA that a wider window lets go
         out.pump()
 
@@ -125,8 +128,9 @@ class Control:
             self._pings.spend(now_s)
 
     def served(self) -> None:
-        """A call was served: the PINGs around it are no flood."""
+        """A call was served: the PINGs and WINDOW_UPDATEs around it are no flood."""
         self._pings.refill()
+        self._out.small_frames.earn(_SMALL_FRAMES_PER_CALL)
 
 
 def number_of(payload: bytes) -> int:

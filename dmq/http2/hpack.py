@@ -11,10 +11,11 @@ bounded: a value of n bytes of Huffman code is at least n * 8 / 30 characters.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
-from dmq.http2.errors import HpackFault
+from dmq.http2.errors import Code, ConnectionFault, HpackFault
 from dmq.http2.huffman import decode as huffman_decode
 from dmq.http2.huffman import encode as huffman_encode
 
@@ -24,6 +25,9 @@ _INTEGER_MAX: Final = 2**31
 _KEPT_NAME_BYTES: Final = 64
 _KEPT_NAMES: Final = 4096
 _KEPT_VALUE_BYTES: Final = 256
+NAME_BYTES_MAX: Final = 4096  # of names in one block that were not seen before: each byte costs 0.2 us
+_CODE_BYTES_MAX: Final = 8192  # of one value; the same cost
+_COUNTED_BYTES: Final = 1024  # the fields of a block are counted after so many bytes
 
 _STATIC_FIELDS = """\
 :authority |:method GET|:method POST|:path /|:path /index.html|:scheme http|:scheme https|:status 200|:status 204|\
@@ -58,48 +62,56 @@ _names: dict[bytes, str] = {}
 class Decoder:
     """Decodes the header blocks of one connection, in the order they came, refused streams' too."""
 
-    __slots__ = ("_entries", "_largest", "_list_bytes_max", "_size", "_size_max")
+    __slots__ = ("_entries", "_fields_max", "_list_bytes_max", "_size", "_size_max", "largest", "name_bytes_left")
 
     def __init__(self, list_bytes_max: int) -> None:
         self._list_bytes_max = list_bytes_max
         self._entries: list[Field] = []  # the newest last
         self._size = 0
         self._size_max = TABLE_BYTES
-        self._largest = 64  # what the largest entry counted that ever was in a table
+        self.largest = 64  # what the largest entry counted that ever was in a table
+        self.name_bytes_left = NAME_BYTES_MAX  # of new names in the current block
+        self._fields_max = max(_COUNTED_BYTES, list_bytes_max // _ENTRY_BYTES)
 
     def decode(self, block: bytes) -> tuple[tuple[str, ...], tuple[bytes, ...], bool]:
         """Return names, wire values, and whether the list is within its bound.
 
-        If it is not, names and values are left out; the table then is what it must be all the same. Raises HpackFault.
+        If it is not, names and values are left out; the table then is what it must be all the same. Raises HpackFault,
+        and ConnectionFault for a block that would cost more than its bound: too many fields, or new names without end.
         """
         fields: list[Field] = []
         append = fields.append
         entries = self._entries
         at, end = 0, len(block)
+        self.name_bytes_left = NAME_BYTES_MAX
         while at < end:
-            first = block[at]
-            if 0x80 < first <= 0x80 + _STATIC_SIZE:
-                at += 1
-                append(STATIC[first - 0x80])
-            elif first > 0x80:
-                at += 1
-                index = first - 0x80
-                if index == 0x7F:
-                    index, at = _integer(block, at, 0x7F)
-                if index - _STATIC_SIZE > len(entries):
-                    raise HpackFault("an index that is in no table")
-                append(entries[_STATIC_SIZE - index])
-            elif first & 0xE0 != 0x20:
-                field, at = self._literal(block, at)
-                append(field)
-            elif fields:
-                raise HpackFault("a change of the table's size inside a block")
-            else:
-                at = self._resize(block, at)
+            stop = min(end, at + _COUNTED_BYTES)
+            while at < stop:
+                first = block[at]
+                if 0x80 < first <= 0x80 + _STATIC_SIZE:
+                    at += 1
+                    append(STATIC[first - 0x80])
+                elif first > 0x80:
+                    at += 1
+                    index = first - 0x80
+                    if index == 0x7F:
+                        index, at = _integer(block, at, 0x7F)
+                    if index - _STATIC_SIZE > len(entries):
+                        raise HpackFault("an index that is in no table")
+                    append(entries[_STATIC_SIZE - index])
+                elif first & 0xE0 != 0x20:
+                    field, at = self._literal(block, at)
+                    append(field)
+                elif fields:
+                    raise HpackFault("a change of the table's size inside a block")
+                else:
+                    at = self._resize(block, at)
+            if at < end and len(fields) > self._fields_max:
+                raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "a header block of too many fields")
         if not fields:
             return (), (), True
         # The bound from above is enough for almost every block, and costs less than a sum.
-        if end + len(fields) * self._largest > self._list_bytes_max and not self._is_in_bounds(fields):
+        if end + len(fields) * self.largest > self._list_bytes_max and not self._is_in_bounds(fields):
             return (), (), False
         names, values, _ = zip(*fields, strict=True)
         return names, values, True
@@ -124,7 +136,7 @@ class Decoder:
         if index == 0:
             start = at
             at, _ = _text_end(block, at)
-            name = _name(block[start:at])
+            name = self._name(block[start:at])
         elif index <= _STATIC_SIZE:
             name = STATIC[index][0]
         elif index - _STATIC_SIZE <= len(self._entries):
@@ -141,9 +153,18 @@ class Decoder:
             self._insert(field)
         return field, at
 
+    def _name(self, wire: bytes) -> str:
+        name = _names.get(wire)
+        if name is None:
+            self.name_bytes_left -= len(wire)
+            if self.name_bytes_left < 0:
+                raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "new header names of too many bytes")
+            name = _new_name(wire)
+        return name
+
     def _insert(self, field: Field) -> None:
         kept = _ENTRY_BYTES + len(field[0]) + len(field[1])
-        self._largest = max(self._largest, kept)
+        self.largest = max(self.largest, kept)
         self._entries.append(field)
         self._size += field[2]
         if self._size > self._size_max:
@@ -208,18 +229,23 @@ def _text_end(block: bytes, at: int) -> tuple[int, int]:
 def _text(wire: bytes) -> bytes:
     end, length = _text_end(wire, 0)
     raw = wire[end - length : end]
+    if length > _CODE_BYTES_MAX and wire[0] & 0x80:
+        raise HpackFault("a value in Huffman code that is too long to decode")
     return huffman_decode(raw) if wire[0] & 0x80 else raw
 
 
-def _name(wire: bytes) -> str:
-    name = _names.get(wire)
-    if name is None:
-        name = _text(wire).decode("latin-1")
-        if len(wire) <= _KEPT_NAME_BYTES:
-            if len(_names) >= _KEPT_NAMES:
-                _names.clear()
-            _names[wire] = name
+def _new_name(wire: bytes) -> str:
+    name = _text(wire).decode("latin-1")
+    if len(wire) <= _KEPT_NAME_BYTES:
+        if len(_names) >= _KEPT_NAMES:
+            _names.clear()
+        _names[wire] = name
     return name
+
+
+def list_size(names: Iterable[str], values: Iterable[bytes]) -> int:
+    """Return what a list counts: names, values as they came, and 32 for each field."""
+    return sum(len(name) + len(wire) + _ENTRY_BYTES for name, wire in zip(names, values, strict=True))
 
 
 def value_of(wire: bytes) -> str:

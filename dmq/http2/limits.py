@@ -31,11 +31,19 @@ class Limits:
     """
 
     connections: int = 4096
+    # While others are refused no address keeps more than this; None is a quarter of ``connections``.
+    connections_per_address: int | None = None
+    connections_reserved: int = 32  # of ``connections``, for clients on this machine: operators and health checks
     streams: int = 2048  # per connection; a push consumer keeps one receive open, a load generator thousands of sends
     header_list_told: int = 32 * KIB
     header_list_max: int = 64 * KIB
-    header_block_max: int = 256 * KIB
+    header_block_max: int = 64 * KIB
+    header_block_s: float = 10.0  # for a block to become whole
     continuations: int = 64  # frames of one block; at 16 KiB a frame this is more than a block may have
+    # Open streams with their header lists: of one connection, of one address, and of all together.
+    lists_per_connection: int = 16 * MIB
+    lists_per_address: int = 64 * MIB
+    lists_in_all: int = 256 * MIB
     request_max: int = 8 * MIB  # one message, after decompression too
     held_per_connection: int = 64 * MIB
     held_in_all: int = 256 * MIB
@@ -49,7 +57,7 @@ class Limits:
     preface_s: float = 10.0  # from the connection to its first SETTINGS, the TLS handshake included
     ping_after_s: float = 60.0  # of silence
     ping_answer_s: float = 20.0
-    idle_s: float | None = None  # without a stream
+    idle_s: float | None = 300.0  # without a stream
     age_s: float | None = None
     age_grace_s: float = 30.0
 
@@ -60,6 +68,10 @@ class Limits:
     settings: Rate = Rate(burst=50, per_s=5)
     # DATA without a byte, PRIORITY, frames of unknown types
     idle_frames: Rate = Rate(burst=1000, per_s=500)
+    # WINDOW_UPDATEs, and DATA of a few bytes, beyond what calls and answers bring with them
+    small_frames: Rate = Rate(burst=10_000, per_s=1000)
+    # What of one connection's input is read in one turn of the loop, in units of about a microsecond: see ``costs``.
+    slice_cost: int = 500
 
     def __post_init__(self) -> None:
         """Refuse what the protocol cannot say. Raises ValueError."""

@@ -6,18 +6,20 @@ time; streams that wait take turns of one frame each.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from struct import Struct
 from typing import Final
 
 from dmq.http2 import frames
-from dmq.http2.bounds import Account
-from dmq.http2.errors import Code, ConnectionFault, Status
+from dmq.http2.bounds import Account, Allowance, Share
+from dmq.http2.errors import Code, ConnectionFault, Status, StreamFault
 from dmq.http2.frames import HEAD_BYTES, WINDOW_MAX
 from dmq.http2.status import OK_TRAILERS, RESPONSE_BLOCK, trailers
 from dmq.http2.stream import DRAINED, Stream
 
 PREFIX_BYTES: Final = 5
 _LET_GO_MAX: Final = 4096
+_EARNING_BYTES: Final = 256  # of an answer, for which the peer may send a WINDOW_UPDATE
 
 # HEADERS with the constant block, the head of DATA, the prefix of the message
 _ANSWER: Final = Struct(f">HBBBI{len(RESPONSE_BLOCK)}sHBBBIBI")
@@ -37,27 +39,38 @@ class Outbound:
         "blocked",
         "changed",
         "frame_bytes",
+        "granted_max",
         "held",
         "is_paused",
         "let_go",
+        "lists",
+        "lists_held",
         "part_bytes",
         "parts",
         "send_left",
+        "shut",
+        "small_frames",
         "streams",
         "window",
     )
 
-    def __init__(self, streams: dict[int, Stream], account: Account) -> None:
+    def __init__(self, streams: dict[int, Stream], account: Account, lists: Share, small_frames: Allowance) -> None:
         self.streams = streams
         self.account = account
+        self.lists = lists
+        self.lists_held = 0
+        self.small_frames = small_frames
         self.parts: list[bytes] = []
         self.part_bytes = 0
         self.changed: list[Stream] = []  # streams with news
-        self.blocked: dict[int, Stream] = {}  # in the order of their turns
+        # Streams that wait for the window of the connection in the order of their turns, and those whose own is shut.
+        self.blocked: OrderedDict[int, Stream] = OrderedDict()
+        self.shut: dict[int, Stream] = {}
         self.let_go: dict[int, None] = {}  # streams we ended before the peer had: what comes for them is no fault
         self.is_paused = False  # the peer does not read
         self.send_left = frames.WINDOW_DEFAULT
         self.window = frames.WINDOW_DEFAULT  # of new streams
+        self.granted_max = 0  # no stream was granted more
         self.frame_bytes = frames.FRAME_BYTES
         self.held = 0
 
@@ -77,8 +90,8 @@ class Outbound:
         """Send the only answer of a call, with status OK."""
         size = len(message) + PREFIX_BYTES
         if (
-            size > stream.send_left
-            or size > self.send_left
+            size > self.send_left
+            or size > stream.granted + self.window
             or size > self.frame_bytes
             or self.is_paused
             or stream.is_closed
@@ -159,6 +172,10 @@ class Outbound:
         del self.streams[stream.id]
         if self.blocked:
             self.blocked.pop(stream.id, None)
+        if self.shut:
+            self.shut.pop(stream.id, None)
+        self.lists_held -= stream.list_bytes
+        self.lists.give(stream.list_bytes)
         held = stream.unread + len(stream.pending)
         self.held -= held
         stream.account.hold(-held)
@@ -174,6 +191,11 @@ class Outbound:
         self.held += size
         stream.account.hold(size)
 
+    def hold_input(self, size: int) -> None:
+        """Count bytes of input that were not read yet; a negative size gives them back."""
+        self.held += size
+        self.account.hold(size)
+
     def charge(self, stream: Stream, account: Account) -> None:
         """Let the bytes of a stream count in another account from now on."""
         held = stream.unread + len(stream.pending)
@@ -187,37 +209,57 @@ class Outbound:
         self.send_left += size
         if self.send_left > WINDOW_MAX:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window of the connection above the largest")
-        if was_shut:  # else nobody waits for it, and looking at all streams for each update would be a way to load us
+        if was_shut:
             self.pump()
 
     def rewindow(self, window: int) -> None:
-        """Set the window of new streams, and change that of all others by the difference. Raises ConnectionFault."""
-        change = window - self.window
+        """Change the window of all streams, new and open, without touching them. Raises ConnectionFault."""
+        is_wider = window > self.window
         self.window = window
-        for stream in self.streams.values():
-            stream.send_left += change
-            if stream.send_left > WINDOW_MAX:
+        if window + self.granted_max > WINDOW_MAX:  # it may have been a stream that is closed
+            self.granted_max = max((stream.granted for stream in self.streams.values()), default=0)
+            if window + self.granted_max > WINDOW_MAX:
                 raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a window of a stream above the largest")
+        if is_wider and self.shut:
+            opened = [stream for stream in self.shut.values() if stream.granted + window > 0]
+            for stream in opened:
+                del self.shut[stream.id]
+                self.blocked[stream.id] = stream
 
-    def pump_one(self, stream: Stream) -> None:
-        """Send what waits in a stream whose window was widened."""
-        if stream.pending and self._go(stream):
-            self._drained(stream)
+    def widen_one(self, stream: Stream, size: int) -> None:
+        """The peer takes ``size`` bytes more of a stream: send what waits for it. Raises StreamFault."""
+        stream.granted += size
+        if stream.granted > self.granted_max:
+            self.granted_max = stream.granted
+            if stream.granted + self.window > WINDOW_MAX:
+                raise StreamFault(stream.id, Code.FLOW_CONTROL_ERROR, "a window above the largest")
+        if stream.pending:
+            self.shut.pop(stream.id, None)
+            if self._go(stream):
+                self._drained(stream)
+            else:
+                self._wait(stream)
 
     def pump(self) -> None:
         """Send what waits and may go now, one frame of each stream in turn."""
-        while self.blocked and not self.is_paused:
-            is_moving = False
-            for stream in list(self.blocked.values()):
-                if self.send_left <= 0:
-                    return
-                if stream.send_left > 0:
-                    is_moving = True
-                    self._send_frame(stream)
-                    if not stream.pending:
-                        self._drained(stream)
-            if not is_moving:
-                return
+        blocked = self.blocked
+        while blocked and self.send_left > 0 and not self.is_paused:
+            stream_id, stream = blocked.popitem(last=False)
+            if stream.granted + self.window > 0:
+                self._send_frame(stream)
+            if not stream.pending:
+                self._drained(stream)
+            elif stream.granted + self.window > 0:
+                blocked[stream_id] = stream
+            else:
+                self.shut[stream_id] = stream
+
+    def _wait(self, stream: Stream) -> None:
+        if stream.granted + self.window > 0:
+            self.blocked[stream.id] = stream
+        else:
+            self.blocked.pop(stream.id, None)
+            self.shut[stream.id] = stream
 
     def _start(self, stream: Stream, block: bytes) -> None:
         stream.has_answered = True
@@ -228,28 +270,30 @@ class Outbound:
         self.hold(stream, len(stream.pending))
         stream.waits_since_s = 0.0
         if not self._go(stream):
-            self.blocked[stream.id] = stream
+            self._wait(stream)
             return False
         if stream.trailers is not None:
             self._finish(stream)
         return True
 
     def _go(self, stream: Stream) -> bool:
-        while stream.pending and stream.send_left > 0 and self.send_left > 0 and not self.is_paused:
+        while stream.pending and stream.granted + self.window > 0 and self.send_left > 0 and not self.is_paused:
             self._send_frame(stream)
         return not stream.pending
 
     def _send_frame(self, stream: Stream) -> None:
         pending, start = stream.pending, stream.sent
-        size = min(len(pending) - start, stream.send_left, self.send_left, self.frame_bytes)
+        size = min(len(pending) - start, stream.granted + self.window, self.send_left, self.frame_bytes)
         stop = start + size
         is_all = stop == len(pending)
         flags = frames.END_STREAM if is_all and stream.trailers == b"" else 0
         self.parts += (frames.head(size, frames.DATA, flags, stream.id), pending[start:stop])
         self.part_bytes += HEAD_BYTES + size
-        stream.send_left -= size
+        stream.granted -= size
         self.send_left -= size
         stream.sent = stop
+        if size >= _EARNING_BYTES:
+            self.small_frames.earn(size // _EARNING_BYTES)
         if is_all:
             self._drop_pending(stream)
 
@@ -260,6 +304,7 @@ class Outbound:
 
     def _drained(self, stream: Stream) -> None:
         self.blocked.pop(stream.id, None)
+        self.shut.pop(stream.id, None)
         if stream.trailers is not None:
             self._finish(stream)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 from collections.abc import Callable
 from typing import Final, Literal, Protocol
@@ -10,9 +11,10 @@ from typing import Final, Literal, Protocol
 import structlog
 
 from dmq.http2.admission import Admit
-from dmq.http2.bounds import LOOPBACK, Account, Accounts, address_of
+from dmq.http2.bounds import LOOPBACK, Account, Accounts, Shares, address_of
 from dmq.http2.calls import Calls
 from dmq.http2.connection import Connection
+from dmq.http2.doors import Use
 from dmq.http2.errors import Code, ConnectionFault, Status
 from dmq.http2.limits import Limits
 from dmq.http2.methods import Methods
@@ -23,6 +25,8 @@ PlainServedTo = Literal["all", "loopback", "none"]
 
 _STALLED_LOOKS: Final = 8  # as often it is looked for stalled calls in the time that they have
 _LINGER_S: Final = 5.0  # for the last words, to a peer that may not read them
+_USEFUL_BYTES: Final = 16 * 1024  # of text in a slice of ciphertext
+_STREAMS_LOOKED_AT: Final = 8  # to find out whether a connection serves any
 
 log = structlog.get_logger("dmq.http2")
 
@@ -33,6 +37,7 @@ class Host(Protocol):
     limits: Limits
     accounts: Accounts
     admit: Admit
+    lists: Shares
     methods: Methods
     turns: Turns
     monotonic_s: Callable[[], float]
@@ -51,6 +56,10 @@ class Host(Protocol):
         """A call has a deadline."""
         ...
 
+    def behind(self, client: ClientProtocol) -> None:
+        """Input of a client waits: have it read on in its turn."""
+        ...
+
 
 class ClientProtocol(asyncio.Protocol):
     """One connection: the loop's side of ``Connection``.
@@ -66,6 +75,10 @@ class ClientProtocol(asyncio.Protocol):
         self._is_reading = True
         self._is_closing = False
         self._is_waiting = False  # see ``Turns``
+        self._is_behind = False  # input waits in the connection, or in the pipe
+        self._due_s = math.inf  # no call has a deadline before
+        self._lingering: asyncio.TimerHandle | None = None
+        self._has_joined = False
 
     # -- called by the loop --------------------------------------------------------------------------------------------
 
@@ -75,10 +88,14 @@ class ClientProtocol(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         host = self._host
         now_s = host.monotonic_s()
-        self.peer = _peer(transport.get_extra_info("peername"))
-        self.address = address_of(transport.get_extra_info("peername"))
+        peername = transport.get_extra_info("peername")
+        self.peer = _peer(peername)
+        self.address = address_of(peername)
+        self.is_local = self.address == LOOPBACK
         self._accounts: dict[tuple[str, bool], Account] = {}
-        self.connection = Connection(host.limits, self._account_of("", False), self.peer, now_s)
+        self._lists = host.lists.join(self.address)
+        account = self._account_of("", False)
+        self.connection = Connection(host.limits, account, self.peer, now_s, self._lists)
         self._out = self.connection.out
         self.calls = Calls(
             self.connection,
@@ -87,7 +104,7 @@ class ClientProtocol(asyncio.Protocol):
             admit=host.admit,
             account_of=self._account_of,
             monotonic_s=host.monotonic_s,
-            watch=host.watch,
+            watch=self._watch,
             flush=self.flush,
             flush_soon=self.flush_soon,
         )
@@ -96,7 +113,8 @@ class ClientProtocol(asyncio.Protocol):
         self._stalled_s = now_s  # when it was last looked for stalled calls
         self._unsent = 0  # bytes that the socket did not take until then
         self._unsent_s = now_s  # when that last was less than before
-        if not host.joined(self):
+        self._has_joined = host.joined(self)
+        if not self._has_joined:
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(high=host.limits.unsent_high)
@@ -108,15 +126,76 @@ class ClientProtocol(asyncio.Protocol):
             if not self._choose(data[0]):
                 return
         if self._pipe is not None:
+            if not self._pipe.is_open or self._pipe.is_behind:  # a handshake costs a slice: one in a turn of the loop
+                self._pipe.put(data)
+                self._fall_behind()
+                return
             text = self._decrypt(self._pipe, data)
+            if self.is_behind:
+                self._fall_behind()
             if not text:
                 return
             data = text
-        self.connection.receive(data, now_s)
+        connection = self.connection
+        connection.receive(data, now_s)
+        if connection.is_behind:
+            self._fall_behind()
         if self._out.changed:
             self.calls.advance()
         self.flush()
-        self._host.turns.heard(self, len(self.connection.streams))
+        self._host.turns.heard(self, len(connection.streams))
+
+    def read_on(self) -> bool:
+        """Read the next slice of the input that waits; True if it was of use: it opened a stream, or brought much."""
+        self._is_behind = False
+        if self._is_closing:
+            return False
+        now_s = self._host.monotonic_s()
+        connection, pipe = self.connection, self._pipe
+        opened_before, text_bytes = connection.last_id, 0
+        if connection.is_behind:
+            connection.read_on(now_s)
+        elif pipe is not None and pipe.is_behind:
+            text = self._decrypt(pipe, b"")
+            text_bytes = len(text)
+            if text:
+                connection.receive(text, now_s)
+        if self.is_behind:
+            self._fall_behind()
+        if self._out.changed:
+            self.calls.advance()
+        self.flush()
+        if not self._is_behind:
+            self._resume_reading()
+        self._host.turns.heard(self, len(connection.streams))
+        return connection.last_id != opened_before or text_bytes >= _USEFUL_BYTES
+
+    @property
+    def is_behind(self) -> bool:
+        """Input waits, in the connection or in TLS."""
+        return self.connection.is_behind or (self._pipe is not None and self._pipe.is_behind)
+
+    def _fall_behind(self) -> None:
+        if not self._is_behind and not self._is_closing:
+            self._is_behind = True
+            self._transport.pause_reading()
+            self._host.behind(self)
+
+    def _resume_reading(self) -> None:
+        if self._is_reading and not (self._is_behind or self._is_waiting or self._is_closing):
+            self._transport.resume_reading()
+
+    def use(self) -> tuple[Use, float]:
+        """Return what the connection is used for, and since when."""
+        connection = self.connection
+        if self._is_closing or connection.is_over:
+            return Use.LEAVING, self._made_s
+        if not connection.is_ready:
+            return Use.SILENT, self._made_s
+        for number, stream in enumerate(connection.streams.values()):
+            if stream.is_ended or stream.task is not None or number >= _STREAMS_LOOKED_AT:
+                return Use.BUSY, self._heard_s
+        return (Use.UNFINISHED if connection.streams else Use.IDLE), self._heard_s
 
     def pause_writing(self) -> None:
         self._out.is_paused = True
@@ -134,7 +213,12 @@ class ClientProtocol(asyncio.Protocol):
         self._out.parts.clear()
         for account in self._accounts.values():
             self._host.accounts.close(account)
-        self._host.left(self)
+        if self._lingering is not None:
+            self._lingering.cancel()
+        self._pipe = None
+        self._host.lists.leave(self.address)
+        if self._has_joined:
+            self._host.left(self)
 
     # -- called by the server ------------------------------------------------------------------------------------------
 
@@ -146,7 +230,8 @@ class ClientProtocol(asyncio.Protocol):
             if now_s - self._made_s > limits.preface_s:
                 self.abort("preface_timeout")
             return
-        if self._is_waiting:
+        connection.check(now_s)
+        if self._is_waiting or self._is_behind:
             self._heard_s = now_s  # it may have spoken
         if self._heard_s > self._probed_s:
             control.is_probing = False  # whatever it says, it is alive
@@ -213,9 +298,17 @@ class ClientProtocol(asyncio.Protocol):
 
     def expire(self, now_s: float) -> float | None:
         """End calls whose deadline is over; return the next deadline."""
+        if now_s < self._due_s:  # its streams need not be looked at
+            return None if self._due_s == math.inf else self._due_s
         next_s = self.calls.expire(now_s)
+        self._due_s = math.inf if next_s is None else next_s
         self.flush()
         return next_s
+
+    def _watch(self, at_s: float) -> None:
+        if at_s < self._due_s:
+            self._due_s = at_s
+            self._host.watch(at_s)
 
     def pause(self) -> None:
         """As ``Reader.pause``."""
@@ -225,8 +318,14 @@ class ClientProtocol(asyncio.Protocol):
     def resume(self) -> None:
         """As ``Reader.resume``."""
         self._is_waiting = False
-        if self._is_reading and not self._is_closing:
-            self._transport.resume_reading()
+        self._resume_reading()
+
+    def make_room(self) -> None:
+        """Close for the sake of another: at once, but not without a word to one that understands it."""
+        if self.connection.is_ready:
+            self.finish()
+        else:
+            self.abort("room_for_another")
 
     def abort(self, why: str) -> None:
         """Close without a word."""
@@ -259,8 +358,7 @@ class ClientProtocol(asyncio.Protocol):
             self._write(self._out.take())
         if not self._is_reading and not self._out.is_paused:
             self._is_reading = True
-            if not self._is_waiting:
-                self._transport.resume_reading()
+            self._resume_reading()
         if is_over:
             self._close()
 
@@ -281,7 +379,7 @@ class ClientProtocol(asyncio.Protocol):
         self.calls.advance()
         self._is_closing = True
         self._transport.close()  # behind what is written
-        self._loop.call_later(_LINGER_S, self._transport.abort)
+        self._lingering = self._loop.call_later(_LINGER_S, self._transport.abort)
 
     # -- TLS -----------------------------------------------------------------------------------------------------------
 
@@ -302,7 +400,7 @@ class ClientProtocol(asyncio.Protocol):
 
     def _may_speak_plain(self) -> bool:
         to = self._host.plain_served_to
-        return to == "all" or (to == "loopback" and self.address == LOOPBACK)
+        return to == "all" or (to == "loopback" and self.is_local)
 
     def _decrypt(self, pipe: TlsPipe, data: bytes) -> bytes:
         try:

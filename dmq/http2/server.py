@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import ssl
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from dmq.http2.admission import Admit, admit_all
-from dmq.http2.bounds import Accounts, ShareOf
+from dmq.http2.bounds import Accounts, ShareOf, Shares
+from dmq.http2.doors import Doors
 from dmq.http2.limits import Limits
 from dmq.http2.methods import Method, Methods
 from dmq.http2.protocol import ClientProtocol, PlainServedTo
@@ -20,6 +22,8 @@ _CHECK_S_MAX: Final = 1.0
 _NAP_S_MAX: Final = 3600.0
 _NAP_S_MIN: Final = 0.005  # deadlines that are closer to each other end together
 _CLOSE_S_MAX: Final = 1.0
+_CHECKED_PER_TURN: Final = 128
+_USELESS_PAUSE_S: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +70,14 @@ class Http2Server:
         self.plain_served_to: PlainServedTo = "all" if tls is None else plain_served_to
         self.accounts = Accounts(self.limits.held_in_all, self.limits.held_reserve, share_of)
         self.admit = admit
+        self.lists = Shares(self.limits.lists_in_all, self.limits.lists_per_address)
         self._address = (host, port)
         self._listener: asyncio.Server | None = None
         self.turns = Turns(is_busy)
-        self._clients: set[ClientProtocol] = set()
+        self._clients: dict[ClientProtocol, None] = {}  # the newest last
+        self._doors = Doors(self.limits, self._clients.keys)
+        self._behind: deque[ClientProtocol] = deque()
+        self._is_reading_on = False
         self._opened = self._refused = 0
         self._watched_s = math.inf  # the deadline the alarm is set for
         self._alarm: asyncio.TimerHandle | None = None
@@ -133,16 +141,20 @@ class Http2Server:
 
     def joined(self, client: ClientProtocol) -> bool:
         """Count a client; False if it is one too many."""
-        if len(self._clients) >= self.limits.connections:
+        is_welcome, victim = self._doors.admit(client.address, is_local=client.is_local, now_s=self.monotonic_s())
+        if not is_welcome:
             self._refused += 1
             return False
+        if victim is not None:
+            victim.make_room()
         self._opened += 1
-        self._clients.add(client)
+        self._clients[client] = None
         return True
 
     def left(self, client: ClientProtocol) -> None:
         """Forget a client."""
-        self._clients.discard(client)
+        del self._clients[client]
+        self._doors.left(client.address)
         self.turns.left(client)
         if not self._clients:
             self._is_empty.set()
@@ -151,6 +163,25 @@ class Http2Server:
         """Be awake when a deadline is over. One alarm serves all calls: most are done long before it."""
         if at_s < self._watched_s:
             self._set_alarm(at_s)
+
+    # -- input in slices -----------------------------------------------------------------------------------------------
+
+    def behind(self, client: ClientProtocol) -> None:
+        """Have a client read on in its turn: one slice of one client in each turn of the loop."""
+        self._behind.append(client)
+        if not self._is_reading_on:
+            self._is_reading_on = True
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        was_useful = self._behind.popleft().read_on()
+        self._is_reading_on = bool(self._behind)
+        if not self._is_reading_on:
+            return
+        if was_useful:
+            self._loop.call_soon(self._read_on)
+        else:  # frames that open no stream are in no hurry
+            self._loop.call_later(_USELESS_PAUSE_S, self._read_on)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -170,17 +201,19 @@ class Http2Server:
             self.watch(min(deadlines))
 
     def _check(self) -> None:
+        self._check_some(list(self._clients))
+
+    def _check_some(self, clients: list[ClientProtocol]) -> None:
+        """Look at some of the clients, and at the others in the next turns of the loop."""
         limits = self.limits
         now_s = self.monotonic_s()
-        for client in list(self._clients):
+        for client in clients[-_CHECKED_PER_TURN:]:
             client.check(now_s)
-        spans_s = (
-            limits.request_s,
-            limits.preface_s,
-            limits.ping_after_s,
-            limits.ping_answer_s,
-            limits.idle_s,
-            limits.age_s,
-        )
-        shortest_s = min(span_s for span_s in (*spans_s, limits.age_grace_s) if span_s is not None)
+        del clients[-_CHECKED_PER_TURN:]
+        if clients:
+            self._checking = self._loop.call_later(0, self._check_some, clients)
+            return
+        spans_s = (limits.preface_s, limits.ping_after_s, limits.ping_answer_s, limits.idle_s, limits.age_s)
+        others_s = (limits.age_grace_s, limits.request_s, limits.header_block_s)
+        shortest_s = min(span_s for span_s in (*spans_s, *others_s) if span_s is not None)
         self._checking = self._loop.call_later(min(_CHECK_S_MAX, shortest_s / 4), self._check)

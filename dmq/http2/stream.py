@@ -23,7 +23,9 @@ class Stream:
     """One call on a connection.
 
     The peer's half is ``is_ended`` when its request is whole. ``is_closed``: over, and unknown to the connection.
-    Windows (``receive_left``, ``send_left``) may be negative: a change of SETTINGS takes back what was given.
+    ``receive_left`` is the window of the peer. ``granted`` is what the peer has granted beyond its initial window,
+    less what was sent: our window is this and ``Outbound.window``, so that SETTINGS touch no stream. Either may be
+    negative.
     """
 
     __slots__ = (
@@ -32,18 +34,19 @@ class Stream:
         "body_left",
         "deadline_at_s",
         "encoding",
+        "granted",
         "has_answered",
         "headers",
         "id",
         "is_closed",
         "is_ended",
+        "list_bytes",
         "method",
         "news",
         "pending",
         "reader",
         "receive_left",
         "refusal",
-        "send_left",
         "sent",
         "shape",
         "task",
@@ -54,7 +57,7 @@ class Stream:
     )
 
     def __init__(
-        self, stream_id: int, headers: RequestHeaders, shape: Shape, account: Account, receive_left: int, send_left: int
+        self, stream_id: int, headers: RequestHeaders, shape: Shape, account: Account, receive_left: int
     ) -> None:
         self.id = stream_id
         self.headers = headers
@@ -69,7 +72,8 @@ class Stream:
         self.is_closed = False
         self.has_answered = False  # the response's HEADERS are out
         self.receive_left = receive_left
-        self.send_left = send_left
+        self.granted = 0
+        self.list_bytes = 0  # what the stream and its headers count in the account of lists
         self.pending = b""  # the message that is being sent, with its prefix
         self.sent = 0  # of pending
         self.trailers: bytes | None = None  # what ends the stream behind it

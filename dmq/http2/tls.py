@@ -12,6 +12,9 @@ from dmq.http2.errors import Http2Error
 
 HANDSHAKE: Final = 0x16  # the first byte of every TLS connection; plain text begins with the P of HTTP/2's preface
 _READ_BYTES: Final = 256 * 1024
+_SLICE_BYTES: Final = 64 * 1024
+_HANDSHAKE_SLICE_BYTES: Final = 16 * 1024
+_SLICE_RECORDS: Final = 256
 
 
 class TlsFault(Http2Error):
@@ -27,21 +30,42 @@ class TlsPipe:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self.is_open = False
         self.is_ended = False  # the peer has said that nothing follows
+        self._ahead = b""  # ciphertext for the next slice
+        self._has_more = False  # records whose text was not read yet
+
+    @property
+    def is_behind(self) -> bool:
+        """Ciphertext waits for the next ``receive``."""
+        return self._has_more or bool(self._ahead)
+
+    def put(self, data: bytes) -> None:
+        """Take ciphertext for the next ``receive``."""
+        self._ahead += data
 
     def receive(self, data: bytes) -> bytes:
-        """Take ciphertext and return the text in it. Raises TlsFault."""
-        self._incoming.write(data)
+        """Take ciphertext and return the text of a slice of it: more is there if ``is_behind``. Raises TlsFault.
+
+        What a slice costs is bounded by the bytes, and by the records, that may be tiny.
+        """
+        if self._ahead:
+            data = self._ahead + data
+        slice_bytes = _SLICE_BYTES if self.is_open else _HANDSHAKE_SLICE_BYTES
+        self._ahead = data[slice_bytes:]
+        self._has_more = False
+        self._incoming.write(data[:slice_bytes] if self._ahead else data)
         text = []
         try:
             if not self.is_open:
                 self._tls.do_handshake()
                 self._check_protocol()
-            while True:
+            for _ in range(_SLICE_RECORDS):
                 piece = self._tls.read(_READ_BYTES)
                 if not piece:
                     self.is_ended = True
                     break
                 text.append(piece)
+            else:
+                self._has_more = True
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:

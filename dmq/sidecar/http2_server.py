@@ -7,6 +7,7 @@ import errno
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -62,7 +63,7 @@ class Http2Transport:
         plain_served_to: PlainServedTo = "all",
         guard: Guard | None = None,
         entrances: Mapping[str, Entrance] = MappingProxyType({}),
-        request_s: float = 30.0,
+        limits: Limits | None = None,
     ) -> None:
         """Listen nowhere yet. ``entrances`` are those of ``methods``, by path.
 
@@ -90,12 +91,11 @@ class Http2Transport:
             host=host,
             port=port,
             monotonic_s=monotonic_s,
-            limits=Limits(
-                request_max=REQUEST_BYTES_MAX,
+            limits=replace(
+                limits or Limits(request_max=REQUEST_BYTES_MAX),
                 held_in_all=bounds.bytes_held,
                 held_per_connection=bounds.bytes_held // SHARES,
                 held_reserve=bounds.bytes_reserve,
-                request_s=request_s,
             ),
             admit=gate.admit,
             share_of=lambda kind, name: quotas.limit(Quota.BYTES, Holder(kind, name)),

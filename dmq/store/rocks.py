@@ -71,6 +71,7 @@ class RocksOptions(NamedTuple):
     wal_bytes_max: int = 32 * _MIB
     memtable_bytes_max: int = 64 * _MIB
     cache_bytes: int = 16 * _MIB
+    open_files_max: int = 512  # tables
     recovery_mode: Literal["strict", "skip_any"] = "strict"
     is_read_only: bool = False
 
@@ -100,7 +101,7 @@ def _database_options(options: RocksOptions) -> Options:
     made.set_db_write_buffer_size(options.memtable_bytes_max)
     made.set_max_background_jobs(2)
     made.set_bytes_per_sync(_MIB)
-    made.set_max_open_files(512)
+    made.set_max_open_files(options.open_files_max)
     made.set_keep_log_file_num(4)
     made.set_max_log_file_size(4 * _MIB)
     made.set_stats_dump_period_sec(0)

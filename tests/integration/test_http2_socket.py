@@ -284,10 +284,13 @@ def test_peer_that_does_not_read_and_floods(run: Run) -> None:
 
 
 def test_connections_have_a_number(run: Run) -> None:
-    """One too many is closed without a word; when one leaves there is room again."""
+    """One too many is closed without a word while all others have calls; when one leaves there is room again."""
 
     async def scenario(rig: Rig, clock: ManualClock) -> None:
         wires = [await rig.connect() for _ in range(3)]
+        for wire in wires:
+            await wire.say(wire.request("Wait"))
+        await rig.service.waiting.reach(3)
         assert await (await rig.connect(b"")).is_closed()
         figures = rig.server.figures()
         assert (figures.connections, figures.refused_connections) == (3, 1)
@@ -296,6 +299,54 @@ def test_connections_have_a_number(run: Run) -> None:
         await rig.check_serving()
 
     run(scenario, Limits(connections=3))
+
+
+def test_a_newcomer_takes_the_place_of_who_does_nothing(run: Run) -> None:
+    """Danger: idle sockets that lock everybody out. Those without a preface go first, then the longest idle."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        idle, busy, silent = await rig.connect(), await rig.connect(), await rig.connect(b"")
+        await busy.say(busy.request("Wait"))
+        await rig.service.waiting.reach(1)
+        await until(lambda: rig.server.figures().connections == 3)
+        await rig.check_serving()
+        assert await silent.is_closed()
+        await rig.check_serving()
+        assert await idle.is_closed()
+        assert rig.service.ended.count == 0
+        assert rig.server.figures().refused_connections == 0
+
+    run(scenario, Limits(connections=3))
+
+
+def test_header_block_that_does_not_become_whole_ends_the_connection(run: Run) -> None:
+    """Danger: blocks that are held for as long as the peer likes. What was kept of it is given back."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        wire = await rig.connect()
+        await wire.say(frames.frame(frames.HEADERS, 0, 1, bytes(1000)))
+        await until(lambda: rig.server.lists.held == 1000)
+        clock.advance(11_000)
+        assert b"does not become whole" in (await wire.until(frames.GOAWAY)).payload
+        assert await wire.is_closed()
+        assert rig.server.lists.held == 0
+
+    run(scenario, Limits(preface_s=OFTEN))
+
+
+def test_input_is_read_in_slices(run: Run) -> None:
+    """Danger: one read that holds the loop. Calls of another client are answered between the slices of the first."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        wire, other = await rig.connect(), await rig.connect()
+        calls = 1000
+        await wire.say(b"".join(wire.request("Echo", b"%d" % number) for number in range(calls)))
+        await other.say(other.request("Echo", b"beside"))
+        assert (await other.until(frames.DATA)).payload[5:] == b"beside"
+        found = {(await wire.until(frames.DATA)).payload[5:] for _ in range(calls)}
+        assert found == {b"%d" % number for number in range(calls)}
+
+    run(scenario, Limits(slice_cost=50))
 
 
 def test_port_in_use_is_an_os_error(run: Run) -> None:

@@ -29,7 +29,7 @@ def headers_of(fields: Fields, *, is_huffman: bool = True) -> RequestHeaders:
 
 def stream_of(fields: Fields, *, is_huffman: bool = True) -> Stream:
     headers = headers_of(fields, is_huffman=is_huffman)
-    return Stream(1, headers, shape_of(tuple(headers.names)), Account.alone(1000), 0, 0)
+    return Stream(1, headers, shape_of(tuple(headers.names)), Account.alone(1000), 0)
 
 
 def replaced(name: str, value: str | None) -> Fields:

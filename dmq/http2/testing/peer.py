@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from dmq.http2 import frames
-from dmq.http2.bounds import Account
+from dmq.http2.bounds import Account, Share
 from dmq.http2.connection import Connection
 from dmq.http2.hpack import STATIC, TABLE_BYTES, Decoder, value_of
 from dmq.http2.huffman import encode as huffman_encode
@@ -127,11 +127,18 @@ def grpc_message(body: bytes, *, flag: int = 0) -> bytes:
 class Peer:
     """A client in memory, in front of a ``Connection``. Its methods say something, and return nothing."""
 
-    def __init__(self, limits: Limits | None = None, *, greets: bool = True, account: Account | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        *,
+        greets: bool = True,
+        account: Account | None = None,
+        lists: Share | None = None,
+    ) -> None:
         self.limits = limits or Limits()
         self.account = account or Account.alone(self.limits.held_in_all)
         self.now_s = 0.0
-        self.connection = Connection(self.limits, self.account, "ipv4:127.0.0.1:1", self.now_s)
+        self.connection = Connection(self.limits, self.account, "ipv4:127.0.0.1:1", self.now_s, lists)
         self.encoder = Encoder()
         self._decoder = Decoder(64 * 1024)
         self.next_id = 1
@@ -142,6 +149,8 @@ class Peer:
     def say(self, data: bytes) -> None:
         """Send bytes."""
         self.connection.receive(data, self.now_s)
+        while self.connection.is_behind:
+            self.connection.read_on(self.now_s)
 
     def frame(self, kind: int, flags: int = 0, stream_id: int = 0, payload: bytes = b"") -> None:
         """Send a frame."""

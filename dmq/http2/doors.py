@@ -1,0 +1,109 @@
+"""Who is let in when connections are scarce: a budget, shares of addresses, and who has to go for a newcomer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import IntEnum
+from typing import Final, Generic, Protocol, TypeVar
+
+from dmq.http2.limits import Limits
+
+_VICTIMS_KEPT: Final = 256  # one look at all clients serves so many newcomers
+_LOOK_AGAIN_S: Final = 0.25  # when there was nobody to close
+
+
+class Use(IntEnum):
+    """What a connection is used for; the smaller, the sooner it goes."""
+
+    SILENT = 0  # no preface and SETTINGS yet
+    IDLE = 1  # no stream
+    UNFINISHED = 2  # nothing but requests that are not whole
+    BUSY = 3
+    LEAVING = 4
+
+
+class Guest(Protocol):
+    """A connection, as it is chosen from."""
+
+    address: str
+    is_local: bool
+
+    def use(self) -> tuple[Use, float]:
+        """Return what it is used for, and since when."""
+        ...
+
+
+G = TypeVar("G", bound=Guest)
+
+
+class Doors(Generic[G]):
+    """Counts connections and decides on newcomers. ``guests`` gives all that are inside."""
+
+    def __init__(self, limits: Limits, guests: Callable[[], Iterable[G]]) -> None:
+        self._limits = limits
+        self._guests = guests
+        self._by_address: dict[str, int] = {}
+        self._count = 0
+        share = limits.connections_per_address
+        self._share = max(1, limits.connections // 4) if share is None else share
+        self._reserved = min(limits.connections_reserved, limits.connections // 4)
+        self._victims: list[G] = []  # the first to go last
+        self._looked_s: dict[str, float] = {}  # when nobody was found to close, by address of the newcomer
+
+    def admit(self, address: str, *, is_local: bool, now_s: float) -> tuple[bool, G | None]:
+        """Say whether one more of ``address`` may come in, and who is to be closed for it; count it if it may."""
+        room = self._limits.connections - (0 if is_local else self._reserved)
+        victim = None
+        if self._count >= room:
+            victim = self._victim(address, now_s)
+            if victim is None:
+                return False, None
+        self._count += 1
+        self._by_address[address] = self._by_address.get(address, 0) + 1
+        return True, victim
+
+    def left(self, address: str) -> None:
+        """Count one less of ``address``."""
+        self._count -= 1
+        count = self._by_address[address] - 1
+        if count:
+            self._by_address[address] = count
+        else:
+            del self._by_address[address]
+
+    def _victim(self, address: str, now_s: float) -> G | None:
+        is_over = self._by_address.get(address, 0) >= self._share
+        for is_fresh in (False, True):
+            if is_fresh:
+                if now_s < self._looked_s.get(address, 0.0):
+                    return None
+                self._look()
+            for at in range(len(self._victims) - 1, -1, -1):
+                guest = self._victims[at]
+                if self._may_go(guest, address, is_over=is_over):
+                    del self._victims[at]
+                    return guest
+        self._looked_s = {key: at_s for key, at_s in self._looked_s.items() if at_s > now_s}
+        self._looked_s[address] = now_s + _LOOK_AGAIN_S
+        return None
+
+    def _may_go(self, guest: G, address: str, *, is_over: bool) -> bool:
+        """An address with its share makes room among its own; others take it from who has more than a share, too."""
+        if guest.address not in self._by_address:
+            return False
+        use, _ = guest.use()
+        if is_over:
+            return guest.address == address and use < Use.BUSY
+        if use is Use.BUSY:
+            return self._by_address[guest.address] > self._share and not guest.is_local
+        return use < Use.BUSY
+
+    def _look(self) -> None:
+        ranked = []
+        for guest in self._guests():
+            use, since_s = guest.use()
+            crowd = self._by_address.get(guest.address, 0)
+            if use < Use.BUSY or (use is Use.BUSY and crowd > self._share and not guest.is_local):
+                ranked.append((crowd <= self._share, use, since_s, id(guest), guest))
+        ranked.sort()
+        self._victims = [rank[-1] for rank in reversed(ranked[:_VICTIMS_KEPT])]
