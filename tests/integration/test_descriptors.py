@@ -13,11 +13,10 @@ from support.wire_client import WireClient, a_message
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.daemon.descriptors import share
 
-_LOWERED = (
-    "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024));"
-    "os.execvp(sys.argv[1], sys.argv[1:])"
-)
-_LOW = (sys.executable, "-c", _LOWERED)
+_LIMITED = """import os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+os.execvp(sys.argv[1], sys.argv[1:])"""
+_LOW = (sys.executable, "-c", _LIMITED)
 
 
 def test_parts_of_the_limit() -> None:
