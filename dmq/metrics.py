@@ -11,7 +11,6 @@ import errno
 import socket
 import socketserver
 import threading
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -362,7 +361,7 @@ class _Server(socketserver.ThreadingTCPServer):
         try:
             return super().get_request()
         except OSError:
-            time.sleep(_NO_DESCRIPTOR_S)
+            threading.Event().wait(_NO_DESCRIPTOR_S)
             raise
 
     def handle_error(self, request: object, client_address: object) -> None:

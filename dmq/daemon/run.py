@@ -26,7 +26,7 @@ from dmq.audit.export import Exporter, ExportOptions
 from dmq.config import DaemonConfig
 from dmq.daemon.backups import Backups
 from dmq.daemon.clocks import Clocks
-from dmq.daemon.descriptors import raise_limit, share
+from dmq.daemon.descriptors import Descriptors, raise_limit, share
 from dmq.daemon.report import Report
 from dmq.daemon.trail import Snapshots
 from dmq.daemon.transport import transport_of
@@ -87,13 +87,7 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         log.critical("storage_failed", error=str(error))
         loop.call_soon_threadsafe(end, error)
 
-    descriptors = share(raise_limit(), config.connections_max)
-    log.info(
-        "descriptors",
-        limit=descriptors.limit,
-        tables_max=descriptors.tables,
-        connections_max=descriptors.connections,
-    )
+    descriptors = _descriptors(config)
     async with AsyncExitStack() as stack:  # what was set up last is closed first
         store = open_store(config, clock, descriptors.tables)
         store.on_failure = fail
@@ -182,6 +176,12 @@ def _broker(config: DaemonConfig, store: Store) -> EmbeddedBroker:
         auto_create=AutoCreate(config.topic_auto_create, config.group_auto_create),
         keep=_keep(config),
     )
+
+
+def _descriptors(config: DaemonConfig) -> Descriptors:
+    parts = share(raise_limit(), config.connections_max)
+    log.info("descriptors", limit=parts.limit, tables_max=parts.tables, connections_max=parts.connections)
+    return parts
 
 
 def _on_signal(number: signal.Signals, end: object) -> None:

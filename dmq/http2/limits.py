@@ -37,7 +37,7 @@ class Limits:
     streams: int = 2048  # per connection; a push consumer keeps one receive open, a load generator thousands of sends
     header_list_told: int = 32 * KIB
     header_list_max: int = 64 * KIB
-    header_block_max: int = 64 * KIB
+    header_block_max: int = 128 * KIB
     header_block_s: float = 10.0  # for a block to become whole
     continuations: int = 64  # frames of one block; at 16 KiB a frame this is more than a block may have
     # Open streams with their header lists: of one connection, of one address, and of all together.
