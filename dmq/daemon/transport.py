@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from broker_adapter.clock import Clock
 from broker_adapter.limits import REQUEST_BYTES_MAX
@@ -22,6 +22,9 @@ from dmq.sidecar.service import MessagingService
 from dmq.sidecar.sessions import Sessions
 from dmq.sidecar.settings import SidecarConfig
 from dmq.sidecar.tls import Certificates, self_signed
+
+if TYPE_CHECKING:
+    from dmq.http2 import Limits
 
 
 class Transport(Protocol):
@@ -81,7 +84,6 @@ def transport_of(
         )
     from dmq.admin.access import entrances
     from dmq.admin.http2 import methods
-    from dmq.http2 import Limits
     from dmq.sidecar.http2_server import Http2Transport
 
     tls = _certificates(config, clock)
@@ -94,19 +96,25 @@ def transport_of(
         host=host,
         port=port,
         monotonic_s=clock.monotonic_s,
-        limits=Limits(
-            request_max=REQUEST_BYTES_MAX,
-            connections=connections_max,
-            connections_per_address=config.connections_per_address_max,
-            idle_s=None if config.connection_idle is None else config.connection_idle.total_seconds(),
-            request_s=config.request_time.total_seconds(),
-        ),
+        limits=_limits(config, connections_max),
         methods=methods(admin, guard),
         entrances=entrances(),
         guard=guard,
         reflected=(admin_v1.SERVICE,),
         tls=tls.context if tls is not None else None,
         plain_served_to="all" if config.tls_client_ca is None else "loopback",
+    )
+
+
+def _limits(config: DaemonConfig, connections_max: int) -> Limits:
+    from dmq.http2 import Limits
+
+    return Limits(
+        request_max=REQUEST_BYTES_MAX,
+        connections=connections_max,
+        connections_per_address=config.connections_per_address_max,
+        idle_s=None if config.connection_idle is None else config.connection_idle.total_seconds(),
+        request_s=config.request_time.total_seconds(),
     )
 
 
