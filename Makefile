@@ -29,7 +29,8 @@ $(shell [ -x $(PY) ] && [ "$$(cat $(STAMPS)/here 2>/dev/null)" = "$(CURDIR)" ] |
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test clients-matrix lint fmt bench lock clean distclean node-client go-client java-client rust-client chromium
+.PHONY: help demo test clients-matrix lint fmt bench fuzz lock clean distclean \
+	node-client go-client java-client rust-client chromium
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1 - \2/p' $(firstword $(MAKEFILE_LIST))
@@ -58,6 +59,10 @@ fmt: $(STAMPS)/dev ## format the code and apply the fixes ruff is sure of
 
 bench: $(STAMPS)/dev ## measure, and write docs/PERFORMANCE.md (ARGS="--quick" to try, "--peer" beside RocketMQ)
 	@$(PY) -m bench $(ARGS)
+
+fuzz: $(STAMPS)/fuzz ## look for input that costs too much (ARGS="-max_total_time=3600" for an hour)
+	@mkdir -p build/fuzz
+	@PYTHONPATH=tests $(PY) tools/fuzz.py -artifact_prefix=build/fuzz/ $(or $(ARGS),-max_total_time=300)
 
 clean: ## remove caches and build products
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
@@ -98,6 +103,11 @@ $(STAMPS)/dev: locks/dev.txt $(STAMPS)/project
 	@$(INSTALL) -r locks/dev.txt
 	@touch $@ $(STAMPS)/run
 
+$(STAMPS)/fuzz: locks/fuzz.txt $(STAMPS)/dev
+	@echo "installing the fuzzer (locks/fuzz.txt)"
+	@$(INSTALL) -r locks/fuzz.txt
+	@touch $@
+
 # The official Node client, for the tests that drive the daemon with it. Required in CI, a named skip elsewhere.
 node-client:
 	@if command -v npm >/dev/null 2>&1; then \
@@ -137,4 +147,6 @@ lock: ## write locks/*.txt anew from pyproject.toml (UPGRADE=1: newest versions)
 	echo "locking locks/dev.txt" && \
 	$(UV_COMPILE) pyproject.toml --extra server --extra demo --extra audit --extra dev -c locks/run.txt -o locks/dev.txt && \
 	echo "locking locks/build.txt" && \
-	$(UV_COMPILE) locks/build.in -c locks/dev.txt -o locks/build.txt
+	$(UV_COMPILE) locks/build.in -c locks/dev.txt -o locks/build.txt && \
+	echo "locking locks/fuzz.txt" && \
+	$(UV_COMPILE) locks/fuzz.in -c locks/dev.txt -o locks/fuzz.txt

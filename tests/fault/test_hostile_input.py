@@ -1,0 +1,80 @@
+"""What a stranger can make a daemon do: every input has a price that is bounded by its size, and honest calls go on.
+
+``DMQ_TEST_EFFORT=10`` lets each attack last ten times as long.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+from support.cost_oracle import Cost, Meter, corpus, cost_of, with_preface
+from support.daemon import Daemon
+from support.effort import EFFORT
+from support.wire_client import WireClient, a_message
+
+from bench.attacks import ATTACKS
+from broker_adapter.wire import rocketmq_v2 as wire
+
+ROOT = Path(__file__).resolve().parents[2]
+ATTACK_S = 0.5 * EFFORT
+MEMORY_BYTES_MAX = 400 * 10**6
+NUMBERS = count()
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("hostile") / "data") as running:
+        yield running
+
+
+def check_honest_call(daemon: Daemon) -> None:
+    with WireClient(daemon.address, "honest") as client:
+        answer = client.ask(
+            "SendMessage",
+            wire.SendMessageRequest(messages=[a_message("honest", f"honest-{next(NUMBERS)}")]),
+            deadline_s=30,
+        )
+    assert answer.status.code == wire.OK, answer.status
+
+
+@pytest.mark.parametrize("kept", corpus(), ids=lambda path: path.stem)
+def test_what_an_input_costs_is_bounded_by_its_size(daemon: Daemon, kept: Path) -> None:
+    meter = Meter(daemon.pid)
+    said = with_preface(kept.read_bytes())
+    cost = cost_of(meter, daemon.port, said)
+    if cost.excess():  # what the daemon does by itself falls on some input or other: not on the same one twice
+        cost = cost_of(meter, daemon.port, said)
+    assert not cost.excess()
+    check_honest_call(daemon)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_costs_what_it_sends_and_honest_calls_go_on(daemon: Daemon, name: str) -> None:
+    meter = Meter(daemon.pid)
+    meter.wait_until_quiet()
+    cpu_s, memory = meter.cpu_s(), meter.memory_bytes()
+    attack = subprocess.Popen(
+        [sys.executable, "-m", "bench.attacks", name, daemon.address, str(ATTACK_S)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        check_honest_call(daemon)
+        out, _ = attack.communicate(timeout=ATTACK_S + 60)
+    finally:
+        attack.kill()
+        attack.wait()
+    assert attack.returncode == 0
+    sent = json.loads(out)
+    check_honest_call(daemon)
+    most = meter.wait_until_quiet()
+    assert most - memory < MEMORY_BYTES_MAX
+    cost = Cost(sent["sent_bytes"] + 1000 * sent["connections"], meter.cpu_s() - cpu_s, 0)
+    assert not cost.excess()
