@@ -369,10 +369,12 @@ class Chores:
         await self._registry.retired(chore.topic_id, chore.group_id)
         topic = self._names.topics_by_id[chore.topic_id]
         found = await self._progress.load(chore.group_id, topic)
-        await self._leave(found, chore.end)
+        # What came behind the order and was finished before it was durable comes again: it must be left as well.
+        ends = [max(end, queue.end) for queue, end in zip(found.queues, chore.end, strict=False)]
+        await self._leave(found, ends)
         begins = await self._registry.reader.begins(chore.topic_id, len(found.queues))
         ops: list[Op] = [Delete(Family.META, chore.key)]
-        for queue, at, end, begin in zip(found.queues, chore.first, chore.end, begins, strict=False):
+        for queue, at, end, begin in zip(found.queues, chore.first, ends, begins, strict=False):
             first = max(at, begin)  # it may have moved since the order
             ops.append(_progress_erased(queue.group_id, queue.topic_id, queue.queue_id))
             ops += queue.start_at(first)

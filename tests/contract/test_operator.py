@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
@@ -30,7 +30,7 @@ from broker_adapter.topics import dead_letter_topic
 from broker_adapter.transactions import Half
 from dmq.audit.events import LANE, EventKind
 from dmq.audit.outbox import read_outbox
-from dmq.embedded.names import Topic
+from dmq.embedded.names import Group, Topic
 from dmq.embedded.operator import BEGIN, END, Operator
 from dmq.embedded.topic_settings import TopicSettings
 from dmq.store.ops import Family
@@ -172,6 +172,26 @@ async def test_who_is_connected_hears_that_a_topic_is_gone(rig: EmbeddedRig) -> 
         await rig.broker.change_invisible(GROUP, TOPIC, held.receipt_handle, 0)
     rig.clock.advance(10**6)
     await rig.settle()
+
+
+@every_durable_broker(queues=1)
+async def test_what_is_finished_while_a_reset_is_ordered_is_set_back_as_well(rig: EmbeddedRig) -> None:
+    """It comes again, and the event says so: its end is behind the message."""
+    await send(rig, "m-1")
+    await ack(rig, *await receive(rig))
+    chores = rig.broker.operator._chores
+    order = chores.reset
+
+    async def late(topic: Topic, group: Group, first: Sequence[int], end: Sequence[int]) -> None:
+        await send(rig, "m-2")
+        await ack(rig, *await receive(rig))
+        await order(topic, group, first, end)
+
+    with patch.object(chores, "reset", late):
+        await rig.broker.operator.reset_group(GROUP, TOPIC, BEGIN)
+    assert ids(await receive(rig)) == ["m-1", "m-2"]
+    (reset,) = [each.event for each in read_outbox(rig.store) if each.event.kind is EventKind.RESET]
+    assert reset.time_ms == 2
 
 
 @every_durable_broker(queues=2)
