@@ -60,6 +60,10 @@ class MemoryEngine:
     def crashed(self) -> MemoryEngine:
         """Return a new engine with what was synced; this one is closed."""
         self._is_closed = True
+        return self.copied()
+
+    def copied(self) -> MemoryEngine:
+        """Return a new engine with what was synced; this one goes on."""
         after = MemoryEngine()
         for table, live, synced in zip(self._synced, after._live, after._synced, strict=True):
             for copy in (live, synced):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.crash_check import broken_promises
 from support.crash_load import Ledger, Load
+from support.crash_operators import Operators, receive_all
 from support.daemon import Daemon
 from support.effort import CRASHES, SEED
 
@@ -64,21 +65,26 @@ class Killer:
 @pytest.mark.timeout(180 + 8 * CRASHES)
 def test_every_promise_survives_sigkill(tmp_path: Path) -> None:
     """Nothing lost, early, stored twice, tried too often, out of its order or delivered after its ack, however often
-    the daemon is killed under load.
+    the daemon is killed under load, and whatever operators do meanwhile with a group and a topic of their own.
     """
     print(f"DMQ_TEST_SEED={SEED} DMQ_TEST_CRASHES={CRASHES}")
     rng = random.Random(SEED)
     # The outbox is the trail here: nothing is exported out of it.
     with Daemon(tmp_path / "data", env={**os.environ, "DMQ_TRAIL": "off"}) as daemon:
         load = Load(daemon.address, SEED)
+        operators = Operators(daemon.address, SEED, tmp_path)
         try:
             killer = Killer(daemon, load.ledger, rng)
             moments = [killer.strike() for _ in range(CRASHES)]
+            operators.close()
             load.end_sending()
             daemon.kill()  # leases end here: what was left alone comes back now, not after 10 s
             daemon.restart()
             load.drain(_DRAIN_S_MAX)
+            accepted = {message_id for message_id, sent in load.ledger.sent.items() if sent.accepted}
+            missing = receive_all(daemon.address, accepted, _DRAIN_S_MAX)
         finally:
+            operators.close()
             load.close()
         daemon.stop()
         slowest_s = max(daemon.started_s)
@@ -93,7 +99,11 @@ def test_every_promise_survives_sigkill(tmp_path: Path) -> None:
             trail = list(read_outbox(store))
         finally:
             store.close()
+        print(f"operators: {dict(operators.done)}")
         broken = broken_promises(ledger, trail)
+        broken += [f"lost: {each} never came to the group that operators acted on" for each in missing]
         assert not broken, f"{len(broken)} promises broken:\n" + "\n".join(broken[:50])
         assert len(ledger.sent) > 20 * CRASHES, "too little load to mean anything"
         assert slowest_s < READY_S_MAX
+        for backup in operators.backups:
+            Store.open(backup, SystemClock(), StoreOptions(gap_event=gap_event)).close()

@@ -181,9 +181,18 @@ class _Told:
             self.retries[message_id] += event.kind is EventKind.NACKED
 
 
+def _of_the_load(ledger: Ledger, trail: list[TrailEvent]) -> list[TrailEvent]:
+    """Leave out what others did, operators say, with groups and topics of their own."""
+    handles = [read_handle(each.received.receipt_handle) for each in ledger.seen]
+    if not handles:
+        return trail
+    topic_id, group_id = min(each.topic_id for each in handles), handles[0].group_id  # the topic is older than lanes
+    return [each for each in trail if each.event.topic_id == topic_id and each.event.group_id in {0, group_id}]
+
+
 def _trail_disagrees(ledger: Ledger, deliveries: dict[str, list[Seen]], trail: list[TrailEvent]) -> Iterator[str]:
     """The trail knows what the clients know, message by message; and each one has one end, or still waits."""
-    told = _Told(trail)
+    told = _Told(_of_the_load(ledger, trail))
     counts, acked, dead = told.counts, told.counts[EventKind.ACKED], told.dead
     yield from (f"trail: {each}" for each in told.early)
     if told.nowhere:
