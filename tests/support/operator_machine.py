@@ -1,4 +1,4 @@
-"""Rules of a state machine in which operators and a restored backup meet consumers that fail.
+"""Rules of a state machine in which operators, a restored backup and the host's clock meet consumers that fail.
 
 The model (``operator_model``) knows who is owed what. What lies in queues is looked up in the store after every rule,
 and each arrival, removal and dead letter must have a reason.
@@ -40,7 +40,7 @@ from retry.policy import RetryPolicy, Table
 
 _T = TypeVar("_T")
 TOPICS, GROUPS, CLIENT = ("orders", "elsewhere"), ("workers", "auditors"), "client-1"
-WINDOW_MS = 15 * 60_000
+YEAR_MS, WINDOW_MS = 365 * 86_400_000, 15 * 60_000
 ROUNDS, ROUND_MS = 12, 600_000  # what waits at the end must have come by then
 picks = st.integers(0, 10_000)
 topics = st.sampled_from((*TOPICS[:1] * 4, *TOPICS[1:]))
@@ -52,6 +52,7 @@ ACTS = (
 stories = st.sets(st.sampled_from(ACTS), min_size=2, max_size=6).flatmap(
     lambda acts: st.lists(st.sampled_from(sorted(acts)), min_size=4, max_size=12)
 )
+CLOCK_STEPS = (1_000, 66_000, 16 * 60_000, YEAR_MS)
 
 
 class Given(NamedTuple):
@@ -173,6 +174,23 @@ class OperatorRules(RuleBasedStateMachine):
         """Let time pass on both sides."""
         self.clock.advance(ms)
         self.now_s += ms / 1_000
+        self.settle()
+
+    @rule(ms=st.sampled_from(CLOCK_STEPS), is_forward=st.booleans(), lasts_ms=st.sampled_from((0, 600, 2_000)))
+    def step_and_back(self, ms: int, lasts_ms: int, *, is_forward: bool) -> None:
+        """The host's clock is wrong for a moment; something may come about meanwhile, and retention looks."""
+        by_ms = ms if is_forward else -ms
+        self.clock.step_to(self.clock.now_ms() + by_ms)
+        self.pass_time(lasts_ms)
+        self.run(self.rig.broker.retention.turn())
+        self.clock.step_to(self.clock.now_ms() - by_ms)
+        self.settle()
+
+    @rule(ms=st.sampled_from(CLOCK_STEPS[:3]), is_forward=st.booleans())
+    def step(self, ms: int, *, is_forward: bool) -> None:
+        """The host's clock is set, and stays so."""
+        self.books.stepped_at_s = self.now_s
+        self.clock.step_to(self.clock.now_ms() + (ms if is_forward else -ms))
         self.settle()
 
     def settle(self) -> None:
