@@ -57,7 +57,7 @@ class Calls:
         self._out = connection.out
         self._methods = methods
         self._address = address
-        self._admit = admit
+        self.admit = admit
         self._account_of = account_of
         self._monotonic_s = monotonic_s
         self._watch = watch
@@ -151,7 +151,7 @@ class Calls:
             return
         stream.method = method
         headers = stream.headers
-        admission = headers.admission = self._admit(path, headers, self._address)
+        admission = headers.admission = self.admit(path, headers, self._address)
         if admission.key or admission.is_operator:
             self._out.charge(stream, self._account_of(admission.key, admission.is_operator))
         headers.account = stream.account

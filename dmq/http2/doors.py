@@ -22,11 +22,20 @@ class Use(IntEnum):
     LEAVING = 4
 
 
+class Place(IntEnum):
+    """Where a newcomer is let in."""
+
+    NOWHERE = 0
+    INSIDE = 1
+    RESERVE = 2  # for a call of an operator, or of a health check; anything else is turned away
+
+
 class Guest(Protocol):
-    """A connection, as it is chosen from."""
+    """A connection, as it is chosen from. ``is_operators``: an operator, or a health check, has called on it."""
 
     address: str
     is_local: bool
+    is_operators: bool
 
     def use(self) -> tuple[Use, float]:
         """Return what it is used for, and since when."""
@@ -47,23 +56,41 @@ class Doors(Generic[G]):
         share = limits.connections_per_address
         self._share = max(1, limits.connections // 4) if share is None else share
         self._reserved = min(limits.connections_reserved, limits.connections // 4)
+        self._reserve: dict[G, None] = {}  # who came first stands first
         self._victims: list[G] = []  # the first to go last
         self._looked_s: dict[str, float] = {}  # when nobody was found to close, by address of the newcomer
 
-    def admit(self, address: str, *, is_local: bool, now_s: float) -> tuple[bool, G | None]:
-        """Say whether one more of ``address`` may come in, and who is to be closed for it; count it if it may."""
-        room = self._limits.connections - (0 if is_local else self._reserved)
-        victim = None
-        if self._count >= room:
-            victim = self._victim(address, now_s)
-            if victim is None:
-                return False, None
-        self._count += 1
-        self._by_address[address] = self._by_address.get(address, 0) + 1
-        return True, victim
+    def admit(self, guest: G, now_s: float) -> tuple[Place, G | None]:
+        """Say where a newcomer may come in, and who is to be closed for it; count it if it may.
 
-    def left(self, address: str) -> None:
-        """Count one less of ``address``."""
+        The reserve is for this machine. Who has not called as an operator there makes room for the next one.
+        """
+        place, victim = Place.INSIDE, None
+        if self._count - len(self._reserve) >= self._limits.connections - self._reserved:
+            victim = self._victim(guest.address, now_s)
+            if victim is None:
+                place, victim = self._in_reserve(guest)
+        if place is not Place.NOWHERE:
+            self._count += 1
+            self._by_address[guest.address] = self._by_address.get(guest.address, 0) + 1
+        return place, victim
+
+    def _in_reserve(self, guest: G) -> tuple[Place, G | None]:
+        if not guest.is_local or not self._reserved:
+            return Place.NOWHERE, None
+        victim = None
+        if len(self._reserve) >= self._reserved:
+            victim = next((each for each in self._reserve if not each.is_operators), None)
+            if victim is None:
+                return Place.NOWHERE, None
+            del self._reserve[victim]
+        self._reserve[guest] = None
+        return Place.RESERVE, victim
+
+    def left(self, guest: G) -> None:
+        """Count one less."""
+        self._reserve.pop(guest, None)
+        address = guest.address
         self._count -= 1
         count = self._by_address[address] - 1
         if count:
@@ -89,7 +116,7 @@ class Doors(Generic[G]):
 
     def _may_go(self, guest: G, address: str, *, is_over: bool) -> bool:
         """An address with its share makes room among its own; others take it from who has more than a share, too."""
-        if guest.address not in self._by_address:
+        if guest.address not in self._by_address or guest in self._reserve:
             return False
         use, _ = guest.use()
         if is_over:

@@ -33,7 +33,7 @@ class Limits:
     connections: int = 4096
     # While others are refused no address keeps more than this; None is a quarter of ``connections``.
     connections_per_address: int | None = None
-    connections_reserved: int = 32  # of ``connections``, for clients on this machine: operators and health checks
+    connections_reserved: int = 32  # of ``connections``, for operators and health checks on this machine
     streams: int = 2048  # per connection; a push consumer keeps one receive open, a load generator thousands of sends
     header_list_told: int = 32 * KIB
     header_list_max: int = 64 * KIB
@@ -54,6 +54,7 @@ class Limits:
     chores_unsent_max: int = 256 * KIB  # answers to the peer's PINGs and the like while it does not read
 
     request_s: float = 30.0  # for a request to become whole, and for an answer to be taken; more if bytes keep moving
+    operator_s: float = 2.0  # until a connection of the reserve has been called on by one of them
     preface_s: float = 10.0  # from the connection to its first SETTINGS, the TLS handshake included
     ping_after_s: float = 60.0  # of silence
     ping_answer_s: float = 20.0

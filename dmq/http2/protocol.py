@@ -10,12 +10,13 @@ from typing import Final, Literal, Protocol
 
 import structlog
 
-from dmq.http2.admission import Admit
+from dmq.http2.admission import Admission, Admit
 from dmq.http2.bounds import LOOPBACK, Account, Accounts, Shares, address_of
 from dmq.http2.calls import Calls
 from dmq.http2.connection import Connection
-from dmq.http2.doors import Use
-from dmq.http2.errors import Code, ConnectionFault, Status
+from dmq.http2.doors import Place, Use
+from dmq.http2.errors import CallEnded, Code, ConnectionFault, Status
+from dmq.http2.headers import RequestHeaders
 from dmq.http2.limits import Limits
 from dmq.http2.methods import Methods
 from dmq.http2.tls import HANDSHAKE, TlsFault, TlsPipe
@@ -44,8 +45,8 @@ class Host(Protocol):
     tls: Callable[[], ssl.SSLContext] | None
     plain_served_to: PlainServedTo
 
-    def joined(self, client: ClientProtocol) -> bool:
-        """A client is there; False if it is one too many."""
+    def joined(self, client: ClientProtocol) -> Place:
+        """A client is there: say where it is let in."""
         ...
 
     def left(self, client: ClientProtocol) -> None:
@@ -78,7 +79,8 @@ class ClientProtocol(asyncio.Protocol):
         self._is_behind = False  # input waits in the connection, or in the pipe
         self._due_s = math.inf  # no call has a deadline before
         self._lingering: asyncio.TimerHandle | None = None
-        self._has_joined = False
+        self._place = Place.NOWHERE
+        self.is_operators = False
 
     # -- called by the loop --------------------------------------------------------------------------------------------
 
@@ -113,10 +115,12 @@ class ClientProtocol(asyncio.Protocol):
         self._stalled_s = now_s  # when it was last looked for stalled calls
         self._unsent = 0  # bytes that the socket did not take until then
         self._unsent_s = now_s  # when that last was less than before
-        self._has_joined = host.joined(self)
-        if not self._has_joined:
+        self._place = host.joined(self)
+        if self._place is Place.NOWHERE:
             self._transport.abort()
             return
+        if self._place is Place.RESERVE:
+            self.calls.admit = self._admit_operator
         self._transport.set_write_buffer_limits(high=host.limits.unsent_high)
 
     def data_received(self, data: bytes) -> None:
@@ -217,7 +221,7 @@ class ClientProtocol(asyncio.Protocol):
             self._lingering.cancel()
         self._pipe = None
         self._host.lists.leave(self.address)
-        if self._has_joined:
+        if self._place is not Place.NOWHERE:
             self._host.left(self)
 
     # -- called by the server ------------------------------------------------------------------------------------------
@@ -229,6 +233,9 @@ class ClientProtocol(asyncio.Protocol):
         if not connection.is_ready:
             if now_s - self._made_s > limits.preface_s:
                 self.abort("preface_timeout")
+            return
+        if self._place is Place.RESERVE and not self.is_operators and now_s - self._made_s > limits.operator_s:
+            self.abort("reserved_for_operators")
             return
         connection.check(now_s)
         if self._is_waiting or self._is_behind:
@@ -278,6 +285,15 @@ class ClientProtocol(asyncio.Protocol):
 
     def _let_go(self, account: Account) -> None:
         self.calls.let_go(account)
+
+    def _admit_operator(self, path: str, headers: RequestHeaders, address: str) -> Admission:
+        """As ``Admit``, of a connection in the reserve."""
+        admission = self._host.admit(path, headers, address)
+        if not admission.is_operator:
+            text = "all connections are taken; the last ones of this host are kept for operators and health checks"
+            raise CallEnded(Status.RESOURCE_EXHAUSTED, text)
+        self.is_operators = True
+        return admission
 
     def drain(self, now_s: float) -> None:
         """Ask the client to go elsewhere, and close when its calls are over."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from dmq.http2.admission import Admit, admit_all
 from dmq.http2.bounds import Accounts, ShareOf, Shares
-from dmq.http2.doors import Doors
+from dmq.http2.doors import Doors, Place
 from dmq.http2.limits import Limits
 from dmq.http2.methods import Method, Methods
 from dmq.http2.protocol import ClientProtocol, PlainServedTo
@@ -139,22 +139,22 @@ class Http2Server:
 
     # -- called by connections -----------------------------------------------------------------------------------------
 
-    def joined(self, client: ClientProtocol) -> bool:
-        """Count a client; False if it is one too many."""
-        is_welcome, victim = self._doors.admit(client.address, is_local=client.is_local, now_s=self.monotonic_s())
-        if not is_welcome:
+    def joined(self, client: ClientProtocol) -> Place:
+        """Count a client, and say where it is let in."""
+        place, victim = self._doors.admit(client, self.monotonic_s())
+        if place is Place.NOWHERE:
             self._refused += 1
-            return False
+            return place
         if victim is not None:
             victim.make_room()
         self._opened += 1
         self._clients[client] = None
-        return True
+        return place
 
     def left(self, client: ClientProtocol) -> None:
         """Forget a client."""
         del self._clients[client]
-        self._doors.left(client.address)
+        self._doors.left(client)
         self.turns.left(client)
         if not self._clients:
             self._is_empty.set()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
+import pytest
 from support.daemon import Daemon, run_command
 from support.wire_client import WireClient, a_message
 
+from bench.attacks import data_frames, head_of
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.daemon.descriptors import share
+from dmq.http2 import frames
+from dmq.http2.testing.peer import grpc_message
 
 _LIMITED = """import os, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
@@ -41,5 +47,24 @@ def test_idle_sockets_lock_nobody_out(tmp_path: Path) -> None:
             for number in range(50):
                 assert client.send(a_message("orders", f"m-{number}")).status.code == wire.OK
             assert len(client.drain("orders", "billing", 50)) == 50
+        assert run_command("status", "--address", daemon.address).returncode == 0
+        daemon.stop()
+
+
+def test_busy_connections_of_this_machine_leave_room_for_operators(tmp_path: Path) -> None:
+    """Each place is taken by a client on this host with a call under way: operators are served, others are told why."""
+    env = {**os.environ, "DMQ_CONNECTIONS_MAX": "24"}
+    watch = frames.header_block(1, head_of("/grpc.health.v1.Health/Watch"), ends=False)
+    watch += data_frames(1, grpc_message(b""), ends=True)
+    with Daemon(tmp_path / "data", env=env) as daemon, ExitStack() as stack:
+        for _ in range(40):
+            busy = stack.enter_context(socket.create_connection(("127.0.0.1", daemon.port)))
+            busy.sendall(frames.PREFACE + frames.settings({}) + watch)
+        assert run_command("status", "--address", daemon.address).returncode == 0
+        client = stack.enter_context(WireClient(daemon.address))
+        with pytest.raises(grpc.RpcError) as refused:
+            client.send(a_message("orders", "m-1"))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "kept for operators" in (refused.value.details() or "")
         assert run_command("status", "--address", daemon.address).returncode == 0
         daemon.stop()

@@ -9,7 +9,7 @@ from support import http2_attacks as attacks
 
 from dmq.http2 import frames
 from dmq.http2.bounds import Shares
-from dmq.http2.doors import Doors, Use
+from dmq.http2.doors import Doors, Place, Use
 from dmq.http2.errors import Code, HpackFault
 from dmq.http2.headers import RequestHeaders
 from dmq.http2.hpack import NAME_BYTES_MAX, value_of
@@ -209,8 +209,11 @@ def test_ended_connection_keeps_nothing() -> None:
 class Guest:
     """A connection as the doors see it."""
 
-    def __init__(self, address: str, use: Use, since_s: float = 0.0, *, is_local: bool = False) -> None:
+    def __init__(
+        self, address: str, use: Use, since_s: float = 0.0, *, is_local: bool = False, is_operators: bool = False
+    ) -> None:
         self.address, self.is_local, self._use = address, is_local, (use, since_s)
+        self.is_operators = is_operators
 
     def use(self) -> tuple[Use, float]:
         return self._use
@@ -226,13 +229,13 @@ class House:
 
     def come(self, guest: Guest, now_s: float = 0.0) -> bool:
         """Let a guest in, if there is room or somebody to close."""
-        is_in, victim = self.doors.admit(guest.address, is_local=guest.is_local, now_s=now_s)
+        place, victim = self.doors.admit(guest, now_s)
         if victim is not None:
             self.inside.remove(victim)
-            self.doors.left(victim.address)
-        if is_in:
+            self.doors.left(victim)
+        if place is not Place.NOWHERE:
             self.inside.append(guest)
-        return is_in
+        return place is not Place.NOWHERE
 
 
 def test_no_address_keeps_more_than_its_share_while_others_are_refused() -> None:
@@ -255,11 +258,16 @@ def test_an_address_over_its_share_makes_room_among_its_own() -> None:
 
 
 def test_the_reserve_is_for_this_machine() -> None:
-    """Whatever others do, operators and health checks get in."""
+    """Whatever others do, on this machine too, operators and health checks get in; who is neither makes room."""
     house = House(connections=40, connections_reserved=4)
     count = 0
     while house.come(Guest(f"far-{count}", Use.BUSY)):
         count += 1
     assert count == 36
-    assert all(house.come(Guest("127.0.0.1", Use.BUSY, is_local=True)) for _ in range(4))
+    strangers = [Guest("127.0.0.1", Use.BUSY, is_local=True) for _ in range(4)]
+    assert all(house.come(guest) for guest in strangers)
+    operators = [Guest("127.0.0.1", Use.BUSY, is_local=True, is_operators=True) for _ in range(4)]
+    assert all(house.come(guest) for guest in operators)
     assert not house.come(Guest("127.0.0.1", Use.BUSY, is_local=True))
+    assert house.inside[-4:] == operators
+    assert not set(strangers) & set(house.inside)
