@@ -1,6 +1,6 @@
 """Who a store is: a number and a secret, which no copy of it has.
 
-    identity   version 1 | number 8 | secret 32 | device 8 | inode 8 | changed_ns 8      a row of the meta family
+    identity   version 1 | number 8 | secret 32 | inode 8 | changed_ns 8      a row of the meta family
 
 They are drawn when a store is opened first, and anew when it turns out to be a copy: because its marker says so, as in
 a backup, or because the marker is another file than the one that was there when they were drawn. A directory that is
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from dmq.errors import StoreCorrupt
 
 SECRET_BYTES = 32
-_ROW = struct.Struct(">BQ32sQQQ")
+_ROW = struct.Struct(">BQ32sQQ")
 _VERSION = 1
 _U64 = 2**64 - 1
 
@@ -26,14 +26,16 @@ _U64 = 2**64 - 1
 class Place(NamedTuple):
     """Which file the marker of a directory is; zeros for a store in memory, and before there is a marker."""
 
-    device: int = 0
     inode: int = 0
     changed_ns: int = 0
 
     @classmethod
     def of(cls, found: os.stat_result) -> Place:
-        """Return that of a file. Copying a file gives it another inode, or at least another time of its last change."""
-        return cls(found.st_dev & _U64, found.st_ino & _U64, found.st_ctime_ns & _U64)
+        """Return that of a file. A copy of a file has another time of its last change, which nobody can set.
+
+        The number of its device says nothing: some file systems are given another one each time they are mounted.
+        """
+        return cls(found.st_ino & _U64, found.st_ctime_ns & _U64)
 
 
 class Identity(NamedTuple):

@@ -434,11 +434,17 @@ def _identity(engine: Engine, cell: Cell | None) -> Identity:
     """Return the identity of a store, another one than the row says if this is a copy of the one that it was."""
     (row,) = engine.get_many(Family.META, [keys.META_IDENTITY])
     place = cell.place() if cell is not None else Place()
-    if row is None or (cell is not None and cell.is_copy):
+    if row is None:
+        return draw(place)
+    if cell is not None and cell.is_copy:
+        log.warning("store_is_a_copy", path=str(cell.path), why="it was restored from a backup, or salvaged")
         return draw(place)
     found = decode_identity(row)
     # Without a cell nobody can say; with one, a row without a place is of an opening that did not come to its end.
-    return found if cell is None or (found.place == place and place != Place()) else draw(place)
+    if cell is None or (found.place == place and place != Place()):
+        return found
+    log.warning("store_is_a_copy", path=str(cell.path), why="its CELL file is not the one it was made with")
+    return draw(place)
 
 
 def _first_batch(
