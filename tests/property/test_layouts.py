@@ -10,7 +10,7 @@ from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.store import counts, identity, keys, outbox, record
 from dmq.store.ops import EntryState
 
-IDENTITY = identity.Identity(7, bytes(range(32)), identity.Place(8, 9, 10))
+IDENTITY = identity.Identity(7, bytes(range(32)), identity.Place(9, 10))
 RECEIPTS, ENTRIES = receipt.ReceiptHandles(IDENTITY), EntryHandles(IDENTITY)
 HISTORY = record.History(1, 2, 3, 4, 5, 6, 7)
 BLOCK = outbox.encode_block(1, 2, 1, [outbox.pack_record_head(1, 3, 4), b"e"])
@@ -67,7 +67,7 @@ GOLDEN: list[tuple[str, bytes, str]] = [
      "0a 00000000 00000007 ffff 0000 0000000000000000"),
     ("gap event", events.gap_event(5, 6), "0d 00000000 00000000 ffff 0000 0000000000000005 0000000000000006"),
     ("identity", identity.encode_identity(IDENTITY),
-     "01 0000000000000007" + bytes(range(32)).hex() + "0000000000000008 0000000000000009 000000000000000a"),
+     "01 0000000000000007" + bytes(range(32)).hex() + "0000000000000009 000000000000000a"),
     ("receipt handle", bytes.fromhex(RECEIPTS.encode(receipt.Receipt(1, 2, 3, 4, 5, 6, False, b"id"))),
      "04000000010000000200030000000000000004000000000000000500060000000000000000076964b897533690d8d3114e805b0d11b5defc"),
     ("handle of a push consumer", bytes.fromhex(RECEIPTS.encode(receipt.Receipt(1, 2, 3, 4, 5, 6, True, b"id"))),
