@@ -84,7 +84,7 @@ def test_a_delivered_message_cannot_be_recalled(process: OfficialClient, topic: 
 def test_nonsense_is_refused(process: OfficialClient, topic: str) -> None:
     """A client's own mistake, not to be tried again: 40000."""
     process.do("send", name=f"p-{topic}", topic=topic)
-    with pytest.raises(ClientError, match="not one of this broker") as refused:
+    with pytest.raises(ClientError, match="not one of this store") as refused:
         recall(process, topic, "bm9uc2Vuc2U")
     assert refused.value.code == 40000 or "40000" in str(refused.value)
 
