@@ -33,9 +33,9 @@ _WRAPPED: Final = frames.PADDED | frames.PRIORITISED
 _CONTENT_LENGTH_DIGITS: Final = 15
 _TRAILERS: Final = wires_of("trailers")
 _EMPTY_VALUES: Final = frozenset({b"\x00", b"\x80"})
-# What frames cost, in units of about a microsecond, handlers included. A block costs by its bytes, too.
-_CALL_COST: Final = 12
-_BLOCK_BYTES_PER_UNIT: Final = 8
+# What reading frames costs, in units of about a microsecond. A block costs by its bytes, too.
+_CALL_COST: Final = 4
+_BLOCK_BYTES_PER_UNIT: Final = 16
 _NAME_BYTES_PER_UNIT: Final = 4
 _SETTINGS_PER_UNIT: Final = 8
 _BLOCKED_PER_UNIT: Final = 2  # streams that a wider window lets send a byte each

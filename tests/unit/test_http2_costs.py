@@ -49,7 +49,7 @@ def test_one_turn_reads_a_slice(attack: Callable[[], bytes]) -> None:
                 connection.out.answer(stream, bytes(1000))
         peer.hear()
         turns += 1
-    assert turns or connection.fault
+    assert turns or connection.fault or connection._left > 0  # all of it was within a slice
     if connection.fault is None:
         connection.lose()
     assert connection.out.account.bytes_held == connection.out.held == 0
