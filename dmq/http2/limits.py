@@ -71,8 +71,8 @@ class Limits:
     idle_frames: Rate = Rate(burst=1000, per_s=500)
     # WINDOW_UPDATEs, and DATA of a few bytes, beyond what calls and answers bring with them
     small_frames: Rate = Rate(burst=10_000, per_s=1000)
-    # What of one connection's input is read in one turn of the loop, in units of about a microsecond (``connection``): some
-    # 80 calls. A smaller one would cut what a busy producer sends at once, and each piece is a batch of its own to commit.
+    # What of one connection's input is read in one turn of the loop, in units of about a microsecond: some 80 calls.
+    # A smaller one would cut what a busy producer sends at once, and each piece is a batch of its own to commit.
     slice_cost: int = 1000
 
     def __post_init__(self) -> None:
