@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from support.crash_load import GROUP, LETTERS, TOPIC, Load
-from support.crash_operators import Operators
 from support.daemon import Daemon
 from support.delayed_load import consume, send_delayed
 from support.effort import SEED
@@ -50,25 +49,19 @@ class Audit:
 
 @pytest.mark.timeout(300)
 def test_a_daemon_that_is_killed_again_and_again_leaves_a_clean_and_complete_trail(tmp_path: Path) -> None:
-    """Ten SIGKILLs under load while the trail is exported: exit code 0, and the ledgers are what the clients saw.
-
-    Operators act meanwhile, on a group and a topic of their own.
-    """
+    """Ten SIGKILLs under load while the trail is exported: exit code 0, and the ledgers are what the clients saw."""
     print(f"DMQ_TEST_SEED={SEED}")
     rng = random.Random(SEED)
     with Daemon(tmp_path / "data", env=_ENV) as daemon:
         load = Load(daemon.address, SEED)
-        operators = Operators(daemon.address, SEED, tmp_path)
         try:
             for _ in range(KILLS):
                 threading.Event().wait(rng.uniform(0.3, 1.5))
                 daemon.kill()
                 daemon.restart()
-            operators.close()
             load.end_sending()
             load.drain(60)
         finally:
-            operators.close()
             load.close()
         audit = Audit(daemon, tmp_path / "audit")
         daemon.stop()
