@@ -42,7 +42,7 @@ _BLOCKED_PER_UNIT: Final = 2  # streams that a wider window lets send a byte eac
 _DATA_BYTES_PER_UNIT: Final = 1024
 _SMALL_DATA_BYTES: Final = 64  # DATA of less that does not end a request is worth counting
 _STREAM_BYTES: Final = 1024  # what an open stream takes beside its headers
-_LISTS_ROUGH_MAX: Final = 2048  # a list is measured only if it may be larger
+_LISTS_ROUGH_MAX: Final = 4096  # a list is measured only if it may be larger
 
 
 class Connection:
