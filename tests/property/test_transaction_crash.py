@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from broker_adapter.transactions import Check, Half
 from dmq.audit.events import EventKind
 from dmq.embedded.checks import GIVEN_UP_GROUP, CheckOptions, is_half, scope_of
 from dmq.errors import StoreError
-from dmq.store.record import EntryKind, decode_waiting
+from dmq.store.record import DELAYED_KINDS, EntryKind, decode_waiting
 
 CHECKS = CheckOptions(first_after_ms=6_000, every_ms=30_000, checks_max=2)
 MESSAGES = 4
@@ -103,7 +103,7 @@ class Play:
         for _ in range(2):
             self._look()
             assert set(self.ended) == set(self.ids)
-            assert not self._waiting(EntryKind.TRANSACTION)
+            assert not self._waiting({EntryKind.TRANSACTION})
             await self.rig.restart(End.KILL)
             self.begin()
 
@@ -153,10 +153,10 @@ class Play:
     def _told(self, number: int, *kinds: EventKind) -> list[int]:
         return [each.attempt for each in told(self.rig, *kinds) if each.message_id == pack_id(_name(number))]
 
-    def _waiting(self, kind: EntryKind) -> list[str]:
+    def _waiting(self, kinds: Set[EntryKind]) -> list[str]:
         found = []
         for _, value in waiting_rows(self.rig.store):
-            if decode_waiting(value).kind == kind:
+            if decode_waiting(value).kind in kinds:
                 found.append(next(_name(number) for number in range(MESSAGES) if pack_id(_name(number)) in value))
         return found
 
@@ -170,8 +170,8 @@ class Play:
             [unpack_id(record.message_id) for _, _, record in queued(rig, topic)] if topic in topics else []
             for topic in (TOPIC, DEAD)
         )
-        waiting = self._waiting(EntryKind.DELAYED)
-        open_ones = self._waiting(EntryKind.TRANSACTION)
+        waiting = self._waiting(DELAYED_KINDS)
+        open_ones = self._waiting({EntryKind.TRANSACTION})
         rows = waiting_rows(rig.store)
         numbers = [int.from_bytes(key[8:], "big") for key, value in rows if is_half(value)]
         assert sorted(numbers) == half_bodies(rig.store), "a half message and its body come and go together"
