@@ -45,20 +45,24 @@ def open_side(rows: DataFrame, subscriptions: DataFrame) -> DataFrame:
 
 
 def place_facts(side: DataFrame) -> DataFrame:
-    """Return each place, and each exit without one: whether it is open, and how often it was left too much."""
+    """Return each place, and each exit without one: how often the group left it, left it too much, and is still there.
+
+    A group that is reset passes by a place again, and is to leave it once in each pass.
+    """
     place = (*KEY, "queue_id", "queue_offset")
     kind = F.col("kind")
     is_named = kind.isin("ACKED", "FILTERED")
+    is_visible = F.col("visible") > 0
     named = (
-        side.where((F.col("visible") > 0) | is_named)
+        side.where(is_visible | is_named)
         .groupBy(*place)
         .agg(
-            F.count_if(F.col("visible") > 0).alias("visible"),
-            F.count_if(is_named).alias("named"),
-            F.count_distinct(F.when(F.col("visible") > 0, F.col("pass_number"))).alias("passes"),
-            F.min(F.when(F.col("visible") > 0, F.col("sequence"))).alias("from_sequence"),
+            F.count_if(is_visible).alias("visible"),
+            F.count_if(kind == "ACKED").alias("acks"),
+            F.count_if(kind == "FILTERED").alias("filters"),
+            F.count_distinct(F.when(is_visible, F.col("pass_number"))).alias("passes"),
+            F.min(F.when(is_visible, F.col("sequence"))).alias("from_sequence"),
             F.max(is_fired_to_group().cast("int")).alias("is_original"),
-            F.min_by("kind", "sequence").alias("first_kind"),
             F.max_by("kind", "sequence").alias("last_kind"),
             F.min("sequence").alias("first_sequence"),
         )
@@ -73,38 +77,45 @@ def place_facts(side: DataFrame) -> DataFrame:
         )
     )
     both = named.join(left, on=[*KEY, "queue_id"], how="full")
-    is_free = (F.col("visible") > 0) & (F.coalesce("named", F.lit(0)) < F.col("passes"))
+    both = both.fillna(0, ["visible", "acks", "filters", "passes", "unnamed", "nacks"])
+    exits = F.col("acks") + F.col("filters")
+    both = both.withColumn("named", F.least(exits, F.col("passes")))  # exits by name, one a pass
+    both = both.withColumn("free", F.col("passes") - F.col("named"))
     queue = Window.partitionBy(*KEY, "queue_id")
-    # a place without its beginning sorts last, so that it takes no exit away from one that has it
-    turn = queue.orderBy(~is_free, F.col("from_sequence"), F.col("queue_offset"))
-    both = both.withColumn("unnamed", F.coalesce("unnamed", F.lit(0)))
-    both = both.withColumn("turn", F.row_number().over(turn)).withColumn("free", F.sum(is_free.cast("int")).over(queue))
-    both = both.withColumn("places", F.coalesce(F.sum("visible").over(queue), F.lit(0)))
+    # a place without its beginning has no pass, and takes no exit away from one that has it
+    turn = queue.orderBy(F.col("from_sequence").asc_nulls_last(), F.col("queue_offset"))
+    before = turn.rowsBetween(Window.unboundedPreceding, -1)
+    both = both.withColumn("turn", F.row_number().over(turn))
+    both = both.withColumn("free_before", F.coalesce(F.sum("free").over(before), F.lit(0)))
+    both = both.withColumn("free_in_queue", F.sum("free").over(queue))
+    both = both.withColumn("places", F.sum("visible").over(queue))
     is_first = F.col("turn") == 1
+    taken = F.least(F.greatest(F.col("unnamed") - F.col("free_before"), F.lit(0)), F.col("free"))
+    # of exits by name that are too many, the last one is what became of it
+    by_filter = F.least("filters", "named")
+    by_ack = F.least("acks", "named")
+    is_acked_last = F.col("last_kind") != "FILTERED"
     return both.select(
         *place,
-        F.coalesce(is_free & (F.col("turn") > F.col("unnamed")), F.lit(False)).alias("is_open"),
-        F.coalesce(F.col("visible") > 0, F.lit(False)).alias("is_place"),
-        F.coalesce((F.col("visible") > 0) & (F.col("is_original") == 1), F.lit(False)).alias("is_fired"),
-        F.when(F.col("visible") > 0, F.greatest(F.col("named") - F.col("passes"), F.lit(0)))
-        .otherwise(0)
-        .alias("named_surplus"),
-        F.when(F.coalesce("visible", F.lit(0)) == 0, F.coalesce("named", F.lit(0))).otherwise(0).alias("named_orphans"),
-        F.when(is_first, F.greatest(F.col("unnamed") - F.coalesce("free", F.lit(0)), F.lit(0)))
+        (F.col("free") - taken).alias("open"),
+        F.when(F.col("is_original") == 1, F.col("passes")).otherwise(0).alias("fired"),
+        F.when(is_acked_last, by_ack).otherwise(F.col("named") - by_filter).alias("acked"),
+        F.when(is_acked_last, F.col("named") - by_ack).otherwise(by_filter).alias("filtered"),
+        F.when(F.col("visible") > 0, exits - F.col("named")).otherwise(0).alias("named_surplus"),
+        F.when(F.col("visible") == 0, exits).otherwise(0).alias("named_orphans"),
+        F.when(is_first, F.greatest(F.col("unnamed") - F.col("free_in_queue"), F.lit(0)))
         .otherwise(0)
         .alias("unnamed_surplus"),
         (F.col("places") > 0).alias("is_known_queue"),
-        F.when(is_first, F.coalesce("nacks", F.lit(0))).otherwise(0).alias("nacks"),
+        F.when(is_first, F.col("nacks")).otherwise(0).alias("nacks"),
         F.coalesce("from_sequence", "first_sequence", "unnamed_sequence").alias("from_sequence"),
-        "first_kind",
-        "last_kind",
     )
 
 
 def judge_places(
     places: DataFrame, cells: DataFrame, queues: DataFrame, progress: DataFrame, ends: DataFrame
 ) -> DataFrame:
-    """Add ``state`` and ``rule`` to open places; null for the others.
+    """Add ``state`` and ``rule`` to places that are open; null for the others.
 
     ``queues`` and ``progress`` are the newest snapshot's, ``ends`` what retention and operators removed (cell, topic,
     queue, offset, message, ``ended``).
@@ -138,7 +149,7 @@ def judge_places(
         .when(seen & handed, _text("in_flight", ""))
         .otherwise(_text("unread", ""))
     )
-    judged = joined.withColumn("verdict", F.when(F.col("is_open"), verdict))
+    judged = joined.withColumn("verdict", F.when(F.col("open") > 0, verdict))
     return judged.select(*(f"`{name}`" for name in places.columns), "is_retired", "gaps", "snapshot", "verdict.*")
 
 
@@ -149,6 +160,10 @@ def message_facts(side: DataFrame, judged: DataFrame, copies: DataFrame, cells: 
     much is not counted, and what came of a copy that nobody made neither.
     """
     kind = F.col("kind")
+
+    def open_as(state: str) -> Column:
+        return F.sum(F.when(F.col("state") == state, F.col("open")).otherwise(0))
+
     events = side.groupBy(*KEY).agg(
         F.count_if(kind == "NACKED").alias("nacked"),
         F.count_if(kind.isin(*IN_LANE)).alias("retried"),
@@ -158,9 +173,7 @@ def message_facts(side: DataFrame, judged: DataFrame, copies: DataFrame, cells: 
         F.max("sequence").alias("last_sequence"),
     )
     on_places = judged.groupBy(*KEY).agg(
-        F.count_if("is_fired").alias("fired"),
-        F.count_if(F.col("is_place") & (F.col("last_kind") == "ACKED") & ~F.col("is_open")).alias("acked"),
-        F.count_if(F.col("is_place") & (F.col("last_kind") == "FILTERED") & ~F.col("is_open")).alias("filtered"),
+        *(F.sum(name).alias(name) for name in ("fired", "acked", "filtered")),
         F.sum(F.least("unnamed_surplus", "nacks")).alias("nack_surplus"),
         F.sum(F.col("unnamed_surplus") - F.least("unnamed_surplus", "nacks")).alias("dead_surplus"),
         F.sum("named_surplus").alias("named_surplus"),
@@ -168,10 +181,10 @@ def message_facts(side: DataFrame, judged: DataFrame, copies: DataFrame, cells: 
         F.sum(F.when(F.col("is_known_queue"), 0).otherwise(F.col("unnamed_surplus")) + F.col("named_orphans")).alias(
             "orphan_exits"
         ),
-        *(F.count_if(F.col("state") == state).alias(state) for state in STATES if state not in _COUNTED),
-        F.count_if(F.col("state") == "lost").alias("lost_places"),
+        *(open_as(state).alias(state) for state in STATES if state not in _COUNTED),
+        open_as("lost").alias("lost_places"),
         F.min(F.when(F.col("state") == "lost", F.col("rule"))).alias("lost_rule"),
-        F.count_if(F.col("state") == "inconclusive").alias("inconclusive_places"),
+        open_as("inconclusive").alias("inconclusive_places"),
     )
     joined = events.join(on_places, on=list(KEY), how="left").join(copies, on=list(KEY), how="left")
     joined = joined.fillna(0)  # a message of which only the death of a copy is known was at no place

@@ -126,7 +126,8 @@ def for_groups(fired: DataFrame, subscriptions: DataFrame) -> DataFrame:
 def group_side(rows: DataFrame, subscriptions: DataFrame) -> DataFrame:
     """Return what groups did: ``visible`` is 1 for a place, -1 for an exit; ``copies`` 1 for a nack, -1 for its end."""
     fired = for_groups(rows.where(is_fired()), subscriptions).withColumn("visible", F.lit(1))
-    others = rows.where(~is_fired() & F.col("group").isNotNull()).withColumn("pass_number", F.lit(0))
+    # A lane's places are those of one group: where one is named twice, a group of that name was made anew.
+    others = rows.where(~is_fired() & F.col("group").isNotNull()).withColumn("pass_number", F.col("sequence"))
     visible = F.when(F.col("kind").isin(*IN_LANE, FOR_GROUP), 1).when(is_exit(), -1).otherwise(0)
     others = others.withColumn("visible", visible)
     copies = (

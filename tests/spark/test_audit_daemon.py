@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.crash_load import GROUP, LETTERS, TOPIC, Load
+from support.crash_operators import Operators
 from support.daemon import Daemon
 from support.delayed_load import consume, send_delayed
 from support.effort import SEED
@@ -49,11 +50,12 @@ class Audit:
 
 @pytest.mark.timeout(300)
 def test_a_daemon_that_is_killed_again_and_again_leaves_a_clean_and_complete_trail(tmp_path: Path) -> None:
-    """Ten SIGKILLs under load while the trail is exported: exit code 0, and the ledgers are what the clients saw."""
+    """Ten SIGKILLs under load, operators at work, the trail exported: exit code 0, and the ledgers are as clients saw."""
     print(f"DMQ_TEST_SEED={SEED}")
     rng = random.Random(SEED)
     with Daemon(tmp_path / "data", env=_ENV) as daemon:
         load = Load(daemon.address, SEED)
+        operators = Operators(daemon.address, SEED, tmp_path)
         try:
             for _ in range(KILLS):
                 threading.Event().wait(rng.uniform(0.3, 1.5))
@@ -62,7 +64,9 @@ def test_a_daemon_that_is_killed_again_and_again_leaves_a_clean_and_complete_tra
             load.end_sending()
             load.drain(60)
         finally:
+            operators.close()
             load.close()
+        print(operators.done)
         audit = Audit(daemon, tmp_path / "audit")
         daemon.stop()
     ledger = load.ledger

@@ -205,6 +205,38 @@ def test_what_is_redriven_to_a_group_is_that_groups_alone(spark: SparkSession, t
     assert (dead["count"], dead["redriven"], dead["purged"]) == (5, 3, 1)
 
 
+def test_a_place_is_left_once_in_each_pass(spark: SparkSession, tmp_path: Path) -> None:
+    """A group is reset, and removed and made anew: it reads the queue three times, and its lane begins at 0 again."""
+    hand = Hand(tmp_path)
+    hand.subscribed()
+    for number in range(2):
+        hand.queued(number, number)
+
+    def retry(number: int, copy: int) -> None:
+        hand.of_group("NACKED", number, queue_id=0, entry=copy, attempt=1)
+        hand.of_group("RETRIED", number, queue_id=-1, queue_offset=0, entry=copy, attempt=2)
+        hand.of_group("ACKED", number, queue_id=-1, queue_offset=0, attempt=2)
+
+    hand.of_group("DEAD_FORWARDED", 0, queue_id=0, attempt=1, detail=0)
+    retry(1, 100)
+    hand.add("RESET", 0, topic=TOPIC, group=GROUP, queue_id=0, queue_offset=2**63 - 1, detail=2)
+    hand.add("GROUP_REMOVED", 0, group=GROUP)
+    hand.subscribed()
+    hand.of_group("DEAD_FORWARDED", 0, queue_id=0, attempt=1, detail=1)
+    retry(1, 200)
+    hand.add("RESET", 0, topic=TOPIC, group=GROUP, queue_id=0, queue_offset=0, detail=2)
+    hand.end(1_000)
+    outcome = run_audit(spark, str(tmp_path), Options())
+    assert said(outcome) == []
+    (row,) = outcome.report["fired"]
+    assert {name: count for name, count in row.items() if count and isinstance(count, int)} == {
+        "fired": 6,
+        "acked": 2,
+        "dead": 2,
+        "unread": 2,
+    }
+
+
 def test_open_places_of_a_group(spark: SparkSession, tmp_path: Path) -> None:
     """Below the floor or done: lost. Handed out: in flight. Else unread; beyond the end of its queue: lost."""
     hand = Hand(tmp_path)
