@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -71,21 +72,16 @@ def test_every_promise_survives_sigkill(tmp_path: Path) -> None:
     rng = random.Random(SEED)
     # The outbox is the trail here: nothing is exported out of it.
     with Daemon(tmp_path / "data", env={**os.environ, "DMQ_TRAIL": "off"}) as daemon:
-        load = Load(daemon.address, SEED)
-        operators = Operators(daemon.address, SEED, tmp_path)
-        try:
-            killer = Killer(daemon, load.ledger, rng)
-            moments = [killer.strike() for _ in range(CRASHES)]
-            operators.close()
+        with closing(Load(daemon.address, SEED)) as load:
+            with closing(Operators(daemon.address, SEED, tmp_path)) as operators:
+                killer = Killer(daemon, load.ledger, rng)
+                moments = [killer.strike() for _ in range(CRASHES)]
             load.end_sending()
             daemon.kill()  # leases end here: what was left alone comes back now, not after 10 s
             daemon.restart()
             load.drain(_DRAIN_S_MAX)
             accepted = {message_id for message_id, sent in load.ledger.sent.items() if sent.accepted}
             missing = receive_all(daemon.address, accepted, _DRAIN_S_MAX)
-        finally:
-            operators.close()
-            load.close()
         daemon.stop()
         slowest_s = max(daemon.started_s)
         ledger = load.ledger

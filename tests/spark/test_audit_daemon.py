@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -54,18 +55,14 @@ def test_a_daemon_that_is_killed_again_and_again_leaves_a_clean_and_complete_tra
     print(f"DMQ_TEST_SEED={SEED}")
     rng = random.Random(SEED)
     with Daemon(tmp_path / "data", env=_ENV) as daemon:
-        load = Load(daemon.address, SEED)
-        operators = Operators(daemon.address, SEED, tmp_path)
-        try:
-            for _ in range(KILLS):
-                threading.Event().wait(rng.uniform(0.3, 1.5))
-                daemon.kill()
-                daemon.restart()
-            load.end_sending()
-            load.drain(60)
-        finally:
-            operators.close()
-            load.close()
+        with closing(Load(daemon.address, SEED)) as load:
+            with closing(Operators(daemon.address, SEED, tmp_path)) as operators:
+                for _ in range(KILLS):
+                    threading.Event().wait(rng.uniform(0.3, 1.5))
+                    daemon.kill()
+                    daemon.restart()
+                load.end_sending()
+                load.drain(60)
         print(operators.done)
         audit = Audit(daemon, tmp_path / "audit")
         daemon.stop()
