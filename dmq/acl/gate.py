@@ -37,19 +37,20 @@ class Gate:
         self._entrances = dict(entrances)
         self._guard = guard
         self._quotas = quotas
-        self._known: dict[tuple[str, str], Admission] = {}
+        self._known: dict[tuple[str, str], Admission] = {}  # of calls that need no key
 
     def admit(self, path: str, headers: RequestHeaders, address: str) -> Admission:
         """Judge a call. What is wrong is the ``refusal`` of the answer; nothing is raised."""
-        entrance = self._entrances[path]
-        if self._guard is None or entrance.lacks is None:
-            known = self._known.get((path, address))
-            if known is None:
-                if len(self._known) >= _KEPT:
-                    self._known.clear()
-                known = self._known[path, address] = _admission(entrance, address)
+        known = self._known.get((path, address))
+        if known is not None:
             return known
-        return self.judge(entrance, headers.get, address)
+        entrance = self._entrances[path]
+        if self._guard is not None and entrance.lacks is not None:
+            return self.judge(entrance, headers.get, address)
+        if len(self._known) >= _KEPT:
+            self._known.clear()
+        known = self._known[path, address] = _admission(entrance, address)
+        return known
 
     def judge(self, entrance: Entrance, header: Header, address: str) -> Admission:
         """As ``admit``, of a call of any transport that needs a key."""

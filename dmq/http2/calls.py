@@ -155,6 +155,8 @@ class Calls:
         if admission.key or admission.is_operator:
             self._out.charge(stream, self._account_of(admission.key, admission.is_operator))
         headers.account = stream.account
+        if admission.request_max:
+            stream.request_max = admission.request_max
         left_s = headers.deadline_s
         if left_s is not None:
             stream.deadline_at_s = self._monotonic_s() + left_s

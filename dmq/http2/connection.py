@@ -411,6 +411,7 @@ class Connection:
         out = self.out
         stream = Stream(stream_id, headers, shape, out.account, self.limits.stream_window)
         stream.list_bytes = list_bytes
+        stream.request_max = self.limits.request_max
         if is_whole:
             if values[shape.path] in _EMPTY_VALUES:
                 raise StreamFault(stream_id, Code.PROTOCOL_ERROR, "an empty path")

@@ -54,6 +54,7 @@ def _static() -> list[Field]:
 
 STATIC: Final = _static()
 _STATIC_SIZE: Final = len(STATIC) - 1
+_NEWEST: Final = 0x80 + len(STATIC)  # the byte that stands for the newest entry of the dynamic table
 
 # Wire form of names seen before. Bounded in number and length, whatever peers send.
 _names: dict[bytes, str] = {}
@@ -85,20 +86,20 @@ class Decoder:
         at, end = 0, len(block)
         self.name_bytes_left = NAME_BYTES_MAX
         while at < end:
-            stop = min(end, at + _COUNTED_BYTES)
+            stop = end if end - at <= _COUNTED_BYTES else at + _COUNTED_BYTES
             while at < stop:
                 first = block[at]
-                if 0x80 < first <= 0x80 + _STATIC_SIZE:
+                if _NEWEST <= first < 0xFF:
+                    at += 1
+                    if first - _NEWEST >= len(entries):
+                        raise HpackFault("an index that is in no table")
+                    append(entries[_NEWEST - 1 - first])
+                elif 0x80 < first < _NEWEST:
                     at += 1
                     append(STATIC[first - 0x80])
-                elif first > 0x80:
-                    at += 1
-                    index = first - 0x80
-                    if index == 0x7F:
-                        index, at = _integer(block, at, 0x7F)
-                    if index - _STATIC_SIZE > len(entries):
-                        raise HpackFault("an index that is in no table")
-                    append(entries[_STATIC_SIZE - index])
+                elif first == 0xFF:
+                    index, at = _integer(block, at + 1, 0x7F)
+                    append(self._entry(index))
                 elif first & 0xE0 != 0x20:
                     field, at = self._literal(block, at)
                     append(field)
@@ -137,21 +138,27 @@ class Decoder:
             start = at
             at, _ = _text_end(block, at)
             name = self._name(block[start:at])
-        elif index <= _STATIC_SIZE:
-            name = STATIC[index][0]
-        elif index - _STATIC_SIZE <= len(self._entries):
-            name = self._entries[_STATIC_SIZE - index][0]
         else:
-            raise HpackFault("an index that is in no table")
+            name = self._entry(index)[0]
         start = at
-        at, length = _text_end(block, at)
+        length = block[at] & 0x7F if at < len(block) else 0x7F
+        at += 1 + length
+        if length == 0x7F or at > len(block):  # most are shorter
+            at, length = _text_end(block, start)
         wire = block[start:at]
         if wire[0] & 0x80:
-            length = max(0, length * 8 - 7) // 30  # the longest code has 30 bits, padding 7
+            length = (length * 8 - 7) // 30 if length else 0  # the longest code has 30 bits, padding 7
         field = (name, wire, _ENTRY_BYTES + len(name) + length)
         if first & 0x40:
             self._insert(field)
         return field, at
+
+    def _entry(self, index: int) -> Field:
+        if index <= _STATIC_SIZE:
+            return STATIC[index]
+        if index - _STATIC_SIZE > len(self._entries):
+            raise HpackFault("an index that is in no table")
+        return self._entries[_STATIC_SIZE - index]
 
     def _name(self, wire: bytes) -> str:
         name = _names.get(wire)
@@ -164,19 +171,16 @@ class Decoder:
 
     def _insert(self, field: Field) -> None:
         kept = _ENTRY_BYTES + len(field[0]) + len(field[1])
-        self.largest = max(self.largest, kept)
+        if kept > self.largest:  # noqa: PLR1730 - of every call, and max() costs more
+            self.largest = kept
         self._entries.append(field)
         self._size += field[2]
         if self._size > self._size_max:
             self._evict()
 
     def _evict(self) -> None:
-        entries = self._entries
-        gone = 0
         while self._size > self._size_max:
-            self._size -= entries[gone][2]
-            gone += 1
-        del entries[:gone]
+            self._size -= self._entries.pop(0)[2]
 
     def _resize(self, block: bytes, at: int) -> int:
         size = block[at] & 0x1F

@@ -62,25 +62,32 @@ _CODES = _assign()
 _STEPS, _ENDS = _steps(_CODES)
 
 
+# The same for whole bytes, as far as some text asked for it: the next state, and what the byte completes.
+_leaps: dict[int, tuple[int, bytes]] = {}
+
+
 def decode(raw: bytes) -> bytes:
     """Return the text; raises HpackFault for wrong padding and for the end-of-string symbol."""
     state = 0
-    text = bytearray()
-    steps = _STEPS
+    pieces: list[bytes] = []
     for byte in raw:
-        state, symbol = steps[16 * state + (byte >> 4)]
-        if symbol >= 0:
-            text.append(symbol)
-        elif symbol == _BAD:
-            raise HpackFault("the end-of-string symbol in a Huffman text")
-        state, symbol = steps[16 * state + (byte & 15)]
-        if symbol >= 0:
-            text.append(symbol)
-        elif symbol == _BAD:
-            raise HpackFault("the end-of-string symbol in a Huffman text")
+        state, piece = _leaps.get(state << 8 | byte) or _leap(state, byte)
+        pieces.append(piece)
     if state not in _ENDS:
         raise HpackFault("wrong padding of a Huffman text")
-    return bytes(text)
+    return b"".join(pieces)
+
+
+def _leap(state: int, byte: int) -> tuple[int, bytes]:
+    key, piece = state << 8 | byte, b""
+    for nibble in (byte >> 4, byte & 15):
+        state, symbol = _STEPS[16 * state + nibble]
+        if symbol == _BAD:
+            raise HpackFault("the end-of-string symbol in a Huffman text")
+        if symbol != _MORE:
+            piece += bytes((symbol,))
+    leap = _leaps[key] = state, piece
+    return leap
 
 
 def encode(text: bytes) -> bytes:

@@ -27,7 +27,7 @@ def check_growing(connection: Connection, stream: Stream) -> None:
     check_held(connection, stream)
     body = stream.body
     if len(body) >= PREFIX_BYTES:
-        size = _size(connection, stream) + PREFIX_BYTES
+        size = _size(stream) + PREFIX_BYTES
         if len(body) <= size:
             connection.expect(stream, size)
 
@@ -57,7 +57,7 @@ def only_message(connection: Connection, stream: Stream, encoding: str) -> bytes
     size = len(body)
     if size < PREFIX_BYTES:
         raise CallEnded(Status.INTERNAL, "a request without a message")
-    length = _size(connection, stream)
+    length = _size(stream)
     if length != size - PREFIX_BYTES:
         raise CallEnded(Status.INTERNAL, "a request of other than one message")
     message = body[PREFIX_BYTES:] if isinstance(body, bytes) else bytes(memoryview(body)[PREFIX_BYTES:])
@@ -65,7 +65,7 @@ def only_message(connection: Connection, stream: Stream, encoding: str) -> bytes
     stream.body = b""
     if not flag:
         return message
-    plain = _plain(message, encoding, _request_max(connection, stream))
+    plain = _plain(message, encoding, stream.request_max)
     stream.headers.packed_bytes = len(message)
     stream.unread += len(plain) - len(message)  # what a handler has is what counts
     connection.out.hold(stream, len(plain) - len(message))
@@ -77,7 +77,7 @@ def next_message(connection: Connection, stream: Stream, encoding: str) -> bytes
     body = stream.body
     if len(body) < PREFIX_BYTES:
         return None
-    end = _size(connection, stream) + PREFIX_BYTES
+    end = _size(stream) + PREFIX_BYTES
     if len(body) < end:
         connection.expect(stream, end)
         return None
@@ -88,22 +88,16 @@ def next_message(connection: Connection, stream: Stream, encoding: str) -> bytes
     del body[:end]
     connection.consume(stream, end)
     stream.waits_since_s = 0.0
-    return _plain(message, encoding, _request_max(connection, stream)) if flag else message
+    return _plain(message, encoding, stream.request_max) if flag else message
 
 
-def _request_max(connection: Connection, stream: Stream) -> int:
-    admission = stream.headers.admission
-    return (admission.request_max if admission is not None else 0) or connection.limits.request_max
-
-
-def _size(connection: Connection, stream: Stream) -> int:
+def _size(stream: Stream) -> int:
     body = stream.body
     if body[0] > 1:
         raise CallEnded(Status.INTERNAL, "a message with an unknown flag")
     size = int.from_bytes(body[1:PREFIX_BYTES], "big")
-    size_max = _request_max(connection, stream)
-    if size > size_max:
-        raise CallEnded(Status.RESOURCE_EXHAUSTED, f"a message of {size} bytes; {size_max} are taken")
+    if size > stream.request_max:
+        raise CallEnded(Status.RESOURCE_EXHAUSTED, f"a message of {size} bytes; {stream.request_max} are taken")
     return size
 
 

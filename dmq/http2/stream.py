@@ -47,6 +47,7 @@ class Stream:
         "reader",
         "receive_left",
         "refusal",
+        "request_max",
         "sent",
         "shape",
         "task",
@@ -82,6 +83,7 @@ class Stream:
         self.method: Unary | Streaming | Bidirectional | None = None
         self.refusal: NotGrpc | None = None  # the answer to a request that is no gRPC, once it is whole
         self.encoding = ""
+        self.request_max = 0  # bytes of a message
         self.task: asyncio.Task[None] | None = None
         self.reader: asyncio.Future[None] | None = None  # waits for ARRIVED or ENDED
         self.writer: asyncio.Future[None] | None = None  # waits for DRAINED

@@ -158,7 +158,8 @@ def _messaging(dispatcher: Dispatcher) -> dict[str, Method]:
 
 def _unary(handle: UnaryHandler) -> Callable[[bytes, RequestHeaders], Awaitable[bytes]]:
     def serve(body: bytes, headers: RequestHeaders) -> Awaitable[bytes]:
-        return handle(body, _call(headers))
+        client_id = headers.get(CLIENT_ID_HEADER) or ""
+        return handle(body, Call(client_id=client_id, headers=headers, admission=headers.admission))
 
     return serve
 
@@ -184,14 +185,15 @@ def _telemetry(
     return serve
 
 
-def _call(headers: RequestHeaders) -> Call:
-    return Call(client_id=headers.get(CLIENT_ID_HEADER) or "", headers=headers, admission=headers.admission)
-
-
 def _waiting_call(headers: RequestHeaders) -> Call:
-    call = _call(headers)
-    call.deadline_s, call.peer, call.account = headers.deadline_s, headers.peer, headers.account
-    return call
+    return Call(
+        client_id=headers.get(CLIENT_ID_HEADER) or "",
+        headers=headers,
+        admission=headers.admission,
+        deadline_s=headers.deadline_s,
+        peer=headers.peer,
+        account=headers.account,
+    )
 
 
 # -- services that come with every port --------------------------------------------------------------------------------

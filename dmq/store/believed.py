@@ -1,7 +1,8 @@
 """The clock as the daemon believes it: the host's wall clock, watched for steps.
 
-Every reading compares the wall clock with the boot clock, which cannot be set. Where the two moved apart by more than a
-second the wall clock was *stepped*; slewing and a suspended machine are no steps. After a step
+The wall clock is compared with the boot clock, which cannot be set, whenever it is read outside the 50 ms behind the
+last comparison. Where the two moved apart by more than a second the wall clock was *stepped*; slewing and a suspended
+machine are no steps. After a step
 
     back               the clock is followed at once
     forward            it is followed at once up to ``jump_max_ms``. Beyond that the believed time goes on as if nothing
@@ -9,7 +10,8 @@ second the wall clock was *stepped*; slewing and a suspended machine are no step
                        or was accepted by an operator
     either             it is not *steady* for ``steady_after_ms``: what destroys by age waits as long
 
-No reading goes unwatched, so a step that comes and goes between two of them is one that nobody saw. What has to
+A step forward leads out of the 50 ms, so no reading believes one; a step back into them is noticed when they are over.
+One that comes and goes between two readings is one that nobody saw. What has to
 outlive the process is one row, ``ClockRow``; with it a step is noticed that came while the daemon was down. Once the
 machine was started anew, only a wall clock that lies before its last known reading can be.
 """
@@ -29,7 +31,8 @@ STEP_MS = 1_000  # from here on, beyond what slewing makes, two clocks that move
 SLEW_DIVISOR = 2_000  # a clock is slewed by 500 ppm at most
 STEADY_AFTER_MS = 10 * 60_000
 JUMP_MAX_MS = 10 * 60_000
-_TRACK_MS = 1_000  # how often the distance of the clocks is taken anew
+_COMPARE_MS = 50  # how often the clocks are compared
+_NEVER_MS = -_COMPARE_MS
 _READ_MS_MAX = 50  # between two readings that count as one moment
 _READS_MAX = 20
 _NEWS_MAX = 256
@@ -98,10 +101,11 @@ class BelievedClock:
         """``known`` is what the last run kept; a store that ``is_new`` has nothing that a wrong clock could destroy."""
         self._clock = clock
         self._options = options
+        self._wall_ms = clock.now_ms
         self._lock = threading.Lock()
         self._news: list[ClockNews] = []
         self._steps, self._last_step_ms, self._last_step_at_ms = 0, 0, 0
-        self._look_again_ms = -1
+        self._compared_ms = _NEVER_MS  # what the wall clock said when the clocks were compared last
         self._held_offset_ms: int | None = None
         wall_ms, boot_ms = self._read()
         self._offset_ms, self._tracked_ms = wall_ms - boot_ms, boot_ms
@@ -115,9 +119,8 @@ class BelievedClock:
 
     def now_ms(self) -> int:
         """Believed wall-clock time."""
-        clock = self._clock
-        boot_ms, wall_ms = clock.boot_ms(), clock.now_ms()
-        if boot_ms < self._look_again_ms and -STEP_MS < wall_ms - boot_ms - self._offset_ms < STEP_MS:
+        wall_ms = self._wall_ms()
+        if self._compared_ms <= wall_ms < self._compared_ms + _COMPARE_MS:
             return wall_ms
         with self._lock:
             return self._look()
@@ -227,9 +230,9 @@ class BelievedClock:
             else:
                 self._tell(News.STEADY, 0, wall_ms)
         if self._held_offset_ms is not None:
-            self._look_again_ms = -1  # the way of every reading, as long as it is held
+            self._compared_ms = _NEVER_MS  # every reading compares, as long as it is held
             return boot_ms + self._held_offset_ms
-        self._look_again_ms = boot_ms + _TRACK_MS
+        self._compared_ms = wall_ms
         return wall_ms
 
     def _stepped(self, by_ms: int, wall_ms: int, boot_ms: int, *, was_down: bool) -> None:

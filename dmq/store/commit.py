@@ -92,6 +92,7 @@ class Writer:
         self._pending: list[Unit] = []
         self._pending_ops = 0
         self._pending_bytes = 0
+        self._taken_bytes = 0  # what the batch at work takes on the disk, about
         self._direct_pending = 0
         self._is_settling = False
         self._is_closing = False
@@ -162,7 +163,7 @@ class Writer:
     def _run(self) -> None:
         while units := self._take():
             try:
-                self._await_room(units)
+                self._await_room()
                 appended = self._commit(units)
             except Exception as error:  # noqa: BLE001 - whatever it was: nothing may be acknowledged after it
                 self._fail(units, error)
@@ -170,13 +171,12 @@ class Writer:
             self._marks.release()
             self._settle(units, appended)
 
-    def _await_room(self, units: list[Unit]) -> None:
+    def _await_room(self) -> None:
         """Hold a batch back while the disk has no room for it: not answered, not in doubt, and not lost.
 
         Written, it would meet the end of the disk, and that is the end of the run. Closing does not wait for room.
         """
-        size = sum(unit.size_bytes + _OP_BYTES * len(unit.ops) for unit in units)
-        while not self._has_room(size):
+        while not self._has_room(self._taken_bytes):
             with self._wake:
                 if self._wake.wait_for(lambda: self._is_closing, _LOOK_FOR_ROOM_S):
                     return
@@ -198,6 +198,7 @@ class Writer:
                 ops += len(unit.ops)
                 size += unit.size_bytes
                 count += 1
+            self._taken_bytes = size + _OP_BYTES * ops
             units = self._pending[:count]
             del self._pending[:count]
             self._pending_ops -= ops

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,7 +153,7 @@ class Play:
     def _told(self, number: int, *kinds: EventKind) -> list[int]:
         return [each.attempt for each in told(self.rig, *kinds) if each.message_id == pack_id(_name(number))]
 
-    def _waiting(self, kinds: Set[EntryKind]) -> list[str]:
+    def _waiting(self, kinds: Collection[EntryKind]) -> list[str]:
         found = []
         for _, value in waiting_rows(self.rig.store):
             if decode_waiting(value).kind in kinds:

@@ -8,7 +8,6 @@ import zlib
 import pytest
 
 from dmq.http2 import frames
-from dmq.http2.admission import Admission
 from dmq.http2.bounds import Account
 from dmq.http2.errors import CallEnded, Status
 from dmq.http2.limits import Limits
@@ -178,10 +177,10 @@ def test_gzip_that_is_no_honest_text_is_refused_by_its_ratio() -> None:
 
 
 def test_the_bound_of_a_message_is_that_of_its_call() -> None:
-    """What was admitted by its headers says how large its message may be."""
+    """A call whose headers admitted smaller messages than the server takes is refused a larger one."""
     peer = Peer()
     stream_id = peer.open()
-    peer.stream(stream_id).headers.admission = Admission(address="a", request_max=1000)
+    peer.stream(stream_id).request_max = 1000
     peer.data(stream_id, grpc_message(b"x" * 1001), ends=True)
     with pytest.raises(CallEnded, match="1000 are taken"):
         only_message(peer.connection, peer.stream(stream_id), "")

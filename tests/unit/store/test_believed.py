@@ -56,6 +56,19 @@ def test_time_passes_and_nothing_happens() -> None:
     assert (news_of(believed), believed.is_steady()) == ([], True)
 
 
+def test_a_step_back_to_where_the_clock_was_read_last() -> None:
+    """The time that passed unread is stepped back exactly: it is followed at once, and noticed 50 ms later at most."""
+    clock = ManualClock()
+    believed = BelievedClock(clock, OPTIONS, None, is_new=True)
+    assert believed.now_ms() == clock.now_ms()
+    clock.advance(MINUTE_MS)
+    step(clock, -MINUTE_MS)
+    assert believed.now_ms() == clock.now_ms()
+    clock.advance(50)
+    assert believed.now_ms() == clock.now_ms()
+    assert (news_of(believed), believed.is_steady()) == ([News.STEPPED], False)
+
+
 @pytest.mark.parametrize("by_ms", [STEP_MS, JUMP_MS, -STEP_MS, -YEAR_MS])
 def test_a_step_that_is_followed(by_ms: int) -> None:
     """At once, and it is not steady for a while; a second one begins that anew."""
