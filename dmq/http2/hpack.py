@@ -143,7 +143,7 @@ class Decoder:
         start = at
         length = block[at] & 0x7F if at < len(block) else 0x7F
         at += 1 + length
-        if length == 0x7F or at > len(block):  # most are shorter
+        if length == 0x7F or at > len(block):  # a long text, or one that is cut off
             at, length = _text_end(block, start)
         wire = block[start:at]
         if wire[0] & 0x80:

@@ -10,10 +10,10 @@ machine are no steps. After a step
                        or was accepted by an operator
     either             it is not *steady* for ``steady_after_ms``: what destroys by age waits as long
 
-A step forward leads out of the 50 ms, so no reading believes one; a step back into them is noticed when they are over.
-One that comes and goes between two readings is one that nobody saw. What has to
-outlive the process is one row, ``ClockRow``; with it a step is noticed that came while the daemon was down. Once the
-machine was started anew, only a wall clock that lies before its last known reading can be.
+A step forward leads out of the 50 ms, so the first reading behind it compares; a step back into them is noticed when
+they are over. One that comes and goes between two readings is one that nobody saw. What has to outlive the process is
+one row, ``ClockRow``; with it a step is noticed that came while the daemon was down. Once the machine was started anew,
+only a wall clock that lies before its last known reading can be.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ STEADY_AFTER_MS = 10 * 60_000
 JUMP_MAX_MS = 10 * 60_000
 _COMPARE_MS = 50  # how often the clocks are compared
 _NEVER_MS = -_COMPARE_MS
+_TRACK_MS = 1_000  # how often their distance is taken anew
 _READ_MS_MAX = 50  # between two readings that count as one moment
 _READS_MAX = 20
 _NEWS_MAX = 256
@@ -108,7 +109,8 @@ class BelievedClock:
         self._compared_ms = _NEVER_MS  # what the wall clock said when the clocks were compared last
         self._held_offset_ms: int | None = None
         wall_ms, boot_ms = self._read()
-        self._offset_ms, self._tracked_ms = wall_ms - boot_ms, boot_ms
+        self._seen_wall_ms, self._seen_boot_ms = wall_ms, boot_ms  # when they were compared last
+        self._offset_ms, self._tracked_ms = wall_ms - boot_ms, boot_ms  # how far apart they were, and when
         self._unsteady_from_ms = boot_ms
         self._is_steady = is_new
         self.monotonic_s = clock.monotonic_s
@@ -135,10 +137,10 @@ class BelievedClock:
         """Say how the clock is."""
         with self._lock:
             believed_ms = self._look()
-            boot_ms = self._tracked_ms
+            boot_ms = self._seen_boot_ms
             wait_ms = self._unsteady_from_ms + self._options.steady_after_ms - boot_ms
             return ClockStatus(
-                boot_ms + self._offset_ms,
+                self._seen_wall_ms,
                 believed_ms,
                 self._is_steady,
                 self._held_offset_ms is not None,
@@ -152,7 +154,7 @@ class BelievedClock:
         """Believe the clock from here on; say whether that changes anything."""
         with self._lock:
             believed_ms = self._look()
-            wall_ms = self._tracked_ms + self._offset_ms
+            wall_ms = self._seen_wall_ms
             if self._is_steady and self._held_offset_ms is None:
                 return False
             self._is_steady, self._held_offset_ms = True, None
@@ -184,9 +186,9 @@ class BelievedClock:
     def _row(self) -> ClockRow:
         believed_ms = self._look()
         return ClockRow(
-            self._tracked_ms + self._offset_ms,
-            self._tracked_ms,
-            believed_ms - self._tracked_ms,
+            self._seen_wall_ms,
+            self._seen_boot_ms,
+            believed_ms - self._seen_boot_ms,
             self._unsteady_from_ms,
             self._is_steady,
             self._held_offset_ms is not None,
@@ -219,9 +221,13 @@ class BelievedClock:
         wall_ms, boot_ms = self._read()
         offset_ms = wall_ms - boot_ms
         moved_ms = offset_ms - self._offset_ms
-        if abs(moved_ms) >= STEP_MS + (boot_ms - self._tracked_ms) // SLEW_DIVISOR:
+        passed_ms = boot_ms - self._tracked_ms
+        is_step = abs(moved_ms) >= STEP_MS + passed_ms // SLEW_DIVISOR
+        if is_step:
             self._stepped(moved_ms, wall_ms, boot_ms, was_down=was_down)
-        self._offset_ms, self._tracked_ms = offset_ms, boot_ms
+        if is_step or passed_ms >= _TRACK_MS:  # not sooner: many small steps would pass unnoticed
+            self._offset_ms, self._tracked_ms = offset_ms, boot_ms
+        self._seen_wall_ms, self._seen_boot_ms = wall_ms, boot_ms
         if not self._is_steady and boot_ms - self._unsteady_from_ms >= options.steady_after_ms:
             self._is_steady = True
             if self._held_offset_ms is not None:

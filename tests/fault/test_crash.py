@@ -76,6 +76,7 @@ def test_every_promise_survives_sigkill(tmp_path: Path) -> None:
             with closing(Operators(daemon.address, SEED, tmp_path)) as operators:
                 killer = Killer(daemon, load.ledger, rng)
                 moments = [killer.strike() for _ in range(CRASHES)]
+                operators.wait_until_each_was_done(_DRAIN_S_MAX)
             load.end_sending()
             daemon.kill()  # leases end here: what was left alone comes back now, not after 10 s
             daemon.restart()

@@ -158,11 +158,14 @@ def test_garbage_on_the_port_harms_nobody(abused: Daemon, client: WireClient, ga
             connection.close()
 
 
-def test_a_request_above_the_transports_limit_is_refused(client: WireClient) -> None:
-    """More than 64 MiB in one call is gRPC's to refuse; the connection lives on."""
+@pytest.mark.parametrize(("rpc", "bytes_max"), [("SendMessage", 64 * 1024 * 1024), ("AckMessage", 1024 * 1024)])
+def test_a_request_above_the_limit_of_its_call_is_refused(client: WireClient, rpc: str, bytes_max: int) -> None:
+    """One byte more is gRPC's to refuse, with the limit; the connection lives on."""
     with pytest.raises(grpc.RpcError) as refused:
-        client.ask("SendMessage", bytes(65 * 1024 * 1024), deadline_s=20)
+        client.ask(rpc, bytes(bytes_max + 1), deadline_s=20)
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert f"{bytes_max} are taken" in str(refused.value.details())
+    client.ask(rpc, b"", deadline_s=20)
 
 
 # -- what operators ask -----------------------------------------------------------------------------------------------

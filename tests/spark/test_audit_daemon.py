@@ -63,9 +63,9 @@ def test_a_daemon_that_is_killed_again_and_again_leaves_a_clean_and_complete_tra
                 threading.Event().wait(rng.uniform(0.3, 1.5))
                 daemon.kill()
                 daemon.restart()
+            operators.wait_until_each_was_done(60)
             load.end_sending()
             load.drain(60)
-        print(operators.done)
         audit = Audit(daemon, tmp_path / "audit")
         daemon.stop()
     ledger = load.ledger

@@ -25,6 +25,7 @@ from dmq.admin.client import AdminClient
 from dmq.errors import DmqError
 
 INTERRUPTED, SIDE = "interrupted", "side"
+ORDERS = {"reset", "group removed", "redriven", "purged", "topic made anew", "backed up"}
 _PAUSE_S = 0.02
 
 
@@ -38,12 +39,18 @@ class Operators:
         self._rng = random.Random(f"{seed}-operators")
         self._folder = backups
         self._ends = threading.Event()
+        self._news = threading.Condition()
         self._failures: list[BaseException] = []
         self._threads = [
             threading.Thread(target=self._watched, args=(work,)) for work in (self._operate, self._consume)
         ]
         for each in self._threads:
             each.start()
+
+    def wait_until_each_was_done(self, within_s: float) -> None:
+        """Wait until an order of every kind was carried out: without them the run says nothing of operators."""
+        with self._news:
+            assert self._news.wait_for(lambda: self._failures or self.done.keys() == ORDERS, within_s), self.done
 
     def close(self) -> None:
         """End both threads; errors they met are raised here."""
@@ -57,7 +64,9 @@ class Operators:
         try:
             work()
         except BaseException as error:
-            self._failures.append(error)
+            with self._news:
+                self._failures.append(error)
+                self._news.notify_all()
             raise
 
     def _operate(self) -> None:
@@ -75,7 +84,9 @@ class Operators:
                 name = self._rng.choice(names)
                 with suppress(DmqError, grpc.RpcError, AssertionError):  # refused, or nobody there
                     orders[name]()
-                    self.done[name] += 1
+                    with self._news:
+                        self.done[name] += 1
+                        self._news.notify_all()
 
     @staticmethod
     def _job(kind: admin_v1.JobKind, why: str = "") -> admin_v1.StartJobRequest:

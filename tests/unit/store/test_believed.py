@@ -69,6 +69,22 @@ def test_a_step_back_to_where_the_clock_was_read_last() -> None:
     assert (news_of(believed), believed.is_steady()) == ([News.STEPPED], False)
 
 
+@pytest.mark.parametrize("by_ms", [STEP_MS - 100, 100 - STEP_MS])
+def test_many_small_steps_within_a_second_are_one(by_ms: int) -> None:
+    """However often the clock is read between them: what they add up to is a step, and what waits for it is moved."""
+    clock = ManualClock()
+    clock.advance(MINUTE_MS)
+    believed = BelievedClock(clock, OPTIONS, None, is_new=True)
+    for _ in range(4):
+        clock.advance(60)
+        step(clock, by_ms)
+        assert believed.now_ms() == clock.now_ms()
+    found, _ = believed.news()
+    assert {each.news for each in found} == {News.STEPPED}
+    assert sum(each.moved_ms for each in found) == 4 * by_ms
+    assert not believed.is_steady()
+
+
 @pytest.mark.parametrize("by_ms", [STEP_MS, JUMP_MS, -STEP_MS, -YEAR_MS])
 def test_a_step_that_is_followed(by_ms: int) -> None:
     """At once, and it is not steady for a while; a second one begins that anew."""
