@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
-_From = TypeVar("_From")
 _Made = TypeVar("_Made")
 
 _running: set[asyncio.Future[Any]] = set()  # the loop itself would forget them
@@ -22,13 +21,14 @@ class Later(Generic[T]):
     Whoever awaits it may go away; what it stands for goes on.
     """
 
-    __slots__ = ("_is_there", "_told", "error", "value")
+    __slots__ = ("_is_there", "_steps", "_told", "error", "value")
 
     value: T  # once it is told without an error
 
     def __init__(self) -> None:
         self.error: Exception | None = None
         self._is_there = False
+        self._steps: list[Callable[[Later[Any]], Any]] | None = None
         self._told: Callable[[Later[T]], None] | None = None
 
     @classmethod
@@ -62,16 +62,12 @@ class Later(Generic[T]):
     def settle(self, value: T) -> None:
         """Tell the value."""
         self.value = value
-        self._is_there = True
-        if self._told is not None:
-            self._told(self)
+        self._tell()
 
     def fail(self, error: Exception) -> None:
         """Tell an error."""
         self.error = error
-        self._is_there = True
-        if self._told is not None:
-            self._told(self)
+        self._tell()
 
     def then(self, told: Callable[[Later[T]], None]) -> None:
         """Have ``told`` called with this, once, at once if it is there. It must not raise."""
@@ -80,23 +76,34 @@ class Later(Generic[T]):
         if self._is_there:
             told(self)
 
-    def map(self, convert: Callable[[T], _Made]) -> Later[_Made]:
-        """Return what ``convert`` will make of the value; an error stays one."""
-        made: Later[_Made] = Later()
-        self.then(lambda source: made.take(source, convert))
-        return made
+    def convert(self, step: Callable[[Later[T]], _Made]) -> Later[_Made]:
+        """Return this very object, which will tell what ``step`` makes of its value or error; or what ``step`` raises.
 
-    def take(self, source: Later[_From], convert: Callable[[_From], T]) -> None:
-        """Tell what ``convert`` makes of the value of ``source``, which is there, or else the error."""
-        if source.error is not None:
-            self.fail(source.error)
-            return
-        try:
-            value = convert(source.value)
-        except Exception as error:  # noqa: BLE001 - it is told
-            self.fail(error)
+        So a call that passes several layers needs one object. Steps are taken in the order they were asked for.
+        """
+        if self._is_there:
+            self._take(step)
+        elif self._steps is None:
+            self._steps = [step]
         else:
-            self.settle(value)
+            self._steps.append(step)
+        return self  # type: ignore[return-value]  # its type changes with its value
+
+    def _tell(self) -> None:
+        self._is_there = True
+        if self._steps is not None:
+            for step in self._steps:
+                self._take(step)
+        if self._told is not None:
+            self._told(self)
+
+    def _take(self, step: Callable[[Later[Any]], Any]) -> None:
+        try:
+            self.value = step(self)
+        except Exception as error:  # noqa: BLE001 - it is told
+            self.error = error
+        else:
+            self.error = None
 
     def __await__(self) -> Generator[Any, None, T]:
         """Wait for it."""

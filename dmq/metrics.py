@@ -12,6 +12,7 @@ import socket
 import socketserver
 import threading
 from bisect import bisect_left
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
@@ -38,6 +39,7 @@ LATENESS_BOUNDS_S = (
 )
 CALL_BOUNDS_S = (*(0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5), *(1.0, 2.0, 5.0, 10.0, 30.0))
 COMMIT_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.5, 1.0, 5.0)
+_CALLS_AT_ONCE = 128  # counted together: one by one costs three times as much
 _CONNECTIONS_MAX = 16  # of scrapers and probes
 _NO_DESCRIPTOR_S = 0.1
 COMMIT_OPS_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000)
@@ -161,22 +163,36 @@ class Calls(Collector):
     """Calls by RPC and answer code, and how long they took; the observer that the sidecar is given."""
 
     def __init__(self) -> None:
+        self._finished: deque[tuple[str, int, float]] = deque()  # and not counted yet
         self._counts: dict[tuple[str, int], int] = {}
         self._seconds: dict[str, Distribution] = {}
         self._lock = threading.Lock()
 
     def call_done(self, rpc: str, code: int, seconds: float) -> None:
         """Count one finished call. ``rpc`` must be one of the service's method names, never a caller's text."""
+        finished = self._finished
+        finished.append((rpc, code, seconds))
+        if len(finished) >= _CALLS_AT_ONCE:
+            self._count()
+
+    def _count(self) -> None:
+        seconds: defaultdict[str, list[float]] = defaultdict(list)
         with self._lock:
-            key = (rpc, code)
-            self._counts[key] = self._counts.get(key, 0) + 1
-            spread = self._seconds.get(rpc)
-            if spread is None:
-                spread = self._seconds[rpc] = Distribution("", "", CALL_BOUNDS_S)
-        spread.observe(seconds)
+            with suppress(IndexError):  # there are no more
+                while True:
+                    rpc, code, took_s = self._finished.popleft()
+                    key = (rpc, code)
+                    self._counts[key] = self._counts.get(key, 0) + 1
+                    seconds[rpc].append(took_s)
+            for rpc, values in seconds.items():
+                spread = self._seconds.get(rpc)
+                if spread is None:
+                    spread = self._seconds[rpc] = Distribution("", "", CALL_BOUNDS_S)
+                spread.observe_batch(values)
 
     def collect(self) -> Iterator[Metric]:
         """Show the counts to a registry."""
+        self._count()
         with self._lock:
             counts, spreads = sorted(self._counts.items()), sorted(self._seconds.items())
         calls = CounterMetricFamily("dmq_calls", "Finished calls by RPC and answer code.", labels=("rpc", "code"))

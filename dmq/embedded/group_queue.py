@@ -83,7 +83,8 @@ class Lease:
     @property
     def attempts(self) -> int:
         """How often the message was handed out to its group, this time included."""
-        return min(self.attempts_before + self.attempt, ATTEMPT_MAX)
+        attempts = self.attempts_before + self.attempt
+        return attempts if attempts < ATTEMPT_MAX else ATTEMPT_MAX  # noqa: FURB136 - of every message
 
     def know(self, message: QueuedMessage) -> None:
         """Keep what decides what becomes of the message, once it was read."""
@@ -222,17 +223,20 @@ class GroupQueue:
 
     def has_available(self) -> bool:
         """Say whether ``take`` would return something."""
-        if len(self.leases) >= LEASES_MAX:
+        leases, ready = self.leases, self._ready
+        if len(leases) >= LEASES_MAX:
             return False
-        while self._ready and (self.is_finished(self._ready[0]) or self._ready[0] in self.leases):
-            heappop(self._ready)
-        if self._ready:
+        while ready and (ready[0] in leases or self.is_finished(ready[0])):
+            heappop(ready)
+        if ready:
             return True
         if self.order.parked_count >= PARKED_MAX:
             return False
-        while self.cursor < self.end and (self.is_finished(self.cursor) or self.cursor in self.leases):
-            self.cursor += 1
-        return self.cursor < self.end
+        cursor, end = self.cursor, self.end
+        while cursor < end and (cursor in leases or self.is_finished(cursor)):
+            cursor += 1
+        self.cursor = cursor
+        return cursor < end
 
     def take(self, limit: int) -> list[tuple[int, Returned]]:
         """Return up to ``limit`` offsets to read, those that came back first; ``lease`` each, and then ``admit`` it."""
@@ -295,13 +299,13 @@ class GroupQueue:
     def check(self, receipt: Receipt) -> bool:
         """Return False if the message is finished already, True if the handle is good; refuse a stale one."""
         offset = receipt.queue_offset
-        if self.is_finished(offset):
+        lease = self.leases.get(offset)
+        if lease is not None:  # then it is not finished
+            is_good = lease.epoch == receipt.epoch
+        elif self.is_finished(offset):
             if offset in self._moved:
                 raise Refused(Rule.RECEIPT_HANDLE, "the message was given back, and comes again", value=offset)
             return False
-        lease = self.leases.get(offset)
-        if lease is not None:
-            is_good = lease.epoch == receipt.epoch
         else:  # expired, or from before a restart: good until the message is handed out again
             is_good = offset < self.end and receipt.epoch >= self._returned.get(offset, _FIRST).epoch
         if not is_good:
@@ -340,8 +344,10 @@ class GroupQueue:
         Not before that is durable: after a crash the message would come again, behind those that were let go.
         """
         message_group = self.order.group_of(offset)
+        if not message_group:
+            return
         self._ready_are(self.order.finished(offset))
-        if message_group and not self.order.is_out(message_group):
+        if not self.order.is_out(message_group):
             for other in self.beside:
                 other._ready_are(other.order.ready(message_group))
 

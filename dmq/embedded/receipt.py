@@ -19,6 +19,7 @@ from broker_adapter.errors import Refused, Rule
 from dmq.store.identity import Identity
 
 _HEAD = struct.Struct(">BIIHQQH?Q")
+_HEAD_BYTES = _HEAD.size
 _CODE_BYTES = 16
 _VERSION = 4
 _NAME_BYTES_MAX = 32  # those of the clients' own ids have 17
@@ -63,24 +64,24 @@ class ReceiptHandles:
         """Read a handle; ``Refused(RECEIPT_HANDLE)`` for anything that this store has not written."""
         try:
             raw = bytes.fromhex(handle)
-            version, *fields, store = _HEAD.unpack_from(raw)
+            version, group_id, topic_id, queue_id, offset, epoch, attempt, is_push, store = _HEAD.unpack_from(raw)
         except (ValueError, struct.error) as error:
             raise _unknown(handle) from error
         packed = raw[:-_CODE_BYTES]
-        if version != _VERSION or store != self._store or len(packed) < _HEAD.size:
+        if version != _VERSION or store != self._store or len(packed) < _HEAD_BYTES:
             raise _unknown(handle)
         code = self._keyed.copy()
         code.update(packed)
         if not compare_digest(code.digest(), raw[-_CODE_BYTES:]):
             raise _unknown(handle)
-        return Receipt._make((*fields, packed[_HEAD.size :]))
+        return Receipt(group_id, topic_id, queue_id, offset, epoch, attempt, is_push, packed[_HEAD_BYTES:])
 
 
 def read_handle(handle: str) -> Receipt:
     """Return what a handle says, whoever wrote it: for those who look at one, and do nothing by it."""
     raw = bytes.fromhex(handle)
     _, *fields, _ = _HEAD.unpack_from(raw)
-    return Receipt._make((*fields, raw[_HEAD.size : -_CODE_BYTES]))
+    return Receipt._make((*fields, raw[_HEAD_BYTES:-_CODE_BYTES]))
 
 
 def _unknown(handle: str) -> Refused:

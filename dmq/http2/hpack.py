@@ -85,30 +85,32 @@ class Decoder:
         entries = self._entries
         at, end = 0, len(block)
         self.name_bytes_left = NAME_BYTES_MAX
-        while at < end:
-            stop = end if end - at <= _COUNTED_BYTES else at + _COUNTED_BYTES
-            while at < stop:
-                first = block[at]
-                if _NEWEST <= first < 0xFF:
-                    at += 1
-                    if first - _NEWEST >= len(entries):
-                        raise HpackFault("an index that is in no table")
-                    append(entries[_NEWEST - 1 - first])
-                elif 0x80 < first < _NEWEST:
-                    at += 1
-                    append(STATIC[first - 0x80])
-                elif first == 0xFF:
-                    index, at = _integer(block, at + 1, 0x7F)
-                    append(self._entry(index))
-                elif first & 0xE0 != 0x20:
-                    field, at = self._literal(block, at)
-                    append(field)
-                elif fields:
-                    raise HpackFault("a change of the table's size inside a block")
-                else:
-                    at = self._resize(block, at)
-            if at < end and len(fields) > self._fields_max:
-                raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "a header block of too many fields")
+        try:
+            while at < end:
+                stop = end if end - at <= _COUNTED_BYTES else at + _COUNTED_BYTES
+                while at < stop:
+                    first = block[at]
+                    if first > 0x80:
+                        if first >= _NEWEST:
+                            if first == 0xFF:
+                                index, at = _integer(block, at + 1, 0x7F)
+                                append(self._entry(index))
+                                continue
+                            append(entries[_NEWEST - 1 - first])
+                        else:
+                            append(STATIC[first - 0x80])
+                        at += 1
+                    elif first & 0xE0 != 0x20:
+                        field, at = self._literal(block, at)
+                        append(field)
+                    elif fields:
+                        raise HpackFault("a change of the table's size inside a block")
+                    else:
+                        at = self._resize(block, at)
+                if at < end and len(fields) > self._fields_max:
+                    raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "a header block of too many fields")
+        except IndexError:  # asked for beforehand, it would cost as much as the rest of a field
+            raise HpackFault("an index that is in no table") from None
         if not fields:
             return (), (), True
         # The bound from above is enough for almost every block, and costs less than a sum.
@@ -173,14 +175,12 @@ class Decoder:
         kept = _ENTRY_BYTES + len(field[0]) + len(field[1])
         if kept > self.largest:  # noqa: PLR1730 - of every call, and max() costs more
             self.largest = kept
-        self._entries.append(field)
-        self._size += field[2]
-        if self._size > self._size_max:
-            self._evict()
-
-    def _evict(self) -> None:
-        while self._size > self._size_max:
-            self._size -= self._entries.pop(0)[2]
+        entries = self._entries
+        entries.append(field)
+        size, size_max = self._size + field[2], self._size_max
+        while size > size_max:
+            size -= entries.pop(0)[2]
+        self._size = size
 
     def _resize(self, block: bytes, at: int) -> int:
         size = block[at] & 0x1F
@@ -190,7 +190,8 @@ class Decoder:
         if size > TABLE_BYTES:
             raise HpackFault("a table larger than the one we offered")
         self._size_max = size
-        self._evict()
+        while self._size > size:
+            self._size -= self._entries.pop(0)[2]
         return at
 
 

@@ -103,14 +103,11 @@ class Dispatcher:
                 return Later.given(done(refusal(error, request, call), started_s))
             if not isinstance(answer, Later):
                 return waited(answer, request, call, started_s)
-            answered: Later[bytes] = Later()
 
-            def told(answer: Later[Any]) -> None:
-                response = answer.value if answer.error is None else refusal(answer.error, request, call)
-                answered.settle(done(response, started_s))
+            def answered(answer: Later[Any]) -> bytes:
+                return done(answer.value if answer.error is None else refusal(answer.error, request, call), started_s)
 
-            answer.then(told)
-            return answered
+            return answer.convert(answered)
 
         async def waited(answer: Awaitable[Any], request: object, call: Call, started_s: float) -> bytes:
             try:

@@ -208,16 +208,16 @@ class MessagingService:
         self, sending: Awaitable[_Sent], answer: Callable[[_Sent], wire.SendMessageResponse]
     ) -> Later[wire.SendMessageResponse]:
         self._sends_in_flight += 1
-        answered: Later[wire.SendMessageResponse] = Later()
 
-        def told(sent: Later[_Sent]) -> None:
+        def answered(sent: Later[_Sent]) -> wire.SendMessageResponse:
             self._sends_in_flight -= 1
             if self._sends_in_flight == self._room_at:
                 self.on_room()
-            answered.take(sent, answer)
+            if sent.error is not None:
+                raise sent.error
+            return answer(sent.value)
 
-        Later.of(sending).then(told)
-        return answered
+        return Later.of(sending).convert(answered)
 
     async def recall_message(self, request: wire.RecallMessageRequest, call: Call) -> wire.RecallMessageResponse:
         """Take a delayed message back; OK only if it is gone, durably. 40401 says when it was delivered, or: unknown.

@@ -46,7 +46,7 @@ from dmq.store.record import decode_index, encode_index_finished, encode_index_w
 _WITHDRAWN_KEPT = 10_000
 _KEEP_CLOCK_MS = 5_000  # how often the clocks are kept, with a batch that is written anyway
 _REFUSE, _WRITE = IfKnown.REFUSE, IfKnown.WRITE
-_ANSWERS = frozenset((Schedule, Append, Withdraw, HandOver, Reschedule, Done))  # a receipt tells what became of each
+_ANSWERS = frozenset((Schedule, Append, Withdraw, HandOver, Reschedule, Done))  # may be passed over; a receipt tells
 _NA = outbox.NOT_APPLICABLE
 _TIMELINE, _INDEX, _QUEUE = int(Family.TIMELINE), int(Family.INDEX), int(Family.QUEUE)  # quicker than enum members
 _WAITING, _QUEUED, _DELIVERED = EntryState.WAITING, EntryState.QUEUED, EntryState.DELIVERED
@@ -159,7 +159,8 @@ class Assembler:
 
     def _is_whole(self, unit: Sequence[Op]) -> bool:
         """Say whether no op of a unit is passed over that others beside it may rely on. Nothing is done before."""
-        if _ANSWERS.issuperset(map(type, unit)):
+        kinds = set(map(type, unit))
+        if kinds <= _ANSWERS or kinds.isdisjoint(_ANSWERS):
             return True
         here: set[bytes] = set()  # what the unit itself makes known, or takes away
         for op in unit:

@@ -32,7 +32,6 @@ SLEW_DIVISOR = 2_000  # a clock is slewed by 500 ppm at most
 STEADY_AFTER_MS = 10 * 60_000
 JUMP_MAX_MS = 10 * 60_000
 _COMPARE_MS = 50  # how often the clocks are compared
-_NEVER_MS = -_COMPARE_MS
 _TRACK_MS = 1_000  # how often their distance is taken anew
 _READ_MS_MAX = 50  # between two readings that count as one moment
 _READS_MAX = 20
@@ -106,7 +105,7 @@ class BelievedClock:
         self._lock = threading.Lock()
         self._news: list[ClockNews] = []
         self._steps, self._last_step_ms, self._last_step_at_ms = 0, 0, 0
-        self._compared_ms = _NEVER_MS  # what the wall clock said when the clocks were compared last
+        self._compared_ms = self._compare_at_ms = 0  # of the wall clock; in between it is believed as it is
         self._held_offset_ms: int | None = None
         wall_ms, boot_ms = self._read()
         self._seen_wall_ms, self._seen_boot_ms = wall_ms, boot_ms  # when they were compared last
@@ -122,7 +121,7 @@ class BelievedClock:
     def now_ms(self) -> int:
         """Believed wall-clock time."""
         wall_ms = self._wall_ms()
-        if self._compared_ms <= wall_ms < self._compared_ms + _COMPARE_MS:
+        if self._compared_ms <= wall_ms < self._compare_at_ms:
             return wall_ms
         with self._lock:
             return self._look()
@@ -236,9 +235,9 @@ class BelievedClock:
             else:
                 self._tell(News.STEADY, 0, wall_ms)
         if self._held_offset_ms is not None:
-            self._compared_ms = _NEVER_MS  # every reading compares, as long as it is held
+            self._compared_ms = self._compare_at_ms = 0  # every reading compares, as long as it is held
             return boot_ms + self._held_offset_ms
-        self._compared_ms = wall_ms
+        self._compared_ms, self._compare_at_ms = wall_ms, wall_ms + _COMPARE_MS
         return wall_ms
 
     def _stepped(self, by_ms: int, wall_ms: int, boot_ms: int, *, was_down: bool) -> None:

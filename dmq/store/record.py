@@ -346,14 +346,16 @@ def decode_queued(value: bytes) -> QueuedMessage:
         body_at += history_bytes(value, QUEUED_HEADER_BYTES)
     start, id_len, tag_len, group_len = _body_lengths(value, body_at)
     tag_at = start + id_len
-    group_at = tag_at + tag_len
-    payload_at = group_at + group_len
+    payload_at = tag_at + tag_len + group_len
     if payload_at > len(value):
         raise StoreCorrupt(f"a queue value of {len(value)} bytes is shorter than its own lengths say")
-    try:
-        tag, message_group = value[tag_at:group_at].decode(), value[group_at:payload_at].decode()
-    except UnicodeDecodeError as error:
-        raise StoreCorrupt(f"a queue value of {len(value)} bytes holds a tag or a group that is no text") from error
+    tag = message_group = ""
+    if payload_at != tag_at:
+        group_at = tag_at + tag_len
+        try:
+            tag, message_group = value[tag_at:group_at].decode(), value[group_at:payload_at].decode()
+        except UnicodeDecodeError as error:
+            raise StoreCorrupt(f"a queue value of {len(value)} bytes holds a tag or a group that is no text") from error
     message_id, payload = value[start:tag_at], value[payload_at:]
     return QueuedMessage(attempts_before, stored_at_ms, deliver_at_ms, message_id, tag, message_group, payload, history)
 

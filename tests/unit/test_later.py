@@ -27,14 +27,30 @@ def test_a_listener_hears_at_once_whether_it_came_before_or_after() -> None:
     assert told(Later.given(2)) == [2]
 
 
-def test_an_error_goes_through_what_is_made_of_the_value() -> None:
-    """``map`` passes an error on, its own too."""
-    failed: Later[int] = Later()
-    heard = told(failed.map(lambda value: value + 1))
-    failed.fail(ValueError("in doubt"))
-    assert heard == ["in doubt"]
-    assert told(Later.given(0).map(lambda value: 1 // value)) == ["integer division or modulo by zero"]
-    assert told(Later.given(1).map(lambda value: value + 1)) == [2]
+def value_plus_one(later: Later[int]) -> int:
+    """A step that passes an error on."""
+    if later.error is not None:
+        raise later.error
+    return later.value + 1
+
+
+def error_or_value(later: Later[int]) -> str:
+    """A step that makes a value of either."""
+    return f"value {later.value}" if later.error is None else f"error {later.error}"
+
+
+def test_steps_convert_it_in_their_order_before_anybody_hears() -> None:
+    """Those that came before it was there and those that came after; a step may raise, or answer an error."""
+    coming: Later[int] = Later()
+    heard = told(coming.convert(value_plus_one).convert(value_plus_one))
+    coming.settle(1)
+    assert heard == [3]
+    failing: Later[int] = Later()
+    heard = told(failing.convert(value_plus_one).convert(error_or_value))  # type: ignore[arg-type]  # of texts
+    failing.fail(ValueError("in doubt"))
+    assert heard == ["error in doubt"]
+    assert told(Later.given(0).convert(lambda each: 1 // each.value)) == ["integer division or modulo by zero"]
+    assert told(Later.given(1).convert(value_plus_one)) == [2]
 
 
 def test_it_can_be_awaited() -> None:
