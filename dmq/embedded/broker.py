@@ -9,7 +9,9 @@ of state is answered only after the store said that it is durable.
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable, Collection, Sequence
+from hmac import compare_digest
 from typing import Literal
 
 from broker_adapter import limits
@@ -32,7 +34,7 @@ from dmq.embedded.place import CHECKS_DEFAULT, Placement
 from dmq.embedded.pull import Pulls
 from dmq.embedded.reader import Reader
 from dmq.embedded.recall import Recalls
-from dmq.embedded.receipt import Receipt, ReceiptHandles, name_of
+from dmq.embedded.receipt import Receipt, ReceiptHandles, name_of, read_handle
 from dmq.embedded.registry import AUTO_CREATE, DEFAULT_POLICY, AutoCreate, Registry
 from dmq.embedded.retention import Retention
 from dmq.embedded.sends import Sends
@@ -204,8 +206,7 @@ class EmbeddedBroker:
             found = await self.registry.subscribe_known(group, topic)
         except Refused as refused:
             return [refused] * len(receipt_handles)
-        known = self.registry.receipt_handles
-        asked = [_at_hand(known, found, handle) or await self._known(found, handle) for handle in receipt_handles]
+        asked = [_at_hand(found, handle) or await self._known(found, handle) for handle in receipt_handles]
         if found.is_retired:
             return [_retired(handle) for handle in receipt_handles]
         results: list[Exception | None] = []
@@ -342,16 +343,18 @@ class EmbeddedBroker:
         self.leases.client_gone(client_id)
 
 
-def _at_hand(known: ReceiptHandles, found: Subscription, handle: str) -> _Known | None:
-    """As ``_known`` for a lease that is in memory, with what its message is; ``None`` for any other."""
+def _at_hand(found: Subscription, handle: str) -> _Known | None:
+    """As ``_known`` for the very handle that a lease in memory was given out with; ``None`` for any other."""
     try:
-        queue, receipt = _resolve(known, found, handle)
-        lease = queue.leases.get(receipt.queue_offset)
-        if lease is None or not lease.message_id:
-            return None
-        _check_name(receipt, lease.message_id)
-    except Refused as refused:
-        return refused
+        receipt = read_handle(handle)
+    except (ValueError, struct.error):
+        return None
+    if receipt.group_id != found.group_id:
+        return None
+    queue = found.queue_at(receipt.topic_id, receipt.queue_id)
+    lease = queue.leases.get(receipt.queue_offset) if queue is not None else None
+    if queue is None or lease is None or not compare_digest(lease.handle, handle):
+        return None
     return queue, receipt, lease
 
 

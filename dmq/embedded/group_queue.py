@@ -70,6 +70,7 @@ class Lease:
     epoch: int
     attempt: int  # in this queue
     ends_ms: int  # by the boot clock
+    handle: str = ""  # as it was given out in this run
     message_id: bytes = b""
     attempts_before: int = 0  # made before the message came to this queue
     since_ms: int = 0  # when the message became visible to its group first

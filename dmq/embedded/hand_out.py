@@ -166,13 +166,14 @@ class HandOut:
             lease.is_push,
             name_of(record.message_id),
         )
+        lease.handle = self._registry.receipt_handles.encode(receipt)
         return Delivery(
             found.topic.name,
             unpack_id(record.message_id),
             record.payload,
             queue.queue_id,
             offset,
-            self._registry.receipt_handles.encode(receipt),
+            lease.handle,
             lease.attempts,
             invisible_ms,
             record.stored_at_ms,

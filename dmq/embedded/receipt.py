@@ -80,8 +80,8 @@ class ReceiptHandles:
 def read_handle(handle: str) -> Receipt:
     """Return what a handle says, whoever wrote it: for those who look at one, and do nothing by it."""
     raw = bytes.fromhex(handle)
-    _, *fields, _ = _HEAD.unpack_from(raw)
-    return Receipt._make((*fields, raw[_HEAD_BYTES:-_CODE_BYTES]))
+    _, group_id, topic_id, queue_id, offset, epoch, attempt, is_push, _ = _HEAD.unpack_from(raw)
+    return Receipt(group_id, topic_id, queue_id, offset, epoch, attempt, is_push, raw[_HEAD_BYTES:-_CODE_BYTES])
 
 
 def _unknown(handle: str) -> Refused:

@@ -70,7 +70,7 @@ def pulled(
 @contextmanager
 def _counted(messages: Sequence[Delivery] | Sequence[PulledMessage], account: Account | None) -> Iterator[None]:
     """Count messages as held while they wait for the client to take those before them."""
-    size = sum([len(each.payload) for each in messages])
+    size = sum(len(each.payload) for each in messages)
     if account is None or not size:
         yield
         return
