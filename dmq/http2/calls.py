@@ -25,6 +25,8 @@ from dmq.http2.stream import ARRIVED, DRAINED, ENDED, GONE, OPENED, Stream
 
 _DROPPED_MAX: Final = 64 * 1024  # of a request that is refused by its headers
 _BYTES_PER_S_MIN: Final = 64 * 1024  # a request or an answer that moves so fast is waited for
+_LARGE_BYTES: Final = 4 * 1024  # a request from here on, or a compressed one, may take its time
+_LARGE_S: Final = 0.001  # so long large requests of one connection are begun in a turn of the loop
 _WRITE_BYTES: Final = 64 * 1024  # a stream that is served fast is written in pieces of this size
 
 _Request = TypeVar("_Request")
@@ -64,10 +66,16 @@ class Calls:
         self._flush = flush
         self._flush_soon = flush_soon
         self._loop = asyncio.get_running_loop()
+        self._large_until_s = 0.0  # when large requests have had their time in this turn; 0: there was none
 
     def advance(self) -> None:
-        """Look at every stream with news."""
-        for stream in self._connection.take_changed():
+        """Look at streams with news: at all, or until large requests have had their time. Then ``is_behind``."""
+        changed = self._connection.take_changed()
+        self._large_until_s = 0.0
+        for number, stream in enumerate(changed, 1):
+            if self._large_until_s and self._monotonic_s() >= self._large_until_s:
+                self._out.changed = changed[number - 1 :] + self._out.changed
+                return
             news = stream.news
             stream.news = 0
             if news & GONE:
@@ -78,6 +86,11 @@ class Calls:
                 except CallEnded as end:
                     _cancel(stream)
                     self._end(stream, end)
+
+    @property
+    def is_behind(self) -> bool:
+        """Streams have news that wait for ``advance``."""
+        return bool(self._out.changed)
 
     def expire(self, now_s: float) -> float | None:
         """End the calls whose deadline is over; return the next deadline."""
@@ -184,6 +197,8 @@ class Calls:
 
     def _start(self, stream: Stream, method: Unary | Streaming) -> None:
         check_held(self._connection, stream)
+        if not self._large_until_s and (stream.unread >= _LARGE_BYTES or stream.encoding):
+            self._large_until_s = self._monotonic_s() + _LARGE_S
         message = only_message(self._connection, stream, stream.encoding)
         if isinstance(method, Unary):
             self._start_unary(stream, method, message)

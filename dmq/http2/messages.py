@@ -15,7 +15,7 @@ _NOT_COMPRESSED: Final = ("", "identity")
 # A call is served while its connection holds no more than this, though its address, its key or the whole has no room.
 SMALL_BYTES: Final = 4 * 1024
 # What a gzip message may become: so much in any case, and so many times its size. Text becomes 3 to 20 times as much.
-INFLATED_FREE_BYTES: Final = 1024 * 1024
+INFLATED_FREE_BYTES: Final = 256 * 1024
 INFLATED_RATIO: Final = 100
 
 

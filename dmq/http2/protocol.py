@@ -142,42 +142,49 @@ class ClientProtocol(asyncio.Protocol):
             data = text
         connection = self.connection
         connection.receive(data, now_s)
-        if connection.is_behind:
-            self._fall_behind()
         if self._out.changed:
             self.calls.advance()
+        if connection.is_behind or self.calls.is_behind:
+            self._fall_behind()
         self.flush()
         self._host.turns.heard(self, len(connection.streams))
 
     def read_on(self) -> bool:
-        """Read the next slice of the input that waits; True if it was of use: it opened a stream, or brought much."""
+        """Read the next slice of the input that waits; True if the next may follow at once.
+
+        That is: this one opened a stream or brought much, and left no large requests that wait.
+        """
         self._is_behind = False
         if self._is_closing:
             return False
         now_s = self._host.monotonic_s()
         connection, pipe = self.connection, self._pipe
-        opened_before, text_bytes = connection.last_id, 0
-        if connection.is_behind:
+        opened_before, text_bytes, was_serving = connection.last_id, 0, self.calls.is_behind
+        if was_serving:
+            pass  # before more is read
+        elif connection.is_behind:
             connection.read_on(now_s)
         elif pipe is not None and pipe.is_behind:
             text = self._decrypt(pipe, b"")
             text_bytes = len(text)
             if text:
                 connection.receive(text, now_s)
-        if self.is_behind:
-            self._fall_behind()
         if self._out.changed:
             self.calls.advance()
+        if self.is_behind:
+            self._fall_behind()
         self.flush()
         if not self._is_behind:
             self._resume_reading()
         self._host.turns.heard(self, len(connection.streams))
-        return connection.last_id != opened_before or text_bytes >= _USEFUL_BYTES
+        if self.calls.is_behind:  # large requests have had their time: let others have theirs
+            return False
+        return was_serving or connection.last_id != opened_before or text_bytes >= _USEFUL_BYTES
 
     @property
     def is_behind(self) -> bool:
-        """Input waits, in the connection or in TLS."""
-        return self.connection.is_behind or (self._pipe is not None and self._pipe.is_behind)
+        """Input waits, in the calls, in the connection or in TLS."""
+        return self.calls.is_behind or self.connection.is_behind or (self._pipe is not None and self._pipe.is_behind)
 
     def _fall_behind(self) -> None:
         if not self._is_behind and not self._is_closing:
@@ -208,12 +215,14 @@ class ClientProtocol(asyncio.Protocol):
         self._out.is_paused = False
         self._out.pump()
         self.calls.advance()
+        if self.calls.is_behind:
+            self._fall_behind()
         self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._is_closing = True
         self.connection.lose()
-        self.calls.advance()
+        self.calls.advance()  # at all: nothing large is begun for one that is gone
         self._out.parts.clear()
         for account in self._accounts.values():
             self._host.accounts.close(account)

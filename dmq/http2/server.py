@@ -23,7 +23,7 @@ _NAP_S_MAX: Final = 3600.0
 _NAP_S_MIN: Final = 0.005  # deadlines that are closer to each other end together
 _CLOSE_S_MAX: Final = 1.0
 _CHECKED_PER_TURN: Final = 128
-_USELESS_PAUSE_S: Final = 0.002
+_PAUSE_S: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,14 +174,14 @@ class Http2Server:
             self._loop.call_soon(self._read_on)
 
     def _read_on(self) -> None:
-        was_useful = self._behind.popleft().read_on()
+        may_follow = self._behind.popleft().read_on()
         self._is_reading_on = bool(self._behind)
         if not self._is_reading_on:
             return
-        if was_useful:
+        if may_follow:
             self._loop.call_soon(self._read_on)
-        else:  # frames that open no stream are in no hurry
-            self._loop.call_later(_USELESS_PAUSE_S, self._read_on)
+        else:  # frames that open no stream are in no hurry, nor are large requests
+            self._loop.call_later(_PAUSE_S, self._read_on)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 

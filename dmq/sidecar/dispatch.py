@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from broker_adapter.clock import Clock
 from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.later import Later
+from broker_adapter.limits import MESSAGES_PER_SEND_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_timestamp
 from dmq.sidecar.call import CLIENT_ID_HEADER, Call
@@ -83,7 +84,8 @@ class Dispatcher:
         method = wire.METHODS[rpc]
         request_class, response_class = method.request_class, method.response_class
         parse, shape = request_class.FromString, shape_of(request_class)
-        elements_max = SEND_ELEMENTS_MAX if rpc == "SendMessage" else ELEMENTS_MAX
+        is_send = rpc == "SendMessage"
+        bounds = (SEND_ELEMENTS_MAX, MESSAGES_PER_SEND_MAX) if is_send else (ELEMENTS_MAX, ELEMENTS_MAX)
         # Python and Java store the handle of an answer without looking at its status: a refusal repeats the old one.
         echoes_handle = "receipt_handle" in response_class.DESCRIPTOR.fields_by_name
         serve = self._service.unary.get(rpc, _unserved)
@@ -96,7 +98,7 @@ class Dispatcher:
             try:
                 _check_call(call, may_be_nobody=may_be_nobody and not body)
                 if len(body) > PACKED_BYTES:
-                    check_elements(body, shape, call.packed_bytes, elements_max)
+                    check_elements(body, shape, call.packed_bytes, *bounds)
                 request = parse(body)
                 answer = serve(request, call)
             except Exception as error:  # noqa: BLE001 - each is answered, and logged if it is ours

@@ -54,22 +54,30 @@ def _shape(descriptor: Any, known: dict[str, Shape]) -> Shape:  # noqa: ANN401 -
     return found
 
 
-def check_elements(body: bytes, shape: Shape, packed_bytes: int, elements_max: int) -> None:
-    """Refuse a request with too many elements; ``packed_bytes`` is what it came in if it was compressed, else 0."""
+def check_elements(
+    body: bytes, shape: Shape, packed_bytes: int, elements_max: int, list_max: int = ELEMENTS_MAX
+) -> None:
+    """Refuse a request with too many elements, or with more than ``list_max`` messages of its own.
+
+    ``packed_bytes`` is what it came in if it was compressed, else 0.
+    """
     if len(body) <= PLAIN_BYTES and not packed_bytes:
         return
     if packed_bytes:
         elements_max = min(elements_max, _PACKED_FREE + _PACKED_PER_BYTE * packed_bytes)
-    if count_elements(body, shape, elements_max) > elements_max:
+    if count_elements(body, shape, elements_max, list_max) > elements_max:
         why = f"more fields, entries and messages than so large a request may have ({len(body)} bytes)"
         raise Refused(Rule.REQUEST, why, limit=elements_max)
 
 
-def count_elements(  # noqa: C901 - one loop over bytes, and no call for most of them
-    body: bytes, shape: Shape, stop_at: int
+def count_elements(  # noqa: C901, PLR0912 - one loop over bytes, and no call for most of them
+    body: bytes, shape: Shape, stop_at: int, list_max: int = ELEMENTS_MAX
 ) -> int:
-    """Return how many elements a request has; counting ends above ``stop_at``, and where the bytes are no message."""
-    at, end, count = 0, len(body), 0
+    """Return how many elements a request has; counting ends above ``stop_at``, and where the bytes are no message.
+
+    More than ``list_max`` messages that stand in the request itself count as too many.
+    """
+    at, end, count, listed = 0, len(body), 0, 0
     fields: Mapping[int, Shape | None] = shape.fields
     around: list[tuple[int, Any]] = []
     try:
@@ -97,6 +105,10 @@ def count_elements(  # noqa: C901 - one loop over bytes, and no call for most of
                     at += size
                     count += size
                 else:
+                    if not around:
+                        listed += 1
+                        if listed > list_max:
+                            return stop_at + 1
                     around.append((end, fields))
                     end, fields = at + size, inner.fields
                     if end > around[-1][0]:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import socket
 from collections.abc import Awaitable, Callable
+from itertools import count, pairwise
 
 import pytest
 import uvloop
@@ -347,6 +348,36 @@ def test_input_is_read_in_slices(run: Run) -> None:
         assert found == {b"%d" % number for number in range(calls)}
 
     run(scenario, Limits(slice_cost=50))
+
+
+def test_large_requests_have_their_time_in_a_turn(run: Run) -> None:
+    """Danger: requests that take a millisecond each, a hundred of them in one turn of the loop."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        wire = await rig.connect()
+        await wire.say(wire.request("Echo"))
+        await wire.until(frames.DATA)
+        (client,) = rig.server._clients
+        calls, advance = client.calls, client.calls.advance
+        begun = [0]
+        ticks = count()
+        calls._monotonic_s = lambda: next(ticks) * 0.001  # so long each request takes
+
+        def counted() -> None:
+            advance()
+            begun.append(rig.service.waiting.count)
+
+        calls.advance = counted  # type: ignore[method-assign]
+        bodies = [b"%05d" % number + bytes(4096) for number in range(50)]
+        await wire.say(b"".join(wire.request("Later", body) for body in bodies))
+        await rig.service.waiting.reach(len(bodies))
+        assert max(after - before for before, after in pairwise(begun)) <= 2
+        for body in bodies:
+            rig.service.later[body].settle(body[:5])
+        found = {(await wire.until(frames.DATA)).payload[5:] for _ in bodies}
+        assert found == {body[:5] for body in bodies}
+
+    run(scenario)
 
 
 def test_port_in_use_is_an_os_error(run: Run) -> None:

@@ -39,7 +39,10 @@ class OperatorMachine(OperatorRules):
         """Receive everything; then nothing is owed."""
         try:
             if (
-                hasattr(self.rig, "broker") and self.is_sound and self.rig.store.failure is None
+                hasattr(self, "rig")
+                and hasattr(self.rig, "broker")
+                and self.is_sound
+                and self.rig.store.failure is None
             ):  # else a rule failed, which is told
                 self.drain()
                 assert not self.strays, self.strays

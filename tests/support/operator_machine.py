@@ -20,9 +20,10 @@ from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.letters import PURGE, REDRIVE, Break, BreakingEngine, a_message, in_lanes, queued
-from support.operator_model import DELAYS_MS, MAX_ATTEMPTS, Books, Debt, Letter, Place
+from support.operator_model import DELAYS_MS, MAX_ATTEMPTS, STEADY_S, Books, Debt, Letter, Place
 from support.rigs import Backup, EmbeddedRig, End, receive, until
 
+from broker_adapter.clock import ManualClock
 from broker_adapter.errors import BrokerError, Refused, Rule
 from broker_adapter.message import Delivery, Envelope, SendReceipt, unpack_id
 from broker_adapter.topics import dead_letter_topic
@@ -32,6 +33,7 @@ from dmq.audit.outbox import read_outbox
 from dmq.embedded.operator import BEGIN, END
 from dmq.embedded.topic_settings import KeepChange
 from dmq.errors import StoreError
+from dmq.store.believed import ClockOptions
 from dmq.store.engine import Engine
 from dmq.store.record import QueuedMessage
 from dmq.store.store import StoreOptions
@@ -86,10 +88,8 @@ class OperatorRules(RuleBasedStateMachine):
         self.loop.set_exception_handler(lambda _, context: self.strays.append(repr(context)))
         self.folder = tempfile.TemporaryDirectory(prefix="dmq-operators-")
         self.engine: BreakingEngine
-        options = StoreOptions(idempotency_window_ms=WINDOW_MS, gap_event=gap_event)
-        path = Path(self.folder.name)
-        self.rig = EmbeddedRig(path, on_disk=self.on_disk, queues=2, options=options, wrap=self._wrapped)
-        self.clock = self.rig.clock
+        self.rig: EmbeddedRig
+        self.clock = ManualClock()
 
     def _wrapped(self, engine: Engine) -> Engine:
         self.engine = BreakingEngine(engine)
@@ -99,9 +99,21 @@ class OperatorRules(RuleBasedStateMachine):
         """Run a coroutine on the machine's loop."""
         return self.loop.run_until_complete(asyncio.wait_for(work, 60))
 
-    @initialize()
-    def open(self) -> None:
-        """Make all names."""
+    @initialize(jump_max_ms=st.sampled_from((None, 10 * 60_000)))
+    def open(self, jump_max_ms: int | None) -> None:
+        """Make all names, in a store that follows the clock at once, or that waits after a long step forward."""
+        self.rig = EmbeddedRig(
+            Path(self.folder.name),
+            on_disk=self.on_disk,
+            queues=2,
+            options=StoreOptions(
+                idempotency_window_ms=WINDOW_MS,
+                gap_event=gap_event,
+                clock=ClockOptions(jump_max_ms=jump_max_ms),
+            ),
+            clock=self.clock,
+            wrap=self._wrapped,
+        )
         self.run(self.rig.open())
         for topic in TOPICS:
             self.make_topic(topic)
@@ -165,14 +177,17 @@ class OperatorRules(RuleBasedStateMachine):
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
-    @rule(ms=st.sampled_from((1, 1_000, 5_000, 31_000, 61_000)))
-    def advance(self, ms: int) -> None:
-        """Time passes."""
-        self.pass_time(ms)
+    @rule(ms=st.sampled_from((1, 1_000, 5_000, 31_000, 61_000)), is_suspended=st.booleans())
+    def advance(self, ms: int, *, is_suspended: bool) -> None:
+        """Time passes, while the machine runs or sleeps."""
+        self.pass_time(ms, is_suspended=is_suspended)
 
-    def pass_time(self, ms: int) -> None:
+    def pass_time(self, ms: int, *, is_suspended: bool = False) -> None:
         """Let time pass on both sides."""
-        self.clock.advance(ms)
+        if is_suspended:
+            self.clock.suspend(ms)
+        else:
+            self.clock.advance(ms)
         self.now_s += ms / 1_000
         self.settle()
 
@@ -191,6 +206,22 @@ class OperatorRules(RuleBasedStateMachine):
         """The host's clock is set, and stays so."""
         self.books.stepped_at_s = self.now_s
         self.clock.step_to(self.clock.now_ms() + (ms if is_forward else -ms))
+        self.settle()
+
+    @rule()
+    def step_a_year(self) -> None:
+        """The host's clock is set far ahead, and stays so. (Back, what has a date would wait for its date.)"""
+        self.books.stepped_at_s = self.now_s
+        self.clock.step_to(self.clock.now_ms() + YEAR_MS)
+        self.settle()
+
+    @rule()
+    def accept(self) -> None:
+        """An operator says that the clock is right, whatever it says, and retention looks."""
+        self.rig.store.clock.accept("it is right")
+        if self.books.stepped_at_s is not None:
+            self.books.stepped_at_s = -STEADY_S
+        self.run(self.rig.broker.retention.turn())
         self.settle()
 
     def settle(self) -> None:
@@ -226,6 +257,8 @@ class OperatorRules(RuleBasedStateMachine):
         lying = queued(self.rig, name) if name in self.rig.broker.names.topics else []
         known = self.books.letters.setdefault(group, [])
         ids = [unpack_id(record.message_id) for _, _, record in lying]
+        while known and self.books.is_misled(self.now_s) and known[0].message_id not in ids[:1]:
+            del known[0]
         assert ids[: len(known)] == [each.message_id for each in known], f"letters of {group} are gone"
         for message_id in ids[len(known) :]:
             if self.books.deaths[group, message_id]:
@@ -559,6 +592,7 @@ class OperatorRules(RuleBasedStateMachine):
         """Go on with the copy: what came behind it is forgotten, but for the handles that clients have."""
         assert self.backup is not None
         where, books = self.backup
+        books.stepped_at_s = self.books.stepped_at_s  # the host's clock is no part of a backup
         self.run(self.rig.restore(where))
         self.backup, self.books = None, books
         self.stores += 1

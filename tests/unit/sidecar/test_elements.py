@@ -52,6 +52,13 @@ def test_counting_stops_and_takes_no_memory() -> None:
         tracemalloc.stop()
 
 
+def test_no_more_messages_are_looked_at_than_a_send_may_have() -> None:
+    """Danger: 4 MiB of empty messages, each of them looked at, to be refused for their number."""
+    body = b"\x0a\x00" * 1024
+    assert count_elements(body, SEND, SEND_ELEMENTS_MAX, 1024) == 1024
+    assert count_elements(body + b"\x0a\x00", SEND, SEND_ELEMENTS_MAX, 1024) > SEND_ELEMENTS_MAX
+
+
 @pytest.mark.parametrize(
     "body", [b"\x0a", b"\x0a\xff", b"\x80" * 100, b"\xff" * 100, b"\x0a\x05\x0a\x09abc", b"\x0b" * 50, b"\x07"]
 )
