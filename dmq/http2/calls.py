@@ -27,6 +27,7 @@ _DROPPED_MAX: Final = 64 * 1024  # of a request that is refused by its headers
 _BYTES_PER_S_MIN: Final = 64 * 1024  # a request or an answer that moves so fast is waited for
 _LARGE_BYTES: Final = 4 * 1024  # a request from here on, or a compressed one, may take its time
 _LARGE_S: Final = 0.001  # so long large requests of one connection are begun in a turn of the loop
+_SLOW_CALLS: Final = 4  # as few in that time are slow ones
 _WRITE_BYTES: Final = 64 * 1024  # a stream that is served fast is written in pieces of this size
 
 _Request = TypeVar("_Request")
@@ -67,14 +68,16 @@ class Calls:
         self._flush_soon = flush_soon
         self._loop = asyncio.get_running_loop()
         self._large_until_s = 0.0  # when large requests have had their time in this turn; 0: there was none
+        self.is_slow = False  # some that took long each were begun in this turn, and more wait
 
     def advance(self) -> None:
         """Look at streams with news: at all, or until large requests have had their time. Then ``is_behind``."""
         changed = self._connection.take_changed()
-        self._large_until_s = 0.0
-        for number, stream in enumerate(changed, 1):
+        self._large_until_s, self.is_slow = 0.0, False
+        for number, stream in enumerate(changed):
             if self._large_until_s and self._monotonic_s() >= self._large_until_s:
-                self._out.changed = changed[number - 1 :] + self._out.changed
+                self._out.changed = changed[number:] + self._out.changed
+                self.is_slow = number <= _SLOW_CALLS
                 return
             news = stream.news
             stream.news = 0

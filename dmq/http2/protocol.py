@@ -152,7 +152,7 @@ class ClientProtocol(asyncio.Protocol):
     def read_on(self) -> bool:
         """Read the next slice of the input that waits; True if the next may follow at once.
 
-        That is: this one opened a stream or brought much, and left no large requests that wait.
+        That is: this one opened a stream or brought much, and left no slow requests that wait.
         """
         self._is_behind = False
         if self._is_closing:
@@ -177,7 +177,7 @@ class ClientProtocol(asyncio.Protocol):
         if not self._is_behind:
             self._resume_reading()
         self._host.turns.heard(self, len(connection.streams))
-        if self.calls.is_behind:  # large requests have had their time: let others have theirs
+        if self.calls.is_slow:  # they have had their time: let others have theirs
             return False
         return was_serving or connection.last_id != opened_before or text_bytes >= _USEFUL_BYTES
 

@@ -180,7 +180,7 @@ class Http2Server:
             return
         if may_follow:
             self._loop.call_soon(self._read_on)
-        else:  # frames that open no stream are in no hurry, nor are large requests
+        else:  # frames that open no stream are in no hurry, nor are slow requests
             self._loop.call_later(_PAUSE_S, self._read_on)
 
     # -- time ----------------------------------------------------------------------------------------------------------
