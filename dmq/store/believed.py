@@ -7,7 +7,8 @@ machine are no steps. After a step
     back               the clock is followed at once
     forward            it is followed at once up to ``jump_max_ms``. Beyond that the believed time goes on as if nothing
                        had happened (it is *held*), until the clock was steady for ``steady_after_ms``, was set back,
-                       or was accepted by an operator
+                       or was accepted by an operator; a step that leads back to where the clock was when it was last
+                       steady is followed at once
     either             it is not *steady* for ``steady_after_ms``: what destroys by age waits as long
 
 A step forward leads out of the 50 ms, so the first reading behind it compares; a step back into them is noticed when
@@ -37,7 +38,8 @@ _READ_MS_MAX = 50  # between two readings that count as one moment
 _READS_MAX = 20
 _NEWS_MAX = 256
 _ROW = struct.Struct(">QQqQB")
-_STEADY, _HELD = 1, 2
+_TRUSTED = struct.Struct(">q")
+_STEADY, _HELD, _HAS_TRUSTED = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,7 @@ class ClockRow(NamedTuple):
     is_steady: bool
     is_held: bool
     boot_id: str
+    trusted_offset_ms: int | None = None  # wall minus boot time when the clock was last steady, if it is not now
 
 
 class News(Enum):
@@ -112,6 +115,7 @@ class BelievedClock:
         self._offset_ms, self._tracked_ms = wall_ms - boot_ms, boot_ms  # how far apart they were, and when
         self._unsteady_from_ms = boot_ms
         self._is_steady = is_new
+        self._trusted_offset_ms: int | None = None  # how far apart they were when the clock was last steady
         self.monotonic_s = clock.monotonic_s
         self.boot_ms = clock.boot_ms
         self.boot_id = clock.boot_id
@@ -192,6 +196,7 @@ class BelievedClock:
             self._is_steady,
             self._held_offset_ms is not None,
             self._clock.boot_id(),
+            None if self._is_steady else self._trusted_offset_ms,
         )
 
     def _go_on_from(self, known: ClockRow, wall_ms: int, boot_ms: int) -> None:
@@ -199,6 +204,7 @@ class BelievedClock:
         if boot_id and boot_id == known.boot_id and boot_ms >= known.boot_ms:
             self._offset_ms, self._tracked_ms = known.wall_ms - known.boot_ms, known.boot_ms
             self._is_steady, self._unsteady_from_ms = known.is_steady, known.unsteady_from_ms
+            self._trusted_offset_ms = known.trusted_offset_ms
             self._held_offset_ms = known.believed_offset_ms if known.is_held else None
             self._look(was_down=True)
         elif wall_ms + STEP_MS < known.wall_ms:
@@ -243,8 +249,11 @@ class BelievedClock:
     def _stepped(self, by_ms: int, wall_ms: int, boot_ms: int, *, was_down: bool) -> None:
         believed_offset_ms = self._offset_ms if self._held_offset_ms is None else self._held_offset_ms
         ahead_ms = wall_ms - boot_ms - believed_offset_ms
-        jump_max_ms = self._options.jump_max_ms
-        is_held = jump_max_ms is not None and ahead_ms > jump_max_ms
+        if self._is_steady:
+            self._trusted_offset_ms = believed_offset_ms
+        trusted_ms, jump_max_ms = self._trusted_offset_ms, self._options.jump_max_ms
+        leads_back = trusted_ms is not None and abs(wall_ms - boot_ms - trusted_ms) < 2 * STEP_MS
+        is_held = jump_max_ms is not None and ahead_ms > jump_max_ms and not leads_back
         self._held_offset_ms = believed_offset_ms if is_held else None
         self._is_steady, self._unsteady_from_ms = False, boot_ms
         self._steps += 1
@@ -259,16 +268,22 @@ class BelievedClock:
 
 def encode_clock(row: ClockRow) -> bytes:
     """Encode what is kept of the clocks."""
-    flags = _STEADY * row.is_steady | _HELD * row.is_held
+    flags = _STEADY * row.is_steady | _HELD * row.is_held | _HAS_TRUSTED * (row.trusted_offset_ms is not None)
     head = _ROW.pack(row.wall_ms, row.boot_ms, row.believed_offset_ms, row.unsteady_from_ms, flags)
-    return head + row.boot_id.encode()
+    trusted = _TRUSTED.pack(row.trusted_offset_ms) if row.trusted_offset_ms is not None else b""
+    return head + trusted + row.boot_id.encode()
 
 
 def decode_clock(value: bytes) -> ClockRow:
     """Undo ``encode_clock``; ``StoreCorrupt`` if it cannot be one."""
     try:
         wall_ms, boot_ms, offset_ms, unsteady_ms, flags = _ROW.unpack_from(value)
-        boot_id = value[_ROW.size :].decode("ascii")
+        at, trusted_ms = _ROW.size, None
+        if flags & _HAS_TRUSTED:
+            (trusted_ms,) = _TRUSTED.unpack_from(value, at)
+            at += _TRUSTED.size
+        boot_id = value[at:].decode("ascii")
     except (struct.error, UnicodeDecodeError) as error:
         raise StoreCorrupt(f"the row of the clocks, of {len(value)} bytes, cannot be read: {error}") from error
-    return ClockRow(wall_ms, boot_ms, offset_ms, unsteady_ms, bool(flags & _STEADY), bool(flags & _HELD), boot_id)
+    is_steady, is_held = bool(flags & _STEADY), bool(flags & _HELD)
+    return ClockRow(wall_ms, boot_ms, offset_ms, unsteady_ms, is_steady, is_held, boot_id, trusted_ms)

@@ -185,6 +185,23 @@ def test_a_run_goes_on_with_what_was_held(down_ms: int) -> None:
     assert (believed.now_ms(), believed.is_steady()) == (clock.now_ms(), True)
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_large_step_that_leads_back_is_followed_at_once(*, is_killed: bool) -> None:
+    """Danger: what is stored while a right clock is held would seem that much older once it is believed."""
+    clock = ManualClock()
+    believed = BelievedClock(clock, OPTIONS, None, is_new=True)
+    step(clock, -YEAR_MS)
+    clock.advance(5_000)
+    assert believed.now_ms() == clock.now_ms()
+    if is_killed:
+        news_of(believed)
+        believed = go_on(clock, believed)
+    step(clock, YEAR_MS)
+    assert (believed.now_ms(), believed.is_steady()) == (clock.now_ms(), False)
+    step(clock, YEAR_MS)
+    assert believed.now_ms() == clock.now_ms() - YEAR_MS
+
+
 def test_a_step_while_the_daemon_was_down_is_noticed() -> None:
     """By the boot clock, as long as the machine was not started anew."""
     clock = ManualClock()
@@ -239,7 +256,7 @@ def test_news_are_bounded() -> None:
     assert len(believed.news()[0]) <= 256
 
 
-@pytest.mark.parametrize("value", [b"", b"\0" * 32, b"\0" * 33 + b"\xff"])
+@pytest.mark.parametrize("value", [b"", b"\0" * 32, b"\0" * 33 + b"\xff", b"\0" * 32 + b"\4" + b"\0" * 7])
 def test_a_row_that_cannot_be_read_is_damage(value: bytes) -> None:
     with pytest.raises(StoreCorrupt, match="clocks"):
         decode_clock(value)
@@ -247,4 +264,6 @@ def test_a_row_that_cannot_be_read_is_damage(value: bytes) -> None:
 
 def test_a_row_is_read_as_it_was_written() -> None:
     row = ClockRow(2**43, 7, -(2**43), 5, is_steady=True, is_held=False, boot_id="a-b")
+    assert decode_clock(encode_clock(row)) == row
+    row = row._replace(is_steady=False, trusted_offset_ms=-(2**40))
     assert decode_clock(encode_clock(row)) == row
