@@ -303,7 +303,9 @@ class EmbeddedBroker:
         try:
             queue, receipt = _resolve(self.registry.receipt_handles, found, handle)
             lease = queue.leases.get(receipt.queue_offset, _NO_LEASE)
-            if not lease.message_id and queue.check(receipt):
+            if lease.message_id:
+                _check_name(receipt, lease.message_id)
+            elif queue.check(receipt):
                 try:
                     _, _, lease, _ = await self._lease_of(found, handle)
                 except Refused:  # finished, or handed out again, while it was read; or of another message

@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 from grpc_health.v1 import health_pb2
 
-from broker_adapter.errors import Overloaded
+from broker_adapter.errors import Overloaded, Refused, Rule
 from broker_adapter.limits import REQUEST_BYTES_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.pool import POOL
@@ -176,13 +176,22 @@ def _telemetry(
 ) -> Callable[[AsyncIterator[bytes], RequestHeaders], AsyncGenerator[bytes, None]]:
     async def serve(bodies: AsyncIterator[bytes], headers: RequestHeaders) -> AsyncGenerator[bytes, None]:
         try:
-            async with aclosing(handle(bodies, _waiting_call(headers))) as frames:
+            async with aclosing(handle(_whole(bodies), _waiting_call(headers))) as frames:
                 async for frame in frames:
                     yield frame
         except StreamEnded as end:
             raise CallEnded(Status[end.code], end.text) from end
 
     return serve
+
+
+async def _whole(bodies: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Say what is wrong with a message of a stream in the words of the protocol."""
+    try:
+        async for body in bodies:
+            yield body
+    except CallEnded as end:
+        raise Refused(Rule.REQUEST, end.text) from end
 
 
 def _waiting_call(headers: RequestHeaders) -> Call:
