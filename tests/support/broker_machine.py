@@ -156,9 +156,11 @@ class BrokerRules(RuleBasedStateMachine):
     def step(self, ms: int, *, is_forward: bool) -> None:
         """The host's clock is set, forward or back, while no time passes."""
         by_ms = ms if is_forward else -ms
+        before = self.rig.store.clock.status().steps
         self.clock.step_to(self.clock.now_ms() + by_ms)
-        self.rig.store.clock.status()  # each step is seen by itself
-        self.model.stepped(by_ms, self.clock.now_ms())
+        seen = self.rig.store.clock.status()  # several small steps within a second are noticed as one
+        noticed_ms = seen.last_step_ms if seen.steps > before else by_ms
+        self.model.stepped(by_ms, noticed_ms, self.clock.now_ms())
         self.settle()
 
     @precondition(lambda self: self.times())

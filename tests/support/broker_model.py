@@ -367,17 +367,20 @@ class Model:
                     left_ms = min(max(0, held.row_until_ms - now_ms), held.row_until_ms - held.row_set_ms)
                     held.hidden_until_ms = now_ms + left_ms
 
-    def stepped(self, by_ms: int, now_ms: int) -> None:
-        """The wall clock was set: leases end when they would have; retries that began in the future are moved."""
+    def stepped(self, by_ms: int, noticed_ms: int, now_ms: int) -> None:
+        """The wall clock was set: leases end when they would have; retries that began in the future are moved.
+
+        ``noticed_ms`` is what the daemon saw: several small steps within a second are one.
+        """
         for messages in self.held.values():
             for held in messages.values():
                 if held.hidden_until_ms is not None:
                     held.hidden_until_ms += by_ms
                     held.renew_until_ms += by_ms if held.renew_until_ms else 0
-                if by_ms > -STEP_MS or held.retry_at_ms is None or held.retry_set_ms <= now_ms:
+                if noticed_ms > -STEP_MS or held.retry_at_ms is None or held.retry_set_ms <= now_ms:
                     continue
                 own_ms = held.retry_at_ms - held.retry_set_ms
-                at_ms = max(now_ms + 1, min(held.retry_at_ms + by_ms, now_ms + own_ms))
+                at_ms = max(now_ms + 1, min(held.retry_at_ms + noticed_ms, now_ms + own_ms))
                 if at_ms < held.retry_at_ms:
                     held.retry_at_ms, held.retry_set_ms = at_ms, at_ms - own_ms
 
