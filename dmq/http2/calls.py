@@ -7,9 +7,9 @@ peer (reset, deadline, lost connection) cancels its task.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -26,8 +26,14 @@ from dmq.http2.stream import ARRIVED, DRAINED, ENDED, GONE, OPENED, Stream
 _DROPPED_MAX: Final = 64 * 1024  # of a request that is refused by its headers
 _BYTES_PER_S_MIN: Final = 64 * 1024  # a request or an answer that moves so fast is waited for
 _LARGE_BYTES: Final = 4 * 1024  # a request from here on, or a compressed one, may take its time
-_LARGE_S: Final = 0.001  # so long large requests of one connection are begun in a turn of the loop
+# What one connection may bring about in a turn of the loop.
+_LARGE_S: Final = 0.001  # so long large requests are begun
 _SLOW_CALLS: Final = 4  # as few in that time are slow ones
+_ROOM: Final = 16  # tasks of frequent calls that are begun, woken or cancelled; a task costs some 80 us
+_SELDOM: Final = 4  # the room that a task of another call takes
+_PAUSE_S: Final = 0.004  # that others have when seldom calls came in numbers
+_SLOW_PAUSES: Final = 3  # of the time that slow ones took
+_SLOW_PAUSE_S_MAX: Final = 0.02
 _WRITE_BYTES: Final = 64 * 1024  # a stream that is served fast is written in pieces of this size
 
 _Request = TypeVar("_Request")
@@ -67,22 +73,29 @@ class Calls:
         self._flush = flush
         self._flush_soon = flush_soon
         self._loop = asyncio.get_running_loop()
-        self._large_until_s = 0.0  # when large requests have had their time in this turn; 0: there was none
-        self.is_slow = False  # some that took long each were begun in this turn, and more wait
+        self._large_s = 0.0  # when the first large request of this turn was begun; 0: there was none
+        self._room = _ROOM
+        self._has_frequent = False  # a frequent call took room in this turn
+        self.begun = 0  # calls, since the connection was made
 
-    def advance(self) -> None:
-        """Look at streams with news: at all, or until large requests have had their time. Then ``is_behind``."""
+    def advance(self) -> float:
+        """Look at streams with news: at all, or until they had what there is in a turn. Then ``is_behind``.
+
+        Return for how many seconds others should be served before more of this connection is.
+        """
         changed = self._connection.take_changed()
-        self._large_until_s, self.is_slow = 0.0, False
+        self._large_s, self._room, self._has_frequent = 0.0, _ROOM, False
+        number = 0
         for number, stream in enumerate(changed):
-            if self._large_until_s and self._monotonic_s() >= self._large_until_s:
+            if self._room <= 0 or (self._large_s and self._monotonic_s() >= self._large_s + _LARGE_S):
                 self._out.changed = changed[number:] + self._out.changed
-                self.is_slow = number <= _SLOW_CALLS
-                return
+                break
             news = stream.news
             stream.news = 0
             if news & GONE:
-                _cancel(stream)
+                if stream.task is not None:
+                    self._take_room(stream)
+                    stream.task.cancel()
             elif not stream.is_closed:
                 try:
                     self._advance(stream, news)
@@ -90,19 +103,28 @@ class Calls:
                     _cancel(stream)
                     self._end(stream, end)
 
+        if self._large_s and number <= _SLOW_CALLS:
+            took_s = self._monotonic_s() - self._large_s
+            return min(_SLOW_PAUSES * took_s, _SLOW_PAUSE_S_MAX) if took_s >= _LARGE_S else 0.0
+        return _PAUSE_S if self._room <= 0 and not self._has_frequent else 0.0
+
     @property
     def is_behind(self) -> bool:
         """Streams have news that wait for ``advance``."""
         return bool(self._out.changed)
 
     def expire(self, now_s: float) -> float | None:
-        """End the calls whose deadline is over; return the next deadline."""
+        """End calls whose deadline is over, as many as there is room for; return the next deadline."""
         next_s: float | None = None
+        ended = 0
         for stream in list(self._connection.streams.values()):
             at_s = stream.deadline_at_s
             if at_s is None:
                 continue
             if at_s <= now_s:
+                if ended == _ROOM:
+                    return now_s  # the others in a moment
+                ended += 1
                 _cancel(stream)
                 self._out.end(stream, Status.DEADLINE_EXCEEDED, "the deadline is over")
             elif next_s is None or at_s < next_s:
@@ -141,13 +163,13 @@ class Calls:
         if news & OPENED:
             self._open(stream)
         if news & DRAINED and stream.writer is not None:
-            _wake(stream.writer)
+            self._wake(stream, stream.writer)
         if not news & (ARRIVED | ENDED):
             return
         if isinstance(stream.method, Bidirectional):
             check_held(self._connection, stream)
             if stream.reader is not None:
-                _wake(stream.reader)
+                self._wake(stream, stream.reader)
         elif stream.refusal is not None:
             self._refuse(stream, stream.refusal)
         elif stream.headers.admission is not None and stream.headers.admission.refusal is not None:
@@ -178,8 +200,8 @@ class Calls:
             stream.deadline_at_s = self._monotonic_s() + left_s
             self._watch(stream.deadline_at_s)
         if isinstance(method, Bidirectional):
-            requests = _Requests(self._connection, stream)
-            stream.task = self._loop.create_task(self._stream(stream, method.handle, requests))
+            self.begun += 1
+            self._run(stream, self._stream(stream, method.handle, _Requests(self._connection, stream)))
 
     def _turn_away(self, stream: Stream) -> None:
         """Drop what comes of a request that is refused by its headers; answer when it is whole, or long enough."""
@@ -189,7 +211,7 @@ class Calls:
             if isinstance(method, Unary):
                 self._start_unary(stream, method, b"")
             elif isinstance(method, Streaming):
-                stream.task = self._loop.create_task(self._stream(stream, method.handle, b""))
+                self._run(stream, self._stream(stream, method.handle, b""))
 
     def _refuse(self, stream: Stream, answer: NotGrpc) -> None:
         """Answer in plain HTTP when the request is whole or cannot grow: a fault behind its head is told first."""
@@ -199,14 +221,15 @@ class Calls:
             self._out.send_raw(stream, answer.block, answer.body)
 
     def _start(self, stream: Stream, method: Unary | Streaming) -> None:
+        self.begun += 1
         check_held(self._connection, stream)
-        if not self._large_until_s and (stream.unread >= _LARGE_BYTES or stream.encoding):
-            self._large_until_s = self._monotonic_s() + _LARGE_S
+        if not self._large_s and (stream.unread >= _LARGE_BYTES or stream.encoding):
+            self._large_s = self._monotonic_s()
         message = only_message(self._connection, stream, stream.encoding)
         if isinstance(method, Unary):
             self._start_unary(stream, method, message)
         else:
-            stream.task = self._loop.create_task(self._stream(stream, method.handle, message))
+            self._run(stream, self._stream(stream, method.handle, message))
 
     def _start_unary(self, stream: Stream, method: Unary, message: bytes) -> None:
         try:
@@ -217,7 +240,23 @@ class Calls:
         if isinstance(answer, Later):
             answer.then(lambda answer: self._told(stream, answer))
         else:
-            stream.task = self._loop.create_task(self._unary(stream, answer))
+            self._run(stream, self._unary(stream, answer))
+
+    def _run(self, stream: Stream, serving: Coroutine[Any, Any, None]) -> None:
+        self._take_room(stream)
+        stream.task = self._loop.create_task(serving)
+
+    def _wake(self, stream: Stream, waiter: asyncio.Future[None]) -> None:
+        if not waiter.done():
+            self._take_room(stream)
+            waiter.set_result(None)
+
+    def _take_room(self, stream: Stream) -> None:
+        if stream.method is not None and stream.method.is_frequent:
+            self._room -= 1
+            self._has_frequent = True
+        else:
+            self._room -= _SELDOM
 
     def _told(self, stream: Stream, answer: Later[bytes]) -> None:
         if answer.error is not None:
@@ -334,8 +373,3 @@ def _owed(stream: Stream) -> int | None:
 def _cancel(stream: Stream) -> None:
     if stream.task is not None:
         stream.task.cancel()
-
-
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)

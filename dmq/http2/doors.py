@@ -8,7 +8,8 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from dmq.http2.limits import Limits
 
-_VICTIMS_KEPT: Final = 256  # one look at all clients serves so many newcomers
+_LOOKED_AT: Final = 512  # clients, at once: a look at thousands would hold up all others
+_VICTIMS_KEPT: Final = 64  # one look serves so many newcomers
 _LOOK_AGAIN_S: Final = 0.25  # when there was nobody to close
 
 
@@ -58,6 +59,7 @@ class Doors(Generic[G]):
         self._reserved = min(limits.connections_reserved, limits.connections // 4)
         self._reserve: dict[G, None] = {}  # who came first stands first
         self._victims: list[G] = []  # the first to go last
+        self._at = 0  # where the next look begins
         self._looked_s: dict[str, float] = {}  # when nobody was found to close, by address of the newcomer
 
     def admit(self, guest: G, now_s: float) -> tuple[Place, G | None]:
@@ -104,7 +106,7 @@ class Doors(Generic[G]):
             if is_fresh:
                 if now_s < self._looked_s.get(address, 0.0):
                     return None
-                self._look()
+                self._look(address, is_over=is_over)
             for at in range(len(self._victims) - 1, -1, -1):
                 guest = self._victims[at]
                 if self._may_go(guest, address, is_over=is_over):
@@ -125,12 +127,24 @@ class Doors(Generic[G]):
             return self._by_address[guest.address] > self._share and not guest.is_local
         return use < Use.BUSY
 
-    def _look(self) -> None:
-        ranked = []
-        for guest in self._guests():
-            use, since_s = guest.use()
-            crowd = self._by_address.get(guest.address, 0)
-            if use < Use.BUSY or (use is Use.BUSY and crowd > self._share and not guest.is_local):
-                ranked.append((crowd <= self._share, use, since_s, id(guest), guest))
-        ranked.sort()
-        self._victims = [rank[-1] for rank in reversed(ranked[:_VICTIMS_KEPT])]
+    def _look(self, address: str, *, is_over: bool) -> None:
+        """Look for victims among some guests, and among more until there is one for ``address``.
+
+        Who is one of many from an address goes before who is one of few, wherever they stand.
+        """
+        guests = list(self._guests())
+        crowds = {each: count > self._share for each, count in self._by_address.items()}
+        for is_crowd in (True, False):
+            for _ in range(0, len(guests), _LOOKED_AT):
+                if self._at >= len(guests):
+                    self._at = 0
+                some = guests[self._at : self._at + _LOOKED_AT]
+                self._at += _LOOKED_AT
+                self._victims = _ranked([guest for guest in some if crowds.get(guest.address, False) is is_crowd])
+                if any(self._may_go(guest, address, is_over=is_over) for guest in self._victims):
+                    return
+
+
+def _ranked(guests: list[G]) -> list[G]:
+    uses = [(*guest.use(), id(guest), guest) for guest in guests]
+    return [each[-1] for each in sorted(uses, reverse=True)[-_VICTIMS_KEPT:]]

@@ -20,9 +20,13 @@ _ENCODINGS: Final = frozenset({"", "identity", "gzip"})
 
 @dataclass(frozen=True, slots=True)
 class Unary:
-    """One message in, one out. A coroutine gets a task; a ``Later`` is told without one, and cannot be cancelled."""
+    """One message in, one out. A coroutine gets a task; a ``Later`` is told without one, and cannot be cancelled.
+
+    ``is_frequent``, here and below, says that honest clients call it again and again: see ``calls``.
+    """
 
     handle: Callable[[bytes, RequestHeaders], Awaitable[bytes]]
+    is_frequent: bool = False
 
 
 # One message, or several that are sent in one piece: what a handler has at once costs the machinery once.
@@ -34,6 +38,7 @@ class Streaming:
     """One message in, any number out. The generator is advanced when what it gave last has been taken by the peer."""
 
     handle: Callable[[bytes, RequestHeaders], AsyncGenerator[Sent, None]]
+    is_frequent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,7 @@ class Bidirectional:
     """Any number of messages in and out. What the handler does not read, the peer may not send, but for one window."""
 
     handle: Callable[[AsyncIterator[bytes], RequestHeaders], AsyncGenerator[Sent, None]]
+    is_frequent: bool = False
 
 
 Method = Unary | Streaming | Bidirectional

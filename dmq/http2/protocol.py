@@ -19,6 +19,7 @@ from dmq.http2.errors import CallEnded, Code, ConnectionFault, Status
 from dmq.http2.headers import RequestHeaders
 from dmq.http2.limits import Limits
 from dmq.http2.methods import Methods
+from dmq.http2.slices import Slices
 from dmq.http2.tls import HANDSHAKE, TlsFault, TlsPipe
 from dmq.http2.turns import Turns
 
@@ -27,6 +28,8 @@ PlainServedTo = Literal["all", "loopback", "none"]
 _STALLED_LOOKS: Final = 8  # as often it is looked for stalled calls in the time that they have
 _LINGER_S: Final = 5.0  # for the last words, to a peer that may not read them
 _USEFUL_BYTES: Final = 16 * 1024  # of text in a slice of ciphertext
+_READ_BYTES: Final = 64 * 1024  # who sent so much at once is read on in its turn: the loop would read on at length
+_PAUSE_S: Final = 0.002  # behind frames that begin no call: they are in no hurry
 _STREAMS_LOOKED_AT: Final = 8  # to find out whether a connection serves any
 
 log = structlog.get_logger("dmq.http2")
@@ -40,6 +43,7 @@ class Host(Protocol):
     admit: Admit
     lists: Shares
     methods: Methods
+    slices: Slices
     turns: Turns
     monotonic_s: Callable[[], float]
     tls: Callable[[], ssl.SSLContext] | None
@@ -55,10 +59,6 @@ class Host(Protocol):
 
     def watch(self, at_s: float) -> None:
         """A call has a deadline."""
-        ...
-
-    def behind(self, client: ClientProtocol) -> None:
-        """Input of a client waits: have it read on in its turn."""
         ...
 
 
@@ -142,55 +142,61 @@ class ClientProtocol(asyncio.Protocol):
             data = text
         connection = self.connection
         connection.receive(data, now_s)
-        if self._out.changed:
-            self.calls.advance()
-        if connection.is_behind or self.calls.is_behind:
-            self._fall_behind()
+        pause_s = self.calls.advance() if self._out.changed else 0.0
+        if connection.is_behind or pause_s or self.calls.is_behind or len(data) >= _READ_BYTES:
+            self._fall_behind(pause_s)
         self.flush()
         self._host.turns.heard(self, len(connection.streams))
 
-    def read_on(self) -> bool:
-        """Read the next slice of the input that waits; True if the next may follow at once.
+    def read_on(self) -> None:
+        """Read the next slice of the input that waits; then wait for another turn, or for the socket.
 
-        That is: this one opened a stream or brought much, and left no slow requests that wait.
+        There is a pause before the next one unless this one began a call or brought much, and no calls that take long.
         """
         self._is_behind = False
         if self._is_closing:
-            return False
+            self._advance_last()
+            return
         now_s = self._host.monotonic_s()
         connection, pipe = self.connection, self._pipe
-        opened_before, text_bytes, was_serving = connection.last_id, 0, self.calls.is_behind
-        if was_serving:
+        begun_before, pause_s = self.calls.begun, 0.0
+        if self.calls.is_behind:
             pass  # before more is read
         elif connection.is_behind:
+            pause_s = _PAUSE_S
             connection.read_on(now_s)
         elif pipe is not None and pipe.is_behind:
             text = self._decrypt(pipe, b"")
-            text_bytes = len(text)
+            pause_s = _PAUSE_S if len(text) < _USEFUL_BYTES else 0.0
             if text:
                 connection.receive(text, now_s)
         if self._out.changed:
-            self.calls.advance()
-        if self.is_behind:
-            self._fall_behind()
+            slow_s = self.calls.advance()
+            pause_s = slow_s if self.calls.begun != begun_before else max(slow_s, pause_s)
+        if pause_s or self.is_behind:
+            self._fall_behind(pause_s)
         self.flush()
         if not self._is_behind:
             self._resume_reading()
         self._host.turns.heard(self, len(connection.streams))
-        if self.calls.is_slow:  # they have had their time: let others have theirs
-            return False
-        return was_serving or connection.last_id != opened_before or text_bytes >= _USEFUL_BYTES
 
     @property
     def is_behind(self) -> bool:
         """Input waits, in the calls, in the connection or in TLS."""
         return self.calls.is_behind or self.connection.is_behind or (self._pipe is not None and self._pipe.is_behind)
 
-    def _fall_behind(self) -> None:
-        if not self._is_behind and not self._is_closing:
+    def _fall_behind(self, pause_s: float = 0.0) -> None:
+        if not self._is_behind:
             self._is_behind = True
-            self._transport.pause_reading()
-            self._host.behind(self)
+            if not self._is_closing:
+                self._transport.pause_reading()
+            self._host.slices.wait(self, pause_s)
+
+    def _advance_last(self) -> None:
+        """See to the calls of a client that is gone, some in each turn of the loop: they are cancelled."""
+        pause_s = self.calls.advance()
+        if self.calls.is_behind:
+            self._fall_behind(pause_s)
 
     def _resume_reading(self) -> None:
         if self._is_reading and not (self._is_behind or self._is_waiting or self._is_closing):
@@ -214,15 +220,15 @@ class ClientProtocol(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._out.is_paused = False
         self._out.pump()
-        self.calls.advance()
+        pause_s = self.calls.advance()
         if self.calls.is_behind:
-            self._fall_behind()
+            self._fall_behind(pause_s)
         self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._is_closing = True
         self.connection.lose()
-        self.calls.advance()  # at all: nothing large is begun for one that is gone
+        self._advance_last()
         self._out.parts.clear()
         for account in self._accounts.values():
             self._host.accounts.close(account)

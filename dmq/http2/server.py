@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 import ssl
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
+
+import structlog
 
 from dmq.http2.admission import Admit, admit_all
 from dmq.http2.bounds import Accounts, ShareOf, Shares
@@ -16,6 +18,7 @@ from dmq.http2.doors import Doors, Place
 from dmq.http2.limits import Limits
 from dmq.http2.methods import Method, Methods
 from dmq.http2.protocol import ClientProtocol, PlainServedTo
+from dmq.http2.slices import Slices
 from dmq.http2.turns import Turns
 
 _CHECK_S_MAX: Final = 1.0
@@ -23,7 +26,10 @@ _NAP_S_MAX: Final = 3600.0
 _NAP_S_MIN: Final = 0.005  # deadlines that are closer to each other end together
 _CLOSE_S_MAX: Final = 1.0
 _CHECKED_PER_TURN: Final = 128
-_PAUSE_S: Final = 0.002
+_BACKLOG: Final = 1024  # connections that wait to be accepted
+_ACCEPT_AGAIN_S: Final = 0.05
+
+log = structlog.get_logger("dmq.http2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +78,12 @@ class Http2Server:
         self.admit = admit
         self.lists = Shares(self.limits.lists_in_all, self.limits.lists_per_address)
         self._address = (host, port)
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
+        self.slices = Slices()
         self.turns = Turns(is_busy)
         self._clients: dict[ClientProtocol, None] = {}  # the newest last
         self._doors = Doors(self.limits, self._clients.keys)
-        self._behind: deque[ClientProtocol] = deque()
-        self._is_reading_on = False
         self._opened = self._refused = 0
         self._watched_s = math.inf  # the deadline the alarm is set for
         self._alarm: asyncio.TimerHandle | None = None
@@ -88,20 +94,31 @@ class Http2Server:
         """Listen, serve, and return the port (the system's choice if 0 was asked for). Raises OSError."""
         self._loop = asyncio.get_running_loop()
         host, port = self._address
-        self._listener = await self._loop.create_server(
-            lambda: ClientProtocol(self), host, port, backlog=1024, reuse_port=False
-        )
+        found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            for family, address in dict.fromkeys((each[0], each[4]) for each in found):
+                listener = socket.create_server((address[0], port, *address[2:]), family=family, backlog=_BACKLOG)
+                self._listeners.append(listener)
+                listener.setblocking(False)
+                port = listener.getsockname()[1]
+        except OSError:
+            self._close_listeners()
+            raise
+        self._accepting = [self._loop.create_task(self._accept(listener)) for listener in self._listeners]
         self._check()
-        return int(self._listener.sockets[0].getsockname()[1])
+        return int(port)
 
     async def stop(self, grace_s: float) -> None:
         """Take no new connections, let clients go elsewhere, and give calls in flight ``grace_s`` to finish.
 
         Calls that are left then end with UNAVAILABLE, and all connections are closed.
         """
-        if self._listener is None:
+        if not self._listeners:
             return
-        self._listener.close()
+        for accepting in self._accepting:
+            accepting.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        self._close_listeners()
         now_s = self.monotonic_s()
         for client in list(self._clients):
             client.drain(now_s)
@@ -115,7 +132,6 @@ class Http2Server:
         for timer in (self._alarm, self._checking):
             if timer is not None:
                 timer.cancel()
-        self._listener = None
 
     def figures(self) -> Figures:
         """Return what is going on."""
@@ -136,6 +152,26 @@ class Http2Server:
                 await self._is_empty.wait()
         except TimeoutError:
             pass
+
+    async def _accept(self, listener: socket.socket) -> None:
+        """Let clients in, one in a turn of the loop: thousands at once would hold up those that are here."""
+        while True:
+            try:
+                accepted, _ = await self._loop.sock_accept(listener)
+            except OSError:  # no descriptor is free, or the client is gone already
+                await asyncio.sleep(_ACCEPT_AGAIN_S)
+                continue
+            try:
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                await self._loop.connect_accepted_socket(lambda: ClientProtocol(self), accepted)
+            except (OSError, RuntimeError) as error:  # the latter is uvloop's, of one that was turned away
+                log.debug("connection_not_made", why=str(error))
+                accepted.close()
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
 
     # -- called by connections -----------------------------------------------------------------------------------------
 
@@ -163,25 +199,6 @@ class Http2Server:
         """Be awake when a deadline is over. One alarm serves all calls: most are done long before it."""
         if at_s < self._watched_s:
             self._set_alarm(at_s)
-
-    # -- input in slices -----------------------------------------------------------------------------------------------
-
-    def behind(self, client: ClientProtocol) -> None:
-        """Have a client read on in its turn: one slice of one client in each turn of the loop."""
-        self._behind.append(client)
-        if not self._is_reading_on:
-            self._is_reading_on = True
-            self._loop.call_soon(self._read_on)
-
-    def _read_on(self) -> None:
-        may_follow = self._behind.popleft().read_on()
-        self._is_reading_on = bool(self._behind)
-        if not self._is_reading_on:
-            return
-        if may_follow:
-            self._loop.call_soon(self._read_on)
-        else:  # frames that open no stream are in no hurry, nor are slow requests
-            self._loop.call_later(_PAUSE_S, self._read_on)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,21 @@ from dmq.sidecar.service import MessagingService
 log = structlog.get_logger("dmq.sidecar")
 
 _SMALL_REQUEST_MAX = 16 * 1024
+# What clients call for each message or each few; they call the others when they start, and then every some seconds.
+_FREQUENT = frozenset(
+    {
+        "SendMessage",
+        "ReceiveMessage",
+        "PullMessage",
+        "AckMessage",
+        "ChangeInvisibleDuration",
+        "ForwardMessageToDeadLetterQueue",
+        "EndTransaction",
+        "RecallMessage",
+        "GetOffset",
+        "UpdateOffset",
+    }
+)
 _REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
 
 
@@ -150,9 +165,9 @@ def _messaging(dispatcher: Dispatcher) -> dict[str, Method]:
         if method.client_streaming:
             found[method.path] = Bidirectional(_telemetry(dispatcher.telemetry()))
         elif method.server_streaming:
-            found[method.path] = Streaming(_streaming(dispatcher.streaming(name)))
+            found[method.path] = Streaming(_streaming(dispatcher.streaming(name)), is_frequent=name in _FREQUENT)
         else:
-            found[method.path] = Unary(_unary(dispatcher.unary(name)))
+            found[method.path] = Unary(_unary(dispatcher.unary(name)), is_frequent=name in _FREQUENT)
     return found
 
 

@@ -363,9 +363,10 @@ def test_large_requests_have_their_time_in_a_turn(run: Run) -> None:
         ticks = count()
         calls._monotonic_s = lambda: next(ticks) * 0.001  # so long each request takes
 
-        def counted() -> None:
-            advance()
+        def counted() -> float:
+            pause_s = advance()
             begun.append(rig.service.waiting.count)
+            return pause_s
 
         calls.advance = counted  # type: ignore[method-assign]
         bodies = [b"%05d" % number + bytes(4096) for number in range(50)]
@@ -376,6 +377,98 @@ def test_large_requests_have_their_time_in_a_turn(run: Run) -> None:
             rig.service.later[body].settle(body[:5])
         found = {(await wire.until(frames.DATA)).payload[5:] for _ in bodies}
         assert found == {body[:5] for body in bodies}
+
+    run(scenario)
+
+
+class Turns:
+    """Counts something at the end of each turn of the loop; ``steps`` is by how much it grew in each."""
+
+    def __init__(self, counted: Callable[[], int]) -> None:
+        self._counted = counted
+        self._seen = [counted()]
+        self._next = asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        self._seen.append(self._counted())
+        self._next = asyncio.get_running_loop().call_soon(self._look)
+
+    def stop(self) -> list[int]:
+        self._next.cancel()
+        return [after - before for before, after in pairwise(self._seen)]
+
+
+def test_calls_that_are_seldom_begin_a_few_in_a_turn(run: Run) -> None:
+    """Danger: hundreds of tasks that one read begins, all in the next turn of the loop. So for their end."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        wire = await rig.connect()
+        turns = Turns(lambda: rig.service.waiting.count)
+        await wire.say(b"".join(wire.request("Wait") for _ in range(60)))
+        await rig.service.waiting.reach(60)
+        assert max(turns.stop()) <= 4
+        turns = Turns(lambda: rig.service.ended.count)
+        wire.writer.close()
+        await rig.service.ended.reach(60)
+        assert max(turns.stop()) <= 4
+
+    run(scenario)
+
+
+def test_deadlines_that_are_over_together_end_some_in_a_turn(run: Run) -> None:
+    """Danger: thousands of calls with the same deadline, all cancelled in one turn of the loop."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        wire = await rig.connect()
+        await wire.say(b"".join(wire.request("Wait", fields=[("grpc-timeout", "1S")]) for _ in range(60)))
+        await rig.service.waiting.reach(60)
+        turns = Turns(lambda: rig.service.ended.count)
+        clock.advance(1001)
+        await rig.service.ended.reach(60)
+        assert max(turns.stop()) <= 16
+
+    run(scenario)
+
+
+def test_connections_are_accepted_one_in_a_turn(run: Run) -> None:
+    """Danger: thousands of connections at once, all made in one turn of the loop."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        opened = rig.server.figures().opened_connections
+        turns = Turns(lambda: rig.server.figures().opened_connections)
+        made = [socket.socket() for _ in range(60)]
+        try:
+            for each in made:  # without a turn in between
+                each.connect(("127.0.0.1", rig.port))
+            await until(lambda: rig.server.figures().opened_connections == opened + len(made))
+        finally:
+            for each in made:
+                each.close()
+        assert max(turns.stop()) == 1
+
+    run(scenario)
+
+
+def test_who_sends_much_is_read_once_in_a_turn(run: Run) -> None:
+    """Danger: megabytes that wait in the socket, all read in one turn of the loop."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        wire = await rig.connect()
+        await wire.say(wire.request("Echo"))
+        await wire.until(frames.DATA)
+        (client,) = rig.server._clients
+        receive, reads = client.connection.receive, [0]
+
+        def counted(data: bytes, now_s: float) -> None:
+            reads[0] += len(data) >= 64 * 1024
+            receive(data, now_s)
+
+        client.connection.receive = counted  # type: ignore[method-assign]
+        turns = Turns(lambda: reads[0])
+        await wire.say(frames.frame(0xEE, 0, 0, bytes(frames.FRAME_BYTES)) * 512 + wire.request("Echo"))
+        await wire.until(frames.DATA)
+        assert reads[0] > 10
+        assert max(turns.stop()) == 1
 
     run(scenario)
 

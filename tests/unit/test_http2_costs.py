@@ -56,6 +56,23 @@ def test_one_turn_reads_a_slice(attack: Callable[[], bytes]) -> None:
     assert connection.out.lists_held == connection.out.lists.held == 0
 
 
+def test_fields_count_in_a_slice_whatever_their_bytes() -> None:
+    """Danger: references of a byte each, 1,500 in a block that costs a third of a millisecond."""
+    peer = Peer(greets=False)
+    block = b"\x83\x86" + b"\x84" * 1_500
+    peer.connection.receive(
+        b"".join(
+            (
+                frames.PREFACE,
+                frames.settings({}),
+                *(frames.header_block(1 + 2 * n, block, ends=True) for n in range(50)),
+            )
+        ),
+        0.0,
+    )
+    assert peer.connection.last_id <= 2 * 4
+
+
 @pytest.mark.parametrize(
     "attack",
     [
@@ -214,8 +231,10 @@ class Guest:
     ) -> None:
         self.address, self.is_local, self._use = address, is_local, (use, since_s)
         self.is_operators = is_operators
+        self.looks = 0
 
     def use(self) -> tuple[Use, float]:
+        self.looks += 1
         return self._use
 
 
@@ -255,6 +274,25 @@ def test_an_address_over_its_share_makes_room_among_its_own() -> None:
     for number in range(100):
         assert house.come(Guest("flood", Use.SILENT, number), now_s=number)
     assert sum(guest.address == "calm" for guest in house.inside) >= 20 - 10
+
+
+def test_who_looks_for_room_looks_at_some_connections_only() -> None:
+    """Danger: thousands of idle connections that are all looked at for a newcomer, again and again."""
+    house = House(connections=4000, connections_reserved=0)
+    for number in range(4000):
+        house.come(Guest("flood", Use.IDLE, number))
+    assert house.come(Guest("calm", Use.BUSY))
+    assert sum(guest.looks for guest in house.inside) <= 600
+
+
+def test_one_of_a_crowd_makes_room_wherever_it_stands() -> None:
+    """Before those who are few from their address, even if these are idle and are looked at first."""
+    house = House(connections=4000, connections_reserved=0)
+    calm = [Guest(f"calm-{number}", Use.IDLE, number) for number in range(2000)]
+    flood = [Guest("flood", Use.IDLE, 9_000.0 + number) for number in range(2000)]
+    assert all(house.come(guest) for guest in calm + flood)
+    assert all(house.come(Guest(f"new-{number}", Use.BUSY)) for number in range(500))
+    assert set(calm) <= set(house.inside)
 
 
 def test_the_reserve_is_for_this_machine() -> None:
