@@ -29,6 +29,8 @@ _STALLED_LOOKS: Final = 8  # as often it is looked for stalled calls in the time
 _LINGER_S: Final = 5.0  # for the last words, to a peer that may not read them
 _USEFUL_BYTES: Final = 16 * 1024  # of text in a slice of ciphertext
 _READ_BYTES: Final = 64 * 1024  # who sent so much at once is read on in its turn: the loop would read on at length
+_MUCH_BYTES: Final = 1024 * 1024  # in such reads, before others have
+_MUCH_PAUSE_S: Final = 0.001
 _PAUSE_S: Final = 0.002  # behind frames that begin no call: they are in no hurry
 _STREAMS_LOOKED_AT: Final = 8  # to find out whether a connection serves any
 
@@ -76,6 +78,7 @@ class ClientProtocol(asyncio.Protocol):
         self._is_reading = True
         self._is_closing = False
         self._is_waiting = False  # see ``Turns``
+        self._much = 0  # bytes of large reads since others last had a pause
         self._is_behind = False  # input waits in the connection, or in the pipe
         self._due_s = math.inf  # no call has a deadline before
         self._lingering: asyncio.TimerHandle | None = None
@@ -143,6 +146,10 @@ class ClientProtocol(asyncio.Protocol):
         connection = self.connection
         connection.receive(data, now_s)
         pause_s = self.calls.advance() if self._out.changed else 0.0
+        if len(data) >= _READ_BYTES:
+            self._much += len(data)
+            if self._much >= _MUCH_BYTES:
+                self._much, pause_s = 0, max(pause_s, _MUCH_PAUSE_S)
         if connection.is_behind or pause_s or self.calls.is_behind or len(data) >= _READ_BYTES:
             self._fall_behind(pause_s)
         self.flush()

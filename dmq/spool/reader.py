@@ -21,10 +21,11 @@ from dmq.spool.around import Damage, Found, read_around
 from dmq.spool.kept import Kept
 from dmq.spool.plan import Ticket
 from dmq.spool.records import decode_entry, entry_id
+from dmq.store.believed import encode_clock
 from dmq.store.commit import Unit
-from dmq.store.keys import timeline_key, unpack_timeline_key
+from dmq.store.keys import META_CLOCK, timeline_key, unpack_timeline_key
 from dmq.store.marks import Lane
-from dmq.store.ops import Done
+from dmq.store.ops import Done, Family, Put
 from dmq.store.record import decode_waiting
 from retry.log import LibraryLog
 from retry.sink import Held
@@ -133,6 +134,7 @@ class Reader:
         """Make ready what is due and has room; return when to look again, 0 for at once."""
         self._marks.begin_turn()
         now_ms = self._clock.now_ms()
+        self._keep_clock()
         with self._kept.lock:
             self._gone.clear()
             for name in self._wanted:
@@ -258,6 +260,13 @@ class Reader:
         ticket.is_ready = True
         shelf.ready.append(Held(entry, ticket))
         shelf.ready_bytes += len(entry.payload)
+
+    def _keep_clock(self) -> None:
+        """Write how the clocks stand when one was stepped: the next process goes on from there."""
+        if self._clock.has_news:
+            news, row = self._clock.news()
+            self._store.submit([Put(Family.META, META_CLOCK, encode_clock(row))], _ignore, is_urgent=True)
+            self._clock.recorded(len(news))
 
     def _keep_done(self) -> None:
         """Write the mark below which everything is finished, now and then: a start goes on from there."""

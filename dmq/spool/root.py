@@ -26,8 +26,10 @@ from weakref import WeakSet
 
 from broker_adapter.clock import Clock
 from dmq.errors import StoreError, StoreFailed, StoreLocked
+from dmq.spool.clock import ForwardClock
 from dmq.spool.kept import Kept
 from dmq.store.cell import unusable
+from dmq.store.ops import Family
 from dmq.store.store import Store, StoreOptions
 from retry.log import LibraryLog
 
@@ -51,7 +53,7 @@ class Root:
     def __init__(self, path: Path, clock: Clock, options: StoreOptions) -> None:
         self.path = path
         self.damaged: dict[Path, Damaged] = {}
-        self._clock = clock
+        self.clock = ForwardClock(clock)
         self._options = options
         self._stores: WeakSet[Store] = WeakSet()
         self._choice: IO[str] | None = None
@@ -77,9 +79,14 @@ class Root:
 
     def open(self, path: Path) -> Store:
         """Open a directory."""
-        store = Store.open(path, self._clock, self._options)
+        store = self._open(path)
         self._stores.add(store)
+        if store.known_clock is not None and store.scan(Family.TIMELINE, b"", b"\xff", limit=1).rows:
+            self.clock.go_on_from(store.known_clock)
         return store
+
+    def _open(self, path: Path) -> Store:
+        return Store.open(path, self.clock, self._options)
 
     def orphans(self, own: Path, is_wanted: Callable[[], bool]) -> Iterator[tuple[Path, Kept]]:
         """Open, one after the other, the directories whose processes are dead, for ``own``; the caller closes them."""

@@ -66,12 +66,11 @@ class Spool:
     ) -> None:
         """Open, or make, a directory under ``root``. ``is_driven``: no thread looks for what is due, ``turn`` does."""
         self.options = options or SpoolOptions()
-        self._clock = clock or SystemClock()
         self._pid = os.getpid()
         self._trail = SpoolTrail(self.options.trail_path, self.options.trail_every_s)
         self._root = Root(
             Path(root),
-            self._clock,
+            clock or SystemClock(),
             StoreOptions(
                 durability=self.options.durability,
                 outbox_bytes_max=self.options.trail_bytes_max,
@@ -94,8 +93,8 @@ class Spool:
 
     @property
     def clock(self) -> Clock:
-        """The clock that decides what is due."""
-        return self._clock
+        """The clock that decides what is due: the host's, but it never goes back."""
+        return self._root.clock
 
     @property
     def path(self) -> Path:
@@ -172,13 +171,13 @@ class Spool:
             return kept.has_waiting(type_name, key)
 
     def take(self, type_name: str, limit: int, timeout_s: float) -> Sequence[Held]:
-        until_s = self._clock.monotonic_s() + timeout_s
+        until_s = self.clock.monotonic_s() + timeout_s
         while not self._is_closed:
             self._usable(even_down=True)
             kept, reader = self._running.kept, self._running.reader
             with kept.lock:
                 taken = reader.pop(type_name, limit)
-                left_s = until_s - self._clock.monotonic_s()
+                left_s = until_s - self.clock.monotonic_s()
                 if taken or left_s <= 0 or self._is_closed:
                     return taken
                 kept.changed.wait(min(left_s, WAIT_S))  # the reader may be another one then

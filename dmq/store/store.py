@@ -91,6 +91,7 @@ class Store:
         recovered, version, was_closed = _read_meta(engine)
         (kept,) = engine.get_many(Family.META, [keys.META_CLOCK])
         known = decode_clock(kept) if kept is not None else None
+        self.known_clock = known  # what an earlier process kept of the clocks
         self.clock = BelievedClock(clock, options.clock, known, is_new=version is None)
         self.boot = recovered.boot
         self.identity = _identity(engine, cell)

@@ -154,12 +154,12 @@ class _MemoryRoot(Root):
         super().__init__(path, clock, options)
         self._rig = rig
 
-    def open(self, path: Path) -> Store:
+    def _open(self, path: Path) -> Store:
         path.mkdir(exist_ok=True)
         memory = self._rig.memory
         if memory._has_failed:
             self._rig.memory = self._rig._left(self._rig.next_end)
-        return Store(self._rig.memory, self._clock, StoreOptions(gap_event=gap_event))
+        return Store(self._rig.memory, self.clock, StoreOptions(gap_event=gap_event))
 
 
 @contextmanager

@@ -70,14 +70,15 @@ def dropped(spool: Spool) -> list[int]:
 @pytest.mark.parametrize(("limit", "options"), AT_THREE, ids=[limit for limit, _ in AT_THREE])
 def test_refuse(rigs: Rigs, limit: str, options: SpoolOptions) -> None:
     """The fourth is refused with the name of the bound, nothing of it is kept, and there is room once one is gone."""
-    spool = rigs.open(options).spool
+    rig = rigs.open(options)
+    spool = rig.spool
     fill(spool, 1, 2, 3)
     with pytest.raises(SinkFull) as refused:
         spool.put(an_entry(4)).result(PATIENCE_S)
     assert refused.value.limit == limit
     assert (spool.refused_total, spool.dropped_total, dropped(spool)) == (1, 0, [])
     assert there(spool) == [1, 2, 3]
-    (held, *_) = take(spool)
+    (held, *_) = take(rig)
     with pytest.raises(SinkFull):
         spool.put(an_entry(4)).result(PATIENCE_S)
     spool.finish(held).result(PATIENCE_S)
@@ -102,17 +103,18 @@ def test_drop_newest(rigs: Rigs, limit: str, options: SpoolOptions) -> None:
 def test_drop_oldest(rigs: Rigs, limit: str, options: SpoolOptions) -> None:
     """The one that was made first goes, of whatever type, ready or not, with an event; none that is held."""
     del limit
-    spool = rigs.open(replace(options, overflow="drop_oldest")).spool
+    rig = rigs.open(replace(options, overflow="drop_oldest"))
+    spool = rig.spool
     fill(spool, 2)
     fill(spool, 1, 3, type_name="mails")
     fill(spool, 4)
     assert there(spool) == [2, 3, 4]
-    assert [number_of(held) for held in take(spool, limit=1)] == [2]  # 4 is ready too
+    assert [number_of(held) for held in take(rig, limit=1)] == [2]  # 4 is ready too
     fill(spool, 5)
     assert there(spool) == [2, 4, 5]
     fill(spool, 6)
     assert there(spool) == [2, 5, 6]
-    assert [number_of(held) for held in take(spool)] == [5, 6]
+    assert [number_of(held) for held in take(rig)] == [5, 6]
     with pytest.raises(SinkFull):
         fill(spool, 7)
     assert there(spool) == [2, 5, 6]
@@ -122,9 +124,10 @@ def test_drop_oldest(rigs: Rigs, limit: str, options: SpoolOptions) -> None:
 def test_drop_oldest_looks_behind_many_that_are_held(rigs: Rigs, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many of the oldest are in somebody's hands, the oldest of the others goes; what it leaves is exact."""
     monkeypatch.setattr("dmq.spool.kept._OLDEST_LOOKED_AT", 4)
-    spool = rigs.open(replace(QUIET, entries_max=30, overflow="drop_oldest")).spool
+    rig = rigs.open(replace(QUIET, entries_max=30, overflow="drop_oldest"))
+    spool = rig.spool
     fill(spool, *range(1, 31))
-    assert [number_of(held) for held in take(spool, limit=20)] == list(range(1, 21))
+    assert [number_of(held) for held in take(rig, limit=20)] == list(range(1, 21))
     fill(spool, 31, 32, 33)
     assert there(spool) == [*range(1, 21), *range(24, 34)]
     assert dropped(spool) == [21, 22, 23]
@@ -133,10 +136,11 @@ def test_drop_oldest_looks_behind_many_that_are_held(rigs: Rigs, monkeypatch: py
 
 def test_drop_oldest_lets_the_next_of_its_key_go(rigs: Rigs) -> None:
     """The first of a key is dropped, and what was parked behind it becomes the first."""
-    spool = rigs.open(replace(QUIET, entries_max=3, overflow="drop_oldest")).spool
+    rig = rigs.open(replace(QUIET, entries_max=3, overflow="drop_oldest"))
+    spool = rig.spool
     fill(spool, 1, 2, key="a")
     fill(spool, 3, 4)
-    assert sorted(number_of(held) for held in take(spool)) == [2, 3, 4]
+    assert sorted(number_of(held) for held in take(rig)) == [2, 3, 4]
     assert dropped(spool) == [1]
 
 
@@ -175,7 +179,7 @@ def test_short_of_space_nothing_new_is_kept_and_nothing_is_dropped(
         spool.put(an_entry(3)).result(PATIENCE_S)
     assert refused.value.limit == "free_bytes_min"
     assert (spool.refused_total, spool.dropped_total, dropped(spool)) == (1, 0, [])
-    for held in take(spool):
+    for held in take(rig):
         spool.finish(held).result(PATIENCE_S)
     assert there(spool) == []
 
@@ -215,11 +219,12 @@ def test_block_waits_for_room(rigs: Rigs, monkeypatch: pytest.MonkeyPatch, limit
     """It is kept once another one is finished, at once, and nobody else waits with it."""
     del limit
     monkeypatch.setattr("dmq.spool.bounds.WAIT_S", 2 * PATIENCE_S)
-    spool = rigs.open(replace(options, overflow="block", block_s=3_600)).spool
+    rig = rigs.open(replace(options, overflow="block", block_s=3_600))
+    spool = rig.spool
     fill(spool, 1, 2, 3)
     blocked = Blocked(spool, 4)
     wait_until_blocked(spool)
-    (held, *_) = take(spool)
+    (held, *_) = take(rig)
     assert not blocked.answer.done()
     spool.finish(held).result(PATIENCE_S)
     assert blocked.answer.result(PATIENCE_S) is None
@@ -253,9 +258,9 @@ def test_close_ends_puts_that_wait_for_room(rigs: Rigs, monkeypatch: pytest.Monk
         assert isinstance(each.answer.exception(PATIENCE_S), SinkClosed)
 
 
-def take(spool: Spool, *, limit: int = 100) -> list[Held]:
+def take(rig: SpoolRig, *, limit: int = 100) -> list[Held]:
     """Take what is due of orders."""
-    spool.take("orders", 0, 0)
-    spool.clock.advance(1)  # type: ignore[attr-defined]
-    spool.turn()
-    return list(spool.take("orders", limit, 0))
+    rig.spool.take("orders", 0, 0)
+    rig.clock.advance(1)
+    rig.spool.turn()
+    return list(rig.spool.take("orders", limit, 0))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.rigs import End
 from support.spool_rig import PATIENCE_S, SpoolRig, an_entry, number_of, recount
 
 from dmq.spool.records import encode_entry
@@ -241,3 +242,78 @@ def test_lanes_are_not_kept_in_memory(rig: SpoolRig) -> None:
     for held in take(rig):
         rig.spool.finish(held).result(PATIENCE_S)
     assert not lanes._ahead
+
+
+# -- steps of the clock ------------------------------------------------------------------------------------------------
+
+_HOUR_MS = 3_600_000
+
+
+def put_back(rig: SpoolRig, held: Held, wait_ms: int) -> None:
+    """Have an entry wait after a failure."""
+    rig.spool.again(held, rig.spool.clock.now_ms() + wait_ms, is_counted=True).result(PATIENCE_S)
+
+
+@pytest.mark.parametrize("end", [None, End.CLOSE, End.KILL], ids=["goes on", "closed", "killed"])
+def test_a_step_back_keeps_no_entry_waiting(rig: SpoolRig, end: End | None) -> None:
+    """What waits for a second waits for one, whatever the clock says when it is over; a restart changes nothing."""
+    rig.spool.put(an_entry(due_at_ms=rig.clock.now_ms())).result(PATIENCE_S)
+    (held,) = take(rig)
+    put_back(rig, held, 1_000)
+    rig.clock.step_to(rig.clock.now_ms() - _HOUR_MS)
+    if end is not None:
+        rig.restart(end)
+    assert not take(rig)
+    rig.clock.advance(1_000)
+    (held,) = take(rig)
+    put_back(rig, held, 1_000)  # and the next one, by the clock as it is now
+    assert not take(rig)
+    rig.clock.advance(1_000)
+    assert len(take(rig)) == 1
+
+
+@pytest.mark.parametrize("end", [None, End.KILL], ids=["goes on", "killed"])
+def test_a_glitch_by_minutes_keeps_no_entry_waiting(rig: SpoolRig, end: End | None) -> None:
+    """The clock is five minutes ahead, an entry is put back, and it is right again; also in the next process."""
+    rig.spool.put(an_entry(due_at_ms=rig.clock.now_ms())).result(PATIENCE_S)
+    (held,) = take(rig)
+    rig.clock.step_to(rig.clock.now_ms() + 300_000)
+    rig.spool.turn()
+    put_back(rig, held, 1_000)
+    rig.clock.step_to(rig.clock.now_ms() - 300_000)
+    if end is not None:
+        rig.restart(end)
+    rig.clock.advance(1_000)
+    assert len(take(rig)) == 1
+
+
+def test_a_glitch_by_a_year_is_not_seen(rig: SpoolRig) -> None:
+    """Nothing becomes too old, and nothing is put back for a year."""
+    before_ms = rig.spool.clock.now_ms()
+    rig.clock.step_to(rig.clock.now_ms() + 365 * 24 * _HOUR_MS)
+    rig.clock.advance(1_000)
+    assert rig.spool.clock.now_ms() == before_ms + 1_000
+
+
+def test_after_a_start_of_the_machine_no_entry_waits_for_its_old_clock(rig: SpoolRig) -> None:
+    """The clock was an hour ahead when the directory was opened, and is right when the machine is there again."""
+    rig.clock.step_to(rig.clock.now_ms() + _HOUR_MS)
+    rig.restart(End.CLOSE)
+    rig.spool.put(an_entry(due_at_ms=rig.clock.now_ms())).result(PATIENCE_S)
+    (held,) = take(rig)
+    put_back(rig, held, 1_000)
+    rig.spool.close()
+    rig.clock.reboot(-_HOUR_MS)
+    rig.memory = rig.memory.reopened()
+    rig.open()
+    rig.clock.advance(1_010)
+    assert len(take(rig)) == 1
+
+
+def test_an_empty_directory_leaves_the_clock_as_it_is(rig: SpoolRig) -> None:
+    """A clock that was ahead once is not so for ever: where nothing waits, the next process begins with the host's."""
+    rig.clock.step_to(rig.clock.now_ms() + _HOUR_MS)
+    rig.restart(End.CLOSE)
+    rig.clock.step_to(rig.clock.now_ms() - _HOUR_MS)
+    rig.restart(End.CLOSE)
+    assert rig.spool.clock.now_ms() == rig.clock.now_ms()
