@@ -70,8 +70,15 @@ class ClientProtocol(asyncio.Protocol):
     Writes are collected: one for what a read brought about, one per turn of the loop for what handlers finished.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, peer: object) -> None:
+        """``peer`` is the address that the connection was accepted from.
+
+        The socket does not know it any more if its peer has reset it meanwhile, though it still gives what was sent.
+        """
         self._host = host
+        self.peer = _peer(peer)
+        self.address = address_of(peer)
+        self.is_local = self.address == LOOPBACK
         self._pipe: TlsPipe | None = None
         self._is_first = True
         self._is_flush_due = False
@@ -93,10 +100,6 @@ class ClientProtocol(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         host = self._host
         now_s = host.monotonic_s()
-        peername = transport.get_extra_info("peername")
-        self.peer = _peer(peername)
-        self.address = address_of(peername)
-        self.is_local = self.address == LOOPBACK
         self._accounts: dict[tuple[str, bool], Account] = {}
         self._lists = host.lists.join(self.address)
         account = self._account_of("", False)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import socket
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
@@ -157,13 +159,14 @@ class Http2Server:
         """Let clients in, one in a turn of the loop: thousands at once would hold up those that are here."""
         while True:
             try:
-                accepted, _ = await self._loop.sock_accept(listener)
-            except OSError:  # no descriptor is free, or the client is gone already
-                await asyncio.sleep(_ACCEPT_AGAIN_S)
+                accepted, peer = await self._loop.sock_accept(listener)
+            except OSError as error:
+                # The client is gone already; or there is no descriptor, nor memory, for it now.
+                await asyncio.sleep(0.0 if error.errno == errno.ECONNABORTED else _ACCEPT_AGAIN_S)
                 continue
             try:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                await self._loop.connect_accepted_socket(lambda: ClientProtocol(self), accepted)
+                await self._loop.connect_accepted_socket(partial(ClientProtocol, self, peer), accepted)
             except (OSError, RuntimeError) as error:  # the latter is uvloop's, of one that was turned away
                 log.debug("connection_not_made", why=str(error))
                 accepted.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import struct
 from collections.abc import Awaitable, Callable
 from itertools import count, pairwise
 
@@ -13,7 +14,9 @@ import uvloop
 
 from broker_adapter.clock import ManualClock
 from dmq.http2 import CallEnded, Http2Server, Limits, Rate, Status, frames
+from dmq.http2.doors import Place
 from dmq.http2.errors import Code
+from dmq.http2.protocol import ClientProtocol
 from dmq.http2.testing.peer import Encoder, Frame, grpc_message
 from dmq.http2.testing.wire import GREETING, Caller, Rig, Wire, until
 from dmq.http2.turns import MUCH
@@ -445,6 +448,30 @@ def test_connections_are_accepted_one_in_a_turn(run: Run) -> None:
             for each in made:
                 each.close()
         assert max(turns.stop()) == 1
+
+    run(scenario)
+
+
+def test_who_is_gone_before_it_is_accepted_is_no_client_of_this_machine(run: Run) -> None:
+    """Danger: its socket knows no peer any more, but gives what was sent, as if it came from who may do more."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        seen: list[str] = []
+        joined = rig.server.joined
+
+        def noted(client: ClientProtocol) -> Place:
+            seen.append(client.peer)
+            return joined(client)
+
+        rig.server.joined = noted  # type: ignore[method-assign]
+        gone = socket.socket()
+        gone.connect(("127.0.0.1", rig.port))
+        name = "ipv4:{}:{}".format(*gone.getsockname())
+        gone.send(GREETING)
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # RST, and not FIN
+        gone.close()
+        await until(lambda: bool(seen))
+        assert seen == [name]
 
     run(scenario)
 

@@ -131,8 +131,7 @@ def test_plain_text_can_be_for_this_machine_alone(
     """The address of the peer decides, in either family."""
 
     async def scenario(rig: Rig, clock: ManualClock) -> None:
-        client, socket = ClientProtocol(rig.server), Mock(spec=asyncio.Transport)
-        socket.get_extra_info.return_value = address
+        client, socket = ClientProtocol(rig.server, address), Mock(spec=asyncio.Transport)
         client.connection_made(socket)
         client.data_received(GREETING)
         assert (socket.write.called, socket.abort.called) == (is_served, not is_served)
