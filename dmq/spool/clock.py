@@ -33,10 +33,12 @@ class ForwardClock:
             self._offset_ms = max(self._offset_ms, wall_ms - boot_ms)
             return boot_ms + self._offset_ms
 
-    def go_on_from(self, known: ClockRow) -> None:
-        """Be no earlier than the clock of an earlier process was, by what it kept."""
+    def go_on_from(self, known: ClockRow) -> bool:
+        """Be no earlier than the clock of an earlier process; say whether that changes anything."""
         with self._lock:
             boot_ms = self.boot_ms()
             is_same_boot = known.boot_id == self.boot_id() != "" and boot_ms >= known.boot_ms
             offset_ms = known.believed_offset_ms if is_same_boot else known.wall_ms - boot_ms
+            is_ahead = offset_ms > self._offset_ms
             self._offset_ms = max(self._offset_ms, offset_ms)
+            return is_ahead

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from broker_adapter.clock import Clock
 from dmq.errors import StoreCorrupt, StoreError, StoreFailed
 from dmq.spool.around import Damage, Found, read_around
 from dmq.spool.kept import Kept
@@ -72,6 +73,7 @@ class Reader:
         self.damaged: dict[int, Damage] = {}  # by end
         self._is_closing = False
         self._done = 0
+        self._kept_offset_ms = _offset_ms(self._clock)
         self._look_at_done_s = 0.0
         self._thread = threading.Thread(target=self._run, name="dmq-spool-reader", daemon=True)
 
@@ -262,11 +264,13 @@ class Reader:
         shelf.ready_bytes += len(entry.payload)
 
     def _keep_clock(self) -> None:
-        """Write how the clocks stand when one was stepped: the next process goes on from there."""
-        if self._clock.has_news:
+        """Write how the clocks stand when the host's was set: the next process goes on from there."""
+        offset_ms = _offset_ms(self._clock)
+        if offset_ms > self._kept_offset_ms or self._clock.has_news:
             news, row = self._clock.news()
             self._store.submit([Put(Family.META, META_CLOCK, encode_clock(row))], _ignore, is_urgent=True)
             self._clock.recorded(len(news))
+            self._kept_offset_ms = max(self._kept_offset_ms, offset_ms)
 
     def _keep_done(self) -> None:
         """Write the mark below which everything is finished, now and then: a start goes on from there."""
@@ -302,6 +306,13 @@ class Reader:
 def _ticket(held: Held) -> Ticket:
     assert isinstance(held.ticket, Ticket)
     return held.ticket
+
+
+def _offset_ms(clock: Clock) -> int:
+    now_ms = clock.now_ms()
+    return (
+        now_ms - clock.boot_ms()
+    )  # in this order: a pause in between makes it smaller, and it is kept if it is larger
 
 
 def _ignore(_: Unit) -> None:

@@ -28,8 +28,10 @@ from broker_adapter.clock import Clock
 from dmq.errors import StoreError, StoreFailed, StoreLocked
 from dmq.spool.clock import ForwardClock
 from dmq.spool.kept import Kept
+from dmq.store.believed import encode_clock
 from dmq.store.cell import unusable
-from dmq.store.ops import Family
+from dmq.store.keys import META_CLOCK
+from dmq.store.ops import Family, Put
 from dmq.store.store import Store, StoreOptions
 from retry.log import LibraryLog
 
@@ -81,9 +83,19 @@ class Root:
         """Open a directory."""
         store = self._open(path)
         self._stores.add(store)
-        if store.known_clock is not None and _has_waiting(store):
-            self.clock.go_on_from(store.known_clock)
+        try:
+            self._go_on_from(store)
+        except BaseException:
+            store.close()
+            raise
         return store
+
+    def _go_on_from(self, store: Store) -> None:
+        """Let what waits in a directory wait by the clock that it was put with."""
+        if store.known_clock is not None and _has_waiting(store) and self.clock.go_on_from(store.known_clock):
+            news, row = store.clock.news()
+            store.commit([Put(Family.META, META_CLOCK, encode_clock(row))])  # what opening wrote is the host's clock
+            store.clock.recorded(len(news))
 
     def _open(self, path: Path) -> Store:
         return Store.open(path, self.clock, self._options)

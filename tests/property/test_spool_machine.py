@@ -57,7 +57,7 @@ class SpoolMachine(RuleBasedStateMachine):
         self.waiting: dict[int, Kept] = {}
         self.dead: dict[int, Entry] = {}
         self.next = 0
-        self.latest_ms = self.rig.clock.now_ms()
+        self.now_ms = self.rig.clock.now_ms()  # by the spool's clock, which never goes back
         self.done: list[Held] = []
 
     @initialize()
@@ -87,9 +87,17 @@ class SpoolMachine(RuleBasedStateMachine):
         return kept
 
     def an_entry(self, type_name: str, key: str, delay_ms: int) -> Entry:
-        now_ms = self.rig.clock.now_ms()
-        number = self.next * 10 + 1
+        number, now_ms = self.next * 10 + 1, self.now_ms
         return an_entry(number, type_name=type_name, key=key, created_at_ms=now_ms, due_at_ms=now_ms + delay_ms)
+
+    def pass_by(self, ms: int) -> None:
+        self.rig.clock.advance(ms)
+        self.now_ms += ms
+
+    def keep_clock(self) -> None:
+        """Have a step written before anything else: no write that is to fail must be this one."""
+        self.rig.spool.turn()
+        self.rig.spool.kept.store.commit([])
 
     # -- rules --------------------------------------------------------------------------------------------------------
 
@@ -129,13 +137,19 @@ class SpoolMachine(RuleBasedStateMachine):
     @rule(ms=st.sampled_from((1, 699, 5_000, 100_000)))
     def time_passes(self, ms: int) -> None:
         """Time passes."""
-        self.rig.clock.advance(ms)
-        self.latest_ms = max(self.latest_ms, self.rig.clock.now_ms())
+        self.pass_by(ms)
 
-    @rule(ms=st.sampled_from((1, 600, 5_000)))
+    @rule(ms=st.sampled_from((1, 600, 5_000, 3_600_000)))
     def clock_steps_back(self, ms: int) -> None:
-        """The host's clock is set back."""
+        """The host's clock is set back; what waits is due when it was."""
         self.rig.clock.step_to(self.rig.clock.now_ms() - ms)
+
+    @rule(ms=st.sampled_from((1, 600, 5_000, 300_000)))
+    def clock_steps_forward(self, ms: int) -> None:
+        """The host's clock is set ahead, by less than what is held."""
+        self.rig.clock.step_to(self.rig.clock.now_ms() + ms)
+        self.now_ms = max(self.now_ms, self.rig.clock.now_ms())
+        self.keep_clock()
 
     @rule()
     def turn(self) -> None:
@@ -150,15 +164,12 @@ class SpoolMachine(RuleBasedStateMachine):
 
     @rule(type_name=st.sampled_from(TYPES))
     def take_all(self, type_name: str) -> None:
-        """Take all that is due: none is missing, unless the clock has yet to make up for a step back."""
-        self.rig.clock.advance(1)  # what came overdue stands behind what the reader has read: in the next millisecond
-        now_ms = self.rig.clock.now_ms()
+        """Take all that is due: none is missing."""
+        self.pass_by(1)  # what came overdue stands behind what the reader has read: in the next millisecond
         self.take_until_empty(type_name)
-        if now_ms > self.latest_ms:
-            for number, each in self.waiting.items():
-                if each.entry.type_name == type_name and each.held is None and self.is_first(number):
-                    assert each.entry.due_at_ms > now_ms, number
-        self.latest_ms = max(self.latest_ms, now_ms)
+        for number, each in self.waiting.items():
+            if each.entry.type_name == type_name and each.held is None and self.is_first(number):
+                assert each.entry.due_at_ms > self.now_ms, number
 
     def take_until_empty(self, type_name: str) -> None:
         found: Sequence[Held] = self.rig.spool.take(type_name, 100, 0)  # asking makes the reader look for it at all
@@ -177,7 +188,7 @@ class SpoolMachine(RuleBasedStateMachine):
             assert kept.held is None, "it is in somebody's hands"
             assert self.is_first(number), "another one of its key is in front of it"
             assert kept.entry.type_name == type_name
-            assert kept.entry.due_at_ms <= max(self.latest_ms, self.rig.clock.now_ms()), "too early"
+            assert kept.entry.due_at_ms <= self.now_ms, "too early"
             assert held.entry == kept.entry
             kept.held = held
 
@@ -207,7 +218,7 @@ class SpoolMachine(RuleBasedStateMachine):
     def again(self, pick: int, delay_ms: int, is_counted: bool, is_uncertain: bool) -> None:
         """It failed, and is to be tried again."""
         number, held = self.held()[pick % len(self.held())]
-        due_at_ms = self.rig.clock.now_ms() + delay_ms
+        due_at_ms = self.now_ms + delay_ms
         self.rig.spool.again(held, due_at_ms, is_counted=is_counted, error="refused", is_uncertain=is_uncertain).result(
             PATIENCE_S
         )
@@ -239,7 +250,7 @@ class SpoolMachine(RuleBasedStateMachine):
         uids = [number.to_bytes(16, "big") for number in numbers]
         assert self.rig.spool.requeue(type_name, [*uids, *(uids if twice else ()), b"?" * 16]) == len(numbers)
         for number in numbers:
-            self.arrive(replace(self.dead.pop(number), attempts=0, due_at_ms=self.rig.clock.now_ms()))
+            self.arrive(replace(self.dead.pop(number), attempts=0, due_at_ms=self.now_ms))
 
     @rule(pick=picks)
     @precondition(lambda self: self.done)
@@ -252,9 +263,12 @@ class SpoolMachine(RuleBasedStateMachine):
     @rule(pick=picks, down_ms=st.sampled_from((0, 0, 3_000)))
     def restart(self, pick: int, down_ms: int) -> None:
         """The run ends; nothing is held in the next one."""
-        self.rig.clock.advance(down_ms)
-        self.latest_ms = max(self.latest_ms, self.rig.clock.now_ms())
+        self.pass_by(down_ms)
         self.rig.restart(self.ends[pick % len(self.ends)])
+        if not self.waiting:  # then it may begin with the host's clock again
+            self.now_ms = self.rig.spool.clock.now_ms()
+        assert self.rig.spool.clock.now_ms() == self.now_ms
+        self.keep_clock()
         for each in self.waiting.values():
             each.held = None
         self.done.clear()
@@ -303,12 +317,10 @@ class SpoolMachine(RuleBasedStateMachine):
 
     def drain(self) -> None:
         dues = [each.entry.due_at_ms for each in self.waiting.values()]
-        self.rig.clock.advance(max(0, *(due - self.rig.clock.now_ms() for due in [*dues, self.latest_ms])))
-        self.latest_ms = self.rig.clock.now_ms()
+        self.pass_by(max([0, *(due - self.now_ms for due in dues)]))
         for _ in range(len(self.waiting) + 1):
             for each in TYPES:
-                self.rig.clock.advance(1)
-                self.latest_ms += 1
+                self.pass_by(1)
                 self.take_until_empty(each)
             for number, held in self.held():
                 self.rig.spool.finish(held).result(PATIENCE_S)
@@ -331,7 +343,7 @@ class MemoryMachine(SpoolMachine):
         choice = pick % 4 if held else 0
         number, mine = held[pick % len(held)] if held else (0, None)
         entry = self.an_entry("orders", key, 0)
-        spool, due_at_ms = self.rig.spool, self.rig.clock.now_ms()
+        spool, due_at_ms = self.rig.spool, self.now_ms
         self.rig.next_end = end
         self.rig.memory.fail_next_sync, self.rig.memory.fail_next_write = at_sync, not at_sync
         answer: Future[Held | None] | Future[None]
