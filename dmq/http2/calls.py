@@ -76,7 +76,8 @@ class Calls:
         self._large_s = 0.0  # when the first large request of this turn was begun; 0: there was none
         self._room = _ROOM
         self._has_frequent = False  # a frequent call took room in this turn
-        self.begun = 0  # calls, since the connection was made
+        self._is_counted = False  # something was done in this turn that others may have to wait for
+        self.has_begun = False  # a call, since somebody looked
 
     def advance(self) -> float:
         """Look at streams with news: at all, or until they had what there is in a turn. Then ``is_behind``.
@@ -84,10 +85,10 @@ class Calls:
         Return for how many seconds others should be served before more of this connection is.
         """
         changed = self._connection.take_changed()
-        self._large_s, self._room, self._has_frequent = 0.0, _ROOM, False
+        self._large_s, self._room, self._has_frequent, self._is_counted = 0.0, _ROOM, False, False
         number = 0
         for number, stream in enumerate(changed):
-            if self._room <= 0 or (self._large_s and self._monotonic_s() >= self._large_s + _LARGE_S):
+            if self._is_counted and self._has_enough():
                 self._out.changed = changed[number:] + self._out.changed
                 break
             news = stream.news
@@ -103,10 +104,15 @@ class Calls:
                     _cancel(stream)
                     self._end(stream, end)
 
+        if not self._is_counted:
+            return 0.0
         if self._large_s and number <= _SLOW_CALLS:
             took_s = self._monotonic_s() - self._large_s
             return min(_SLOW_PAUSES * took_s, _SLOW_PAUSE_S_MAX) if took_s >= _LARGE_S else 0.0
         return _PAUSE_S if self._room <= 0 and not self._has_frequent else 0.0
+
+    def _has_enough(self) -> bool:
+        return self._room <= 0 or (self._large_s > 0.0 and self._monotonic_s() >= self._large_s + _LARGE_S)
 
     @property
     def is_behind(self) -> bool:
@@ -200,7 +206,7 @@ class Calls:
             stream.deadline_at_s = self._monotonic_s() + left_s
             self._watch(stream.deadline_at_s)
         if isinstance(method, Bidirectional):
-            self.begun += 1
+            self.has_begun = True
             self._run(stream, self._stream(stream, method.handle, _Requests(self._connection, stream)))
 
     def _turn_away(self, stream: Stream) -> None:
@@ -221,10 +227,11 @@ class Calls:
             self._out.send_raw(stream, answer.block, answer.body)
 
     def _start(self, stream: Stream, method: Unary | Streaming) -> None:
-        self.begun += 1
+        self.has_begun = True
         check_held(self._connection, stream)
         if not self._large_s and (stream.unread >= _LARGE_BYTES or stream.encoding):
             self._large_s = self._monotonic_s()
+            self._is_counted = True
         message = only_message(self._connection, stream, stream.encoding)
         if isinstance(method, Unary):
             self._start_unary(stream, method, message)
@@ -252,6 +259,7 @@ class Calls:
             waiter.set_result(None)
 
     def _take_room(self, stream: Stream) -> None:
+        self._is_counted = True
         if stream.method is not None and stream.method.is_frequent:
             self._room -= 1
             self._has_frequent = True

@@ -34,9 +34,10 @@ _CONTENT_LENGTH_DIGITS: Final = 15
 _TRAILERS: Final = wires_of("trailers")
 _EMPTY_VALUES: Final = frozenset({b"\x00", b"\x80"})
 # What reading frames costs, in units of about a microsecond. A block costs by its bytes, too.
-_CALL_COST: Final = 1
+_CALL_COST: Final = 4
 _BLOCK_BYTES_PER_UNIT: Final = 16
 _NAME_BYTES_PER_UNIT: Final = 4
+_MANY_FIELDS: Final = 32  # a block of more counts as if each of its bytes was one
 _FIELDS_PER_UNIT: Final = 4
 _SETTINGS_PER_UNIT: Final = 8
 _BLOCKED_PER_UNIT: Final = 2  # streams that a wider window lets send a byte each
@@ -361,9 +362,9 @@ class Connection:
         self._left -= _CALL_COST + len(block) // _BLOCK_BYTES_PER_UNIT
         # Before anything else: the table must see every block, whatever becomes of its stream.
         names, values, is_whole = self._decoder.decode(block)
-        decoder = self._decoder
-        self._left -= (NAME_BYTES_MAX - decoder.name_bytes_left) // _NAME_BYTES_PER_UNIT
-        self._left -= decoder.field_count // _FIELDS_PER_UNIT
+        self._left -= (NAME_BYTES_MAX - self._decoder.name_bytes_left) // _NAME_BYTES_PER_UNIT
+        if len(names) > _MANY_FIELDS or not is_whole:
+            self._left -= len(block) // _FIELDS_PER_UNIT
         stream = self.streams.get(stream_id)
         if stream is not None:
             self._on_trailers(stream, names, ends=ends)

@@ -63,16 +63,7 @@ _names: dict[bytes, str] = {}
 class Decoder:
     """Decodes the header blocks of one connection, in the order they came, refused streams' too."""
 
-    __slots__ = (
-        "_entries",
-        "_fields_max",
-        "_list_bytes_max",
-        "_size",
-        "_size_max",
-        "field_count",
-        "largest",
-        "name_bytes_left",
-    )
+    __slots__ = ("_entries", "_fields_max", "_list_bytes_max", "_size", "_size_max", "largest", "name_bytes_left")
 
     def __init__(self, list_bytes_max: int) -> None:
         self._list_bytes_max = list_bytes_max
@@ -80,7 +71,6 @@ class Decoder:
         self._size = 0
         self._size_max = TABLE_BYTES
         self.largest = 64  # what the largest entry counted that ever was in a table
-        self.field_count = 0  # of the last block that had any
         self.name_bytes_left = NAME_BYTES_MAX  # of new names in the current block
         self._fields_max = max(_COUNTED_BYTES, list_bytes_max // _ENTRY_BYTES)
 
@@ -123,7 +113,6 @@ class Decoder:
             raise HpackFault("an index that is in no table") from None
         if not fields:
             return (), (), True
-        self.field_count = len(fields)
         # The bound from above is enough for almost every block, and costs less than a sum.
         if end + len(fields) * self.largest > self._list_bytes_max and not self._is_in_bounds(fields):
             return (), (), False

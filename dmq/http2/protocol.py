@@ -169,7 +169,7 @@ class ClientProtocol(asyncio.Protocol):
             return
         now_s = self._host.monotonic_s()
         connection, pipe = self.connection, self._pipe
-        begun_before, pause_s = self.calls.begun, 0.0
+        self.calls.has_begun, pause_s = False, 0.0
         if self.calls.is_behind:
             pass  # before more is read
         elif connection.is_behind:
@@ -182,7 +182,7 @@ class ClientProtocol(asyncio.Protocol):
                 connection.receive(text, now_s)
         if self._out.changed:
             slow_s = self.calls.advance()
-            pause_s = slow_s if self.calls.begun != begun_before else max(slow_s, pause_s)
+            pause_s = slow_s if self.calls.has_begun else max(slow_s, pause_s)
         if pause_s or self.is_behind:
             self._fall_behind(pause_s)
         self.flush()
