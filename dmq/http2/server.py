@@ -167,8 +167,8 @@ class Http2Server:
             try:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 await self._loop.connect_accepted_socket(partial(ClientProtocol, self, peer), accepted)
-            except (OSError, RuntimeError) as error:  # the latter is uvloop's, of one that was turned away
-                log.debug("connection_not_made", why=str(error))
+            except Exception as error:  # noqa: BLE001 - one connection fails, and the next ones are accepted
+                log.debug("connection_not_made", peer=str(peer), why=f"{type(error).__name__}: {error}")
                 accepted.close()
 
     def _close_listeners(self) -> None:

@@ -309,10 +309,9 @@ def _ticket(held: Held) -> Ticket:
 
 
 def _offset_ms(clock: Clock) -> int:
+    # In this order: a pause in between makes it smaller, and it is kept if it is larger.
     now_ms = clock.now_ms()
-    return (
-        now_ms - clock.boot_ms()
-    )  # in this order: a pause in between makes it smaller, and it is kept if it is larger
+    return now_ms - clock.boot_ms()
 
 
 def _ignore(_: Unit) -> None:

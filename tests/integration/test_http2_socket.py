@@ -8,6 +8,8 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 from itertools import count, pairwise
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import uvloop
@@ -448,6 +450,27 @@ def test_connections_are_accepted_one_in_a_turn(run: Run) -> None:
             for each in made:
                 each.close()
         assert max(turns.stop()) == 1
+
+    run(scenario)
+
+
+def test_a_connection_that_cannot_be_made_keeps_nobody_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Danger: one error ends the task that accepts, and nobody can connect any more."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        loop, made = asyncio.get_running_loop(), [0]
+        connect = loop.connect_accepted_socket
+
+        async def fail_once(*arguments: Any, **options: Any) -> object:  # noqa: ANN401 - passed on
+            made[0] += 1
+            if made[0] == 1:
+                raise ValueError("injected")
+            return await connect(*arguments, **options)
+
+        rig.server._loop = Mock(wraps=loop, connect_accepted_socket=fail_once, sock_accept=loop.sock_accept)
+        assert await (await rig.connect(b"")).is_closed()
+        await rig.check_serving()
+        assert made[0] == 2
 
     run(scenario)
 
