@@ -30,6 +30,7 @@ _CLOSE_S_MAX: Final = 1.0
 _CHECKED_PER_TURN: Final = 128
 _BACKLOG: Final = 1024  # connections that wait to be accepted
 _ACCEPT_AGAIN_S: Final = 0.05
+_NOT_HERE: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 log = structlog.get_logger("dmq.http2")
 
@@ -97,15 +98,21 @@ class Http2Server:
         self._loop = asyncio.get_running_loop()
         host, port = self._address
         found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        try:
-            for family, address in dict.fromkeys((each[0], each[4]) for each in found):
+        absent: OSError | None = None
+        for family, address in dict.fromkeys((each[0], each[4]) for each in found):
+            try:
                 listener = socket.create_server((address[0], port, *address[2:]), family=family, backlog=_BACKLOG)
-                self._listeners.append(listener)
-                listener.setblocking(False)
-                port = listener.getsockname()[1]
-        except OSError:
-            self._close_listeners()
-            raise
+            except OSError as error:
+                if error.errno in _NOT_HERE:  # such as a host's name for IPv6 where there is none
+                    absent = error
+                    continue
+                self._close_listeners()
+                raise
+            self._listeners.append(listener)
+            listener.setblocking(False)
+            port = listener.getsockname()[1]
+        if absent is not None and not self._listeners:
+            raise absent
         self._accepting = [self._loop.create_task(self._accept(listener)) for listener in self._listeners]
         self._check()
         return int(port)

@@ -536,6 +536,34 @@ def test_port_in_use_is_an_os_error(run: Run) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_addresses_that_this_machine_has_are_enough(
+    run: Run, monkeypatch: pytest.MonkeyPatch, *, is_there: bool
+) -> None:
+    """A host's name may stand for one of IPv6, too, where there is no IPv6; if none is there, that is said."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        far: tuple[Any, ...] = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::1", 0, 0, 0))
+        near = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
+        server = Http2Server({}, host="both", port=0, monotonic_s=clock.monotonic_s)
+        loop = asyncio.get_running_loop()
+
+        async def found(*_: object, **__: object) -> list[Any]:
+            return [far, near] if is_there else [far]
+
+        monkeypatch.setattr(asyncio, "get_running_loop", lambda: Mock(wraps=loop, getaddrinfo=found))
+        if is_there:
+            port = await server.start()
+            socket.create_connection(("127.0.0.1", port)).close()
+        else:
+            with pytest.raises(OSError, match="address"):
+                await server.start()
+        monkeypatch.undo()
+        await server.stop(0)
+
+    run(scenario)
+
+
 def test_client_that_breaks_a_rule_hears_why(run: Run) -> None:
     """GOAWAY arrives before the end; its calls are cancelled; what handlers then write goes nowhere."""
 
