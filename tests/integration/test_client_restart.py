@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -34,6 +34,7 @@ from support.official_client import (
 
 RECOVERY_S_MAX = 30.0
 _TOPIC = "restarted"
+_AT_ONCE = 8  # languages under one daemon; all published versions at once would be thirty processes of three clients
 
 
 class Traffic:
@@ -171,11 +172,12 @@ class Restarts:
 
 
 @pytest.fixture(scope="module")
-def restarts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarts]:
+def restarts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarts]:
+    languages: Sequence[Language] = request.param
     with Daemon(tmp_path_factory.mktemp("daemon") / "data") as daemon:
         with ExitStack() as stack:
             traffics = {}
-            for language in filter(can_run, LANGUAGES):
+            for language in filter(can_run, languages):
                 home = tmp_path_factory.mktemp(language.name)
                 process = stack.enter_context(OfficialClient(language, home, daemon.address))
                 traffics[language.name] = Traffic(process)
@@ -187,7 +189,15 @@ def restarts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarts]:
         daemon.stop()
 
 
-@pytest.mark.parametrize("language", LANGUAGES, ids=lambda language: language.name)
+@pytest.mark.parametrize(
+    ("restarts", "language"),
+    [
+        pytest.param(tuple(LANGUAGES[at : at + _AT_ONCE]), language, id=language.name)
+        for at in range(0, len(LANGUAGES), _AT_ONCE)
+        for language in LANGUAGES[at : at + _AT_ONCE]
+    ],
+    indirect=["restarts"],
+)
 def test_clients_go_on_after_a_restart(language: Language, restarts: Restarts) -> None:
     """After a clean stop and after SIGKILL, producer and consumers work again within seconds, and nothing is lost."""
     require(language)
