@@ -75,7 +75,7 @@ class Calls:
         self._loop = asyncio.get_running_loop()
         self._large_s = 0.0  # when the first large request of this turn was begun; 0: there was none
         self._room = _ROOM
-        self._has_frequent = False  # a frequent call took room in this turn
+        self._has_seldom = False  # a call that is not frequent took room in this turn
         self._is_counted = False  # something was done in this turn that others may have to wait for
         self.has_begun = False  # a call, since somebody looked
 
@@ -85,7 +85,7 @@ class Calls:
         Return for how many seconds others should be served before more of this connection is.
         """
         changed = self._connection.take_changed()
-        self._large_s, self._room, self._has_frequent, self._is_counted = 0.0, _ROOM, False, False
+        self._large_s, self._room, self._has_seldom, self._is_counted = 0.0, _ROOM, False, False
         number = 0
         for number, stream in enumerate(changed):
             if self._is_counted and self._has_enough():
@@ -109,7 +109,7 @@ class Calls:
         if self._large_s and number <= _SLOW_CALLS:
             took_s = self._monotonic_s() - self._large_s
             return min(_SLOW_PAUSES * took_s, _SLOW_PAUSE_S_MAX) if took_s >= _LARGE_S else 0.0
-        return _PAUSE_S if self._room <= 0 and not self._has_frequent else 0.0
+        return _PAUSE_S if self._room <= 0 and self._has_seldom else 0.0
 
     def _has_enough(self) -> bool:
         return self._room <= 0 or (self._large_s > 0.0 and self._monotonic_s() >= self._large_s + _LARGE_S)
@@ -262,9 +262,9 @@ class Calls:
         self._is_counted = True
         if stream.method is not None and stream.method.is_frequent:
             self._room -= 1
-            self._has_frequent = True
         else:
             self._room -= _SELDOM
+            self._has_seldom = True
 
     def _told(self, stream: Stream, answer: Later[bytes]) -> None:
         if answer.error is not None:

@@ -49,12 +49,16 @@ class Slices:
 
     def _read_soon(self) -> None:
         self._is_soon_due = False
-        self._soon.popleft().read_on()
-        if self._soon:
-            self._hurry()
+        try:
+            self._soon.popleft().read_on()
+        finally:  # whatever one client does: the others are read on
+            if self._soon:
+                self._hurry()
 
     def _read_later(self) -> None:
         self._is_later_due = False
-        self._later.popleft().read_on()
-        if self._later:
-            self._pause(_PAUSE_S)
+        try:
+            self._later.popleft().read_on()
+        finally:
+            if self._later:
+                self._pause(_PAUSE_S)
