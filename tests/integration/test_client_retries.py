@@ -152,7 +152,7 @@ def _change_policy(process: OfficialClient) -> Changed:
         set_group(address, topic, Fixed(3000), max_attempts=3)
         (after,) = client.retries(topic).retries
     wait_for_group(address, topic, lambda found: found.dead > 0)
-    deliveries = process.deliveries("changing-c")
+    deliveries = process.wait_for_deliveries("changing-c", 3)
     return Changed((before.due_at_ms, after.due_at_ms), deliveries, dead_letters(address, topic))
 
 

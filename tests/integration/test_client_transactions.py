@@ -78,6 +78,15 @@ def patiently(do: Callable[..., _Answer], *arguments: object, **more: object) ->
             assert time.monotonic() < until_s
 
 
+def assert_commit_refused(process: OfficialClient, message_id: str, why: str) -> None:
+    """Commit what ended otherwise: the client raises, where it looks at the answer."""
+    if "end status" in process.language.lacks:
+        process.do("commit", message_id=message_id)
+        return
+    with pytest.raises(ClientError, match=why):
+        process.do("commit", message_id=message_id)
+
+
 def test_commit_and_rollback(process: OfficialClient, topic: str) -> None:
     """What is committed comes, with all it carries; what is rolled back never does, nor a half message by itself."""
     good = half(process, topic, "wanted", tag="red", key="k-1", properties={"color": "blue"})
@@ -88,12 +97,14 @@ def test_commit_and_rollback(process: OfficialClient, topic: str) -> None:
     process.do("commit", message_id=good)
     assert bodies(process, topic, 2) == ["before", "wanted"]
     seen = process.deliveries(f"c-{topic}")[1]
-    assert (seen["message_id"], seen["tag"], seen["keys"], seen["attempt"]) == (good, "red", ["k-1"], 1)
-    assert (seen["properties"], seen["is_corrupted"]) == ({"color": "blue"}, False)
-    if "second end" not in process.language.lacks:
+    lacks = process.language.lacks
+    assert (seen["message_id"], seen["tag"], seen["attempt"]) == (good, "red", 1)
+    assert seen["keys"] == ([] if "keys" in lacks else ["k-1"])
+    assert seen["properties"] == ({} if "properties" in lacks else {"color": "blue"})
+    assert seen["is_corrupted"] == ("digest" in lacks)
+    if "second end" not in lacks:
         process.do("commit", message_id=good)
-        with pytest.raises(ClientError, match="was rolled back at"):
-            process.do("commit", message_id=bad)
+        assert_commit_refused(process, bad, "was rolled back at")
     process.send(f"p-{topic}", topic, body="behind")
     assert bodies(process, topic, 3) == ["before", "wanted", "behind"]
 
@@ -107,8 +118,7 @@ def test_a_producer_that_says_nothing_is_asked(bench: Bench, process: OfficialCl
     (bad,) = (message_id for message_id, body in ids.items() if body.startswith("rollback"))
     assert "was rolled back at" in how_it_ended(bench, topic, bad)
     if "second end" not in process.language.lacks:
-        with pytest.raises(ClientError, match="was rolled back at"):
-            process.do("commit", message_id=bad)
+        assert_commit_refused(process, bad, "was rolled back at")
 
 
 def how_it_ended(bench: Bench, topic: str, message_id: str) -> str:
@@ -128,6 +138,8 @@ def how_it_ended(bench: Bench, topic: str, message_id: str) -> str:
 
 def test_a_delay_begins_at_the_commit(process: OfficialClient, topic: str) -> None:
     """A relative one, in a property that any client can set."""
+    if "properties" in process.language.lacks:
+        pytest.skip("this version of the client sends no properties")
     message_id = half(process, topic, "later", properties={"TIMER_DELAY_MS": "1500"})
     process.send(f"p-{topic}", topic, body="at once")
     assert bodies(process, topic, 1) == ["at once"]
@@ -177,8 +189,7 @@ def test_what_nobody_decides_is_a_dead_letter(
     assert len(process.deliveries(f"p-{topic}")) == CHECKS_MAX
     (letter,) = [each for each in dead_letters(bench.daemon.address, GIVEN_UP_GROUP) if each.message_id == message_id]
     assert (letter.origin_topic, letter.attempts) == (topic, CHECKS_MAX)
-    with pytest.raises(ClientError, match="was given up at"):
-        process.do("commit", message_id=message_id)
+    assert_commit_refused(process, message_id, "was given up at")
     assert not process.deliveries(f"c-{topic}")
 
 
@@ -187,6 +198,8 @@ def test_half_messages_outlive_the_daemon(bench: Bench, process: OfficialClient,
 
     Who sent it may be asked as well, but Python opens its stream again only when it repeats its settings, in minutes.
     """
+    if "restart" in process.language.lacks:
+        pytest.skip("this version of the client does not survive the daemon's restart")
     mine, other = [patiently(half, process, topic, body) for body in ("mine", "commit after all")]
     bench.daemon.kill()
     bench.daemon.restart()

@@ -120,7 +120,8 @@ def _earlier_python(version: str, *lacks: str) -> Language:
 # Every earlier version since 5.0.0 that the registries have; of Node and Rust they have one. Without "plain" it speaks
 # TLS only; without "keys" or "properties" it cannot send them, or forgets those of a message it was given; without
 # "digest" it takes every message for corrupted, since it spells MD5 otherwise; without "reasons" its log has none;
-# without "restart" its goroutines wait for each other's locks, and for ever, once its server was away.
+# without "restart" its goroutines wait for each other's locks, and for ever, once its server was away; without "end
+# status" its commit of what was rolled back seems to succeed.
 EARLIER = (
     _earlier_java("5.0.0", "recall", "plain"),
     _earlier_java("5.0.2", "recall", "plain"),
@@ -131,13 +132,13 @@ EARLIER = (
     _earlier_java("5.0.7", "recall"),
     _earlier_java("5.0.8"),
     _earlier_java("5.1.0"),
-    _earlier_go("v5.0.1-rc.2", "digest", "recall", "push", "plain", "properties"),
-    _earlier_go("v5.0.1-rc.4", "digest", "recall", "push", "plain", "restart"),
-    _earlier_go("v5.0.1-rc.5", "digest", "recall", "push", "plain"),
-    _earlier_go("v5.1.0-rc.1", "digest", "recall", "push", "plain"),
-    _earlier_go("v5.1.1-rc1", "digest", "recall", "push", "plain"),
-    _earlier_go("v5.1.2", "digest", "recall", "push", "plain"),
-    _earlier_go("v5.1.3", "recall"),
+    _earlier_go("v5.0.1-rc.2", "digest", "recall", "push", "plain", "properties", "end status"),
+    _earlier_go("v5.0.1-rc.4", "digest", "recall", "push", "plain", "restart", "end status"),
+    _earlier_go("v5.0.1-rc.5", "digest", "recall", "push", "plain", "end status"),
+    _earlier_go("v5.1.0-rc.1", "digest", "recall", "push", "plain", "end status"),
+    _earlier_go("v5.1.1-rc1", "digest", "recall", "push", "plain", "end status"),
+    _earlier_go("v5.1.2", "digest", "recall", "push", "plain", "end status"),
+    _earlier_go("v5.1.3", "recall", "end status"),
     _earlier_python("5.0.1", "recall", "push"),
     _earlier_python("5.0.2", "recall", "push"),
     _earlier_python("5.0.3", "recall", "push", "reasons"),

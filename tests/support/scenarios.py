@@ -9,13 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import pytest
 from support.daemon import run_command
-from support.official_client import LANGUAGES, Language, OfficialClient, can_run, require, those_with
+from support.official_client import Language, OfficialClient, can_run, require, those_with
 
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client import AdminClient
@@ -23,47 +22,48 @@ from dmq.admin.mapping import wire_policy
 from retry.policy import Backoff, RetryPolicy
 
 SCENARIO_S_MAX = 50.0
+_AT_ONCE = 5  # languages: the newest of each; all published versions at once would be many virtual machines of Java
 _LOOK_AGAIN_S = 0.05
 _Found = TypeVar("_Found")
 
 
 class Scenarios:
-    """What took place with every client that has push consumers and can run here, all at once, so that waits overlap.
+    """What took place with every client that has push consumers and can run here, so that their waits overlap.
 
-    A scenario is a function that is given the process of one language's clients. Leaving ends what still runs.
+    A scenario is a function that is given the process of one language's clients. All scenarios of a language run at
+    once, those of several languages too. Leaving begins no more, and waits for those that run.
     """
 
     def __init__(
         self, address: str, tmp: pytest.TempPathFactory, scenarios: Sequence[Callable[[OfficialClient], Any]]
     ) -> None:
         self._address = address
-        self._tmp = tmp
         self._scenarios = scenarios
-        self._came_of: dict[tuple[str, Callable[[OfficialClient], Any]], Future[Any]] = {}
-        self._stack = ExitStack()
+        languages = list(filter(can_run, those_with("push")))
+        self._homes = {language.name: tmp.mktemp(language.name) for language in languages}
+        self._groups = -(-len(languages) // _AT_ONCE)
+        self._pool = ThreadPoolExecutor(max_workers=_AT_ONCE)
+        self._came_of = {language.name: self._pool.submit(self._run, language) for language in languages}
+
+    def _run(self, language: Language) -> dict[Callable[[OfficialClient], Any], Future[Any]]:
+        with (
+            OfficialClient(language, self._homes[language.name], self._address) as process,
+            ThreadPoolExecutor(max_workers=len(self._scenarios)) as pool,
+        ):
+            return {scenario: pool.submit(scenario, process) for scenario in self._scenarios}
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            languages = list(filter(can_run, those_with("push")))
-            pool = ThreadPoolExecutor(max_workers=len(LANGUAGES) * len(self._scenarios))
-            stack.callback(pool.shutdown)
-            for language in languages:
-                home = self._tmp.mktemp(language.name)
-                process = stack.enter_context(OfficialClient(language, home, self._address))
-                for scenario in self._scenarios:
-                    self._came_of[language.name, scenario] = pool.submit(scenario, process)
-            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stack.close()
+        self._pool.shutdown(cancel_futures=True)
 
     def result(
         self, scenario: Callable[[OfficialClient], _Found], language: Language, within_s: float = SCENARIO_S_MAX
     ) -> _Found:
         """Return what came of ``scenario``, one of those given; skip the test where ``language`` cannot run."""
         require(language)
-        found: _Found = self._came_of[language.name, scenario].result(within_s)
+        found: _Found = self._came_of[language.name].result(within_s * self._groups)[scenario].result()
         return found
 
 
