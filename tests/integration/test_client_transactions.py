@@ -13,7 +13,18 @@ from typing import TypeVar
 import pytest
 from support.client_bench import Bench
 from support.daemon import Daemon
-from support.official_client import GO, JAVA, LANGUAGES, NODE, PYTHON, ClientError, Language, OfficialClient, can_run
+from support.official_client import (
+    GO,
+    JAVA,
+    LANGUAGES,
+    NODE,
+    PYTHON,
+    ClientError,
+    Language,
+    OfficialClient,
+    can_run,
+    skip_without,
+)
 from support.scenarios import dead_letters
 from support.wire_client import WireClient, a_message
 
@@ -89,7 +100,9 @@ def assert_commit_refused(process: OfficialClient, message_id: str, why: str) ->
 
 def test_commit_and_rollback(process: OfficialClient, topic: str) -> None:
     """What is committed comes, with all it carries; what is rolled back never does, nor a half message by itself."""
-    good = half(process, topic, "wanted", tag="red", key="k-1", properties={"color": "blue"})
+    lacks = process.language.lacks
+    properties = {} if "properties" in lacks else {"color": "blue"}
+    good = half(process, topic, "wanted", tag="red", key="k-1", properties=properties)
     bad = half(process, topic, "unwanted")
     process.send(f"p-{topic}", topic, body="before")
     assert bodies(process, topic, 1) == ["before"]
@@ -97,11 +110,9 @@ def test_commit_and_rollback(process: OfficialClient, topic: str) -> None:
     process.do("commit", message_id=good)
     assert bodies(process, topic, 2) == ["before", "wanted"]
     seen = process.deliveries(f"c-{topic}")[1]
-    lacks = process.language.lacks
     assert (seen["message_id"], seen["tag"], seen["attempt"]) == (good, "red", 1)
     assert seen["keys"] == ([] if "keys" in lacks else ["k-1"])
-    assert seen["properties"] == ({} if "properties" in lacks else {"color": "blue"})
-    assert seen["is_corrupted"] == ("digest" in lacks)
+    assert (seen["properties"], seen["is_corrupted"]) == (properties, "digest" in lacks)
     if "second end" not in lacks:
         process.do("commit", message_id=good)
         assert_commit_refused(process, bad, "was rolled back at")
@@ -138,8 +149,7 @@ def how_it_ended(bench: Bench, topic: str, message_id: str) -> str:
 
 def test_a_delay_begins_at_the_commit(process: OfficialClient, topic: str) -> None:
     """A relative one, in a property that any client can set."""
-    if "properties" in process.language.lacks:
-        pytest.skip("this version of the client sends no properties")
+    skip_without("properties", process.language)
     message_id = half(process, topic, "later", properties={"TIMER_DELAY_MS": "1500"})
     process.send(f"p-{topic}", topic, body="at once")
     assert bodies(process, topic, 1) == ["at once"]
@@ -198,8 +208,7 @@ def test_half_messages_outlive_the_daemon(bench: Bench, process: OfficialClient,
 
     Who sent it may be asked as well, but Python opens its stream again only when it repeats its settings, in minutes.
     """
-    if "restart" in process.language.lacks:
-        pytest.skip("this version of the client does not survive the daemon's restart")
+    skip_without("restart", process.language)
     mine, other = [patiently(half, process, topic, body) for body in ("mine", "commit after all")]
     bench.daemon.kill()
     bench.daemon.restart()

@@ -121,7 +121,7 @@ def _earlier_python(version: str, *lacks: str) -> Language:
 # TLS only; without "keys" or "properties" it cannot send them, or forgets those of a message it was given; without
 # "digest" it takes every message for corrupted, since it spells MD5 otherwise; without "reasons" its log has none;
 # without "restart" its goroutines wait for each other's locks, and for ever, once its server was away; without "end
-# status" its commit of what was rolled back seems to succeed.
+# status" its commit of what was rolled back seems to succeed; without "sql" it asks for SQL and receives by tag.
 EARLIER = (
     _earlier_java("5.0.0", "recall", "plain"),
     _earlier_java("5.0.2", "recall", "plain"),
@@ -132,8 +132,8 @@ EARLIER = (
     _earlier_java("5.0.7", "recall"),
     _earlier_java("5.0.8"),
     _earlier_java("5.1.0"),
-    _earlier_go("v5.0.1-rc.2", "digest", "recall", "push", "plain", "properties", "end status"),
-    _earlier_go("v5.0.1-rc.4", "digest", "recall", "push", "plain", "restart", "end status"),
+    _earlier_go("v5.0.1-rc.2", "digest", "recall", "push", "plain", "properties", "end status", "sql"),
+    _earlier_go("v5.0.1-rc.4", "digest", "recall", "push", "plain", "restart", "end status", "sql"),
     _earlier_go("v5.0.1-rc.5", "digest", "recall", "push", "plain", "end status"),
     _earlier_go("v5.1.0-rc.1", "digest", "recall", "push", "plain", "end status"),
     _earlier_go("v5.1.1-rc1", "digest", "recall", "push", "plain", "end status"),
@@ -180,6 +180,12 @@ def require(language: Language) -> None:
         is_required = language.build is None or language.build.is_required
         assert not (is_required and os.environ.get("CI")), f"required in CI: {missing}"
         pytest.skip(missing)
+
+
+def skip_without(feature: str, language: Language) -> None:
+    """Skip the test, by name, where the client lacks what it is about."""
+    if feature in language.lacks:
+        pytest.skip(f"the client {language.name} lacks: {feature}")
 
 
 def can_run(language: Language) -> bool:
