@@ -79,7 +79,8 @@ $(STAMPS)/here:
 		     "$(if $(PYTHON),'$(PYTHON)' is not it,none was found);" \
 		     "name one with: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo "creating $(VENV) with $$("$(PYTHON)" --version)"
-	@"$(PYTHON)" -m venv --clear $(VENV) || { \
+	@rm -rf $(VENV)  # of a symbolic link, the link alone
+	@"$(PYTHON)" -m venv $(VENV) || { \
 		echo "make: this Python cannot create environments; on Debian install the package python3-venv" >&2; exit 1; }
 	@mkdir -p $(STAMPS) && echo "$(CURDIR)" > $@
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from support.client_bench import Topics
 from support.daemon import Daemon, run_command
-from support.official_client import LANGUAGES, ClientError, Language, OfficialClient, having, require, skip_without
+from support.official_client import LANGUAGES, ClientError, Language, OfficialClient, having, require
 
 LATER_MS = 3_600_000
 
@@ -102,10 +102,10 @@ def test_what_the_command_line_recalls(process: OfficialClient, daemon: Daemon, 
     assert run_command("msg", "recall", "nonsense", *at).returncode == 2
 
 
+@having("sql")
 @pytest.mark.parametrize("kind", ["simple", "listener"])
 def test_sql_filter(process: OfficialClient, topic: str, kind: str) -> None:
     """A consumer sees what its expression is true of, by user properties and by tag."""
-    skip_without("sql", process.language)
     sql = "amount >= 10 AND (region = 'west' OR TAGS = 'red') AND note IS NULL"
     started = process.language.listener if kind == "listener" else kind
     process.start(f"c-{topic}", started, topic, group=f"g-{topic}", sql=sql)
@@ -124,9 +124,9 @@ def test_sql_filter(process: OfficialClient, topic: str, kind: str) -> None:
     assert sorted(each["body"] for each in take(f"c-{topic}", 2)) == ["10", "11"]
 
 
+@having("sql")
 def test_a_wrong_expression_is_told(process: OfficialClient, topic: str) -> None:
     """With its position, by the code for filters; nothing is handed out."""
-    skip_without("sql", process.language)
     process.send(f"p-{topic}", topic)
     process.start(f"c-{topic}", "simple", topic, group=f"g-{topic}", sql="amount > 'x'")
     with pytest.raises(ClientError, match=r"only numbers have an order.*at position 10") as refused:

@@ -39,11 +39,10 @@ class Scenarios:
     ) -> None:
         self._address = address
         self._scenarios = scenarios
-        languages = list(filter(can_run, those_with("push")))
-        self._homes = {language.name: tmp.mktemp(language.name) for language in languages}
-        self._groups = -(-len(languages) // _AT_ONCE)
+        self._languages = list(filter(can_run, those_with("push")))
+        self._homes = {language.name: tmp.mktemp(language.name) for language in self._languages}
         self._pool = ThreadPoolExecutor(max_workers=_AT_ONCE)
-        self._came_of = {language.name: self._pool.submit(self._run, language) for language in languages}
+        self._came_of: dict[str, Future[dict[Callable[[OfficialClient], Any], Future[Any]]]] = {}
 
     def _run(self, language: Language) -> dict[Callable[[OfficialClient], Any], Future[Any]]:
         with (
@@ -53,6 +52,8 @@ class Scenarios:
             return {scenario: pool.submit(scenario, process) for scenario in self._scenarios}
 
     def __enter__(self) -> Self:
+        for language in self._languages:
+            self._came_of[language.name] = self._pool.submit(self._run, language)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -63,7 +64,8 @@ class Scenarios:
     ) -> _Found:
         """Return what came of ``scenario``, one of those given; skip the test where ``language`` cannot run."""
         require(language)
-        found: _Found = self._came_of[language.name].result(within_s * self._groups)[scenario].result()
+        groups = -(-len(self._languages) // _AT_ONCE)  # each waits for those before it
+        found: _Found = self._came_of[language.name].result(within_s * groups)[scenario].result()
         return found
 
 
