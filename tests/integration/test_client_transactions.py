@@ -24,6 +24,7 @@ from support.official_client import (
     OfficialClient,
     can_run,
     having,
+    those_with,
 )
 from support.scenarios import dead_letters
 from support.wire_client import WireClient, a_message
@@ -63,7 +64,7 @@ def topic(bench: Bench, process: OfficialClient) -> str:
 def undecided(bench: Bench) -> dict[str, tuple[str, str]]:
     """By language: the topic and the id of a half message that nobody decides. It takes all checks to give it up."""
     found = {}
-    for language in filter(can_run, LANGUAGES):
+    for language in filter(can_run, those_with("checks")):
         topic = bench.topic(language)
         found[language.name] = topic, half(bench.process(language), topic, "undecided")
     return found
@@ -120,6 +121,7 @@ def test_commit_and_rollback(process: OfficialClient, topic: str) -> None:
     assert bodies(process, topic, 3) == ["before", "wanted", "behind"]
 
 
+@having("checks")
 def test_a_producer_that_says_nothing_is_asked(bench: Bench, process: OfficialClient, topic: str) -> None:
     """Its checker decides: one is committed, the other one rolled back."""
     ids = {half(process, topic, body): body for body in ("commit later", "rollback later")}
@@ -185,6 +187,7 @@ def test_another_producer_answers_for_one_that_died(bench: Bench, died: Language
     assert bodies(second, topic, 1) == ["commit for the other one"]
 
 
+@having("checks")
 def test_what_nobody_decides_is_a_dead_letter(
     bench: Bench, process: OfficialClient, undecided: dict[str, tuple[str, str]]
 ) -> None:
@@ -203,7 +206,7 @@ def test_what_nobody_decides_is_a_dead_letter(
     assert not process.deliveries(f"c-{topic}")
 
 
-@having("restart")
+@having("restart", "checks")
 def test_half_messages_outlive_the_daemon(bench: Bench, process: OfficialClient, topic: str) -> None:
     """Killed before they are decided: one is committed by who sent it, for the other one somebody new is asked.
 
