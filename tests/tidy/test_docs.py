@@ -92,13 +92,13 @@ def test_every_promise_cites_a_test() -> None:
 
 
 def test_the_configuration_table_is_the_configuration() -> None:
-    table = rows(ROOT / "README.md", "| key | default | what it does |")
+    table = rows(ROOT / "docs" / "CONFIGURATION.md", "| key | default | what it does |")
     written = {key.strip("`"): default.strip("`") for key, default, _ in table}
     assert written == {key: str(value) for key, value in DaemonConfig().shown().items()}
 
 
 def test_the_table_of_exit_codes_is_complete() -> None:
-    table = rows(ROOT / "README.md", "| exit code | meaning |")
+    table = rows(ROOT / "docs" / "COMMANDS.md", "| exit code | meaning |")
     assert [int(code) for code, _ in table] == sorted(ExitCode)
 
 
