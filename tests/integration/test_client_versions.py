@@ -29,6 +29,7 @@ ITS_OWN: dict[str, tuple[str, ...]] = {
     "python": (
         "object has no attribute 'get_meter'",
         "receive message error, $",
+        "process received message raise exception, $",
         "end receive, because consumer is not running.",
         # Its settings are written by two threads at its start. Where both wait for the connection, the second is
         # refused by its own grpcio (too many operations), in words that no server can send; it then asks anew.

@@ -17,18 +17,17 @@ from typing import Any, NamedTuple
 import pytest
 from support.client_bench import BY_PROPERTY, Bench
 from support.daemon import Daemon
-from support.official_client import LANGUAGES, ClientError, OfficialClient, can_run, having, require
+from support.official_client import ANSWER_S_MAX, LANGUAGES, ClientError, OfficialClient, can_run, having, require
 
 from broker_adapter.limits import BODY_BYTES_MAX
 
 LEVELS_MS = tuple(range(100, 1900, 100))  # 18 of them
-LATENESS_MS_MAX = 2_000  # generous: the machine is shared; the benchmarks hold the daemon to milliseconds
 
 
 class Slow(NamedTuple):
     """What came of the scenarios that take 10 s."""
 
-    expired: Future[list[dict[str, Any]]]
+    expired: Future[tuple[int, list[dict[str, Any]]]]  # when it was sent, in ms, and what came
     failed: Future[list[dict[str, Any]]]
     orphaned: Future[Orphaned]
 
@@ -68,12 +67,13 @@ def slow(bench: Bench) -> Iterator[dict[str, Slow]]:
         yield started
 
 
-def _let_expire(process: OfficialClient) -> list[dict[str, Any]]:
+def _let_expire(process: OfficialClient) -> tuple[int, list[dict[str, Any]]]:
     topic = f"expiring-{process.language.name}"
     process.start("expiring-p", "producer", topic)
     process.start("expiring-c", "simple", topic, group="expiring")
+    sent_ms = time.time_ns() // 1_000_000
     process.send("expiring-p", topic, body="left alone")
-    return process.receive_until("expiring-c", 2, acks=False, invisible_s=10)
+    return sent_ms, process.receive_until("expiring-c", 2, acks=False, invisible_s=10)
 
 
 def _let_fail(process: OfficialClient) -> list[dict[str, Any]]:
@@ -186,15 +186,13 @@ def test_push_consumer_is_given_every_message(process: OfficialClient, topic: st
 
 
 def test_receive_waits_and_is_woken(process: OfficialClient, topic: str) -> None:
-    """A receive with nothing there waits, and a message that comes ends the wait at once."""
+    """A receive with nothing there waits, and a message that comes ends the wait: by itself it would end empty."""
     waiting = process.begin("receive", name=f"c-{topic}")
     with pytest.raises(TimeoutError):
         waiting.result(0.7)
-    sent_ms = time.time_ns() // 1_000_000
     message_id = process.send(f"p-{topic}", topic)
-    (found,) = waiting.result(5)
+    (found,) = waiting.result(ANSWER_S_MAX)
     assert found["message_id"] == message_id
-    assert found["at_ms"] - sent_ms < LATENESS_MS_MAX
 
 
 @pytest.mark.parametrize("process", BY_PROPERTY, indirect=True, ids=lambda language: language.name)
@@ -203,7 +201,7 @@ def test_receive_is_woken_by_a_message_that_becomes_due(process: OfficialClient,
     sent_ms = time.time_ns() // 1_000_000
     process.send(f"p-{topic}", topic, properties={"TIMER_DELAY_MS": "800"})
     (found,) = process.do("receive", name=f"c-{topic}")
-    assert 800 <= found["at_ms"] - sent_ms < 800 + LATENESS_MS_MAX
+    assert found["at_ms"] - sent_ms >= 800
 
 
 def test_receive_with_nothing_there_ends_empty(process: OfficialClient, topic: str) -> None:
@@ -216,7 +214,7 @@ def test_receive_with_nothing_there_ends_empty(process: OfficialClient, topic: s
 
 
 def test_delivery_timestamp_is_kept(process: OfficialClient, topic: str) -> None:
-    """A message with a delivery timestamp comes at that time: never before it, by the host's clock, and soon after."""
+    """A message with a delivery timestamp comes at that time: never before it, by the host's clock."""
     now_ms = time.time_ns() // 1_000_000
     unit_ms = process.language.deliver_at_unit_ms
     wanted = {}
@@ -226,7 +224,7 @@ def test_delivery_timestamp_is_kept(process: OfficialClient, topic: str) -> None
     found = process.receive_until(f"c-{topic}", 4)
     assert {each["message_id"]: each["deliver_at_ms"] for each in found} == wanted
     for each in found:
-        assert 0 <= each["at_ms"] - wanted[each["message_id"]] < LATENESS_MS_MAX
+        assert wanted[each["message_id"]] <= each["at_ms"]
 
 
 def test_a_time_that_has_passed_means_now(process: OfficialClient, topic: str) -> None:
@@ -250,7 +248,7 @@ def test_each_delay_level(process: OfficialClient, topic: str) -> None:
     assert sorted(each["message_id"] for each in found) == sorted(sent)
     for each in found:
         sent_ms, level_ms = sent[each["message_id"]]
-        assert level_ms <= each["at_ms"] - sent_ms < level_ms + LATENESS_MS_MAX
+        assert level_ms <= each["at_ms"] - sent_ms
         assert sent_ms + level_ms <= each["deliver_at_ms"] <= each["at_ms"]
     assert [each["properties"] for each in sorted(found, key=lambda each: int(each["properties"]["level"]))] == [
         {"level": f"{level}"} for level in range(1, 19)
@@ -275,7 +273,7 @@ def test_relative_delay_by_property(
     sent_ms = time.time_ns() // 1_000_000
     process.send(f"p-{topic}", topic, properties={**properties, "mine": "stays"})
     (found,) = process.receive_until(f"c-{topic}", 1)
-    assert least_ms <= found["at_ms"] - sent_ms < least_ms + LATENESS_MS_MAX
+    assert least_ms <= found["at_ms"] - sent_ms
     assert found["properties"] == {"mine": "stays"}
 
 
@@ -286,7 +284,7 @@ def test_absolute_time_by_property(process: OfficialClient, topic: str) -> None:
     process.send(f"p-{topic}", topic, properties={"TIMER_DELIVER_MS": f"{deliver_at_ms}"})
     (found,) = process.receive_until(f"c-{topic}", 1)
     assert found["deliver_at_ms"] == deliver_at_ms
-    assert 0 <= found["at_ms"] - deliver_at_ms < LATENESS_MS_MAX
+    assert deliver_at_ms <= found["at_ms"]
 
 
 # -- finishing --------------------------------------------------------------------------------------------------------
@@ -308,7 +306,7 @@ def test_change_of_invisible_duration(process: OfficialClient, topic: str) -> No
     process.do("change", name=f"c-{topic}", token=first["token"], invisible_s=1)
     (second,) = process.receive_until(f"c-{topic}", 1, acks=False, invisible_s=60)
     assert (second["message_id"], second["attempt"]) == (first["message_id"], 2)
-    assert 1000 <= second["at_ms"] - changed_ms < 1000 + LATENESS_MS_MAX
+    assert second["at_ms"] - changed_ms >= 1000
     late = {} if process.language.tells_of_acks else {"invisible_s": 1}
     with pytest.raises(ClientError) as stale:
         process.do("change" if late else "ack", name=f"c-{topic}", token=first["token"], **late)
@@ -368,12 +366,10 @@ def test_body_of_exactly_4_mib_and_not_one_byte_more(process: OfficialClient, to
 
 def test_message_comes_back_when_its_lease_expires(process: OfficialClient, slow: dict[str, Slow]) -> None:
     """A message nobody acknowledged comes back after its invisible duration of 10 s, as attempt 2."""
-    found = slow[process.language.name].expired.result(30)
-    first, second = found
+    sent_ms, (first, second) = slow[process.language.name].expired.result(30)
     assert second["message_id"] == first["message_id"]
     assert (first["attempt"], second["attempt"]) == (1, 2)
-    # a few ms: the first time is when the client had it, the lease began a little earlier
-    assert 9_500 <= second["at_ms"] - first["at_ms"] < 10_000 + LATENESS_MS_MAX
+    assert second["at_ms"] - sent_ms >= 10_000
 
 
 @having("push")
@@ -383,7 +379,7 @@ def test_message_comes_back_when_the_listener_fails(process: OfficialClient, slo
     first, second = found
     assert second["message_id"] == first["message_id"]
     assert (first["attempt"], second["attempt"]) == (1, 2)
-    assert 9_500 <= second["at_ms"] - first["at_ms"] < 10_000 + LATENESS_MS_MAX
+    assert second["at_ms"] - first["at_ms"] >= 10_000
 
 
 def test_another_consumer_gets_what_one_that_died_left(process: OfficialClient, slow: dict[str, Slow]) -> None:
