@@ -25,7 +25,7 @@ from typing import IO, NamedTuple
 from weakref import WeakSet
 
 from broker_adapter.clock import Clock
-from dmq.errors import StoreError, StoreFailed, StoreLocked
+from dmq.errors import StoreCorrupt, StoreError, StoreFailed, StoreLocked
 from dmq.spool.clock import ForwardClock
 from dmq.spool.kept import Kept
 from dmq.store.believed import encode_clock
@@ -80,13 +80,15 @@ class Root:
             return path, Kept(self.open(path))
 
     def open(self, path: Path) -> Store:
-        """Open a directory."""
+        """Open a directory. Damage that the first write meets is damage, and not a failure that may be over later."""
         store = self._open(path)
         self._stores.add(store)
         try:
             self._go_on_from(store)
-        except BaseException:
+        except BaseException as error:
             store.close()
+            if isinstance(store.failure, StoreCorrupt):
+                raise store.failure from error
             raise
         return store
 

@@ -17,9 +17,10 @@ from support.spool_rig import PATIENCE_S, QUIET, an_entry
 from support.stores import all_rows
 
 from dmq.errors import StoreCorrupt, StoreFailed
+from dmq.spool.clock import ForwardClock
 from dmq.spool.reader import Reader
 from dmq.spool.spool import Spool
-from dmq.store.engine import Engine
+from dmq.store.engine import Batch, Engine
 from dmq.store.ops import Family
 from dmq.store.rocks import RocksEngine
 from retry.sink import Held, SinkUnavailable
@@ -199,6 +200,29 @@ def test_entries_outside_a_damaged_block_of_an_orphan_are_taken_over(tables: Pat
     with Spool(root, options=QUIET) as spool:
         assert spool.path.name == "spool-0"
         assert spool._adopter.adopt() == 0, "what was taken over does not come again"
+        assert [each.path for each in spool.damaged_directories] == [tables]
+
+
+def test_damage_that_the_opening_of_an_orphan_meets_is_named(
+    tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening writes the clock on; a compaction may have found the damage first, and fails that write with it."""
+    write, written = RocksEngine.write, []
+
+    def fail_second(engine: RocksEngine, batch: Batch) -> None:
+        written.append(engine.path)
+        if written.count(tables / "rocksdb") == 2:
+            raise StoreCorrupt("block checksum mismatch")
+        write(engine, batch)
+
+    with Spool(tmp_path / "other", options=QUIET) as other:
+        empty = other.path
+    empty = empty.rename(tables.with_name("spool-0"))
+    monkeypatch.setattr(RocksEngine, "write", fail_second)
+    monkeypatch.setattr(ForwardClock, "go_on_from", lambda *_: True)
+    with Spool(tables.parent, options=QUIET) as spool:
+        assert spool.path == empty
+        assert spool._adopter.adopt() == 0
         assert [each.path for each in spool.damaged_directories] == [tables]
 
 
