@@ -43,6 +43,7 @@ MEANINGS = {
 _MIB = 2**20
 _MEMORY_MAX = 4 * 1024 * _MIB
 _SNAPSHOT_S = 5.0  # at least; taking one has a deadline of its own
+_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 # Java's and Spark's own lines. What is none of these is the job's, and meant for who started it.
 _NOISE = re.compile(
     r"WARNING: |Picked up |Using Spark's |Setting default log level|To adjust logging level|:: |\s+at |Warning: "
@@ -273,7 +274,7 @@ def submit_command(
     launcher, logging = scratch / "audit.py", scratch / "log4j2.properties"
     launcher.write_text(_LAUNCHER, encoding="utf-8")
     logging.write_text(_LOGGING.format(log=log), encoding="utf-8")
-    java_options = ["-XX:+UseParallelGC", f"-Dlog4j2.configurationFile=file:{logging}"]
+    java_options = [f"-Dlog4j2.configurationFile=file:{logging}"]
     options: list[str] = []
     for each in conf:
         key, _, value = each.partition("=")
@@ -281,6 +282,8 @@ def submit_command(
             java_options.append(value)
         else:
             options += ["--conf", each]
+    if not any(_COLLECTOR.search(each) for each in java_options):  # Java starts with one only
+        java_options.append("-XX:+UseParallelGC")
     command = [str(spark.submit), "--master", master, "--driver-memory", memory]
     command += ["--driver-java-options", " ".join(java_options), *options]
     if not master.startswith("local"):

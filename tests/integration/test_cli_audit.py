@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -244,7 +245,7 @@ def test_what_is_asked_for_reaches_the_job(spark: FakeSpark, tmp_path: Path, mem
     assert arguments[at:] == ["run", *base, *passed]
     assert arguments[:4] == ["--master", "local[2]", "--driver-memory", told]
     assert arguments[4] == "--driver-java-options"
-    assert arguments[5].endswith("-Dx=y")
+    assert arguments[5].endswith("-Dx=y -XX:+UseParallelGC")
     assert arguments[6:8] == ["--conf", "spark.a=b=c"]
     assert "--py-files" not in arguments
     assert not Path(arguments[at - 1]).exists(), "the launcher is removed with the run"
@@ -253,6 +254,17 @@ def test_what_is_asked_for_reaches_the_job(spark: FakeSpark, tmp_path: Path, mem
     for more in ([], ["--incremental", "--state", str(tmp_path / "state")]):
         assert dmq("audit", "run", *base, *more, "--no-snapshot", env=spark.env).returncode == 0
         assert spark.arguments[spark.arguments.index("run") :] == ["run", *base, *more]
+
+
+def test_a_garbage_collector_that_is_asked_for_is_the_only_one(spark: FakeSpark, tmp_path: Path) -> None:
+    """With two of them Java does not start."""
+    (tmp_path / "trail").mkdir()
+    base = ["--trail", str(tmp_path / "trail"), "--out", str(tmp_path / "out"), "--no-snapshot"]
+    asked = ["--conf", "spark.driver.extraJavaOptions=-Xss4m -XX:+UseSerialGC"]
+    assert dmq("audit", "run", *base, *asked, env=spark.env).returncode == 0
+    assert re.findall(r"-XX:\S+", spark.arguments[spark.arguments.index("--driver-java-options") + 1]) == [
+        "-XX:+UseSerialGC"
+    ]
 
 
 def test_a_cluster_gets_the_package(tmp_path: Path, spark: FakeSpark) -> None:
