@@ -6,11 +6,13 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMPS := $(VENV)/.stamps
 NODE_DIR := tests/clients/node
-CODE := $(wildcard dmq retry broker_adapter spark_audit bench tests tools)
-TYPED := $(CODE)
+CODE := $(wildcard dmq retry broker_adapter spark_audit bench examples tests tools)
+TYPED := $(filter-out examples,$(CODE))  # the official client has no types
 CLIENT_TESTS := $(wildcard tests/integration/test_client*.py tests/integration/test_*_clients.py) tests/integration/test_acl.py
 # extra words for the tool behind a target: make test ARGS="-k store", make demo ARGS="--seconds 10"
 ARGS ?=
+# Tests wait for processes and disks most of their time: more workers than processors, at most 16.
+WORKERS ?= $(shell n=$$(( $$(getconf _NPROCESSORS_ONLN) * 2 + 1 )); echo $$(( n < 16 ? n : 16 )))
 
 # The first of these that runs and is new enough; `make PYTHON=/path/to/python ...` decides otherwise.
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
@@ -28,9 +30,11 @@ $(shell [ -x $(PY) ] && [ "$$(cat $(STAMPS)/here 2>/dev/null)" = "$(CURDIR)" ] |
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+ifndef BESIDE_EACH_OTHER
 .NOTPARALLEL:
-.PHONY: help demo test clients-matrix lint fmt bench fuzz lock clean distclean \
-	node-client go-client java-client rust-client chromium
+endif
+.PHONY: help demo test clients-matrix disturb lint fmt bench fuzz lock clean distclean \
+	clients node-client go-client java-client rust-client chromium
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1 - \2/p' $(firstword $(MAKEFILE_LIST))
@@ -38,11 +42,14 @@ help: ## list the targets
 demo: $(STAMPS)/run ## kill the daemon half-way through a run and see that nothing is lost
 	@$(PY) -m dmq demo $(ARGS)
 
-test: $(STAMPS)/dev node-client go-client java-client rust-client chromium ## run all tests (ARGS="-k store" to choose)
-	@$(PY) -m pytest $(ARGS)
+test: clients ## run all tests (ARGS="-k store" to choose, ARGS="-n 0" in one process)
+	@$(PY) -m pytest -n $(WORKERS) $(ARGS)
 
-clients-matrix: $(STAMPS)/dev node-client go-client java-client rust-client ## test every published version of the clients
-	@DMQ_TEST_CLIENTS=all $(PY) -m pytest $(CLIENT_TESTS) $(ARGS)
+clients-matrix: clients ## test every published version of the clients
+	@DMQ_TEST_CLIENTS=all $(PY) -m pytest -n $(WORKERS) $(CLIENT_TESTS) $(ARGS)
+
+disturb: clients ## run all tests while processes are stopped at random for a moment
+	@$(PY) tools/disturb.py $(PY) -m pytest -n $(WORKERS) $(ARGS)
 
 lint: $(STAMPS)/dev ## format, lint, types, arrows, tidy
 	@echo "lint: format" && $(PY) -m ruff format --check --quiet --output-format=concise $(CODE) \
@@ -108,6 +115,11 @@ $(STAMPS)/fuzz: locks/fuzz.txt $(STAMPS)/dev
 	@echo "installing the fuzzer (locks/fuzz.txt)"
 	@$(INSTALL) -r locks/fuzz.txt
 	@touch $@
+
+# What the tests use beside Python, built beside each other.
+clients: $(STAMPS)/dev
+	@$(MAKE) --silent --no-print-directory -j BESIDE_EACH_OTHER=1 \
+		node-client go-client java-client rust-client chromium
 
 # The official Node client, for the tests that drive the daemon with it. Required in CI, a named skip elsewhere.
 node-client:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import support.effort  # noqa: F401 - reads our environment before it is cleaned below
 from hypothesis import settings
+from support.parallel import ByUnit, by_length, is_controller
+from xdist.remote import Producer
 
 TESTS = Path(__file__).parent
 
@@ -24,10 +26,21 @@ settings.register_profile("dev", print_blob=True, deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
-def pytest_configure() -> None:
-    """Remove our settings from the environment, before anything reads them and for all processes tests start."""
-    for name in [name for name in os.environ if name.startswith("DMQ_")]:
-        del os.environ[name]
+def pytest_configure(config: pytest.Config) -> None:
+    """Remove our settings from the environment, before anything reads them and for all processes tests start.
+
+    A process that hands out tests keeps them for its workers, which come here as well.
+    """
+    if not is_controller(config):
+        for name in [name for name in os.environ if name.startswith("DMQ_")]:
+            del os.environ[name]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByUnit:
+    """Hand out the tests by units, in the order that they have here."""
+    config.option.loadscopereorder = False
+    return ByUnit(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -38,3 +51,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if folder not in groups:
             raise pytest.UsageError(f"tests/{folder} is no group of tests; pyproject.toml lists the markers")
         item.add_marker(folder)
+    if hasattr(config, "workerinput"):
+        items[:] = by_length(items)

@@ -20,8 +20,8 @@ from dmq.errors import StoreCorrupt, StoreFailed
 from dmq.spool.clock import ForwardClock
 from dmq.spool.reader import Reader
 from dmq.spool.spool import Spool
-from dmq.store.engine import Batch, Engine
-from dmq.store.ops import Family
+from dmq.store.engine import Engine
+from dmq.store.ops import Batch, Family
 from dmq.store.rocks import RocksEngine
 from retry.sink import Held, SinkUnavailable
 

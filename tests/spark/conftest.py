@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
+from support.jvm import SPARK
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +22,7 @@ def spark() -> Iterator[SparkSession]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "2g",
         "spark.sql.shuffle.partitions": "4",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC",
+        "spark.driver.extraJavaOptions": SPARK,
         "spark.sql.files.openCostInBytes": "65536",
         # compiling plans takes longer than running them on trails of this size; the job's own tests compile
         "spark.sql.codegen.wholeStage": "false",

@@ -20,6 +20,7 @@ from support.crash_operators import Operators
 from support.daemon import Daemon
 from support.delayed_load import consume, send_delayed
 from support.effort import SEED
+from support.jvm import SPARK
 
 KILLS = 10
 _AUDIT_S_MAX = 150
@@ -35,6 +36,7 @@ class Audit:
     def __init__(self, daemon: Daemon, out: Path, *options: str) -> None:
         command = [sys.executable, "-m", "dmq", "audit", "run", "--address", daemon.address]
         command += ["--trail", str(daemon.data / "trail"), "--out", str(out), *options]
+        command += ["--conf", f"spark.driver.extraJavaOptions={SPARK}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_AUDIT_S_MAX, check=False)
         print(done.stdout[-4000:], done.stderr[-4000:], sep="\n")
         self.exit_code = done.returncode

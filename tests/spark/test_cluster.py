@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from support.effort import at_length
+from support.jvm import SPARK
 from support.trail_forge import forge
 from support.trail_mutations import MUTATORS
 
@@ -38,7 +39,8 @@ def spark_home() -> Path:
 def environment() -> dict[str, str]:
     """Return an environment in which Spark's own programs find Python, us and nothing but this machine."""
     own = {"SPARK_LOCAL_IP": LOOPBACK, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-    return {**os.environ, **own, "SPARK_HOME": str(spark_home()), "SPARK_PUBLIC_DNS": LOOPBACK}
+    own |= {"SPARK_HOME": str(spark_home()), "SPARK_PUBLIC_DNS": LOOPBACK, "SPARK_DAEMON_JAVA_OPTS": SPARK}
+    return {**os.environ, **own}
 
 
 @contextmanager
@@ -121,6 +123,7 @@ def test_on_a_cluster_it_writes_the_same_bytes(bent: Path, expected: dict[str, b
             for each in (one, two):
                 wait_for(each, "Successfully registered with master")
             command = [str(spark_home() / "bin" / "spark-submit"), "--master", master, "--executor-memory", "700m"]
+            command += ["--driver-java-options", SPARK, "--conf", f"spark.executor.extraJavaOptions={SPARK}"]
             # compiling plans takes longer than running them on a trail of this size
             command += ["--conf", "spark.sql.codegen.wholeStage=false", str(ROOT / "spark_audit" / "__main__.py")]
             assert audited(command, bent, tmp_path / "out") == (20, expected)

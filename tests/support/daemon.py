@@ -2,7 +2,8 @@
 
 Ports lie below the range the system hands out by itself. A client that tries to reconnect while the daemon is away
 would otherwise, now and then, be given the daemon's own port as its local one and connect to itself, and the daemon
-could not come back.
+could not come back. Each worker of a run has ports of its own, so that none takes what another one's daemon is about to
+open, or to open again.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from support.parallel import WORKERS_MAX, worker
 from support.trusted import of_daemon
 
 START_S_MAX = 20.0
 STOP_S_MAX = 20.0
-_PORTS = range(20_000, 32_000)
+_PORTS = range(20_000 + worker(), 32_000, WORKERS_MAX)
 _TAKEN = "is in use by another process"
 
 

@@ -30,6 +30,7 @@ from typing import Any, Self
 import pytest
 from support.client_builds import BUILDS, Build, earlier_go, earlier_java, earlier_python, what_is_missing
 from support.effort import CLIENTS, TLS
+from support.jvm import SHORT_LIVED
 from support.trusted import of_client
 
 from broker_adapter.wire import rocketmq_v2 as wire
@@ -68,8 +69,7 @@ class Language:
 PYTHON = Language("python", (sys.executable, str(_TESTS / "clients" / "python" / "client.py")), deliver_at_unit_ms=1000)
 NODE = Language("node", ("node", str(_NODE / "client.mjs")), receive_overhead_bytes=1024)
 GO = Language("go", (str(BUILDS["go"].cache / "client"),), tells_of_acks=False, tls=True, build=BUILDS["go"])
-# It lives for seconds: the second compiler would cost more than it brings. Its log goes where the test looks for it.
-_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m", "-Duser.home=.")
+_JVM = (*SHORT_LIVED, "-Xmx512m", "-Duser.home=.")  # its log goes where the test looks for it
 
 
 def _java(build: Build) -> tuple[str, ...]:

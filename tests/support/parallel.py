@@ -1,0 +1,68 @@
+"""How ``pytest -n`` spreads the tests over its workers.
+
+A unit of work is a module of tests, since its daemons and clients are made once for all of its tests; modules that
+share a Spark session are one unit. Units are handed out as workers become free, those that take longest first: one of
+them at the end would let all others wait.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+WORKERS_MAX = 16
+# A session takes seconds to start and its first audits are slow; one alone would take longer than all else.
+_SESSIONS = {
+    "test_cluster": "first session",
+    "test_incremental": "first session",
+    "test_tables": "first session",
+    "test_verdict": "first session",
+    "test_audit_operator": "second session",
+    "test_jobs": "second session",
+    "test_mutations": "second session",
+    "test_mutations_daemon": "second session",
+    "test_mutations_oracle": "second session",
+}
+_LONGEST = (
+    "first session",
+    "second session",
+    "tests/integration/test_client_restart.py",
+    "tests/fault/test_clock_steps_daemon.py",
+    "tests/integration/test_clients.py",
+    "tests/spark/test_audit_daemon.py",
+    "tests/fault/test_trail_kills.py",
+    "tests/integration/test_admission.py",
+    "tests/integration/test_recall_clients.py",
+    "tests/fault/test_hook_outage.py",
+)
+
+
+def worker() -> int:
+    """Return the number of this process among the workers, 0 if it is the only one."""
+    return int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % WORKERS_MAX
+
+
+def is_controller(config: pytest.Config) -> bool:
+    """Say whether this process hands out tests and runs none."""
+    return config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput")
+
+
+def by_length(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests with the longest units first, the others and those of a unit as they were."""
+    rank = {unit: place for place, unit in enumerate(_LONGEST)}
+    return sorted(items, key=lambda item: rank.get(_unit_of(item.nodeid), len(rank)))
+
+
+class ByUnit(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """Hands out whole units, in the order of their first tests."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _unit_of(nodeid)
+
+
+def _unit_of(test: str) -> str:
+    module = test.partition("::")[0]
+    folder, _, name = module.rpartition("/")
+    return _SESSIONS.get(name.removesuffix(".py"), module) if folder == "tests/spark" else module
