@@ -15,11 +15,13 @@ from dmq.config import DaemonConfig
 from dmq.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 FOLDERS = ("dmq", "retry", "broker_adapter", "spark_audit", "tests", "docs", "locks", "tools", "bench")
 # `dmq/store/marks.py`, `tests/contract`, `tests/contract::test_name` (a test may move within its group)
 CITED = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)(?:::(\w+))?`")
+# in CONTRIBUTING, whose answers are names: `Leases.expire` in `dmq/embedded/leases.py`
+NAMED = re.compile(r"`(?:\w+\.)*(\w+)`[^`|]{0,4}(?:in |of |\()+`([\w/]+\.py)`")
 LINKED = re.compile(r"\]\((?!https?:|#)([^)#]+)(?:#[^)]*)?\)")
 NAMES = re.compile(r"`([^`]+)`")
 
@@ -69,11 +71,18 @@ def broken_citations(text: str) -> list[str]:
     return broken
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.name))
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_is_cited_exists(document: Path) -> None:
     text = read(document)
     assert broken_citations(text) == []
     assert [link for link in LINKED.findall(text) if not (document.parent / link).exists()] == []
+
+
+def test_names_that_contributors_are_sent_to_exist() -> None:
+    """``Leases.expire`` in ``dmq/embedded/leases.py``: the module defines it, or one of its classes does."""
+    named = NAMED.findall(read(ROOT / "CONTRIBUTING.md"))
+    assert len(named) >= 6
+    assert [(name, path) for name, path in named if name not in names_in(ROOT / path)] == []
 
 
 def test_a_broken_citation_is_found() -> None:
