@@ -33,7 +33,7 @@ $(shell [ -x $(PY) ] && [ "$$(cat $(STAMPS)/here 2>/dev/null)" = "$(CURDIR)" ] |
 ifndef BESIDE_EACH_OTHER
 .NOTPARALLEL:
 endif
-.PHONY: help demo test clients-matrix disturb lint fmt bench fuzz lock clean distclean \
+.PHONY: help demo test clients-matrix disturb coverage lint fmt docs release bench fuzz lock clean distclean \
 	clients node-client go-client java-client rust-client chromium
 
 help: ## list the targets
@@ -70,6 +70,23 @@ bench: $(STAMPS)/dev ## measure, and write docs/PERFORMANCE.md (ARGS="--quick" t
 fuzz: $(STAMPS)/fuzz ## look for input that costs too much (ARGS="-max_total_time=3600" for an hour)
 	@mkdir -p build/fuzz
 	@PYTHONPATH=tests $(PY) tools/fuzz.py -artifact_prefix=build/fuzz/ $(or $(ARGS),-max_total_time=300)
+
+coverage: clients ## run all tests and show which lines they reach (build/coverage/html)
+	@mkdir -p build/coverage && rm -f build/coverage/data*
+	@$(PY) -m coverage run -m pytest -n $(WORKERS) $(ARGS)
+	@$(PY) -m coverage combine --quiet && $(PY) -m coverage html --quiet && $(PY) -m coverage report
+
+docs: $(STAMPS)/docs ## build the site of the documentation (build/docs)
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs --quiet build --strict
+	@echo "build/docs/index.html"
+
+release: $(STAMPS)/release ## build and check what is published, into dist (nothing is uploaded)
+	@rm -rf dist && mkdir dist
+	@$(PY) -m hatchling build -d dist
+	@$(PY) -m twine check --strict dist/*
+	@$(PY) -W ignore -m cyclonedx_py requirements locks/run.txt --pyproject pyproject.toml --mc-type application \
+		--output-reproducible --validate -o dist/sbom.cdx.json
+	@ls -l dist
 
 clean: ## remove caches and build products
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
@@ -121,6 +138,12 @@ clients: $(STAMPS)/dev
 	@$(MAKE) --silent --no-print-directory -j BESIDE_EACH_OTHER=1 \
 		node-client go-client java-client rust-client chromium
 
+# The tools of one target each; the docs' and the release's packages fit beside those of development.
+$(STAMPS)/docs $(STAMPS)/release: $(STAMPS)/%: locks/%.txt $(STAMPS)/dev
+	@echo "installing what 'make $*' needs (locks/$*.txt)"
+	@$(INSTALL) -r locks/$*.txt
+	@touch $@
+
 # The official Node client, for the tests that drive the daemon with it. Required in CI, a named skip elsewhere.
 node-client:
 	@if command -v npm >/dev/null 2>&1; then \
@@ -158,8 +181,12 @@ lock: ## write locks/*.txt anew from pyproject.toml (UPGRADE=1: newest versions)
 	echo "locking locks/run.txt" && \
 	$(UV_COMPILE) pyproject.toml --extra server --extra demo -o locks/run.txt && \
 	echo "locking locks/dev.txt" && \
-	$(UV_COMPILE) pyproject.toml --extra server --extra demo --extra audit --extra dev -c locks/run.txt -o locks/dev.txt && \
+	$(UV_COMPILE) pyproject.toml --extra server --extra demo --extra audit --group dev -c locks/run.txt -o locks/dev.txt && \
 	echo "locking locks/build.txt" && \
 	$(UV_COMPILE) locks/build.in -c locks/dev.txt -o locks/build.txt && \
 	echo "locking locks/fuzz.txt" && \
-	$(UV_COMPILE) locks/fuzz.in -c locks/dev.txt -o locks/fuzz.txt
+	$(UV_COMPILE) locks/fuzz.in -c locks/dev.txt -o locks/fuzz.txt && \
+	echo "locking locks/docs.txt" && \
+	$(UV_COMPILE) --group docs -c locks/dev.txt -o locks/docs.txt && \
+	echo "locking locks/release.txt" && \
+	$(UV_COMPILE) --group release -c locks/dev.txt -o locks/release.txt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from support.outbox import read_outbox
 from support.retain import TOLD, keep, lying, turn
 from support.rigs import (
     GROUP,
@@ -19,7 +20,6 @@ from support.rigs import (
 )
 
 from dmq.audit.events import EventKind
-from dmq.audit.outbox import read_outbox
 from dmq.audit.snapshot_layout import EXCEPTION_ROW
 from dmq.store import keys
 from dmq.store.ops import Delete, Family, Put

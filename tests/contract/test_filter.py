@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
 import pytest
+from support.outbox import read_outbox
 from support.rigs import GROUP, INVISIBLE_MS, TOPIC, EmbeddedRig, End, Rig, ack, every_broker, ids, receive, until
 
 from broker_adapter.adapter import Subscription
@@ -20,7 +21,6 @@ from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Delivery, Envelope, Message
 from broker_adapter.wire.mapping import encode
 from dmq.audit.events import EventKind, gap_event
-from dmq.audit.outbox import read_outbox
 from dmq.embedded.hand_out import LOOK_BYTES_MAX, LOOK_MAX
 from dmq.store.engine import Engine, EngineStats, Rows
 from dmq.store.ops import Batch, Family

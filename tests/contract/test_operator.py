@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from support.outbox import read_outbox
 from support.rigs import (
     GROUP,
     TOPIC,
@@ -29,7 +30,6 @@ from broker_adapter.message import MessageType
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.transactions import Half
 from dmq.audit.events import LANE, EventKind
-from dmq.audit.outbox import read_outbox
 from dmq.embedded.names import Group, Topic
 from dmq.embedded.operator import BEGIN, END, Operator
 from dmq.embedded.topic_settings import TopicSettings

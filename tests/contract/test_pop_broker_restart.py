@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from support.outbox import read_outbox
 from support.rigs import (
     GROUP,
     INVISIBLE_MS,
@@ -28,7 +29,6 @@ from support.rigs import (
 from broker_adapter.errors import Refused
 from broker_adapter.message import Delivery, unpack_id
 from dmq.audit.events import EventKind
-from dmq.audit.outbox import read_outbox
 
 SOON_MS = 5_000
 ENDS = [

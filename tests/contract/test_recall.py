@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from support.outbox import read_outbox
 from support.rigs import (
     TOPIC,
     EmbeddedRig,
@@ -23,7 +24,6 @@ from support.rigs import (
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import pack_id
 from dmq.audit.events import NO_QUEUE, EventKind, gap_event
-from dmq.audit.outbox import read_outbox
 from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.embedded.recall import decode_recall
 from dmq.store.counts import BUCKET_MS

@@ -29,6 +29,7 @@ from support.letters import (
     start,
     told,
 )
+from support.outbox import read_outbox
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_broker, ids, receive, until
 
 from broker_adapter.errors import Refused, Rule
@@ -36,7 +37,6 @@ from broker_adapter.message import Delivery, MessageType, unpack_id
 from broker_adapter.wire.mapping import decode
 from dmq.admin.source import MessageState
 from dmq.audit.events import LANE, EventKind
-from dmq.audit.outbox import read_outbox
 from dmq.embedded.operator import BEGIN, END
 from dmq.embedded.topic_settings import TopicSettings
 from dmq.store.ops import Family, Put

@@ -6,6 +6,7 @@ from collections import Counter
 from unittest.mock import patch
 
 import pytest
+from support.outbox import read_outbox
 from support.retain import SECOND, TOLD, bounds, expired, keep, lying, read, sends, turn
 from support.rigs import (
     GROUP,
@@ -24,7 +25,6 @@ from support.rigs import (
 from broker_adapter.adapter import Subscription as Wanted
 from broker_adapter.errors import Refused, Rule
 from dmq.audit.events import EventKind
-from dmq.audit.outbox import read_outbox
 from dmq.embedded import retention
 from dmq.embedded.operator import BEGIN
 from dmq.embedded.removable import NOBODY, Edges, readers_from, sizes

@@ -8,6 +8,7 @@ from unittest.mock import AsyncMock, patch
 
 import pytest
 from support.letters import die, finish, only
+from support.outbox import read_outbox
 from support.retain import SECOND, TOLD, bounds, keep, lying, read, sends, turn
 from support.rigs import (
     GROUP,
@@ -25,7 +26,6 @@ from support.rigs import (
 from broker_adapter.errors import Refused
 from broker_adapter.topics import dead_letter_topic
 from dmq.audit.events import EventKind
-from dmq.audit.outbox import read_outbox
 from dmq.embedded.dead_letters import KIND_OUTCOME, OUTCOME_ROWS
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.operator import BEGIN

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import pytest
 from support.failing import change, dead_letters, is_over, pass_time, pushed, pushed_one
+from support.outbox import read_outbox
 from support.rigs import (
     GROUP,
     INVISIBLE_MS,
@@ -29,7 +30,6 @@ from support.rigs import (
 from broker_adapter.adapter import GroupSettings
 from broker_adapter.message import Delivery
 from dmq.audit.events import LANE, EventKind
-from dmq.audit.outbox import read_outbox
 from retry.policy import Exponential, Fixed, RetryPolicy, Table
 
 S, M, H = 1_000, 60_000, 3_600_000

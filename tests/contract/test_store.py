@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.effort import EFFORT
+from support.outbox import read_outbox
 from support.store_bench import ENGINES, NOW_MS, Bench, opened_bench
 from support.stores import (
     SCOPE,
@@ -24,7 +25,6 @@ from support.stores import (
 )
 
 from dmq.audit.events import EventKind, cell_event, decode_event, gap_count, gap_event
-from dmq.audit.outbox import read_outbox
 from dmq.errors import StoreCorrupt
 from dmq.store import counts
 from dmq.store.keys import (

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.outbox import read_outbox
 from support.rigs import GROUP, EmbeddedRig, End, an_envelope, every_durable_broker, ids, play, receive
 
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Envelope, MessageType
 from broker_adapter.transactions import Half
-from dmq.audit.outbox import read_outbox
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.registry import AutoCreate
 from dmq.embedded.topic_settings import TopicSettings, decode_settings, encode_settings

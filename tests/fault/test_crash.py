@@ -17,10 +17,10 @@ from support.crash_load import Ledger, Load
 from support.crash_operators import Operators, receive_all
 from support.daemon import Daemon
 from support.effort import CRASHES, SEED
+from support.outbox import read_outbox
 
 from broker_adapter.clock import SystemClock
 from dmq.audit.events import gap_event
-from dmq.audit.outbox import read_outbox
 from dmq.store.store import Store, StoreOptions
 
 READY_S_MAX = 10.0

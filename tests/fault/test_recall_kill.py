@@ -17,12 +17,12 @@ import grpc
 import pytest
 from support.daemon import Daemon
 from support.effort import CRASHES, SEED
+from support.outbox import read_outbox
 from support.wire_client import WireClient, a_message
 
 from broker_adapter.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.audit.events import EventKind, gap_event
-from dmq.audit.outbox import read_outbox
 from dmq.store.store import Store, StoreOptions
 
 TOPIC, GROUP = "recalled", "receivers"

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from support.effort import EFFORT
 from support.failing import CLIENT, pass_time
 from support.letters import PURGE, REDRIVE, a_message, ended, start
+from support.outbox import read_outbox
 from support.rigs import TOPIC, EmbeddedRig, ack, an_envelope, play, receive
 from support.watch import WatchedEngine
 
 from broker_adapter.errors import Refused
 from broker_adapter.message import Delivery
 from dmq.audit.events import EventKind, gap_count, gap_event
-from dmq.audit.outbox import read_outbox
 from dmq.daemon.operations import Operations
 from dmq.store.engine import Engine
 from dmq.store.ops import Batch, Family

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from support.effort import EFFORT, SEED
 from support.operator_machine import GROUPS, ROUND_MS, ROUNDS, TOPICS, OperatorRules, picks
+from support.outbox import read_outbox
 from support.rigs import End
-
-from dmq.audit.outbox import read_outbox
 
 pytestmark = pytest.mark.timeout(600)  # a failure is made small first, which takes its time
 print(f"DMQ_TEST_SEED={SEED}")

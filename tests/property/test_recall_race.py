@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 from support.effort import EFFORT, SEED
+from support.outbox import read_outbox
 from support.rigs import TOPIC, EmbeddedRig, ack, an_envelope, receive, until
 
 from broker_adapter.clock import SystemClock
 from broker_adapter.errors import Refused
 from broker_adapter.message import pack_id
 from dmq.audit.events import EventKind, gap_event
-from dmq.audit.outbox import read_outbox
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.place import Placement
 from dmq.scheduler.scheduler import Scheduler

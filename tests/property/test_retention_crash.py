@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from support.effort import EFFORT
 from support.letters import Break, BreakingRig
+from support.outbox import TrailEvent, read_outbox
 from support.rigs import TOPIC, End, ack, ids, play, receive, send
 from support.stores import all_rows
 
 from broker_adapter.errors import BrokerUnavailable
 from broker_adapter.message import unpack_id
 from dmq.audit.events import EventKind
-from dmq.audit.outbox import TrailEvent, read_outbox
 from dmq.embedded.operator import BEGIN
 from dmq.embedded.topic_settings import KeepChange
 from dmq.errors import StoreError

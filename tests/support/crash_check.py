@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from support.crash_load import ATTEMPTS_MAX, INVISIBLE_MS, Ledger, Seen
+from support.outbox import TrailEvent
 
 from broker_adapter.message import unpack_id
 from dmq.audit.events import EventKind
-from dmq.audit.outbox import TrailEvent
 from dmq.embedded.receipt import read_handle
 
 # A lease begins when the server hands a message out; what a client can see is the time at the end of the answer.

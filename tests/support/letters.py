@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from support.failing import change, pushed
+from support.outbox import read_outbox
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, receive, until
 from support.stores import GatedEngine, all_rows
 
@@ -22,7 +23,6 @@ from broker_adapter.topics import dead_letter_topic
 from broker_adapter.wire.mapping import decode, encode
 from dmq.admin.source import GroupStatus, RetryOutcomes, WaitingRetry
 from dmq.audit.events import AuditEvent, EventKind
-from dmq.audit.outbox import read_outbox
 from dmq.config import DaemonConfig
 from dmq.daemon.report import Report
 from dmq.embedded import dead_letters as dead_letters_module

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.letters import PURGE, REDRIVE, Break, BreakingEngine, a_message, in_lanes, queued
 from support.operator_model import DELAYS_MS, MAX_ATTEMPTS, STEADY_S, Books, Debt, Letter, Place
+from support.outbox import read_outbox
 from support.rigs import Backup, EmbeddedRig, End, receive, until
 
 from broker_adapter.clock import ManualClock
@@ -29,7 +30,6 @@ from broker_adapter.message import Delivery, Envelope, SendReceipt, unpack_id
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.wire.mapping import decode
 from dmq.audit.events import EventKind, gap_event
-from dmq.audit.outbox import read_outbox
 from dmq.embedded.operator import BEGIN, END
 from dmq.embedded.topic_settings import KeepChange
 from dmq.errors import StoreError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from support.outbox import read_outbox
 from support.rigs import (
     GROUP,
     TOPIC,
@@ -14,7 +15,6 @@ from support.rigs import (
 )
 
 from dmq.audit.events import EventKind
-from dmq.audit.outbox import read_outbox
 from dmq.embedded.retention import Removed
 from dmq.embedded.topic_settings import KeepChange
 from dmq.store.ops import Family

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from support.outbox import read_outbox
 
 from broker_adapter.topics import dead_letter_topic
 from dmq.audit.events import LANE, NO_QUEUE, EventKind, gap_count
-from dmq.audit.outbox import read_outbox
 from dmq.embedded.names import Names
 from dmq.store.outbox import NOT_APPLICABLE
 from dmq.store.store import Store

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from support.broker_model import Fact, Key
+from support.outbox import read_outbox
 
 from broker_adapter.message import unpack_id
 from broker_adapter.topics import dead_letter_topic
 from dmq.audit.events import LANE, NO_QUEUE, AuditEvent, EventKind
-from dmq.audit.outbox import read_outbox
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.store.keys import pack_queue_key
 from dmq.store.ops import Family

@@ -1,4 +1,4 @@
-"""Reading the outbox in order."""
+"""Reading the outbox of a store event by event; the exporter reads whole rows of it (``dmq.audit.export``)."""
 
 from __future__ import annotations
 
