@@ -28,7 +28,7 @@ ITS_OWN: dict[str, tuple[str, ...]] = {
     # Shut down, it complains of its own receives that ended with it, without a reason.
     "python": (
         "object has no attribute 'get_meter'",
-        "receive message error, $",
+        r"receive message error, (RpcClient is not running\.)?$",
         "process received message raise exception, $",
         "end receive, because consumer is not running.",
         # Its settings are written by two threads at its start. Where both wait for the connection, the second is
