@@ -78,6 +78,16 @@ class Refused(BrokerError):
         return text
 
 
+def topic_unknown(name: str) -> Refused:
+    """Return the refusal of a topic that does not exist."""
+    return Refused(Rule.TOPIC_UNKNOWN, "there is none of this name", value=name)
+
+
+def group_unknown(name: str) -> Refused:
+    """Return the refusal of a consumer group that does not exist."""
+    return Refused(Rule.GROUP_UNKNOWN, "there is none of this name", value=name)
+
+
 class Overloaded(BrokerError):
     """A bound is reached; nothing was done, and the same call may succeed later."""
 

@@ -1,7 +1,7 @@
 """Configuration of the daemon: read once, checked as a whole, frozen.
 
 A value comes from the first of: flag, environment variable ``DMQ_<KEY>``, TOML file, default. The file is the one named
-by ``--config`` or ``DMQ_CONFIG``, else ``./dmq.toml`` if there is one. A key that nobody knows is an error everywhere,
+by ``--config`` or ``DMQ_CONFIG``, else ``./dmq.toml`` if there is one. An unknown key is an error everywhere,
 so that a misspelt setting is never a silent default.
 
 Constructing ``DaemonConfig`` directly reads neither the environment nor a file.
@@ -359,10 +359,10 @@ def _file_values(config_file: Path | None, problems: list[str]) -> Mapping[str, 
     if not path.exists():
         # Only the default file may be absent: whoever names one wants it read.
         if config_file is not None or os.environ.get("DMQ_CONFIG"):
-            problems.append(f"{path}: there is no such configuration file")
+            problems.append(f"{path}: no such configuration file")
         return {}
     if not path.is_file():  # the library would take it for an absent one
-        problems.append(f"{path}: this is no regular file")
+        problems.append(f"{path}: not a regular file")
         return {}
     try:
         return TomlConfigSettingsSource(DaemonConfig, path).toml_data

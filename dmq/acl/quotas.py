@@ -204,7 +204,7 @@ class Quotas:
             self._use(holder).names[quota].add(name)
 
     def about_to_make(self, quota: Quota, holders: tuple[Holder, ...], name: str) -> None:
-        """As ``make``, of a topic or group that a call uses, and which is made if nobody knows it."""
+        """As ``make``, of a topic or group that a call uses, and which is created if it does not exist."""
         if not self.is_known(quota, name):
             self.make(quota, holders, name)
 

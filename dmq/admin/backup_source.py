@@ -39,9 +39,9 @@ class BackupCalls:
         """Copy the store."""
         folder = request.folder
         if self._source is None:
-            raise Refused(Rule.REQUEST, "there is no store on disk to copy")
+            raise Refused(Rule.REQUEST, "this daemon has no store on disk to back up")
         if not Path(folder).is_absolute() or "\0" in folder or len(folder) > _PATH_CHARS_MAX:
-            raise Refused(Rule.REQUEST, "an absolute path on the daemon's machine is expected", value=folder)
+            raise Refused(Rule.REQUEST, "the folder must be an absolute path on the daemon's host", value=folder)
         taken = await self._source.back_up(Path(folder))
         return wire.BackUpStoreResponse(
             folder=str(taken.folder),

@@ -46,7 +46,7 @@ class ClientCalls:
         clients = self._connected()
         payload = (await self._source.message(topic, message_id)).payload
         if payload is None:
-            raise Refused(Rule.NOT_FOUND, "the message is not at hand: never sent, or gone", value=message_id)
+            raise Refused(Rule.NOT_FOUND, "no such message: it was never sent, or it was removed", value=message_id)
         try:
             code, text = await clients.verify(request.client_id, payload, timeout_s)
         except DecodeError as error:

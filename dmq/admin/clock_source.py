@@ -53,7 +53,7 @@ class ClockCalls:
 
     def _watch(self) -> ClockSource:
         if self._source is None:
-            raise Refused(Rule.REQUEST, "nobody watches the clock here")
+            raise Refused(Rule.REQUEST, "this daemon does not watch its clock")
         return self._source
 
 

@@ -43,12 +43,12 @@ class ListingCalls:
 
 def _wanted(request: wire.ListMessagesRequest) -> Wanted:
     if request.state not in {0, WAITING, READY}:
-        raise Refused(Rule.REQUEST, "messages are WAITING or QUEUED", value=int(request.state))
+        raise Refused(Rule.REQUEST, "unknown message state", value=int(request.state), limit="WAITING, QUEUED")
     for at_ms in (request.due_after_ms, request.due_before_ms):
         if not 0 <= at_ms <= DELIVER_AT_MS_MAX:
-            raise Refused(Rule.REQUEST, "that is no time", value=at_ms, limit=f"0 to {DELIVER_AT_MS_MAX} ms")
+            raise Refused(Rule.REQUEST, "the time is out of range", value=at_ms, limit=f"0 to {DELIVER_AT_MS_MAX} ms")
     if request.due_before_ms and request.due_before_ms <= request.due_after_ms:
-        raise Refused(Rule.REQUEST, "the span of time ends before it starts", value=request.due_before_ms)
+        raise Refused(Rule.REQUEST, "the time range ends before it begins", value=request.due_before_ms)
     for text in (request.key, request.tag):
         if len(text.encode()) > PROPERTIES_BYTES_MAX:
             raise Refused(Rule.REQUEST, "a key or a tag is too long", limit=f"{PROPERTIES_BYTES_MAX} bytes")

@@ -80,7 +80,7 @@ def policy_of(policy: wire.Policy) -> RetryPolicy:
             max_age_ms=policy.max_age_ms if policy.HasField("max_age_ms") else None,
         )
     except PolicyError as error:
-        raise Refused(Rule.REQUEST, f"the retry policy cannot be: {error}") from error
+        raise Refused(Rule.REQUEST, f"invalid retry policy: {error}") from error
 
 
 def _backoff_of(policy: wire.Policy) -> Backoff:
@@ -186,7 +186,7 @@ def filter_of(chosen: wire.DeadFilter) -> DeadFilter:
     """Return a filter from the wire; its names and times are not checked here."""
     known = {int(reason) for reason in Reason}
     if unknown := [number for number in chosen.reasons if number not in known]:
-        raise Refused(Rule.REQUEST, "nothing is dead for that reason", value=unknown[0])
+        raise Refused(Rule.REQUEST, "unknown reason of death", value=unknown[0])
     return DeadFilter(
         reasons=frozenset(Reason(number) for number in chosen.reasons),
         topics=frozenset(chosen.topics),

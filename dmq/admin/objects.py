@@ -54,7 +54,7 @@ class ObjectCalls:
         name, message_type = check_topic(request.topic), _type_of(request.type) if request.type else None
         keep = _keep_of(request.keep)
         if message_type is None and not request.queues and keep == KEEP_STAYS:
-            raise Refused(Rule.REQUEST, "nothing is to be changed")
+            raise Refused(Rule.REQUEST, "the request changes nothing")
         changed = await self._source.set_topic(name, queues=request.queues, message_type=message_type, keep=keep)
         return wire.SetTopicResponse(topic=mapping.wire_topic(changed))
 
@@ -87,14 +87,14 @@ class ObjectCalls:
             case "at_ms" if 0 <= request.at_ms <= DELIVER_AT_MS_MAX:
                 to = request.at_ms
             case _:
-                raise Refused(Rule.REQUEST, "say where to: the beginning, the end, or a time", value=request.at_ms)
+                raise Refused(Rule.REQUEST, "the target must be the beginning, the end, or a time", value=request.at_ms)
         return wire.ResetGroupResponse(offsets=await self._source.reset_group(group, topic, to))
 
 
 def _keep_of(given: wire.KeepChange) -> KeepChange:
     unread = given.unread or None
     if unread not in {None, "yes", "no", "default"}:
-        raise Refused(Rule.REQUEST, "unread messages are kept, or not", value=unread, limit="yes, no, default")
+        raise Refused(Rule.REQUEST, "unknown word for keeping what is unread", value=unread, limit="yes, no, default")
     return KeepChange(
         given.time_ms if given.HasField("time_ms") else None,
         given.size_bytes if given.HasField("size_bytes") else None,
@@ -107,5 +107,5 @@ def _type_of(name: str) -> MessageType | Literal["MIXED"]:
         return MIXED
     if name not in MessageType.__members__:
         limit = ", ".join((*MessageType.__members__, MIXED))
-        raise Refused(Rule.REQUEST, "there is no such type of messages", value=name, limit=limit)
+        raise Refused(Rule.REQUEST, "unknown message type", value=name, limit=limit)
     return MessageType[name]

@@ -33,7 +33,7 @@ class QuotaCalls:
         holder, quota = _holder(request.kind, request.name), _quota(request.quota)
         limit = request.limit if request.HasField("limit") else None
         if limit is not None and not 0 <= limit <= LIMIT_MAX:
-            raise Refused(Rule.REQUEST, "that is no limit", value=limit, limit=f"0 to {LIMIT_MAX}")
+            raise Refused(Rule.REQUEST, "the limit is out of range", value=limit, limit=f"0 to {LIMIT_MAX}")
         await self._keep(self._quotas.change(holder, quota, limit))
         used, now = self._quotas.used(quota, holder), self._quotas.limit(quota, holder)
         return wire.SetQuotaResponse(quota=_row(holder, quota, used, now, limit is not None))
@@ -49,20 +49,20 @@ def _row(holder: Holder, quota: Quota, used: int, limit: int | None, is_set: boo
 def _holder(kind: str, name: str) -> Holder:
     if kind == KEY:
         if not is_access_key(name):
-            raise Refused(Rule.REQUEST, "that is no access key", value=name)
+            raise Refused(Rule.REQUEST, "not an access key", value=name)
         return Holder(KEY, name)
     if kind != ADDRESS:
-        raise Refused(Rule.REQUEST, "a limit is for a key or an address", value=kind, limit=f"{KEY}, {ADDRESS}")
+        raise Refused(Rule.REQUEST, "unknown kind of holder", value=kind, limit=f"{KEY}, {ADDRESS}")
     if name == LOOPBACK:
         return Holder(ADDRESS, LOOPBACK)
     try:
         return Holder(ADDRESS, address_of((str(ipaddress.ip_address(name.partition("/")[0])),)))
     except ValueError:
-        raise Refused(Rule.REQUEST, "that is no address", value=name, limit=f"an IP address, or {LOOPBACK}") from None
+        raise Refused(Rule.REQUEST, "not an address", value=name, limit=f"an IP address, or {LOOPBACK}") from None
 
 
 def _quota(name: str) -> Quota:
     try:
         return Quota(name)
     except ValueError:
-        raise Refused(Rule.REQUEST, "there is no such quota", value=name, limit=", ".join(Quota)) from None
+        raise Refused(Rule.REQUEST, "unknown quota", value=name, limit=", ".join(Quota)) from None

@@ -127,7 +127,7 @@ class AdminService:
         name = check_group(request.group)
         policy = mapping.policy_of(request.policy) if request.HasField("policy") else None
         if policy is not None and request.reset_policy:
-            raise Refused(Rule.REQUEST, "a policy, or back to the default: not both")
+            raise Refused(Rule.REQUEST, "give a policy or reset it to the default, not both")
         is_fifo = request.is_fifo if request.HasField("is_fifo") else None
         group = await self._source.set_group(name, policy=policy, reset_policy=request.reset_policy, is_fifo=is_fifo)
         return wire.SetGroupResponse(group=mapping.wire_group(group))
@@ -195,7 +195,7 @@ class AdminService:
     async def take_snapshot(self, _request: wire.TakeSnapshotRequest) -> wire.TakeSnapshotResponse:
         """Write what the store holds into the audit trail."""
         if self._snapshots is None:
-            raise Refused(Rule.REQUEST, "there is no audit trail to put a snapshot into: the daemon runs without one")
+            raise Refused(Rule.REQUEST, "this daemon runs without an audit trail, so a snapshot has no place")
         taken = await self._snapshots.snapshot()
         return wire.TakeSnapshotResponse(
             sequence=taken.sequence,

@@ -284,7 +284,7 @@ class DeadPage:
 
 
 class ObjectSource(Protocol):
-    """Topics and groups as objects; what is named and not known is ``Refused(NOT_FOUND)``, what is done is durable."""
+    """Topics and groups as objects; what is named and does not exist is ``Refused``, what is done is durable."""
 
     async def topic(self, name: str) -> TopicStatus:
         """Return one topic, with its readers."""
@@ -325,7 +325,7 @@ class ObjectSource(Protocol):
 class AdminSource(ObjectSource, ListingSource, Protocol):
     """What the admin service asks; every method may be called on the event loop and looks at a bounded number of rows.
 
-    Raises ``Refused`` for names that are none or that nobody knows (``GROUP``, ``NOT_FOUND``), ``Overloaded`` and
+    Raises ``Refused`` for names that are invalid or do not exist, ``Overloaded`` and
     ``BrokerUnavailable`` as a broker does.
     """
 
@@ -342,7 +342,7 @@ class AdminSource(ObjectSource, ListingSource, Protocol):
         ...
 
     async def count(self, topic: str) -> TopicCount:
-        """Return where the queues of a topic begin and end; ``Refused(TOPIC_UNKNOWN)`` if nobody knows it."""
+        """Return where the queues of a topic begin and end; ``Refused(TOPIC_UNKNOWN)`` if it does not exist."""
         ...
 
     async def peek(self, topic: str, queue_id: int, offset: int, *, limit: int) -> Pulled:
@@ -356,13 +356,13 @@ class AdminSource(ObjectSource, ListingSource, Protocol):
         ...
 
     async def group(self, name: str, *, with_unread: bool = False) -> GroupStatus:
-        """Return one group, with ``due``; ``Refused(NOT_FOUND)`` if nobody knows it."""
+        """Return one group, with ``due``; ``Refused(GROUP_UNKNOWN)`` if it does not exist."""
         ...
 
     async def set_group(
         self, name: str, *, policy: RetryPolicy | None, reset_policy: bool, is_fifo: bool | None
     ) -> GroupStatus:
-        """Change a group (make it if nobody knows it), durable on return; what is ``None`` stays as it is."""
+        """Change a group (created if it does not exist), durable on return; what is ``None`` stays as it is."""
         ...
 
     async def retries(self, group: str, *, topic: str, token: str, limit: int) -> RetryPage:

@@ -33,14 +33,14 @@ def check_timeout_ms(timeout_ms: int) -> int:
     """Return how long a client may take to answer."""
     if not 1 <= timeout_ms <= CLIENT_MS_MAX:
         limit = f"1 to {CLIENT_MS_MAX} ms"
-        raise Refused(Rule.REQUEST, "a client cannot be given so much time", value=timeout_ms, limit=limit)
+        raise Refused(Rule.REQUEST, "the timeout is out of range, in ms", value=timeout_ms, limit=limit)
     return timeout_ms
 
 
 def check_limit(limit: int) -> int:
     """Return how many rows of a page are asked for."""
     if not 1 <= limit <= PAGE_MAX:
-        raise Refused(Rule.REQUEST, "so many rows cannot be asked for", value=limit, limit=f"1 to {PAGE_MAX}")
+        raise Refused(Rule.REQUEST, "the page size is out of range", value=limit, limit=f"1 to {PAGE_MAX}")
     return limit
 
 
@@ -54,7 +54,7 @@ def check_token(token: str) -> str:
 def check_offset(offset: int) -> int:
     """Return the place a page of dead letters starts at."""
     if offset < 0:
-        raise Refused(Rule.REQUEST, "an offset is 0 or more", value=offset)
+        raise Refused(Rule.REQUEST, "the offset must be 0 or more", value=offset)
     return offset
 
 
@@ -62,10 +62,15 @@ def check_entries(entries: Sequence[str]) -> tuple[str, ...]:
     """Return the retries that are named, each once, in their order; whether they are some, their keeper knows."""
     if not 1 <= len(entries) <= ENTRIES_MAX:
         limit = f"1 to {ENTRIES_MAX}"
-        raise Refused(Rule.REQUEST, "so many retries cannot be named at once", value=len(entries), limit=limit)
+        raise Refused(Rule.REQUEST, "too many retries in one request", value=len(entries), limit=limit)
     for entry in entries:
         if not entry.strip() or len(entry) > _ENTRY_CHARS_MAX:
-            raise Refused(Rule.REQUEST, "that names no retry", value=entry, limit=f"1 to {_ENTRY_CHARS_MAX} characters")
+            raise Refused(
+                Rule.REQUEST,
+                "not an entry of the list of retries",
+                value=entry,
+                limit=f"1 to {_ENTRY_CHARS_MAX} characters",
+            )
     return tuple(dict.fromkeys(entries))
 
 
@@ -83,9 +88,9 @@ def check_filter(chosen: wire.DeadFilter) -> DeadFilter:
         check_message_id(message_id)
     for at_ms in (chosen.since_ms, chosen.until_ms):
         if not 0 <= at_ms <= DELIVER_AT_MS_MAX:
-            raise Refused(Rule.REQUEST, "that is no time", value=at_ms, limit=f"0 to {DELIVER_AT_MS_MAX} ms")
+            raise Refused(Rule.REQUEST, "the time is out of range", value=at_ms, limit=f"0 to {DELIVER_AT_MS_MAX} ms")
     if chosen.until_ms and chosen.until_ms <= chosen.since_ms:
-        raise Refused(Rule.REQUEST, "the span of time ends before it starts", value=chosen.until_ms)
+        raise Refused(Rule.REQUEST, "the time range ends before it begins", value=chosen.until_ms)
     return filter_of(chosen)
 
 
@@ -96,11 +101,11 @@ def check_job(request: wire.StartJobRequest) -> Job:
     rate = request.rate_per_s
     if rate != 0 and not RATE_MIN <= rate <= RATE_MAX:  # NaN is outside as well
         limit = f"0, or {RATE_MIN:g} to {RATE_MAX:g}"
-        raise Refused(Rule.REQUEST, "so many messages a second cannot be", value=rate, limit=limit)
+        raise Refused(Rule.REQUEST, "the rate is out of range, in messages a second", value=rate, limit=limit)
     match request.kind:
         case wire.REDRIVE:
             if request.why:
-                raise Refused(Rule.REQUEST, "only a purge has a reason why")
+                raise Refused(Rule.REQUEST, "a reason is for a purge only")
             to_topic = check_topic(request.to_topic) if request.to_topic else ""
             if to_topic and request.all_groups:
                 why = "a redrive goes to another topic, or to all groups of the topics they came from: not both"
@@ -116,24 +121,24 @@ def check_job(request: wire.StartJobRequest) -> Job:
             )
         case wire.PURGE:
             if request.to_topic:
-                raise Refused(Rule.REQUEST, "only a redrive has a target topic", value=request.to_topic)
+                raise Refused(Rule.REQUEST, "a target topic is for a redrive only", value=request.to_topic)
             if request.all_groups:
-                raise Refused(Rule.REQUEST, "only a redrive is for all groups or one")
+                raise Refused(Rule.REQUEST, "a choice of groups is for a redrive only")
             why = _check_why(request.why)
             return Job(job_id=0, kind=JobKind.PURGE, group=group, filter=chosen, why=why, rate_per_s=rate)
-    raise Refused(Rule.REQUEST, "a job is a redrive or a purge", value=int(request.kind))
+    raise Refused(Rule.REQUEST, "unknown kind of job", value=int(request.kind), limit="REDRIVE, PURGE")
 
 
 def check_job_id(job_id: int) -> int:
     """Return which job is meant."""
     if job_id < 1:
-        raise Refused(Rule.REQUEST, "jobs are counted from 1", value=job_id)
+        raise Refused(Rule.REQUEST, "job numbers begin at 1", value=job_id)
     return job_id
 
 
 def _check_why(why: str) -> str:
     if not why.strip():
-        raise Refused(Rule.REQUEST, "a purge needs a reason why")
+        raise Refused(Rule.REQUEST, "a purge needs a reason")
     if len(why) > WHY_CHARS_MAX:
-        raise Refused(Rule.REQUEST, "the reason why is too long", value=len(why), limit=f"{WHY_CHARS_MAX} characters")
+        raise Refused(Rule.REQUEST, "the reason is too long", value=len(why), limit=f"{WHY_CHARS_MAX} characters")
     return why

@@ -184,7 +184,7 @@ def _kinds(kind: _Ints) -> pa.Array[Any]:
 
 
 def _names(ids: _Ints, name_of: Callable[[int], str]) -> pa.Array[Any]:
-    """Return the names of ids; 0 is nobody's."""
+    """Return the names of ids; 0 has none."""
     used, places = np.unique(ids, return_inverse=True)
     names = pa.array([name_of(int(each)) if each else "" for each in used], pa.string())
     return pa.DictionaryArray.from_arrays(pa.array(places.astype(np.int32), pa.int32(), mask=ids == 0), names)

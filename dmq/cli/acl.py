@@ -63,7 +63,7 @@ def check(
     file: FileOption = None,
     output: OutputOption = None,
 ) -> None:
-    """Say whether a key may do something, and by which rule; ends with 5 if it may not."""
+    """Check whether a key may do something, and by which rule; exit with 5 if it may not."""
     session = session_of(ctx, output=output)
     need = _need(action, resource)
     key = _read(file).by_name.get(access_key)
@@ -83,11 +83,11 @@ def new(
     ctx: typer.Context,
     *,
     access_key: Annotated[
-        str | None, typer.Argument(metavar="[ACCESS_KEY]", help="Its name; else one is made.")
+        str | None, typer.Argument(metavar="[ACCESS_KEY]", help="Name of the key.  [default: generated]")
     ] = None,
     output: OutputOption = None,
 ) -> None:
-    """Print a new access key with a secret, to be added to the file. Nothing is written or kept."""
+    """Print a new access key and secret, to be added to the file; nothing is stored."""
     session = session_of(ctx, output=output)
     from dmq.acl.file import is_access_key
 

@@ -19,11 +19,7 @@ from dmq.cli import (
     dead,
     demo,
     group,
-    group_place,
-    jobs,
     msg,
-    msg_ls,
-    peek,
     quota,
     retry,
     serve,
@@ -156,22 +152,22 @@ app.add_typer(_topic, name="topic")
 _msg = typer.Typer(cls=Group, help="Messages.", rich_markup_mode=None)
 _msg.command("send")(msg.send)
 _msg.command("get")(msg.get)
-_msg.command("ls")(msg_ls.ls)
+_msg.command("ls")(msg.ls)
 _msg.command("recall")(msg.recall)
-_msg.command("peek")(peek.peek)
-_msg.command("count")(peek.count)
+_msg.command("peek")(msg.peek)
+_msg.command("count")(msg.count)
 app.add_typer(_msg, name="msg")
 
 _group = typer.Typer(cls=Group, help="Consumer groups and their retry policies.", rich_markup_mode=None)
 _group.command("ls")(group.ls)
 _group.command("show")(group.show)
 _group.command("set-policy")(group.set_policy)
-_group.command("create")(group_place.create)
-_group.command("reset")(group_place.reset)
-_group.command("rm")(group_place.rm)
+_group.command("create")(group.create)
+_group.command("reset")(group.reset)
+_group.command("rm")(group.rm)
 app.add_typer(_group, name="group")
 
-_retry = typer.Typer(cls=Group, help="Retries that wait for their time.", rich_markup_mode=None)
+_retry = typer.Typer(cls=Group, help="Waiting retries.", rich_markup_mode=None)
 _retry.command("ls")(retry.ls)
 _retry.command("stats")(retry.stats)
 _retry.command("run-now")(retry.run_now)
@@ -183,13 +179,13 @@ _dead.command("groups")(dead.groups)
 _dead.command("ls")(dead.ls)
 _dead.command("show")(dead.show)
 _dead.command("export")(dead.export)
-_dead.command("redrive")(jobs.redrive)
-_dead.command("purge")(jobs.purge)
-_dead.command("jobs")(jobs.jobs)
-_dead.command("stop")(jobs.stop)
+_dead.command("redrive")(dead.redrive)
+_dead.command("purge")(dead.purge)
+_dead.command("jobs")(dead.jobs)
+_dead.command("stop")(dead.stop)
 app.add_typer(_dead, name="dead")
 
-_client = typer.Typer(cls=Group, help="Clients that are connected.", rich_markup_mode=None)
+_client = typer.Typer(cls=Group, help="Connected clients.", rich_markup_mode=None)
 _client.command("ls")(client.ls)
 _client.command("stack")(client.stack)
 _client.command("verify")(client.verify)
@@ -200,13 +196,13 @@ _clock.command("show")(clock.show)
 _clock.command("accept")(clock.accept)
 app.add_typer(_clock, name="clock")
 
-_quota = typer.Typer(cls=Group, help="What access keys and client addresses may have at a time.", rich_markup_mode=None)
+_quota = typer.Typer(cls=Group, help="Quotas of access keys and client addresses.", rich_markup_mode=None)
 _quota.command("ls")(quota.ls)
 _quota.command("set")(quota.set_)
 _quota.command("unset")(quota.unset)
 app.add_typer(_quota, name="quota")
 
-_backoff = typer.Typer(cls=Group, help="What a retry policy means; without a daemon.", rich_markup_mode=None)
+_backoff = typer.Typer(cls=Group, help="Preview a retry policy; needs no daemon.", rich_markup_mode=None)
 _backoff.command("show")(backoff.show)
 _backoff.command("simulate")(backoff.simulate)
 app.add_typer(_backoff, name="backoff")

@@ -14,7 +14,7 @@ from dmq.cli import audit_run
 from dmq.cli import output as out
 from dmq.cli.audit_options import ConfigOption, DataOption, TrailOption, is_elsewhere, trail_of
 from dmq.cli.errors import CommandFailed, ExitCode
-from dmq.cli.options import AddressOption, OutputOption, TimeoutOption, session_of
+from dmq.cli.options import OutputOption, Session, session_of, with_session
 from dmq.cli.spool_options import in_use, silent
 from dmq.units import format_size
 
@@ -30,18 +30,15 @@ def mount(group: type[TyperGroup]) -> typer.Typer:
     return made
 
 
+@with_session
 def snapshot(
-    ctx: typer.Context,
+    session: Session,
     *,
     data: DataOption = None,
     trail: TrailOption = None,
     config: ConfigOption = None,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
 ) -> None:
-    """Write what waits now into the trail: of the running daemon, or with --data of a stopped one."""
-    session = session_of(ctx, address, output, timeout)
+    """Write a snapshot of what waits into the trail, of the running daemon or, with --data, a stopped one."""
     if data is None:
         if trail is not None:
             raise typer.BadParameter("a running daemon has one trail; --trail goes with --data", param_hint="--trail")
@@ -88,7 +85,7 @@ def export(
     config: ConfigOption = None,
     output: OutputOption = None,
 ) -> None:
-    """Write what a stopped process has not exported yet into the trail."""
+    """Export the remaining events of a stopped process into the trail."""
     where = _local_trail(trail, data, config)
     with silent(), _stopped(data):
         sequence = _export_all(data, where)
@@ -140,7 +137,7 @@ def ls(
     config: ConfigOption = None,
     output: OutputOption = None,
 ) -> None:
-    """List the cells of the trail: which events are there, which are missing, which snapshots."""
+    """List the cells of the trail with their events, gaps and snapshots."""
     where = trail_of(trail, data, config)
     if is_elsewhere(where) or not Path(where).is_dir():
         raise CommandFailed(f"there is no trail at {out.printable(where)}", ExitCode.NOT_FOUND)

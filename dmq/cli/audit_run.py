@@ -76,25 +76,32 @@ class Spark:
 def run(
     ctx: typer.Context,
     *,
-    into: Annotated[Path, typer.Option("--out", metavar="DIR", help="For the report, the findings and Spark's log.")],
+    into: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder for the report, findings and Spark's log.")
+    ],
     trail: TrailOption = None,
     data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Directory of the daemon.")] = None,
     config: ConfigOption = None,
     since: Annotated[str | None, typer.Option("--from", metavar="TIME", help="RFC 3339, or epoch ms.")] = None,
     until: Annotated[str | None, typer.Option("--to", metavar="TIME", help="RFC 3339, or epoch ms.")] = None,
-    late_after: Annotated[str | None, typer.Option(metavar="DURATION", help="From when on it is late.")] = None,
-    late_max: Annotated[int | None, typer.Option(min=0, help="How many may be late.")] = None,
-    duplicates_max: Annotated[int | None, typer.Option(min=0, help="How many may be duplicated.")] = None,
-    grace: Annotated[str | None, typer.Option(metavar="DURATION", help="How long after its time none is lost.")] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="Compare every message, also where sums agree.")] = False,
+    late_after: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Lateness above which a message is late.")
+    ] = None,
+    late_max: Annotated[int | None, typer.Option(min=0, help="Late messages tolerated.")] = None,
+    duplicates_max: Annotated[int | None, typer.Option(min=0, help="Duplicates tolerated.")] = None,
+    grace: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Time after the due time before a message counts as lost.")
+    ] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Compare every message, even where sums agree.")] = False,
     incremental: Annotated[bool, typer.Option("--incremental", help="Read only what is new; needs --state.")] = False,
-    state: Annotated[Path | None, typer.Option(metavar="DIR", help="What the run before has seen.")] = None,
+    state: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder that keeps state between runs.")] = None,
     snapshot: Annotated[
-        bool | None, typer.Option("--snapshot/--no-snapshot", help="Have the daemon take one first.  [default: try]")
+        bool | None,
+        typer.Option("--snapshot/--no-snapshot", help="Have the daemon take a snapshot first.  [default: try]"),
     ] = None,
     master: Annotated[str, typer.Option(metavar="URL", help="Spark's master.")] = "local[*]",
-    driver_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Of Java (half, at most 4g).")] = None,
-    conf: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="For Spark; may be repeated.")] = None,
+    driver_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Java memory (half, at most 4g).")] = None,
+    conf: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Spark setting; may be repeated.")] = None,
     address: AddressOption = None,
     output: OutputOption = None,
 ) -> None:
@@ -141,7 +148,7 @@ def run(
 def explain(
     ctx: typer.Context,
     *,
-    message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="As its producer was told it.")],
+    message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Message id, as returned to its producer.")],
     trail: TrailOption = None,
     data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Directory of the daemon.")] = None,
     config: ConfigOption = None,

@@ -119,11 +119,11 @@ def simulate(
         str | None,
         typer.Option(metavar="TIME", help="The first delivery: RFC 3339, epoch milliseconds, or +5m.  [default: now]"),
     ] = None,
-    processing: Annotated[str, typer.Option(metavar="DURATION", help="How long each attempt takes to fail.")] = "0s",
-    seed: Annotated[int | None, typer.Option(help="Draw the same jitter again.  [default: another each time]")] = None,
+    processing: Annotated[str, typer.Option(metavar="DURATION", help="Time each attempt takes to fail.")] = "0s",
+    seed: Annotated[int | None, typer.Option(help="Seed of the jitter, to repeat a result.  [default: random]")] = None,
     output: OutputOption = None,
 ) -> None:
-    """Show when the attempts of a message that always fails come.
+    """Show when each attempt happens for a message that always fails.
 
     The last line says when it is a dead letter, and why. Without options: by the default policy, from now on.
     """

@@ -8,25 +8,22 @@ import typer
 
 from dmq.cli import output as out
 from dmq.cli.errors import CommandFailed
-from dmq.cli.options import AddressOption, OutputOption, TimeoutOption, session_of
+from dmq.cli.options import Session, with_session
 
-ClientArgument = Annotated[str, typer.Argument(metavar="CLIENT_ID", help="The client, as 'dmq client ls' shows it.")]
+ClientArgument = Annotated[str, typer.Argument(metavar="CLIENT_ID", help="Client id, as listed by 'dmq client ls'.")]
 
 _OK = 20000
 
 
+@with_session
 def ls(
-    ctx: typer.Context,
+    session: Session,
     group: Annotated[str, typer.Option("--group", "-g", help="Only the consumers of this group.")] = "",
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
 ) -> None:
-    """List the clients that showed a sign of life within the last two minutes.
+    """List the clients that were heard of in the last two minutes.
 
-    One without a telemetry stream works, and cannot be asked anything; most open theirs again after a restart.
+    A client without a telemetry stream works, but cannot be asked anything; most reopen theirs after a restart.
     """
-    session = session_of(ctx, address, output, timeout)
     with session.connect() as client:
         found = client.clients(group)
         now_ms = client.status().now_ms
@@ -46,16 +43,13 @@ def ls(
     )
 
 
+@with_session
 def stack(
-    ctx: typer.Context,
+    session: Session,
     *,
     client: ClientArgument,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
 ) -> None:
-    """Show what the threads of a client do at the moment. Java and Go clients answer; Python's does not."""
-    session = session_of(ctx, address, output, timeout)
+    """Show the thread stacks of a client. Java and Go clients answer; Python clients do not."""
     with session.connect() as connected:
         found = connected.client_stack(client)
     if session.as_json:
@@ -64,21 +58,18 @@ def stack(
         typer.echo("\n".join(out.printable(line.expandtabs()) for line in found.splitlines()))
 
 
+@with_session
 def verify(
-    ctx: typer.Context,
+    session: Session,
     *,
     client: ClientArgument,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic of the message.")],
     message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="The message.")],
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
 ) -> None:
-    """Have a push consumer consume a message once, to see whether it can.
+    """Have a push consumer consume one message, as a check.
 
-    Its listener runs with all it does; for the broker nothing changes, whatever comes of it. Java clients answer.
+    Its listener runs with all its effects; the broker ignores the result. Java clients answer.
     """
-    session = session_of(ctx, address, output, timeout)
     with session.connect() as connected:
         answer = connected.verify(client, topic, message_id)
     if session.as_json:

@@ -7,21 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmq.cli import output as out
-from dmq.cli.options import AddressOption, OutputOption, TimeoutOption, session_of
+from dmq.cli.options import Session, with_session
 from dmq.units import format_duration, format_time
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
 
 
+@with_session
 def show(
-    ctx: typer.Context,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
+    session: Session,
 ) -> None:
-    """Show how the clock of the daemon's host is, and what waits because it was stepped."""
-    session = session_of(ctx, address, output, timeout)
+    """Show the state of the host clock, and what is on hold because it was stepped."""
     with session.connect() as client:
         found = client.clock().clock
     if session.as_json:
@@ -30,19 +27,16 @@ def show(
         out.show_facts(_facts(found))
 
 
+@with_session
 def accept(
-    ctx: typer.Context,
+    session: Session,
     why: Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, kept in the audit trail.")] = "",
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
 ) -> None:
-    """Say that the clock of the daemon's host is right: what waits for it goes on at once.
+    """Declare the host clock right: what is on hold goes on at once.
 
     That is the hand-over of what is due by it, retention, and the deletion of old dates of the trail. It cannot be
     undone: look at 'dmq clock' first.
     """
-    session = session_of(ctx, address, output, timeout)
     with session.connect() as client:
         answer = client.accept_clock(why)
     if session.as_json:

@@ -1,47 +1,157 @@
-"""``dmq dead``: dead letters. What is done with them in bulk is in ``dmq.cli.jobs``."""
+"""``dmq dead``: dead letters, and the jobs that redrive or purge them."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from dmq.cli import output as out
+from dmq.cli.confirm import confirm
 from dmq.cli.content import content_facts
-from dmq.cli.dead_filter import (
-    IdsOption,
-    KeyOption,
-    ReasonOption,
-    SinceOption,
-    TopicOption,
-    UntilOption,
-    filter_of,
-    letters_of,
-)
 from dmq.cli.errors import CommandFailed, ExitCode
-from dmq.cli.options import AddressOption, OutputOption, TimeoutOption, session_of
+from dmq.cli.options import Session, with_session
 from dmq.cli.progress import Progress
+from dmq.cli.times import After, parse_when
+from dmq.errors import DmqError
+from dmq.units import parse_duration
+from retry.policy import Reason
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
+    from dmq.admin.client import AdminClient
 
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
 
+PAGE = 1_000
 
+
+class ReasonName(StrEnum):
+    """Reasons as operators write them."""
+
+    EXHAUSTED = "exhausted"
+    TOO_OLD = "too_old"
+    FORWARDED = "forwarded"
+    SENT_BACK = "sent_back"
+    OPERATOR = "operator"
+
+
+assert [name.name for name in ReasonName] == [reason.name for reason in Reason]
+
+_TIME = "RFC 3339, epoch milliseconds, or -1h for an hour ago"
+ReasonOption = Annotated[
+    list[ReasonName] | None,
+    typer.Option(
+        "--reason",
+        metavar="REASON",
+        case_sensitive=False,
+        help="Reason of death: exhausted, too_old, forwarded, sent_back or operator; may be repeated.",
+    ),
+]
+TopicOption = Annotated[
+    list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Original topic; may be repeated.")
+]
+KeyOption = Annotated[list[str] | None, typer.Option("--key", metavar="KEY", help="With this key; may be repeated.")]
+SinceOption = Annotated[
+    str | None, typer.Option("--since", metavar="TIME", help=f"Last failure at this time or later: {_TIME}.")
+]
+UntilOption = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Last failure before this time.")]
+IdsOption = Annotated[list[str] | None, typer.Option("--id", metavar="MESSAGE_ID", help="Message id; may be repeated.")]
+
+
+def filter_of(
+    client: AdminClient,
+    *,
+    reason: Sequence[ReasonName] | None = None,
+    topic: Sequence[str] | None = None,
+    key: Sequence[str] | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    ids: Sequence[str] | None = None,
+) -> wire.DeadFilter:
+    """Return what the options mean; a usage error for times that are none. ``client`` knows the daemon's clock."""
+    from dmq.admin import admin_v1 as wire
+
+    chosen = wire.DeadFilter(
+        reasons=[name.name for name in reason or ()],
+        topics=topic,
+        keys=key,
+        message_ids=ids,
+        since_ms=_instant_ms(client, since, "--since"),
+        until_ms=_instant_ms(client, until, "--until"),
+    )
+    if chosen.until_ms and chosen.until_ms <= chosen.since_ms:
+        raise typer.BadParameter("the time range ends before it begins", param_hint="--since, --until")
+    return chosen
+
+
+def means_all(chosen: wire.DeadFilter) -> bool:
+    """Say whether nothing was chosen."""
+    return chosen.ByteSize() == 0
+
+
+def letters_of(
+    client: AdminClient,
+    group: str,
+    chosen: wire.DeadFilter,
+    *,
+    limit: int | None = None,
+    with_outcome: bool = False,
+    with_body: bool = False,
+) -> Iterator[wire.DeadLetter]:
+    """Give the dead letters that are meant, at most ``limit``, page by page as they are read."""
+    offset, left = 0, limit
+    while offset >= 0 and left != 0:
+        page = client.dead_letters(
+            group,
+            chosen,
+            offset=offset,
+            limit=PAGE if left is None else min(PAGE, left),
+            with_outcome=with_outcome,
+            with_body=with_body,
+        )
+        yield from page.letters
+        offset = page.next_offset
+        left = None if left is None else left - len(page.letters)
+
+
+def _instant_ms(client: AdminClient, text: str | None, option: str) -> int:
+    if text is None:
+        return 0
+    try:
+        if text.startswith("-"):
+            return max(1, client.status().now_ms - parse_duration(text[1:]))
+        instant = parse_when(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+    if isinstance(instant, After):
+        raise typer.BadParameter(f"{text} lies ahead; -{text[1:]} is so long ago", param_hint=option)
+    return instant.epoch_ms
+
+
+_LOOK_AGAIN_S_MIN, _LOOK_AGAIN_S_MAX = 0.05, 0.5
+
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count what would be done.")]
+DetachOption = Annotated[bool, typer.Option("--detach", help="Return at once; the job goes on in the daemon.")]
+YesOption = Annotated[
+    bool,
+    typer.Option("--yes", "-y", help="Do not ask for confirmation; required for a whole group without a terminal."),
+]
+
+
+@with_session
 def groups(
-    ctx: typer.Context,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
+    session: Session,
 ) -> None:
-    """List the groups that have dead letters without an outcome, and how many. Removed groups are listed as well."""
-    session = session_of(ctx, address, output, timeout)
+    """List the groups that have dead letters, removed groups included."""
     with session.connect() as client:
         found = [group for group in client.groups(with_removed=True) if group.dead]
     if session.as_json:
@@ -51,8 +161,9 @@ def groups(
         out.show_table(("GROUP", "DEAD", "STATE"), rows, numbers=("DEAD",))
 
 
+@with_session
 def ls(
-    ctx: typer.Context,
+    session: Session,
     *,
     group: GroupArgument,
     reason: ReasonOption = None,
@@ -60,16 +171,12 @@ def ls(
     key: KeyOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 50,
     all_outcomes: Annotated[
-        bool, typer.Option("--all-outcomes", help="Those as well that were redriven or purged.")
+        bool, typer.Option("--all-outcomes", help="Include letters that were redriven or purged.")
     ] = False,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
 ) -> None:
     """List the dead letters of a group, the oldest death first."""
-    session = session_of(ctx, address, output, timeout)
     with session.connect() as client, Progress(f"dead letters of {group}", quiet=session.as_json) as progress:
         chosen = filter_of(client, reason=reason, topic=topic, key=key, since=since, until=until)
         found: list[wire.DeadLetter] = []
@@ -89,21 +196,18 @@ def ls(
         typer.echo(f"dmq: the first {limit:,}; --limit shows more", err=True)
 
 
+@with_session
 def show(
-    ctx: typer.Context,
+    session: Session,
     *,
     group: GroupArgument,
     message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Its message id.")],
-    body: Annotated[bool, typer.Option("--body", help="Show the body as well (base64 in JSON).")] = False,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
+    body: Annotated[bool, typer.Option("--body", help="Include the body (base64 in JSON).")] = False,
 ) -> None:
     """Show a dead letter: where it came from, why and when it died, what became of it, and what it is.
 
     A message that died more than once is shown once for each death; JSON is always a list.
     """
-    session = session_of(ctx, address, output, timeout)
     with session.connect() as client, Progress(f"dead letters of {group}", quiet=session.as_json):
         chosen = filter_of(client, ids=[message_id])
         found = list(letters_of(client, group, chosen, with_outcome=True, with_body=body))
@@ -120,8 +224,9 @@ def show(
         out.show_facts(_facts(letter, now_ms))
 
 
+@with_session
 def export(
-    ctx: typer.Context,
+    session: Session,
     *,
     group: GroupArgument,
     reason: ReasonOption = None,
@@ -131,18 +236,15 @@ def export(
     until: UntilOption = None,
     message_id: IdsOption = None,
     file: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write here, all or nothing.  [default: stdout]")
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Output file, written whole or not at all.  [default: stdout]"),
     ] = None,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
 ) -> None:
     """Write dead letters as JSON Lines, with their bodies in base64.
 
     Without a filter: all of the group. Those that were redriven or purged are left out. A file appears under its name
     when it is complete, readable by its owner only.
     """
-    session = session_of(ctx, address, output, timeout)
     count = unreadable = 0
     with (
         session.connect() as client,
@@ -229,3 +331,232 @@ def _facts(letter: wire.DeadLetter, now_ms: int) -> list[tuple[str, str]]:
         return [*facts, *content_facts(letter.content), ("message", "its body went with its purge" if removed else "")]
     why = "gone with its purge" if is_purged else "CANNOT BE READ, the stored bytes are damaged"
     return [*facts, ("tag", letter.tag), ("keys", " ".join(letter.keys)), ("message", why)]
+
+
+@with_session
+def redrive(
+    session: Session,
+    *,
+    group: GroupArgument,
+    reason: ReasonOption = None,
+    topic: TopicOption = None,
+    key: KeyOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    message_id: IdsOption = None,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="TOPIC", help="Send them to this topic, for all its groups.  [default: to GROUP alone]"
+        ),
+    ] = "",
+    all_groups: Annotated[
+        bool, typer.Option("--all-groups", help="Send each to its original topic, for all groups that read it.")
+    ] = False,
+    rate: Annotated[
+        float | None, typer.Option(metavar="N", help="Maximum rate, in messages a second.  [default: unlimited]")
+    ] = None,
+    dry_run: DryRunOption = False,
+    detach: DetachOption = False,
+    yes: YesOption = False,
+) -> None:
+    """Send dead letters again, with new message ids, to the group that failed them, and wait until it is done.
+
+    Other groups of the topic do not get them again, unless --all-groups or --to says so; a group that was removed needs
+    one of these. Without a filter: all of the group. The daemon does it, also after Ctrl-C or a restart of it; each
+    dead letter keeps what became of it ('dmq dead show'). One that somebody sent to the dead-letter queue came from no
+    topic and needs --to. Ends with 1 if some failed, or somebody stopped it.
+    """
+    if to and all_groups:
+        raise typer.BadParameter(
+            "--to is for all groups of its topic already: give one of them", param_hint="--all-groups"
+        )
+    with session.connect() as client:
+        from dmq.admin import admin_v1 as wire
+
+        request = wire.StartJobRequest(
+            kind=wire.REDRIVE,
+            group=group,
+            filter=filter_of(client, reason=reason, topic=topic, key=key, since=since, until=until, ids=message_id),
+            to_topic=to,
+            all_groups=all_groups,
+            rate_per_s=rate or 0.0,
+            is_dry_run=dry_run,
+        )
+        _run(session, client, request, detach=detach, yes=yes)
+
+
+@with_session
+def purge(
+    session: Session,
+    *,
+    group: GroupArgument,
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, kept with each of them.")],
+    reason: ReasonOption = None,
+    topic: TopicOption = None,
+    key: KeyOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    message_id: IdsOption = None,
+    dry_run: DryRunOption = False,
+    detach: DetachOption = False,
+    yes: YesOption = False,
+) -> None:
+    """Give dead letters up for good, and wait until it is done.
+
+    Without a filter: all of the group. Their bodies are removed; 'dmq dead show' still tells what they were, how they
+    died, and why they were given up. Ends with 1 if some failed, or somebody stopped it.
+    """
+    with session.connect() as client:
+        from dmq.admin import admin_v1 as wire
+
+        request = wire.StartJobRequest(
+            kind=wire.PURGE,
+            group=group,
+            filter=filter_of(client, reason=reason, topic=topic, key=key, since=since, until=until, ids=message_id),
+            why=why,
+            is_dry_run=dry_run,
+        )
+        _run(session, client, request, detach=detach, yes=yes)
+
+
+@with_session
+def jobs(
+    session: Session,
+    *,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="Only of this consumer group.")] = "",
+) -> None:
+    """List redrives and purges, the newest first, at most 100."""
+    with session.connect() as client:
+        found = client.jobs(group)
+    if session.as_json:
+        out.show_json([out.to_plain(job) for job in found])
+        return
+    out.show_table(
+        ("JOB", "KIND", "GROUP", "STATE", "LOOKED AT", "DONE", "PASSED OVER", "FAILED", "STARTED AT"),
+        [
+            (
+                *(str(job.job_id), _kind(job), job.group, _state(job), f"{_looked_at(job):,} of {_size(job):,}"),
+                *(f"{job.done:,}", f"{job.passed:,}", f"{job.failed:,}", out.when(job.created_at_ms)),
+            )
+            for job in found
+        ],
+        numbers=("JOB", "LOOKED AT", "DONE", "PASSED OVER", "FAILED"),
+    )
+
+
+@with_session
+def stop(
+    session: Session,
+    *,
+    job: Annotated[int, typer.Argument(metavar="JOB", help="Job number, as listed by 'dmq dead jobs'.", min=1)],
+) -> None:
+    """Stop a running job; what it has done stays done."""
+    with session.connect() as client:
+        ended = client.stop_job(job)
+    if session.as_json:
+        out.show_json(out.to_plain(ended))
+    else:
+        typer.echo(f"job {ended.job_id} is {_state(ended)}: {_counts(ended)}")
+
+
+def pause(seconds: float) -> None:
+    """Wait before a job is looked at again."""
+    Event().wait(seconds)
+
+
+def _run(session: Session, client: AdminClient, request: wire.StartJobRequest, *, detach: bool, yes: bool) -> None:
+    job = _start(client, request, yes=yes)
+    if request.is_dry_run:
+        would = "would be " + _done(job)
+        told = f"{job.done:,} {would}, {job.passed:,} would be passed over, {job.failed:,} would fail"
+    elif detach and _state(job) == "running":
+        told = f"job {job.job_id} runs; 'dmq dead jobs {job.group}' shows it, 'dmq dead stop {job.job_id}' ends it"
+    else:
+        job = _watch(client, job, quiet=session.as_json)
+        told = _counts(job)
+    if session.as_json:
+        out.show_json(out.to_plain(job))
+    else:
+        typer.echo(out.printable(told))
+    if _state(job) == "stopped":
+        raise CommandFailed(f"job {job.job_id} was stopped before its end")
+    if job.failed and not request.is_dry_run:
+        is_bound = _kind(job) == "redrive" and not job.to_topic
+        origin = ", or their topic or group is gone and they need --to" if is_bound else ""
+        raise CommandFailed(f"{job.failed:,} failed and stay dead: they cannot be read{origin}")
+
+
+def _start(client: AdminClient, request: wire.StartJobRequest, *, yes: bool) -> wire.Job:
+    if means_all(request.filter) and not request.is_dry_run and not yes:
+        confirm(f"{_all_of(client, request.group)} would be {_done(request)}", yes=yes)
+    try:
+        return client.start_job(request)
+    except DmqError as error:
+        if not error.retriable or request.is_dry_run:
+            raise
+        text = f"{error} (if in doubt, 'dmq dead jobs {request.group}' tells whether it was started)"
+        raise CommandFailed(out.printable(text), ExitCode.UNAVAILABLE) from error
+
+
+def _all_of(client: AdminClient, group: str) -> str:
+    from dmq.admin.client import NotFound
+
+    try:
+        return f"all {client.group(group).dead:,} dead letters of group {group}"
+    except NotFound:  # a group may be gone, or never have been, and have dead letters
+        return f"all dead letters of group {group}"
+
+
+def _watch(client: AdminClient, job: wire.Job, *, quiet: bool) -> wire.Job:
+    """Show how ``job`` goes on until it has ended, and return it then."""
+    wait_s = _LOOK_AGAIN_S_MIN
+    if not quiet and _state(job) == "running":
+        typer.echo(out.printable(f"dmq: job {job.job_id}: {_kind(job)} of {job.group}"), err=True)
+    try:
+        with Progress(f"job {job.job_id}", quiet=quiet) as progress:
+            while _state(job) == "running":
+                progress.show(_counts(job), done=_looked_at(job), of=_size(job))
+                pause(wait_s)
+                wait_s = min(2 * wait_s, _LOOK_AGAIN_S_MAX)
+                job = _again(client, job)
+    except KeyboardInterrupt:
+        text = f"no longer watching, but job {job.job_id} goes on; 'dmq dead stop {job.job_id}' ends it"
+        raise CommandFailed(text, ExitCode.INTERRUPTED) from None
+    except DmqError as error:
+        if not error.retriable:
+            raise
+        text = f"{error}; job {job.job_id} goes on when the daemon does, see 'dmq dead jobs {job.group}'"
+        raise CommandFailed(out.printable(text), ExitCode.UNAVAILABLE) from error
+    return job
+
+
+def _again(client: AdminClient, job: wire.Job) -> wire.Job:
+    for found in client.jobs(job.group):
+        if found.job_id == job.job_id:
+            return found
+    raise CommandFailed(f"job {job.job_id} is no longer among the newest jobs of its group")
+
+
+def _counts(job: wire.Job) -> str:
+    return f"{_done(job)} {job.done:,}, passed over {job.passed:,}, failed {job.failed:,}"
+
+
+def _done(job: wire.Job | wire.StartJobRequest) -> str:
+    return {"redrive": "redriven", "purge": "purged"}.get(_kind(job), "done")
+
+
+def _kind(job: wire.Job | wire.StartJobRequest) -> str:
+    return str(out.to_plain(job)["kind"]).lower()
+
+
+def _state(job: wire.Job) -> str:
+    return str(out.to_plain(job)["state"]).lower()
+
+
+def _looked_at(job: wire.Job) -> int:
+    return min(job.next_offset, job.end_offset) - job.first_offset
+
+
+def _size(job: wire.Job) -> int:
+    return job.end_offset - job.first_offset

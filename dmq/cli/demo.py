@@ -8,10 +8,10 @@ import typer
 
 
 def demo(
-    messages: Annotated[int, typer.Option(min=1, help="How many messages to send.")] = 1000,
-    seconds: Annotated[float, typer.Option(min=1.0, help="Longest delay of a message.")] = 20.0,
-    keep_data: Annotated[bool, typer.Option("--keep-data", help="Leave the store for a look at it.")] = False,
-    no_kill: Annotated[bool, typer.Option("--no-kill", help="Let the daemon live.")] = False,
+    messages: Annotated[int, typer.Option(min=1, help="Number of messages to send.")] = 1000,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Longest delay, in seconds.")] = 20.0,
+    keep_data: Annotated[bool, typer.Option("--keep-data", help="Keep the store for inspection.")] = False,
+    no_kill: Annotated[bool, typer.Option("--no-kill", help="Do not kill the daemon.")] = False,
 ) -> None:
     """Kill a daemon half-way and see that nothing is lost.
 

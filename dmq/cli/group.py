@@ -1,15 +1,17 @@
-"""``dmq group``: consumer groups and their retry policies."""
+"""``dmq group``: consumer groups, their retry policies, and their positions in topics."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dmq.cli import output as out
+from dmq.cli.confirm import confirm
 from dmq.cli.errors import CommandFailed, ExitCode
-from dmq.cli.options import AddressOption, OutputOption, TimeoutOption, session_of
+from dmq.cli.options import Session, with_session
 from dmq.cli.policy_options import (
     ExponentialOption,
     FixedOption,
@@ -20,6 +22,8 @@ from dmq.cli.policy_options import (
     TableOption,
     policy_of,
 )
+from dmq.cli.times import At, parse_when
+from dmq.cli.topic import TopicArgument, YesOption
 from dmq.units import format_duration
 from retry.policy import RetryPolicy, delay_ms
 
@@ -32,14 +36,11 @@ GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The consume
 _SPANS_SHOWN = 32
 
 
+@with_session
 def ls(
-    ctx: typer.Context,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
+    session: Session,
 ) -> None:
-    """List the consumer groups: retries that wait, dead letters, messages out on a lease, policy, order."""
-    session = session_of(ctx, address, output, timeout)
+    """List the consumer groups with their retries, dead letters, leases, policy and order."""
     with session.connect() as client:
         groups = client.groups()
     if session.as_json:
@@ -58,16 +59,13 @@ def ls(
     )
 
 
+@with_session
 def show(
-    ctx: typer.Context,
+    session: Session,
     *,
     group: GroupArgument,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
 ) -> None:
-    """Show a consumer group: what waits, what is dead, and the retry policy that counts."""
-    session = session_of(ctx, address, output, timeout)
+    """Show a consumer group: its retries, dead letters, and the retry policy in force."""
     with session.connect() as client:
         found = client.group(group)
         now_ms = client.status().now_ms
@@ -86,8 +84,9 @@ def show(
     )
 
 
+@with_session
 def set_policy(
-    ctx: typer.Context,
+    session: Session,
     *,
     group: GroupArgument,
     table: TableOption = None,
@@ -98,19 +97,15 @@ def set_policy(
     jitter: JitterOption = None,
     max_age: MaxAgeOption = None,
     fifo: Annotated[
-        bool | None, typer.Option("--fifo/--no-fifo", help="Whether its clients are told to keep the order.")
+        bool | None, typer.Option("--fifo/--no-fifo", help="Whether clients are told to consume in order.")
     ] = None,
-    default: Annotated[bool, typer.Option("--default", help="Go back to the daemon's default policy.")] = False,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
+    default: Annotated[bool, typer.Option("--default", help="Return to the default policy of the daemon.")] = False,
 ) -> None:
-    """Change how a group's failed messages are tried again, and print the policy that counts now.
+    """Change the retry policy of a group and print the policy in force.
 
-    What is not given stays as it is; the group is made if nobody knows it. Retries that wait already keep their time,
-    their next failure goes by the new policy. 'dmq backoff show' takes the same options and changes nothing.
+    What is not given stays; a group that does not exist is created. Waiting retries keep their time; the new policy
+    applies from their next failure on. 'dmq backoff show' takes the same options and changes nothing.
     """
-    session = session_of(ctx, address, output, timeout)
 
     def policy_from(base: RetryPolicy | None) -> RetryPolicy | None:
         return policy_of(
@@ -179,3 +174,119 @@ def _delays(policy: RetryPolicy) -> str:
         texts.append(f"{span}: {format_duration(wait_ms)}")
     shown = texts if len(texts) <= _SPANS_SHOWN else [*texts[: _SPANS_SHOWN - 2], "...", texts[-1]]
     return ", ".join(shown)
+
+
+class DeadLetters(StrEnum):
+    """What becomes of the dead letters of a group that is removed."""
+
+    KEEP = "keep"
+    REMOVE = "remove"
+
+
+ForceOption = Annotated[bool, typer.Option("--force", help="Remove it although it has unread messages or retries.")]
+
+
+@with_session
+def create(
+    session: Session,
+    *,
+    group: GroupArgument,
+) -> None:
+    """Create a consumer group with the default policy; fail if it exists."""
+    with session.connect() as client:
+        made = client.create_group(group)
+    if session.as_json:
+        out.show_json(out.to_plain(made))
+    else:
+        out.show_facts([("group", made.name)])
+
+
+@with_session
+def rm(
+    session: Session,
+    *,
+    group: GroupArgument,
+    force: ForceOption = False,
+    dead_letters: Annotated[
+        DeadLetters,
+        typer.Option("--dead-letters", help="What happens to its dead letters: keep, or remove."),
+    ] = DeadLetters.KEEP,
+    yes: YesOption = False,
+) -> None:
+    """Remove a group with its settings, positions and retries. Shows what would be lost, and asks.
+
+    Its dead letters stay under its name: 'dmq dead groups' lists it, 'dead ls', 'show', 'redrive' and 'purge' take it,
+    and 'dmq topic rm %DLQ%GROUP' removes their topic in the end. With '--dead-letters remove' they go at once. A
+    removal that has begun is completed, also after a restart.
+    """
+    removes = dead_letters is DeadLetters.REMOVE
+    with session.connect() as client:
+        found = client.group(group, with_unread=True)
+        lying = _lying(found, removes=removes)
+        is_done = not (found.unread or found.waiting)  # else it is refused without --force, and nobody is asked
+        if lying and (force or is_done):
+            confirm(f"group {group} will be removed: {', '.join(lying)}", yes=yes)
+        client.remove_group(group, force=force, with_dead_letters=removes)
+    if session.as_json:
+        kept = 0 if removes else found.dead
+        out.show_json({"group": group, "removed": True, "dead_letters": "removed" if removes else "kept", "dead": kept})
+    else:
+        facts = [("removed", group)]
+        if found.dead:
+            facts.append(("dead letters", f"{found.dead:,} {'removed' if removes else 'kept'}"))
+        out.show_facts(facts)
+
+
+def _lying(group: wire.Group, *, removes: bool) -> list[str]:
+    """Say what lies in a group, and what becomes of it."""
+    facts = [f"{each.unread:,} of topic {each.topic} unread" for each in group.unread]
+    facts += [f"{group.leased:,} of these handed out or hidden"] if group.leased else []
+    facts += [f"{group.waiting:,} retries wait"] if group.waiting else []
+    stay = "are given up" if removes else "stay under its name"
+    return facts + ([f"{group.dead:,} dead letters {stay}"] if group.dead else [])
+
+
+@with_session
+def reset(
+    session: Session,
+    *,
+    group: GroupArgument,
+    topic: TopicArgument,
+    to: Annotated[str, typer.Option("--to", help="begin, end, or a time: 2026-01-31T10:00:00Z, epoch milliseconds.")],
+    yes: YesOption = False,
+) -> None:
+    """Move the position of a group in a topic to the beginning, the end, or a time.
+
+    Messages it skips count as consumed; messages behind the new position are delivered again. Retries are not affected.
+    """
+    from dmq.admin import admin_v1 as wire
+
+    request = wire.ResetGroupRequest(group=group, topic=topic)
+    match to:
+        case "begin":
+            request.begin = True
+        case "end":
+            request.end = True
+        case _:
+            request.at_ms = _time_of(to)
+    confirm(f"group {group} will go on from {to} of topic {topic}", yes=yes)
+    with session.connect() as client:
+        offsets = list(client.reset_group(request))
+    if session.as_json:
+        out.show_json({"group": group, "topic": topic, "offsets": offsets})
+    else:
+        out.show_table(
+            ("QUEUE", "OFFSET"),
+            [(str(queue), f"{offset:,}") for queue, offset in enumerate(offsets)],
+            numbers=("QUEUE", "OFFSET"),
+        )
+
+
+def _time_of(text: str) -> int:
+    try:
+        when = parse_when(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"begin, end, or a time: {error}", param_hint="--to") from error
+    if not isinstance(when, At):
+        raise typer.BadParameter("a time that is over is expected", param_hint="--to")
+    return when.epoch_ms

@@ -1,10 +1,11 @@
-"""``dmq msg``: single messages."""
+"""``dmq msg``: send messages, find them, list, count and look at them, and recall them."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import sys
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,13 +13,16 @@ import typer
 from broker_adapter.message_id import new_message_id
 from dmq.cli import output as out
 from dmq.cli.errors import CommandFailed, ExitCode
-from dmq.cli.options import AddressOption, OutputOption, TimeoutOption, session_of
+from dmq.cli.options import Session, with_session
+from dmq.cli.progress import Progress
+from dmq.cli.spool_options import instant_ms
 from dmq.cli.times import After, At, parse_when
 from dmq.units import parse_duration
 
 if TYPE_CHECKING:
     from broker_adapter.wire import rocketmq_v2 as public
     from dmq.admin import admin_v1 as wire
+    from dmq.admin.client import AdminClient
 
 # What the public protocol's codes mean for a script; the rest is a failure.
 _NOT_FOUND_CODES = range(40400, 40500)
@@ -26,31 +30,30 @@ _NOT_ALLOWED_CODES = frozenset({40100, 40300})
 _LATER_CODES = range(42900, 43000)
 
 
+@with_session
 def send(
-    ctx: typer.Context,
+    session: Session,
     *,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Where to.")],
-    body: Annotated[str, typer.Argument(metavar="BODY", help="The body; - reads it from stdin.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to send to.")],
+    body: Annotated[str, typer.Argument(metavar="BODY", help="Message body; - reads it from stdin.")],
     at: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Deliver at: RFC 3339, epoch milliseconds, or +5m.")
+        str | None, typer.Option(metavar="TIME", help="Delivery time: RFC 3339, epoch milliseconds, or +5m.")
     ] = None,
-    delay: Annotated[str | None, typer.Option(metavar="DURATION", help="Deliver after: 5m, 1h30m.")] = None,
-    level: Annotated[int | None, typer.Option(min=1, help="Deliver after this delay level.")] = None,
-    tag: Annotated[str, typer.Option(help="Filter word.")] = "",
-    key: Annotated[list[str] | None, typer.Option(help="Lookup word; may be repeated.")] = None,
-    group: Annotated[str, typer.Option(help="Message group: those of one group keep their order.")] = "",
+    delay: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Delay before delivery, such as 5m or 1h30m.")
+    ] = None,
+    level: Annotated[int | None, typer.Option(min=1, help="Delay level, from 1.")] = None,
+    tag: Annotated[str, typer.Option(help="Tag, one word to filter by.")] = "",
+    key: Annotated[list[str] | None, typer.Option(help="Key, a word to look up by; may be repeated.")] = None,
+    group: Annotated[str, typer.Option(help="Message group; messages of one group keep their order.")] = "",
     prop: Annotated[
         list[str] | None, typer.Option("--property", metavar="KEY=VALUE", help="User property; may be repeated.")
     ] = None,
     message_id: Annotated[
-        str | None, typer.Option("--id", help="Message id; a send repeated with the same id is stored once.")
+        str | None, typer.Option("--id", help="Message id; a repeated send with the same id is stored once.")
     ] = None,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
 ) -> None:
     """Send one message and print its id."""
-    session = session_of(ctx, address, output, timeout)
     due = _due(at, delay, level)
     properties = _properties(prop or [])
     payload = sys.stdin.buffer.read() if body == "-" else os.fsencode(body)
@@ -89,18 +92,15 @@ def send(
     out.show_json({"topic": topic, "message_id": message_id, "recall_handle": recall_handle or None})
 
 
+@with_session
 def get(
-    ctx: typer.Context,
+    session: Session,
     *,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic it was sent to.")],
     message_id: Annotated[str, typer.Argument(metavar="ID", help="Its message id.")],
-    body: Annotated[bool, typer.Option("--body", help="Show the body as well (base64 in JSON).")] = False,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
+    body: Annotated[bool, typer.Option("--body", help="Include the body (base64 in JSON).")] = False,
 ) -> None:
-    """Show where a message is, and what it is."""
-    session = session_of(ctx, address, output, timeout)
+    """Show one message: where it is, and what it holds."""
     with session.connect() as client:
         found = client.message(topic, message_id, with_body=body)
     plain = out.to_plain(found)
@@ -113,16 +113,13 @@ def get(
         out.show_facts([("state", str(plain["state"]).lower()), *_message_facts(found)])
 
 
+@with_session
 def recall(
-    ctx: typer.Context,
+    session: Session,
     *,
-    handle: Annotated[str, typer.Argument(metavar="HANDLE", help="The recall handle that its send answered.")],
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
+    handle: Annotated[str, typer.Argument(metavar="HANDLE", help="Recall handle, as returned by its send.")],
 ) -> None:
-    """Take a delayed message back before it is delivered, and print its id."""
-    session = session_of(ctx, address, output, timeout)
+    """Recall a delayed message before it is delivered, and print its id."""
     from broker_adapter.errors import Refused
     from dmq.embedded.recall import decode_recall
 
@@ -214,3 +211,179 @@ def _message_facts(found: wire.GetMessageResponse) -> list[tuple[str, str]]:
         ("body size", f"{content.body_bytes} B{encoding}"),
         ("body", out.body_text(content.body) if content.HasField("body") else ""),
     ]
+
+
+_LIMIT_MAX = 10_000
+_PAGE = 100
+_TIMES = "RFC 3339, epoch milliseconds, +5m or -1h from now"
+
+
+class State(StrEnum):
+    """Where messages are: on the timeline until their time, or in a queue."""
+
+    WAITING = "waiting"
+    READY = "ready"
+
+
+@with_session
+def ls(
+    session: Session,
+    *,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
+    state: Annotated[State | None, typer.Option(help="Only delayed messages, or only those in queues.")] = None,
+    due_after: Annotated[str | None, typer.Option(metavar="TIME", help=f"Due at this time or later: {_TIMES}.")] = None,
+    due_before: Annotated[str | None, typer.Option(metavar="TIME", help="Due before this time.")] = None,
+    key: Annotated[str, typer.Option(metavar="KEY", help="With this key.")] = "",
+    tag: Annotated[str, typer.Option(metavar="TAG", help="With this tag.")] = "",
+    newest: Annotated[bool, typer.Option("--newest", help="Newest first.")] = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=_LIMIT_MAX, help="Maximum number of rows.")] = 20,
+    after: Annotated[
+        str, typer.Option(metavar="CURSOR", help="Continue a previous list, with the token that it printed.")
+    ] = "",
+) -> None:
+    """List the messages of a topic: those in its queues, acknowledged or not, then the delayed ones, next due first.
+
+    A message without a delivery time counts as due when it was stored. The daemon scans a bounded number of messages at
+    a time, so a search that finds little takes a while, and disturbs nobody.
+    """
+    from dmq.admin import admin_v1 as wire
+
+    states = {State.WAITING: wire.WAITING, State.READY: wire.QUEUED}
+    request = wire.ListMessagesRequest(
+        topic=topic,
+        state=states[state] if state is not None else None,
+        due_after_ms=instant_ms(due_after, "--due-after") or 0,
+        due_before_ms=instant_ms(due_before, "--due-before") or 0,
+        key=key,
+        tag=tag,
+        newest_first=newest,
+        token=after,
+    )
+    found: list[wire.ListedMessage] = []
+    with session.connect() as client, Progress(f"messages of {topic}", quiet=session.as_json) as progress:
+        while True:
+            request.limit = min(_PAGE, limit - len(found))
+            page = client.messages(request)
+            found += page.messages
+            request.token = page.next_token
+            progress.show(f"{len(found):,} found", done=len(found), of=limit)
+            if len(found) >= limit or not page.next_token:
+                break
+    if session.as_json:
+        out.show_json({"messages": [out.to_plain(each) for each in found], "next": request.token or None})
+        return
+    headings = ("STATE", "DUE", "STORED", "MESSAGE ID", "QUEUE", "OFFSET", "TAG", "KEYS", "BYTES")
+    out.show_table(headings, [_listed_row(each) for each in found], numbers=("QUEUE", "OFFSET", "BYTES"))
+    if request.token:
+        typer.echo(f"dmq: there may be more: --after {request.token}", err=True)
+
+
+def _listed_row(message: wire.ListedMessage) -> tuple[str, ...]:
+    content = message.content if message.HasField("content") else None
+    is_ready = message.queue_id >= 0
+    return (
+        State.READY if is_ready else State.WAITING,
+        out.when(message.deliver_at_ms),
+        out.when(message.stored_at_ms),
+        message.message_id,
+        str(message.queue_id) if is_ready else "",
+        str(message.queue_offset) if is_ready else "",
+        content.tag if content is not None else "",
+        " ".join(content.keys) if content is not None else "",
+        f"{content.body_bytes}" if content is not None else "cannot be read",
+    )
+
+
+_PAGE = 100
+_TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
+
+
+@with_session
+def count(
+    session: Session,
+    *,
+    topic: _TopicArgument,
+) -> None:
+    """Count the messages in the queues of a topic, acknowledged ones included, and the delayed ones."""
+    with session.connect() as client:
+        found = client.count(topic)
+    total = sum(each.end_offset - each.begin_offset for each in found.queues)
+    if session.as_json:
+        out.show_json({**out.to_plain(found), "messages": total})
+        return
+    rows = [
+        (str(each.queue_id), *(f"{number:,}" for number in _range(each)), f"{each.end_offset - each.begin_offset:,}")
+        for each in found.queues
+    ]
+    numbers = ("QUEUE", "BEGIN", "END", "MESSAGES")
+    out.show_table(numbers, rows, numbers=numbers)
+    typer.echo(f"{total:,} in queues, {found.pending:,} wait for their time")
+
+
+@with_session
+def peek(
+    session: Session,
+    *,
+    topic: _TopicArgument,
+    queue: Annotated[
+        int | None, typer.Option(min=0, help="Queue to read.  [default: all, one after the other]")
+    ] = None,
+    offset: Annotated[
+        int | None, typer.Option(min=0, help="Offset to begin at.  [default: the first in the queue]")
+    ] = None,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, help="Maximum number of rows.")] = 10,
+    body: Annotated[bool, typer.Option("--body", help="Include bodies (base64 in JSON).")] = False,
+) -> None:
+    """Show messages in the queues of a topic without consuming them."""
+    if offset is not None and queue is None:
+        raise typer.BadParameter("an offset is one of a queue: give --queue too", param_hint="--offset")
+    with session.connect() as client:
+        ranges = client.count(topic).queues
+        if queue is not None and queue >= len(ranges):
+            text = f"topic {topic} has the queues 0 to {len(ranges) - 1}, and no queue {queue}"
+            raise CommandFailed(out.printable(text), ExitCode.NOT_FOUND)
+        found: list[wire.PeekedMessage] = []
+        for each in ranges if queue is None else (ranges[queue],):
+            start = each.begin_offset if offset is None else offset
+            found += _messages(client, topic, each, start, number - len(found), with_body=body)
+            if len(found) >= number:
+                break
+    if session.as_json:
+        out.show_json([out.to_plain(each) for each in found])
+        return
+    headings = ("QUEUE", "OFFSET", "STORED", "MESSAGE ID", "TAG", "KEYS", "BYTES")
+    rows = [_peeked_row(each) for each in found]
+    if body:
+        rows = [(*row, out.body_text(each.content.body)) for row, each in zip(rows, found, strict=True)]
+    out.show_table((*headings, "BODY") if body else headings, rows, numbers=("QUEUE", "OFFSET", "BYTES"))
+
+
+def _messages(
+    client: AdminClient, topic: str, within: wire.QueueRange, offset: int, number: int, *, with_body: bool
+) -> list[wire.PeekedMessage]:
+    """Return up to ``number`` messages from ``offset`` on; an offset outside the queue is the daemon's to refuse."""
+    found: list[wire.PeekedMessage] = []
+    while True:
+        limit = min(_PAGE, number - len(found))
+        page = client.peek(topic, within.queue_id, offset, limit=limit, with_body=with_body)
+        found += page.messages
+        offset = page.next_offset
+        if len(found) >= number or offset >= within.end_offset:
+            return found
+
+
+def _range(queue: wire.QueueRange) -> tuple[int, int]:
+    return queue.begin_offset, queue.end_offset
+
+
+def _peeked_row(message: wire.PeekedMessage) -> tuple[str, ...]:
+    content = message.content if message.HasField("content") else None
+    return (
+        str(message.queue_id),
+        str(message.queue_offset),
+        out.when(message.stored_at_ms),
+        message.message_id,
+        content.tag if content is not None else "",
+        " ".join(content.keys) if content is not None else "",
+        f"{content.body_bytes}" if content is not None else "cannot be read",
+    )

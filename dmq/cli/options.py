@@ -1,12 +1,14 @@
-"""What commands that talk to a daemon have in common: where it is, how to answer, how long to wait."""
+"""Options of every command that talks to a daemon: its address, the output format, the timeout."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,11 +33,11 @@ class Output(StrEnum):
 
 
 # The same three before and after the command, so that both `dmq -o json status` and `dmq status -o json` work.
-_ADDRESS_HELP = f"The daemon.  [default: {ADDRESS_DEFAULT}]"
+_ADDRESS_HELP = f"Address of the daemon.  [default: {ADDRESS_DEFAULT}]"
 RootAddressOption = Annotated[str | None, typer.Option("--address", "-a", envvar="DMQ_ADDRESS", help=_ADDRESS_HELP)]
 # Without the variable: it would beat an address given before the command.
 AddressOption = Annotated[str | None, typer.Option("--address", "-a", help=_ADDRESS_HELP)]
-OutputOption = Annotated[Output | None, typer.Option("--output", "-o", help="How to answer.  [default: table]")]
+OutputOption = Annotated[Output | None, typer.Option("--output", "-o", help="Output format.  [default: table]")]
 AccessKeyOption = Annotated[
     str | None,
     typer.Option(
@@ -44,9 +46,11 @@ AccessKeyOption = Annotated[
 ]
 SecretFileOption = Annotated[
     Path | None,
-    typer.Option("--secret-file", envvar="DMQ_SECRET_FILE", metavar="FILE", help="A file that holds the secret."),
+    typer.Option("--secret-file", envvar="DMQ_SECRET_FILE", metavar="FILE", help="File that holds the secret."),
 ]
-TimeoutOption = Annotated[str | None, typer.Option("--timeout", help="How long to wait, such as 500ms.  [default: 5s]")]
+TimeoutOption = Annotated[
+    str | None, typer.Option("--timeout", help="Timeout of each call, such as 500ms.  [default: 5s]")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,3 +121,27 @@ def session_of(
     session = ctx.find_object(Session)
     assert session is not None  # the root command sets it
     return session.but(address, output, timeout)
+
+
+def with_session(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command its session, and the options ``--address``, ``--output`` and ``--timeout`` behind its own.
+
+    Its first parameter is the session; all others are by keyword.
+    """
+    parameters = [
+        Parameter("ctx", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),
+        *list(signature(command, eval_str=True).parameters.values())[1:],
+        Parameter("address", Parameter.KEYWORD_ONLY, default=None, annotation=AddressOption),
+        Parameter("output", Parameter.KEYWORD_ONLY, default=None, annotation=OutputOption),
+        Parameter("timeout", Parameter.KEYWORD_ONLY, default=None, annotation=TimeoutOption),
+    ]
+
+    @wraps(command)
+    def run(
+        ctx: typer.Context, *, address: str | None, output: Output | None, timeout: str | None, **others: object
+    ) -> None:
+        command(session_of(ctx, address, output, timeout), **others)
+
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # what typer looks at
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run

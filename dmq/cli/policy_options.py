@@ -26,27 +26,39 @@ NO_MAX_AGE = "none"
 TableOption = Annotated[
     str | None,
     typer.Option(
-        "--table", metavar="DURATIONS", help="The delay after each attempt, such as '10s 30s 1m'; the last one stays."
+        "--table", metavar="DURATIONS", help="Delay after each attempt, such as '10s 30s 1m'; the last one repeats."
     ),
 ]
 ExponentialOption = Annotated[
-    str | None, typer.Option("--exponential", metavar="FIRST..MAX", help="Growing delays, such as 5s..2h.")
+    str | None,
+    typer.Option(
+        "--exponential", metavar="FIRST..MAX", help="Exponential delays from the first to the longest, such as 5s..2h."
+    ),
 ]
 MultiplierOption = Annotated[
     float | None,
-    typer.Option("--multiplier", metavar="NUMBER", help="What --exponential grows by each time.  [default: 2]"),
+    typer.Option("--multiplier", metavar="NUMBER", help="Growth factor of --exponential.  [default: 2]"),
 ]
-FixedOption = Annotated[str | None, typer.Option("--fixed", metavar="DURATION", help="The same delay after each.")]
+FixedOption = Annotated[
+    str | None, typer.Option("--fixed", metavar="DURATION", help="The same delay after each attempt.")
+]
 MaxAttemptsOption = Annotated[
     int | None,
-    typer.Option("--max-attempts", metavar="N", help=f"With the first delivery, at most {MAX_ATTEMPTS_LIMIT}."),
+    typer.Option(
+        "--max-attempts", metavar="N", help=f"Attempts in all, the first included; at most {MAX_ATTEMPTS_LIMIT}."
+    ),
 ]
 JitterOption = Annotated[
-    float | None, typer.Option("--jitter", metavar="SHARE", help="Adds up to this share to each delay: 0.2 is a fifth.")
+    float | None,
+    typer.Option(
+        "--jitter", metavar="SHARE", help="Random addition to each delay, as a fraction: 0.2 is up to a fifth."
+    ),
 ]
 MaxAgeOption = Annotated[
     str | None,
-    typer.Option("--max-age", metavar="DURATION", help="No attempt later than this after the first delivery, or none."),
+    typer.Option(
+        "--max-age", metavar="DURATION", help="No attempt later than this after the first delivery; none: no bound."
+    ),
 ]
 
 

@@ -50,7 +50,7 @@ class Progress:
             self._bar[0].stop()
 
     def show(self, reached: str, *, done: int = 0, of: int | None = None) -> None:
-        """Tell where the work is; ``of`` is ``None`` where nobody knows how much there is."""
+        """Show how far the work is; ``of`` is ``None`` where the total is not known."""
         if self._bar is not None:
             bar, task = self._bar
             bar.update(task, completed=done, total=of, reached=reached)

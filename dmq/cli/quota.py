@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmq.cli import output as out
-from dmq.cli.options import AddressOption, OutputOption, Session, TimeoutOption, session_of
+from dmq.cli.options import Session, with_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,50 +33,41 @@ QuotaArgument = Annotated[
 ]
 
 
+@with_session
 def ls(
-    ctx: typer.Context,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
+    session: Session,
 ) -> None:
-    """List what each key and each address has in use or was given a limit for.
+    """List the quotas that are in use or were set, by key and address.
 
     Topics and groups are those it made since the daemon started; new_per_min counts both.
     """
-    session = session_of(ctx, address, output, timeout)
     with session.connect() as client:
         _show(session, client.quotas())
 
 
+@with_session
 def set_(
-    ctx: typer.Context,
+    session: Session,
     *,
     kind: KindArgument,
     name: NameArgument,
     quota: QuotaArgument,
-    limit: Annotated[int, typer.Argument(metavar="LIMIT", min=0, help="The most it may have; 0: nothing.")],
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
+    limit: Annotated[int, typer.Argument(metavar="LIMIT", min=0, help="Maximum; 0: none at all.")],
 ) -> None:
-    """Limit a key or an address. It counts at once and after restarts; what is in use already stays."""
-    session = session_of(ctx, address, output, timeout)
+    """Set a quota of a key or an address; it applies at once and is kept over restarts. What is in use stays."""
     with session.connect() as client:
         _show(session, [client.set_quota(kind.value, name, quota, limit)])
 
 
+@with_session
 def unset(
-    ctx: typer.Context,
+    session: Session,
     *,
     kind: KindArgument,
     name: NameArgument,
     quota: QuotaArgument,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
 ) -> None:
-    """Go back to the default of a quota."""
-    session = session_of(ctx, address, output, timeout)
+    """Return a quota to its default."""
     with session.connect() as client:
         _show(session, [client.set_quota(kind.value, name, quota, None)])
 

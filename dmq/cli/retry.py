@@ -11,7 +11,7 @@ from dmq.cli import output as out
 from dmq.cli.confirm import confirm
 from dmq.cli.errors import CommandFailed, ExitCode
 from dmq.cli.histogram import due_rows
-from dmq.cli.options import AddressOption, OutputOption, TimeoutOption, session_of
+from dmq.cli.options import Session, with_session
 from dmq.cli.progress import Progress
 from dmq.errors import DmqError
 
@@ -25,14 +25,15 @@ _BAR_CHARS = 40
 
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
 EntryOption = Annotated[
-    list[str] | None, typer.Option("--entry", metavar="ENTRY", help="This entry of 'dmq retry ls'; may be repeated.")
+    list[str] | None,
+    typer.Option("--entry", metavar="ENTRY", help="Entry, as listed by 'dmq retry ls'; may be repeated."),
 ]
-IdOption = Annotated[
-    list[str] | None, typer.Option("--id", metavar="MESSAGE_ID", help="Of this message; may be repeated.")
+IdOption = Annotated[list[str] | None, typer.Option("--id", metavar="MESSAGE_ID", help="Message id; may be repeated.")]
+TopicOption = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="All messages sent to this topic.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All retries of the group.")]
+YesOption = Annotated[
+    bool, typer.Option("--yes", "-y", help="Do not ask for confirmation; required for many without a terminal.")
 ]
-TopicOption = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="All that were sent to this topic.")]
-AllOption = Annotated[bool, typer.Option("--all", help="All of the group.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed for many without a terminal.")]
 
 
 class _Chosen(NamedTuple):
@@ -48,18 +49,15 @@ class _Chosen(NamedTuple):
         return self.is_all or bool(self.topic)
 
 
+@with_session
 def ls(
-    ctx: typer.Context,
+    session: Session,
     *,
     group: GroupArgument,
-    topic: Annotated[str, typer.Option(metavar="TOPIC", help="Only those that were sent to this topic.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
+    topic: Annotated[str, typer.Option(metavar="TOPIC", help="Only messages sent to this topic.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 50,
 ) -> None:
-    """List the retries of a group that wait for their time, the next one first."""
-    session = session_of(ctx, address, output, timeout)
+    """List the waiting retries of a group, next due first."""
     with session.connect() as client, Progress(f"retries of {group}", quiet=session.as_json) as progress:
         found: list[wire.WaitingRetry] = []
         for page in _pages(client, group, topic=topic, limit=limit):
@@ -85,16 +83,13 @@ def ls(
         typer.echo(f"dmq: the first {limit:,}; --limit shows more", err=True)
 
 
+@with_session
 def stats(
-    ctx: typer.Context,
+    session: Session,
     *,
     group: Annotated[str | None, typer.Argument(metavar="GROUP", help="Only this consumer group.")] = None,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
 ) -> None:
-    """Show how many retries wait in each group, when the next is due, and how many are due when."""
-    session = session_of(ctx, address, output, timeout)
+    """Count the waiting retries of each group, and show when they are due."""
     with session.connect() as client, Progress("groups", quiet=session.as_json) as progress:
         names = [group] if group is not None else [found.name for found in client.groups() if found.waiting]
         groups: list[wire.Group] = []
@@ -134,8 +129,9 @@ def stats(
         )
 
 
+@with_session
 def run_now(
-    ctx: typer.Context,
+    session: Session,
     *,
     group: GroupArgument,
     entry: EntryOption = None,
@@ -143,24 +139,21 @@ def run_now(
     topic: TopicOption = None,
     everything: AllOption = False,
     yes: YesOption = False,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
 ) -> None:
-    """Make retries that wait visible to their consumers at once.
+    """Deliver waiting retries now.
 
-    Name them by --entry or --id, or mean many with --topic or --all.
+    Select them by --entry or --id, or many of them by --topic or --all.
     """
     chosen = _chosen(entry, message_id, topic, everything=everything)
-    session = session_of(ctx, address, output, timeout)
     with session.connect() as client:
         what = "would become visible to its consumers now"
         moved, gone = _move(client, client.run_retries_now, group, chosen, what, yes=yes, quiet=session.as_json)
     _show_moved(group, moved, gone, "visible now", as_json=session.as_json)
 
 
+@with_session
 def to_dead(
-    ctx: typer.Context,
+    session: Session,
     *,
     group: GroupArgument,
     entry: EntryOption = None,
@@ -168,16 +161,12 @@ def to_dead(
     topic: TopicOption = None,
     everything: AllOption = False,
     yes: YesOption = False,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
 ) -> None:
-    """End retries that wait: send them to the dead-letter queue of their group.
+    """Move waiting retries to the dead-letter queue of their group.
 
-    Name them by --entry or --id, or mean many with --topic or --all. 'dmq dead redrive' brings them back.
+    Select them by --entry or --id, or many of them by --topic or --all. 'dmq dead redrive' brings them back.
     """
     chosen = _chosen(entry, message_id, topic, everything=everything)
-    session = session_of(ctx, address, output, timeout)
     with session.connect() as client:
         what = "would go to its dead-letter queue"
         moved, gone = _move(client, client.end_retries, group, chosen, what, yes=yes, quiet=session.as_json)

@@ -53,7 +53,7 @@ _BODY_BYTES = "4KiB"
 def mount(group: type[TyperGroup]) -> typer.Typer:
     """Return the commands as a group of their own."""
     made = typer.Typer(
-        cls=group, help="What producers' hooks keep on this host; without a daemon.", rich_markup_mode=None
+        cls=group, help="Spools of the producer hook on this host; needs no daemon.", rich_markup_mode=None
     )
     for command in (ls, show, stats, verify, export, spool_change.repair, spool_change.requeue, spool_change.adopt):
         made.command(command.__name__)(command)
@@ -68,12 +68,12 @@ def ls(
     key: KeyOption = None,
     dead: DeadOption = False,
     due_before: DueOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 50,
     output: ListingOption = None,
 ) -> None:
-    """List entries that wait, by directory, the next one due first.
+    """List waiting entries by directory, next due first.
 
-    Those of processes that live as well. What cannot be read is passed over: then it ends with 1.
+    Running processes are included. Unreadable entries are skipped; the exit code is 1 then.
     """
     listing = listing_of(ctx, output)
     chosen = chosen_of(type_name, key, is_dead=dead, due_before=due_before)
@@ -88,13 +88,15 @@ def ls(
 def show(
     ctx: typer.Context,
     *,
-    uid: Annotated[str, typer.Argument(metavar="UID", help="Its uid.")],
+    uid: Annotated[str, typer.Argument(metavar="UID", help="Uid of the entry.")],
     root: RootOption = ROOT_DEFAULT,
-    body_bytes: Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Show so much of its body.")] = _BODY_BYTES,
-    as_hex: Annotated[bool, typer.Option("--hex", help="Show its body in hex, whatever it is.")] = False,
+    body_bytes: Annotated[
+        str, typer.Option("--bytes", metavar="SIZE", help="Maximum size of the body shown.")
+    ] = _BODY_BYTES,
+    as_hex: Annotated[bool, typer.Option("--hex", help="Show the body in hex.")] = False,
     output: OutputOption = None,
 ) -> None:
-    """Show everything of one entry, its body as JSON, as text or in hex.
+    """Show one entry, its body as JSON, text or hex.
 
     JSON is always a list: an entry can be in two directories after a crash.
     """
@@ -123,9 +125,9 @@ def show(
 
 
 def stats(ctx: typer.Context, *, root: RootOption = ROOT_DEFAULT, output: OutputOption = None) -> None:
-    """Show what each directory holds of each type, whose it is, and how many are due when.
+    """Count the entries of each directory by type, with its owner and when they are due.
 
-    Figures that the directories keep themselves: it costs no look at the entries.
+    The directories keep these figures themselves; no entry is read.
     """
     from dmq.errors import StoreError
     from dmq.spool.copies import holder
@@ -188,7 +190,7 @@ def stats(ctx: typer.Context, *, root: RootOption = ROOT_DEFAULT, output: Output
 
 
 def verify(ctx: typer.Context, *, root: RootOption = ROOT_DEFAULT, output: OutputOption = None) -> None:
-    """Read every row of every directory and say what is wrong; end with 1 if something is.
+    """Read every row of every directory and report damage; exit with 1 if there is any.
 
     Totals, index, timeline, lanes and trail must agree, and every entry must make sense. Works on copies, so also while
     producers run.
@@ -240,7 +242,8 @@ def export(
     due_before: DueOption = None,
     dead: Annotated[bool, typer.Option("--dead", help="The dead set alone.")] = False,
     file: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write here, all or nothing.  [default: stdout]")
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Output file, written whole or not at all.  [default: stdout]"),
     ] = None,
     output: OutputOption = None,
 ) -> None:

@@ -40,13 +40,14 @@ def repair(
     ctx: typer.Context,
     *,
     directory: Annotated[
-        list[str] | None, typer.Argument(metavar="[DIRECTORY]...", help="Names of directories.  [default: all free]")
+        list[str] | None,
+        typer.Argument(metavar="[DIRECTORY]...", help="Directory names.  [default: all that no process uses]"),
     ] = None,
     root: RootOption = ROOT_DEFAULT,
     yes: YesOption = False,
     output: OutputOption = None,
 ) -> None:
-    """Save what can be read of damaged directories, and say what is missing.
+    """Recover what can be read of damaged directories, and report what is missing.
 
     Each entry that can be read goes into a new directory; when that is complete, the damaged one is put aside as
     damaged-<id>, with the report as damaged-<id>.json beside it, and is never removed. What is whole stays as it is.
@@ -86,14 +87,14 @@ def repair(
 def requeue(
     ctx: typer.Context,
     *,
-    uids: Annotated[list[str] | None, typer.Argument(metavar="[UID]...", help="Their uids.")] = None,
+    uids: Annotated[list[str] | None, typer.Argument(metavar="[UID]...", help="Uids of the entries.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="The whole dead set.")] = False,
     type_name: TypeOption = None,
     root: RootOption = ROOT_DEFAULT,
     yes: YesOption = False,
     output: OutputOption = None,
 ) -> None:
-    """Let dead entries of free directories wait again, due now, with no attempts behind them.
+    """Requeue dead entries of directories that no process uses: due now, attempts reset.
 
     Name them, or mean many with --all, which --type narrows. The process that owns such a directory next sends them.
     """
@@ -127,11 +128,11 @@ def adopt(
     root: RootOption = ROOT_DEFAULT,
     source: Annotated[
         Path | None,
-        typer.Option("--from", metavar="DIR", help="From the folder of another spool.  [default: the same]"),
+        typer.Option("--from", metavar="DIR", help="Folder of another spool.  [default: the same]"),
     ] = None,
     output: OutputOption = None,
 ) -> None:
-    """Take over the entries of all free directories into one, which the next process makes its own.
+    """Move the entries of all directories that no process uses into one, which the next process takes over.
 
     With --from: those of another spool, such as a volume that a replaced container left. Directories in use and damaged
     ones are left alone, and named.

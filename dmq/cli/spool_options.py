@@ -36,18 +36,20 @@ class Listing(StrEnum):
 
 
 RootOption = Annotated[
-    Path, typer.Option("--root", envvar="DMQ_SPOOL", metavar="DIR", help="The folder of the spool.", show_envvar=True)
+    Path, typer.Option("--root", envvar="DMQ_SPOOL", metavar="DIR", help="Folder of the spool.", show_envvar=True)
 ]
 ROOT_DEFAULT = Path("var/spool")
 ListingOption = Annotated[Listing | None, typer.Option("--output", "-o", help="How to answer.  [default: table]")]
-TypeOption = Annotated[list[str] | None, typer.Option("--type", metavar="TYPE", help="Of this type; may be repeated.")]
+TypeOption = Annotated[list[str] | None, typer.Option("--type", metavar="TYPE", help="Entry type; may be repeated.")]
 KeyOption = Annotated[list[str] | None, typer.Option("--key", metavar="KEY", help="With this key; may be repeated.")]
-DeadOption = Annotated[bool, typer.Option("--dead", help="The dead set, instead of what waits.")]
+DeadOption = Annotated[bool, typer.Option("--dead", help="List the dead set instead.")]
 DueOption = Annotated[
     str | None,
     typer.Option("--due-before", metavar="TIME", help="Due before: RFC 3339, epoch milliseconds, +5m or -1h from now."),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed without a terminal.")]
+YesOption = Annotated[
+    bool, typer.Option("--yes", "-y", help="Do not ask for confirmation; required without a terminal.")
+]
 
 
 class Chosen(NamedTuple):

@@ -9,21 +9,18 @@ import typer
 from dmq.cli import output as out
 from dmq.cli.clock import clock_line
 from dmq.cli.errors import ExitCode
-from dmq.cli.options import AddressOption, OutputOption, TimeoutOption, session_of
+from dmq.cli.options import Session, with_session
 from dmq.units import format_size
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
 
 
+@with_session
 def status(
-    ctx: typer.Context,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
+    session: Session,
 ) -> None:
-    """Show how the daemon is; ends with 6 unless it is serving."""
-    session = session_of(ctx, address, output, timeout)
+    """Show the state of the daemon; exit with 6 unless it is serving."""
     with session.connect() as client:
         found = client.status()
     if session.as_json:

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from broker_adapter.clock import SystemClock
 from dmq.cli import output as out
 from dmq.cli.errors import CommandFailed, ExitCode
-from dmq.cli.options import AddressOption, OutputOption, TimeoutOption, session_of
+from dmq.cli.options import OutputOption, Session, session_of, with_session
 from dmq.cli.progress import Progress
 from dmq.cli.spool_options import in_use, silent
 from dmq.units import format_size
@@ -24,29 +24,24 @@ if TYPE_CHECKING:
 
 def mount(group: type[TyperGroup]) -> typer.Typer:
     """Return the commands as a group of their own."""
-    made = typer.Typer(
-        cls=group, help="The store as a whole: copy it, look through it, save it.", rich_markup_mode=None
-    )
+    made = typer.Typer(cls=group, help="Back up, check and salvage the store.", rich_markup_mode=None)
     for command in (backup, check, salvage):
         made.command(command.__name__)(command)
     return made
 
 
+@with_session
 def backup(
-    ctx: typer.Context,
+    session: Session,
     *,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to: a new folder, or an empty one.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Target folder, new or empty.")],
     data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Directory of a stopped daemon.")] = None,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
 ) -> None:
-    """Copy the store: of the running daemon, or with --data of a stopped one.
+    """Back up the store of the running daemon or, with --data, of a stopped one.
 
     The daemon writes the copy, so the folder is one of its machine. On the same file system tables are shared by hard
     links. All that was acknowledged before is in it; 'dmq serve --data FOLDER' serves it. The trail is not in it.
     """
-    session = session_of(ctx, address, output, timeout)
     folder = folder.absolute()
     if data is None:
         with session.connect() as client:
@@ -94,7 +89,7 @@ def check(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a stopped daemon, or a backup.")],
     output: OutputOption = None,
 ) -> None:
-    """Look through a store: read every row, check every block, compare what belongs together; end with 4 if not whole.
+    """Check a store: every row, every block, every cross-reference; exit with 4 if it is damaged.
 
     Changes no data. Memory stays the same however many messages there are.
     """
@@ -120,12 +115,10 @@ def salvage(
     ctx: typer.Context,
     *,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a stopped daemon.")],
-    new: Annotated[
-        Path, typer.Argument(metavar="NEW", help="Where the new store goes: a new folder, or an empty one.")
-    ],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Folder for the new store, new or empty.")],
     output: OutputOption = None,
 ) -> None:
-    """Save what can be read of a damaged store into a new one, and list what is lost; end with 4 if something is.
+    """Recover what can be read of a damaged store into a new one; exit with 4 if something is lost.
 
     The old one is not touched. The list is in NEW/LOST.jsonl, one JSON object a line.
     """

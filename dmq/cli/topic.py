@@ -1,7 +1,8 @@
-"""``dmq topic``: topics."""
+"""``dmq topic``: topics, and how long they keep messages."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,8 +11,8 @@ import typer
 from dmq.cli import output as out
 from dmq.cli.confirm import confirm
 from dmq.cli.errors import CommandFailed, ExitCode
-from dmq.cli.keep_options import KeepBytesOption, KeepTimeOption, KeepUnreadOption, keep_change, keep_facts
-from dmq.cli.options import AddressOption, OutputOption, Session, TimeoutOption, session_of
+from dmq.cli.options import Session, with_session
+from dmq.units import format_duration, format_size, format_time, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
@@ -29,20 +30,85 @@ class Type(StrEnum):
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 TypeOption = Annotated[
-    Type | None, typer.Option("--type", case_sensitive=False, help="The only type of message it takes; mixed: all.")
+    Type | None,
+    typer.Option("--type", case_sensitive=False, help="The only message type it accepts; mixed accepts all."),
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Also if messages wait or are unread: they are lost.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Remove it although messages wait or are unread; they are lost.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
+_AS_CONFIGURED = -1
+
+
+class Unread(StrEnum):
+    """What becomes of messages past the bounds that a known group has not read."""
+
+    YES = "yes"
+    NO = "no"
+    DEFAULT = "default"
+
+
+KeepTimeOption = Annotated[
+    str | None, typer.Option("--keep-time", help="Retention time: 72h, none, or default (as configured).")
+]
+KeepBytesOption = Annotated[
+    str | None, typer.Option("--keep-bytes", help="Retention size: 10GiB, none, or default (as configured).")
+]
+KeepUnreadOption = Annotated[
+    Unread | None,
+    typer.Option(
+        "--keep-unread", help="Keep messages that a group has not read, whatever their age; no: remove them too."
+    ),
+]
+
+
+def keep_change(time: str | None, size: str | None, unread: Unread | None) -> wire.KeepChange | None:
+    """Return what was asked for, ``None`` if nothing was; a usage error for what cannot be read."""
+    from dmq.admin import admin_v1 as wire
+
+    if time is None and size is None and unread is None:
+        return None
+    return wire.KeepChange(
+        time_ms=_number(time, parse_duration, "--keep-time"),
+        size_bytes=_number(size, parse_size, "--keep-bytes"),
+        unread=unread.value if unread is not None else "",
+    )
+
+
+def _number(text: str | None, parse: Callable[[str], int], option: str) -> int | None:
+    if text is None:
+        return None
+    if text in {"none", "default"}:
+        return 0 if text == "none" else _AS_CONFIGURED
+    try:
+        number = parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"none, default, or: {error}", param_hint=option) from error
+    if not number:
+        raise typer.BadParameter("nothing would be kept; none is no bound", param_hint=option)
+    return number
+
+
+def keep_facts(topic: wire.Topic) -> list[tuple[str, str]]:
+    """Return what is shown of a topic's retention, and of what it has kept."""
+    facts = [
+        ("keep time", format_duration(topic.keep_time_ms) if topic.keep_time_ms else "no bound", "time"),
+        ("keep bytes", format_size(topic.keep_bytes) if topic.keep_bytes else "no bound", "bytes"),
+        ("keep unread", "yes" if topic.keep_unread else "no", "unread"),
+    ]
+    return [
+        ("oldest", format_time(topic.oldest_at_ms) if topic.oldest_at_ms else "-"),
+        *((name, value if key in topic.keep_own else f"{value} (default)") for name, value, key in facts),
+    ]
+
+
+@with_session
 def ls(
-    ctx: typer.Context,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
+    session: Session,
 ) -> None:
-    """List the topics: their type, queues, messages in them, messages that wait for their delivery time."""
-    session = session_of(ctx, address, output, timeout)
+    """List the topics with their type, queues, stored messages and delayed messages."""
     with session.connect() as client:
         topics = client.topics().topics
     if session.as_json:
@@ -58,80 +124,70 @@ def ls(
     )
 
 
+@with_session
 def show(
-    ctx: typer.Context,
+    session: Session,
     *,
     topic: TopicArgument,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
 ) -> None:
-    """Show a topic: its type and queues, what is in it, and how much of that each group has not finished."""
-    session = session_of(ctx, address, output, timeout)
+    """Show a topic: its type, queues, stored messages, and the unread count of each group."""
     with session.connect() as client:
         found = client.topic(topic)
     _show(session, found)
 
 
+@with_session
 def create(
-    ctx: typer.Context,
+    session: Session,
     *,
     topic: TopicArgument,
     type_: TypeOption = None,
-    queues: Annotated[int, typer.Option("--queues", min=0, help="How many.  [default: queues_per_topic]")] = 0,
+    queues: Annotated[
+        int, typer.Option(min=0, show_default=False, help="Number of queues.  [default: queues_per_topic]")
+    ] = 0,
     keep_time: KeepTimeOption = None,
     keep_bytes: KeepBytesOption = None,
     keep_unread: KeepUnreadOption = None,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
 ) -> None:
-    """Make a topic. It is an error if there is one of that name."""
+    """Create a topic; fail if it exists."""
     keep = keep_change(keep_time, keep_bytes, keep_unread)
-    session = session_of(ctx, address, output, timeout)
     with session.connect() as client:
         made = client.create_topic(topic, queues=queues, type_=type_.name if type_ is not None else "", keep=keep)
     _show(session, made)
 
 
+@with_session
 def set_(
-    ctx: typer.Context,
+    session: Session,
     *,
     topic: TopicArgument,
     type_: TypeOption = None,
-    queues: Annotated[int, typer.Option("--queues", min=0, help="More than there are.")] = 0,
+    queues: Annotated[int, typer.Option("--queues", min=0, help="New number of queues; they can only be added.")] = 0,
     keep_time: KeepTimeOption = None,
     keep_bytes: KeepBytesOption = None,
     keep_unread: KeepUnreadOption = None,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
 ) -> None:
-    """Change a topic, and print what counts now. What is not given stays, and what is in it already too."""
+    """Change the settings of a topic and print the result; what is not given stays."""
     keep = keep_change(keep_time, keep_bytes, keep_unread)
     if type_ is None and not queues and keep is None:
         raise CommandFailed("say what to change; see 'dmq topic set --help'", ExitCode.USAGE)
-    session = session_of(ctx, address, output, timeout)
     with session.connect() as client:
         changed = client.set_topic(topic, queues=queues, type_=type_.name if type_ is not None else "", keep=keep)
     _show(session, changed)
 
 
+@with_session
 def rm(
-    ctx: typer.Context,
+    session: Session,
     *,
     topic: TopicArgument,
     force: ForceOption = False,
     yes: YesOption = False,
-    address: AddressOption = None,
-    output: OutputOption = None,
-    timeout: TimeoutOption = None,
 ) -> None:
-    """Remove a topic and the place of every group in it; refused while messages wait or are unread.
+    """Remove a topic and the position of every group in it; refused while messages wait or are unread.
 
-    Dead letters that came of it stay. A removal that was begun goes on by itself, also after a restart.
+    Its dead letters stay. A removal that has begun is completed, also after a restart.
     """
-    session = session_of(ctx, address, output, timeout)
     if force:
         confirm(f"topic {topic} and all its messages will be lost", yes=yes)
     with session.connect() as client:

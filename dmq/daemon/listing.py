@@ -16,7 +16,7 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from broker_adapter.adapter import QueueRange
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.errors import Refused, Rule, topic_unknown
 from broker_adapter.message import unpack_id
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin.listing_source import READY, WAITING, ListedMessage, MessagePage, Wanted
@@ -79,7 +79,7 @@ class Listings(Operations):
         """Return up to ``limit`` messages from ``token`` on."""
         found = self.broker.names.topics.get(topic)
         if found is None:
-            raise Refused(Rule.TOPIC_UNKNOWN, "nobody knows it", value=topic)
+            raise topic_unknown(topic)
         order = (WAITING, READY) if wanted.newest_first else (READY, WAITING)
         parts = [each for each in order if wanted.state in {0, each}]
         letters = {READY: "q", WAITING: "w"}
@@ -88,7 +88,7 @@ class Listings(Operations):
             known = {f"{backwards}{letters[each]}": each for each in parts}
             head, _, place = token.partition(":")
             if head not in known:
-                raise Refused(Rule.REQUEST, "the token is of another list, or none", value=token[:80])
+                raise Refused(Rule.REQUEST, "the page token belongs to another list", value=token[:80])
             part = known[head]
         else:
             part, place = parts[0], ""
@@ -192,7 +192,7 @@ class Listings(Operations):
         ranges = [await self.broker.pulls.queue_range(topic.name, each) for each in range(topic.queues)]
         at = [_number(text) for text in place.split(".")] if place else []
         if len(at) > len(ranges):
-            raise Refused(Rule.REQUEST, "the token is of another topic", value=place[:80])
+            raise Refused(Rule.REQUEST, "the page token belongs to another topic", value=place[:80])
         # Queues that the topic was given since the token was made are gone through from their beginning.
         at += [each.end if backwards else each.begin for each in ranges[len(at) :]]
         return [
@@ -266,11 +266,11 @@ def _shown(state: int, message: QueuedMessage, queue_id: int, offset: int) -> Li
 def _mark_of(text: str) -> int:
     mark = _number(text)
     if mark > _END:
-        raise Refused(Rule.REQUEST, "the token is no place on the timeline", value=text[:80])
+        raise Refused(Rule.REQUEST, "the page token is damaged", value=text[:80])
     return mark
 
 
 def _number(text: str) -> int:
     if not text or len(text) > 32 or not set(text) <= set("0123456789abcdef"):
-        raise Refused(Rule.REQUEST, "the token cannot be read", value=text[:80])
+        raise Refused(Rule.REQUEST, "the page token is damaged", value=text[:80])
     return int(text, 16)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.errors import topic_unknown
 from broker_adapter.message import MessageType
 from dmq.admin.source import GroupStatus, Reader, TopicCount, TopicStatus
 from dmq.daemon.operations import Operations
@@ -30,7 +30,7 @@ class Objects(Operations, ABC):
         """Return one topic, with its readers."""
         status = next((each for each in await self.topics() if each.name == name), None)
         if status is None:
-            raise Refused(Rule.NOT_FOUND, "no such topic", value=name)
+            raise topic_unknown(name)
         topic = self.broker.names.topics.get(name)
         readings = await self.broker.operator.readings(topic) if topic is not None else ()
         ranges = (await self.count(name)).queues if topic is not None else ()

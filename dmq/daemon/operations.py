@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.errors import Refused, Rule, group_unknown, topic_unknown
 from broker_adapter.message import unpack_id
 from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic
 from dmq.admin.source import (
@@ -139,7 +139,7 @@ class Operations:
     def _known(self, name: str) -> Group:
         group = self.broker.names.groups.get(name)
         if group is None:
-            raise Refused(Rule.NOT_FOUND, "no such consumer group", value=name)
+            raise group_unknown(name)
         return group
 
     # -- retries ------------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Operations:
         topic_id = 0
         if topic:
             if topic not in self.broker.names.topics:
-                raise Refused(Rule.NOT_FOUND, "no such topic", value=topic)
+                raise topic_unknown(topic)
             topic_id = self.broker.names.topics[topic].topic_id
         start = _key_of(token) if token else timeline_key(self.store.marks.low())
         loop = asyncio.get_running_loop()
@@ -298,7 +298,7 @@ class Operations:
         return await self.broker.dead_letters.stop(job_id)
 
     def _known_letters(self, group: str) -> None:
-        """Refuse a group that nobody knows, unless it left dead letters."""
+        """Refuse a group that does not exist, unless it left dead letters."""
         if dead_letter_topic(group) not in self.broker.names.topics:
             self._known(group)
 
@@ -334,5 +334,5 @@ def _entry_of(key: bytes) -> str:
 def _key_of(entry: str) -> bytes:
     due, _, sequence = entry.partition("-")
     if not (due.isdecimal() and sequence.isdecimal() and max(len(due), len(sequence)) <= 19):
-        raise Refused(Rule.REQUEST, "an entry is two numbers, as listed", value=entry)
+        raise Refused(Rule.REQUEST, "not an entry of the list of retries", value=entry)
     return pack_timeline_key(int(due), int(sequence))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from broker_adapter.adapter import Pulled, Subscription
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.errors import topic_unknown
 from broker_adapter.message import pack_id
 from broker_adapter.topics import retry_topic
 from dmq.admin import source
@@ -238,7 +238,7 @@ class Report(Objects, Listings):
         """Return where the queues of a topic begin and end."""
         known = self.broker.names.topics.get(topic)
         if known is None:
-            raise Refused(Rule.TOPIC_UNKNOWN, "nobody knows it", value=topic)
+            raise topic_unknown(topic)
         queues = await asyncio.gather(*(self.broker.pulls.queue_range(topic, each) for each in range(known.queues)))
         pending = await asyncio.get_running_loop().run_in_executor(None, self.store.pending)
         return source.TopicCount(queues=queues, pending=pending.get(known.topic_id, 0))

@@ -200,7 +200,7 @@ class Client:
 
 @contextmanager
 def _interrupts_put_off() -> Iterator[None]:
-    """Let an interrupt wait while a process is made: a child whose id nobody knows yet could not be ended."""
+    """Hold back an interrupt while a process is started: a child whose id is not known yet could not be ended."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

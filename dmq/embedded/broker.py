@@ -371,7 +371,7 @@ def _full() -> Overloaded:
 
 
 def _retired(handle: str) -> Refused:
-    return Refused(Rule.RECEIPT_HANDLE, "its topic or group was removed, or its group set back or forth", value=handle)
+    return Refused(Rule.RECEIPT_HANDLE, "its topic or group was removed, or the group was reset", value=handle)
 
 
 def _resolve(known: ReceiptHandles, found: Subscription, handle: str) -> tuple[GroupQueue, Receipt]:

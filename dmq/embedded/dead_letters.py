@@ -222,7 +222,7 @@ class DeadLetters:
         """
         _check_target(job)
         if job.group != GIVEN_UP_GROUP and _is_for_group(job) and job.group not in self._names.groups:
-            why = "there is no such group (any more): its letters can go to all groups of their topics, or to a topic"
+            why = "the group does not exist: its letters can go to all groups of their topics, or to a topic"
             raise Refused(Rule.REQUEST, why, value=job.group, limit="--all-groups or --to TOPIC")
         topic = self._names.topics.get(dead_letter_topic(job.group))
         first = end = 0
@@ -253,7 +253,7 @@ class DeadLetters:
         """End a job where it is, durable on return."""
         job = self._jobs.get(job_id)
         if job is None:
-            raise Refused(Rule.NOT_FOUND, "no such job", value=job_id)
+            raise Refused(Rule.NOT_FOUND, "no job has this number", value=job_id)
         ops: list[Op] = []
         if job.state is JobState.RUNNING:
             job = self._jobs[job_id] = replace(job, state=JobState.STOPPED)

@@ -305,12 +305,14 @@ class GroupQueue:
             is_good = lease.epoch == receipt.epoch
         elif self.is_finished(offset):
             if offset in self._moved:
-                raise Refused(Rule.RECEIPT_HANDLE, "the message was given back, and comes again", value=offset)
+                raise Refused(
+                    Rule.RECEIPT_HANDLE, "the message was given back and will be delivered again", value=offset
+                )
             return False
         else:  # expired, or from before a restart: good until the message is handed out again
             is_good = offset < self.end and receipt.epoch >= self._returned.get(offset, _FIRST).epoch
         if not is_good:
-            raise Refused(Rule.RECEIPT_HANDLE, "the message was handed out again since", value=offset)
+            raise Refused(Rule.RECEIPT_HANDLE, "the message was delivered again since", value=offset)
         return True
 
     def finish(self, offsets: Iterable[int]) -> list[Op]:

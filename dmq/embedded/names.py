@@ -68,7 +68,7 @@ class Topic(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A consumer group. ``policy`` and ``is_fifo`` are ``None`` where nobody set them."""
+    """A consumer group. ``policy`` and ``is_fifo`` are ``None`` where they were not set."""
 
     group_id: int
     name: str
@@ -219,7 +219,7 @@ class Names:
         return [Put(Family.META, name_key(name_id), record), *rows, Emit(event)]
 
     def forget(self, found: Topic | Group) -> None:
-        """Let nobody find a topic or a group by its name any more, nor take that name, until ``free_name``."""
+        """Hide a topic or a group from look-ups by name, and keep its name taken until ``free_name``."""
         self.removing.add((type(found), found.name))
         if isinstance(found, Topic):
             self._derived -= found.name.startswith(DEAD_LETTER_PREFIX) and found.name in self.topics

@@ -1,6 +1,6 @@
 """Where groups that pull continue: one durable row for each (group, topic, queue), whatever pop knows of the group.
 
-    group family, of group 0, which is nobody's:    kind 5 | number: the group id    offset 8
+    group family, of group 0, which no group has:    kind 5 | number: the group id    offset 8
 
 All groups of a queue lie side by side, apart from pop's progress: a group that pulls is no subscriber, gets no retries,
 and does not begin anywhere by pulling.
@@ -38,7 +38,7 @@ class Offsets:
     async def set(self, group_name: str, place: Place, offset: int, end: int) -> None:
         """Keep where a group continues, durable on return. ``end`` is that of the queue."""
         if not 0 <= offset <= end:
-            raise Refused(Rule.OFFSET, "nobody can continue there", value=offset, limit=f"0..{end}")
+            raise Refused(Rule.OFFSET, "the offset is outside of the queue", value=offset, limit=f"0..{end}")
         group = await self._registry.group(group_name)
         event = offset_set_event(place.topic_id, group.group_id, place.queue_id, offset)
         self._registry.heard(place, offset)

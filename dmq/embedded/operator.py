@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.errors import Refused, Rule, group_unknown, topic_unknown
 from broker_adapter.limits import QUEUES_PER_TOPIC_MAX
 from broker_adapter.message import MessageType
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, dead_letter_topic
@@ -62,9 +62,9 @@ class Operator:
     ) -> None:
         """Make a topic; with ``queues`` 0 it has as many as the configuration says."""
         if name in self._names.topics:
-            raise Refused(Rule.REQUEST, "there is such a topic already", value=name)
+            raise Refused(Rule.REQUEST, "the topic exists already", value=name)
         if name.startswith(DEAD_LETTER_PREFIX):
-            raise Refused(Rule.TOPIC, "a dead-letter queue is made when it is needed", value=name)
+            raise Refused(Rule.TOPIC, "dead-letter queues are created when they are needed", value=name)
         _check_queues(queues, 0)
         await self._registry.make_topic(name, queues, TopicSettings(message_type, keep.applied_to(AS_CONFIGURED)))
         self.on_keep_changed()
@@ -112,7 +112,11 @@ class Operator:
         """Remove a topic with all that is in it or waits for it; unless forced, not if there is anything to lose."""
         topic = self._topic(name)
         if name.startswith(RETRY_PREFIX) or (name.startswith(DEAD_LETTER_PREFIX) and not self._names.is_left(topic)):
-            raise Refused(Rule.TOPIC, "what a group failed is removed with 'dead purge', or with the group", value=name)
+            raise Refused(
+                Rule.TOPIC,
+                "retry and dead-letter topics are removed with 'dead purge', or with their group",
+                value=name,
+            )
         if name.startswith(DEAD_LETTER_PREFIX):
             await self._remove_letters(topic, is_forced=is_forced)
             return
@@ -181,7 +185,7 @@ class Operator:
     async def create_group(self, name: str) -> None:
         """Make a group with the default policy."""
         if name in self._names.groups:
-            raise Refused(Rule.REQUEST, "there is such a consumer group already", value=name)
+            raise Refused(Rule.REQUEST, "the consumer group exists already", value=name)
         await self._registry.make_group(name)
 
     async def unread(self, group: Group) -> list[Unfinished]:
@@ -198,14 +202,14 @@ class Operator:
         """
         group = self._group(name)
         if name == GIVEN_UP_GROUP:
-            raise Refused(Rule.GROUP, "transactions that nobody decides need this group", value=name)
+            raise Refused(Rule.GROUP, "this group is reserved for transactions that nobody decided", value=name)
         if not is_forced:
             facts = []
             waiting = (await self._registry.reader.figures()).get(group.group_id, 0)
             facts += [f"{waiting} retries wait"] if waiting else []
             facts += [f"{each.unread} of topic {each.topic!r} are unread" for each in await self.unread(group)]
             if facts:
-                why = f"the group is not done: {', '.join(facts)}; force it to lose its place"
+                why = f"the group still has work: {', '.join(facts)}; force it to give that up"
                 raise Refused(Rule.REQUEST, why)
         group = self._group(name)  # nothing is awaited from here on
         letters = self._names.topics.get(dead_letter_topic(name)) if with_dead_letters else None
@@ -243,13 +247,13 @@ class Operator:
     def _topic(self, name: str) -> Topic:
         found = self._names.topics.get(name)
         if found is None:
-            raise Refused(Rule.NOT_FOUND, "no such topic", value=name)
+            raise topic_unknown(name)
         return found
 
     def _group(self, name: str) -> Group:
         found = self._names.groups.get(name)
         if found is None:
-            raise Refused(Rule.NOT_FOUND, "no such consumer group", value=name)
+            raise group_unknown(name)
         return found
 
 
@@ -257,5 +261,5 @@ def _check_queues(queues: int, least: int) -> None:
     if queues and not max(1, least) <= queues <= QUEUES_PER_TOPIC_MAX:
         limit = f"{max(1, least)} to {QUEUES_PER_TOPIC_MAX}"
         raise Refused(
-            Rule.REQUEST, "a topic cannot have so many queues; they are only added", value=queues, limit=limit
+            Rule.REQUEST, "the number of queues is out of range (queues cannot be removed)", value=queues, limit=limit
         )

@@ -48,7 +48,7 @@ class Progress:
         return sum(queue.end - queue.finished_count for queue in found.all_queues)
 
     async def load(self, group_id: int, topic: Topic) -> Subscription:
-        """Return a group's progress on a topic as it is stored; nobody else sees it."""
+        """Return a group's progress on a topic as it is stored, as a copy for the caller."""
         found = Subscription(group_id, topic)
         lane = self._names.lanes.get((group_id, topic.topic_id))
         if lane is not None:

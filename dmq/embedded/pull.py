@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from broker_adapter.adapter import Pulled, PulledMessage, QueueRange, TopicRoute
 from broker_adapter.adapter import Subscription as Wanted
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.errors import Refused, Rule, topic_unknown
 from broker_adapter.message import unpack_id
 from broker_adapter.topics import DEAD_LETTER_PREFIX
 from dmq.embedded.filters import Passes, filter_of
@@ -155,7 +155,7 @@ class Pulls:
     def _topic(self, name: str, queue_id: int) -> Topic:
         topic = self._names.topics.get(name)
         if topic is None:
-            raise Refused(Rule.TOPIC_UNKNOWN, "nobody sent to it or asked for its route", value=name)
+            raise topic_unknown(name)
         if not 0 <= queue_id < topic.queues:
             raise Refused(Rule.REQUEST, f"{name} has no such queue", value=queue_id, limit=f"0..{topic.queues - 1}")
         return topic

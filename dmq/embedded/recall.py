@@ -6,7 +6,7 @@ means.
 
 from __future__ import annotations
 
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.errors import BrokerUnavailable, Refused, Rule, topic_unknown
 from broker_adapter.message import RecallReceipt, unpack_id
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind, NotAHandle, read_handle
@@ -47,7 +47,7 @@ class Recalls:
         handle = decode_recall(text, self._registry.entry_handles)
         topic = self._registry.names.topics.get(topic_name)
         if topic is None:
-            raise Refused(Rule.TOPIC_UNKNOWN, "nothing was ever sent there", value=topic_name)
+            raise topic_unknown(topic_name)
         if handle.topic != topic_name:
             why = f"the recall handle is of a message of topic {handle.topic!r}"
             raise Refused(Rule.REQUEST, why, value=topic_name)

@@ -10,7 +10,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from broker_adapter.clock import moment
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    Overloaded,
+    Refused,
+    Rule,
+    group_unknown,
+    topic_unknown,
+)
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group, check_topic
 from dmq.audit.events import subscribed_event
 from dmq.embedded.entry_handle import EntryHandles
@@ -85,7 +93,7 @@ class Registry:
             return found
         is_made = self._auto_create.topics or name.removeprefix(DEAD_LETTER_PREFIX) in self.names.groups
         if not is_made and check_topic(name):
-            raise Refused(Rule.TOPIC_UNKNOWN, "nobody made it, and topic_auto_create is off", value=name)
+            raise Refused(Rule.TOPIC_UNKNOWN, "it does not exist, and topic_auto_create is off", value=name)
         return await self.make_topic(name)
 
     def is_known(self, kind: str, name: str) -> bool:
@@ -112,7 +120,7 @@ class Registry:
         """Return a topic that is known; one that was a moment ago may have been removed since."""
         found = self.names.topics.get(name)
         if found is None:
-            raise Refused(Rule.TOPIC_UNKNOWN, "there is no such topic (any more)", value=name)
+            raise topic_unknown(name)
         return found
 
     async def group(self, name: str) -> Group:
@@ -121,7 +129,7 @@ class Registry:
         if found is not None:
             return found
         if not self._auto_create.groups and check_group(name):
-            raise Refused(Rule.GROUP_UNKNOWN, "nobody made it, and group_auto_create is off", value=name)
+            raise Refused(Rule.GROUP_UNKNOWN, "it does not exist, and group_auto_create is off", value=name)
         return await self.make_group(name)
 
     async def make_group(self, name: str) -> Group:
@@ -138,7 +146,7 @@ class Registry:
         """As ``known_topic``, of a group."""
         found = self.names.groups.get(name)
         if found is None:
-            raise Refused(Rule.GROUP_UNKNOWN, "there is no such consumer group (any more)", value=name)
+            raise group_unknown(name)
         return found
 
     def policy(self, group_id: int) -> RetryPolicy:
@@ -157,9 +165,9 @@ class Registry:
         return self._by_lane.get(queue.topic_id) or self.subscriptions[queue.group_id, queue.topic_id]
 
     async def subscribe_known(self, group_name: str, topic_name: str) -> Subscription:
-        """As ``subscribe``, but a handle cannot be of a group or topic that nobody ever named: create nothing."""
+        """As ``subscribe``, for a receipt handle: create nothing, since it was given out for names that exist."""
         if group_name not in self.names.groups or topic_name not in self.names.topics:
-            raise Refused(Rule.RECEIPT_HANDLE, "nothing was ever handed out", value=f"{group_name}, {topic_name}")
+            raise Refused(Rule.RECEIPT_HANDLE, "no such delivery", value=f"{group_name}, {topic_name}")
         return await self.subscribe(group_name, topic_name)
 
     async def subscribe(self, group_name: str, topic_name: str) -> Subscription:
@@ -278,7 +286,7 @@ class Registry:
                 self.watch(queue, offset, lease)
 
     def _begin(self, found: Subscription, queue: GroupQueue, begin: int) -> list[Op]:
-        """Let a group begin on a queue; what a group failed is its own from the start, which is nobody's news."""
+        """Let a group begin on a queue. Its retry lane is its own from the start, so that one makes no event."""
         if queue is found.lane:
             return queue.start_at(begin)
         offset = queue.end if self._group_start == "latest" else begin
@@ -286,7 +294,7 @@ class Registry:
         return [*queue.start_at(offset), Emit(event, offset)]
 
     async def ledger(self, topic_id: int) -> GroupQueue:
-        """Return which dead letters of a dead-letter queue have an outcome: the progress of nobody's group on it."""
+        """Return which dead letters of a dead-letter queue have an outcome: the progress of group 0 on it."""
         known = self.ledgers.get(topic_id)
         if known is not None:
             return known

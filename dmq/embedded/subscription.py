@@ -131,7 +131,7 @@ class Subscription:
             self.attach(self.lane)
 
     def retire(self) -> None:
-        """Hand out nothing any more and let all leases be nobody's; who waits is woken, and finds out."""
+        """Stop handing out and void all leases; receives that wait are woken, and end."""
         self.is_retired = True
         for queue in self.all_queues:
             queue.leases.clear()

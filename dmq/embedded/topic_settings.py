@@ -51,9 +51,9 @@ class KeepChange(NamedTuple):
         """Return ``keep`` with the changes; ``Refused(REQUEST)`` for what cannot be."""
         if not (self.time_ms in {None, 0, BACK} or KEEP_TIME_MS_LEAST <= (self.time_ms or 0) <= DURATION_MS_MAX):
             limit = f"{KEEP_TIME_MS_LEAST} to {DURATION_MS_MAX} ms"
-            raise Refused(Rule.REQUEST, "nothing can be kept so long", value=self.time_ms, limit=limit)
+            raise Refused(Rule.REQUEST, "the keep time is out of range", value=self.time_ms, limit=limit)
         if self.size_bytes is not None and not BACK <= self.size_bytes < 2**63:
-            raise Refused(Rule.REQUEST, "nothing can be so large", value=self.size_bytes)
+            raise Refused(Rule.REQUEST, "the number of bytes to keep is out of range", value=self.size_bytes)
         return Keep(
             _bound(self.time_ms, keep.time_ms),
             _bound(self.size_bytes, keep.size_bytes),

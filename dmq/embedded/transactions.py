@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule, topic_unknown
 from broker_adapter.limits import DELIVER_AT_MS_MAX
 from broker_adapter.message import MessageType, pack_id
 from broker_adapter.topics import dead_letter_topic
@@ -75,7 +75,7 @@ class Transactions:
         self._checks.is_live = checker.is_live
 
     async def close(self) -> None:
-        """Ask nobody any more; what was counted and not asked is asked the next time."""
+        """Stop asking; what was counted and not asked is asked in the next run."""
         for task in self._asking:
             task.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)
@@ -152,7 +152,7 @@ class Transactions:
             raise Refused(Rule.TRANSACTION_ID, why, value=topic_name)
         topic = self._names.topics.get(topic_name)
         if topic is None:
-            raise Refused(Rule.TOPIC_UNKNOWN, "nothing was ever sent there", value=topic_name)
+            raise topic_unknown(topic_name)
         is_durable = False  # what was read last
         for _ in range(_TRIES_MAX):
             found, value = await self._registry.reader.entry(scope_of(topic.topic_id), transaction.message_id)

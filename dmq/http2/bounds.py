@@ -111,7 +111,7 @@ class Account:
 
     @classmethod
     def alone(cls, bytes_max: int) -> Account:
-        """Return an account of one peer that nobody shares with."""
+        """Return an account for one peer alone."""
         return cls(*(Pool(kind, "", bytes_max) for kind in ("all", "address", "key")), ceiling=bytes_max)
 
     def hold(self, size: int) -> None:

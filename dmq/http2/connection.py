@@ -499,5 +499,5 @@ def _text(stream: Stream, index: int) -> str:
 def _content_length(stream: Stream) -> int:
     text = _text(stream, stream.shape.content_length)
     if not text.isascii() or not text.isdecimal() or len(text) > _CONTENT_LENGTH_DIGITS:
-        raise StreamFault(stream.id, Code.PROTOCOL_ERROR, "a content-length that is no number")
+        raise StreamFault(stream.id, Code.PROTOCOL_ERROR, "a content-length that is not a number")
     return int(text)

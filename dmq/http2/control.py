@@ -77,7 +77,7 @@ class Control:
         else:
             self.idle_frames.spend(now_s)
             if kind == frames.GOAWAY and (stream_id or len(payload) < 8):
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "a GOAWAY that is none")  # a right one changes nothing
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "an invalid GOAWAY")  # a right one changes nothing
             if kind == frames.PRIORITY:
                 _check_priority_frame(payload, stream_id)
 

@@ -116,5 +116,5 @@ def _plain(message: bytes, encoding: str, size_max: int) -> bytes:
             Status.RESOURCE_EXHAUSTED, f"{len(message)} bytes that become more than {size_max} when decompressed"
         )
     if not inflate.eof or inflate.unused_data:
-        raise CallEnded(Status.INTERNAL, "a message that is not whole gzip")
+        raise CallEnded(Status.INTERNAL, "a truncated gzip message")
     return plain

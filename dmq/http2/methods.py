@@ -98,7 +98,7 @@ class Methods:
             if shape.timeout >= 0:
                 headers.deadline_s = timeout_s(value_of_once(values[shape.timeout]))
                 if headers.deadline_s is None:
-                    raise CallEnded(Status.INTERNAL, "a grpc-timeout that is none")
+                    raise CallEnded(Status.INTERNAL, "an invalid grpc-timeout")
             if shape.encoding >= 0:
                 encoding = value_of(values[shape.encoding])
         except HpackFault as fault:

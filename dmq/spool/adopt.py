@@ -123,7 +123,7 @@ class Adopter:
                     return total
                 except _OwnFailed:
                     raise
-                except (StoreError, TrailUnavailable) as error:  # this one later; it stands in nobody's way
+                except (StoreError, TrailUnavailable) as error:  # this one later; it blocks no other
                     log.warning("spool_adoption_failed", path=str(path), error=str(error))
                     continue
                 finally:

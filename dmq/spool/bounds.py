@@ -24,7 +24,7 @@ class SpoolOptions:
     """Bounds, and what happens at them.
 
     ``overflow``: "refuse" the new entry, "block" up to ``block_s`` for room, "drop_newest" (refuse it, with an event in
-    the trail), or "drop_oldest" (of those in nobody's hands, the one made first). What is short of disk space is
+    the trail), or "drop_oldest" (the oldest of those that no worker holds). What is short of disk space is
     refused, or blocks: dropping something gives none back at once. ``durability`` "process" survives SIGKILL, but not
     power loss. ``trail_path`` is where the audit trail is written (docs/TRAIL.md), every ``trail_every_s``; ``None`` is
     nowhere. It needs ``pip install rock-dmq[server]``.

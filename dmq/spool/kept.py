@@ -122,7 +122,7 @@ class Kept:
         return Ticket(mark, type_id, turn, entry.due_at_ms, size_of(entry), lane)
 
     def is_free(self, mark: int) -> bool:
-        """Say whether an entry is in nobody's hands."""
+        """Say whether no worker holds an entry."""
         ticket = self.out.get(mark)
         return ticket is None or ticket.is_ready
 

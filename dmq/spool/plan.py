@@ -30,7 +30,7 @@ class Ticket:
     due_at_ms: int
     size_bytes: int
     lane: LaneId | None
-    is_ready: bool = False  # in nobody's hands yet
+    is_ready: bool = False  # no worker holds it yet
     is_gone: bool = False
     is_lost: bool = False  # in a directory that was left as damaged
     ending: Future[None] | None = None

@@ -260,7 +260,7 @@ class Spool:
     def stats(self, type_name: str = "") -> SinkStats:
         """Return figures of one type, or of all; while the directory is down, those of the last moment it was not.
 
-        ``waiting`` are those in nobody's hands. An entry that is parked behind another one of its key is not looked at
+        ``waiting`` are those that no worker holds. An entry that is parked behind another one of its key does not count
         for ``oldest_at_ms``.
         """
         kept = self._usable(even_down=True)

@@ -36,9 +36,9 @@ class Looks:
 
 async def wait_for(rig: EmbeddedRig, *, group: str = "readers") -> asyncio.Task[Sequence[Delivery]]:
     """Start a receive and return when it waits."""
-    before = rig.waiting
+    before = rig.receives_waiting
     receiving = asyncio.ensure_future(receive(rig, group=group, wait_ms=LONG_MS))
-    await until(lambda: rig.waiting > before)
+    await until(lambda: rig.receives_waiting > before)
     return receiving
 
 
@@ -64,7 +64,7 @@ async def test_a_wake_up_for_what_is_gone_is_passed_on(rig: EmbeddedRig) -> None
     await send(rig, *(f"m-{number}" for number in range(4)))
     await receive(rig)
     waits = [asyncio.ensure_future(receive(rig, queue_id=queue_id, wait_ms=LONG_MS)) for queue_id in (0, 1)]
-    await until(lambda: rig.waiting == 2)
+    await until(lambda: rig.receives_waiting == 2)
     (found,) = rig.broker.registry.subscriptions.values()
     on_appended = rig.broker.registry.on_appended
 

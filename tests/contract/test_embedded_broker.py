@@ -125,7 +125,7 @@ async def test_leases_are_bounded(rig: EmbeddedRig) -> None:
         leased += batch
     assert len(leased) == bound
     receiving = [asyncio.ensure_future(receive(rig, wait_ms=60_000, batch_max=1)) for _ in range(2)]
-    await until(lambda: rig.waiting == 2)
+    await until(lambda: rig.receives_waiting == 2)
     await ack(rig, leased[0])
     await until(lambda: any(task.done() for task in receiving))
     await ack(rig, leased[1])

@@ -366,7 +366,7 @@ def test_a_waiting_receive_is_not_ended_by_what_it_does_not_want(tmp_path: Path)
         clock = rig.clock
         assert isinstance(clock, ManualClock)
         waiting = asyncio.ensure_future(take(rig, WANTED, wait_ms=60_000))
-        await until(lambda: rig.waiting == 1)
+        await until(lambda: rig.receives_waiting == 1)
         for number in range(5):
             await rig.broker.send([a_message(f"n-{number}", wanted="no")])
         await until(lambda: rig.filtered == 5)

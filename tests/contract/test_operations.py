@@ -122,7 +122,7 @@ async def test_a_group_that_nobody_knows_is_refused(rig: EmbeddedRig) -> None:
     for call in calls:
         with pytest.raises(Refused) as refused:
             await call
-        assert (refused.value.rule, refused.value.value) == (Rule.NOT_FOUND, GROUP)
+        assert (refused.value.rule, refused.value.value) == (Rule.GROUP_UNKNOWN, GROUP)
     with pytest.raises(Refused):
         await asked.set_group("no group!", policy=None, reset_policy=False, is_fifo=True)
     assert await asked.groups() == []
@@ -271,7 +271,7 @@ async def test_what_cannot_be_listed_is_refused(rig: EmbeddedRig) -> None:
     asked = operator(rig)
     with pytest.raises(Refused) as refused:
         await asked.retries(GROUP, topic="nowhere", token="", limit=1)
-    assert (refused.value.rule, refused.value.value) == (Rule.NOT_FOUND, "nowhere")
+    assert (refused.value.rule, refused.value.value) == (Rule.TOPIC_UNKNOWN, "nowhere")
     for wrong in ("1", "-", "1-", "a-1", "1-1-1", "-1-1", "1" * 20 + "-1", " 1-1"):
         for call in (
             asked.retries(GROUP, topic="", token=wrong, limit=1),

@@ -65,7 +65,7 @@ async def test_a_retry_run_now_comes_at_once_with_its_attempt(rig: EmbeddedRig) 
     for attempt in (2, 3):
         (entry,) = [each.entry for each in await waiting(rig) if each.message_id == "m-1"]
         wakes = asyncio.ensure_future(receive(rig, wait_ms=60_000, renew_for="client-1"))
-        await until(lambda: rig.waiting == 1)
+        await until(lambda: rig.receives_waiting == 1)
         assert await run_now(rig, entry) == RetryOutcomes(moved=1)
         (delivery,) = await wakes
         assert (delivery.message_id, delivery.delivery_attempt) == ("m-1", attempt)

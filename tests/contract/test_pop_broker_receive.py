@@ -128,9 +128,10 @@ def waiting(rig: Rig, count: int, *, group: str = GROUP, batch_max: int = 32) ->
     ]
 
 
-async def let_them_wait() -> None:
-    """Return when receives that were started have found nothing and wait."""
-    await asyncio.sleep(0.02)
+async def let_them_wait(rig: Rig, *receiving: asyncio.Task[Sequence[Delivery]]) -> None:
+    """Return when those that have not ended have found nothing and wait, and nobody else does."""
+    while rig.receives_waiting != sum(not task.done() for task in receiving):  # noqa: ASYNC110 - no event tells of it
+        await asyncio.sleep(0.001)
 
 
 async def call_off(tasks: Sequence[asyncio.Task[Sequence[Delivery]]]) -> None:
@@ -144,7 +145,7 @@ async def call_off(tasks: Sequence[asyncio.Task[Sequence[Delivery]]]) -> None:
 async def test_a_receive_that_finds_nothing_ends_when_its_time_is_up(rig: Rig) -> None:
     """Empty, not an error."""
     receiving = asyncio.ensure_future(receive(rig, wait_ms=20))
-    await let_them_wait()
+    await let_them_wait(rig, receiving)
     rig.clock.advance(20)
     assert not await receiving
 
@@ -153,7 +154,7 @@ async def test_a_receive_that_finds_nothing_ends_when_its_time_is_up(rig: Rig) -
 async def test_a_waiting_receive_gets_what_is_sent(rig: Rig) -> None:
     """A send wakes it; no interval passes."""
     (receiving,) = waiting(rig, 1)
-    await let_them_wait()
+    await let_them_wait(rig, receiving)
     await send(rig, "m-1")
     assert ids(await receiving) == ["m-1"]
 
@@ -163,7 +164,7 @@ async def test_a_waiting_receive_gets_what_becomes_due(rig: Rig) -> None:
     """So does a delivery time that comes."""
     await send(rig, "m-1", deliver_at_ms=rig.clock.now_ms() + SOON_MS)
     (receiving,) = waiting(rig, 1)
-    await let_them_wait()
+    await let_them_wait(rig, receiving)
     assert not receiving.done()
     rig.clock.advance(SOON_MS)
     await rig.settle()
@@ -176,13 +177,13 @@ async def test_a_waiting_receive_gets_what_comes_back(rig: Rig) -> None:
     await send(rig, "m-1")
     await receive_one(rig)
     (receiving,) = waiting(rig, 1)
-    await let_them_wait()
+    await let_them_wait(rig, receiving)
     rig.clock.advance(INVISIBLE_MS)
     await rig.settle()
     (expired,) = await receiving
     assert expired.delivery_attempt == 2
     (receiving,) = waiting(rig, 1)
-    await let_them_wait()
+    await let_them_wait(rig, receiving)
     await rig.broker.change_invisible(GROUP, TOPIC, expired.receipt_handle, 0)
     (given_back,) = await receiving
     assert given_back.delivery_attempt == 3
@@ -192,12 +193,12 @@ async def test_a_waiting_receive_gets_what_comes_back(rig: Rig) -> None:
 async def test_one_message_goes_to_one_of_many_who_wait(rig: Rig) -> None:
     """The others go on waiting and get what follows, each its own."""
     receiving = waiting(rig, 8)
-    await let_them_wait()
+    await let_them_wait(rig, *receiving)
     for number in range(8):
         still = [task for task in receiving if not task.done()]
         await send(rig, f"m-{number}")  # it may be received before its sender is told
         await asyncio.wait(still, return_when=asyncio.FIRST_COMPLETED)
-        await let_them_wait()
+        await let_them_wait(rig, *receiving)
         assert sum(task.done() for task in receiving) == number + 1
     assert sorted(ids([each for task in receiving for each in await task])) == [f"m-{number}" for number in range(8)]
 
@@ -206,7 +207,7 @@ async def test_one_message_goes_to_one_of_many_who_wait(rig: Rig) -> None:
 async def test_many_messages_at_once_reach_all_who_wait(rig: Rig) -> None:
     """One send of many wakes as many as it can serve."""
     receiving = waiting(rig, 5, batch_max=1)
-    await let_them_wait()
+    await let_them_wait(rig, *receiving)
     await send(rig, *(f"m-{number}" for number in range(5)))
     assert sorted(ids([each for task in receiving for each in await task])) == [f"m-{number}" for number in range(5)]
 
@@ -215,7 +216,7 @@ async def test_many_messages_at_once_reach_all_who_wait(rig: Rig) -> None:
 async def test_many_messages_of_one_queue_reach_all_who_wait(rig: Rig) -> None:
     """The same with a single queue, which is one arrival for many."""
     receiving = waiting(rig, 5, batch_max=1)
-    await let_them_wait()
+    await let_them_wait(rig, *receiving)
     await send(rig, *(f"m-{number}" for number in range(5)))
     assert sorted(ids([each for task in receiving for each in await task])) == [f"m-{number}" for number in range(5)]
 
@@ -227,9 +228,9 @@ async def test_who_waits_for_another_queue_does_not_stand_in_the_way(rig: Rig) -
     assert [each.queue_id for each in receipts] == [0, 1, 2, 3]
     assert len(await receive(rig)) == 4
     others = [asyncio.ensure_future(receive(rig, queue_id=queue, wait_ms=LONG_MS)) for queue in (1, 2)]
-    await let_them_wait()
+    await let_them_wait(rig, *others)
     (receiving,) = waiting(rig, 1)
-    await let_them_wait()
+    await let_them_wait(rig, receiving, *others)
     await send(rig, "m-4")
     assert ids(await receiving) == ["m-4"]
     await send(rig, "m-5")
@@ -241,7 +242,7 @@ async def test_who_waits_for_another_queue_does_not_stand_in_the_way(rig: Rig) -
 async def test_every_waiting_group_gets_a_message(rig: Rig) -> None:
     """Waking is per group."""
     receiving = [*waiting(rig, 1, group="first"), *waiting(rig, 1, group="second")]
-    await let_them_wait()
+    await let_them_wait(rig, *receiving)
     await send(rig, "m-1")
     assert [ids(await task) for task in receiving] == [["m-1"], ["m-1"]]
 
@@ -251,7 +252,7 @@ async def test_a_cancelled_receive_hands_out_nothing(rig: Rig) -> None:
     """Cancelled at any moment around the arrival: the message is there for the next one, on its first attempt."""
     for steps in range(12):
         (receiving,) = waiting(rig, 1)
-        await let_them_wait()
+        await let_them_wait(rig, receiving)
         await send(rig, f"m-{steps}")
         for _ in range(steps):
             await asyncio.sleep(0)
@@ -271,7 +272,7 @@ async def test_a_cancelled_receive_passes_its_message_on(rig: Rig) -> None:
     """Somebody else who waits gets it, without another arrival."""
     for steps in range(12):
         receiving = waiting(rig, 2)
-        await let_them_wait()
+        await let_them_wait(rig, *receiving)
         await send(rig, f"m-{steps}")
         for _ in range(steps):
             await asyncio.sleep(0)

@@ -86,7 +86,7 @@ async def test_the_topic_of_dead_letters_goes_when_its_group_has_gone(rig: Embed
     """Not while there is the group, a job at work, or, unless forced, a letter without an outcome."""
     await die_many(rig, 3)
     rig_operator = rig.broker.operator
-    with pytest.raises(Refused, match="with the group"):
+    with pytest.raises(Refused, match="with their group"):
         await rig_operator.remove_topic(DEAD, is_forced=True)
     await rig_operator.remove_group(GROUP, is_forced=True)
     with pytest.raises(Refused, match="3 dead letters have no outcome"):

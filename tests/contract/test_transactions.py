@@ -57,7 +57,7 @@ async def test_a_commit_wakes_who_waits(rig: EmbeddedRig) -> None:
     transaction_id = await prepare_one(rig)
     await receive(rig)
     waiting = rig.broker.transactions._loop.create_task(receive(rig, wait_ms=20_000))
-    await until(lambda: rig.waiting == 1)
+    await until(lambda: rig.receives_waiting == 1)
     await rig.broker.transactions.commit(TOPIC, transaction_id)
     assert ids(await waiting) == ["m-1"]
 

@@ -9,7 +9,7 @@ from typing import Literal
 from support.admin_status import NOW, STATUS, TOPICS
 
 from broker_adapter.adapter import Pulled, PulledMessage, QueueRange
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.errors import Refused, Rule, group_unknown, topic_unknown
 from broker_adapter.message import Message, MessageType
 from broker_adapter.wire.mapping import encode
 from dmq.admin import source
@@ -186,7 +186,7 @@ class FixedSource:
         """As ``AdminSource.count``."""
         self._fail()
         if topic != "orders":
-            raise Refused(Rule.TOPIC_UNKNOWN, "nobody knows it", value=topic)
+            raise topic_unknown(topic)
         return source.TopicCount(queues=[QueueRange(2, 2 + len(each)) for each in self.queues], pending=1_000_000)
 
     async def peek(self, topic: str, queue_id: int, offset: int, *, limit: int) -> Pulled:
@@ -220,7 +220,7 @@ class FixedSource:
         """As ``AdminSource.group``."""
         self._fail()
         if name not in self.known:
-            raise Refused(Rule.NOT_FOUND, "nobody knows this consumer group", value=name)
+            raise group_unknown(name)
         is_billing = name == "billing"
         return replace(
             self.known[name],
@@ -233,7 +233,7 @@ class FixedSource:
         """As ``AdminSource.topic``."""
         self._fail()
         if name not in self.known_topics:
-            raise Refused(Rule.NOT_FOUND, "no such topic", value=name)
+            raise topic_unknown(name)
         readers = (source.Reader(group="billing", unread=1_234),) if name == "orders" else ()
         ranges = (QueueRange(3, 12),) if name == "orders" else ()
         return replace(self.known_topics[name], readers=readers, ranges=ranges)
@@ -243,7 +243,7 @@ class FixedSource:
     ) -> source.TopicStatus:
         """As ``AdminSource.create_topic``."""
         if name in self.known_topics:
-            raise Refused(Rule.REQUEST, "there is such a topic already", value=name)
+            raise Refused(Rule.REQUEST, "the topic exists already", value=name)
         told = message_type.name if message_type is not None else "MIXED"
         kept = keep.applied_to(KEEP_ALL)
         made = source.TopicStatus(name=name, queues=queues or 8, type=told, created_at_ms=NOW, keep=kept)
@@ -274,7 +274,7 @@ class FixedSource:
         """As ``AdminSource.remove_group``."""
         self.removed.append((name, with_dead_letters))
         if (await self.group(name)).waiting and not is_forced:
-            raise Refused(Rule.REQUEST, "the group is not done: 3 retries wait")
+            raise Refused(Rule.REQUEST, "the group still has work: 3 retries wait")
         del self.known[name]
 
     async def reset_group(self, group: str, topic: str, to: int | Literal["begin", "end"]) -> Sequence[int]:
@@ -360,7 +360,7 @@ class FixedSource:
         """As ``AdminSource.stop_job``."""
         self._fail()
         if not 1 <= job_id <= len(self.all_jobs):
-            raise Refused(Rule.NOT_FOUND, "there is no such job", value=job_id)
+            raise Refused(Rule.NOT_FOUND, "no job has this number", value=job_id)
         job = self.all_jobs[job_id - 1]
         if job.state is JobState.RUNNING:
             self.all_jobs[job_id - 1] = replace(job, state=JobState.STOPPED)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from broker_adapter.adapter import GroupSettings, Subscription, TopicRoute
 from broker_adapter.clock import Clock
-from broker_adapter.errors import Refused, Rule
+from broker_adapter.errors import Refused, Rule, topic_unknown
 from broker_adapter.message import DeadLetterFacts, Delivery, Envelope, RecallReceipt, SendReceipt, pack_id
 from broker_adapter.topics import dead_letter_topic
 from dmq.embedded.filters import filter_of
@@ -61,6 +61,7 @@ class MemoryBroker:
     _topics: dict[str, list[_Stored]] = field(default_factory=dict)
     _leases: dict[tuple[str, str, int], _Lease] = field(default_factory=dict)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    receives_waiting: int = 0
 
     def stored(self, topic: str) -> list[Envelope]:
         """Everything a topic holds, due or not."""
@@ -119,7 +120,7 @@ class MemoryBroker:
     async def recall(self, topic: str, recall_handle: str) -> RecallReceipt:
         self._fail()
         if topic not in self._topics:
-            raise Refused(Rule.TOPIC_UNKNOWN, "nothing was ever sent there", value=topic)
+            raise topic_unknown(topic)
         if not recall_handle.startswith(f"{topic}/"):
             raise Refused(Rule.REQUEST, "the recall handle is not one of this topic", value=recall_handle)
         now_ms = self.clock.now_ms()
@@ -153,7 +154,11 @@ class MemoryBroker:
                     if not wait_ms:
                         return ()
                     self.waiting.set()
-                    await changed.wait()
+                    self.receives_waiting += 1
+                    try:
+                        await changed.wait()
+                    finally:
+                        self.receives_waiting -= 1
         except TimeoutError:
             return ()
         except asyncio.CancelledError:

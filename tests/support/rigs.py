@@ -58,6 +58,11 @@ class Rig(Protocol):
         """The broker; another one after ``restart``."""
         ...
 
+    @property
+    def receives_waiting(self) -> int:
+        """How many receives have found nothing and wait."""
+        ...
+
     async def open(self) -> None:
         """Start it."""
         ...
@@ -187,8 +192,8 @@ class EmbeddedRig:
         await self.broker.set_group(group, policy=policy, is_fifo=is_fifo)
 
     @property
-    def waiting(self) -> int:
-        """How many receives wait."""
+    def receives_waiting(self) -> int:
+        """How many receives have found nothing and wait."""
         return sum(found.waiting for found in self.broker.registry.subscriptions.values())
 
     @property
@@ -218,6 +223,11 @@ class MemoryBrokerRig:
     def __init__(self, path: Path, *, queues: int = 4) -> None:
         self.clock = ManualClock()
         self.broker = MemoryBroker(self.clock, queues=queues)
+
+    @property
+    def receives_waiting(self) -> int:
+        """How many receives have found nothing and wait."""
+        return self.broker.receives_waiting
 
     async def open(self) -> None:
         pass

@@ -89,9 +89,9 @@ def test_a_variable_is_written_as_in_the_file(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_named_file_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the default file may be absent."""
-    assert problems(config_file=Path("gone.toml")) == ["gone.toml: there is no such configuration file"]
+    assert problems(config_file=Path("gone.toml")) == ["gone.toml: no such configuration file"]
     monkeypatch.setenv("DMQ_CONFIG", "gone-too.toml")
-    assert problems() == ["gone-too.toml: there is no such configuration file"]
+    assert problems() == ["gone-too.toml: no such configuration file"]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_file_that_is_wrong_is_named(elsewhere: Path, content: bytes, expected
 def test_a_file_that_is_a_directory_is_named(elsewhere: Path) -> None:
     """An unreadable file is an error of the configuration, not a crash and not an absent file."""
     (elsewhere / "dmq.toml").mkdir()
-    assert problems() == ["dmq.toml: this is no regular file"]
+    assert problems() == ["dmq.toml: not a regular file"]
 
 
 def test_unknown_keys_are_refused_with_the_nearest_known_one(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,10 +215,10 @@ def test_a_job_is_asked_for_as_it_was_meant() -> None:
     ("fields", "why"),
     [
         ({"group": ""}, "group is blank"),
-        ({"kind": 0}, "a redrive or a purge"),
-        ({"kind": 9}, "a redrive or a purge"),
+        ({"kind": 0}, "unknown kind of job"),
+        ({"kind": 9}, "unknown kind of job"),
         ({"to_topic": "a b"}, "topic"),
-        ({"why": "because"}, "only a purge"),
+        ({"why": "because"}, "a purge only"),
         ({"rate_per_s": -1.0}, "a second"),
         ({"rate_per_s": float("nan")}, "a second"),
         ({"rate_per_s": float("inf")}, "a second"),
@@ -226,8 +226,8 @@ def test_a_job_is_asked_for_as_it_was_meant() -> None:
         ({"kind": wire.PURGE}, "needs a reason"),
         ({"kind": wire.PURGE, "why": " "}, "needs a reason"),
         ({"kind": wire.PURGE, "why": "x" * 1001}, "too long"),
-        ({"kind": wire.PURGE, "why": "x", "to_topic": "t"}, "only a redrive"),
-        ({"kind": wire.PURGE, "why": "x", "all_groups": True}, "only a redrive"),
+        ({"kind": wire.PURGE, "why": "x", "to_topic": "t"}, "a redrive only"),
+        ({"kind": wire.PURGE, "why": "x", "all_groups": True}, "a redrive only"),
         ({"to_topic": "t", "all_groups": True}, "not both"),
     ],
 )
@@ -257,7 +257,7 @@ def test_jobs_are_listed_and_stopped() -> None:
 @pytest.mark.parametrize("job_id", [0, -1])
 def test_a_number_that_is_no_job_is_refused(job_id: int) -> None:
     """A dry run has no number, and nothing to stop."""
-    with pytest.raises(Refused, match="counted from 1"):
+    with pytest.raises(Refused, match="begin at 1"):
         asyncio.run(AdminService(FixedSource()).stop_job(wire.StopJobRequest(job_id=job_id)))
 
 

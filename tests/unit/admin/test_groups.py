@@ -81,7 +81,7 @@ def test_an_unknown_group_is_not_found() -> None:
     """The source's refusal passes through."""
     with pytest.raises(Refused) as caught:
         asyncio.run(AdminService(FixedSource()).get_group(wire.GetGroupRequest(group="nobody")))
-    assert caught.value.rule is Rule.NOT_FOUND
+    assert caught.value.rule is Rule.GROUP_UNKNOWN
 
 
 def test_what_is_not_given_stays_as_it_is() -> None:

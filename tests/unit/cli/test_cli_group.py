@@ -79,7 +79,7 @@ def test_an_unknown_group_is_not_found(daemon: type[FakeClient]) -> None:
     """Exit code 3, one line; an object for programs."""
     result = run("group", "show", "nobody")
     assert (result.exit_code, result.stdout) == (3, "")
-    assert result.stderr == "dmq: not found: nobody knows this consumer group, got 'nobody'\n"
+    assert result.stderr == "dmq: consumer group not found: there is none of this name, got 'nobody'\n"
     assert error_of(run("group", "show", "nobody", "-o", "json"))["kind"] == "not_found"
 
 

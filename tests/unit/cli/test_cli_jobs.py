@@ -12,7 +12,7 @@ from support.fake_admin_client import FakeClient, error_of, install
 from support.fake_admin_client import run_dmq as run
 
 from dmq.admin.client import CallFailed, DaemonUnavailable
-from dmq.cli import jobs, progress
+from dmq.cli import dead, progress
 from retry.dead_letter import DeadFilter, JobKind, JobState
 from retry.policy import Reason
 
@@ -22,7 +22,7 @@ PURGE = ("dead", "purge", "billing", "--why", "too old")
 @pytest.fixture
 def daemon(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
     """A daemon that answers; set its class attributes to change it. Nobody waits between two looks at a job."""
-    monkeypatch.setattr(jobs, "pause", lambda seconds: None)
+    monkeypatch.setattr(dead, "pause", lambda seconds: None)
     return install(monkeypatch)
 
 
@@ -118,7 +118,7 @@ def test_all_of_a_group_needs_a_yes(
     done = "purged" if command == PURGE else "redriven"
     result = run(*command)
     assert (result.exit_code, result.stdout, daemon.source.all_jobs) == (2, "", [])
-    assert result.stderr.startswith(f"dmq: all 3 dead letters of group billing would be {done}; nobody can be asked")
+    assert result.stderr.startswith(f"dmq: all 3 dead letters of group billing would be {done}; there is no terminal")
     monkeypatch.setattr("dmq.cli.confirm.is_terminal", lambda: True)
     for answer in (b"n\n", b"\n", b""):
         result = run(*command, stdin=answer)
@@ -169,7 +169,7 @@ def test_an_interrupt_stops_watching_only(daemon: type[FakeClient], monkeypatch:
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(jobs, "pause", interrupted)
+    monkeypatch.setattr(dead, "pause", interrupted)
     result = run("dead", "redrive", "billing", "--yes")
     assert (result.exit_code, result.stdout) == (130, "")
     assert result.stderr.endswith("dmq: no longer watching, but job 1 goes on; 'dmq dead stop 1' ends it\n")
@@ -212,7 +212,7 @@ def test_a_job_that_is_no_longer_listed(daemon: type[FakeClient]) -> None:
 def test_the_watch_tells_how_far_it_is(daemon: type[FakeClient], monkeypatch: pytest.MonkeyPatch) -> None:
     """A line now and then where there is no terminal; looks get rarer, up to twice a second."""
     waits: list[float] = []
-    monkeypatch.setattr(jobs, "pause", waits.append)
+    monkeypatch.setattr(dead, "pause", waits.append)
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
     result = run("dead", "redrive", "billing", "--yes")
     assert result.stderr.splitlines() == [

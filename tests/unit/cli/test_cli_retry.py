@@ -140,7 +140,7 @@ def test_many_need_a_yes(daemon: type[FakeClient], monkeypatch: pytest.MonkeyPat
     assert (result.exit_code, result.stdout, entries(daemon)) == (2, "", ["7-11", "7-12", "7-13"])
     named = "" if chosen == ("--all",) else " of topic orders"
     assert f"dmq: {count} retries{named} waiting in group billing would go" in result.stderr
-    assert "say --yes" in result.stderr
+    assert "use --yes" in result.stderr
     monkeypatch.setattr("dmq.cli.confirm.is_terminal", lambda: True)
     result = run("retry", "to-dead", "billing", *chosen, stdin=b"n\n")
     assert (result.exit_code, result.stdout, entries(daemon)) == (1, "", ["7-11", "7-12", "7-13"])
@@ -187,4 +187,4 @@ def test_an_unknown_group_is_not_found(daemon: type[FakeClient], command: tuple[
     """By every command."""
     result = run("retry", command[0], "nobody", *command[1:])
     assert (result.exit_code, result.stdout) == (3, "")
-    assert "nobody knows this consumer group" in result.stderr
+    assert "consumer group not found" in result.stderr

@@ -300,7 +300,7 @@ def test_a_repair_asks_first(root: Path) -> None:
     """Nobody can be asked here: --yes is needed."""
     result = run("spool", "repair", "--root", str(root))
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "so say --yes" in result.stderr
+    assert "use --yes" in result.stderr
 
 
 def test_a_repair_of_what_is_whole(root: Path) -> None:

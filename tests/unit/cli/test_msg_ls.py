@@ -49,12 +49,12 @@ def test_what_is_wanted_reaches_the_daemon(daemon: type[FakeClient]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["nobody"], 3, "nobody knows it"),
+        (["nobody"], 3, "topic not found"),
         (["orders", "--state", "gone"], 2, "--state"),
         (["orders", "--limit", "0"], 2, "--limit"),
         (["orders", "--limit", "10001"], 2, "--limit"),
         (["orders", "--due-after", "soon"], 2, "--due-after"),
-        (["orders", "--due-after", str(NOW), "--due-before", str(NOW)], 1, "ends before it starts"),
+        (["orders", "--due-after", str(NOW), "--due-before", str(NOW)], 1, "ends before it begins"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(

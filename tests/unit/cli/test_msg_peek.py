@@ -58,8 +58,8 @@ def test_peek_begins_where_it_is_told(daemon: type[FakeClient]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["count", "nobody"], 3, "nobody knows it"),
-        (["peek", "nobody"], 3, "nobody knows it"),
+        (["count", "nobody"], 3, "topic not found"),
+        (["peek", "nobody"], 3, "topic not found"),
         (["peek", "orders", "--queue", "3"], 3, "has the queues 0 to 2, and no queue 3"),
         (["peek", "orders", "--queue", "0", "--offset", "1"], 1, "illegal offset"),
         (["peek", "orders", "--offset", "3"], 2, "give --queue too"),
