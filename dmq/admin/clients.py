@@ -12,16 +12,16 @@ from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
 from dmq.admin import validate
 from dmq.admin.client_source import ClientSource
-from dmq.admin.source import AdminSource
+from dmq.admin.messages import Messages
 from dmq.errors import StoreCorrupt
 
 
 class ClientCalls:
-    """The RPCs. Raises what ``ClientSource`` and ``AdminSource.message`` raise, and ``Refused`` for wrong input."""
+    """The RPCs. Raises what ``ClientSource`` and ``Messages`` raise, and ``Refused`` for wrong input."""
 
-    def __init__(self, source: AdminSource) -> None:
+    def __init__(self, messages: Messages) -> None:
         """Nobody is connected until ``attach``."""
-        self._source = source
+        self._messages = messages
         self._clients: ClientSource | None = None
 
     def attach(self, clients: ClientSource) -> None:
@@ -44,7 +44,7 @@ class ClientCalls:
         timeout_s = validate.check_timeout_ms(request.timeout_ms) / 1000
         topic, message_id = check_topic(request.topic), validate.check_message_id(request.message_id)
         clients = self._connected()
-        payload = (await self._source.message(topic, message_id)).payload
+        payload = (await self._messages.message(topic, message_id)).payload
         if payload is None:
             raise Refused(Rule.NOT_FOUND, "no such message: it was never sent, or it was removed", value=message_id)
         try:

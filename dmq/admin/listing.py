@@ -7,23 +7,23 @@ from broker_adapter.limits import DELIVER_AT_MS_MAX, PROPERTIES_BYTES_MAX
 from broker_adapter.topics import check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin import validate
-from dmq.admin.listing_source import READY, WAITING, ListingSource, Wanted
+from dmq.admin.messages import READY, WAITING, Messages, Wanted
 
 _TOKEN_CHARS_MAX = 32 * 1024  # it has a place in each queue
 
 
 class ListingCalls:
-    """The call. Raises ``Refused`` for input that breaks a rule; what the source raises passes through."""
+    """The call. Raises ``Refused`` for input that breaks a rule; what the broker raises passes through."""
 
-    def __init__(self, source: ListingSource) -> None:
-        self._source = source
+    def __init__(self, messages: Messages) -> None:
+        self._messages = messages
 
     async def list_messages(self, request: wire.ListMessagesRequest) -> wire.ListMessagesResponse:
         """List a page of what a topic holds."""
         topic, limit = check_topic(request.topic), validate.check_limit(request.limit)
         if len(request.token) > _TOKEN_CHARS_MAX:
             raise Refused(Rule.REQUEST, "the page token is too long", limit=f"{_TOKEN_CHARS_MAX} characters")
-        page = await self._source.messages(topic, _wanted(request), token=request.token, limit=limit)
+        page = await self._messages.messages(topic, _wanted(request), token=request.token, limit=limit)
         return wire.ListMessagesResponse(
             messages=[
                 wire.ListedMessage(

@@ -1,4 +1,4 @@
-"""Between the values of ``source`` and the wire messages of ``admin_v1``. Pure; used at both ends of the wire.
+"""Between the values of ``status`` and the wire messages of ``admin_v1``. Pure; used at both ends of the wire.
 
 ``..._of`` reads from the wire and raises ``Refused`` for what cannot be read; ``wire_...`` writes to it.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
@@ -13,9 +14,12 @@ from broker_adapter.adapter import PulledMessage
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.wire import mapping
 from dmq.admin import admin_v1 as wire
-from dmq.admin.source import DeadStatus, GroupStatus, TopicStatus, WaitingRetry
+from dmq.admin.status import DeadStatus, GroupStatus, TopicStatus
 from retry.dead_letter import DeadFilter, Job
 from retry.policy import Backoff, Exponential, Fixed, PolicyError, Reason, RetryPolicy, Table
+
+if TYPE_CHECKING:  # the command reads the wire with this module, and loads no broker
+    from dmq.embedded.retries import WaitingRetry
 
 
 def wire_content(payload: bytes, *, with_body: bool) -> wire.Content:

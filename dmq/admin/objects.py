@@ -13,7 +13,8 @@ from broker_adapter.message import MessageType
 from broker_adapter.topics import check_group, check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin import mapping
-from dmq.admin.source import ObjectSource
+from dmq.admin.groups import Groups
+from dmq.admin.topics import Topics
 from dmq.embedded.topic_settings import KEEP_STAYS, KeepChange
 
 MIXED: Literal["MIXED"] = "MIXED"
@@ -22,8 +23,9 @@ MIXED: Literal["MIXED"] = "MIXED"
 class ObjectCalls:
     """Makes, changes and removes. Raises ``Refused`` for input that breaks a rule."""
 
-    def __init__(self, source: ObjectSource) -> None:
-        self._source = source
+    def __init__(self, topics: Topics, groups: Groups) -> None:
+        self._topics = topics
+        self._groups = groups
         self.calls: Mapping[str, Callable[..., Awaitable[Message]]] = {
             "GetTopic": self.get_topic,
             "CreateTopic": self.create_topic,
@@ -36,12 +38,12 @@ class ObjectCalls:
 
     async def get_topic(self, request: wire.GetTopicRequest) -> wire.GetTopicResponse:
         """Say how one topic is, and who reads it."""
-        return wire.GetTopicResponse(topic=mapping.wire_topic(await self._source.topic(check_topic(request.topic))))
+        return wire.GetTopicResponse(topic=mapping.wire_topic(await self._topics.topic(check_topic(request.topic))))
 
     async def create_topic(self, request: wire.CreateTopicRequest) -> wire.CreateTopicResponse:
         """Make a topic."""
         name, message_type = check_topic(request.topic), _type_of(request.type or MIXED)
-        made = await self._source.create_topic(
+        made = await self._topics.create_topic(
             name,
             queues=request.queues,
             message_type=None if message_type == MIXED else message_type,
@@ -55,22 +57,22 @@ class ObjectCalls:
         keep = _keep_of(request.keep)
         if message_type is None and not request.queues and keep == KEEP_STAYS:
             raise Refused(Rule.REQUEST, "the request changes nothing")
-        changed = await self._source.set_topic(name, queues=request.queues, message_type=message_type, keep=keep)
+        changed = await self._topics.set_topic(name, queues=request.queues, message_type=message_type, keep=keep)
         return wire.SetTopicResponse(topic=mapping.wire_topic(changed))
 
     async def remove_topic(self, request: wire.RemoveTopicRequest) -> wire.RemoveTopicResponse:
         """Remove a topic."""
-        await self._source.remove_topic(check_topic(request.topic), is_forced=request.force)
+        await self._topics.remove_topic(check_topic(request.topic), is_forced=request.force)
         return wire.RemoveTopicResponse()
 
     async def create_group(self, request: wire.CreateGroupRequest) -> wire.CreateGroupResponse:
         """Make a group."""
-        made = await self._source.create_group(check_group(request.group))
+        made = await self._groups.create_group(check_group(request.group))
         return wire.CreateGroupResponse(group=mapping.wire_group(made))
 
     async def remove_group(self, request: wire.RemoveGroupRequest) -> wire.RemoveGroupResponse:
         """Remove a group."""
-        await self._source.remove_group(
+        await self._groups.remove_group(
             check_group(request.group), is_forced=request.force, with_dead_letters=request.with_dead_letters
         )
         return wire.RemoveGroupResponse()
@@ -88,7 +90,7 @@ class ObjectCalls:
                 to = request.at_ms
             case _:
                 raise Refused(Rule.REQUEST, "the target must be the beginning, the end, or a time", value=request.at_ms)
-        return wire.ResetGroupResponse(offsets=await self._source.reset_group(group, topic, to))
+        return wire.ResetGroupResponse(offsets=await self._groups.reset_group(group, topic, to))
 
 
 def _keep_of(given: wire.KeepChange) -> KeepChange:

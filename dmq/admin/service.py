@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from google.protobuf.message import DecodeError, Message
 
@@ -13,16 +13,23 @@ from broker_adapter.errors import Overloaded, Refused, Rule
 from broker_adapter.topics import check_group, check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin import mapping, validate
-from dmq.admin.backup_source import BackupCalls, BackupSource
+from dmq.admin.backups import BackupCalls, Backups
+from dmq.admin.cell import Cell
 from dmq.admin.client_source import ClientSilent
 from dmq.admin.clients import ClientCalls
-from dmq.admin.clock_source import ClockCalls, ClockSource
+from dmq.admin.clock import ClockCalls
+from dmq.admin.groups import Groups
+from dmq.admin.letters import Letters
 from dmq.admin.listing import ListingCalls
+from dmq.admin.messages import Messages
 from dmq.admin.objects import ObjectCalls
 from dmq.admin.quotas import QuotaCalls
-from dmq.admin.snapshot_source import SnapshotSource
-from dmq.admin.source import AdminSource, MessageState
+from dmq.admin.status import MessageState
+from dmq.admin.topics import Topics
+from dmq.embedded.retries import WaitingRetries
 from dmq.errors import DmqError, StoreCorrupt
+from dmq.store.store import Store
+from dmq.upkeep.snapshots import Snapshots
 
 # With bodies a page is cut before an answer gets too large for its receiver; one letter always fits.
 BODIES_BYTES_MAX = 32 * 1024 * 1024
@@ -48,40 +55,59 @@ class Handler(NamedTuple):
     call: Callable[..., Awaitable[Message]]
 
 
+class Operators(NamedTuple):
+    """What the calls look at and change."""
+
+    cell: Cell
+    topics: Topics
+    groups: Groups
+    retries: WaitingRetries
+    letters: Letters
+    messages: Messages
+
+    @classmethod
+    def of(cls, cell: Cell) -> Self:
+        """Return those of a running daemon."""
+        store, broker = cell.store, cell.broker
+        return cls(
+            cell, Topics(store, broker), Groups(store, broker), broker.retries, Letters(broker), Messages(store, broker)
+        )
+
+
 class AdminService:
-    """The RPCs. Raises ``Refused`` for input that breaks a rule; what the sources raise passes through."""
+    """The RPCs. Raises ``Refused`` for input that breaks a rule; what the broker raises passes through."""
 
     def __init__(
         self,
-        source: AdminSource,
-        snapshots: SnapshotSource | None = None,
-        backups: BackupSource | None = None,
-        clock: ClockSource | None = None,
+        operators: Operators,
+        snapshots: Snapshots | None = None,
+        backups: Backups | None = None,
+        clock: Store | None = None,
         quotas: QuotaCalls | None = None,
     ) -> None:
-        """Without ``snapshots`` there is no audit trail, without ``backups`` no copy: calls about them are refused."""
-        self._source = source
+        """Calls about ``snapshots``, ``backups`` or the ``clock`` of a store are refused where there is none."""
+        self._cell, self._topics, self._groups, self._retries, self._letters, self._messages = operators
         self._snapshots = snapshots
-        self.objects = ObjectCalls(source)
-        self.listing = ListingCalls(source)
+        self.objects = ObjectCalls(operators.topics, operators.groups)
+        self.listing = ListingCalls(operators.messages)
         self.backups = BackupCalls(backups)
         self.clock = ClockCalls(clock)
-        self.clients = ClientCalls(source)
+        self.clients = ClientCalls(operators.messages)
         self.quotas = quotas or QuotaCalls()
 
     async def get_status(self, _request: wire.GetStatusRequest) -> wire.GetStatusResponse:
         """Say how the daemon is."""
-        return wire.GetStatusResponse(**asdict(await self._source.status()))
+        return wire.GetStatusResponse(**asdict(await self._cell.status()))
 
     async def list_topics(self, _request: wire.ListTopicsRequest) -> wire.ListTopicsResponse:
         """List the topics by name."""
-        return wire.ListTopicsResponse(topics=[mapping.wire_topic(topic) for topic in await self._source.topics()])
+        return wire.ListTopicsResponse(topics=[mapping.wire_topic(topic) for topic in await self._topics.topics()])
 
     async def get_message(self, request: wire.GetMessageRequest) -> wire.GetMessageResponse:
         """Say where a message is, and what it is if it is at hand."""
         topic = check_topic(request.topic)
         message_id = validate.check_message_id(request.message_id)
-        status = await self._source.message(topic, message_id)
+        status = await self._messages.message(topic, message_id)
         return wire.GetMessageResponse(
             topic=topic,
             message_id=message_id,
@@ -96,7 +122,7 @@ class AdminService:
     async def count_messages(self, request: wire.CountMessagesRequest) -> wire.CountMessagesResponse:
         """Say where the queues of a topic begin and end."""
         topic = check_topic(request.topic)
-        count = await self._source.count(topic)
+        count = await self._topics.count(topic)
         queues = [
             wire.QueueRange(queue_id=queue_id, begin_offset=each.begin, end_offset=each.end)
             for queue_id, each in enumerate(count.queues)
@@ -106,7 +132,7 @@ class AdminService:
     async def peek_messages(self, request: wire.PeekMessagesRequest) -> wire.PeekMessagesResponse:
         """Show messages of a queue as they lie there."""
         topic, limit = check_topic(request.topic), validate.check_limit(request.limit)
-        found = await self._source.peek(topic, request.queue_id, request.offset, limit=limit)
+        found = await self._topics.peek(topic, request.queue_id, request.offset, limit=limit)
         messages = [mapping.wire_peeked(each, with_body=request.with_body) for each in found.messages]
         return wire.PeekMessagesResponse(messages=messages, next_offset=found.next_offset)
 
@@ -114,12 +140,12 @@ class AdminService:
 
     async def list_groups(self, request: wire.ListGroupsRequest) -> wire.ListGroupsResponse:
         """List the consumer groups by name."""
-        found = await self._source.groups(with_removed=request.with_removed)
+        found = await self._groups.groups(with_removed=request.with_removed)
         return wire.ListGroupsResponse(groups=[mapping.wire_group(group) for group in found])
 
     async def get_group(self, request: wire.GetGroupRequest) -> wire.GetGroupResponse:
         """Say how one group is."""
-        found = await self._source.group(check_group(request.group), with_unread=request.with_unread)
+        found = await self._groups.group(check_group(request.group), with_unread=request.with_unread)
         return wire.GetGroupResponse(group=mapping.wire_group(found))
 
     async def set_group(self, request: wire.SetGroupRequest) -> wire.SetGroupResponse:
@@ -129,12 +155,12 @@ class AdminService:
         if policy is not None and request.reset_policy:
             raise Refused(Rule.REQUEST, "give a policy or reset it to the default, not both")
         is_fifo = request.is_fifo if request.HasField("is_fifo") else None
-        group = await self._source.set_group(name, policy=policy, reset_policy=request.reset_policy, is_fifo=is_fifo)
+        group = await self._groups.set_group(name, policy=policy, reset_policy=request.reset_policy, is_fifo=is_fifo)
         return wire.SetGroupResponse(group=mapping.wire_group(group))
 
     async def list_retries(self, request: wire.ListRetriesRequest) -> wire.ListRetriesResponse:
         """List a page of the retries that wait."""
-        page = await self._source.retries(
+        page = await self._retries.page(
             check_group(request.group),
             topic=check_topic(request.topic) if request.topic else "",
             token=validate.check_token(request.token),
@@ -146,19 +172,19 @@ class AdminService:
     async def run_retries_now(self, request: wire.RunRetriesNowRequest) -> wire.RunRetriesNowResponse:
         """Make retries visible at once."""
         group, entries = check_group(request.group), validate.check_entries(request.entries)
-        return wire.RunRetriesNowResponse(**asdict(await self._source.run_retries_now(group, entries)))
+        return wire.RunRetriesNowResponse(**asdict(await self._retries.run_now(group, entries)))
 
     async def end_retries(self, request: wire.EndRetriesRequest) -> wire.EndRetriesResponse:
         """Send retries to the dead-letter queue."""
         group, entries = check_group(request.group), validate.check_entries(request.entries)
-        return wire.EndRetriesResponse(**asdict(await self._source.end_retries(group, entries)))
+        return wire.EndRetriesResponse(**asdict(await self._retries.end(group, entries)))
 
     # -- dead letters -------------------------------------------------------------------------------------------------
 
     async def list_dead_letters(self, request: wire.ListDeadLettersRequest) -> wire.ListDeadLettersResponse:
         """List a page of the dead letters."""
         limit = validate.check_limit(request.limit)
-        page = await self._source.dead_letters(
+        page = await self._letters.dead_letters(
             check_group(request.group),
             validate.check_filter(request.filter),
             offset=validate.check_offset(request.offset),
@@ -177,17 +203,17 @@ class AdminService:
 
     async def start_job(self, request: wire.StartJobRequest) -> wire.StartJobResponse:
         """Start a redrive or a purge, or count what it would do."""
-        job = await self._source.start_job(validate.check_job(request), is_dry_run=request.is_dry_run)
+        job = await self._letters.start_job(validate.check_job(request), is_dry_run=request.is_dry_run)
         return wire.StartJobResponse(job=mapping.wire_job(job))
 
     async def list_jobs(self, request: wire.ListJobsRequest) -> wire.ListJobsResponse:
         """List the newest jobs."""
         group = check_group(request.group) if request.group else ""
-        return wire.ListJobsResponse(jobs=[mapping.wire_job(job) for job in await self._source.jobs(group)])
+        return wire.ListJobsResponse(jobs=[mapping.wire_job(job) for job in await self._letters.jobs(group)])
 
     async def stop_job(self, request: wire.StopJobRequest) -> wire.StopJobResponse:
         """End a running job where it is."""
-        job = await self._source.stop_job(validate.check_job_id(request.job_id))
+        job = await self._letters.stop_job(validate.check_job_id(request.job_id))
         return wire.StopJobResponse(job=mapping.wire_job(job))
 
     # -- the audit trail ----------------------------------------------------------------------------------------------

@@ -19,17 +19,16 @@ import uvloop
 
 from broker_adapter.clock import Clock, SystemClock
 from dmq.acl.quotas import RESERVE_PART, Bounds, Quotas
+from dmq.admin.backups import Backups
+from dmq.admin.cell import Cell
 from dmq.admin.quotas import QuotaCalls
-from dmq.admin.service import AdminService
-from dmq.admin.source import CellState
+from dmq.admin.service import AdminService, Operators
+from dmq.admin.status import CellState
 from dmq.audit.events import EventKind, cell_event, gap_event
 from dmq.audit.export import Exporter, ExportOptions
 from dmq.config import DaemonConfig
-from dmq.daemon.backups import Backups
-from dmq.daemon.clocks import Clocks
+from dmq.daemon import gauges
 from dmq.daemon.descriptors import Descriptors, raise_limit, share
-from dmq.daemon.report import Report
-from dmq.daemon.trail import Snapshots
 from dmq.daemon.transport import transport_of
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.checks import CheckOptions
@@ -46,6 +45,7 @@ from dmq.store.ops import Emit, Family, Put
 from dmq.store.rocks import RocksOptions
 from dmq.store.store import Store, StoreOptions
 from dmq.units import Address
+from dmq.upkeep.snapshots import Snapshots
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -124,32 +124,32 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         await store.commit_async([Emit(cell_event(EventKind.OPENED))])
         scheduler = Scheduler(store, broker.placement, on_failure=fail, observe=metrics.became_visible)
         stack.callback(scheduler.close)
-        report = Report(config, store, broker, metrics, _version(), store.clock.now_ms(), exporter=exporter)
-        report.watch()
+        cell = Cell(config, store, broker, metrics, _version(), store.clock.now_ms(), exporter=exporter)
+        gauges.follow(metrics, store, broker, exporter)
         quotas = _quotas(config, store, store.clock)
         quota_calls = QuotaCalls(quotas, partial(_keep_quotas, store))
-        admin = AdminService(report, snapshots, backups, Clocks(store), quota_calls)
+        admin = AdminService(Operators.of(cell), snapshots, backups, store, quota_calls)
         server = transport_of(
             config, store.clock, broker, metrics, admin, quotas, connections_max=descriptors.connections
         )
         stack.push_async_callback(server.stop, config.shutdown_grace_s)
-        metrics_server = _start_metrics(config, metrics, report)
+        metrics_server = _start_metrics(config, metrics, cell)
         if metrics_server is not None:
             stack.callback(metrics_server.stop)
-            report.metrics_listen = str(metrics_server.address)
+            cell.metrics_listen = str(metrics_server.address)
         scheduler.start()
         port = await server.start()
-        report.listen = str(Address(config.listen.host, port))
-        report.state = CellState.SERVING
+        cell.listen = str(Address(config.listen.host, port))
+        cell.state = CellState.SERVING
         broker.retention.start()
         if snapshots is not None:
             snapshots.start(broker.registry)
         metrics.set_state("serving")
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _on_signal, number, end)
-        log.info("serving", listen=report.listen, metrics=report.metrics_listen or "off", cell=store.cell_id)
+        log.info("serving", listen=cell.listen, metrics=cell.metrics_listen or "off", cell=store.cell_id)
         failure = await ending
-        report.state = CellState.STOPPING if failure is None else CellState.NOT_SERVING
+        cell.state = CellState.STOPPING if failure is None else CellState.NOT_SERVING
         metrics.set_state("stopping" if failure is None else "not_serving")
         if failure is not None:
             await server.stop(0)
@@ -258,20 +258,20 @@ def _exporter(config: DaemonConfig, store: Store) -> Exporter | None:
     return Exporter(store, trail.absolute(), options)
 
 
-def _start_metrics(config: DaemonConfig, metrics: Metrics, report: Report) -> MetricsServer | None:
+def _start_metrics(config: DaemonConfig, metrics: Metrics, cell: Cell) -> MetricsServer | None:
     if config.metrics_listen is None:
         return None
 
     def is_ready() -> bool:
-        return report.state is CellState.SERVING
+        return cell.state is CellState.SERVING
 
     try:
-        return start_http(metrics, config.metrics_listen, is_ready, report.remark)
+        return start_http(metrics, config.metrics_listen, is_ready, cell.remark)
     except AddressInUse as error:
         if config.metrics_listen_is_explicit:
             raise
         # Nobody asked for this port: a second daemon on the host must not fail for it.
-        server = start_http(metrics, Address(config.metrics_listen.host, 0), is_ready, report.remark)
+        server = start_http(metrics, Address(config.metrics_listen.host, 0), is_ready, cell.remark)
         log.warning("metrics_port_taken", reason=str(error), instead=str(server.address))
         return server
 

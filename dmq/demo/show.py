@@ -19,7 +19,7 @@ from rich.console import Console
 
 from broker_adapter.clock import Clock, SystemClock
 from dmq.admin.client import AdminClient
-from dmq.admin.source import MessageState
+from dmq.admin.status import MessageState
 from dmq.demo.children import Client, Daemon, DemoFailed, clean_environment, free_port
 from dmq.demo.ledger import Ledger
 from dmq.demo.plan import LEVELS, Plan, make_plan

@@ -37,6 +37,7 @@ from dmq.embedded.recall import Recalls
 from dmq.embedded.receipt import Receipt, ReceiptHandles, name_of, read_handle
 from dmq.embedded.registry import AUTO_CREATE, DEFAULT_POLICY, AutoCreate, Registry
 from dmq.embedded.retention import Retention
+from dmq.embedded.retries import WaitingRetries
 from dmq.embedded.sends import Sends
 from dmq.embedded.subscription import Subscription
 from dmq.embedded.topic_settings import KEEP_DEFAULT, Keep
@@ -85,6 +86,7 @@ class EmbeddedBroker:
         self.sends = Sends(self.registry, self.placement)
         self.failures = Failures(self.registry, delay_levels_ms)
         self.leases = Leases(self.registry, self.failures)
+        self.retries = WaitingRetries(self.registry, self.failures)
         self._hand_out = HandOut(self.registry)
         self.recalls = Recalls(self.registry)
         self.pulls = Pulls(self.registry)

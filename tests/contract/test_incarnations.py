@@ -178,9 +178,9 @@ async def test_retries_of_format_2_go_on(rig: EmbeddedRig) -> None:
     group_id = rig.broker.names.groups[GROUP].group_id
     assert rig.store.pending()[group_id] == 4
     operations = operator(rig)
-    first, second, *_ = [each.entry for each in (await operations.retries(GROUP, topic="", token="", limit=9)).retries]
-    assert (await operations.run_retries_now(GROUP, [first])).moved == 1
-    assert (await operations.end_retries(GROUP, [second])).moved == 1
+    first, second, *_ = [each.entry for each in (await operations.page(GROUP, topic="", token="", limit=9)).retries]
+    assert (await operations.run_now(GROUP, [first])).moved == 1
+    assert (await operations.end(GROUP, [second])).moved == 1
     rig.clock.advance(RETRY_MS)
     await rig.settle()
     found = await pushed(rig)

@@ -10,8 +10,8 @@ from support.letters import a_message, operator
 from support.rigs import TOPIC, EmbeddedRig, every_durable_broker, receive
 
 from broker_adapter.errors import Refused
-from dmq.admin.listing_source import READY, WAITING, ListedMessage, Wanted
-from dmq.daemon import listing
+from dmq.admin import messages as listing
+from dmq.admin.messages import READY, WAITING, ListedMessage, Wanted
 from dmq.store.ops import Family
 
 HOUR_MS = 3_600_000

@@ -52,8 +52,8 @@ from support.rigs import (
 
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.wire.mapping import decode
-from dmq.admin.source import DeadStatus, MessageState
-from dmq.daemon import operations as operations_module
+from dmq.admin.status import DeadPage, DeadStatus, MessageState
+from dmq.embedded import retries as retries_module
 from retry.dead_letter import PARENT_MESSAGE_ID, DeadFilter, Job, JobState
 from retry.policy import Reason, RetryPolicy
 
@@ -63,7 +63,7 @@ OTHERS = "others"
 
 async def letters(rig: EmbeddedRig, chosen: DeadFilter = ALL, *, with_outcome: bool = False) -> Sequence[DeadStatus]:
     """The letters of the group."""
-    page = await operator(rig).dead_letters(GROUP, chosen, offset=0, limit=1_000, with_outcome=with_outcome)
+    page: DeadPage = await operator(rig).dead_letters(GROUP, chosen, offset=0, limit=1_000, with_outcome=with_outcome)
     return page.letters
 
 
@@ -113,9 +113,9 @@ async def test_a_group_that_nobody_knows_is_refused(rig: EmbeddedRig) -> None:
     asked = operator(rig)
     calls: list[Coroutine[Any, Any, object]] = [
         asked.group(GROUP),
-        asked.retries(GROUP, topic="", token="", limit=1),
-        asked.run_retries_now(GROUP, ["1-1"]),
-        asked.end_retries(GROUP, ["1-1"]),
+        asked.page(GROUP, topic="", token="", limit=1),
+        asked.run_now(GROUP, ["1-1"]),
+        asked.end(GROUP, ["1-1"]),
         asked.dead_letters(GROUP, ALL, offset=0, limit=1, with_outcome=False),
         asked.start_job(REDRIVE, is_dry_run=False),
     ]
@@ -247,16 +247,16 @@ async def test_pages_join_without_a_gap_or_a_repetition(rig: EmbeddedRig) -> Non
     wanted += [(each, TOPIC) for each in at_once]
     for rows, rows_per_call in ((1_000, 20_000), (2, 20_000), (1, 1), (3, 5)):
         with (
-            patch.object(operations_module, "_ROWS_PER_SCAN", rows),
-            patch.object(operations_module, "ROWS_PER_CALL_MAX", rows_per_call),
+            patch.object(retries_module, "_ROWS_PER_SCAN", rows),
+            patch.object(retries_module, "ROWS_PER_CALL_MAX", rows_per_call),
         ):
             for limit in (1, 2, 5, 14, 15, 100):
                 assert [(each.message_id, each.topic) for each in await waiting(rig, limit=limit)] == wanted
                 refunds = await waiting(rig, topic="refunds", limit=limit)
                 assert [each.message_id for each in refunds] == [each for each, topic in wanted if topic == "refunds"]
-    first = await operator(rig).retries(GROUP, topic="", token="", limit=4)
-    await operator(rig).run_retries_now(GROUP, [first.retries[0].entry, first.next_token])  # while somebody looks
-    rest = await operator(rig).retries(GROUP, topic="", token=first.next_token, limit=100)
+    first = await operator(rig).page(GROUP, topic="", token="", limit=4)
+    await operator(rig).run_now(GROUP, [first.retries[0].entry, first.next_token])  # while somebody looks
+    rest = await operator(rig).page(GROUP, topic="", token=first.next_token, limit=100)
     shown = [each.message_id for each in [*first.retries, *rest.retries]]
     assert shown == [each for place, (each, _) in enumerate(wanted) if place != 4]
     assert await waiting(rig, topic="delayed") == []
@@ -270,13 +270,13 @@ async def test_what_cannot_be_listed_is_refused(rig: EmbeddedRig) -> None:
     (entry,) = await entries(rig)
     asked = operator(rig)
     with pytest.raises(Refused) as refused:
-        await asked.retries(GROUP, topic="nowhere", token="", limit=1)
+        await asked.page(GROUP, topic="nowhere", token="", limit=1)
     assert (refused.value.rule, refused.value.value) == (Rule.TOPIC_UNKNOWN, "nowhere")
     for wrong in ("1", "-", "1-", "a-1", "1-1-1", "-1-1", "1" * 20 + "-1", " 1-1"):
         for call in (
-            asked.retries(GROUP, topic="", token=wrong, limit=1),
-            asked.run_retries_now(GROUP, [entry, wrong]),
-            asked.end_retries(GROUP, [entry, wrong]),
+            asked.page(GROUP, topic="", token=wrong, limit=1),
+            asked.run_now(GROUP, [entry, wrong]),
+            asked.end(GROUP, [entry, wrong]),
         ):
             with pytest.raises(Refused) as refused:
                 await call

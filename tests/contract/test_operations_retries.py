@@ -45,8 +45,8 @@ from support.rigs import (
 
 from broker_adapter.errors import BrokerUnavailable
 from broker_adapter.message import pack_id
-from dmq.admin.source import RetryOutcomes
 from dmq.audit.events import EventKind
+from dmq.embedded.retries import RetryOutcomes
 from dmq.store.ops import Op
 from retry.policy import Fixed, Reason
 

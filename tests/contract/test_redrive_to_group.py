@@ -35,7 +35,7 @@ from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_brok
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Delivery, MessageType, unpack_id
 from broker_adapter.wire.mapping import decode
-from dmq.admin.source import MessageState
+from dmq.admin.status import MessageState
 from dmq.audit.events import LANE, EventKind
 from dmq.embedded.operator import BEGIN, END
 from dmq.embedded.topic_settings import TopicSettings

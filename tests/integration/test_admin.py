@@ -13,16 +13,15 @@ from dataclasses import dataclass, field
 
 import grpc
 import pytest
-from support.admin_source import MESSAGE, MESSAGE_ID, FixedSource
+from support.admin_source import MESSAGE, MESSAGE_ID, FixedSource, service_over
 
 from broker_adapter.limits import BODY_BYTES_MAX
 from broker_adapter.message import Message
 from broker_adapter.wire.mapping import encode
 from dmq.admin import admin_v1 as wire
-from dmq.admin import source
+from dmq.admin import status as source
 from dmq.admin.client import AdminClient, CallFailed, CallRefused, DaemonUnavailable, NotFound
 from dmq.admin.server import grpc_handler
-from dmq.admin.service import AdminService
 from dmq.errors import StoreCorrupt, StoreFailed
 
 
@@ -43,7 +42,7 @@ class Served:
     async def _serve(self) -> None:
         self._ended = asyncio.Event()
         server = grpc.aio.server()
-        server.add_generic_rpc_handlers((grpc_handler(AdminService(self.source)),))
+        server.add_generic_rpc_handlers((grpc_handler(service_over(self.source)),))
         self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         self._started.set()

@@ -22,7 +22,6 @@ from broker_adapter.clock import SystemClock
 from broker_adapter.errors import Refused
 from dmq.audit.events import gap_event
 from dmq.audit.snapshot_take import SnapshotFailed, SnapshotResult, Taker, directory_of, snapshot_of
-from dmq.daemon.trail import cursors_of
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.errors import StoreCorrupt, StoreLocked
 from dmq.scheduler.scheduler import Scheduler
@@ -31,6 +30,7 @@ from dmq.store.ops import Emit, Family, Put, Schedule
 from dmq.store.record import EntryKind, encode_body, encode_waiting
 from dmq.store.rocks import RocksEngine
 from dmq.store.store import Store, StoreOptions
+from dmq.upkeep.snapshots import cursors_of
 from retry.policy import RetryPolicy, Table
 
 GROUPS = ("workers", "others")

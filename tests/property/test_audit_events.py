@@ -23,7 +23,6 @@ from support.watch import WatchedEngine
 from broker_adapter.errors import Refused
 from broker_adapter.message import Delivery
 from dmq.audit.events import EventKind, gap_count, gap_event
-from dmq.daemon.operations import Operations
 from dmq.store.engine import Engine
 from dmq.store.ops import Batch, Family
 from dmq.store.store import StoreOptions
@@ -57,7 +56,7 @@ others = st.one_of(
     st.tuples(st.just("set_policy"), groups, st.integers(1, 4), st.sampled_from(((300,), (0, 700), (5_000,)))),
     st.tuples(st.just("leave")),
     st.tuples(st.just("job"), groups, st.sampled_from((REDRIVE, PURGE))),
-    st.tuples(st.just("operate"), groups, st.sampled_from(("run_retries_now", "end_retries"))),
+    st.tuples(st.just("operate"), groups, st.sampled_from(("run_now", "end"))),
 )
 rounds = st.lists(
     st.tuples(
@@ -79,8 +78,7 @@ class Player:
     def __init__(self, rig: EmbeddedRig) -> None:
         self.rig = rig
         self.held: list[tuple[str, Delivery]] = []
-        self._operations = Operations()
-        self._operations.store, self._operations.broker = rig.store, rig.broker
+        self._retries = rig.broker.retries
 
     async def begin(self) -> None:
         """Let groups fail for good soon."""
@@ -154,8 +152,8 @@ class Player:
 
     async def _operate(self, group: str, how: str) -> None:
         with suppress(Refused):  # nobody knows the group yet
-            found = await self._operations.retries(group, topic="", token="", limit=3)
-            await getattr(self._operations, how)(group, [each.entry for each in found.retries])
+            found = await self._retries.page(group, topic="", token="", limit=3)
+            await getattr(self._retries, how)(group, [each.entry for each in found.retries])
 
     def _one(self, pick: int) -> list[tuple[str, Delivery]]:
         return self.held[pick % (len(self.held) + 1) :][:1]
@@ -226,7 +224,7 @@ async def fail_in_every_way(player: Player) -> None:
     await held(3, is_push=False)
     await pass_time(rig, 1_000)  # until its lease ends
     await player.call("change", await held(3), 0)  # for the fourth time
-    for number, end in ((4, "run_retries_now"), (5, "end_retries")):
+    for number, end in ((4, "run_now"), (5, "end")):
         await player.call("change", await held(number), 0)
         await player.call("operate", "two", end)
     await player.call("give_up", await held(6, is_push=False), 1)

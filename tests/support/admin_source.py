@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from support.admin_status import NOW, STATUS, TOPICS
 
@@ -12,9 +12,11 @@ from broker_adapter.adapter import Pulled, PulledMessage, QueueRange
 from broker_adapter.errors import Refused, Rule, group_unknown, topic_unknown
 from broker_adapter.message import Message, MessageType
 from broker_adapter.wire.mapping import encode
-from dmq.admin import source
-from dmq.admin.listing_source import ListedMessage, MessagePage, Wanted
+from dmq.admin import status as source
 from dmq.admin.mapping import wire_content
+from dmq.admin.messages import ListedMessage, MessagePage, Wanted
+from dmq.admin.service import AdminService, Operators
+from dmq.embedded.retries import RetryOutcomes, RetryPage, WaitingRetry
 from dmq.embedded.topic_settings import KEEP_ALL, KeepChange
 from retry.dead_letter import Dead, DeadFilter, Job, JobState
 from retry.policy import Exponential, Reason, RetryPolicy
@@ -65,9 +67,9 @@ GROUPS = (
 )
 
 
-def retry(entry: int, *, topic: str = "orders", message_id: str = "", due_in_ms: int = 1000) -> source.WaitingRetry:
+def retry(entry: int, *, topic: str = "orders", message_id: str = "", due_in_ms: int = 1000) -> WaitingRetry:
     """A retry of ``billing``; its message id follows from its entry."""
-    return source.WaitingRetry(
+    return WaitingRetry(
         entry=f"7-{entry}",
         group="billing",
         topic=topic,
@@ -154,7 +156,7 @@ class FixedSource:
         }
     )
     known: dict[str, source.GroupStatus] = field(default_factory=lambda: {group.name: group for group in GROUPS})
-    waiting: list[source.WaitingRetry] = field(default_factory=lambda: list(RETRIES))
+    waiting: list[WaitingRetry] = field(default_factory=lambda: list(RETRIES))
     letters: list[source.DeadStatus] = field(default_factory=lambda: list(LETTERS))
     queues: list[list[bytes]] = field(default_factory=lambda: [[encode(MESSAGE).payload] * 3, [], [DAMAGED]])
     all_jobs: list[Job] = field(default_factory=list)
@@ -168,29 +170,29 @@ class FixedSource:
     listed: int = 3
 
     async def status(self) -> source.CellStatus:
-        """As ``AdminSource.status``."""
+        """As the real one."""
         self._fail()
         return self.cell
 
     async def topics(self) -> Sequence[source.TopicStatus]:
-        """As ``AdminSource.topics``."""
+        """As the real one."""
         self._fail()
         return TOPICS
 
     async def message(self, topic: str, message_id: str) -> source.MessageStatus:
-        """As ``AdminSource.message``."""
+        """As the real one."""
         self._fail()
         return self.found.get((topic, message_id), source.MessageStatus(state=source.MessageState.UNKNOWN))
 
     async def count(self, topic: str) -> source.TopicCount:
-        """As ``AdminSource.count``."""
+        """As the real one."""
         self._fail()
         if topic != "orders":
             raise topic_unknown(topic)
         return source.TopicCount(queues=[QueueRange(2, 2 + len(each)) for each in self.queues], pending=1_000_000)
 
     async def peek(self, topic: str, queue_id: int, offset: int, *, limit: int) -> Pulled:
-        """As ``AdminSource.peek``; queues begin at 2."""
+        """As the real one; queues begin at 2."""
         await self.count(topic)
         lying = self.queues[queue_id]
         if not 2 <= offset <= 2 + len(lying):
@@ -200,7 +202,7 @@ class FixedSource:
         return Pulled(messages, some.stop)
 
     async def messages(self, topic: str, wanted: Wanted, *, token: str, limit: int) -> MessagePage:
-        """As ``ListingSource.messages``: a waiting message, and one in queue 0 for each time ``listed`` says."""
+        """As the real one: a waiting message, and one in queue 0 for each time ``listed`` says."""
         await self.count(topic)
         self.wanted.append(wanted)
         every = [LISTED] + [
@@ -212,12 +214,12 @@ class FixedSource:
         return MessagePage(every[start:end], str(end) if end < len(every) else "")
 
     async def groups(self, *, with_removed: bool = False) -> Sequence[source.GroupStatus]:
-        """As ``AdminSource.groups``; one that was removed is ``gone``, with two dead letters."""
+        """As the real one; one that was removed is ``gone``, with two dead letters."""
         known = [replace(await self.group(name), due=()) for name in sorted(self.known)]
         return [*known, *((GONE,) if with_removed else ())]
 
     async def group(self, name: str, *, with_unread: bool = False) -> source.GroupStatus:
-        """As ``AdminSource.group``."""
+        """As the real one."""
         self._fail()
         if name not in self.known:
             raise group_unknown(name)
@@ -230,7 +232,7 @@ class FixedSource:
         )
 
     async def topic(self, name: str) -> source.TopicStatus:
-        """As ``AdminSource.topic``."""
+        """As the real one."""
         self._fail()
         if name not in self.known_topics:
             raise topic_unknown(name)
@@ -241,7 +243,7 @@ class FixedSource:
     async def create_topic(
         self, name: str, *, queues: int, message_type: MessageType | None, keep: KeepChange
     ) -> source.TopicStatus:
-        """As ``AdminSource.create_topic``."""
+        """As the real one."""
         if name in self.known_topics:
             raise Refused(Rule.REQUEST, "the topic exists already", value=name)
         told = message_type.name if message_type is not None else "MIXED"
@@ -253,7 +255,7 @@ class FixedSource:
     async def set_topic(
         self, name: str, *, queues: int, message_type: MessageType | Literal["MIXED"] | None, keep: KeepChange
     ) -> source.TopicStatus:
-        """As ``AdminSource.set_topic``."""
+        """As the real one."""
         found = await self.topic(name)
         if message_type is not None:
             found = replace(found, type=message_type.name if isinstance(message_type, MessageType) else message_type)
@@ -261,24 +263,24 @@ class FixedSource:
         return await self.topic(name)
 
     async def remove_topic(self, name: str, *, is_forced: bool) -> None:
-        """As ``AdminSource.remove_topic``."""
+        """As the real one."""
         if (await self.topic(name)).stored and not is_forced:
             raise Refused(Rule.REQUEST, "the topic holds messages: 9 are unread")
         del self.known_topics[name]
 
     async def create_group(self, name: str) -> source.GroupStatus:
-        """As ``AdminSource.create_group``."""
+        """As the real one."""
         return await self.set_group(name, policy=None, reset_policy=False, is_fifo=None)
 
     async def remove_group(self, name: str, *, is_forced: bool, with_dead_letters: bool) -> None:
-        """As ``AdminSource.remove_group``."""
+        """As the real one."""
         self.removed.append((name, with_dead_letters))
         if (await self.group(name)).waiting and not is_forced:
             raise Refused(Rule.REQUEST, "the group still has work: 3 retries wait")
         del self.known[name]
 
     async def reset_group(self, group: str, topic: str, to: int | Literal["begin", "end"]) -> Sequence[int]:
-        """As ``AdminSource.reset_group``."""
+        """As the real one."""
         await self.group(group)
         await self.topic(topic)
         self.resets.append((group, topic, to))
@@ -287,7 +289,7 @@ class FixedSource:
     async def set_group(
         self, name: str, *, policy: RetryPolicy | None, reset_policy: bool, is_fifo: bool | None
     ) -> source.GroupStatus:
-        """As ``AdminSource.set_group``."""
+        """As the real one."""
         self._fail()
         group = self.known.get(name, replace(GROUPS[0], name=name, created_at_ms=NOW, leased=0, due=()))
         if policy is not None or reset_policy:
@@ -297,37 +299,37 @@ class FixedSource:
         self.known[name] = group
         return await self.group(name)
 
-    async def retries(self, group: str, *, topic: str, token: str, limit: int) -> source.RetryPage:
-        """As ``AdminSource.retries``."""
+    async def page(self, group: str, *, topic: str, token: str, limit: int) -> RetryPage:
+        """As the real one."""
         await self.group(group)
         start = int(token or 0)
         rows = self.waiting[start : start + min(self.rows_per_call, limit)] if group == "billing" else []
         end = start + len(rows)
         meant = [row for row in rows if not topic or row.topic == topic]
-        return source.RetryPage(retries=meant, next_token=str(end) if rows and end < len(self.waiting) else "")
+        return RetryPage(retries=meant, next_token=str(end) if rows and end < len(self.waiting) else "")
 
-    async def run_retries_now(self, group: str, entries: Sequence[str]) -> source.RetryOutcomes:
-        """As ``AdminSource.run_retries_now``."""
+    async def run_now(self, group: str, entries: Sequence[str]) -> RetryOutcomes:
+        """As the real one."""
         await self.group(group)
         self.ran.append(list(entries))
         return self._take(entries)
 
-    async def end_retries(self, group: str, entries: Sequence[str]) -> source.RetryOutcomes:
-        """As ``AdminSource.end_retries``."""
+    async def end(self, group: str, entries: Sequence[str]) -> RetryOutcomes:
+        """As the real one."""
         await self.group(group)
         self.ended.append(list(entries))
         return self._take(entries)
 
-    def _take(self, entries: Sequence[str]) -> source.RetryOutcomes:
+    def _take(self, entries: Sequence[str]) -> RetryOutcomes:
         left = [row for row in self.waiting if row.entry not in entries]
         moved = len(self.waiting) - len(left)
         self.waiting = left
-        return source.RetryOutcomes(moved=moved, gone=len(entries) - moved)
+        return RetryOutcomes(moved=moved, gone=len(entries) - moved)
 
     async def dead_letters(
         self, group: str, chosen: DeadFilter, *, offset: int, limit: int, with_outcome: bool
     ) -> source.DeadPage:
-        """As ``AdminSource.dead_letters``."""
+        """As the real one."""
         await self.group(group)
         there = [found for found in self.letters if found.dead.offset >= offset] if group == "billing" else []
         rows = there[: min(self.rows_per_call, limit)]
@@ -335,7 +337,7 @@ class FixedSource:
         return source.DeadPage(letters=meant, next_offset=rows[-1].dead.offset + 1 if len(there) > len(rows) else -1)
 
     async def start_job(self, job: Job, *, is_dry_run: bool) -> Job:
-        """As ``AdminSource.start_job``."""
+        """As the real one."""
         await self.group(job.group)
         if any(other.group == job.group and other.state is JobState.RUNNING for other in self.all_jobs):
             raise Refused(Rule.REQUEST, "another job of this group runs", value=job.group)
@@ -349,7 +351,7 @@ class FixedSource:
         return self.all_jobs[-1]
 
     async def jobs(self, group: str) -> Sequence[Job]:
-        """As ``AdminSource.jobs``."""
+        """As the real one."""
         self._fail()
         running = [job for job in self.all_jobs if job.state is JobState.RUNNING]
         for job in running:
@@ -357,7 +359,7 @@ class FixedSource:
         return [job for job in reversed(self.all_jobs) if not group or job.group == group]
 
     async def stop_job(self, job_id: int) -> Job:
-        """As ``AdminSource.stop_job``."""
+        """As the real one."""
         self._fail()
         if not 1 <= job_id <= len(self.all_jobs):
             raise Refused(Rule.NOT_FOUND, "no job has this number", value=job_id)
@@ -385,3 +387,9 @@ class FixedSource:
     def _fail(self) -> None:
         if self.failure is not None:
             raise self.failure
+
+
+def service_over(source: FixedSource) -> AdminService:
+    """The service over fixed answers instead of a broker's."""
+    each: Any = source
+    return AdminService(Operators(each, each, each, each, each, each))

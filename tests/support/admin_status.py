@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmq.admin import source
+from dmq.admin import status as source
 from dmq.embedded.topic_settings import Keep
 
 NOW = 1_700_000_000_000

@@ -11,14 +11,14 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 from support.admin_clients import FixedClients
-from support.admin_source import FixedSource
+from support.admin_source import FixedSource, service_over
 from typer.testing import CliRunner, Result
 
 from broker_adapter.wire import rocketmq_v2 as public
 from broker_adapter.wire.pool import Method
 from dmq.acl.signature import Signer
 from dmq.admin import client
-from dmq.admin.service import AdminService, handlers, refusal_of
+from dmq.admin.service import handlers, refusal_of
 from dmq.cli.app import app
 
 OK = public.Status(code=public.OK)
@@ -67,7 +67,7 @@ class FakeClient(client.AdminClient):
         FakeClient.calls.append(method.name)
         FakeClient.deadlines.append((method.name, timeout_s))
         FakeClient.before_call(method.name)
-        service = AdminService(self.source)
+        service = service_over(self.source)
         service.clients.attach(FixedClients())
         handler = handlers(service)[method.path]
 

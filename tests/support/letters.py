@@ -21,12 +21,14 @@ from broker_adapter.clock import ManualClock
 from broker_adapter.message import Envelope, Message
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.wire.mapping import decode, encode
-from dmq.admin.source import GroupStatus, RetryOutcomes, WaitingRetry
+from dmq.admin.cell import Cell
+from dmq.admin.service import Operators
+from dmq.admin.status import GroupStatus
 from dmq.audit.events import AuditEvent, EventKind
 from dmq.config import DaemonConfig
-from dmq.daemon.report import Report
 from dmq.embedded import dead_letters as dead_letters_module
 from dmq.embedded.dead_letters import Letter, Page
+from dmq.embedded.retries import RetryOutcomes, WaitingRetry
 from dmq.errors import StoreFailed
 from dmq.metrics import Metrics
 from dmq.store.engine import Engine
@@ -258,15 +260,27 @@ def sleeping_moves(clock: ManualClock, watch: Callable[[], None] = lambda: None)
 # -- what operators do ------------------------------------------------------------------------------------------------
 
 
-def operator(rig: EmbeddedRig) -> Report:
+class Asked:
+    """All that operators look at and change, of one broker; whichever part it is that has it."""
+
+    def __init__(self, rig: EmbeddedRig) -> None:
+        cell = Cell(DaemonConfig(), rig.store, rig.broker, Metrics(process=False), "1", rig.clock.now_ms())
+        self._parts = Operators.of(cell)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - methods of all kinds
+        return next(getattr(part, name) for part in self._parts if hasattr(part, name))
+
+
+def operator(rig: EmbeddedRig) -> Asked:
     """Who answers operators in this run."""
-    return Report(DaemonConfig(), rig.store, rig.broker, Metrics(process=False), "1", rig.clock.now_ms())
+    return Asked(rig)
 
 
 async def set_policy(rig: EmbeddedRig, max_attempts: int, delay_ms: int, *, group: str = GROUP) -> GroupStatus:
     """Set a group's policy."""
     policy = RetryPolicy(backoff=Fixed(delay_ms), max_attempts=max_attempts)
-    return await operator(rig).set_group(group, policy=policy, reset_policy=False, is_fifo=None)
+    found: GroupStatus = await operator(rig).set_group(group, policy=policy, reset_policy=False, is_fifo=None)
+    return found
 
 
 async def fail(rig: EmbeddedRig, *message_ids: str, group: str = GROUP, topic: str = TOPIC) -> None:
@@ -286,7 +300,7 @@ async def waiting(rig: EmbeddedRig, *, group: str = GROUP, topic: str = "", limi
     found: list[WaitingRetry] = []
     token = ""
     while True:
-        page = await operator(rig).retries(group, topic=topic, token=token, limit=limit)
+        page = await operator(rig).page(group, topic=topic, token=token, limit=limit)
         assert len(page.retries) <= limit
         found += page.retries
         if not page.next_token:
@@ -301,12 +315,12 @@ async def entries(rig: EmbeddedRig, *, group: str = GROUP) -> list[str]:
 
 async def run_now(rig: EmbeddedRig, *named: str) -> RetryOutcomes:
     """Make retries visible."""
-    return await operator(rig).run_retries_now(GROUP, named)
+    return await rig.broker.retries.run_now(GROUP, named)
 
 
 async def to_dead(rig: EmbeddedRig, *named: str) -> RetryOutcomes:
     """End retries."""
-    return await operator(rig).end_retries(GROUP, named)
+    return await rig.broker.retries.end(GROUP, named)
 
 
 Command = Callable[..., Coroutine[Any, Any, RetryOutcomes]]

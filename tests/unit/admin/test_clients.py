@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 from support.admin_clients import CLIENTS, FixedClients
-from support.admin_source import MESSAGE_ID, FixedSource
+from support.admin_source import MESSAGE_ID, FixedSource, service_over
 
 from broker_adapter.errors import Refused, Rule
 from dmq.admin import admin_v1 as wire
-from dmq.admin.service import AdminService, handlers, refusal_of
+from dmq.admin.service import handlers, refusal_of
 from dmq.admin.validate import CLIENT_MS_MAX
 from dmq.errors import StoreCorrupt
 
 
 def ask(name: str, request: Any, clients: FixedClients | None = None) -> Any:  # noqa: ANN401 - one class per RPC
     """Return the answer of an RPC, or raise what it raises."""
-    service = AdminService(FixedSource())
+    service = service_over(FixedSource())
     if clients is not None:
         service.clients.attach(clients)
     handler = handlers(service)[wire.METHODS[name].path]

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 
 import pytest
-from support.admin_source import DAMAGED, LETTERS, MESSAGE, MINUTE, FixedSource, letter
+from support.admin_source import DAMAGED, LETTERS, MESSAGE, MINUTE, FixedSource, letter, service_over
 from support.admin_status import NOW
 
 from broker_adapter.errors import Refused, Rule
@@ -14,8 +14,7 @@ from broker_adapter.wire.mapping import encode
 from dmq.admin import admin_v1 as wire
 from dmq.admin import service as module
 from dmq.admin.mapping import filter_of, wire_filter, wire_job
-from dmq.admin.service import AdminService
-from dmq.admin.source import DeadPage
+from dmq.admin.status import DeadPage
 from retry.dead_letter import DeadFilter, Job, JobKind, JobState
 from retry.policy import Reason
 
@@ -48,7 +47,7 @@ class Spy(FixedSource):
 
 def letters(source: FixedSource | None = None, **fields: object) -> wire.ListDeadLettersResponse:
     request = wire.ListDeadLettersRequest(**{"group": "billing", "limit": 10} | fields)  # type: ignore[arg-type]
-    return asyncio.run(AdminService(source or FixedSource()).list_dead_letters(request))
+    return asyncio.run(service_over(source or FixedSource()).list_dead_letters(request))
 
 
 def of_reasons(*numbers: int) -> wire.DeadFilter:
@@ -58,7 +57,7 @@ def of_reasons(*numbers: int) -> wire.DeadFilter:
 def start(source: FixedSource | None = None, **fields: object) -> wire.Job:
     given = {"kind": wire.REDRIVE, "group": "billing"} | fields
     request = wire.StartJobRequest(**given)  # type: ignore[arg-type]
-    return asyncio.run(AdminService(source or FixedSource()).start_job(request)).job
+    return asyncio.run(service_over(source or FixedSource()).start_job(request)).job
 
 
 def test_a_filter_is_the_same_behind_the_wire() -> None:
@@ -242,7 +241,7 @@ def test_a_job_that_cannot_be_is_refused(fields: dict[str, object], why: str) ->
 def test_jobs_are_listed_and_stopped() -> None:
     """The newest first, of one group or of all; an unknown one is not found."""
     source = FixedSource()
-    service = AdminService(source)
+    service = service_over(source)
     assert start(source).job_id == 1
     assert asyncio.run(service.stop_job(wire.StopJobRequest(job_id=1))).job.state == wire.STOPPED
     start(source)
@@ -258,10 +257,10 @@ def test_jobs_are_listed_and_stopped() -> None:
 def test_a_number_that_is_no_job_is_refused(job_id: int) -> None:
     """A dry run has no number, and nothing to stop."""
     with pytest.raises(Refused, match="begin at 1"):
-        asyncio.run(AdminService(FixedSource()).stop_job(wire.StopJobRequest(job_id=job_id)))
+        asyncio.run(service_over(FixedSource()).stop_job(wire.StopJobRequest(job_id=job_id)))
 
 
 def test_jobs_of_a_name_that_is_none_are_refused() -> None:
     """Only an empty one means all."""
     with pytest.raises(Refused):
-        asyncio.run(AdminService(FixedSource()).list_jobs(wire.ListJobsRequest(group="a b")))
+        asyncio.run(service_over(FixedSource()).list_jobs(wire.ListJobsRequest(group="a b")))

@@ -6,13 +6,12 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from support.admin_source import DAMAGED, GROUPS, MESSAGE_ID, MINUTE, RETRIES, SET_POLICY, FixedSource
+from support.admin_source import DAMAGED, GROUPS, MESSAGE_ID, MINUTE, RETRIES, SET_POLICY, FixedSource, service_over
 from support.admin_status import NOW
 
 from broker_adapter.errors import Refused, Rule
 from dmq.admin import admin_v1 as wire
 from dmq.admin.mapping import policy_of, wire_policy
-from dmq.admin.service import AdminService
 from retry.policy import Exponential, Fixed, RetryPolicy, Table
 
 POLICIES = [
@@ -26,7 +25,7 @@ POLICIES = [
 
 def retries(**fields: object) -> wire.ListRetriesResponse:
     request = wire.ListRetriesRequest(**{"group": "billing", "limit": 10} | fields)  # type: ignore[arg-type]
-    return asyncio.run(AdminService(FixedSource()).list_retries(request))
+    return asyncio.run(service_over(FixedSource()).list_retries(request))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -50,7 +49,7 @@ def test_a_policy_that_cannot_be_is_refused(policy: wire.Policy, why: str) -> No
     """With the field that is wrong, and before the source hears of it."""
     source = FixedSource()
     with pytest.raises(Refused, match=why) as caught:
-        asyncio.run(AdminService(source).set_group(wire.SetGroupRequest(group="billing", policy=policy)))
+        asyncio.run(service_over(source).set_group(wire.SetGroupRequest(group="billing", policy=policy)))
     assert caught.value.rule is Rule.REQUEST
     assert source.known["billing"] == GROUPS[0]
 
@@ -59,7 +58,7 @@ def test_every_field_of_a_group_reaches_the_wire() -> None:
     """Counts, policy, order and histogram."""
     source = FixedSource()
     source.known["billing"] = replace(GROUPS[0], is_fifo=True, is_fifo_set=True)
-    found = asyncio.run(AdminService(source).get_group(wire.GetGroupRequest(group="billing"))).group
+    found = asyncio.run(service_over(source).get_group(wire.GetGroupRequest(group="billing"))).group
     assert (found.name, found.created_at_ms, found.leased) == ("billing", NOW - 90 * MINUTE, 7)
     assert (found.waiting, found.dead) == (3, 3)
     assert (found.is_default_policy, found.is_fifo, found.is_fifo_set) == (True, True, True)
@@ -69,7 +68,7 @@ def test_every_field_of_a_group_reaches_the_wire() -> None:
 
 def test_groups_are_listed_by_name() -> None:
     """As the source gave them."""
-    found = asyncio.run(AdminService(FixedSource()).list_groups(wire.ListGroupsRequest())).groups
+    found = asyncio.run(service_over(FixedSource()).list_groups(wire.ListGroupsRequest())).groups
     assert [(group.name, group.is_default_policy, group.is_fifo) for group in found] == [
         ("billing", True, False),
         ("shipping", False, True),
@@ -80,7 +79,7 @@ def test_groups_are_listed_by_name() -> None:
 def test_an_unknown_group_is_not_found() -> None:
     """The source's refusal passes through."""
     with pytest.raises(Refused) as caught:
-        asyncio.run(AdminService(FixedSource()).get_group(wire.GetGroupRequest(group="nobody")))
+        asyncio.run(service_over(FixedSource()).get_group(wire.GetGroupRequest(group="nobody")))
     assert caught.value.rule is Rule.GROUP_UNKNOWN
 
 
@@ -90,7 +89,7 @@ def test_what_is_not_given_stays_as_it_is() -> None:
 
     def change(**fields: object) -> wire.Group:
         request = wire.SetGroupRequest(group="shipping", **fields)  # type: ignore[arg-type]
-        return asyncio.run(AdminService(source).set_group(request)).group
+        return asyncio.run(service_over(source).set_group(request)).group
 
     found = change(is_fifo=False)
     assert (policy_of(found.policy), found.is_fifo, found.is_fifo_set) == (SET_POLICY, False, True)
@@ -104,7 +103,7 @@ def test_a_policy_and_the_default_at_once_are_refused() -> None:
     """Nobody could say which was meant."""
     request = wire.SetGroupRequest(group="billing", policy=wire_policy(SET_POLICY), reset_policy=True)
     with pytest.raises(Refused, match="not both"):
-        asyncio.run(AdminService(FixedSource()).set_group(request))
+        asyncio.run(service_over(FixedSource()).set_group(request))
 
 
 def test_every_field_of_a_waiting_retry_reaches_the_wire() -> None:
@@ -129,7 +128,7 @@ def test_pages_of_retries_go_on_and_end() -> None:
 def test_a_damaged_message_does_not_hide_the_others() -> None:
     """It is listed, without a content."""
     source = FixedSource(waiting=[replace(RETRIES[0], payload=DAMAGED), RETRIES[1]])
-    page = asyncio.run(AdminService(source).list_retries(wire.ListRetriesRequest(group="billing", limit=9)))
+    page = asyncio.run(service_over(source).list_retries(wire.ListRetriesRequest(group="billing", limit=9)))
     assert [retry.HasField("content") for retry in page.retries] == [False, True]
 
 
@@ -155,7 +154,7 @@ def test_pages_that_cannot_be_are_refused(fields: dict[str, object], rule: Rule)
 def test_retries_are_named_once_each() -> None:
     """In their order, and both commands say what became of them."""
     source = FixedSource()
-    service = AdminService(source)
+    service = service_over(source)
     ran = asyncio.run(
         service.run_retries_now(wire.RunRetriesNowRequest(group="billing", entries=["7-13", "7-99", "7-13"])),
     )
@@ -168,7 +167,7 @@ def test_retries_are_named_once_each() -> None:
 def test_entries_that_cannot_be_are_refused(entries: list[str]) -> None:
     """1 to 1000 of them, by both commands, before the source hears of it."""
     source = FixedSource()
-    service = AdminService(source)
+    service = service_over(source)
     with pytest.raises(Refused):
         asyncio.run(service.run_retries_now(wire.RunRetriesNowRequest(group="billing", entries=entries)))
     with pytest.raises(Refused):
@@ -179,9 +178,9 @@ def test_entries_that_cannot_be_are_refused(entries: list[str]) -> None:
 def test_a_thousand_entries_are_not_too_many() -> None:
     """The bound itself is allowed, for rows as for entries."""
     request = wire.RunRetriesNowRequest(group="billing", entries=[f"7-{number}" for number in range(1000)])
-    assert asyncio.run(AdminService(FixedSource()).run_retries_now(request)).moved == 3
+    assert asyncio.run(service_over(FixedSource()).run_retries_now(request)).moved == 3
     request = wire.RunRetriesNowRequest(group="billing", entries=["x" * 100])
-    assert asyncio.run(AdminService(FixedSource()).run_retries_now(request)).gone == 1
+    assert asyncio.run(service_over(FixedSource()).run_retries_now(request)).gone == 1
     assert len(retries(limit=1000).retries) == 3
     assert retries(token="0" * 1000).retries[0].entry == "7-11"
     assert retries(limit=1).retries[0].message_id != MESSAGE_ID

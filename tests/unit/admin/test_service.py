@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import Message
-from support.admin_source import MESSAGE, MESSAGE_ID, FixedSource
+from support.admin_source import MESSAGE, MESSAGE_ID, FixedSource, service_over
 from support.admin_status import NOW, STATUS, TOPICS
 
 from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from dmq.admin import admin_v1 as wire
-from dmq.admin import source
-from dmq.admin.service import AdminService, handlers, refusal_of
+from dmq.admin import status as source
+from dmq.admin.service import handlers, refusal_of
 from dmq.errors import StoreBusy, StoreCorrupt, StoreFailed
 from retry.dead_letter import JobKind, JobState
 from retry.policy import Reason
@@ -33,7 +33,7 @@ def get(
     topic: str, message_id: str, *, with_body: bool = False, of: FixedSource | None = None
 ) -> wire.GetMessageResponse:
     request = wire.GetMessageRequest(topic=topic, message_id=message_id, with_body=with_body)
-    return asyncio.run(AdminService(of or FixedSource()).get_message(request))
+    return asyncio.run(service_over(of or FixedSource()).get_message(request))
 
 
 def plain(message: Message) -> dict[str, object]:
@@ -45,13 +45,13 @@ def plain(message: Message) -> dict[str, object]:
 
 def test_every_field_of_a_status_reaches_the_wire() -> None:
     """Nothing is dropped, renamed or left at zero on the way."""
-    response = asyncio.run(AdminService(FixedSource()).get_status(wire.GetStatusRequest()))
+    response = asyncio.run(service_over(FixedSource()).get_status(wire.GetStatusRequest()))
     assert plain(response) == dataclasses.asdict(STATUS)
 
 
 def test_topics_keep_their_order_and_their_buckets() -> None:
     """By name, as the source gave them."""
-    response = asyncio.run(AdminService(FixedSource()).list_topics(wire.ListTopicsRequest()))
+    response = asyncio.run(service_over(FixedSource()).list_topics(wire.ListTopicsRequest()))
     assert [topic.name for topic in response.topics] == [topic.name for topic in TOPICS]
     assert (response.topics[0].pending, response.topics[0].due[0].until_ms, response.topics[0].due[0].count) == (
         *(1_000_000, NOW, 2),
@@ -136,7 +136,7 @@ def test_every_error_has_a_status(error: Exception, code: int, is_ours: bool) ->
 
 def test_the_handler_table_is_the_whole_service() -> None:
     """A transport needs the paths, the request classes and the functions, nothing else."""
-    table = handlers(AdminService(FixedSource()))
+    table = handlers(service_over(FixedSource()))
     assert list(table) == [f"/rockdmq.admin.v1.AdminService/{name}" for name in wire.METHODS]
     assert list(wire.METHODS)[:3] == ["GetStatus", "ListTopics", "GetMessage"]
     handler = table["/rockdmq.admin.v1.AdminService/GetStatus"]

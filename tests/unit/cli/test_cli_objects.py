@@ -12,7 +12,7 @@ from support.admin_status import NOW
 from support.fake_admin_client import FakeClient, install
 from support.fake_admin_client import run_dmq as run
 
-from dmq.admin import source
+from dmq.admin import status as source
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from support.fake_admin_client import FakeClient, error_of, install
 from support.fake_admin_client import run_dmq as run
 
 from dmq.admin.client import CallFailed, CallRefused, DaemonUnavailable, NotFound
-from dmq.admin.source import CellState
+from dmq.admin.status import CellState
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from support.admin_status import NOW
 from support.fake_admin_client import FakeClient, install
 from support.fake_admin_client import run_dmq as run
 
-from dmq.admin.listing_source import READY, WAITING, Wanted
+from dmq.admin.messages import READY, WAITING, Wanted
 
 
 @pytest.fixture

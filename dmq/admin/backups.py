@@ -1,20 +1,33 @@
-"""Backups of a running daemon, when asked for: fits ``BackupSource``."""
+"""Backups of a running daemon, when asked for, and the call about them."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
-from dmq.admin.backup_source import BackupTaken
+from dmq.admin import admin_v1 as wire
 from dmq.embedded.registry import look_at
 from dmq.errors import StoreError, StoreLocked, StoreReadOnly
 from dmq.store.backup import TargetTaken, back_up, sweep
 from dmq.store.store import Store
 
 log = structlog.get_logger("dmq.daemon")
+
+_PATH_CHARS_MAX = 4_096
+
+
+class BackupTaken(NamedTuple):
+    """A backup that is whole; fields as in ``admin_v1.proto``."""
+
+    folder: Path
+    sequence: int
+    size_bytes: int
+    linked_bytes: int
+    took_ms: float
 
 
 class Backups:
@@ -30,7 +43,10 @@ class Backups:
         sweep(self._data)
 
     async def back_up(self, folder: Path) -> BackupTaken:
-        """Copy the store to ``folder``; what was begun goes on if the caller goes away."""
+        """Copy the store to an absolute path, durable on return; what was begun goes on if the caller goes away.
+
+        ``Refused(REQUEST)`` if the path cannot take a backup.
+        """
         work = asyncio.get_running_loop().create_task(self._back_up(folder), name="dmq-backup")
         self._under_way.add(work)
         work.add_done_callback(self._under_way.discard)
@@ -72,3 +88,26 @@ class Backups:
             raise BrokerUnavailable(f"the backup failed: {error}") from error
         took_ms = (clock.monotonic_s() - started_s) * 1000
         return BackupTaken(folder, sequence, copied.size_bytes, copied.linked_bytes, took_ms)
+
+
+class BackupCalls:
+    """The call. Raises ``Refused`` for input that breaks a rule; what the copy raises passes through."""
+
+    def __init__(self, backups: Backups | None) -> None:
+        self._backups = backups
+
+    async def back_up_store(self, request: wire.BackUpStoreRequest) -> wire.BackUpStoreResponse:
+        """Copy the store."""
+        folder = request.folder
+        if self._backups is None:
+            raise Refused(Rule.REQUEST, "this daemon has no store on disk to back up")
+        if not Path(folder).is_absolute() or "\0" in folder or len(folder) > _PATH_CHARS_MAX:
+            raise Refused(Rule.REQUEST, "the folder must be an absolute path on the daemon's host", value=folder)
+        taken = await self._backups.back_up(Path(folder))
+        return wire.BackUpStoreResponse(
+            folder=str(taken.folder),
+            sequence=taken.sequence,
+            size_bytes=taken.size_bytes,
+            linked_bytes=taken.linked_bytes,
+            took_ms=taken.took_ms,
+        )

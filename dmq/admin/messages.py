@@ -1,4 +1,4 @@
-"""What a topic holds, page by page, in its queues and on the timeline: fits ``ListingSource``.
+"""What a topic holds, page by page, in its queues and on the timeline, and where one message is.
 
 Forwards, the queues come first, by when each message was stored, then the timeline, by when each is due; backwards, all
 of it is turned round. A page looks at a bounded number of rows, a few at a time in the broker's reading thread, so that
@@ -8,6 +8,7 @@ timeline.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -17,30 +18,66 @@ from google.protobuf.message import DecodeError
 
 from broker_adapter.adapter import QueueRange
 from broker_adapter.errors import Refused, Rule, topic_unknown
-from broker_adapter.message import unpack_id
+from broker_adapter.message import pack_id, unpack_id
 from broker_adapter.wire import rocketmq_v2 as public
-from dmq.admin.listing_source import READY, WAITING, ListedMessage, MessagePage, Wanted
+from dmq.admin import admin_v1 as wire
 from dmq.admin.mapping import content_if_readable
-from dmq.daemon.operations import Operations
+from dmq.admin.status import MessageState, MessageStatus
+from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.names import Topic
 from dmq.embedded.queue_log import Place, messages_from
+from dmq.embedded.retries import next_of
 from dmq.store.counts import BUCKET_MS
-from dmq.store.keys import timeline_key, timeline_mark
-from dmq.store.ops import Family
+from dmq.store.keys import pack_queue_key, pack_timeline_key, timeline_key, timeline_mark
+from dmq.store.ops import EntryState, Family
 from dmq.store.record import (
     DELAYED_KINDS,
     WAITING_HEADER_BYTES,
     QueuedMessage,
+    body_payload,
     decode_queued,
     decode_waiting,
     encode_queued,
+    redriven_id,
 )
 from dmq.store.store import Store
 
+WAITING, READY = 1, 2  # as ``MessageState`` of ``rockdmq.admin.v1`` has them
 ROWS_PER_CALL_MAX = 2_000
 _ROWS_PER_STEP = 128
 _BYTES_PER_STEP = 1024 * 1024
 _END = timeline_mark(2**63, 0)
+_UNKNOWN = MessageStatus(state=MessageState.UNKNOWN)
+
+
+class Wanted(NamedTuple):
+    """Which messages are meant, and in what order. 0 and empty: any."""
+
+    state: int = 0
+    due_after_ms: int = 0
+    due_before_ms: int = 0
+    key: str = ""
+    tag: str = ""
+    newest_first: bool = False
+
+
+class ListedMessage(NamedTuple):
+    """A message where it is; in no queue: -1. ``content`` is ``None`` if it cannot be read."""
+
+    state: int
+    message_id: str
+    deliver_at_ms: int
+    stored_at_ms: int
+    queue_id: int
+    queue_offset: int
+    content: wire.Content | None
+
+
+class MessagePage(NamedTuple):
+    """Some messages; go on with ``next_token``, empty at the end. A page may be short, or empty, before it."""
+
+    messages: Sequence[ListedMessage]
+    next_token: str = ""
 
 
 class _Step(NamedTuple):
@@ -72,12 +109,65 @@ class _Cursor:
         return self.at <= self.range.begin if backwards else self.at >= self.range.end
 
 
-class Listings(Operations):
-    """What lists messages of ``AdminSource``."""
+class Messages:
+    """Finds one message, and lists those of a topic. Looks at a bounded number of rows in a call."""
+
+    def __init__(self, store: Store, broker: EmbeddedBroker) -> None:
+        self._store = store
+        self._broker = broker
+
+    async def message(self, topic: str, message_id: str) -> MessageStatus:
+        """Return where a message is."""
+        return await asyncio.get_running_loop().run_in_executor(None, self._message, topic, message_id)
+
+    def _message(self, topic_name: str, message_id: str) -> MessageStatus:
+        topic = self._broker.names.topics.get(topic_name)
+        found = self._store.find(topic.topic_id, pack_id(message_id)) if topic is not None else None
+        if topic is None or found is None:
+            return self._redriven(topic, message_id) if topic is not None else _UNKNOWN
+        if found.state is EntryState.WAITING:
+            (value,) = self._store.get_many(Family.TIMELINE, [pack_timeline_key(found.at_ms, found.sequence)])
+            if value is None:  # handed over since
+                return self._message(topic_name, message_id)
+            entry = decode_waiting(value)
+            return MessageStatus(
+                state=MessageState.WAITING,
+                deliver_at_ms=entry.deliver_at_ms,
+                stored_at_ms=entry.accepted_at_ms,
+                payload=body_payload(value[WAITING_HEADER_BYTES:]),
+            )
+        key = pack_queue_key(topic.topic_id, found.queue_id, found.queue_offset)
+        (value,) = self._store.get_many(Family.QUEUE, [key])
+        record = decode_queued(value) if value is not None else None
+        return MessageStatus(
+            state=MessageState.QUEUED,
+            deliver_at_ms=record.deliver_at_ms if record is not None else 0,
+            stored_at_ms=found.at_ms,
+            queue_id=found.queue_id,
+            queue_offset=found.queue_offset,
+            payload=record.payload if record is not None else None,
+        )
+
+    def _redriven(self, topic: Topic, message_id: str) -> MessageStatus:
+        """Return where a message is that was redriven to one group."""
+        entry_id = redriven_id(pack_id(message_id), topic.topic_id)
+        lanes = [(of[0], lane) for of, lane in list(self._broker.names.lanes.items()) if of[1] == topic.topic_id]
+        for group_id, lane in lanes:
+            found = self._store.find(group_id, entry_id)
+            if found is None:
+                continue
+            (value,) = self._store.get_many(Family.QUEUE, [pack_queue_key(lane.topic_id, 0, found.queue_offset)])
+            return MessageStatus(
+                state=MessageState.QUEUED,
+                stored_at_ms=found.at_ms,
+                queue_offset=found.queue_offset,
+                payload=decode_queued(value).payload if value is not None else None,
+            )
+        return _UNKNOWN
 
     async def messages(self, topic: str, wanted: Wanted, *, token: str, limit: int) -> MessagePage:
         """Return up to ``limit`` messages from ``token`` on."""
-        found = self.broker.names.topics.get(topic)
+        found = self._broker.names.topics.get(topic)
         if found is None:
             raise topic_unknown(topic)
         order = (WAITING, READY) if wanted.newest_first else (READY, WAITING)
@@ -109,7 +199,7 @@ class Listings(Operations):
         looked = 0
         while at is not None and looked < ROWS_PER_CALL_MAX and len(found) < limit:
             start, left = at, limit - len(found)
-            step = await self.broker.registry.reader.run(
+            step = await self._broker.registry.reader.run(
                 lambda store: look(store, topic.topic_id, wanted, start, left)  # noqa: B023 - called before the next
             )
             found += step.found
@@ -119,7 +209,7 @@ class Listings(Operations):
 
     def _next_first(self, store: Store, topic_id: int, wanted: Wanted, at: int, limit: int) -> _Step:
         start = max(at, store.marks.low(), timeline_mark(wanted.due_after_ms, 0))
-        key = self._jump(topic_id, timeline_key(start))
+        key = next_of(store, topic_id, timeline_key(start))
         stop = min(timeline_mark(self._key_ms_max(wanted.due_before_ms), 0), _END)
         rows = store.scan(Family.TIMELINE, key, timeline_key(stop), limit=_ROWS_PER_STEP, bytes_max=_BYTES_PER_STEP)
         found: list[ListedMessage] = []
@@ -151,11 +241,11 @@ class Listings(Operations):
 
     def _key_ms_max(self, due_before_ms: int) -> int:
         """Return below which key time all lie that are due before: what came overdue lies under a later one."""
-        return max(due_before_ms, self.store.clock.now_ms() + BUCKET_MS) if due_before_ms else 2**63
+        return max(due_before_ms, self._store.clock.now_ms() + BUCKET_MS) if due_before_ms else 2**63
 
     def _jump_back(self, store: Store, topic_id: int, at: int) -> int:
         """As ``_jump``, backwards."""
-        near_ms = self.store.clock.now_ms() + BUCKET_MS
+        near_ms = self._store.clock.now_ms() + BUCKET_MS
         at_ms = min(at >> 64, 2**53)
         if at_ms <= near_ms:
             return at
@@ -189,7 +279,7 @@ class Listings(Operations):
         return found, ".".join(f"{each.at:x}" for each in cursors) if heads else ""
 
     async def _cursors(self, topic: Topic, place: str, *, backwards: bool) -> list[_Cursor]:
-        ranges = [await self.broker.pulls.queue_range(topic.name, each) for each in range(topic.queues)]
+        ranges = [await self._broker.pulls.queue_range(topic.name, each) for each in range(topic.queues)]
         at = [_number(text) for text in place.split(".")] if place else []
         if len(at) > len(ranges):
             raise Refused(Rule.REQUEST, "the page token belongs to another topic", value=place[:80])
@@ -202,7 +292,7 @@ class Listings(Operations):
 
     async def _fill(self, cursor: _Cursor, wanted: Wanted, rows_max: int) -> None:
         if not cursor.rows and not cursor.is_done(backwards=wanted.newest_first):
-            cursor.rows = await self.broker.registry.reader.run(lambda store: _look(store, cursor, wanted, rows_max))
+            cursor.rows = await self._broker.registry.reader.run(lambda store: _look(store, cursor, wanted, rows_max))
 
 
 def _look(store: Store, cursor: _Cursor, wanted: Wanted, rows_max: int) -> list[_Row]:
@@ -274,3 +364,6 @@ def _number(text: str) -> int:
     if not text or len(text) > 32 or not set(text) <= set("0123456789abcdef"):
         raise Refused(Rule.REQUEST, "the page token is damaged", value=text[:80])
     return int(text, 16)
+
+
+assert (wire.WAITING, wire.QUEUED) == (WAITING, READY)

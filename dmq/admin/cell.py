@@ -1,0 +1,126 @@
+"""The daemon as a whole, as operators see it: how it is, in figures that its parts count anyway. Nothing scans."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, replace
+
+from dmq.admin.clock import clock_of
+from dmq.admin.status import CellState, CellStatus, Commits, Disk, Lateness, Outbox, Recovery, Timeline, Totals
+from dmq.audit.export import Exporter
+from dmq.config import DaemonConfig
+from dmq.embedded.broker import EmbeddedBroker
+from dmq.metrics import Metrics
+from dmq.store.store import Store
+
+
+@dataclass
+class Cell:
+    """A running daemon; ``state`` and the addresses are set as it comes up and goes down."""
+
+    config: DaemonConfig
+    store: Store
+    broker: EmbeddedBroker
+    metrics: Metrics
+    version: str
+    started_at_ms: int
+    state: CellState = CellState.STARTING
+    listen: str = ""
+    metrics_listen: str = ""
+    exporter: Exporter | None = None
+
+    async def status(self) -> CellStatus:
+        """Return how the daemon is now."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, self._status)
+
+    def _status(self) -> CellStatus:
+        store, metrics = self.store, self.metrics
+        failure = store.failure
+        next_due_ms = store.next_due_ms() or 0
+        now_ms = store.clock.now_ms()
+        pending = store.pending()
+        disk = store.disk()
+        stats = store.commit_stats
+        return CellStatus(
+            version=self.version,
+            cell_id=store.cell_id,
+            broker_name=self.config.broker_name,
+            pid=os.getpid(),
+            state=CellState.NOT_SERVING if failure is not None else self.state,
+            state_reason=str(failure) if failure is not None else "",
+            started_at_ms=self.started_at_ms,
+            now_ms=now_ms,
+            listen=self.listen,
+            metrics_listen=self.metrics_listen,
+            data=str(self.config.data.absolute()),
+            durability=self.config.durability,
+            timeline=Timeline(
+                pending=sum(pending.values()), overdue=overdue(store, pending, now_ms), next_due_at_ms=next_due_ms
+            ),
+            lateness=Lateness(
+                count=metrics.lateness.count,
+                p50_ms=metrics.lateness.quantile(0.5) * 1000,
+                p99_ms=metrics.lateness.quantile(0.99) * 1000,
+                max_ms=metrics.lateness.max * 1000,
+            ),
+            totals=Totals(
+                accepted=self.broker.sends.accepted_total,
+                delivered=self.broker.handed_out_total,
+                acked=self.broker.acked_total,
+                expired=self.broker.leases.expired_total,
+            ),
+            commits=Commits(
+                batches=stats.batches,
+                ops=stats.ops,
+                written_bytes=stats.bytes,
+                commit_p99_ms=metrics.commit_seconds.quantile(0.99) * 1000,
+                sync_p50_ms=metrics.sync_seconds.quantile(0.5) * 1000,
+                sync_p99_ms=metrics.sync_seconds.quantile(0.99) * 1000,
+            ),
+            disk=Disk(free_bytes=disk.free_bytes, low_water_bytes=disk.low_water_bytes, refuses_sends=disk.is_low)
+            if disk is not None
+            else Disk(),
+            outbox=self._outbox(),
+            recovery=Recovery(
+                was_clean=store.recovery.was_closed,
+                cut_bytes=store.recovery.cut_bytes,
+                open_ms=store.recovery.took_s * 1000,
+                is_new=store.recovery.is_new,
+            ),
+            clock=clock_of(store),
+        )
+
+    def _outbox(self) -> Outbox:
+        state = self.store.outbox_state
+        known = Outbox(
+            rows=state.next_sequence - state.first_sequence,
+            held_bytes=state.stored_bytes,
+            held_bytes_max=self.config.audit_outbox_bytes_max,
+            lost_rows=state.lost,
+        )
+        if self.exporter is None:
+            return known
+        figures = self.exporter.figures
+        return replace(
+            known,
+            trail=str(self.exporter.trail),
+            exported_sequence=figures.exported_sequence,
+            lag_ms=figures.oldest_waiting_ms,
+            export_error=figures.error,
+        )
+
+    def remark(self) -> str:
+        """Return what somebody who asks for the health should know beside it; empty: nothing."""
+        clock = self.store.clock.status()
+        if clock.is_held:
+            return "clock: stepped forward by too much, not followed yet; see dmq clock"
+        return "" if clock.is_steady else "clock: stepped, nothing is removed by age for now; see dmq clock"
+
+
+def overdue(store: Store, pending: dict[int, int], now_ms: int) -> int:
+    """Count what is due for a minute or more; buckets are whole minutes."""
+    return sum(
+        bucket.count for scope in pending for bucket in store.due_counts(scope, 0, now_ms) if bucket.until_ms <= now_ms
+    )

@@ -1,0 +1,84 @@
+"""The clock of the daemon's host, and the calls about it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+
+from google.protobuf.message import Message
+
+from broker_adapter.errors import BrokerUnavailable, Refused, Rule
+from dmq.admin import admin_v1 as wire
+from dmq.admin.status import ClockState
+from dmq.store.store import Store
+
+WHY_CHARS_MAX = 200
+_LOOK_S = 0.01
+_RECORDED_S_MAX = 30.0
+
+
+class ClockCalls:
+    """The calls. Raises ``Refused`` for input that breaks a rule; what the store raises passes through."""
+
+    def __init__(self, store: Store | None) -> None:
+        self._store = store
+        self.calls: Mapping[str, Callable[..., Awaitable[Message]]] = {
+            "GetClock": self.get_clock,
+            "AcceptClock": self.accept_clock,
+        }
+
+    async def get_clock(self, _request: wire.GetClockRequest) -> wire.GetClockResponse:
+        """Say how the clock is."""
+        return wire.GetClockResponse(clock=_wire(clock_of(self._watched())))
+
+    async def accept_clock(self, request: wire.AcceptClockRequest) -> wire.AcceptClockResponse:
+        """Believe the clock from here on."""
+        why = request.why.strip()
+        if len(why) > WHY_CHARS_MAX or not why.isprintable():
+            text = f"the reason may have up to {WHY_CHARS_MAX} printable characters"
+            raise Refused(Rule.REQUEST, text, value=request.why[: WHY_CHARS_MAX + 1])
+        store = self._watched()
+        has_changed = await _accept(store, why)
+        return wire.AcceptClockResponse(has_changed=has_changed, clock=_wire(clock_of(store)))
+
+    def _watched(self) -> Store:
+        if self._store is None:
+            raise Refused(Rule.REQUEST, "this daemon does not watch its clock")
+        return self._store
+
+
+async def _accept(store: Store, why: str) -> bool:
+    """Believe the clock from here on, durable on return; say whether that changed anything.
+
+    What happens to the clock is recorded in the scheduler's thread.
+    """
+    clock = store.clock
+    has_changed = clock.accept(why)
+    store.marks.wake()
+    try:
+        async with asyncio.timeout(_RECORDED_S_MAX):
+            while clock.has_news:  # noqa: ASYNC110 - the scheduler's thread has no event for it
+                await asyncio.sleep(_LOOK_S)
+    except TimeoutError:
+        raise BrokerUnavailable("the clock is accepted, and that is not on record yet: ask again") from None
+    return has_changed
+
+
+def clock_of(store: Store) -> ClockState:
+    """Return how the clock of a store is."""
+    found = store.clock.status()
+    return ClockState(
+        wall_ms=found.wall_ms,
+        believed_ms=found.believed_ms,
+        is_steady=found.is_steady,
+        is_held=found.is_held,
+        steady_in_ms=found.steady_in_ms,
+        steps=found.steps,
+        last_step_ms=found.last_step_ms,
+        last_step_at_ms=found.last_step_at_ms,
+    )
+
+
+def _wire(clock: ClockState) -> wire.Clock:
+    return wire.Clock(**asdict(clock))

@@ -1,0 +1,117 @@
+"""Consumer groups, as operators see and change them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from broker_adapter.errors import group_unknown
+from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic
+from dmq.admin import status
+from dmq.embedded.broker import EmbeddedBroker
+from dmq.embedded.names import Group, Topic
+from dmq.embedded.operator import BEGIN, END
+from dmq.embedded.registry import DEFAULT_POLICY
+from dmq.store.store import Store
+from retry.policy import RetryPolicy
+
+_DUE_BUCKETS_MAX = 10_000
+
+
+class Groups:
+    """What there is of each group, from figures that are kept anyway; and what changes one, durable on return."""
+
+    def __init__(self, store: Store, broker: EmbeddedBroker) -> None:
+        self._store = store
+        self._broker = broker
+
+    async def groups(self, *, with_removed: bool = False) -> Sequence[status.GroupStatus]:
+        """Return every consumer group, by name; and names that only dead letters lie under."""
+        names = self._broker.names
+        pending = await asyncio.get_running_loop().run_in_executor(None, self._store.pending)
+        found = [await self._group(group, pending) for group in list(names.groups.values())]
+        if with_removed:
+            left = [each for each in names.topics.values() if names.is_left(each)]
+            found += [await self._left(each) for each in left]
+        return sorted(found, key=lambda group: group.name)
+
+    async def _left(self, letters: Topic) -> status.GroupStatus:
+        """Return what there is of a group that was removed, or never was: its dead letters."""
+        name = letters.name.removeprefix(DEAD_LETTER_PREFIX)
+        group = self._broker.names.group_of_letters(name)
+        return status.GroupStatus(
+            name=name,
+            created_at_ms=group.created_at_ms if group is not None else letters.created_at_ms,
+            policy=DEFAULT_POLICY,
+            is_default_policy=True,
+            is_fifo=False,
+            is_fifo_set=False,
+            dead=await self._broker.dead_letters.count(letters),
+            is_removed=True,
+        )
+
+    async def group(self, name: str, *, with_unread: bool = False) -> status.GroupStatus:
+        """Return one group, with when its retries are due; if asked for, with what it has not finished by topic."""
+        group = self._known(name)
+        loop = asyncio.get_running_loop()
+        pending = await loop.run_in_executor(None, self._store.pending)
+        due = await loop.run_in_executor(None, self._due_counts, group.group_id)
+        found = await self._group(group, pending, due)
+        if not with_unread:
+            return found
+        return replace(
+            found, unread=[status.Unread(**each._asdict()) for each in await self._broker.operator.unread(group)]
+        )
+
+    def _due_counts(self, scope: int) -> list[status.DueBucket]:
+        found = self._store.due_counts(scope, 0, 2**53, limit=_DUE_BUCKETS_MAX)
+        return [status.DueBucket(until_ms=bucket.until_ms, count=bucket.count) for bucket in found]
+
+    async def _group(
+        self, group: Group, pending: dict[int, int], due: Sequence[status.DueBucket] = ()
+    ) -> status.GroupStatus:
+        letters = self._broker.names.topics.get(dead_letter_topic(group.name))
+        subscribed = [
+            found for (group_id, _), found in self._broker.registry.subscriptions.items() if group_id == group.group_id
+        ]
+        return status.GroupStatus(
+            name=group.name,
+            created_at_ms=group.created_at_ms,
+            policy=group.policy or DEFAULT_POLICY,
+            is_default_policy=group.policy is None,
+            is_fifo=self._broker.group_settings(group.name, [each.topic.name for each in subscribed]).is_fifo,
+            is_fifo_set=group.is_fifo is not None,
+            waiting=pending.get(group.group_id, 0),
+            dead=await self._broker.dead_letters.count(letters) if letters is not None else 0,
+            leased=sum(len(queue.leases) for found in subscribed for queue in found.all_queues),
+            due=due,
+        )
+
+    async def set_group(
+        self, name: str, *, policy: RetryPolicy | None, reset_policy: bool, is_fifo: bool | None
+    ) -> status.GroupStatus:
+        """Change a group, durable on return."""
+        await self._broker.set_group(name, policy=policy, reset_policy=reset_policy, is_fifo=is_fifo)
+        return await self.group(name)
+
+    def _known(self, name: str) -> Group:
+        group = self._broker.names.groups.get(name)
+        if group is None:
+            raise group_unknown(name)
+        return group
+
+    async def create_group(self, name: str) -> status.GroupStatus:
+        """Make a group."""
+        await self._broker.operator.create_group(name)
+        return await self.group(name)
+
+    async def remove_group(self, name: str, *, is_forced: bool, with_dead_letters: bool) -> None:
+        """Remove a group."""
+        await self._broker.operator.remove_group(name, is_forced=is_forced, with_dead_letters=with_dead_letters)
+
+    async def reset_group(self, group: str, topic: str, to: int | Literal["begin", "end"]) -> Sequence[int]:
+        """Let a group go on from elsewhere."""
+        marks = {"begin": BEGIN, "end": END}
+        return await self._broker.operator.reset_group(group, topic, to if isinstance(to, int) else marks[to])

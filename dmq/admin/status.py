@@ -1,0 +1,246 @@
+"""What operators are answered: values whose fields are those of ``admin_v1.proto``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from broker_adapter.adapter import QueueRange
+from dmq.embedded.topic_settings import KEEP_ALL, Keep
+from retry.dead_letter import Dead
+from retry.policy import RetryPolicy
+
+
+class CellState(IntEnum):
+    """Numbers of ``rockdmq.admin.v1``."""
+
+    STARTING = 1
+    SERVING = 2
+    NOT_SERVING = 3
+    STOPPING = 4
+
+
+class MessageState(IntEnum):
+    """Numbers of ``rockdmq.admin.v1``."""
+
+    WAITING = 1
+    QUEUED = 2
+    UNKNOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """What waits to be delivered later; ``next_due_at_ms`` 0: nothing does."""
+
+    pending: int = 0
+    overdue: int = 0
+    next_due_at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lateness:
+    """From the delivery timestamp until visible, since the start of the process."""
+
+    count: int = 0
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+    max_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Messages since the start of the process."""
+
+    accepted: int = 0
+    delivered: int = 0
+    acked: int = 0
+    expired: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commits:
+    """Batches made durable since the start of the process."""
+
+    batches: int = 0
+    ops: int = 0
+    written_bytes: int = 0
+    commit_p99_ms: float = 0.0
+    sync_p50_ms: float = 0.0
+    sync_p99_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """Space of the file system with the store."""
+
+    free_bytes: int = 0
+    low_water_bytes: int = 0
+    refuses_sends: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outbox:
+    """Audit events not exported yet, those cut before they were, and how the trail is; no ``trail``: it is off."""
+
+    rows: int = 0
+    held_bytes: int = 0
+    held_bytes_max: int = 0
+    lost_rows: int = 0
+    trail: str = ""
+    exported_sequence: int = 0
+    lag_ms: int = 0
+    export_error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """How the store was found when it was opened."""
+
+    was_clean: bool = True
+    cut_bytes: int = 0
+    open_ms: float = 0.0
+    is_new: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockState:
+    """How the clock of the daemon's host is; fields as in ``admin_v1.proto``."""
+
+    wall_ms: int = 0
+    believed_ms: int = 0
+    is_steady: bool = True
+    is_held: bool = False
+    steady_in_ms: int = 0
+    steps: int = 0
+    last_step_ms: int = 0
+    last_step_at_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellStatus:
+    """How a daemon is; each part may be left at its zero where nothing is known."""
+
+    version: str
+    cell_id: str
+    broker_name: str
+    pid: int
+    state: CellState
+    started_at_ms: int
+    now_ms: int
+    listen: str
+    data: str
+    durability: str
+    state_reason: str = ""
+    metrics_listen: str = ""
+    timeline: Timeline = field(default_factory=Timeline)
+    lateness: Lateness = field(default_factory=Lateness)
+    totals: Totals = field(default_factory=Totals)
+    commits: Commits = field(default_factory=Commits)
+    disk: Disk = field(default_factory=Disk)
+    outbox: Outbox = field(default_factory=Outbox)
+    recovery: Recovery = field(default_factory=Recovery)
+    clock: ClockState = field(default_factory=ClockState)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DueBucket:
+    """How many are due from the end of the bucket before until ``until_ms``."""
+
+    until_ms: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """A group that reads a topic, and how much of it the group has not finished."""
+
+    group: str
+    unread: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicStatus:
+    """A topic: its queues, the messages in them, and those that wait for it on the timeline."""
+
+    name: str
+    queues: int
+    stored: int = 0
+    pending: int = 0
+    due: Sequence[DueBucket] = ()
+    type: str = "MIXED"
+    created_at_ms: int = 0
+    readers: Sequence[Reader] = ()
+    ranges: Sequence[QueueRange] = ()
+    oldest_at_ms: int = 0  # when the oldest message in its queues was stored
+    keep: Keep = KEEP_ALL
+    keep_own: Sequence[str] = ()  # what of it was said of the topic itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageStatus:
+    """Where a message is. ``payload`` is the wire message as it is stored, ``None`` if it is not at hand."""
+
+    state: MessageState
+    deliver_at_ms: int = 0
+    stored_at_ms: int = 0
+    queue_id: int = -1
+    queue_offset: int = -1
+    payload: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicCount:
+    """Where each queue of a topic begins and ends, by number; ``pending`` messages wait for it on the timeline."""
+
+    queues: Sequence[QueueRange]
+    pending: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """How much of a topic a group has not finished."""
+
+    topic: str
+    unread: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStatus:
+    """A consumer group. ``waiting`` retries wait for their time; ``dead`` letters have no outcome yet."""
+
+    name: str
+    created_at_ms: int
+    policy: RetryPolicy
+    is_default_policy: bool
+    is_fifo: bool  # as its clients are told
+    is_fifo_set: bool  # by an operator; else it follows from the topics it is subscribed to
+    waiting: int = 0
+    dead: int = 0
+    leased: int = 0
+    due: Sequence[DueBucket] = ()  # of the retries that wait
+    is_removed: bool = False  # nobody has the name (any more), but dead letters lie under it
+    unread: Sequence[Unread] = ()  # what it has not finished, by topic, if that was asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadStatus:
+    """A dead letter with its message as it was sent, and with its outcome if it has one."""
+
+    dead: Dead
+    payload: bytes
+    dead_at_ms: int = 0  # when it came into the dead-letter queue
+    outcome: str = ""  # "", "redriven" or "purged"
+    outcome_at_ms: int = 0
+    outcome_note: str = ""  # of redriven: the topic and new message id; of purged: why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadPage:
+    """Some dead letters in the order of their death; go on with ``next_offset``, -1 at the end.
+
+    A page may be short, or empty, before the end: one call looks at a bounded number of messages.
+    """
+
+    letters: Sequence[DeadStatus]
+    next_offset: int = -1

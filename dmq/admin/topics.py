@@ -1,0 +1,120 @@
+"""Topics, as operators see and change them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from broker_adapter.adapter import Pulled, Subscription
+from broker_adapter.errors import topic_unknown
+from broker_adapter.message import MessageType
+from broker_adapter.topics import retry_topic
+from dmq.admin import status
+from dmq.embedded.broker import EmbeddedBroker
+from dmq.embedded.removable import edges
+from dmq.embedded.topic_settings import KeepChange, TopicSettings
+from dmq.store.store import Store
+
+_DUE_BUCKETS_MAX = 60
+
+
+class Topics:
+    """What there is of each topic, from figures that are kept anyway; and what changes one, durable on return."""
+
+    def __init__(self, store: Store, broker: EmbeddedBroker) -> None:
+        self._store = store
+        self._broker = broker
+
+    async def topics(self) -> Sequence[status.TopicStatus]:
+        """Return every topic, by name."""
+        return await asyncio.get_running_loop().run_in_executor(None, self._topics)
+
+    def _topics(self) -> list[status.TopicStatus]:
+        pending = self._store.pending()
+        found = self._retry_topics(pending)
+        for name, topic in sorted(self._broker.names.topics.copy().items()):
+            waiting = pending.get(topic.topic_id, 0)
+            ends = edges(self._store, topic.topic_id, topic.queues)
+            own = zip(("time", "bytes", "unread"), topic.keep, strict=True)
+            found.append(
+                status.TopicStatus(
+                    name=name,
+                    queues=topic.queues,
+                    stored=sum(each.end - each.begin for each in ends),
+                    oldest_at_ms=min((each.oldest_ms for each in ends if each.oldest_ms), default=0),
+                    keep=self._broker.retention.keep_of(topic),
+                    keep_own=[what for what, said in own if said is not None],
+                    pending=waiting,
+                    due=self._due(topic.topic_id) if waiting else (),
+                    type=topic.message_type.name if topic.message_type is not None else "MIXED",
+                    created_at_ms=topic.created_at_ms,
+                )
+            )
+        return sorted(found, key=lambda topic: topic.name)
+
+    def _retry_topics(self, pending: dict[int, int]) -> list[status.TopicStatus]:
+        """Return the retry topic of each group that failed something, its lanes as its queues."""
+        lanes: dict[int, list[int]] = {}
+        for (group_id, _), lane in self._broker.names.lanes.copy().items():
+            lanes.setdefault(group_id, []).append(lane.topic_id)
+        return [
+            status.TopicStatus(
+                name=retry_topic(self._broker.names.groups_by_id[group_id].name),
+                queues=len(lane_ids),
+                stored=sum(self._store.queue_end(each, 0) - self._store.queue_begin(each, 0) for each in lane_ids),
+                pending=pending.get(group_id, 0),
+                due=self._due(group_id) if pending.get(group_id) else (),
+            )
+            for group_id, lane_ids in lanes.items()
+        ]
+
+    def _due(self, scope: int) -> list[status.DueBucket]:
+        found = self._store.due_counts(scope, 0, 2**53, limit=_DUE_BUCKETS_MAX)
+        return [status.DueBucket(until_ms=bucket.until_ms, count=bucket.count) for bucket in found]
+
+    async def topic(self, name: str) -> status.TopicStatus:
+        """Return one topic, with its readers."""
+        found = next((each for each in await self.topics() if each.name == name), None)
+        if found is None:
+            raise topic_unknown(name)
+        topic = self._broker.names.topics.get(name)
+        readings = await self._broker.operator.readings(topic) if topic is not None else ()
+        ranges = (await self.count(name)).queues if topic is not None else ()
+        readers = [status.Reader(group=each.group, unread=each.unread) for each in readings]
+        return replace(found, readers=readers, ranges=ranges)
+
+    async def create_topic(
+        self, name: str, *, queues: int, message_type: MessageType | None, keep: KeepChange
+    ) -> status.TopicStatus:
+        """Make a topic."""
+        await self._broker.operator.create_topic(name, queues=queues, message_type=message_type, keep=keep)
+        return await self.topic(name)
+
+    async def set_topic(
+        self, name: str, *, queues: int, message_type: MessageType | Literal["MIXED"] | None, keep: KeepChange
+    ) -> status.TopicStatus:
+        """Change a topic."""
+        settings = None
+        if message_type is not None:
+            settings = TopicSettings(message_type if isinstance(message_type, MessageType) else None)
+        await self._broker.operator.set_topic(name, queues=queues, settings=settings, keep=keep)
+        return await self.topic(name)
+
+    async def remove_topic(self, name: str, *, is_forced: bool) -> None:
+        """Remove a topic."""
+        await self._broker.operator.remove_topic(name, is_forced=is_forced)
+
+    async def count(self, topic: str) -> status.TopicCount:
+        """Return where the queues of a topic begin and end."""
+        known = self._broker.names.topics.get(topic)
+        if known is None:
+            raise topic_unknown(topic)
+        queues = await asyncio.gather(*(self._broker.pulls.queue_range(topic, each) for each in range(known.queues)))
+        pending = await asyncio.get_running_loop().run_in_executor(None, self._store.pending)
+        return status.TopicCount(queues=queues, pending=pending.get(known.topic_id, 0))
+
+    async def peek(self, topic: str, queue_id: int, offset: int, *, limit: int) -> Pulled:
+        """Return messages of a queue as they lie there."""
+        return await self._broker.pulls.pull(Subscription(topic, queue_id), offset, batch_max=limit, wait_ms=0)

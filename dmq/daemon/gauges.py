@@ -1,0 +1,58 @@
+"""What Prometheus is told: each figure is read from the part that counts it, when somebody asks."""
+
+from __future__ import annotations
+
+from dmq.admin.cell import overdue
+from dmq.audit.export import Exporter
+from dmq.embedded.broker import EmbeddedBroker
+from dmq.metrics import Metrics
+from dmq.store.store import Store
+
+
+def follow(metrics: Metrics, store: Store, broker: EmbeddedBroker, exporter: Exporter | None) -> None:
+    """Let the metrics follow the counts of the parts."""
+    metrics.accepted.follow(lambda: broker.sends.accepted_total)
+    metrics.repeated.follow(lambda: broker.sends.repeated_total)
+    metrics.refused.follow(lambda: broker.sends.refused_total)
+    metrics.delivered.follow(lambda: broker.handed_out_total)
+    metrics.pulled.follow(lambda: broker.pulls.pulled_total)
+    metrics.acked.follow(lambda: broker.acked_total)
+    metrics.expired.follow(lambda: broker.leases.expired_total)
+    metrics.removed.follow(lambda: broker.retention.total.messages)
+    metrics.removed_unread.follow(lambda: broker.retention.total.unread)
+    metrics.removed_bytes.follow(lambda: broker.retention.total.size_bytes)
+    metrics.oldest.follow(lambda: broker.retention.oldest_ms)
+    metrics.held_queues.set_function(lambda: broker.retention.held_queues)
+    metrics.retried.follow(lambda: broker.failures.retried_total)
+    metrics.dead.follow(lambda: broker.failures.dead_total)
+    metrics.redriven.follow(lambda: broker.dead_letters.redriven_total)
+    metrics.purged.follow(lambda: broker.dead_letters.purged_total)
+    metrics.pending.set_function(lambda: sum(store.pending().values()))
+    metrics.next_due.set_function(lambda: (store.next_due_ms() or 0) / 1000)
+    metrics.overdue.set_function(lambda: overdue(store, store.pending(), store.clock.now_ms()))
+    metrics.clock_steps.follow(lambda: store.clock.status().steps)
+    metrics.clock_steady.set_function(store.clock.is_steady)
+    metrics.clock_offset.set_function(lambda: _held_ms(store) / 1000)
+    metrics.commit_queue.set_function(lambda: store.writer.pending_ops)
+    metrics.leases.set_function(lambda: broker.lease_count)
+    metrics.outbox_bytes.set_function(lambda: store.outbox_state.stored_bytes)
+    if exporter is not None:
+        metrics.exported.follow(lambda: exporter.exported_total)
+        metrics.export_failures.follow(lambda: exporter.failures_total)
+        metrics.export_lag.set_function(lambda: exporter.lag_ms() / 1000)
+        metrics.export_stopped.set_function(lambda: bool(exporter.figures.error))
+    metrics.recovery_cut_bytes.set(store.recovery.cut_bytes)
+    metrics.open_seconds.set(store.recovery.took_s)
+
+    def free_bytes() -> float:
+        disk = store.disk()
+        return disk.free_bytes if disk is not None else 0
+
+    metrics.disk_free_bytes.set_function(free_bytes)
+    metrics.disk_low_water_bytes.set_function(lambda: disk.low_water_bytes if (disk := store.disk()) else 0)
+
+
+def _held_ms(store: Store) -> int:
+    """Return by how much the believed time is behind the host's clock."""
+    clock = store.clock.status()
+    return clock.wall_ms - clock.believed_ms
