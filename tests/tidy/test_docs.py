@@ -100,6 +100,16 @@ def test_every_promise_cites_a_test() -> None:
     assert unproven == []
 
 
+def test_the_words_of_the_glossary_are_in_the_code() -> None:
+    """What its last column names is a word of the code: a renamed thing has no old name there."""
+    code = " ".join(read(path) for folder in FOLDERS[:4] for path in sorted((ROOT / folder).rglob("*.py")))
+    words = set(re.findall(r"\w+", code))
+    cells = [row[2] for row in rows(ROOT / "docs" / "GLOSSARY.md", "| word | meaning | in the code |")]
+    named = [name for cell in cells for name in NAMES.findall(cell)]
+    assert len(named) > 60
+    assert [name for name in named if not set(re.findall(r"\w+", name)) <= words] == []
+
+
 def test_the_configuration_table_is_the_configuration() -> None:
     table = rows(ROOT / "docs" / "CONFIGURATION.md", "| key | default | what it does |")
     written = {key.strip("`"): default.strip("`") for key, default, _ in table}
