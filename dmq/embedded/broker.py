@@ -18,8 +18,8 @@ from broker_adapter import limits
 from broker_adapter.adapter import GroupSettings, TopicRoute
 from broker_adapter.adapter import Subscription as Wanted
 from broker_adapter.clock import moment
+from broker_adapter.deferred import Deferred
 from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
-from broker_adapter.later import Later
 from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
 from dmq.audit.events import EventKind
 from dmq.embedded.checks import CheckOptions
@@ -30,7 +30,7 @@ from dmq.embedded.group_queue import ATTEMPT_MAX, GroupQueue, Lease
 from dmq.embedded.hand_out import HandOut, Terms
 from dmq.embedded.leases import Leases
 from dmq.embedded.operator import Operator
-from dmq.embedded.place import CHECKS_DEFAULT, Placement
+from dmq.embedded.placement import CHECKS_DEFAULT, Placement
 from dmq.embedded.pull import Pulls
 from dmq.embedded.reader import Reader
 from dmq.embedded.recall import Recalls
@@ -150,7 +150,7 @@ class EmbeddedBroker:
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
-    def send(self, envelopes: Sequence[Envelope]) -> Later[Sequence[SendReceipt]]:
+    def send(self, envelopes: Sequence[Envelope]) -> Deferred[Sequence[SendReceipt]]:
         return self.sends.send(envelopes)
 
     async def recall(self, topic: str, recall_handle: str) -> RecallReceipt:

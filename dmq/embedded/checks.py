@@ -60,7 +60,7 @@ class CheckOptions:
     max_age_ms: int = 72 * 3_600_000
 
 
-def scope_of(topic_id: int) -> int:
+def half_scope(topic_id: int) -> int:
     """Return the scope of a topic's half messages; ids of names are far smaller."""
     return topic_id | _SCOPE
 

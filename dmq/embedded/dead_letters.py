@@ -36,7 +36,7 @@ from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event
 from dmq.embedded.checks import GIVEN_UP_GROUP
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.names import GROUPED, PLAIN, Group, Topic
-from dmq.embedded.place import Placement
+from dmq.embedded.placement import Placement
 from dmq.embedded.registry import Registry, look_at
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.store.keys import job_key, job_range, pack_group_key, pack_queue_key, queue_offset_of

@@ -10,10 +10,10 @@ from broker_adapter.limits import QUEUES_PER_TOPIC_MAX
 from broker_adapter.message import MessageType
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, dead_letter_topic
 from dmq.audit.events import subscribed_event
-from dmq.embedded.checks import GIVEN_UP_GROUP, scope_of
-from dmq.embedded.chores import Chores
+from dmq.embedded.checks import GIVEN_UP_GROUP, half_scope
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.names import GROUPED, Group, Topic
+from dmq.embedded.procedures import Procedures
 from dmq.embedded.progress import Progress
 from dmq.embedded.queue_log import Place, begin_of, offset_stored_at
 from dmq.embedded.registry import Registry
@@ -46,14 +46,14 @@ class Operator:
         self._names = registry.names
         self._store = registry.store
         self._progress = Progress(registry)
-        self._chores = Chores(registry)
+        self._procedures = Procedures(registry)
         self.on_keep_changed: Callable[[], None] = lambda: None
         self.is_job_running: Callable[[str], bool] = lambda _: False  # on the dead letters of a group
-        self.is_at_work = self._chores.is_at_work
+        self.is_at_work = self._procedures.is_at_work
 
     async def close(self) -> None:
         """Stop what takes long; it goes on in the next run."""
-        await self._chores.close()
+        await self._procedures.close()
 
     # -- topics -------------------------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class Operator:
                 self._names.add_topic(topic)
                 self._names.free_name(topic)
                 raise
-        await self._chores.remove(topic if not is_forced else self._topic(name))
+        await self._procedures.remove(topic if not is_forced else self._topic(name))
 
     async def _remove_letters(self, topic: Topic, *, is_forced: bool) -> None:
         """Remove the dead-letter queue of a group that is gone, with its ledger."""
@@ -143,7 +143,7 @@ class Operator:
         if not self._names.is_left(topic):
             raise Refused(Rule.TOPIC, "its group was made anew", value=topic.name)
         self._check_no_job(topic.name.removeprefix(DEAD_LETTER_PREFIX))
-        await self._chores.remove(topic)
+        await self._procedures.remove(topic)
 
     async def _letters_left(self, topic: Topic) -> int:
         ledger = await self._registry.ledger(topic.topic_id)
@@ -165,7 +165,7 @@ class Operator:
     async def waiting(self, topic: Topic) -> int:
         """Return how many messages and half messages of a topic wait on the timeline."""
         pending = await self._registry.reader.figures()
-        return pending.get(topic.topic_id, 0) + pending.get(scope_of(topic.topic_id), 0)
+        return pending.get(topic.topic_id, 0) + pending.get(half_scope(topic.topic_id), 0)
 
     async def readings(self, topic: Topic) -> list[Reading]:
         """Return the groups that read a topic, by name."""
@@ -215,7 +215,7 @@ class Operator:
         letters = self._names.topics.get(dead_letter_topic(name)) if with_dead_letters else None
         if letters is not None:
             self._check_no_job(name)
-        await self._chores.remove(group, *([letters] if letters is not None else []))
+        await self._procedures.remove(group, *([letters] if letters is not None else []))
 
     async def reset_group(self, group_name: str, topic_name: str, to: int) -> tuple[int, ...]:
         """Let a group go on from the beginning, the end, or the first message stored at or after a time.
@@ -231,7 +231,7 @@ class Operator:
         first = [
             end if to == END else await self._offset_at(topic, queue_id, end, to) for queue_id, end in enumerate(ends)
         ]
-        await self._chores.reset(self._topic(topic_name), self._group(group_name), first, ends)
+        await self._procedures.reset(self._topic(topic_name), self._group(group_name), first, ends)
         return tuple(first)
 
     async def _offset_at(self, topic: Topic, queue_id: int, end: int, at_ms: int) -> int:

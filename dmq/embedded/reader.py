@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 from broker_adapter.errors import BrokerUnavailable
-from dmq.embedded.fresh import Fresh
 from dmq.embedded.group_queue import GroupQueue
+from dmq.embedded.recent import Recent
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.store.engine import Rows
 from dmq.store.keys import group_queue_range, pack_queue_key, pack_timeline_key
@@ -33,7 +33,7 @@ class Reader:
     """Reads for one event loop. Raises ``BrokerUnavailable`` for whatever the store cannot read."""
 
     def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
-        self.fresh = Fresh()
+        self.recent = Recent()
         self._reading = 0  # messages are had in the order they were asked for: none passes those that are being read
         self._store = store
         self._loop = loop
@@ -45,7 +45,7 @@ class Reader:
 
     async def messages(self, places: Sequence[tuple[GroupQueue, int]]) -> list[QueuedMessage]:
         """Return the message at each ``(queue, offset)``; one that is missing is damage."""
-        find = self.fresh.find
+        find = self.recent.find
         values = [] if self._reading else [find(queue.topic_id, queue.queue_id, offset) for queue, offset in places]
         if values and all(values):
             try:

@@ -22,11 +22,11 @@ from broker_adapter.errors import (
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group, check_topic
 from dmq.audit.events import subscribed_event
 from dmq.embedded.entry_handle import EntryHandles
-from dmq.embedded.fresh import LAG_MAX
 from dmq.embedded.group_queue import GroupQueue, Lease
 from dmq.embedded.names import Group, Names, Topic
 from dmq.embedded.reader import Reader
 from dmq.embedded.receipt import ReceiptHandles
+from dmq.embedded.recent import LAG_MAX
 from dmq.embedded.subscription import Subscription
 from dmq.embedded.tail import Tail
 from dmq.embedded.topic_settings import MIXED, TopicSettings
@@ -347,9 +347,9 @@ class Registry:
                     is_awaited = is_awaited or growth.first - queue.cursor <= LAG_MAX
                     grown[found] = None
             if is_awaited:
-                self.reader.fresh.keep(place, growth)
+                self.reader.recent.keep(place, growth)
             else:
-                self.reader.fresh.forget(place)
+                self.reader.recent.forget(place)
         for found in grown:
             found.wake_next()  # one: who takes something and leaves something wakes the next
 

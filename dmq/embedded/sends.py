@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from broker_adapter.deferred import Deferred
 from broker_adapter.errors import BrokerUnavailable, Overloaded
-from broker_adapter.later import Later
 from broker_adapter.message import Envelope, SendReceipt
 from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.embedded.names import GROUPED, PLAIN
-from dmq.embedded.place import Placement, wrong_type
+from dmq.embedded.placement import Placement, wrong_type
 from dmq.embedded.registry import Registry
 from dmq.store.commit import Unit
 from dmq.store.ops import Append, EntryState, Schedule
@@ -34,7 +34,7 @@ class Sends:
         """Count messages that another path refused because a bound is reached."""
         self.refused_total += messages
 
-    def send(self, envelopes: Sequence[Envelope]) -> Later[Sequence[SendReceipt]]:
+    def send(self, envelopes: Sequence[Envelope]) -> Deferred[Sequence[SendReceipt]]:
         """As ``PopBroker.send``."""
         if self._registry.store.is_disk_low():
             self.refused_total += len(envelopes)
@@ -42,7 +42,7 @@ class Sends:
         topics = self._names.topics
         for envelope in envelopes:
             if envelope.topic not in topics:
-                return Later.of(self._send_to_new(envelopes))
+                return Deferred.of(self._send_to_new(envelopes))
         return self._send(envelopes)
 
     async def _send_to_new(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:
@@ -51,7 +51,7 @@ class Sends:
                 await self._registry.topic(envelope.topic)
         return await self._send(envelopes)
 
-    def _send(self, envelopes: Sequence[Envelope]) -> Later[Sequence[SendReceipt]]:
+    def _send(self, envelopes: Sequence[Envelope]) -> Deferred[Sequence[SendReceipt]]:
         topics = self._names.topics
         now_ms = self._clock.now_ms()
         ops: list[Schedule | Append] = []
@@ -65,7 +65,7 @@ class Sends:
                 taken[topic.name] = taken.get(topic.name, 0) | holds
             ops.append(self._placement.accept(topic, envelope, now_ms))
         changed, more = self._names.plan_first(taken) if taken else ([], [])
-        sent: Later[Sequence[SendReceipt]] = Later()
+        sent: Deferred[Sequence[SendReceipt]] = Deferred()
 
         def settle(unit: Unit) -> None:
             if unit.error is not None:

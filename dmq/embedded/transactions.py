@@ -21,10 +21,10 @@ from broker_adapter.message import MessageType, pack_id
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.transactions import Check, Checker, Half, HalfReceipt
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
-from dmq.embedded.checks import GIVEN_UP_GROUP, Checks, scope_of
+from dmq.embedded.checks import GIVEN_UP_GROUP, Checks, half_scope
 from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind, NotAHandle
 from dmq.embedded.names import PLAIN, Topic
-from dmq.embedded.place import Placement, wrong_type
+from dmq.embedded.placement import Placement, wrong_type
 from dmq.embedded.registry import Registry
 from dmq.store.keys import half_body_key, pack_timeline_key
 from dmq.store.ops import Delete, EntryState, Family, IfKnown, Op, Receipt, Schedule, Withdraw
@@ -115,7 +115,7 @@ class Transactions:
             await self._registry.topic(dead_letter_topic(GIVEN_UP_GROUP))
 
     def _accept(self, topic: Topic, half: Half, now_ms: int) -> Schedule:
-        envelope, scope = half.envelope, scope_of(topic.topic_id)
+        envelope, scope = half.envelope, half_scope(topic.topic_id)
         message_id = pack_id(envelope.message_id)
         check_ms = now_ms + (half.check_after_ms or self._checks.options.first_after_ms)
         body = encode_body(message_id, envelope.tag.encode(), b"", envelope.payload)
@@ -155,7 +155,7 @@ class Transactions:
             raise topic_unknown(topic_name)
         is_durable = False  # what was read last
         for _ in range(_TRIES_MAX):
-            found, value = await self._registry.reader.entry(scope_of(topic.topic_id), transaction.message_id)
+            found, value = await self._registry.reader.entry(half_scope(topic.topic_id), transaction.message_id)
             if found is not None and found.sequence != transaction.sequence:
                 found = None  # of a later message with the same id: the one of the handle is forgotten
             if found is not None and found.state is EntryState.WAITING:

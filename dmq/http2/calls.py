@@ -1,4 +1,4 @@
-"""Serves the calls of one connection, from request to status: a task for each, but for those told ``Later``.
+"""Serves the calls of one connection, from request to status: a task for each, but for those told ``Deferred``.
 
 Whatever a handler does, its call ends with a status, and no other call notices. A call that is over for the
 peer (reset, deadline, lost connection) cancels its task.
@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from broker_adapter.later import Later
+from broker_adapter.deferred import Deferred
 from dmq.http2.admission import Admit
 from dmq.http2.bounds import Account
 from dmq.http2.connection import Connection
@@ -244,7 +244,7 @@ class Calls:
         except Exception as error:  # noqa: BLE001 - one call ends with it
             self._fail(stream, error)
             return
-        if isinstance(answer, Later):
+        if isinstance(answer, Deferred):
             answer.then(lambda answer: self._told(stream, answer))
         else:
             self._run(stream, self._unary(stream, answer))
@@ -266,7 +266,7 @@ class Calls:
             self._room -= _SELDOM
             self._has_seldom = True
 
-    def _told(self, stream: Stream, answer: Later[bytes]) -> None:
+    def _told(self, stream: Stream, answer: Deferred[bytes]) -> None:
         if answer.error is not None:
             self._fail(stream, answer.error)
         else:

@@ -20,7 +20,7 @@ _ENCODINGS: Final = frozenset({"", "identity", "gzip"})
 
 @dataclass(frozen=True, slots=True)
 class Unary:
-    """One message in, one out. A coroutine gets a task; a ``Later`` is told without one, and cannot be cancelled.
+    """One message in, one out. A coroutine gets a task; a ``Deferred`` is told without one, and cannot be cancelled.
 
     ``is_frequent``, here and below, says that honest clients call it again and again: see ``calls``.
     """

@@ -11,6 +11,7 @@ from typing import Final, Literal, Protocol
 import structlog
 
 from dmq.http2.admission import Admission, Admit
+from dmq.http2.backpressure import Backpressure
 from dmq.http2.bounds import LOOPBACK, Account, Accounts, Shares, address_of
 from dmq.http2.calls import Calls
 from dmq.http2.connection import Connection
@@ -21,7 +22,6 @@ from dmq.http2.limits import Limits
 from dmq.http2.methods import Methods
 from dmq.http2.slices import Slices
 from dmq.http2.tls import HANDSHAKE, TlsFault, TlsPipe
-from dmq.http2.turns import Turns
 
 PlainServedTo = Literal["all", "loopback", "none"]
 
@@ -46,7 +46,7 @@ class Host(Protocol):
     lists: Shares
     methods: Methods
     slices: Slices
-    turns: Turns
+    turns: Backpressure
     monotonic_s: Callable[[], float]
     tls: Callable[[], ssl.SSLContext] | None
     plain_served_to: PlainServedTo
@@ -84,7 +84,7 @@ class ClientProtocol(asyncio.Protocol):
         self._is_flush_due = False
         self._is_reading = True
         self._is_closing = False
-        self._is_waiting = False  # see ``Turns``
+        self._is_waiting = False  # see ``Backpressure``
         self._much = 0  # bytes of large reads since others last had a pause
         self._is_behind = False  # input waits in the connection, or in the pipe
         self._due_s = math.inf  # no call has a deadline before

@@ -15,13 +15,13 @@ from typing import Final
 import structlog
 
 from dmq.http2.admission import Admit, admit_all
+from dmq.http2.backpressure import Backpressure
 from dmq.http2.bounds import Accounts, ShareOf, Shares
 from dmq.http2.doors import Doors, Place
 from dmq.http2.limits import Limits
 from dmq.http2.methods import Method, Methods
 from dmq.http2.protocol import ClientProtocol, PlainServedTo
 from dmq.http2.slices import Slices
-from dmq.http2.turns import Turns
 
 _CHECK_S_MAX: Final = 1.0
 _NAP_S_MAX: Final = 3600.0
@@ -84,7 +84,7 @@ class Http2Server:
         self._listeners: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
         self.slices = Slices()
-        self.turns = Turns(is_busy)
+        self.turns = Backpressure(is_busy)
         self._clients: dict[ClientProtocol, None] = {}  # the newest last
         self._doors = Doors(self.limits, self._clients.keys)
         self._opened = self._refused = 0

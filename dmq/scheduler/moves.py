@@ -19,7 +19,7 @@ import structlog
 
 from broker_adapter.message import pack_id
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
-from dmq.embedded.place import entry_id_of
+from dmq.embedded.placement import entry_id_of
 from dmq.errors import StoreCorrupt
 from dmq.store.believed import STEP_MS, ClockNews, News, encode_clock
 from dmq.store.keys import META_CLOCK, META_MOVES, timeline_key, timeline_mark

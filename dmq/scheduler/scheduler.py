@@ -19,13 +19,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from dmq.embedded.checks import is_half
-from dmq.embedded.place import Placement, message_group_of
+from dmq.embedded.placement import Placement, message_group_of
 from dmq.errors import StoreClosed, StoreError, StoreFailed, StoreNoDescriptors
 from dmq.scheduler.moves import Moves
 from dmq.store.keys import timeline_key, unpack_timeline_key
 from dmq.store.marks import Lane
 from dmq.store.ops import Done, Family
-from dmq.store.record import scope_of
+from dmq.store.record import waiting_scope
 from dmq.store.store import Store
 from retry.log import LibraryLog
 
@@ -148,7 +148,7 @@ class Scheduler:
         """Leave the rows of a scope that has too many of them where they are, for the backlog."""
         if len(rows) <= FLOOD_ROWS:
             return rows
-        scopes = [scope_of(value) for _, value in rows]
+        scopes = [waiting_scope(value) for _, value in rows]
         floods = {scope for scope, count in Counter(scopes).items() if count > FLOOD_ROWS}
         return self._leave(rows, [scope in floods for scope in scopes])
 

@@ -14,8 +14,8 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 
 from broker_adapter.clock import Clock
+from broker_adapter.deferred import Deferred
 from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
-from broker_adapter.later import Later
 from broker_adapter.limits import MESSAGES_PER_SEND_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_timestamp
@@ -27,7 +27,7 @@ CLIENT_ID_CHARS_MAX = 512
 _COMMAND = shape_of(wire.TelemetryCommand)
 _ACCESS_CODES = {Rule.UNAUTHORIZED: "UNAUTHENTICATED", Rule.FORBIDDEN: "PERMISSION_DENIED"}
 
-UnaryHandler = Callable[[bytes, Call], Awaitable[bytes]]  # a ``Later``, if its RPC gives one
+UnaryHandler = Callable[[bytes, Call], Awaitable[bytes]]  # a ``Deferred``, if its RPC gives one
 StreamHandler = Callable[[bytes, Call], AsyncGenerator[list[bytes], None]]  # what is there at once goes out at once
 TelemetryHandler = Callable[[AsyncIterator[bytes], Call], AsyncGenerator[bytes, None]]
 
@@ -102,11 +102,11 @@ class Dispatcher:
                 request = parse(body)
                 answer = serve(request, call)
             except Exception as error:  # noqa: BLE001 - each is answered, and logged if it is ours
-                return Later.given(done(refusal(error, request, call), started_s))
-            if not isinstance(answer, Later):
+                return Deferred.given(done(refusal(error, request, call), started_s))
+            if not isinstance(answer, Deferred):
                 return waited(answer, request, call, started_s)
 
-            def answered(answer: Later[Any]) -> bytes:
+            def answered(answer: Deferred[Any]) -> bytes:
                 return done(answer.value if answer.error is None else refusal(answer.error, request, call), started_s)
 
             return answer.convert(answered)

@@ -17,7 +17,7 @@ from dmq.sidecar import validate
 from dmq.sidecar.answers import pulled
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS
-from dmq.sidecar.places import Polls
+from dmq.sidecar.slots import Polls
 
 
 class PullCalls:

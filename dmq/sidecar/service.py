@@ -13,8 +13,8 @@ import structlog
 
 from broker_adapter.adapter import PopBroker, PullBroker, Subscription
 from broker_adapter.clock import Clock
+from broker_adapter.deferred import Deferred
 from broker_adapter.errors import BrokerError, Overloaded, Refused, Rule
-from broker_adapter.later import Later
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS
 from broker_adapter.message import Delivery, Envelope
 from broker_adapter.transactions import TransactionalBroker
@@ -27,11 +27,11 @@ from dmq.sidecar.answers import received
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS, common_status, status_of
 from dmq.sidecar.delay import DELAY_PROPERTIES, deliver_at_ms, is_relative, timestamp_ms
-from dmq.sidecar.places import Polls
 from dmq.sidecar.pulls import PullCalls
-from dmq.sidecar.reopen import route_endpoints
 from dmq.sidecar.sessions import Session, Sessions
 from dmq.sidecar.settings import CONSUMERS, SidecarConfig, client_type_of_heartbeat
+from dmq.sidecar.slots import Polls
+from dmq.sidecar.stream_reopening import route_endpoints
 from dmq.sidecar.telemetry import Streams
 from dmq.sidecar.transactions import TransactionCalls
 
@@ -179,7 +179,7 @@ class MessagingService:
 
     # -- producing ----------------------------------------------------------------------------------------------------
 
-    def send_message(self, request: wire.SendMessageRequest, call: Call) -> Later[wire.SendMessageResponse]:
+    def send_message(self, request: wire.SendMessageRequest, call: Call) -> Deferred[wire.SendMessageResponse]:
         """Accept all messages of the request or none; the answer leaves once they are durable.
 
         A message that is delayed may be one of several, which the real server refuses.
@@ -201,15 +201,15 @@ class MessagingService:
             if not self._quotas.is_known(Quota.TOPICS, topic):
                 self._quotas.make(Quota.TOPICS, holders_of(call.admission), topic)
         except Refused as error:
-            return Later.given(mapping.send_refusal(messages, len(envelopes), status_of(error, call.language)))
+            return Deferred.given(mapping.send_refusal(messages, len(envelopes), status_of(error, call.language)))
         return self._counted(self._broker.send(envelopes), mapping.send_response)
 
     def _counted(
         self, sending: Awaitable[_Sent], answer: Callable[[_Sent], wire.SendMessageResponse]
-    ) -> Later[wire.SendMessageResponse]:
+    ) -> Deferred[wire.SendMessageResponse]:
         self._sends_in_flight += 1
 
-        def answered(sent: Later[_Sent]) -> wire.SendMessageResponse:
+        def answered(sent: Deferred[_Sent]) -> wire.SendMessageResponse:
             self._sends_in_flight -= 1
             if self._sends_in_flight == self._room_at:
                 self.on_room()
@@ -217,7 +217,7 @@ class MessagingService:
                 raise sent.error
             return answer(sent.value)
 
-        return Later.of(sending).convert(answered)
+        return Deferred.of(sending).convert(answered)
 
     async def recall_message(self, request: wire.RecallMessageRequest, call: Call) -> wire.RecallMessageResponse:
         """Take a delayed message back; OK only if it is gone, durably. 40401 says when it was delivered, or: unknown.

@@ -76,7 +76,7 @@ class Session:
     outbox: Outbox | None = None
     settings: wire.Settings | None = None
     settings_bytes: int = 0
-    is_respelt: bool = False  # see dmq.sidecar.reopen
+    is_respelt: bool = False  # see dmq.sidecar.stream_reopening
     respelt_s: float = float("-inf")
 
 

@@ -19,9 +19,9 @@ from dmq.sidecar import validate
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS
 from dmq.sidecar.commands import Commands
-from dmq.sidecar.places import Places
 from dmq.sidecar.sessions import SETTINGS_BYTES_MAX, Outbox, Sessions
 from dmq.sidecar.settings import CONSUMERS, SidecarConfig, client_type_of, merged
+from dmq.sidecar.slots import Slots
 from dmq.sidecar.transactions import Producers
 
 # Clients send their settings when they connect, every five minutes, and when a subscription changes.
@@ -43,7 +43,7 @@ class Streams:
     ) -> None:
         self._quotas = quotas
         self._monotonic_s = clock.monotonic_s
-        self._connections = Places(
+        self._connections = Slots(
             "telemetry streams on one connection",
             in_all=config.streams_max,
             per_client=config.streams_per_connection_max,
@@ -51,7 +51,7 @@ class Streams:
         self._broker = broker
         self._sessions = sessions
         self._producers = producers
-        self._places = Places("telemetry streams", in_all=config.streams_max, per_client=config.streams_per_client_max)
+        self._places = Slots("telemetry streams", in_all=config.streams_max, per_client=config.streams_per_client_max)
         self._outboxes: set[Outbox] = set()
         self._draining = False
         self.commands = Commands(sessions)

@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 
 from dmq.audit.export_values import TrailUnavailable
 from dmq.errors import StoreCorrupt, StoreError
-from dmq.spool.around import read_around
+from dmq.spool.damage import read_around
 from dmq.spool.kept import Kept
 from dmq.spool.lanes import lane_id, lane_row, parked_number, parked_range
 from dmq.spool.records import decode_dead, decode_entry, entry_id

@@ -15,8 +15,8 @@ from broker_adapter.clock import Clock
 from dmq.audit.events import gap_event
 from dmq.embedded.names import Names
 from dmq.errors import StoreCorrupt, StoreError
-from dmq.spool.around import earliest
 from dmq.spool.copies import copy_directory, workplace
+from dmq.spool.damage import earliest
 from dmq.spool.records import decode_dead, decode_entry
 from dmq.spool.salvage_log import Dropped, Tell, clean_logs, puts_of
 from dmq.spool.spool import SpoolOptions

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from broker_adapter.clock import Clock
 from dmq.errors import StoreCorrupt, StoreError, StoreFailed
-from dmq.spool.around import Damage, Found, read_around
+from dmq.spool.damage import Damage, Found, read_around
 from dmq.spool.kept import Kept
 from dmq.spool.plan import Ticket
 from dmq.spool.records import decode_entry, entry_id

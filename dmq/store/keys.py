@@ -200,13 +200,13 @@ def begin_key(topic_id: int, queue_id: int) -> bytes:
     return b"b" + topic_id.to_bytes(4, "big") + queue_id.to_bytes(2, "big")
 
 
-def chore_key(topic_id: int, group_id: int) -> bytes:
-    """Return the meta key of a chore that an operator ordered; an id may be 0."""
+def procedure_key(topic_id: int, group_id: int) -> bytes:
+    """Return the meta key of a procedure that an operator ordered; an id may be 0."""
     return b"k" + topic_id.to_bytes(4, "big") + group_id.to_bytes(4, "big")
 
 
-def chore_range() -> tuple[bytes, bytes]:
-    """Return the range of all chores."""
+def procedure_range() -> tuple[bytes, bytes]:
+    """Return the range of all procedures."""
     return b"k", b"l"
 
 

@@ -194,7 +194,7 @@ def decode_waiting(value: bytes) -> WaitingEntry:
     return _new_tuple(WaitingEntry, _WAITING_FACTS.unpack_from(value, 1))
 
 
-def scope_of(value: bytes) -> bytes:
+def waiting_scope(value: bytes) -> bytes:
     """Return the scope of a timeline value as it is packed: what tells scopes apart without taking the head apart."""
     return value[8:12]
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from dmq.audit.events import EventKind, decode_event, gap_count
 from dmq.audit.manifest import Layout, read_manifest
 from dmq.audit.snapshot_take import cell_of
-from dmq.embedded.checks import scope_of
+from dmq.embedded.checks import half_scope
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.spool.copies import hold
 from dmq.spool.inspect import How, Look
@@ -384,7 +384,7 @@ class _Checker:
         names = self._names
         if scope in names.groups_by_id:
             return f"group {names.groups_by_id[scope].name}"
-        topic_id = scope & ~scope_of(0)
+        topic_id = scope & ~half_scope(0)
         name = names.topics_by_id[topic_id].name if topic_id in names.topics_by_id else str(topic_id)
         return f"{'half messages of ' if topic_id != scope else ''}topic {name}"
 

@@ -182,7 +182,7 @@ _META_ROWS: Mapping[bytes, tuple[Callable[[bytes], object], str]] = {
     b"b": (unpack_u64, "begin"),
     b"j": (decode_job, "job"),
     b"e": (unpack_u64, "reset"),
-    b"k": (lambda value: json.loads(value[1:]), "chore"),
+    b"k": (lambda value: json.loads(value[1:]), "procedure"),
 }
 
 

@@ -30,9 +30,9 @@ from dmq.store.record import EntryKind, decode_half_body, decode_queued, encode_
 from dmq.store.rocks import RocksEngine
 from dmq.upkeep.check import check_rows
 from dmq.upkeep.findings import Checked, Findings
-from dmq.upkeep.fresh import Fresh
 from dmq.upkeep.lost import LOST_FILE, Lost
 from dmq.upkeep.names import KnownNames
+from dmq.upkeep.new_store import NewStore
 from dmq.upkeep.pieces import Pieces
 from dmq.upkeep.places import Place, place_of, shown_id_of
 from dmq.upkeep.rows import INDEX_PREFIX_BYTES, Indexed, Waiting, read_index, read_waiting
@@ -87,7 +87,7 @@ def salvage(path: Path, target: Path, clock: Clock, tell: Tell) -> Salvaged:
             with Lost(database.parent / LOST_FILE) as lost:
                 engine = RocksEngine(database)
                 try:
-                    _Salvage(pieces, Fresh(engine), lost, clock).run()
+                    _Salvage(pieces, NewStore(engine), lost, clock).run()
                     tell("checking the new store")
                     checked = check_rows(Look(target, database.parent, engine, How.STRICT), Findings(), tell)
                     rows = dict(_rows_of(checked))
@@ -103,33 +103,33 @@ def salvage(path: Path, target: Path, clock: Clock, tell: Tell) -> Salvaged:
 
 
 class _Salvage:
-    def __init__(self, pieces: Pieces, fresh: Fresh, lost: Lost, clock: Clock) -> None:
+    def __init__(self, pieces: Pieces, new: NewStore, lost: Lost, clock: Clock) -> None:
         self._pieces = pieces
-        self._fresh = fresh
+        self._new = new
         self._lost = lost
         self._now_ms = clock.now_ms()
         self._names = KnownNames(pieces, lambda key, why: self._bad_row(Family.META, key, why))
-        self._needed = Needed(self._names, fresh, lost, self._now_ms)
+        self._needed = Needed(self._names, new, lost, self._now_ms)
         self._figures = Figures.of(pieces, self._now_ms)
         self._bodiless: set[bytes] = set()  # index keys of half messages whose body cannot be read
 
     def run(self) -> None:
-        pieces, fresh, lost = self._pieces, self._fresh, self._lost
+        pieces, new, lost = self._pieces, self._new, self._lost
         for hole in pieces.holes:
             first, end = hole.first.rstrip(b"\0").hex(), hole.end.rstrip(b"\0").hex()
             lost.tell("range", family=hole.family.name.lower(), first=first, end=end, error=hole.error)
         for key, value in self._names.rows:
-            fresh.put(Family.META, key, value)
+            new.put(Family.META, key, value)
         moves = measure(pieces, self._names, self._figures, self._bad_row)
         self._needed.queues = moves.queue_counts()
         self._timeline()
-        save_queues(pieces, moves, fresh, lost, self._needed)
+        save_queues(pieces, moves, new, lost, self._needed)
         self._index(moves)
-        save_progress(pieces, moves, fresh, self._names, self._needed)
-        save_audit(pieces, fresh, lost, self._figures)
-        save_meta(pieces, moves, fresh, self._names, self._figures, self._bad_row)
+        save_progress(pieces, moves, new, self._names, self._needed)
+        save_audit(pieces, new, lost, self._figures)
+        save_meta(pieces, moves, new, self._names, self._figures, self._bad_row)
         tell_dropped(pieces.look.dropped, lost, self._needed)
-        fresh.finish()
+        new.finish()
 
     def _bad_row(self, family: Family, key: bytes, why: str) -> None:
         self._lost.tell("row", family=family.name.lower(), key=key.hex(), error=why)
@@ -154,7 +154,7 @@ class _Salvage:
                 self._lost.tell("twice", message_id=self._needed.shown_id(each.message_id))
             else:
                 found[index_key] = (each, value)
-        known = self._fresh.get_many(Family.INDEX, list(found))
+        known = self._new.get_many(Family.INDEX, list(found))
         says = self._pieces.get_many(Family.INDEX, list(found))
         for (index_key, (each, value)), before, said in zip(found.items(), known, says, strict=True):
             if before is not None or self._is_older(each, said):
@@ -185,12 +185,12 @@ class _Salvage:
                 )
                 self._bodiless.add(index_key)
                 return
-            self._fresh.put(Family.TIMELINE, body_key, found or b"")
+            self._new.put(Family.TIMELINE, body_key, found or b"")
         self._needed.of_waiting(each, value, body)
-        self._fresh.put(Family.TIMELINE, timeline_key(each.mark), value)
+        self._new.put(Family.TIMELINE, timeline_key(each.mark), value)
         receipt = each.mark & _SEQUENCES, each.mark >> 64
-        self._fresh.put(Family.INDEX, index_key, encode_index_waiting(*receipt))
-        self._fresh.waits(entry.scope, entry.deliver_at_ms)
+        self._new.put(Family.INDEX, index_key, encode_index_waiting(*receipt))
+        self._new.waits(entry.scope, entry.deliver_at_ms)
         self._figures.saw_mark(each.mark)
 
     def _rest(self) -> None:
@@ -205,7 +205,7 @@ class _Salvage:
                 del asked[key]
             missing = [
                 key
-                for key, saved in zip(asked, self._fresh.get_many(Family.INDEX, list(asked)), strict=True)
+                for key, saved in zip(asked, self._new.get_many(Family.INDEX, list(asked)), strict=True)
                 if saved is None
             ]
             entries = self._pieces.get_many(Family.TIMELINE, [asked[key] for key in missing])
@@ -231,20 +231,20 @@ class _Salvage:
                     continue
                 place = place_of(row, self._names)
                 if place is None:
-                    self._fresh.put(Family.INDEX, key, value)
+                    self._new.put(Family.INDEX, key, value)
                 else:
                     placed.append((row, key, place))
             queue_keys = [moves.queue_key(place, row.receipt.queue_offset) for row, _, place in placed]
-            messages = self._fresh.get_many(Family.QUEUE, queue_keys)
+            messages = self._new.get_many(Family.QUEUE, queue_keys)
             for (row, key, place), queue_key, message in zip(placed, queue_keys, messages, strict=True):
                 if message is not None and row.index_id.startswith(decode_queued(message).message_id):
-                    self._fresh.put(Family.INDEX, key, moves.index_row(row, queue_key))
+                    self._new.put(Family.INDEX, key, moves.index_row(row, queue_key))
                 elif not moves.is_removed(place, row.receipt.queue_offset):
                     shown = shown_id_of(row.scope, row.index_id, self._names)
                     topic = self._needed.scope_name(row.scope)
                     self._lost.tell("message", topic=topic, message_id=shown, was="in a queue")
                 else:
-                    self._fresh.put(Family.INDEX, key, moves.index_row(row, queue_key))
+                    self._new.put(Family.INDEX, key, moves.index_row(row, queue_key))
 
 
 def _mark_of(row: bytes | None) -> int | None:

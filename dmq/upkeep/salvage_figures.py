@@ -25,9 +25,9 @@ from dmq.store.outbox import (
     encode_state,
     pack_record_head,
 )
-from dmq.upkeep.fresh import Fresh
 from dmq.upkeep.lost import Lost
 from dmq.upkeep.names import NAME_LETTERS
+from dmq.upkeep.new_store import NewStore
 from dmq.upkeep.pieces import Pieces
 from dmq.upkeep.rows import Indexed, read_begin, read_figure
 from dmq.upkeep.spans import Move
@@ -100,7 +100,7 @@ class Figures:
         self.boot = max(self.boot, boot)
 
 
-def save_audit(pieces: Pieces, fresh: Fresh, lost: Lost, figures: Figures) -> None:
+def save_audit(pieces: Pieces, new: NewStore, lost: Lost, figures: Figures) -> None:
     """Write the outbox, and behind it an event for each stretch that is missing."""
     state = figures.outbox
     at = state.first_sequence if state is not None else None
@@ -121,7 +121,7 @@ def save_audit(pieces: Pieces, fresh: Fresh, lost: Lost, figures: Figures) -> No
             if sequence > at:
                 missing.append((at, sequence - at))
             figures.saw_boot(block_head(block).boot)
-            fresh.put(Family.AUDIT, key, block)
+            new.put(Family.AUDIT, key, block)
             size += len(block)
             at = sequence + len(events)
     at, first = at or 1, first or 1
@@ -135,17 +135,17 @@ def save_audit(pieces: Pieces, fresh: Fresh, lost: Lost, figures: Figures) -> No
         records += (pack_record_head(len(event), NOT_APPLICABLE, NOT_APPLICABLE), event)
     if records:
         block = encode_block(figures.boot, figures.now_ms, len(missing), records)
-        fresh.put(Family.AUDIT, pack_u64(at), block)
+        new.put(Family.AUDIT, pack_u64(at), block)
         at, size = at + len(missing), size + len(block)
     gone = (state.lost if state is not None else 0) + sum(count for _, count in missing)
     figures.outbox = OutboxState(first, at, size, gone)
 
 
-def save_meta(pieces: Pieces, moves: HasMoves, fresh: Fresh, names: Names, figures: Figures, bad_row: BadRow) -> None:
+def save_meta(pieces: Pieces, moves: HasMoves, new: NewStore, names: Names, figures: Figures, bad_row: BadRow) -> None:
     """Write the figures, and what operators ordered that is not done yet."""
     moved = moves.begins()
     for place, begin in moved.items():
-        fresh.put(Family.META, keys.begin_key(*place), pack_u64(begin))
+        new.put(Family.META, keys.begin_key(*place), pack_u64(begin))
     for key, value in pieces.rows(Family.META):
         if key[:1] in NAME_LETTERS:
             continue
@@ -155,11 +155,11 @@ def save_meta(pieces: Pieces, moves: HasMoves, fresh: Fresh, names: Names, figur
             bad_row(Family.META, key, str(error))
             continue
         if kind == "job":
-            fresh.put(Family.META, key, _job(value, moves, names))
-        elif kind == "chore":
-            fresh.put(Family.META, key, _chore(key, value, moves))
+            new.put(Family.META, key, _job(value, moves, names))
+        elif kind == "procedure":
+            new.put(Family.META, key, _chore(key, value, moves))
         elif kind in {"other", "reset"} or (kind == "begin" and read_begin(key, value)[0] not in moved):
-            fresh.put(Family.META, key, value)
+            new.put(Family.META, key, value)
     done = figures.done if figures.first_mark is None else min(figures.done, figures.first_mark)
     generation = max(figures.generation, _FIRST_GENERATION)
     assert figures.outbox is not None
@@ -171,7 +171,7 @@ def save_meta(pieces: Pieces, moves: HasMoves, fresh: Fresh, names: Names, figur
         (keys.META_GENERATION, pack_pair(generation, 0)),
         (keys.META_OUTBOX, encode_state(figures.outbox)),
     ):
-        fresh.put(Family.META, key, value)
+        new.put(Family.META, key, value)
 
 
 def _job(value: bytes, moves: HasMoves, names: Names) -> bytes:

@@ -7,21 +7,21 @@ from google.protobuf.message import DecodeError
 from broker_adapter.topics import DEAD_LETTER_PREFIX
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name
-from dmq.embedded.checks import scope_of
+from dmq.embedded.checks import half_scope
 from dmq.store.ops import Family, Put
 from dmq.store.record import WAITING_HEADER_BYTES, EntryKind, QueuedMessage, body_payload, decode_history
-from dmq.upkeep.fresh import Fresh
 from dmq.upkeep.lost import Lost
 from dmq.upkeep.names import KnownNames, shown_id
+from dmq.upkeep.new_store import NewStore
 from dmq.upkeep.rows import Waiting
 
 
 class Needed:
     """Makes a record for each id that is met and has none, under the same id."""
 
-    def __init__(self, names: KnownNames, fresh: Fresh, lost: Lost, now_ms: int) -> None:
+    def __init__(self, names: KnownNames, new: NewStore, lost: Lost, now_ms: int) -> None:
         self._names = names
-        self._fresh = fresh
+        self._new = new
         self._lost = lost
         self._now_ms = now_ms
         self.queues: dict[int, int] = {}  # how many a topic must have, by what was found in them
@@ -59,7 +59,7 @@ class Needed:
             self._made(self._names.new_group(group_id, f"salvaged-{group_id}", self._now_ms), group_id)
 
     def _made(self, row: Put, name_id: int) -> None:
-        self._fresh.put(Family.META, row.key, row.value)
+        self._new.put(Family.META, row.key, row.value)
         self._lost.tell("name", id=name_id, name=self.name(name_id))
 
     # -- for people ---------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class Needed:
 
     def scope_name(self, scope: int) -> str:
         """Return the name of the topic or the group that an entry waits for."""
-        return self.name(scope & ~scope_of(0))
+        return self.name(scope & ~half_scope(0))
 
     def shown_id(self, packed: bytes) -> str:
         """Return a message id as clients know it."""

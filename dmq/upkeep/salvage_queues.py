@@ -13,9 +13,9 @@ from dmq.store.keys import pack_group_key, pack_queue_key, pack_u64, queue_offse
 from dmq.store.ops import Family, Op, Put
 from dmq.store.outbox import NOT_APPLICABLE, decode_block
 from dmq.store.record import QueuedMessage, decode_queued, encode_index_finished
-from dmq.upkeep.fresh import Fresh
 from dmq.upkeep.lost import Lost
 from dmq.upkeep.names import KnownNames
+from dmq.upkeep.new_store import NewStore
 from dmq.upkeep.pieces import Pieces
 from dmq.upkeep.places import Place, place_of
 from dmq.upkeep.rows import (
@@ -151,7 +151,7 @@ class _Measure:
         return spans
 
 
-def save_queues(pieces: Pieces, moves: Moves, fresh: Fresh, lost: Lost, needed: Needed) -> None:
+def save_queues(pieces: Pieces, moves: Moves, new: NewStore, lost: Lost, needed: Needed) -> None:
     """Write what can be read of all queues, and tell what is missing."""
     for page in pieces.pages(Family.QUEUE):
         for key, value in page:
@@ -162,7 +162,7 @@ def save_queues(pieces: Pieces, moves: Moves, fresh: Fresh, lost: Lost, needed: 
             offset = queue_offset_of(key)
             if offset >= (moves.spans[place].begin or 0):
                 needed.of_queued(place[0], message)
-                fresh.put(Family.QUEUE, moves.queue_key(place, offset), value)
+                new.put(Family.QUEUE, moves.queue_key(place, offset), value)
     for place, spans in sorted(moves.spans.items()):
         where = {"topic": needed.name(place[0]), "queue_id": place[1]}
         for first, end in spans.gaps():
@@ -181,7 +181,7 @@ def _read_queued(key: bytes, value: bytes) -> tuple[Place, QueuedMessage]:
     return (int.from_bytes(key[:4], "big"), int.from_bytes(key[4:6], "big")), decode_queued(value)
 
 
-def save_progress(pieces: Pieces, moves: Moves, fresh: Fresh, names: KnownNames, needed: Needed) -> None:
+def save_progress(pieces: Pieces, moves: Moves, new: NewStore, names: KnownNames, needed: Needed) -> None:
     """Write how far groups are, what is settled of dead letters, and where those who pull continue."""
     begun: dict[tuple[int, int], set[int]] = {}  # queues by group and topic
     for (group_id, topic_id, queue_id), rows in groupby(_progress(pieces), key=lambda row: row[:3]):
@@ -192,7 +192,7 @@ def save_progress(pieces: Pieces, moves: Moves, fresh: Fresh, names: KnownNames,
             begun.setdefault((group_id, topic_id), set()).add(queue_id)
         move = moves.of(found[0].place)
         for key, value in _moved(found, move) if move is not None else map(_row, found):
-            fresh.put(Family.GROUP, key, value)
+            new.put(Family.GROUP, key, value)
     if not pieces.has_holes(Family.GROUP):
         return
     # A group without a row on a queue would begin there like a new one, which may be at its end.
@@ -200,7 +200,7 @@ def save_progress(pieces: Pieces, moves: Moves, fresh: Fresh, names: KnownNames,
         for queue_id in set(range(names.topics_by_id[topic_id].queues)) - queue_ids:
             move = moves.of((topic_id, queue_id))
             key = pack_group_key(group_id, topic_id, queue_id, GroupKind.FLOOR, 0)
-            fresh.put(Family.GROUP, key, pack_u64(move.begin if move is not None else 0))
+            new.put(Family.GROUP, key, pack_u64(move.begin if move is not None else 0))
 
 
 def _progress(pieces: Pieces) -> Iterator[Progress]:

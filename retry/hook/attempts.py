@@ -22,7 +22,7 @@ from retry.sink import DeadEntry, Death, DelaySink, Entry, Held
 _DEATHS = {Reason.EXHAUSTED: Death.EXHAUSTED, Reason.TOO_OLD: Death.TOO_OLD}
 
 
-def after_failure(
+def after_failed_attempt(
     policy: RetryPolicy, entry: Entry, verdict: Verdict, now_ms: int, rng: Random, *, wait_ms: int | None
 ) -> RetryAt | Death:
     """Return what follows on a failed repetition of ``entry``.
@@ -194,7 +194,7 @@ class Attempts:
             if permit is Permit.PROBE:
                 # Behind whatever is due by the next probe, so that one poisonous message does not make all of them.
                 wait_ms = max(1, round(handler.destination.pause_s(is_paced=False) * 1000))
-        what = after_failure(handler.policy, entry, verdict, now_ms, self._rng, wait_ms=wait_ms)
+        what = after_failed_attempt(handler.policy, entry, verdict, now_ms, self._rng, wait_ms=wait_ms)
         text = describe(error)
         is_counted = wait_ms is None
         self._log.warning(

@@ -80,7 +80,7 @@ def _entry_side(rows: DataFrame, late_after_ms: int, bits: int) -> DataFrame:
 
 
 def _group_side(rows: DataFrame, subscriptions: DataFrame, sums: DataFrame, window_ms: int, bits: int) -> DataFrame:
-    """Places, exits and copies in windows that are not equal."""
+    """Slots, exits and copies in windows that are not equal."""
     side = group_side(rows, subscriptions).withColumn("key", key_of(F.col("topic"), F.col("message_id"), bits))
     side = side.withColumn("id_window", id_window(F.col("message_id"), F.col("key"), window_ms))
     unequal = F.broadcast(sums.where(~is_equal()).select("cell", "topic", "group", "id_window"))

@@ -107,7 +107,7 @@ async def test_what_is_in_memory_does_not_pass_what_is_being_read(rig: EmbeddedR
 async def test_nothing_is_kept_for_nobody(rig: EmbeddedRig) -> None:
     """A topic that no group reads takes no memory."""
     await send(rig, "m-1")
-    assert rig.broker.registry.reader.fresh.size_bytes == 0
+    assert rig.broker.registry.reader.recent.size_bytes == 0
 
 
 @every_durable_broker(queues=1)
@@ -118,9 +118,9 @@ async def test_nothing_is_kept_for_who_is_far_behind(rig: EmbeddedRig) -> None:
         await receive(rig)  # the group is there, and at the end
         for number in range(3):
             await send(rig, f"m-{number}")
-            assert rig.broker.registry.reader.fresh.size_bytes
+            assert rig.broker.registry.reader.recent.size_bytes
         await send(rig, "m-3")
-        assert not rig.broker.registry.reader.fresh.size_bytes
+        assert not rig.broker.registry.reader.recent.size_bytes
     assert ids(await receive(rig)) == [f"m-{number}" for number in range(4)]
 
 

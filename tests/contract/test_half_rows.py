@@ -14,7 +14,7 @@ from support.stores import GatedEngine, all_rows
 
 from broker_adapter.message import pack_id
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
-from dmq.embedded.checks import GIVEN_UP_GROUP, PAUSE_MS_MAX, CheckOptions, pause_of, scope_of
+from dmq.embedded.checks import GIVEN_UP_GROUP, PAUSE_MS_MAX, CheckOptions, half_scope, pause_of
 from dmq.embedded.entry_handle import EntryHandle, HandleKind
 from dmq.store.engine import Engine
 from dmq.store.keys import META_FORMAT, pack_u64
@@ -135,7 +135,7 @@ async def take_over(how: str, rig: EmbeddedRig) -> None:
     """End a half message of format 2."""
     await prepare(rig, a_half("other"))  # makes the names
     topic_id, packed = rig.broker.names.topics[TOPIC].topic_id, pack_id("old")
-    now_ms, scope = rig.clock.now_ms(), scope_of(topic_id)
+    now_ms, scope = rig.clock.now_ms(), half_scope(topic_id)
     body = encode_body(packed, b"red", b"", b"payload")
     record = encode_waiting(
         EntryKind.WHOLE_HALF, 3, topic_id, scope, now_ms + 5_000, now_ms, encode_terms(Terms(0, 0)) + body

@@ -179,15 +179,15 @@ async def test_what_is_finished_while_a_reset_is_ordered_is_set_back_as_well(rig
     """It comes again, and the event says so: its end is behind the message."""
     await send(rig, "m-1")
     await ack(rig, *await receive(rig))
-    chores = rig.broker.operator._chores
-    order = chores.reset
+    procedures = rig.broker.operator._procedures
+    order = procedures.reset
 
     async def late(topic: Topic, group: Group, first: Sequence[int], end: Sequence[int]) -> None:
         await send(rig, "m-2")
         await ack(rig, *await receive(rig))
         await order(topic, group, first, end)
 
-    with patch.object(chores, "reset", late):
+    with patch.object(procedures, "reset", late):
         await rig.broker.operator.reset_group(GROUP, TOPIC, BEGIN)
     assert ids(await receive(rig)) == ["m-1", "m-2"]
     (reset,) = [each.event for each in read_outbox(rig.store) if each.event.kind is EventKind.RESET]
@@ -330,12 +330,12 @@ def test_an_order_that_is_not_durable_fails_for_its_caller_alone(
     async def scenario(rig: EmbeddedRig) -> None:
         await send(rig, "m-1")
         await receive(rig)
-        chores = rig.broker.operator._chores
+        procedures = rig.broker.operator._procedures
         rig.memory.fail_next_sync = True
         with pytest.raises(BrokerUnavailable):
             await order(rig.broker.operator)
-        assert chores._task is not None
-        await asyncio.wait((chores._task,))
-        chores._waiting.clear()  # what nobody looked at tells of it when it goes
+        assert procedures._task is not None
+        await asyncio.wait((procedures._task,))
+        procedures._waiting.clear()  # what nobody looked at tells of it when it goes
 
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, queues=1), scenario))

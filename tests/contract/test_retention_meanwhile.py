@@ -97,7 +97,7 @@ async def test_a_group_set_back_is_unread_again(rig: EmbeddedRig) -> None:
     await rig.broker.operator.reset_group(GROUP, TOPIC, BEGIN)
     rig.clock.advance(1_000)
     assert await turn(rig) == Removed()
-    chores, look = rig.broker.operator._chores, rig.broker.registry.reader.begins
+    procedures, look = rig.broker.operator._procedures, rig.broker.registry.reader.begins
     assert await read(rig) == sends(0, 4)
     with patch.object(rig.broker.retention, "_is_held", lambda _: False):
 
@@ -107,7 +107,7 @@ async def test_a_group_set_back_is_unread_again(rig: EmbeddedRig) -> None:
 
         with patch.object(rig.broker.registry.reader, "begins", removed_meanwhile):
             topic, group = rig.broker.names.topics[TOPIC], rig.broker.names.groups[GROUP]
-            await chores.reset(topic, group, [0], [4])
+            await procedures.reset(topic, group, [0], [4])
     assert await receive(rig) == []
     assert await rig.broker.operator._progress.unread(group, topic) == 0
     resets = [each.record.queue_offset for each in read_outbox(rig.store) if each.event.kind is EventKind.RESET]

@@ -16,12 +16,12 @@ import uvloop
 
 from broker_adapter.clock import ManualClock
 from dmq.http2 import CallEnded, Http2Server, Limits, Rate, Status, frames
+from dmq.http2.backpressure import MUCH
 from dmq.http2.doors import Place
 from dmq.http2.errors import Code
 from dmq.http2.protocol import ClientProtocol
 from dmq.http2.testing.peer import Encoder, Frame, grpc_message
 from dmq.http2.testing.wire import GREETING, Caller, Rig, Wire, until
-from dmq.http2.turns import MUCH
 
 MIB = 2**20
 # The server looks at its clients every quarter of the shortest time; the clock itself moves by hand.
@@ -50,7 +50,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def run_busy(request: pytest.FixtureRequest) -> Run:
-    """As ``run``, with a server that is busy from so many calls of Later on as make a client one that sends much."""
+    """As ``run``, with a server that is busy from so many calls of Deferred on as make a client one that sends much."""
 
     def run(scenario: Scenario) -> None:
         clock = ManualClock()
@@ -175,7 +175,7 @@ def test_an_answer_that_is_told_later_ends_its_call(run: Run) -> None:
     async def scenario(rig: Rig, _clock: ManualClock) -> None:
         wire = await rig.connect()
         for message in (b"now", b"raise", b"good", b"bad"):
-            await wire.say(wire.request("Later", message))
+            await wire.say(wire.request("Deferred", message))
         assert (await wire.until(frames.DATA)).payload[5:] == b"now"
         assert b"grpc-status\x010" in (await wire.until(frames.HEADERS)).payload
         assert b"grpc-status\x0213" in (await wire.until(frames.HEADERS)).payload
@@ -195,9 +195,9 @@ def test_an_answer_that_comes_too_late_is_dropped(run: Run) -> None:
 
     async def scenario(rig: Rig, clock: ManualClock) -> None:
         wire, gone = await rig.connect(), await rig.connect()
-        await wire.say(wire.request("Later", b"late", fields=[("grpc-timeout", "1m")]))
-        await wire.say(wire.request("Later", b"reset"))
-        await gone.say(gone.request("Later", b"gone"))
+        await wire.say(wire.request("Deferred", b"late", fields=[("grpc-timeout", "1m")]))
+        await wire.say(wire.request("Deferred", b"reset"))
+        await gone.say(gone.request("Deferred", b"gone"))
         await rig.service.waiting.reach(3)
         await wire.say(frames.rst_stream(3, Code.CANCEL))
         gone.writer.close()
@@ -220,7 +220,7 @@ def test_client_that_sends_too_much_waits_while_others_are_served(run_busy: Run)
         wire, other = await rig.connect(), await rig.connect()
         names = [b"%d" % number for number in range(calls)]
         for name in names:
-            await wire.say(wire.request("Later", name + bytes(4_000)))  # a read does not hold all of them
+            await wire.say(wire.request("Deferred", name + bytes(4_000)))  # a read does not hold all of them
         await rig.service.waiting.reach(MUCH)
         for _ in range(3):
             clock.advance(61_000)  # asked whether it is alive the first one could not answer
@@ -375,7 +375,7 @@ def test_large_requests_have_their_time_in_a_turn(run: Run) -> None:
 
         calls.advance = counted  # type: ignore[method-assign]
         bodies = [b"%05d" % number + bytes(4096) for number in range(50)]
-        await wire.say(b"".join(wire.request("Later", body) for body in bodies))
+        await wire.say(b"".join(wire.request("Deferred", body) for body in bodies))
         await rig.service.waiting.reach(len(bodies))
         assert max(after - before for before, after in pairwise(begun)) <= 2
         for body in bodies:
@@ -386,7 +386,7 @@ def test_large_requests_have_their_time_in_a_turn(run: Run) -> None:
     run(scenario)
 
 
-class Turns:
+class Backpressure:
     """Counts something at the end of each turn of the loop; ``steps`` is by how much it grew in each."""
 
     def __init__(self, counted: Callable[[], int]) -> None:
@@ -408,11 +408,11 @@ def test_calls_that_are_seldom_begin_a_few_in_a_turn(run: Run) -> None:
 
     async def scenario(rig: Rig, clock: ManualClock) -> None:
         wire = await rig.connect()
-        turns = Turns(lambda: rig.service.waiting.count)
+        turns = Backpressure(lambda: rig.service.waiting.count)
         await wire.say(b"".join(wire.request("Wait") for _ in range(60)))
         await rig.service.waiting.reach(60)
         assert max(turns.stop()) <= 4
-        turns = Turns(lambda: rig.service.ended.count)
+        turns = Backpressure(lambda: rig.service.ended.count)
         wire.writer.close()
         await rig.service.ended.reach(60)
         assert max(turns.stop()) <= 4
@@ -427,7 +427,7 @@ def test_deadlines_that_are_over_together_end_some_in_a_turn(run: Run) -> None:
         wire = await rig.connect()
         await wire.say(b"".join(wire.request("Wait", fields=[("grpc-timeout", "1S")]) for _ in range(60)))
         await rig.service.waiting.reach(60)
-        turns = Turns(lambda: rig.service.ended.count)
+        turns = Backpressure(lambda: rig.service.ended.count)
         clock.advance(1001)
         await rig.service.ended.reach(60)
         assert max(turns.stop()) <= 16
@@ -440,7 +440,7 @@ def test_connections_are_accepted_one_in_a_turn(run: Run) -> None:
 
     async def scenario(rig: Rig, clock: ManualClock) -> None:
         opened = rig.server.figures().opened_connections
-        turns = Turns(lambda: rig.server.figures().opened_connections)
+        turns = Backpressure(lambda: rig.server.figures().opened_connections)
         made = [socket.socket() for _ in range(60)]
         try:
             for each in made:  # without a turn in between
@@ -514,7 +514,7 @@ def test_who_sends_much_is_read_once_in_a_turn(run: Run) -> None:
             receive(data, now_s)
 
         client.connection.receive = counted  # type: ignore[method-assign]
-        turns = Turns(lambda: reads[0])
+        turns = Backpressure(lambda: reads[0])
         await wire.say(frames.frame(0xEE, 0, 0, bytes(frames.FRAME_BYTES)) * 512 + wire.request("Echo"))
         await wire.until(frames.DATA)
         assert reads[0] > 10

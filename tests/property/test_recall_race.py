@@ -21,7 +21,7 @@ from broker_adapter.errors import Refused
 from broker_adapter.message import pack_id
 from dmq.audit.events import EventKind, gap_event
 from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.place import Placement
+from dmq.embedded.placement import Placement
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.ops import HandOver
 from dmq.store.record import WAITING_HEADER_BYTES, body_facts

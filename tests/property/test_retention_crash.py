@@ -67,7 +67,7 @@ class Play:
         keep = KeepChange(KEEP_MS, unread="yes" if self.keeps_unread else "no")
         await self.rig.broker.operator.create_topic(TOPIC, queues=1, message_type=None, keep=keep)
         for step in steps:
-            # A step may write nothing; and a chore that broke goes on by itself, who knows when.
+            # A step may write nothing; and a procedure that broke goes on by itself, who knows when.
             is_far = step.what == "reset" or step.where is None
             self.rig.engine.break_at(step.where or Break.AFTER_SYNC, commits_before=10**9 if is_far else 0)
             try:

@@ -24,7 +24,7 @@ from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import pack_id, unpack_id
 from broker_adapter.transactions import Check, Half
 from dmq.audit.events import EventKind
-from dmq.embedded.checks import GIVEN_UP_GROUP, CheckOptions, is_half, scope_of
+from dmq.embedded.checks import GIVEN_UP_GROUP, CheckOptions, half_scope, is_half
 from dmq.errors import StoreError
 from dmq.store.record import DELAYED_KINDS, EntryKind, decode_waiting
 
@@ -189,7 +189,7 @@ class Play:
             assert self.asked[_name(number)] <= len(checks) <= CHECKS.checks_max
             assert len(self._told(number, *ENDS.values())) <= 1
         if TOPIC in topics:
-            scopes = [topics[TOPIC].topic_id, scope_of(topics[TOPIC].topic_id)]
+            scopes = [topics[TOPIC].topic_id, half_scope(topics[TOPIC].topic_id)]
             assert counted(rig.store, scopes) == recount(rig.store)
 
 

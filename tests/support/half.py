@@ -11,7 +11,7 @@ from support.rigs import TOPIC, EmbeddedRig, an_envelope, until
 from broker_adapter.errors import Refused
 from broker_adapter.transactions import Check, Half, HalfReceipt
 from dmq.audit.events import EventKind
-from dmq.embedded.checks import GIVEN_UP_GROUP, scope_of
+from dmq.embedded.checks import GIVEN_UP_GROUP, half_scope
 
 FIRST_MS, EVERY_MS, CHECKS_MAX = 6_000, 30_000, 15
 DEAD = f"%DLQ%{GIVEN_UP_GROUP}"
@@ -68,7 +68,7 @@ async def pass_time(rig: EmbeddedRig, ms: int) -> None:
 
 def halves(rig: EmbeddedRig) -> int:
     """How many half messages wait, as counted."""
-    return rig.store.pending().get(scope_of(rig.broker.names.topics[TOPIC].topic_id), 0)
+    return rig.store.pending().get(half_scope(rig.broker.names.topics[TOPIC].topic_id), 0)
 
 
 def kinds(rig: EmbeddedRig) -> list[EventKind]:

@@ -575,8 +575,8 @@ class OperatorRules(RuleBasedStateMachine):
     async def after_start(self) -> None:
         """Wait for what was ordered in earlier runs."""
         await until(lambda: not self.rig.broker.names.removing)
-        chores = self.rig.broker.operator._chores
-        await until(lambda: not chores._waiting)
+        procedures = self.rig.broker.operator._procedures
+        await until(lambda: not procedures._waiting)
         await self.jobs_end()
 
     @precondition(lambda self: self.backup is None)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from broker_adapter.clock import Clock, ManualClock
 from broker_adapter.message import Envelope
 from dmq.embedded.names import Names
-from dmq.embedded.place import Placement
+from dmq.embedded.placement import Placement
 from dmq.errors import StoreError
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.keys import pack_queue_key

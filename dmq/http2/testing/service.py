@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from broker_adapter.later import Later
+from broker_adapter.deferred import Deferred
 from dmq.http2.errors import CallEnded, Status
 from dmq.http2.headers import RequestHeaders
 from dmq.http2.methods import Bidirectional, Method, Streaming, Unary
@@ -38,7 +38,7 @@ class Service:
         self.waiting = Tally()
         self.made = Tally()  # messages of streams
         self.ended = Tally()
-        self.later: dict[bytes, Later[bytes]] = {}  # answers to Later that nobody gave yet, by message
+        self.later: dict[bytes, Deferred[bytes]] = {}  # answers to Deferred that nobody gave yet, by message
 
     @property
     def methods(self) -> dict[str, Method]:
@@ -48,7 +48,7 @@ class Service:
             "/t.T/Wait": Unary(self._wait),
             "/t.T/Fail": Unary(self._fail),
             "/t.T/Refuse": Unary(self._refuse),
-            "/t.T/Later": Unary(self._later),
+            "/t.T/Deferred": Unary(self._later),
             "/t.T/Tell": Unary(self._tell),
             "/t.T/Left": Unary(self._left),
             "/t.T/Count": Streaming(self._count),
@@ -75,13 +75,13 @@ class Service:
     async def _refuse(self, message: bytes, _: RequestHeaders) -> bytes:
         raise CallEnded(Status(int(message)), "100 % nö\n")
 
-    def _later(self, message: bytes, _: RequestHeaders) -> Later[bytes]:
+    def _later(self, message: bytes, _: RequestHeaders) -> Deferred[bytes]:
         """Answer when the test says so; "now" and "raise" do what they say."""
         if message == b"raise":
             raise ValueError("a bug before there is anything to wait for")
         if message == b"now":
-            return Later.given(message)
-        self.later[message] = Later()
+            return Deferred.given(message)
+        self.later[message] = Deferred()
         self.waiting.add()
         return self.later[message]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmq.embedded.fresh import Fresh
+from dmq.embedded.recent import Recent
 from dmq.store.ops import Growth
 
 
 def test_what_was_appended_is_found_at_its_offset() -> None:
     """Also when it came in two batches; before and behind it there is nothing."""
-    fresh = Fresh()
+    fresh = Recent()
     fresh.keep((1, 0), Growth(7, [b"a", b"b"]))
     fresh.keep((1, 0), Growth(9, [b"c"]))
     assert [fresh.find(1, 0, offset) for offset in range(6, 11)] == [None, b"a", b"b", b"c", None]
@@ -20,7 +20,7 @@ def test_what_was_appended_is_found_at_its_offset() -> None:
 
 def test_a_gap_ends_what_was_kept() -> None:
     """An older run may be of offsets that are used again."""
-    fresh = Fresh()
+    fresh = Recent()
     fresh.keep((1, 0), Growth(7, [b"old"]))
     fresh.keep((1, 0), Growth(0, [b"new"]))
     assert (fresh.find(1, 0, 7), fresh.find(1, 0, 0), fresh.size_bytes) == (None, b"new", 3)
@@ -30,7 +30,7 @@ def test_a_gap_ends_what_was_kept() -> None:
 
 def test_a_queue_that_grows_for_ever_keeps_its_end() -> None:
     """Half of the bound at least, and never more than the bound."""
-    fresh = Fresh(bytes_max=1_000, queue_bytes_max=100)
+    fresh = Recent(bytes_max=1_000, queue_bytes_max=100)
     for offset in range(1_000):
         fresh.keep((1, 0), Growth(offset, [b"%03d" % offset + b"." * 7]))
         assert fresh.size_bytes <= 100
@@ -40,7 +40,7 @@ def test_a_queue_that_grows_for_ever_keeps_its_end() -> None:
 
 def test_the_queue_that_grew_last_is_the_last_to_go() -> None:
     """All queues together have one bound."""
-    fresh = Fresh(bytes_max=100, queue_bytes_max=60)
+    fresh = Recent(bytes_max=100, queue_bytes_max=60)
     for queue_id in (0, 1, 0, 2):
         fresh.keep((1, queue_id), Growth(10 if queue_id == 0 and fresh.find(1, 0, 0) else 0, [b"x" * 40]))
     assert [fresh.find(1, queue_id, offset) is not None for queue_id, offset in ((0, 10), (1, 0), (2, 0))] == [
@@ -52,7 +52,7 @@ def test_the_queue_that_grew_last_is_the_last_to_go() -> None:
 
 def test_a_message_larger_than_the_bound_is_not_kept() -> None:
     """It is read from the store like any other."""
-    fresh = Fresh(bytes_max=100, queue_bytes_max=50)
+    fresh = Recent(bytes_max=100, queue_bytes_max=50)
     fresh.keep((1, 0), Growth(3, [b"x" * 200]))
     assert (fresh.find(1, 0, 3), fresh.size_bytes) == (None, 0)
 
@@ -60,7 +60,7 @@ def test_a_message_larger_than_the_bound_is_not_kept() -> None:
 @given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(1, 40), min_size=1, max_size=5), st.booleans())))
 def test_whatever_is_found_is_what_was_appended_there_last(steps: list[tuple[int, list[int], bool]]) -> None:
     """Against a plain dict of everything: nothing else is ever found, and the sizes add up."""
-    fresh = Fresh(bytes_max=150, queue_bytes_max=80)
+    fresh = Recent(bytes_max=150, queue_bytes_max=80)
     ends = [0, 0, 0]
     everything: dict[tuple[int, int], bytes] = {}
     for number, (queue_id, sizes, is_kept) in enumerate(steps):

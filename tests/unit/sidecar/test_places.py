@@ -10,12 +10,12 @@ from support.protocol import from_client
 from broker_adapter.clock import ManualClock
 from broker_adapter.errors import Overloaded
 from dmq.acl.quotas import Quotas
-from dmq.sidecar.places import Places, Polls
+from dmq.sidecar.slots import Polls, Slots
 
 
 def test_one_client_cannot_take_every_place() -> None:
     """It is refused at its own bound; another one is served until all places are taken."""
-    places = Places("things", in_all=3, per_client=2)
+    places = Slots("things", in_all=3, per_client=2)
     places.take("greedy")
     places.take("greedy")
     with pytest.raises(Overloaded, match=r"things of one client \(limit 2\)"):
@@ -31,7 +31,7 @@ def test_one_client_cannot_take_every_place() -> None:
 
 def test_places_leave_nothing_behind() -> None:
     """Clients come and go under ever new ids."""
-    places = Places("things", in_all=3, per_client=2)
+    places = Slots("things", in_all=3, per_client=2)
     for number in range(100):
         places.take(f"c-{number}")
         places.free(f"c-{number}")

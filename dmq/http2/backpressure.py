@@ -25,7 +25,7 @@ class Reader(Protocol):
         ...
 
 
-class Turns:
+class Backpressure:
     """Who of the clients that send much is read from, and who waits. Belongs to the event loop."""
 
     def __init__(self, is_busy: Callable[[], bool]) -> None:

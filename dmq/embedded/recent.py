@@ -26,7 +26,7 @@ class _Run:
     size_bytes: int
 
 
-class Fresh:
+class Recent:
     """The last values of queues. What is here is durable, and what is not here may be in the store.
 
     A value stays as it was appended. Only a purge changes one where it lies, and what was purged is passed over.

@@ -14,7 +14,7 @@ from broker_adapter.topics import queue_of_message_group
 from dmq.audit import events
 from dmq.audit.events import NO_QUEUE, EventKind, decode_event
 from dmq.embedded.names import Names, Topic
-from dmq.embedded.place import Placement, message_group_of
+from dmq.embedded.placement import Placement, message_group_of
 from dmq.errors import StoreCorrupt
 from dmq.store.keys import pack_timeline_key
 from dmq.store.memory import MemoryEngine

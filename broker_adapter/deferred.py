@@ -15,7 +15,7 @@ _Made = TypeVar("_Made")
 _running: set[asyncio.Future[Any]] = set()  # the loop itself would forget them
 
 
-class Later(Generic[T]):
+class Deferred(Generic[T]):
     """A value or an error that is told once, at once, to the one who asked ``then`` or awaits it. For one loop.
 
     Whoever awaits it may go away; what it stands for goes on.
@@ -28,15 +28,15 @@ class Later(Generic[T]):
     def __init__(self) -> None:
         self.error: Exception | None = None
         self._is_there = False
-        self._steps: list[Callable[[Later[Any]], Any]] | None = None
-        self._told: Callable[[Later[T]], None] | None = None
+        self._steps: list[Callable[[Deferred[Any]], Any]] | None = None
+        self._told: Callable[[Deferred[T]], None] | None = None
 
     @classmethod
-    def of(cls, awaitable: Awaitable[T]) -> Later[T]:
-        """Return what ``awaitable`` will give; anything but a ``Later`` gets a task."""
-        if isinstance(awaitable, Later):
+    def of(cls, awaitable: Awaitable[T]) -> Deferred[T]:
+        """Return what ``awaitable`` will give; anything but a ``Deferred`` gets a task."""
+        if isinstance(awaitable, Deferred):
             return awaitable
-        made: Later[T] = Later()
+        made: Deferred[T] = Deferred()
         task = asyncio.ensure_future(awaitable)
         _running.add(task)
 
@@ -53,9 +53,9 @@ class Later(Generic[T]):
         return made
 
     @classmethod
-    def given(cls, value: T) -> Later[T]:
+    def given(cls, value: T) -> Deferred[T]:
         """Return one that is there."""
-        made: Later[T] = Later()
+        made: Deferred[T] = Deferred()
         made.settle(value)
         return made
 
@@ -69,14 +69,14 @@ class Later(Generic[T]):
         self.error = error
         self._tell()
 
-    def then(self, told: Callable[[Later[T]], None]) -> None:
+    def then(self, told: Callable[[Deferred[T]], None]) -> None:
         """Have ``told`` called with this, once, at once if it is there. It must not raise."""
         assert self._told is None, "one listener is enough"
         self._told = told
         if self._is_there:
             told(self)
 
-    def convert(self, step: Callable[[Later[T]], _Made]) -> Later[_Made]:
+    def convert(self, step: Callable[[Deferred[T]], _Made]) -> Deferred[_Made]:
         """Return this very object, which will tell what ``step`` makes of its value or error; or what ``step`` raises.
 
         So a call that passes several layers needs one object. Steps are taken in the order they were asked for.
@@ -97,7 +97,7 @@ class Later(Generic[T]):
         if self._told is not None:
             self._told(self)
 
-    def _take(self, step: Callable[[Later[Any]], Any]) -> None:
+    def _take(self, step: Callable[[Deferred[Any]], Any]) -> None:
         try:
             self.value = step(self)
         except Exception as error:  # noqa: BLE001 - it is told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from dmq.http2.turns import MUCH, Turns
+from dmq.http2.backpressure import MUCH, Backpressure
 
 
 class Client:
@@ -34,7 +34,7 @@ class Server:
 
     def __init__(self) -> None:
         self.in_flight = 0
-        self.turns = Turns(lambda: self.in_flight >= 30)
+        self.turns = Backpressure(lambda: self.in_flight >= 30)
 
     async def serve(self, count: int) -> None:
         """Finish calls, and read on."""

@@ -14,7 +14,7 @@ from dmq.sidecar.call import Call
 _Found = TypeVar("_Found")
 
 
-class Places:
+class Slots:
     """Counts what clients hold open. Who takes a place gives it back with ``free``."""
 
     def __init__(self, what: str, *, in_all: int, per_client: int) -> None:
@@ -54,7 +54,7 @@ class Polls:
 
     def __init__(self, *, in_all: int, per_client: int, quotas: Quotas) -> None:
         self._quotas = quotas
-        self._places = Places("receives waiting", in_all=in_all, per_client=per_client)
+        self._places = Slots("receives waiting", in_all=in_all, per_client=per_client)
         self._waits: dict[str, set[asyncio.Timeout]] = {}
         self._is_closed = False
 

@@ -14,7 +14,7 @@ _BYTES_PER_BATCH = 4 * 1024 * 1024
 _COUNTED_MAX = 100_000
 
 
-class Fresh:
+class NewStore:
     """Writes to an engine that nobody else uses. ``flush`` makes what was put readable."""
 
     def __init__(self, engine: Engine) -> None:

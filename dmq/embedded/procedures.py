@@ -1,10 +1,10 @@
 """What operators order and what takes many units: removing topics and groups, setting a group back or forth.
 
-A *chore* is a row, written in one unit with what makes its subject invisible: the name that is taken away, or the
+A *procedure* is a row, written in one unit with what makes its subject invisible: the name that is taken away, or the
 subscription that is retired. Then it works in small units, each of which is whole in itself and only goes forward, and
-its last unit takes the row away. After a kill it begins again and finds what is left. Chores are done one at a time.
+its last unit takes the row away. After a kill it begins again and finds what is left. One procedure runs at a time.
 
-    chore row   version 1 | JSON: first and end, lists of offsets per queue, of a reset only
+    procedure row   version 1 | JSON: first and end, lists of offsets per queue, of a reset only
 
 What is taken out of a queue, off the timeline or out of a group's reach leaves the event that ends it (docs/TRAIL.md):
 a waiting message is RECALLED, a half message ROLLED_BACK, one that some group has not finished EXPIRED; what a group is
@@ -23,7 +23,7 @@ import structlog
 from broker_adapter.errors import BrokerError, Refused, Rule
 from broker_adapter.topics import DEAD_LETTER_PREFIX
 from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event, reset_event
-from dmq.embedded.checks import scope_of
+from dmq.embedded.checks import half_scope
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.names import Group, Topic
 from dmq.embedded.offsets import PULLED, committed_key
@@ -33,13 +33,13 @@ from dmq.embedded.subscription import Subscription
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.store.keys import (
     begin_key,
-    chore_key,
-    chore_range,
     group_queue_range,
     half_body_key,
     pack_queue_key,
     pack_timeline_key,
     pack_u64,
+    procedure_key,
+    procedure_range,
     queue_offset_of,
     reset_key,
     reset_range,
@@ -70,7 +70,7 @@ _FAILED_PAUSE_S = 10.0
 _VERSION = b"\x01"
 
 
-class Chore(NamedTuple):
+class Procedure(NamedTuple):
     """Remove topic (no group id) or group (no topic id), or let the group go on from ``first`` having left ``end``."""
 
     topic_id: int
@@ -81,10 +81,10 @@ class Chore(NamedTuple):
     @property
     def key(self) -> bytes:
         """That of its row."""
-        return chore_key(self.topic_id, self.group_id)
+        return procedure_key(self.topic_id, self.group_id)
 
 
-class Chores:
+class Procedures:
     """Orders and does them. Belongs to the event loop; what was ordered before goes on when it is made."""
 
     def __init__(self, registry: Registry) -> None:
@@ -92,9 +92,9 @@ class Chores:
         self._names = registry.names
         self._clock = registry.clock
         self._progress = Progress(registry)
-        self._waiting: list[tuple[Chore, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[Procedure, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
-        for key, value in registry.store.scan(Family.META, *chore_range(), limit=_CHORES_MAX).rows:
+        for key, value in registry.store.scan(Family.META, *procedure_range(), limit=_CHORES_MAX).rows:
             _ = self._begin(_decode(key, value))
 
     async def close(self) -> None:
@@ -105,22 +105,23 @@ class Chores:
 
     def is_at_work(self, topic: Topic) -> bool:
         """Say whether something is ordered that concerns a topic."""
-        return any(chore.topic_id in {0, topic.topic_id} for chore, _ in self._waiting)
+        return any(procedure.topic_id in {0, topic.topic_id} for procedure, _ in self._waiting)
 
     # -- ordering -----------------------------------------------------------------------------------------------------
 
     async def remove(self, *subjects: Topic | Group) -> None:
         """Remove topics and groups with all that is left of them. Nobody finds them from now on; done on return."""
-        chores = [
-            Chore(found.topic_id, 0) if isinstance(found, Topic) else Chore(0, found.group_id) for found in subjects
+        procedures = [
+            Procedure(found.topic_id, 0) if isinstance(found, Topic) else Procedure(0, found.group_id)
+            for found in subjects
         ]
         ops: list[Op] = []
-        for found, chore in zip(subjects, chores, strict=True):
-            ops += [*self._names.plan_removal(found), Put(Family.META, chore.key, _VERSION + b"{}")]
+        for found, procedure in zip(subjects, procedures, strict=True):
+            ops += [*self._names.plan_removal(found), Put(Family.META, procedure.key, _VERSION + b"{}")]
         ordered = self._registry.submit(ops)
         for found in subjects:
             self._names.forget(found)
-        begun = [self._begin(chore) for chore in chores]
+        begun = [self._begin(procedure) for procedure in procedures]
         await self._registry.committed(ordered)
         for done in begun:
             await self._registry.wait(done)
@@ -131,56 +132,60 @@ class Chores:
         Its consumers get nothing of the topic meanwhile, and handles of before are refused, in later runs too: the
         epoch that is written with the order is behind all of them.
         """
-        chore = Chore(topic.topic_id, group.group_id, tuple(first), tuple(end))
-        if any(chore.key == other.key for other, _ in self._waiting):
+        procedure = Procedure(topic.topic_id, group.group_id, tuple(first), tuple(end))
+        if any(procedure.key == other.key for other, _ in self._waiting):
             raise Refused(Rule.REQUEST, "the group is being reset on this topic already", value=group.name)
-        plain = {"first": chore.first, "end": chore.end}
+        plain = {"first": procedure.first, "end": procedure.end}
         last = Put(Family.META, reset_key(group.group_id, topic.topic_id), pack_u64(self._registry.next_epoch()))
-        ordered = self._registry.submit([Put(Family.META, chore.key, _VERSION + json.dumps(plain).encode()), last])
-        done = self._begin(chore)
+        ordered = self._registry.submit([Put(Family.META, procedure.key, _VERSION + json.dumps(plain).encode()), last])
+        done = self._begin(procedure)
         await self._registry.committed(ordered)
         await self._registry.wait(done)
 
-    def _begin(self, chore: Chore) -> asyncio.Future[None]:
+    def _begin(self, procedure: Procedure) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.add_done_callback(look_at)  # nobody may be left to wait for it
-        self._waiting.append((chore, done))
-        if not chore.first:
+        self._waiting.append((procedure, done))
+        if not procedure.first:
             names = self._names
-            found = names.topics_by_id[chore.topic_id] if chore.topic_id else names.groups_by_id[chore.group_id]
+            found = (
+                names.topics_by_id[procedure.topic_id] if procedure.topic_id else names.groups_by_id[procedure.group_id]
+            )
             names.removing.add((type(found), found.name))
-        self._registry.retire(chore.topic_id, chore.group_id, is_held=bool(chore.first))
+        self._registry.retire(procedure.topic_id, procedure.group_id, is_held=bool(procedure.first))
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="dmq-chores")
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="dmq-procedures")
         return done
 
     async def _run(self) -> None:
         while self._waiting:
-            chore, done = self._waiting[0]
+            procedure, done = self._waiting[0]
             try:
-                await (self._reset(chore) if chore.first else self._remove(chore))
+                await (self._reset(procedure) if procedure.first else self._remove(procedure))
             except Exception as error:  # whatever it is: to end without a word would look like working
                 is_bug = not isinstance(error, BrokerError | StoreError)
-                log.error("chore_failed", chore=chore, error=str(error), exc_info=is_bug)  # noqa: TRY400
+                log.error("chore_failed", procedure=procedure, error=str(error), exc_info=is_bug)  # noqa: TRY400
                 if self._registry.store.failure is not None:
                     if not done.done():
                         done.set_exception(error)
                     return
                 await asyncio.sleep(_FAILED_PAUSE_S)
                 continue
-            log.info("chore_done", topic=chore.topic_id, group=chore.group_id)
+            log.info("chore_done", topic=procedure.topic_id, group=procedure.group_id)
             self._waiting.pop(0)
             if not done.done():
                 done.set_result(None)
 
     # -- removing -----------------------------------------------------------------------------------------------------
 
-    async def _remove(self, chore: Chore) -> None:
+    async def _remove(self, procedure: Procedure) -> None:
         names = self._names
-        await self._registry.retired(chore.topic_id, chore.group_id)
-        if chore.topic_id:
-            topic = names.topics_by_id[chore.topic_id]
-            await self._cancel(scope_of(topic.topic_id), topic)  # first: a commit that is under way adds to the others
+        await self._registry.retired(procedure.topic_id, procedure.group_id)
+        if procedure.topic_id:
+            topic = names.topics_by_id[procedure.topic_id]
+            await self._cancel(
+                half_scope(topic.topic_id), topic
+            )  # first: a commit that is under way adds to the others
             await self._cancel(topic.topic_id, topic)
             groups = await self._progress.readers_of(topic)
             await self._leave_lanes(names.lanes_of(topic.topic_id))
@@ -193,7 +198,7 @@ class Chores:
             await self._commit([Delete(Family.META, begin_key(topic.topic_id, each)) for each in range(topic.queues)])
             await self._commit([Delete(Family.META, reset_key(group.group_id, topic.topic_id)) for group in groups])
         else:
-            subject = group = names.groups_by_id[chore.group_id]
+            subject = group = names.groups_by_id[procedure.group_id]
             await self._leave_lanes(names.lanes_of(group.group_id))
             left = [await self._progress.load(group.group_id, each) for each in await self._progress.topics_of(group)]
             for found in left:
@@ -202,23 +207,23 @@ class Chores:
                 keys = [committed_key(each.topic_id, number, group.group_id) for number in range(each.queues)]
                 await self._commit([Delete(Family.GROUP, key) for key in keys])
             await self._commit([Delete(Family.META, *reset_range(group.group_id))])
-        ops: list[Op] = [Delete(Family.META, chore.key)]
+        ops: list[Op] = [Delete(Family.META, procedure.key)]
         for queue in [queue for found in left for queue in found.queues]:
             ops.append(_progress_erased(queue.group_id, queue.topic_id, queue.queue_id))
-            if not chore.topic_id:  # what came behind the end that was left was never the group's
+            if not procedure.topic_id:  # what came behind the end that was left was never the group's
                 ops.append(Emit(reset_event(queue.topic_id, queue.group_id, queue.queue_id, queue.end), NOWHERE))
-        if chore.topic_id:  # of a dead-letter queue: which letters have an outcome, and which one
-            first, last = (group_queue_range(PULLED, chore.topic_id, number) for number in (0, 0xFFFF))
+        if procedure.topic_id:  # of a dead-letter queue: which letters have an outcome, and which one
+            first, last = (group_queue_range(PULLED, procedure.topic_id, number) for number in (0, 0xFFFF))
             ops.append(Delete(Family.GROUP, first[0], last[1]))
-        for key in names.lanes_of(chore.topic_id or chore.group_id):
+        for key in names.lanes_of(procedure.topic_id or procedure.group_id):
             lane = names.lanes[key]
             ops.append(Delete(Family.QUEUE, *_queue_range(lane.topic_id, 0)))
             ops.append(Delete(Family.META, begin_key(lane.topic_id, 0)))
             ops.append(_progress_erased(key[0], lane.topic_id, 0))
             ops += names.drop_lane(key)
         await self._commit(ops)
-        self._registry.let_go(chore.topic_id, chore.group_id)
-        self._registry.ledgers.pop(chore.topic_id, None)
+        self._registry.let_go(procedure.topic_id, procedure.group_id)
+        self._registry.ledgers.pop(procedure.topic_id, None)
         names.free_name(subject)
 
     async def _cancel(self, scope: int, topic: Topic) -> None:
@@ -365,23 +370,23 @@ class Chores:
 
     # -- leaving ------------------------------------------------------------------------------------------------------
 
-    async def _reset(self, chore: Chore) -> None:
-        await self._registry.retired(chore.topic_id, chore.group_id)
-        topic = self._names.topics_by_id[chore.topic_id]
-        found = await self._progress.load(chore.group_id, topic)
+    async def _reset(self, procedure: Procedure) -> None:
+        await self._registry.retired(procedure.topic_id, procedure.group_id)
+        topic = self._names.topics_by_id[procedure.topic_id]
+        found = await self._progress.load(procedure.group_id, topic)
         # What came behind the order and was finished before it was durable comes again: it must be left as well.
-        ends = [max(end, queue.end) for queue, end in zip(found.queues, chore.end, strict=False)]
+        ends = [max(end, queue.end) for queue, end in zip(found.queues, procedure.end, strict=False)]
         await self._leave(found, ends)
-        begins = await self._registry.reader.begins(chore.topic_id, len(found.queues))
-        ops: list[Op] = [Delete(Family.META, chore.key)]
-        for queue, at, end, begin in zip(found.queues, chore.first, ends, begins, strict=False):
+        begins = await self._registry.reader.begins(procedure.topic_id, len(found.queues))
+        ops: list[Op] = [Delete(Family.META, procedure.key)]
+        for queue, at, end, begin in zip(found.queues, procedure.first, ends, begins, strict=False):
             first = max(at, begin)  # it may have moved since the order
             ops.append(_progress_erased(queue.group_id, queue.topic_id, queue.queue_id))
             ops += queue.start_at(first)
             event = reset_event(queue.topic_id, queue.group_id, queue.queue_id, end)
             ops.append(Emit(event, first))
         await self._commit(ops)
-        self._registry.let_go(chore.topic_id, chore.group_id)
+        self._registry.let_go(procedure.topic_id, procedure.group_id)
 
     async def _leave(self, found: Subscription, ends: Sequence[int] | None) -> None:
         """Finish, for a group, what it has not finished of a topic's queues, up to their ends or the ``ends`` given."""
@@ -425,12 +430,12 @@ def _progress_erased(group_id: int, topic_id: int, queue_id: int) -> Delete:
     return Delete(Family.GROUP, start, stop)
 
 
-def _decode(key: bytes, value: bytes) -> Chore:
+def _decode(key: bytes, value: bytes) -> Procedure:
     try:
         if value[:1] != _VERSION:
             raise ValueError("unknown version")
         plain = json.loads(value[1:])
         first, end = tuple(plain.get("first", ())), tuple(plain.get("end", ()))
-        return Chore(int.from_bytes(key[1:5], "big"), int.from_bytes(key[5:9], "big"), first, end)
+        return Procedure(int.from_bytes(key[1:5], "big"), int.from_bytes(key[5:9], "big"), first, end)
     except (ValueError, TypeError, AttributeError) as error:
-        raise StoreCorrupt(f"chore {key[1:].hex()} cannot be read: {error}") from error
+        raise StoreCorrupt(f"procedure {key[1:].hex()} cannot be read: {error}") from error
