@@ -11,7 +11,7 @@ from support.jvm import SPARK
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A local session with two cores and few partitions, set as the audit sets its own."""
+    """A local session with two cores and two partitions, set as the audit sets its own."""
     from spark_audit.session import open_session
 
     builder = SparkSession.Builder().master("local[2]").appName("tests")
@@ -21,7 +21,7 @@ def spark() -> Iterator[SparkSession]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "2g",
-        "spark.sql.shuffle.partitions": "4",
+        "spark.sql.shuffle.partitions": "2",
         "spark.driver.extraJavaOptions": SPARK,
         "spark.sql.files.openCostInBytes": "65536",
         # compiling plans takes longer than running them on trails of this size; the job's own tests compile
