@@ -411,7 +411,10 @@ class ClientProtocol(asyncio.Protocol):
                 self.abort(str(fault))
                 return
             data = self._pipe.take()
-        self._transport.write(data)
+        try:
+            self._transport.write(data)
+        except RuntimeError:  # uvloop's, of a connection that was reset; its end is heard of in the next turn
+            log.debug("connection_closed_already", peer=self.peer)
 
     def _close(self) -> None:
         fault = self.connection.fault

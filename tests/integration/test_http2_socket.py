@@ -693,3 +693,18 @@ def test_unfinished_requests_keep_nobody_out(run: Run) -> None:
         assert rig.server.figures().held_bytes <= 3 * MIB
 
     run(scenario, Limits(held_per_connection=MIB, held_in_all=3 * MIB, held_reserve=MIB // 4))
+
+
+def test_a_server_stops_beside_a_connection_that_was_just_reset(run: Run) -> None:
+    """Its end has not been heard of yet, and its transport takes no more."""
+
+    async def scenario(rig: Rig, clock: ManualClock) -> None:
+        wire = await rig.connect(GREETING)
+        await rig.check_serving()
+        for client in list(rig.server._clients):  # as uvloop's is for a moment
+            closed = RuntimeError("unable to perform operation; the handler is closed")
+            client._transport = Mock(wraps=client._transport, write=Mock(side_effect=closed))
+        await rig.server.stop(0)
+        assert await wire.is_closed()
+
+    run(scenario)
