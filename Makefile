@@ -24,6 +24,8 @@ INSTALL := $(PIP) install --progress-bar off --require-hashes --no-build-isolati
 # Settings that send an installation elsewhere than into .venv, or let foreign code into it. Where packages come from
 # (PIP_INDEX_URL, PIP_CERT, ...) stays the machine's affair.
 unexport PIP_USER PIP_TARGET PIP_PREFIX PIP_ROOT PIP_REQUIRE_VIRTUALENV PYTHONPATH PYTHONHOME
+# Tests start hundreds of processes of ours: each of them would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # An environment that was moved with its folder, or whose interpreter is gone, is built anew.
 $(shell [ -x $(PY) ] && [ "$$(cat $(STAMPS)/here 2>/dev/null)" = "$(CURDIR)" ] || rm -rf $(STAMPS))
@@ -33,7 +35,7 @@ $(shell [ -x $(PY) ] && [ "$$(cat $(STAMPS)/here 2>/dev/null)" = "$(CURDIR)" ] |
 ifndef BESIDE_EACH_OTHER
 .NOTPARALLEL:
 endif
-.PHONY: help demo test clients-matrix disturb coverage lint fmt docs release bench fuzz lock clean distclean \
+.PHONY: help demo test clients-matrix disturb coverage lint fmt docs release bench fuzz mutants lock clean distclean \
 	clients node-client go-client java-client rust-client chromium
 
 help: ## list the targets
@@ -70,6 +72,9 @@ bench: $(STAMPS)/dev ## measure, and write docs/PERFORMANCE.md (ARGS="--quick" t
 fuzz: $(STAMPS)/fuzz ## look for input that costs too much (ARGS="-max_total_time=3600" for an hour)
 	@mkdir -p build/fuzz
 	@PYTHONPATH=tests $(PY) tools/fuzz.py -artifact_prefix=build/fuzz/ $(or $(ARGS),-max_total_time=300)
+
+mutants: $(STAMPS)/mutants ## change modules that decide and see whether tests notice (ARGS="--per-module 20 --seed 1")
+	@$(PY) tools/mutants.py $(ARGS)
 
 coverage: clients ## run all tests and show which lines they reach (build/coverage/html)
 	@mkdir -p build/coverage && rm -f build/coverage/data*
@@ -138,8 +143,8 @@ clients: $(STAMPS)/dev
 	@$(MAKE) --silent --no-print-directory -j BESIDE_EACH_OTHER=1 \
 		node-client go-client java-client rust-client chromium
 
-# The tools of one target each; the docs' and the release's packages fit beside those of development.
-$(STAMPS)/docs $(STAMPS)/release: $(STAMPS)/%: locks/%.txt $(STAMPS)/dev
+# The tools of one target each; their packages fit beside those of development.
+$(STAMPS)/docs $(STAMPS)/mutants $(STAMPS)/release: $(STAMPS)/%: locks/%.txt $(STAMPS)/dev
 	@echo "installing what 'make $*' needs (locks/$*.txt)"
 	@$(INSTALL) -r locks/$*.txt
 	@touch $@
@@ -188,5 +193,7 @@ lock: ## write locks/*.txt anew from pyproject.toml (UPGRADE=1: newest versions)
 	$(UV_COMPILE) locks/fuzz.in -c locks/dev.txt -o locks/fuzz.txt && \
 	echo "locking locks/docs.txt" && \
 	$(UV_COMPILE) --group docs -c locks/dev.txt -o locks/docs.txt && \
+	echo "locking locks/mutants.txt" && \
+	$(UV_COMPILE) --group mutants -c locks/dev.txt -o locks/mutants.txt && \
 	echo "locking locks/release.txt" && \
 	$(UV_COMPILE) --group release -c locks/dev.txt -o locks/release.txt

@@ -63,6 +63,7 @@ def scheduler_of(broker: EmbeddedBroker, observe: Observe = lambda *_: None) -> 
     scheduler = Scheduler(
         broker.store,
         placement,
+        broker.checks,
         on_failure=lambda error: say(error=str(error)),
         observe=lambda late_ms: observe(placement.moved, late_ms),
     )

@@ -131,7 +131,11 @@ async def burst(data: Path, count: int) -> None:
                 loop.call_soon_threadsafe(is_done.set)
 
         scheduler = Scheduler(
-            broker.store, broker.placement, on_failure=lambda error: say(error=str(error)), observe=observe
+            broker.store,
+            broker.placement,
+            broker.checks,
+            on_failure=lambda error: say(error=str(error)),
+            observe=observe,
         )
         scheduler.start()
         await is_done.wait()
@@ -153,7 +157,11 @@ async def lateness(data: Path, count: int) -> None:
     async with broker_in(data) as broker:
         await broker.route(TOPIC)
         scheduler = Scheduler(
-            broker.store, broker.placement, on_failure=lambda error: say(error=str(error)), observe=observe
+            broker.store,
+            broker.placement,
+            broker.checks,
+            on_failure=lambda error: say(error=str(error)),
+            observe=observe,
         )
         scheduler.start()
         started_s, sends, run = clock.monotonic_s(), set[asyncio.Task[object]](), clock.now_ms()

@@ -29,11 +29,13 @@ from dmq.sidecar.mapping import send_response
 from dmq.store.assemble import Assembler, Recovered
 from dmq.store.believed import BelievedClock, ClockOptions
 from dmq.store.engine import Engine
-from dmq.store.identity import Place, draw
+from dmq.store.identity import draw
 from dmq.store.marks import Marks
-from dmq.store.ops import Append, Receipt, Schedule
-from dmq.store.outbox import OutboxState
+from dmq.store.ops import Append, Schedule
 from dmq.store.rocks import RocksEngine
+from dmq.store.schema.identity import Place
+from dmq.store.schema.index import Receipt
+from dmq.store.schema.outbox import OutboxState
 
 # In the order of the path. ``sync`` is the time one waits for the disk, the others are CPU time.
 STEPS = ("parse", "validate", "envelope", "place", "assemble", "write", "sync", "reply")

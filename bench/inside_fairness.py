@@ -89,7 +89,7 @@ async def fairness(data: Path, count: int, *, disturbance: str, seconds: int) ->
     async with broker_in(data) as broker:
         await broker.ensure_group(_GROUP)
         run = _Run(broker=broker, size=count, seconds=seconds)
-        measured = {(await broker.registry.topic(name)).topic_id for name in _TOPICS}
+        measured = {(await broker.catalog.topic(name)).topic_id for name in _TOPICS}
         moved: list[tuple[HandOver, int]] = []
 
         def observe(ops: Sequence[HandOver], late_ms: Sequence[int]) -> None:

@@ -106,7 +106,7 @@ async def hook_drain(data: Path, count: int, *, workers: int, is_ramped: bool) -
         fill(spool, count, SystemClock().now_ms())
         with Redelivery(spool, owns_sink=False, autostart=False, workers_per_type=workers) as redelivery:
             redelivery.add_handler(TYPE, handler)
-            stats = spool.kept.store.commit_stats
+            stats = spool.entries.store.commit_stats
             batches, cpu_s, started_s = stats.batches, time.process_time(), time.perf_counter()
             redelivery.start()
             is_done.wait()

@@ -17,8 +17,8 @@ from bench.retries import retry_entries
 from broker_adapter.clock import SystemClock
 from broker_adapter.message import Delivery, Envelope
 from dmq.embedded.broker import EmbeddedBroker
-from dmq.store.keys import pack_queue_key, pack_timeline_key
 from dmq.store.ops import HandOver
+from dmq.store.schema.keys import pack_queue_key, pack_timeline_key
 from retry.policy import Fixed, RetryPolicy
 
 RATE = 500
@@ -108,7 +108,7 @@ async def _finished(data: Path, count: int, in_flight: int, finish_one: Finish) 
 async def raw_nack(data: Path, count: int, *, in_flight: int) -> None:
     """Measure the floor: of each message one row is deleted and one copy put, as many to a batch as are in flight."""
     async with broker_in(data / "model") as broker:
-        found = await broker.registry.subscribe(_GROUP, TOPIC)
+        found = await broker.subscriptions.subscribe(_GROUP, TOPIC)
         entries = list(retry_entries(found, 1, range(count), SystemClock().now_ms()))
     database = Rdict(str(data / "raw"), Options(raw_mode=True))
     unsynced = WriteOptions()

@@ -25,9 +25,10 @@ from rocksdict import Options, Rdict, WriteBatch, WriteOptions
 
 from bench.cell import quantiles, say
 from broker_adapter.clock import SystemClock
-from dmq.spool.records import encode_entry
-from dmq.spool.spool import Spool, SpoolOptions
-from dmq.store.keys import pack_timeline_key
+from dmq.spool.bounds import SpoolOptions
+from dmq.spool.spool import Spool
+from dmq.store.schema.keys import pack_timeline_key
+from dmq.store.schema.spool import encode_entry
 from retry.hook.uid import make_uid
 from retry.sink import Entry, Held
 
@@ -135,7 +136,7 @@ def say_rate(threads: int, count: int, call: Callable[[int], object], **more: Ca
 
 def writer_figures(spool: Spool) -> Mapping[str, Callable[[], float]]:
     """Return what the store's writer counts, for ``say_rate``."""
-    stats = spool.kept.store.commit_stats
+    stats = spool.entries.store.commit_stats
     return {"sync_us": lambda: stats.sync_s * 1e6, "batches": lambda: stats.batches}
 
 
@@ -266,7 +267,7 @@ async def spool_open(data: Path, count: int) -> None:
         raise RuntimeError("no entry could be taken")
     check_waiting(spool, count)
     await asyncio.sleep(_LATER_S)
-    recovery = spool.kept.store.recovery
+    recovery = spool.entries.store.recovery
     say(ready_s=ready_s, first_s=first_s, was_closed=recovery.was_closed, store_s=recovery.took_s, **memory.grown())
     spool.close()
 

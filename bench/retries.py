@@ -12,14 +12,8 @@ from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.subscription import Subscription
 from dmq.store.ops import Schedule
-from dmq.store.record import (
-    EntryKind,
-    History,
-    encode_body,
-    encode_history,
-    encode_waiting,
-    failed_id,
-)
+from dmq.store.schema.index import failed_id
+from dmq.store.schema.record import EntryKind, History, encode_body, encode_history, encode_waiting
 
 _PER_UNIT = 1024
 _UNITS_IN_FLIGHT = 4
@@ -39,14 +33,13 @@ def retry_entries(found: Subscription, lane_id: int, due_ms: Sequence[int], now_
 
 async def fill_retries(broker: EmbeddedBroker, group: str, topic: str, due_ms: Sequence[int]) -> None:
     """Let one message per delivery time wait for ``group``, durable on return."""
-    registry = broker.registry
-    found = await registry.subscribe(group, topic)
-    lane, ops = registry.lane(found)
-    await registry.committed(registry.submit(ops))
-    entries = list(retry_entries(found, lane.topic_id, due_ms, registry.clock.now_ms()))
+    found = await broker.subscriptions.subscribe(group, topic)
+    lane, ops = broker.subscriptions.lane(found)
+    await broker.commits.commit(ops)
+    entries = list(retry_entries(found, lane.topic_id, due_ms, broker.store.clock.now_ms()))
     units: list[asyncio.Future[object]] = []
     for first in range(0, len(entries), _PER_UNIT):
         if len(units) >= _UNITS_IN_FLIGHT:
             await units.pop(0)
-        units.append(asyncio.ensure_future(registry.committed(registry.submit(entries[first : first + _PER_UNIT]))))
+        units.append(asyncio.ensure_future(broker.commits.commit(entries[first : first + _PER_UNIT])))
     await asyncio.gather(*units)

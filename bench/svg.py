@@ -5,30 +5,40 @@ A picture brings its own background and follows the reader's choice of light or 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from itertools import pairwise
+from typing import Any
 
-WIDTH, HEIGHT = 760, 400
-_LEFT, _RIGHT, _BOTTOM = 78, 24, 56
-_ROW, _LABEL_WIDTH = 30, 250
-_LETTER = 6.6  # width of one at 12 px, on average
-_STYLE = """
-.page { fill: #ffffff; stroke: #d4d8de } text { font: 12px system-ui, sans-serif; fill: #414852 }
-.title { font-size: 15px; font-weight: 600; fill: #15181d } .grid { stroke: #e6e9ed } .axis { stroke: #8a929d }
-.goal { stroke: #c0392b; stroke-dasharray: 5 4 } .goal-text { fill: #c0392b } .line { fill: none; stroke-width: 2.2 }
-.c0 { --c: #1f5fd0 } .c1 { --c: #12957d } .c2 { --c: #8a929d }
-.c3 { --c: #b9bfc8 } .c4 { --c: #8b5fbf } .c5 { --c: #d9822b }
-.line { stroke: var(--c) } .fill { fill: var(--c) }
+import vl_convert
+
+_STYLE = """<style>
+:root { --page: #ffffff; --text: #414852; --title: #15181d; --grid: #e6e9ed; --axis: #8a929d; --goal: #c0392b;
+--c0: #1f5fd0; --c1: #12957d; --c2: #8a929d; --c3: #b9bfc8; --c4: #8b5fbf; --c5: #d9822b }
 @media (prefers-color-scheme: dark) {
-.page { fill: #15181d; stroke: #383e47 } text { fill: #b9bfc8 } .title { fill: #f1f3f5 } .grid { stroke: #2a2f37 }
-.axis { stroke: #6b7480 } .goal { stroke: #ff8577 } .goal-text { fill: #ff8577 }
-.c0 { --c: #6ea5ff } .c1 { --c: #3fcfb3 } .c2 { --c: #8a929d }
-.c3 { --c: #59616c } .c4 { --c: #bd97f0 } .c5 { --c: #f0a35a }
-}
-"""
+:root { --page: #15181d; --text: #b9bfc8; --title: #f1f3f5; --grid: #2a2f37; --axis: #6b7480; --goal: #ff8577;
+--c0: #6ea5ff; --c1: #3fcfb3; --c2: #8a929d; --c3: #59616c; --c4: #bd97f0; --c5: #f0a35a } }
+</style>"""
+_AMOUNT = "replace(replace(format(datum.value, '.3~s'), 'k', ' k'), 'M', ' M')"
+_GOAL = {"color": "var(--goal)", "fill": "var(--goal)"}
+_THEME = {
+    "background": "var(--page)",
+    "font": "system-ui, sans-serif",
+    "padding": 28,
+    "view": {"stroke": None},
+    "title": {"anchor": "start", "frame": "bounds", "fontSize": 15, "fontWeight": 600, "color": "var(--title)"},
+    "text": {"fontSize": 12, "fill": "var(--text)"},
+    "axis": {
+        "labelColor": "var(--text)", "labelFontSize": 12, "labelExpr": _AMOUNT, "titleColor": "var(--text)",
+        "titleFontSize": 12, "titleFontWeight": "normal", "gridColor": "var(--grid)", "domainColor": "var(--axis)",
+        "ticks": False, "labelPadding": 6,
+    },
+    "axisX": {"grid": False},
+    "axisY": {"tickCount": 6},
+    "legend": {
+        "orient": "top", "title": None, "labelColor": "var(--text)", "labelFontSize": 12, "labelLimit": 0, "columns": 3,
+        "columnPadding": 40,
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,26 +60,6 @@ class Row:
     goal: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scale:
-    """From a value to a place."""
-
-    least: float
-    most: float
-    start: float
-    end: float
-    is_log: bool = False
-
-    def at(self, value: float) -> float:
-        """Return the coordinate of ``value``."""
-        if self.is_log:
-            span = math.log10(self.most / self.least) or 1
-            share = math.log10(max(value, self.least) / self.least) / span
-        else:
-            share = (value - self.least) / ((self.most - self.least) or 1)
-        return self.start + share * (self.end - self.start)
-
-
 def lines(
     title: str,
     series: Sequence[Series],
@@ -81,65 +71,70 @@ def lines(
 ) -> str:
     """Draw lines over a logarithmic axis, on which the values that occur are marked; ``goals`` are (x, y) to reach."""
     places = sorted({at for each in series for at, _ in each.values})
-    heights = [value for each in series for _, value in each.values] + [value for _, value in goals]
-    across = _Scale(least=places[0], most=places[-1], start=_LEFT + 14, end=WIDTH - _RIGHT - 14, is_log=True)
-    top, legend = _legend(series)
-    up = _upward(heights, top, is_log=is_y_log)
-    parts = [*_frame(title, y, top), *legend, *_y_axis(up), _text(WIDTH / 2, HEIGHT - 12, x, "middle")]
-    parts += [_text(across.at(each), HEIGHT - _BOTTOM + 18, amount(each), "middle") for each in _apart(places, across)]
-    for each in series:
-        points = [(across.at(at), up.at(value)) for at, value in sorted(each.values)]
-        path = " ".join(f"{left:.1f},{high:.1f}" for left, high in points)
-        parts.append(f'<g class="c{each.colour}"><polyline class="line" points="{path}"/>')
-        parts += [f'<circle class="fill" cx="{left:.1f}" cy="{high:.1f}" r="3.5"/>' for left, high in points]
-        parts.append("</g>")
-    for at, value in goals:
-        left, high = across.at(at), up.at(value)
-        parts.append(f'<line class="goal" x1="{left - 26:.1f}" x2="{left + 26:.1f}" y1="{high:.1f}" y2="{high:.1f}"/>')
-        parts.append(_text(left - 30, high + 4, f"goal {amount(value)}", "end", "goal-text"))
-    return _picture(parts, HEIGHT)
+    across = {"field": "x", "type": "quantitative", "title": x, "scale": {"type": "log", "nice": False, "padding": 14}}
+    up = {"field": "y", "type": "quantitative", "title": y, "scale": {"type": "log" if is_y_log else "linear"}}
+    wanted = [{"x": at, "y": value, "label": f"goal {amount(value)}"} for at, value in goals]
+    layers = [
+        {
+            "data": {"values": _rows(series)},
+            "mark": {"type": "line", "point": True},
+            "encoding": {"color": _named(series)},
+        },
+        {"data": {"values": wanted}, "mark": {"type": "tick", "orient": "horizontal", "size": 52} | _GOAL},
+        {
+            "data": {"values": wanted},
+            "mark": {"type": "text", "dy": -9} | _GOAL,
+            "encoding": {"text": {"field": "label"}},
+        },
+    ]
+    axis = {"axis": {"values": places, "labelOverlap": True}}
+    return _picture(title, {"width": 660, "height": 300, "encoding": {"x": across | axis, "y": up}, "layer": layers})
 
 
 def columns(title: str, labels: Sequence[str], series: Sequence[Series], *, x: str, y: str) -> str:
     """Draw columns side by side, a group for each label; a series has its values in the order of the labels."""
-    top, legend = _legend(series)
-    up = _upward([value for each in series for _, value in each.values], top)
-    width = (WIDTH - _LEFT - _RIGHT) / len(labels)
-    thick = min(26.0, width * 0.8 / len(series))
-    parts = [*_frame(title, y, top), *legend, *_y_axis(up), _text(WIDTH / 2, HEIGHT - 12, x, "middle")]
-    for number, label in enumerate(labels):
-        middle = _LEFT + width * (number + 0.5)
-        parts.append(_text(middle, HEIGHT - _BOTTOM + 18, label, "middle"))
-        for at, each in enumerate(series):
-            left, high = middle + (at - len(series) / 2) * thick, up.at(each.values[number][1])
-            parts.append(
-                f'<rect class="fill c{each.colour}" x="{left:.1f}" y="{high:.1f}" '
-                f'width="{thick - 1:.1f}" height="{HEIGHT - _BOTTOM - high:.1f}"/>'
-            )
-    return _picture(parts, HEIGHT)
+    named = [
+        {"x": label, "y": value, "name": each.name}
+        for each in series
+        for label, (_, value) in zip(labels, each.values, strict=True)
+    ]
+    axis = {"labelAngle": 0, "labelExpr": "datum.label"}
+    encoding = {
+        "x": {"field": "x", "type": "ordinal", "title": x, "sort": None, "axis": axis},
+        "xOffset": {"field": "name", "sort": None},
+        "y": {"field": "y", "type": "quantitative", "title": y},
+        "color": _named(series),
+    }
+    data = {"values": named}
+    return _picture(title, {"width": 660, "height": 300, "data": data, "mark": "bar", "encoding": encoding})
 
 
 def rows(title: str, values: Sequence[Row], *, unit: str) -> str:
-    """Draw one bar below the other, each with its value and, dashed, its goal."""
-    height = 64 + _ROW * len(values) + 20
-    most = max([row.value for row in values] + [row.goal or 0 for row in values])
-    across = _Scale(least=0, most=most or 1, start=_LABEL_WIDTH, end=WIDTH - 130)
-    parts = [_text(20, 30, title, "start", "title"), _text(20, 48, unit)]
-    for number, row in enumerate(values):
-        top, end = 62 + _ROW * number, across.at(row.value)
-        parts.append(_text(_LABEL_WIDTH - 10, top + 15, row.label, "end"))
-        parts.append(
-            f'<rect class="fill c{row.colour}" x="{_LABEL_WIDTH}" y="{top}" rx="2" '
-            f'width="{max(1.0, end - _LABEL_WIDTH):.1f}" height="{_ROW - 9}"/>'
-        )
-        text = amount(row.value)
-        after = end
-        if row.goal is not None:
-            goal = across.at(row.goal)
-            parts.append(f'<line class="goal" x1="{goal:.1f}" x2="{goal:.1f}" y1="{top - 4}" y2="{top + _ROW - 5}"/>')
-            text, after = f"{text} (goal {amount(row.goal)})", max(end, goal)
-        parts.append(_text(after + 8, top + 15, text))
-    return _picture(parts, height)
+    """Draw one bar below the other, each with its value and, marked, its goal."""
+    data = [
+        {
+            "y": row.label,
+            "x": row.value,
+            "goal": row.goal,
+            "end": max(row.value, row.goal or 0),
+            "colour": f"var(--c{row.colour})",
+            "said": amount(row.value) + ("" if row.goal is None else f" (goal {amount(row.goal)})"),
+        }
+        for row in values
+    ]
+    across = {"type": "quantitative", "axis": None, "scale": {"domainMin": 0}}
+    labels = {"title": None, "domain": False, "labelExpr": "datum.label", "labelLimit": 0}
+    layers = [
+        {"mark": "bar", "encoding": {"x": {"field": "x"} | across, "color": {"field": "colour", "scale": None}}},
+        {"mark": {"type": "tick", "thickness": 1.5} | _GOAL, "encoding": {"x": {"field": "goal"} | across}},
+        {
+            "mark": {"type": "text", "align": "left", "dx": 8},
+            "encoding": {"x": {"field": "end"} | across, "text": {"field": "said"}},
+        },
+    ]
+    down = {"y": {"field": "y", "type": "nominal", "sort": None, "axis": labels}}
+    drawing = {"width": 420, "height": {"step": 30}, "data": {"values": data}, "encoding": down, "layer": layers}
+    return _picture({"text": title, "subtitle": unit, "subtitleColor": "var(--text)"}, drawing)
 
 
 def amount(value: float) -> str:
@@ -150,77 +145,17 @@ def amount(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _upward(values: Sequence[float], top: float, *, is_log: bool = False) -> _Scale:
-    most = max(values) or 1.0
-    if is_log:
-        least = min(value for value in values if value > 0)
-        low, high = 10 ** math.floor(math.log10(least)), 10 ** math.ceil(math.log10(most))
-        return _Scale(least=low, most=max(high, low * 10), start=HEIGHT - _BOTTOM, end=top, is_log=True)
-    step = _step(most)
-    return _Scale(least=0, most=math.ceil(most / step) * step, start=HEIGHT - _BOTTOM, end=top)
+def _rows(series: Sequence[Series]) -> list[dict[str, Any]]:
+    return [{"x": at, "y": value, "name": each.name} for each in series for at, value in sorted(each.values)]
 
 
-def _step(most: float) -> float:
-    rough = most / 5
-    power: float = 10.0 ** math.floor(math.log10(rough))
-    return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= rough * 0.999)
+def _named(series: Sequence[Series]) -> dict[str, Any]:
+    """Return the colours by name; a single series needs no legend."""
+    scale = {"domain": [each.name for each in series], "range": [f"var(--c{each.colour})" for each in series]}
+    return {"field": "name", "type": "nominal", "scale": scale} | ({"legend": None} if len(series) < 2 else {})
 
 
-def _y_axis(up: _Scale) -> Iterator[str]:
-    for value in _marks(up):
-        at = up.at(value)
-        yield f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
-        yield _text(_LEFT - 8, at + 4, amount(value), "end")
-    bottom = HEIGHT - _BOTTOM
-    yield f'<line class="axis" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{bottom}" y2="{bottom}"/>'
-
-
-def _marks(up: _Scale) -> list[float]:
-    if up.is_log:
-        return [up.least * 10**number for number in range(round(math.log10(up.most / up.least)) + 1)]
-    step = _step(up.most)
-    return [step * number for number in range(round(up.most / step) + 1)]
-
-
-def _apart(places: Sequence[float], across: _Scale) -> list[float]:
-    """Return the places whose labels do not touch."""
-    kept = list(places[:1])
-    for _, place in pairwise(places):
-        if across.at(place) - across.at(kept[-1]) > 40:
-            kept.append(place)
-    return kept
-
-
-def _frame(title: str, y: str, top: float) -> Iterator[str]:
-    yield _text(20, 28, title, "start", "title")
-    yield _text(20, top - 12, y)
-
-
-def _legend(series: Sequence[Series]) -> tuple[float, list[str]]:
-    """Return where the drawing may begin below the names of the series, and the names; a single one needs none."""
-    parts: list[str] = []
-    left, line = 20.0, 52
-    for each in series if len(series) > 1 else ():
-        width = 17 + len(each.name) * _LETTER + 16
-        if left + width > WIDTH - _RIGHT:
-            left, line = 20.0, line + 20
-        parts.append(
-            f'<rect class="fill c{each.colour}" x="{left:.1f}" y="{line - 10}" width="12" height="12" rx="2"/>'
-        )
-        parts.append(_text(left + 17, line, each.name))
-        left += width
-    return (line + 36 if parts else 64), parts
-
-
-def _text(left: float, top: float, text: str, anchor: str = "start", kind: str = "") -> str:
-    named = f' class="{kind}"' if kind else ""
-    return f'<text x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}"{named}>{escape(text)}</text>'
-
-
-def _picture(parts: Sequence[str], height: float) -> str:
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" height="{height:g}" '
-        f'role="img"><style>{_STYLE}</style>'
-    )
-    page = f'<rect class="page" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1:g}" rx="8"/>'
-    return "\n".join([head, page, *parts, "</svg>", ""])
+def _picture(title: str | Mapping[str, str], drawing: Mapping[str, Any]) -> str:
+    svg = vl_convert.vegalite_to_svg({"title": title, "config": _THEME, **drawing})
+    head, end, rest = svg.partition(">")
+    return f"{head}{end}{_STYLE}{rest}\n"

@@ -7,6 +7,7 @@ DmqError
  |   |   +- StoreNoDescriptors  too many files are open; a read that met it may be tried again
  |   |   +- StoreBroken         the disk reports an error of its own
  |   +- StoreCorrupt       the store is damaged, and says where; it never looks like an empty one
+ |   |   +- SpoolCorrupt        the store is a directory of a spool
  |   +- StoreLocked        another process owns the directory
  |   +- StoreReadOnly      the directory cannot be written
  |   +- FormatUnsupported  written by a newer Rock-DMQ
@@ -55,13 +56,22 @@ class StoreNoDescriptors(StoreFailed):
 class StoreBroken(StoreFailed):
     """The disk, or what stands for it, reports an error of its own."""
 
-    advice = "look at the kernel's log and replace the disk; 'dmq store salvage' saves what can be read"
+    advice = (
+        "look at the kernel's log and replace the disk; 'dmq store salvage' saves what can be read, "
+        "of a spool 'dmq spool salvage'"
+    )
 
 
 class StoreCorrupt(StoreError):
     """The store is damaged."""
 
     advice = "'dmq store check' lists the damage; restore a backup, or 'dmq store salvage' saves what can be read"
+
+
+class SpoolCorrupt(StoreCorrupt):
+    """A directory of a spool is damaged."""
+
+    advice = "'dmq spool check' lists the damage, 'dmq spool salvage' saves what can be read"
 
 
 class StoreLocked(StoreError):

@@ -5,14 +5,10 @@ A dead letter keeps everything needed to understand and to repeat it. Its consum
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, TypeVar
 
 from retry.policy import Reason
-
-_Kind = TypeVar("_Kind")
 
 # RocketMQ's proxy reads the first two where a broker wrote them; the others are ours.
 ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
@@ -116,62 +112,3 @@ class Job:
             failed=self.failed + failed,
             state=JobState.DONE if next_offset >= self.end_offset and self.state is JobState.RUNNING else self.state,
         )
-
-
-def encode_job(job: Job) -> bytes:
-    """Return ``job`` as JSON."""
-    plain = asdict(job)
-    plain["filter"] = {name: sorted(v) if isinstance(v, frozenset) else v for name, v in plain["filter"].items()}
-    return json.dumps(plain, separators=(",", ":")).encode()
-
-
-def decode_job(value: bytes) -> Job:
-    """Undo ``encode_job``; ``ValueError`` for what is none."""
-    try:
-        plain = json.loads(value)
-        return Job(
-            job_id=_read(plain, "job_id", int),
-            kind=JobKind(plain["kind"]),
-            group=_read(plain, "group", str),
-            filter=_filter_of(plain["filter"]),
-            to_topic=_read(plain, "to_topic", str),
-            # One that was started before there was a choice goes on as it was started.
-            all_groups=_read(plain, "all_groups", bool) if "all_groups" in plain else plain["kind"] == JobKind.REDRIVE,
-            why=_read(plain, "why", str),
-            rate_per_s=_read(plain, "rate_per_s", float, int),
-            created_at_ms=_read(plain, "created_at_ms", int),
-            first_offset=_read(plain, "first_offset", int),
-            next_offset=_read(plain, "next_offset", int),
-            end_offset=_read(plain, "end_offset", int),
-            done=_read(plain, "done", int),
-            passed=_read(plain, "passed", int),
-            failed=_read(plain, "failed", int),
-            state=JobState(plain["state"]),
-        )
-    except (TypeError, KeyError, ValueError) as error:
-        raise ValueError(f"a job cannot be read: {error!r}") from error
-
-
-def _filter_of(plain: dict[str, Any]) -> DeadFilter:
-    return DeadFilter(
-        reasons=frozenset(Reason(number) for number in _read(plain, "reasons", list)),
-        topics=_texts(plain, "topics"),
-        keys=_texts(plain, "keys"),
-        message_ids=_texts(plain, "message_ids"),
-        since_ms=_read(plain, "since_ms", int),
-        until_ms=_read(plain, "until_ms", int),
-    )
-
-
-def _texts(plain: dict[str, Any], name: str) -> frozenset[str]:
-    texts = _read(plain, name, list)
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError(f"{name} has entries that are no text")
-    return frozenset(texts)
-
-
-def _read(plain: dict[str, Any], name: str, *kinds: type[_Kind]) -> _Kind:
-    value: _Kind = plain[name]
-    if type(value) not in kinds:  # not isinstance, for which True is an int
-        raise TypeError(f"{name} is {value!r:.60}")
-    return value

@@ -14,7 +14,6 @@ from typing import Any, TextIO
 import pyarrow as pa
 
 from spark_audit.report import text
-from spark_audit.report.markup import visible
 from spark_audit.report.message import words
 from spark_audit.report.message.files import Gap, Row, Snapshot, TrailFiles, packed_forms, unpacked
 from spark_audit.report.message.verdict import Judge
@@ -45,7 +44,7 @@ def main(
         out.write(json.dumps(told, indent=2, sort_keys=True) + "\n")
     else:
         # one line each, whatever a name holds
-        out.writelines(visible(line).replace("\n", "\\u000a") + "\n" for line in _lines(told))
+        out.writelines(text.visible(line).replace("\n", "\\u000a") + "\n" for line in _lines(told))
     return FOUND if told["found"] else NOT_FOUND
 
 

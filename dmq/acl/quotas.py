@@ -6,7 +6,6 @@ that nobody set are defaults that a sidecar does not feel: see ``DEFAULTS``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,6 +16,7 @@ from broker_adapter.errors import Overloaded
 from broker_adapter.limits import GROUPS_MAX, TOPICS_MAX
 from dmq.acl.rules import AccessKey
 from dmq.http2 import LOOPBACK
+from dmq.store.schema.orders import Limit, decode_limits, encode_limits
 
 KEY: Final = "key"
 ADDRESS: Final = "address"
@@ -24,7 +24,6 @@ LIMIT_MAX: Final = 2**40
 SET_MAX: Final = 10_000  # limits that are set; each is a few bytes in memory and in the store's one row of them
 RESERVE_PART: Final = 8  # of the bytes that may wait, operators and health checks on this host have one of so many
 _HOLDERS_KEPT: Final = 20_000
-_VERSION: Final = b"\x01"
 _OPERATORS_PART: Final = 20  # of what this host's clients share, operators keep a twentieth
 _STRANGERS_PART: Final = 4
 
@@ -124,8 +123,18 @@ class Quotas:
     address's those with any key. ``bytes_of`` and ``on_change`` belong to whoever counts the bytes.
     """
 
-    def __init__(self, clock: Clock, bounds: Bounds | None = None, limits: bytes = b"") -> None:
-        """``limits`` is what ``encoded`` returned. Raises ValueError if it is not."""
+    def __init__(
+        self,
+        clock: Clock,
+        bounds: Bounds | None = None,
+        limits: bytes = b"",
+        *,
+        is_known: Callable[[Quota, str], bool] = lambda _, __: True,
+    ) -> None:
+        """``limits`` is what ``encoded`` returned; ``is_known`` says whether a topic or a group is still there.
+
+        Raises ValueError if ``limits`` are no limits.
+        """
         self.bounds = bounds or Bounds()
         self._clock = clock
         self._set = dict(_decoded(limits)) if limits else {}
@@ -133,7 +142,7 @@ class Quotas:
         self._ruleless: set[str] = set()  # keys
         self.bytes_of: Callable[[Holder], int] = lambda _: 0
         self.on_change: Callable[[], None] = lambda: None
-        self.is_known: Callable[[Quota, str], bool] = lambda _, __: True  # whether a topic or group is still there
+        self.is_known = is_known
         self.limits_sends = self._has_send_limits()
 
     # -- what counts ---------------------------------------------------------------------------------------------------
@@ -224,8 +233,7 @@ class Quotas:
 
     def encoded(self) -> bytes:
         """Return the limits that are set, to be kept."""
-        rows = [[holder.kind, holder.name, quota.value, limit] for (holder, quota), limit in sorted(self._set.items())]
-        return _VERSION + json.dumps(rows).encode()
+        return encode_limits(Limit(*holder, quota.value, limit) for (holder, quota), limit in sorted(self._set.items()))
 
     def rows(self) -> Iterator[Use]:
         """Give what each holder has or was given a limit for, by holder and quota."""
@@ -264,9 +272,7 @@ class Quotas:
 
 
 def _decoded(kept: bytes) -> Iterator[tuple[tuple[Holder, Quota], int]]:
-    if kept[:1] != _VERSION:
-        raise ValueError("the limits of keys and addresses are of an unknown version")
     known = {each.value for each in Quota}
-    for kind, name, quota, limit in json.loads(kept[1:]):
+    for kind, name, quota, limit in decode_limits(kept):
         if quota in known:  # others are of a later version
-            yield (Holder(str(kind), str(name)), Quota(quota)), int(limit)
+            yield (Holder(kind, name), Quota(quota)), limit

@@ -67,8 +67,8 @@ class Cell:
             ),
             totals=Totals(
                 accepted=self.broker.sends.accepted_total,
-                delivered=self.broker.handed_out_total,
-                acked=self.broker.acked_total,
+                delivered=self.broker.deliveries.handed_out_total,
+                acked=self.broker.deliveries.acked_total,
                 expired=self.broker.leases.expired_total,
             ),
             commits=Commits(

@@ -11,9 +11,9 @@ from broker_adapter.errors import group_unknown
 from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic
 from dmq.admin import status
 from dmq.embedded.broker import EmbeddedBroker
+from dmq.embedded.catalog import DEFAULT_POLICY
 from dmq.embedded.names import Group, Topic
 from dmq.embedded.operator import BEGIN, END
-from dmq.embedded.registry import DEFAULT_POLICY
 from dmq.store.store import Store
 from retry.policy import RetryPolicy
 
@@ -73,9 +73,7 @@ class Groups:
         self, group: Group, pending: dict[int, int], due: Sequence[status.DueBucket] = ()
     ) -> status.GroupStatus:
         letters = self._broker.names.topics.get(dead_letter_topic(group.name))
-        subscribed = [
-            found for (group_id, _), found in self._broker.registry.subscriptions.items() if group_id == group.group_id
-        ]
+        subscribed = [found for found in self._broker.subscriptions.all() if found.group_id == group.group_id]
         return status.GroupStatus(
             name=group.name,
             created_at_ms=group.created_at_ms,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from broker_adapter.errors import Refused, Rule
-from broker_adapter.limits import DELIVER_AT_MS_MAX, PROPERTIES_BYTES_MAX
+from broker_adapter.limits import PROPERTIES_BYTES_MAX
 from broker_adapter.topics import check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin import validate
@@ -21,9 +21,8 @@ class ListingCalls:
     async def list_messages(self, request: wire.ListMessagesRequest) -> wire.ListMessagesResponse:
         """List a page of what a topic holds."""
         topic, limit = check_topic(request.topic), validate.check_limit(request.limit)
-        if len(request.token) > _TOKEN_CHARS_MAX:
-            raise Refused(Rule.REQUEST, "the page token is too long", limit=f"{_TOKEN_CHARS_MAX} characters")
-        page = await self._messages.messages(topic, _wanted(request), token=request.token, limit=limit)
+        token = validate.check_token(request.token, _TOKEN_CHARS_MAX)
+        page = await self._messages.messages(topic, _wanted(request), token=token, limit=limit)
         return wire.ListMessagesResponse(
             messages=[
                 wire.ListedMessage(
@@ -44,11 +43,7 @@ class ListingCalls:
 def _wanted(request: wire.ListMessagesRequest) -> Wanted:
     if request.state not in {0, WAITING, READY}:
         raise Refused(Rule.REQUEST, "unknown message state", value=int(request.state), limit="WAITING, QUEUED")
-    for at_ms in (request.due_after_ms, request.due_before_ms):
-        if not 0 <= at_ms <= DELIVER_AT_MS_MAX:
-            raise Refused(Rule.REQUEST, "the time is out of range", value=at_ms, limit=f"0 to {DELIVER_AT_MS_MAX} ms")
-    if request.due_before_ms and request.due_before_ms <= request.due_after_ms:
-        raise Refused(Rule.REQUEST, "the time range ends before it begins", value=request.due_before_ms)
+    validate.check_times(request.due_after_ms, request.due_before_ms)
     for text in (request.key, request.tag):
         if len(text.encode()) > PROPERTIES_BYTES_MAX:
             raise Refused(Rule.REQUEST, "a key or a tag is too long", limit=f"{PROPERTIES_BYTES_MAX} bytes")

@@ -27,10 +27,10 @@ from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.names import Topic
 from dmq.embedded.queue_log import Place, messages_from
 from dmq.embedded.retries import next_of
-from dmq.store.counts import BUCKET_MS
-from dmq.store.keys import pack_queue_key, pack_timeline_key, timeline_key, timeline_mark
-from dmq.store.ops import EntryState, Family
-from dmq.store.record import (
+from dmq.store.schema.counts import BUCKET_MS
+from dmq.store.schema.index import EntryState, redriven_id
+from dmq.store.schema.keys import Family, pack_queue_key, timeline_key, timeline_mark
+from dmq.store.schema.record import (
     DELAYED_KINDS,
     WAITING_HEADER_BYTES,
     QueuedMessage,
@@ -38,7 +38,6 @@ from dmq.store.record import (
     decode_queued,
     decode_waiting,
     encode_queued,
-    redriven_id,
 )
 from dmq.store.store import Store
 
@@ -126,7 +125,7 @@ class Messages:
         if topic is None or found is None:
             return self._redriven(topic, message_id) if topic is not None else _UNKNOWN
         if found.state is EntryState.WAITING:
-            (value,) = self._store.get_many(Family.TIMELINE, [pack_timeline_key(found.at_ms, found.sequence)])
+            (value,) = self._store.get_many(Family.TIMELINE, [found.key])
             if value is None:  # handed over since
                 return self._message(topic_name, message_id)
             entry = decode_waiting(value)
@@ -199,7 +198,7 @@ class Messages:
         looked = 0
         while at is not None and looked < ROWS_PER_CALL_MAX and len(found) < limit:
             start, left = at, limit - len(found)
-            step = await self._broker.registry.reader.run(
+            step = await self._broker.reader.run(
                 lambda store: look(store, topic.topic_id, wanted, start, left)  # noqa: B023 - called before the next
             )
             found += step.found
@@ -292,7 +291,7 @@ class Messages:
 
     async def _fill(self, cursor: _Cursor, wanted: Wanted, rows_max: int) -> None:
         if not cursor.rows and not cursor.is_done(backwards=wanted.newest_first):
-            cursor.rows = await self._broker.registry.reader.run(lambda store: _look(store, cursor, wanted, rows_max))
+            cursor.rows = await self._broker.reader.run(lambda store: _look(store, cursor, wanted, rows_max))
 
 
 def _look(store: Store, cursor: _Cursor, wanted: Wanted, rows_max: int) -> list[_Row]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from broker_adapter.adapter import QueueRange
-from dmq.embedded.topic_settings import KEEP_ALL, Keep
+from dmq.embedded.retention import KEEP_ALL
+from dmq.store.schema.names import Keep
 from retry.dead_letter import Dead
 from retry.policy import RetryPolicy
 

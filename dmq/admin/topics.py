@@ -14,7 +14,8 @@ from broker_adapter.topics import retry_topic
 from dmq.admin import status
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.removable import edges
-from dmq.embedded.topic_settings import KeepChange, TopicSettings
+from dmq.embedded.topic_settings import KeepChange
+from dmq.store.schema.names import TopicSettings
 from dmq.store.store import Store
 
 _DUE_BUCKETS_MAX = 60

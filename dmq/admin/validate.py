@@ -44,11 +44,20 @@ def check_limit(limit: int) -> int:
     return limit
 
 
-def check_token(token: str) -> str:
+def check_token(token: str, chars_max: int = _TOKEN_CHARS_MAX) -> str:
     """Return the place a page starts at; whether it is one, its maker knows."""
-    if len(token) > _TOKEN_CHARS_MAX:
-        raise Refused(Rule.REQUEST, "the page token is too long", limit=f"{_TOKEN_CHARS_MAX} characters")
+    if len(token) > chars_max:
+        raise Refused(Rule.REQUEST, "the page token is too long", limit=f"{chars_max} characters")
     return token
+
+
+def check_times(since_ms: int, until_ms: int) -> None:
+    """Refuse a range of times that is none; 0 is no bound."""
+    for at_ms in (since_ms, until_ms):
+        if not 0 <= at_ms <= DELIVER_AT_MS_MAX:
+            raise Refused(Rule.REQUEST, "the time is out of range", value=at_ms, limit=f"0 to {DELIVER_AT_MS_MAX} ms")
+    if until_ms and until_ms <= since_ms:
+        raise Refused(Rule.REQUEST, "the time range ends before it begins", value=until_ms)
 
 
 def check_offset(offset: int) -> int:
@@ -86,11 +95,7 @@ def check_filter(chosen: wire.DeadFilter) -> DeadFilter:
             raise Refused(Rule.KEY, "the key is blank or too long", value=key, limit=f"{PROPERTIES_BYTES_MAX} bytes")
     for message_id in chosen.message_ids:
         check_message_id(message_id)
-    for at_ms in (chosen.since_ms, chosen.until_ms):
-        if not 0 <= at_ms <= DELIVER_AT_MS_MAX:
-            raise Refused(Rule.REQUEST, "the time is out of range", value=at_ms, limit=f"0 to {DELIVER_AT_MS_MAX} ms")
-    if chosen.until_ms and chosen.until_ms <= chosen.since_ms:
-        raise Refused(Rule.REQUEST, "the time range ends before it begins", value=chosen.until_ms)
+    check_times(chosen.since_ms, chosen.until_ms)
     return filter_of(chosen)
 
 

@@ -6,7 +6,6 @@ clients' have, no Python is run per event. Others are brought into the same shap
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +16,8 @@ import pyarrow as pa
 from dmq.audit.events import LANE, NO_QUEUE, EventKind
 from dmq.audit.outbox_rows import Row
 from dmq.errors import StoreCorrupt
-from dmq.store.outbox import BLOCK_HEAD_BYTES, NOT_APPLICABLE, RECORD_HEAD_BYTES
+from dmq.store.schema.keys import unpack_u64
+from dmq.store.schema.outbox import BLOCK_HEAD_BYTES, NOT_APPLICABLE, RECORD_HEAD_BYTES, unpack_record_head
 
 TRAIL_VERSION = "1"
 _ID_BYTES = 17
@@ -30,8 +30,6 @@ _RECORD = np.dtype(
     ]
 )
 _USUAL_LENGTH = _EVENT_BYTES + _ID_BYTES
-_RECORD_HEAD = struct.Struct(">HQQ")
-_COUNT = struct.Struct(">Q")
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 SCHEMA = pa.schema(
@@ -108,9 +106,7 @@ def to_columns(rows: Sequence[Row], name_of: Callable[[int], str]) -> pa.RecordB
     has_due = _IS_DUE[kind] | (_MAY_BE_DUE[kind] & (time_ms != 0))
     is_letter, is_detail = _IS_LETTER[kind], _IS_DETAIL[kind]
     due_ms = time_ms
-    counted = [
-        (place, _COUNT.unpack(each)[0]) for place, each in odd.items() if kind[place] in _COUNTED and len(each) == 8
-    ]
+    counted = [(place, unpack_u64(each)) for place, each in odd.items() if kind[place] in _COUNTED and len(each) == 8]
     if counted:
         due_ms = time_ms.copy()
         for place, count in counted:
@@ -161,7 +157,7 @@ def _reshaped(row: Row, place: int, odd: dict[int, bytes]) -> bytes:
     made: list[bytes] = []
     for number in range(row.events):
         end = at + RECORD_HEAD_BYTES
-        length = _RECORD_HEAD.unpack_from(value, at)[0] if end <= len(value) else len(value)
+        length = unpack_record_head(value, at)[0] if end <= len(value) else len(value)
         if end + length > len(value) or length < _EVENT_BYTES:
             raise StoreCorrupt(f"outbox row {row.first_sequence} cannot be read from its event {number} on")
         record = value[at : end + length]

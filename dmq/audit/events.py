@@ -2,10 +2,10 @@
 
     event      kind 1 | topic_id 4 | group_id 4 | queue_id 2 | attempt 2 | time_ms 8 | packed message id
 
-The outbox block around it (``dmq.store.outbox``) adds the audit sequence, the run of the daemon, the commit time, the
-entry's sequence and the queue offset (of DEAD_* that in the dead-letter queue, while the event's queue is the one in
-which the message failed). ``time_ms`` is what the kind says below; zero ids mean "none". Kinds are part of
-the trail's format: numbers are never used again for something else.
+The outbox block around it (``dmq.store.schema.outbox``) adds the audit sequence, the run of the daemon, the commit
+time, the entry's sequence and the queue offset (of DEAD_* that in the dead-letter queue, while the event's queue is the
+one in which the message failed). ``time_ms`` is what the kind says below; zero ids mean "none". Kinds are part of the
+trail's format: numbers are never used again for something else.
 """
 
 from __future__ import annotations

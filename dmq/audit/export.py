@@ -27,9 +27,10 @@ from dmq.audit.outbox_rows import Row, chunks_of, drop_of, files_of, read_rows
 from dmq.audit.retention import retire
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.store.commit import Unit
-from dmq.store.keys import pack_u64
-from dmq.store.ops import Emit, Family, HoldOutbox, Op, SkipOutbox
-from dmq.store.outbox import block_head
+from dmq.store.ops import Emit, HoldOutbox, Op, SkipOutbox
+from dmq.store.schema.files import CELL_FILE
+from dmq.store.schema.keys import Family, pack_u64
+from dmq.store.schema.outbox import block_head
 from dmq.store.store import Store, StoreOptions
 from retry.log import LibraryLog
 
@@ -361,7 +362,7 @@ def export_all(data: Path, trail: Path, *, role: Role = "daemon") -> int:
 
     Raises ``StoreLocked`` if a process uses it, other store errors as opening does, and ``TrailUnavailable``.
     """
-    if not (data / "CELL").exists():
+    if not (data / CELL_FILE).exists():
         raise StoreError(f"{data} holds no store")
     forever = 2**62  # nothing is cut, and nothing forgotten, because somebody exports
     options = StoreOptions(

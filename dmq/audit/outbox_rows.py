@@ -7,9 +7,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from dmq.audit.manifest import HOUR_MS
-from dmq.store.keys import pack_u64
-from dmq.store.ops import DropOutbox, Family
-from dmq.store.outbox import block_head
+from dmq.store.ops import DropOutbox
+from dmq.store.schema.keys import Family, pack_u64
+from dmq.store.schema.outbox import block_head
 from dmq.store.store import Store
 
 # A scan runs Python for every row: so many take some tenths of a millisecond, and nobody else waits longer for the GIL.

@@ -27,7 +27,7 @@ from dmq.audit.snapshot_layout import MANIFEST, QueueId, decode_cursors, open_qu
 from dmq.audit.snapshot_rows import ENTRIES, PROGRESS, QUEUES, entries, progress, queues
 from dmq.errors import StoreError
 from dmq.store.engine import Engine
-from dmq.store.ops import Family
+from dmq.store.schema.keys import META_SPOOL_TOTAL, Family, meta_range
 
 VERSION = 1
 _TRAIL_VERSION = {b"rockdmq.trail_version": b"1"}
@@ -57,7 +57,7 @@ def write_snapshot(
     """
     cut = read_cut(engine)
     names = read_names(engine)
-    is_spool = bool(engine.scan(Family.META, b"w", b"x", limit=1).rows)  # totals that no daemon has
+    is_spool = bool(engine.scan(Family.META, *meta_range(META_SPOOL_TOTAL), limit=1).rows)
     make_directory(out.parent)
     out.mkdir()
     tables: Sequence[tuple[str, pa.Schema, Iterable[pa.RecordBatch]]] = (

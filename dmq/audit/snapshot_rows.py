@@ -9,32 +9,27 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dmq.audit.snapshot_layout import (
-    CHUNK_OFFSETS,
-    CHUNK_ROW,
-    DEAD,
-    DEAD_HEAD_BYTES,
-    EXCEPTION_ROW,
-    FLOOR_ROW,
-    PARKED,
-    SPOOL_ROWS,
-    NamesOf,
-    QueueId,
-    Waiting,
-    read_waiting,
-)
+from dmq.audit.snapshot_layout import NamesOf, QueueId, Waiting, read_waiting
 from dmq.errors import StoreCorrupt
 from dmq.store.engine import Engine, queue_begin, queue_end
-from dmq.store.keys import TIMELINE_END, pack_queue_key, queue_offset_of, unpack_group_row, unpack_u64
-from dmq.store.ops import Family
-from dmq.store.record import EntryKind
+from dmq.store.schema.group import (
+    CHUNK_BYTES,
+    CHUNK_OFFSETS,
+    GROUPS_END,
+    GroupKind,
+    is_hidden,
+    unpack_group_key,
+    unpack_group_row,
+)
+from dmq.store.schema.keys import TIMELINE_END, Family, pack_queue_key, queue_offset_of, sequence_of, unpack_u64
+from dmq.store.schema.record import EntryKind
+from dmq.store.schema.spool import DEAD_HEAD_BYTES, SPOOL_DEAD, SPOOL_PARKED, spool_rows
 
 _ROWS_PER_SCAN = 8_192
 _BYTES_PER_SCAN = 8 * 1024 * 1024  # values come with their payloads
 _OFFSETS_PER_BATCH = 200_000
 _PROGRESS_ROWS_PER_BATCH = 10_000
 _END = b"\xff" * 40
-_SEQUENCE = 0xFFFF_FFFF_FFFF_FFFF
 
 
 def _schema(*fields: tuple[str, Any] | tuple[str, Any, bool]) -> pa.Schema:
@@ -93,10 +88,9 @@ def entries(engine: Engine, names: NamesOf, *, done: int) -> Iterator[pa.RecordB
         marks = [int.from_bytes(key, "big") for key, _ in rows]
         found = [read_waiting(value) for _, value in rows]
         kinds = [_KINDS.get(each.kind, str(each.kind)) for each in found]
-        yield _entries(names, found, kinds, [mark & _SEQUENCE for mark in marks], [mark < done for mark in marks])
-    for letter, kind, head in ((PARKED, "PARKED", 0), (DEAD, "DEAD", DEAD_HEAD_BYTES)):
-        start, stop = SPOOL_ROWS + letter, SPOOL_ROWS + bytes((letter[0] + 1,))
-        for rows in rows_of(engine, Family.GROUP, start, stop):
+        yield _entries(names, found, kinds, [sequence_of(mark) for mark in marks], [mark < done for mark in marks])
+    for letter, kind, head in ((SPOOL_PARKED, "PARKED", 0), (SPOOL_DEAD, "DEAD", DEAD_HEAD_BYTES)):
+        for rows in rows_of(engine, Family.GROUP, *spool_rows(letter)):
             found = [read_waiting(value[head:]) for _, value in rows]
             yield _entries(names, found, [kind] * len(rows), [None] * len(rows), [False] * len(rows))
 
@@ -158,16 +152,16 @@ class _Progress:
     def add(self, key: bytes, value: bytes) -> int:
         """Take a row in; say about how many offsets that adds."""
         kind, number = unpack_group_row(key)
-        if kind == FLOOR_ROW:
+        if kind == GroupKind.FLOOR:
             self.floor = unpack_u64(value)
-        elif kind == CHUNK_ROW:
-            if len(value) != CHUNK_OFFSETS // 8:
-                raise StoreCorrupt(f"a bitmap of {len(value)} bytes instead of {CHUNK_OFFSETS // 8}")
+        elif kind == GroupKind.CHUNK:
+            if len(value) != CHUNK_BYTES:
+                raise StoreCorrupt(f"a bitmap of {len(value)} bytes instead of {CHUNK_BYTES}")
             bits = np.unpackbits(np.frombuffer(value, np.uint8), bitorder="little")
             offsets = np.flatnonzero(bits).astype(np.int64) + number * CHUNK_OFFSETS
             self.done.append(offsets[offsets >= self.floor])  # below it, the floor's own chunk has bits too
             return len(offsets)
-        elif kind == EXCEPTION_ROW and any(value[2:10]):  # visible_at_ms; 0: it came back
+        elif kind == GroupKind.EXCEPTION and is_hidden(value):
             self.hidden.append(number)
             return 1
         return 0
@@ -186,13 +180,10 @@ def progress(engine: Engine, names: NamesOf, cursors: Mapping[QueueId, int]) -> 
     made: list[_Progress] = []
     offsets = 0
     # From group 1 on: 0 stands for who keeps account of dead letters.
-    for rows in rows_of(engine, Family.GROUP, b"\0\0\0\1", SPOOL_ROWS):
+    for rows in rows_of(engine, Family.GROUP, b"\0\0\0\1", GROUPS_END):
         for key, value in rows:
-            place = (
-                int.from_bytes(key[:4], "big"),
-                int.from_bytes(key[4:8], "big"),
-                int.from_bytes(key[8:10], "big"),
-            )
+            group_id, topic_id, queue_id, *_ = unpack_group_key(key)
+            place = group_id, topic_id, queue_id
             if not made or made[-1].place != place:
                 if offsets >= _OFFSETS_PER_BATCH or len(made) >= _PROGRESS_ROWS_PER_BATCH:
                     yield _progress_batch(names, made, cursors)

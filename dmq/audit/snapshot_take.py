@@ -29,6 +29,7 @@ from dmq.audit.manifest import sync_directory
 from dmq.audit.snapshot_layout import MANIFEST, QueueId, encode_cursors, open_quiet, read_cut
 from dmq.errors import DmqError, StoreCorrupt
 from dmq.store.cell import Cell
+from dmq.store.schema.files import CELL_FILE, decode_marker
 from dmq.store.store import Store
 
 KEPT_NEWEST = 48
@@ -196,7 +197,7 @@ def snapshot_of(data: Path, trail: Path, clock: Clock, *, reached: int) -> Snaps
     from dmq.audit.snapshot import write_snapshot
 
     started_s = clock.monotonic_s()
-    if not (data / "CELL").exists():
+    if not (data / CELL_FILE).exists():
         raise StoreCorrupt(f"there is no store in {data}")
     cell = Cell(data)
     try:
@@ -218,8 +219,8 @@ def snapshot_of(data: Path, trail: Path, clock: Clock, *, reached: int) -> Snaps
 def cell_of(data: Path) -> str:
     """Return the id of the cell in a directory; ``StoreCorrupt`` if there is no store in it."""
     try:
-        return str(json.loads((data / "CELL").read_text(encoding="utf-8"))["cell_id"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return decode_marker((data / CELL_FILE).read_text(encoding="utf-8")).cell_id
+    except (OSError, ValueError) as error:
         raise StoreCorrupt(f"there is no store in {data}") from error
 
 

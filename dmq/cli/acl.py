@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from dmq.cli import output as out
-from dmq.cli.errors import CommandFailed, ExitCode
-from dmq.cli.options import OutputOption, session_of
+from dmq.cli.errors import CommandFailed, ExitCode, refused
+from dmq.cli.nouns import noun
+from dmq.cli.options import Session, with_output
 
 if TYPE_CHECKING:
     from dmq.acl.file import Keys
     from dmq.acl.rules import AccessKey, Need, Rule
+
+app = noun("acl")
 
 FileOption = Annotated[
     Path | None,
@@ -27,17 +29,10 @@ FileOption = Annotated[
 _BARE_TOML_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def mount(group: type[TyperGroup]) -> typer.Typer:
-    """Return the commands as a group of their own."""
-    made = typer.Typer(cls=group, help="Access keys and what they may do.", rich_markup_mode=None)
-    for command in (ls, check, new):
-        made.command(command.__name__)(command)
-    return made
-
-
-def ls(ctx: typer.Context, *, file: FileOption = None, output: OutputOption = None) -> None:
+@app.command()
+@with_output
+def ls(session: Session, *, file: FileOption = None) -> None:
     """List the access keys and their rules, without their secrets."""
-    session = session_of(ctx, output=output)
     keys = list(_read(file).by_name.values())
     if session.as_json:
         out.show_json(
@@ -54,21 +49,21 @@ def ls(ctx: typer.Context, *, file: FileOption = None, output: OutputOption = No
     out.show_table(("ACCESS KEY", "ADMIN", "RULE"), [row for key in keys for row in _rows(key)])
 
 
+@app.command()
+@with_output
 def check(
-    ctx: typer.Context,
+    session: Session,
     *,
     access_key: Annotated[str, typer.Argument(metavar="ACCESS_KEY", help="The access key.")],
     action: Annotated[str, typer.Argument(metavar="ACTION", help="PUB, SUB or ADMIN.")],
     resource: Annotated[str, typer.Argument(metavar="RESOURCE", help="topic:NAME or group:NAME.")],
     file: FileOption = None,
-    output: OutputOption = None,
 ) -> None:
     """Check whether a key may do something, and by which rule; exit with 5 if it may not."""
-    session = session_of(ctx, output=output)
     need = _need(action, resource)
     key = _read(file).by_name.get(access_key)
     if key is None:
-        raise CommandFailed(out.printable(f"there is no access key {access_key}"), ExitCode.NOT_FOUND)
+        raise CommandFailed(f"there is no access key {access_key}", ExitCode.NOT_FOUND)
     rule = key.rule_for(need)
     if session.as_json:
         found = _plain(rule) if rule is not None else None
@@ -79,22 +74,21 @@ def check(
         raise typer.Exit(ExitCode.NOT_ALLOWED)
 
 
+@app.command()
+@with_output
 def new(
-    ctx: typer.Context,
+    session: Session,
     *,
     access_key: Annotated[
         str | None, typer.Argument(metavar="[ACCESS_KEY]", help="Name of the key.  [default: generated]")
     ] = None,
-    output: OutputOption = None,
 ) -> None:
     """Print a new access key and secret, to be added to the file; nothing is stored."""
-    session = session_of(ctx, output=output)
     from dmq.acl.file import is_access_key
 
     name = secrets.token_hex(10).upper() if access_key is None else access_key
     if not is_access_key(name):
-        text = "an access key is 1 to 128 visible ASCII characters but , and /"
-        raise typer.BadParameter(text, param_hint="ACCESS_KEY")
+        raise refused("1 to 128 visible ASCII characters but , and / are expected", "ACCESS_KEY", given=name)
     secret = secrets.token_urlsafe(30)
     if session.as_json:
         out.show_json({"access_key": name, "secret_key": secret})
@@ -123,10 +117,10 @@ def _need(action: str, resource: str) -> Need:
 
     kind, separator, name = resource.partition(":")
     if kind not in ACTIONS or not separator or not name:
-        raise typer.BadParameter(f"topic:NAME or group:NAME is expected, not {resource!r}", param_hint="RESOURCE")
+        raise refused("topic:NAME or group:NAME is expected", "RESOURCE", given=resource)
     if action not in ACTIONS[kind]:
-        known = " and ".join(sorted(ACTIONS[kind]))
-        raise typer.BadParameter(f"of a {kind} there are {known}, not {action!r}", param_hint="ACTION")
+        known = " or ".join(sorted(ACTIONS[kind]))
+        raise refused(f"with a {kind}, {known} is expected", "ACTION", given=action)
     return Need(action, kind, name)
 
 

@@ -4,31 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
-from dmq.cli import (
-    acl,
-    audit,
-    backoff,
-    client,
-    clock,
-    dead,
-    demo,
-    group,
-    msg,
-    quota,
-    retry,
-    serve,
-    spool,
-    status,
-    store,
-    topic,
-)
 from dmq.cli.errors import CommandFailed, ExitCode, describe, wants_json
+from dmq.cli.nouns import NOUNS, Group
 from dmq.cli.options import (
     AccessKeyOption,
     Output,
@@ -41,15 +24,36 @@ from dmq.cli.options import (
 from dmq.errors import DmqError
 
 
-class Group(TyperGroup):
-    """Ends every error as one line on stderr and an exit code; never as a traceback."""
+class _Commands(Mapping[str, Any]):  # of typer's vendored class of commands
+    """The commands by name; asking for one imports its module."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # vendored base
-        """Show the help, and call it a usage error, where a command is missing."""
-        if not args and not ctx.resilient_parsing:
-            typer.echo(ctx.get_help(), err=True)
-            raise typer.Exit(ExitCode.USAGE)
-        return super().parse_args(ctx, args)
+    def __getitem__(self, name: str) -> object:
+        if name not in NOUNS:
+            raise KeyError(name)
+        return typer.main.get_command(import_module(f"dmq.cli.{name}").app)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(NOUNS)
+
+    def __len__(self) -> int:
+        return len(NOUNS)
+
+
+class Root(Group):
+    """Imports the module of the command that is run, and ends every error as one line on stderr and an exit code."""
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - typer's
+        super().__init__(**settings)
+        self.commands = _Commands()  # type: ignore[assignment]  # nothing is ever added
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]  # noqa: ARG002 - vendored base
+        """Return the names, without importing what they name."""
+        return list(NOUNS)
+
+    def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]  # noqa: ANN401, ARG002
+        """Show the commands, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(NOUNS.items()))
 
     def main(self, args: Sequence[str] | None = None, **extra: Any) -> Any:  # type: ignore[override]  # noqa: ANN401
         """Run and exit the process, whatever ``standalone_mode`` is asked for."""
@@ -91,14 +95,6 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-class ClockGroup(Group):
-    """Shows the clock where nothing else is asked for."""
-
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # vendored base
-        """Take no command for ``show``."""
-        return super().parse_args(ctx, args or ["show"])
-
-
 def _show_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
@@ -109,7 +105,7 @@ def _show_version(wanted: bool) -> None:
 
 # Plain help: with rich it takes 60 ms more and is cut to 80 columns in a pipe.
 app = typer.Typer(
-    cls=Group,
+    cls=Root,
     name="dmq",
     help="Rock-DMQ, a delay and retry service for message queues.",
     epilog="Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 damaged, 5 not allowed, 6 unavailable.",
@@ -135,82 +131,3 @@ def _root(
     ctx.obj = Session(access_key=access_key or "", secret_file=secret_file).but(
         address, output or Output.TABLE, timeout
     )
-
-
-app.command()(serve.serve)
-app.command()(demo.demo)
-app.command()(status.status)
-
-_topic = typer.Typer(cls=Group, help="Topics.", rich_markup_mode=None)
-_topic.command("ls")(topic.ls)
-_topic.command("show")(topic.show)
-_topic.command("create")(topic.create)
-_topic.command("set")(topic.set_)
-_topic.command("rm")(topic.rm)
-app.add_typer(_topic, name="topic")
-
-_msg = typer.Typer(cls=Group, help="Messages.", rich_markup_mode=None)
-_msg.command("send")(msg.send)
-_msg.command("get")(msg.get)
-_msg.command("ls")(msg.ls)
-_msg.command("recall")(msg.recall)
-_msg.command("peek")(msg.peek)
-_msg.command("count")(msg.count)
-app.add_typer(_msg, name="msg")
-
-_group = typer.Typer(cls=Group, help="Consumer groups and their retry policies.", rich_markup_mode=None)
-_group.command("ls")(group.ls)
-_group.command("show")(group.show)
-_group.command("set-policy")(group.set_policy)
-_group.command("create")(group.create)
-_group.command("reset")(group.reset)
-_group.command("rm")(group.rm)
-app.add_typer(_group, name="group")
-
-_retry = typer.Typer(cls=Group, help="Waiting retries.", rich_markup_mode=None)
-_retry.command("ls")(retry.ls)
-_retry.command("stats")(retry.stats)
-_retry.command("run-now")(retry.run_now)
-_retry.command("to-dead")(retry.to_dead)
-app.add_typer(_retry, name="retry")
-
-_dead = typer.Typer(cls=Group, help="Dead letters.", rich_markup_mode=None)
-_dead.command("groups")(dead.groups)
-_dead.command("ls")(dead.ls)
-_dead.command("show")(dead.show)
-_dead.command("export")(dead.export)
-_dead.command("redrive")(dead.redrive)
-_dead.command("purge")(dead.purge)
-_dead.command("jobs")(dead.jobs)
-_dead.command("stop")(dead.stop)
-app.add_typer(_dead, name="dead")
-
-_client = typer.Typer(cls=Group, help="Connected clients.", rich_markup_mode=None)
-_client.command("ls")(client.ls)
-_client.command("stack")(client.stack)
-_client.command("verify")(client.verify)
-app.add_typer(_client, name="client")
-
-_clock = typer.Typer(cls=ClockGroup, help="The clock of the daemon's host.", rich_markup_mode=None)
-_clock.command("show")(clock.show)
-_clock.command("accept")(clock.accept)
-app.add_typer(_clock, name="clock")
-
-_quota = typer.Typer(cls=Group, help="Quotas of access keys and client addresses.", rich_markup_mode=None)
-_quota.command("ls")(quota.ls)
-_quota.command("set")(quota.set_)
-_quota.command("unset")(quota.unset)
-app.add_typer(_quota, name="quota")
-
-_backoff = typer.Typer(cls=Group, help="Preview a retry policy; needs no daemon.", rich_markup_mode=None)
-_backoff.command("show")(backoff.show)
-_backoff.command("simulate")(backoff.simulate)
-app.add_typer(_backoff, name="backoff")
-
-app.add_typer(spool.mount(Group), name="spool")
-
-app.add_typer(audit.mount(Group), name="audit")
-
-app.add_typer(acl.mount(Group), name="acl")
-
-app.add_typer(store.mount(Group), name="store")

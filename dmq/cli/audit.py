@@ -1,35 +1,139 @@
-"""``dmq audit``: the trail, snapshots of what waits, and the jobs that read them. Those are in ``audit_run``."""
+"""``dmq audit``: the trail, snapshots of what waits, and the jobs that read them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
-from dmq.cli import audit_run
 from dmq.cli import output as out
-from dmq.cli.audit_options import ConfigOption, DataOption, TrailOption, is_elsewhere, trail_of
-from dmq.cli.errors import CommandFailed, ExitCode
-from dmq.cli.options import OutputOption, Session, session_of, with_session
-from dmq.cli.spool_options import in_use, silent
-from dmq.units import format_size
+from dmq.cli.errors import CommandFailed, ExitCode, refused, refusing
+from dmq.cli.nouns import noun
+from dmq.cli.offline import stopped
+from dmq.cli.options import Session, with_output, with_session
+from dmq.cli.spark import MEANINGS, find_spark, java_memory, package_folder, path_to, run_job, submit_command
+from dmq.cli.times import point_ms
+from dmq.units import format_size, parse_duration
 
+app = noun("audit")
+
+_CODES = (
+    "Exit codes: 0 clean, 10 late or duplicated beyond the threshold, 20 lost, 30 inconclusive, 40 the trail "
+    "contradicts itself, 1 internal error, 2 usage."
+)
 _GAPS_SHOWN = 20
 
+DataOption = Annotated[
+    Path | None, typer.Option("--data", metavar="DIR", help="Directory of a stopped daemon, or of a spool's process.")
+]
+TrailOption = Annotated[
+    str | None, typer.Option("--trail", metavar="DIR", help="The trail.  [default: as the daemon is configured]")
+]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", envvar="DMQ_CONFIG", metavar="FILE", help="The daemon's TOML file.")
+]
 
-def mount(group: type[TyperGroup]) -> typer.Typer:
-    """Return the commands as a group of their own."""
-    made = typer.Typer(cls=group, help="The audit trail: what became of every message.", rich_markup_mode=None)
-    made.command("run", epilog=audit_run.CODES)(audit_run.run)
-    for command in (audit_run.explain, snapshot, export, ls):
-        made.command(command.__name__)(command)
-    return made
+
+@app.command(epilog=_CODES)
+@with_session
+def run(
+    session: Session,
+    *,
+    into: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder for the report, findings and Spark's log.")
+    ],
+    trail: TrailOption = None,
+    data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Directory of the daemon.")] = None,
+    config: ConfigOption = None,
+    since: Annotated[str | None, typer.Option("--from", metavar="TIME", help="RFC 3339, or epoch ms.")] = None,
+    until: Annotated[str | None, typer.Option("--to", metavar="TIME", help="RFC 3339, or epoch ms.")] = None,
+    late_after: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Lateness above which a message is late.")
+    ] = None,
+    late_max: Annotated[int | None, typer.Option(min=0, help="Late messages tolerated.")] = None,
+    duplicates_max: Annotated[int | None, typer.Option(min=0, help="Duplicates tolerated.")] = None,
+    grace: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Time after the due time before a message counts as lost.")
+    ] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Compare every message, even where sums agree.")] = False,
+    incremental: Annotated[bool, typer.Option("--incremental", help="Read only what is new; needs --state.")] = False,
+    state: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder that keeps state between runs.")] = None,
+    snapshot: Annotated[
+        bool | None,
+        typer.Option("--snapshot/--no-snapshot", help="Have the daemon take a snapshot first.  [default: try]"),
+    ] = None,
+    master: Annotated[str, typer.Option(metavar="URL", help="Spark's master.")] = "local[*]",
+    driver_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Java memory (half, at most 4g).")] = None,
+    conf: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Spark setting; may be repeated.")] = None,
+) -> None:
+    """Audit the trail with Spark: was anything lost, late, duplicated? Message by message, with the evidence."""
+    arguments = ["--out", str(into)]
+    for name, text in (("--from", since), ("--to", until)):
+        arguments += [name, str(point_ms(text, name))] if text is not None else []
+    for name, text in (("--late-after", late_after), ("--grace", grace)):
+        arguments += [name, _duration(name, text)] if text is not None else []
+    for name, number in (("--late-max", late_max), ("--duplicates-max", duplicates_max)):
+        arguments += [name, str(number)] if number is not None else []
+    arguments += ["--exact"] if exact else []
+    if incremental != (state is not None):
+        raise refused("give both or neither", "--incremental", "--state")
+    if incremental and (since is not None or until is not None):
+        raise refused("it audits the whole trail: give neither --from nor --to", "--incremental")
+    arguments += ["--incremental", "--state", str(state)] if incremental else []
+    for each in conf or ():
+        if "=" not in each:
+            raise refused("KEY=VALUE is expected", "--conf", given=each)
+    memory = java_memory(driver_memory)
+    where = _trail_of(trail, data, config)
+    if not _is_elsewhere(where) and not Path(where).is_dir():
+        raise CommandFailed(f"there is no trail at {where}", ExitCode.NOT_FOUND)
+    spark = find_spark()
+    log = _log_in(into)
+    taken = None if snapshot is False else _snapshot(session, is_wanted=snapshot is True)
+    with tempfile.TemporaryDirectory(prefix="dmq-audit-") as scratch:
+        command = submit_command(
+            spark, Path(scratch), log, master=master, memory=memory, conf=conf or (), trail=where, arguments=arguments
+        )
+        code = run_job(command, spark.environment, log, quiet=session.as_json)
+    if code not in MEANINGS:
+        out.note(f"the audit failed ({code}); Spark's log is {log}")
+        code = code if code == ExitCode.USAGE else ExitCode.FAILURE
+    if session.as_json:
+        meaning = MEANINGS.get(code, "failed")
+        out.show_json({"exit_code": code, "meaning": meaning, "out": str(into), "log": str(log), "snapshot": taken})
+    raise typer.Exit(code)
 
 
+@app.command()
+@with_output
+def explain(
+    session: Session,
+    *,
+    message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Message id, as returned to its producer.")],
+    trail: TrailOption = None,
+    data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Directory of the daemon.")] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Tell the story of one message, event by event, and what became of it. Needs no Spark and no Java."""
+    where = _trail_of(trail, data, config)
+    if _is_elsewhere(where) or not Path(where).is_dir():
+        raise CommandFailed(f"there is no trail at {where}", ExitCode.NOT_FOUND)
+    package = package_folder("spark_audit")
+    if find_spec("pyarrow") is None:
+        raise CommandFailed("pyarrow is missing: pip install 'rock-dmq[server]'")
+    command = [sys.executable, "-m", "spark_audit", "explain", "--trail", where]
+    command += ["--json"] if session.as_json else []
+    ended = subprocess.run([*command, "--", message_id], env={**os.environ, **path_to(package)}, check=False)
+    raise typer.Exit(ended.returncode if ended.returncode >= 0 else ExitCode.FAILURE)
+
+
+@app.command()
 @with_session
 def snapshot(
     session: Session,
@@ -41,7 +145,7 @@ def snapshot(
     """Write a snapshot of what waits into the trail, of the running daemon or, with --data, a stopped one."""
     if data is None:
         if trail is not None:
-            raise typer.BadParameter("a running daemon has one trail; --trail goes with --data", param_hint="--trail")
+            raise refused("a running daemon has one trail: give --data as well", "--trail")
         with session.connect() as client:
             found: dict[str, Any] = out.to_plain(client.take_snapshot())
     else:
@@ -64,7 +168,7 @@ def _snapshot_of(data: Path, trail: Path) -> dict[str, Any]:
     from broker_adapter.clock import SystemClock
     from dmq.audit.snapshot_take import snapshot_of
 
-    with silent(), _stopped(data):
+    with stopped(data):
         reached = _export_all(data, trail)
         taken = snapshot_of(data, trail, SystemClock(), reached=reached)
     return {
@@ -77,19 +181,20 @@ def _snapshot_of(data: Path, trail: Path) -> dict[str, Any]:
     }
 
 
+@app.command()
+@with_output
 def export(
-    ctx: typer.Context,
+    session: Session,
     *,
     data: Annotated[Path, typer.Option("--data", metavar="DIR", help="Directory of a stopped daemon, or of a spool.")],
     trail: TrailOption = None,
     config: ConfigOption = None,
-    output: OutputOption = None,
 ) -> None:
     """Export the remaining events of a stopped process into the trail."""
     where = _local_trail(trail, data, config)
-    with silent(), _stopped(data):
+    with stopped(data):
         sequence = _export_all(data, where)
-    if session_of(ctx, output=output).as_json:
+    if session.as_json:
         out.show_json({"sequence": sequence, "trail": str(where)})
     else:
         out.show_facts([("trail", str(where)), ("exported up to", f"{sequence:,}")])
@@ -107,47 +212,33 @@ def _is_of_spool(data: Path) -> bool:
 
 def _local_trail(trail: str | None, data: Path, config: Path | None) -> Path:
     if trail is None and _is_of_spool(data):
-        raise typer.BadParameter("the directory of a spool does not tell its trail: name it", param_hint="--trail")
-    where = trail_of(trail, data, config)
-    if is_elsewhere(where):
-        raise typer.BadParameter("a trail is written to a local directory", param_hint="--trail")
+        raise refused("the directory of a spool does not tell its trail: give --trail", "--data")
+    where = _trail_of(trail, data, config)
+    if _is_elsewhere(where):
+        raise refused("a trail is written to a local directory", "--trail", given=where)
     return Path(where)
 
 
-@contextmanager
-def _stopped(data: Path) -> Iterator[None]:
-    """Turn the errors of a directory that is in use, or that is none, into those of a command."""
-    from dmq.errors import StoreLocked
-
-    if not (data / "CELL").exists():
-        raise CommandFailed(f"there is no store in {out.printable(str(data))}", ExitCode.NOT_FOUND)
-    try:
-        yield
-    except StoreLocked as error:
-        raise in_use(error) from error
-    except ModuleNotFoundError as error:
-        raise CommandFailed(f"{error.name} is missing: pip install 'rock-dmq[server]'") from error
-
-
+@app.command()
+@with_output
 def ls(
-    ctx: typer.Context,
+    session: Session,
     *,
     data: DataOption = None,
     trail: TrailOption = None,
     config: ConfigOption = None,
-    output: OutputOption = None,
 ) -> None:
     """List the cells of the trail with their events, gaps and snapshots."""
-    where = trail_of(trail, data, config)
-    if is_elsewhere(where) or not Path(where).is_dir():
-        raise CommandFailed(f"there is no trail at {out.printable(where)}", ExitCode.NOT_FOUND)
-    from dmq.cli.audit_list import cells_of
+    where = _trail_of(trail, data, config)
+    if _is_elsewhere(where) or not Path(where).is_dir():
+        raise CommandFailed(f"there is no trail at {where}", ExitCode.NOT_FOUND)
+    from dmq.audit.cells import cells_of
 
     try:
         found = cells_of(Path(where))
     except ValueError as error:
-        raise CommandFailed(out.printable(str(error))) from error
-    if session_of(ctx, output=output).as_json:
+        raise CommandFailed(str(error)) from error
+    if session.as_json:
         out.show_json({"trail": where, "cells": [each.plain() for each in found]})
         return
     headings = ("CELL", "ROLE", "EVENTS", "FIRST", "LAST", "UNTIL", "FILES", "SIZE", "MISSING", "SNAPSHOTS", "NEWEST")
@@ -172,4 +263,53 @@ def ls(
     )
     for each in found:
         for first, last in each.gaps[:_GAPS_SHOWN]:
-            typer.echo(f"dmq: {each.cell}: events {first:,} to {last:,} are missing", err=True)
+            out.note(f"{each.cell}: events {first:,} to {last:,} are missing")
+
+
+def _duration(name: str, text: str) -> str:
+    with refusing(name, text):
+        return f"{parse_duration(text)}ms"
+
+
+def _log_in(into: Path) -> Path:
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        log = into.resolve() / "spark.log"
+        log.write_bytes(b"")
+    except OSError as error:
+        raise CommandFailed(f"nothing can be written to {into}: {error.strerror}") from error
+    return log
+
+
+def _snapshot(session: Session, *, is_wanted: bool) -> dict[str, object] | None:
+    """Have the daemon take a snapshot; if it cannot, that is a line, or the end where one is wanted."""
+    try:
+        with session.connect() as client:
+            taken = out.to_plain(client.take_snapshot())
+    except CommandFailed as error:
+        if is_wanted:
+            raise
+        out.note(f"no new snapshot, the audit takes those that are there: {error.text}")
+        return None
+    out.note(f"snapshot {taken['sequence']} with {taken['entries']} entries")
+    return taken
+
+
+def _trail_of(trail: str | None, data: Path | None, config: Path | None) -> str:
+    """Return the trail that is meant: the one given, else that of the daemon's configuration; a usage error if off."""
+    if trail is not None:
+        return trail
+    from dmq.config import ConfigError, load
+
+    try:
+        found = load({"data": str(data) if data is not None else None}, config_file=config).trail_path
+    except ConfigError as error:
+        raise CommandFailed(str(error), ExitCode.USAGE) from error
+    if found is None:
+        raise CommandFailed("the trail is off in the configuration; name one with --trail", ExitCode.USAGE)
+    return str(found)
+
+
+def _is_elsewhere(trail: str) -> bool:
+    """Say whether a trail lies in a file system of its own, such as ``s3a://``, which only Spark can read."""
+    return "://" in trail

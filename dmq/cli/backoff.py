@@ -12,7 +12,9 @@ import typer
 
 from broker_adapter.limits import DELIVER_AT_MS_MAX
 from dmq.cli import output as out
-from dmq.cli.options import OutputOption, session_of
+from dmq.cli.errors import refused, refusing
+from dmq.cli.nouns import noun
+from dmq.cli.options import Session, with_output
 from dmq.cli.policy_options import (
     ExponentialOption,
     FixedOption,
@@ -23,9 +25,11 @@ from dmq.cli.policy_options import (
     TableOption,
     policy_of,
 )
-from dmq.cli.times import After, At, parse_when
+from dmq.cli.times import At, parse_when
 from dmq.units import format_duration, format_time, parse_duration
 from retry.policy import DeadLetter, Reason, RetryPolicy, decide, to_plain
+
+app = noun("backoff")
 
 
 class _Attempt(NamedTuple):
@@ -44,8 +48,10 @@ class _Run(NamedTuple):
     dead_at_ms: int
 
 
+@app.command()
+@with_output
 def show(
-    ctx: typer.Context,
+    session: Session,
     *,
     table: TableOption = None,
     exponential: ExponentialOption = None,
@@ -54,14 +60,12 @@ def show(
     max_attempts: MaxAttemptsOption = None,
     jitter: JitterOption = None,
     max_age: MaxAgeOption = None,
-    output: OutputOption = None,
 ) -> None:
     """Show the attempts of a policy and the delays between them.
 
     Without options: of the default policy. The times are the earliest possible ones: jitter and the time that each
     attempt takes are added to them.
     """
-    session = session_of(ctx, output=output)
     policy = policy_of(
         table=table,
         exponential=exponential,
@@ -105,8 +109,10 @@ def show(
     typer.echo(f"dead letter {format_duration(run.dead_at_ms)} after the first delivery: {_why(run, policy)}")
 
 
+@app.command()
+@with_output
 def simulate(
-    ctx: typer.Context,
+    session: Session,
     *,
     table: TableOption = None,
     exponential: ExponentialOption = None,
@@ -121,13 +127,11 @@ def simulate(
     ] = None,
     processing: Annotated[str, typer.Option(metavar="DURATION", help="Time each attempt takes to fail.")] = "0s",
     seed: Annotated[int | None, typer.Option(help="Seed of the jitter, to repeat a result.  [default: random]")] = None,
-    output: OutputOption = None,
 ) -> None:
     """Show when each attempt happens for a message that always fails.
 
     The last line says when it is a dead letter, and why. Without options: by the default policy, from now on.
     """
-    session = session_of(ctx, output=output)
     policy = policy_of(
         table=table,
         exponential=exponential,
@@ -142,7 +146,7 @@ def simulate(
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     run = _run(policy, start_ms, processing_ms, Random(seed))
     if run.dead_at_ms > DELIVER_AT_MS_MAX:
-        raise typer.BadParameter("the attempts would go on past the year 9999", param_hint="--start, --processing")
+        raise refused("the attempts would go on past the year 9999", "--start", "--processing")
     if session.as_json:
         given = {"policy": to_plain(policy), "start_ms": start_ms, "processing_ms": processing_ms, "seed": seed}
         out.show_json(given | _simulated_plain(run, start_ms))
@@ -214,21 +218,17 @@ def _why(run: _Run, policy: RetryPolicy) -> str:
 
 
 def _start_ms(text: str | None) -> int:
-    try:
-        when = After(0) if text is None else parse_when(text)
-        if isinstance(when, At) and when.epoch_ms < 0:
-            raise ValueError("the time lies before 1970")
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--start") from error
-    if isinstance(when, At):
-        return when.epoch_ms
     from broker_adapter.clock import SystemClock
 
-    return SystemClock().now_ms() + when.delay_ms
+    if text is None:
+        return SystemClock().now_ms()
+    with refusing("--start", text):
+        when = parse_when(text)
+        if isinstance(when, At) and when.epoch_ms < 0:
+            raise ValueError("the time lies before 1970")
+    return when.epoch_ms if isinstance(when, At) else SystemClock().now_ms() + when.delay_ms
 
 
 def _processing_ms(text: str) -> int:
-    try:
+    with refusing("--processing", text):
         return parse_duration(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--processing") from error

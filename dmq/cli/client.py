@@ -8,13 +8,17 @@ import typer
 
 from dmq.cli import output as out
 from dmq.cli.errors import CommandFailed
+from dmq.cli.nouns import noun
 from dmq.cli.options import Session, with_session
+
+app = noun("client")
 
 ClientArgument = Annotated[str, typer.Argument(metavar="CLIENT_ID", help="Client id, as listed by 'dmq client ls'.")]
 
 _OK = 20000
 
 
+@app.command()
 @with_session
 def ls(
     session: Session,
@@ -43,12 +47,9 @@ def ls(
     )
 
 
+@app.command()
 @with_session
-def stack(
-    session: Session,
-    *,
-    client: ClientArgument,
-) -> None:
+def stack(session: Session, *, client: ClientArgument) -> None:
     """Show the thread stacks of a client. Java and Go clients answer; Python clients do not."""
     with session.connect() as connected:
         found = connected.client_stack(client)
@@ -58,6 +59,7 @@ def stack(
         typer.echo("\n".join(out.printable(line.expandtabs()) for line in found.splitlines()))
 
 
+@app.command()
 @with_session
 def verify(
     session: Session,

@@ -7,17 +7,29 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmq.cli import output as out
+from dmq.cli.facts import clock_line
+from dmq.cli.nouns import Group, noun
 from dmq.cli.options import Session, with_session
-from dmq.units import format_duration, format_time
+from dmq.units import format_time
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
 
 
+class _ShownAlone(Group):
+    """Shows the clock where nothing else is asked for."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # vendored base
+        """Take no command for ``show``."""
+        return super().parse_args(ctx, args or ["show"])
+
+
+app = noun("clock", _ShownAlone)
+
+
+@app.command()
 @with_session
-def show(
-    session: Session,
-) -> None:
+def show(session: Session) -> None:
     """Show the state of the host clock, and what is on hold because it was stepped."""
     with session.connect() as client:
         found = client.clock().clock
@@ -27,6 +39,7 @@ def show(
         out.show_facts(_facts(found))
 
 
+@app.command()
 @with_session
 def accept(
     session: Session,
@@ -43,23 +56,6 @@ def accept(
         out.show_json(out.to_plain(answer))
         return
     out.show_facts([("accepted", "yes" if answer.has_changed else "nothing waited for it"), *_facts(answer.clock)])
-
-
-def clock_line(clock: wire.Clock) -> str:
-    """Return how the clock is, in one line."""
-    last = f"; stepped by {signed(clock.last_step_ms)} at {format_time(clock.last_step_at_ms)}" if clock.steps else ""
-    if clock.is_held:
-        behind = format_duration(clock.wall_ms - clock.believed_ms)
-        return f"HELD {behind} behind the host's, for {format_duration(clock.steady_in_ms)} or 'dmq clock accept'{last}"
-    if not clock.is_steady:
-        wait = format_duration(clock.steady_in_ms)
-        return f"NOT STEADY, nothing is removed by age for {wait} or until 'dmq clock accept'{last}"
-    return f"steady{last}"
-
-
-def signed(ms: int) -> str:
-    """Return a step as a duration with its direction."""
-    return ("-" if ms < 0 else "+") + format_duration(abs(ms))
 
 
 def _facts(clock: wire.Clock) -> list[tuple[str, str]]:

@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dmq.cli import output as out
 from dmq.cli.confirm import confirm
-from dmq.cli.content import content_facts
-from dmq.cli.errors import CommandFailed, ExitCode
-from dmq.cli.options import Session, with_session
+from dmq.cli.errors import CommandFailed, ExitCode, refused
+from dmq.cli.facts import content_facts
+from dmq.cli.files import lines_into
+from dmq.cli.nouns import noun
+from dmq.cli.options import (
+    GroupArgument,
+    KeysOption,
+    LimitOption,
+    MessageIdsOption,
+    OutFileOption,
+    Session,
+    YesOption,
+    with_session,
+)
 from dmq.cli.progress import Progress
-from dmq.cli.times import After, parse_when
+from dmq.cli.times import past_ms
 from dmq.errors import DmqError
-from dmq.units import parse_duration
 from retry.policy import Reason
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
     from dmq.admin.client import AdminClient
 
-GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
+app = noun("dead")
 
 PAGE = 1_000
 
@@ -59,12 +67,10 @@ ReasonOption = Annotated[
 TopicOption = Annotated[
     list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Original topic; may be repeated.")
 ]
-KeyOption = Annotated[list[str] | None, typer.Option("--key", metavar="KEY", help="With this key; may be repeated.")]
 SinceOption = Annotated[
     str | None, typer.Option("--since", metavar="TIME", help=f"Last failure at this time or later: {_TIME}.")
 ]
 UntilOption = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Last failure before this time.")]
-IdsOption = Annotated[list[str] | None, typer.Option("--id", metavar="MESSAGE_ID", help="Message id; may be repeated.")]
 
 
 def filter_of(
@@ -80,16 +86,19 @@ def filter_of(
     """Return what the options mean; a usage error for times that are none. ``client`` knows the daemon's clock."""
     from dmq.admin import admin_v1 as wire
 
+    def now_ms() -> int:
+        return client.status().now_ms
+
     chosen = wire.DeadFilter(
         reasons=[name.name for name in reason or ()],
         topics=topic,
         keys=key,
         message_ids=ids,
-        since_ms=_instant_ms(client, since, "--since"),
-        until_ms=_instant_ms(client, until, "--until"),
+        since_ms=past_ms(since, "--since", now_ms),
+        until_ms=past_ms(until, "--until", now_ms),
     )
     if chosen.until_ms and chosen.until_ms <= chosen.since_ms:
-        raise typer.BadParameter("the time range ends before it begins", param_hint="--since, --until")
+        raise refused("the time range ends before it begins", "--since", "--until")
     return chosen
 
 
@@ -123,34 +132,15 @@ def letters_of(
         left = None if left is None else left - len(page.letters)
 
 
-def _instant_ms(client: AdminClient, text: str | None, option: str) -> int:
-    if text is None:
-        return 0
-    try:
-        if text.startswith("-"):
-            return max(1, client.status().now_ms - parse_duration(text[1:]))
-        instant = parse_when(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error
-    if isinstance(instant, After):
-        raise typer.BadParameter(f"{text} lies ahead; -{text[1:]} is so long ago", param_hint=option)
-    return instant.epoch_ms
-
-
 _LOOK_AGAIN_S_MIN, _LOOK_AGAIN_S_MAX = 0.05, 0.5
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count what would be done.")]
 DetachOption = Annotated[bool, typer.Option("--detach", help="Return at once; the job goes on in the daemon.")]
-YesOption = Annotated[
-    bool,
-    typer.Option("--yes", "-y", help="Do not ask for confirmation; required for a whole group without a terminal."),
-]
 
 
+@app.command()
 @with_session
-def groups(
-    session: Session,
-) -> None:
+def groups(session: Session) -> None:
     """List the groups that have dead letters, removed groups included."""
     with session.connect() as client:
         found = [group for group in client.groups(with_removed=True) if group.dead]
@@ -161,6 +151,7 @@ def groups(
         out.show_table(("GROUP", "DEAD", "STATE"), rows, numbers=("DEAD",))
 
 
+@app.command()
 @with_session
 def ls(
     session: Session,
@@ -168,10 +159,10 @@ def ls(
     group: GroupArgument,
     reason: ReasonOption = None,
     topic: TopicOption = None,
-    key: KeyOption = None,
+    key: KeysOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 50,
+    limit: LimitOption = 50,
     all_outcomes: Annotated[
         bool, typer.Option("--all-outcomes", help="Include letters that were redriven or purged.")
     ] = False,
@@ -193,9 +184,10 @@ def ls(
         numbers=("ATTEMPTS",),
     )
     if len(found) == limit:
-        typer.echo(f"dmq: the first {limit:,}; --limit shows more", err=True)
+        out.note(f"the first {limit:,}; --limit shows more")
 
 
+@app.command()
 @with_session
 def show(
     session: Session,
@@ -214,7 +206,7 @@ def show(
         now_ms = client.status().now_ms
     if not found:
         text = f"message {message_id} is no dead letter of group {group}"
-        raise CommandFailed(out.printable(text), ExitCode.NOT_FOUND)
+        raise CommandFailed(text, ExitCode.NOT_FOUND)
     if session.as_json:
         out.show_json([out.to_plain(letter) for letter in found])
         return
@@ -224,6 +216,7 @@ def show(
         out.show_facts(_facts(letter, now_ms))
 
 
+@app.command()
 @with_session
 def export(
     session: Session,
@@ -231,14 +224,11 @@ def export(
     group: GroupArgument,
     reason: ReasonOption = None,
     topic: TopicOption = None,
-    key: KeyOption = None,
+    key: KeysOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
-    message_id: IdsOption = None,
-    file: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="Output file, written whole or not at all.  [default: stdout]"),
-    ] = None,
+    message_id: MessageIdsOption = None,
+    file: OutFileOption = None,
 ) -> None:
     """Write dead letters as JSON Lines, with their bodies in base64.
 
@@ -251,7 +241,7 @@ def export(
         Progress(f"export of {group}", quiet=session.as_json or (file is None and sys.stdout.isatty())) as progress,
     ):
         chosen = filter_of(client, reason=reason, topic=topic, key=key, since=since, until=until, ids=message_id)
-        with _complete_file(file) if file is not None else _stdout() as lines:
+        with lines_into(file) as lines:
             for letter in letters_of(client, group, chosen, with_body=True):
                 # Escaped as ASCII: exact, whatever the terminal or its encoding make of other characters.
                 lines.write(json.dumps(out.to_plain(letter), separators=(",", ":")) + "\n")
@@ -269,35 +259,6 @@ def _show_exported(group: str, file: Path, count: int, unreadable: int, *, as_js
         out.show_json({"group": group, "file": str(file), "letters": count, "unreadable": unreadable})
     else:
         typer.echo(out.printable(f"{count:,} dead letter{'' if count == 1 else 's'} of {group} in {file}"))
-
-
-@contextmanager
-def _stdout() -> Iterator[TextIO]:
-    yield sys.stdout
-    sys.stdout.flush()  # here, where a reader that left is an error of the command and not of the interpreter's end
-
-
-@contextmanager
-def _complete_file(path: Path) -> Iterator[TextIO]:
-    """Give a file that takes its name when it is written and synced, and is removed if that fails."""
-    import tempfile
-
-    target = path.resolve()
-    if target.exists() and not target.is_file():  # a device would be replaced by the file
-        raise typer.BadParameter(f"{out.printable(str(path))} is there and is no file", param_hint="--out")
-    if not target.parent.is_dir():
-        raise typer.BadParameter(f"there is no directory {out.printable(str(path.parent))}", param_hint="--out")
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
-    part = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(target)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
 
 
 def _cells(letter: wire.DeadLetter) -> tuple[str, ...]:
@@ -333,6 +294,7 @@ def _facts(letter: wire.DeadLetter, now_ms: int) -> list[tuple[str, str]]:
     return [*facts, ("tag", letter.tag), ("keys", " ".join(letter.keys)), ("message", why)]
 
 
+@app.command()
 @with_session
 def redrive(
     session: Session,
@@ -340,10 +302,10 @@ def redrive(
     group: GroupArgument,
     reason: ReasonOption = None,
     topic: TopicOption = None,
-    key: KeyOption = None,
+    key: KeysOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
-    message_id: IdsOption = None,
+    message_id: MessageIdsOption = None,
     to: Annotated[
         str,
         typer.Option(
@@ -368,9 +330,7 @@ def redrive(
     topic and needs --to. Ends with 1 if some failed, or somebody stopped it.
     """
     if to and all_groups:
-        raise typer.BadParameter(
-            "--to is for all groups of its topic already: give one of them", param_hint="--all-groups"
-        )
+        raise refused("give one of them only: --to is for all groups of its topic already", "--to", "--all-groups")
     with session.connect() as client:
         from dmq.admin import admin_v1 as wire
 
@@ -386,6 +346,7 @@ def redrive(
         _run(session, client, request, detach=detach, yes=yes)
 
 
+@app.command()
 @with_session
 def purge(
     session: Session,
@@ -394,10 +355,10 @@ def purge(
     why: Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, kept with each of them.")],
     reason: ReasonOption = None,
     topic: TopicOption = None,
-    key: KeyOption = None,
+    key: KeysOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
-    message_id: IdsOption = None,
+    message_id: MessageIdsOption = None,
     dry_run: DryRunOption = False,
     detach: DetachOption = False,
     yes: YesOption = False,
@@ -420,6 +381,7 @@ def purge(
         _run(session, client, request, detach=detach, yes=yes)
 
 
+@app.command()
 @with_session
 def jobs(
     session: Session,
@@ -445,6 +407,7 @@ def jobs(
     )
 
 
+@app.command()
 @with_session
 def stop(
     session: Session,
@@ -496,7 +459,7 @@ def _start(client: AdminClient, request: wire.StartJobRequest, *, yes: bool) -> 
         if not error.retriable or request.is_dry_run:
             raise
         text = f"{error} (if in doubt, 'dmq dead jobs {request.group}' tells whether it was started)"
-        raise CommandFailed(out.printable(text), ExitCode.UNAVAILABLE) from error
+        raise CommandFailed(text, ExitCode.UNAVAILABLE) from error
 
 
 def _all_of(client: AdminClient, group: str) -> str:
@@ -512,7 +475,7 @@ def _watch(client: AdminClient, job: wire.Job, *, quiet: bool) -> wire.Job:
     """Show how ``job`` goes on until it has ended, and return it then."""
     wait_s = _LOOK_AGAIN_S_MIN
     if not quiet and _state(job) == "running":
-        typer.echo(out.printable(f"dmq: job {job.job_id}: {_kind(job)} of {job.group}"), err=True)
+        out.note(f"job {job.job_id}: {_kind(job)} of {job.group}")
     try:
         with Progress(f"job {job.job_id}", quiet=quiet) as progress:
             while _state(job) == "running":
@@ -527,7 +490,7 @@ def _watch(client: AdminClient, job: wire.Job, *, quiet: bool) -> wire.Job:
         if not error.retriable:
             raise
         text = f"{error}; job {job.job_id} goes on when the daemon does, see 'dmq dead jobs {job.group}'"
-        raise CommandFailed(out.printable(text), ExitCode.UNAVAILABLE) from error
+        raise CommandFailed(text, ExitCode.UNAVAILABLE) from error
     return job
 
 

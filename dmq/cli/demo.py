@@ -6,7 +6,12 @@ from typing import Annotated
 
 import typer
 
+from dmq.cli.nouns import single
 
+app = single()
+
+
+@app.command()
 def demo(
     messages: Annotated[int, typer.Option(min=1, help="Number of messages to send.")] = 1000,
     seconds: Annotated[float, typer.Option(min=1.0, help="Longest delay, in seconds.")] = 20.0,

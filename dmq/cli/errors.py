@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from itertools import pairwise
+
+import typer
+
+from dmq.cli.output import printable
 
 
 class ExitCode(IntEnum):
@@ -30,6 +35,23 @@ class CommandFailed(Exception):
         self.exit_code = exit_code
 
 
+def refused(allowed: str, *options: str, given: object = None) -> typer.BadParameter:
+    """Return the refusal of an option or an argument: which one, what was given, what is allowed.
+
+    Without ``given`` it is of several that do not go together, or of one that lacks another.
+    """
+    return typer.BadParameter(allowed if given is None else f"{given!r} is refused: {allowed}", param_hint=options)
+
+
+@contextmanager
+def refusing(option: str, given: object) -> Iterator[None]:
+    """Make a ``ValueError``, whose text says what is allowed, the refusal of ``given``."""
+    try:
+        yield
+    except ValueError as error:
+        raise refused(str(error), option, given=given) from error
+
+
 def wants_json(arguments: Sequence[str]) -> bool:
     """Say whether the command line asks for JSON, without parsing it: errors of parsing are to be JSON as well."""
     return any(argument in {"-ojson", "--output=json"} for argument in arguments) or any(
@@ -42,4 +64,4 @@ def describe(text: str, exit_code: int, *, as_json: bool) -> str:
     if as_json:
         kind = ExitCode(exit_code).name.lower() if exit_code in set(ExitCode) else "failure"
         return json.dumps({"error": {"kind": kind, "exit_code": exit_code, "message": text}}, ensure_ascii=False)
-    return "\n".join(f"dmq: {line}" for line in text.splitlines() or [""])
+    return "\n".join(f"dmq: {printable(line)}" for line in text.splitlines() or [""])

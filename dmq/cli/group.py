@@ -10,8 +10,9 @@ import typer
 
 from dmq.cli import output as out
 from dmq.cli.confirm import confirm
-from dmq.cli.errors import CommandFailed, ExitCode
-from dmq.cli.options import Session, with_session
+from dmq.cli.errors import CommandFailed, ExitCode, refused
+from dmq.cli.nouns import noun
+from dmq.cli.options import GroupArgument, Session, TopicArgument, YesOption, with_session
 from dmq.cli.policy_options import (
     ExponentialOption,
     FixedOption,
@@ -22,8 +23,7 @@ from dmq.cli.policy_options import (
     TableOption,
     policy_of,
 )
-from dmq.cli.times import At, parse_when
-from dmq.cli.topic import TopicArgument, YesOption
+from dmq.cli.times import point_ms
 from dmq.units import format_duration
 from retry.policy import RetryPolicy, delay_ms
 
@@ -31,15 +31,14 @@ if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
     from dmq.admin.client import AdminClient
 
-GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
+app = noun("group")
 
 _SPANS_SHOWN = 32
 
 
+@app.command()
 @with_session
-def ls(
-    session: Session,
-) -> None:
+def ls(session: Session) -> None:
     """List the consumer groups with their retries, dead letters, leases, policy and order."""
     with session.connect() as client:
         groups = client.groups()
@@ -59,12 +58,9 @@ def ls(
     )
 
 
+@app.command()
 @with_session
-def show(
-    session: Session,
-    *,
-    group: GroupArgument,
-) -> None:
+def show(session: Session, *, group: GroupArgument) -> None:
     """Show a consumer group: its retries, dead letters, and the retry policy in force."""
     with session.connect() as client:
         found = client.group(group)
@@ -84,6 +80,7 @@ def show(
     )
 
 
+@app.command()
 @with_session
 def set_policy(
     session: Session,
@@ -123,7 +120,7 @@ def set_policy(
         options = (table, exponential, multiplier, fixed, max_attempts, jitter, max_age)
         is_policy = any(option is not None for option in options)
         if is_policy and default:
-            raise typer.BadParameter("give a policy, or --default: not both", param_hint="--default")
+            raise refused("give a policy or --default, not both", "--default")
         if not is_policy and not default and fifo is None:
             raise CommandFailed("say what to change; see 'dmq group set-policy --help'", ExitCode.USAGE)
         policy = policy_from(_policy_now(client, group)) if is_policy else None
@@ -186,12 +183,9 @@ class DeadLetters(StrEnum):
 ForceOption = Annotated[bool, typer.Option("--force", help="Remove it although it has unread messages or retries.")]
 
 
+@app.command()
 @with_session
-def create(
-    session: Session,
-    *,
-    group: GroupArgument,
-) -> None:
+def create(session: Session, *, group: GroupArgument) -> None:
     """Create a consumer group with the default policy; fail if it exists."""
     with session.connect() as client:
         made = client.create_group(group)
@@ -201,6 +195,7 @@ def create(
         out.show_facts([("group", made.name)])
 
 
+@app.command()
 @with_session
 def rm(
     session: Session,
@@ -246,6 +241,7 @@ def _lying(group: wire.Group, *, removes: bool) -> list[str]:
     return facts + ([f"{group.dead:,} dead letters {stay}"] if group.dead else [])
 
 
+@app.command()
 @with_session
 def reset(
     session: Session,
@@ -268,7 +264,7 @@ def reset(
         case "end":
             request.end = True
         case _:
-            request.at_ms = _time_of(to)
+            request.at_ms = point_ms(to, "--to", besides="begin, end, ")
     confirm(f"group {group} will go on from {to} of topic {topic}", yes=yes)
     with session.connect() as client:
         offsets = list(client.reset_group(request))
@@ -280,13 +276,3 @@ def reset(
             [(str(queue), f"{offset:,}") for queue, offset in enumerate(offsets)],
             numbers=("QUEUE", "OFFSET"),
         )
-
-
-def _time_of(text: str) -> int:
-    try:
-        when = parse_when(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"begin, end, or a time: {error}", param_hint="--to") from error
-    if not isinstance(when, At):
-        raise typer.BadParameter("a time that is over is expected", param_hint="--to")
-    return when.epoch_ms

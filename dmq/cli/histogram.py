@@ -1,4 +1,4 @@
-"""How many are due when, as rows for people. Pure."""
+"""How many are due when, for people."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from dmq.cli.output import when
+import typer
+
+from dmq.cli.output import show_table, when
 
 _MINUTE_MS, _HOUR_MS, _DAY_MS = 60_000, 3_600_000, 86_400_000
 _ROWS_MAX = 60
+_BAR_CHARS = 40
 
 
 class Row(NamedTuple):
@@ -38,3 +41,16 @@ def due_rows(buckets: Iterable[tuple[int, int]], waiting: int, now_ms: int) -> l
     rows += [Row(f"until {when(until_ms, now_ms)}", count) for until_ms, count in sorted(due.items())]
     later = waiting - sum(count for _, count in found)
     return [*rows, Row("later", later)] if later > 0 else rows
+
+
+def show_due(heading: str, buckets: Iterable[tuple[int, int]], waiting: int, now_ms: int) -> None:
+    """Print ``due_rows`` with a bar each behind an empty line; nothing if there is no row."""
+    rows = due_rows(buckets, waiting, now_ms)
+    if rows:
+        most = max(row.messages for row in rows)
+        typer.echo()
+        show_table(
+            ("DUE", heading, ""),
+            [(row.label, f"{row.messages:,}", "#" * -(-row.messages * _BAR_CHARS // most)) for row in rows],
+            numbers=(heading,),
+        )

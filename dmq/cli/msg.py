@@ -12,11 +12,12 @@ import typer
 
 from broker_adapter.message_id import new_message_id
 from dmq.cli import output as out
-from dmq.cli.errors import CommandFailed, ExitCode
-from dmq.cli.options import Session, with_session
+from dmq.cli.errors import CommandFailed, ExitCode, refused, refusing
+from dmq.cli.facts import content_facts
+from dmq.cli.nouns import noun
+from dmq.cli.options import Session, TopicArgument, with_session
 from dmq.cli.progress import Progress
-from dmq.cli.spool_options import instant_ms
-from dmq.cli.times import After, At, parse_when
+from dmq.cli.times import After, At, instant_ms, parse_when
 from dmq.units import parse_duration
 
 if TYPE_CHECKING:
@@ -24,12 +25,15 @@ if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
     from dmq.admin.client import AdminClient
 
+app = noun("msg")
+
 # What the public protocol's codes mean for a script; the rest is a failure.
 _NOT_FOUND_CODES = range(40400, 40500)
 _NOT_ALLOWED_CODES = frozenset({40100, 40300})
 _LATER_CODES = range(42900, 43000)
 
 
+@app.command()
 @with_session
 def send(
     session: Session,
@@ -92,6 +96,7 @@ def send(
     out.show_json({"topic": topic, "message_id": message_id, "recall_handle": recall_handle or None})
 
 
+@app.command()
 @with_session
 def get(
     session: Session,
@@ -106,13 +111,14 @@ def get(
     plain = out.to_plain(found)
     if plain["state"] == "UNKNOWN":
         text = f"message {message_id} is not known in topic {topic}: never sent there, or forgotten since"
-        raise CommandFailed(out.printable(text), ExitCode.NOT_FOUND)
+        raise CommandFailed(text, ExitCode.NOT_FOUND)
     if session.as_json:
         out.show_json(plain)
     else:
         out.show_facts([("state", str(plain["state"]).lower()), *_message_facts(found)])
 
 
+@app.command()
 @with_session
 def recall(
     session: Session,
@@ -125,8 +131,8 @@ def recall(
 
     try:
         topic = decode_recall(handle).topic
-    except Refused as refused:
-        raise typer.BadParameter(refused.why, param_hint="HANDLE") from refused
+    except Refused as error:
+        raise refused(error.why, "HANDLE", given=handle) from error
     with session.connect() as client:
         response = client.recall(topic, handle)
     _check(response.status)
@@ -136,19 +142,18 @@ def recall(
         return
     typer.echo(response.message_id)
     if is_repeated:
-        typer.echo(f"dmq: {out.printable(response.status.message)}", err=True)
+        out.note(f"{response.status.message}")
 
 
 def _due(at: str | None, delay: str | None, level: int | None) -> At | After | int | None:
     if sum(option is not None for option in (at, delay, level)) > 1:
-        raise typer.BadParameter("give one of them only", param_hint="--at, --delay, --level")
-    try:
-        if at is not None:
+        raise refused("give one of them only", "--at", "--delay", "--level")
+    if at is not None:
+        with refusing("--at", at):
             return parse_when(at)
-        if delay is not None:
+    if delay is not None:
+        with refusing("--delay", delay):
             return After(parse_duration(delay))
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--at" if at is not None else "--delay") from error
     return level
 
 
@@ -171,7 +176,7 @@ def _properties(texts: list[str]) -> dict[str, str]:
     for text in texts:
         name, separator, value = text.partition("=")
         if not separator or not name:
-            raise typer.BadParameter(f"KEY=VALUE is expected, not {text!r}", param_hint="--property")
+            raise refused("KEY=VALUE is expected", "--property", given=text)
         properties[name] = value
     return properties
 
@@ -190,26 +195,13 @@ def _check(status: public.Status) -> None:
 
 
 def _message_facts(found: wire.GetMessageResponse) -> list[tuple[str, str]]:
-    content = found.content if found.HasField("content") else None
-    facts = [
+    return [
         ("topic", found.topic),
         ("message id", found.message_id),
         ("deliver at", out.when(found.deliver_at_ms)),
         ("stored at", out.when(found.stored_at_ms)),
         ("queue", f"{found.queue_id}, offset {found.queue_offset}" if found.queue_id >= 0 else ""),
-    ]
-    if content is None:
-        return facts
-    encoding = f", {content.body_encoding.lower()}" if content.body_encoding != "IDENTITY" else ""
-    return [
-        *facts,
-        ("tag", content.tag),
-        ("keys", " ".join(content.keys)),
-        ("message group", content.message_group),
-        ("properties", " ".join(f"{name}={value}" for name, value in sorted(content.properties.items()))),
-        ("born", " on ".join(filter(None, (out.when(content.born_at_ms), content.born_host)))),
-        ("body size", f"{content.body_bytes} B{encoding}"),
-        ("body", out.body_text(content.body) if content.HasField("body") else ""),
+        *(content_facts(found.content) if found.HasField("content") else ()),
     ]
 
 
@@ -225,11 +217,12 @@ class State(StrEnum):
     READY = "ready"
 
 
+@app.command()
 @with_session
 def ls(
     session: Session,
     *,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
+    topic: TopicArgument,
     state: Annotated[State | None, typer.Option(help="Only delayed messages, or only those in queues.")] = None,
     due_after: Annotated[str | None, typer.Option(metavar="TIME", help=f"Due at this time or later: {_TIMES}.")] = None,
     due_before: Annotated[str | None, typer.Option(metavar="TIME", help="Due before this time.")] = None,
@@ -275,7 +268,7 @@ def ls(
     headings = ("STATE", "DUE", "STORED", "MESSAGE ID", "QUEUE", "OFFSET", "TAG", "KEYS", "BYTES")
     out.show_table(headings, [_listed_row(each) for each in found], numbers=("QUEUE", "OFFSET", "BYTES"))
     if request.token:
-        typer.echo(f"dmq: there may be more: --after {request.token}", err=True)
+        out.note(f"there may be more: --after {request.token}")
 
 
 def _listed_row(message: wire.ListedMessage) -> tuple[str, ...]:
@@ -294,16 +287,9 @@ def _listed_row(message: wire.ListedMessage) -> tuple[str, ...]:
     )
 
 
-_PAGE = 100
-_TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
-
-
+@app.command()
 @with_session
-def count(
-    session: Session,
-    *,
-    topic: _TopicArgument,
-) -> None:
+def count(session: Session, *, topic: TopicArgument) -> None:
     """Count the messages in the queues of a topic, acknowledged ones included, and the delayed ones."""
     with session.connect() as client:
         found = client.count(topic)
@@ -320,11 +306,12 @@ def count(
     typer.echo(f"{total:,} in queues, {found.pending:,} wait for their time")
 
 
+@app.command()
 @with_session
 def peek(
     session: Session,
     *,
-    topic: _TopicArgument,
+    topic: TopicArgument,
     queue: Annotated[
         int | None, typer.Option(min=0, help="Queue to read.  [default: all, one after the other]")
     ] = None,
@@ -336,12 +323,12 @@ def peek(
 ) -> None:
     """Show messages in the queues of a topic without consuming them."""
     if offset is not None and queue is None:
-        raise typer.BadParameter("an offset is one of a queue: give --queue too", param_hint="--offset")
+        raise refused("an offset is one of a queue: give --queue as well", "--offset")
     with session.connect() as client:
         ranges = client.count(topic).queues
         if queue is not None and queue >= len(ranges):
             text = f"topic {topic} has the queues 0 to {len(ranges) - 1}, and no queue {queue}"
-            raise CommandFailed(out.printable(text), ExitCode.NOT_FOUND)
+            raise CommandFailed(text, ExitCode.NOT_FOUND)
         found: list[wire.PeekedMessage] = []
         for each in ranges if queue is None else (ranges[queue],):
             start = each.begin_offset if offset is None else offset

@@ -1,20 +1,20 @@
-"""Options of every command that talks to a daemon: its address, the output format, the timeout."""
+"""What several commands take: the session with its options, and arguments that mean the same everywhere."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmq.cli.errors import CommandFailed, ExitCode
+from dmq.cli.errors import CommandFailed, ExitCode, refusing
 from dmq.units import parse_address, parse_duration
 
 if TYPE_CHECKING:
@@ -52,6 +52,19 @@ TimeoutOption = Annotated[
     str | None, typer.Option("--timeout", help="Timeout of each call, such as 500ms.  [default: 5s]")
 ]
 
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
+GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
+MessageIdsOption = Annotated[
+    list[str] | None, typer.Option("--id", metavar="MESSAGE_ID", help="Message id; may be repeated.")
+]
+KeysOption = Annotated[list[str] | None, typer.Option("--key", metavar="KEY", help="With this key; may be repeated.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Maximum number of rows.")]
+OutFileOption = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="Output file, written whole or not at all.  [default: stdout]"),
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation, which needs a terminal.")]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
@@ -65,14 +78,10 @@ class Session:
 
     def but(self, address: str | None, output: Output | None, timeout: str | None) -> Session:
         """Return this session with what was given instead; a usage error for what cannot be read."""
-        try:
+        with refusing("--address", address):
             address = self.address if address is None else str(parse_address(address))
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--address") from error
-        try:
+        with refusing("--timeout", timeout):
             timeout_s = self.timeout_s if timeout is None else parse_duration(timeout) / 1000
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--timeout") from error
         return replace(self, address=address, output=output or self.output, timeout_s=timeout_s)
 
     @property
@@ -123,24 +132,32 @@ def session_of(
     return session.but(address, output, timeout)
 
 
+_COMMON = {"address": AddressOption, "output": OutputOption, "timeout": TimeoutOption}
+
+
 def with_session(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command its session, and the options ``--address``, ``--output`` and ``--timeout`` behind its own.
 
     Its first parameter is the session; all others are by keyword.
     """
+    return _with(command, _COMMON)
+
+
+def with_output(command: Callable[..., None]) -> Callable[..., None]:
+    """As ``with_session`` for a command that asks no daemon: of the options, ``--output`` alone."""
+    return _with(command, {"output": OutputOption})
+
+
+def _with(command: Callable[..., None], common: Mapping[str, object]) -> Callable[..., None]:
     parameters = [
         Parameter("ctx", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),
         *list(signature(command, eval_str=True).parameters.values())[1:],
-        Parameter("address", Parameter.KEYWORD_ONLY, default=None, annotation=AddressOption),
-        Parameter("output", Parameter.KEYWORD_ONLY, default=None, annotation=OutputOption),
-        Parameter("timeout", Parameter.KEYWORD_ONLY, default=None, annotation=TimeoutOption),
+        *(Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=each) for name, each in common.items()),
     ]
 
     @wraps(command)
-    def run(
-        ctx: typer.Context, *, address: str | None, output: Output | None, timeout: str | None, **others: object
-    ) -> None:
-        command(session_of(ctx, address, output, timeout), **others)
+    def run(ctx: typer.Context, **given: Any) -> None:  # noqa: ANN401 - what the parser made of the options
+        command(session_of(ctx, **{name: given.pop(name) for name in common}), **given)
 
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # what typer looks at
     run.__annotations__ = {each.name: each.annotation for each in parameters}

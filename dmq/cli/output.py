@@ -85,6 +85,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
+def note(text: str) -> None:
+    """Print a line beside the answer, on stderr."""
+    typer.echo(f"dmq: {printable(text)}", err=True)
+
+
 def body_text(body: bytes) -> str:
     """Return a body for people: as text where it is text, in base64 where not."""
     try:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 
+from dmq.cli.errors import refused, refusing
 from dmq.units import format_duration, parse_duration
 from retry.policy import (
     DELAY_MS_LIMIT,
@@ -83,14 +82,14 @@ def policy_of(
     policy = base or RetryPolicy()
     policy = replace(policy, backoff=_backoff_of(policy.backoff, table, exponential, multiplier, fixed))
     if max_attempts is not None:
-        with _blaming("--max-attempts"):
+        with refusing("--max-attempts", max_attempts):
             policy = replace(policy, max_attempts=max_attempts)
     if jitter is not None:
-        with _blaming("--jitter"):
+        with refusing("--jitter", jitter):
             policy = replace(policy, jitter=jitter)
     if max_age is not None:
-        with _blaming("--max-age"):
-            max_age_ms = None if max_age == NO_MAX_AGE else _duration_ms(max_age, MAX_AGE_MS_LIMIT)
+        with refusing("--max-age", max_age):
+            max_age_ms = None if max_age == NO_MAX_AGE else _delay_ms("--max-age", max_age, MAX_AGE_MS_LIMIT)
             policy = replace(policy, max_age_ms=max_age_ms)
     return policy
 
@@ -101,51 +100,39 @@ def _backoff_of(
     options = {"--table": table, "--exponential": exponential, "--fixed": fixed}
     given = [name for name, value in options.items() if value is not None]
     if len(given) > 1:
-        raise typer.BadParameter("give one of them only", param_hint=", ".join(given))
+        raise refused("give one of them only", *given)
     if table is not None:
-        with _blaming("--table"):
-            base = Table(tuple(_duration_ms(step, DELAY_MS_LIMIT) for step in table.replace(",", " ").split()))
+        with refusing("--table", table):
+            base = Table(tuple(_delay_ms("--table", step) for step in table.replace(",", " ").split()))
     elif fixed is not None:
-        with _blaming("--fixed"):
-            base = Fixed(_duration_ms(fixed, DELAY_MS_LIMIT))
+        with refusing("--fixed", fixed):
+            base = Fixed(_delay_ms("--fixed", fixed))
     elif exponential is not None:
-        with _blaming("--exponential"):
+        with refusing("--exponential", exponential):
             base = _exponential_of(exponential, base)
     if multiplier is None:
         return base
     if not isinstance(base, Exponential):
-        hint = ", ".join(["--multiplier", *given])
-        raise typer.BadParameter("a multiplier goes with --exponential only", param_hint=hint)
-    with _blaming("--multiplier"):
+        raise refused("a multiplier goes with --exponential only", "--multiplier", *given)
+    with refusing("--multiplier", multiplier):
         return replace(base, multiplier=multiplier)
 
 
 def _exponential_of(text: str, base: Backoff) -> Exponential:
     first, separator, most = text.partition("..")
     if not separator:
-        raise ValueError(f"the first delay and the longest one are expected, such as 5s..2h, not {text!r}")
-    first_ms, most_ms = _duration_ms(first, DELAY_MS_LIMIT), _duration_ms(most, DELAY_MS_LIMIT)
+        raise ValueError("the first delay and the longest one are expected, such as 5s..2h")
+    first_ms, most_ms = (_delay_ms("--exponential", each) for each in (first, most))
     if first_ms > most_ms:
-        raise ValueError(f"the first delay is longer than the longest one: {text!r}")
+        raise ValueError("the first delay is longer than the longest one")
     if isinstance(base, Exponential):
         return replace(base, initial_ms=first_ms, max_ms=most_ms)
     return Exponential(first_ms, most_ms)
 
 
-def _duration_ms(text: str, most_ms: int) -> int:
-    try:
+def _delay_ms(option: str, text: str, most_ms: int = DELAY_MS_LIMIT) -> int:
+    with refusing(option, text):
         duration_ms = parse_duration(text)
-    except ValueError as error:
-        raise ValueError(f"{error}, not {text!r}") from error
-    if duration_ms > most_ms:
-        raise ValueError(f"at most {format_duration(most_ms)} is allowed, not {text!r}")
+        if duration_ms > most_ms:
+            raise ValueError(f"at most {format_duration(most_ms)} is allowed")
     return duration_ms
-
-
-@contextmanager
-def _blaming(option: str) -> Iterator[None]:
-    """Make a value that cannot be a usage error that names the option."""
-    try:
-        yield
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from error

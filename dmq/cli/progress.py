@@ -6,10 +6,8 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-import typer
-
 from broker_adapter.clock import SystemClock
-from dmq.cli.output import printable
+from dmq.cli.output import note, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -58,4 +56,4 @@ class Progress:
         now_s = self._clock.monotonic_s()
         if not self._quiet and now_s - self._told_s >= LINE_EVERY_S:
             self._told_s = now_s
-            typer.echo(f"dmq: {self._what}: {reached}", err=True)
+            note(f"{self._what}: {reached}")

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmq.cli import output as out
+from dmq.cli.nouns import noun
 from dmq.cli.options import Session, with_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dmq.admin import admin_v1 as wire
+
+app = noun("quota")
 
 
 class Kind(StrEnum):
@@ -33,10 +36,9 @@ QuotaArgument = Annotated[
 ]
 
 
+@app.command()
 @with_session
-def ls(
-    session: Session,
-) -> None:
+def ls(session: Session) -> None:
     """List the quotas that are in use or were set, by key and address.
 
     Topics and groups are those it made since the daemon started; new_per_min counts both.
@@ -45,6 +47,7 @@ def ls(
         _show(session, client.quotas())
 
 
+@app.command("set")
 @with_session
 def set_(
     session: Session,
@@ -59,6 +62,7 @@ def set_(
         _show(session, [client.set_quota(kind.value, name, quota, limit)])
 
 
+@app.command()
 @with_session
 def unset(
     session: Session,

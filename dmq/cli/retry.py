@@ -9,9 +9,10 @@ import typer
 
 from dmq.cli import output as out
 from dmq.cli.confirm import confirm
-from dmq.cli.errors import CommandFailed, ExitCode
-from dmq.cli.histogram import due_rows
-from dmq.cli.options import Session, with_session
+from dmq.cli.errors import CommandFailed, ExitCode, refused
+from dmq.cli.histogram import show_due
+from dmq.cli.nouns import noun
+from dmq.cli.options import GroupArgument, LimitOption, MessageIdsOption, Session, YesOption, with_session
 from dmq.cli.progress import Progress
 from dmq.errors import DmqError
 
@@ -19,21 +20,17 @@ if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
     from dmq.admin.client import AdminClient
 
+app = noun("retry")
+
 _PAGE = 1_000
 _ENTRIES_PER_CALL = 1_000
-_BAR_CHARS = 40
 
-GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
 EntryOption = Annotated[
     list[str] | None,
     typer.Option("--entry", metavar="ENTRY", help="Entry, as listed by 'dmq retry ls'; may be repeated."),
 ]
-IdOption = Annotated[list[str] | None, typer.Option("--id", metavar="MESSAGE_ID", help="Message id; may be repeated.")]
 TopicOption = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="All messages sent to this topic.")]
 AllOption = Annotated[bool, typer.Option("--all", help="All retries of the group.")]
-YesOption = Annotated[
-    bool, typer.Option("--yes", "-y", help="Do not ask for confirmation; required for many without a terminal.")
-]
 
 
 class _Chosen(NamedTuple):
@@ -49,13 +46,14 @@ class _Chosen(NamedTuple):
         return self.is_all or bool(self.topic)
 
 
+@app.command()
 @with_session
 def ls(
     session: Session,
     *,
     group: GroupArgument,
     topic: Annotated[str, typer.Option(metavar="TOPIC", help="Only messages sent to this topic.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 50,
+    limit: LimitOption = 50,
 ) -> None:
     """List the waiting retries of a group, next due first."""
     with session.connect() as client, Progress(f"retries of {group}", quiet=session.as_json) as progress:
@@ -80,9 +78,10 @@ def ls(
         numbers=("NEXT ATTEMPT",),
     )
     if len(found) == limit:
-        typer.echo(f"dmq: the first {limit:,}; --limit shows more", err=True)
+        out.note(f"the first {limit:,}; --limit shows more")
 
 
+@app.command()
 @with_session
 def stats(
     session: Session,
@@ -118,24 +117,18 @@ def stats(
         numbers=("WAITING",),
     )
     waiting = sum(found.waiting for found in groups)
-    rows = due_rows([(bucket.until_ms, bucket.count) for found in groups for bucket in found.due], waiting, now_ms)
-    if rows:
-        most = max(row.messages for row in rows)
-        typer.echo()
-        out.show_table(
-            ("DUE", "RETRIES", ""),
-            [(row.label, f"{row.messages:,}", "#" * -(-row.messages * _BAR_CHARS // most)) for row in rows],
-            numbers=("RETRIES",),
-        )
+    due = [(bucket.until_ms, bucket.count) for found in groups for bucket in found.due]
+    show_due("RETRIES", due, waiting, now_ms)
 
 
+@app.command()
 @with_session
 def run_now(
     session: Session,
     *,
     group: GroupArgument,
     entry: EntryOption = None,
-    message_id: IdOption = None,
+    message_id: MessageIdsOption = None,
     topic: TopicOption = None,
     everything: AllOption = False,
     yes: YesOption = False,
@@ -151,13 +144,14 @@ def run_now(
     _show_moved(group, moved, gone, "visible now", as_json=session.as_json)
 
 
+@app.command()
 @with_session
 def to_dead(
     session: Session,
     *,
     group: GroupArgument,
     entry: EntryOption = None,
-    message_id: IdOption = None,
+    message_id: MessageIdsOption = None,
     topic: TopicOption = None,
     everything: AllOption = False,
     yes: YesOption = False,
@@ -178,7 +172,7 @@ def _chosen(
 ) -> _Chosen:
     given = (bool(entries), bool(message_ids), topic is not None, everything)
     if sum(given) != 1 or topic == "":
-        raise typer.BadParameter("give one of them", param_hint="--entry, --id, --topic, --all")
+        raise refused("give one of them", "--entry", "--id", "--topic", "--all")
     return _Chosen(tuple(dict.fromkeys(entries or ())), tuple(message_ids or ()), topic or "", everything)
 
 
@@ -214,7 +208,7 @@ def _move(
             moved, gone = moved + outcomes.moved, gone + outcomes.gone
             progress.show(f"{moved:,} of {len(entries):,}", done=moved + gone, of=len(entries))
     if not moved and not chosen.is_bulk:
-        raise CommandFailed(out.printable(f"no such retry waits in group {group}"), ExitCode.NOT_FOUND)
+        raise CommandFailed(f"no such retry waits in group {group}", ExitCode.NOT_FOUND)
     return moved, gone
 
 

@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from dmq.cli.errors import CommandFailed, ExitCode
+from dmq.cli.nouns import single
+
+app = single()
 
 
 def _key(text: str, metavar: str) -> typer.models.OptionInfo:
@@ -15,6 +18,7 @@ def _key(text: str, metavar: str) -> typer.models.OptionInfo:
     return option
 
 
+@app.command()
 def serve(
     *,
     config: Annotated[

@@ -1,119 +1,190 @@
-"""``dmq spool``: what producers' hooks keep on this host, without a daemon. What changes it is in ``spool_change``."""
+"""``dmq spool``: what producers' hooks keep on this host, without a daemon. Only free directories are changed."""
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
-from typer.core import TyperGroup
 
 from broker_adapter.clock import SystemClock
-from dmq.cli import dead as dead_letters
 from dmq.cli import output as out
-from dmq.cli import spool_change
-from dmq.cli.errors import CommandFailed, ExitCode
-from dmq.cli.histogram import due_rows
-from dmq.cli.options import OutputOption
+from dmq.cli.confirm import confirm
+from dmq.cli.errors import CommandFailed, ExitCode, refused, refusing
+from dmq.cli.files import lines_into
+from dmq.cli.histogram import show_due
+from dmq.cli.nouns import noun
+from dmq.cli.offline import offline
+from dmq.cli.options import KeysOption, LimitOption, OutFileOption, Session, YesOption, session_of, with_output
 from dmq.cli.progress import Progress
-from dmq.cli.spool_options import (
-    ROOT_DEFAULT,
-    DeadOption,
-    DueOption,
-    KeyOption,
-    Listing,
-    ListingOption,
-    Reader,
-    RootOption,
-    TypeOption,
-    as_json,
-    chosen_of,
-    directories_of,
-    line_of,
-    listing_of,
-    plain,
-    silent,
-    uid_of,
-)
+from dmq.cli.times import instant_ms
 from dmq.units import format_size, parse_size
 
 if TYPE_CHECKING:
+    from dmq.spool.figures import TypeFigures
     from dmq.spool.inspect import Found
+    from dmq.spool.salvage import Report
+
+app = noun("spool")
 
 _TABLE_ROWS = 1_000
-_BAR_CHARS = 40
 _BODY_BYTES = "4KiB"
+_UID = re.compile("[0-9a-fA-F]{32}")
+_NAMED_MAX = 20
+_ROOT = Path("var/spool")
 
 
-def mount(group: type[TyperGroup]) -> typer.Typer:
-    """Return the commands as a group of their own."""
-    made = typer.Typer(
-        cls=group, help="Spools of the producer hook on this host; needs no daemon.", rich_markup_mode=None
-    )
-    for command in (ls, show, stats, verify, export, spool_change.repair, spool_change.requeue, spool_change.adopt):
-        made.command(command.__name__)(command)
-    return made
+class Listing(StrEnum):
+    """How a list is answered."""
+
+    TABLE = "table"
+    JSON = "json"
+    JSONL = "jsonl"  # one object a line
+    ID = "id"  # uids alone
 
 
+RootOption = Annotated[
+    Path, typer.Option("--root", envvar="DMQ_SPOOL", metavar="DIR", help="Folder of the spool.", show_envvar=True)
+]
+ListingOption = Annotated[Listing | None, typer.Option("--output", "-o", help="How to answer.  [default: table]")]
+TypeOption = Annotated[list[str] | None, typer.Option("--type", metavar="TYPE", help="Entry type; may be repeated.")]
+DeadOption = Annotated[bool, typer.Option("--dead", help="List the dead set instead.")]
+DueOption = Annotated[
+    str | None,
+    typer.Option("--due-before", metavar="TIME", help="Due before: RFC 3339, epoch milliseconds, +5m or -1h from now."),
+]
+
+
+class _Chosen(NamedTuple):
+    """Which entries a command means."""
+
+    types: frozenset[str]
+    keys: frozenset[str]
+    is_dead: bool | None  # None: both
+    due_before_ms: int | None
+
+    def of(self, found: Found) -> bool:
+        """Say whether an entry is meant."""
+        entry = found.entry
+        return (
+            (not self.types or entry.type_name in self.types)
+            and (not self.keys or entry.key in self.keys)
+            and (self.due_before_ms is None or entry.due_at_ms < self.due_before_ms)
+            and (self.is_dead is None or self.is_dead == (found.dead is not None))
+        )
+
+
+def _chosen_of(
+    types: list[str] | None, keys: list[str] | None, *, is_dead: bool | None, due_before: str | None
+) -> _Chosen:
+    """Return what the options mean; a usage error for a time that is none."""
+    return _Chosen(frozenset(types or ()), frozenset(keys or ()), is_dead, instant_ms(due_before, "--due-before"))
+
+
+class _Reader:
+    """Reads the entries of every directory, one after the other, and remembers what could not be read."""
+
+    def __init__(self, root: Path) -> None:
+        self._paths = _directories_of(root)
+        self._exit_code = ExitCode.OK
+
+    def entries(self, chosen: _Chosen) -> Generator[tuple[Path, Found], None, None]:
+        """Give the entries that are meant, each with its directory; close this if it is not read to its end."""
+        from dmq.errors import StoreCorrupt, StoreError
+        from dmq.spool.inspect import How, look
+
+        for path in self._paths:
+            try:
+                with look(path, SystemClock()) as opened:
+                    parts = [opened.waiting, opened.parked] if not chosen.is_dead else []
+                    parts += [opened.dead] if chosen.is_dead is not False else []
+                    for part in parts:
+                        for found in part():
+                            if chosen.of(found):
+                                yield path, found
+                    if opened.how is not How.STRICT:
+                        self._fail(f"{opened.error}; read {opened.how}")
+                    for hole in opened.holes:
+                        self._fail(f"{path}: {hole} cannot be read: {hole.error}")
+                    for row in opened.unreadable:
+                        self._fail(f"{path}: {row.family.name.lower()} {row.key.hex()} is no entry: {row.error}")
+            except StoreCorrupt as error:
+                self._fail(str(error))
+            except StoreError as error:
+                self._fail(str(error), ExitCode.FAILURE)
+
+    def _fail(self, text: str, exit_code: ExitCode = ExitCode.DAMAGED) -> None:
+        self._exit_code = max(self._exit_code, exit_code)
+        out.note(text)
+
+    def raise_if_failed(self) -> None:
+        """End the command if something could not be read."""
+        if self._exit_code:
+            raise CommandFailed("not everything can be read; 'dmq spool salvage' saves what can", self._exit_code)
+
+
+@app.command()
 def ls(
     ctx: typer.Context,
     *,
-    root: RootOption = ROOT_DEFAULT,
+    root: RootOption = _ROOT,
     type_name: TypeOption = None,
-    key: KeyOption = None,
+    key: KeysOption = None,
     dead: DeadOption = False,
     due_before: DueOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 50,
+    limit: LimitOption = 50,
     output: ListingOption = None,
 ) -> None:
     """List waiting entries by directory, next due first.
 
-    Running processes are included. Unreadable entries are skipped; the exit code is 1 then.
+    Running processes are included. Entries that cannot be read are left out; it exits with 4 then.
     """
-    listing = listing_of(ctx, output)
-    chosen = chosen_of(type_name, key, is_dead=dead, due_before=due_before)
-    reader = Reader(root)
-    with silent(), closing(reader.entries(chosen)) as entries:
+    listing = _listing_of(ctx, output)
+    chosen = _chosen_of(type_name, key, is_dead=dead, due_before=due_before)
+    reader = _Reader(root)
+    with offline(), closing(reader.entries(chosen)) as entries:
         count = _show_list(islice(entries, limit), listing)
     if count == limit:
-        typer.echo(f"dmq: the first {limit:,}; --limit shows more", err=True)
+        out.note(f"the first {limit:,}; --limit shows more")
     reader.raise_if_failed()
 
 
+@app.command()
+@with_output
 def show(
-    ctx: typer.Context,
+    session: Session,
     *,
     uid: Annotated[str, typer.Argument(metavar="UID", help="Uid of the entry.")],
-    root: RootOption = ROOT_DEFAULT,
+    root: RootOption = _ROOT,
     body_bytes: Annotated[
         str, typer.Option("--bytes", metavar="SIZE", help="Maximum size of the body shown.")
     ] = _BODY_BYTES,
     as_hex: Annotated[bool, typer.Option("--hex", help="Show the body in hex.")] = False,
-    output: OutputOption = None,
 ) -> None:
     """Show one entry, its body as JSON, text or hex.
 
     JSON is always a list: an entry can be in two directories after a crash.
     """
-    wanted = uid_of(uid)
-    try:
+    wanted = _uid_of(uid)
+    with refusing("--bytes", body_bytes):
         limit = parse_size(body_bytes)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--bytes") from error
-    reader = Reader(root)
-    with silent():
-        every = reader.entries(chosen_of(None, None, is_dead=None, due_before=None))
+    reader = _Reader(root)
+    with offline():
+        every = reader.entries(_chosen_of(None, None, is_dead=None, due_before=None))
         found = [pair for pair in every if pair[1].entry.uid == wanted]
     if not found:
         reader.raise_if_failed()
-        raise CommandFailed(f"there is no entry {uid} in {out.printable(str(root))}", ExitCode.NOT_FOUND)
-    if as_json(ctx, output):
-        out.show_json([plain(each, path, with_body=True) for path, each in found])
+        raise CommandFailed(f"there is no entry {uid} in {root}", ExitCode.NOT_FOUND)
+    if session.as_json:
+        out.show_json([_plain(each, path, with_body=True) for path, each in found])
     else:
         now_ms = SystemClock().now_ms()
         for number, (path, each) in enumerate(found):
@@ -124,7 +195,9 @@ def show(
     reader.raise_if_failed()
 
 
-def stats(ctx: typer.Context, *, root: RootOption = ROOT_DEFAULT, output: OutputOption = None) -> None:
+@app.command()
+@with_output
+def stats(session: Session, *, root: RootOption = _ROOT) -> None:
     """Count the entries of each directory by type, with its owner and when they are due.
 
     The directories keep these figures themselves; no entry is read.
@@ -136,8 +209,8 @@ def stats(ctx: typer.Context, *, root: RootOption = ROOT_DEFAULT, output: Output
 
     clock = SystemClock()
     known: list[tuple[Path, str, list[TypeFigures]]] = []
-    paths = directories_of(root)
-    with silent(), Progress(str(root), quiet=as_json(ctx, output)) as progress:
+    paths = _directories_of(root)
+    with offline(), Progress(str(root), quiet=session.as_json) as progress:
         for path in paths:
             progress.show(path.name, done=len(known), of=len(paths))
             try:
@@ -148,7 +221,7 @@ def stats(ctx: typer.Context, *, root: RootOption = ROOT_DEFAULT, output: Output
             except StoreError as error:
                 known.append((path, f"damaged: {error}", []))
     now_ms = clock.now_ms()
-    if as_json(ctx, output):
+    if session.as_json:
         out.show_json(
             [
                 {
@@ -176,51 +249,45 @@ def stats(ctx: typer.Context, *, root: RootOption = ROOT_DEFAULT, output: Output
         numbers=("WAITING", "PARKED", "BYTES", "DEAD"),
     )
     every = [each for _, _, figures in known for each in figures]
-    rows = due_rows(
-        [pair for each in every for pair in each.due], sum(each.waiting - each.parked for each in every), now_ms
-    )
-    if rows:
-        most = max(row.messages for row in rows)
-        typer.echo()
-        out.show_table(
-            ("DUE", "ENTRIES", ""),
-            [(row.label, f"{row.messages:,}", "#" * -(-row.messages * _BAR_CHARS // most)) for row in rows],
-            numbers=("ENTRIES",),
-        )
+    due = [pair for each in every for pair in each.due]
+    show_due("ENTRIES", due, sum(each.waiting - each.parked for each in every), now_ms)
 
 
-def verify(ctx: typer.Context, *, root: RootOption = ROOT_DEFAULT, output: OutputOption = None) -> None:
-    """Read every row of every directory and report damage; exit with 1 if there is any.
+@app.command("verify", hidden=True)  # its name in earlier builds
+@app.command()
+@with_output
+def check(session: Session, *, root: RootOption = _ROOT) -> None:
+    """Check every directory: every row, every block, every cross-reference; exit with 4 if one is damaged.
 
-    Totals, index, timeline, lanes and trail must agree, and every entry must make sense. Works on copies, so also while
-    producers run.
+    Totals, index, timeline, the queues of keys and trail must agree, and every entry must make sense. Works on copies,
+    so also while producers run.
     """
     from dmq.errors import StoreError
-    from dmq.spool.figures import Verifier
+    from dmq.spool.figures import Checker
     from dmq.spool.inspect import strict_look
 
     answers: list[dict[str, object]] = []
-    with silent(), Progress(f"verify {root}", quiet=as_json(ctx, output)) as progress:
-        for path in directories_of(root):
+    with offline(), Progress(f"check of {root}", quiet=session.as_json) as progress:
+        for path in _directories_of(root):
             progress.show(path.name)
-            verifier: Verifier | None = None
+            checker: Checker | None = None
             try:
                 with strict_look(path, SystemClock()) as look:
-                    verifier = Verifier(look, lambda text, name=path.name: progress.show(f"{name}: {text}"))  # type: ignore[misc]
-                    findings = verifier.run()
+                    checker = Checker(look, lambda text, name=path.name: progress.show(f"{name}: {text}"))  # type: ignore[misc]
+                    findings = checker.run()
             except StoreError as error:
                 findings = [str(error)]
             answers.append(
                 {
                     "directory": path.name,
-                    "rows": verifier.rows if verifier is not None else 0,
-                    "waiting": verifier.waiting if verifier is not None else 0,
-                    "dead": verifier.dead if verifier is not None else 0,
+                    "rows": checker.rows if checker is not None else 0,
+                    "waiting": checker.waiting if checker is not None else 0,
+                    "dead": checker.dead if checker is not None else 0,
                     "findings": findings,
                 }
             )
     wrong = [each for each in answers if each["findings"]]
-    if as_json(ctx, output):
+    if session.as_json:
         out.show_json(answers)
     else:
         for each in answers:
@@ -229,48 +296,237 @@ def verify(ctx: typer.Context, *, root: RootOption = ROOT_DEFAULT, output: Outpu
             for finding in each["findings"] if isinstance(each["findings"], list) else ():
                 typer.echo(f"  {out.printable(str(finding))}")
     if wrong:
-        text = f"{len(wrong)} of {len(answers)} directories are not whole; 'dmq spool repair' saves what can be read"
-        raise CommandFailed(text)
+        text = f"{len(wrong)} of {len(answers)} directories are not whole; 'dmq spool salvage' saves what can be read"
+        raise CommandFailed(text, ExitCode.DAMAGED)
 
 
+@app.command()
+@with_output
 def export(
-    ctx: typer.Context,
+    session: Session,
     *,
-    root: RootOption = ROOT_DEFAULT,
+    root: RootOption = _ROOT,
     type_name: TypeOption = None,
-    key: KeyOption = None,
+    key: KeysOption = None,
     due_before: DueOption = None,
     dead: Annotated[bool, typer.Option("--dead", help="The dead set alone.")] = False,
-    file: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="Output file, written whole or not at all.  [default: stdout]"),
-    ] = None,
-    output: OutputOption = None,
+    file: OutFileOption = None,
 ) -> None:
     """Write entries as JSON Lines, with their bodies in base64, and as text where they are text.
 
     Without a filter: all that wait, and the dead set. Damaged directories as well, as far as they can be read: then it
-    ends with 1. A file appears under its name when it is complete, readable by its owner only.
+    exits with 4. A file appears under its name when it is complete, readable by its owner only.
     """
-    chosen = chosen_of(type_name, key, is_dead=True if dead else None, due_before=due_before)
-    reader = Reader(root)
+    chosen = _chosen_of(type_name, key, is_dead=True if dead else None, due_before=due_before)
+    reader = _Reader(root)
     count = 0
-    quiet = as_json(ctx, output) or (file is None and sys.stdout.isatty())
-    with silent(), Progress(f"export of {root}", quiet=quiet) as progress, _lines(file) as lines:
+    quiet = session.as_json or (file is None and sys.stdout.isatty())
+    with offline(), Progress(f"export of {root}", quiet=quiet) as progress, lines_into(file) as lines:
         for path, found in reader.entries(chosen):
-            lines.write(line_of(plain(found, path, with_body=True)) + "\n")
+            lines.write(_line_of(_plain(found, path, with_body=True)) + "\n")
             count += 1
             progress.show(f"{count:,} entries")
     if file is not None:
-        if as_json(ctx, output):
+        if session.as_json:
             out.show_json({"file": str(file), "entries": count})
         else:
             typer.echo(out.printable(f"{count:,} entr{'y' if count == 1 else 'ies'} in {file}"))
     reader.raise_if_failed()
 
 
-def _lines(file: Path | None) -> AbstractContextManager[TextIO]:
-    return dead_letters._complete_file(file) if file is not None else dead_letters._stdout()
+@app.command("repair", hidden=True)  # its name in earlier builds
+@app.command()
+@with_output
+def salvage(
+    session: Session,
+    *,
+    directory: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[DIRECTORY]...", help="Directory names.  [default: all that no process uses]"),
+    ] = None,
+    root: RootOption = _ROOT,
+    yes: YesOption = False,
+) -> None:
+    """Recover what can be read of damaged directories; exit with 4 if something is lost.
+
+    Each entry that can be read goes into a new directory; when that is complete, the damaged one is put aside as
+    damaged-<id>, with the report as damaged-<id>.json beside it, and is never removed. What is whole stays as it is.
+    """
+    from dmq.errors import StoreLocked
+    from dmq.spool.salvage import salvage as salvage_one
+
+    known = {path.name: path for path in _directories_of(root)}
+    for name in directory or ():
+        if name not in known:
+            text = f"there is no directory {name} in {root}"
+            raise CommandFailed(text, ExitCode.NOT_FOUND)
+    chosen = [known[name] for name in dict.fromkeys(directory or known)]
+    if chosen:
+        confirm(f"what is damaged of {_counted(len(chosen))} of {root} would be saved and put aside", yes=yes)
+    reports: list[Report] = []
+    used: list[str] = []
+    with offline(), Progress(f"salvage of {root}", quiet=session.as_json) as progress:
+        for path in chosen:
+            try:
+                reports.append(
+                    salvage_one(path, SystemClock(), lambda text, name=path.name: progress.show(f"{name}: {text}"))  # type: ignore[misc]
+                )
+            except StoreLocked as error:
+                if directory:
+                    raise
+                used.append(str(error))
+    if session.as_json:
+        out.show_json([report.as_json() for report in reports])
+    else:
+        for report in reports:
+            _show_report(report)
+    for text in used:
+        out.note(f"left alone: {text}")
+    if not all(report.is_whole for report in reports):
+        raise CommandFailed("not everything could be saved; see the reports", ExitCode.DAMAGED)
+
+
+@app.command()
+@with_output
+def requeue(
+    session: Session,
+    *,
+    uids: Annotated[list[str] | None, typer.Argument(metavar="[UID]...", help="Uids of the entries.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="The whole dead set.")] = False,
+    type_name: TypeOption = None,
+    root: RootOption = _ROOT,
+    yes: YesOption = False,
+) -> None:
+    """Requeue dead entries of directories that no process uses: due now, attempts reset.
+
+    Name them, or mean many with --all, which --type narrows. The process that owns such a directory next sends them.
+    """
+    from dmq.errors import StoreCorrupt, StoreLocked
+    from dmq.spool.requeue import requeue as requeue_in
+
+    if bool(uids) == everything or (type_name and not everything):
+        raise refused("give uids, or --all and perhaps --type", "UID", "--all", "--type")
+    wanted = {_uid_of(text) for text in uids or ()}
+    paths = _directories_of(root)
+    if everything:
+        what = f" of type {', '.join(type_name)}" if type_name else ""
+        confirm(f"all dead entries{what} in the free directories of {root} would be sent again", yes=yes)
+    moved, used, exit_code = set[bytes](), list[str](), ExitCode.NOT_FOUND
+    with offline(), Progress(f"requeue in {root}", quiet=session.as_json) as progress:
+        for path in paths:
+            try:
+                moved |= requeue_in(path, SystemClock(), wanted, type_name or (), progress.show)
+            except StoreLocked as error:
+                used.append(str(error))
+                exit_code = max(exit_code, ExitCode.UNAVAILABLE)
+            except StoreCorrupt as error:
+                used.append(f"{path} is damaged: {error}")
+                exit_code = max(exit_code, ExitCode.DAMAGED)
+    left = len(wanted - moved)
+    if wanted and not moved:
+        text = f"no such entry is dead in a free directory of {root}{_but(used)}"
+        raise CommandFailed(text, exit_code)
+    if session.as_json:
+        out.show_json({"requeued": len(moved), "not_found": left, "left_alone": used})
+        return
+    rest = f"; {left:,} not found" if left else ""
+    typer.echo(f"{'1 entry waits' if len(moved) == 1 else f'{len(moved):,} entries wait'} again{rest}")
+    for text in used:
+        out.note(f"left alone: {text}")
+
+
+@app.command()
+@with_output
+def adopt(
+    session: Session,
+    *,
+    root: RootOption = _ROOT,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="DIR", help="Folder of another spool.  [default: the same]"),
+    ] = None,
+) -> None:
+    """Move the entries of all directories that no process uses into one, which the next process takes over.
+
+    With --from: those of another spool, such as a volume that a replaced container left. Directories in use and damaged
+    ones are left alone, and named.
+    """
+    from dmq.spool.copies import holder
+
+    origin = source or root
+    before = _directories_of(origin)
+    used = [f"{path.name} is in use by pid {pid}" for path in before if (pid := holder(path))]
+    free = [path for path in before if not any(text.startswith(f"{path.name} ") for text in used)]
+    if origin.resolve() == root.resolve() and len(free) < 2:
+        done = _Adopted(free[0].name if free else "", 0, [], [])
+    else:
+        done = _adopt(root, origin, len(free), quiet=session.as_json)
+    into, moved, adopted = done.into, done.entries, done.directories
+    left = used + done.damaged
+    if session.as_json:
+        out.show_json({"into": into, "entries": moved, "adopted": adopted, "left_alone": left})
+    elif adopted:
+        entries = "1 entry" if moved == 1 else f"{moved:,} entries"
+        typer.echo(out.printable(f"{entries} of {_counted(len(adopted))} now in {root / into}"))
+    else:
+        why = "only one directory is free" if free and origin == root else "no directory is free"
+        typer.echo(out.printable(f"nothing to take over in {origin}: {why}"))
+    for text in left:
+        out.note(f"left alone: {text}")
+
+
+def _uid_of(text: str) -> bytes:
+    """Return the uid that ``text`` means: 32 hex digits, with or without dashes."""
+    digits = text.replace("-", "")
+    if not _UID.fullmatch(digits):
+        raise refused("a uid of 32 hex digits is expected", "UID", given=text)
+    return bytes.fromhex(digits)
+
+
+def _listing_of(ctx: typer.Context, given: Listing | None) -> Listing:
+    """Return how to answer: as given here, else as given before the command."""
+    return given or Listing(session_of(ctx).output)
+
+
+def _directories_of(root: Path) -> list[Path]:
+    """Return the directories of the spool; the command ends if there is no such folder."""
+    from dmq.spool.copies import directories
+
+    if not root.is_dir():
+        raise CommandFailed(f"there is no spool at {root}", ExitCode.NOT_FOUND)
+    return directories(root)
+
+
+def _plain(found: Found, directory: Path, *, with_body: bool = False) -> dict[str, object]:
+    """Return an entry as JSON values: always the same keys, bytes in base64, text as well where they are text."""
+    entry, dead = found.entry, found.dead
+    made: dict[str, object] = {
+        "directory": directory.name,
+        "state": found.state.value,
+        "type": entry.type_name,
+        "uid": entry.uid.hex(),
+        "key": entry.key,
+        "created_at_ms": entry.created_at_ms,
+        "due_at_ms": entry.due_at_ms,
+        "attempts": entry.attempts,
+        "is_uncertain": entry.is_uncertain,
+        "error": entry.error,
+        "death": dead.death.name.lower() if dead is not None else None,
+        "died_at_ms": dead.died_at_ms if dead is not None else None,
+        "body_bytes": len(entry.payload),
+    }
+    if with_body:
+        made["body"] = base64.b64encode(entry.payload).decode()
+        try:
+            made["body_text"] = entry.payload.decode()
+        except UnicodeDecodeError:
+            made["body_text"] = None
+    return made
+
+
+def _line_of(value: object) -> str:
+    """Return one JSON value on one line, escaped as ASCII: exact, whatever a terminal makes of other characters."""
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _show_list(entries: Iterator[tuple[Path, Found]], listing: Listing) -> int:
@@ -287,10 +543,10 @@ def _show_list(entries: Iterator[tuple[Path, Found]], listing: Listing) -> int:
         return count
     for path, found in entries:
         if listing is Listing.JSON:
-            text = json.dumps(plain(found, path), indent=2, ensure_ascii=False).replace("\n", "\n  ")
+            text = json.dumps(_plain(found, path), indent=2, ensure_ascii=False).replace("\n", "\n  ")
             typer.echo(f"{',' if count else '['}\n  {text}", nl=False)
         else:
-            typer.echo(found.entry.uid.hex() if listing is Listing.ID else line_of(plain(found, path)))
+            typer.echo(found.entry.uid.hex() if listing is Listing.ID else _line_of(_plain(found, path)))
         count += 1
     if listing is Listing.JSON:
         typer.echo("\n]" if count else "[]")
@@ -341,3 +597,67 @@ def _body(body: bytes, limit: int, *, as_hex: bool) -> str:
         lines = [out.printable(line) for line in raw[:limit].decode(errors="ignore").split("\n")]
         left = max(0, len(raw) - limit)
     return "\n".join(["", *lines, *([f"... {left:,} more bytes; --bytes shows more"] if left else [])])
+
+
+class _Adopted(NamedTuple):
+    into: str
+    entries: int
+    directories: list[str]
+    damaged: list[str]
+
+
+def _adopt(root: Path, origin: Path, free: int, *, quiet: bool) -> _Adopted:
+    from dmq.spool.adopt import Adopter
+    from dmq.spool.copies import directories
+    from dmq.spool.inspect import store_options
+    from dmq.spool.root import Root
+    from dmq.spool.running import Running
+
+    before = {path.name for path in directories(origin)}
+    clock = SystemClock()
+    if not free:
+        return _Adopted("", 0, [], [])
+    with offline(), Progress(f"adoption from {origin}", quiet=quiet) as progress:
+        progress.show(_counted(free))
+        running = Running(Root(root, clock, store_options()), is_driven=True)
+        try:
+            folder = Root(origin, clock, store_options())
+            moved = Adopter(folder, running).adopt()
+            into = running.path.name
+            damaged = [f"{path.name} is damaged: {each.error}" for path, each in folder.damaged.items()]
+        finally:
+            running.close()
+    return _Adopted(into, moved, sorted(before - {path.name for path in directories(origin)}), damaged)
+
+
+def _show_report(report: Report) -> None:
+    if not report.saved_in:
+        typer.echo(out.printable(f"{report.directory}: whole, left as it is"))
+        return
+    uids = [*report.missing_uids[:_NAMED_MAX]]
+    more = len(report.missing_uids) - len(uids)
+    out.show_facts(
+        [
+            ("directory", report.directory),
+            ("damage", report.error),
+            ("saved", f"{report.waiting:,} waiting, {report.dead:,} dead, in {report.saved_in}"),
+            (
+                "missing",
+                f"{report.missing} entries" + (f": {' '.join(uids)}" if uids else "") + (" ..." if more else ""),
+            ),
+            ("lost changes", f"{report.lost_events:,}; what ended in one is sent again" if report.lost_events else ""),
+            ("superseded", f"{report.superseded:,} older states" if report.superseded else ""),
+            ("type names", f"from a damaged record: {' '.join(report.guessed_types)}" if report.guessed_types else ""),
+            ("lost names", f"entries are saved as {' '.join(report.unknown_types)}" if report.unknown_types else ""),
+            ("cannot be read", "; ".join([*report.dropped, *report.holes, *report.unreadable])),
+            ("kept", f"{report.kept_in}, report in {report.kept_in}.json"),
+        ]
+    )
+
+
+def _counted(directories: int) -> str:
+    return "1 directory" if directories == 1 else f"{directories:,} directories"
+
+
+def _but(used: list[str]) -> str:
+    return f"; left alone: {'; '.join(used)}" if used else ""

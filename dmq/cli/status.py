@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING
 import typer
 
 from dmq.cli import output as out
-from dmq.cli.clock import clock_line
 from dmq.cli.errors import ExitCode
+from dmq.cli.facts import clock_line
+from dmq.cli.nouns import single
 from dmq.cli.options import Session, with_session
 from dmq.units import format_size
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
 
+app = single()
 
+
+@app.command()
 @with_session
-def status(
-    session: Session,
-) -> None:
+def status(session: Session) -> None:
     """Show the state of the daemon; exit with 6 unless it is serving."""
     with session.connect() as client:
         found = client.status()

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from broker_adapter.clock import SystemClock
 from dmq.cli import output as out
 from dmq.cli.errors import CommandFailed, ExitCode
-from dmq.cli.options import OutputOption, Session, session_of, with_session
+from dmq.cli.nouns import noun
+from dmq.cli.offline import stopped
+from dmq.cli.options import Session, with_output, with_session
 from dmq.cli.progress import Progress
-from dmq.cli.spool_options import in_use, silent
 from dmq.units import format_size
 
 if TYPE_CHECKING:
     from dmq.upkeep.findings import Checked
 
-
-def mount(group: type[TyperGroup]) -> typer.Typer:
-    """Return the commands as a group of their own."""
-    made = typer.Typer(cls=group, help="Back up, check and salvage the store.", rich_markup_mode=None)
-    for command in (backup, check, salvage):
-        made.command(command.__name__)(command)
-    return made
+app = noun("store")
 
 
+@app.command()
 @with_session
 def backup(
     session: Session,
@@ -62,7 +55,7 @@ def backup(
 
 
 def _back_up_stopped(data: Path, folder: Path) -> dict[str, object]:
-    with silent(), stopped(data):
+    with stopped(data):
         from dmq.audit.snapshot_layout import open_quiet, read_cut
         from dmq.store.backup import back_up_stopped
 
@@ -83,47 +76,43 @@ def _back_up_stopped(data: Path, folder: Path) -> dict[str, object]:
     }
 
 
+@app.command()
+@with_output
 def check(
-    ctx: typer.Context,
+    session: Session,
     *,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a stopped daemon, or a backup.")],
-    output: OutputOption = None,
 ) -> None:
     """Check a store: every row, every block, every cross-reference; exit with 4 if it is damaged.
 
     Changes no data. Memory stays the same however many messages there are.
     """
-    session = session_of(ctx, output=output)
-    with silent(), stopped(directory), Progress(f"check of {directory}", quiet=session.as_json) as progress:
-        from dmq.errors import StoreCorrupt
+    with stopped(directory), Progress(f"check of {directory}", quiet=session.as_json) as progress:
         from dmq.upkeep.check import check as check_store
 
-        try:
-            found = check_store(directory, progress.show)
-        except StoreCorrupt as error:
-            raise CommandFailed(out.printable(str(error)), ExitCode.DAMAGED) from error
+        found = check_store(directory, progress.show)
     if session.as_json:
         out.show_json(found.as_json())
     else:
         _show_checked(found)
     if count := found.findings.count.total():
         text = f"{directory} is not whole: {count:,} findings; 'dmq store salvage' saves what can be read"
-        raise CommandFailed(out.printable(text), ExitCode.DAMAGED)
+        raise CommandFailed(text, ExitCode.DAMAGED)
 
 
+@app.command()
+@with_output
 def salvage(
-    ctx: typer.Context,
+    session: Session,
     *,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a stopped daemon.")],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="Folder for the new store, new or empty.")],
-    output: OutputOption = None,
 ) -> None:
     """Recover what can be read of a damaged store into a new one; exit with 4 if something is lost.
 
     The old one is not touched. The list is in NEW/LOST.jsonl, one JSON object a line.
     """
-    session = session_of(ctx, output=output)
-    with silent(), stopped(directory), Progress(f"salvage of {directory}", quiet=session.as_json) as progress:
+    with stopped(directory), Progress(f"salvage of {directory}", quiet=session.as_json) as progress:
         from dmq.upkeep.salvage import salvage as salvage_store
 
         found = salvage_store(directory, new.absolute(), SystemClock(), progress.show)
@@ -137,7 +126,7 @@ def salvage(
         if found.lost_offsets:
             typer.echo(f"{found.lost_offsets:,} messages are missing in queues")
     if not found.is_whole or found.checked.findings.count:
-        raise CommandFailed(f"not everything could be saved; see {out.printable(str(found.path))}", ExitCode.DAMAGED)
+        raise CommandFailed(f"not everything could be saved; see {found.path}", ExitCode.DAMAGED)
 
 
 def _show_checked(found: Checked) -> None:
@@ -150,16 +139,3 @@ def _show_checked(found: Checked) -> None:
             typer.echo(f"  {out.printable(text)}")
         if count > len(findings.first[kind]):
             typer.echo(f"  and {count - len(findings.first[kind]):,} more")
-
-
-@contextmanager
-def stopped(data: Path) -> Iterator[None]:
-    """Turn the errors of a directory that is in use, or that is none, into those of a command."""
-    from dmq.errors import StoreLocked
-
-    if not any((data / name).exists() for name in ("CELL", "rocksdb")):
-        raise CommandFailed(f"there is no store in {out.printable(str(data))}", ExitCode.NOT_FOUND)
-    try:
-        yield
-    except StoreLocked as error:
-        raise in_use(error) from error

@@ -10,12 +10,15 @@ import typer
 
 from dmq.cli import output as out
 from dmq.cli.confirm import confirm
-from dmq.cli.errors import CommandFailed, ExitCode
-from dmq.cli.options import Session, with_session
+from dmq.cli.errors import CommandFailed, ExitCode, refusing
+from dmq.cli.nouns import noun
+from dmq.cli.options import Session, TopicArgument, YesOption, with_session
 from dmq.units import format_duration, format_size, format_time, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
+
+app = noun("topic")
 
 
 class Type(StrEnum):
@@ -28,7 +31,6 @@ class Type(StrEnum):
     TRANSACTION = "transaction"
 
 
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 TypeOption = Annotated[
     Type | None,
     typer.Option("--type", case_sensitive=False, help="The only message type it accepts; mixed accepts all."),
@@ -36,8 +38,6 @@ TypeOption = Annotated[
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Remove it although messages wait or are unread; they are lost.")
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-
 
 _AS_CONFIGURED = -1
 
@@ -82,12 +82,10 @@ def _number(text: str | None, parse: Callable[[str], int], option: str) -> int |
         return None
     if text in {"none", "default"}:
         return 0 if text == "none" else _AS_CONFIGURED
-    try:
+    with refusing(option, text):
         number = parse(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"none, default, or: {error}", param_hint=option) from error
-    if not number:
-        raise typer.BadParameter("nothing would be kept; none is no bound", param_hint=option)
+        if not number:
+            raise ValueError("nothing would be kept; none means without a bound")
     return number
 
 
@@ -104,10 +102,9 @@ def keep_facts(topic: wire.Topic) -> list[tuple[str, str]]:
     ]
 
 
+@app.command()
 @with_session
-def ls(
-    session: Session,
-) -> None:
+def ls(session: Session) -> None:
     """List the topics with their type, queues, stored messages and delayed messages."""
     with session.connect() as client:
         topics = client.topics().topics
@@ -124,18 +121,16 @@ def ls(
     )
 
 
+@app.command()
 @with_session
-def show(
-    session: Session,
-    *,
-    topic: TopicArgument,
-) -> None:
+def show(session: Session, *, topic: TopicArgument) -> None:
     """Show a topic: its type, queues, stored messages, and the unread count of each group."""
     with session.connect() as client:
         found = client.topic(topic)
     _show(session, found)
 
 
+@app.command()
 @with_session
 def create(
     session: Session,
@@ -156,6 +151,7 @@ def create(
     _show(session, made)
 
 
+@app.command("set")
 @with_session
 def set_(
     session: Session,
@@ -176,6 +172,7 @@ def set_(
     _show(session, changed)
 
 
+@app.command()
 @with_session
 def rm(
     session: Session,

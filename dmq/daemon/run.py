@@ -25,24 +25,25 @@ from dmq.admin.quotas import QuotaCalls
 from dmq.admin.service import AdminService, Operators
 from dmq.admin.status import CellState
 from dmq.audit.events import EventKind, cell_event, gap_event
-from dmq.audit.export import Exporter, ExportOptions
+from dmq.audit.export import Exporter
+from dmq.audit.export_values import ExportOptions
 from dmq.config import DaemonConfig
 from dmq.daemon import gauges
 from dmq.daemon.descriptors import Descriptors, raise_limit, share
 from dmq.daemon.transport import transport_of
 from dmq.embedded.broker import EmbeddedBroker
+from dmq.embedded.catalog import AutoCreate
 from dmq.embedded.checks import CheckOptions
-from dmq.embedded.registry import AutoCreate
-from dmq.embedded.topic_settings import Keep
 from dmq.errors import AddressInUse, StoreCorrupt, StoreError
 from dmq.log import configure
 from dmq.metrics import Metrics, MetricsServer, start_http
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.believed import ClockOptions
 from dmq.store.cell import tighten
-from dmq.store.keys import META_QUOTAS
-from dmq.store.ops import Emit, Family, Put
+from dmq.store.ops import Emit, Put
 from dmq.store.rocks import RocksOptions
+from dmq.store.schema.keys import META_QUOTAS, Family
+from dmq.store.schema.names import Keep
 from dmq.store.store import Store, StoreOptions
 from dmq.units import Address
 from dmq.upkeep.snapshots import Snapshots
@@ -122,11 +123,11 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         broker = _broker(config, store)
         stack.push_async_callback(broker.close)
         await store.commit_async([Emit(cell_event(EventKind.OPENED))])
-        scheduler = Scheduler(store, broker.placement, on_failure=fail, observe=metrics.became_visible)
+        scheduler = Scheduler(store, broker.placement, broker.checks, on_failure=fail, observe=metrics.became_visible)
         stack.callback(scheduler.close)
         cell = Cell(config, store, broker, metrics, _version(), store.clock.now_ms(), exporter=exporter)
         gauges.follow(metrics, store, broker, exporter)
-        quotas = _quotas(config, store, store.clock)
+        quotas = _quotas(config, store, broker)
         quota_calls = QuotaCalls(quotas, partial(_keep_quotas, store))
         admin = AdminService(Operators.of(cell), snapshots, backups, store, quota_calls)
         server = transport_of(
@@ -143,7 +144,7 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         cell.state = CellState.SERVING
         broker.retention.start()
         if snapshots is not None:
-            snapshots.start(broker.registry)
+            snapshots.start(broker.subscriptions)
         metrics.set_state("serving")
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _on_signal, number, end)
@@ -157,7 +158,7 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
     return EXIT_OK if failure is None else EXIT_FAILED
 
 
-def _quotas(config: DaemonConfig, store: Store, clock: Clock) -> Quotas:
+def _quotas(config: DaemonConfig, store: Store, broker: EmbeddedBroker) -> Quotas:
     bounds = Bounds(
         streams=config.streams_max,
         polls=config.receives_waiting_max,
@@ -166,7 +167,7 @@ def _quotas(config: DaemonConfig, store: Store, clock: Clock) -> Quotas:
     )
     (kept,) = store.get_many(Family.META, [META_QUOTAS])
     try:
-        return Quotas(clock, bounds, kept or b"")
+        return Quotas(store.clock, bounds, kept or b"", is_known=broker.catalog.is_known)
     except (ValueError, TypeError) as error:
         raise StoreCorrupt(f"the limits of keys and addresses cannot be read: {error}") from error
 

@@ -61,7 +61,6 @@ def transport_of(
         sessions_max=config.sessions_max,
     )
     sessions = Sessions(clock, sessions_max=config.sessions_max)
-    quotas.is_known = broker.registry.is_known
     service = MessagingService(broker, clock, sessions, settings, broker.transactions, broker.pulls, quotas=quotas)
     broker.on_group_changed = service.group_changed
     admin.clients.attach(Clients(clock, sessions, service.streams))

@@ -1,6 +1,6 @@
 """The embedded broker: fits ``PopBroker``, its ``pulls`` fit ``PullBroker``.
 
-It waits and answers; what happens is decided in the rooms it joins.
+It puts the parts together, each given what it needs when it is made, and passes on what clients ask.
 
 Everything in memory belongs to one event loop. Reads go through one thread, writes through the store's writer. A change
 of state is answered only after the store said that it is durable.
@@ -9,48 +9,41 @@ of state is answered only after the store said that it is durable.
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Callable, Collection, Sequence
-from hmac import compare_digest
 from typing import Literal
 
 from broker_adapter import limits
-from broker_adapter.adapter import GroupSettings, TopicRoute
-from broker_adapter.adapter import Subscription as Wanted
-from broker_adapter.clock import moment
+from broker_adapter.adapter import GroupSettings, Subscription, TopicRoute
 from broker_adapter.deferred import Deferred
-from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
-from dmq.audit.events import EventKind
-from dmq.embedded.checks import CheckOptions
+from dmq.embedded.catalog import AUTO_CREATE, DEFAULT_POLICY, AutoCreate, Catalog
+from dmq.embedded.checks import CheckOptions, Checks
+from dmq.embedded.commits import Commits
 from dmq.embedded.dead_letters import DeadLetters
+from dmq.embedded.deliveries import Deliveries
+from dmq.embedded.entry_handle import EntryHandles
 from dmq.embedded.failures import Failures
-from dmq.embedded.filters import filter_of
-from dmq.embedded.group_queue import ATTEMPT_MAX, GroupQueue, Lease
-from dmq.embedded.hand_out import HandOut, Terms
+from dmq.embedded.lease_ends import LeaseEnds
 from dmq.embedded.leases import Leases
+from dmq.embedded.names import Names
 from dmq.embedded.operator import Operator
-from dmq.embedded.placement import CHECKS_DEFAULT, Placement
+from dmq.embedded.placement import Placement
+from dmq.embedded.procedures import Procedures
 from dmq.embedded.pull import Pulls
 from dmq.embedded.reader import Reader
 from dmq.embedded.recall import Recalls
-from dmq.embedded.receipt import Receipt, ReceiptHandles, name_of, read_handle
-from dmq.embedded.registry import AUTO_CREATE, DEFAULT_POLICY, AutoCreate, Registry
-from dmq.embedded.retention import Retention
+from dmq.embedded.receipt import ReceiptHandles
+from dmq.embedded.retention import KEEP_DEFAULT, Retention
 from dmq.embedded.retries import WaitingRetries
 from dmq.embedded.sends import Sends
-from dmq.embedded.subscription import Subscription
-from dmq.embedded.topic_settings import KEEP_DEFAULT, Keep
+from dmq.embedded.subscriptions import Subscriptions
 from dmq.embedded.transactions import Transactions
-from dmq.errors import StoreError
-from dmq.store.ops import Emit, Op
+from dmq.store.ops import Appended
+from dmq.store.schema.names import Keep
 from dmq.store.store import Store
-from retry.flow import Failure, Forwarded, Nacked, SentBack
 from retry.policy import DELAY_LEVELS_MS, RetryPolicy, delays_ms
 
-_PASS_OVER_S_MAX = 0.5  # how long a receive whose time is up goes on through messages that are not for it
-_NO_LEASE = Lease(0, 0, 0)
-_Known = tuple[GroupQueue, Receipt, Lease] | Refused
+CHECKS_DEFAULT = CheckOptions()
 
 
 class EmbeddedBroker:
@@ -68,62 +61,91 @@ class EmbeddedBroker:
         keep: Keep = KEEP_DEFAULT,
     ) -> None:
         self.store = store
-        self.handed_out_total = 0
-        self.acked_total = 0
         self.on_group_changed: Callable[[str], None] = lambda _: None
         self._clock = store.clock
         loop = asyncio.get_running_loop()
-        self._reader = Reader(store, loop)
-        self.registry = Registry(
-            store,
-            self._reader,
-            queues_per_topic=queues_per_topic,
-            group_start=group_start,
-            auto_create=auto_create,
+        # What the parts share: names, the store's two doors, and what is in memory of groups and queues.
+        self.names = names = Names(store)
+        self.commits = commits = Commits(store)
+        self.reader = reader = Reader(store, loop)
+        self.catalog = catalog = Catalog(names, commits, queues_per_topic=queues_per_topic, auto_create=auto_create)
+        self.handles = handles = EntryHandles(store.identity)
+        self.receipts = receipts = ReceiptHandles(store.identity, store.boot)
+        self.lease_ends = ends = LeaseEnds(store.clock)
+        self.subscriptions = subscriptions = Subscriptions(catalog, commits, reader, ends, group_start=group_start)
+        self.placement = placement = Placement(names)
+        # The parts, each for one thing that clients or operators do.
+        self.sends = Sends(catalog, commits, placement, handles)
+        self.recalls = Recalls(catalog, commits, reader, handles)
+        self.checks = Checks(names, checks, handles)
+        on_refused = self.sends.count_refused
+        self.transactions = Transactions(
+            catalog, commits, reader, placement=placement, checks=self.checks, handles=handles, on_refused=on_refused
         )
-        self.names = self.registry.names
-        self.placement = Placement(self.names, checks)
-        self.sends = Sends(self.registry, self.placement)
-        self.failures = Failures(self.registry, delay_levels_ms)
-        self.leases = Leases(self.registry, self.failures)
-        self.retries = WaitingRetries(self.registry, self.failures)
-        self._hand_out = HandOut(self.registry)
-        self.recalls = Recalls(self.registry)
-        self.pulls = Pulls(self.registry)
-        self.transactions = Transactions(self.registry, self.placement, on_refused=self.sends.count_refused)
-        self.dead_letters = DeadLetters(self.registry, self.placement)
-        self.operator = Operator(self.registry)
-        self.retention = Retention(self.registry, keep, self.operator.is_at_work)
-        self.operator.on_keep_changed = self.retention.look_again
-        self.operator.is_job_running = self.dead_letters.is_at_work
-        store.attach(loop, self.registry.on_appended)
+        levels = delay_levels_ms
+        self.failures = failures = Failures(
+            catalog, commits, reader, subscriptions=subscriptions, ends=ends, receipts=receipts, levels_ms=levels
+        )
+        self.retries = WaitingRetries(catalog, commits, failures)
+        self.leases = Leases(store, ends, failures)
+        self.deliveries = Deliveries(
+            catalog,
+            commits,
+            reader,
+            subscriptions=subscriptions,
+            ends=ends,
+            receipts=receipts,
+            failures=failures,
+            leases=self.leases,
+        )
+        self.pulls = pulls = Pulls(catalog, commits, reader, subscriptions.ledgers)
+        self.dead_letters = DeadLetters(catalog, commits, reader, subscriptions=subscriptions, placement=placement)
+        self.procedures = procedures = Procedures(
+            names, commits, reader, subscriptions=subscriptions, tails=pulls.tails, receipts=receipts
+        )
+        self.retention = Retention(
+            names, commits, reader, subscriptions=subscriptions, offsets=pulls.offsets, procedures=procedures, keep=keep
+        )
+        self.operator = Operator(
+            catalog,
+            commits,
+            reader,
+            subscriptions=subscriptions,
+            procedures=procedures,
+            dead_letters=self.dead_letters,
+            retention=self.retention,
+        )
+        store.attach(loop, self._on_appended)
+
+    def _on_appended(self, appended: Appended) -> None:
+        self.pulls.tails.on_appended(appended)
+        self.subscriptions.on_appended(appended)
 
     async def close(self) -> None:
         """Stop expiring leases and reading. The store stays open."""
         await self.retention.close()
-        await self.operator.close()
+        await self.procedures.close()
         await self.leases.close()
         await self.failures.close()
         await self.transactions.close()
         await self.dead_letters.close()
-        self._reader.close()
+        self.reader.close()
 
     @property
     def lease_count(self) -> int:
         """How many messages are handed out and not finished."""
-        found = list(self.registry.subscriptions.values())
-        return sum(len(queue.leases) for each in found for queue in each.all_queues)
+        return sum(len(queue.leases) for each in self.subscriptions.all() for queue in each.all_queues)
 
     # -- topics and groups --------------------------------------------------------------------------------------------
 
     async def route(self, topic: str) -> TopicRoute:
-        found = await self.registry.topic(topic)
+        found = await self.catalog.topic(topic)
         types = tuple(MessageType) if found.message_type is None else (found.message_type,)
         return TopicRoute(found.name, found.queues, types)
 
     async def ensure_group(self, group: str) -> None:
         if group not in self.names.groups:
-            await self.registry.group(group)
+            await self.catalog.group(group)
 
     def group_settings(self, group: str, topics: Collection[str] = ()) -> GroupSettings:
         found = self.names.groups.get(group)
@@ -138,14 +160,14 @@ class EmbeddedBroker:
         self, name: str, *, policy: RetryPolicy | None = None, reset_policy: bool = False, is_fifo: bool | None = None
     ) -> None:
         """Change a group's settings, durable on return; what is ``None`` stays. Connected clients are told."""
-        group = self.names.groups.get(name) or await self.registry.make_group(name)
+        group = self.names.groups.get(name) or await self.catalog.make_group(name)
         if policy is not None or reset_policy:
             group = group._replace(policy=policy)
         if is_fifo is not None:
             group = group._replace(is_fifo=is_fifo)
-        done = self.registry.submit(self.names.plan_settings(group))
+        done = self.commits.submit(self.names.plan_settings(group))
         self.names.add_group(group)
-        await self.registry.committed(done)
+        await self.commits.committed(done)
         self.on_group_changed(name)
 
     # -- sending ------------------------------------------------------------------------------------------------------
@@ -156,231 +178,41 @@ class EmbeddedBroker:
     async def recall(self, topic: str, recall_handle: str) -> RecallReceipt:
         return await self.recalls.recall(topic, recall_handle)
 
-    # -- receiving ----------------------------------------------------------------------------------------------------
+    # -- deliveries ---------------------------------------------------------------------------------------------------
 
     async def receive(
         self,
         group: str,
-        subscription: Wanted,
+        subscription: Subscription,
         *,
         batch_max: int,
         invisible_ms: int,
         wait_ms: int,
         renew_for: str = "",
     ) -> Sequence[Delivery]:
-        passes = filter_of(subscription)
-        found = await self.registry.subscribe(group, subscription.topic)
-        queue_id = subscription.queue_id
-        if queue_id >= len(found.queues):
-            raise Refused(Rule.NOT_FOUND, f"{subscription.topic} has no such queue", value=queue_id)
-        terms = Terms(subscription, batch_max, invisible_ms, renew_for, passes)
-        until_s = self._clock.monotonic_s() + wait_ms / 1000
-        look = batch_max
-        while True:
-            if found.is_retired:
-                found = await self.registry.successor(found)
-            if found.has_available(queue_id):
-                deliveries, passed_over, look = await self._hand_out.take(found, terms, look)
-                if deliveries:
-                    self.handed_out_total += len(deliveries)
-                    return deliveries
-                if passed_over is not None and found.has_available(queue_id):
-                    await self.registry.committed(passed_over)  # a scan goes no faster than it becomes durable
-                else:
-                    await asyncio.sleep(0)  # what was in memory took no turn of the loop
-            left_s = until_s - self._clock.monotonic_s()
-            if found.has_available(queue_id):
-                if left_s <= -_PASS_OVER_S_MAX:
-                    return []
-            elif left_s <= 0:
-                return []
-            else:
-                await found.wait(queue_id, left_s)
-                if not found.has_available(queue_id):
-                    found.wake_next()  # what it was woken for is gone, and it may have been woken for others too
-
-    # -- finishing ----------------------------------------------------------------------------------------------------
+        return await self.deliveries.receive(
+            group, subscription, batch_max=batch_max, invisible_ms=invisible_ms, wait_ms=wait_ms, renew_for=renew_for
+        )
 
     async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:
-        if self.registry.store.is_disk_full():
-            return [_full()] * len(receipt_handles)
-        try:
-            found = await self.registry.subscribe_known(group, topic)
-        except Refused as refused:
-            return [refused] * len(receipt_handles)
-        asked = [_at_hand(found, handle) or await self._known(found, handle) for handle in receipt_handles]
-        if found.is_retired:
-            return [_retired(handle) for handle in receipt_handles]
-        results: list[Exception | None] = []
-        ops: list[Op] = []
-        finished: dict[GroupQueue, dict[int, None]] = {}
-        for each in asked:  # nothing is awaited here: who asks for the same comes before all of it or behind it
-            if isinstance(each, Refused):
-                results.append(each)
-                continue
-            queue, receipt, lease = each
-            offset = receipt.queue_offset
-            try:
-                is_open = queue.check(receipt)
-            except Refused as refused:
-                results.append(refused)
-                continue
-            results.append(None)
-            places = finished.setdefault(queue, {})
-            if is_open and offset not in places:
-                places[offset] = None
-                attempt = lease.attempts_before + receipt.attempt
-                ops.append(Emit(found.event(EventKind.ACKED, queue, attempt, offset, lease.message_id), offset))
-        if finished:
-            # Also with nothing to write: what was found finished may be so by an ack that is not durable yet.
-            for queue, places in finished.items():
-                ops += queue.finish(places)
-            done = self.registry.submit(ops)
-            found.release_after(done, [(queue, offset) for queue, places in finished.items() for offset in places])
-            await self.registry.committed(done)
-            self.acked_total += sum(map(len, finished.values()))
-        return results
+        return await self.deliveries.ack(group, topic, receipt_handles)
 
     async def change_invisible(
         self, group: str, topic: str, receipt_handle: str, invisible_ms: int, *, suspend: bool = False
     ) -> str:
-        if self.registry.store.is_disk_full():
-            raise _full()
-        found = await self.registry.subscribe_known(group, topic)
-        queue, receipt, lease, message_group = await self._lease_of(found, receipt_handle)
-        now = moment(self._clock)
-        visible_at_ms = now.wall_ms + invisible_ms
-        if receipt.is_push and not suspend:
-            await self._fail(found, queue, receipt, lease, Nacked(visible_at_ms))
-            return receipt_handle
-        offset = receipt.queue_offset
-        ops = queue.hide(offset, lease, now, invisible_ms, is_suspended=suspend, message_group=message_group)
-        try:
-            if invisible_ms <= 0:
-                await self.registry.wait(self.leases.give_back(queue, offset, lease))
-                return receipt_handle
-            event = found.event(EventKind.INVISIBLE_CHANGED, queue, lease.attempts, visible_at_ms, lease.message_id)
-            done = self.registry.submit([*ops, Emit(event, offset)])
-            self.leases.watch(queue, offset, lease)
-            await self.registry.committed(done)
-        except StoreError as error:
-            raise BrokerUnavailable(str(error)) from error
-        return receipt_handle
+        return await self.deliveries.change_invisible(group, topic, receipt_handle, invisible_ms, suspend=suspend)
 
     async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
-        found = await self.registry.subscribe_known(group, topic)
-        queue, receipt, lease, _ = await self._lease_of(found, receipt_handle)
-        if not receipt.is_push:
-            await self._fail(found, queue, receipt, lease, Forwarded())
-            return
-        # Push clients give up in FIFO mode only, and there at their first failure, because they are told to: see
-        # dmq.sidecar.settings.
-        is_last = attempts >= self.registry.policy(found.group_id).max_attempts
-        await self._fail(found, queue, receipt, lease, Nacked(), min(attempts, ATTEMPT_MAX) if is_last else 0)
+        await self.deliveries.dead_letter(group, topic, receipt_handle, attempts=attempts)
 
     async def send_back(self, group: str, topic: str, receipt_handle: str, delay_level: int) -> None:
         """Give a delivery back with a delay level: -1 no more attempts, 0 the policy decides, from 1 that level."""
-        found = await self.registry.subscribe_known(group, topic)
-        queue, receipt, lease, _ = await self._lease_of(found, receipt_handle)
-        await self._fail(found, queue, receipt, lease, SentBack(delay_level))
-
-    async def _fail(
-        self,
-        found: Subscription,
-        queue: GroupQueue,
-        receipt: Receipt,
-        lease: Lease,
-        failure: Failure,
-        attempts_told: int = 0,
-    ) -> None:
-        if lease.is_returning:  # its end was decided a moment ago
-            await self.registry.committed(self.registry.submit([]))
-            return
-        done = self.failures.fail(queue, receipt.queue_offset, lease, failure, attempts_told=attempts_told)
-        await self.registry.wait(done)
-        found.wake_next()
-
-    async def _known(self, found: Subscription, handle: str) -> _Known:
-        """Return where a handle leads, and the lease of a good one with what its message is, for the event."""
-        try:
-            queue, receipt = _resolve(self.registry.receipt_handles, found, handle)
-            lease = queue.leases.get(receipt.queue_offset, _NO_LEASE)
-            if lease.message_id:
-                _check_name(receipt, lease.message_id)
-            elif queue.check(receipt):
-                try:
-                    _, _, lease, _ = await self._lease_of(found, handle)
-                except Refused:  # finished, or handed out again, while it was read; or of another message
-                    if queue.check(receipt):
-                        raise
-        except Refused as refused:
-            return refused
-        return queue, receipt, lease
-
-    async def _lease_of(self, found: Subscription, handle: str) -> tuple[GroupQueue, Receipt, Lease, str]:
-        """Return the queue, the lease and the message group of a good handle; refuse one of a finished message."""
-        queue, receipt = _resolve(self.registry.receipt_handles, found, handle)
-        if not queue.check(receipt):
-            raise Refused(Rule.RECEIPT_HANDLE, "the message is finished", value=handle)
-        lease = queue.leases.get(receipt.queue_offset)
-        message_group = queue.order.group_of(receipt.queue_offset)
-        if lease is None or not lease.message_id:  # it ended, or it is from before a restart
-            (record,) = await self._reader.messages([(queue, receipt.queue_offset)])
-            if found.is_retired:
-                raise _retired(handle)
-            if not queue.check(receipt):  # meanwhile
-                raise Refused(Rule.RECEIPT_HANDLE, "the message is finished", value=handle)
-            _check_name(receipt, record.message_id)
-            message_group = record.message_group
-            lease = queue.leased(receipt, message_group)
-            lease.know(record)
-        else:
-            _check_name(receipt, lease.message_id)
-        return queue, receipt, lease, message_group
+        await self.deliveries.send_back(group, topic, receipt_handle, delay_level)
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
     def client_seen(self, client_id: str) -> None:
-        self.leases.client_seen(client_id)
+        self.lease_ends.client_seen(client_id)
 
     def client_gone(self, client_id: str) -> None:
-        self.leases.client_gone(client_id)
-
-
-def _at_hand(found: Subscription, handle: str) -> _Known | None:
-    """As ``_known`` for the very handle that a lease in memory was given out with; ``None`` for any other."""
-    try:
-        receipt = read_handle(handle)
-    except (ValueError, struct.error):
-        return None
-    if receipt.group_id != found.group_id:
-        return None
-    queue = found.queue_at(receipt.topic_id, receipt.queue_id)
-    lease = queue.leases.get(receipt.queue_offset) if queue is not None else None
-    if queue is None or lease is None or not compare_digest(lease.handle, handle):
-        return None
-    return queue, receipt, lease
-
-
-def _check_name(receipt: Receipt, message_id: bytes) -> None:
-    """Refuse a handle of another message than lies there: of a store whose files were set back under it."""
-    if receipt.message != message_id and receipt.message != name_of(message_id):
-        raise Refused(Rule.RECEIPT_HANDLE, "the handle is of another message", value=receipt.queue_offset)
-
-
-def _full() -> Overloaded:
-    return Overloaded("the disk is full: make room, then repeat it", limit="disk")
-
-
-def _retired(handle: str) -> Refused:
-    return Refused(Rule.RECEIPT_HANDLE, "its topic or group was removed, or the group was reset", value=handle)
-
-
-def _resolve(known: ReceiptHandles, found: Subscription, handle: str) -> tuple[GroupQueue, Receipt]:
-    receipt = known.decode(handle)
-    queue = found.queue_at(receipt.topic_id, receipt.queue_id) if receipt.group_id == found.group_id else None
-    if queue is None:
-        raise Refused(Rule.RECEIPT_HANDLE, "the handle belongs to another group or topic", value=handle)
-    if receipt.epoch <= found.reset_epoch:
-        raise _retired(handle)
-    return queue, receipt
+        self.lease_ends.client_gone(client_id)

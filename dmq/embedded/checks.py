@@ -23,9 +23,10 @@ from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.embedded.names import Names
 from dmq.errors import StoreCorrupt
-from dmq.store.keys import half_body_key
-from dmq.store.ops import EntryState, Family, HandOver, Receipt, Reschedule
-from dmq.store.record import (
+from dmq.store.ops import HandOver, Reschedule
+from dmq.store.schema.index import EntryState, Receipt
+from dmq.store.schema.keys import Family, half_body_key
+from dmq.store.schema.record import (
     EntryKind,
     HalfRow,
     History,
@@ -45,8 +46,6 @@ UNDER_WAY_BYTES_MAX = 32 * 1024 * 1024
 GIVEN_UP_BYTES_MAX = 8 * 1024 * 1024  # in a turn of the scheduler
 PAUSE_MS_MAX = 600_000  # unless the interval itself is longer
 BUSY_MS = 1_000  # until a check is tried again for which there was no room
-_SCOPE = 0x8000_0000
-_HALVES = frozenset((bytes((EntryKind.TRANSACTION,)), bytes((EntryKind.WHOLE_HALF,))))
 _GetMany = Callable[[Family, Sequence[bytes]], Sequence[bytes | None]]
 
 
@@ -60,28 +59,28 @@ class CheckOptions:
     max_age_ms: int = 72 * 3_600_000
 
 
-def half_scope(topic_id: int) -> int:
-    """Return the scope of a topic's half messages; ids of names are far smaller."""
-    return topic_id | _SCOPE
-
-
 class Checks:
     """Decides in the scheduler's thread; ``settled`` and the totals are for any thread."""
 
-    def __init__(self, names: Names, options: CheckOptions) -> None:
+    def __init__(self, names: Names, options: CheckOptions, handles: EntryHandles) -> None:
         self._names = names
         self.options = options
-        self.handles: EntryHandles  # set by the owner, as what follows
-        # Set by the owner: whether a topic has a producer, and what to do with checks that are durable. Both are called
-        # in the scheduler's thread and return at once.
-        self.is_live: Callable[[str], bool] = lambda _: False
-        self.on_checks: Callable[[list[Check]], None] = lambda _: None
+        self._handles = handles
+        self._is_live: Callable[[str], bool] = lambda _: False
+        self._ask: Callable[[list[Check]], None] | None = None
         self._lock = threading.Lock()
         self._under_way = 0
         self._under_way_bytes = 0
         self._asked: dict[bytes, Check] = {}  # of the turn, by timeline key
         self.counted_total = 0
         self.given_up_total = 0
+
+    def attach(self, *, is_live: Callable[[str], bool], ask: Callable[[list[Check]], None]) -> None:
+        """Ask producers from here on: whether a topic has one, and what to do with checks that are durable.
+
+        Both are called in the scheduler's thread and return at once.
+        """
+        self._ask, self._is_live = ask, is_live
 
     def plan(self, rows: Sequence[tuple[bytes, bytes]], now_ms: int, get_many: _GetMany) -> list[HandOver | Reschedule]:
         """Return what becomes of half messages whose time has come, in the order of ``rows``.
@@ -104,9 +103,9 @@ class Checks:
                     checks.append(check)
                 else:
                     self.settled(check)
-        if checks:
+        if checks and self._ask is not None:
             self.counted_total += len(checks)
-            self.on_checks(checks)
+            self._ask(checks)
 
     def settled(self, check: Check) -> None:
         """Say that a check is on its way, or will never be."""
@@ -124,7 +123,7 @@ class Checks:
                 body = bodies.read(key, half)
                 return None if body is None else self._give_up(key, half, body, now_ms, is_counted_out=is_counted_out)
             pause_ms = BUSY_MS
-        elif not self.is_live(topic.name):
+        elif not self._is_live(topic.name):
             unasked += 1
             left_ms = max(options.max_age_ms - vigil.waited_ms, 1)
             pause_ms = min(pause_of(options.every_ms, unasked, _sequence_of(key)), left_ms)
@@ -138,7 +137,7 @@ class Checks:
                 EventKind.TX_CHECKED, entry.topic_id, 0, NO_QUEUE, number, now_ms + pause_ms, half.message_id
             )
             transaction = EntryHandle(_sequence_of(key), topic.name, half.message_id)
-            handle = self.handles.encode(HandleKind.TRANSACTION, transaction)
+            handle = self._handles.encode(HandleKind.TRANSACTION, transaction)
             self._asked[key] = Check(topic.name, unpack_id(half.message_id), handle, body_payload(body), number)
         else:
             pause_ms = min(BUSY_MS, options.every_ms)
@@ -220,8 +219,3 @@ def _sequence_of(key: bytes) -> int:
 
 def _body_key(key: bytes) -> bytes:
     return half_body_key(_sequence_of(key))
-
-
-def is_half(value: bytes) -> bool:
-    """Say whether a timeline value is that of a half message."""
-    return value[1:2] in _HALVES

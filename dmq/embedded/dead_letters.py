@@ -14,7 +14,6 @@ A letter that cannot be read is listed without its facts, and stays.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -33,24 +32,23 @@ from broker_adapter.topics import RETRY_PREFIX, check_topic, dead_letter_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name, resource_of, to_envelope
 from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event
+from dmq.embedded.catalog import Catalog
 from dmq.embedded.checks import GIVEN_UP_GROUP
+from dmq.embedded.commits import Commits, look_at
 from dmq.embedded.group_queue import GroupQueue
-from dmq.embedded.names import GROUPED, PLAIN, Group, Topic
+from dmq.embedded.names import Group, Topic
 from dmq.embedded.placement import Placement
-from dmq.embedded.registry import Registry, look_at
+from dmq.embedded.reader import Reader
+from dmq.embedded.subscriptions import Subscriptions
 from dmq.errors import StoreCorrupt, StoreError
-from dmq.store.keys import job_key, job_range, pack_group_key, pack_queue_key, queue_offset_of
-from dmq.store.ops import Append, Delete, Emit, Family, IfKnown, Op, Put
-from dmq.store.record import (
-    QueuedMessage,
-    decode_queued,
-    encode_body,
-    encode_history,
-    encode_queued,
-    redriven_history,
-    redriven_id,
-)
-from retry.dead_letter import PARENT_MESSAGE_ID, Dead, DeadFilter, Job, JobKind, JobState, decode_job, encode_job
+from dmq.store.ops import Append, Delete, Emit, IfKnown, Op, Put
+from dmq.store.schema.group import Outcome, decode_outcome, encode_outcome, outcome_key
+from dmq.store.schema.index import redriven_history, redriven_id
+from dmq.store.schema.keys import META_JOB, Family, job_key, meta_range, pack_queue_key, queue_offset_of
+from dmq.store.schema.names import GROUPED, PLAIN
+from dmq.store.schema.orders import decode_job, encode_job
+from dmq.store.schema.record import QueuedMessage, decode_queued, encode_body, encode_history, encode_queued
+from retry.dead_letter import PARENT_MESSAGE_ID, Dead, DeadFilter, Job, JobKind, JobState
 from retry.policy import Reason
 
 log = structlog.get_logger("dmq.embedded")
@@ -62,18 +60,8 @@ BYTES_PER_UNIT_MAX = 4 * 1024 * 1024
 UNITS_PER_S = 10  # of a job with a rate: what it may do in a second is spread over so many units
 JOBS_KEPT = 1_000  # beside those that run
 _JOB_ROWS_MAX = 1_000_000
-OUTCOME_ROWS = 1  # the queue number under which outcomes are kept
-KIND_OUTCOME = 4
 _PAUSE_S_MAX = 0.5
 _FAILED_PAUSE_S = 10.0  # what could not be read now will hardly be read in a moment
-
-
-class Outcome(NamedTuple):
-    """What became of a dead letter."""
-
-    what: str  # "redriven" or "purged"
-    at_ms: int
-    note: str
 
 
 class Letter(NamedTuple):
@@ -107,16 +95,29 @@ _UNREADABLE = QueuedMessage(0, 0, 0, b"", "", "", b"", None)
 class DeadLetters:
     """Lists, redrives and purges. Belongs to the event loop; jobs that were running go on when it is made."""
 
-    def __init__(self, registry: Registry, placement: Placement) -> None:
-        self._registry = registry
-        self._names = registry.names
+    def __init__(
+        self,
+        catalog: Catalog,
+        commits: Commits,
+        reader: Reader,
+        *,
+        subscriptions: Subscriptions,
+        placement: Placement,
+    ) -> None:
+        self._catalog = catalog
+        self._names = catalog.names
+        self._commits = commits
+        self._reader = reader
+        self._subscriptions = subscriptions
+        self._ledgers = subscriptions.ledgers
         self._placement = placement
-        self._clock = registry.clock
+        self._store = commits.store
+        self._clock = self._store.clock
         self._jobs: dict[int, Job] = {}  # in the order of their ids
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self.redriven_total = 0
         self.purged_total = 0
-        for _, value in registry.store.scan(Family.META, *job_range(), limit=_JOB_ROWS_MAX).rows:
+        for _, value in self._store.scan(Family.META, *meta_range(META_JOB), limit=_JOB_ROWS_MAX).rows:
             try:
                 job = decode_job(value)
             except ValueError as error:
@@ -138,8 +139,8 @@ class DeadLetters:
 
     async def count(self, topic: Topic) -> int:
         """Return how many dead letters have no outcome."""
-        ledger = await self._registry.ledger(topic.topic_id)
-        end = await self._registry.reader.end(topic.topic_id, 0)
+        ledger = await self._ledgers.load(topic.topic_id)
+        end = await self._reader.end(topic.topic_id, 0)
         return end - ledger.finished_count
 
     async def page(self, group: str, chosen: DeadFilter, *, offset: int, limit: int, with_outcome: bool) -> Page:
@@ -147,7 +148,7 @@ class DeadLetters:
         topic = self._names.topics.get(dead_letter_topic(group))
         if topic is None:
             return Page([], -1)
-        ledger = await self._registry.ledger(topic.topic_id)
+        ledger = await self._ledgers.load(topic.topic_id)
         first = offset if with_outcome else max(offset, ledger.floor)
         rows, is_complete = await self._rows(topic, first, 2**63, ROWS_PER_CALL_MAX, BYTES_PER_CALL_MAX)
         next_offset = -1 if is_complete or not rows else rows[-1].offset + 1
@@ -166,7 +167,7 @@ class DeadLetters:
         return Page(letters, next_offset)
 
     async def _rows(self, topic: Topic, first: int, end: int, rows_max: int, bytes_max: int) -> tuple[list[_Row], bool]:
-        found = await self._registry.reader.rows(
+        found = await self._reader.rows(
             Family.QUEUE,
             pack_queue_key(topic.topic_id, 0, first),
             pack_queue_key(topic.topic_id, 0, end),
@@ -203,11 +204,8 @@ class DeadLetters:
         )
 
     async def _outcomes(self, topic: Topic, rows: Sequence[_Row]) -> list[Outcome | None]:
-        values = await self._registry.reader.values(Family.GROUP, [_outcome_key(topic, row.offset) for row in rows])
-        try:
-            return [Outcome(**json.loads(value)) if value is not None else None for value in values]
-        except (ValueError, TypeError) as error:
-            raise StoreCorrupt(f"the outcome of a dead letter cannot be read: {error}") from error
+        values = await self._reader.values(Family.GROUP, [outcome_key(topic.topic_id, row.offset) for row in rows])
+        return [decode_outcome(value) if value is not None else None for value in values]
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
@@ -227,8 +225,8 @@ class DeadLetters:
         topic = self._names.topics.get(dead_letter_topic(job.group))
         first = end = 0
         if topic is not None:
-            first = (await self._registry.ledger(topic.topic_id)).floor
-            end = await self._registry.reader.end(topic.topic_id, 0)
+            first = (await self._ledgers.load(topic.topic_id)).floor
+            end = await self._reader.end(topic.topic_id, 0)
         job = replace(
             job, created_at_ms=self._clock.now_ms(), first_offset=first, next_offset=first, end_offset=end
         ).advanced(first)
@@ -236,17 +234,17 @@ class DeadLetters:
             return await self._counted(topic, job)
         self._check_alone(job)
         if job.to_topic:
-            await self._registry.topic(job.to_topic)
+            await self._catalog.topic(job.to_topic)
             self._check_alone(job)
         if topic is not None and self._names.topics.get(topic.name) is not topic:
             raise Refused(Rule.NOT_FOUND, "the dead letters of the group are being removed", value=job.group)
         job = replace(job, job_id=max(self._jobs, default=0) + 1)
         ops = [_job_row(job), *self._forget()]
         self._jobs[job.job_id] = job
-        done = self._registry.submit(ops)
+        done = self._commits.submit(ops)
         if job.state is JobState.RUNNING:  # what it writes is behind this unit; and the caller may go away now
             self._begin(job.job_id)
-        await self._registry.committed(done)
+        await self._commits.committed(done)
         return job
 
     async def stop(self, job_id: int) -> Job:
@@ -258,7 +256,7 @@ class DeadLetters:
         if job.state is JobState.RUNNING:
             job = self._jobs[job_id] = replace(job, state=JobState.STOPPED)
             ops.append(_job_row(job))
-        await self._registry.committed(self._registry.submit(ops))  # also without: its end may not be durable yet
+        await self._commits.commit(ops)  # also without: its end may not be durable yet
         return job
 
     def is_at_work(self, group: str) -> bool:
@@ -272,7 +270,7 @@ class DeadLetters:
     async def _counted(self, topic: Topic | None, job: Job) -> Job:
         while topic is not None and job.state is JobState.RUNNING:
             rows, _ = await self._rows(topic, job.next_offset, job.end_offset, ROWS_PER_CALL_MAX, BYTES_PER_CALL_MAX)
-            ledger = await self._registry.ledger(topic.topic_id)
+            ledger = await self._ledgers.load(topic.topic_id)
             _, job = _look(job, ledger, partial(self._is_possible, job, is_dry_run=True), rows, len(rows))
         return job
 
@@ -297,7 +295,7 @@ class DeadLetters:
         while (job := self._jobs[job_id]).state is JobState.RUNNING:
             now_s = self._clock.monotonic_s()
             # A redrive sends, and a full disk refuses sends; a purge deletes, and deletes go on.
-            is_held = job.kind is JobKind.REDRIVE and self._registry.store.is_disk_low()
+            is_held = job.kind is JobKind.REDRIVE and self._store.is_disk_low()
             if now_s < free_at_s or is_held:
                 await asyncio.sleep(_PAUSE_S_MAX if is_held else min(free_at_s - now_s, _PAUSE_S_MAX))
                 continue
@@ -306,7 +304,7 @@ class DeadLetters:
             except Exception as error:  # whatever it is: to end without a word would look like running
                 is_bug = not isinstance(error, BrokerError | StoreError)
                 log.error("job_failed", job=job_id, error=str(error), exc_info=is_bug)  # noqa: TRY400
-                if self._registry.store.failure is not None:
+                if self._store.failure is not None:
                     return
                 await asyncio.sleep(_FAILED_PAUSE_S)
                 continue
@@ -320,7 +318,7 @@ class DeadLetters:
         if job.rate_per_s:
             done_max = max(1, min(done_max, int(job.rate_per_s / UNITS_PER_S)))
         topic = self._names.topics[dead_letter_topic(job.group)]
-        ledger = await self._registry.ledger(topic.topic_id)
+        ledger = await self._ledgers.load(topic.topic_id)
         rows, _ = await self._rows(topic, job.next_offset, job.end_offset, ROWS_PER_UNIT_MAX, BYTES_PER_UNIT_MAX)
         if self._jobs[job.job_id] is not job:  # stopped meanwhile
             return 0
@@ -332,7 +330,7 @@ class DeadLetters:
         for row in meant:
             ops += ledger.finish((row.offset,))
         self._jobs[job.job_id] = after
-        await self._registry.committed(self._registry.submit(ops))
+        await self._commits.commit(ops)
         if job.kind is JobKind.REDRIVE:
             self.redriven_total += len(meant)
         else:
@@ -346,9 +344,9 @@ class DeadLetters:
         names = {row.dead.origin_topic: None for row in rows if _is_for_group(job, row)}
         ops: list[Op] = []
         for name in names:
-            ops += self._registry.lane_id(self._names.groups[job.group], self._names.topics[name])[1]
+            ops += self._subscriptions.lane_id(self._names.groups[job.group], self._names.topics[name])[1]
         if ops:
-            self._registry.submit(ops).add_done_callback(look_at)  # a failure of the store reaches the unit too
+            self._commits.submit(ops).add_done_callback(look_at)  # a failure of the store reaches the unit too
 
     def _is_possible(self, job: Job, row: _Row, *, is_dry_run: bool = False) -> bool:
         """Say whether a letter can get the job's outcome; a dry run counts on a topic that would be made for it."""
@@ -388,7 +386,7 @@ class DeadLetters:
 
     def _to_group(self, group: Group, topic: Topic, envelope: Envelope, row: _Row, now_ms: int) -> list[Op]:
         """Put a message into the group's lane of a topic, as one that the group failed and never tried."""
-        lane_id, ops = self._registry.lane_id(group, topic)
+        lane_id, ops = self._subscriptions.lane_id(group, topic)
         assert not ops, "the lane was made in front of the unit"
         message_id = pack_id(envelope.message_id)
         history = encode_history(redriven_history(topic.topic_id, now_ms))
@@ -422,8 +420,8 @@ class DeadLetters:
         group = self._names.group_of_letters(job.group)
         group_id = group.group_id if group is not None else 0
         event = encode_event(kind, origin, group_id, NO_QUEUE, record.attempts_before, row.offset, record.message_id)
-        value = json.dumps(outcome._asdict(), separators=(",", ":")).encode()
-        return [Put(Family.GROUP, _outcome_key(topic, row.offset), value), Emit(event, row.offset)]
+        row_of = Put(Family.GROUP, outcome_key(topic.topic_id, row.offset), encode_outcome(outcome))
+        return [row_of, Emit(event, row.offset)]
 
 
 def _look(
@@ -459,10 +457,6 @@ def _check_target(job: Job) -> None:
         return
     if check_topic(job.to_topic).startswith(RETRY_PREFIX) or job.to_topic == dead_letter_topic(job.group):
         raise Refused(Rule.TOPIC, "dead letters cannot be sent to this topic", value=job.to_topic)
-
-
-def _outcome_key(topic: Topic, offset: int) -> bytes:
-    return pack_group_key(0, topic.topic_id, OUTCOME_ROWS, KIND_OUTCOME, offset)
 
 
 def _job_row(job: Job) -> Put:

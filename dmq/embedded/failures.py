@@ -23,13 +23,19 @@ from typing import NamedTuple
 from broker_adapter.clock import Moment, moment
 from broker_adapter.errors import BrokerError
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
-from dmq.embedded.group_queue import ATTEMPT_MAX, GroupQueue, Lease
-from dmq.embedded.registry import Registry
-from dmq.embedded.subscription import Subscription
+from dmq.embedded.catalog import Catalog
+from dmq.embedded.commits import Commits
+from dmq.embedded.group_queue import ATTEMPT_MAX, Lease
+from dmq.embedded.lease_ends import LeaseEnds
+from dmq.embedded.reader import Reader
+from dmq.embedded.receipt import ReceiptHandles
+from dmq.embedded.subscription import SubscribedQueue, Subscription
+from dmq.embedded.subscriptions import Subscriptions
 from dmq.errors import StoreError
 from dmq.store.ops import Append, Emit, IfKnown, Op, Schedule
-from dmq.store.ops import Receipt as Stored
-from dmq.store.record import (
+from dmq.store.schema.index import Receipt as Stored
+from dmq.store.schema.index import failed_id
+from dmq.store.schema.record import (
     EntryKind,
     History,
     QueuedMessage,
@@ -37,7 +43,6 @@ from dmq.store.record import (
     encode_history,
     encode_queued,
     encode_waiting,
-    failed_id,
 )
 from retry.flow import ComeBack, Failure, LeaseExpired, Outcome, after_failure
 from retry.policy import DeadLetter, Reason, RetryAt
@@ -57,7 +62,7 @@ DEAD_EVENTS = {
 class Failed(NamedTuple):
     """A delivery that failed, on its way to its outcome."""
 
-    queue: GroupQueue
+    queue: SubscribedQueue
     offset: int
     lease: Lease
     failure: Failure
@@ -68,10 +73,26 @@ class Failed(NamedTuple):
 class Failures:
     """Turns failed deliveries into what follows, durably. Belongs to the event loop."""
 
-    def __init__(self, registry: Registry, levels_ms: Sequence[int]) -> None:
-        self._registry = registry
-        self._clock = registry.clock
+    def __init__(
+        self,
+        catalog: Catalog,
+        commits: Commits,
+        reader: Reader,
+        *,
+        subscriptions: Subscriptions,
+        ends: LeaseEnds,
+        receipts: ReceiptHandles,
+        levels_ms: Sequence[int],
+    ) -> None:
+        self._catalog = catalog
+        self._commits = commits
+        self._reader = reader
+        self._subscriptions = subscriptions
+        self._ends = ends
+        self._receipts = receipts
         self._levels_ms = tuple(levels_ms)
+        self._store = commits.store
+        self._clock = self._store.clock
         self._rng = Random()  # jitter only
         self._waiting: list[Failed] = []
         self._task: asyncio.Task[None] | None = None
@@ -85,13 +106,19 @@ class Failures:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def outcome(
-        self, queue: GroupQueue, lease: Lease, failure: Failure, *, attempts_told: int = 0, now_ms: int | None = None
+        self,
+        queue: SubscribedQueue,
+        lease: Lease,
+        failure: Failure,
+        *,
+        attempts_told: int = 0,
+        now_ms: int | None = None,
     ) -> Outcome:
         """Return what follows on the failure of a lease whose message was read."""
         if lease.is_suspended and isinstance(failure, LeaseExpired):
             return ComeBack()
         return after_failure(
-            self._registry.policy(queue.group_id),
+            self._catalog.policy(queue.group_id),
             failure,
             max(lease.attempts, attempts_told),
             self._clock.now_ms() if now_ms is None else now_ms,
@@ -101,7 +128,7 @@ class Failures:
         )
 
     def fail(
-        self, queue: GroupQueue, offset: int, lease: Lease, failure: Failure, *, attempts_told: int = 0
+        self, queue: SubscribedQueue, offset: int, lease: Lease, failure: Failure, *, attempts_told: int = 0
     ) -> asyncio.Future[None]:
         """Let ``failure`` have its outcome; the future is done when that is durable."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -141,7 +168,7 @@ class Failures:
             one.done.exception()  # who does not wait for it is not to be warned of it
 
     async def _handle(self, batch: list[Failed]) -> None:
-        records = await self._registry.reader.messages([(each.queue, each.offset) for each in batch])
+        records = await self._reader.messages([(each.queue, each.offset) for each in batch])
         ops: list[Op] = []
         handled: list[tuple[Failed, int]] = []
         for each, record in zip(batch, records, strict=True):
@@ -152,7 +179,7 @@ class Failures:
             more, attempt = self._plan(each, record)
             ops += more
             handled.append((each, attempt))
-        done = self._registry.submit(ops)
+        done = self._commits.submit(ops)
 
         def settle(written: asyncio.Future[list[Stored]]) -> None:
             error = None if written.cancelled() else written.exception()
@@ -163,11 +190,11 @@ class Failures:
                 if each.queue.is_finished(each.offset):
                     each.queue.release(each.offset)
                 if attempt > 0 and each.queue.come_back(each.offset, each.lease, attempt):
-                    self._registry.subscription_of(each.queue).wake(each.queue.queue_id)
+                    each.queue.subscription.wake(each.queue.queue_id)
                 if not each.done.done():
                     each.done.set_result(None)
                 if attempt != _NOT_OURS:
-                    self._registry.subscription_of(each.queue).wake_next()  # a message group, or a bound, may be free
+                    each.queue.subscription.wake_next()  # a message group, or a bound, may be free
 
         done.add_done_callback(settle)
 
@@ -176,10 +203,10 @@ class Failures:
     def _plan(self, failed: Failed, record: QueuedMessage) -> tuple[list[Op], int]:
         """Return the ops of the outcome, and the next attempt of a message that comes back once they are durable."""
         queue, offset, lease = failed.queue, failed.offset, failed.lease
-        found = self._registry.subscription_of(queue)
+        found = queue.subscription
         now = moment(self._clock)
         outcome = self.outcome(queue, lease, failed.failure, attempts_told=failed.attempts_told, now_ms=now.wall_ms)
-        is_disk_low = self._registry.store.is_disk_low()
+        is_disk_low = self._store.is_disk_low()
         match outcome:
             case ComeBack():
                 attempt, rows = queue.plan_return(offset, lease, now.wall_ms)
@@ -199,16 +226,16 @@ class Failures:
     def _hide(self, failed: Failed, record: QueuedMessage, now: Moment, for_ms: int) -> list[Op]:
         queue, offset, lease = failed.queue, failed.offset, failed.lease
         lease.first_failed_at_ms = lease.first_failed_at_ms or now.wall_ms
-        lease.epoch = self._registry.next_epoch()  # who gave it back cannot finish it any more
+        lease.epoch = self._receipts.next_epoch()  # who gave it back cannot finish it any more
         rows = queue.hide(offset, lease, now, for_ms, message_group=record.message_group)
-        self._registry.watch(queue, offset, lease)
+        self._ends.watch(queue, offset, lease)
         attempt = lease.attempts
-        found = self._registry.subscription_of(queue)
+        found = queue.subscription
         return [*rows, _event(found, EventKind.POSTPONED, attempt, now.wall_ms + for_ms, failed)]
 
     def _retry(self, found: Subscription, failed: Failed, record: QueuedMessage, now_ms: int, at_ms: int) -> list[Op]:
         queue, lease = failed.queue, failed.lease
-        lane, ops = self._registry.lane(found)
+        lane, ops = self._subscriptions.lane(found)
         attempt = lease.attempts
         history = self._history(failed, record, 0)
         waiting = encode_waiting(
@@ -243,10 +270,10 @@ class Failures:
         ``number`` is that of the queue in which it failed, if it was handed out.
         """
         now_ms = self._clock.now_ms()
-        names = self._registry.names
+        names = self._catalog.names
         letters, ops = names.dead_letters(names.groups_by_id[group_id], now_ms)
         reason = Reason(history.reason)
-        told = {Reason.EXHAUSTED: self._registry.policy(group_id).max_attempts, Reason.TOO_OLD: history.since_ms}
+        told = {Reason.EXHAUSTED: self._catalog.policy(group_id).max_attempts, Reason.TOO_OLD: history.since_ms}
         event = encode_event(
             DEAD_EVENTS[reason], topic_id, group_id, number, attempts, told.get(reason, 0), record.message_id
         )
@@ -256,7 +283,7 @@ class Failures:
 
     def _history(self, failed: Failed, record: QueuedMessage, reason: int) -> History:
         queue, now_ms = failed.queue, self._clock.now_ms()
-        if record.history is not None and self._registry.subscription_of(queue).lane is queue:
+        if record.history is not None and queue.subscription.lane is queue:
             first_ms = record.history.first_failed_at_ms or failed.lease.first_failed_at_ms or now_ms
             return record.history._replace(
                 first_failed_at_ms=first_ms, last_failed_at_ms=now_ms, reason=reason, epoch=failed.lease.epoch

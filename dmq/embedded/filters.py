@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from broker_adapter.adapter import Subscription as Wanted
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.store.record import QueuedMessage
+from dmq.store.schema.record import QueuedMessage
 
 TAGS, KEYS = "TAGS", "KEYS"  # RocketMQ's names, which users cannot give to properties of their own
 

@@ -2,18 +2,11 @@
 
 Offsets below ``floor`` are finished. Above it a bitmap per chunk of 1024 offsets says which are; ``cursor`` is the next
 offset never handed out in this run; ``ready`` holds offsets that came back. What is leased and not finished sits in
-``leases``. Rows of the group family (``dmq.store.keys``), all absolute values:
-
-    kind 1 floor       number 0        floor 8
-    kind 2 chunk       chunk number    bitmap 128
-    kind 3 exception   offset          attempt 2 | visible_at_ms 8 | epoch 8 | first_failed_at_ms 8 | flags 1
-                                       | set_at_ms 8, if flagged | message group
-
-Flags: 1 suspended, 2 set_at_ms is there (format 3). A lease ends by the boot clock, which nobody sets. A run that loads
-its row gives it what is left of it by the wall clock, and never more than it had from the beginning.
+``leases``. Its rows, floor, chunks and exceptions, are drawn in ``dmq.store.schema.group``; all are absolute values.
 
 An exception is a lease that is a row, or, with visible_at_ms 0, a message that came back: the attempt is then the one
-that comes next. The epoch is that of the last hand-out.
+that comes next. The epoch is that of the last hand-out. A lease ends by the boot clock, which nobody sets. A run that
+loads its row gives it what is left of it by the wall clock, and never more than it had from the beginning.
 
 Messages of a message group go out in their order (``dmq.embedded.order``); which group a message belongs to is only
 known once it was read, so an offset that was taken is *unread* until it is admitted.
@@ -24,7 +17,6 @@ then. Renewals and everything that counts an attempt are rows.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -34,22 +26,30 @@ from broker_adapter.clock import Moment
 from broker_adapter.errors import Refused, Rule
 from dmq.embedded.order import MessageOrder
 from dmq.embedded.receipt import Receipt
-from dmq.store.keys import pack_group_key, pack_u64, unpack_group_row, unpack_u64
-from dmq.store.ops import Delete, Family, Op, Put
-from dmq.store.record import QueuedMessage
+from dmq.store.ops import Delete, Op, Put
+from dmq.store.schema.group import (
+    CHUNK_BYTES,
+    CHUNK_OFFSETS,
+    SUSPENDED,
+    GroupKind,
+    decode_exception,
+    encode_hidden,
+    encode_returned,
+    pack_group_key,
+    unpack_group_row,
+)
+from dmq.store.schema.keys import Family, pack_u64, unpack_u64
+from dmq.store.schema.record import QueuedMessage
 
-CHUNK_OFFSETS = 1024
 LEASES_MAX = 10_000
 ATTEMPT_MAX = 0xFFFF  # what its field holds
 PARKED_MAX = 100_000  # beyond it, nothing new of the queue is looked at until some of them were handed out
 _MOVED_KEPT = 4096
 
-_EXCEPTION = struct.Struct(">HQQQB")
-_SET_AT = struct.Struct(">Q")
-_SUSPENDED, _TIMED = 1, 2
 _NO_TIME = Moment(0, 0)
-_KIND_FLOOR, _KIND_CHUNK, _KIND_EXCEPTION = 1, 2, 3
-_FULL = b"\xff" * (CHUNK_OFFSETS // 8)
+# Plain numbers: comparing with enum members costs more for each row.
+_FLOOR, _CHUNK, _EXCEPTION = int(GroupKind.FLOOR), int(GroupKind.CHUNK), int(GroupKind.EXCEPTION)
+_FULL = b"\xff" * CHUNK_BYTES
 
 
 class Returned(NamedTuple):
@@ -94,34 +94,6 @@ class Lease:
         self.since_ms = message.since_ms
 
 
-class ExceptionRow(NamedTuple):
-    """A lease that is a row, or a message that came back: then it is visible at 0."""
-
-    attempt: int
-    visible_at_ms: int
-    epoch: int
-    first_failed_at_ms: int
-    is_suspended: bool
-    set_at_ms: int  # 0: not known, it was written before format 3
-    message_group: str
-
-    def left_ms(self, now_ms: int) -> int:
-        """Return how long it stays hidden: never longer than it was to be when it was set, whatever the clock says."""
-        left_ms = max(0, self.visible_at_ms - now_ms)
-        return min(left_ms, max(0, self.visible_at_ms - self.set_at_ms)) if self.set_at_ms else left_ms
-
-
-def decode_exception(value: bytes) -> ExceptionRow:
-    """Read the value of an exception. Raises ``struct.error`` or ``UnicodeDecodeError`` if it cannot be one."""
-    attempt, visible_at_ms, epoch, first_failed_at_ms, flags = _EXCEPTION.unpack_from(value)
-    at, set_at_ms = _EXCEPTION.size, 0
-    if flags & _TIMED:
-        (set_at_ms,) = _SET_AT.unpack_from(value, at)
-        at += _SET_AT.size
-    is_suspended = bool(flags & _SUSPENDED)
-    return ExceptionRow(attempt, visible_at_ms, epoch, first_failed_at_ms, is_suspended, set_at_ms, value[at:].decode())
-
-
 class GroupQueue:
     """State of one (group, topic, queue)."""
 
@@ -151,15 +123,15 @@ class GroupQueue:
         """
         for key, value in rows:
             kind, number = unpack_group_row(key)
-            if kind == _KIND_FLOOR:
+            if kind == _FLOOR:
                 self.floor = unpack_u64(value)
-            elif kind == _KIND_CHUNK:
+            elif kind == _CHUNK:
                 self._chunks[number] = bytearray(value)
         self._raise_floor()
         self.cursor = self.floor
         for key, value in rows:
             kind, offset = unpack_group_row(key)
-            if kind != _KIND_EXCEPTION or self.is_finished(offset):
+            if kind != _EXCEPTION or self.is_finished(offset):
                 continue
             row = decode_exception(value)
             self._rows.add(offset)
@@ -179,7 +151,7 @@ class GroupQueue:
     def start_at(self, offset: int) -> list[Op]:
         """Begin a new group at ``offset``."""
         self.floor = self.cursor = offset
-        return [Put(Family.GROUP, self._key(_KIND_FLOOR, 0), pack_u64(offset))]
+        return [Put(Family.GROUP, self._key(_FLOOR, 0), pack_u64(offset))]
 
     def skip_to(self, begin: int) -> list[Op]:
         """Finish all below ``begin``, which was removed; return the rows that say so, none if nothing changes.
@@ -201,9 +173,9 @@ class GroupQueue:
         dropped += self._raise_floor()
         self.cursor = max(self.cursor, self.floor)
         return [
-            Put(Family.GROUP, self._key(_KIND_FLOOR, 0), pack_u64(self.floor)),
-            *(Delete(Family.GROUP, self._key(_KIND_CHUNK, number)) for number in dropped),
-            *(Delete(Family.GROUP, self._key(_KIND_EXCEPTION, offset)) for offset in gone),
+            Put(Family.GROUP, self._key(_FLOOR, 0), pack_u64(self.floor)),
+            *(Delete(Family.GROUP, self._key(_CHUNK, number)) for number in dropped),
+            *(Delete(Family.GROUP, self._key(_EXCEPTION, offset)) for offset in gone),
         ]
 
     def is_finished(self, offset: int) -> bool:
@@ -326,19 +298,19 @@ class GroupQueue:
             number, at = divmod(offset, CHUNK_OFFSETS)
             chunk = self._chunks.get(number)
             if chunk is None:
-                chunk = self._chunks[number] = bytearray(CHUNK_OFFSETS // 8)
+                chunk = self._chunks[number] = bytearray(CHUNK_BYTES)
             chunk[at >> 3] |= 1 << (at & 7)
             changed[number] = chunk
             if offset in self._rows:
                 self._rows.discard(offset)
-                ops.append(Delete(Family.GROUP, self._key(_KIND_EXCEPTION, offset)))
+                ops.append(Delete(Family.GROUP, self._key(_EXCEPTION, offset)))
         dropped = self._raise_floor()
         for number, chunk in changed.items():
             if number not in dropped:
-                ops.append(Put(Family.GROUP, self._key(_KIND_CHUNK, number), bytes(chunk)))
+                ops.append(Put(Family.GROUP, self._key(_CHUNK, number), bytes(chunk)))
         if dropped:
-            ops.append(Put(Family.GROUP, self._key(_KIND_FLOOR, 0), pack_u64(self.floor)))
-            ops += [Delete(Family.GROUP, self._key(_KIND_CHUNK, each)) for each in dropped]
+            ops.append(Put(Family.GROUP, self._key(_FLOOR, 0), pack_u64(self.floor)))
+            ops += [Delete(Family.GROUP, self._key(_CHUNK, each)) for each in dropped]
         return ops
 
     def release(self, offset: int) -> None:
@@ -394,10 +366,11 @@ class GroupQueue:
         lease.is_suspended = is_suspended
         lease.is_returning = False
         self._rows.add(offset)
-        flags = _TIMED | _SUSPENDED * is_suspended
-        row = _EXCEPTION.pack(lease.attempt, now.wall_ms + for_ms, lease.epoch, lease.first_failed_at_ms, flags)
-        row += _SET_AT.pack(now.wall_ms) + message_group.encode()
-        return [Put(Family.GROUP, self._key(_KIND_EXCEPTION, offset), row)]
+        now_ms, flags = now.wall_ms, SUSPENDED * is_suspended
+        row = encode_hidden(
+            lease.attempt, now_ms + for_ms, lease.epoch, lease.first_failed_at_ms, flags, now_ms, message_group
+        )
+        return [Put(Family.GROUP, self._key(_EXCEPTION, offset), row)]
 
     def plan_return(self, offset: int, lease: Lease, now_ms: int) -> tuple[int, list[Op]]:
         """Return the attempt a message comes back with, and the row that says so; ``come_back`` once it is durable."""
@@ -406,8 +379,8 @@ class GroupQueue:
             lease.first_failed_at_ms = now_ms
         lease.is_returning = True
         self._rows.add(offset)
-        row = _EXCEPTION.pack(attempt, 0, lease.epoch, lease.first_failed_at_ms, 0)
-        return attempt, [Put(Family.GROUP, self._key(_KIND_EXCEPTION, offset), row)]
+        row = encode_returned(attempt, lease.epoch, lease.first_failed_at_ms)
+        return attempt, [Put(Family.GROUP, self._key(_EXCEPTION, offset), row)]
 
     def come_back(self, offset: int, lease: Lease, attempt: int) -> bool:
         """Make a message available again, unless it was finished or hidden anew meanwhile."""

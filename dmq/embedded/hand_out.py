@@ -15,15 +15,19 @@ from typing import NamedTuple
 from broker_adapter.adapter import Subscription as Wanted
 from broker_adapter.message import DeadLetterFacts, Delivery, unpack_id
 from dmq.audit.events import EventKind
+from dmq.embedded.catalog import Catalog
+from dmq.embedded.commits import Commits
 from dmq.embedded.filters import Passes
-from dmq.embedded.group_queue import GroupQueue, Lease
+from dmq.embedded.group_queue import Lease
+from dmq.embedded.lease_ends import LeaseEnds
+from dmq.embedded.ledgers import Ledgers
 from dmq.embedded.names import Names
-from dmq.embedded.receipt import Receipt, name_of
-from dmq.embedded.registry import Registry
-from dmq.embedded.subscription import Subscription
+from dmq.embedded.reader import Reader
+from dmq.embedded.receipt import Receipt, ReceiptHandles, name_of
+from dmq.embedded.subscription import SubscribedQueue, Subscription
 from dmq.store.ops import Emit, Op
-from dmq.store.ops import Receipt as Stored
-from dmq.store.record import QueuedMessage
+from dmq.store.schema.index import Receipt as Stored
+from dmq.store.schema.record import QueuedMessage
 from retry.policy import Reason
 
 RECEIVE_BYTES_MAX = 8 * 1024 * 1024
@@ -55,7 +59,7 @@ class Looked(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    queue: GroupQueue
+    queue: SubscribedQueue
     offset: int
     lease: Lease
 
@@ -63,16 +67,31 @@ class _Taken(NamedTuple):
 class HandOut:
     """Hands out messages to receives. Belongs to the event loop."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
+    def __init__(
+        self,
+        catalog: Catalog,
+        commits: Commits,
+        reader: Reader,
+        *,
+        ends: LeaseEnds,
+        ledgers: Ledgers,
+        receipts: ReceiptHandles,
+    ) -> None:
+        self._catalog = catalog
+        self._commits = commits
+        self._reader = reader
+        self._ends = ends
+        self._ledgers = ledgers
+        self._receipts = receipts
+        self._clock = commits.store.clock
 
     async def take(self, found: Subscription, terms: Terms, look: int) -> Looked:
         """Look at ``look`` messages that are available and hand out those that pass, up to the batch; perhaps none."""
-        first_epoch = self._registry.epoch + 1
+        first_epoch = self._receipts.epoch + 1
         taken = self._lease(found, terms, look)
         found.wake_next()  # there may be more than this receive takes
         try:
-            records = await self._registry.reader.messages([(each.queue, each.offset) for each in taken])
+            records = await self._reader.messages([(each.queue, each.offset) for each in taken])
         except BaseException:
             for each in reversed(taken):
                 each.queue.give_back(each.offset)
@@ -84,12 +103,12 @@ class HandOut:
 
     def _lease(self, found: Subscription, terms: Terms, look: int) -> list[_Taken]:
         """Take offsets and lease them before they are read, so that no other receive takes them meanwhile."""
-        ends_ms = self._registry.clock.boot_ms() + terms.invisible_ms
+        ends_ms = self._clock.boot_ms() + terms.invisible_ms
         taken: list[_Taken] = []
         for queue in found.choose(terms.wanted.queue_id):
             for offset, returned in queue.take(look - len(taken)):
                 lease = Lease(
-                    self._registry.next_epoch(),
+                    self._receipts.next_epoch(),
                     returned.attempt,
                     ends_ms,
                     renew_for=terms.renew_for,
@@ -113,8 +132,8 @@ class HandOut:
         deliveries: list[Delivery] = []
         passed_over: list[Op] = []
         passed: list[_Taken] = []
-        max_attempts = self._registry.policy(found.group_id).max_attempts
-        ledger = self._registry.ledgers.get(found.topic.topic_id)
+        max_attempts = self._catalog.policy(found.group_id).max_attempts
+        ledger = self._ledgers.get(found.topic.topic_id)
         condemned: set[str] = set()
         size = 0
         for each, record in zip(taken, records, strict=True):
@@ -137,20 +156,20 @@ class HandOut:
                 condemned.add(record.message_group)
                 lease.attempt -= 1  # the one that is not made
                 lease.ends_ms, lease.renew_for = 0, ""
-                self._registry.watch(queue, offset, lease)
+                self._ends.watch(queue, offset, lease)
                 continue
             size += len(record.payload)
             if deliveries and size > RECEIVE_BYTES_MAX:
                 queue.give_back(offset)
                 found.wake(queue.queue_id)
                 continue
-            self._registry.watch(queue, offset, lease)
+            self._ends.watch(queue, offset, lease)
             deliveries.append(self._delivery(found, each, record, terms.invisible_ms))
         if not passed_over:
             return Looked(deliveries, None, terms.batch_max)
         # Who has found something does not wait for it: forgotten by a crash, they are passed over again; a failure
         # reaches everybody else.
-        done = self._registry.submit(passed_over)
+        done = self._commits.submit(passed_over)
         found.release_after(done, [(each.queue, each.offset) for each in passed])
         return Looked(deliveries, done, _next_look(records))
 
@@ -166,7 +185,7 @@ class HandOut:
             lease.is_push,
             name_of(record.message_id),
         )
-        lease.handle = self._registry.receipt_handles.encode(receipt)
+        lease.handle = self._receipts.encode(receipt)
         return Delivery(
             found.topic.name,
             unpack_id(record.message_id),
@@ -178,7 +197,7 @@ class HandOut:
             invisible_ms,
             record.stored_at_ms,
             record.deliver_at_ms,
-            facts_of(self._registry.names, record),
+            facts_of(self._catalog.names, record),
         )
 
 

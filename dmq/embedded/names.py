@@ -1,13 +1,7 @@
 """Topics, consumer groups and retry lanes: durable records with small numeric ids, held whole in memory.
 
-    record     version 1 | kind 1 | queues 2 | created_at_ms 8 | name
-                                                               | group id 4 | topic id 4      of a retry lane
-               version 1 | 4 | queues 2 | created_at_ms 8 | kind 1 | name    of what was removed: its name outlives it
-    settings   version 1 | JSON: policy, is_fifo               of a group, under a key of its own
-               version 1 | JSON (``topic_settings``)           of a topic, the same; without it the topic is mixed
-    holds      bits 1: PLAIN, GROUPED                          of a topic, under a key of its own
-
-Ids are shared by all of them and never used again, so an id alone can be the scope of an index entry.
+Their rows are drawn in ``dmq.store.schema.names``. Ids are shared by all of them and never used again, so an id alone
+can be the scope of an index entry.
 
 The retry topic of a group, ``%RETRY%<group>``, has one *lane* per topic the group fails messages of: a queue log of its
 own, so that the retries of one topic never stand in front of those of another. A lane is made when it is first needed.
@@ -15,36 +9,24 @@ own, so that the retries of one topic never stand in front of those of another. 
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Iterable, Mapping
-from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from broker_adapter.errors import Overloaded
 from broker_adapter.limits import GROUPS_MAX, TOPICS_MAX
 from broker_adapter.message import MessageType
 from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic, retry_topic
 from dmq.audit.events import EventKind, name_event
-from dmq.embedded.topic_settings import AS_CONFIGURED, MIXED, Keep, TopicSettings, decode_settings, encode_settings
 from dmq.errors import StoreCorrupt
-from dmq.store.keys import holds_key, holds_range, name_key, name_range, settings_key, settings_range
-from dmq.store.ops import Delete, Emit, Family, Op, Put
-from dmq.store.store import Store
-from retry.policy import PolicyError, RetryPolicy, from_plain, to_plain
+from dmq.store.engine import Rows
+from dmq.store.ops import Delete, Emit, Op, Put
+from dmq.store.schema import keys
+from dmq.store.schema import names as schema
+from dmq.store.schema.keys import Family
+from dmq.store.schema.names import AS_CONFIGURED, GROUPED, MIXED, Keep, NameKind, NameRecord, TopicSettings
+from retry.policy import RetryPolicy
 
 _ROWS_MAX = 10_000_000  # lanes and dead-letter queues come with groups that fail, and are not counted as topics
-PLAIN, GROUPED = 1, 2
-_LANE = struct.Struct(">II")
-_RECORD = struct.Struct(">BBHQ")
-_VERSION = 1
-
-
-class _Kind(IntEnum):
-    TOPIC = 1
-    GROUP = 2
-    LANE = 3
-    REMOVED = 4
 
 
 class Topic(NamedTuple):
@@ -77,10 +59,18 @@ class Group(NamedTuple):
     is_fifo: bool | None = None
 
 
+class Scanned(Protocol):
+    """What gives the rows of a store: an open one, or what can be read of one."""
+
+    def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int) -> Rows:
+        """As ``Engine.scan``."""
+        ...
+
+
 class Names:
     """All topics, groups and lanes. Changed by the event loop only; read from any thread."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, source: Scanned) -> None:
         self.topics: dict[str, Topic] = {}
         self.groups: dict[str, Group] = {}
         self.topics_by_id: dict[int, Topic] = {}  # lanes too
@@ -89,15 +79,12 @@ class Names:
         self.removing: set[tuple[type[Topic | Group], str]] = set()  # on their way out: their names are not free yet
         self._derived = 0  # dead-letter queues, which are not counted as topics
         self._next_id = 1
-        for key, value in store.scan(Family.META, *name_range(), limit=_ROWS_MAX).rows:
-            self._add(int.from_bytes(key[1:5], "big"), value)
-        for key, value in store.scan(Family.META, *holds_range(), limit=_ROWS_MAX).rows:
-            topic = self.topics_by_id.get(int.from_bytes(key[1:5], "big"))
-            if topic is None or len(value) != 1:
-                raise StoreCorrupt(f"what topic {key[1:5].hex()} holds cannot be read")
-            self.topics[topic.name] = self.topics_by_id[topic.topic_id] = topic._replace(holds=value[0])
-        for key, value in store.scan(Family.META, *settings_range(), limit=_ROWS_MAX).rows:
-            self._set(int.from_bytes(key[1:5], "big"), value)
+        for key, value in source.scan(Family.META, *keys.meta_range(keys.META_NAME), limit=_ROWS_MAX).rows:
+            self._add(keys.meta_id(key), value)
+        for key, value in source.scan(Family.META, *keys.meta_range(keys.META_HOLDS), limit=_ROWS_MAX).rows:
+            self._hold(keys.meta_id(key), value)
+        for key, value in source.scan(Family.META, *keys.meta_range(keys.META_SETTINGS), limit=_ROWS_MAX).rows:
+            self._set(keys.meta_id(key), value)
 
     # -- topics -------------------------------------------------------------------------------------------------------
 
@@ -129,7 +116,9 @@ class Names:
         """
         known = [(self.topics[name], holds) for name, holds in taken.items()]
         changed = [topic._replace(holds=topic.holds | holds) for topic, holds in known if holds & ~topic.holds]
-        return changed, [Put(Family.META, holds_key(each.topic_id), bytes((each.holds,))) for each in changed]
+        return changed, [
+            Put(Family.META, keys.holds_key(each.topic_id), schema.encode_holds(each.holds)) for each in changed
+        ]
 
     def change_topics(self, topics: Iterable[Topic]) -> None:
         """Make known what topics hold now."""
@@ -145,7 +134,7 @@ class Names:
         topic = Topic(self._next_id, name, 1, now_ms)
         self.add_topic(topic)
         return topic, [
-            Put(Family.META, name_key(topic.topic_id), _encode(_Kind.TOPIC, 1, now_ms, name.encode())),
+            Put(Family.META, keys.name_key(topic.topic_id), _record(topic)),
             Emit(name_event(EventKind.TOPIC_CREATED, topic.topic_id)),
         ]
 
@@ -156,8 +145,8 @@ class Names:
             return known, []
         lane = Topic(self._next_id, retry_topic(group.name), 1, now_ms)
         self._add_lane(lane, group.group_id, topic_id)
-        record = _encode(_Kind.LANE, 1, now_ms, _LANE.pack(group.group_id, topic_id))
-        return lane, [Put(Family.META, name_key(lane.topic_id), record)]
+        record = NameRecord(NameKind.LANE, 1, now_ms, "", group.group_id, topic_id)
+        return lane, [Put(Family.META, keys.name_key(lane.topic_id), schema.encode_name(record))]
 
     def _add_lane(self, lane: Topic, group_id: int, topic_id: int) -> None:
         self.lanes[group_id, topic_id] = self.topics_by_id[lane.topic_id] = lane
@@ -171,16 +160,18 @@ class Names:
             raise Overloaded(f"group {name!r} cannot be created: there are too many groups", limit=GROUPS_MAX)
         group = Group(self._next_id, name, now_ms)
         return group, [
-            Put(Family.META, name_key(group.group_id), _encode(_Kind.GROUP, 0, now_ms, name.encode())),
+            Put(Family.META, keys.name_key(group.group_id), _record(group)),
             Emit(name_event(EventKind.GROUP_CREATED, group.group_id)),
         ]
 
     def plan_settings(self, group: Group) -> list[Op]:
         """Return the ops that make the group's settings durable; ``add_group`` it once they are submitted."""
-        plain = {"policy": to_plain(group.policy) if group.policy is not None else None, "is_fifo": group.is_fifo}
-        value = bytes((_VERSION,)) + json.dumps(plain).encode()
         return [
-            Put(Family.META, settings_key(group.group_id), value),
+            Put(
+                Family.META,
+                keys.settings_key(group.group_id),
+                schema.encode_group_settings(group.policy, group.is_fifo),
+            ),
             Emit(name_event(EventKind.GROUP_CHANGED, group.group_id)),
         ]
 
@@ -210,13 +201,12 @@ class Names:
         Its id keeps its name, for the audit trail and for dead letters that came of it.
         """
         if isinstance(found, Topic):
-            name_id, record = found.topic_id, _removed(_Kind.TOPIC, found.queues, found.created_at_ms, found.name)
-            event = name_event(EventKind.TOPIC_REMOVED, name_id)
+            name_id, kind = found.topic_id, EventKind.TOPIC_REMOVED
         else:
-            name_id, record = found.group_id, _removed(_Kind.GROUP, 0, found.created_at_ms, found.name)
-            event = name_event(EventKind.GROUP_REMOVED, name_id)
-        rows = [Delete(Family.META, settings_key(name_id)), Delete(Family.META, holds_key(name_id))]
-        return [Put(Family.META, name_key(name_id), record), *rows, Emit(event)]
+            name_id, kind = found.group_id, EventKind.GROUP_REMOVED
+        rows = [Delete(Family.META, keys.settings_key(name_id)), Delete(Family.META, keys.holds_key(name_id))]
+        record = _record(found, is_removed=True)
+        return [Put(Family.META, keys.name_key(name_id), record), *rows, Emit(name_event(kind, name_id))]
 
     def forget(self, found: Topic | Group) -> None:
         """Hide a topic or a group from look-ups by name, and keep its name taken until ``free_name``."""
@@ -239,34 +229,34 @@ class Names:
         """Forget a lane that is empty, and return the ops that do so; its id is not used again."""
         lane = self.lanes.pop(key)
         del self.topics_by_id[lane.topic_id]
-        record = _removed(_Kind.LANE, lane.queues, lane.created_at_ms, "")
-        return [Put(Family.META, name_key(lane.topic_id), record)]
+        record = NameRecord(NameKind.LANE, lane.queues, lane.created_at_ms, is_removed=True)
+        return [Put(Family.META, keys.name_key(lane.topic_id), schema.encode_name(record))]
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def _add(self, name_id: int, value: bytes) -> None:
-        if len(value) < _RECORD.size or value[0] != _VERSION:
-            raise StoreCorrupt(f"the record of name {name_id} cannot be read")
-        _, kind, queues, created_at_ms = _RECORD.unpack_from(value)
-        rest = value[_RECORD.size :]
-        if kind == _Kind.TOPIC:
-            self.add_topic(Topic(name_id, rest.decode(), queues, created_at_ms))
-        elif kind == _Kind.GROUP:
-            self.add_group(Group(name_id, rest.decode(), created_at_ms))
-        elif kind == _Kind.LANE and len(rest) == _LANE.size:
-            group_id, topic_id = _LANE.unpack(rest)
+        kind, queues, created_at_ms, name, group_id, topic_id, is_removed = schema.decode_name(name_id, value)
+        if is_removed:
+            self._next_id = max(self._next_id, name_id + 1)
+            if kind is NameKind.TOPIC:
+                self.topics_by_id[name_id] = Topic(name_id, name, queues, created_at_ms)
+            elif kind is NameKind.GROUP:
+                self.groups_by_id[name_id] = Group(name_id, name, created_at_ms)
+        elif kind is NameKind.TOPIC:
+            self.add_topic(Topic(name_id, name, queues, created_at_ms))
+        elif kind is NameKind.GROUP:
+            self.add_group(Group(name_id, name, created_at_ms))
+        else:
             group = self.groups_by_id.get(group_id)  # made before its lanes, so it has a smaller id
             if group is None:
                 raise StoreCorrupt(f"retry lane {name_id} belongs to group {group_id}, which has no record")
             self._add_lane(Topic(name_id, retry_topic(group.name), queues, created_at_ms), group_id, topic_id)
-        elif kind == _Kind.REMOVED and rest:
-            self._next_id = max(self._next_id, name_id + 1)
-            if rest[0] == _Kind.TOPIC:
-                self.topics_by_id[name_id] = Topic(name_id, rest[1:].decode(), queues, created_at_ms)
-            elif rest[0] == _Kind.GROUP:
-                self.groups_by_id[name_id] = Group(name_id, rest[1:].decode(), created_at_ms)
-        else:
-            raise StoreCorrupt(f"the record of name {name_id} is of an unknown kind {kind}")
+
+    def _hold(self, topic_id: int, value: bytes) -> None:
+        topic, holds = self.topics_by_id.get(topic_id), schema.decode_holds(topic_id, value)
+        if topic is None:
+            raise StoreCorrupt(f"topic {topic_id} holds messages and has no record")
+        self.topics[topic.name] = self.topics_by_id[topic_id] = topic._replace(holds=holds)
 
     def _set(self, name_id: int, value: bytes) -> None:
         topic = self.topics_by_id.get(name_id)
@@ -274,7 +264,7 @@ class Names:
             self._set_group(name_id, value)
             return
         try:
-            settings = decode_settings(value)
+            settings = schema.decode_topic_settings(value)
         except ValueError as error:
             raise StoreCorrupt(f"the settings of topic {name_id} cannot be read: {error}") from error
         self.add_topic(topic._replace(**settings._asdict()))
@@ -282,31 +272,24 @@ class Names:
     def _set_group(self, group_id: int, value: bytes) -> None:
         group = self.groups_by_id.get(group_id)
         try:
-            if group is None or value[:1] != bytes((_VERSION,)):
-                raise ValueError("no such group" if group is None else "unknown version")
-            plain = json.loads(value[1:])
-            policy = from_plain(plain["policy"]) if plain["policy"] is not None else None
-            self.groups[group.name] = self.groups_by_id[group_id] = group._replace(
-                policy=policy, is_fifo=plain["is_fifo"]
-            )
-        except (ValueError, KeyError, TypeError, PolicyError) as error:
+            if group is None:
+                raise ValueError("no such group")
+            policy, is_fifo = schema.decode_group_settings(value)
+            self.groups[group.name] = self.groups_by_id[group_id] = group._replace(policy=policy, is_fifo=is_fifo)
+        except ValueError as error:
             raise StoreCorrupt(f"the settings of group {group_id} cannot be read: {error}") from error
 
 
 def _topic_rows(topic: Topic) -> list[Op]:
     settings = TopicSettings(topic.message_type, topic.keep)
-    record = _encode(_Kind.TOPIC, topic.queues, topic.created_at_ms, topic.name.encode())
-    rows: list[Op] = [Put(Family.META, name_key(topic.topic_id), record)]
+    rows: list[Op] = [Put(Family.META, keys.name_key(topic.topic_id), _record(topic))]
     if settings != MIXED:
-        rows.append(Put(Family.META, settings_key(topic.topic_id), encode_settings(settings)))
+        rows.append(Put(Family.META, keys.settings_key(topic.topic_id), schema.encode_topic_settings(settings)))
     else:
-        rows.append(Delete(Family.META, settings_key(topic.topic_id)))
+        rows.append(Delete(Family.META, keys.settings_key(topic.topic_id)))
     return rows
 
 
-def _removed(kind: _Kind, queues: int, created_at_ms: int, name: str) -> bytes:
-    return _encode(_Kind.REMOVED, queues, created_at_ms, bytes((kind,)) + name.encode())
-
-
-def _encode(kind: _Kind, queues: int, created_at_ms: int, rest: bytes) -> bytes:
-    return _RECORD.pack(_VERSION, kind, queues, created_at_ms) + rest
+def _record(found: Topic | Group, *, is_removed: bool = False) -> bytes:
+    kind, queues = (NameKind.TOPIC, found.queues) if isinstance(found, Topic) else (NameKind.GROUP, 0)
+    return schema.encode_name(NameRecord(kind, queues, found.created_at_ms, found.name, is_removed=is_removed))

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
-from broker_adapter.errors import Refused, Rule, group_unknown, topic_unknown
+from broker_adapter.errors import Refused, Rule
 from broker_adapter.limits import QUEUES_PER_TOPIC_MAX
 from broker_adapter.message import MessageType
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, dead_letter_topic
 from dmq.audit.events import subscribed_event
-from dmq.embedded.checks import GIVEN_UP_GROUP, half_scope
+from dmq.embedded.catalog import Catalog
+from dmq.embedded.checks import GIVEN_UP_GROUP
+from dmq.embedded.commits import Commits
+from dmq.embedded.dead_letters import DeadLetters
 from dmq.embedded.group_queue import GroupQueue
-from dmq.embedded.names import GROUPED, Group, Topic
+from dmq.embedded.names import Group, Topic
 from dmq.embedded.procedures import Procedures
-from dmq.embedded.progress import Progress
 from dmq.embedded.queue_log import Place, begin_of, offset_stored_at
-from dmq.embedded.registry import Registry
-from dmq.embedded.topic_settings import AS_CONFIGURED, KEEP_STAYS, KeepChange, TopicSettings
+from dmq.embedded.reader import Reader
+from dmq.embedded.retention import Retention
+from dmq.embedded.subscriptions import Subscriptions
+from dmq.embedded.topic_settings import KEEP_STAYS, KeepChange
 from dmq.store.ops import Emit
+from dmq.store.schema.keys import half_scope
+from dmq.store.schema.names import AS_CONFIGURED, GROUPED, TopicSettings
 from dmq.store.store import Store
 
 BEGIN, END = -1, -2  # where to reset a group to, beside a time
@@ -41,19 +46,27 @@ class Unfinished(NamedTuple):
 class Operator:
     """Topics and groups in an operator's hand. Belongs to the event loop."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._names = registry.names
-        self._store = registry.store
-        self._progress = Progress(registry)
-        self._procedures = Procedures(registry)
-        self.on_keep_changed: Callable[[], None] = lambda: None
-        self.is_job_running: Callable[[str], bool] = lambda _: False  # on the dead letters of a group
-        self.is_at_work = self._procedures.is_at_work
-
-    async def close(self) -> None:
-        """Stop what takes long; it goes on in the next run."""
-        await self._procedures.close()
+    def __init__(
+        self,
+        catalog: Catalog,
+        commits: Commits,
+        reader: Reader,
+        *,
+        subscriptions: Subscriptions,
+        procedures: Procedures,
+        dead_letters: DeadLetters,
+        retention: Retention,
+    ) -> None:
+        self._catalog = catalog
+        self._names = catalog.names
+        self._commits = commits
+        self._reader = reader
+        self._subscriptions = subscriptions
+        self._progress = procedures.progress
+        self._ledgers = subscriptions.ledgers
+        self._procedures = procedures
+        self._dead_letters = dead_letters
+        self._retention = retention
 
     # -- topics -------------------------------------------------------------------------------------------------------
 
@@ -66,8 +79,8 @@ class Operator:
         if name.startswith(DEAD_LETTER_PREFIX):
             raise Refused(Rule.TOPIC, "dead-letter queues are created when they are needed", value=name)
         _check_queues(queues, 0)
-        await self._registry.make_topic(name, queues, TopicSettings(message_type, keep.applied_to(AS_CONFIGURED)))
-        self.on_keep_changed()
+        await self._catalog.make_topic(name, queues, TopicSettings(message_type, keep.applied_to(AS_CONFIGURED)))
+        self._retention.look_again()
 
     async def set_topic(
         self, name: str, *, queues: int, settings: TopicSettings | None, keep: KeepChange = KEEP_STAYS
@@ -76,16 +89,16 @@ class Operator:
 
         Queues are only added: who reads the topic begins at the start of a new one, whatever the configuration says.
         """
-        topic = self._topic(name)
+        topic = self._catalog.known_topic(name)
         if topic.name.startswith(DEAD_LETTER_PREFIX) and (queues or settings is not None):
             raise Refused(
                 Rule.TOPIC, "a dead-letter queue stays as it is, but for how long it keeps letters", value=name
             )
         _check_queues(queues, topic.queues)
         groups = await self._progress.readers_of(topic)
-        while loading := [each for each in self._registry.subscribed_to(topic.topic_id) if not each.is_loaded.is_set()]:
+        while loading := [each for each in self._subscriptions.to(topic.topic_id) if not each.is_loaded.is_set()]:
             await loading[0].is_loaded.wait()
-        topic = self._topic(name)  # nothing is awaited from here on
+        topic = self._catalog.known_topic(name)  # nothing is awaited from here on
         _check_queues(queues, topic.queues)
         if queues > topic.queues and topic.holds & GROUPED:
             why = "it holds messages of message groups, which would go on in other queues and lose their order"
@@ -96,21 +109,21 @@ class Operator:
         changed = changed._replace(keep=keep.applied_to(changed.keep))
         ops = self._names.plan_change(changed)
         group_ids = {group.group_id for group in groups if group.name in self._names.groups}
-        loaded = self._registry.subscribed_to(topic.topic_id)
+        loaded = self._subscriptions.to(topic.topic_id)
         for group_id in sorted(group_ids | {found.group_id for found in loaded}):
             for queue_id in range(topic.queues, changed.queues):
                 event = subscribed_event(topic.topic_id, group_id, queue_id, 0)
                 ops += [*GroupQueue(group_id, topic.topic_id, queue_id).start_at(0), Emit(event, 0)]
-        done = self._registry.submit(ops)
+        done = self._commits.submit(ops)
         self._names.add_topic(changed)
         for found in loaded:
             found.grow(changed)
-        await self._registry.committed(done)
-        self.on_keep_changed()
+        await self._commits.committed(done)
+        self._retention.look_again()
 
     async def remove_topic(self, name: str, *, is_forced: bool) -> None:
         """Remove a topic with all that is in it or waits for it; unless forced, not if there is anything to lose."""
-        topic = self._topic(name)
+        topic = self._catalog.known_topic(name)
         if name.startswith(RETRY_PREFIX) or (name.startswith(DEAD_LETTER_PREFIX) and not self._names.is_left(topic)):
             raise Refused(
                 Rule.TOPIC,
@@ -122,16 +135,16 @@ class Operator:
             return
         if not is_forced:
             await self._check_empty(topic)
-            topic = self._topic(name)
+            topic = self._catalog.known_topic(name)
             self._names.forget(topic)  # what came since is seen by a second look, and nothing comes behind it
             try:
-                await self._registry.committed(self._registry.submit([]))
+                await self._commits.flush()
                 await self._check_empty(topic)
             except BaseException:
                 self._names.add_topic(topic)
                 self._names.free_name(topic)
                 raise
-        await self._procedures.remove(topic if not is_forced else self._topic(name))
+        await self._procedures.remove(topic if not is_forced else self._catalog.known_topic(name))
 
     async def _remove_letters(self, topic: Topic, *, is_forced: bool) -> None:
         """Remove the dead-letter queue of a group that is gone, with its ledger."""
@@ -139,18 +152,18 @@ class Operator:
         if left:
             why = f"{left} dead letters have no outcome; purge them, or force it to give them up"
             raise Refused(Rule.REQUEST, why, value=topic.name)
-        topic = self._topic(topic.name)  # nothing is awaited from here on
+        topic = self._catalog.known_topic(topic.name)  # nothing is awaited from here on
         if not self._names.is_left(topic):
             raise Refused(Rule.TOPIC, "its group was made anew", value=topic.name)
         self._check_no_job(topic.name.removeprefix(DEAD_LETTER_PREFIX))
         await self._procedures.remove(topic)
 
     async def _letters_left(self, topic: Topic) -> int:
-        ledger = await self._registry.ledger(topic.topic_id)
-        return await self._registry.reader.end(topic.topic_id, 0) - ledger.finished_count
+        ledger = await self._ledgers.load(topic.topic_id)
+        return await self._reader.end(topic.topic_id, 0) - ledger.finished_count
 
     def _check_no_job(self, group: str) -> None:
-        if self.is_job_running(group):
+        if self._dead_letters.is_at_work(group):
             raise Refused(Rule.REQUEST, "a job is at work on the group's dead letters; stop it first", value=group)
 
     async def _check_empty(self, topic: Topic) -> None:
@@ -164,7 +177,7 @@ class Operator:
 
     async def waiting(self, topic: Topic) -> int:
         """Return how many messages and half messages of a topic wait on the timeline."""
-        pending = await self._registry.reader.figures()
+        pending = await self._reader.figures()
         return pending.get(topic.topic_id, 0) + pending.get(half_scope(topic.topic_id), 0)
 
     async def readings(self, topic: Topic) -> list[Reading]:
@@ -178,7 +191,7 @@ class Operator:
 
     async def stored(self, topic: Topic) -> int:
         """Return how many messages lie in the queues of a topic."""
-        return await self._registry.reader.count(topic.topic_id, topic.queues)
+        return await self._reader.count(topic.topic_id, topic.queues)
 
     # -- groups -------------------------------------------------------------------------------------------------------
 
@@ -186,7 +199,7 @@ class Operator:
         """Make a group with the default policy."""
         if name in self._names.groups:
             raise Refused(Rule.REQUEST, "the consumer group exists already", value=name)
-        await self._registry.make_group(name)
+        await self._catalog.make_group(name)
 
     async def unread(self, group: Group) -> list[Unfinished]:
         """Return what a group has not finished, by topic; what comes back to it is included."""
@@ -200,18 +213,18 @@ class Operator:
         Its dead letters stay where they are, under its name, unless they are to go too: all of them, whoever of that
         name left them.
         """
-        group = self._group(name)
+        group = self._catalog.known_group(name)
         if name == GIVEN_UP_GROUP:
             raise Refused(Rule.GROUP, "this group is reserved for transactions that nobody decided", value=name)
         if not is_forced:
             facts = []
-            waiting = (await self._registry.reader.figures()).get(group.group_id, 0)
+            waiting = (await self._reader.figures()).get(group.group_id, 0)
             facts += [f"{waiting} retries wait"] if waiting else []
             facts += [f"{each.unread} of topic {each.topic!r} are unread" for each in await self.unread(group)]
             if facts:
                 why = f"the group still has work: {', '.join(facts)}; force it to give that up"
                 raise Refused(Rule.REQUEST, why)
-        group = self._group(name)  # nothing is awaited from here on
+        group = self._catalog.known_group(name)  # nothing is awaited from here on
         letters = self._names.topics.get(dead_letter_topic(name)) if with_dead_letters else None
         if letters is not None:
             self._check_no_job(name)
@@ -223,15 +236,17 @@ class Operator:
         Returns the offset in each queue. ``to`` is ``BEGIN``, ``END`` or epoch ms. What the group failed and waits, or
         is visible again, comes all the same.
         """
-        group, topic = self._group(group_name), self._topic(topic_name)
+        group, topic = self._catalog.known_group(group_name), self._catalog.known_topic(topic_name)
         if group not in await self._progress.readers_of(topic):
             raise Refused(Rule.NOT_FOUND, f"the group has never read topic {topic_name!r}", value=group_name)
-        reader = self._registry.reader
+        reader = self._reader
         ends = [await reader.end(topic.topic_id, queue_id) for queue_id in range(topic.queues)]
         first = [
             end if to == END else await self._offset_at(topic, queue_id, end, to) for queue_id, end in enumerate(ends)
         ]
-        await self._procedures.reset(self._topic(topic_name), self._group(group_name), first, ends)
+        await self._procedures.reset(
+            self._catalog.known_topic(topic_name), self._catalog.known_group(group_name), first, ends
+        )
         return tuple(first)
 
     async def _offset_at(self, topic: Topic, queue_id: int, end: int, at_ms: int) -> int:
@@ -242,19 +257,7 @@ class Operator:
             begin = begin_of(store, place, 0, end)
             return begin if at_ms == BEGIN else offset_stored_at(store, place, begin, end, at_ms)
 
-        return await self._registry.reader.run(find)
-
-    def _topic(self, name: str) -> Topic:
-        found = self._names.topics.get(name)
-        if found is None:
-            raise topic_unknown(name)
-        return found
-
-    def _group(self, name: str) -> Group:
-        found = self._names.groups.get(name)
-        if found is None:
-            raise group_unknown(name)
-        return found
+        return await self._reader.run(find)
 
 
 def _check_queues(queues: int, least: int) -> None:

@@ -8,11 +8,12 @@ from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Envelope, MessageType, pack_id
 from broker_adapter.topics import queue_of_message_group
 from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event
-from dmq.embedded.checks import CheckOptions, Checks
 from dmq.embedded.names import Names, Topic
 from dmq.errors import StoreCorrupt
 from dmq.store.ops import Append, HandOver, IfKnown, Schedule
-from dmq.store.record import (
+from dmq.store.schema.index import failed_id
+from dmq.store.schema.record import (
+    HALF_KINDS,
     WAITING_HEADER_BYTES,
     EntryKind,
     body_facts,
@@ -21,8 +22,6 @@ from dmq.store.record import (
     encode_body,
     encode_queued,
     encode_waiting,
-    failed_id,
-    half_body_at,
     history_bytes,
 )
 
@@ -30,17 +29,15 @@ from dmq.store.record import (
 SCHEDULED, QUEUED, DELIVERED = int(EventKind.SCHEDULED), int(EventKind.QUEUED), int(EventKind.DELIVERED)
 RETRIED, RETRY = int(EventKind.RETRIED), int(EntryKind.RETRY)
 DELAYED, DELAYED_FOR = int(EntryKind.DELAYED), int(EntryKind.DELAYED_FOR)
-_UNGROUPED = frozenset((RETRY, int(EntryKind.TRANSACTION), int(EntryKind.WHOLE_HALF)))
-CHECKS_DEFAULT = CheckOptions()
+_UNGROUPED = HALF_KINDS | {RETRY}
 _ANSWER = IfKnown.ANSWER  # a send that is repeated gets the first answer; what rides with it stands by itself
 
 
 class Placement:
     """Chooses queues: a message group always the same one, everything else round robin."""
 
-    def __init__(self, names: Names, checks: CheckOptions = CHECKS_DEFAULT) -> None:
+    def __init__(self, names: Names) -> None:
         self._names = names
-        self.checks = Checks(names, checks)  # what becomes of half messages instead
         self._turns: dict[int, int] = {}
 
     def accept(self, topic: Topic, envelope: Envelope, now_ms: int) -> Schedule | Append:
@@ -134,17 +131,6 @@ def _retry(  # noqa: PLR0917 - an entry, taken apart
     record = encode_queued(failed, now_ms, 0, body, has_history=True)
     event = encode_event(RETRIED, history.topic_id, group_id, LANE, failed + 1, due_ms, message_id)
     return HandOver(key, group_id, failed_id(message_id, history, failed), due_ms, lane_id, 0, record, event)
-
-
-def entry_id_of(value: bytes) -> bytes:
-    """Return the id under which the index knows a waiting entry of a daemon."""
-    entry, at = decode_waiting(value), WAITING_HEADER_BYTES
-    if entry.kind == RETRY:
-        history = decode_history(value, at)
-        return failed_id(body_facts(value[at + history_bytes(value, at) :])[0], history, entry.retry_count)
-    if entry.kind in {EntryKind.TRANSACTION, EntryKind.WHOLE_HALF}:
-        at = half_body_at(entry.kind)
-    return body_facts(value[at:])[0]
 
 
 def message_group_of(value: bytes) -> bytes:

@@ -4,8 +4,6 @@ A *procedure* is a row, written in one unit with what makes its subject invisibl
 subscription that is retired. Then it works in small units, each of which is whole in itself and only goes forward, and
 its last unit takes the row away. After a kill it begins again and finds what is left. One procedure runs at a time.
 
-    procedure row   version 1 | JSON: first and end, lists of offsets per queue, of a reset only
-
 What is taken out of a queue, off the timeline or out of a group's reach leaves the event that ends it (docs/TRAIL.md):
 a waiting message is RECALLED, a half message ROLLED_BACK, one that some group has not finished EXPIRED; what a group is
 made to leave is FILTERED, its waiting retries after they were moved to their lane.
@@ -14,48 +12,37 @@ made to leave is FILTERED, its waiting retries after they were moved to their la
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Sequence
-from typing import NamedTuple
 
 import structlog
 
 from broker_adapter.errors import BrokerError, Refused, Rule
 from broker_adapter.topics import DEAD_LETTER_PREFIX
 from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event, reset_event
-from dmq.embedded.checks import half_scope
+from dmq.embedded.commits import Commits, look_at
 from dmq.embedded.group_queue import GroupQueue
-from dmq.embedded.names import Group, Topic
-from dmq.embedded.offsets import PULLED, committed_key
+from dmq.embedded.names import Group, Names, Topic
 from dmq.embedded.progress import Progress
-from dmq.embedded.registry import Registry, look_at
+from dmq.embedded.reader import Reader
+from dmq.embedded.receipt import ReceiptHandles
 from dmq.embedded.subscription import Subscription
-from dmq.errors import StoreCorrupt, StoreError
-from dmq.store.keys import (
-    begin_key,
-    group_queue_range,
-    half_body_key,
-    pack_queue_key,
-    pack_timeline_key,
-    pack_u64,
-    procedure_key,
-    procedure_range,
-    queue_offset_of,
-    reset_key,
-    reset_range,
-    waiting_range,
-)
-from dmq.store.ops import Append, Delete, Emit, Family, Op, Put, Withdraw
-from dmq.store.record import (
+from dmq.embedded.subscriptions import Subscriptions
+from dmq.embedded.tail import Tails
+from dmq.errors import StoreError
+from dmq.store.ops import Append, Delete, Emit, Op, Put, Withdraw
+from dmq.store.schema import keys
+from dmq.store.schema.group import NO_GROUP, committed_key, group_queue_range
+from dmq.store.schema.index import decode_index, failed_topic_id
+from dmq.store.schema.keys import Family
+from dmq.store.schema.orders import Procedure, decode_procedure, encode_procedure
+from dmq.store.schema.record import (
+    HALF_KINDS,
     WAITING_HEADER_BYTES,
-    EntryKind,
     body_facts,
     decode_history,
-    decode_index,
     decode_queued,
     decode_waiting,
     encode_queued,
-    failed_topic_id,
     history_bytes,
 )
 
@@ -65,37 +52,38 @@ NOWHERE = 2**63 - 1  # the offset a removed group goes on from
 ROWS_PER_UNIT_MAX = 512
 BYTES_PER_UNIT_MAX = 4 * 1024 * 1024
 _FIRST_STEP = 16  # each may be 4 MiB in memory; how many come next is learnt from their size
-_CHORES_MAX = 1_000_000
+_PROCEDURES_MAX = 1_000_000
 _FAILED_PAUSE_S = 10.0
-_VERSION = b"\x01"
-
-
-class Procedure(NamedTuple):
-    """Remove topic (no group id) or group (no topic id), or let the group go on from ``first`` having left ``end``."""
-
-    topic_id: int
-    group_id: int
-    first: tuple[int, ...] = ()
-    end: tuple[int, ...] = ()
-
-    @property
-    def key(self) -> bytes:
-        """That of its row."""
-        return procedure_key(self.topic_id, self.group_id)
 
 
 class Procedures:
     """Orders and does them. Belongs to the event loop; what was ordered before goes on when it is made."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._names = registry.names
-        self._clock = registry.clock
-        self._progress = Progress(registry)
+    def __init__(
+        self,
+        names: Names,
+        commits: Commits,
+        reader: Reader,
+        *,
+        subscriptions: Subscriptions,
+        tails: Tails,
+        receipts: ReceiptHandles,
+    ) -> None:
+        self._names = names
+        self._commits = commits
+        self._reader = reader
+        self._subscriptions = subscriptions
+        self.progress = Progress(names, reader, subscriptions)
+        self._ledgers = subscriptions.ledgers
+        self._tails = tails
+        self._receipts = receipts
+        self._store = commits.store
+        self._clock = self._store.clock
         self._waiting: list[tuple[Procedure, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
-        for key, value in registry.store.scan(Family.META, *procedure_range(), limit=_CHORES_MAX).rows:
-            _ = self._begin(_decode(key, value))
+        orders = keys.meta_range(keys.META_PROCEDURE)
+        for key, value in self._store.scan(Family.META, *orders, limit=_PROCEDURES_MAX).rows:
+            _ = self._begin(decode_procedure(key, value))
 
     async def close(self) -> None:
         """Stop where it is; it goes on in the next run."""
@@ -117,14 +105,14 @@ class Procedures:
         ]
         ops: list[Op] = []
         for found, procedure in zip(subjects, procedures, strict=True):
-            ops += [*self._names.plan_removal(found), Put(Family.META, procedure.key, _VERSION + b"{}")]
-        ordered = self._registry.submit(ops)
+            ops += [*self._names.plan_removal(found), Put(Family.META, procedure.key, encode_procedure(procedure))]
+        ordered = self._commits.submit(ops)
         for found in subjects:
             self._names.forget(found)
         begun = [self._begin(procedure) for procedure in procedures]
-        await self._registry.committed(ordered)
+        await self._commits.committed(ordered)
         for done in begun:
-            await self._registry.wait(done)
+            await self._commits.wait(done)
 
     async def reset(self, topic: Topic, group: Group, first: Sequence[int], end: Sequence[int]) -> None:
         """Let a group leave all below ``end`` of each queue and go on from ``first``; done on return.
@@ -135,12 +123,12 @@ class Procedures:
         procedure = Procedure(topic.topic_id, group.group_id, tuple(first), tuple(end))
         if any(procedure.key == other.key for other, _ in self._waiting):
             raise Refused(Rule.REQUEST, "the group is being reset on this topic already", value=group.name)
-        plain = {"first": procedure.first, "end": procedure.end}
-        last = Put(Family.META, reset_key(group.group_id, topic.topic_id), pack_u64(self._registry.next_epoch()))
-        ordered = self._registry.submit([Put(Family.META, procedure.key, _VERSION + json.dumps(plain).encode()), last])
+        epoch = keys.pack_u64(self._receipts.next_epoch())
+        last = Put(Family.META, keys.reset_key(group.group_id, topic.topic_id), epoch)
+        ordered = self._commits.submit([Put(Family.META, procedure.key, encode_procedure(procedure)), last])
         done = self._begin(procedure)
-        await self._registry.committed(ordered)
-        await self._registry.wait(done)
+        await self._commits.committed(ordered)
+        await self._commits.wait(done)
 
     def _begin(self, procedure: Procedure) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -152,7 +140,7 @@ class Procedures:
                 names.topics_by_id[procedure.topic_id] if procedure.topic_id else names.groups_by_id[procedure.group_id]
             )
             names.removing.add((type(found), found.name))
-        self._registry.retire(procedure.topic_id, procedure.group_id, is_held=bool(procedure.first))
+        self._subscriptions.retire(procedure.topic_id, procedure.group_id, is_held=bool(procedure.first))
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run(), name="dmq-procedures")
         return done
@@ -164,14 +152,14 @@ class Procedures:
                 await (self._reset(procedure) if procedure.first else self._remove(procedure))
             except Exception as error:  # whatever it is: to end without a word would look like working
                 is_bug = not isinstance(error, BrokerError | StoreError)
-                log.error("chore_failed", procedure=procedure, error=str(error), exc_info=is_bug)  # noqa: TRY400
-                if self._registry.store.failure is not None:
+                log.error("procedure_failed", procedure=procedure, error=str(error), exc_info=is_bug)  # noqa: TRY400
+                if self._store.failure is not None:
                     if not done.done():
                         done.set_exception(error)
                     return
                 await asyncio.sleep(_FAILED_PAUSE_S)
                 continue
-            log.info("chore_done", topic=procedure.topic_id, group=procedure.group_id)
+            log.info("procedure_done", topic=procedure.topic_id, group=procedure.group_id)
             self._waiting.pop(0)
             if not done.done():
                 done.set_result(None)
@@ -180,50 +168,55 @@ class Procedures:
 
     async def _remove(self, procedure: Procedure) -> None:
         names = self._names
-        await self._registry.retired(procedure.topic_id, procedure.group_id)
+        await self._subscriptions.retired(procedure.topic_id, procedure.group_id)
         if procedure.topic_id:
             topic = names.topics_by_id[procedure.topic_id]
             await self._cancel(
-                half_scope(topic.topic_id), topic
+                keys.half_scope(topic.topic_id), topic
             )  # first: a commit that is under way adds to the others
             await self._cancel(topic.topic_id, topic)
-            groups = await self._progress.readers_of(topic)
+            groups = await self.progress.readers_of(topic)
             await self._leave_lanes(names.lanes_of(topic.topic_id))
             if topic.name.startswith(DEAD_LETTER_PREFIX):
                 await self._give_up_letters(topic)
             await self._empty(topic, groups)
             subject: Topic | Group = topic
             left = [Subscription(group.group_id, topic) for group in groups]
-            await self._commit([_progress_erased(PULLED, topic.topic_id, number) for number in range(topic.queues)])
-            await self._commit([Delete(Family.META, begin_key(topic.topic_id, each)) for each in range(topic.queues)])
-            await self._commit([Delete(Family.META, reset_key(group.group_id, topic.topic_id)) for group in groups])
+            await self._commit([_progress_erased(NO_GROUP, topic.topic_id, number) for number in range(topic.queues)])
+            await self._commit(
+                [Delete(Family.META, keys.begin_key(topic.topic_id, each)) for each in range(topic.queues)]
+            )
+            await self._commit(
+                [Delete(Family.META, keys.reset_key(group.group_id, topic.topic_id)) for group in groups]
+            )
         else:
             subject = group = names.groups_by_id[procedure.group_id]
             await self._leave_lanes(names.lanes_of(group.group_id))
-            left = [await self._progress.load(group.group_id, each) for each in await self._progress.topics_of(group)]
+            left = [await self.progress.load(group.group_id, each) for each in await self.progress.topics_of(group)]
             for found in left:
                 await self._leave(found, None)
             for each in list(names.topics.values()):
-                keys = [committed_key(each.topic_id, number, group.group_id) for number in range(each.queues)]
-                await self._commit([Delete(Family.GROUP, key) for key in keys])
-            await self._commit([Delete(Family.META, *reset_range(group.group_id))])
+                committed = [committed_key(each.topic_id, number, group.group_id) for number in range(each.queues)]
+                await self._commit([Delete(Family.GROUP, key) for key in committed])
+            await self._commit([Delete(Family.META, *keys.reset_range(group.group_id))])
         ops: list[Op] = [Delete(Family.META, procedure.key)]
         for queue in [queue for found in left for queue in found.queues]:
             ops.append(_progress_erased(queue.group_id, queue.topic_id, queue.queue_id))
             if not procedure.topic_id:  # what came behind the end that was left was never the group's
                 ops.append(Emit(reset_event(queue.topic_id, queue.group_id, queue.queue_id, queue.end), NOWHERE))
         if procedure.topic_id:  # of a dead-letter queue: which letters have an outcome, and which one
-            first, last = (group_queue_range(PULLED, procedure.topic_id, number) for number in (0, 0xFFFF))
+            first, last = (group_queue_range(NO_GROUP, procedure.topic_id, number) for number in (0, 0xFFFF))
             ops.append(Delete(Family.GROUP, first[0], last[1]))
         for key in names.lanes_of(procedure.topic_id or procedure.group_id):
             lane = names.lanes[key]
             ops.append(Delete(Family.QUEUE, *_queue_range(lane.topic_id, 0)))
-            ops.append(Delete(Family.META, begin_key(lane.topic_id, 0)))
+            ops.append(Delete(Family.META, keys.begin_key(lane.topic_id, 0)))
             ops.append(_progress_erased(key[0], lane.topic_id, 0))
             ops += names.drop_lane(key)
         await self._commit(ops)
-        self._registry.let_go(procedure.topic_id, procedure.group_id)
-        self._registry.ledgers.pop(procedure.topic_id, None)
+        self._subscriptions.let_go(procedure.topic_id, procedure.group_id)
+        self._ledgers.forget(procedure.topic_id)
+        self._tails.forget(procedure.topic_id)
         names.free_name(subject)
 
     async def _cancel(self, scope: int, topic: Topic) -> None:
@@ -232,11 +225,13 @@ class Procedures:
             ops: list[Op] = []
             for key, message_id, value in entries:
                 entry = decode_waiting(value)
-                is_half = entry.kind in {EntryKind.TRANSACTION, EntryKind.WHOLE_HALF}
+                is_half = entry.kind in HALF_KINDS
                 kind = EventKind.ROLLED_BACK if is_half else EventKind.RECALLED
                 time_ms = 0 if is_half else entry.deliver_at_ms
                 event = encode_event(kind, topic.topic_id, 0, NO_QUEUE, entry.retry_count, time_ms, message_id)
-                body = (Delete(Family.TIMELINE, half_body_key(int.from_bytes(key[8:], "big"))),) if is_half else ()
+                body = (
+                    (Delete(Family.TIMELINE, keys.half_body_key(keys.unpack_timeline_key(key)[1])),) if is_half else ()
+                )
                 ops.append(Withdraw(key, scope, message_id, entry.deliver_at_ms, body, event))
             await self._commit(ops)
 
@@ -245,16 +240,16 @@ class Procedures:
 
         What moves on meanwhile, because its time has come, is looked for again.
         """
-        start, stop = waiting_range(scope)
+        start, stop = keys.waiting_range(scope)
         step = _FIRST_STEP
         while True:
             await self._commit([])  # behind it, what the scheduler handed over before is gone from the index
-            rows = (await self._registry.reader.rows(Family.INDEX, start, stop, limit=step)).rows
+            rows = (await self._reader.rows(Family.INDEX, start, stop, limit=step)).rows
             if not rows:
                 return
             known = [(row[0][8:], decode_index(row[1])) for row in rows]
-            wanted = [pack_timeline_key(receipt.at_ms, receipt.sequence) for _, receipt in known]
-            values = await self._registry.reader.values(Family.TIMELINE, wanted)
+            wanted = [receipt.key for _, receipt in known]
+            values = await self._reader.values(Family.TIMELINE, wanted)
             found = [
                 (key, message_id, value)
                 for key, (message_id, _), value in zip(wanted, known, values, strict=True)
@@ -268,23 +263,23 @@ class Procedures:
         for group_id, topic_id in lanes:
             lane = self._names.lanes[group_id, topic_id]
             await self._move_retries(group_id, topic_id, lane.topic_id)
-            found = await self._progress.load(group_id, self._names.topics_by_id[topic_id])
+            found = await self.progress.load(group_id, self._names.topics_by_id[topic_id])
             assert found.lane is not None
             await self._leave_queue(found, found.lane, found.lane.end)
 
     async def _move_retries(self, group_id: int, topic_id: int, lane_id: int) -> None:
-        start, stop = waiting_range(group_id)
+        start, stop = keys.waiting_range(group_id)
         step = _FIRST_STEP
         while True:
-            found = await self._registry.reader.rows(Family.INDEX, start, stop, limit=ROWS_PER_UNIT_MAX)
+            found = await self._reader.rows(Family.INDEX, start, stop, limit=ROWS_PER_UNIT_MAX)
             own = [row for row in found.rows if failed_topic_id(row[0]) == topic_id]
             if not own and found.is_complete:
                 break
             start = found.rows[-1][0] + b"\0" if not own else start
             own = own[:step]
             known = [decode_index(value) for _, value in own]
-            wanted = [pack_timeline_key(each.at_ms, each.sequence) for each in known]
-            values = await self._registry.reader.values(Family.TIMELINE, wanted)
+            wanted = [each.key for each in known]
+            values = await self._reader.values(Family.TIMELINE, wanted)
             ops: list[Op] = []
             for key, (row, _), value in zip(wanted, own, values, strict=True):
                 if value is not None:
@@ -312,12 +307,12 @@ class Procedures:
         """Give every dead letter without an outcome its last one: it is PURGED. Their queue is emptied after."""
         group = self._names.group_of_letters(topic.name.removeprefix(DEAD_LETTER_PREFIX))
         group_id = group.group_id if group is not None else 0
-        ledger = await self._registry.ledger(topic.topic_id)
+        ledger = await self._ledgers.load(topic.topic_id)
         at, is_complete = ledger.floor, False
         while not is_complete:
-            found = await self._registry.reader.rows(
+            found = await self._reader.rows(
                 Family.QUEUE,
-                pack_queue_key(topic.topic_id, 0, at),
+                keys.pack_queue_key(topic.topic_id, 0, at),
                 _queue_range(topic.topic_id, 0)[1],
                 limit=ROWS_PER_UNIT_MAX,
                 bytes_max=BYTES_PER_UNIT_MAX,
@@ -326,7 +321,7 @@ class Procedures:
             ops: list[Op] = []
             ended: list[int] = []
             for key, value in found.rows:
-                at = queue_offset_of(key) + 1
+                at = keys.queue_offset_of(key) + 1
                 if ledger.is_finished(at - 1):
                     continue
                 record = decode_queued(value)
@@ -341,21 +336,21 @@ class Procedures:
 
     async def _empty(self, topic: Topic, groups: Sequence[Group]) -> None:
         """Delete all messages of a topic; those that some group has not finished, or that nobody reads, are EXPIRED."""
-        loaded = [await self._progress.load(group.group_id, topic) for group in groups]
+        loaded = [await self.progress.load(group.group_id, topic) for group in groups]
         for queue_id in range(topic.queues):
             progress = [found.queues[queue_id] for found in loaded]
             at = min((queue.floor for queue in progress), default=0)
             stop = _queue_range(topic.topic_id, queue_id)[1]
             is_complete = False
             while not is_complete:
-                start = pack_queue_key(topic.topic_id, queue_id, at)
-                found = await self._registry.reader.rows(
+                start = keys.pack_queue_key(topic.topic_id, queue_id, at)
+                found = await self._reader.rows(
                     Family.QUEUE, start, stop, limit=ROWS_PER_UNIT_MAX, bytes_max=BYTES_PER_UNIT_MAX
                 )
                 is_complete = found.is_complete
                 ops: list[Op] = []
                 for key, value in found.rows:
-                    offset = queue_offset_of(key)
+                    offset = keys.queue_offset_of(key)
                     if not progress or not all(queue.is_finished(offset) for queue in progress):
                         record = decode_queued(value)
                         event = encode_event(
@@ -364,20 +359,20 @@ class Procedures:
                         )
                         ops.append(Emit(event, offset))
                     at = offset + 1
-                first = pack_queue_key(topic.topic_id, queue_id, 0)
-                ops.append(Delete(Family.QUEUE, first, pack_queue_key(topic.topic_id, queue_id, at)))
+                first = keys.pack_queue_key(topic.topic_id, queue_id, 0)
+                ops.append(Delete(Family.QUEUE, first, keys.pack_queue_key(topic.topic_id, queue_id, at)))
                 await self._commit(ops)
 
     # -- leaving ------------------------------------------------------------------------------------------------------
 
     async def _reset(self, procedure: Procedure) -> None:
-        await self._registry.retired(procedure.topic_id, procedure.group_id)
+        await self._subscriptions.retired(procedure.topic_id, procedure.group_id)
         topic = self._names.topics_by_id[procedure.topic_id]
-        found = await self._progress.load(procedure.group_id, topic)
+        found = await self.progress.load(procedure.group_id, topic)
         # What came behind the order and was finished before it was durable comes again: it must be left as well.
         ends = [max(end, queue.end) for queue, end in zip(found.queues, procedure.end, strict=False)]
         await self._leave(found, ends)
-        begins = await self._registry.reader.begins(procedure.topic_id, len(found.queues))
+        begins = await self._reader.begins(procedure.topic_id, len(found.queues))
         ops: list[Op] = [Delete(Family.META, procedure.key)]
         for queue, at, end, begin in zip(found.queues, procedure.first, ends, begins, strict=False):
             first = max(at, begin)  # it may have moved since the order
@@ -386,7 +381,7 @@ class Procedures:
             event = reset_event(queue.topic_id, queue.group_id, queue.queue_id, end)
             ops.append(Emit(event, first))
         await self._commit(ops)
-        self._registry.let_go(procedure.topic_id, procedure.group_id)
+        self._subscriptions.let_go(procedure.topic_id, procedure.group_id)
 
     async def _leave(self, found: Subscription, ends: Sequence[int] | None) -> None:
         """Finish, for a group, what it has not finished of a topic's queues, up to their ends or the ``ends`` given."""
@@ -404,7 +399,7 @@ class Procedures:
                 at += 1
             if not offsets:  # nothing but what is finished: the floor's row follows late
                 break
-            records = await self._registry.reader.messages([(queue, offset) for offset in offsets])
+            records = await self._reader.messages([(queue, offset) for offset in offsets])
             ops: list[Op] = []
             for offset, record in zip(offsets, records, strict=True):
                 ops.append(Emit(found.event(EventKind.FILTERED, queue, 0, offset, record.message_id), offset))
@@ -413,7 +408,7 @@ class Procedures:
             await self._commit(ops)
 
     async def _commit(self, ops: Sequence[Op]) -> None:
-        await self._registry.committed(self._registry.submit(ops))
+        await self._commits.commit(ops)
 
 
 def _next_step(count: int, size: int) -> int:
@@ -422,20 +417,9 @@ def _next_step(count: int, size: int) -> int:
 
 
 def _queue_range(topic_id: int, queue_id: int) -> tuple[bytes, bytes]:
-    return pack_queue_key(topic_id, queue_id, 0), pack_queue_key(topic_id, queue_id + 1, 0)
+    return keys.pack_queue_key(topic_id, queue_id, 0), keys.pack_queue_key(topic_id, queue_id + 1, 0)
 
 
 def _progress_erased(group_id: int, topic_id: int, queue_id: int) -> Delete:
     start, stop = group_queue_range(group_id, topic_id, queue_id)
     return Delete(Family.GROUP, start, stop)
-
-
-def _decode(key: bytes, value: bytes) -> Procedure:
-    try:
-        if value[:1] != _VERSION:
-            raise ValueError("unknown version")
-        plain = json.loads(value[1:])
-        first, end = tuple(plain.get("first", ())), tuple(plain.get("end", ()))
-        return Procedure(int.from_bytes(key[1:5], "big"), int.from_bytes(key[5:9], "big"), first, end)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise StoreCorrupt(f"procedure {key[1:].hex()} cannot be read: {error}") from error

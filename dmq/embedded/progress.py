@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dmq.embedded.group_queue import GroupQueue
-from dmq.embedded.names import Group, Topic
-from dmq.embedded.registry import Registry
+from dmq.embedded.names import Group, Names, Topic
+from dmq.embedded.reader import Reader
 from dmq.embedded.subscription import Subscription
-from dmq.store.keys import group_queue_range
-from dmq.store.ops import Family
+from dmq.embedded.subscriptions import Subscriptions
+from dmq.store.schema.group import group_queue_range
+from dmq.store.schema.keys import Family
 
 
 class Progress:
     """Looks at the progress of groups. Belongs to the event loop."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._names = registry.names
+    def __init__(self, names: Names, reader: Reader, subscriptions: Subscriptions) -> None:
+        self._names = names
+        self._reader = reader
+        self._subscriptions = subscriptions
 
     async def readers_of(self, topic: Topic) -> list[Group]:
         """Return the groups that have progress on a topic: one seek per group that is known."""
@@ -37,12 +38,12 @@ class Progress:
         for group_id, topic_id in pairs:
             start = group_queue_range(group_id, topic_id, 0)[0]
             stop = group_queue_range(group_id, topic_id, 0xFFFF)[1]
-            found.append(bool((await self._registry.reader.rows(Family.GROUP, start, stop, limit=1)).rows))
+            found.append(bool((await self._reader.rows(Family.GROUP, start, stop, limit=1)).rows))
         return found
 
     async def unread(self, group: Group, topic: Topic) -> int:
         """Return how many messages of a topic a group has not finished, those that come back to it included."""
-        found = self._registry.subscriptions.get((group.group_id, topic.topic_id))
+        found = self._subscriptions.get(group.group_id, topic.topic_id)
         if found is None or not found.is_loaded.is_set():
             found = await self.load(group.group_id, topic)
         return sum(queue.end - queue.finished_count for queue in found.all_queues)
@@ -52,9 +53,9 @@ class Progress:
         found = Subscription(group_id, topic)
         lane = self._names.lanes.get((group_id, topic.topic_id))
         if lane is not None:
-            found.lane = GroupQueue(group_id, lane.topic_id, 0)
+            found.attach(lane.topic_id)
         queues = found.all_queues
-        for queue, (rows, begin, end) in zip(queues, await self._registry.reader.progress(queues), strict=True):
+        for queue, (rows, begin, end) in zip(queues, await self._reader.progress(queues), strict=True):
             queue.end = end
             queue.load(rows)
             queue.skip_to(begin)

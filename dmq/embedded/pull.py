@@ -12,19 +12,22 @@ from typing import NamedTuple
 
 from broker_adapter.adapter import Pulled, PulledMessage, QueueRange, TopicRoute
 from broker_adapter.adapter import Subscription as Wanted
-from broker_adapter.errors import Refused, Rule, topic_unknown
+from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import unpack_id
 from broker_adapter.topics import DEAD_LETTER_PREFIX
+from dmq.embedded.catalog import Catalog
+from dmq.embedded.commits import Commits
 from dmq.embedded.filters import Passes, filter_of
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.hand_out import LOOK_BYTES_MAX, LOOK_MAX, RECEIVE_BYTES_MAX, facts_of
+from dmq.embedded.ledgers import Ledgers
 from dmq.embedded.names import Names, Topic
 from dmq.embedded.offsets import Offsets
 from dmq.embedded.pull_members import Members, QueueLocks
 from dmq.embedded.queue_log import Place, begin_of, messages_from, offset_stored_at
-from dmq.embedded.registry import Registry
-from dmq.embedded.tail import Tail
-from dmq.store.record import QueuedMessage
+from dmq.embedded.reader import Reader
+from dmq.embedded.tail import Tail, Tails
+from dmq.store.schema.record import QueuedMessage
 
 PASSED_OVER_MAX = 4096  # messages that one pull looks at without finding one it wants
 _LOOK_FIRST = 32  # messages, if some of them may not be wanted
@@ -41,18 +44,21 @@ class _Queue(NamedTuple):
 class Pulls:
     """Serves those who read by offset. Belongs to the event loop."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._names = registry.names
-        self._clock = registry.clock
-        self._offsets = Offsets(registry)
-        self._members = Members(registry.clock)
-        self._locks = QueueLocks(registry.clock)
+    def __init__(self, catalog: Catalog, commits: Commits, reader: Reader, ledgers: Ledgers) -> None:
+        self._catalog = catalog
+        self._commits = commits
+        self._reader = reader
+        self._ledgers = ledgers
+        self.tails = Tails()
+        self.offsets = Offsets(catalog, commits, reader)
+        self._clock = commits.store.clock
+        self._members = Members(self._clock)
+        self._locks = QueueLocks(self._clock)
         self.pulled_total = 0
 
     async def route(self, topic: str) -> TopicRoute:
         """As ``PullBroker.route``."""
-        found = await self._registry.topic(topic)
+        found = await self._catalog.topic(topic)
         return TopicRoute(found.name, found.queues)
 
     # -- messages -----------------------------------------------------------------------------------------------------
@@ -70,7 +76,7 @@ class Pulls:
         while True:
             if at < tail.end:
                 rows = await self._look(queue, at, look)
-                chosen, at = _choose(self._names, queue, rows, passes, batch_max)
+                chosen, at = _choose(self._catalog.names, queue, rows, passes, batch_max)
                 passed_over += len(rows)
                 if chosen or passed_over >= PASSED_OVER_MAX:
                     self.pulled_total += len(chosen)
@@ -84,7 +90,7 @@ class Pulls:
 
     async def _look(self, queue: _Queue, at: int, look: int) -> list[tuple[int, QueuedMessage]]:
         place, end = queue.place, queue.tail.end
-        rows = await self._registry.reader.run(
+        rows = await self._reader.run(
             lambda store: messages_from(store, place, at, end, limit=look, bytes_max=LOOK_BYTES_MAX)
         )
         if not rows or rows[0][0] != at:
@@ -105,23 +111,21 @@ class Pulls:
         """As ``PullBroker.offset_at``."""
         queue = await self._queue(topic, queue_id)
         begin, end = await self._range(queue)
-        return await self._registry.reader.run(
-            lambda store: offset_stored_at(store, queue.place, begin, end, stored_at_ms)
-        )
+        return await self._reader.run(lambda store: offset_stored_at(store, queue.place, begin, end, stored_at_ms))
 
     async def committed_offset(self, group: str, topic: str, queue_id: int) -> int | None:
         """As ``PullBroker.committed_offset``."""
-        return await self._offsets.get(group, _place(self._topic(topic, queue_id), queue_id))
+        return await self.offsets.get(group, _place(self._topic(topic, queue_id), queue_id))
 
     async def commit_offset(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
         """As ``PullBroker.commit_offset``."""
         queue = await self._queue(topic, queue_id)
-        await self._offsets.set(group, queue.place, queue_offset, queue.tail.end)
+        await self.offsets.set(group, queue.place, queue_offset, queue.tail.end)
 
     async def _range(self, queue: _Queue) -> QueueRange:
         """Return what can be read now; the search for the begin goes on where the last one ended."""
         tail, end = queue.tail, queue.tail.end
-        begin = await self._registry.reader.run(lambda store: begin_of(store, queue.place, tail.begin, end))
+        begin = await self._reader.run(lambda store: begin_of(store, queue.place, tail.begin, end))
         tail.begin = max(tail.begin, begin)
         return QueueRange(begin, end)
 
@@ -153,9 +157,7 @@ class Pulls:
     # -- queues -------------------------------------------------------------------------------------------------------
 
     def _topic(self, name: str, queue_id: int) -> Topic:
-        topic = self._names.topics.get(name)
-        if topic is None:
-            raise topic_unknown(name)
+        topic = self._catalog.known_topic(name)
         if not 0 <= queue_id < topic.queues:
             raise Refused(Rule.REQUEST, f"{name} has no such queue", value=queue_id, limit=f"0..{topic.queues - 1}")
         return topic
@@ -163,14 +165,14 @@ class Pulls:
     async def _queue(self, name: str, queue_id: int) -> _Queue:
         topic = self._topic(name, queue_id)
         place = _place(topic, queue_id)
-        tail = self._registry.tails.setdefault(place, Tail())  # from here on it hears of new messages
+        tail = self.tails.of(place)  # from here on it hears of new messages
         if not tail.is_known:
-            end = await self._registry.reader.end(*place)
-            await self._registry.committed(self._registry.submit([]))  # behind it, what was read is durable
+            end = await self._reader.end(*place)
+            await self._commits.flush()  # behind it, what was read is durable
             tail.grew(end)
             tail.is_known = True
         is_letters = name.startswith(DEAD_LETTER_PREFIX)
-        return _Queue(place, tail, await self._registry.ledger(topic.topic_id) if is_letters else None)
+        return _Queue(place, tail, await self._ledgers.load(topic.topic_id) if is_letters else None)
 
 
 def _place(topic: Topic, queue_id: int) -> Place:

@@ -12,9 +12,10 @@ from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.recent import Recent
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.store.engine import Rows
-from dmq.store.keys import group_queue_range, pack_queue_key, pack_timeline_key
-from dmq.store.ops import EntryState, Family, Receipt
-from dmq.store.record import QueuedMessage, decode_queued
+from dmq.store.schema.group import group_queue_range
+from dmq.store.schema.index import EntryState, Receipt
+from dmq.store.schema.keys import Family, pack_queue_key
+from dmq.store.schema.record import QueuedMessage, decode_queued
 from dmq.store.store import Store
 
 _GROUP_ROWS_MAX = 1_000_000
@@ -86,7 +87,7 @@ class Reader:
             found = self._store.find(scope, message_id, with_withdrawn=True)
             if found is None or found.state is not EntryState.WAITING:
                 return found, None
-            (value,) = self._store.get_many(Family.TIMELINE, [pack_timeline_key(found.at_ms, found.sequence)])
+            (value,) = self._store.get_many(Family.TIMELINE, [found.key])
             return found, value
 
         return await self._in_thread(read)

@@ -6,14 +6,16 @@ means.
 
 from __future__ import annotations
 
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule, topic_unknown
+from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import RecallReceipt, unpack_id
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
+from dmq.embedded.catalog import Catalog
+from dmq.embedded.commits import Commits
 from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind, NotAHandle, read_handle
-from dmq.embedded.registry import Registry
-from dmq.store.keys import pack_timeline_key
-from dmq.store.ops import EntryState, Receipt, Withdraw
-from dmq.store.record import DELAYED_KINDS, decode_waiting
+from dmq.embedded.reader import Reader
+from dmq.store.ops import Withdraw
+from dmq.store.schema.index import EntryState, Receipt
+from dmq.store.schema.record import DELAYED_KINDS, decode_waiting
 from dmq.units import format_time
 
 _TRIES_MAX = 16  # an entry that moves on between two looks at it is looked for again
@@ -38,22 +40,23 @@ def decode_recall(text: str, handles: EntryHandles | None = None) -> EntryHandle
 class Recalls:
     """Recalls messages. Belongs to the event loop."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
+    def __init__(self, catalog: Catalog, commits: Commits, reader: Reader, handles: EntryHandles) -> None:
+        self._catalog = catalog
+        self._commits = commits
+        self._reader = reader
+        self._handles = handles
         self.recalled_total = 0
 
     async def recall(self, topic_name: str, text: str) -> RecallReceipt:
         """As ``PopBroker.recall``."""
-        handle = decode_recall(text, self._registry.entry_handles)
-        topic = self._registry.names.topics.get(topic_name)
-        if topic is None:
-            raise topic_unknown(topic_name)
+        handle = decode_recall(text, self._handles)
+        topic = self._catalog.known_topic(topic_name)
         if handle.topic != topic_name:
             why = f"the recall handle is of a message of topic {handle.topic!r}"
             raise Refused(Rule.REQUEST, why, value=topic_name)
         is_durable = False  # what was read last
         for _ in range(_TRIES_MAX):
-            found, value = await self._registry.reader.entry(topic.topic_id, handle.message_id)
+            found, value = await self._reader.entry(topic.topic_id, handle.message_id)
             if found is not None and found.sequence != handle.sequence:
                 found = None  # of a later message with the same id: the one of the handle is forgotten
             if found is not None and found.state is EntryState.WAITING:
@@ -67,7 +70,7 @@ class Recalls:
                 return _answer(handle, found)
             # What was read may not be durable yet; nor is it final: the entry may have been on its way from one row to
             # another. Behind this unit it is both.
-            await self._registry.committed(self._registry.submit([]))
+            await self._commits.flush()
             is_durable = True
         raise BrokerUnavailable("the message moves all the time")
 
@@ -77,9 +80,9 @@ class Recalls:
         assert entry.kind in DELAYED_KINDS, "the scope of a topic has no other entries"
         due_ms = entry.deliver_at_ms
         event = encode_event(EventKind.RECALLED, entry.topic_id, 0, NO_QUEUE, 0, due_ms, message_id)
-        key = pack_timeline_key(found.at_ms, found.sequence)
+        key = found.key
         op = Withdraw(key, scope, message_id, due_ms, event=event, is_remembered=True)
-        (told,) = await self._registry.committed(self._registry.submit([op]))
+        (told,) = await self._commits.commit([op])
         return RecallReceipt(unpack_id(message_id), told.at_ms) if told.state is EntryState.WITHDRAWN else None
 
 

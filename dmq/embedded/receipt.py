@@ -16,7 +16,7 @@ from hmac import compare_digest
 from typing import NamedTuple
 
 from broker_adapter.errors import Refused, Rule
-from dmq.store.identity import Identity
+from dmq.store.schema.identity import Identity
 
 _HEAD = struct.Struct(">BIIHQQH?Q")
 _HEAD_BYTES = _HEAD.size
@@ -47,11 +47,17 @@ def name_of(message_id: bytes) -> bytes:
 
 
 class ReceiptHandles:
-    """Writes the handles of one store, and reads no other ones."""
+    """Numbers hand-outs, writes their handles, and reads those of no other store."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, boot: int) -> None:
+        self.epoch = boot << 32  # of the last hand-out: greater than every one of an earlier run
         self._store = identity.number
         self._keyed = blake2b(key=identity.secret, digest_size=_CODE_BYTES, person=b"receipt handle")
+
+    def next_epoch(self) -> int:
+        """Return an epoch that no hand-out has."""
+        self.epoch += 1
+        return self.epoch
 
     def encode(self, receipt: Receipt) -> str:
         """Return the handle text."""

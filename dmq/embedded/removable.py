@@ -5,29 +5,25 @@ Nothing here grows with what lies in the queue.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from broker_adapter.limits import GROUPS_MAX
 from dmq.embedded.group_queue import GroupQueue
-from dmq.embedded.offsets import committed_range
+from dmq.embedded.offsets import NOBODY
 from dmq.embedded.queue_log import Place, begin_of, messages_from
 from dmq.errors import StoreCorrupt
-from dmq.store.keys import group_queue_range, pack_queue_key, unpack_u64
-from dmq.store.ops import Family
-from dmq.store.record import QUEUED_HEADER_BYTES, QueuedMessage, body_header_bytes, decode_queued, encode_history
+from dmq.store.schema.group import GROUPS_END, committed_range, group_queue_range, unpack_group_key
+from dmq.store.schema.keys import Family, pack_queue_key, unpack_u64
+from dmq.store.schema.record import QUEUED_HEADER_BYTES, QueuedMessage, body_header_bytes, decode_queued, encode_history
 from dmq.store.store import Store
 
-NOBODY = 2**64  # further than anybody reads
 ROWS_PER_STEP_MAX = 512
 BYTES_PER_STEP_MAX = 4 * 1024 * 1024
 _SAMPLES_MAX = 256
 _SAMPLED_BYTES_MAX = 8 * 1024 * 1024
 _GROUP_ROWS_MAX = 1_000_000
 _GOLDEN = 0.6180339887498949  # its multiples, without what is before the point, are spread evenly, however many
-_READER = struct.Struct(">II")
-_READERS_END = b"\xff\xff\xff\xff"  # what no group has for an id
 
 
 class Edges(NamedTuple):
@@ -86,14 +82,14 @@ def readers_from(store: Store, start: bytes, limit: int) -> tuple[set[tuple[int,
     Begins with group 1: 0 is who keeps account of dead letters and of committed offsets. One seek for each.
     """
     found: set[tuple[int, int]] = set()
-    start = start or _READER.pack(1, 0)
+    start = start or group_queue_range(1, 0, 0)[0]
     while len(found) < limit:
-        rows = store.scan(Family.GROUP, start, _READERS_END, limit=1).rows
+        rows = store.scan(Family.GROUP, start, GROUPS_END, limit=1).rows
         if not rows:
             return found, b""
-        group_id, topic_id = _READER.unpack_from(rows[0][0])
+        group_id, topic_id, *_ = unpack_group_key(rows[0][0])
         found.add((group_id, topic_id))
-        start = _READER.pack(group_id, topic_id + 1)
+        start = group_queue_range(group_id, topic_id + 1, 0)[0]
     return found, start
 
 

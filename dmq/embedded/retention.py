@@ -1,6 +1,6 @@
 """Retention: messages leave the front of a queue once they are old, or the topic is large, and nobody waits for them.
 
-One unit moves the durable *begin* of a queue over a few messages (``dmq.store.keys.begin_key``), deletes them, and
+One unit moves the durable *begin* of a queue over a few messages (``begin_key``), deletes them, and
 finishes them for groups that had not read them: before it they are all there, after it none is, and no offset is ever
 used again. A message that some group had not read, or that no group was there for, leaves an EXPIRED event; of one that
 was read, its end was told already. Ids stay known as long as they would have, so a repeated send is no new message.
@@ -15,7 +15,7 @@ It works in turns, each of a bounded number of units for a queue. Space comes ba
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -25,24 +25,30 @@ import structlog
 from broker_adapter.errors import BrokerError
 from broker_adapter.topics import DEAD_LETTER_PREFIX
 from dmq.audit.events import EventKind, encode_event
-from dmq.embedded.dead_letters import KIND_OUTCOME, OUTCOME_ROWS
+from dmq.embedded.commits import Commits
 from dmq.embedded.group_queue import GroupQueue
-from dmq.embedded.names import Topic
+from dmq.embedded.names import Names, Topic
+from dmq.embedded.offsets import NOBODY, Offsets
+from dmq.embedded.procedures import Procedures
 from dmq.embedded.queue_log import Place
-from dmq.embedded.registry import Registry
-from dmq.embedded.removable import NOBODY, Edges, Front, edges, finished, front, readers_from, size_of, sizes
-from dmq.embedded.subscription import Subscription
-from dmq.embedded.topic_settings import KEEP_ALL, Keep
+from dmq.embedded.reader import Reader
+from dmq.embedded.removable import Edges, Front, edges, finished, front, readers_from, size_of, sizes
+from dmq.embedded.subscription import SubscribedQueue, Subscription
+from dmq.embedded.subscriptions import Subscriptions
 from dmq.errors import StoreError
-from dmq.store.keys import begin_key, pack_group_key, pack_queue_key, pack_u64
-from dmq.store.ops import Delete, Emit, Family, Op, Put
-from dmq.store.record import QueuedMessage
+from dmq.store.ops import Delete, Emit, Op, Put
+from dmq.store.schema.group import outcome_key
+from dmq.store.schema.keys import Family, begin_key, pack_queue_key, pack_u64
+from dmq.store.schema.names import Keep
+from dmq.store.schema.record import QueuedMessage
 
 log = structlog.get_logger("dmq.embedded")
 
 STEPS_PER_TURN = 16  # of one queue
 RECLAIM_BYTES = 16 * 1024 * 1024  # removed before space is asked back,
 RECLAIM_SHARE = 20  # or this part of the tables, if it is more: they are written anew for it
+KEEP_ALL = Keep(0, 0, unread=True)  # what a dead-letter queue does unless it is told
+KEEP_DEFAULT = Keep(72 * 3_600_000, 0, unread=True)
 _PAIRS_PER_LOOK = 100
 _PAUSE_S_MIN, _PAUSE_S_MAX = 1.0, 60.0
 _PAUSE_S_SIZED = 5.0  # with a bound by size
@@ -77,12 +83,28 @@ class _Step(NamedTuple):
 class Retention:
     """Removes what need not be kept. Belongs to the event loop."""
 
-    def __init__(self, registry: Registry, keep: Keep, is_held: Callable[[Topic], bool]) -> None:
-        """``keep`` counts where a topic says nothing; topics of which ``is_held`` are left alone for now."""
-        self._registry = registry
-        self._clock = registry.clock
+    def __init__(
+        self,
+        names: Names,
+        commits: Commits,
+        reader: Reader,
+        *,
+        subscriptions: Subscriptions,
+        offsets: Offsets,
+        procedures: Procedures,
+        keep: Keep,
+    ) -> None:
+        """``keep`` counts where a topic says nothing; topics that a procedure is at work on are left alone."""
+        self._names = names
+        self._commits = commits
+        self._reader = reader
+        self._subscriptions = subscriptions
+        self._ledgers = subscriptions.ledgers
+        self._offsets = offsets
+        self._procedures = procedures
+        self._store = commits.store
+        self._clock = self._store.clock
         self._keep = keep
-        self._is_held = is_held
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._known: dict[int, set[int]] | None = None  # groups, by topic, that had progress when it began
@@ -116,13 +138,13 @@ class Retention:
             await self._nap()
             try:
                 removed = await self.turn()
-                enough = self._registry.store.engine_stats().table_bytes // RECLAIM_SHARE
+                enough = self._store.engine_stats().table_bytes // RECLAIM_SHARE
                 if self._removed_bytes >= max(RECLAIM_BYTES, enough):
                     await self.reclaim()
             except Exception as error:  # whatever it is: to end without a word would look like working
                 is_bug = not isinstance(error, BrokerError | StoreError)
                 log.error("retention_failed", error=str(error), exc_info=is_bug)  # noqa: TRY400
-                if self._registry.store.failure is not None:
+                if self._store.failure is not None:
                     return
                 self._has_more = False
                 continue
@@ -140,7 +162,7 @@ class Retention:
 
     def _pause_s(self) -> float:
         """Return how long it may take until somebody sees that a bound is passed."""
-        keeps = [self._keep, *map(self.keep_of, self._registry.names.topics.values())]  # topics come by being used
+        keeps = [self._keep, *map(self.keep_of, self._names.topics.values())]  # topics come by being used
         shortest_ms = min((keep.time_ms for keep in keeps if keep.time_ms), default=0)
         pauses = [_PAUSE_S_MAX]
         pauses += [shortest_ms / 1000 / _PAUSES_PER_TIME] if shortest_ms else []
@@ -152,18 +174,18 @@ class Retention:
         await self._look_for_readers()
         removed, self._has_more, self.held_queues = _NOTHING, False, 0
         oldest_ms: dict[str, int] = {}
-        for topic in list(self._registry.names.topics.values()):
+        for topic in list(self._names.topics.values()):
             try:
-                ends = await self._registry.reader.run(partial(edges, topic_id=topic.topic_id, queues=topic.queues))
+                ends = await self._reader.run(partial(edges, topic_id=topic.topic_id, queues=topic.queues))
                 removed = removed.plus(await self._shorten(topic, ends))
             except BrokerError as error:  # what cannot be read of one topic is no reason to keep the others
-                if self._registry.store.failure is not None:
+                if self._store.failure is not None:
                     raise
                 log.error("retention_failed", topic=topic.name, error=str(error))  # noqa: TRY400
             else:
                 if stored := [each.oldest_ms for each in ends if each.oldest_ms]:
                     oldest_ms[topic.name] = min(stored)
-        for key, lane in list(self._registry.names.lanes.items()):
+        for key, lane in list(self._names.lanes.items()):
             removed = removed.plus(await self._shorten_lane(key, lane))
         self.oldest_ms = oldest_ms
         return removed
@@ -173,7 +195,7 @@ class Retention:
         found = sorted(self._to_reclaim.items())
         ranges = [(pack_queue_key(*place, 0), pack_queue_key(*place, begin)) for place, begin in found]
         self._to_reclaim, self._removed_bytes = {}, 0
-        reclaim = partial(self._registry.store.reclaim, Family.QUEUE, ranges)
+        reclaim = partial(self._store.reclaim, Family.QUEUE, ranges)
         await asyncio.get_running_loop().run_in_executor(None, reclaim)
 
     async def _look_for_readers(self) -> None:
@@ -183,7 +205,7 @@ class Retention:
         known: dict[int, set[int]] = {}
         start, is_done = b"", False
         while not is_done:
-            found, start = await self._registry.reader.run(partial(readers_from, start=start, limit=_PAIRS_PER_LOOK))
+            found, start = await self._reader.run(partial(readers_from, start=start, limit=_PAIRS_PER_LOOK))
             for group_id, topic_id in found:
                 known.setdefault(topic_id, set()).add(group_id)
             is_done = not start
@@ -192,8 +214,8 @@ class Retention:
     def _known_in(self, topic: Topic) -> set[int]:
         """Return the groups that are known in a topic now."""
         assert self._known is not None, "look for them first"
-        groups = self._known.get(topic.topic_id, set()) | self._registry.readers.get(topic.topic_id, set())
-        names = self._registry.names
+        groups = self._known.get(topic.topic_id, set()) | self._subscriptions.readers_of(topic.topic_id)
+        names = self._names
         found = [group for each in groups if (group := names.groups_by_id.get(each)) is not None]
         return {group.group_id for group in found if group.name in names.groups}
 
@@ -224,7 +246,7 @@ class Retention:
         """Return by how much each queue is too large: its part of what the topic is."""
         if not keep.size_bytes:
             return [0] * len(ends)
-        found = await self._registry.reader.run(partial(sizes, topic_id=topic.topic_id, ends=ends))
+        found = await self._reader.run(partial(sizes, topic_id=topic.topic_id, ends=ends))
         total = sum(found)
         over_bytes = max(0, total - keep.size_bytes)
         return [-(-over_bytes * size // total) if total else 0 for size in found]
@@ -238,14 +260,13 @@ class Retention:
 
     async def _step(self, topic: Topic, place: Place, keep: Keep, over_bytes: int) -> _Step | None:
         """Take a little from the front of a queue, durable on return; ``None`` if nothing of it may go now."""
-        registry = self._registry
-        ledger = await registry.ledger(topic.topic_id) if topic.name.startswith(DEAD_LETTER_PREFIX) else None
+        ledger = await self._ledgers.load(topic.topic_id) if topic.name.startswith(DEAD_LETTER_PREFIX) else None
         asleep = self._known_in(topic) - {each.group_id for each in self._loaded(topic)}
-        registry.looked[place] = NOBODY
+        self._offsets.look(place)
         try:
-            found = await registry.reader.run(partial(front, place=place, groups=asleep))
+            found = await self._reader.run(partial(front, place=place, groups=asleep))
         finally:
-            pulled = registry.looked.pop(place)
+            pulled = self._offsets.looked(place)
         # Nothing is awaited from here on: who has read what, or has it in hand, is as it is until this is submitted.
         loaded = self._loaded(topic)
         if not self._is_free(topic) or not all(each.is_loaded.is_set() for each in loaded):
@@ -262,7 +283,7 @@ class Retention:
         if step is None:
             return None
         ops = step.ops
-        freed: list[tuple[Subscription, list[tuple[GroupQueue, int]]]] = []
+        freed: list[tuple[Subscription, list[tuple[SubscribedQueue, int]]]] = []
         for subscription in loaded:
             queue = subscription.queues[place.queue_id]
             ops += queue.skip_to(step.begin)
@@ -270,23 +291,23 @@ class Retention:
             freed += [(subscription, at)] if at else []
         if ledger is not None:
             ops += [*ledger.skip_to(step.begin), _outcomes_erased(place, step.begin)]
-        done = registry.submit(ops)
+        done = self._commits.submit(ops)
         self._note(place, step)
         for subscription, places in freed:
             subscription.release_after(done, places)
-        await registry.committed(done)
+        await self._commits.committed(done)
         return step
 
     def _loaded(self, topic: Topic) -> list[Subscription]:
-        return self._registry.subscribed_to(topic.topic_id)
+        return self._subscriptions.to(topic.topic_id)
 
     def _is_free(self, topic: Topic) -> bool:
         """Say whether a topic is there, and no operator's work is under way on it."""
-        known = self._registry.names.topics.get(topic.name)
-        return known is not None and known.topic_id == topic.topic_id and not self._is_held(topic)
+        known = self._names.topics.get(topic.name)
+        return known is not None and known.topic_id == topic.topic_id and not self._procedures.is_at_work(topic)
 
     def _note(self, place: Place, step: _Step) -> None:
-        self._registry.begins[place] = step.begin
+        self._subscriptions.shortened(place, step.begin)
         self.total = self.total.plus(step.removed)
         self._removed_bytes += step.removed.size_bytes
         self._to_reclaim[place] = step.begin
@@ -295,19 +316,19 @@ class Retention:
 
     async def _shorten_lane(self, key: tuple[int, int], lane: Topic) -> Removed:
         """Take away what the group of a lane has finished of it."""
-        registry, place = self._registry, Place(lane.topic_id, 0)
-        topic = registry.names.topics_by_id[key[1]]
-        known = registry.subscriptions.get(key)
+        place = Place(lane.topic_id, 0)
+        topic = self._names.topics_by_id[key[1]]
+        known = self._subscriptions.get(*key)
         if known is not None and (known.lane is None or not known.is_loaded.is_set()):
             return _NOTHING
         floor = known.lane.floor if known is not None and known.lane is not None else 0
-        found = await registry.reader.run(partial(finished, place=place, group_id=key[0], floor=floor))
+        found = await self._reader.run(partial(finished, place=place, group_id=key[0], floor=floor))
         if not self._is_free(topic) or found.begin == found.end:
             return _NOTHING
         step = _Step(found.end, Removed(0, 0, found.size_bytes, found.end - found.begin), _removal(place, *found[:2]))
-        done = registry.submit(step.ops)
+        done = self._commits.submit(step.ops)
         self._note(place, step)
-        await registry.committed(done)
+        await self._commits.committed(done)
         return step.removed
 
 
@@ -353,7 +374,7 @@ def _removal(place: Place, begin: int, new_begin: int) -> list[Op]:
 
 
 def _outcomes_erased(place: Place, stop: int) -> Delete:
-    first, last = (pack_group_key(0, place.topic_id, OUTCOME_ROWS, KIND_OUTCOME, offset) for offset in (0, stop))
+    first, last = (outcome_key(place.topic_id, offset) for offset in (0, stop))
     return Delete(Family.GROUP, first, last)
 
 

@@ -7,23 +7,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from broker_adapter.errors import Refused, Rule, group_unknown, topic_unknown
+from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import unpack_id
 from dmq.audit.events import LANE, EventKind, encode_event
+from dmq.embedded.catalog import Catalog
+from dmq.embedded.commits import Commits
 from dmq.embedded.failures import Failures
 from dmq.embedded.names import Group
-from dmq.embedded.registry import Registry
-from dmq.store.counts import BUCKET_MS
-from dmq.store.keys import pack_timeline_key, timeline_key, unpack_timeline_key
-from dmq.store.ops import Append, EntryState, Family, IfKnown, Op, Withdraw
-from dmq.store.record import (
+from dmq.store.ops import Append, IfKnown, Op, Withdraw
+from dmq.store.schema.counts import BUCKET_MS
+from dmq.store.schema.index import EntryState, failed_id
+from dmq.store.schema.keys import TIMELINE_END, Family, pack_timeline_key, timeline_key, unpack_timeline_key
+from dmq.store.schema.record import (
     WAITING_HEADER_BYTES,
     EntryKind,
     QueuedMessage,
     decode_queued,
     decode_waiting,
     encode_queued,
-    failed_id,
 )
 from dmq.store.store import Store
 from retry.policy import Reason
@@ -32,7 +33,6 @@ _ROWS_PER_SCAN = 1_000
 ROWS_PER_CALL_MAX = 20_000  # looked at by one call that lists retries
 BYTES_PER_CALL_MAX = 16 * 1024 * 1024
 ENTRIES_PER_UNIT_MAX = 32  # each may be 4 MiB in memory
-_END_OF_TIMELINE = b"\xff" * 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,20 +88,19 @@ class WaitingRetries:
     ``Refused`` for a group or a topic that does not exist, and for an entry that cannot be one.
     """
 
-    def __init__(self, registry: Registry, failures: Failures) -> None:
-        self._registry = registry
-        self._names = registry.names
-        self._store = registry.store
+    def __init__(self, catalog: Catalog, commits: Commits, failures: Failures) -> None:
+        self._catalog = catalog
+        self._names = catalog.names
+        self._commits = commits
+        self._store = commits.store
         self._failures = failures
 
     async def page(self, group: str, *, topic: str, token: str, limit: int) -> RetryPage:
         """Return waiting retries of a group in the order of their time."""
-        found = self._group(group)
+        found = self._catalog.known_group(group)
         topic_id = 0
         if topic:
-            if topic not in self._names.topics:
-                raise topic_unknown(topic)
-            topic_id = self._names.topics[topic].topic_id
+            topic_id = self._catalog.known_topic(topic).topic_id
         start = _key_of(token) if token else timeline_key(self._store.marks.low())
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(None, self._retries, found, topic_id, start, limit)
@@ -114,7 +113,7 @@ class WaitingRetries:
         while looked < ROWS_PER_CALL_MAX and size < BYTES_PER_CALL_MAX:
             at = next_of(self._store, group.group_id, at)
             rows = self._store.scan(
-                Family.TIMELINE, at, _END_OF_TIMELINE, limit=_ROWS_PER_SCAN, bytes_max=BYTES_PER_CALL_MAX - size
+                Family.TIMELINE, at, TIMELINE_END, limit=_ROWS_PER_SCAN, bytes_max=BYTES_PER_CALL_MAX - size
             )
             for key, value in rows.rows:
                 looked += 1
@@ -151,7 +150,7 @@ class WaitingRetries:
 
     async def run_now(self, group: str, entries: Sequence[str]) -> RetryOutcomes:
         """Make waiting retries visible at once, durable on return."""
-        found = self._group(group)
+        found = self._catalog.known_group(group)
 
         def moved(retry: _Retry) -> tuple[list[Op], list[Append]]:
             history = retry.message.history
@@ -171,7 +170,7 @@ class WaitingRetries:
 
     async def end(self, group: str, entries: Sequence[str]) -> RetryOutcomes:
         """Send waiting retries to the group's dead-letter queue, durable on return."""
-        found = self._group(group)
+        found = self._catalog.known_group(group)
 
         def ended(retry: _Retry) -> tuple[list[Op], list[Append]]:
             history = retry.message.history
@@ -211,14 +210,8 @@ class WaitingRetries:
                 Withdraw(key, group.group_id, retry_id, entry.deliver_at_ms, tuple(then), if_gone=IfKnown.ANSWER)
             )
         # Also with nothing to write: what is gone may be so by a unit that is not durable yet.
-        receipts = await self._registry.committed(self._registry.submit(ops))
+        receipts = await self._commits.commit(ops)
         return sum(receipt.state is EntryState.WITHDRAWN for receipt in receipts)
-
-    def _group(self, name: str) -> Group:
-        group = self._names.groups.get(name)
-        if group is None:
-            raise group_unknown(name)
-        return group
 
 
 def next_of(store: Store, scope: int, at: bytes) -> bytes:
@@ -228,7 +221,7 @@ def next_of(store: Store, scope: int, at: bytes) -> bytes:
         return at
     following = store.due_counts(scope, at_ms, 2**53, limit=1)
     if not following:
-        return _END_OF_TIMELINE[:16]
+        return TIMELINE_END[:16]
     return max(at, pack_timeline_key(following[0].until_ms - BUCKET_MS, 0))
 
 

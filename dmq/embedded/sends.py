@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from broker_adapter.deferred import Deferred
 from broker_adapter.errors import BrokerUnavailable, Overloaded
 from broker_adapter.message import Envelope, SendReceipt
+from dmq.embedded.catalog import Catalog
+from dmq.embedded.commits import Commits
 from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind
-from dmq.embedded.names import GROUPED, PLAIN
 from dmq.embedded.placement import Placement, wrong_type
-from dmq.embedded.registry import Registry
 from dmq.store.commit import Unit
-from dmq.store.ops import Append, EntryState, Schedule
-from dmq.store.ops import Receipt as Stored
+from dmq.store.ops import Append, Schedule
+from dmq.store.schema.index import EntryState
+from dmq.store.schema.index import Receipt as Stored
+from dmq.store.schema.names import GROUPED, PLAIN
 
 RECALL = HandleKind.RECALL  # an enum's member, looked up once
 
@@ -21,14 +23,17 @@ RECALL = HandleKind.RECALL  # an enum's member, looked up once
 class Sends:
     """Sends messages to topics, and counts them."""
 
-    def __init__(self, registry: Registry, placement: Placement) -> None:
+    def __init__(self, catalog: Catalog, commits: Commits, placement: Placement, handles: EntryHandles) -> None:
         self.accepted_total = 0  # messages, without those that were known already
         self.repeated_total = 0
         self.refused_total = 0  # because a bound is reached
-        self._registry = registry
-        self._names = registry.names
+        self._catalog = catalog
+        self._names = catalog.names
+        self._commits = commits
         self._placement = placement
-        self._clock = registry.store.clock
+        self._handles = handles
+        self._store = commits.store
+        self._clock = self._store.clock
 
     def count_refused(self, messages: int) -> None:
         """Count messages that another path refused because a bound is reached."""
@@ -36,7 +41,7 @@ class Sends:
 
     def send(self, envelopes: Sequence[Envelope]) -> Deferred[Sequence[SendReceipt]]:
         """As ``PopBroker.send``."""
-        if self._registry.store.is_disk_low():
+        if self._store.is_disk_low():
             self.refused_total += len(envelopes)
             raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
         topics = self._names.topics
@@ -48,7 +53,7 @@ class Sends:
     async def _send_to_new(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:
         for envelope in envelopes:
             if envelope.topic not in self._names.topics:
-                await self._registry.topic(envelope.topic)
+                await self._catalog.topic(envelope.topic)
         return await self._send(envelopes)
 
     def _send(self, envelopes: Sequence[Envelope]) -> Deferred[Sequence[SendReceipt]]:
@@ -57,7 +62,7 @@ class Sends:
         ops: list[Schedule | Append] = []
         taken: dict[str, int] = {}
         for envelope in envelopes:  # a topic that was removed meanwhile takes nothing
-            topic = topics.get(envelope.topic) or self._registry.known_topic(envelope.topic)
+            topic = topics.get(envelope.topic) or self._catalog.known_topic(envelope.topic)
             if topic.message_type is not None and topic.message_type is not envelope.message_type:
                 raise wrong_type(topic, envelope.message_type)
             holds = GROUPED if envelope.message_group else PLAIN
@@ -72,7 +77,7 @@ class Sends:
                 sent.fail(BrokerUnavailable(str(unit.error)))
                 return
             # The receipts of ``more`` come last.
-            handles = self._registry.entry_handles
+            handles = self._handles
             receipts = [_receipt(handles, *each) for each in zip(envelopes, ops, unit.receipts, strict=False)]
             repeated = sum(receipt.repeated for receipt in receipts)
             self.repeated_total += repeated
@@ -80,7 +85,7 @@ class Sends:
             sent.settle(receipts)
 
         try:
-            self._registry.submit_then([*ops, *more], settle)
+            self._commits.submit_then([*ops, *more], settle)
         except Overloaded:
             self.refused_total += len(envelopes)
             raise

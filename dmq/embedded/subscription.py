@@ -12,6 +12,14 @@ from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.names import Topic
 
 
+class SubscribedQueue(GroupQueue):
+    """A group's progress on a queue of its subscription."""
+
+    def __init__(self, subscription: Subscription, topic_id: int, queue_id: int) -> None:
+        super().__init__(subscription.group_id, topic_id, queue_id)
+        self.subscription = subscription
+
+
 class Subscription:
     """State of (group, topic); belongs to the event loop.
 
@@ -22,28 +30,33 @@ class Subscription:
     def __init__(self, group_id: int, topic: Topic) -> None:
         self.group_id = group_id
         self.topic = topic
-        self.queues = [GroupQueue(group_id, topic.topic_id, number) for number in range(topic.queues)]
-        self.lane: GroupQueue | None = None
+        self.queues = [SubscribedQueue(self, topic.topic_id, number) for number in range(topic.queues)]
+        self.lane: SubscribedQueue | None = None
         self.is_loaded = asyncio.Event()
-        self.is_retired = False  # its topic or group was removed, or its progress set anew: see ``Registry.successor``
+        self.is_retired = (
+            False  # its topic or group was removed, or its progress set anew: see ``Subscriptions.successor``
+        )
         self.reset_epoch = 0  # of the last hand-out before it was set back or forth
         self._turn = 0
         self._waiters: deque[tuple[int, asyncio.Future[bool]]] = deque()
 
     @property
-    def all_queues(self) -> list[GroupQueue]:
+    def all_queues(self) -> list[SubscribedQueue]:
         """The topic's queues, and the lane."""
         return self.queues if self.lane is None else [*self.queues, self.lane]
 
-    def attach(self, lane: GroupQueue) -> GroupQueue:
+    def attach(self, lane_id: int) -> SubscribedQueue:
         """Take in the lane. Of a message group that lies there and in a queue, one message goes out at a time."""
-        self.lane = lane
+        self.lane = lane = SubscribedQueue(self, lane_id, 0)
+        self._keep_apart(lane)
+        return lane
+
+    def _keep_apart(self, lane: SubscribedQueue) -> None:
         lane.beside = self.queues
         for queue in self.queues:
             queue.beside = (lane,)
-        return lane
 
-    def queue_at(self, topic_id: int, queue_id: int) -> GroupQueue | None:
+    def queue_at(self, topic_id: int, queue_id: int) -> SubscribedQueue | None:
         """Return the queue of a handle or of a message that arrived."""
         if self.lane is not None and topic_id == self.lane.topic_id:
             return self.lane
@@ -58,7 +71,7 @@ class Subscription:
         number = self.number_of(queue)
         return encode_event(kind, self.topic.topic_id, self.group_id, number, attempt, time_ms, message_id)
 
-    def release_after(self, done: asyncio.Future[Any], places: Iterable[tuple[GroupQueue, int]]) -> None:
+    def release_after(self, done: asyncio.Future[Any], places: Iterable[tuple[SubscribedQueue, int]]) -> None:
         """Let go of finished offsets once that is durable, and wake who can use what that sets free; never, if not."""
 
         def settle(written: asyncio.Future[Any]) -> None:
@@ -70,7 +83,7 @@ class Subscription:
 
         done.add_done_callback(settle)
 
-    def choose(self, queue_id: int) -> Sequence[GroupQueue]:
+    def choose(self, queue_id: int) -> Sequence[SubscribedQueue]:
         """Return the queues a receive looks at: the one asked for, or all, starting with another one each time."""
         if queue_id >= 0:
             return self._wanted(queue_id)
@@ -83,7 +96,7 @@ class Subscription:
         queues = self.all_queues if queue_id < 0 else self._wanted(queue_id)
         return any(queue.has_available() for queue in queues)
 
-    def _wanted(self, queue_id: int) -> list[GroupQueue]:
+    def _wanted(self, queue_id: int) -> list[SubscribedQueue]:
         if queue_id == 0 and self.lane is not None:
             return [self.lane, self.queues[0]]
         return [self.queues[queue_id]]
@@ -126,9 +139,9 @@ class Subscription:
     def grow(self, topic: Topic) -> None:
         """Take in the queues that were added to the topic, and whatever else of it was changed."""
         self.topic = topic
-        self.queues += [GroupQueue(self.group_id, topic.topic_id, n) for n in range(len(self.queues), topic.queues)]
+        self.queues += [SubscribedQueue(self, topic.topic_id, n) for n in range(len(self.queues), topic.queues)]
         if self.lane is not None:
-            self.attach(self.lane)
+            self._keep_apart(self.lane)
 
     def retire(self) -> None:
         """Stop handing out and void all leases; receives that wait are woken, and end."""

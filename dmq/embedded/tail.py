@@ -1,8 +1,11 @@
-"""The end of one queue, for those who read by offset: unlike receives, they do not share what arrives."""
+"""The ends of queues, for those who read by offset: unlike receives, they do not share what arrives."""
 
 from __future__ import annotations
 
 import asyncio
+
+from dmq.embedded.queue_log import Place
+from dmq.store.ops import Appended
 
 
 class Tail:
@@ -41,3 +44,29 @@ class Tail:
             await asyncio.wait((woken,), timeout=timeout_s)
         finally:
             self._waiters.discard(woken)
+
+
+class Tails:
+    """The tails of the queues that are pulled from. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._by_place: dict[Place, Tail] = {}
+
+    def of(self, place: Place) -> Tail:
+        """Return the tail of a queue, which hears of new messages from here on."""
+        return self._by_place.setdefault(place, Tail())
+
+    def on_appended(self, appended: Appended) -> None:
+        """Tell who waits that queues have grown."""
+        for place, growth in appended.items():
+            if (tail := self._by_place.get(Place(*place))) is not None:
+                tail.grew(growth.end)
+
+    def forget(self, topic_id: int) -> None:
+        """Drop the tails of a topic that is gone."""
+        self._by_place = {place: tail for place, tail in self._by_place.items() if place.topic_id != topic_id}
+
+    @property
+    def waiting(self) -> int:
+        """How many wait, at all of them."""
+        return sum(tail.waiting for tail in self._by_place.values())

@@ -15,20 +15,24 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule, topic_unknown
+from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.limits import DELIVER_AT_MS_MAX
 from broker_adapter.message import MessageType, pack_id
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.transactions import Check, Checker, Half, HalfReceipt
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
-from dmq.embedded.checks import GIVEN_UP_GROUP, Checks, half_scope
+from dmq.embedded.catalog import Catalog
+from dmq.embedded.checks import GIVEN_UP_GROUP, Checks
+from dmq.embedded.commits import Commits
 from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind, NotAHandle
-from dmq.embedded.names import PLAIN, Topic
+from dmq.embedded.names import Topic
 from dmq.embedded.placement import Placement, wrong_type
-from dmq.embedded.registry import Registry
-from dmq.store.keys import half_body_key, pack_timeline_key
-from dmq.store.ops import Delete, EntryState, Family, IfKnown, Op, Receipt, Schedule, Withdraw
-from dmq.store.record import (
+from dmq.embedded.reader import Reader
+from dmq.store.ops import Delete, IfKnown, Op, Schedule, Withdraw
+from dmq.store.schema.index import EntryState, Receipt
+from dmq.store.schema.keys import Family, half_body_key, half_scope
+from dmq.store.schema.names import PLAIN
+from dmq.store.schema.record import (
     EntryKind,
     HalfRow,
     Terms,
@@ -51,19 +55,30 @@ class Transactions:
     """Accepts half messages and decides them. Belongs to the event loop."""
 
     def __init__(
-        self, registry: Registry, placement: Placement, *, on_refused: Callable[[int], None] = lambda _: None
+        self,
+        catalog: Catalog,
+        commits: Commits,
+        reader: Reader,
+        *,
+        placement: Placement,
+        checks: Checks,
+        handles: EntryHandles,
+        on_refused: Callable[[int], None],
     ) -> None:
-        self._registry = registry
-        self._names = registry.names
-        self._clock = registry.clock
+        """``on_refused`` is told how many half messages were refused because a bound is reached."""
+        self._catalog = catalog
+        self._names = catalog.names
+        self._commits = commits
+        self._reader = reader
         self._placement = placement
+        self._checks = checks
+        self._handles = handles
         self._on_refused = on_refused
-        self._checks: Checks = placement.checks
+        self._store = commits.store
+        self._clock = self._store.clock
         self._checker: Checker | None = None
         self._loop = asyncio.get_running_loop()
         self._asking: set[asyncio.Task[None]] = set()
-        self._checks.on_checks = self._on_checks
-        self._checks.handles = self._handles = registry.entry_handles
         self.accepted_total = 0
         self.committed_total = 0
         self.rolled_back_total = 0
@@ -72,7 +87,7 @@ class Transactions:
     def attach(self, checker: Checker) -> None:
         """As ``TransactionalBroker.attach``."""
         self._checker = checker
-        self._checks.is_live = checker.is_live
+        self._checks.attach(is_live=checker.is_live, ask=self._on_checks)
 
     async def close(self) -> None:
         """Stop asking; what was counted and not asked is asked in the next run."""
@@ -84,26 +99,26 @@ class Transactions:
 
     async def prepare(self, halves: Sequence[Half]) -> Sequence[HalfReceipt]:
         """As ``TransactionalBroker.prepare``."""
-        if self._registry.store.is_disk_low():
+        if self._store.is_disk_low():
             self._on_refused(len(halves))
             raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
         await self._make_place_for_given_up()
         now_ms = self._clock.now_ms()
         for half in halves:
-            await self._registry.topic(half.envelope.topic)
-        topics = [self._registry.known_topic(half.envelope.topic) for half in halves]
+            await self._catalog.topic(half.envelope.topic)
+        topics = [self._catalog.known_topic(half.envelope.topic) for half in halves]
         for topic in topics:
             if topic.message_type not in {None, MessageType.TRANSACTION}:
                 raise wrong_type(topic, MessageType.TRANSACTION)
         ops: list[Op] = [self._accept(topic, half, now_ms) for topic, half in zip(topics, halves, strict=True)]
         changed, more = self._names.plan_first({topic.name: PLAIN for topic in topics})
         try:
-            done = self._registry.submit([*ops, *more], is_urgent=False)
+            done = self._commits.submit([*ops, *more], is_urgent=False)
         except Overloaded:
             self._on_refused(len(halves))
             raise
         self._names.change_topics(changed)
-        receipts = (await self._registry.committed(done))[: len(halves)]
+        receipts = (await self._commits.committed(done))[: len(halves)]
         self.accepted_total += sum(not receipt.repeated for receipt in receipts)
         return [_receipt(self._handles, half, receipt) for half, receipt in zip(halves, receipts, strict=True)]
 
@@ -111,8 +126,8 @@ class Transactions:
         """The scheduler cannot make names, and must find these: they are there before the first half message is."""
         if dead_letter_topic(GIVEN_UP_GROUP) not in self._names.topics or GIVEN_UP_GROUP not in self._names.groups:
             if GIVEN_UP_GROUP not in self._names.groups:
-                await self._registry.make_group(GIVEN_UP_GROUP)
-            await self._registry.topic(dead_letter_topic(GIVEN_UP_GROUP))
+                await self._catalog.make_group(GIVEN_UP_GROUP)
+            await self._catalog.topic(dead_letter_topic(GIVEN_UP_GROUP))
 
     def _accept(self, topic: Topic, half: Half, now_ms: int) -> Schedule:
         envelope, scope = half.envelope, half_scope(topic.topic_id)
@@ -150,12 +165,10 @@ class Transactions:
         if transaction.topic != topic_name:
             why = f"it is of a message of topic {transaction.topic!r}"
             raise Refused(Rule.TRANSACTION_ID, why, value=topic_name)
-        topic = self._names.topics.get(topic_name)
-        if topic is None:
-            raise topic_unknown(topic_name)
+        topic = self._catalog.known_topic(topic_name)
         is_durable = False  # what was read last
         for _ in range(_TRIES_MAX):
-            found, value = await self._registry.reader.entry(half_scope(topic.topic_id), transaction.message_id)
+            found, value = await self._reader.entry(half_scope(topic.topic_id), transaction.message_id)
             if found is not None and found.sequence != transaction.sequence:
                 found = None  # of a later message with the same id: the one of the handle is forgotten
             if found is not None and found.state is EntryState.WAITING:
@@ -164,12 +177,12 @@ class Transactions:
                 half = decode_half(value)
                 body = half.body
                 if body is None and wanted is EntryState.COMMITTED:
-                    (row,) = await self._registry.reader.values(Family.TIMELINE, [half_body_key(found.sequence)])
+                    (row,) = await self._reader.values(Family.TIMELINE, [half_body_key(found.sequence)])
                     if row is None:  # decided meanwhile
                         continue
                     body = decode_half_body(row)
-                op = make(topic, transaction, pack_timeline_key(found.at_ms, found.sequence), half, body or b"")
-                told = (await self._registry.committed(self._registry.submit([op])))[0]
+                op = make(topic, transaction, found.key, half, body or b"")
+                told = (await self._commits.commit([op]))[0]
                 if told.state is EntryState.WITHDRAWN:
                     return True
             elif is_durable:
@@ -177,7 +190,7 @@ class Transactions:
                 return False
             # What was read may not be durable yet; nor is it final: the entry may have been on its way from one row to
             # another. Behind this unit it is both.
-            await self._registry.committed(self._registry.submit([]))
+            await self._commits.flush()
             is_durable = True
         raise BrokerUnavailable("the half message moves all the time")
 

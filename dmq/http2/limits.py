@@ -51,7 +51,7 @@ class Limits:
     stream_window: int = 1 * MIB
     connection_window: int = 16 * MIB
     unsent_high: int = 256 * KIB  # the socket's buffer in this process, above which writing pauses
-    chores_unsent_max: int = 256 * KIB  # answers to the peer's PINGs and the like while it does not read
+    control_unsent_max: int = 256 * KIB  # answers to the peer's PINGs and the like while it does not read
 
     request_s: float = 30.0  # for a request to become whole, and for an answer to be taken; more if bytes keep moving
     operator_s: float = 2.0  # until a connection of the reserve has been called on by one of them

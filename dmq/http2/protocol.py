@@ -391,7 +391,7 @@ class ClientProtocol(asyncio.Protocol):
         is_over = self.connection.is_over
         if self._out.is_paused and not is_over:
             # What is queued now are answers to PINGs and the like: read no more of them from one who does not read.
-            if self._is_reading and self._out.part_bytes > self._host.limits.chores_unsent_max:
+            if self._is_reading and self._out.part_bytes > self._host.limits.control_unsent_max:
                 self._is_reading = False
                 self._transport.pause_reading()
             return

@@ -12,19 +12,23 @@ first one is, is a row: a kill repeats at most what it finds done.
 
 from __future__ import annotations
 
-import struct
-from typing import NamedTuple
-
 import structlog
 
 from broker_adapter.message import pack_id
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
-from dmq.embedded.placement import entry_id_of
-from dmq.errors import StoreCorrupt
-from dmq.store.believed import STEP_MS, ClockNews, News, encode_clock
-from dmq.store.keys import META_CLOCK, META_MOVES, timeline_key, timeline_mark
-from dmq.store.ops import Delete, Emit, Family, IfKnown, Op, Put, Reschedule
-from dmq.store.record import WAITING_HEADER_BYTES, EntryKind, WaitingEntry, decode_waiting, encode_waiting
+from dmq.store.believed import STEP_MS, ClockNews, News
+from dmq.store.ops import Delete, Emit, IfKnown, Op, Put, Reschedule
+from dmq.store.schema.clock import Move, decode_moves, encode_clock, encode_moves
+from dmq.store.schema.index import ids_of
+from dmq.store.schema.keys import META_CLOCK, META_MOVES, TIMELINE_END, Family, timeline_key, timeline_mark
+from dmq.store.schema.record import (
+    HALF_KINDS,
+    WAITING_HEADER_BYTES,
+    EntryKind,
+    WaitingEntry,
+    decode_waiting,
+    encode_waiting,
+)
 from dmq.store.store import Store
 
 log = structlog.get_logger("dmq.scheduler")
@@ -32,17 +36,7 @@ log = structlog.get_logger("dmq.scheduler")
 ROWS_PER_TURN = 512
 BYTES_PER_TURN = 2 * 1024 * 1024
 _MOVES_MAX = 64  # beyond it the newest steps wait for nothing: the oldest ones are the furthest
-_MOVE = struct.Struct(">Q16s")
-_END_OF_TIMELINE = b"\xff" * 17
 _RELATIVE = frozenset((int(EntryKind.RETRY), int(EntryKind.DELAYED_FOR)))
-_HALVES = frozenset((int(EntryKind.TRANSACTION), int(EntryKind.WHOLE_HALF)))
-
-
-class Move(NamedTuple):
-    """A step back by ``by_ms`` whose delays are moved; the timeline below ``mark`` was gone through."""
-
-    by_ms: int
-    mark: int
 
 
 class Moves:
@@ -64,7 +58,7 @@ class Moves:
         move = self._moves[0]
         start = max(move.mark, timeline_mark(now_ms + 1, 0))
         found = self._store.scan(
-            Family.TIMELINE, timeline_key(start), _END_OF_TIMELINE, limit=ROWS_PER_TURN, bytes_max=BYTES_PER_TURN
+            Family.TIMELINE, timeline_key(start), TIMELINE_END, limit=ROWS_PER_TURN, bytes_max=BYTES_PER_TURN
         )
         ops: list[Op] = []
         for key, value in found.rows:
@@ -98,7 +92,7 @@ def moved(key: bytes, value: bytes, by_ms: int, now_ms: int) -> Reschedule | Non
     """Return the op that moves a delay for a step back by ``by_ms``; ``None`` for an entry that is right as it is."""
     entry = decode_waiting(value)
     own_ms = entry.deliver_at_ms - entry.accepted_at_ms
-    if entry.kind in _HALVES:
+    if entry.kind in HALF_KINDS:
         # When its next check was set is not kept; one that was set before the step would have been due before it.
         if entry.deliver_at_ms <= now_ms + by_ms:
             return None
@@ -111,7 +105,7 @@ def moved(key: bytes, value: bytes, by_ms: int, now_ms: int) -> Reschedule | Non
     if due_ms >= entry.deliver_at_ms:
         return None
     record = _with_times(entry, due_ms, accepted_ms, value[WAITING_HEADER_BYTES:])
-    entry_id = entry_id_of(value)
+    _, entry_id, _ = ids_of(entry, value)
     return Reschedule(key, entry.scope, entry_id, entry.deliver_at_ms, due_ms, record, b"", if_gone=IfKnown.ANSWER)
 
 
@@ -144,11 +138,4 @@ def _log(news: ClockNews) -> None:
 def _kept(moves: list[Move]) -> Op:
     if not moves:
         return Delete(Family.META, META_MOVES)
-    return Put(Family.META, META_MOVES, b"".join(_MOVE.pack(each.by_ms, timeline_key(each.mark)) for each in moves))
-
-
-def decode_moves(value: bytes) -> list[Move]:
-    """Read the steps that are still to be worked off; ``StoreCorrupt`` if they cannot be read."""
-    if len(value) % _MOVE.size:
-        raise StoreCorrupt(f"the row of steps of the clock has {len(value)} bytes")
-    return [Move(by_ms, int.from_bytes(mark, "big")) for by_ms, mark in _MOVE.iter_unpack(value)]
+    return Put(Family.META, META_MOVES, encode_moves(moves))

@@ -1,6 +1,6 @@
 """The loop from the timeline to the queues, in a thread of its own.
 
-One turn: take what is due (the live lane first, then a share of the backlog), turn it into ops, commit them as one
+One turn: take what is due (the live cursor first, then a share of the backlog), turn it into ops, commit them as one
 unit, go on at once if there may be more, else sleep until the next delivery time. There is one destination, a local
 queue, so nothing downstream can hold a turn up, and a crash between two turns repeats nothing. Half messages go back to
 the timeline instead, and their producers are asked behind the commit.
@@ -18,27 +18,26 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from dmq.embedded.checks import is_half
+from dmq.embedded.checks import Checks
 from dmq.embedded.placement import Placement, message_group_of
 from dmq.errors import StoreClosed, StoreError, StoreFailed, StoreNoDescriptors
 from dmq.scheduler.moves import Moves
-from dmq.store.keys import timeline_key, unpack_timeline_key
-from dmq.store.marks import Lane
-from dmq.store.ops import Done, Family
-from dmq.store.record import waiting_scope
+from dmq.store.marks import Cursor
+from dmq.store.ops import Done
+from dmq.store.schema.keys import TIMELINE_END, Family, timeline_key, unpack_timeline_key
+from dmq.store.schema.record import is_half, waiting_scope
 from dmq.store.store import Store
 from retry.log import LibraryLog
 
-ROWS_PER_LANE_MAX = 1024
+ROWS_PER_CURSOR_MAX = 1024
 FLOOD_ROWS = 128  # of one scope in a turn: more are left to the backlog
-BACKLOG_SHARE_ROWS = 128  # of a turn while the live lane is in use: about a millisecond,
+BACKLOG_SHARE_ROWS = 128  # of a turn while the live cursor is in use: about a millisecond,
 BACKLOG_SHARE_ROWS_PER_S = 25_000  # or about a quarter of a turn, where turns take long, as under load
 LIVE_USED_S = 1.0  # how long it counts as in use
 BUSY_LAG_MS = 20  # from which lag on a reader that did not get to the end is behind
 BYTES_PER_LANE_MAX = 8 * 1024 * 1024
-READS_PER_TURN_MAX = 8  # of the live lane, to get past a flood: half a millisecond each
+READS_PER_TURN_MAX = 8  # of the live cursor, to get past a flood: half a millisecond each
 NAP_MS_MAX = 200  # a step of the wall clock delays nothing longer than this
-_END_OF_TIMELINE = b"\xff" * 17
 _PAUSE_S = 0.2  # before a read is tried again
 
 log = LibraryLog("dmq.scheduler")
@@ -62,6 +61,7 @@ class Scheduler:
         self,
         store: Store,
         placement: Placement,
+        checks: Checks,
         *,
         on_failure: Callable[[StoreError], None],
         observe: Callable[[Sequence[int]], None] = lambda _: None,
@@ -70,7 +70,7 @@ class Scheduler:
         self._marks = store.marks
         self._clock = store.clock
         self._placement = placement
-        self._checks = placement.checks
+        self._checks = checks
         self._moves = Moves(store)
         self._on_failure = on_failure
         self._is_closing = False
@@ -93,7 +93,7 @@ class Scheduler:
             self._thread.join()
 
     def turn(self) -> Turn:
-        """Hand over what is due now, up to a batch per lane; durable on return."""
+        """Hand over what is due now, up to a batch per cursor; durable on return."""
         now_ms = self._clock.now_ms()
         has_moves = self._moves.turn(now_ms)
         began_s = self._clock.monotonic_s()
@@ -102,7 +102,7 @@ class Scheduler:
         is_backlog_done = True
         if self._marks.has_backlog():
             rows = self._without_grouped(rows)
-            overdue, is_backlog_done = self._take(Lane.BACKLOG, now_ms, self._backlog_share(is_live=bool(rows)))
+            overdue, is_backlog_done = self._take(Cursor.BACKLOG, now_ms, self._backlog_share(is_live=bool(rows)))
             rows += _besides(rows, overdue)  # the backlog may go on over them
         if not rows:
             is_done = is_live_done and is_backlog_done and not has_moves
@@ -120,10 +120,10 @@ class Scheduler:
         return Turn(len(rows), done_ms)
 
     def _take_live(self, now_ms: int) -> tuple[list[tuple[bytes, bytes]], bool]:
-        """Return rows of the live lane that are no flood, also such that lie behind one, and whether that was all."""
+        """Return rows of the live cursor that are no flood, also such that lie behind one, and whether that was all."""
         rows: list[tuple[bytes, bytes]] = []
         for _ in range(READS_PER_TURN_MAX):
-            found, is_done = self._take(Lane.LIVE, now_ms, ROWS_PER_LANE_MAX)
+            found, is_done = self._take(Cursor.LIVE, now_ms, ROWS_PER_CURSOR_MAX)
             kept = self._without_floods(found)
             rows += _besides(rows, kept)  # the cursor may have been lowered between two reads
             self._is_behind = not is_done and len(kept) == len(found)
@@ -136,9 +136,9 @@ class Scheduler:
         if is_live:
             self._live_used_s = now_s
         if now_s - self._live_used_s >= LIVE_USED_S:
-            return ROWS_PER_LANE_MAX
+            return ROWS_PER_CURSOR_MAX
         # A share that is the same for short turns and for long ones would be less than what falls due meanwhile.
-        return min(ROWS_PER_LANE_MAX, max(BACKLOG_SHARE_ROWS, int(self._turn_s * BACKLOG_SHARE_ROWS_PER_S)))
+        return min(ROWS_PER_CURSOR_MAX, max(BACKLOG_SHARE_ROWS, int(self._turn_s * BACKLOG_SHARE_ROWS_PER_S)))
 
     def _without_grouped(self, rows: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """Leave rows of message groups where they are, to be read behind the backlog."""
@@ -160,16 +160,16 @@ class Scheduler:
         self._marks.defer(int.from_bytes(left[0], "big"), int.from_bytes(left[-1], "big"))
         return [row for row, is_one in zip(rows, is_left, strict=True) if not is_one]
 
-    def _take(self, lane: Lane, now_ms: int, limit: int) -> tuple[list[tuple[bytes, bytes]], bool]:
-        """Return rows of ``lane`` that are due, and whether that was all there is to read now."""
-        claim = self._marks.claim(lane, now_ms)
+    def _take(self, which: Cursor, now_ms: int, limit: int) -> tuple[list[tuple[bytes, bytes]], bool]:
+        """Return rows of a cursor that are due, and whether that was all there is to read now."""
+        claim = self._marks.claim(which, now_ms)
         if claim.stop <= claim.start:
             return [], True
         start, stop = timeline_key(claim.start), timeline_key(claim.stop)
         try:
             found = self._store.scan(Family.TIMELINE, start, stop, limit=limit, bytes_max=BYTES_PER_LANE_MAX)
         except StoreNoDescriptors as error:  # nothing is wrong with what waits: it is read again a moment later
-            self._marks.retreat(lane, claim.start)
+            self._marks.retreat(which, claim.start)
             log.warning("scheduler_cannot_read", error=str(error))
             self._marks.wait(0, _PAUSE_S)
             return [], True
@@ -178,14 +178,14 @@ class Scheduler:
         while rows and int.from_bytes(rows[-1][0], "big") >= unsynced:
             rows.pop()
         if rows and not found.is_complete:
-            self._marks.retreat(lane, int.from_bytes(rows[-1][0], "big") + 1)
+            self._marks.retreat(which, int.from_bytes(rows[-1][0], "big") + 1)
         return rows, found.is_complete
 
     def _next_due_ms(self, now_ms: int) -> int | None:
         """Return the key time of the first entry that waits; entries behind a batch in flight wake us themselves."""
         start = timeline_key(self._marks.low())
         try:
-            first = self._store.scan(Family.TIMELINE, start, _END_OF_TIMELINE, limit=1).rows
+            first = self._store.scan(Family.TIMELINE, start, TIMELINE_END, limit=1).rows
         except StoreNoDescriptors:
             return None
         return max(unpack_timeline_key(first[0][0])[0], now_ms) if first else None

@@ -3,12 +3,10 @@
 How far a directory was taken over is written here in the same batch as what came of it, so a crash between the two
 repeats nothing: whoever goes on (this directory's next process, or who takes this one over) passes by what is here.
 
-    progress   ``a`` | cell id 8                 from 16 | mark 16 | number 8
-               what lies between these two timeline marks is here; of the key whose first entry lies at the second:
-               that one if the number is not 0, and the parked ones below number - 1
-
-What lies below was deleted there, or could not be read and is looked at again. What cannot be read stays there, with
-everything that is parked behind it, and the directory is named as damaged.
+What lies between the two timeline marks of its row is here; of the key whose first entry lies at the second: that one
+if the number is not 0, and the parked ones below number - 1. What lies below was deleted there, or could not be read
+and is looked at again. What cannot be read stays there, with everything that is parked behind it, and the directory is
+named as damaged.
 """
 
 from __future__ import annotations
@@ -17,21 +15,20 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import NamedTuple, Self
 
 from dmq.audit.export_values import TrailUnavailable
 from dmq.errors import StoreCorrupt, StoreError
-from dmq.spool.damage import read_around
-from dmq.spool.kept import Kept
-from dmq.spool.lanes import lane_id, lane_row, parked_number, parked_range
-from dmq.spool.records import decode_dead, decode_entry, entry_id
+from dmq.spool.damage import read_timeline
+from dmq.spool.entries import Entries
 from dmq.spool.root import Root
 from dmq.spool.running import Running
 from dmq.spool.trail import SpoolTrail
 from dmq.store.commit import Unit
-from dmq.store.keys import WAITING_GENERATION, pack_index_prefix, spool_range, timeline_key
-from dmq.store.ops import Delete, Family, Op, Put
-from dmq.store.record import decode_waiting
+from dmq.store.ops import Delete, Op, Put
+from dmq.store.schema import spool as schema
+from dmq.store.schema.keys import TIMELINE_END, WAITING_GENERATION, Family, pack_index_prefix, timeline_key
+from dmq.store.schema.record import decode_waiting
+from dmq.store.schema.spool import Taken
 from retry.log import LibraryLog
 from retry.sink import Entry
 
@@ -39,34 +36,10 @@ log = LibraryLog("dmq.spool")
 
 _PER_UNIT = 256
 _BYTES_PER_UNIT = 8 * 1024 * 1024
-_END = b"\xff" * 17
 
 
 class _Interrupted(Exception):
     """It is gone on with later."""
-
-
-class _Place(NamedTuple):
-    """What of a directory is here already, though it may be there still."""
-
-    start: int = 0
-    mark: int = 0
-    number: int = 0
-
-    def covers(self, mark: int, number: int) -> bool:
-        """Say whether an entry is here: the one at ``mark``, or one that is parked behind it."""
-        return self.start <= mark and (mark, number) <= (self.mark, self.number)
-
-    def encode(self) -> bytes:
-        """Encode it."""
-        return self.start.to_bytes(16, "big") + self.mark.to_bytes(16, "big") + self.number.to_bytes(8, "big")
-
-    @classmethod
-    def decode(cls, value: bytes | None) -> Self:
-        """Undo ``encode``; nothing is nothing."""
-        if value is None:
-            return cls()
-        return cls(*(int.from_bytes(value[at : at + 16], "big") for at in (0, 16, 32)))
 
 
 class Adopter:
@@ -110,7 +83,7 @@ class Adopter:
             is_more = False  # a directory that was taken over may have been the adopter of another one
             own = self._running.path
             for path, orphan in self._root.orphans(own, lambda: not self._is_closing.is_set()):
-                move = _Move(self._running.kept, orphan, self._is_interrupted)
+                move = _Move(self._running.entries, orphan, self._is_interrupted)
                 try:
                     problem = move.all()
                     if problem:
@@ -135,18 +108,18 @@ class Adopter:
 
     def _is_interrupted(self) -> bool:
         """Whether to stop: on ``close``, and where the disk has no room for two of everything."""
-        return self._is_closing.is_set() or self._running.kept.store.is_disk_low()
+        return self._is_closing.is_set() or self._running.entries.store.is_disk_low()
 
 
 class _Move:
     """One directory on its way into another one."""
 
-    def __init__(self, own: Kept, other: Kept, is_interrupted: Callable[[], bool]) -> None:
+    def __init__(self, own: Entries, other: Entries, is_interrupted: Callable[[], bool]) -> None:
         self._own = own
         self._other = other
         self._is_interrupted = is_interrupted
-        self._row = _progress_row(other.store.cell_id)
-        self._place = _Place()
+        self._row = schema.taken_key(other.store.cell_id)
+        self._taken = Taken()
         self._start = 0  # of what is under way
         self._waiting: list[Future[None]] = []
         self._gone: list[Op] = []
@@ -157,7 +130,7 @@ class _Move:
         """Move everything; return what is the matter with what had to be left, or nothing."""
         with _of_own():
             (value,) = self._own.store.get_many(Family.GROUP, [self._row])
-        self._place = _Place.decode(value)
+        self._taken = schema.decode_taken(value)
         try:
             for key, row in self._timeline():
                 self._head(int.from_bytes(key, "big"), row)
@@ -168,11 +141,11 @@ class _Move:
         return "; ".join(self._left[:5])
 
     def _timeline(self) -> Iterator[tuple[bytes, bytes]]:
-        at: int | None = 0
+        at: bytes | None = timeline_key(0)
         while at is not None:
-            found = read_around(self._other.store, timeline_key(at), _END, limit=_PER_UNIT, bytes_max=_BYTES_PER_UNIT)
-            if found.damage is not None:
-                self._left.append(f"{found.damage}: {found.damage.error}")
+            found = read_timeline(self._other.store, at, TIMELINE_END, limit=_PER_UNIT, bytes_max=_BYTES_PER_UNIT)
+            if found.hole is not None:
+                self._left.append(f"{found.hole}: {found.hole.error}")
             if found.rows:
                 self._start = int.from_bytes(found.rows[0][0], "big")
             yield from found.rows
@@ -183,14 +156,14 @@ class _Move:
         """Move an entry of the timeline, and those that are parked behind it."""
         try:
             type_id = decode_waiting(value).topic_id
-            entry, turn = decode_entry(value, self._other.type_name(type_id))
+            entry, turn = schema.decode_entry(value, self._other.type_name(type_id))
         except (StoreCorrupt, KeyError) as error:
             self._left.append(f"entry {mark:032x} cannot be read: {error}")
             return
         self._adopt(entry, turn, mark, 1)
         rest: list[Op] = [
             Delete(Family.TIMELINE, timeline_key(mark)),
-            Delete(Family.INDEX, pack_index_prefix(WAITING_GENERATION, type_id) + entry_id(entry.uid, turn)),
+            Delete(Family.INDEX, pack_index_prefix(WAITING_GENERATION, type_id) + schema.entry_id(entry.uid, turn)),
         ]
         if entry.key:
             try:
@@ -200,17 +173,17 @@ class _Move:
                 self._settle()
                 self._start = mark + 1
                 return
-            rest.append(Delete(Family.GROUP, lane_row(lane_id(type_id, entry.key))))
+            rest.append(Delete(Family.GROUP, schema.key_queue_key(schema.key_queue_id(type_id, entry.key))))
         self._gone += rest + self._other.forget(type_id, entry)
 
     def _parked(self, mark: int, type_id: int, head: Entry) -> None:
         """Move what is parked behind an entry, which stays there until they are gone: it leads to them."""
-        at, stop = parked_range(lane_id(type_id, head.key))
+        at, stop = schema.parked_range(schema.key_queue_id(type_id, head.key))
         while True:
             found = self._other.store.scan(Family.GROUP, at, stop, limit=_PER_UNIT, bytes_max=_BYTES_PER_UNIT)
             for row, value in found.rows:
-                entry, turn = decode_entry(value, head.type_name)
-                self._adopt(entry, turn, mark, parked_number(row) + 2)
+                entry, turn = schema.decode_entry(value, head.type_name)
+                self._adopt(entry, turn, mark, schema.parked_number(row) + 2)
                 self._gone += [Delete(Family.GROUP, row), *self._other.forget(type_id, entry)]
             if found.is_complete:
                 return
@@ -218,9 +191,9 @@ class _Move:
             at = found.rows[-1][0] + b"\0"
 
     def _adopt(self, entry: Entry, turn: int, mark: int, number: int) -> None:
-        if self._place.covers(mark, number):
+        if self._taken.covers(mark, number):
             return
-        progress = Put(Family.GROUP, self._row, _Place(self._start, mark, number).encode())
+        progress = Put(Family.GROUP, self._row, schema.encode_taken(Taken(self._start, mark, number)))
         with _of_own(), self._own.lock:
             self._own.adopt(entry, turn, progress, _into(self._waiting))
         self.count += 1
@@ -228,12 +201,12 @@ class _Move:
     def _dead(self) -> None:
         """Move the dead set; the same one twice is one."""
         for type_id, topic in list(self._other.names.topics_by_id.items()):
-            at, stop = spool_range(b"d", type_id)
+            at, stop = schema.spool_range(schema.SPOOL_DEAD, type_id)
             while True:
                 found = self._other.store.scan(Family.GROUP, at, stop, limit=_PER_UNIT, bytes_max=_BYTES_PER_UNIT)
                 for row, value in found.rows:
                     try:
-                        dead, turn = decode_dead(value, topic.name)
+                        dead, turn = schema.decode_dead(value, topic.name)
                     except StoreCorrupt as error:
                         self._left.append(f"dead entry {row.hex()} cannot be read: {error}")
                         continue
@@ -248,7 +221,7 @@ class _Move:
 
     def _inherit(self) -> None:
         """Take over how far that directory had taken over others."""
-        rows = self._other.store.scan(Family.GROUP, *spool_range(b"a", 0), limit=10_000).rows
+        rows = self._other.store.scan(Family.GROUP, *schema.spool_rows(schema.SPOOL_TAKEN), limit=10_000).rows
         with _of_own():
             self._own.store.commit([Put(Family.GROUP, row, value) for row, value in rows], is_urgent=True)
 
@@ -277,11 +250,7 @@ def _of_own() -> Iterator[None]:
         raise _OwnFailed(str(error)) from error
 
 
-def _progress_row(cell_id: str) -> bytes:
-    return spool_range(b"a", 0, bytes.fromhex(cell_id))[0]
-
-
-def _close(orphan: Kept) -> None:
+def _close(orphan: Entries) -> None:
     try:
         orphan.store.close()
     except StoreError as error:

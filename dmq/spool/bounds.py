@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dmq.spool.kept import Kept
+from dmq.spool.entries import Entries
 from dmq.spool.plan import size_of
 from dmq.spool.running import Running
 from dmq.store.commit import Unit
@@ -52,57 +52,57 @@ class Bounds:
         self.dropped_total = 0  # entries thrown away, old ones or new ones
         self.refused_total = 0  # puts that were answered with ``SinkFull``
 
-    def make_room(self, kept: Kept, entry: Entry, check: Callable[[], object]) -> None:
+    def make_room(self, entries: Entries, entry: Entry, check: Callable[[], object]) -> None:
         """Return when there is room, or raise ``SinkFull``. The lock of ``kept`` is held; while waiting it is let go.
 
         ``check`` is asked after each wait, and raises if waiting has become pointless.
         """
         options = self._options
-        clock = kept.store.clock
+        clock = entries.store.clock
         until_s = clock.monotonic_s() + options.block_s
         can_fit = size_of(entry) <= options.bytes_max
-        while (limit := self._limit(kept, entry)) is not None:
+        while (limit := self._limit(entries, entry)) is not None:
             left_s = until_s - clock.monotonic_s()
             if options.overflow == "block" and can_fit and left_s > 0:
-                kept.room.wait(min(left_s, WAIT_S))
+                entries.room.wait(min(left_s, WAIT_S))
                 check()
                 continue
             if limit != "free_bytes_min":
-                if options.overflow == "drop_oldest" and can_fit and self._drop_oldest(kept):
+                if options.overflow == "drop_oldest" and can_fit and self._drop_oldest(entries):
                     continue
                 if options.overflow == "drop_newest":
-                    kept.refuse(entry, _nothing)
+                    entries.refuse(entry, _nothing)
                     self.dropped_total += 1
             self.refused_total += 1
             raise SinkFull(f"the spool at {self._running.path} is full: {limit} is reached", limit=limit)
 
-    def _limit(self, kept: Kept, entry: Entry) -> str | None:
-        total = kept.total()
+    def _limit(self, entries: Entries, entry: Entry) -> str | None:
+        total = entries.total()
         if total.waiting + 1 > self._options.entries_max:
             return "entries_max"
         if total.waiting_bytes + size_of(entry) > self._options.bytes_max:
             return "bytes_max"
-        return "free_bytes_min" if kept.store.is_disk_low() else None
+        return "free_bytes_min" if entries.store.is_disk_low() else None
 
-    def _drop_oldest(self, kept: Kept) -> bool:
-        found = [kept.oldest(type_id, kept.is_free) for type_id, each in kept.totals.items() if each.waiting]
+    def _drop_oldest(self, entries: Entries) -> bool:
+        found = [entries.oldest(type_id, entries.is_free) for type_id, each in entries.totals.items() if each.waiting]
         oldest = min((each for each in found if each is not None), key=lambda each: each[1].created_at_ms, default=None)
         if oldest is None:
             return False
         ticket, entry = oldest
         reader = self._running.reader
-        if ticket.mark in kept.out:
+        if ticket.mark in entries.out:
             ticket = reader.take_back(ticket.mark)
-        kept.out[ticket.mark] = ticket  # nobody else's from here on
+        entries.out[ticket.mark] = ticket  # nobody else's from here on
 
         def settled(unit: Unit) -> None:
-            with kept.lock:
+            with entries.lock:
                 if unit.error is None:
                     reader.gone(ticket)
                 else:  # in doubt: if it is there still, it is anybody's
-                    kept.out.pop(ticket.mark, None)
+                    entries.out.pop(ticket.mark, None)
 
-        kept.drop(ticket, entry, settled)
+        entries.drop(ticket, entry, settled)
         self.dropped_total += 1
         return True
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import secrets
 import shutil
@@ -20,6 +21,7 @@ from typing import IO
 
 from dmq.errors import StoreError, StoreLocked
 from dmq.store.cell import unusable
+from dmq.store.schema.files import CELL_FILE, CLOSED_FILE
 
 _WORK = ".work-"
 _COPIES_MAX = 100  # of a manifest that grows meanwhile: it does so a few times a second at most
@@ -112,7 +114,7 @@ def copy_directory(path: Path, into: Path) -> bool:
             is_used = True
         try:
             into.mkdir()
-            for name in ("CELL", "CLOSED"):
+            for name in (CELL_FILE, CLOSED_FILE):
                 with suppress(FileNotFoundError):
                     shutil.copyfile(path / name, into / name)
             if (path / "rocksdb").is_dir():
@@ -167,3 +169,11 @@ def _pin(source: Path, pins: Path) -> None:
                 if error.errno not in {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP}:
                     raise
                 shutil.copyfile(each, pins / each.name)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a report, durable when this returns."""
+    with path.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())

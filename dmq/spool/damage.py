@@ -1,4 +1,4 @@
-"""Reading the timeline around damage: a block that cannot be read costs what is in it, and nothing behind it.
+"""Reading around damage: a block that cannot be read costs what is in it, and nothing behind it.
 
 An iterator ends at such a block, and says so when asked (``dmq.store.rocks``). Rows before it are found by asking for
 fewer, rows behind it by asking from later on.
@@ -6,66 +6,107 @@ fewer, rows behind it by asking from later on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 from dmq.errors import StoreCorrupt
-from dmq.store.keys import timeline_key
-from dmq.store.ops import Family
+from dmq.store.engine import Rows
+from dmq.store.schema.keys import Family
 from dmq.store.store import Store
 
 _PROBES = 256  # of a stretch in which a good block may lie between damaged ones
+_MARK_BYTES = 16
 
 
-class Damage(NamedTuple):
-    """A range of the timeline that cannot be read."""
+class Readable(Protocol):
+    """What reading needs of a store or an engine."""
 
-    first: int
-    end: int
+    def get_many(self, family: Family, wanted: Sequence[bytes], /) -> list[bytes | None]:
+        """As ``Engine.get_many``."""
+        ...
+
+    def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = ...) -> Rows:
+        """As ``Engine.scan``."""
+        ...
+
+
+class Hole(NamedTuple):
+    """A range of a family that cannot be read: what is in a damaged block, and nothing behind it."""
+
+    family: Family
+    first: bytes
+    end: bytes
     error: str
 
     def __str__(self) -> str:
-        return f"timeline {self.first:032x} up to {self.end:032x}"
+        first, end = (key.rstrip(b"\0").hex() for key in (self.first, self.end))
+        return f"{self.family.name.lower()} {first or 'from its beginning'} up to {end}"
 
 
 class Found(NamedTuple):
-    """Rows in their order, and from which mark on there may be more (``None``: there are none)."""
+    """Rows in their order, and from which key on there may be more (``None``: there are none)."""
 
     rows: list[tuple[bytes, bytes]]
-    next: int | None
-    damage: Damage | None
+    next: bytes | None
+    hole: Hole | None
 
 
-def read_around(store: Store, start: bytes, stop: bytes, *, limit: int, bytes_max: int) -> Found:
-    """Return up to ``limit`` rows of ``[start, stop)``, and what of it had to be passed over."""
+def read_around(
+    source: Readable, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int, key_bytes: int
+) -> Found:
+    """Return up to ``limit`` rows of ``[start, stop)``, and what of it had to be passed over.
+
+    ``key_bytes`` is how many bytes of keys tell the places where reading may go on.
+    """
     try:
-        found = store.scan(Family.TIMELINE, start, stop, limit=limit, bytes_max=bytes_max)
+        rows, is_complete = source.scan(family, start, stop, limit=limit, bytes_max=bytes_max)
     except StoreCorrupt as error:
-        rows = _rows_before(store, start, stop, limit, bytes_max)
-        if rows:
-            return Found(rows, _behind(rows), None)
-        first, last = int.from_bytes(start, "big"), int.from_bytes(stop[:16], "big")
-        end = earliest(first, last, lambda mark: _is_readable(store, mark, stop))
-        return Found([], end if end < last else None, Damage(first, end, str(error)))
-    return Found(found.rows, None if found.is_complete else _behind(found.rows), None)
+        rows, is_complete = _rows_before(source, family, start, stop, limit, bytes_max), False
+        if not rows:
+            end = _first_readable(source, family, start, stop, key_bytes)
+            return Found([], end if end < stop else None, Hole(family, start, end, str(error)))
+    return Found(rows, None if is_complete else rows[-1][0] + b"\0", None)
 
 
-def _behind(rows: list[tuple[bytes, bytes]]) -> int:
-    return int.from_bytes(rows[-1][0], "big") + 1
+def read_timeline(store: Store, start: bytes, stop: bytes, *, limit: int, bytes_max: int) -> Found:
+    """As ``read_around``, of the timeline of a spool, where every key is a mark."""
+    return read_around(store, Family.TIMELINE, start, stop, limit=limit, bytes_max=bytes_max, key_bytes=_MARK_BYTES)
 
 
-def _rows_before(store: Store, start: bytes, stop: bytes, limit: int, bytes_max: int) -> list[tuple[bytes, bytes]]:
+def mark_from(key: bytes) -> int:
+    """Return the least mark that is not below ``key``."""
+    return int.from_bytes(key[:_MARK_BYTES], "big") + (len(key) > _MARK_BYTES)
+
+
+def _rows_before(
+    source: Readable, family: Family, start: bytes, stop: bytes, limit: int, bytes_max: int
+) -> list[tuple[bytes, bytes]]:
     """Return as many rows as can be read."""
     rows: list[tuple[bytes, bytes]] = []
     good, bad = 0, limit
     while bad - good > 1:
         middle = (good + bad) // 2
         try:
-            rows = store.scan(Family.TIMELINE, start, stop, limit=middle, bytes_max=bytes_max).rows
+            rows = source.scan(family, start, stop, limit=middle, bytes_max=bytes_max).rows
             good = middle
         except StoreCorrupt:
             bad = middle
     return rows
+
+
+def _first_readable(source: Readable, family: Family, start: bytes, stop: bytes, key_bytes: int) -> bytes:
+    """Return the least key from which on rows can be read; ``stop`` if there is none."""
+    first, last = (int.from_bytes(key[:key_bytes].ljust(key_bytes, b"\0"), "big") for key in (start, stop))
+
+    def is_readable(at: int) -> bool:
+        try:
+            source.scan(family, at.to_bytes(key_bytes, "big"), stop, limit=1)
+        except StoreCorrupt:
+            return False
+        return True
+
+    good = earliest(first, last, is_readable)
+    return stop if good >= last else good.to_bytes(key_bytes, "big")
 
 
 def earliest(first: int, last: int, is_readable: Callable[[int], bool]) -> int:
@@ -90,11 +131,3 @@ def earliest(first: int, last: int, is_readable: Callable[[int], bool]) -> int:
         else:
             bad = middle
     return good
-
-
-def _is_readable(store: Store, mark: int, stop: bytes) -> bool:
-    try:
-        store.scan(Family.TIMELINE, timeline_key(mark), stop, limit=1)
-    except StoreCorrupt:
-        return False
-    return True

@@ -1,32 +1,28 @@
-"""What a directory says of itself, and whether that is so: figures for ``stats``, every row and rule for ``verify``."""
+"""What a directory says of itself, and whether that is so: figures for ``stats``, every row and rule for ``check``."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from dmq.audit.events import decode_event
 from dmq.errors import StoreCorrupt
+from dmq.spool.findings import Findings, Pages, check_outbox
 from dmq.spool.inspect import Look
-from dmq.spool.lanes import LaneId, lane_id
 from dmq.spool.plan import size_of
-from dmq.spool.records import Totals, decode_entry, decode_totals, entry_id, turn_of
 from dmq.spool.salvage_log import Tell
-from dmq.store import keys
-from dmq.store.counts import due_in, end_of_minute
-from dmq.store.keys import WAITING_GENERATION, pack_index_prefix, spool_range, timeline_key, timeline_mark
-from dmq.store.ops import Family
-from dmq.store.outbox import block_count, decode_block, decode_state
-from dmq.store.record import decode_index
+from dmq.store.schema import keys
+from dmq.store.schema import spool as schema
+from dmq.store.schema.counts import due_in, end_of_minute
+from dmq.store.schema.index import decode_index
+from dmq.store.schema.keys import Family
+from dmq.store.schema.outbox import decode_state
+from dmq.store.schema.spool import KeyQueueId, Totals
 from dmq.units import format_time
 from retry.sink import UID_BYTES, Entry
 
-_PAGE = 512
 _TOLD_MAX = 100
-_INDEX_PREFIX_BYTES = 8
-_GROUP_LETTERS = (b"a", b"d", b"l", b"m")
 
 
 class TypeFigures(NamedTuple):
@@ -44,8 +40,8 @@ class TypeFigures(NamedTuple):
 def totals_of(look: Look) -> dict[int, Totals]:
     """Return the totals by type, as far as they can be read."""
     found = {}
-    for key, value in look.rows(Family.META, b"w", b"x"):
-        found[int.from_bytes(key[1:5], "big")] = decode_totals(value)
+    for key, value in look.rows(Family.META, *keys.meta_range(keys.META_SPOOL_TOTAL)):
+        found[keys.meta_id(key)] = schema.decode_totals(value)
     return found
 
 
@@ -67,30 +63,33 @@ def figures_of(look: Look) -> list[TypeFigures]:
 
 def _oldest_ms(look: Look, type_id: int) -> int:
     """Return when the entry with the least uid was made: uids begin with a time."""
-    prefix = pack_index_prefix(WAITING_GENERATION, type_id)
+    prefix = keys.pack_index_prefix(keys.WAITING_GENERATION, type_id)
     for _, value in islice(look.rows(Family.INDEX, prefix, prefix + b"\xff" * 32), 64):
-        receipt = decode_index(value)
-        (row,) = look.source.get_many(Family.TIMELINE, [timeline_key(timeline_mark(receipt.at_ms, receipt.sequence))])
+        (row,) = look.source.get_many(Family.TIMELINE, [decode_index(value).key])
         if row is not None:
-            return decode_entry(row, look.type_name(type_id))[0].created_at_ms
+            return schema.decode_entry(row, look.type_name(type_id))[0].created_at_ms
     return 0
 
 
-class Verifier:
-    """Reads every row of an open copy. ``findings`` says what is wrong, the first hundred of each kind."""
+class Checker:
+    """Reads every row of an open copy, and says what is wrong, the first hundred of each kind."""
 
     def __init__(self, look: Look, tell: Tell) -> None:
         self._look = look
-        self._tell = tell
-        self.findings: list[str] = []
-        self.rows = 0
-        self._kinds: Counter[str] = Counter()
+        self._read = Pages(tell)
+        self._findings = Findings(_TOLD_MAX)
+        self._find = self._findings.add
         self._waiting: dict[int, Totals] = {}
         self._on_timeline: Counter[int] = Counter()
         self._due: Counter[tuple[int, int]] = Counter()  # by type and end of the minute
         self._heads = 0  # on the timeline, with a key
         self._first_mark = -1
         self._last_sequence = 0
+
+    @property
+    def rows(self) -> int:
+        """How many rows were read."""
+        return self._read.rows
 
     @property
     def waiting(self) -> int:
@@ -105,7 +104,6 @@ class Verifier:
     def run(self) -> list[str]:
         """Look at everything; return what is wrong."""
         for part in (self._timeline, self._index, self._group, self._audit, self._queue, self._meta):
-            self._tell(f"{self.rows:,} rows read")
             try:
                 part()
             except StoreCorrupt as error:
@@ -114,46 +112,26 @@ class Verifier:
             self._find("damage", f"{hole} cannot be read: {hole.error}")
         for row in self._look.unreadable:
             self._find("row", f"{row.family.name.lower()} {row.key.hex()} is no entry: {row.error}")
-        left = [f"{count - _TOLD_MAX:,} more of {kind}" for kind, count in self._kinds.items() if count > _TOLD_MAX]
-        return self.findings + left
+        return self._findings.lines()
 
-    def _find(self, kind: str, text: str) -> None:
-        self._kinds[kind] += 1
-        if self._kinds[kind] <= _TOLD_MAX:
-            self.findings.append(text)
-
-    def _pages(
-        self, family: Family, start: bytes = b"", stop: bytes = b"\xff" * 48
-    ) -> Iterator[list[tuple[bytes, bytes]]]:
-        rows = self._look.rows(family, start, stop)
-        while page := list(islice(rows, _PAGE)):
-            self.rows += len(page)
-            self._tell(f"{self.rows:,} rows read")
-            yield page
+    def _pages(self, family: Family) -> Iterator[list[tuple[bytes, bytes]]]:
+        return self._read.of(self._look.rows(family), family.name.lower())
 
     def _count(self, type_id: int, waiting: int, size: int, dead: int) -> None:
         was = self._waiting.get(type_id, Totals())
         self._waiting[type_id] = Totals(was.waiting + waiting, was.waiting_bytes + size, was.dead + dead)
 
-    def _get(self, family: Family, wanted: list[bytes]) -> Sequence[bytes | None]:
-        """Return the rows, all of them empty if one is damaged: that is found where the family is read."""
-        try:
-            return self._look.source.get_many(family, wanted)
-        except StoreCorrupt:
-            return [b""] * len(wanted)
-
     # -- families -----------------------------------------------------------------------------------------------------
 
     def _timeline(self) -> None:
-        rows = self._look.waiting()
-        while page := list(islice(rows, _PAGE)):
-            self.rows += len(page)
-            self._tell(f"{self.rows:,} rows read")
-            wanted = [pack_index_prefix(0, each.type_id) + entry_id(each.entry.uid, each.turn) for each in page]
-            for each, value in zip(page, self._get(Family.INDEX, wanted), strict=True):
+        for page in self._read.of(self._look.waiting(), "timeline"):
+            wanted = [
+                keys.pack_index_prefix(0, each.type_id) + schema.entry_id(each.entry.uid, each.turn) for each in page
+            ]
+            for each, value in zip(page, self._look.get_many(Family.INDEX, wanted), strict=True):
                 mark = int.from_bytes(each.key, "big")
                 self._first_mark = mark if self._first_mark < 0 else self._first_mark
-                self._last_sequence = max(self._last_sequence, mark & 0xFFFF_FFFF_FFFF_FFFF)
+                self._last_sequence = max(self._last_sequence, keys.sequence_of(mark))
                 self._count(each.type_id, 1, size_of(each.entry), 0)
                 self._on_timeline[each.type_id] += 1
                 self._due[each.type_id, end_of_minute(each.entry.due_at_ms)] += 1
@@ -163,13 +141,14 @@ class Verifier:
                     self._find("index", f"{_name(each.entry)}: the index says that it waits elsewhere")
                 if each.type_id not in self._look.types:
                     self._find("type", f"{_name(each.entry)} is of type {each.type_id}, which has no record")
-            keyed = [lane_id(each.type_id, each.entry.key) for each in page if each.entry.key]
+            keyed = [schema.key_queue_id(each.type_id, each.entry.key) for each in page if each.entry.key]
             self._heads += len(keyed)
-            lanes = self._get(Family.GROUP, [_lane_key(each) for each in keyed])
-            for lane, row in zip(keyed, lanes, strict=True):
+            key_queues = self._look.get_many(Family.GROUP, [schema.key_queue_key(each) for each in keyed])
+            for key_queue, row in zip(keyed, key_queues, strict=True):
                 if row is None:
                     self._find(
-                        "lane", f"an entry waits for lane {lane.type_id} {lane.digest.hex()}, which is not there"
+                        "key queue",
+                        f"an entry needs key queue {key_queue.type_id} {key_queue.digest.hex()}, which is not there",
                     )
 
     def _index(self) -> None:
@@ -179,84 +158,71 @@ class Verifier:
             for key, value in page:
                 try:
                     receipt = decode_index(value)
-                    if not int.from_bytes(key[:4], "big"):
-                        turn_of(key[_INDEX_PREFIX_BYTES:])
-                        waiting.append((key, timeline_mark(receipt.at_ms, receipt.sequence)))
+                    if keys.index_place(key)[0] == keys.WAITING_GENERATION:
+                        schema.turn_of(key[keys.INDEX_PREFIX_BYTES :])
+                        waiting.append((key, receipt.mark))
                 except StoreCorrupt as error:
                     self._find("index", f"index {key.hex()}: {error}")
             count += len(waiting)
-            rows = self._get(Family.TIMELINE, [timeline_key(mark) for _, mark in waiting])
+            rows = self._look.get_many(Family.TIMELINE, [keys.timeline_key(mark) for _, mark in waiting])
             for (key, mark), row in zip(waiting, rows, strict=True):
                 if row is None:
-                    uid = key[_INDEX_PREFIX_BYTES:][:UID_BYTES].hex()
+                    uid = key[keys.INDEX_PREFIX_BYTES :][:UID_BYTES].hex()
                     self._find("index", f"{uid} is in the index, but does not wait at {mark:032x}")
         on_timeline = self._on_timeline.total()
         if count != on_timeline:
             self._find("index", f"{on_timeline:,} entries on the timeline, {count:,} in the index")
 
     def _group(self) -> None:
-        lanes = 0
+        key_queues = 0
         for page in self._pages(Family.GROUP):
             for key, _ in page:
-                if key[:4] != b"\xff\xff\xff\xff" or key[4:5] not in _GROUP_LETTERS:
+                if not schema.is_spool_key(key):
                     self._find("group", f"group {key.hex()} is a row that no spool writes")
         for found in self._look.dead():
             self._count(found.type_id, 0, 0, 1)
-            if found.key != spool_range(b"d", found.type_id, found.entry.uid)[0]:
+            if found.key != schema.dead_key(found.type_id, found.entry.uid):
                 self._find("dead", f"{_name(found.entry)} lies under another's uid in the dead set")
-        for lane, first, after in self._lanes():
-            lanes += 1
-            self._parked(lane, first, after)
-        if lanes != self._heads:
-            self._find("lane", f"{lanes:,} lanes, {self._heads:,} entries with a key on the timeline")
+        for key_queue, first, after in self._key_queues():
+            key_queues += 1
+            self._parked(key_queue, first, after)
+        if key_queues != self._heads:
+            self._find("key queue", f"{key_queues:,} key queues, {self._heads:,} entries with a key on the timeline")
         for found in self._look.parked():
             self._count(found.type_id, 1, size_of(found.entry), 0)
-            lane = lane_id(found.type_id, found.entry.key)
-            number = int.from_bytes(found.key[-8:], "big")
-            (row,) = self._get(Family.GROUP, [_lane_key(lane)])
+            key_queue = schema.key_queue_id(found.type_id, found.entry.key)
+            number = schema.parked_number(found.key)
+            (row,) = self._look.get_many(Family.GROUP, [schema.key_queue_key(key_queue)])
             if not row:
                 if row is None:
-                    self._find("lane", f"{_name(found.entry)} is parked in a lane that is not there")
+                    self._find("key queue", f"{_name(found.entry)} is parked in a key queue that is not there")
                 continue
             first, after = keys.unpack_pair(row)
             if not first <= number < after:
-                self._find("lane", f"{_name(found.entry)} is parked at {number}, its lane has {first} up to {after}")
+                self._find(
+                    "key queue", f"{_name(found.entry)} is parked at {number}, its key queue has {first} up to {after}"
+                )
 
-    def _lanes(self) -> Iterator[tuple[LaneId, int, int]]:
-        for key, value in self._look.rows(Family.GROUP, b"\xff\xff\xff\xffl", b"\xff\xff\xff\xffm"):
+    def _key_queues(self) -> Iterator[tuple[KeyQueueId, int, int]]:
+        for key, value in self._look.rows(Family.GROUP, *schema.spool_rows(schema.SPOOL_KEY_QUEUE)):
             try:
-                yield LaneId(int.from_bytes(key[5:9], "big"), key[9:]), *keys.unpack_pair(value)
+                yield schema.key_queue_of(key), *keys.unpack_pair(value)
             except StoreCorrupt as error:
-                self._find("lane", f"lane {key.hex()}: {error}")
+                self._find("key queue", f"key queue {key.hex()}: {error}")
 
-    def _parked(self, lane: LaneId, first: int, after: int) -> None:
-        start, stop = spool_range(b"m", lane.type_id, lane.digest)
-        count = sum(1 for _ in self._look.rows(Family.GROUP, start, stop))
+    def _parked(self, key_queue: KeyQueueId, first: int, after: int) -> None:
+        count = sum(1 for _ in self._look.rows(Family.GROUP, *schema.parked_range(key_queue)))
         if count != after - first:
-            name = f"lane {lane.type_id} {lane.digest.hex()}"
-            self._find("lane", f"{name} should have {after - first:,} parked entries, it has {count:,}")
+            name = f"key queue {key_queue.type_id} {key_queue.digest.hex()}"
+            self._find("key queue", f"{name} should have {after - first:,} parked entries, it has {count:,}")
 
     def _audit(self) -> None:
         (value,) = self._look.source.get_many(Family.META, [keys.META_OUTBOX])
-        state = decode_state(value)
-        at, size = state.first_sequence, 0
-        for page in self._pages(Family.AUDIT):
-            for key, block in page:
-                sequence = int.from_bytes(key, "big")
-                if sequence != at:
-                    self._find("audit", f"audit events {at} up to {sequence} are missing")
-                try:
-                    for record in decode_block(key, block):
-                        decode_event(record.event)
-                    at = sequence + block_count(block)
-                except StoreCorrupt as error:
-                    self._find("audit", f"audit {sequence}: {error}")
-                    at = sequence + 1
-                size += len(block)
-        if at != state.next_sequence:
-            self._find("audit", f"audit events {at} up to {state.next_sequence} are missing")
-        if size != state.stored_bytes:
-            self._find("audit", f"the trail has {size:,} bytes, its figure says {state.stored_bytes:,}")
+        check_outbox(self._pages(Family.AUDIT), decode_state(value), self._find, self._saw_events)
+
+    def _saw_events(self, key: bytes, _: bytes, error: StoreCorrupt | None) -> None:
+        if error is not None:
+            self._find("row", f"audit {key.hex()}: {error}")
 
     def _queue(self) -> None:
         for page in self._pages(Family.QUEUE):
@@ -264,7 +230,9 @@ class Verifier:
 
     def _meta(self) -> None:
         figures = {key: value for page in self._pages(Family.META) for key, value in page}
-        says = {int.from_bytes(key[1:5], "big"): decode_totals(figures[key]) for key in figures if key[:1] == b"w"}
+        says = {
+            keys.meta_id(key): schema.decode_totals(figures[key]) for key in figures if key[:1] == keys.META_SPOOL_TOTAL
+        }
         for type_id in sorted(says.keys() | self._waiting.keys()):
             claim, real = says.get(type_id, Totals()), self._waiting.get(type_id, Totals())
             if claim != real:
@@ -272,7 +240,7 @@ class Verifier:
                     "totals",
                     f"type {self._look.type_name(type_id)}: totals say {_told(claim)}, there are {_told(real)}",
                 )
-        pending = {keys.scope_of_total(key): keys.unpack_u64(figures[key]) for key in figures if key[:1] == b"t"}
+        pending = {keys.meta_id(key): keys.unpack_u64(figures[key]) for key in figures if key[:1] == keys.META_TOTAL}
         for type_id in sorted(pending.keys() | self._on_timeline.keys()):
             found, said = self._on_timeline[type_id], pending.get(type_id, 0)
             if said != found:
@@ -290,7 +258,7 @@ class Verifier:
 
     def _due_figures(self, figures: dict[bytes, bytes]) -> None:
         hours = [row for row in figures.items() if row[0][:1] == keys.META_HOUR]
-        says = {(keys.scope_of_hour(row[0]), each.until_ms): each.count for row in hours for each in due_in(*row)}
+        says = {(keys.meta_id(row[0]), each.until_ms): each.count for row in hours for each in due_in(*row)}
         for type_id, until_ms in sorted(says.keys() | self._due.keys()):
             said, found = says.get((type_id, until_ms), 0), self._due[type_id, until_ms]
             if said != found:
@@ -299,12 +267,7 @@ class Verifier:
 
 
 def _mark_of(value: bytes) -> int:
-    receipt = decode_index(value)
-    return timeline_mark(receipt.at_ms, receipt.sequence)
-
-
-def _lane_key(lane: LaneId) -> bytes:
-    return spool_range(b"l", lane.type_id, lane.digest)[0]
+    return decode_index(value).mark
 
 
 def _name(entry: Entry) -> str:

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple
 
 from broker_adapter.clock import Clock
 from dmq.audit.events import gap_event
-from dmq.embedded.names import Names
-from dmq.errors import StoreCorrupt, StoreError
+from dmq.errors import SpoolCorrupt, StoreCorrupt, StoreError
+from dmq.spool.bounds import SpoolOptions
 from dmq.spool.copies import copy_directory, workplace
-from dmq.spool.damage import earliest
-from dmq.spool.records import decode_dead, decode_entry
+from dmq.spool.damage import Hole, Readable, read_around
 from dmq.spool.salvage_log import Dropped, Tell, clean_logs, puts_of
-from dmq.spool.spool import SpoolOptions
-from dmq.store.engine import Rows
-from dmq.store.keys import name_range
-from dmq.store.ops import Family
-from dmq.store.record import decode_waiting
 from dmq.store.rocks import RocksEngine, RocksOptions, rebuild_manifest
+from dmq.store.schema.files import CELL_FILE, CLOSED_FILE, decode_closed
+from dmq.store.schema.keys import META_NAME, Family, meta_id, meta_range
+from dmq.store.schema.names import NameKind, decode_name
+from dmq.store.schema.record import decode_waiting
+from dmq.store.schema.spool import SPOOL_DEAD, SPOOL_PARKED, decode_dead, decode_entry, spool_rows, type_of
 from dmq.store.store import Store, StoreOptions
 from retry.sink import DeadEntry, Entry
 
@@ -50,19 +48,6 @@ class State(StrEnum):
     DEAD = "dead"
 
 
-class Hole(NamedTuple):
-    """A range of a family that cannot be read: what is in a damaged block, and nothing behind it."""
-
-    family: Family
-    first: bytes
-    end: bytes
-    error: str
-
-    def __str__(self) -> str:
-        first, end = (key.rstrip(b"\0").hex() for key in (self.first, self.end))
-        return f"{self.family.name.lower()} {first or 'from its beginning'} up to {end}"
-
-
 class Unreadable(NamedTuple):
     """A row that is there and is no entry."""
 
@@ -82,18 +67,6 @@ class Found(NamedTuple):
     dead: DeadEntry | None = None
 
 
-class Readable(Protocol):
-    """What a look needs of a store or an engine."""
-
-    def get_many(self, family: Family, wanted: Sequence[bytes], /) -> list[bytes | None]:
-        """As ``Engine.get_many``."""
-        ...
-
-    def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = ...) -> Rows:
-        """As ``Engine.scan``."""
-        ...
-
-
 class Look:
     """An open copy. Reading goes around what is damaged; ``holes`` and ``unreadable`` fill while that happens."""
 
@@ -109,13 +82,13 @@ class Look:
         self.holes: list[Hole] = []
         self.unreadable: list[Unreadable] = []
         self.types: dict[int, str] = {}
-        for key, value in self.rows(Family.META, *name_range()):
+        for key, value in self.rows(Family.META, *meta_range(META_NAME)):
             self.types |= _name_in(key, value)
         self.guessed_types: list[str] = []  # names of which only a damaged record tells
         self.unknown_types: set[str] = set()  # names that were made up, for types whose record is lost
         guesses = [put for each in dropped for put in (puts_of(each.data) if each.data is not None else None) or ()]
         for key, value in guesses:
-            if len(key) == 5 and key[:1] == b"n" and int.from_bytes(key[1:], "big") not in self.types:
+            if len(key) == 5 and key[:1] == META_NAME and meta_id(key) not in self.types:
                 found = _name_in(key, value)
                 self.types |= found
                 self.guessed_types += found.values()
@@ -135,22 +108,20 @@ class Look:
 
     def rows(self, family: Family, start: bytes = b"", stop: bytes = _END) -> Iterator[tuple[bytes, bytes]]:
         """Give the rows of a range that can be read, page by page."""
-        at = start
-        while at < stop:
-            try:
-                found = self.source.scan(family, at, stop, limit=_ROWS, bytes_max=_BYTES)
-                rows, is_complete = found.rows, found.is_complete
-            except StoreCorrupt as error:
-                rows, is_complete = self._rows_before(family, at, stop), False
-                if not rows:
-                    end = self._first_readable(family, at, stop)
-                    self._note(Hole(family, at, end, str(error)))
-                    at = end
-                    continue
-            yield from rows
-            if is_complete:
-                return
-            at = rows[-1][0] + b"\0"
+        at: bytes | None = start if start < stop else None
+        while at is not None:
+            found = read_around(self.source, family, at, stop, limit=_ROWS, bytes_max=_BYTES, key_bytes=_KEY_BYTES)
+            if found.hole is not None:
+                self._note(found.hole)
+            yield from found.rows
+            at = found.next
+
+    def get_many(self, family: Family, wanted: list[bytes]) -> list[bytes | None]:
+        """Return rows, all of them empty if one is damaged: that is found where the family is read."""
+        try:
+            return self.source.get_many(family, wanted)
+        except StoreCorrupt:
+            return [b""] * len(wanted)
 
     def waiting(self) -> Iterator[Found]:
         """Give the entries on the timeline, in the order of their times."""
@@ -159,13 +130,13 @@ class Look:
 
     def parked(self) -> Iterator[Found]:
         """Give the entries behind others of their key, each key's in its order."""
-        for key, value in self.rows(Family.GROUP, b"\xff\xff\xff\xffm", b"\xff\xff\xff\xffn"):
+        for key, value in self.rows(Family.GROUP, *spool_rows(SPOOL_PARKED)):
             yield from self._entry(Family.GROUP, State.PARKED, key, value)
 
     def dead(self) -> Iterator[Found]:
         """Give the dead set, by type and uid."""
-        for key, value in self.rows(Family.GROUP, b"\xff\xff\xff\xffd", b"\xff\xff\xff\xffe"):
-            type_id = int.from_bytes(key[5:9], "big")
+        for key, value in self.rows(Family.GROUP, *spool_rows(SPOOL_DEAD)):
+            type_id = type_of(key)
             try:
                 dead, turn = decode_dead(value, self.type_name(type_id))
             except StoreCorrupt as error:
@@ -188,65 +159,19 @@ class Look:
             return
         yield Found(state, entry, turn, type_id, key)
 
-    # -- around damage ------------------------------------------------------------------------------------------------
-
     def _note(self, hole: Hole) -> None:
         hole = hole._replace(error=hole.error.replace(str(self._copy), str(self.path)))
         if not any(hole[:3] == known[:3] for known in self.holes):
             self.holes.append(hole)
 
-    def _rows_before(self, family: Family, start: bytes, stop: bytes) -> list[tuple[bytes, bytes]]:
-        rows: list[tuple[bytes, bytes]] = []
-        good, bad = 0, _ROWS
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            try:
-                rows = self.source.scan(family, start, stop, limit=middle, bytes_max=_BYTES).rows
-                good = middle
-            except StoreCorrupt:
-                bad = middle
-        return rows
-
-    def _first_readable(self, family: Family, start: bytes, stop: bytes) -> bytes:
-        """Return the least key from which on rows can be read; ``stop`` if there is none."""
-        first, last = _number(start), _number(stop)
-
-        def is_readable(at: int) -> bool:
-            try:
-                self.source.scan(family, _key(at), stop, limit=1)
-            except StoreCorrupt:
-                return False
-            return True
-
-        good = earliest(first, last, is_readable)
-        return stop if good >= last else _key(good)
-
-
-def _number(key: bytes) -> int:
-    return int.from_bytes(key[:_KEY_BYTES].ljust(_KEY_BYTES, b"\0"), "big")
-
-
-def _key(number: int) -> bytes:
-    return number.to_bytes(_KEY_BYTES, "big")
-
-
-class _OneRow:
-    """Stands in for a store that holds the record of one name."""
-
-    def __init__(self, key: bytes, value: bytes) -> None:
-        self._row = key, value
-
-    def scan(self, _: Family, start: bytes, stop: bytes, *, limit: int) -> Rows:
-        return Rows([self._row] if start <= self._row[0] < stop and limit else [], True)
-
 
 def _name_in(key: bytes, value: bytes) -> dict[int, str]:
     """Return the type that a row names; empty if it cannot be read."""
     try:
-        known = Names(cast("Store", _OneRow(key, value))).topics_by_id
-    except (StoreCorrupt, ValueError):
+        record = decode_name(meta_id(key), value)
+    except StoreCorrupt:
         return {}
-    return {type_id: topic.name for type_id, topic in known.items()}
+    return {meta_id(key): record.name} if record.kind is NameKind.TOPIC else {}
 
 
 # -- opening -----------------------------------------------------------------------------------------------------------
@@ -255,7 +180,9 @@ def _name_in(key: bytes, value: bytes) -> dict[int, str]:
 def store_options() -> StoreOptions:
     """Return how a spool opens its stores, but for the bounds that its process sets."""
     known = SpoolOptions()
-    return StoreOptions(outbox_bytes_max=known.trail_bytes_max, rocks=known.rocks, gap_event=gap_event)
+    return StoreOptions(
+        outbox_bytes_max=known.trail_bytes_max, rocks=known.rocks._replace(corrupt=SpoolCorrupt), gap_event=gap_event
+    )
 
 
 @contextmanager
@@ -313,7 +240,7 @@ def _strict(path: Path, work: Path, clock: Clock) -> Store:
     while True:
         attempt += 1
         is_used = copy_directory(path, copy)
-        if not (copy / "CELL").exists() and any((copy / "rocksdb").glob("*.sst")):
+        if not (copy / CELL_FILE).exists() and any((copy / "rocksdb").glob("*.sst")):
             raise StoreCorrupt(f"{path} has tables but no CELL: something removed it")
         try:
             return Store.open(copy, clock, options)
@@ -325,8 +252,8 @@ def _strict(path: Path, work: Path, clock: Clock) -> Store:
 
 def _manifest_is_cut(path: Path) -> bool:
     try:
-        files = dict(json.loads((path / "CLOSED").read_text(encoding="utf-8"))["files"])
-    except (OSError, ValueError, KeyError, TypeError):
+        files = decode_closed((path / CLOSED_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return not (path / "rocksdb" / "CURRENT").exists()
     database = path / "rocksdb"
     return any(

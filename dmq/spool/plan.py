@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.embedded.names import Topic
-from dmq.spool.lanes import Change, LaneId
-from dmq.spool.records import Totals, entry_id
+from dmq.spool.key_queues import Change
 from dmq.store.commit import Unit
-from dmq.store.keys import pack_timeline_key, spool_range
 from dmq.store.ops import Append, Delete, Emit, Op, Put, Schedule, Withdraw
+from dmq.store.schema.keys import timeline_key
+from dmq.store.schema.spool import KeyQueueId, Totals, entry_id
 from retry.sink import Entry
 
 ENTRY_BYTES = 300  # what an entry costs beside its payload, measured: timeline row, index row, event
@@ -29,7 +29,7 @@ class Ticket:
     turn: int
     due_at_ms: int
     size_bytes: int
-    lane: LaneId | None
+    key_queue: KeyQueueId | None
     is_ready: bool = False  # no worker holds it yet
     is_gone: bool = False
     is_lost: bool = False  # in a directory that was left as damaged
@@ -42,7 +42,7 @@ class Plan:
 
     ops: list[Op] = field(default_factory=list)
     topic: Topic | None = None  # a type that is new
-    lane: Change | None = None
+    key_queue: Change | None = None
     dead: tuple[bytes, bytes | None] | None = None  # a row of the dead set, and its value from here on
     totals: tuple[int, Totals] | None = None
     scheduled: bytes | None = None  # the id of an entry that comes onto the timeline
@@ -55,15 +55,10 @@ def size_of(entry: Entry) -> int:
 
 def withdrawn(ticket: Ticket, entry: Entry, instead: Sequence[Op]) -> list[Op]:
     """Return the unit that takes an entry off the timeline and does ``instead``: both, or none of it."""
-    key = pack_timeline_key(ticket.mark >> 64, ticket.mark & 0xFFFF_FFFF_FFFF_FFFF)
+    key = timeline_key(ticket.mark)
     plain = [op for op in instead if isinstance(op, Append | Delete | Emit | Put | Schedule)]
     assert len(plain) == len(instead), "these are all that a spool does"
     return [Withdraw(key, ticket.type_id, entry_id(entry.uid, ticket.turn), ticket.due_at_ms, plain)]
-
-
-def dead_row(type_id: int, uid: bytes) -> bytes:
-    """Return the row of a dead entry."""
-    return spool_range(b"d", type_id, uid)[0]
 
 
 def event_of(kind: EventKind, type_id: int, entry: Entry, attempt: int, time_ms: int) -> bytes:

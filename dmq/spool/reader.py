@@ -18,16 +18,16 @@ from dataclasses import dataclass, field
 
 from broker_adapter.clock import Clock
 from dmq.errors import StoreCorrupt, StoreError, StoreFailed
-from dmq.spool.damage import Damage, Found, read_around
-from dmq.spool.kept import Kept
+from dmq.spool.damage import Found, Hole, mark_from, read_timeline
+from dmq.spool.entries import Entries
 from dmq.spool.plan import Ticket
-from dmq.spool.records import decode_entry, entry_id
-from dmq.store.believed import encode_clock
 from dmq.store.commit import Unit
-from dmq.store.keys import META_CLOCK, timeline_key, unpack_timeline_key
-from dmq.store.marks import Lane
-from dmq.store.ops import Done, Family, Put
-from dmq.store.record import decode_waiting
+from dmq.store.marks import Cursor
+from dmq.store.ops import Done, Put
+from dmq.store.schema.clock import encode_clock
+from dmq.store.schema.keys import META_CLOCK, TIMELINE_END, Family, timeline_key, unpack_timeline_key
+from dmq.store.schema.record import decode_waiting
+from dmq.store.schema.spool import decode_entry, entry_id
 from retry.log import LibraryLog
 from retry.sink import Held
 
@@ -39,7 +39,6 @@ ROWS_MAX = 512
 BYTES_MAX = 8 * 1024 * 1024
 NAP_MS_MAX = 200  # a step of the wall clock delays nothing longer than this
 _DONE_S = 0.5
-_END = b"\xff" * 17
 
 
 @dataclass(slots=True)
@@ -60,17 +59,17 @@ class Shelf:
 class Reader:
     """The thread, and what it made ready. What is out is kept in ``kept.out``, under the lock of ``kept``."""
 
-    def __init__(self, kept: Kept, wanted: set[str], on_failure: Callable[[StoreError], None]) -> None:
-        self._kept = kept
-        self._store = kept.store
-        self._marks = kept.store.marks
-        self._clock = kept.store.clock
+    def __init__(self, entries: Entries, wanted: set[str], on_failure: Callable[[StoreError], None]) -> None:
+        self._entries = entries
+        self._store = entries.store
+        self._marks = entries.store.marks
+        self._clock = entries.store.clock
         self._on_failure = on_failure  # told if the store cannot be read any more
         self._shelves: dict[int, Shelf] = {}
         self._wanted = wanted  # by name: a type may get its id later
         self._gone: set[int] = set()  # finished in this turn: a row read before that is there no more
         self.unreadable: dict[int, str] = {}  # by mark: rows that are no entries
-        self.damaged: dict[int, Damage] = {}  # by end
+        self.damaged: dict[bytes, Hole] = {}  # by end
         self._is_closing = False
         self._done = 0
         self._kept_offset_ms = _offset_ms(self._clock)
@@ -87,13 +86,13 @@ class Reader:
         self._marks.wake()
         if self._thread.is_alive():
             self._thread.join()
-        with self._kept.lock:
+        with self._entries.lock:
             for shelf in self._shelves.values():
                 for held in shelf.ready:
-                    self._kept.out.pop(_ticket(held).mark, None)
+                    self._entries.out.pop(_ticket(held).mark, None)
                 shelf.ready.clear()
             self._shelves.clear()
-            self._kept.changed.notify_all()
+            self._entries.changed.notify_all()
 
     # -- for those who take; the lock is held -------------------------------------------------------------------------
 
@@ -102,7 +101,7 @@ class Reader:
         if type_name not in self._wanted:
             self._wanted.add(type_name)
             self._marks.wake()
-        type_id = self._kept.type_id(type_name)
+        type_id = self._entries.type_id(type_name)
         shelf = self._shelves.get(type_id) if type_id is not None else None
         if shelf is None:
             return []
@@ -116,7 +115,7 @@ class Reader:
 
     def take_back(self, mark: int) -> Ticket:
         """Take an entry off its shelf, into the caller's hands."""
-        ticket = self._kept.out[mark]
+        ticket = self._entries.out[mark]
         shelf = self._shelves[ticket.type_id]
         (held,) = (each for each in shelf.ready if each.ticket is ticket)
         shelf.ready.remove(held)
@@ -127,7 +126,7 @@ class Reader:
     def gone(self, ticket: Ticket) -> None:
         """The row of an entry is there no more."""
         ticket.is_gone = True
-        self._kept.out.pop(ticket.mark, None)
+        self._entries.out.pop(ticket.mark, None)
         self._gone.add(ticket.mark)
 
     # -- the thread ---------------------------------------------------------------------------------------------------
@@ -137,10 +136,10 @@ class Reader:
         self._marks.begin_turn()
         now_ms = self._clock.now_ms()
         self._keep_clock()
-        with self._kept.lock:
+        with self._entries.lock:
             self._gone.clear()
             for name in self._wanted:
-                type_id = self._kept.type_id(name)
+                type_id = self._entries.type_id(name)
                 if type_id is not None:
                     self._shelf(type_id).is_wanted = True
             behind = [
@@ -167,18 +166,18 @@ class Reader:
         """Read what has become due since the last turn."""
         if not has_room:
             return False
-        claim = self._marks.claim(Lane.LIVE, now_ms)
+        claim = self._marks.claim(Cursor.LIVE, now_ms)
         if claim.stop <= claim.start:
             return False
         start, stop = timeline_key(claim.start), timeline_key(claim.stop)
-        found = read_around(self._store, start, stop, limit=ROWS_MAX, bytes_max=BYTES_MAX)
+        found = read_timeline(self._store, start, stop, limit=ROWS_MAX, bytes_max=BYTES_MAX)
         self._note(found)
         rows, unsynced = found.rows, self._marks.unsynced()
         while rows and int.from_bytes(rows[-1][0], "big") >= unsynced:
             rows.pop()
-        if found.next is not None and found.next < unsynced:
-            self._marks.retreat(Lane.LIVE, found.next)
-        with self._kept.lock:
+        if found.next is not None and mark_from(found.next) < unsynced:
+            self._marks.retreat(Cursor.LIVE, mark_from(found.next))
+        with self._entries.lock:
             for key, value in rows:
                 mark = int.from_bytes(key, "big")
                 type_id = self._type_of(mark, value)
@@ -187,9 +186,9 @@ class Reader:
                 shelf = self._shelf(type_id)
                 if shelf.behind is None and shelf.is_wanted and shelf.has_room:
                     self._make_ready(mark, type_id, shelf, value)
-                elif mark not in self._kept.out:
+                elif mark not in self._entries.out:
                     shelf.behind = min(mark, shelf.behind) if shelf.behind is not None else mark
-            self._kept.changed.notify_all()
+            self._entries.changed.notify_all()
         return bool(rows) or found.next is not None
 
     def _catch_up(self, type_id: int, shelf: Shelf) -> bool:
@@ -200,10 +199,10 @@ class Reader:
             shelf.behind = None
             return True
         start, stop = timeline_key(shelf.behind), timeline_key(until)
-        found = read_around(self._store, start, stop, limit=ROWS_MAX, bytes_max=BYTES_MAX)
+        found = read_timeline(self._store, start, stop, limit=ROWS_MAX, bytes_max=BYTES_MAX)
         self._note(found)
         unsynced = self._marks.unsynced()  # the cursor is below those: the reader comes by again
-        with self._kept.lock:
+        with self._entries.lock:
             left = None
             for key, value in found.rows:
                 mark = int.from_bytes(key, "big")
@@ -213,22 +212,24 @@ class Reader:
                     left = mark
                     break
                 self._make_ready(mark, type_id, shelf, value)
-            shelf.behind = left if left is not None else found.next
-            self._kept.changed.notify_all()
+            if left is None and found.next is not None:
+                left = mark_from(found.next)
+            shelf.behind = left
+            self._entries.changed.notify_all()
         return shelf.has_room
 
     def _note(self, found: Found) -> None:
-        damage = found.damage
-        if damage is None:
+        hole = found.hole
+        if hole is None:
             return
-        known = self.damaged.get(damage.end)
+        known = self.damaged.get(hole.end)
         if known is None:
-            log.error("spool_damaged", where=str(damage), error=damage.error)
-        if known is None or known.first < damage.first:
-            self.damaged[damage.end] = damage
+            log.error("spool_damaged", where=str(hole), error=hole.error)
+        if known is None or known.first < hole.first:
+            self.damaged[hole.end] = hole
 
     def _type_of(self, mark: int, value: bytes) -> int | None:
-        """Return whose row this is; one that cannot be told stays where it is, for ``dmq spool repair``."""
+        """Return whose row this is; one that cannot be told stays where it is, for ``dmq spool salvage``."""
         if mark in self.unreadable:
             return None
         try:
@@ -236,7 +237,7 @@ class Reader:
         except StoreCorrupt as error:
             self._cannot_read(mark, str(error))
             return None
-        if type_id not in self._kept.names.topics_by_id:
+        if type_id not in self._entries.names.topics_by_id:
             self._cannot_read(mark, f"type {type_id} has no name")
             return None
         return type_id
@@ -246,18 +247,18 @@ class Reader:
         log.error("spooled_entry_unreadable", key=f"{mark:032x}", error=error)
 
     def _make_ready(self, mark: int, type_id: int, shelf: Shelf, value: bytes) -> None:
-        kept = self._kept
-        if mark in kept.out or mark in self._gone:
+        entries = self._entries
+        if mark in entries.out or mark in self._gone:
             return
         try:
-            entry, turn = decode_entry(value, kept.type_name(type_id))
+            entry, turn = decode_entry(value, entries.type_name(type_id))
         except StoreCorrupt as error:
             self._cannot_read(mark, str(error))
             return
-        ticket = kept.out[mark] = kept.ticket(entry, mark, turn)
+        ticket = entries.out[mark] = entries.ticket(entry, mark, turn)
         arriving = (type_id, entry_id(entry.uid, turn))
-        if arriving in kept.arriving:  # whoever put it holds it, and is just being told
-            kept.arriving[arriving] = ticket
+        if arriving in entries.arriving:  # whoever put it holds it, and is just being told
+            entries.arriving[arriving] = ticket
             return
         ticket.is_ready = True
         shelf.ready.append(Held(entry, ticket))
@@ -278,16 +279,17 @@ class Reader:
         if now_s < self._look_at_done_s:
             return
         self._look_at_done_s = now_s + _DONE_S
-        with self._kept.lock:
+        with self._entries.lock:
             behind = [each.behind for each in self._shelves.values() if each.behind is not None]
-            damaged = [each.first for each in self.damaged.values()]
-            done = min([self._marks.low(), *behind, *self._kept.out, *self.unreadable, *damaged])
+            damaged = [mark_from(each.first) for each in self.damaged.values()]
+            done = min([self._marks.low(), *behind, *self._entries.out, *self.unreadable, *damaged])
         if done != self._done:
             self._done = done
             self._store.submit([Done(done)], _ignore, is_urgent=True)
 
     def _next_due_ms(self) -> int | None:
-        first = read_around(self._store, timeline_key(self._marks.low()), _END, limit=1, bytes_max=BYTES_MAX).rows
+        start = timeline_key(self._marks.low())
+        first = read_timeline(self._store, start, TIMELINE_END, limit=1, bytes_max=BYTES_MAX).rows
         return unpack_timeline_key(first[0][0])[0] if first else None
 
     def _run(self) -> None:

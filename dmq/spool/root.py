@@ -27,11 +27,12 @@ from weakref import WeakSet
 from broker_adapter.clock import Clock
 from dmq.errors import StoreCorrupt, StoreError, StoreFailed, StoreLocked
 from dmq.spool.clock import ForwardClock
-from dmq.spool.kept import Kept
-from dmq.store.believed import encode_clock
+from dmq.spool.entries import Entries
 from dmq.store.cell import unusable
-from dmq.store.keys import META_CLOCK
-from dmq.store.ops import Family, Put
+from dmq.store.ops import Put
+from dmq.store.schema.clock import encode_clock
+from dmq.store.schema.files import ADOPTER_FILE
+from dmq.store.schema.keys import META_CLOCK, Family
 from dmq.store.store import Store, StoreOptions
 from retry.log import LibraryLog
 
@@ -39,11 +40,10 @@ log = LibraryLog("dmq.spool")
 
 _PREFIX = "spool-"
 _ADOPTED = ".adopted"
-_ADOPTER = "ADOPTER"
 
 
 class Damaged(NamedTuple):
-    """A directory that cannot be used, or not all of it. It stays; ``dmq spool repair`` says what can be saved."""
+    """A directory that cannot be used, or not all of it. It stays; ``dmq spool salvage`` says what can be saved."""
 
     path: Path
     error: str
@@ -69,7 +69,7 @@ class Root:
         """Return the directories, in the order of their names."""
         return sorted(each for each in self.path.glob(f"{_PREFIX}*") if each.is_dir() and each.suffix != _ADOPTED)
 
-    def open_own(self, *, besides: Path | None = None) -> tuple[Path, Kept]:
+    def open_own(self, *, besides: Path | None = None) -> tuple[Path, Entries]:
         """Open the first directory that nobody uses, or a new one."""
         with self._choosing():
             for path in self.directories():
@@ -77,7 +77,7 @@ class Root:
                 if found is not None:
                     return path, found
             path = self.path / f"{_PREFIX}{secrets.token_hex(6)}"
-            return path, Kept(self.open(path))
+            return path, Entries(self.open(path))
 
     def open(self, path: Path) -> Store:
         """Open a directory. Damage that the first write meets is damage, and not a failure that may be over later."""
@@ -102,7 +102,7 @@ class Root:
     def _open(self, path: Path) -> Store:
         return Store.open(path, self.clock, self._options)
 
-    def orphans(self, own: Path, is_wanted: Callable[[], bool]) -> Iterator[tuple[Path, Kept]]:
+    def orphans(self, own: Path, is_wanted: Callable[[], bool]) -> Iterator[tuple[Path, Entries]]:
         """Open, one after the other, the directories whose processes are dead, for ``own``; the caller closes them."""
         for path in self.directories():
             if not is_wanted():
@@ -120,7 +120,7 @@ class Root:
             log.error("spool_directory_damaged", path=str(path), error=error)
         self.damaged[path] = Damaged(path, error)
 
-    def remove(self, path: Path, orphan: Kept, own: Path) -> None:
+    def remove(self, path: Path, orphan: Entries, own: Path) -> None:
         """Close and remove a directory whose entries are durable in ``own``: whole, or, after a crash, of no account.
 
         Nobody may open it between the two: it would be taken away from under them.
@@ -129,7 +129,7 @@ class Root:
         with self._choosing():
             for other in self.directories():
                 if self.adopter_of(other) == path.name:
-                    _write(other / _ADOPTER, own.name)
+                    _write(other / ADOPTER_FILE, own.name)
             orphan.store.close()
             path.rename(gone)
         self.sweep()
@@ -143,11 +143,11 @@ class Root:
     def adopter_of(path: Path) -> str | None:
         """Return the name of the directory that a directory is being moved to."""
         try:
-            return (path / _ADOPTER).read_text(encoding="utf-8").strip()
+            return (path / ADOPTER_FILE).read_text(encoding="utf-8").strip()
         except OSError:
             return None
 
-    def _claim(self, path: Path, own: Path) -> Kept | None:
+    def _claim(self, path: Path, own: Path) -> Entries | None:
         adopter = self.adopter_of(path)
         if adopter not in {None, own.name}:
             other = self.path / str(adopter)
@@ -156,17 +156,17 @@ class Root:
         found = self._open_free(path)
         if found is not None and adopter != own.name:
             try:
-                _write(path / _ADOPTER, own.name)
+                _write(path / ADOPTER_FILE, own.name)
             except OSError as error:
                 found.store.close()
                 raise unusable(path, error) from error
         return found
 
-    def _open_free(self, path: Path) -> Kept | None:
+    def _open_free(self, path: Path) -> Entries | None:
         try:
             store = self.open(path)
             try:
-                return Kept(store)
+                return Entries(store)
             except BaseException:
                 store.close()
                 raise

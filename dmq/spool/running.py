@@ -10,12 +10,11 @@ from __future__ import annotations
 import threading
 
 from dmq.errors import StoreCorrupt, StoreError
-from dmq.spool.kept import Kept
+from dmq.spool.entries import Entries
 from dmq.spool.reader import Reader
 from dmq.spool.root import Root
 from dmq.spool.trail import SpoolTrail
-from dmq.store.keys import timeline_key
-from dmq.store.ops import Family
+from dmq.store.schema.keys import Family, timeline_key
 from retry.log import LibraryLog
 
 log = LibraryLog("dmq.spool")
@@ -35,10 +34,10 @@ class Running:
         self._closing = threading.Event()
         self._has_been_corrupt = False
         self.reopened_total = 0
-        self.kept: Kept
+        self.entries: Entries
         self.reader: Reader
-        self.path, kept = root.open_own()
-        self._start(kept)
+        self.path, entries = root.open_own()
+        self._start(entries)
         self._thread = threading.Thread(target=self._mend, name="dmq-spool-mender", daemon=True)
         self._thread.start()
 
@@ -48,18 +47,18 @@ class Running:
         self._is_down.set()
         self._thread.join()
         self.reader.close()
-        self._trail.end(self.kept.store, is_orderly=True)
+        self._trail.end(self.entries.store, is_orderly=True)
         try:
-            self.kept.store.close()
+            self.entries.store.close()
         except StoreError as error:
             log.error("spool_not_closed_well", path=str(self.path), error=str(error))  # noqa: TRY400
 
-    def _start(self, kept: Kept) -> None:
-        self._trail.begin(kept.store, is_threaded=not self._is_driven)
-        reader = Reader(kept, self._wanted, lambda _: self._is_down.set())
-        kept.store.on_failure = lambda _: self._is_down.set()
-        self.kept, self.reader = kept, reader
-        if kept.store.failure is not None:  # before anybody listened
+    def _start(self, entries: Entries) -> None:
+        self._trail.begin(entries.store, is_threaded=not self._is_driven)
+        reader = Reader(entries, self._wanted, lambda _: self._is_down.set())
+        entries.store.on_failure = lambda _: self._is_down.set()
+        self.entries, self.reader = entries, reader
+        if entries.store.failure is not None:  # before anybody listened
             self._is_down.set()
         if not self._is_driven:
             reader.start()
@@ -69,7 +68,7 @@ class Running:
             self._is_down.wait()
             if self._closing.is_set():
                 return
-            failed = self.kept.store
+            failed = self.entries.store
             log.error("spool_failed", path=str(self.path), error=str(failed.failure or "it cannot be read"))
             self.reader.close()
             self._trail.end(failed, is_orderly=False)
@@ -88,9 +87,9 @@ class Running:
         attempt = 0
         while not self._closing.wait(REOPEN_S[min(attempt, len(REOPEN_S) - 1)]):
             attempt += 1
-            was = self.kept
+            was = self.entries
             try:
-                kept = self._open_another() if is_hopeless else self._open_again()
+                entries = self._open_another() if is_hopeless else self._open_again()
             except StoreCorrupt as error:
                 self._root.name_damaged(self.path, str(error))
                 is_hopeless = True
@@ -101,20 +100,20 @@ class Running:
                 self._is_down.clear()  # only now: the reader and the writer of what failed may both have said so
                 if self._closing.is_set():
                     self._is_down.set()
-                self._start(kept)
+                self._start(entries)
                 with was.lock:
                     was.changed.notify_all()
                     was.room.notify_all()
-                log.info("spool_mended", path=str(self.path), sequence=kept.store.recovery.sequence)
+                log.info("spool_mended", path=str(self.path), sequence=entries.store.recovery.sequence)
                 return True
         return False
 
-    def _open_again(self) -> Kept:
+    def _open_again(self) -> Entries:
         """Open the same directory: what is held is held still, unless it was finished after all."""
-        was = self.kept
+        was = self.entries
         store = self._root.open(self.path)
         try:
-            kept = Kept(store, was.out)
+            entries = Entries(store, was.out)
             marks = list(was.out)
             rows = store.get_many(Family.TIMELINE, [timeline_key(mark) for mark in marks])
         except BaseException:
@@ -124,13 +123,13 @@ class Running:
             for mark, row in zip(marks, rows, strict=True):
                 if row is None:
                     was.out.pop(mark).is_gone = True
-        return kept
+        return entries
 
-    def _open_another(self) -> Kept:
+    def _open_another(self) -> Entries:
         """Open another directory; what is held is left in this one, and comes again from there."""
-        path, kept = self._root.open_own(besides=self.path)
-        with self.kept.lock:
-            for ticket in self.kept.out.values():
+        path, entries = self._root.open_own(besides=self.path)
+        with self.entries.lock:
+            for ticket in self.entries.out.values():
                 ticket.is_lost = True
         self.path = path
-        return kept
+        return entries

@@ -8,7 +8,6 @@ sent again. Where the ways leave room the report gives a range.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shutil
@@ -21,25 +20,32 @@ from typing import NamedTuple
 
 from broker_adapter.clock import Clock
 from dmq.errors import StoreCorrupt
-from dmq.spool.copies import choosing, directories, hold, workplace
-from dmq.spool.figures import Verifier, totals_of
+from dmq.spool.copies import choosing, directories, hold, workplace, write_json
+from dmq.spool.entries import Entries, settling
+from dmq.spool.figures import Checker, totals_of
 from dmq.spool.inspect import Found, How, Look, State, open_look, store_options
-from dmq.spool.kept import Kept
-from dmq.spool.lanes import LaneId, lane_id
-from dmq.spool.records import decode_entry, turn_of
 from dmq.spool.root import Root
 from dmq.spool.salvage_log import Tell, puts_of
 from dmq.spool.salvage_rest import Rest
-from dmq.store import keys
-from dmq.store.commit import Unit
-from dmq.store.keys import WAITING_GENERATION, pack_index_prefix, timeline_key, timeline_mark
-from dmq.store.ops import Family, Put
-from dmq.store.outbox import block_count, decode_state
-from dmq.store.record import decode_index
+from dmq.store.ops import Put
+from dmq.store.schema import keys
+from dmq.store.schema.files import ADOPTER_FILE
+from dmq.store.schema.index import decode_index
+from dmq.store.schema.keys import WAITING_GENERATION, Family, pack_index_prefix, timeline_key
+from dmq.store.schema.outbox import block_count, decode_state
+from dmq.store.schema.spool import (
+    SPOOL_KEY_QUEUE,
+    KeyQueueId,
+    decode_entry,
+    key_queue_id,
+    key_queue_of,
+    parked_number,
+    spool_rows,
+    turn_of,
+)
 from dmq.store.store import Store
 
 _PER_UNIT = 256
-ADOPTER = "ADOPTER"  # see ``dmq.spool.root``
 _NAMED_MAX = 1_000
 _WAL_BYTES_MIN = 150  # of a new entry in the log: timeline row, index row, event, figures
 
@@ -80,6 +86,11 @@ class Report:
     saved_in: str = ""
     kept_in: str = ""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing."""
+        return self.missing == _NOTHING
+
     def as_json(self) -> dict[str, object]:
         """Return the report as JSON values."""
         plain = asdict(self)
@@ -87,17 +98,17 @@ class Report:
         return plain
 
 
-def repair(path: Path, clock: Clock, tell: Tell) -> Report:
+def salvage(path: Path, clock: Clock, tell: Tell) -> Report:
     """Save what can be read of ``path`` beside it, and put the original aside; no entry of it is ever removed.
 
     ``StoreLocked`` if a process uses it. A crash on the way leaves the original as it is, or both: then entries are
     sent twice.
     """
     with hold(path), workplace(path.parent) as work:
-        return _Repair(path, work, clock, tell).run()
+        return _Salvage(path, work, clock, tell).run()
 
 
-class _Repair:
+class _Salvage:
     def __init__(self, path: Path, work: Path, clock: Clock, tell: Tell) -> None:
         self._path = path
         self._work = work
@@ -117,7 +128,7 @@ class _Repair:
             look = open_look(self._path, self._work, self._clock, self._tell, stack)
             if look.how is How.STRICT:
                 self._tell("reading it")
-                findings = Verifier(look, self._tell).run()
+                findings = Checker(look, self._tell).run()
                 if not findings:
                     return Report(directory=str(self._path), error="", opened=look.how)
                 look.error = look.holes[0].error if look.holes else findings[0]
@@ -125,7 +136,7 @@ class _Repair:
             fresh = self._work / "fresh"
             store = Store.open(fresh, self._clock, store_options())
             try:
-                self._save(look, Kept(store))
+                self._save(look, Entries(store))
                 taken_over = look.rows(Family.GROUP, b"\xff\xff\xff\xffa", b"\xff\xff\xff\xffb")
                 if ops := [Put(Family.GROUP, key, value) for key, value in taken_over]:
                     store.commit(ops)
@@ -135,66 +146,71 @@ class _Repair:
         return self._exchange(fresh, report)
 
     def _name_dropped(self, look: Look) -> None:
+        """Collect the uids of dropped records; each record has its uids twice at least, so one read once is damaged."""
         for dropped in look.dropped:
-            puts = puts_of(dropped.data) if dropped.data is not None else None
-            self._is_told &= puts is not None
-            for key, value in puts or ():
+            data = dropped.data
+            puts = None if data is None else puts_of(data)
+            if data is None or puts is None:
+                self._is_told = False
+                continue
+            for key, value in puts:
                 if len(key) == 16 or key[:5] == b"\xff\xff\xff\xffm":
-                    with suppress(StoreCorrupt):
+                    try:
                         uid = decode_entry(value, "")[0].uid
-                        self._dropped_uids.add(uid)
-                        if dropped.is_tail:
-                            self._dropped_last.add(uid)
+                    except StoreCorrupt:
+                        uid = b""
+                    if not uid or data.count(uid) == 1:
+                        self._is_told = False
+                        continue
+                    self._dropped_uids.add(uid)
+                    if dropped.is_tail:
+                        self._dropped_last.add(uid)
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
-    def _save(self, look: Look, kept: Kept) -> None:
-        lanes = self._lanes(look)
+    def _save(self, look: Look, entries: Entries) -> None:
+        key_queues = self._key_queues(look)
         for found in look.parked() if look.has_lost_writes else ():  # the head they became is lost
-            first = lanes.first.get(lane_id(found.type_id, found.entry.key), 0)
-            if int.from_bytes(found.key[-8:], "big") < first:
-                self._keep(look, kept, found)
+            first = key_queues.first.get(key_queue_id(found.type_id, found.entry.key), 0)
+            if parked_number(found.key) < first:
+                self._keep(look, entries, found)
         later: list[Found] = []
         for found in look.waiting():
-            lane = lane_id(found.type_id, found.entry.key) if found.entry.key else None
-            if lane is not None and lanes.head.get(lane, found.key[8:]) != found.key[8:]:
+            key_queue = key_queue_id(found.type_id, found.entry.key) if found.entry.key else None
+            if key_queue is not None and key_queues.head.get(key_queue, found.key[8:]) != found.key[8:]:
                 later.append(found)
             else:
-                self._keep(look, kept, found)
+                self._keep(look, entries, found)
         with ExitStack() as stack:
             rest = Rest(look, self._path, self._work, self._tell, stack)
             for found in rest.waiting():
-                self._keep(look, kept, found)
+                self._keep(look, entries, found)
             self._missing_uids, self._index_missing = rest.missing_uids, rest.missing
             for found in sorted(later, key=lambda each: each.key[8:]):
-                self._keep(look, kept, found)
+                self._keep(look, entries, found)
             for found in look.parked():
-                first = lanes.first.get(lane_id(found.type_id, found.entry.key), 0) if look.has_lost_writes else 0
-                if int.from_bytes(found.key[-8:], "big") >= first:
-                    self._keep(look, kept, found)
+                first = (
+                    key_queues.first.get(key_queue_id(found.type_id, found.entry.key), 0) if look.has_lost_writes else 0
+                )
+                if parked_number(found.key) >= first:
+                    self._keep(look, entries, found)
             for found in look.dead():
-                self._keep(look, kept, found)
+                self._keep(look, entries, found)
             for found in rest.group():
-                self._keep(look, kept, found)
+                self._keep(look, entries, found)
         self._settle()
 
-    def _keep(self, look: Look, kept: Kept, found: Found) -> None:
+    def _keep(self, look: Look, entries: Entries, found: Found) -> None:
         if look.has_lost_writes and _is_superseded(look, found):
             self._superseded += 1
             return
         done: Future[None] = Future()
-
-        def settle(unit: Unit) -> None:
-            if unit.error is not None:
-                done.set_exception(unit.error)
-            else:
-                done.set_result(None)
-
-        with kept.lock:
+        settle = settling(done)
+        with entries.lock:
             if found.dead is not None:
-                kept.adopt_dead(found.dead, found.turn, settle)
+                entries.adopt_dead(found.dead, found.turn, settle)
             else:
-                kept.put(found.entry, lambda unit, _: settle(unit))
+                entries.put(found.entry, lambda unit, _: settle(unit))
         self._waiting.append(done)
         self._dropped_uids.discard(found.entry.uid)
         self._saved[found.entry.type_name, found.dead is not None] += 1
@@ -208,19 +224,19 @@ class _Repair:
         self._tell(f"{self._saved.total():,} entries saved")
 
     @staticmethod
-    def _lanes(look: Look) -> _Lanes:
+    def _key_queues(look: Look) -> _KeyQueues:
         """Where batches are lost a key can have two entries on the timeline: the one that came first goes first."""
-        head: dict[LaneId, bytes] = {}
-        first: dict[LaneId, int] = {}
+        head: dict[KeyQueueId, bytes] = {}
+        first: dict[KeyQueueId, int] = {}
         if look.has_lost_writes:
             for found in look.waiting():
                 if found.entry.key:
-                    lane = lane_id(found.type_id, found.entry.key)
-                    head[lane] = min(found.key[8:], head.get(lane, found.key[8:]))
-            for key, value in look.rows(Family.GROUP, b"\xff\xff\xff\xffl", b"\xff\xff\xff\xffm"):
+                    key_queue = key_queue_id(found.type_id, found.entry.key)
+                    head[key_queue] = min(found.key[8:], head.get(key_queue, found.key[8:]))
+            for key, value in look.rows(Family.GROUP, *spool_rows(SPOOL_KEY_QUEUE)):
                 with suppress(StoreCorrupt):
-                    first[LaneId(int.from_bytes(key[5:9], "big"), key[9:])] = keys.unpack_pair(value)[0]
-        return _Lanes(head, first)
+                    first[key_queue_of(key)] = keys.unpack_pair(value)[0]
+        return _KeyQueues(head, first)
 
     # -- counting -----------------------------------------------------------------------------------------------------
 
@@ -278,27 +294,24 @@ class _Repair:
         report = replace(report, saved_in=str(target), kept_in=str(aside))
         written = aside.with_name(f"{aside.name}.json")
         part = self._work / "report.json"
-        with part.open("w", encoding="utf-8") as file:
-            json.dump(report.as_json(), file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
+        write_json(part, report.as_json())
         with choosing(root):
             part.rename(written)
             if Root.adopter_of(self._path) is not None:
-                shutil.copyfile(self._path / ADOPTER, fresh / ADOPTER)
+                shutil.copyfile(self._path / ADOPTER_FILE, fresh / ADOPTER_FILE)
             fresh.rename(target)
             for other in directories(root):  # what was being moved to the one goes on to the other
                 if Root.adopter_of(other) == self._path.name:
-                    (other / ADOPTER).write_text(target.name, encoding="utf-8")
+                    (other / ADOPTER_FILE).write_text(target.name, encoding="utf-8")
             _sync(root)
             self._path.rename(aside)
             _sync(root)
         return report
 
 
-class _Lanes(NamedTuple):
-    head: dict[LaneId, bytes]  # sequence of the first entry on the timeline
-    first: dict[LaneId, int]  # number of the first parked entry that is still to come
+class _KeyQueues(NamedTuple):
+    head: dict[KeyQueueId, bytes]  # sequence of the first entry on the timeline
+    first: dict[KeyQueueId, int]  # number of the first parked entry that is still to come
 
 
 def _is_superseded(look: Look, found: Found) -> bool:
@@ -310,7 +323,7 @@ def _is_superseded(look: Look, found: Found) -> bool:
             if turn < found.turn or (turn == found.turn and found.state is State.WAITING):
                 continue
             receipt = decode_index(value)
-            mark = timeline_mark(receipt.at_ms, receipt.sequence)
+            mark = receipt.mark
             if look.source.get_many(Family.TIMELINE, [timeline_key(mark)])[0] is not None:
                 return True
     return False

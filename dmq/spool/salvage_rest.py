@@ -9,14 +9,15 @@ from pathlib import Path
 
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.spool.copies import copy_directory
-from dmq.spool.inspect import Found, Hole, How, Look, State
-from dmq.spool.records import decode_entry
+from dmq.spool.damage import Hole
+from dmq.spool.inspect import Found, How, Look, State
 from dmq.spool.salvage_log import Tell, clean_logs
-from dmq.store import keys
-from dmq.store.keys import WAITING_GENERATION, pack_index_prefix, timeline_key, timeline_mark
-from dmq.store.ops import Family
-from dmq.store.record import decode_index, decode_waiting
 from dmq.store.rocks import RocksEngine, RocksOptions, rebuild_manifest
+from dmq.store.schema import keys
+from dmq.store.schema.index import decode_index
+from dmq.store.schema.keys import Family
+from dmq.store.schema.record import decode_waiting
+from dmq.store.schema.spool import decode_entry
 from retry.sink import UID_BYTES
 
 _NAMED_MAX = 1_000
@@ -42,13 +43,13 @@ class Rest:
         """Give the entries of the timeline that were not reached; count those that cannot be."""
         if not self._timeline:
             return
-        start, stop = pack_index_prefix(WAITING_GENERATION, 0), keys.generation_range(1, 2)[0]
+        start, stop = keys.pack_index_prefix(keys.WAITING_GENERATION, 0), keys.generation_range(1, 2)[0]
         for key, value in self._look.rows(Family.INDEX, start, stop):
             with suppress(StoreCorrupt):
                 receipt = decode_index(value)
-                row = timeline_key(timeline_mark(receipt.at_ms, receipt.sequence))
+                row = receipt.key
                 if any(hole.first <= row < hole.end for hole in self._timeline):
-                    found = self._ask(row, int.from_bytes(key[4:8], "big"))
+                    found = self._ask(row, keys.index_place(key)[1])
                     if found is not None:
                         yield found
                     else:

@@ -16,16 +16,16 @@ from typing import Any, Self
 
 from broker_adapter.clock import Clock, SystemClock
 from dmq.audit.events import gap_event
-from dmq.errors import StoreClosed, StoreCorrupt, StoreError
+from dmq.errors import SpoolCorrupt, StoreClosed, StoreCorrupt, StoreError
 from dmq.spool.adopt import Adopter
 from dmq.spool.bounds import WAIT_S, Bounds, SpoolOptions
-from dmq.spool.kept import Kept
+from dmq.spool.entries import Entries
 from dmq.spool.plan import Ticket
-from dmq.spool.records import Totals
 from dmq.spool.root import Damaged, Root
 from dmq.spool.running import Running
 from dmq.spool.trail import SpoolTrail
 from dmq.store.commit import Unit
+from dmq.store.schema.spool import Totals
 from dmq.store.store import StoreOptions
 from retry.sink import (
     KEY_BYTES_MAX,
@@ -75,7 +75,7 @@ class Spool:
                 durability=self.options.durability,
                 outbox_bytes_max=self.options.trail_bytes_max,
                 low_water_bytes=self.options.free_bytes_min,
-                rocks=self.options.rocks,
+                rocks=self.options.rocks._replace(corrupt=SpoolCorrupt),
                 gap_event=gap_event,
             ),
         )
@@ -102,9 +102,9 @@ class Spool:
         return self._running.path
 
     @property
-    def kept(self) -> Kept:
+    def entries(self) -> Entries:
         """What the directory holds, in the store as it is open now."""
-        return self._running.kept
+        return self._running.entries
 
     @property
     def reopened_total(self) -> int:
@@ -147,7 +147,7 @@ class Spool:
     def put(self, entry: Entry, *, is_held: bool = False) -> Future[Held | None]:
         _check(entry)
         done: Future[Held | None] = _promise()
-        kept = self._usable()
+        entries = self._usable()
 
         def settled(unit: Unit, ticket: Ticket | None) -> None:
             if unit.error is not None:
@@ -156,9 +156,9 @@ class Spool:
                 done.set_result(Held(entry, ticket) if ticket is not None else None)
 
         try:
-            with kept.lock:
-                self._bounds.make_room(kept, entry, self._usable)
-                kept.put(entry, settled, is_held=is_held)
+            with entries.lock:
+                self._bounds.make_room(entries, entry, self._usable)
+                entries.put(entry, settled, is_held=is_held)
         except StoreError as error:
             done.set_exception(self._of_ours(error))
         except SinkError as error:
@@ -166,25 +166,25 @@ class Spool:
         return done
 
     def has_waiting(self, type_name: str, key: str) -> bool:
-        kept = self._usable()
-        with self._as_ours(), kept.lock:
-            return kept.has_waiting(type_name, key)
+        entries = self._usable()
+        with self._as_ours(), entries.lock:
+            return entries.has_waiting(type_name, key)
 
     def take(self, type_name: str, limit: int, timeout_s: float) -> Sequence[Held]:
         until_s = self.clock.monotonic_s() + timeout_s
         while not self._is_closed:
             self._usable(even_down=True)
-            kept, reader = self._running.kept, self._running.reader
-            with kept.lock:
+            entries, reader = self._running.entries, self._running.reader
+            with entries.lock:
                 taken = reader.pop(type_name, limit)
                 left_s = until_s - self.clock.monotonic_s()
                 if taken or left_s <= 0 or self._is_closed:
                     return taken
-                kept.changed.wait(min(left_s, WAIT_S))  # the reader may be another one then
+                entries.changed.wait(min(left_s, WAIT_S))  # the reader may be another one then
         return []
 
     def finish(self, held: Held) -> Future[None]:
-        return self._change(held, lambda kept, ticket, settle: kept.finish(ticket, held.entry, settle))
+        return self._change(held, lambda entries, ticket, settle: entries.finish(ticket, held.entry, settle))
 
     def again(
         self, held: Held, due_at_ms: int, *, is_counted: bool, error: str = "", is_uncertain: bool = False
@@ -197,41 +197,43 @@ class Spool:
             error=error or held.entry.error,
             is_uncertain=is_uncertain or held.entry.is_uncertain,
         )
-        return self._change(held, lambda kept, ticket, settle: kept.again(ticket, entry, settle, is_counted=is_counted))
+        return self._change(
+            held, lambda entries, ticket, settle: entries.again(ticket, entry, settle, is_counted=is_counted)
+        )
 
     def bury(self, held: Held, death: Death, error: str, *, is_counted: bool = True) -> Future[None]:
         entry = replace(held.entry, attempts=held.entry.attempts + is_counted, error=error or held.entry.error)
-        return self._change(held, lambda kept, ticket, settle: kept.bury(ticket, entry, death, settle))
+        return self._change(held, lambda entries, ticket, settle: entries.bury(ticket, entry, death, settle))
 
-    def _change(self, held: Held, change: Callable[[Kept, Ticket, Callable[[Unit], None]], None]) -> Future[None]:
+    def _change(self, held: Held, change: Callable[[Entries, Ticket, Callable[[Unit], None]], None]) -> Future[None]:
         """Do the last thing to a held entry; asked twice, the first time counts and answers both."""
         done: Future[None] = _promise()
         ticket = held.ticket
         assert isinstance(ticket, Ticket)
-        kept = self._usable()
+        entries = self._usable()
 
         def settled(unit: Unit) -> None:
-            with kept.lock:
+            with entries.lock:
                 if unit.error is not None:
                     ticket.ending = None
                 else:
                     self._running.reader.gone(ticket)
-                    kept.room.notify_all()
+                    entries.room.notify_all()
             if unit.error is not None:
                 done.set_exception(self._of_ours(unit.error))
             else:
                 done.set_result(None)
 
         try:
-            with kept.lock:
+            with entries.lock:
                 if ticket.ending is not None:
                     return ticket.ending
                 if ticket.is_lost:
                     raise StoreCorrupt(f"the entry lies in a directory that is damaged: {self.damaged}")
-                if ticket.is_gone or kept.out.get(ticket.mark) is not ticket:
+                if ticket.is_gone or entries.out.get(ticket.mark) is not ticket:
                     done.set_result(None)
                 else:
-                    change(kept, ticket, settled)
+                    change(entries, ticket, settled)
                     ticket.ending = done
         except StoreError as error:
             done.set_exception(self._of_ours(error))
@@ -240,18 +242,18 @@ class Spool:
     # -- the dead set and figures -------------------------------------------------------------------------------------
 
     def dead(self, type_name: str, *, after: bytes = b"", limit: int = 100) -> Sequence[DeadEntry]:
-        kept = self._usable()
-        with self._as_ours(), kept.lock:
-            return kept.dead(type_name, after, limit)
+        entries = self._usable()
+        with self._as_ours(), entries.lock:
+            return entries.dead(type_name, after, limit)
 
     def requeue(self, type_name: str, uids: Sequence[bytes]) -> int:
-        kept = self._usable()
+        entries = self._usable()
         waiting: list[Future[None]] = []
         with self._as_ours():
             for uid in uids:
                 done: Future[None] = Future()
-                with kept.lock:
-                    if kept.requeue(type_name, uid, _into(done)):
+                with entries.lock:
+                    if entries.requeue(type_name, uid, _into(done)):
                         waiting.append(done)
             for done in waiting:
                 done.result()
@@ -263,14 +265,14 @@ class Spool:
         ``waiting`` are those that no worker holds. An entry that is parked behind another one of its key does not count
         for ``oldest_at_ms``.
         """
-        kept = self._usable(even_down=True)
-        with kept.lock:
-            known = kept.type_id(type_name) if type_name else None
-            totals = kept.totals if not type_name else {known: kept.totals.get(known, Totals())} if known else {}
-            held = [each for each in kept.out.values() if not each.is_ready and each.type_id in totals]
+        entries = self._usable(even_down=True)
+        with entries.lock:
+            known = entries.type_id(type_name) if type_name else None
+            totals = entries.totals if not type_name else {known: entries.totals.get(known, Totals())} if known else {}
+            held = [each for each in entries.out.values() if not each.is_ready and each.type_id in totals]
             oldest_at_ms: int | None = None
             with suppress(StoreError):
-                oldest = [kept.oldest(type_id, kept.is_free) for type_id, each in totals.items() if each.waiting]
+                oldest = [entries.oldest(type_id, entries.is_free) for type_id, each in totals.items() if each.waiting]
                 oldest_at_ms = min((found[1].created_at_ms for found in oldest if found is not None), default=None)
             return SinkStats(
                 waiting=max(0, sum(each.waiting for each in totals.values()) - len(held)),
@@ -290,31 +292,31 @@ class Spool:
     @property
     def types(self) -> list[str]:
         """The types of which something was ever kept here."""
-        kept = self._usable(even_down=True)
-        with kept.lock:
-            return sorted(kept.names.topics)
+        entries = self._usable(even_down=True)
+        with entries.lock:
+            return sorted(entries.names.topics)
 
     def close(self) -> None:
         """Let go. What is held comes again in the next run. Idempotent; in a child of a fork it does nothing."""
         if os.getpid() != self._pid or self._is_closed:
             return
         self._is_closed = True
-        with self._running.kept.lock:
-            self._running.kept.room.notify_all()
+        with self._running.entries.lock:
+            self._running.entries.room.notify_all()
         self._adopter.close()
         self._running.close()
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
-    def _usable(self, *, even_down: bool = False) -> Kept:
+    def _usable(self, *, even_down: bool = False) -> Entries:
         if os.getpid() != self._pid:
             raise SinkClosed(_FORKED)
         if self._is_closed:
             raise SinkClosed(_CLOSED)
-        kept = self._running.kept
-        if kept.store.failure is not None and not even_down:
-            raise SinkUnavailable(f"{self.path} has failed and is being opened again: {kept.store.failure}")
-        return kept
+        entries = self._running.entries
+        if entries.store.failure is not None and not even_down:
+            raise SinkUnavailable(f"{self.path} has failed and is being opened again: {entries.store.failure}")
+        return entries
 
     def _of_ours(self, error: StoreError) -> SinkError:
         """Return our error for one of the store's: what was asked is in doubt."""

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
-from dmq.store import keys, outbox
-from dmq.store.believed import BelievedClock, encode_clock
+from dmq.store.believed import BelievedClock
 from dmq.store.counts import Counts
 from dmq.store.engine import Engine, queue_end
-from dmq.store.keys import half_body_key, pack_index_prefix, pack_queue_key, pack_timeline_key, pack_u64
 from dmq.store.marks import Marks
 from dmq.store.ops import (
     NO_RECEIPT,
@@ -24,24 +22,31 @@ from dmq.store.ops import (
     Done,
     DropOutbox,
     Emit,
-    EntryState,
-    Family,
     Growth,
     HandOver,
     HoldOutbox,
     IfKnown,
     Op,
     Put,
-    Receipt,
     Reschedule,
     Schedule,
     SkipOutbox,
     Withdraw,
     scheduled_times,
 )
-from dmq.store.outbox import pack_record_head
 from dmq.store.outbox_rows import OutboxRows
-from dmq.store.record import decode_index, encode_index_finished, encode_index_waiting, encode_index_withdrawn
+from dmq.store.schema import keys, outbox
+from dmq.store.schema.clock import encode_clock
+from dmq.store.schema.index import (
+    EntryState,
+    Receipt,
+    decode_index,
+    encode_index_finished,
+    encode_index_waiting,
+    encode_index_withdrawn,
+)
+from dmq.store.schema.keys import Family, half_body_key, pack_index_prefix, pack_queue_key, pack_timeline_key, pack_u64
+from dmq.store.schema.outbox import pack_record_head
 
 _WITHDRAWN_KEPT = 10_000
 _KEEP_CLOCK_MS = 5_000  # how often the clocks are kept, with a batch that is written anyway

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt, StoreError, StoreFailed, StoreFull, told
 from dmq.store.cell import Cell, unusable
+from dmq.store.schema.files import CELL_FILE
 from dmq.store.store import Store
 
 _CHECKPOINT = ".checkpoint-backup-"
@@ -73,7 +74,7 @@ def back_up_stopped(data: Path, target: Path) -> Copied:
     Changes nothing in it but the pid in ``LOCK``, which is held meanwhile. Raises ``StoreLocked`` if a process uses it,
     ``StoreCorrupt`` if there is no store in it, ``TargetTaken``.
     """
-    if not (data / "CELL").exists():
+    if not (data / CELL_FILE).exists():
         raise StoreCorrupt(f"there is no store in {data}")
     cell = Cell(data)
     try:

@@ -19,14 +19,13 @@ only a wall clock that lies before its last known reading can be.
 
 from __future__ import annotations
 
-import struct
 import threading
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from broker_adapter.clock import Clock
-from dmq.errors import StoreCorrupt
+from dmq.store.schema.clock import ClockRow
 
 STEP_MS = 1_000  # from here on, beyond what slewing makes, two clocks that moved apart are a step
 SLEW_DIVISOR = 2_000  # a clock is slewed by 500 ppm at most
@@ -37,9 +36,6 @@ _TRACK_MS = 1_000  # how often their distance is taken anew
 _READ_MS_MAX = 50  # between two readings that count as one moment
 _READS_MAX = 20
 _NEWS_MAX = 256
-_ROW = struct.Struct(">QQqQB")
-_TRUSTED = struct.Struct(">q")
-_STEADY, _HELD, _HAS_TRUSTED = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,19 +44,6 @@ class ClockOptions:
 
     steady_after_ms: int = STEADY_AFTER_MS
     jump_max_ms: int | None = None
-
-
-class ClockRow(NamedTuple):
-    """What is kept of the clocks: one reading of both, and what was believed then."""
-
-    wall_ms: int
-    boot_ms: int
-    believed_offset_ms: int  # believed time minus boot time
-    unsteady_from_ms: int  # boot time
-    is_steady: bool
-    is_held: bool
-    boot_id: str
-    trusted_offset_ms: int | None = None  # wall minus boot time when the clock was last steady, if it is not now
 
 
 class News(Enum):
@@ -264,26 +247,3 @@ class BelievedClock:
     def _tell(self, news: News, moved_ms: int, wall_ms: int, step_ms: int = 0, *, was_down: bool = False) -> None:
         self._news.append(ClockNews(news, step_ms, moved_ms, wall_ms, was_down))
         del self._news[:-_NEWS_MAX]
-
-
-def encode_clock(row: ClockRow) -> bytes:
-    """Encode what is kept of the clocks."""
-    flags = _STEADY * row.is_steady | _HELD * row.is_held | _HAS_TRUSTED * (row.trusted_offset_ms is not None)
-    head = _ROW.pack(row.wall_ms, row.boot_ms, row.believed_offset_ms, row.unsteady_from_ms, flags)
-    trusted = _TRUSTED.pack(row.trusted_offset_ms) if row.trusted_offset_ms is not None else b""
-    return head + trusted + row.boot_id.encode()
-
-
-def decode_clock(value: bytes) -> ClockRow:
-    """Undo ``encode_clock``; ``StoreCorrupt`` if it cannot be one."""
-    try:
-        wall_ms, boot_ms, offset_ms, unsteady_ms, flags = _ROW.unpack_from(value)
-        at, trusted_ms = _ROW.size, None
-        if flags & _HAS_TRUSTED:
-            (trusted_ms,) = _TRUSTED.unpack_from(value, at)
-            at += _TRUSTED.size
-        boot_id = value[at:].decode("ascii")
-    except (struct.error, UnicodeDecodeError) as error:
-        raise StoreCorrupt(f"the row of the clocks, of {len(value)} bytes, cannot be read: {error}") from error
-    is_steady, is_held = bool(flags & _STEADY), bool(flags & _HELD)
-    return ClockRow(wall_ms, boot_ms, offset_ms, unsteady_ms, is_steady, is_held, boot_id, trusted_ms)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import secrets
 import shutil
@@ -33,12 +32,18 @@ from dmq.errors import (
     StoreReadOnly,
     told,
 )
-from dmq.store.identity import Place
+from dmq.store.schema.files import (
+    CELL_FILE,
+    CLOSED_FILE,
+    Marker,
+    decode_closed,
+    decode_marker,
+    encode_closed,
+    encode_marker,
+)
+from dmq.store.schema.identity import Place
+from dmq.store.schema.keys import FORMAT_VERSION
 
-# 1: counts of what waits in a row per minute.
-# 2: no identity, failed copies without an epoch, tags of at most 255 bytes, half messages with their body in their row.
-# Also in 2: no row of the clocks, ids aged by wall time.
-FORMAT_VERSION = 3
 _DATA = ("CURRENT", "MANIFEST-")
 
 
@@ -49,8 +54,8 @@ class Cell:
         """With ``copy_of``, an id, a copy of that cell is to be made here; what an earlier attempt left is removed."""
         self.path = path
         self.database = path / "rocksdb"
-        self._marker = path / "CELL"
-        self._closed = path / "CLOSED"
+        self._marker = path / CELL_FILE
+        self._closed = path / CLOSED_FILE
         self.is_copy = bool(copy_of)
         self._lock = _take_lock(path)
         try:
@@ -66,14 +71,13 @@ class Cell:
         """Write the marker, once the database exists and is synced; of a copy one that says so."""
         if self._marker.exists():
             return
-        marker = {"format_version": FORMAT_VERSION, "cell_id": self.cell_id}
-        self._write(self._marker, marker | {"is_copy": True} if self.is_copy else marker)
+        self._write(self._marker, encode_marker(Marker(self.cell_id, self.is_copy)))
 
     def mark_original(self) -> None:
         """Have the marker no longer say that this is a copy, once the store has an identity of its own, durable."""
         if self.is_copy:
             self.is_copy = False
-            self._write(self._marker, {"format_version": FORMAT_VERSION, "cell_id": self.cell_id})
+            self._write(self._marker, encode_marker(Marker(self.cell_id, is_copy=False)))
 
     def place(self) -> Place:
         """Return which file the marker is."""
@@ -91,7 +95,7 @@ class Cell:
     def mark_closed(self) -> None:
         """Remember what a clean end left. Without it, as on a full disk, the next opening only has less to check."""
         with suppress(OSError):
-            self._write(self._closed, {"files": self._files()})
+            self._write(self._closed, encode_closed(self._files()))
 
     def close(self) -> None:
         """Release the directory. Idempotent."""
@@ -107,10 +111,8 @@ class Cell:
         if not self._marker.exists():
             return secrets.token_hex(8)
         try:
-            marker = json.loads(self._marker.read_text(encoding="utf-8"))
-            version, cell_id = int(marker["format_version"]), str(marker["cell_id"])
-            self.is_copy = bool(marker.get("is_copy", False))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            cell_id, self.is_copy, version = decode_marker(self._marker.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
             raise StoreCorrupt(f"{self._marker} cannot be read: {error}") from error
         if version > FORMAT_VERSION:
             raise FormatUnsupported(
@@ -125,8 +127,8 @@ class Cell:
         if not self._closed.exists():
             return
         try:
-            files = dict(json.loads(self._closed.read_text(encoding="utf-8"))["files"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            files = decode_closed(self._closed.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
             raise StoreCorrupt(f"{self._closed} cannot be read: {error}") from error
         found = self._files()
         changed = [
@@ -143,10 +145,10 @@ class Cell:
         data = [path for path in found if path.name.startswith(_DATA) or path.suffix == ".sst"]
         return {path.name: path.stat().st_size for path in data}
 
-    def _write(self, path: Path, content: object) -> None:
+    def _write(self, path: Path, text: str) -> None:
         part = path.with_suffix(".part")
         with part.open("w", encoding="utf-8") as file:
-            json.dump(content, file)
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)

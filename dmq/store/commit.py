@@ -16,7 +16,8 @@ from dmq.errors import StoreBusy, StoreClosed, StoreError, StoreFailed, StoreFor
 from dmq.store.assemble import Assembler
 from dmq.store.engine import Engine
 from dmq.store.marks import Marks
-from dmq.store.ops import Append, Appended, HandOver, Op, Receipt, Schedule, Withdraw
+from dmq.store.ops import Append, Appended, HandOver, Op, Schedule, Withdraw
+from dmq.store.schema.index import Receipt
 
 OPS_PER_BATCH_MAX = 4096
 BYTES_PER_BATCH_MAX = 32 * 1024 * 1024

@@ -1,70 +1,20 @@
-"""How many entries wait, by scope and minute of delivery: absolute figures, in the batch that changes them.
-
-A row of the meta family has the sixty minutes of one hour, as counts of the same width: 1, 2, 4 or 8 bytes, whichever
-the largest needs. A row per minute would be simpler, but a batch of messages that are due all over a day would have as
-many of them as messages.
-"""
+"""How many entries wait, by scope and minute of delivery: absolute figures, in the batch that changes them."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
 
-from dmq.errors import StoreCorrupt
-from dmq.store import keys
 from dmq.store.engine import Engine
-from dmq.store.keys import hour_key, pack_u64, total_key, unpack_u64
-from dmq.store.ops import Batch, Family
+from dmq.store.ops import Batch
+from dmq.store.schema import keys
+from dmq.store.schema.counts import BUCKET_MS, HOUR_MS, pack_hour, unpack_hour
+from dmq.store.schema.keys import Family, hour_key, pack_u64, total_key, unpack_u64
 
-BUCKET_MS = 60_000
-HOUR_MS = 3_600_000
 _MINUTES = HOUR_MS // BUCKET_MS
 _CACHED_MAX = 8_192  # half a kilobyte each
 
-_HOURS = {struct.calcsize(width): struct.Struct(width) for width in (">60B", ">60H", ">60I", ">60Q")}
-
-_FORMAT_1 = b"c", b"d"
-
 _Hour = tuple[int, int]  # scope, and number of the hour
 _Delta = tuple[int, int]  # minute of the hour, and by how many
-
-
-def end_of_minute(at_ms: int) -> int:
-    """Return when the minute ends in which ``at_ms`` lies."""
-    return (at_ms // BUCKET_MS + 1) * BUCKET_MS
-
-
-class DueCount(NamedTuple):
-    """How many entries of a scope are due within the minute that ends at ``until_ms``."""
-
-    until_ms: int
-    count: int  # type: ignore[assignment]  # hides a method of tuples nobody calls
-
-
-def pack_hour(minutes: Sequence[int]) -> bytes:
-    """Return the row of an hour with these counts of its sixty minutes."""
-    most = max(minutes)
-    if most < 1 << 8:
-        return bytes(minutes)
-    return _HOURS[120 if most < 1 << 16 else 240 if most < 1 << 32 else 480].pack(*minutes)
-
-
-def unpack_hour(value: bytes) -> tuple[int, ...]:
-    """Return the counts of an hour's sixty minutes; ``StoreCorrupt`` for a length that no row has."""
-    packed = _HOURS.get(len(value))
-    if packed is None:
-        raise StoreCorrupt(f"the counts of an hour in {len(value)} bytes")
-    return packed.unpack(value)
-
-
-def due_in(key: bytes, value: bytes) -> Iterator[DueCount]:
-    """Return the counts in the row of an hour in the order of time, empty ones left out."""
-    at_ms = keys.hour_of(key) * HOUR_MS
-    for count in unpack_hour(value):
-        at_ms += BUCKET_MS
-        if count:
-            yield DueCount(at_ms, count)
 
 
 class Counts:
@@ -123,9 +73,9 @@ class Counts:
 def put_hours_of_format_1(engine: Engine, batch: Batch) -> None:
     """Put what a store of format 1 counted in a row per minute into rows of hours."""
     hours: dict[bytes, list[int]] = {}
-    for key, value in engine.scan(Family.META, *_FORMAT_1, limit=2**31).rows:
-        minute = int.from_bytes(key[5:13], "big")
-        hour = hour_key(keys.scope_of_hour(key), minute // _MINUTES)
+    for key, value in engine.scan(Family.META, *keys.meta_range(keys.META_MINUTE), limit=2**31).rows:
+        minute = keys.hour_of(key)
+        hour = hour_key(keys.meta_id(key), minute // _MINUTES)
         hours.setdefault(hour, [0] * _MINUTES)[minute % _MINUTES] = unpack_u64(value)
         batch.deletes.append((Family.META, key))
     batch.puts += [(Family.META, hour, pack_hour(minutes)) for hour, minutes in hours.items()]

@@ -1,68 +1,18 @@
-"""Who a store is: a number and a secret, which no copy of it has.
+"""An identity is drawn when a store is opened first, and anew when it turns out to be a copy.
 
-    identity   version 1 | number 8 | secret 32 | inode 8 | changed_ns 8      a row of the meta family
-
-They are drawn when a store is opened first, and anew when it turns out to be a copy: because its marker says so, as in
-a backup, or because the marker is another file than the one that was there when they were drawn. A directory that is
-renamed on its file system keeps them. All that a store hands out to be brought back names its number and is
-authenticated with its secret, so what was handed out before a copy was made means nothing to the copy.
+It is one because its marker says so, as in a backup, or because the marker is another file than the one that was there
+when the identity was drawn. A directory that is renamed on its file system keeps it. All that a store hands out to be
+brought back names its number and is authenticated with its secret, so what was handed out before a copy was made means
+nothing to the copy.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
-import struct
-from typing import NamedTuple
 
-from dmq.errors import StoreCorrupt
-
-SECRET_BYTES = 32
-_ROW = struct.Struct(">BQ32sQQ")
-_VERSION = 1
-_U64 = 2**64 - 1
-
-
-class Place(NamedTuple):
-    """Which file the marker of a directory is; zeros for a store in memory, and before there is a marker."""
-
-    inode: int = 0
-    changed_ns: int = 0
-
-    @classmethod
-    def of(cls, found: os.stat_result) -> Place:
-        """Return that of a file. A copy of a file has another time of its last change, which nobody can set.
-
-        The number of its device says nothing: some file systems are given another one each time they are mounted.
-        """
-        return cls(found.st_ino & _U64, found.st_ctime_ns & _U64)
-
-
-class Identity(NamedTuple):
-    """A store's number, its secret, and the marker beside which they were drawn."""
-
-    number: int
-    secret: bytes
-    place: Place = Place()
-
-    def __repr__(self) -> str:
-        """Name the number alone."""
-        return f"Identity({self.number:016x})"
+from dmq.store.schema.identity import SECRET_BYTES, Identity, Place
 
 
 def draw(place: Place) -> Identity:
     """Return an identity that no other store has."""
-    return Identity(secrets.randbelow(_U64) + 1, secrets.token_bytes(SECRET_BYTES), place)
-
-
-def encode_identity(identity: Identity) -> bytes:
-    """Encode the row."""
-    return _ROW.pack(_VERSION, identity.number, identity.secret, *identity.place)
-
-
-def decode_identity(value: bytes) -> Identity:
-    """Undo ``encode_identity``; ``StoreCorrupt`` for anything else."""
-    if len(value) != _ROW.size or value[0] != _VERSION:
-        raise StoreCorrupt(f"the identity of the store has {len(value)} bytes instead of {_ROW.size}, or no version")
-    _, number, secret, *place = _ROW.unpack(value)
-    return Identity(number, secret, Place(*place))
+    return Identity(secrets.randbelow(2**64 - 1) + 1, secrets.token_bytes(SECRET_BYTES), place)

@@ -1,9 +1,9 @@
 """Where the timeline's reader is, and the two rules that keep it from missing anything.
 
-Marks are timeline keys as numbers (``dmq.store.keys``). The *live* cursor is the next key the reader reads. When the
-reader lags (after a restart, after a burst) what is overdue becomes a second lane, the *backlog* ``[cursor, end)``, so
+Marks are timeline keys as numbers (``timeline_mark``). The *live* cursor is the next key the reader reads. When the
+reader lags (after a restart, after a burst) what is overdue gets a second cursor, the *backlog* ``[cursor, end)``, so
 that it is drained in order beside what is due now instead of in front of it. The reader may also leave rows of the
-live lane to it (``defer``).
+live cursor to it (``defer``).
 
 Rule 1, kept by ``reserve``: the writer never assigns a key below the live cursor; a message that is due already gets
 the cursor's time, its true time stays in the value. If the wall clock has stepped back, so that the cursor lies in the
@@ -23,13 +23,13 @@ import threading
 from enum import Enum
 from typing import NamedTuple
 
-from dmq.store.keys import timeline_mark
+from dmq.store.schema.keys import timeline_mark
 
 BACKLOG_LAG_MS = 1_000
 _NEVER = 2**128
 
 
-class Lane(Enum):
+class Cursor(Enum):
     """Which of the reader's two cursors."""
 
     LIVE = "live"
@@ -39,7 +39,7 @@ class Lane(Enum):
 class Claim(NamedTuple):
     """A range the reader may read now; ``stop <= start`` means there is nothing to read."""
 
-    lane: Lane
+    which: Cursor
     start: int
     stop: int
 
@@ -91,7 +91,7 @@ class Marks:
             cursor, end = self._backlog
             if mark < end:
                 self._backlog = (min(cursor, mark), end)
-                self._live = end  # later keys of the same batch may lie between the two lanes
+                self._live = end  # later keys of the same batch may lie between the two cursors
                 return
         self._live = mark
 
@@ -103,12 +103,12 @@ class Marks:
             self._released = _NEVER
             self._claimed = 0
 
-    def claim(self, lane: Lane, now_ms: int) -> Claim:
-        """Take the range of ``lane`` that may be read now; a turn begins with ``begin_turn`` or ``split_backlog``."""
+    def claim(self, which: Cursor, now_ms: int) -> Claim:
+        """Take the range of a cursor that may be read now; a turn begins with ``begin_turn`` or ``split_backlog``."""
         with self._changed:
-            if lane is Lane.BACKLOG:
+            if which is Cursor.BACKLOG:
                 if self._backlog is None:
-                    return Claim(lane, 0, 0)
+                    return Claim(which, 0, 0)
                 cursor, end = self._backlog
                 stop = min(end, timeline_mark(now_ms + 1, 0))
             else:
@@ -117,8 +117,8 @@ class Marks:
                 stop = min(stop, self._in_flight)
             self._claimed = max(self._claimed, stop)
             if stop > cursor:
-                self._move(lane, stop)
-            return Claim(lane, cursor, stop)
+                self._move(which, stop)
+            return Claim(which, cursor, stop)
 
     def unsynced(self) -> int:
         """Return the mark from which on rows that were just read are not to be used: they are in flight.
@@ -129,12 +129,12 @@ class Marks:
         with self._changed:
             return _NEVER if self._in_flight is None else self._in_flight
 
-    def retreat(self, lane: Lane, mark: int) -> None:
+    def retreat(self, which: Cursor, mark: int) -> None:
         """The claim was read only up to ``mark``; what follows is read next time."""
         with self._changed:
-            cursor = self._live if lane is Lane.LIVE or self._backlog is None else self._backlog[0]
+            cursor = self._live if which is Cursor.LIVE or self._backlog is None else self._backlog[0]
             if mark < cursor:
-                self._move(lane, mark)
+                self._move(which, mark)
 
     def split_backlog(self, now_ms: int, lag_ms: int | None = None) -> bool:
         """Begin a turn. If the live cursor lags, what it lags behind becomes the backlog; say whether there is one now.
@@ -169,7 +169,7 @@ class Marks:
     def defer(self, first: int, last: int) -> None:
         """Let the backlog go on up to row ``last``, or begin at ``first``: rows left there are read in order, later.
 
-        For rows that must not pass others of the backlog, or not hold up others of the live lane.
+        For rows that must not pass others of the backlog, or not hold up others of the live cursor.
         """
         with self._changed:
             cursor, end = self._backlog or (first, first)
@@ -198,8 +198,8 @@ class Marks:
             self._is_closed = True
             self._changed.notify_all()
 
-    def _move(self, lane: Lane, mark: int) -> None:
-        if lane is Lane.LIVE:
+    def _move(self, which: Cursor, mark: int) -> None:
+        if which is Cursor.LIVE:
             self._live = mark
         elif self._backlog is not None:
             self._backlog = (mark, self._backlog[1])

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from dmq.errors import StoreClosed, StoreFailed
 from dmq.store.engine import EngineStats, Rows
-from dmq.store.ops import Batch, Family
+from dmq.store.ops import Batch
+from dmq.store.schema.keys import Family
 
 
 class _Table:

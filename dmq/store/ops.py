@@ -19,26 +19,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-
-class Family(IntEnum):
-    """Column families; the number is the index of its handle, the name is its name on disk in lower case."""
-
-    META = 0
-    TIMELINE = 1
-    INDEX = 2
-    QUEUE = 3
-    GROUP = 4
-    AUDIT = 5
-
-
-class EntryState(IntEnum):
-    """What became of an accepted message."""
-
-    WAITING = 1
-    QUEUED = 2  # accepted and in its queue at once
-    DELIVERED = 3  # waited, and was handed over when due
-    WITHDRAWN = 4  # waited, and was taken away before it was due; kept only of those that are to be remembered
-    COMMITTED = 5  # a half message whose transaction was committed; a receipt of its own has the message it became
+from dmq.store.schema.index import EntryState, Receipt
+from dmq.store.schema.keys import Family
 
 
 class IfKnown(IntEnum):
@@ -53,17 +35,17 @@ class Schedule(NamedTuple):
     """Keep a message until it is due. The writer assigns its sequence and its timeline key.
 
     With ``is_new`` the id was made a moment ago, and is not looked for. No event: none is recorded. ``half_body`` is a
-    second row, under ``keys.half_body_key`` of the sequence.
+    second row, under ``half_body_key`` of the sequence.
     """
 
     scope: int
     message_id: bytes  # packed
     deliver_at_ms: int
-    record: bytes  # dmq.store.record.encode_waiting
+    record: bytes  # dmq.store.schema.record.encode_waiting
     event: bytes
     is_new: bool = False
     if_known: IfKnown = IfKnown.REFUSE
-    half_body: bytes = b""  # dmq.store.record.encode_half_body
+    half_body: bytes = b""  # dmq.store.schema.record.encode_half_body
 
 
 class Growth(NamedTuple):
@@ -88,7 +70,7 @@ class Append(NamedTuple):
     message_id: bytes  # packed
     topic_id: int
     queue_id: int
-    record: bytes  # dmq.store.record.encode_queued
+    record: bytes  # dmq.store.schema.record.encode_queued
     event: bytes
     if_known: IfKnown = IfKnown.REFUSE
 
@@ -105,7 +87,7 @@ class HandOver(NamedTuple):
     deliver_at_ms: int  # its true delivery time
     topic_id: int
     queue_id: int
-    record: bytes  # dmq.store.record.encode_queued
+    record: bytes  # dmq.store.schema.record.encode_queued
     event: bytes
     is_half: bool = False  # a half message, whose body in a row of its own goes with it
 
@@ -144,7 +126,7 @@ class Reschedule(NamedTuple):
     message_id: bytes  # as it was scheduled
     due_ms: int  # its true time so far
     deliver_at_ms: int  # its new one
-    record: bytes  # dmq.store.record.encode_waiting
+    record: bytes  # dmq.store.schema.record.encode_waiting
     event: bytes  # none is recorded if it is empty
     half_body: bytes = b""  # as in ``Schedule``, for a row that held its body itself
     if_gone: IfKnown = IfKnown.REFUSE
@@ -236,19 +218,6 @@ def scheduled_times(units: Sequence[Sequence[Op]]) -> tuple[list[int], bool]:
             elif type(op) is Withdraw and op.instead:
                 times += [other.deliver_at_ms for other in op.instead if type(other) is Schedule]
     return times, keeps_sequence
-
-
-class Receipt(NamedTuple):
-    """The answer to one op; ops that do not accept or move a message get ``NO_RECEIPT``."""
-
-    state: EntryState | None
-    sequence: int  # of the entry
-    queue_id: int  # -1: not in a queue
-    queue_offset: int  # -1: not in a queue
-    at_ms: (
-        int  # when it got into this state; for WAITING when it leaves it: its delivery time, later if it came overdue
-    )
-    repeated: bool
 
 
 NO_RECEIPT = Receipt(None, -1, -1, -1, 0, False)

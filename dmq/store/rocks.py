@@ -54,7 +54,8 @@ from dmq.errors import (
     told,
 )
 from dmq.store.engine import EngineStats, Rows
-from dmq.store.ops import Batch, Family
+from dmq.store.ops import Batch
+from dmq.store.schema.keys import Family
 from dmq.store.wal import check_logs
 
 _MIB = 1024 * 1024
@@ -66,6 +67,7 @@ class RocksOptions(NamedTuple):
 
     ``recovery_mode`` "skip_any" is for salvage from a copy: it opens what is damaged, rows missing without a word.
     ``is_read_only`` replays the WAL into memory and changes no table: for a checkpoint, or a store nobody uses.
+    ``corrupt`` is raised for damage, and says what to do about it.
     """
 
     wal_bytes_max: int = 32 * _MIB
@@ -74,6 +76,7 @@ class RocksOptions(NamedTuple):
     open_files_max: int = 512  # tables
     recovery_mode: Literal["strict", "skip_any"] = "strict"
     is_read_only: bool = False
+    corrupt: type[StoreCorrupt] = StoreCorrupt
 
 
 # Share of a write buffer by family: timeline and queue carry payloads, the rest small rows.
@@ -135,7 +138,7 @@ def _family_options(family: Family, cache: Cache, is_strict: bool) -> Options:
     return made
 
 
-def _translated(error: Exception, path: Path | None = None) -> StoreError:
+def _translated(error: Exception, path: Path | None = None, corrupt: type[StoreCorrupt] = StoreCorrupt) -> StoreError:
     """Return our error for RocksDB's text, all that rocksdict gives; ``path`` is said where the text does not."""
     text = " ".join(str(error).split())  # one line
     lowered = text.lower()
@@ -147,7 +150,7 @@ def _translated(error: Exception, path: Path | None = None) -> StoreError:
         if any(sign in lowered for sign in signs):
             return told(kind, text)
     if "corruption" in lowered or "no such file" in lowered or "does not exist" in lowered or "mismatch" in lowered:
-        return told(StoreCorrupt, text)
+        return told(corrupt, text)
     return StoreFailed(text)
 
 
@@ -197,6 +200,7 @@ class RocksEngine:
         _process.has_threads = True
         options = options or RocksOptions()
         self.path = path
+        self._corrupt = options.corrupt
         self._cache = Cache(options.cache_bytes)
         self._pid = os.getpid()
         self._has_failed = False
@@ -216,7 +220,7 @@ class RocksEngine:
             self._dicts = [self._db.get_column_family(name) for name in names]
             self._handles = [self._db.get_column_family_handle(name) for name in names]
         except Exception as error:
-            raise _translated(error, path) from error
+            raise self._told(error, path) from error
         _process.engines.add(self)
 
     def write(self, batch: Batch) -> None:
@@ -235,7 +239,7 @@ class RocksEngine:
             db.write(writes, self._unsynced)
         except Exception as error:
             self._has_failed = True
-            raise _translated(error) from error
+            raise self._told(error) from error
 
     def sync(self) -> None:
         db = self._open_db()
@@ -243,14 +247,14 @@ class RocksEngine:
             db.flush_wal(True)
         except Exception as error:
             self._has_failed = True
-            raise _translated(error) from error
+            raise self._told(error) from error
 
     def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
         self._open_db()
         try:
             values: list[bytes | None] | None = self._dicts[family].get(list(keys))
         except Exception as error:
-            raise _translated(error) from error
+            raise self._told(error) from error
         return values if values is not None else []
 
     def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int, bytes_max: int = 2**62) -> Rows:
@@ -272,9 +276,9 @@ class RocksEngine:
                 taken_bytes += len(value)
                 step()
         except Exception as error:
-            raise _translated(error) from error
+            raise self._told(error) from error
         try:
-            _raise_if_damaged(cursor)  # an invalid cursor is the end, or damage
+            self._raise_if_damaged(cursor)  # an invalid cursor is the end, or damage
         except StoreCorrupt:
             if not rows or (len(rows) < limit and taken_bytes < bytes_max):
                 raise
@@ -292,8 +296,8 @@ class RocksEngine:
                 key: bytes = cursor.key()
                 return (key, cursor.value()) if key >= start else None
         except Exception as error:
-            raise _translated(error) from error
-        _raise_if_damaged(cursor)
+            raise self._told(error) from error
+        self._raise_if_damaged(cursor)
         return None
 
     def stats(self) -> EngineStats:
@@ -324,7 +328,7 @@ class RocksEngine:
                     rows.compact_range(start, stop)
             except Exception as error:
                 if self._db is not None:  # else it was cut short by closing
-                    raise _translated(error) from error
+                    raise self._told(error) from error
 
     def checkpoint(self, path: Path) -> None:
         """Make a database in ``path``, a new name on the same file system, of all that was written, synced or not.
@@ -339,7 +343,7 @@ class RocksEngine:
             Checkpoint(db).create_checkpoint(str(path))
             path.chmod(0o700)  # its tables are those of the store
         except Exception as error:
-            raise _translated(error, path) from error
+            raise self._told(error, path) from error
 
     def close(self) -> None:
         db, self._db = self._db, None
@@ -363,7 +367,7 @@ class RocksEngine:
         self._dicts.clear()
         self._reclaiming.release()
         if failures and not self._has_failed:
-            raise _translated(failures[0]) from failures[0]
+            raise self._told(failures[0]) from failures[0]
 
     def _open_db(self) -> Rdict:
         if os.getpid() != self._pid:
@@ -372,6 +376,15 @@ class RocksEngine:
             raise StoreClosed("the store is closed")
         return self._db
 
+    def _raise_if_damaged(self, cursor: RdictIter) -> None:
+        try:
+            cursor.status()
+        except Exception as error:
+            raise self._told(error) from error
+
+    def _told(self, error: Exception, path: Path | None = None) -> StoreError:
+        return _translated(error, path, self._corrupt)
+
 
 def rebuild_manifest(path: Path) -> None:
     """Make a new manifest from the tables and logs in ``path``, a copy whose own is lost; damaged ones are left out."""
@@ -379,10 +392,3 @@ def rebuild_manifest(path: Path) -> None:
         Rdict.repair(str(path), _database_options(RocksOptions()))
     except Exception as error:
         raise _translated(error, path) from error
-
-
-def _raise_if_damaged(cursor: RdictIter) -> None:
-    try:
-        cursor.status()
-    except Exception as error:
-        raise _translated(error) from error

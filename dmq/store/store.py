@@ -14,20 +14,24 @@ from typing import Literal, NamedTuple, Self
 
 from broker_adapter.clock import Clock
 from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError
-from dmq.store import keys
 from dmq.store.assemble import Assembler, Recovered
-from dmq.store.believed import BelievedClock, ClockOptions, decode_clock, encode_clock
-from dmq.store.cell import FORMAT_VERSION, Cell, tighten, unusable
+from dmq.store.believed import BelievedClock, ClockOptions
+from dmq.store.cell import Cell, tighten, unusable
 from dmq.store.commit import CommitStats, Unit, Writer
-from dmq.store.counts import BUCKET_MS, HOUR_MS, DueCount, due_in, put_hours_of_format_1
+from dmq.store.counts import put_hours_of_format_1
 from dmq.store.disk import DiskGuard, DiskState
 from dmq.store.engine import Engine, EngineStats, Rows, queue_begin, queue_end
-from dmq.store.identity import Identity, Place, decode_identity, draw, encode_identity
+from dmq.store.identity import draw
 from dmq.store.marks import Marks
-from dmq.store.ops import Appended, Batch, EntryState, Family, Op, Put, Receipt
-from dmq.store.outbox import OutboxState, decode_state
-from dmq.store.record import decode_index
+from dmq.store.ops import Appended, Batch, Op, Put
 from dmq.store.rocks import RocksEngine, RocksOptions
+from dmq.store.schema import keys
+from dmq.store.schema.clock import decode_clock, encode_clock
+from dmq.store.schema.counts import BUCKET_MS, HOUR_MS, DueCount, due_in
+from dmq.store.schema.identity import Identity, Place, decode_identity, encode_identity
+from dmq.store.schema.index import EntryState, Receipt, decode_index
+from dmq.store.schema.keys import FORMAT_VERSION, Family
+from dmq.store.schema.outbox import OutboxState, decode_state
 from retry.log import LibraryLog
 
 _MIB = 1024 * 1024
@@ -266,8 +270,8 @@ class Store:
 
     def pending(self) -> dict[int, int]:
         """Return how many entries wait, by scope."""
-        found = self._engine.scan(Family.META, *keys.total_range(), limit=1_000_000)
-        return {keys.scope_of_total(key): keys.unpack_u64(value) for key, value in found.rows}
+        found = self._engine.scan(Family.META, *keys.meta_range(keys.META_TOTAL), limit=1_000_000)
+        return {keys.meta_id(key): keys.unpack_u64(value) for key, value in found.rows}
 
     def due_counts(self, scope: int, from_ms: int, until_ms: int, *, limit: int = 10_000) -> list[DueCount]:
         """Return how many entries of ``scope`` are due when, in buckets of one minute, empty ones left out."""
@@ -288,7 +292,7 @@ class Store:
 
     def next_due_ms(self) -> int | None:
         """Return the key time of the first entry that still waits."""
-        first = self._engine.scan(Family.TIMELINE, keys.timeline_key(self.marks.low()), b"\xff" * 17, limit=1).rows
+        first = self._engine.scan(Family.TIMELINE, keys.timeline_key(self.marks.low()), keys.TIMELINE_END, limit=1).rows
         return keys.unpack_timeline_key(first[0][0])[0] if first else None
 
     @property

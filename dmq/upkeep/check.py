@@ -20,41 +20,32 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
-from dmq.audit.events import EventKind, decode_event, gap_count
 from dmq.audit.manifest import Layout, read_manifest
 from dmq.audit.snapshot_take import cell_of
-from dmq.embedded.checks import half_scope
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.spool.copies import hold
+from dmq.spool.findings import Findings, Pages, check_outbox
 from dmq.spool.inspect import How, Look
 from dmq.spool.salvage_log import Tell
-from dmq.store import keys
 from dmq.store.cell import Cell
-from dmq.store.counts import due_in, end_of_minute
-from dmq.store.keys import pack_index_prefix, pack_queue_key, queue_offset_of, timeline_key, timeline_mark
-from dmq.store.ops import Family
-from dmq.store.outbox import OutboxState, decode_block, decode_state
-from dmq.store.record import EntryKind, decode_half_body, decode_index, decode_queued
 from dmq.store.rocks import RocksEngine, RocksOptions
-from dmq.upkeep.findings import Checked, Findings, Total
+from dmq.store.schema import keys
+from dmq.store.schema.counts import due_in, end_of_minute
+from dmq.store.schema.files import CELL_FILE
+from dmq.store.schema.index import decode_index
+from dmq.store.schema.keys import (
+    Family,
+)
+from dmq.store.schema.outbox import OutboxState, decode_state
+from dmq.store.schema.record import EntryKind, decode_half_body, decode_queued
+from dmq.upkeep.findings import Checked, Total
 from dmq.upkeep.names import NAME_LETTERS, KnownNames, shown_id
 from dmq.upkeep.places import place_of, shown_id_of
-from dmq.upkeep.rows import (
-    QUEUE_KEY_BYTES,
-    Indexed,
-    Waiting,
-    read_begin,
-    read_figure,
-    read_index,
-    read_progress,
-    read_waiting,
-)
+from dmq.upkeep.rows import Indexed, Waiting, read_begin, read_figure, read_index, read_progress, read_waiting
 
 _PAGE = 512
-_SEQUENCES = 2**64 - 1
 
 
 def check(path: Path, tell: Tell) -> Checked:
@@ -73,7 +64,7 @@ def check(path: Path, tell: Tell) -> Checked:
         database = path / "rocksdb"
         if not database.is_dir():
             raise StoreCorrupt(f"there is no database in {path}")
-        if not (path / "CELL").exists():
+        if not (path / CELL_FILE).exists():
             findings.add("damage", f"{path / 'CELL'} is missing")
         how = How.STRICT
         try:
@@ -84,8 +75,8 @@ def check(path: Path, tell: Tell) -> Checked:
             engine = RocksEngine(database, RocksOptions(is_read_only=True, recovery_mode="skip_any"))
         stack.callback(engine.close)
         look = Look(path, path, engine, how)
-        if any(True for _ in look.rows(Family.META, b"w", b"x")):
-            raise StoreError(f"{path} belongs to a spool: 'dmq spool verify' looks through it")
+        if any(True for _ in look.rows(Family.META, *keys.meta_range(keys.META_SPOOL_TOTAL))):
+            raise StoreError(f"{path} belongs to a spool: check it with 'dmq spool check --root {path.parent}'")
         _compare_trail(path, engine, findings)
         return check_rows(look, findings, tell)
 
@@ -114,9 +105,8 @@ class _Checker:
         self._look = look
         self._find = findings.add
         self._findings = findings
-        self._tell = tell
+        self._read = Pages(tell)
         self._totals: dict[str, Total] = {}
-        self._rows = 0
         self._names = KnownNames(look, lambda key, why: self._find("row", f"meta {key.hex()}: {why}"))
         self._ranges: dict[tuple[int, int], tuple[int, int]] = {}  # begin and end of each queue that held something
         self._counts: dict[int, _Count] = {}  # by scope
@@ -132,11 +122,7 @@ class _Checker:
         return Checked(self._look.path, self._totals, self._findings)
 
     def _pages(self, family: Family) -> Iterator[list[tuple[bytes, bytes]]]:
-        rows = self._look.rows(family)
-        while page := list(islice(rows, _PAGE)):
-            self._rows += len(page)
-            self._tell(f"{self._rows:,} rows read, in {family.name.lower()}")
-            yield page
+        return self._read.of(self._look.rows(family), family.name.lower())
 
     def _count(self, kind: str, key: bytes, value: bytes) -> None:
         total = self._totals.get(kind, Total())
@@ -145,13 +131,6 @@ class _Checker:
     def _bad_row(self, family: Family, key: bytes, value: bytes, error: StoreCorrupt) -> None:
         self._count(f"{family.name.lower()} that makes no sense", key, value)
         self._find("row", f"{family.name.lower()} {key.hex()}: {error}")
-
-    def _get(self, family: Family, wanted: list[bytes]) -> list[bytes | None]:
-        """Return rows; those of a page that meets damage, which is told elsewhere, are taken for good."""
-        try:
-            return self._look.source.get_many(family, wanted)
-        except StoreCorrupt:
-            return [b""] * len(wanted)
 
     # -- the timeline and the index -----------------------------------------------------------------------------------
 
@@ -171,9 +150,9 @@ class _Checker:
                 else:
                     self._count(f"timeline: {entries[-1].kind}", key, value)
                     if entries[-1].entry.kind == EntryKind.TRANSACTION:
-                        bodies.add(entries[-1].mark & _SEQUENCES)
-            wanted = [pack_index_prefix(0, each.entry.scope) + each.index_id for each in entries]
-            for each, row in zip(entries, self._get(Family.INDEX, wanted), strict=True):
+                        bodies.add(keys.sequence_of(entries[-1].mark))
+            wanted = [keys.pack_index_prefix(0, each.entry.scope) + each.index_id for each in entries]
+            for each, row in zip(entries, self._look.get_many(Family.INDEX, wanted), strict=True):
                 self._waiting(each, row, done)
         for sequence in sorted(bodies):
             self._find("row", f"the half message with sequence {sequence} has no body")
@@ -193,7 +172,7 @@ class _Checker:
     def _waiting(self, each: Waiting, row: bytes | None, done: int) -> None:
         entry = each.entry
         name = f"message {shown_id(each.message_id)}, which waits at {each.mark:032x},"
-        self._last_sequence = max(self._last_sequence, each.mark & _SEQUENCES)
+        self._last_sequence = max(self._last_sequence, keys.sequence_of(each.mark))
         self._counts.setdefault(entry.scope, _Count()).add(end_of_minute(entry.deliver_at_ms), 1)
         if row is None:
             self._find("index", f"{name} is not in the index")
@@ -223,18 +202,19 @@ class _Checker:
                     text = f"index {key.hex()} is of generation {row.generation}, the current one is {current}"
                     self._find("index", text)
                 elif (place := place_of(row, self._names)) is not None:
-                    finished.append((row, pack_queue_key(*place, row.receipt.queue_offset)))
-            marks = [timeline_key(timeline_mark(each.receipt.at_ms, each.receipt.sequence)) for each in waiting]
-            for row, entry in zip(waiting, self._get(Family.TIMELINE, marks), strict=True):
+                    finished.append((row, keys.pack_queue_key(*place, row.receipt.queue_offset)))
+            marks = [each.receipt.key for each in waiting]
+            for row, entry in zip(waiting, self._look.get_many(Family.TIMELINE, marks), strict=True):
                 if entry is None:
                     shown = shown_id_of(row.scope, row.index_id, self._names)
                     self._find("index", f"message {shown} waits by the index, but is not there")
-            messages = self._get(Family.QUEUE, [key for _, key in finished])
+            messages = self._look.get_many(Family.QUEUE, [key for _, key in finished])
             for (row, key), message in zip(finished, messages, strict=True):
                 self._finished(row, key, message)
 
     def _finished(self, row: Indexed, key: bytes, found: bytes | None) -> None:
-        place, offset = (int.from_bytes(key[:4], "big"), int.from_bytes(key[4:6], "big")), queue_offset_of(key)
+        topic_id, queue_id, offset = keys.unpack_queue_key(key)
+        place = topic_id, queue_id
         shown = shown_id_of(row.scope, row.index_id, self._names)
         name = f"message {shown}, at offset {offset} of {self._queue_name(*place)} by the index,"
         if found is None:
@@ -251,24 +231,23 @@ class _Checker:
     # -- queues and groups --------------------------------------------------------------------------------------------
 
     def _queue(self) -> None:
-        for key, value in self._look.rows(Family.META, b"b", b"c"):
+        for key, value in self._look.rows(Family.META, *keys.meta_range(keys.META_BEGIN)):
             with suppress(StoreCorrupt):  # told where the family is read
                 place, begin = read_begin(key, value)
                 self._ranges[place] = (begin, begin)
         for page in self._pages(Family.QUEUE):
             for key, value in page:
                 try:
-                    if len(key) != QUEUE_KEY_BYTES:
+                    if len(key) != keys.QUEUE_KEY_BYTES:
                         raise StoreCorrupt(f"a queue key of {len(key)} bytes")
                     decode_queued(value)
                 except StoreCorrupt as error:
                     self._bad_row(Family.QUEUE, key, value, error)
-                    if len(key) != QUEUE_KEY_BYTES:
+                    if len(key) != keys.QUEUE_KEY_BYTES:
                         continue
                 else:
                     self._count("queue", key, value)
-                topic_id, queue_id = int.from_bytes(key[:4], "big"), int.from_bytes(key[4:6], "big")
-                self._lies_at(topic_id, queue_id, queue_offset_of(key))
+                self._lies_at(*keys.unpack_queue_key(key))
 
     def _lies_at(self, topic_id: int, queue_id: int, offset: int) -> None:
         begin, end = self._ranges.get((topic_id, queue_id), (0, 0))
@@ -313,34 +292,13 @@ class _Checker:
     # -- audit and figures --------------------------------------------------------------------------------------------
 
     def _audit(self) -> None:
-        state = self._outbox_state()
-        at, size = state.first_sequence, 0
-        missing: list[tuple[int, int]] = []
-        told: set[tuple[int, int]] = set()
-        for page in self._pages(Family.AUDIT):
-            for key, block in page:
-                sequence = int.from_bytes(key, "big")
-                size += len(block)
-                if sequence != at:
-                    missing.append((at, sequence - at))
-                at = sequence + 1
-                try:
-                    for record in decode_block(key, block):
-                        event = decode_event(record.event)
-                        at = record.sequence + 1
-                        if event.kind is EventKind.GAP:
-                            told.add((event.time_ms, gap_count(event)))
-                except StoreCorrupt as error:
-                    self._bad_row(Family.AUDIT, key, block, error)
-                else:
-                    self._count("audit", key, block)
-        if at != state.next_sequence:
-            missing.append((at, state.next_sequence - at))
-        for first, count in missing:
-            if (first, count) not in told:
-                self._find("audit", f"audit events {first:,} up to {first + count:,} are missing")
-        if size != state.stored_bytes:
-            self._find("figure", f"the outbox has {size:,} bytes, its figure says {state.stored_bytes:,}")
+        check_outbox(self._pages(Family.AUDIT), self._outbox_state(), self._find, self._saw_events)
+
+    def _saw_events(self, key: bytes, block: bytes, error: StoreCorrupt | None) -> None:
+        if error is not None:
+            self._bad_row(Family.AUDIT, key, block, error)
+        else:
+            self._count("audit", key, block)
 
     def _outbox_state(self) -> OutboxState:
         try:
@@ -362,10 +320,10 @@ class _Checker:
                     self._bad_row(Family.META, key, value, error)
                     continue
                 self._count(f"meta: {kind}", key, value)
-                if key[:1] == b"t":
-                    totals[keys.scope_of_total(key)] = keys.unpack_u64(value)
+                if key[:1] == keys.META_TOTAL:
+                    totals[keys.meta_id(key)] = keys.unpack_u64(value)
                 elif key[:1] == keys.META_HOUR:
-                    claimed.setdefault(keys.scope_of_hour(key), _Count()).add_hour(key, value)
+                    claimed.setdefault(keys.meta_id(key), _Count()).add_hour(key, value)
         is_format_1 = self._figures.get(keys.META_FORMAT) == keys.pack_u64(1)  # counts by the minute in other rows
         for scope in sorted(self._counts.keys() | totals.keys() | claimed.keys()):
             found, said = self._counts.get(scope, _Count()), claimed.get(scope, _Count())
@@ -384,7 +342,7 @@ class _Checker:
         names = self._names
         if scope in names.groups_by_id:
             return f"group {names.groups_by_id[scope].name}"
-        topic_id = scope & ~half_scope(0)
+        topic_id = scope & ~keys.half_scope(0)
         name = names.topics_by_id[topic_id].name if topic_id in names.topics_by_id else str(topic_id)
         return f"{'half messages of ' if topic_id != scope else ''}topic {name}"
 
@@ -408,7 +366,6 @@ class _Count:
 
 def _mark_of(row: bytes) -> int:
     try:
-        receipt = decode_index(row)
+        return decode_index(row).mark
     except StoreCorrupt:
         return -1
-    return timeline_mark(receipt.at_ms, receipt.sequence)

@@ -1,13 +1,11 @@
-"""What a look through a store found, bounded however much is wrong."""
+"""What a look through a store found."""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-SHOWN_MAX = 10  # findings of a kind that are told in words
+from dmq.spool.findings import Findings
 
 
 class Total(NamedTuple):
@@ -15,21 +13,6 @@ class Total(NamedTuple):
 
     rows: int = 0
     size_bytes: int = 0
-
-
-@dataclass(slots=True)
-class Findings:
-    """What is wrong: how often by kind, and the first few in words."""
-
-    count: Counter[str] = field(default_factory=Counter)
-    first: dict[str, list[str]] = field(default_factory=dict)
-
-    def add(self, kind: str, text: str) -> None:
-        """Take one in."""
-        self.count[kind] += 1
-        shown = self.first.setdefault(kind, [])
-        if len(shown) < SHOWN_MAX:
-            shown.append(text)
 
 
 class Checked(NamedTuple):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol, cast
+from typing import Protocol
 
 from broker_adapter.message import unpack_id
 from broker_adapter.topics import RETRY_PREFIX
 from dmq.embedded.names import Names, Topic
 from dmq.errors import StoreCorrupt
 from dmq.store.engine import Rows
-from dmq.store.keys import holds_range, name_range, settings_range
-from dmq.store.ops import Family, Op, Put
-from dmq.store.store import Store
+from dmq.store.ops import Op, Put
+from dmq.store.schema import keys
+from dmq.store.schema.keys import Family
 
-NAME_LETTERS = (b"n", b"p", b"h")  # of their rows, of their settings, of what topics took
+NAME_LETTERS = (keys.META_NAME, keys.META_SETTINGS, keys.META_HOLDS)
 
 
 class Readable(Protocol):
@@ -32,12 +32,7 @@ class KnownNames(Names):
         """``tell`` is called with the key of each bad row and what is wrong with it."""
         self._tell = tell
         self.rows: list[tuple[bytes, bytes]] = []  # those that are good
-        super().__init__(cast("Store", _AsStore(source)))
-        for key, value in source.rows(Family.META, *holds_range()):
-            if len(value) != 1 or int.from_bytes(key[1:5], "big") not in self.topics_by_id:
-                tell(key, "what a topic holds cannot be read, or it has no record")
-            else:
-                self.rows.append((key, value))
+        super().__init__(_Scan(source))
 
     def has(self, name_id: int) -> bool:
         """Whether a topic, group or lane has a record."""
@@ -71,15 +66,18 @@ class KnownNames(Names):
         return _record(ops)
 
     def _add(self, name_id: int, value: bytes) -> None:
-        self._try(name_range()[0] + name_id.to_bytes(4, "big"), value, super()._add)
+        self._try(keys.name_key(name_id), value, super()._add)
+
+    def _hold(self, topic_id: int, value: bytes) -> None:
+        self._try(keys.holds_key(topic_id), value, super()._hold)
 
     def _set(self, name_id: int, value: bytes) -> None:
-        self._try(settings_range()[0] + name_id.to_bytes(4, "big"), value, super()._set)
+        self._try(keys.settings_key(name_id), value, super()._set)
 
     def _try(self, key: bytes, value: bytes, read: Callable[[int, bytes], None]) -> None:
         try:
-            read(int.from_bytes(key[1:5], "big"), value)
-        except (StoreCorrupt, ValueError) as error:
+            read(keys.meta_id(key), value)
+        except StoreCorrupt as error:
             self._tell(key, str(error))
         else:
             self.rows.append((key, value))
@@ -94,16 +92,16 @@ def shown_id(packed: bytes) -> str:
 
 
 def _record(ops: list[Op]) -> Put:
-    (record,) = [op for op in ops if isinstance(op, Put) and op.key[:1] == name_range()[0]]
+    (record,) = [op for op in ops if isinstance(op, Put) and op.key[:1] == keys.META_NAME]
     return record
 
 
-class _AsStore:
-    """The rows as ``Names`` asks a store for them; what topics hold is left out."""
+class _Scan:
+    """The rows as ``Names`` asks for them."""
 
     def __init__(self, source: Readable) -> None:
         self._source = source
 
     def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int) -> Rows:
         del limit  # it is above what there can be
-        return Rows([] if start == holds_range()[0] else list(self._source.rows(family, start, stop)), True)
+        return Rows(list(self._source.rows(family, start, stop)), True)

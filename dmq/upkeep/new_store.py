@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from dmq.store.counts import Counts
 from dmq.store.engine import Engine
-from dmq.store.ops import Batch, Family
+from dmq.store.ops import Batch
+from dmq.store.schema.keys import Family
 
 _ROWS_PER_BATCH = 1_000
 _BYTES_PER_BATCH = 4 * 1024 * 1024

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
-from itertools import islice
 from pathlib import Path
 
 from dmq.errors import StoreCorrupt, StoreError
-from dmq.spool.inspect import Hole, Look
+from dmq.spool.damage import Hole
+from dmq.spool.findings import Pages
+from dmq.spool.inspect import Look
 from dmq.spool.salvage_log import Tell
 from dmq.spool.salvage_rest import table_of, without
-from dmq.store.ops import Family
+from dmq.store.schema.keys import Family
 
-_PAGE = 512
 _END = b"\xff" * 48
 
 
@@ -25,8 +25,9 @@ class Pieces:
         self.look = look
         self._tell = tell
         self._other: Look | None = None
+        looked = Pages(tell)
         for family in Family:
-            for page in self._pages(look.rows(family), f"looking through {family.name.lower()}"):
+            for page in looked.of(look.rows(family), family.name.lower()):
                 del page
         self.holes: tuple[Hole, ...] = tuple(sorted(look.holes))
         if tables := {table for hole in self.holes if (table := table_of(hole))}:
@@ -54,7 +55,7 @@ class Pieces:
 
     def pages(self, family: Family) -> Iterator[list[tuple[bytes, bytes]]]:
         """Give all rows of a family, in order, some at a time."""
-        yield from self._pages(self.rows(family), f"saving {family.name.lower()}")
+        return Pages(lambda text: self._tell(f"saving: {text}")).of(self.rows(family), family.name.lower())
 
     def get_many(self, family: Family, wanted: Sequence[bytes]) -> list[bytes | None]:
         """Return rows as far as they can be read."""
@@ -73,10 +74,3 @@ class Pieces:
     def _in_hole(self, hole: Hole, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         if self._other is not None:
             yield from self._other.rows(hole.family, max(hole.first, start), min(hole.end, stop))
-
-    def _pages(self, rows: Iterator[tuple[bytes, bytes]], what: str) -> Iterator[list[tuple[bytes, bytes]]]:
-        read = 0
-        while page := list(islice(rows, _PAGE)):
-            read += len(page)
-            self._tell(f"{what}: {read:,} rows")
-            yield page

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from broker_adapter.topics import DEAD_LETTER_PREFIX
-from dmq.store.ops import EntryState
-from dmq.store.record import failed_message_id
+from dmq.store.schema.index import EntryState, failed_message_id
 from dmq.upkeep.names import KnownNames, shown_id
 from dmq.upkeep.rows import Indexed
 

@@ -10,7 +10,6 @@ that it was accepted, nothing says that it was finished, and the audit calls it 
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,29 +18,29 @@ from typing import NamedTuple
 from broker_adapter.clock import Clock
 from dmq.audit.snapshot_take import cell_of
 from dmq.errors import StoreCorrupt, StoreError
-from dmq.spool.copies import hold, workplace
+from dmq.spool.copies import hold, workplace, write_json
+from dmq.spool.findings import Findings
 from dmq.spool.inspect import How, Look, open_look
 from dmq.spool.salvage_log import Tell
-from dmq.store import keys
 from dmq.store.backup import place
-from dmq.store.keys import pack_index_prefix, timeline_key, timeline_mark
-from dmq.store.ops import Family
-from dmq.store.record import EntryKind, decode_half_body, decode_queued, encode_index_waiting
 from dmq.store.rocks import RocksEngine
+from dmq.store.schema import keys
+from dmq.store.schema.index import decode_index, encode_index_waiting
+from dmq.store.schema.keys import INDEX_PREFIX_BYTES, Family, pack_index_prefix, timeline_key
+from dmq.store.schema.record import EntryKind, decode_half_body, decode_queued
 from dmq.upkeep.check import check_rows
-from dmq.upkeep.findings import Checked, Findings
+from dmq.upkeep.findings import Checked
 from dmq.upkeep.lost import LOST_FILE, Lost
 from dmq.upkeep.names import KnownNames
 from dmq.upkeep.new_store import NewStore
 from dmq.upkeep.pieces import Pieces
 from dmq.upkeep.places import Place, place_of, shown_id_of
-from dmq.upkeep.rows import INDEX_PREFIX_BYTES, Indexed, Waiting, read_index, read_waiting
+from dmq.upkeep.rows import Indexed, Waiting, read_index, read_waiting
 from dmq.upkeep.salvage_figures import Figures, save_audit, save_meta
 from dmq.upkeep.salvage_logs import tell_dropped
 from dmq.upkeep.salvage_names import Needed
 from dmq.upkeep.salvage_queues import Moves, measure, save_progress, save_queues
 
-_SEQUENCES = 2**64 - 1
 REPORT_FILE = "SALVAGE.json"
 
 
@@ -81,8 +80,8 @@ def salvage(path: Path, target: Path, clock: Clock, tell: Tell) -> Salvaged:
 
         def fill(database: Path) -> int:
             look = open_look(path, work, clock, tell, stack)
-            if any(True for _ in look.rows(Family.META, b"w", b"x")):
-                raise StoreError(f"{path} belongs to a spool: 'dmq spool repair' saves what can be read of it")
+            if any(True for _ in look.rows(Family.META, *keys.meta_range(keys.META_SPOOL_TOTAL))):
+                raise StoreError(f"{path} belongs to a spool: use 'dmq spool salvage --root {path.parent}'")
             pieces = Pieces(look, path, work, tell, stack)
             with Lost(database.parent / LOST_FILE) as lost:
                 engine = RocksEngine(database)
@@ -95,7 +94,7 @@ def salvage(path: Path, target: Path, clock: Clock, tell: Tell) -> Salvaged:
                     engine.close()
             error = look.error or (pieces.holes[0].error if pieces.holes else "")
             made.append(Salvaged(target, error, look.how, rows, dict(lost.count), lost.offsets, checked))
-            _write_json(database.parent / REPORT_FILE, made[0].as_json())
+            write_json(database.parent / REPORT_FILE, made[0].as_json())
             return 0
 
         place(target, _cell_id(path), fill, of=path)
@@ -174,7 +173,7 @@ class _Salvage:
         entry = each.entry
         body = value[each.body_at :]
         if entry.kind == EntryKind.TRANSACTION:
-            body_key = keys.half_body_key(each.mark & _SEQUENCES)
+            body_key = keys.half_body_key(keys.sequence_of(each.mark))
             found = self._pieces.get_many(Family.TIMELINE, [body_key])[0]
             try:
                 body = decode_half_body(found or b"")
@@ -188,7 +187,7 @@ class _Salvage:
             self._new.put(Family.TIMELINE, body_key, found or b"")
         self._needed.of_waiting(each, value, body)
         self._new.put(Family.TIMELINE, timeline_key(each.mark), value)
-        receipt = each.mark & _SEQUENCES, each.mark >> 64
+        receipt = keys.sequence_of(each.mark), each.mark >> 64
         self._new.put(Family.INDEX, index_key, encode_index_waiting(*receipt))
         self._new.waits(entry.scope, entry.deliver_at_ms)
         self._figures.saw_mark(each.mark)
@@ -213,7 +212,7 @@ class _Salvage:
                 if entry is not None:
                     self._save_waiting([(asked[key], entry)])
                 else:
-                    scope, index_id = int.from_bytes(key[4:8], "big"), key[INDEX_PREFIX_BYTES:]
+                    scope, index_id = keys.index_place(key)[1], key[INDEX_PREFIX_BYTES:]
                     topic = self._needed.scope_name(scope)
                     shown = shown_id_of(scope, index_id, self._names)
                     self._lost.tell("message", topic=topic, message_id=shown, was="waiting")
@@ -251,10 +250,9 @@ def _mark_of(row: bytes | None) -> int | None:
     if not row:
         return None
     try:
-        receipt = read_index(bytes(INDEX_PREFIX_BYTES + 1), row).receipt
+        return decode_index(row).mark
     except StoreCorrupt:
         return None
-    return timeline_mark(receipt.at_ms, receipt.sequence)
 
 
 def _cell_id(path: Path) -> str:
@@ -266,10 +264,3 @@ def _cell_id(path: Path) -> str:
 
 def _rows_of(checked: Checked) -> list[tuple[str, int]]:
     return [(kind, total.rows) for kind, total in checked.totals.items()]
-
-
-def _write_json(path: Path, value: object) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())

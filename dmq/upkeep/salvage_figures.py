@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
@@ -11,11 +10,10 @@ from broker_adapter.topics import dead_letter_topic
 from dmq.audit.events import decode_event, gap_event
 from dmq.embedded.names import Names
 from dmq.errors import StoreCorrupt
-from dmq.store import keys
-from dmq.store.cell import FORMAT_VERSION
-from dmq.store.keys import pack_pair, pack_u64, timeline_key
-from dmq.store.ops import Family
-from dmq.store.outbox import (
+from dmq.store.schema import keys
+from dmq.store.schema.keys import FORMAT_VERSION, Family, pack_pair, pack_u64, timeline_key
+from dmq.store.schema.orders import Procedure, decode_job, decode_procedure, encode_job, encode_procedure
+from dmq.store.schema.outbox import (
     NOT_APPLICABLE,
     OutboxState,
     block_head,
@@ -31,12 +29,10 @@ from dmq.upkeep.new_store import NewStore
 from dmq.upkeep.pieces import Pieces
 from dmq.upkeep.rows import Indexed, read_begin, read_figure
 from dmq.upkeep.spans import Move
-from retry.dead_letter import decode_job, encode_job
 
 BadRow = Callable[[Family, bytes, str], None]
 
 _FIRST_GENERATION = 2
-_SEQUENCES = 2**64 - 1
 
 
 class HasMoves(Protocol):
@@ -87,7 +83,7 @@ class Figures:
 
     def saw_mark(self, mark: int) -> None:
         """Take note of an entry that waits."""
-        self.sequence = max(self.sequence, mark & _SEQUENCES)
+        self.sequence = max(self.sequence, keys.sequence_of(mark))
         self.first_mark = mark if self.first_mark is None else min(self.first_mark, mark)
 
     def saw_index(self, row: Indexed) -> None:
@@ -157,7 +153,7 @@ def save_meta(pieces: Pieces, moves: HasMoves, new: NewStore, names: Names, figu
         if kind == "job":
             new.put(Family.META, key, _job(value, moves, names))
         elif kind == "procedure":
-            new.put(Family.META, key, _chore(key, value, moves))
+            new.put(Family.META, key, _procedure(decode_procedure(key, value), moves))
         elif kind in {"other", "reset"} or (kind == "begin" and read_begin(key, value)[0] not in moved):
             new.put(Family.META, key, value)
     done = figures.done if figures.first_mark is None else min(figures.done, figures.first_mark)
@@ -185,12 +181,11 @@ def _job(value: bytes, moves: HasMoves, names: Names) -> bytes:
     return encode_job(replace(job, first_offset=first, next_offset=following, end_offset=end))
 
 
-def _chore(key: bytes, value: bytes, moves: HasMoves) -> bytes:
+def _procedure(procedure: Procedure, moves: HasMoves) -> bytes:
     """Return a removal as it is, a reset with the new offsets of its topic's queues."""
-    plain = json.loads(value[1:])
-    topic_id = int.from_bytes(key[1:5], "big")
-    for name in ("first", "end"):
-        for queue_id, offset in enumerate(plain.get(name, ())):
-            if (move := moves.of((topic_id, queue_id))) is not None:
-                plain[name][queue_id] = move.place(offset)
-    return value[:1] + json.dumps(plain).encode()
+
+    def placed(offsets: tuple[int, ...]) -> tuple[int, ...]:
+        found = [moves.of((procedure.topic_id, queue_id)) for queue_id in range(len(offsets))]
+        return tuple(move.place(at) if move is not None else at for move, at in zip(found, offsets, strict=True))
+
+    return encode_procedure(procedure._replace(first=placed(procedure.first), end=placed(procedure.end)))

@@ -7,9 +7,10 @@ from contextlib import suppress
 
 from dmq.errors import StoreCorrupt
 from dmq.spool.salvage_log import Dropped, puts_of
-from dmq.store.record import decode_queued
+from dmq.store.schema.keys import QUEUE_KEY_BYTES, TIMELINE_KEY_BYTES, unpack_queue_key
+from dmq.store.schema.record import decode_queued
 from dmq.upkeep.lost import Lost
-from dmq.upkeep.rows import QUEUE_KEY_BYTES, TIMELINE_KEY_BYTES, read_waiting
+from dmq.upkeep.rows import read_waiting
 from dmq.upkeep.salvage_names import Needed
 
 
@@ -23,7 +24,7 @@ def tell_dropped(dropped: Sequence[Dropped], lost: Lost, needed: Needed) -> None
                     waiting = read_waiting(key, value)
                     _tell(lost, needed, waiting.entry.topic_id, waiting.message_id)
                 elif len(key) == QUEUE_KEY_BYTES:
-                    _tell(lost, needed, int.from_bytes(key[:4], "big"), decode_queued(value).message_id)
+                    _tell(lost, needed, unpack_queue_key(key)[0], decode_queued(value).message_id)
 
 
 def _tell(lost: Lost, needed: Needed, topic_id: int, message_id: bytes) -> None:

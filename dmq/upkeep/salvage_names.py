@@ -7,9 +7,9 @@ from google.protobuf.message import DecodeError
 from broker_adapter.topics import DEAD_LETTER_PREFIX
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name
-from dmq.embedded.checks import half_scope
-from dmq.store.ops import Family, Put
-from dmq.store.record import WAITING_HEADER_BYTES, EntryKind, QueuedMessage, body_payload, decode_history
+from dmq.store.ops import Put
+from dmq.store.schema.keys import Family, half_scope
+from dmq.store.schema.record import WAITING_HEADER_BYTES, EntryKind, QueuedMessage, body_payload, decode_history
 from dmq.upkeep.lost import Lost
 from dmq.upkeep.names import KnownNames, shown_id
 from dmq.upkeep.new_store import NewStore

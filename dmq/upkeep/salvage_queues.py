@@ -9,25 +9,19 @@ from itertools import groupby
 from dmq.audit.events import EventKind, decode_event
 from dmq.embedded.group_queue import GroupQueue
 from dmq.errors import StoreCorrupt
-from dmq.store.keys import pack_group_key, pack_queue_key, pack_u64, queue_offset_of, unpack_u64
-from dmq.store.ops import Family, Op, Put
-from dmq.store.outbox import NOT_APPLICABLE, decode_block
-from dmq.store.record import QueuedMessage, decode_queued, encode_index_finished
+from dmq.store.ops import Op, Put
+from dmq.store.schema import keys
+from dmq.store.schema.group import GroupKind, pack_group_key
+from dmq.store.schema.index import encode_index_finished
+from dmq.store.schema.keys import Family
+from dmq.store.schema.outbox import NOT_APPLICABLE, decode_block
+from dmq.store.schema.record import QueuedMessage, decode_queued
 from dmq.upkeep.lost import Lost
 from dmq.upkeep.names import KnownNames
 from dmq.upkeep.new_store import NewStore
 from dmq.upkeep.pieces import Pieces
 from dmq.upkeep.places import Place, place_of
-from dmq.upkeep.rows import (
-    QUEUE_KEY_BYTES,
-    GroupKind,
-    Indexed,
-    Progress,
-    epoch_of,
-    read_begin,
-    read_index,
-    read_progress,
-)
+from dmq.upkeep.rows import Indexed, Progress, epoch_of, read_begin, read_index, read_progress
 from dmq.upkeep.salvage_figures import BadRow, Figures
 from dmq.upkeep.salvage_names import Needed
 from dmq.upkeep.spans import Move, Spans
@@ -68,13 +62,13 @@ class Moves:
         """Return the new key of a message; its old one, where nothing lies now, if it was not saved."""
         move = self.of(place)
         to = move.of(offset) if move is not None else offset
-        return pack_queue_key(*place, offset if to is None else to)
+        return keys.pack_queue_key(*place, offset if to is None else to)
 
     def index_row(self, row: Indexed, key: bytes) -> bytes:
         """Return the index row of a finished entry whose message lies under ``key`` now."""
         receipt = row.receipt
         assert receipt.state is not None
-        offset = queue_offset_of(key)
+        offset = keys.queue_offset_of(key)
         return encode_index_finished(receipt.state, receipt.sequence, receipt.at_ms, receipt.queue_id, offset)
 
 
@@ -93,7 +87,7 @@ class _Measure:
         self._begins: dict[Place, int] = {}
 
     def run(self) -> Moves:
-        for key, value in self._pieces.rows(Family.META, b"b", b"c"):
+        for key, value in self._pieces.rows(Family.META, *keys.meta_range(keys.META_BEGIN)):
             with suppress(StoreCorrupt):  # told where the figures are saved
                 place, begin = read_begin(key, value)
                 self._begins[place] = begin
@@ -113,7 +107,7 @@ class _Measure:
 
     def _queued(self, key: bytes, value: bytes) -> None:
         place, _ = _read_queued(key, value)
-        self._of(place).add(queue_offset_of(key))
+        self._of(place).add(keys.queue_offset_of(key))
 
     def _progress(self, key: bytes, value: bytes) -> None:
         row = read_progress(key, value)
@@ -159,7 +153,7 @@ def save_queues(pieces: Pieces, moves: Moves, new: NewStore, lost: Lost, needed:
                 place, message = _read_queued(key, value)
             except StoreCorrupt:  # told when the queues were measured
                 continue
-            offset = queue_offset_of(key)
+            offset = keys.queue_offset_of(key)
             if offset >= (moves.spans[place].begin or 0):
                 needed.of_queued(place[0], message)
                 new.put(Family.QUEUE, moves.queue_key(place, offset), value)
@@ -176,9 +170,10 @@ def save_queues(pieces: Pieces, moves: Moves, new: NewStore, lost: Lost, needed:
 
 
 def _read_queued(key: bytes, value: bytes) -> tuple[Place, QueuedMessage]:
-    if len(key) != QUEUE_KEY_BYTES:
+    if len(key) != keys.QUEUE_KEY_BYTES:
         raise StoreCorrupt(f"a queue key of {len(key)} bytes")
-    return (int.from_bytes(key[:4], "big"), int.from_bytes(key[4:6], "big")), decode_queued(value)
+    topic_id, queue_id, _ = keys.unpack_queue_key(key)
+    return (topic_id, queue_id), decode_queued(value)
 
 
 def save_progress(pieces: Pieces, moves: Moves, new: NewStore, names: KnownNames, needed: Needed) -> None:
@@ -200,7 +195,7 @@ def save_progress(pieces: Pieces, moves: Moves, new: NewStore, names: KnownNames
         for queue_id in set(range(names.topics_by_id[topic_id].queues)) - queue_ids:
             move = moves.of((topic_id, queue_id))
             key = pack_group_key(group_id, topic_id, queue_id, GroupKind.FLOOR, 0)
-            new.put(Family.GROUP, key, pack_u64(move.begin if move is not None else 0))
+            new.put(Family.GROUP, key, keys.pack_u64(move.begin if move is not None else 0))
 
 
 def _progress(pieces: Pieces) -> Iterator[Progress]:
@@ -231,6 +226,6 @@ def _moved(rows: list[Progress], move: Move) -> Iterator[tuple[bytes, bytes]]:
         rows = [row for row in rows if row.kind is not GroupKind.EXCEPTION or not old.is_finished(row.number)]
     for row in rows:
         if row.kind is GroupKind.COMMITTED:
-            yield _row(row)[0], pack_u64(move.place(unpack_u64(row.value)))
+            yield _row(row)[0], keys.pack_u64(move.place(keys.unpack_u64(row.value)))
         elif row.kind in {GroupKind.EXCEPTION, GroupKind.OUTCOME} and (to := move.of(row.number)) is not None:
             yield _row(row._replace(number=to))

@@ -8,7 +8,8 @@ from pathlib import Path
 import structlog
 
 from dmq.audit.snapshot_take import Exporter, SnapshotResult, Taker, list_snapshots
-from dmq.embedded.registry import Registry, look_at
+from dmq.embedded.commits import look_at
+from dmq.embedded.subscriptions import Subscriptions
 from dmq.errors import StoreError
 from dmq.store.store import Store
 
@@ -30,16 +31,16 @@ class Snapshots:
         self._taker = Taker(store, exporter, data.absolute())
         self._one_at_a_time = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._registry: Registry | None = None
+        self._subscriptions: Subscriptions | None = None
         known = list_snapshots(exporter.trail, store.cell_id)
         self._last_ms = int(known[-1][1]["taken_ms"]) if known else 0
 
-    def start(self, registry: Registry) -> None:
+    def start(self, subscriptions: Subscriptions) -> None:
         """Take one every hour from here on, the first soon if the last one is older than that.
 
-        ``registry`` knows what is in memory only: up to where the queues were handed out.
+        ``subscriptions`` know what is in memory only: up to where the queues were handed out.
         """
-        self._registry = registry
+        self._subscriptions = subscriptions
         self._task = asyncio.get_running_loop().create_task(self._run(), name="dmq-snapshots")
 
     async def snapshot(self) -> SnapshotResult:
@@ -96,7 +97,7 @@ class Snapshots:
 
     async def _take_alone(self, *, is_alone: bool) -> SnapshotResult:
         async with self._one_at_a_time:
-            cursors = cursors_of(self._registry) if self._registry is not None else {}
+            cursors = cursors_of(self._subscriptions) if self._subscriptions is not None else {}
             loop = asyncio.get_running_loop()
             result = await loop.run_in_executor(None, lambda: self._taker.take(cursors, is_alone=is_alone))
         log.info(
@@ -109,11 +110,11 @@ class Snapshots:
         return result
 
 
-def cursors_of(registry: Registry) -> dict[tuple[int, int, int], int]:
+def cursors_of(subscriptions: Subscriptions) -> dict[tuple[int, int, int], int]:
     """Return up to where the queues of loaded subscriptions were handed out in this run."""
     return {
         (queue.group_id, queue.topic_id, queue.queue_id): queue.cursor
-        for found in registry.subscriptions.values()
+        for found in subscriptions.all()
         if found.is_loaded.is_set()
         for queue in found.all_queues
     }

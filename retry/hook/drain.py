@@ -29,7 +29,7 @@ BATCH_PER_WORKER = 16
 _REAL = SystemClock()
 
 
-class Lane:
+class TypeWorkers:
     """What one type has in hand between the sink and its workers."""
 
     def __init__(self, handler: Handler) -> None:
@@ -42,7 +42,7 @@ class Lane:
 
 
 class Drain:
-    """All lanes and their threads. ``start`` may be called again after further handlers were added."""
+    """The workers of all types, and their threads. ``start`` may be called again after further handlers were added."""
 
     def __init__(
         self,
@@ -60,19 +60,19 @@ class Drain:
         self._health = health
         self._queue_max = queue_max
         self._lock = threading.Lock()
-        self._lanes: dict[str, Lane] = {}
+        self._by_type: dict[str, TypeWorkers] = {}
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
 
     @property
     def running(self) -> int:
         """How many repetitions run now."""
-        return sum(lane.running for lane in self._all())
+        return sum(workers.running for workers in self._all())
 
     @property
     def in_hand(self) -> int:
         """How many entries are fetched and wait for a worker."""
-        return sum(len(lane.queue) for lane in self._all())
+        return sum(len(workers.queue) for workers in self._all())
 
     def start(self, handlers: Iterable[Handler], first: Callable[[], None] | None = None) -> None:
         """Start the threads of those ``handlers`` that have none; one of them calls ``first`` before all else.
@@ -81,10 +81,10 @@ class Drain:
         """
         for handler in handlers:
             with self._lock:
-                if handler.type_name in self._lanes or self._stop.is_set():
+                if handler.type_name in self._by_type or self._stop.is_set():
                     continue
-                lane = self._lanes[handler.type_name] = Lane(handler)
-                threads = [self._thread(lane, number, first) for number in range(handler.workers)]
+                workers = self._by_type[handler.type_name] = TypeWorkers(handler)
+                threads = [self._thread(workers, number, first) for number in range(handler.workers)]
                 self._threads += threads
             first = None
             handler.destination.start_slowly()
@@ -113,17 +113,17 @@ class Drain:
         """Fetch no more, give back what no worker has begun, wait for the rest; return how many still run."""
         self._stop.set()
         ends_at_s = _REAL.monotonic_s() + timeout_s
-        for lane in self._all():
-            with lane.changed:
-                unbegun = list(lane.queue)
-                lane.queue.clear()
-                lane.changed.notify_all()
+        for workers in self._all():
+            with workers.changed:
+                unbegun = list(workers.queue)
+                workers.queue.clear()
+                workers.changed.notify_all()
             for held in unbegun:
                 self._attempts.give_back(held)
-        for lane in self._all():
-            with lane.changed:
-                while lane.running and (rest_s := ends_at_s - _REAL.monotonic_s()) > 0:
-                    lane.changed.wait(rest_s)
+        for workers in self._all():
+            with workers.changed:
+                while workers.running and (rest_s := ends_at_s - _REAL.monotonic_s()) > 0:
+                    workers.changed.wait(rest_s)
         return self.running
 
     def join(self, timeout_s: float) -> None:
@@ -139,95 +139,95 @@ class Drain:
         self._stop = threading.Event()
         self._stop.set()
         self._threads = []
-        self._lanes = {}
+        self._by_type = {}
 
-    def _thread(self, lane: Lane, number: int, first: Callable[[], None] | None) -> threading.Thread:
+    def _thread(self, workers: TypeWorkers, number: int, first: Callable[[], None] | None) -> threading.Thread:
         return threading.Thread(
             target=self._work,
-            args=(lane, None if number else first),
-            name=f"retry-{lane.handler.type_name}-{number}",
+            args=(workers, None if number else first),
+            name=f"retry-{workers.handler.type_name}-{number}",
             daemon=True,
         )
 
-    def _all(self) -> list[Lane]:
+    def _all(self) -> list[TypeWorkers]:
         with self._lock:
-            return list(self._lanes.values())
+            return list(self._by_type.values())
 
-    def _work(self, lane: Lane, first: Callable[[], None] | None) -> None:
+    def _work(self, workers: TypeWorkers, first: Callable[[], None] | None) -> None:
         if first is not None:
             first()
         while not self._stop.is_set():
             try:
                 self._settler.run_due()
                 self._attempts.tell()
-                self._turn(lane)
-                lane.failures = 0
+                self._turn(workers)
+                workers.failures = 0
             except BaseException as error:  # noqa: BLE001 - a worker that ends sends nothing ever again
-                self._rest(lane, error)
+                self._rest(workers, error)
 
-    def _turn(self, lane: Lane) -> None:
-        destination = lane.handler.destination
+    def _turn(self, workers: TypeWorkers) -> None:
+        destination = workers.handler.destination
         pause_s = destination.pause_s()
         if pause_s > 0:
             self._stop.wait(min(pause_s, NAP_S))
             return
-        held = self._next(lane)
+        held = self._next(workers)
         if held is None:
             return
         try:
-            permit = self._permit(lane)
+            permit = self._permit(workers)
             if permit is None:
                 self._attempts.give_back(held)
             else:
-                self._attempts.make(lane.handler, held, permit)
+                self._attempts.make(workers.handler, held, permit)
         finally:
-            with lane.changed:
-                lane.running -= 1
-                lane.changed.notify_all()
+            with workers.changed:
+                workers.running -= 1
+                workers.changed.notify_all()
         # The sink confirms in groups; one that falls behind slows the drain down, and not the other way round.
         self._settler.wait(NAP_S, until=self._queue_max)
 
-    def _next(self, lane: Lane) -> Held | None:
+    def _next(self, workers: TypeWorkers) -> Held | None:
         """Return an entry, counted as running; ``None`` after a while without one."""
-        with lane.changed:
-            if not lane.queue and lane.is_fetching:
-                lane.changed.wait(NAP_S)
+        with workers.changed:
+            if not workers.queue and workers.is_fetching:
+                workers.changed.wait(NAP_S)
             if self._stop.is_set():
                 return None
-            if lane.queue:
-                lane.running += 1
-                return lane.queue.popleft()
-            if lane.is_fetching:
+            if workers.queue:
+                workers.running += 1
+                return workers.queue.popleft()
+            if workers.is_fetching:
                 return None
-            lane.is_fetching = True
+            workers.is_fetching = True
         taken: list[Held] = []
         try:
-            taken = list(self._sink.take(lane.handler.type_name, self._batch(lane), TAKE_TIMEOUT_S))
+            taken = list(self._sink.take(workers.handler.type_name, self._batch(workers), TAKE_TIMEOUT_S))
             self._health.worked()
         finally:
-            with lane.changed:
-                lane.is_fetching = False
+            with workers.changed:
+                workers.is_fetching = False
                 first = None
                 if not self._stop.is_set() and taken:
                     first = taken.pop(0)
-                    lane.running += 1
-                    lane.queue.extend(taken)
+                    workers.running += 1
+                    workers.queue.extend(taken)
                     taken = []
-                lane.changed.notify_all()
+                workers.changed.notify_all()
         for held in taken:  # the end came in between
             self._attempts.give_back(held)
         return first
 
-    def _batch(self, lane: Lane) -> int:
-        if lane.handler.destination.is_blocked:
+    def _batch(self, workers: TypeWorkers) -> int:
+        if workers.handler.destination.is_blocked:
             return 1
-        limit = min(self._queue_max, BATCH_PER_WORKER * lane.handler.workers)
-        rate_per_s = lane.handler.destination.rate_per_s
+        limit = min(self._queue_max, BATCH_PER_WORKER * workers.handler.workers)
+        rate_per_s = workers.handler.destination.rate_per_s
         return limit if rate_per_s is None else max(1, min(limit, int(rate_per_s * PACE_S / 4)))
 
-    def _permit(self, lane: Lane) -> Permit | None:
+    def _permit(self, workers: TypeWorkers) -> Permit | None:
         """Wait for the turn of a message in hand, if it comes soon."""
-        destination = lane.handler.destination
+        destination = workers.handler.destination
         while not self._stop.is_set():
             permit = destination.begin()
             if permit is not None:
@@ -238,17 +238,17 @@ class Drain:
             self._stop.wait(min(pause_s, NAP_S))
         return None
 
-    def _rest(self, lane: Lane, error: BaseException) -> None:
+    def _rest(self, workers: TypeWorkers, error: BaseException) -> None:
         """The sink failed, or we have a bug: wait, longer each time, and go on."""
         if self._stop.is_set():
             return
         self._health.failed(error)
         self._log.error(
             "drain_failed",
-            per=(lane.handler.type_name, type(error).__name__),
-            type=lane.handler.type_name,
+            per=(workers.handler.type_name, type(error).__name__),
+            type=workers.handler.type_name,
             error=describe(error),
         )
-        wait_s = STEPS_S[min(lane.failures, len(STEPS_S) - 1)]
-        lane.failures += 1
+        wait_s = STEPS_S[min(workers.failures, len(STEPS_S) - 1)]
+        workers.failures += 1
         self._stop.wait(STEPS_S[-1] if isinstance(error, SinkClosed) else wait_s)

@@ -1,234 +1,191 @@
-"""What every picture needs: a named SVG, a plot area, axes of time, of counts and of logarithms, legends, tables."""
+"""Charts, drawn as SVG by Vega-Lite: rows of data become marks, in the colours of the page's style sheet.
+
+A chart has channels ``x`` and ``y`` and layers of marks that share them. Rows of a layer have the columns ``x``, ``y``,
+``x2``, ``y2`` where its marks need them; ``words`` is what a mark says when it is pointed at.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+import json
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
 
 from spark_audit.report import text
-from spark_audit.report.markup import Child, Markup, el, joined, number
+from spark_audit.report.look import Look
 from spark_audit.report.windows import Axis
 
-WIDTH = 1100.0
-_STEPS_MS = [
-    *(minutes * 60_000 for minutes in (1, 2, 5, 10, 20, 30, 60, 120, 180, 360, 720)),
-    *(days * 86_400_000 for days in (1, 2, 7, 14, 28, 91, 182, 364)),
-]
-_TICKS_MAX = 11
+WIDTH = 1100
+Marks = list[dict[str, Any]]
+_WEEK_MS = 7 * 86_400_000
 _ROUND_MS = (1, 10, 100, 1000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 4 * 86_400_000, 40 * 86_400_000)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plot:
-    """The area inside the axes, in units of the drawing."""
-
-    left: float = 64.0
-    top: float = 26.0
-    width: float = 1020.0
-    height: float = 240.0
-
-    @property
-    def bottom(self) -> float:
-        """Where the axis of time lies."""
-        return self.top + self.height
-
-    @property
-    def right(self) -> float:
-        """Where the last column ends."""
-        return self.left + self.width
-
-    def x_of(self, column: float, axis: Axis) -> float:
-        """Return where a column begins."""
-        return self.left + self.width * column / axis.columns
-
-    def y_of(self, part: float) -> float:
-        """Return the height of ``part``, 0 at the bottom and 1 at the top."""
-        return self.bottom - self.height * part
+# What Vega tells screen readers of every shape; here a picture has a title, and a mark that says something has words.
+_TOLD = re.compile(r' role="graphics-[a-z]+" aria-roledescription="[^"]*"| aria-hidden="true"')
+_SPEAKING = re.compile(r'<path aria-label="([^"]*)"([^>]*)/>')
+_SHAPE = re.compile(r' (?:d|transform)="[^"]*"')
+_SOFT = "var(--soft)"
+_THEME = {
+    "font": "system-ui, sans-serif",
+    "view": {"stroke": None},
+    "mark": {"aria": False},
+    "text": {"fontSize": 12, "fill": _SOFT},
+    "axis": {
+        "aria": False, "labelColor": _SOFT, "labelFontSize": 12, "labelOverlap": False, "domainColor": _SOFT,
+        "tickColor": _SOFT, "gridColor": "var(--grid)", "titleColor": _SOFT, "titleFontSize": 12,
+        "titleFontWeight": "normal",
+    },
+    # the unit stands above its axis
+    "axisY": {
+        "domain": False, "ticks": False, "labelPadding": 6, "titleAngle": 0, "titleAlign": "left", "titleAnchor": "end",
+        "titleX": -60, "titleY": -12,
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
-    """From 0 to a round number."""
+class Chart:
+    """A drawing with its name, and the sentence that says what is in it."""
 
-    top: float
-    step: float
-
-    @classmethod
-    def to(cls, value_max: float) -> Linear:
-        """Choose three to five steps that reach ``value_max``."""
-        if value_max <= 1:
-            return cls(1.0, 1.0)
-        power = 10.0 ** math.floor(math.log10(value_max / 4))
-        step = next(power * nice for nice in (1, 2, 2.5, 5, 10) if power * nice * 5 >= value_max)
-        step = max(1.0, step)
-        return cls(step * math.ceil(value_max / step), step)
-
-    def part(self, value: float) -> float:
-        """Return where ``value`` lies between 0 and 1."""
-        return min(1.0, max(0.0, value / self.top))
-
-    def ticks(self) -> list[float]:
-        """Return the values to label."""
-        return [self.step * each for each in range(round(self.top / self.step) + 1)]
+    name: str
+    title: str
+    description: str
+    width: int
+    height: int
+    drawing: Markup
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
-    """Powers of ten from ``bottom``; what is smaller lies on the bottom line."""
+def drawn(
+    name: str,
+    title: str,
+    description: str,
+    *,
+    x: dict[str, Any],
+    y: dict[str, Any],
+    layers: Iterable[dict[str, Any]],
+    height: int,
+    padding: tuple[int, int, int, int] = (26, 16, 38, 64),
+    width: int = WIDTH,
+) -> Chart:
+    """Draw a chart; ``padding`` is above, right, below and left of its marks.
 
-    bottom: float
-    decades: int
+    Nothing in it is measured against the fonts of a machine, so it is the same everywhere.
+    """
+    import vl_convert  # it brings an engine of its own, which only a report needs
 
-    @classmethod
-    def to(cls, value_max: float, bottom: float = 1.0) -> Log:
-        """Choose whole decades that reach ``value_max``."""
-        if value_max <= bottom * 10:
-            return cls(bottom, 1)
-        return cls(bottom, math.ceil(math.log10(value_max / bottom) - 1e-9))
-
-    def part(self, value: float) -> float:
-        """Return where ``value`` lies between 0 and 1."""
-        return min(1.0, max(0.0, math.log10(max(value, self.bottom) / self.bottom) / self.decades))
-
-    def ticks(self) -> list[float]:
-        """Return the values to label."""
-        every = -(-self.decades // 7)
-        return [self.bottom * 10.0**each for each in range(0, self.decades + 1, every)]
-
-
-def svg(name: str, title: str, description: str, height: float, content: Markup, width: float = WIDTH) -> Markup:
-    """Return a drawing that says what it is, in a frame that scrolls when the screen is too narrow for it."""
-    drawing = el(
-        "svg",
-        el("title", title, id=f"{name}-title"),
-        el("desc", description, id=f"{name}-desc"),
-        content,
-        viewBox=f"0 0 {number(width)} {number(height)}",
-        role="img",
-        aria_labelledby=f"{name}-title {name}-desc",
-        id=f"{name}-svg",
-        class_="wide" if width >= WIDTH else "small",
-    )
-    return el("div", drawing, class_="scroll", tabindex="0", role="region", aria_label=f"{title}; scrolls sideways")
+    top, right, bottom, left = padding
+    specification = {
+        "autosize": "none",
+        "width": width - left - right,
+        "height": height,
+        "padding": {"top": top, "right": right, "bottom": bottom, "left": left},
+        "background": None,
+        "config": _THEME,
+        "encoding": {"x": x, "y": y},
+        "layer": list(layers),
+    }
+    svg = vl_convert.vegalite_to_svg(specification)
+    inside = _TOLD.sub("", svg.partition(">")[2].removesuffix("</svg>"))
+    inside = _SHAPE.sub(lambda shape: re.sub(r"(\.\d)\d+", r"\1", shape[0]), inside)  # a tenth of a pixel is enough
+    drawing = Markup(_SPEAKING.sub(r"<path\2><title>\1</title></path>", inside))  # noqa: S704 - Vega has escaped it
+    return Chart(name, title, description, width, top + height + bottom, drawing)
 
 
-def time_axis(plot: Plot, axis: Axis, *, has_grid: bool = True) -> Markup:
-    """Return lines and labels for the time below a plot: hours, with the date where a day begins."""
-    length_ms = axis.to_ms - axis.from_ms
-    step_ms = next((step for step in _STEPS_MS if length_ms / step <= _TICKS_MAX), -(-length_ms // _TICKS_MAX))
-    parts: list[Child] = [_line(plot.left, plot.bottom, plot.right, plot.bottom, "axis")]
-    day = ""
-    for at_ms in range(-(-axis.from_ms // step_ms) * step_ms, axis.to_ms + 1, step_ms):
-        x = plot.left + plot.width * (at_ms - axis.from_ms) / length_ms
-        if has_grid:
-            parts.append(_line(x, plot.top, x, plot.bottom, "grid"))
-        parts.append(_line(x, plot.bottom, x, plot.bottom + 4, "axis"))
-        at = text.moment(at_ms)
-        if step_ms >= 86_400_000:
-            date, label = (f"{at:%Y}", f"{at:%m-%d}") if at else ("", str(at_ms))
-        else:
-            date, label = (f"{at:%Y-%m-%d}", f"{at:%H:%M}") if at else ("", str(at_ms))
-        anchor = "start" if x < plot.left + 20 else "end" if x > plot.right - 20 else "middle"
-        parts.append(el("text", label, x=x, y=plot.bottom + 17, class_="tick", text_anchor=anchor))
-        if date != day:
-            parts.append(el("text", date, x=x, y=plot.bottom + 31, class_="tick day", text_anchor=anchor))
-            day = date
-    return joined(parts)
+def over_time(axis: Axis, *, has_grid: bool = False) -> dict[str, Any]:
+    """Return a channel ``x`` of time: hours, with the date where a day begins; of long ranges days, with the year."""
+    if axis.to_ms - axis.from_ms > _WEEK_MS:
+        label, below, begins = "%m-%d", "%Y", "utcdayofyear(datum.value) == 1"
+    else:
+        label, below, begins = "%H:%M", "%Y-%m-%d", "utchours(datum.value) == 0 && utcminutes(datum.value) == 0"
+    date = f"datum.index == 0 || {begins} ? utcFormat(datum.value, '{below}') : ''"
+    scale = {"type": "utc", "domain": [axis.from_ms, axis.to_ms], "nice": False}
+    labels = {"grid": has_grid, "tickCount": 10, "labelExpr": f"[utcFormat(datum.value, '{label}'), {date}]"}
+    return {"field": "x", "type": "temporal", "title": None, "scale": scale, "axis": labels}
 
 
-def value_axis(plot: Plot, scale: Linear | Log, *, unit: str, is_duration: bool = False) -> Markup:
-    """Return grid lines and labels for values; ``unit`` stands on top."""
-    parts: list[Child] = [el("text", unit, x=2, y=plot.top - 11, class_="tick unit", text_anchor="start")]
-    ticks = _durations(scale) if is_duration else [each for each in scale.ticks() if each == 0 or each >= 1]
-    for value in ticks:
-        y = plot.y_of(scale.part(value))
-        parts.append(_line(plot.left, y, plot.right, y, "grid"))
-        label = text.duration(value) if is_duration else text.brief(value)
-        parts.append(el("text", label, x=plot.left - 6, y=y + 4, class_="tick", text_anchor="end"))
-    return joined(parts)
+def amount(top: float, unit: str, *, steps: int = 4) -> dict[str, Any]:
+    """Return a channel ``y`` of counts, from 0."""
+    labels = {"tickCount": steps, "labelExpr": "datum.value % 1 ? '' : format(datum.value, '~s')"}
+    scale = {"domain": [0, max(1, top)], "nice": steps}
+    return {"field": "y", "type": "quantitative", "title": unit, "scale": scale, "axis": labels}
 
 
-def _durations(scale: Linear | Log) -> list[float]:
-    """Round durations people think in, at about the powers of ten."""
-    top = scale.bottom * 10.0**scale.decades if isinstance(scale, Log) else scale.top
-    return [float(each) for each in _ROUND_MS if each <= top]
+def decades(channel: str, top: float, unit: str | None = None, **look: bool | str) -> dict[str, Any]:
+    """Return a logarithmic channel of counts; one is more than nothing."""
+    values = [10**power for power in range(17) if 10 ** (power - 1) < max(top, 10)]
+    return _logarithmic(channel, unit, [0.5, values[-1]], {"values": values, "format": "~s"} | look)
 
 
-def watermark(plot: Plot, axis: Axis, at_ms: int) -> Markup:
+def durations(top_ms: float, unit: str) -> dict[str, Any]:
+    """Return a logarithmic channel ``y`` of durations, labelled with those people think in; 1 ms lies at the bottom."""
+    words = {each: text.duration(each) for each in _ROUND_MS if each <= max(10, top_ms)}
+    labels = {"values": list(words), "labelExpr": f"{json.dumps(words)}[datum.value]"}
+    return _logarithmic("y", unit, [1, max(10, top_ms)], labels)
+
+
+def _logarithmic(channel: str, unit: str | None, domain: list[float], labels: dict[str, Any]) -> dict[str, Any]:
+    scale = {"type": "log", "domain": domain, "nice": False, "clamp": True}
+    return {"field": channel, "type": "quantitative", "title": unit, "scale": scale, "axis": labels}
+
+
+def places(count: int, gap: float = 0.1) -> dict[str, Any]:
+    """Return a channel ``y`` of rows, from 0 on top."""
+    scale = {"domain": list(range(count)), "paddingInner": gap, "paddingOuter": 0}
+    return {"field": "y", "type": "ordinal", "axis": None, "scale": scale}
+
+
+def boxes(rows: Marks, **channels: Any) -> dict[str, Any]:  # noqa: ANN401 - of Vega-Lite
+    """Return rectangles, each with its ``fill``; without an end they are as long as their place."""
+    first = rows[0] if rows else {}
+    encoding = {"fill": {"field": "fill", "scale": None}, "description": {"field": "words"}}
+    ends = {end: {"field": end} for end in ("x2", "y2") if end in first}
+    mark = {"type": "rect", "aria": "words" in first}
+    return {"data": {"values": rows}, "mark": mark, "encoding": encoding | ends | channels}
+
+
+def fields(rows: Marks) -> dict[str, Any]:
+    """Return what one points at in a column of a chart, all over its height: nothing to see, and ``words``."""
+    hits = [{"x": row["x"], "x2": row["x2"], "fill": "var(--clear)", "words": row["words"]} for row in rows]
+    return boxes(hits, y={"value": 0}, y2={"value": "height"})
+
+
+def texts(rows: Marks, channels: dict[str, Any] | None = None, **look: Any) -> dict[str, Any]:  # noqa: ANN401 - too
+    """Return a ``label`` at each place."""
+    encoding = {"text": {"field": "label"}} | (channels or {})
+    return {"data": {"values": rows}, "mark": {"type": "text"} | look, "encoding": encoding}
+
+
+def letters(rows: Marks) -> dict[str, Any]:
+    """Return the letters on marks, so that nothing is said by colour alone; each row has the ``look`` of its mark."""
+    dressed = []
+    for row in rows:
+        look: Look = row["look"]
+        dressed.append({"x": row["x"], "y": row["y"], "label": look.letter, "ink": look.ink, "halo": look.halo})
+    colours = {"fill": {"field": "ink", "scale": None}, "stroke": {"field": "halo", "scale": None}}
+    return {"name": "letters"} | texts(dressed, colours, fontSize=10.5, fontWeight=700, strokeWidth=3)
+
+
+def line(rows: Marks, colour: str, **look: Any) -> dict[str, Any]:  # noqa: ANN401 - of Vega-Lite
+    """Return a line through its points; it is broken where ``y`` is missing."""
+    mark = {"type": "line", "stroke": f"var(--{colour})", "strokeWidth": 2} | look
+    return {"data": {"values": rows}, "mark": mark}
+
+
+def rule(rows: Marks, channels: dict[str, Any], **look: Any) -> dict[str, Any]:  # noqa: ANN401 - of Vega-Lite
+    """Return straight lines over the whole of a chart."""
+    return {"data": {"values": rows}, "mark": {"type": "rule"} | look, "encoding": channels}
+
+
+def watermark(axis: Axis, at_ms: int) -> list[dict[str, Any]]:
     """Return a line where judgement ends, if that lies within the axis."""
     if not axis.from_ms < at_ms < axis.to_ms:
-        return Markup("")
-    x = plot.left + plot.width * (at_ms - axis.from_ms) / (axis.to_ms - axis.from_ms)
-    is_right = x > plot.right - 90
-    label = el(
-        "text",
-        "watermark",
-        x=x - 4 if is_right else x + 4,
-        y=plot.top + 9,
-        class_="tick halo",
-        text_anchor="end" if is_right else "start",
-    )
-    return joined([_line(x, plot.top, x, plot.bottom, "mark"), label])
-
-
-def hover(x: float, y: float, width: float, height: float, words: str, css: str = "hit") -> Markup:
-    """Return a field that says its words on hover, and on focus once the arrow keys reach it."""
-    return el("rect", el("title", words), x=x, y=y, width=width, height=height, class_=css)
-
-
-def legend(entries: Iterable[tuple[str, str, str]]) -> Markup:
-    """Return the meaning of colours: class, letter in the swatch, words."""
-    items = [
-        el(
-            "li",
-            el(
-                "svg",
-                el("path", d="M0 7H18", class_=css)
-                if css.startswith("l-")
-                else el("rect", x=0.5, y=0.5, width=17, height=13, class_=f"{css} edge"),
-                el("text", letter, x=9, y=11, class_=f"in-{css}", text_anchor="middle") if letter else None,
-                viewBox="0 0 18 14",
-                class_="swatch",
-                aria_hidden="true",
-            ),
-            el("span", words),
-        )
-        for css, letter, words in entries
+        return []
+    is_right = at_ms - axis.from_ms > 0.9 * (axis.to_ms - axis.from_ms)
+    rows: Marks = [{"x": at_ms, "label": "watermark"}]
+    aside = {"align": "right", "dx": -4} if is_right else {"align": "left", "dx": 4}
+    return [
+        rule(rows, {"y": {"value": 0}, "y2": {"value": "height"}}, stroke="var(--ink)", strokeDash=[2, 3]),
+        texts(rows, {"y": {"value": 7}}, stroke="var(--card)", strokeWidth=4, **aside),
     ]
-    return el("ul", *items, class_="legend")
-
-
-def table(
-    headings: Sequence[str], rows: Sequence[Sequence[Child]], *, caption: str, words: int = 1, css: str = ""
-) -> Markup:
-    """Return a table whose first ``words`` columns are words and whose others are numbers."""
-    head = [el("th", each, scope="col", class_=None if place < words else "n") for place, each in enumerate(headings)]
-    body = []
-    for row in rows:
-        cells = [
-            el("th", each, scope="row") if place == 0 else el("td", each, class_=None if place < words else "n")
-            for place, each in enumerate(row)
-        ]
-        body.append(el("tr", *cells))
-    content = el("table", el("caption", caption), el("thead", el("tr", *head)), el("tbody", *body), class_=css or None)
-    return el("div", content, class_="scroll", tabindex="0", role="region", aria_label=f"{caption}; scrolls sideways")
-
-
-def folded(summary: str, content: Markup) -> Markup:
-    """Return content behind a line that opens it."""
-    return el("details", el("summary", summary), content, class_="figures")
-
-
-def figure(name: str, heading: str, lead: Child, *content: Child) -> Markup:
-    """Return one section of the page."""
-    return el("section", el("h2", heading), el("p", lead, class_="lead"), *content, id=name, aria_label=heading)
-
-
-def nothing(words: str) -> Markup:
-    """Return what stands where a picture would be empty."""
-    return el("p", words, class_="nothing")
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, css: str) -> Markup:
-    return el("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=css)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
-from spark_audit.report import chart, text
-from spark_audit.report.markup import Child, Markup, el, joined, shortened
+from spark_audit.report import text
+from spark_audit.report.table import Table
 from spark_audit.report.windows import Row, whole
 
 SHOWN_MAX = 500
@@ -31,6 +32,7 @@ KINDS = {
     "LATE": ("s-late", "fired too long after its delivery time"),
     "UNKNOWN_KIND": ("s-wait", "an event of a kind the audit does not know"),
 }
+_UNKNOWN = ("s-wait", "a kind this page does not know")
 _ORDER = {kind: place for place, kind in enumerate(KINDS)}
 
 
@@ -38,8 +40,8 @@ def chosen(findings: Sequence[Row]) -> list[Row]:
     """Return at most 500: some of every kind, then the gravest; in the order of weight, then as they came."""
     by_kind: defaultdict[str, list[Row]] = defaultdict(list)
     for finding in findings:
-        by_kind[str(finding.get("kind"))].append(finding)
-    order = sorted(by_kind, key=lambda kind: (_ORDER.get(kind, len(_ORDER)), kind))
+        by_kind[_kind(finding)].append(finding)
+    order = sorted(by_kind, key=_weight)
     share = max(1, min(EACH_KIND_MIN, SHOWN_MAX // max(1, len(order))))
     room = SHOWN_MAX - sum(min(share, len(by_kind[kind])) for kind in order)
     taken: list[Row] = []
@@ -50,130 +52,74 @@ def chosen(findings: Sequence[Row]) -> list[Row]:
     return taken[:SHOWN_MAX]
 
 
-def listed(report: Row, findings: Sequence[Row]) -> Markup:
-    """Return the section: filter, the chosen findings, and where the others are."""
-    name, heading = "findings", "Findings"
+def listed(report: Row, findings: Sequence[Row]) -> dict[str, Any]:
+    """Return the chosen findings, how many there are of each kind, and how many are elsewhere."""
     summary = report.get("findings") or {}
-    total = max(whole(summary, "total"), len(findings))
-    if not total:
-        return chart.figure(name, heading, "", chart.nothing("No findings. That is what one wishes for."))
     shown = chosen(findings)
-    by_kind = {str(kind): int(number) for kind, number in (summary.get("by_kind") or {}).items()}
-    by_kind = by_kind or dict(Counter(str(finding.get("kind")) for finding in findings))
-    lead = f"{text.plural(total, 'finding')}; unfold one to see every event of its message."
-    note = None
-    if len(shown) < total:
-        note = el(
-            "p",
-            f"{text.count(len(shown))} of them are in this page, some of every kind and the gravest first. "
-            f"{text.count(len(findings))} are in findings.csv and findings.jsonl beside it",
-            "." if total <= len(findings) else f"; {text.count(total - len(findings))} more were counted only.",
-            class_="note",
-        )
+    counted = summary.get("by_kind") or {}
     history_max = max(12, min(200, HISTORY_ROWS_MAX // max(1, len(shown))))
-    items = [_finding(finding, history_max) for finding in shown]
-    return chart.figure(
-        name,
-        heading,
-        lead,
-        _kinds(by_kind),
-        note,
-        _filter(sorted({str(finding.get("kind")) for finding in shown}, key=lambda kind: (_ORDER.get(kind, 99), kind))),
-        el("div", *items, class_="finding-list"),
-    )
+    return {
+        "total": max(whole(summary, "total"), len(findings)),
+        "listed": len(findings),
+        "by_kind": [(kind, *KINDS.get(kind, _UNKNOWN), counted[kind]) for kind in sorted(counted, key=_weight)],
+        "kinds": sorted({_kind(finding) for finding in shown}, key=_weight),
+        "shown": [_finding(finding, history_max) for finding in shown],
+    }
 
 
-def _kinds(by_kind: dict[str, int]) -> Markup:
-    rows: list[list[Child]] = []
-    for kind in sorted(by_kind, key=lambda kind: (_ORDER.get(kind, len(_ORDER)), kind)):
-        css, meaning = KINDS.get(kind, ("s-wait", ""))
-        rows.append(
-            [joined([el("span", shortened(kind, 40), class_=f"badge {css}")]), meaning, text.count(by_kind[kind])]
-        )
-    return chart.table(["kind", "what it means", "findings"], rows, caption="Findings by kind", words=2, css="kinds")
+def _kind(finding: Row) -> str:
+    return str(finding.get("kind"))
 
 
-def _filter(kinds: list[str]) -> Markup:
-    options = [el("option", "all kinds", value=""), *(el("option", shortened(kind, 40), value=kind) for kind in kinds)]
-    return el(
-        "div",
-        el("label", "Kind ", el("select", *options, id="filter-kind")),
-        el(
-            "label",
-            "Text ",
-            el(
-                "input",
-                type="search",
-                id="filter-text",
-                placeholder="topic, group, message id, cell",
-                autocomplete="off",
-            ),
-        ),
-        el("button", "Unfold all", type="button", id="unfold"),
-        el("button", "Fold all", type="button", id="fold"),
-        el("output", "", id="filter-count", aria_live="polite"),
-        class_="filter needs-script",
-        hidden=True,
-    )
+def _weight(kind: str) -> tuple[int, str]:
+    return (_ORDER.get(kind, len(_ORDER)), kind)
 
 
-def _finding(finding: Row, history_max: int) -> Markup:
-    kind = str(finding.get("kind"))
-    css, meaning = KINDS.get(kind, ("s-wait", "a kind this page does not know"))
-    message_id = str(finding.get("message_id") or "")
-    place = [str(finding[key]) for key in ("cell", "topic", "group") if finding.get(key)]
-    head = el(
-        "summary",
-        el("span", shortened(kind, 40), class_=f"badge {css}"),
-        el("span", shortened(" / ".join(place), 120), class_="place"),
-        el("code", shortened(message_id, 60)) if message_id else None,
-    )
-    facts: list[tuple[str, Child]] = [
-        ("What", meaning),
-        ("Rule", _short(finding.get("rule"))),
-        ("Detail", _short(finding.get("detail"))),
-        ("Message", el("code", shortened(message_id, 300)) if message_id else None),
-        ("Entry", _number(finding.get("entry"))),
-        ("Due", text.utc(int(finding["due_ms"])) if finding.get("due_ms") is not None else None),
-        ("Cell", _short(finding.get("cell"))),
-    ]
-    body = el("dl", joined(joined([el("dt", term), el("dd", value)]) for term, value in facts if value), class_="facts")
-    return el("details", head, body, _history(finding, history_max), class_="finding", data_kind=kind)
+def _finding(finding: Row, history_max: int) -> dict[str, Any]:
+    kind = _kind(finding)
+    css, meaning = KINDS.get(kind, _UNKNOWN)
+    return {
+        "kind": kind,
+        "css": css,
+        "place": " / ".join(str(finding[key]) for key in ("cell", "topic", "group") if finding.get(key)),
+        "message_id": str(finding.get("message_id") or ""),
+        "facts": {
+            "What": meaning,
+            "Rule": finding.get("rule"),
+            "Detail": finding.get("detail"),
+            "Message": finding.get("message_id"),
+            "Entry": finding.get("entry"),
+            "Due": _due(finding),
+            "Cell": finding.get("cell"),
+        },
+        "history": _history(finding["history"], history_max) if finding.get("history") else None,
+    }
 
 
-def _short(value: object) -> str | None:
-    return shortened(str(value), 500) if value not in {None, ""} else None
-
-
-def _number(value: object) -> str | None:
-    return text.count(value) if isinstance(value, int) else _short(value)
-
-
-def _history(finding: Row, history_max: int) -> Markup:
-    history = finding.get("history") or []
-    if not history:
-        return el("p", "The trail has no event of it.", class_="note")
-    if isinstance(history, str):  # the form of findings.csv
-        return el("p", shortened(history, 4000), class_="note")
+def _history(history: Sequence[Row], history_max: int) -> Table:
     half = history_max // 2
     left_out = max(0, len(history) - history_max)
     events = [*history[:half], *history[-(history_max - half) :]] if left_out else history
-    rows: list[list[Child]] = [
+    rows = [
         [
             text.utc(event.get("at_ms")),
-            shortened(str(event.get("kind")), 40),
+            event.get("kind"),
             _place(event),
-            _number(event.get("attempt")),
-            text.utc(int(event["due_ms"])) if event.get("due_ms") is not None else None,
-            _number(event.get("sequence")),
-            _number(event.get("boot")),
+            event.get("attempt"),
+            _due(event),
+            event.get("sequence"),
+            event.get("boot"),
         ]
         for event in events
     ]
     if left_out:
         rows.insert(half, [f"... {text.count(left_out)} more in findings.jsonl", *[None] * 6])
     headings = ["at (UTC)", "event", "queue: offset", "attempt", "due (UTC)", "sequence", "run"]
-    return chart.table(headings, rows, caption="Its history, in the order of the trail", words=3)
+    return Table("Its history, in the order of the trail", headings, rows, words=3)
+
+
+def _due(row: Row) -> str | None:
+    return None if row.get("due_ms") is None else text.utc(row["due_ms"])
 
 
 def _place(event: Row) -> str | None:

@@ -3,175 +3,137 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from spark_audit.report import chart, text
-from spark_audit.report.chart import Log, Plot
-from spark_audit.report.markup import Child, Markup, el, joined, number
+from spark_audit.report.look import Look
+from spark_audit.report.table import Table
 from spark_audit.report.windows import Grid, Row, whole
 
-_LINES = (
-    ("lateness_p50_ms", "p50", "p50, the median"),
-    ("lateness_p99_ms", "p99", "p99"),
-    ("lateness_p999_ms", "p999", "p99.9"),
-    ("lateness_max_ms", "max", "latest"),
-)
-_PLOT = Plot(height=230, width=968)
-_BARS = Plot(height=190)
+_LINES = {
+    "lateness_p50_ms": Look("l50", "p50, the median", dash=()),
+    "lateness_p99_ms": Look("l99", "p99", dash=(6, 3)),
+    "lateness_p999_ms": Look("l999", "p99.9", dash=(2, 3)),
+    "lateness_max_ms": Look("lmax", "latest", dash=()),
+}
+_IN_TIME = Look("clean", "up to this lateness")
 
 
-def lateness(report: Row, grid: Grid) -> Markup:
-    """Return the section with both pictures and their tables."""
-    name, heading = "lateness", "Lateness: fired after the delivery time"
+def lateness(report: Row, grid: Grid) -> dict[str, Any]:
+    """Return both pictures, with their tables; a picture without data is ``None``."""
     late_after_ms = whole(report.get("options") or {}, "late_after_ms")
+    late = Look("late", f"late: more than {text.duration(late_after_ms)}", is_hatched=True)
     buckets = _buckets(report)
-    if not any(tally.worst_ms for tally in grid.columns.values()) and not buckets:
-        return chart.figure(name, heading, "", chart.nothing("Nothing was fired, so nothing was late."))
-    worst = "the worst topic"
-    if grid.axis.windows_each > 1:
-        worst += " of the worst window"
-    lead = (
-        f"Percentiles per {text.duration(grid.axis.column_ms)} of delivery time, of {worst} in it: percentiles of "
-        "parts cannot be added up. 1 ms and less lie on the bottom line."
+    whole_sum = sum(total for _, _, total in buckets)
+    below = 0
+    rows = []
+    for lower, upper, total in buckets:
+        below += total
+        rows.append([_bound(lower, upper), total, text.share(total, whole_sum), text.share(below, whole_sum)])
+    is_fired = any(tally.worst_ms for tally in grid.columns.values())
+    return {
+        "lines": _lines(grid, late_after_ms, late) if is_fired or buckets else None,
+        "lines_legend": _LINES.values(),
+        "percentiles": _percentiles(grid),
+        "histogram": _histogram(buckets, whole_sum, late_after_ms, late) if buckets else None,
+        "histogram_legend": [_IN_TIME, late],
+        "figures": Table("Messages by lateness", ["lateness", "messages", "share", "share so far"], rows),
+    }
+
+
+def _lines(grid: Grid, late_after_ms: int, late: Look) -> chart.Chart:
+    axis = grid.axis
+    found = {column: tally.worst_ms for column, tally in sorted(grid.columns.items()) if tally.worst_ms}
+    top = max((value for worst_ms in found.values() for value in worst_ms.values()), default=1)
+    hits: chart.Marks = [axis.place(column) | {"words": _words(grid, column)} for column in found]
+    layers = []
+    if 0 < late_after_ms < top:
+        limit: chart.Marks = [{"y": late_after_ms, "label": late.words}]
+        across, at_left = {"x": {"value": 0}, "x2": {"value": "width"}}, {"x": {"value": 6}}
+        layers += [
+            chart.rule(limit, across, stroke="var(--limit)", strokeDash=[7, 4], strokeWidth=1.5),
+            chart.texts(limit, at_left, align="left", dy=-7),
+        ]
+    for key, look in _LINES.items():
+        points: chart.Marks = [
+            {"x": axis.start_of(column) + axis.column_ms // 2, "y": found.get(column, {}).get(key)}
+            for column in range(axis.columns)
+        ]
+        point = {"fill": look.halo, "size": 14, "aria": False} if axis.columns <= 60 else False
+        layers.append(chart.line(points, look.colour, strokeDash=look.dash, point=point))
+    return chart.drawn(
+        "lateness-lines",
+        "Lateness percentiles over time, UTC",
+        f"The latest message was {text.duration(top)} late. The table below has the figures.",
+        x=chart.over_time(axis, has_grid=True),
+        y=chart.durations(top, "lateness"),
+        layers=[*layers, chart.fields(hits)],
+        height=230,
     )
-    return chart.figure(
-        name,
-        heading,
-        lead,
-        _lines(grid, late_after_ms),
-        chart.legend((f"l-{css}", "", words) for _, css, words in _LINES),
-        chart.folded("The percentiles as a table", _table(grid)),
-        *_histogram(buckets, late_after_ms),
-    )
-
-
-def _lines(grid: Grid, late_after_ms: int) -> Markup:
-    axis, plot = grid.axis, _PLOT
-    top = max((value for tally in grid.columns.values() for value in tally.worst_ms.values()), default=1)
-    scale = Log.to(max(top, 10))
-    width = plot.width / axis.columns
-    parts: list[Child] = [chart.value_axis(plot, scale, unit="lateness", is_duration=True)]
-    if late_after_ms and scale.part(late_after_ms) < 1:
-        y = plot.y_of(scale.part(late_after_ms))
-        parts.append(el("line", x1=plot.left, y1=y, x2=plot.right, y2=y, class_="limit"))
-        words = f"late: more than {text.duration(late_after_ms)}"
-        parts.append(el("text", words, x=plot.left + 6, y=y - 4, class_="tick", text_anchor="start"))
-    ends: list[tuple[float, str, str]] = []
-    for key, css, words in _LINES:
-        steps, dots = [], []
-        before, last_y = -2, 0.0
-        for column, tally in sorted(grid.columns.items()):
-            if (value := tally.worst_ms.get(key)) is None:
-                continue
-            x, y = plot.x_of(column + 0.5, axis), plot.y_of(scale.part(value))
-            steps.append(f"{'L' if column == before + 1 else 'M'}{number(x)} {number(y)}")
-            if axis.columns <= 60:
-                dots.append(el("circle", cx=x, cy=y, r=2, class_=f"l-{css}"))
-            before = column
-            last_y = y
-        if steps:
-            parts += [el("path", d="".join(steps), class_=f"l-{css}"), *dots]
-            ends.append((last_y, css, words.partition(",")[0]))
-    parts += [*_end_labels(ends, plot), chart.time_axis(plot, axis)]
-    hits = [
-        chart.hover(plot.x_of(column, axis), plot.top, width, plot.height, _words(grid, column))
-        for column, tally in sorted(grid.columns.items())
-        if tally.worst_ms
-    ]
-    parts.append(el("g", *hits, class_="hits"))
-    described = f"The latest message was {text.duration(top)} late. The table below has the figures."
-    return chart.svg(
-        "lateness-lines", "Lateness percentiles over time, UTC", described, plot.bottom + 38, joined(parts)
-    )
-
-
-def _end_labels(ends: list[tuple[float, str, str]], plot: Plot) -> list[Markup]:
-    labels = []
-    lowest = plot.bottom + 14
-    for end, css, words in sorted(ends, reverse=True):  # from the bottom up, so that none covers another
-        lowest = min(end + 4, lowest - 13)
-        labels.append(el("text", words, x=plot.right + 5, y=lowest, class_=f"end end-{css}", text_anchor="start"))
-    return labels
 
 
 def _words(grid: Grid, column: int) -> str:
-    tally, axis = grid.columns[column], grid.axis
-    lines = [text.span(axis.start_of(column), axis.start_of(column + 1))]
-    lines += [f"{words}: {text.duration(tally.worst_ms[key])}" for key, _, words in _LINES if key in tally.worst_ms]
-    return "\n".join([*lines, f"{text.count(tally['fired'])} fired, {text.count(tally['late'])} late"])
+    tally = grid.columns[column]
+    said = (f"{_LINES[key].words}: {text.duration(tally.worst_ms[key])}" for key in _LINES if key in tally.worst_ms)
+    counts = f"{text.count(tally['fired'])} fired, {text.count(tally['late'])} late"
+    return "\n".join([grid.axis.words(column), *said, counts])
 
 
-def _table(grid: Grid) -> Markup:
+def _percentiles(grid: Grid) -> Table:
     rows = [
         [
             text.minute(grid.axis.start_of(column)),
-            *(text.duration(tally.worst_ms.get(key)) for key, _, _ in _LINES),
-            text.count(tally["late"]),
-            text.count(tally["early"]),
+            *(text.duration(tally.worst_ms.get(key)) for key in _LINES),
+            tally["late"],
+            tally["early"],
         ]
         for column, tally in sorted(grid.columns.items())
         if tally.worst_ms
     ]
-    headings = ["from (UTC)", "p50", "p99", "p99.9", "latest", "late", "early"]
-    return chart.table(
-        headings, rows, caption=f"Lateness per {text.duration(grid.axis.column_ms)}, the worst of its parts"
-    )
+    name = f"Lateness per {text.duration(grid.axis.column_ms)}, the worst of its parts"
+    return Table(name, ["from (UTC)", "p50", "p99", "p99.9", "latest", "late", "early"], rows)
 
 
-def _buckets(report: Row) -> list[tuple[int, int]]:
-    """Upper bounds in ms with their counts over all topics, -1 (no bound) last; empty ones between others stay."""
+def _buckets(report: Row) -> list[tuple[int, int, int]]:
+    """Bounds in ms, the upper one -1 if there is none, with their counts over all topics; inner empty ones stay."""
     sums: Counter[int] = Counter()
     for row in report.get("lateness") or []:
         sums[int(row.get("upper_ms", -1))] += whole(row, "count")
     bounds = sorted(sums, key=lambda upper: (upper < 0, upper))
     while bounds and not sums[bounds[-1]]:
         bounds.pop()
-    return [(upper, sums[upper]) for upper in bounds]
+    return [(lower, upper, sums[upper]) for lower, upper in zip([0, *bounds], bounds, strict=False)]
 
 
-def _histogram(buckets: list[tuple[int, int]], late_after_ms: int) -> list[Child]:
-    if not buckets:
-        return []
-    plot = _BARS
-    scale = Log.to(max(total for _, total in buckets) * 1.0, bottom=0.1)  # one message is a bar too
-    whole_sum = sum(total for _, total in buckets)
-    width = plot.width / max(len(buckets), 8)
-    parts: list[Child] = [chart.value_axis(plot, scale, unit="messages, logarithmic")]
-    rows: list[list[Child]] = []
-    below = 0
-    lower = 0
-    for place, (upper, total) in enumerate(buckets):
-        words = _bound(upper, lower)
-        x = plot.left + place * width
+def _histogram(buckets: list[tuple[int, int, int]], whole_sum: int, late_after_ms: int, late: Look) -> chart.Chart:
+    bars: chart.Marks = []
+    for place, (lower, upper, total) in enumerate(buckets):
         is_late = upper < 0 or (late_after_ms > 0 and upper > late_after_ms)
-        if total:
-            y = plot.y_of(scale.part(total))
-            words_of = f"{words}\n{text.plural(total, 'message')}, {text.share(total, whole_sum)}"
-            css = "late-bar" if is_late else "bar"
-            parts.append(chart.hover(x + 2, y, width - 4, plot.bottom - y, words_of, css))
-            label = text.count(total) if total < 10_000 and width > 36 else text.brief(total)
-            parts.append(el("text", label, x=x + width / 2, y=y - 4, class_="tick", text_anchor="middle"))
+        words = f"{_bound(lower, upper)}\n{text.plural(total, 'message')}, {text.share(total, whole_sum)}"
         short = "more" if upper < 0 else f"{upper} ms" if upper < 1000 else f"{text.count(upper // 1000)} s"
-        label = el("text", short, x=x + width / 2, y=plot.bottom + 16, class_="tick", text_anchor="middle")
-        parts.append(label if width > 40 or place % 2 == 0 else None)
-        below += total
-        rows.append([words, text.count(total), text.share(total, whole_sum), text.share(below, whole_sum)])
-        lower = upper
-    axis = el("line", x1=plot.left, y1=plot.bottom, x2=plot.right, y2=plot.bottom, class_="axis")
-    described = f"{text.count(whole_sum)} messages by lateness; the table below has the figures."
-    content = el("g", joined([*parts, axis]), class_="hits")
-    drawing = chart.svg("lateness-histogram", "Messages by lateness", described, plot.bottom + 24, content)
-    entries = [("bar", "", "up to this lateness"), ("late-bar", "", f"late: more than {text.duration(late_after_ms)}")]
-    headings = ["lateness", "messages", "share", "share so far"]
-    figures = chart.table(headings, rows, caption="Messages by lateness")
-    return [
-        el("h3", "All messages fired, by lateness"),
-        drawing,
-        chart.legend(entries),
-        chart.folded("The histogram as a table", figures),
-    ]
+        bar = {"x": place, "y": 0.5, "y2": max(total, 0.5), "count": total, "label": short, "words": words}
+        bars.append(bar | {"fill": (late if is_late else _IN_TIME).fill})
+    filled = [bar for bar in bars if bar["count"]]
+    domain = list(range(max(len(buckets), 8)))
+    said = {"expr": "format(datum.count, datum.count < 10000 ? ',' : '.3~s')"}
+    counted = {"y": {"field": "y2"}, "text": {"value": said}}
+    return chart.drawn(
+        "lateness-histogram",
+        "Messages by lateness",
+        f"{text.count(whole_sum)} messages by lateness; the table below has the figures.",
+        x={"field": "x", "type": "ordinal", "axis": None, "scale": {"domain": domain, "paddingInner": 0.1}},
+        y=chart.decades("y", max(total for *_, total in buckets), "messages, logarithmic"),
+        layers=[
+            chart.boxes(filled, x2={}),
+            chart.texts(filled, counted, dy=-7),
+            chart.texts(bars, {"y": {"value": "height"}}, dy=14),
+        ],
+        height=190,
+        padding=(26, 16, 24, 64),
+    )
 
 
-def _bound(upper: int, lower: int) -> str:
+def _bound(lower: int, upper: int) -> str:
     if upper < 0:
         return f"more than {text.duration(lower)}"
     return "in time, to the millisecond" if upper == 0 else f"up to {text.duration(upper)}"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from spark_audit.report import chart, text
-from spark_audit.report.markup import Child, Markup, el, shortened
+from spark_audit.report import text
 from spark_audit.report.windows import Grid, Row, whole
 
 ROWS_MAX = 40
@@ -51,14 +51,13 @@ SPOOLED = Ledger(
 )
 
 
-def ledgers(report: Row, grid: Grid) -> Markup:
-    """Return the section with all ledgers that have rows; the first two are there always."""
+def ledgers(report: Row, grid: Grid) -> list[dict[str, Any]]:
+    """Return all ledgers that have rows; the first two are there always."""
     scheduled: list[Row] = [{"topic": topic, **tally.counts} for topic, tally in grid.topics.items()]
     tables = [_ledger(SCHEDULED, scheduled), _ledger(FIRED, report.get("fired") or [])]
     if report.get("spooled"):
         tables.append(_ledger(SPOOLED, report["spooled"]))
-    lead = "Left of the equals sign what came in, right of it where it is now. Each row and the totals must add up."
-    return chart.figure("ledgers", "The ledgers", lead, *tables)
+    return tables
 
 
 def residue(ledger: Ledger, row: Row) -> int:
@@ -66,10 +65,7 @@ def residue(ledger: Ledger, row: Row) -> int:
     return whole(row, ledger.sum_of) - sum(whole(row, part) for part in ledger.parts)
 
 
-def _ledger(ledger: Ledger, rows: Sequence[Row]) -> Markup:
-    if not rows:
-        return el("div", el("h3", ledger.title), chart.nothing("Nothing in this range."))
-
+def _ledger(ledger: Ledger, rows: Sequence[Row]) -> dict[str, Any]:
     def names(row: Row) -> tuple[str, ...]:
         return tuple(str(row.get(word)) for word in ledger.words)
 
@@ -77,68 +73,30 @@ def _ledger(ledger: Ledger, rows: Sequence[Row]) -> Markup:
         is_bad = residue(ledger, row) != 0 or any(whole(row, end) for end in _ENDS)
         return (0 if is_bad else 1, -whole(row, ledger.sum_of), names(row))
 
+    def line(names: Sequence[str], row: Row) -> dict[str, Any]:
+        return {"names": names, "off": residue(ledger, row)} | {key: whole(row, key) for key in keys}
+
     order = sorted(rows, key=weight)
     shown, others = order[:ROWS_MAX], order[ROWS_MAX:]
     keys = (ledger.sum_of, *ledger.parts, *ledger.aside)
-    total = _sum(keys, order)
+    blanks = [""] * (len(ledger.words) - 1)
+    total = line(["Total", *blanks], _sum(keys, order))
+    body = [line([text.shortened(name, 60) for name in names(row)], row) for row in shown]
+    if others:
+        body.append(line([f"{text.count(len(others))} others", *blanks], _sum(keys, others)))
     # a part that is 0 everywhere would only push the others off the screen
     parts = [key for key in ledger.parts if total[key] or key in _ENDS]
-    aside = [key for key in ledger.aside if total[key]]
-    line = _liner(ledger, parts, aside)
-    body = [line([shortened(name, 60) for name in names(row)], row, "") for row in sorted(shown, key=weight)]
-    if others:
-        blanks: list[Child] = [""] * (len(ledger.words) - 1)
-        body.append(line([f"{text.count(len(others))} others", *blanks], _sum(keys, others), ""))
-    foot = line(["Total", *([""] * (len(ledger.words) - 1))], total, "total")
-    head: list[Child] = [el("th", word, scope="col") for word in ledger.words]
-    head.append(el("th", ledger.sum_of, scope="col", class_="n"))
-    for place, key in enumerate(parts):
-        head.append(
-            el(
-                "th",
-                el("span", "= " if place == 0 else "+ ", class_="op"),
-                key.replace("_", " "),
-                scope="col",
-                class_="n",
-            )
-        )
-    head.append(el("th", "adds up", scope="col", class_="n"))
-    head += [el("th", key.replace("_", " "), scope="col", class_="n aside") for key in aside]
     left_out = [key.replace("_", " ") for key in ledger.parts if key not in parts]
-    note = ledger.note + (f" 0 everywhere: {', '.join(left_out)}." if left_out else "")
-    content = el(
-        "table",
-        el("caption", ledger.title, class_="unseen"),
-        el("thead", el("tr", *head)),
-        el("tbody", *body),
-        el("tfoot", foot),
-        class_="ledger",
-    )
-    frame = el(
-        "div", content, class_="scroll", tabindex="0", role="region", aria_label=f"{ledger.title}; scrolls sideways"
-    )
-    return el("div", el("h3", ledger.title), el("p", note, class_="note"), frame)
-
-
-def _liner(ledger: Ledger, parts: Sequence[str], aside: Sequence[str]) -> Callable[[Sequence[Child], Row, str], Markup]:
-    def line(names: Sequence[Child], row: Row, css: str) -> Markup:
-        off = residue(ledger, row)
-        verdict = (
-            el("td", "✓ yes", class_="n yes") if not off else el("td", f"✗ off by {text.count(off)}", class_="n no")
-        )
-        cells = [el("th", names[0], scope="row"), *(el("td", name) for name in names[1:])]
-        cells.append(_number(row, ledger.sum_of, "sum"))
-        cells += [_number(row, key, "bad" if key in {*_ENDS, "overdue"} else "") for key in parts]
-        return el("tr", *cells, verdict, *(_number(row, key, "aside") for key in aside), class_=css or None)
-
-    return line
-
-
-def _number(row: Row, key: str, css: str) -> Markup:
-    value = whole(row, key)
-    if not value:
-        css = "zero aside" if css == "aside" else "zero"
-    return el("td", text.count(value), class_=f"n {css}".strip())
+    return {
+        "title": ledger.title,
+        "note": ledger.note + (f" 0 everywhere: {', '.join(left_out)}." if left_out else ""),
+        "words": ledger.words,
+        "sum_of": ledger.sum_of,
+        "parts": parts,
+        "aside": [key for key in ledger.aside if total[key]],
+        "rows": body,
+        "total": total,
+    }
 
 
 def _sum(keys: Sequence[str], rows: Sequence[Row]) -> dict[str, int]:

@@ -17,7 +17,7 @@
   // The words of a field leave its title, or the browser would show them a second time.
   for (const drawing of document.querySelectorAll("svg[role=img]")) {
     const fields = [];
-    for (const title of drawing.querySelectorAll(".hits rect > title")) {
+    for (const title of drawing.querySelectorAll("path > title")) {
       const field = title.parentNode;
       field.setAttribute("aria-label", title.textContent);
       field.setAttribute("role", "img");
@@ -48,8 +48,8 @@
       return best;
     };
     drawing.addEventListener("pointermove", (event) => {
-      const field = event.target.closest(".hits rect");
-      if (field && field.hasAttribute("aria-label")) show(field, event.clientX, event.clientY); else hide();
+      const field = event.target.closest("path[aria-label]");
+      if (field) show(field, event.clientX, event.clientY); else hide();
     });
     drawing.addEventListener("pointerleave", hide);
     drawing.addEventListener("focusin", (event) => {
@@ -74,7 +74,7 @@
   // Focus scrolls the page: the words go with their field. Those of the pointer have lost theirs.
   addEventListener("scroll", () => {
     const field = document.activeElement;
-    if (tip.hidden || !field.matches(".hits rect")) { hide(); return; }
+    if (tip.hidden || !field.matches("path[aria-label]")) { hide(); return; }
     const at = field.getBoundingClientRect();
     place(at.left + at.width / 2, at.bottom - 6);
   }, { passive: true, capture: true });

@@ -1,12 +1,31 @@
-"""Numbers, times and durations in words: separators, units, UTC."""
+"""Numbers, times and durations in words: separators, units, UTC; and names as they can be seen."""
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
+# Controls, lone surrogates, and what turns the direction of the text around it: shown by number, not obeyed.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufffe\uffff\ud800-\udfff]"
+)
+
+
+def visible(text: str) -> str:
+    """Return ``text`` with every character that cannot be seen, or would change how others look, as ``\\u....``."""
+    return _UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def shortened(text: object, length_max: int) -> str:
+    """Return ``text`` as it can be seen, cut in its middle to at most ``length_max`` characters."""
+    seen = visible(str(text))
+    if len(seen) <= length_max:
+        return seen
+    head = (length_max - 1) * 2 // 3
+    return f"{seen[:head]}…{seen[len(seen) - (length_max - 1 - head) :]}"
 
 
 def count(value: int) -> str:
@@ -17,14 +36,6 @@ def count(value: int) -> str:
 def plural(value: int, one: str, many: str = "") -> str:
     """Return the number and the noun in the right form."""
     return f"{count(value)} {one if value == 1 else many or one + 's'}"
-
-
-def brief(value: float) -> str:
-    """Return a number for an axis: at most three digits and k, M, G, T."""
-    for power, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= power:
-            return f"{value / power:.3g} {letter}"
-    return f"{value:.3g}"
 
 
 def utc(at_ms: int | None) -> str:

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from spark_audit.report import text
+from spark_audit.report.look import Look
+
 COLUMNS_MAX = 96
 # One outlier, due in forty years, must not push all others into one column.
 _SPAN_MAX_MS = 10 * 366 * 86_400_000
@@ -25,20 +28,20 @@ Row = Mapping[str, Any]
 
 
 class State(Enum):
-    """What a field of the heat map says: class in the page, letter in the field, word."""
+    """What a field of the heat map says, from nothing to the worst."""
 
-    EMPTY = ("none", "", "nothing")
-    WAITING = ("wait", "", "not due yet")
-    CLEAN = ("clean", "", "clean")
-    FEW_LATE = ("few", "t", "late, early, overdue or twice: less than 1 %")
-    LATE = ("late", "T", "the same: 1 % and more")
-    INCONCLUSIVE = ("unsure", "?", "inconclusive")
-    LOST = ("lost", "L", "lost")
+    EMPTY = Look("field", "nothing")
+    WAITING = Look("wait", "not due yet", is_hatched=True)
+    CLEAN = Look("clean", "clean")
+    FEW_LATE = Look("few", "late, early, overdue or twice: less than 1 %", "t")
+    LATE = Look("late", "the same: 1 % and more", "T")
+    INCONCLUSIVE = Look("unsure", "inconclusive", "?", is_hatched=True)
+    LOST = Look("lost", "lost", "L")
 
-    def __init__(self, css: str, letter: str, word: str) -> None:
-        self.css = css
-        self.letter = letter
-        self.word = word
+    @property
+    def look(self) -> Look:
+        """How the field looks."""
+        return self.value
 
 
 def whole(row: Row, key: str) -> int:
@@ -106,14 +109,22 @@ class Axis:
         """Return when a column begins."""
         return self.from_ms + column * self.column_ms
 
+    def place(self, column: int) -> dict[str, Any]:
+        """Return where a column begins and ends, as charts have it."""
+        return {"x": self.start_of(column), "x2": self.start_of(column + 1)}
+
+    def words(self, column: int) -> str:
+        """Return the time of a column in words."""
+        return text.span(self.start_of(column), self.start_of(column + 1))
+
     def column_of(self, at_ms: int) -> int | None:
         """Return the column of a time, ``None`` outside the axis."""
         column = (at_ms - self.from_ms) // self.column_ms
         return column if 0 <= column < self.columns else None
 
     @classmethod
-    def of(cls, report: Row, columns_max: int = COLUMNS_MAX) -> Axis:
-        """Choose columns that hold the range, whatever of it is sensible to draw, in at most ``columns_max``."""
+    def of(cls, report: Row) -> Axis:
+        """Choose columns that hold the range, whatever of it is sensible to draw, in at most ``COLUMNS_MAX``."""
         window_ms = max(1, int(report.get("window_ms") or 600_000))
         times = report.get("range") or {}
         rows = sorted(whole(row, "window_start_ms") for row in report.get("scheduled") or [])
@@ -129,17 +140,17 @@ class Axis:
         if watermark_ms > from_ms and to_ms - watermark_ms > 2 * past_ms:  # mostly the future
             to_ms = watermark_ms + past_ms // 4
         column_ms = next(
-            (nice for nice in [window_ms, *_NICE_MS] if _fits(nice, window_ms, from_ms, to_ms, columns_max)),
-            -(-(to_ms - from_ms) // (columns_max - 1) // window_ms) * window_ms,
+            (nice for nice in [window_ms, *_NICE_MS] if _fits(nice, window_ms, from_ms, to_ms)),
+            -(-(to_ms - from_ms) // (COLUMNS_MAX - 1) // window_ms) * window_ms,
         )
         start_ms = from_ms // column_ms * column_ms
         columns = max(1, -(-(to_ms - start_ms) // column_ms))
         return cls(from_ms=start_ms, column_ms=column_ms, columns=columns, window_ms=window_ms)
 
 
-def _fits(column_ms: int, window_ms: int, from_ms: int, to_ms: int, columns_max: int) -> bool:
+def _fits(column_ms: int, window_ms: int, from_ms: int, to_ms: int) -> bool:
     is_multiple = column_ms >= window_ms and column_ms % window_ms == 0
-    return is_multiple and -(-to_ms // column_ms) - from_ms // column_ms <= columns_max
+    return is_multiple and -(-to_ms // column_ms) - from_ms // column_ms <= COLUMNS_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

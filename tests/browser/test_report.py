@@ -59,10 +59,10 @@ PALE = """() => {
   const bad = new Set();
   for (const e of document.querySelectorAll("body *")) {
     const own = [...e.childNodes].some((each) => each.nodeType === 3 && each.textContent.trim());
-    if (!own || !e.checkVisibility() || e.closest("#tip, .unseen, script, title, desc, .letter")) continue;
+    if (!own || !e.checkVisibility() || e.closest("#tip, .unseen, script, title, desc")) continue;
+    if (e.closest(".letters_marks, .swatch")) continue;  // stands on a fill
     const isSvg = e.namespaceURI.endsWith("svg");
     if (isSvg && getComputedStyle(e).stroke !== "none") continue;  // has a halo of its own
-    if (isSvg && /in-/.test(e.getAttribute("class") ?? "")) continue;  // stands on a fill
     const style = getComputedStyle(e), ground = behind(isSvg ? e.closest("svg").parentElement : e);
     const ink = rgba(isSvg ? style.fill : style.color);
     let alpha = ink[3];
@@ -135,9 +135,10 @@ def test_text_can_be_read(opened: Callable[..., Any], name: str, scheme: str) ->
 def test_the_heat_map_does_not_speak_by_colour_alone(opened: Callable[..., Any]) -> None:
     """What is not clean has a letter in its field, and the legend says which."""
     page: Page = opened("ordinary").page
-    letters = page.locator("#heatmap .letters text").all_text_contents()
+    letters = page.locator("#heatmap .letters_marks text").all_text_contents()
     assert {"L", "T"} <= set(letters) <= {"L", "T", "t", "?"}
-    bad = page.locator("#heatmap .hits :is(.s-lost, .s-late, .s-few, .s-unsure)")
+    fills = ("var(--lost)", "var(--late)", "var(--few)", "url(#p-unsure)")
+    bad = page.locator(", ".join(f'#heatmap-fields-svg path[fill="{fill}"]' for fill in fills))
     assert len(letters) == bad.count()
     assert "lost" in page.locator("#heatmap .legend").inner_text()
 
@@ -145,7 +146,7 @@ def test_the_heat_map_does_not_speak_by_colour_alone(opened: Callable[..., Any])
 def test_pointing_at_a_field_says_its_counts(opened: Callable[..., Any]) -> None:
     """Topic, time, verdict and numbers, within the window; gone when the pointer is gone."""
     page: Page = opened("ordinary").page
-    field = page.locator("#heatmap .hits .s-lost").first
+    field = page.locator('#heatmap-fields-svg path[fill="var(--lost)"]').first
     field.scroll_into_view_if_needed()
     field.hover()
     tip = page.locator("#tip")
@@ -217,7 +218,7 @@ def test_without_script_all_is_there_but_the_filter(opened: Callable[..., Any]) 
     page: Page = opened("ordinary", java_script_enabled=False).page
     expect(page.locator(".filter")).to_be_hidden()
     expect(page.locator("#heatmap-fields-svg")).to_be_visible()
-    assert "orders" in (page.locator("#heatmap .hits title").first.text_content() or "")
+    assert "orders" in (page.locator("#heatmap-fields-svg path > title").first.text_content() or "")
     finding = page.locator(".finding").first
     finding.locator("summary").click()
     expect(finding.locator("table")).to_be_visible()

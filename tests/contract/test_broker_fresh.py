@@ -12,8 +12,9 @@ from support.letters import DEAD, PURGE, die, finish, only
 from support.rigs import EmbeddedRig, ack, an_envelope, every_durable_broker, ids, receive, send, until
 
 from broker_adapter.message import Delivery
-from dmq.embedded import registry as registry_module
-from dmq.store.ops import Appended, Family
+from dmq.embedded import subscriptions as subscriptions_module
+from dmq.store.ops import Appended
+from dmq.store.schema.keys import Family
 
 LONG_MS = 60_000
 
@@ -65,8 +66,8 @@ async def test_a_wake_up_for_what_is_gone_is_passed_on(rig: EmbeddedRig) -> None
     await receive(rig)
     waits = [asyncio.ensure_future(receive(rig, queue_id=queue_id, wait_ms=LONG_MS)) for queue_id in (0, 1)]
     await until(lambda: rig.receives_waiting == 2)
-    (found,) = rig.broker.registry.subscriptions.values()
-    on_appended = rig.broker.registry.on_appended
+    (found,) = rig.broker.subscriptions.all()
+    on_appended = rig.broker.subscriptions.on_appended
 
     def and_one_is_gone(appended: Appended) -> None:
         on_appended(appended)
@@ -88,12 +89,12 @@ async def test_what_is_in_memory_does_not_pass_what_is_being_read(rig: EmbeddedR
     looks.before = may_read.wait
     reading = asyncio.ensure_future(receive(rig))
     await until(lambda: looks.count == 1)
-    leased = rig.broker.registry.epoch
+    leased = rig.broker.receipts.epoch
     await rig.broker.send([an_envelope("m-2", message_group="g")])
     asking = asyncio.ensure_future(receive(rig, wait_ms=LONG_MS))
     for _ in range(100):  # the loop goes round
         await asyncio.sleep(0)
-    looked, is_done = rig.broker.registry.epoch - leased, asking.done()
+    looked, is_done = rig.broker.receipts.epoch - leased, asking.done()
     may_read.set()
     assert (looked, is_done) == (1, False), "it looks once, and waits"
     first = await reading
@@ -107,20 +108,20 @@ async def test_what_is_in_memory_does_not_pass_what_is_being_read(rig: EmbeddedR
 async def test_nothing_is_kept_for_nobody(rig: EmbeddedRig) -> None:
     """A topic that no group reads takes no memory."""
     await send(rig, "m-1")
-    assert rig.broker.registry.reader.recent.size_bytes == 0
+    assert rig.broker.reader.recent.size_bytes == 0
 
 
 @every_durable_broker(queues=1)
 async def test_nothing_is_kept_for_who_is_far_behind(rig: EmbeddedRig) -> None:
     """Its messages would be gone from memory before it comes to them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry_module, "LAG_MAX", 2)
+        patch.setattr(subscriptions_module, "LAG_MAX", 2)
         await receive(rig)  # the group is there, and at the end
         for number in range(3):
             await send(rig, f"m-{number}")
-            assert rig.broker.registry.reader.recent.size_bytes
+            assert rig.broker.reader.recent.size_bytes
         await send(rig, "m-3")
-        assert not rig.broker.registry.reader.recent.size_bytes
+        assert not rig.broker.reader.recent.size_bytes
     assert ids(await receive(rig)) == [f"m-{number}" for number in range(4)]
 
 

@@ -20,9 +20,10 @@ from support.rigs import (
 )
 
 from dmq.audit.events import EventKind
-from dmq.audit.snapshot_layout import EXCEPTION_ROW
-from dmq.store import keys
-from dmq.store.ops import Delete, Family, Put
+from dmq.store.ops import Delete, Put
+from dmq.store.schema import keys
+from dmq.store.schema.group import GroupKind
+from dmq.store.schema.keys import Family
 
 YEAR_MS = 365 * 24 * 3_600_000
 GLITCH_MS = 600  # how long the clock is wrong
@@ -226,7 +227,7 @@ async def test_a_store_of_format_2_is_taken_over(rig: EmbeddedRig) -> None:
     delivery = await receive_one(rig)
     await rig.broker.change_invisible(GROUP, TOPIC, delivery.receipt_handle, INVISIBLE_MS)
     rows = rig.store.scan(Family.GROUP, b"", b"\xff" * 20, limit=100).rows
-    ((key, value),) = [(key, value) for key, value in rows if key[10] == EXCEPTION_ROW]
+    ((key, value),) = [(key, value) for key, value in rows if key[10] == GroupKind.EXCEPTION]
     (generation,) = rig.store.get_many(Family.META, [keys.META_GENERATION])
     assert generation is not None
     number, _ = keys.unpack_pair(generation)

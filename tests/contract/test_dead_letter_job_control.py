@@ -41,9 +41,10 @@ from dmq.embedded import dead_letters as dead_letters_module
 from dmq.embedded.dead_letters import DeadLetters
 from dmq.errors import StoreCorrupt
 from dmq.store.engine import Engine
-from dmq.store.keys import job_key
-from dmq.store.ops import Family, Put
-from retry.dead_letter import Job, JobState, encode_job
+from dmq.store.ops import Put
+from dmq.store.schema.keys import Family, job_key
+from dmq.store.schema.orders import encode_job
+from retry.dead_letter import Job, JobState
 
 
 @every_durable_broker(queues=1)
@@ -148,7 +149,7 @@ async def test_a_job_goes_on_when_its_caller_goes_away(rig: EmbeddedRig) -> None
 async def test_a_failure_in_a_job_is_not_its_end(rig: EmbeddedRig) -> None:
     """Nothing of the unit that failed is done; after a pause it is tried again, and everything is done once."""
     await die_many(rig, 3)
-    ledger = await rig.broker.registry.ledger(rig.broker.names.topics[DEAD].topic_id)
+    ledger = await rig.broker.subscriptions.ledgers.load(rig.broker.names.topics[DEAD].topic_id)
     calls = 0
     seen: list[tuple[int, int]] = []
 
@@ -258,5 +259,12 @@ async def test_a_damaged_job_refuses_to_open(rig: EmbeddedRig) -> None:
     """One that cannot be read, and one whose queue has no record: it never looks as if nothing had been asked for."""
     for value in (b"", b"{}", b"no job", encode_job(SLOW)):
         await rig.store.commit_async([Put(Family.META, job_key(1), value)])
+        broker = rig.broker
         with pytest.raises(StoreCorrupt):
-            DeadLetters(rig.broker.registry, rig.broker.placement)
+            DeadLetters(
+                broker.catalog,
+                broker.commits,
+                broker.reader,
+                subscriptions=broker.subscriptions,
+                placement=broker.placement,
+            )

@@ -28,7 +28,8 @@ from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused
 from broker_adapter.message import Delivery
 from dmq.embedded import group_queue
 from dmq.store.engine import Engine, EngineStats, Rows
-from dmq.store.ops import Batch, Family
+from dmq.store.ops import Batch
+from dmq.store.schema.keys import Family
 
 SOON_MS = 5_000
 

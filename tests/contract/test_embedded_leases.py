@@ -25,7 +25,7 @@ from support.trail import read_facts
 
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
 from dmq.audit.events import EventKind
-from dmq.embedded import leases
+from dmq.embedded import lease_ends
 
 SOON_MS = 5_000
 
@@ -43,7 +43,7 @@ async def pass_time(rig: EmbeddedRig, ms: int, *, seen: str = "") -> None:
 
 def test_finished_leases_are_forgotten_before_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer that finishes at once and asks for twelve hours each time costs no memory for twelve hours."""
-    monkeypatch.setattr(leases, "_TIDY_AT_MIN", 64)
+    monkeypatch.setattr(lease_ends, "_TIDY_AT_MIN", 64)
 
     async def scenario(rig: EmbeddedRig) -> None:
         await send(rig, *(f"m-{number}" for number in range(1_000)))
@@ -55,7 +55,7 @@ def test_finished_leases_are_forgotten_before_their_time(tmp_path: Path, monkeyp
             kept[invisible_ms] = one.message_id
             for length in (invisible_ms + 30_000, invisible_ms + 20_000):
                 await ack(rig, *await receive(rig, batch_max=20, invisible_ms=length))
-        assert len(rig.broker.leases._heap) <= 64 + 1
+        assert len(rig.broker.lease_ends._heap) <= 64 + 1
         for invisible_ms in sorted(lengths):
             rig.clock.advance(1_000)
             await rig.settle()
@@ -240,12 +240,12 @@ async def test_a_delivery_that_is_being_given_back_does_not_expire(rig: Embedded
 @every_durable_broker()
 async def test_clients_that_fell_silent_are_forgotten(rig: EmbeddedRig) -> None:
     """Every start of an application is a new client id: the memory of them has an end in time and in number."""
-    seen = rig.broker.leases._seen_s
+    seen = rig.broker.lease_ends._seen_s
     for number in range(1_000):
         rig.broker.client_seen(f"c-{number}")
         rig.clock.advance(125)
     assert list(seen) == [f"c-{number}" for number in range(520, 1_000)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(leases, "CLIENTS_MAX", 10)
+        patch.setattr(lease_ends, "CLIENTS_MAX", 10)
         rig.broker.client_seen("c-700")
     assert list(seen) == [*(f"c-{number}" for number in range(991, 1_000)), "c-700"]

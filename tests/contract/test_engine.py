@@ -16,8 +16,9 @@ from support.stores import END, all_rows, put_batch
 from dmq.errors import StoreClosed
 from dmq.store.engine import Engine
 from dmq.store.memory import MemoryEngine
-from dmq.store.ops import Batch, Family
+from dmq.store.ops import Batch
 from dmq.store.rocks import RocksEngine
+from dmq.store.schema.keys import Family
 
 T, G = Family.TIMELINE, Family.GROUP
 

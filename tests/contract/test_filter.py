@@ -23,7 +23,8 @@ from broker_adapter.wire.mapping import encode
 from dmq.audit.events import EventKind, gap_event
 from dmq.embedded.hand_out import LOOK_BYTES_MAX, LOOK_MAX
 from dmq.store.engine import Engine, EngineStats, Rows
-from dmq.store.ops import Batch, Family
+from dmq.store.ops import Batch
+from dmq.store.schema.keys import Family
 from dmq.store.store import StoreOptions
 
 MANY, EVERY = 100_000, 10_000  # one message in so many is wanted
@@ -282,7 +283,7 @@ def test_a_scan_goes_no_faster_than_it_becomes_durable(tmp_path: Path) -> None:
         scan = asyncio.ensure_future(take(rig, "wanted = 'never'"))
         await until(lambda: rig.engine.reads > reads)
         for _ in range(50):  # the reading thread has time for more
-            await rig.broker.registry.reader.end(1, 0)
+            await rig.broker.reader.end(1, 0)
         assert rig.engine.reads == reads + 1
         rig.engine.gate.set()
         assert not await scan

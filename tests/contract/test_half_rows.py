@@ -14,12 +14,12 @@ from support.stores import GatedEngine, all_rows
 
 from broker_adapter.message import pack_id
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
-from dmq.embedded.checks import GIVEN_UP_GROUP, PAUSE_MS_MAX, CheckOptions, half_scope, pause_of
+from dmq.embedded.checks import GIVEN_UP_GROUP, PAUSE_MS_MAX, CheckOptions, pause_of
 from dmq.embedded.entry_handle import EntryHandle, HandleKind
 from dmq.store.engine import Engine
-from dmq.store.keys import META_FORMAT, pack_u64
-from dmq.store.ops import Batch, Family, Put, Schedule
-from dmq.store.record import EntryKind, Terms, encode_body, encode_terms, encode_waiting
+from dmq.store.ops import Batch, Put, Schedule
+from dmq.store.schema.keys import META_FORMAT, Family, half_scope, pack_u64
+from dmq.store.schema.record import EntryKind, Terms, encode_body, encode_terms, encode_waiting
 from retry.dead_letter import DeadFilter
 from retry.policy import Reason
 
@@ -145,9 +145,7 @@ async def take_over(how: str, rig: EmbeddedRig) -> None:
     receipt, _ = rig.store.commit([schedule, Put(Family.META, META_FORMAT, pack_u64(2))])
     await rig.restart(End.KILL)
     producer = Producer(rig)
-    handle = rig.broker.registry.entry_handles.encode(
-        HandleKind.TRANSACTION, EntryHandle(receipt.sequence, TOPIC, packed)
-    )
+    handle = rig.broker.handles.encode(HandleKind.TRANSACTION, EntryHandle(receipt.sequence, TOPIC, packed))
     (version,) = rig.store.get_many(Family.META, [META_FORMAT])
     assert version == pack_u64(3)
     if how == "check":

@@ -15,7 +15,8 @@ from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_brok
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Delivery
 from dmq.embedded.operator import BEGIN, END
-from dmq.store.ops import Op, Receipt
+from dmq.store.ops import Op
+from dmq.store.schema.index import Receipt
 
 RETRY_MS = 1_000
 
@@ -134,7 +135,7 @@ def test_a_kill_while_a_group_is_reset_leaves_it_before_or_after(tmp_path: Path,
         assert await ack(rig, *lane) == [None]
         await ack(rig, second)
         left, dead = kill_at, asyncio.Event()
-        submit = rig.broker.registry.submit
+        submit = rig.broker.commits.submit
 
         def counted(ops: Sequence[Op], *, is_urgent: bool = True) -> asyncio.Future[list[Receipt]]:
             nonlocal left
@@ -144,7 +145,7 @@ def test_a_kill_while_a_group_is_reset_leaves_it_before_or_after(tmp_path: Path,
             left -= 1
             return submit(ops, is_urgent=is_urgent)
 
-        with patch.object(rig.broker.registry, "submit", counted):
+        with patch.object(rig.broker.commits, "submit", counted):
             reset = asyncio.ensure_future(rig.broker.operator.reset_group(GROUP, TOPIC, BEGIN))
             died = asyncio.ensure_future(dead.wait())
             await asyncio.wait((reset, died), return_when=asyncio.FIRST_COMPLETED)

@@ -12,7 +12,7 @@ from support.rigs import TOPIC, EmbeddedRig, every_durable_broker, receive
 from broker_adapter.errors import Refused
 from dmq.admin import messages as listing
 from dmq.admin.messages import READY, WAITING, ListedMessage, Wanted
-from dmq.store.ops import Family
+from dmq.store.schema.keys import Family
 
 HOUR_MS = 3_600_000
 

@@ -157,14 +157,14 @@ def test_a_retry_that_is_handed_over_first_is_gone(
         await fail(rig, "m-1")
         (entry,) = await entries(rig)
         rig.clock.advance(HOUR_MS)
-        submit = rig.broker.registry.submit
+        submit = rig.broker.commits.submit
         turns: list[int] = []
 
         def late(ops: Sequence[Op]) -> object:
             turns.append(rig.scheduler.turn().handed_over)
             return submit(ops)
 
-        with patch.object(rig.broker.registry, "submit", late):
+        with patch.object(rig.broker.commits, "submit", late):
             assert await command(rig, entry) == GONE
         assert turns[0] == 1
         await rig.restart(end)

@@ -32,8 +32,8 @@ from broker_adapter.transactions import Half
 from dmq.audit.events import LANE, EventKind
 from dmq.embedded.names import Group, Topic
 from dmq.embedded.operator import BEGIN, END, Operator
-from dmq.embedded.topic_settings import TopicSettings
-from dmq.store.ops import Family
+from dmq.store.schema.keys import Family
+from dmq.store.schema.names import TopicSettings
 
 LATER_MS = 60_000
 
@@ -116,7 +116,7 @@ def test_a_kill_while_a_topic_is_removed_leaves_nothing_half_done(tmp_path: Path
 
     async def scenario(rig: EmbeddedRig) -> None:
         await busy(rig)
-        submit, left = rig.broker.registry.submit, kill_at + 1
+        submit, left = rig.broker.commits.submit, kill_at + 1
         dead = asyncio.Event()
 
         def counted(ops: object, **more: object) -> asyncio.Future[object]:
@@ -127,7 +127,7 @@ def test_a_kill_while_a_topic_is_removed_leaves_nothing_half_done(tmp_path: Path
             left -= 1
             return submit(ops, **more)  # type: ignore[arg-type,return-value]
 
-        rig.broker.registry.submit = counted  # type: ignore[method-assign,assignment]
+        rig.broker.commits.submit = counted  # type: ignore[method-assign,assignment]
         removal = asyncio.ensure_future(rig.broker.operator.remove_topic(TOPIC, is_forced=True))
         await asyncio.wait((removal, asyncio.ensure_future(dead.wait())), return_when=asyncio.FIRST_COMPLETED)
         await rig.store.commit_async([])
@@ -179,7 +179,7 @@ async def test_what_is_finished_while_a_reset_is_ordered_is_set_back_as_well(rig
     """It comes again, and the event says so: its end is behind the message."""
     await send(rig, "m-1")
     await ack(rig, *await receive(rig))
-    procedures = rig.broker.operator._procedures
+    procedures = rig.broker.procedures
     order = procedures.reset
 
     async def late(topic: Topic, group: Group, first: Sequence[int], end: Sequence[int]) -> None:
@@ -292,16 +292,16 @@ async def test_a_topic_may_be_removed_while_a_group_is_reset(rig: EmbeddedRig) -
     """One after the other: a receive that waits for the reset hears of the removal."""
     await send(rig, "m-1")
     await receive(rig)
-    registry, go_on = rig.broker.registry, asyncio.Event()
-    retired = registry.retired
+    subscriptions, go_on = rig.broker.subscriptions, asyncio.Event()
+    retired = subscriptions.retired
 
     async def held(topic_id: int, group_id: int) -> None:
         await go_on.wait()
         await retired(topic_id, group_id)
 
-    with patch.object(registry, "retired", held):
+    with patch.object(subscriptions, "retired", held):
         reset = asyncio.ensure_future(rig.broker.operator.reset_group(GROUP, TOPIC, BEGIN))
-        (known,) = registry.subscriptions.values()
+        (known,) = subscriptions.all()
         await until(lambda: known.is_retired)
         waits = asyncio.ensure_future(receive(rig, wait_ms=20_000))
         removal = asyncio.ensure_future(rig.broker.operator.remove_topic(TOPIC, is_forced=True))
@@ -311,7 +311,7 @@ async def test_a_topic_may_be_removed_while_a_group_is_reset(rig: EmbeddedRig) -
         await asyncio.gather(reset, removal)
     with pytest.raises(Refused):
         await waits
-    assert not registry.subscriptions
+    assert not subscriptions.all()
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_an_order_that_is_not_durable_fails_for_its_caller_alone(
     async def scenario(rig: EmbeddedRig) -> None:
         await send(rig, "m-1")
         await receive(rig)
-        procedures = rig.broker.operator._procedures
+        procedures = rig.broker.procedures
         rig.memory.fail_next_sync = True
         with pytest.raises(BrokerUnavailable):
             await order(rig.broker.operator)

@@ -29,8 +29,8 @@ from broker_adapter.adapter import Pulled, QueueRange, Subscription
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from dmq.embedded import pull as pull_module
 from dmq.store.engine import Engine
-from dmq.store.keys import pack_queue_key
-from dmq.store.ops import Delete, Family
+from dmq.store.ops import Delete
+from dmq.store.schema.keys import Family, pack_queue_key
 
 
 async def pull(
@@ -56,7 +56,7 @@ def names(pulled: Pulled) -> list[str]:
 
 def waiting(rig: EmbeddedRig) -> int:
     """How many pulls wait."""
-    return sum(each.waiting for each in rig.broker.registry.tails.values())
+    return rig.broker.pulls.tails.waiting
 
 
 async def drop_before(rig: EmbeddedRig, offset: int) -> None:

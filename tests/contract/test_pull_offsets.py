@@ -15,8 +15,8 @@ from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from dmq.audit.events import EventKind
 from dmq.embedded.queue_log import Place, offset_stored_at
 from dmq.store.engine import Engine, Rows
-from dmq.store.keys import pack_queue_key
-from dmq.store.ops import Delete, Family
+from dmq.store.ops import Delete
+from dmq.store.schema.keys import Family, pack_queue_key
 
 HOUR_MS = 3_600_000
 
@@ -139,7 +139,7 @@ async def test_a_time_leads_to_the_first_message_stored_then(rig: EmbeddedRig) -
     await rig.store.commit_async([Delete(Family.QUEUE, pack_queue_key(topic_id, 0, each)) for each in range(5)])
     assert await at(rig, start_ms) == 5
     # Also when the front is removed while somebody searches.
-    (place,) = rig.broker.registry.tails
+    (place,) = rig.broker.pulls.tails._by_place
     assert offset_stored_at(rig.store, Place(*place), 0, 20, start_ms) == 5
 
 

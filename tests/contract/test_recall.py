@@ -7,29 +7,18 @@ from pathlib import Path
 
 import pytest
 from support.outbox import read_outbox
-from support.rigs import (
-    TOPIC,
-    EmbeddedRig,
-    End,
-    Rig,
-    ack,
-    an_envelope,
-    every_broker,
-    ids,
-    play,
-    receive,
-    send,
-)
+from support.rigs import TOPIC, EmbeddedRig, End, Rig, ack, an_envelope, every_broker, ids, play, receive, send
 
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import pack_id
 from dmq.audit.events import NO_QUEUE, EventKind, gap_event
 from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.embedded.recall import decode_recall
-from dmq.store.counts import BUCKET_MS
-from dmq.store.identity import Place, draw
-from dmq.store.ops import EntryState
-from dmq.store.outbox import NOT_APPLICABLE
+from dmq.store.identity import draw
+from dmq.store.schema.counts import BUCKET_MS
+from dmq.store.schema.identity import Place
+from dmq.store.schema.index import EntryState
+from dmq.store.schema.outbox import NOT_APPLICABLE
 from dmq.store.store import StoreOptions
 from dmq.units import format_time
 

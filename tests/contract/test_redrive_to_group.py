@@ -38,8 +38,9 @@ from broker_adapter.wire.mapping import decode
 from dmq.admin.status import MessageState
 from dmq.audit.events import LANE, EventKind
 from dmq.embedded.operator import BEGIN, END
-from dmq.embedded.topic_settings import TopicSettings
-from dmq.store.ops import Family, Put
+from dmq.store.ops import Put
+from dmq.store.schema.keys import Family
+from dmq.store.schema.names import TopicSettings
 from retry.dead_letter import PARENT_MESSAGE_ID, JobState
 
 

@@ -32,7 +32,7 @@ from support.stores import all_rows
 
 from broker_adapter.errors import Refused
 from dmq.audit.events import EventKind
-from dmq.store.ops import Family
+from dmq.store.schema.keys import Family
 
 
 async def listed(rig: EmbeddedRig) -> list[tuple[str, int, bool]]:
@@ -143,7 +143,7 @@ def test_a_kill_while_a_group_goes_with_its_dead_letters_leaves_nothing_half_don
         await die_many(rig, 3)
         await finish(rig, replace(REDRIVE, filter=only("m-0")))
         await fail(rig, "m-7")
-        submit, left = rig.broker.registry.submit, kill_at
+        submit, left = rig.broker.commits.submit, kill_at
         dead = asyncio.Event()
 
         def counted(ops: object, **more: object) -> asyncio.Future[object]:
@@ -154,7 +154,7 @@ def test_a_kill_while_a_group_goes_with_its_dead_letters_leaves_nothing_half_don
             left -= 1
             return submit(ops, **more)  # type: ignore[arg-type,return-value]
 
-        rig.broker.registry.submit = counted  # type: ignore[method-assign,assignment]
+        rig.broker.commits.submit = counted  # type: ignore[method-assign,assignment]
         topic_id = rig.broker.names.topics[DEAD].topic_id
         removal = asyncio.ensure_future(rig.broker.operator.remove_group(GROUP, is_forced=True, with_dead_letters=True))
         await asyncio.wait((removal, asyncio.ensure_future(dead.wait())), return_when=asyncio.FIRST_COMPLETED)

@@ -26,11 +26,13 @@ from broker_adapter.adapter import Subscription as Wanted
 from broker_adapter.errors import Refused, Rule
 from dmq.audit.events import EventKind
 from dmq.embedded import retention
+from dmq.embedded.offsets import NOBODY
 from dmq.embedded.operator import BEGIN
-from dmq.embedded.removable import NOBODY, Edges, readers_from, sizes
+from dmq.embedded.removable import Edges, readers_from, sizes
 from dmq.embedded.retention import Removed
-from dmq.embedded.topic_settings import Keep, KeepChange
-from dmq.store.ops import Family
+from dmq.embedded.topic_settings import KeepChange
+from dmq.store.schema.keys import Family
+from dmq.store.schema.names import Keep
 
 
 @every_durable_broker(queues=1)
@@ -115,7 +117,7 @@ async def test_where_no_group_reads_the_bounds_decide(rig: EmbeddedRig) -> None:
 @every_durable_broker(queues=2)
 async def test_a_topic_that_is_too_large_loses_its_oldest(rig: EmbeddedRig) -> None:
     """Down to its bound, evenly from its queues, whatever their age; what is unread stays."""
-    await rig.broker.registry.topic(TOPIC)
+    await rig.broker.catalog.topic(TOPIC)
     await rig.broker.send([an_envelope(each, payload=bytes(1_000)) for each in sends(0, 40)])
     await receive(rig)
     await keep(rig, KeepChange(0, 20_000))
@@ -132,7 +134,7 @@ async def test_a_topic_that_is_too_large_loses_its_oldest(rig: EmbeddedRig) -> N
 @every_durable_broker(queues=1)
 async def test_the_size_of_a_queue_is_found_by_a_few_looks(rig: EmbeddedRig) -> None:
     """Exact for a few messages; of thousands that differ it is right to a few percent."""
-    await rig.broker.registry.topic(TOPIC)
+    await rig.broker.catalog.topic(TOPIC)
     true = 0
     for first in range(0, 3_000, 500):
         payloads = [bytes(10 + (number * 7919) % 1_000) for number in range(first, first + 500)]
@@ -196,7 +198,8 @@ async def test_a_turn_is_bounded_and_the_next_one_goes_on(rig: EmbeddedRig) -> N
 async def test_how_often_it_looks_follows_from_what_is_kept(rig: EmbeddedRig) -> None:
     """Also for topics that are still to be made by using them."""
     for configured, pause_s in ((Keep(72 * 3_600_000, 0), 60), (Keep(8_000, 0), 2), (Keep(0, 1), 5)):
-        assert retention.Retention(rig.broker.registry, configured, lambda _: False)._pause_s() == pause_s
+        with patch.object(rig.broker.retention, "_keep", configured):
+            assert rig.broker.retention._pause_s() == pause_s
     await keep(rig, SECOND)
     assert rig.broker.retention._pause_s() == 1
 

@@ -10,29 +10,18 @@ import pytest
 from support.letters import die, finish, only
 from support.outbox import read_outbox
 from support.retain import SECOND, TOLD, bounds, keep, lying, read, sends, turn
-from support.rigs import (
-    GROUP,
-    TOPIC,
-    EmbeddedRig,
-    End,
-    an_envelope,
-    every_durable_broker,
-    ids,
-    receive,
-    send,
-    until,
-)
+from support.rigs import GROUP, TOPIC, EmbeddedRig, End, an_envelope, every_durable_broker, ids, receive, send, until
 
 from broker_adapter.errors import Refused
 from broker_adapter.topics import dead_letter_topic
 from dmq.audit.events import EventKind
-from dmq.embedded.dead_letters import KIND_OUTCOME, OUTCOME_ROWS
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.operator import BEGIN
 from dmq.embedded.reader import Progress
 from dmq.embedded.retention import Removed
-from dmq.store.keys import pack_group_key, pack_queue_key
-from dmq.store.ops import Family, Put
+from dmq.store.ops import Put
+from dmq.store.schema.group import outcome_key
+from dmq.store.schema.keys import Family, pack_queue_key
 from dmq.store.store import Store
 from retry.dead_letter import Job, JobKind
 
@@ -48,7 +37,7 @@ async def test_dead_letters_stay_until_they_are_told_to_go(rig: EmbeddedRig) -> 
     assert await rig.broker.dead_letters.count(rig.broker.names.topics[letters]) == before
     await finish(rig, Job(job_id=0, kind=JobKind.PURGE, group=GROUP, filter=only("d-1"), why="test"))
     await keep(rig, SECOND, letters)
-    outcomes = pack_group_key(0, rig.broker.names.topics[letters].topic_id, OUTCOME_ROWS, KIND_OUTCOME, 0)
+    outcomes = outcome_key(rig.broker.names.topics[letters].topic_id, 0)
     assert len(rig.store.scan(Family.GROUP, outcomes, outcomes[:-8] + b"\xff" * 8, limit=9).rows) == 1
     await turn(rig)
     assert not rig.store.scan(Family.GROUP, outcomes, outcomes[:-8] + b"\xff" * 8, limit=9).rows
@@ -97,15 +86,15 @@ async def test_a_group_set_back_is_unread_again(rig: EmbeddedRig) -> None:
     await rig.broker.operator.reset_group(GROUP, TOPIC, BEGIN)
     rig.clock.advance(1_000)
     assert await turn(rig) == Removed()
-    procedures, look = rig.broker.operator._procedures, rig.broker.registry.reader.begins
+    procedures, look = rig.broker.procedures, rig.broker.reader.begins
     assert await read(rig) == sends(0, 4)
-    with patch.object(rig.broker.retention, "_is_held", lambda _: False):
+    with patch.object(rig.broker.procedures, "is_at_work", lambda _: False):
 
         async def removed_meanwhile(topic_id: int, queues: int) -> list[int]:
             await turn(rig)
             return await look(topic_id, queues)
 
-        with patch.object(rig.broker.registry.reader, "begins", removed_meanwhile):
+        with patch.object(rig.broker.reader, "begins", removed_meanwhile):
             topic, group = rig.broker.names.topics[TOPIC], rig.broker.names.groups[GROUP]
             await procedures.reset(topic, group, [0], [4])
     assert await receive(rig) == []
@@ -136,7 +125,7 @@ async def test_who_comes_while_a_step_is_under_way_is_known(rig: EmbeddedRig) ->
     await keep(rig, SECOND)
     await send(rig, *sends(0, 3))
     rig.clock.advance(1_000)
-    reader = rig.broker.registry.reader
+    reader = rig.broker.reader
     run, comes = reader.run, {"pulls": rig.broker.pulls.commit_offset("puller", TOPIC, 0, 2), "pops": receive(rig)}
 
     for how, removed in (("pulls", 2), ("pops", 0)):
@@ -158,7 +147,7 @@ async def test_a_group_that_is_being_loaded_is_waited_for(rig: EmbeddedRig) -> N
     await keep(rig, TOLD)
     await send(rig, *sends(0, 3))
     rig.clock.advance(1_000)
-    reader, go_on = rig.broker.registry.reader, asyncio.Event()
+    reader, go_on = rig.broker.reader, asyncio.Event()
     progress = reader.progress
     before = await progress([GroupQueue(0, rig.broker.names.topics[TOPIC].topic_id, 0)])
 
@@ -168,7 +157,7 @@ async def test_a_group_that_is_being_loaded_is_waited_for(rig: EmbeddedRig) -> N
 
     with patch.object(reader, "progress", held):
         comes = asyncio.ensure_future(receive(rig))
-        await until(lambda: bool(rig.broker.registry.subscriptions))
+        await until(lambda: bool(rig.broker.subscriptions.all()))
         assert await turn(rig) == Removed()
         go_on.set()
         assert len(await comes) == 3

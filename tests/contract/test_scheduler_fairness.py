@@ -16,12 +16,11 @@ from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, an_envelope, every
 from support.trail import read_lines
 
 from broker_adapter.message import unpack_id
-from dmq.scheduler.scheduler import BUSY_LAG_MS, ROWS_PER_LANE_MAX
-from dmq.store.keys import pack_queue_key
-from dmq.store.ops import Family
-from dmq.store.record import decode_queued
+from dmq.scheduler.scheduler import BUSY_LAG_MS, ROWS_PER_CURSOR_MAX
+from dmq.store.schema.keys import Family, pack_queue_key
+from dmq.store.schema.record import decode_queued
 
-BURST = 4 * ROWS_PER_LANE_MAX  # entries that are due in the same millisecond
+BURST = 4 * ROWS_PER_CURSOR_MAX  # entries that are due in the same millisecond
 MANY = 64
 BATCH = 512  # messages of one send
 TURN_MS = BUSY_LAG_MS + 5  # what a turn lasts here
@@ -145,7 +144,7 @@ def test_a_burst_alone_has_whole_turns() -> None:
         turns = 1
         while turn(rig):
             turns += 1
-        assert turns <= BURST // ROWS_PER_LANE_MAX + 1
+        assert turns <= BURST // ROWS_PER_CURSOR_MAX + 1
         assert waiting_of(rig, TOPIC) == 0
 
     asyncio.run(play(EmbeddedRig(Path(), on_disk=False), scenario))

@@ -12,31 +12,26 @@ from hypothesis import strategies as st
 from support.effort import EFFORT
 from support.outbox import read_outbox
 from support.store_bench import ENGINES, NOW_MS, Bench, opened_bench
-from support.stores import (
-    SCOPE,
-    TOPIC,
-    all_rows,
-    append,
-    counted,
-    events,
-    packed_id,
-    recount,
-    schedule,
-)
+from support.stores import SCOPE, TOPIC, all_rows, append, counted, events, packed_id, recount, schedule
 
 from dmq.audit.events import EventKind, cell_event, decode_event, gap_count, gap_event
 from dmq.errors import StoreCorrupt
 from dmq.store import counts
-from dmq.store.keys import (
+from dmq.store.ops import NO_RECEIPT, Delete, Done, Emit, Op, Put
+from dmq.store.schema.index import EntryState, Receipt
+from dmq.store.schema.keys import (
     META_DONE,
     META_FORMAT,
     META_HOUR,
+    META_TOTAL,
+    Family,
+    hour_range,
+    meta_range,
     pack_queue_key,
     pack_u64,
     unpack_timeline_key,
 )
-from dmq.store.ops import NO_RECEIPT, Delete, Done, Emit, EntryState, Family, Op, Put, Receipt
-from dmq.store.record import decode_queued, encode_body, encode_queued
+from dmq.store.schema.record import decode_queued, encode_body, encode_queued
 from dmq.store.store import StoreOptions
 
 WINDOW_MS = 15 * 60_000
@@ -193,6 +188,16 @@ def test_counters_are_what_a_recount_says(
         assert bench.store.outbox_state.next_sequence - 1 == len(events(bench.store))
 
 
+def test_what_counts_nothing_any_more_has_no_row(bench: Bench) -> None:
+    """Of a scope and of an hour: a store does not grow by every hour in which something once was due."""
+    bench.store.commit([schedule(n, NOW_MS + n * 3_600_000) for n in range(3)])
+    assert len(bench.store.scan(Family.META, *hour_range(SCOPE, 0, 2**60), limit=9).rows) == 3
+    bench.clock.advance(3 * 3_600_000)
+    bench.deliver()
+    assert bench.store.scan(Family.META, *hour_range(SCOPE, 0, 2**60), limit=9).rows == []
+    assert bench.store.scan(Family.META, *meta_range(META_TOTAL), limit=9).rows == []
+
+
 def test_due_counts_give_the_buckets_asked_for(bench: Bench) -> None:
     """Buckets of a minute that touch the range, empty ones left out, no more than ``limit``, no other scope's."""
     minute = NOW_MS - NOW_MS % 60_000
@@ -226,6 +231,8 @@ def test_the_last_minute_in_which_something_is_due_is_found(bench: Bench) -> Non
         assert bench.store.last_due_ms(SCOPE, from_ms) == found_ms
     bench.store.commit([schedule(10, hour + 5 * 3_600_000 + 59 * 60_000)])
     assert bench.store.last_due_ms(SCOPE, hour + 5 * 3_600_000) == hour + 51 * 60_000
+    bench.store.commit([schedule(11, hour + 4 * 3_600_000)])
+    assert bench.store.last_due_ms(SCOPE, hour + 5 * 3_600_000) == hour + 4 * 3_600_000 + 60_000, "in the hour before"
 
 
 def test_counts_of_format_1_are_taken_over(bench: Bench) -> None:

@@ -27,16 +27,10 @@ from support.stores import (
 from broker_adapter.clock import ManualClock
 from dmq.audit.events import gap_event
 from dmq.errors import FormatUnsupported, StoreBusy, StoreClosed, StoreCorrupt, StoreError, StoreFailed
-from dmq.store.cell import FORMAT_VERSION
 from dmq.store.commit import OPS_PER_BATCH_MAX
-from dmq.store.keys import (
-    META_DONE,
-    META_FORMAT,
-    META_SEQUENCE,
-    pack_u64,
-)
 from dmq.store.memory import MemoryEngine
-from dmq.store.ops import Appended, Delete, Done, Emit, Family, Put
+from dmq.store.ops import Appended, Delete, Done, Emit, Put
+from dmq.store.schema.keys import FORMAT_VERSION, META_DONE, META_FORMAT, META_SEQUENCE, Family, pack_u64
 from dmq.store.store import Store, StoreOptions
 
 WINDOW_MS = 15 * 60_000
@@ -126,6 +120,7 @@ def test_a_failure_is_final(bench: Bench, where: Literal["write", "sync"], error
     assert isinstance(bench.store.failure, type(error) if isinstance(error, StoreError) else StoreFailed)
     bench.store.writer._thread.join(PATIENCE_S)
     assert bench.failures == [bench.store.failure]
+    assert error in {bench.failures[0], bench.failures[0].__cause__}, "what went wrong is told with it"
 
     calls = len(bench.gate.calls)
     bench.gate.fails = None

@@ -8,16 +8,10 @@ from typing import Literal
 
 import pytest
 from support.store_bench import ENGINES, NOW_MS, Bench, opened_bench
-from support.stores import (
-    SCOPE,
-    all_rows,
-    append,
-    events,
-    packed_id,
-    schedule,
-)
+from support.stores import SCOPE, all_rows, append, events, packed_id, schedule
 
-from dmq.store.ops import EntryState, Family
+from dmq.store.schema.index import EntryState
+from dmq.store.schema.keys import Family
 
 WINDOW_MS = 15 * 60_000
 

@@ -9,10 +9,11 @@ import pytest
 from support.store_bench import ENGINES, NOW_MS, Bench, opened_bench
 from support.stores import SCOPE, all_rows, counted, events, packed_id, recount, schedule
 
-from dmq.store.keys import timeline_key, unpack_timeline_key
-from dmq.store.marks import Lane
-from dmq.store.ops import NO_RECEIPT, Append, Done, EntryState, Family, Op, Receipt, Reschedule, Schedule, Withdraw
-from dmq.store.record import WAITING_HEADER_BYTES, EntryKind, body_facts, decode_waiting, encode_waiting
+from dmq.store.marks import Cursor
+from dmq.store.ops import NO_RECEIPT, Append, Done, Op, Reschedule, Schedule, Withdraw
+from dmq.store.schema.index import EntryState, Receipt
+from dmq.store.schema.keys import Family, timeline_key, unpack_timeline_key
+from dmq.store.schema.record import WAITING_HEADER_BYTES, EntryKind, body_facts, decode_waiting, encode_waiting
 
 AGAIN_MS = 30_000
 Rows = list[tuple[bytes, bytes]]
@@ -40,7 +41,7 @@ def withdrawn(row: tuple[bytes, bytes], *instead: Append | Schedule) -> Withdraw
 
 def read(bench: Bench) -> Rows:
     """What the reader does first: take what is due now."""
-    claim = bench.store.marks.claim(Lane.LIVE, bench.clock.now_ms())
+    claim = bench.store.marks.claim(Cursor.LIVE, bench.clock.now_ms())
     return bench.store.scan(Family.TIMELINE, timeline_key(claim.start), timeline_key(claim.stop), limit=100).rows
 
 
@@ -83,7 +84,7 @@ def test_it_comes_even_if_its_new_time_is_over(bench: Bench) -> None:
     bench.clock.advance(5)
     taken = read(bench)
     for at_ms in (0, NOW_MS, NOW_MS + 5, NOW_MS + 6):
-        bench.store.marks.retreat(Lane.LIVE, int.from_bytes(taken[-1][0], "big") + 1)
+        bench.store.marks.retreat(Cursor.LIVE, int.from_bytes(taken[-1][0], "big") + 1)
         first, *others = taken
         hand_in(bench, [again(first, at_ms, event=b""), *(again(each, at_ms) for each in others)])
         assert is_whole(bench)

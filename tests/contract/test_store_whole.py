@@ -13,8 +13,9 @@ from support.stores import SCOPE, all_rows, append, counted, events, packed_id, 
 
 from dmq.errors import UnitRefused
 from dmq.store.commit import Unit
-from dmq.store.keys import pack_timeline_key
-from dmq.store.ops import Append, Delete, Emit, Family, IfKnown, Op, Put, Receipt, Schedule, Withdraw
+from dmq.store.ops import Append, Delete, Emit, IfKnown, Op, Put, Schedule, Withdraw
+from dmq.store.schema.index import Receipt
+from dmq.store.schema.keys import Family, pack_timeline_key
 
 FINISHED = Put(Family.GROUP, b"finished", b"yes")
 LATER_MS = NOW_MS + 60_000

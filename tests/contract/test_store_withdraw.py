@@ -15,11 +15,12 @@ from broker_adapter.clock import ManualClock
 from dmq.audit.events import gap_event
 from dmq.errors import StoreBusy, StoreError, StoreFailed
 from dmq.store import assemble
-from dmq.store.keys import pack_queue_key, pack_timeline_key, timeline_key
-from dmq.store.marks import Lane
+from dmq.store.marks import Cursor
 from dmq.store.memory import MemoryEngine
-from dmq.store.ops import NO_RECEIPT, Append, Done, Emit, EntryState, Family, HandOver, Put, Receipt, Withdraw
-from dmq.store.record import WAITING_HEADER_BYTES, body_facts, decode_waiting
+from dmq.store.ops import NO_RECEIPT, Append, Done, Emit, HandOver, Put, Withdraw
+from dmq.store.schema.index import EntryState, Receipt
+from dmq.store.schema.keys import Family, pack_queue_key, pack_timeline_key, timeline_key
+from dmq.store.schema.record import WAITING_HEADER_BYTES, body_facts, decode_waiting
 from dmq.store.store import Store, StoreOptions
 
 INSTEAD = 900  # the message that comes in place of a withdrawn one
@@ -79,7 +80,7 @@ def in_one_batch(bench: Bench, *units: tuple[Withdraw | HandOver | Done | Append
 
 def read(bench: Bench) -> list[Row]:
     """What the reader does first: take what is due now."""
-    claim = bench.store.marks.claim(Lane.LIVE, bench.clock.now_ms())
+    claim = bench.store.marks.claim(Cursor.LIVE, bench.clock.now_ms())
     found = bench.store.scan(Family.TIMELINE, timeline_key(claim.start), timeline_key(claim.stop), limit=100).rows
     return [Row(*each) for each in found]
 

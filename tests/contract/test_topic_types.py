@@ -14,8 +14,8 @@ from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Envelope, MessageType
 from broker_adapter.transactions import Half
 from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.registry import AutoCreate
-from dmq.embedded.topic_settings import TopicSettings, decode_settings, encode_settings
+from dmq.embedded.catalog import AutoCreate
+from dmq.store.schema.names import TopicSettings, decode_topic_settings, encode_topic_settings
 
 LATER_MS = 4_000_000_000_000
 SENT = {
@@ -33,7 +33,7 @@ def to(topic: str, *envelopes: Envelope) -> list[Envelope]:
 async def test_a_topic_takes_its_type_only(rig: EmbeddedRig) -> None:
     """Also after a restart; a mixed one takes all. The route says so, and nothing of a refused send is stored."""
     for wanted in MessageType:
-        await rig.broker.registry.make_topic(wanted.name, 3, TopicSettings(wanted))
+        await rig.broker.catalog.make_topic(wanted.name, 3, TopicSettings(wanted))
     await rig.restart(End.KILL)
     for wanted in MessageType:
         assert await rig.broker.route(wanted.name) == (wanted.name, 3, (wanted,))
@@ -59,7 +59,7 @@ async def test_a_topic_takes_its_type_only(rig: EmbeddedRig) -> None:
 @every_durable_broker(queues=1)
 async def test_groups_of_a_fifo_topic_are_told_to_keep_the_order(rig: EmbeddedRig) -> None:
     """Before it holds anything: its type says what will be in it."""
-    await rig.broker.registry.make_topic("fifo", 0, TopicSettings(MessageType.FIFO))
+    await rig.broker.catalog.make_topic("fifo", 0, TopicSettings(MessageType.FIFO))
     assert rig.broker.group_settings(GROUP, ["fifo"]).is_fifo
 
 
@@ -72,8 +72,8 @@ def test_names_are_not_made_by_using_them(tmp_path: Path, name: str) -> None:
         await rig.broker.close()
         rig.broker = EmbeddedBroker(rig.store, auto_create=AutoCreate(topics=False, groups=False))
         if name == "make":
-            await rig.broker.registry.make_topic("orders")
-            await rig.broker.registry.make_group(GROUP)
+            await rig.broker.catalog.make_topic("orders")
+            await rig.broker.catalog.make_group(GROUP)
             await rig.broker.ensure_group(GROUP)
             await rig.broker.send([an_envelope("m-1")])
             assert ids(await receive(rig)) == ["m-1"]
@@ -100,12 +100,12 @@ def test_names_are_not_made_by_using_them(tmp_path: Path, name: str) -> None:
 )
 def test_settings_are_read_as_they_were_written(settings: TopicSettings) -> None:
     """Whatever is left out."""
-    assert decode_settings(encode_settings(settings)) == settings
+    assert decode_topic_settings(encode_topic_settings(settings)) == settings
 
 
 @pytest.mark.parametrize("value", [b"", b"\x02{}", b"\x01[]", b'\x01{"type":"LITE"}'])
 def test_settings_that_cannot_be_read_are_no_settings(value: bytes) -> None:
     """They never look like those of a mixed topic."""
-    read: Callable[[bytes], TopicSettings] = decode_settings
+    read: Callable[[bytes], TopicSettings] = decode_topic_settings
     with pytest.raises(ValueError, match=r".+"):
         read(value)

@@ -28,8 +28,8 @@ from broker_adapter.message import pack_id
 from dmq.audit.events import EventKind
 from dmq.audit.snapshot_layout import Waiting, read_waiting
 from dmq.store.engine import Engine
-from dmq.store.ops import Family
-from dmq.store.record import EntryKind
+from dmq.store.schema.keys import Family
+from dmq.store.schema.record import EntryKind
 
 # -- deciding ---------------------------------------------------------------------------------------------------------
 
@@ -258,7 +258,7 @@ def test_nobody_hears_of_a_decision_that_is_not_durable(tmp_path: Path) -> None:
             loop.create_task(call(TOPIC, transaction_id)) for call in (transactions.commit, transactions.roll_back)
         ]
         for _ in range(20):  # they have read what became of it by then
-            await rig.broker.registry.reader.values(Family.META, [b"F"])
+            await rig.broker.reader.values(Family.META, [b"F"])
         assert [each.done() for each in (first, *others)] == [False] * 3
         gates[-1].let_go()
         await first

@@ -21,8 +21,9 @@ from dmq.spool.clock import ForwardClock
 from dmq.spool.reader import Reader
 from dmq.spool.spool import Spool
 from dmq.store.engine import Engine
-from dmq.store.ops import Batch, Family
+from dmq.store.ops import Batch
 from dmq.store.rocks import RocksEngine
+from dmq.store.schema.keys import Family
 from retry.sink import Held, SinkUnavailable
 
 _MIB = 1024 * 1024

@@ -88,7 +88,7 @@ def test_processes_that_are_killed_lose_nothing(tmp_path: Path) -> None:
             for each in [spool.finish(held) for held in taken]:
                 each.result(PATIENCE_S)
         assert spool.stats().waiting == spool.stats().held == 0
-        assert recount(spool.kept).waiting == {}
+        assert recount(spool.entries).waiting == {}
     said = fleet.said()
     put = {line[1] for line in said if line[0] == "put"}
     told = sorted((line[3], line[2], line[1]) for line in said if line[0] == "took")
@@ -117,10 +117,10 @@ def check_all_there(root: Path) -> None:
     with Spool(root, options=QUIET) as spool:
         spool._adopter.adopt()
         assert [path.name for path in root.glob("spool-*")] == [spool.path.name]
-        counted = recount(spool.kept)
+        counted = recount(spool.entries)
         assert sorted(counted.waiting) == list(range(ENTRIES))
         assert sorted(counted.dead) == list(range(10**6, 10**6 + 5))
-        assert counted.totals["orders"] == spool.kept.totals[spool.kept.names.topics["orders"].topic_id]
+        assert counted.totals["orders"] == spool.entries.totals[spool.entries.names.topics["orders"].topic_id]
         taken: list[int] = []
         while len(taken) < ENTRIES:
             found = spool.take("orders", 100, PATIENCE_S)
@@ -230,17 +230,17 @@ def test_a_half_empty_directory_is_nobodys_own(orphan: Path, tmp_path: Path) -> 
     (path / "ADOPTER").write_text("spool-z", encoding="utf-8")
     own = root / "spool-own"
     looks = Root(root, SystemClock(), StoreOptions())
-    chosen, kept = looks.open_own()
+    chosen, entries = looks.open_own()
     assert chosen == root / "spool-z"
-    kept.store.close()
-    ((adopter, kept),) = looks.orphans(own, lambda: True)
+    entries.store.close()
+    ((adopter, entries),) = looks.orphans(own, lambda: True)
     assert adopter == root / "spool-z"
     assert Root.adopter_of(adopter) == own.name
-    looks.remove(adopter, kept, own)
+    looks.remove(adopter, entries, own)
     assert Root.adopter_of(path) == own.name, "the heir inherits"
-    ((heritage, kept),) = looks.orphans(own, lambda: True)
+    ((heritage, entries),) = looks.orphans(own, lambda: True)
     assert heritage == path
-    kept.store.close()
+    entries.store.close()
     assert list(looks.orphans(root / "spool-else", lambda: True)) != [], "its adopter was never there"
 
 
@@ -269,13 +269,13 @@ def test_what_is_adopted_is_in_the_figures_of_both(both: Path) -> None:
 
         def settle_and_look(move: adopt._Move) -> None:
             settle(move)
-            for kept in (move._own, move._other):
-                with kept.lock:
-                    counted = recount(kept).totals
+            for entries in (move._own, move._other):
+                with entries.lock:
+                    counted = recount(entries).totals
                     assert {
-                        name: kept.totals[topic.topic_id]
-                        for name, topic in kept.names.topics.items()
-                        if topic.topic_id in kept.totals
+                        name: entries.totals[topic.topic_id]
+                        for name, topic in entries.names.topics.items()
+                        if topic.topic_id in entries.totals
                     } == counted
             looks.append(spool.stats().waiting)
 

@@ -28,10 +28,10 @@ from support.spool_damage import (
 from broker_adapter.clock import SystemClock
 from dmq.errors import StoreCorrupt, StoreLocked
 from dmq.spool.inspect import How, State
-from dmq.spool.salvage import Missing, repair
+from dmq.spool.salvage import Missing, salvage
 from dmq.spool.salvage_log import clean_logs
 from dmq.spool.spool import Spool
-from dmq.store.ops import Family
+from dmq.store.schema.keys import Family
 from dmq.store.wal import BLOCK_BYTES, check_logs
 
 # -- the log -----------------------------------------------------------------------------------------------------------
@@ -59,6 +59,19 @@ def test_a_flipped_bit_in_the_log_costs_one_record(logged: Path, tmp_path: Path,
     assert len(lost) <= 1
     assert saved.report.missing_uids in {(), tuple(uid.hex() for uid in lost)}, "() where its own lengths are damaged"
     assert saved.report.opened == How.WITHOUT_DAMAGED_RECORDS
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_a_lost_entry_is_never_named_by_a_damaged_uid(logged: Path, tmp_path: Path, which: int) -> None:
+    """A record has the uid in several places; where they differ, nobody is named, and one is counted as missing."""
+    directory = copied(logged, tmp_path / "root")
+    log = the(directory, "*.log")
+    content, uid = log.read_bytes(), uid_of(150)
+    places = [at for at in range(len(content)) if content.startswith(uid, at)]
+    flip(log, places[which] + 11)
+    saved = Saved(directory)
+    assert saved.check(LOGGED) == {uid}
+    assert saved.report.missing_uids in {(), (uid.hex(),)}
 
 
 @pytest.mark.parametrize("at", range(50, 1_500, 59))
@@ -147,7 +160,7 @@ def test_a_log_that_was_cut_before_another_one(tmp_path: Path) -> None:
     entries = [entry_of(number) for number in range(60)]
     with opened(tmp_path / "live") as spool:
         put(spool, entries[:30])
-        audit = spool.kept.store._engine._dicts[Family.AUDIT]  # type: ignore[attr-defined]
+        audit = spool.entries.store._engine._dicts[Family.AUDIT]  # type: ignore[attr-defined]
         audit.put(b"\xff" * 8, b"something to flush")
         audit.flush(True)  # another log begins, while the other families still need this one
         audit.delete(b"\xff" * 8)
@@ -202,8 +215,8 @@ def test_two_states_of_one_entry_are_saved_once(tmp_path: Path) -> None:
     flip(the(directory, "*.log"), (before + after) // 2)
     saved = Saved(directory)
     assert saved.uids() == {each.uid for each in entries}
-    (kept,) = [each for each in saved.found if each.entry.uid == held.entry.uid]
-    assert (kept.entry.attempts, kept.entry.error) == (2, "second")
+    (found,) = [each for each in saved.found if each.entry.uid == held.entry.uid]
+    assert (found.entry.attempts, found.entry.error) == (2, "second")
     assert (saved.report.superseded, saved.report.missing) == (1, Missing(0, 0))
 
 
@@ -221,14 +234,14 @@ def test_cleaning_leaves_a_whole_log_alone(logged: Path, tmp_path: Path) -> None
     assert clean_logs(directory, lambda _: None) == []
 
 
-# -- what a repair leaves alone ----------------------------------------------------------------------------------------
+# -- what a salvage leaves alone ---------------------------------------------------------------------------------------
 
 
 def test_a_whole_directory_stays_as_it_is(logged: Path, tmp_path: Path) -> None:
     """Not a byte of it changes, and there is no other one."""
     directory = copied(logged, tmp_path / "root")
     before = files_of(directory)
-    report = repair(directory, SystemClock(), lambda _: None)
+    report = salvage(directory, SystemClock(), lambda _: None)
     assert (report.saved_in, report.kept_in, report.error) == ("", "", "")
     assert files_of(directory) == before
     assert [path.name for path in directory.parent.iterdir()] == [directory.name]
@@ -239,7 +252,7 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path) as spool:
         put(spool, [entry_of(1)])
         with pytest.raises(StoreLocked, match=f"in use by pid {os.getpid()}"):
-            repair(spool.path, SystemClock(), lambda _: None)
+            salvage(spool.path, SystemClock(), lambda _: None)
         put(spool, [entry_of(2)])
         assert spool.stats().waiting == 2
 
@@ -256,7 +269,7 @@ def test_a_failure_on_the_way_leaves_the_original(logged: Path, tmp_path: Path) 
             raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        repair(directory, SystemClock(), tell)
+        salvage(directory, SystemClock(), tell)
     assert files_of(directory) == before
     assert [path.name for path in directory.parent.iterdir()] == [directory.name]
 

@@ -8,19 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from support.spool_damage import (
-    LATE_MS,
-    Saved,
-    copied,
-    entry_of,
-    flip,
-    opened,
-    put,
-    table_of,
-    take,
-    the,
-    uid_of,
-)
+from support.spool_damage import LATE_MS, Saved, copied, entry_of, flip, opened, put, table_of, take, the, uid_of
 
 from broker_adapter.clock import SystemClock
 from dmq.errors import StoreCorrupt
@@ -28,7 +16,7 @@ from dmq.spool.inspect import How, Look, State, look, strict_look
 from dmq.spool.salvage import Missing
 from dmq.spool.salvage_log import _fragments
 from dmq.store.engine import Rows
-from dmq.store.ops import Family
+from dmq.store.schema.keys import Family
 from retry.sink import Death
 
 # -- tables ------------------------------------------------------------------------------------------------------------

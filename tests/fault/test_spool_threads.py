@@ -107,8 +107,8 @@ def test_close_in_the_middle_of_it_loses_nothing(tmp_path: Path, durability: str
     assert not [each for each in crowd.threads if each.is_alive()]
     assert crowd.wrong == []
     with Spool(tmp_path, options=QUIET) as again:
-        counted = recount(again.kept)
-        assert counted.totals["orders"] == again.kept.totals[1]
+        counted = recount(again.entries)
+        assert counted.totals["orders"] == again.entries.totals[1]
         there = set(counted.waiting)
         assert crowd.answered - crowd.finished - there == set()
         assert there & crowd.finished == set()

@@ -105,7 +105,9 @@ async def _play(path: Path, seed: int) -> None:
     late_ms: list[int] = []
     try:
         broker = EmbeddedBroker(store)
-        scheduler = Scheduler(store, broker.placement, on_failure=failures.append, observe=late_ms.extend)
+        scheduler = Scheduler(
+            store, broker.placement, broker.checks, on_failure=failures.append, observe=late_ms.extend
+        )
         scheduler.start()
         clients = Clients(broker, clock, seed)
         async with asyncio.TaskGroup() as tasks:

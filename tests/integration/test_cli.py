@@ -54,6 +54,22 @@ def test_help_loads_nothing_heavy(arguments: list[str], needed: list[str]) -> No
     assert result.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "imported"),
+    [(["--help"], []), (["--version"], []), (["status", "--help"], ["status"]), (["msg", "send", "--help"], ["msg"])],
+)
+def test_a_command_imports_its_own_module_alone(arguments: list[str], imported: list[str]) -> None:
+    """However many there are, each is as quick as if it were the only one."""
+    code = (
+        "import sys; from dmq.cli import main; code = main(sys.argv[1:]); from dmq.cli.nouns import NOUNS;"
+        "print([name for name in NOUNS if f'dmq.cli.{name}' in sys.modules], code, file=sys.stderr)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert result.stderr == f"{imported} 0\n"
+
+
 def test_importing_the_package_is_cheap() -> None:
     """An application that imports `dmq` for the hook pays for nothing else."""
     code = f"import sys, dmq; print([name for name in {HEAVY!r} if name in sys.modules])"

@@ -19,7 +19,7 @@ import pytest
 from support.daemon import Daemon
 from support.wire_client import WireClient, a_message
 
-from dmq.cli import audit_run
+from dmq.cli import spark as jobs
 from dmq.cli.errors import CommandFailed
 
 TIMEOUT_S = 60
@@ -148,7 +148,7 @@ def test_another_trail_can_be_named(stopped: Path, tmp_path: Path) -> None:
     assert (off.returncode, "the trail is off" in off.stderr) == (2, True)
     spool = stopped.rename(stopped.with_name("spool-1"))
     unnamed = dmq("audit", "export", "--data", str(spool))
-    assert (unnamed.returncode, "name it" in unnamed.stderr) == (2, True)
+    assert (unnamed.returncode, "give --trail" in unnamed.stderr) == (2, True)
 
 
 def test_gaps_are_listed(stopped: Path) -> None:
@@ -210,7 +210,7 @@ def test_the_jobs_exit_code_is_passed_through(code: int, spark: FakeSpark, tmp_p
     assert ended.returncode == code
     assert json.loads(ended.stdout) == {
         "exit_code": code,
-        "meaning": audit_run.MEANINGS[code],
+        "meaning": jobs.MEANINGS[code],
         "out": str(into),
         "log": str(into / "spark.log"),
         "snapshot": None,
@@ -269,9 +269,9 @@ def test_a_garbage_collector_that_is_asked_for_is_the_only_one(spark: FakeSpark,
 
 def test_a_cluster_gets_the_package(tmp_path: Path, spark: FakeSpark) -> None:
     """As a zip, from which it can be imported."""
-    package = audit_run._package("spark_audit")
-    command = audit_run.submit_command(
-        audit_run.Spark(submit=spark.home / "bin" / "spark-submit", environment={}, package=package),
+    package = jobs.package_folder("spark_audit")
+    command = jobs.submit_command(
+        jobs.Spark(submit=spark.home / "bin" / "spark-submit", environment={}, package=package),
         tmp_path,
         tmp_path / "log",
         master="spark://somewhere:7077",
@@ -327,15 +327,15 @@ def test_a_missing_package_names_what_to_install(monkeypatch: pytest.MonkeyPatch
     for name, value in spark.env.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("SPARK_HOME")
-    monkeypatch.setattr(audit_run, "find_spec", lambda name: None)
+    monkeypatch.setattr(jobs, "find_spec", lambda name: None)
     with pytest.raises(CommandFailed, match=r"spark_audit is missing: pip install 'rock-dmq\[audit\]'"):
-        audit_run.find_spark()
+        jobs.find_spark()
 
 
 def test_nothing_of_spark_is_imported_to_start_it() -> None:
     """Finding it is not importing it; nor is the help slow for it."""
     code = (
-        "import sys; from dmq.cli import audit_run; audit_run.find_spark(); "
+        "import sys; from dmq.cli import spark; spark.find_spark(); "
         "print([name for name in sys.modules if name.split('.')[0] in ('pyspark', 'spark_audit', 'pyarrow', 'numpy')])"
     )
     if shutil.which("java") is None:

@@ -23,7 +23,7 @@ from support.daemon import Daemon, run_to_end
 from support.wire_client import WireClient, a_message, a_receive, received_of
 
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.store.cell import FORMAT_VERSION
+from dmq.store.schema.keys import FORMAT_VERSION
 
 _ANY = "127.0.0.1:0"
 _TOPIC, _GROUP = "orders", "billing"

@@ -46,7 +46,7 @@ async def _each_level(tmp_path: Path) -> None:
     clock = ManualClock()
     store = Store.open(tmp_path, clock)
     broker = EmbeddedBroker(store)
-    scheduler = Scheduler(store, broker.placement, on_failure=lambda error: pytest.fail(str(error)))
+    scheduler = Scheduler(store, broker.placement, broker.checks, on_failure=lambda error: pytest.fail(str(error)))
     service = MessagingService(broker, clock, Sessions(clock), SidecarConfig())
     sent_ms = clock.now_ms()
     for level in range(1, 19):

@@ -11,7 +11,7 @@ from support.shim import Shim
 from support.store_driver import row, row_key, run_driver
 
 from broker_adapter.clock import SystemClock
-from dmq.store.ops import Family
+from dmq.store.schema.keys import Family
 from dmq.store.store import Store
 
 _MIB = 1024 * 1024

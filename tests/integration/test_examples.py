@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.daemon import Daemon, free_port
+from support.jvm import SHORT_LIVED
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -28,7 +29,8 @@ def said_by(name: str, home: Path, *arguments: str) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         [*(("sh",) if name.endswith(".sh") else (sys.executable,)), str(EXAMPLES / name), *arguments],
-        env=os.environ | {"HOME": str(home), "PATH": path},  # the client keeps a log file there
+        # The client keeps a log file in its home; Spark's Java lives too briefly for the second compiler.
+        env=os.environ | {"HOME": str(home), "PATH": path, "SPARK_SUBMIT_OPTS": SHORT_LIVED[0]},
         cwd=home,
         capture_output=True,
         text=True,

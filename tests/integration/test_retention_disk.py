@@ -12,9 +12,9 @@ from support.rigs import TOPIC, EmbeddedRig, an_envelope, play
 
 from dmq.embedded import retention
 from dmq.embedded.topic_settings import KeepChange
-from dmq.store.keys import pack_queue_key
-from dmq.store.ops import Batch, Family
+from dmq.store.ops import Batch
 from dmq.store.rocks import RocksEngine
+from dmq.store.schema.keys import Family, pack_queue_key
 
 _MIB = 1024 * 1024
 

@@ -19,9 +19,9 @@ from support.stores import END, all_rows
 from broker_adapter.clock import SystemClock
 from dmq.errors import StoreCorrupt, StoreError, StoreLocked
 from dmq.store.engine import Engine
-from dmq.store.keys import pack_timeline_key, timeline_key
-from dmq.store.ops import Batch, Family
+from dmq.store.ops import Batch
 from dmq.store.rocks import RocksEngine
+from dmq.store.schema.keys import Family, pack_timeline_key, timeline_key
 from dmq.store.store import Store
 
 ROWS = 20_000

@@ -25,10 +25,10 @@ from dmq.audit.snapshot_take import SnapshotFailed, SnapshotResult, Taker, direc
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.errors import StoreCorrupt, StoreLocked
 from dmq.scheduler.scheduler import Scheduler
-from dmq.store.keys import META_DONE, pack_pair, pack_timeline_key
-from dmq.store.ops import Emit, Family, Put, Schedule
-from dmq.store.record import EntryKind, encode_body, encode_waiting
+from dmq.store.ops import Emit, Put, Schedule
 from dmq.store.rocks import RocksEngine
+from dmq.store.schema.keys import META_DONE, Family, pack_pair, pack_timeline_key
+from dmq.store.schema.record import EntryKind, encode_body, encode_waiting
 from dmq.store.store import Store, StoreOptions
 from dmq.upkeep.snapshots import cursors_of
 from retry.policy import RetryPolicy, Table
@@ -61,14 +61,14 @@ class Cell:
         self.trail = data.parent / "trail"
         self.store = Store.open(data, SystemClock(), StoreOptions(gap_event=gap_event))
         self.broker = EmbeddedBroker(self.store, queues_per_topic=4, group_start="earliest")
-        self.scheduler = Scheduler(self.store, self.broker.placement, on_failure=lambda error: None)
+        self.scheduler = Scheduler(self.store, self.broker.placement, self.broker.checks, on_failure=lambda error: None)
         self.scheduler.start()
         self.exporter = OutboxExporter(self.store, self.trail)
         self.taker = Taker(self.store, self.exporter, data)
 
     async def snapshot(self, *, is_alone: bool = False) -> SnapshotResult:
         """Take one in another thread, as the daemon does."""
-        cursors = cursors_of(self.broker.registry)
+        cursors = cursors_of(self.broker.subscriptions)
         take: Callable[[], SnapshotResult] = lambda: self.taker.take(cursors, is_alone=is_alone)  # noqa: E731
         return await asyncio.get_running_loop().run_in_executor(None, take)
 

@@ -80,7 +80,7 @@ def drained(process: subprocess.Popen[str]) -> Iterator[None]:
         reader.join()  # before its file is closed
 
 
-@pytest.mark.parametrize("command", ["ls", "show", "stats", "verify", "repair", "requeue", "export", "adopt"])
+@pytest.mark.parametrize("command", ["ls", "show", "stats", "check", "salvage", "requeue", "export", "adopt"])
 def test_help_loads_nothing_heavy(command: str) -> None:
     """That is what keeps it quick."""
     code = (
@@ -105,7 +105,7 @@ def test_a_live_spool_is_looked_at_whole(tmp_path: Path, producer: subprocess.Po
     last = 0
     with drained(producer):
         for _ in range(4):
-            result = dmq("verify", "--root", root, "-o", "json")
+            result = dmq("check", "--root", root, "-o", "json")
             assert (result.returncode, result.stderr) == (0, ""), result.stdout
             (found,) = json.loads(result.stdout)
             assert found["waiting"] >= last
@@ -118,7 +118,7 @@ def test_a_live_spool_is_looked_at_whole(tmp_path: Path, producer: subprocess.Po
         (found,) = json.loads(dmq("stats", "--root", root, "-o", "json").stdout)
         assert found["state"] == f"pid {producer.pid}"
         assert producer.poll() is None
-        refused = dmq("repair", found["directory"], "--root", root, "--yes")
+        refused = dmq("salvage", found["directory"], "--root", root, "--yes")
     assert (refused.returncode, refused.stdout) == (6, "")
     assert refused.stderr.endswith(f"is in use by pid {producer.pid}\n")
     assert not list((tmp_path / "spool").glob(".work-*"))
@@ -139,21 +139,21 @@ def test_a_killed_producer_and_a_flipped_bit(tmp_path: Path, producer: subproces
     content = bytearray(log.read_bytes())
     content[len(content) // 2] ^= 4
     log.write_bytes(content)
-    verified = dmq("verify", "--root", str(root))
-    assert verified.returncode == 1
-    assert "NOT whole" in verified.stdout
+    checked = dmq("check", "--root", str(root))
+    assert checked.returncode == 4
+    assert "NOT whole" in checked.stdout
     partly = dmq("export", "--root", str(root))
-    assert partly.returncode == 1
-    repaired = dmq("repair", "--root", str(root), "--yes", "-o", "json")
-    assert (repaired.returncode, repaired.stderr) == (0, "")
-    (report,) = json.loads(repaired.stdout)
+    assert partly.returncode == 4
+    salvaged = dmq("salvage", "--root", str(root), "--yes", "-o", "json")
+    assert (salvaged.returncode, "not everything could be saved" in salvaged.stderr) == (4, True)
+    (report,) = json.loads(salvaged.stdout)
     after = set(dmq("ls", "--root", str(root), "-o", "id", "--limit", "10000000").stdout.split())
     lost = len(before - after)
     assert after < before
     assert report["missing"] == {"at_least": lost, "at_most": lost}
     assert {json.loads(line)["uid"] for line in partly.stdout.splitlines()} == after
     assert json.loads((root / f"{Path(report['kept_in']).name}.json").read_text(encoding="utf-8")) == report
-    assert dmq("verify", "--root", str(root)).returncode == 0
+    assert dmq("check", "--root", str(root)).returncode == 0
 
 
 def test_directories_of_dead_processes_become_one(tmp_path: Path) -> None:

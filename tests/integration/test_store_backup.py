@@ -26,7 +26,7 @@ from dmq.admin.client import AdminClient, CallRefused
 from dmq.errors import StoreCorrupt, StoreFailed, StoreLocked
 from dmq.store import backup as backups
 from dmq.store.backup import TargetTaken, back_up, back_up_stopped
-from dmq.store.ops import Family
+from dmq.store.schema.keys import Family
 from dmq.store.store import Store, StoreOptions
 
 PATIENCE_S = 20.0

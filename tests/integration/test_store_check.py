@@ -24,11 +24,12 @@ from support.stores import all_rows, put_batch
 from broker_adapter.clock import SystemClock
 from dmq.audit.manifest import Layout, Listed, encode_line
 from dmq.errors import StoreCorrupt, StoreLocked
-from dmq.store import keys
-from dmq.store.keys import pack_group_key, pack_pair, pack_queue_key, pack_u64
-from dmq.store.ops import Batch, Family
-from dmq.store.record import encode_body, encode_queued
+from dmq.store.ops import Batch
 from dmq.store.rocks import RocksEngine
+from dmq.store.schema import keys
+from dmq.store.schema.group import pack_group_key
+from dmq.store.schema.keys import Family, pack_pair, pack_queue_key, pack_u64
+from dmq.store.schema.record import encode_body, encode_queued
 from dmq.store.store import Store, StoreOptions
 
 Plant = Callable[[RocksEngine], Batch]
@@ -82,7 +83,7 @@ def put(family: Family, key: bytes, value: bytes) -> Plant:
 
 
 FINISHED = keys.generation_range(1, 2)[0]  # of the index
-TOTAL = keys.total_range()[0]
+TOTAL = keys.META_TOTAL
 
 
 _A_ROW = encode_queued(0, 1, 0, encode_body(b"\0m", b"", b"", b""))
@@ -111,9 +112,9 @@ _A_ROW = encode_queued(0, 1, 0, encode_body(b"\0m", b"", b"", b""))
         pytest.param(put(Family.GROUP, b"short", b""), {"row"}, id="a key makes no sense"),
         pytest.param(without(Family.AUDIT, at=3), {"audit", "figure"}, id="audit events are gone"),
         pytest.param(changed(Family.AUDIT, lambda value: value[:-1]), {"row", "figure"}, id="an event is cut"),
-        pytest.param(without(Family.META, start=keys.name_range()[0]), {"row", "name"}, id="a name is gone"),
+        pytest.param(without(Family.META, start=keys.META_NAME), {"row", "name"}, id="a name is gone"),
         pytest.param(
-            changed(Family.META, lambda _: b"\1", start=keys.name_range()[0], at=1), {"row", "name"}, id="a name is cut"
+            changed(Family.META, lambda _: b"\1", start=keys.META_NAME, at=1), {"row", "name"}, id="a name is cut"
         ),
         pytest.param(changed(Family.META, lambda _: pack_u64(7), start=TOTAL), {"figure"}, id="a total is wrong"),
         pytest.param(changed(Family.META, lambda _: b"\7" * 60, start=b"m"), {"figure"}, id="a count is wrong"),

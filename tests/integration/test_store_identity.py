@@ -19,11 +19,12 @@ from broker_adapter.errors import BrokerError, Refused, Rule
 from broker_adapter.message import Delivery
 from broker_adapter.transactions import Half
 from dmq.embedded.broker import EmbeddedBroker
-from dmq.store import keys
 from dmq.store.backup import back_up, back_up_stopped
 from dmq.store.cell import Cell
-from dmq.store.identity import Identity
-from dmq.store.ops import Delete, Family, Put
+from dmq.store.ops import Delete, Put
+from dmq.store.schema import keys
+from dmq.store.schema.identity import Identity
+from dmq.store.schema.keys import Family
 from dmq.store.store import Store
 from dmq.upkeep.check import check
 from dmq.upkeep.salvage import salvage

@@ -76,7 +76,7 @@ def test_without_a_path_there_is_no_trail(tmp_path: Path) -> None:
     """Not a file, and the outbox is as it was."""
     with Spool(tmp_path / "spool", options=SpoolOptions(adopt_every_s=0)) as spool:
         spool.put(an_entry(1)).result(PATIENCE_S)
-        assert spool.kept.store.outbox_state.next_sequence == 3
+        assert spool.entries.store.outbox_state.next_sequence == 3
     assert [path.name for path in tmp_path.iterdir()] == ["spool"]
 
 
@@ -85,7 +85,7 @@ def test_a_directory_that_was_taken_over_is_told_to_its_end(tmp_path: Path) -> N
     root, trail = tmp_path / "spool", tmp_path / "trail"
     child = [sys.executable, "-c", CHILD, str(root), str(trail), str(Path(__file__).resolve().parents[1])]
     with Spool(root, options=options(trail)) as spool:
-        heir = spool.kept.store.cell_id
+        heir = spool.entries.store.cell_id
         assert subprocess.run(child, check=False, timeout=60).returncode == -9
         (orphan,) = set(cells(trail)) - {heir}
         before = [event["kind"] for event in read_trail(trail, orphan)]

@@ -118,3 +118,13 @@ def test_the_audit_has_its_job(installed: Path, tmp_path: Path) -> None:
         arguments = ("-m", "spark_audit", "run", "--trail", "nowhere", "--out", str(tmp_path / "out"))
         done = run(env, tmp_path, *arguments)
         assert (done.returncode, "no such directory" in done.stderr) == (1, True), done.stderr
+
+
+def test_the_audit_draws_its_report(installed: Path, tmp_path: Path) -> None:
+    """Its templates, style sheet and script are in the wheel, and the extra brings what draws the charts."""
+    row = {"window_start_ms": 600_000, "topic": "orders", "scheduled": 1, "fired": 1}
+    report = {"range": {"to_ms": 1_200_000}, "scheduled": [row]}
+    code = f"from spark_audit.report.html import page; print(page({report}, []))"
+    with environment(installed, tmp_path / "site", "audit") as env:
+        done = run(env, tmp_path, "-c", code)
+        assert "Messages due and fired over time" in done.stdout, done.stderr

@@ -20,11 +20,11 @@ from support.stores import SCOPE, all_rows, counted, hand_over, packed_id, recou
 
 from broker_adapter.clock import ManualClock
 from dmq.store import marks as marks_module
-from dmq.store.keys import timeline_key, timeline_mark
-from dmq.store.marks import Claim, Lane, Marks
-from dmq.store.ops import Done, Family
-from dmq.store.record import decode_queued
+from dmq.store.marks import Claim, Cursor, Marks
+from dmq.store.ops import Done
 from dmq.store.rocks import RocksEngine
+from dmq.store.schema.keys import Family, timeline_key, timeline_mark
+from dmq.store.schema.record import decode_queued
 from dmq.store.store import Store, StoreOptions
 
 START_MS = 1_000
@@ -69,8 +69,8 @@ class World:
         self.reader = "idle"
         self.reader_now_ms = 0
         self.is_behind = False
-        self.claim = Claim(Lane.LIVE, 0, 0)
-        self.lanes: dict[Lane, list[int]] = {}
+        self.claim = Claim(Cursor.LIVE, 0, 0)
+        self.cursors: dict[Cursor, list[int]] = {}
         self.durable_before: set[int] = set()
         self.last_read: list[int] = []
         self.is_cut = False
@@ -117,28 +117,28 @@ class World:
             self.in_batch, self.reader = None, "idle"
         self.writer = "idle"
 
-    # -- the reader: look at the clock; claim, read, retreat for each lane; leave grouped rows behind; commit ---------
+    # -- the reader: look at the clock; claim, read, retreat for each cursor; leave grouped rows; commit ---------------
 
     def turn(self) -> None:
         self.reader_now_ms = self.now_ms
         self.marks.split_backlog(self.now_ms, BUSY_LAG_MS if self.is_behind else None)
         self.is_behind = False
-        self.lanes = {Lane.LIVE: [], Lane.BACKLOG: []}
+        self.cursors = {Cursor.LIVE: [], Cursor.BACKLOG: []}
         self.durable_before = set(self.durable)
         self.reader = "live"
 
-    def claim_lane(self, lane: Lane) -> None:
-        self.claim = self.marks.claim(lane, self.reader_now_ms)
-        self.reader = f"claimed {lane.value}"
+    def claim_of(self, which: Cursor) -> None:
+        self.claim = self.marks.claim(which, self.reader_now_ms)
+        self.reader = f"claimed {which.value}"
 
     def read(self, limit: int) -> None:
         found = sorted(row for row in self.visible if self.claim.start <= row < self.claim.stop)
         self.last_read, self.is_cut = found[:limit], len(found) > limit
-        self.reader = f"read {self.claim.lane.value}"
+        self.reader = f"read {self.claim.which.value}"
 
     def sort_out(self) -> None:
         unsynced = self.marks.unsynced()
-        in_hand = self.lanes[Lane.LIVE]
+        in_hand = self.cursors[Cursor.LIVE]
         rows = [row for row in self.last_read if row < unsynced]
         self.is_cut &= bool(rows)
         self.last_read = rows
@@ -148,36 +148,38 @@ class World:
             assert row >> 64 <= self.reader_now_ms, "read before its time"
             assert row in self.durable, "handed out before it is durable"
             self.taken.add(row)
-        self.lanes[self.claim.lane] = sorted(self.lanes[self.claim.lane] + rows)
-        self.reader = f"sorted {self.claim.lane.value}"
+        self.cursors[self.claim.which] = sorted(self.cursors[self.claim.which] + rows)
+        self.reader = f"sorted {self.claim.which.value}"
 
     def retreat(self) -> None:
         if self.is_cut and self.last_read:
-            self.marks.retreat(self.claim.lane, self.last_read[-1] + 1)
-        self.is_behind |= self.is_cut and self.claim.lane is Lane.LIVE
-        self.reader = "floods" if self.claim.lane is Lane.LIVE else "left"
+            self.marks.retreat(self.claim.which, self.last_read[-1] + 1)
+        self.is_behind |= self.is_cut and self.claim.which is Cursor.LIVE
+        self.reader = "floods" if self.claim.which is Cursor.LIVE else "left"
 
     def leave_floods(self) -> None:
-        """Leave rows of the live lane to the backlog, if there are too many, and look what is behind them."""
-        floods = [row for row in self.lanes[Lane.LIVE] if is_flood(row)] if len(self.lanes[Lane.LIVE]) > 1 else []
+        """Leave rows of the live cursor to the backlog, if there are too many, and look what is behind them."""
+        floods = (
+            [row for row in self.cursors[Cursor.LIVE] if is_flood(row)] if len(self.cursors[Cursor.LIVE]) > 1 else []
+        )
         self.leave(floods)
         self.reader = "live" if floods and self.is_cut else "grouped"
 
     def leave_grouped(self) -> None:
-        """Leave grouped rows of the live lane where they are, if any of the backlog is still to come."""
+        """Leave grouped rows of the live cursor where they are, if any of the backlog is still to come."""
         self.reader = "left"
         if self.marks.has_backlog():
-            self.leave([row for row in self.lanes[Lane.LIVE] if is_grouped(row)])
+            self.leave([row for row in self.cursors[Cursor.LIVE] if is_grouped(row)])
             self.reader = "backlog"
 
     def leave(self, left: list[int]) -> None:
         if left:
             self.marks.defer(left[0], left[-1])
             self.taken.difference_update(left)
-            self.lanes[Lane.LIVE] = [row for row in self.lanes[Lane.LIVE] if row not in left]
+            self.cursors[Cursor.LIVE] = [row for row in self.cursors[Cursor.LIVE] if row not in left]
 
     def commit(self) -> None:
-        rows = self.lanes[Lane.LIVE] + self.lanes[Lane.BACKLOG]
+        rows = self.cursors[Cursor.LIVE] + self.cursors[Cursor.BACKLOG]
         grouped = [row for row in rows if is_grouped(row)]
         assert grouped == sorted(grouped)
         last = max((row for row in rows if is_grouped(row)), default=0)
@@ -204,7 +206,7 @@ class World:
         if self.reader == "idle":
             self.turn()
         elif self.reader in {"live", "backlog"}:
-            self.claim_lane(Lane(self.reader))
+            self.claim_of(Cursor(self.reader))
         elif self.reader.startswith("claimed"):
             self.read(limit)
         elif self.reader.startswith("read "):
@@ -312,15 +314,15 @@ def test_no_random_interleaving_does_either() -> None:
 def read_one_turn(store: Store) -> int:
     """What the scheduler does in a turn, with small limits."""
     now_ms, marks = store.clock.now_ms(), store.marks
-    lanes = [Lane.LIVE, Lane.BACKLOG] if marks.split_backlog(now_ms) else [Lane.LIVE]
+    cursors = [Cursor.LIVE, Cursor.BACKLOG] if marks.split_backlog(now_ms) else [Cursor.LIVE]
     taken: list[tuple[bytes, bytes]] = []
-    for lane in lanes:
-        claim = marks.claim(lane, now_ms)
+    for cursor in cursors:
+        claim = marks.claim(cursor, now_ms)
         found = store.scan(Family.TIMELINE, timeline_key(claim.start), timeline_key(claim.stop), limit=5)
         unsynced = marks.unsynced()
         rows = [row for row in found.rows if int.from_bytes(row[0], "big") < unsynced]
         if rows and not found.is_complete:
-            marks.retreat(lane, int.from_bytes(rows[-1][0], "big") + 1)
+            marks.retreat(cursor, int.from_bytes(rows[-1][0], "big") + 1)
         taken += rows
     if taken:
         store.commit([*(hand_over(key, value) for key, value in taken), Done(marks.low())], is_urgent=True)

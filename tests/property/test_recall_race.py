@@ -24,8 +24,8 @@ from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.placement import Placement
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.ops import HandOver
-from dmq.store.record import WAITING_HEADER_BYTES, body_facts
 from dmq.store.rocks import RocksEngine
+from dmq.store.schema.record import WAITING_HEADER_BYTES, body_facts
 from dmq.store.store import Store, StoreOptions
 
 pytestmark = pytest.mark.timeout(120 * EFFORT)
@@ -127,7 +127,7 @@ def test_a_recall_between_the_read_and_the_commit_of_a_hand_over(tmp_path: Path,
         times_ms = {f"m-{number}": began_ms + 1 + rng.randrange(OVER_MS) for number in range(4000)}
         handles = await send_all(rig.broker, times_ms)
         placement = Interrupted(rig, handles, outcomes, rng)
-        rig.scheduler = Scheduler(rig.store, placement, on_failure=rig.failures.append)
+        rig.scheduler = Scheduler(rig.store, placement, rig.broker.checks, on_failure=rig.failures.append)
         loop = asyncio.get_running_loop()
         for _ in range(OVER_MS + 1):
             rig.clock.advance(1)
@@ -152,7 +152,7 @@ def test_recalls_at_the_delivery_time(tmp_path: Path) -> None:
         rig = EmbeddedRig(tmp_path, on_disk=True)
         rig.store = Store(RocksEngine(tmp_path / "real"), clock, StoreOptions(gap_event=gap_event))
         rig.broker = EmbeddedBroker(rig.store)
-        rig.scheduler = Scheduler(rig.store, rig.broker.placement, on_failure=rig.failures.append)
+        rig.scheduler = Scheduler(rig.store, rig.broker.placement, rig.broker.checks, on_failure=rig.failures.append)
         rig.scheduler.start()
         first_ms, over_ms = clock.now_ms() + 2_500, 2_000
         times_ms = {f"m-{number}": first_ms + rng.randrange(over_ms) for number in range(5000)}

@@ -49,7 +49,7 @@ from broker_adapter.message import Message, unpack_id
 from broker_adapter.wire.mapping import decode
 from dmq.audit.events import EventKind
 from dmq.errors import StoreError
-from dmq.store.record import QueuedMessage
+from dmq.store.schema.record import QueuedMessage
 from retry.dead_letter import PARENT_MESSAGE_ID, DeadFilter, Job, JobKind, JobState
 from retry.policy import Reason
 

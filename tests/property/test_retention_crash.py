@@ -26,8 +26,7 @@ from dmq.audit.events import EventKind
 from dmq.embedded.operator import BEGIN
 from dmq.embedded.topic_settings import KeepChange
 from dmq.errors import StoreError
-from dmq.store.keys import queue_offset_of
-from dmq.store.ops import Family
+from dmq.store.schema.keys import Family, queue_offset_of
 
 GROUPS = ("workers", "auditors")
 KEEP_MS = 1_000

@@ -34,7 +34,7 @@ delays = st.sampled_from((-500, 0, 0, 1, 700, 5_000, 90_000))
 
 
 @dataclass(slots=True)
-class Kept:
+class Entries:
     """What the model knows of an entry that was kept."""
 
     entry: Entry
@@ -54,7 +54,7 @@ class SpoolMachine(RuleBasedStateMachine):
         self.stack.enter_context(small_parts())
         folder = self.stack.enter_context(tempfile.TemporaryDirectory())
         self.rig = SpoolRig(Path(folder), on_disk=self.on_disk)
-        self.waiting: dict[int, Kept] = {}
+        self.waiting: dict[int, Entries] = {}
         self.dead: dict[int, Entry] = {}
         self.next = 0
         self.now_ms = self.rig.clock.now_ms()  # by the spool's clock, which never goes back
@@ -81,10 +81,10 @@ class SpoolMachine(RuleBasedStateMachine):
     def held(self) -> list[tuple[int, Held]]:
         return [(number, each.held) for number, each in sorted(self.waiting.items()) if each.held is not None]
 
-    def arrive(self, entry: Entry) -> Kept:
+    def arrive(self, entry: Entry) -> Entries:
         self.next += 1
-        kept = self.waiting[int.from_bytes(entry.uid, "big")] = Kept(entry, self.next)
-        return kept
+        entries = self.waiting[int.from_bytes(entry.uid, "big")] = Entries(entry, self.next)
+        return entries
 
     def an_entry(self, type_name: str, key: str, delay_ms: int) -> Entry:
         number, now_ms = self.next * 10 + 1, self.now_ms
@@ -97,7 +97,7 @@ class SpoolMachine(RuleBasedStateMachine):
     def keep_clock(self) -> None:
         """Have a step written before anything else: no write that is to fail must be this one."""
         self.rig.spool.turn()
-        self.rig.spool.kept.store.commit([])
+        self.rig.spool.entries.store.commit([])
 
     # -- rules --------------------------------------------------------------------------------------------------------
 
@@ -107,10 +107,10 @@ class SpoolMachine(RuleBasedStateMachine):
         entry = self.an_entry(type_name, key, delay_ms)
         has_waiting = self.rig.spool.has_waiting(type_name, key) if key else False
         held = self.rig.spool.put(entry, is_held=is_held).result(PATIENCE_S)
-        kept = self.arrive(entry)
+        entries = self.arrive(entry)
         assert has_waiting == (not self.is_first(int.from_bytes(entry.uid, "big")))
         assert (held is not None) == (is_held and not has_waiting)
-        kept.held = held
+        entries.held = held
 
     @rule(key=st.sampled_from(KEYS), count=st.integers(2, 9), delay_ms=delays)
     def put_many(self, key: str, count: int, delay_ms: int) -> None:
@@ -184,13 +184,13 @@ class SpoolMachine(RuleBasedStateMachine):
     def took(self, taken: Sequence[Held], type_name: str) -> None:
         for held in taken:
             number = number_of(held)
-            kept = self.waiting[number]
-            assert kept.held is None, "it is in somebody's hands"
+            entries = self.waiting[number]
+            assert entries.held is None, "it is in somebody's hands"
             assert self.is_first(number), "another one of its key is in front of it"
-            assert kept.entry.type_name == type_name
-            assert kept.entry.due_at_ms <= self.now_ms, "too early"
-            assert held.entry == kept.entry
-            kept.held = held
+            assert entries.entry.type_name == type_name
+            assert entries.entry.due_at_ms <= self.now_ms, "too early"
+            assert held.entry == entries.entry
+            entries.held = held
 
     @rule(pick=picks, twice=st.booleans())
     @precondition(lambda self: self.held())
@@ -222,14 +222,14 @@ class SpoolMachine(RuleBasedStateMachine):
         self.rig.spool.again(held, due_at_ms, is_counted=is_counted, error="refused", is_uncertain=is_uncertain).result(
             PATIENCE_S
         )
-        kept = self.waiting[number]
-        kept.held = None
-        kept.entry = replace(
-            kept.entry,
+        entries = self.waiting[number]
+        entries.held = None
+        entries.entry = replace(
+            entries.entry,
             due_at_ms=due_at_ms,
-            attempts=kept.entry.attempts + is_counted,
+            attempts=entries.entry.attempts + is_counted,
             error="refused",
-            is_uncertain=kept.entry.is_uncertain or is_uncertain,
+            is_uncertain=entries.entry.is_uncertain or is_uncertain,
         )
 
     @rule(pick=picks, is_counted=st.booleans())
@@ -280,12 +280,12 @@ class SpoolMachine(RuleBasedStateMachine):
         """The rows are the model's, and the figures are the rows'."""
         if not hasattr(self.rig, "spool"):
             return
-        kept = self.rig.spool.kept
-        counted = recount(kept)
+        entries = self.rig.spool.entries
+        counted = recount(entries)
         true = {number: replace(each.entry, due_at_ms=0) for number, each in self.waiting.items()}
         assert {number: replace(each, due_at_ms=0) for number, each in counted.waiting.items()} == true
         assert counted.dead == self.dead
-        figures = {name: kept.totals.get(topic.topic_id) for name, topic in kept.names.topics.items()}
+        figures = {name: entries.totals.get(topic.topic_id) for name, topic in entries.names.topics.items()}
         assert {name: figure for name, figure in figures.items() if figure} == {
             name: figure for name, figure in counted.totals.items() if figures[name]
         }
@@ -309,7 +309,7 @@ class SpoolMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Whatever is left is taken, and the spool is empty."""
         try:
-            if hasattr(self.rig, "spool") and self.rig.spool.kept.store.failure is None:
+            if hasattr(self.rig, "spool") and self.rig.spool.entries.store.failure is None:
                 self.drain()
                 self.rig.spool.close()
         finally:

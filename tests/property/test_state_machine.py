@@ -26,7 +26,7 @@ from support.trail import read_facts
 from broker_adapter.errors import BrokerUnavailable
 from broker_adapter.topics import dead_letter_topic
 from dmq.errors import StoreFailed
-from dmq.store.counts import BUCKET_MS
+from dmq.store.schema.counts import BUCKET_MS
 
 pytestmark = pytest.mark.timeout(600)  # a failure is made small first, which takes its time
 crashes = st.sampled_from((End.KILL, End.POWER_LOSS))

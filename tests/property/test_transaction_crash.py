@@ -24,9 +24,10 @@ from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import pack_id, unpack_id
 from broker_adapter.transactions import Check, Half
 from dmq.audit.events import EventKind
-from dmq.embedded.checks import GIVEN_UP_GROUP, CheckOptions, half_scope, is_half
+from dmq.embedded.checks import GIVEN_UP_GROUP, CheckOptions
 from dmq.errors import StoreError
-from dmq.store.record import DELAYED_KINDS, EntryKind, decode_waiting
+from dmq.store.schema.keys import half_scope
+from dmq.store.schema.record import DELAYED_KINDS, EntryKind, decode_waiting, is_half
 
 CHECKS = CheckOptions(first_after_ms=6_000, every_ms=30_000, checks_max=2)
 MESSAGES = 4
@@ -79,7 +80,7 @@ class Play:
 
     def begin(self) -> None:
         """Set up a run."""
-        self.rig.broker.placement.checks.options = CHECKS
+        self.rig.broker.checks.options = CHECKS
         self.rig.broker.transactions.attach(self)
 
     async def run(self, steps: Sequence[Step]) -> None:

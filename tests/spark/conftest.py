@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
-from support.jvm import SPARK
+from support.jvm import SPARK, UNCOMPILED
 
 
 @pytest.fixture(scope="session")
@@ -24,9 +24,7 @@ def spark() -> Iterator[SparkSession]:
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.extraJavaOptions": SPARK,
         "spark.sql.files.openCostInBytes": "65536",
-        # compiling plans takes longer than running them on trails of this size; the job's own tests compile
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        **UNCOMPILED,
     }.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()

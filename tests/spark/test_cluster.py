@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from support.effort import at_length
-from support.jvm import SPARK
+from support.jvm import SPARK, UNCOMPILED_OPTIONS
 from support.trail_forge import forge
 from support.trail_mutations import MUTATORS
 
@@ -124,8 +124,7 @@ def test_on_a_cluster_it_writes_the_same_bytes(bent: Path, expected: dict[str, b
                 wait_for(each, "Successfully registered with master")
             command = [str(spark_home() / "bin" / "spark-submit"), "--master", master, "--executor-memory", "700m"]
             command += ["--driver-java-options", SPARK, "--conf", f"spark.executor.extraJavaOptions={SPARK}"]
-            # compiling plans takes longer than running them on a trail of this size
-            command += ["--conf", "spark.sql.codegen.wholeStage=false", str(ROOT / "spark_audit" / "__main__.py")]
+            command += [*UNCOMPILED_OPTIONS, str(ROOT / "spark_audit" / "__main__.py")]
             assert audited(command, bent, tmp_path / "out") == (20, expected)
             for name in ("one", "two"):
                 assert list((tmp_path / name).glob("app-*/*/stderr")), "a worker had nothing to do"

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from support.admin_status import NOW, STATUS, TOPICS
 
-from broker_adapter.adapter import Pulled, PulledMessage, QueueRange
-from broker_adapter.errors import Refused, Rule, group_unknown, topic_unknown
-from broker_adapter.message import Message, MessageType
+from broker_adapter.errors import Refused, Rule, group_unknown
+from broker_adapter.message import Message
 from broker_adapter.wire.mapping import encode
 from dmq.admin import status as source
-from dmq.admin.mapping import wire_content
-from dmq.admin.messages import ListedMessage, MessagePage, Wanted
 from dmq.admin.service import AdminService, Operators
 from dmq.embedded.retries import RetryOutcomes, RetryPage, WaitingRetry
-from dmq.embedded.topic_settings import KEEP_ALL, KeepChange
 from retry.dead_letter import Dead, DeadFilter, Job, JobState
 from retry.policy import Exponential, Reason, RetryPolicy
 
@@ -35,8 +31,6 @@ MESSAGE = Message(
     born_at_ms=NOW - 1,
     born_host="here",
 )
-
-LISTED = ListedMessage(1, MESSAGE_ID, NOW + 60_000, NOW, -1, -1, wire_content(encode(MESSAGE).payload, with_body=False))
 
 MINUTE = 60_000
 DAMAGED = b"\xff\xff"  # no message
@@ -89,19 +83,6 @@ RETRIES = (
 )
 
 
-# Of a group that was removed.
-GONE = source.GroupStatus(
-    name="gone",
-    created_at_ms=NOW,
-    policy=RetryPolicy(),
-    is_default_policy=True,
-    is_fifo=False,
-    is_fifo_set=False,
-    dead=2,
-    is_removed=True,
-)
-
-
 def letter(
     offset: int, reason: Reason | None = Reason.EXHAUSTED, *, topic: str = "orders", outcome: str = ""
 ) -> source.DeadStatus:
@@ -143,7 +124,6 @@ class FixedSource:
     """
 
     cell: source.CellStatus = STATUS
-    removed: list[tuple[str, bool]] = field(default_factory=list)  # groups; whether with their dead letters
     failure: Exception | None = None
     found: dict[tuple[str, str], source.MessageStatus] = field(
         default_factory=lambda: {
@@ -158,16 +138,11 @@ class FixedSource:
     known: dict[str, source.GroupStatus] = field(default_factory=lambda: {group.name: group for group in GROUPS})
     waiting: list[WaitingRetry] = field(default_factory=lambda: list(RETRIES))
     letters: list[source.DeadStatus] = field(default_factory=lambda: list(LETTERS))
-    queues: list[list[bytes]] = field(default_factory=lambda: [[encode(MESSAGE).payload] * 3, [], [DAMAGED]])
     all_jobs: list[Job] = field(default_factory=list)
     rows_per_call: int = 1000
     letters_per_look: int = 1
     ran: list[list[str]] = field(default_factory=list)
     ended: list[list[str]] = field(default_factory=list)
-    known_topics: dict[str, source.TopicStatus] = field(default_factory=lambda: {topic.name: topic for topic in TOPICS})
-    resets: list[tuple[str, str, int | str]] = field(default_factory=list)
-    wanted: list[Wanted] = field(default_factory=list)
-    listed: int = 3
 
     async def status(self) -> source.CellStatus:
         """As the real one."""
@@ -184,39 +159,9 @@ class FixedSource:
         self._fail()
         return self.found.get((topic, message_id), source.MessageStatus(state=source.MessageState.UNKNOWN))
 
-    async def count(self, topic: str) -> source.TopicCount:
-        """As the real one."""
-        self._fail()
-        if topic != "orders":
-            raise topic_unknown(topic)
-        return source.TopicCount(queues=[QueueRange(2, 2 + len(each)) for each in self.queues], pending=1_000_000)
-
-    async def peek(self, topic: str, queue_id: int, offset: int, *, limit: int) -> Pulled:
-        """As the real one; queues begin at 2."""
-        await self.count(topic)
-        lying = self.queues[queue_id]
-        if not 2 <= offset <= 2 + len(lying):
-            raise Refused(Rule.OFFSET, "there is none", value=offset)
-        some = range(offset, min(2 + len(lying), offset + min(limit, self.rows_per_call)))
-        messages = [PulledMessage(f"Q{queue_id}-{at}", lying[at - 2], queue_id, at, NOW, 0) for at in some]
-        return Pulled(messages, some.stop)
-
-    async def messages(self, topic: str, wanted: Wanted, *, token: str, limit: int) -> MessagePage:
-        """As the real one: a waiting message, and one in queue 0 for each time ``listed`` says."""
-        await self.count(topic)
-        self.wanted.append(wanted)
-        every = [LISTED] + [
-            LISTED._replace(state=2, message_id=f"Q0-{at}", queue_id=0, queue_offset=at, content=None)
-            for at in range(self.listed)
-        ]
-        start = int(token or 0)
-        end = start + min(limit, self.rows_per_call)
-        return MessagePage(every[start:end], str(end) if end < len(every) else "")
-
     async def groups(self, *, with_removed: bool = False) -> Sequence[source.GroupStatus]:
-        """As the real one; one that was removed is ``gone``, with two dead letters."""
-        known = [replace(await self.group(name), due=()) for name in sorted(self.known)]
-        return [*known, *((GONE,) if with_removed else ())]
+        """As the real one."""
+        return [replace(await self.group(name), due=()) for name in sorted(self.known)]
 
     async def group(self, name: str, *, with_unread: bool = False) -> source.GroupStatus:
         """As the real one."""
@@ -230,61 +175,6 @@ class FixedSource:
             waiting=len(self.waiting) if is_billing else 0,
             dead=sum(not found.outcome for found in self.letters) if is_billing else 0,
         )
-
-    async def topic(self, name: str) -> source.TopicStatus:
-        """As the real one."""
-        self._fail()
-        if name not in self.known_topics:
-            raise topic_unknown(name)
-        readers = (source.Reader(group="billing", unread=1_234),) if name == "orders" else ()
-        ranges = (QueueRange(3, 12),) if name == "orders" else ()
-        return replace(self.known_topics[name], readers=readers, ranges=ranges)
-
-    async def create_topic(
-        self, name: str, *, queues: int, message_type: MessageType | None, keep: KeepChange
-    ) -> source.TopicStatus:
-        """As the real one."""
-        if name in self.known_topics:
-            raise Refused(Rule.REQUEST, "the topic exists already", value=name)
-        told = message_type.name if message_type is not None else "MIXED"
-        kept = keep.applied_to(KEEP_ALL)
-        made = source.TopicStatus(name=name, queues=queues or 8, type=told, created_at_ms=NOW, keep=kept)
-        self.known_topics[name] = made
-        return await self.topic(name)
-
-    async def set_topic(
-        self, name: str, *, queues: int, message_type: MessageType | Literal["MIXED"] | None, keep: KeepChange
-    ) -> source.TopicStatus:
-        """As the real one."""
-        found = await self.topic(name)
-        if message_type is not None:
-            found = replace(found, type=message_type.name if isinstance(message_type, MessageType) else message_type)
-        self.known_topics[name] = replace(found, queues=queues or found.queues, keep=keep.applied_to(found.keep))
-        return await self.topic(name)
-
-    async def remove_topic(self, name: str, *, is_forced: bool) -> None:
-        """As the real one."""
-        if (await self.topic(name)).stored and not is_forced:
-            raise Refused(Rule.REQUEST, "the topic holds messages: 9 are unread")
-        del self.known_topics[name]
-
-    async def create_group(self, name: str) -> source.GroupStatus:
-        """As the real one."""
-        return await self.set_group(name, policy=None, reset_policy=False, is_fifo=None)
-
-    async def remove_group(self, name: str, *, is_forced: bool, with_dead_letters: bool) -> None:
-        """As the real one."""
-        self.removed.append((name, with_dead_letters))
-        if (await self.group(name)).waiting and not is_forced:
-            raise Refused(Rule.REQUEST, "the group still has work: 3 retries wait")
-        del self.known[name]
-
-    async def reset_group(self, group: str, topic: str, to: int | Literal["begin", "end"]) -> Sequence[int]:
-        """As the real one."""
-        await self.group(group)
-        await self.topic(topic)
-        self.resets.append((group, topic, to))
-        return [5, 1_000]
 
     async def set_group(
         self, name: str, *, policy: RetryPolicy | None, reset_policy: bool, is_fifo: bool | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dmq.admin import status as source
-from dmq.embedded.topic_settings import Keep
+from dmq.store.schema.names import Keep
 
 NOW = 1_700_000_000_000
 

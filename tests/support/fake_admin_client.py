@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from typing import ClassVar, TypeVar
 
 import grpc
@@ -14,14 +13,12 @@ from support.admin_clients import FixedClients
 from support.admin_source import FixedSource, service_over
 from typer.testing import CliRunner, Result
 
-from broker_adapter.wire import rocketmq_v2 as public
 from broker_adapter.wire.pool import Method
 from dmq.acl.signature import Signer
 from dmq.admin import client
 from dmq.admin.service import handlers, refusal_of
 from dmq.cli.app import app
 
-OK = public.Status(code=public.OK)
 _Response = TypeVar("_Response", bound=Message)
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -29,18 +26,14 @@ _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 class FakeClient(client.AdminClient):
     """The real client and the real service with no transport between them, in front of a fixed source.
 
-    ``failure`` is raised instead of every answer; ``before_call`` hears the name of each call and may raise.
+    ``failure`` is raised instead of every answer. For what a real daemon cannot show; ``live_cell`` is for the rest.
     """
 
     source: ClassVar[FixedSource]
-    sent: ClassVar[list[public.Message]]
     opened: ClassVar[list[tuple[str, float]]]
     signers: ClassVar[list[Signer | None]]
-    calls: ClassVar[list[str]]
     deadlines: ClassVar[list[tuple[str, float]]]  # in seconds, of each call
-    send_status: ClassVar[public.Status]
     failure: ClassVar[Exception | None]
-    before_call: ClassVar[Callable[[str], None]]
 
     def __init__(self, address: str, *, timeout_s: float, signer: Signer | None = None) -> None:
         self._address, self._timeout_s = address, timeout_s
@@ -50,23 +43,13 @@ class FakeClient(client.AdminClient):
     def close(self) -> None:
         """There is nothing to close."""
 
-    def send(self, message: public.Message) -> public.SendMessageResponse:
-        """Answer ``send_status``; remember the message."""
-        if self.failure is not None:
-            raise self.failure
-        self.sent.append(message)
-        entry = public.SendResultEntry(status=self.send_status, message_id=message.system_properties.message_id)
-        return public.SendMessageResponse(status=self.send_status, entries=[entry])
-
     def _call(
         self, method: Method, request: Message, response_class: type[_Response], timeout_s: float | None = None
     ) -> _Response:
         if self.failure is not None:
             raise self.failure
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        FakeClient.calls.append(method.name)
         FakeClient.deadlines.append((method.name, timeout_s))
-        FakeClient.before_call(method.name)
         service = service_over(self.source)
         service.clients.attach(FixedClients())
         handler = handlers(service)[method.path]
@@ -87,10 +70,8 @@ class FakeClient(client.AdminClient):
 
 def install(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
     """Put a fresh one in place of the real client; set its class attributes to change what it answers."""
-    FakeClient.source, FakeClient.send_status, FakeClient.failure = FixedSource(), OK, None
-    FakeClient.sent, FakeClient.opened, FakeClient.calls, FakeClient.deadlines = [], [], [], []
-    FakeClient.signers = []
-    FakeClient.before_call = staticmethod(lambda name: None)
+    FakeClient.source, FakeClient.failure = FixedSource(), None
+    FakeClient.opened, FakeClient.deadlines, FakeClient.signers = [], [], []
     monkeypatch.setattr("dmq.admin.client.AdminClient", FakeClient)
     return FakeClient
 

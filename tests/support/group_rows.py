@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from broker_adapter.clock import Moment
 from dmq.embedded.group_queue import GroupQueue
-from dmq.store.ops import Delete, Family, Op, Put
+from dmq.store.ops import Delete, Op, Put
+from dmq.store.schema.keys import Family
+
+_NO_TIME = Moment(0, 0)
 
 
 def a_queue(end: int = 10) -> GroupQueue:
@@ -31,8 +35,8 @@ class Rows:
             else:
                 self.rows.pop(op.key, None)
 
-    def load(self, end: int) -> GroupQueue:
-        """The queue in the next run."""
+    def load(self, end: int, now: Moment = _NO_TIME) -> GroupQueue:
+        """The queue in the next run, which begins at ``now``."""
         queue = a_queue(end)
-        queue.load(sorted(self.rows.items()))
+        queue.load(sorted(self.rows.items()), now)
         return queue

@@ -32,9 +32,9 @@ from dmq.embedded.retries import RetryOutcomes, WaitingRetry
 from dmq.errors import StoreFailed
 from dmq.metrics import Metrics
 from dmq.store.engine import Engine
-from dmq.store.keys import pack_queue_key, queue_offset_of
-from dmq.store.ops import Batch, Family, Put
-from dmq.store.record import QueuedMessage, decode_queued
+from dmq.store.ops import Batch, Put
+from dmq.store.schema.keys import Family, pack_queue_key, queue_offset_of
+from dmq.store.schema.record import QueuedMessage, decode_queued
 from retry.dead_letter import PARENT_MESSAGE_ID, DeadFilter, Job, JobKind, JobState
 from retry.policy import Fixed, RetryPolicy
 

@@ -35,7 +35,7 @@ from dmq.embedded.topic_settings import KeepChange
 from dmq.errors import StoreError
 from dmq.store.believed import ClockOptions
 from dmq.store.engine import Engine
-from dmq.store.record import QueuedMessage
+from dmq.store.schema.record import QueuedMessage
 from dmq.store.store import StoreOptions
 from retry.dead_letter import PARENT_MESSAGE_ID, Job, JobKind, JobState
 from retry.policy import RetryPolicy, Table
@@ -575,7 +575,7 @@ class OperatorRules(RuleBasedStateMachine):
     async def after_start(self) -> None:
         """Wait for what was ordered in earlier runs."""
         await until(lambda: not self.rig.broker.names.removing)
-        procedures = self.rig.broker.operator._procedures
+        procedures = self.rig.broker.procedures
         await until(lambda: not procedures._waiting)
         await self.jobs_end()
 

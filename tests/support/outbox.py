@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from dmq.audit.events import AuditEvent, decode_event
 from dmq.errors import StoreCorrupt
-from dmq.store.keys import pack_u64, unpack_u64
-from dmq.store.ops import Family
-from dmq.store.outbox import OutboxRecord, decode_block
+from dmq.store.schema.keys import Family, pack_u64, unpack_u64
+from dmq.store.schema.outbox import OutboxRecord, decode_block
 from dmq.store.store import Store
 
 _ROWS_PER_SCAN = 256

@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 from support.outbox import read_outbox
-from support.rigs import (
-    GROUP,
-    TOPIC,
-    EmbeddedRig,
-    ack,
-    ids,
-    receive,
-)
+from support.rigs import GROUP, TOPIC, EmbeddedRig, ack, ids, receive
 
 from dmq.audit.events import EventKind
 from dmq.embedded.retention import Removed
 from dmq.embedded.topic_settings import KeepChange
-from dmq.store.ops import Family
+from dmq.store.schema.keys import Family
 
 SECOND = KeepChange(1_000)
 TOLD = KeepChange(1_000, unread="no")
@@ -25,7 +18,7 @@ TOLD = KeepChange(1_000, unread="no")
 
 async def keep(rig: EmbeddedRig, wanted: KeepChange, topic: str = TOPIC) -> None:
     """Say how long a topic keeps what it has."""
-    await rig.broker.registry.topic(topic)
+    await rig.broker.catalog.topic(topic)
     await rig.broker.operator.set_topic(topic, queues=0, settings=None, keep=wanted)
 
 

@@ -25,10 +25,10 @@ from dmq.embedded.broker import EmbeddedBroker
 from dmq.errors import StoreError
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.engine import Engine
-from dmq.store.keys import META_IDENTITY
 from dmq.store.memory import MemoryEngine
-from dmq.store.ops import Batch, Family
+from dmq.store.ops import Batch
 from dmq.store.rocks import RocksEngine
+from dmq.store.schema.keys import META_IDENTITY, Family
 from dmq.store.store import Store, StoreOptions
 from retry.policy import RetryPolicy, Table
 
@@ -111,7 +111,7 @@ class EmbeddedRig:
         self._runs = self._backups = 0
         self._is_copy = False
         self._on_disk = on_disk
-        self._queues = queues
+        self.queues = queues
         self._group_start = group_start
         self._options = options or StoreOptions(gap_event=gap_event)
         self._wrap = wrap
@@ -124,11 +124,12 @@ class EmbeddedRig:
             batch.deletes.append((Family.META, META_IDENTITY))
             engine.write(batch)
         self.store = Store(self._wrap(engine), self.clock, self._options)
-        self.broker = EmbeddedBroker(self.store, queues_per_topic=self._queues, group_start=self._group_start)
+        self.broker = EmbeddedBroker(self.store, queues_per_topic=self.queues, group_start=self._group_start)
         self.broker.leases._task.cancel()  # leases end when a test says so, not when a nap in real time is over
         self.scheduler = Scheduler(
             self.store,
             self.broker.placement,
+            self.broker.checks,
             on_failure=self.failures.append,
             observe=self.late_ms.extend,
         )
@@ -194,7 +195,7 @@ class EmbeddedRig:
     @property
     def receives_waiting(self) -> int:
         """How many receives have found nothing and wait."""
-        return sum(found.waiting for found in self.broker.registry.subscriptions.values())
+        return sum(found.waiting for found in self.broker.subscriptions.all())
 
     @property
     def _database(self) -> Path:

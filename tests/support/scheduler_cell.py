@@ -7,14 +7,16 @@ from contextlib import suppress
 
 from broker_adapter.clock import Clock, ManualClock
 from broker_adapter.message import Envelope
-from dmq.embedded.names import Names
+from dmq.embedded.checks import CheckOptions, Checks
+from dmq.embedded.entry_handle import EntryHandles
+from dmq.embedded.names import Names, Topic
 from dmq.embedded.placement import Placement
 from dmq.errors import StoreError
 from dmq.scheduler.scheduler import Scheduler
-from dmq.store.keys import pack_queue_key
 from dmq.store.memory import MemoryEngine
-from dmq.store.ops import Family, Op
-from dmq.store.record import QueuedMessage, decode_queued
+from dmq.store.ops import Op
+from dmq.store.schema.keys import Family, pack_queue_key
+from dmq.store.schema.record import QueuedMessage, decode_queued
 from dmq.store.store import Store, StoreOptions
 
 PATIENCE_S = 10.0
@@ -28,19 +30,24 @@ class Cell:
         self.engine = engine or MemoryEngine()
         self.clock = clock or ManualClock()
         self.store = Store(self.engine, self.clock, StoreOptions())
-        names = Names(self.store)
-        if "orders" not in names.topics:
-            topic, ops = names.plan_topic("orders", queues, 0)
-            self.store.commit(ops)
-            names.add_topic(topic)
-        self.topic = names.topics["orders"]
-        self.placement = Placement(names)
+        self.names = Names(self.store)
+        self.topic = self.topic_of("orders", queues)
+        self.placement = Placement(self.names)
+        checks = Checks(self.names, CheckOptions(), EntryHandles(self.store.identity))
         self.failures: list[StoreError] = []
         self.failed = threading.Event()
         self.late_ms: list[int] = []
         self.scheduled = 0
         self.delivered = threading.Event()
-        self.scheduler = Scheduler(self.store, self.placement, on_failure=self._fail, observe=self._observe)
+        self.scheduler = Scheduler(self.store, self.placement, checks, on_failure=self._fail, observe=self._observe)
+
+    def topic_of(self, name: str, queues: int = 1) -> Topic:
+        """A topic, made unless it is there."""
+        if name not in self.names.topics:
+            topic, ops = self.names.plan_topic(name, queues, 0)
+            self.store.commit(ops)
+            self.names.add_topic(topic)
+        return self.names.topics[name]
 
     def _fail(self, error: StoreError) -> None:
         self.failures.append(error)

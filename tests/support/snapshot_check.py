@@ -18,7 +18,7 @@ from support.outbox import read_outbox
 from broker_adapter.topics import dead_letter_topic
 from dmq.audit.events import LANE, NO_QUEUE, EventKind, gap_count
 from dmq.embedded.names import Names
-from dmq.store.outbox import NOT_APPLICABLE
+from dmq.store.schema.outbox import NOT_APPLICABLE
 from dmq.store.store import Store
 
 Event = dict[str, Any]

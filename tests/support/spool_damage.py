@@ -1,4 +1,4 @@
-"""Real spool directories, damage to them, and what a repair must have left."""
+"""Real spool directories, damage to them, and what a salvage must have left."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from broker_adapter.clock import SystemClock
 from dmq.spool.copies import directories
-from dmq.spool.figures import Verifier
+from dmq.spool.figures import Checker
 from dmq.spool.inspect import Found, strict_look
-from dmq.spool.salvage import Missing, Report, repair
+from dmq.spool.salvage import Missing, Report, salvage
 from dmq.spool.spool import Spool, SpoolOptions
 from retry.sink import Entry, Held
 
@@ -86,12 +86,12 @@ def files_of(directory: Path) -> dict[str, bytes]:
 
 
 class Saved:
-    """A repair, and what it saved; the original is shown to be as it was, the new directory to be whole."""
+    """A salvage, and what it saved; the original is shown to be as it was, the new directory to be whole."""
 
     def __init__(self, directory: Path) -> None:
         before = files_of(directory)
-        self.report: Report = repair(directory, SystemClock(), lambda _: None)
-        assert self.report.saved_in, "there was something to repair"
+        self.report: Report = salvage(directory, SystemClock(), lambda _: None)
+        assert self.report.saved_in, "there was something to salvage"
         assert not directory.exists()
         assert files_of(Path(self.report.kept_in)) == before
         assert [str(path) for path in directories(directory.parent)] == [self.report.saved_in]
@@ -99,7 +99,7 @@ class Saved:
         written = json.loads(Path(f"{self.report.kept_in}.json").read_text(encoding="utf-8"))
         assert written == json.loads(json.dumps(self.report.as_json()))
         with strict_look(Path(self.report.saved_in), SystemClock()) as found:
-            assert Verifier(found, lambda _: None).run() == []
+            assert Checker(found, lambda _: None).run() == []
             self.found: list[Found] = list(found.entries())
 
     def uids(self) -> set[bytes]:

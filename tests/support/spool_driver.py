@@ -23,7 +23,7 @@ import structlog
 
 from broker_adapter.clock import SystemClock
 from dmq.spool import adopt
-from dmq.spool.kept import Kept
+from dmq.spool.entries import Entries
 from dmq.spool.spool import Spool, SpoolOptions
 from dmq.store.rocks import RocksEngine
 from retry.sink import Death, Entry, Held, SinkError, SinkFull, SinkUnavailable
@@ -157,7 +157,7 @@ def adopt_in_steps(spool: Spool, at_step: Callable[[], None]) -> int:
         settle(move)
         at_step()  # it is gone there
 
-    def remove_in_parts(path: Path, orphan: Kept, own: Path) -> None:
+    def remove_in_parts(path: Path, orphan: Entries, own: Path) -> None:
         at_step()
         remove(path, orphan, own)
         at_step()
@@ -177,7 +177,7 @@ def fork(root: Path, argument: str) -> None:
     spool = Spool(root, options=SpoolOptions(adopt_every_s=0.05))
     spool.put(entry(1)).result(PATIENCE_S)
     (held,) = spool.take("orders", 1, PATIENCE_S)
-    lock = spool.kept.lock
+    lock = spool.entries.lock
     if argument == "locked":
         lock.acquire()  # as another thread may hold it at that very moment
     child = os.fork()
@@ -261,7 +261,7 @@ def disk_full(root: Path, argument: str) -> None:
 
 def is_quiet(spool: Spool) -> bool:
     """Whether RocksDB neither writes a table nor is about to."""
-    engine = spool.kept.store._engine
+    engine = spool.entries.store._engine
     assert isinstance(engine, RocksEngine)
     return not any(each.property_int_value(f"rocksdb.{work}") for each in engine._dicts for work in _BACKGROUND)
 

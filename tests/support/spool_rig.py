@@ -16,16 +16,16 @@ from support.stores import all_rows
 
 from broker_adapter.clock import Clock, ManualClock
 from dmq.audit.events import gap_event
-from dmq.spool import kept, reader, spool
-from dmq.spool.kept import Kept
+from dmq.spool import entries, reader, spool
+from dmq.spool.bounds import SpoolOptions
+from dmq.spool.entries import Entries
 from dmq.spool.plan import size_of
-from dmq.spool.records import Totals, decode_dead, decode_entry
 from dmq.spool.root import Root
-from dmq.spool.spool import Spool, SpoolOptions
-from dmq.store.keys import spool_range
+from dmq.spool.spool import Spool
 from dmq.store.memory import MemoryEngine
-from dmq.store.ops import Family
-from dmq.store.record import decode_waiting
+from dmq.store.schema.keys import Family
+from dmq.store.schema.record import decode_waiting
+from dmq.store.schema.spool import Totals, decode_dead, decode_entry, spool_range
 from dmq.store.store import Store, StoreOptions
 from retry.sink import Entry, Held
 
@@ -66,7 +66,7 @@ class Counted(NamedTuple):
     dead: dict[int, Entry]
 
 
-def recount(of: Kept) -> Counted:
+def recount(of: Entries) -> Counted:
     """Count from the rows what the figures must say."""
     names = {type_id: topic.name for type_id, topic in of.names.topics_by_id.items()}
     waiting: list[Entry] = []
@@ -135,7 +135,7 @@ class SpoolRig:
     def mended(self) -> None:
         """Wait until the spool has opened its directory again."""
         for _ in range(int(PATIENCE_S * 1000)):
-            if self.spool.kept.store.failure is None:
+            if self.spool.entries.store.failure is None:
                 return
             threading.Event().wait(0.001)
         raise AssertionError("it is not mended")
@@ -168,7 +168,7 @@ def small_parts() -> Iterator[None]:
     with (
         patch.object(reader, "READY_MAX", 3),
         patch.object(reader, "ROWS_MAX", 4),
-        patch.object(kept, "_OLDEST_LOOKED_AT", 2),
+        patch.object(entries, "_OLDEST_LOOKED_AT", 2),
         patch("dmq.spool.running.REOPEN_S", (0.0,)),
     ):
         yield

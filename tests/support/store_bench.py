@@ -15,11 +15,12 @@ from dmq.audit.events import gap_event
 from dmq.errors import StoreError
 from dmq.store.commit import Unit
 from dmq.store.engine import Engine
-from dmq.store.keys import timeline_key
-from dmq.store.marks import Lane
+from dmq.store.marks import Cursor
 from dmq.store.memory import MemoryEngine
-from dmq.store.ops import Done, Family, Op, Receipt
+from dmq.store.ops import Done, Op
 from dmq.store.rocks import RocksEngine
+from dmq.store.schema.index import Receipt
+from dmq.store.schema.keys import Family, timeline_key
 from dmq.store.store import Store, StoreOptions
 
 NOW_MS = 1_700_000_000_000
@@ -110,7 +111,7 @@ class Bench:
         """What the scheduler does: hand over what is due now, in order."""
         now_ms = self.clock.now_ms()
         marks = self.store.marks
-        claim = marks.claim(Lane.LIVE, now_ms)
+        claim = marks.claim(Cursor.LIVE, now_ms)
         rows = self.store.scan(Family.TIMELINE, timeline_key(claim.start), timeline_key(claim.stop), limit=10_000).rows
         ops: list[Op] = [hand_over(key, value) for key, value in rows]
         return self.store.commit([*ops, Done(marks.low())])[:-1]

@@ -24,8 +24,9 @@ from rocksdict import RdictIter, ReadOptions, WriteBatch, WriteOptions
 from broker_adapter.clock import SystemClock
 from dmq.errors import StoreError, StoreForked
 from dmq.store import rocks
-from dmq.store.ops import Batch, Delete, Family, Put, Schedule
+from dmq.store.ops import Batch, Delete, Put, Schedule
 from dmq.store.rocks import RocksEngine, RocksOptions
+from dmq.store.schema.keys import Family
 from dmq.store.store import Store, StoreOptions
 
 ROW_BYTES = 200

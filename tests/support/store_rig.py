@@ -21,9 +21,8 @@ from dmq.audit.events import gap_event
 from dmq.audit.snapshot_layout import open_quiet
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.scheduler.scheduler import Scheduler
-from dmq.store.keys import TIMELINE_END, queue_offset_of
-from dmq.store.ops import Family
-from dmq.store.record import decode_queued
+from dmq.store.schema.keys import TIMELINE_END, Family, queue_offset_of
+from dmq.store.schema.record import decode_queued
 from dmq.store.store import Store, StoreOptions
 from dmq.upkeep.check import check
 from dmq.upkeep.findings import Checked
@@ -48,7 +47,9 @@ class CellRig(EmbeddedRig):
         self.store = Store.open(self.path, self.clock, options)
         self.broker = EmbeddedBroker(self.store, queues_per_topic=2)
         self.broker.leases._task.cancel()
-        self.scheduler = Scheduler(self.store, self.broker.placement, on_failure=self.failures.append)
+        self.scheduler = Scheduler(
+            self.store, self.broker.placement, self.broker.checks, on_failure=self.failures.append
+        )
 
     def to_tables(self) -> None:
         """Bring everything from the log into tables."""

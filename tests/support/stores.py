@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from dmq.store.counts import BUCKET_MS
 from dmq.store.engine import Engine, EngineStats, Rows
-from dmq.store.keys import is_half_body_key, unpack_u64
-from dmq.store.ops import Append, Batch, Family, HandOver, Schedule
-from dmq.store.outbox import OutboxRecord, decode_block
-from dmq.store.record import decode_waiting, encode_body, encode_queued, encode_waiting
+from dmq.store.ops import Append, Batch, HandOver, Schedule
+from dmq.store.schema.counts import BUCKET_MS
+from dmq.store.schema.keys import Family, is_half_body_key, unpack_u64
+from dmq.store.schema.outbox import OutboxRecord, decode_block
+from dmq.store.schema.record import decode_waiting, encode_body, encode_queued, encode_waiting
 from dmq.store.store import Store
 
 SCOPE, TOPIC = 7, 3

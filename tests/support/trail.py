@@ -9,10 +9,9 @@ from broker_adapter.message import unpack_id
 from broker_adapter.topics import dead_letter_topic
 from dmq.audit.events import LANE, NO_QUEUE, AuditEvent, EventKind
 from dmq.embedded.broker import EmbeddedBroker
-from dmq.store.keys import pack_queue_key
-from dmq.store.ops import Family
-from dmq.store.outbox import NOT_APPLICABLE, OutboxRecord
-from dmq.store.record import decode_queued
+from dmq.store.schema.keys import Family, pack_queue_key
+from dmq.store.schema.outbox import NOT_APPLICABLE, OutboxRecord
+from dmq.store.schema.record import decode_queued
 
 _OF_MESSAGES = {EventKind.SCHEDULED, EventKind.QUEUED, EventKind.DELIVERED, EventKind.RECALLED}
 _OF_NAMES = {EventKind.TOPIC_CREATED, EventKind.GROUP_CREATED, EventKind.GROUP_CHANGED, EventKind.SUBSCRIBED}

@@ -9,9 +9,11 @@ from support.trail_read import HOUR_MS, read_trail, sequences
 
 from broker_adapter.clock import ManualClock
 from dmq.audit.events import encode_event, gap_event
-from dmq.audit.export import Exporter, ExportOptions
+from dmq.audit.export import Exporter
+from dmq.audit.export_values import ExportOptions
 from dmq.store.memory import MemoryEngine
-from dmq.store.ops import Emit, Family
+from dmq.store.ops import Emit
+from dmq.store.schema.keys import Family
 from dmq.store.store import Store, StoreOptions
 
 CELL = "memory"

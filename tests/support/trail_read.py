@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from dmq.audit.events import LANE, NO_QUEUE, EventKind
-from dmq.store.outbox import NOT_APPLICABLE, OutboxRecord
+from dmq.store.schema.outbox import NOT_APPLICABLE, OutboxRecord
 
 HOUR_MS = 3_600_000
 NAMES = {EventKind.TOPIC_CREATED, EventKind.GROUP_CREATED}

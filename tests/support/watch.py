@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from dmq.audit.events import LANE, AuditEvent, EventKind, decode_event
 from dmq.store.engine import Engine, EngineStats, Rows
-from dmq.store.keys import pack_group_key, pack_queue_key, unpack_u64
-from dmq.store.ops import Batch, Family
-from dmq.store.outbox import NOT_APPLICABLE, decode_block
-from dmq.store.record import decode_queued
+from dmq.store.ops import Batch
+from dmq.store.schema.group import pack_group_key
+from dmq.store.schema.keys import Family, pack_queue_key, unpack_u64
+from dmq.store.schema.outbox import NOT_APPLICABLE, decode_block
+from dmq.store.schema.record import decode_queued
 
 Queue = bytes  # group_id 4 | topic_id 4 | queue_id 2, as keys of the group family begin
 _TOPIC, _GROUP, _LANE = 1, 2, 3  # kinds of names

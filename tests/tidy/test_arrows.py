@@ -32,15 +32,14 @@ def floors() -> dict[str, set[str]]:
 @pytest.fixture
 def house(tmp_path: Path) -> Path:
     """A copy of the floors with nothing in the rooms, and the allowed imports of the libraries."""
-    for package, modules in floors().items():
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "__init__.py").touch()
+    packages = {**floors(), "dmq.sidecar": set[str]()}
+    for package, modules in packages.items():
+        folder = tmp_path / package.replace(".", "/")
+        folder.mkdir()
+        (folder / "__init__.py").touch()
         for module in modules:
-            (tmp_path / package / f"{module}.py").touch()
-    for part in ("store", "sidecar"):
-        (tmp_path / "dmq" / f"{part}.py").unlink()
-        (tmp_path / "dmq" / part).mkdir()
-        (tmp_path / "dmq" / part / "__init__.py").touch()
+            if f"{package}.{module}" not in packages:
+                (folder / f"{module}.py").touch()
     (tmp_path / "pyproject.toml").write_bytes(PYPROJECT.read_bytes())
     add(tmp_path, "dmq.store.rocks", "import rocksdict")
     add(tmp_path, "dmq.sidecar.server", "import grpc.aio\nimport grpc_health.v1.health\nimport dmq.store.rocks")
@@ -83,6 +82,16 @@ def test_the_drawn_house_stands(house: Path) -> None:
         ("dmq.daemon", "import spark_audit.schema", "dmq is not allowed to import spark_audit"),
         ("spark_audit.schema", "import broker_adapter.limits", "spark_audit is not allowed to import broker_adapter"),
         ("dmq.store", "import dmq.scheduler", "dmq.store is not allowed to import dmq.scheduler"),
+        (
+            "dmq.store.schema.keys",
+            "import dmq.store.engine",
+            "dmq.store.schema is not allowed to import dmq.store.engine",
+        ),
+        (
+            "dmq.store.schema.record",
+            "import dmq.store.schema.index",
+            "dmq.store.schema.record is not allowed to import",
+        ),
         ("dmq.spool", "import dmq.forwarder", "dmq.spool is not allowed to import dmq.forwarder"),
         ("dmq.daemon", "def f():\n    import dmq.cli", "dmq.daemon is not allowed to import dmq.cli"),
         ("broker_adapter.wire", "import broker_adapter.adapter", "broker_adapter.wire is not allowed to import"),

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
 import re
+from enum import IntEnum
 from functools import cache
 from pathlib import Path
 
 import pytest
 from prometheus_client import Gauge
+from typer.main import get_command
 
+from dmq.cli.app import app
 from dmq.cli.errors import ExitCode
+from dmq.cli.spark import MEANINGS
 from dmq.config import DaemonConfig
 from dmq.metrics import Metrics
+from dmq.store import schema
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -116,9 +123,23 @@ def test_the_configuration_table_is_the_configuration() -> None:
     assert written == {key: str(value) for key, value in DaemonConfig().shown().items()}
 
 
-def test_the_table_of_exit_codes_is_complete() -> None:
-    table = rows(ROOT / "docs" / "COMMANDS.md", "| exit code | meaning |")
-    assert [int(code) for code, _ in table] == sorted(ExitCode)
+def test_the_tables_of_exit_codes_are_complete() -> None:
+    page = ROOT / "docs" / "COMMANDS.md"
+    assert [int(code) for code, _ in rows(page, "| exit code | meaning |")] == sorted(ExitCode)
+    verdicts = rows(page, "| exit code of `dmq audit run` | meaning |")
+    assert {int(code): meaning for code, meaning in verdicts} == MEANINGS
+
+
+def test_the_page_of_commands_has_each_of_them_once() -> None:
+    """``dmq topic ls|show``: the commands that the help shows, and no others."""
+    written = re.findall(
+        r"^    dmq ([a-z]+)(?: ([a-z|-]+))?(?: [A-Z]+)*  ", read(ROOT / "docs" / "COMMANDS.md"), re.MULTILINE
+    )
+    there: list[tuple[str, str]] = []
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]  # the root is a group
+        verbs = getattr(command, "commands", None)
+        there += [(name, verb) for verb, each in verbs.items() if not each.hidden] if verbs else [(name, "")]
+    assert sorted((name, verb) for name, verbs in written for verb in verbs.split("|")) == sorted(there)
 
 
 def test_the_table_of_metrics_is_complete() -> None:
@@ -131,3 +152,21 @@ def test_the_table_of_metrics_is_complete() -> None:
     }
     assert isinstance(metrics.pending, Gauge)
     assert sorted(written) == sorted(there)
+
+
+def test_the_page_of_the_store_is_the_code() -> None:
+    """Each family, kind, letter and version of ``dmq.store.schema`` is drawn under its number, and no other is."""
+    there = set()
+    for found in pkgutil.iter_modules(schema.__path__, f"{schema.__name__}."):
+        module = importlib.import_module(found.name)
+        own = found.name.rpartition(".")[2]
+        for name, value in vars(module).items():
+            if name.endswith("VERSION") and name[0] != "_":
+                there.add(f"`{own}.{name}` = {value}")
+            elif name.startswith(("META_", "SPOOL_")) and isinstance(value, bytes):
+                there.add(f"`{name}` = `{value.decode()}`")
+            elif isinstance(value, type) and issubclass(value, IntEnum) and value.__module__ == found.name:
+                there |= {f"`{name}.{kind.name}` = {kind}" for kind in value}
+    drawn = re.findall(r"`\w+\.[A-Z_]+` = \d+|`(?:META|SPOOL)_\w+` = `\w`", read(ROOT / "docs" / "STORE.md"))
+    assert len(there) > 50
+    assert set(drawn) == there

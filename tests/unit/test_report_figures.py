@@ -1,4 +1,4 @@
-"""Numbers in words, scales, and the windows merged for drawing."""
+"""Numbers in words, and the windows merged for drawing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_audit.report import text
-from spark_audit.report.chart import Linear, Log
 from spark_audit.report.windows import COLUMNS_MAX, Axis, Grid, State, Tally
 
 START_MS = 1_795_219_200_000
@@ -43,25 +42,6 @@ def test_a_share_is_never_rounded_to_none_or_all() -> None:
     """One lost message of ten million is not 0 %, and the rest is not 100 %."""
     shares = [text.share(part, 10_000_000) for part in (0, 1, 5_000_000, 9_999_999, 10_000_000)]
     assert shares == ["0 %", "< 0.01 %", "50.0 %", "> 99.99 %", "100 %"]
-
-
-@given(st.floats(min_value=0, max_value=1e15))
-def test_a_linear_scale_reaches_its_value(value: float) -> None:
-    """With few round steps, and everything between 0 and 1."""
-    scale = Linear.to(value)
-    assert scale.top >= value
-    assert len(scale.ticks()) <= 6
-    assert 0 <= scale.part(value) <= 1
-
-
-@given(st.floats(min_value=0, max_value=1e15))
-def test_a_logarithmic_scale_reaches_its_value(value: float) -> None:
-    """In whole decades; what is below its bottom lies on the bottom."""
-    scale = Log.to(value)
-    assert scale.part(value) == pytest.approx(scale.part(min(value, scale.ticks()[-1] * 1e9)))
-    assert scale.part(0) == 0
-    assert scale.bottom * 10.0**scale.decades >= value * (1 - 1e-6)
-    assert len(scale.ticks()) <= 8
 
 
 def report_of(from_ms: int, to_ms: int, watermark_ms: int, starts: list[int]) -> dict[str, Any]:

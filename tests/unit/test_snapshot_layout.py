@@ -5,29 +5,20 @@ from __future__ import annotations
 import pytest
 
 from broker_adapter.clock import ManualClock, Moment
-from dmq.audit.snapshot_layout import (
-    DEAD_HEAD_BYTES,
-    Named,
-    Waiting,
-    decode_cursors,
-    encode_cursors,
-    read_names,
-    read_waiting,
-)
+from dmq.audit.cells import gaps_between
+from dmq.audit.snapshot_layout import Named, Waiting, decode_cursors, encode_cursors, read_names, read_waiting
 from dmq.audit.snapshot_rows import entries, progress, queues
 from dmq.audit.snapshot_take import not_kept
-from dmq.cli.audit_list import gaps_between
 from dmq.embedded.failures import copy_of
 from dmq.embedded.group_queue import GroupQueue, Lease
 from dmq.embedded.names import Names
 from dmq.errors import StoreCorrupt
-from dmq.spool.lanes import Lanes, lane_id
-from dmq.spool.plan import dead_row
-from dmq.spool.records import encode_dead, encode_entry
-from dmq.store.keys import pack_queue_key, pack_timeline_key, timeline_mark
+from dmq.spool.key_queues import KeyQueues
 from dmq.store.memory import MemoryEngine
-from dmq.store.ops import Batch, Delete, Family, Op, Put
-from dmq.store.record import EntryKind, History, QueuedMessage, encode_body, encode_queued, encode_waiting
+from dmq.store.ops import Batch, Delete, Op, Put
+from dmq.store.schema.keys import Family, pack_queue_key, pack_timeline_key, timeline_mark
+from dmq.store.schema.record import EntryKind, History, QueuedMessage, encode_body, encode_queued, encode_waiting
+from dmq.store.schema.spool import DEAD_HEAD_BYTES, dead_key, encode_dead, encode_entry, key_queue_id
 from dmq.store.store import Store, StoreOptions
 from retry.sink import Death, Entry
 
@@ -97,14 +88,14 @@ def test_a_spools_entries_are_read() -> None:
     assert read_waiting(encode_dead(value, Death.EXHAUSTED, 8)[DEAD_HEAD_BYTES:]) == expected
     store = Store(MemoryEngine(), ManualClock(), StoreOptions())
     try:
-        lanes, lane = Lanes(store), lane_id(1, "k")
-        first = lanes.open(lane)
-        lanes.submitted(first)
-        parked = lanes.enter(lane, value)
+        key_queues, key_queue = KeyQueues(store), key_queue_id(1, "k")
+        first = key_queues.open(key_queue)
+        key_queues.submitted(first)
+        parked = key_queues.enter(key_queue, value)
     finally:
         store.close()
     assert parked is not None
-    dead = Put(Family.GROUP, dead_row(1, entry.uid), encode_dead(value, Death.EXHAUSTED, 8))
+    dead = Put(Family.GROUP, dead_key(1, entry.uid), encode_dead(value, Death.EXHAUSTED, 8))
     timeline = Put(Family.TIMELINE, pack_timeline_key(9, 5), value)
     engine = named_engine(*first.ops, *parked.ops, dead, timeline)
     found = [row for batch in entries(engine, read_names(engine), done=0) for row in batch.to_pylist()]

@@ -17,8 +17,8 @@ from dmq.audit.files import write_events
 from dmq.audit.manifest import Layout, append
 from dmq.audit.outbox_rows import Row, chunks_of, files_of
 from dmq.errors import StoreCorrupt
-from dmq.store.keys import pack_u64
-from dmq.store.outbox import NOT_APPLICABLE, block_head, decode_block, encode_block, pack_record_head
+from dmq.store.schema.keys import pack_u64
+from dmq.store.schema.outbox import NOT_APPLICABLE, block_head, decode_block, encode_block, pack_record_head
 
 NAMES = {1: "orders", 2: "payments", 70_000: "workers", 2**32 - 1: "%RETRY%workers"}
 COUNTED = (int(EventKind.GAP), int(EventKind.TAIL_LOST))

@@ -15,9 +15,9 @@ from support.trail_cell import CELL, Cell
 from support.trail_read import HOUR_MS, lines, read_trail
 
 from dmq.audit.events import EventKind, cell_event, encode_event, gap_event
-from dmq.audit.export import ExportOptions
-from dmq.store.keys import name_key
-from dmq.store.ops import Emit, Family, Put
+from dmq.audit.export_values import ExportOptions
+from dmq.store.ops import Emit, Put
+from dmq.store.schema.keys import Family, name_key
 from dmq.store.store import StoreOptions
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import typer
@@ -175,6 +176,15 @@ def test_a_run_starts_now_unless_told() -> None:
     assert START - DAY < before <= later - HOUR <= after
 
 
+def assert_refused(told: str, why: str) -> None:
+    """One line that names the option or options, what was given to the one, and what is allowed."""
+    names, _, allowed = why.partition(": ")
+    options = [repr(name) for name in names.split(", ")]
+    given = " .* is refused:" if len(options) == 1 and "goes with" not in why else ""
+    assert re.match(f"dmq: Invalid value for {' / '.join(options)}:{given} {re.escape(allowed)}", told)
+    assert told.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
@@ -191,8 +201,7 @@ def test_runs_that_cannot_be(arguments: tuple[str, ...], why: str) -> None:
     """One line that names the option, and the code for a usage error."""
     result = run("backoff", "simulate", *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert f"Invalid value for {why}" in result.stderr
-    assert result.stderr.count("\n") == 1
+    assert_refused(result.stderr, why)
 
 
 # -- the options of a policy -------------------------------------------------------------------------------------------
@@ -249,12 +258,12 @@ def test_what_is_not_given_is_the_bases() -> None:
         (("--multiplier", "2", "--table", "1s"), "--multiplier, --table: a multiplier goes with --exponential only"),
         (("--exponential", "1s..2s", "--multiplier", "0.5"), "--multiplier: multiplier is 0.5, allowed is 1 to 100"),
         (("--exponential", "1s..2s", "--multiplier", "nan"), "--multiplier: multiplier is nan"),
-        (("--table", "1s 5x"), "--table: a duration is expected, such as 500ms, 10s, 15m, 1h30m or 2d, not '5x'"),
-        (("--table", "1s 367d"), "--table: at most 366d is allowed, not '367d'"),
+        (("--table", "1s 5x"), "--table: a duration is expected, such as 500ms, 10s, 15m, 1h30m or 2d"),
+        (("--table", "1s 367d"), "--table: at most 366d is allowed"),
         (("--table", ","), "--table: a table has 1 to 256 steps, not 0"),
         (("--exponential", "5s"), "--exponential: the first delay and the longest one are expected, such as 5s..2h"),
         (("--exponential", "5s.."), "--exponential: a duration is expected"),
-        (("--exponential", "2h..5s"), "--exponential: the first delay is longer than the longest one: '2h..5s'"),
+        (("--exponential", "2h..5s"), "--exponential: the first delay is longer than the longest one"),
         (("--exponential", "0s..5s"), "--exponential: initial is 0, allowed is 1 to"),
         (("--exponential", "1s..367d"), "--exponential: at most 366d is allowed"),
         (("--fixed", "-5s"), "--fixed: a duration is expected"),
@@ -273,11 +282,10 @@ def test_policies_that_cannot_be(options: tuple[str, ...], why: str) -> None:
     for command in ("show", "simulate"):
         result = run("backoff", command, *options)
         assert (result.exit_code, result.stdout) == (2, "")
-        assert result.stderr.startswith(f"dmq: Invalid value for {why}")
-        assert result.stderr.count("\n") == 1
+        assert_refused(result.stderr, why)
     error = error_of(run("backoff", "show", *options, "-o", "json"))
     assert error["kind"] == "usage"
-    assert why in str(error["message"])
+    assert f"dmq: {error['message']}\n" == run("backoff", "show", *options).stderr
 
 
 def test_a_multiplier_by_itself_needs_a_base_that_grows() -> None:

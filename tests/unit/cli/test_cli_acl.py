@@ -76,8 +76,8 @@ def test_check_says_yes_or_no_and_why(arguments: tuple[str, ...], code: int, sai
     [
         (("nobody", "PUB", "topic:orders"), 3, "no access key nobody"),
         (("shop", "PUB", "orders"), 2, "topic:NAME or group:NAME"),
-        (("shop", "PUB", "group:billing"), 2, "of a group there are ADMIN and SUB"),
-        (("shop", "READ", "topic:orders"), 2, "of a topic there are PUB and SUB"),
+        (("shop", "PUB", "group:billing"), 2, "with a group, ADMIN or SUB is expected"),
+        (("shop", "READ", "topic:orders"), 2, "with a topic, PUB or SUB is expected"),
         (("shop", "PUB", "topic:orders", "--file", "gone.toml"), 1, "gone.toml cannot be read"),
     ],
 )
@@ -142,7 +142,8 @@ def test_a_key_without_a_secret_is_a_usage_error(monkeypatch: pytest.MonkeyPatch
 def test_what_is_not_allowed_ends_with_5(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the admin service, and of the public protocol."""
     daemon = install(monkeypatch)
-    daemon.send_status = public.Status(code=public.FORBIDDEN, message="forbidden: it lacks PUB")
+    refused = public.SendMessageResponse(status=public.Status(code=public.FORBIDDEN, message="forbidden: it lacks PUB"))
+    monkeypatch.setattr(daemon, "send", lambda self, message: refused)
     assert run("msg", "send", "orders", "body").exit_code == 5
     daemon.failure = NotAllowed("forbidden: it lacks an admin key")
     result = run("status", "-o", "json")

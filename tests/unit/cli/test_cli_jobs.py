@@ -1,69 +1,103 @@
-"""Redrive and purge on the command line, without a daemon and without waiting."""
+"""Redrive and purge on the command line; nobody waits between two looks at a job but for the job itself."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
-from support.admin_source import DAMAGED, LETTERS, FixedSource
-from support.fake_admin_client import FakeClient, error_of, install
-from support.fake_admin_client import run_dmq as run
+from support.fake_admin_client import error_of
+from support.letters import a_message, die, operator
+from support.live_cell import LiveCell, WatchedClient
+from support.rigs import until
 
 from dmq.admin.client import CallFailed, DaemonUnavailable
 from dmq.cli import dead, progress
-from retry.dead_letter import DeadFilter, JobKind, JobState
+from dmq.embedded import dead_letters
+from retry.dead_letter import DeadFilter, Job, JobKind, JobState
 from retry.policy import Reason
 
-PURGE = ("dead", "purge", "billing", "--why", "too old")
+GROUP = "billing"
+PURGE = ("dead", "purge", GROUP, "--why", "too old")
+REDRIVE = ("dead", "redrive", GROUP)
+SLOW = ("--rate", "0.001")  # one message at once, the next one when the clock moves
+SLOW_MS = 1_000_000
 
 
 @pytest.fixture
-def daemon(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
-    """A daemon that answers; set its class attributes to change it. Nobody waits between two looks at a job."""
-    monkeypatch.setattr(dead, "pause", lambda seconds: None)
-    return install(monkeypatch)
+def daemon(live: LiveCell, monkeypatch: pytest.MonkeyPatch) -> LiveCell:
+    """Three dead letters. Whoever watches a job looks again when it has done something, or ended."""
+    monkeypatch.setattr(dead_letters, "_PAUSE_S_MAX", 0.001)  # how soon a slow job sees that the clock moved
+    monkeypatch.setattr(dead, "pause", lambda seconds: step(live))
+    live.do(die(live.rig, *(a_message(f"D{number}", keys=(f"k{number}",)) for number in range(3)), group=GROUP))
+    return live
 
 
-def outcomes(daemon: type[FakeClient]) -> list[str]:
-    return [found.outcome for found in daemon.source.letters]
+def jobs(daemon: LiveCell) -> list[Job]:
+    """All jobs, in the order of their start."""
+    return sorted(daemon.rig.broker.dead_letters.jobs(), key=lambda job: job.job_id)
 
 
-def fail_when(daemon: type[FakeClient], call: str, count: int, error: BaseException) -> Callable[[str], None]:
+def step(daemon: LiveCell) -> None:
+    """Let the newest job finish, or one that is slow do one message more than it had when this was called."""
+    looks = daemon.calls.count("ListJobs")
+
+    async def work() -> None:
+        if looks:
+            daemon.rig.clock.advance(SLOW_MS)
+        await until(lambda: jobs(daemon)[-1].done > looks or jobs(daemon)[-1].state is not JobState.RUNNING)
+        if not jobs(daemon)[-1].rate_per_s:
+            await until(lambda: jobs(daemon)[-1].state is not JobState.RUNNING)
+
+    daemon.do(work())
+
+
+def left(daemon: LiveCell) -> list[str]:
+    """The letters without an outcome."""
+    return [letter["message_id"] for letter in json.loads(daemon.run("dead", "ls", GROUP, "-o", "json").stdout)]
+
+
+def add_damaged(daemon: LiveCell) -> None:
+    """Let a message die that cannot be read."""
+    daemon.do(die(daemon.rig, a_message("X")._replace(payload=b"\xff\xff"), group=GROUP))
+
+
+def fail_when(daemon: LiveCell, call: str, count: int, error: BaseException) -> Callable[[str], None]:
     def fail(name: str) -> None:
         if name == call and daemon.calls.count(call) == count:
             raise error
 
-    return staticmethod(fail)
+    return fail
 
 
-def test_a_redrive_is_watched_to_its_end(daemon: type[FakeClient]) -> None:
+def test_a_redrive_is_watched_to_its_end(daemon: LiveCell) -> None:
     """The last line counts; the job's number is told at once, for whoever wants to stop it."""
-    result = run("dead", "redrive", "billing", "--yes")
-    assert (result.exit_code, result.stdout) == (0, "redriven 3, passed over 1, failed 0\n")
+    result = daemon.run(*REDRIVE, "--yes")
+    assert (result.exit_code, result.stdout) == (0, "redriven 3, passed over 0, failed 0\n")
     assert result.stderr == "dmq: job 1: redrive of billing\n"
-    assert outcomes(daemon) == ["redriven"] * 4
-    assert daemon.calls == ["StartJob", "ListJobs", "ListJobs", "ListJobs", "ListJobs"]
+    assert daemon.calls == ["StartJob", "ListJobs"]
+    assert left(daemon) == []
 
 
-def test_a_redrive_for_programs(daemon: type[FakeClient]) -> None:
+def test_a_redrive_for_programs(daemon: LiveCell) -> None:
     """The job as it ended, and nothing on stderr."""
-    result = run("dead", "redrive", "billing", "--id", "D4", "-o", "json")
+    result = daemon.run(*REDRIVE, "--id", "D0", "-o", "json")
     assert result.stderr == ""
     found = json.loads(result.stdout)
     assert (found["job_id"], found["kind"], found["state"], found["done"], found["passed"]) == (
-        *(1, "REDRIVE", "DONE", 1, 3),
+        *(1, "REDRIVE", "DONE", 1, 2),
     )
-    assert found["filter"]["message_ids"] == ["D4"]
+    assert found["filter"]["message_ids"] == ["D0"]
+    assert left(daemon) == ["D1", "D2"]
 
 
-def test_what_is_asked_for_reaches_the_job(daemon: type[FakeClient]) -> None:
+def test_what_is_asked_for_reaches_the_job(daemon: LiveCell) -> None:
     """Filter, target, rate and reason."""
     chosen = ("--reason", "exhausted", "--topic", "orders", "--key", "k4", "--id", "D4", "--since", "1700000000001")
-    run("dead", "redrive", "billing", *chosen, "--to", "elsewhere", "--rate", "2.5")
-    run(*PURGE, *chosen, "--until", "1800000000000")
-    redrive, purge = daemon.source.all_jobs
+    assert daemon.run(*REDRIVE, *chosen, "--to", "elsewhere", "--rate", "2.5").exit_code == 0
+    assert daemon.run(*PURGE, *chosen, "--until", "1800000000000").exit_code == 0
+    redrive, purge = jobs(daemon)
     meant = DeadFilter(
         reasons=frozenset({Reason.EXHAUSTED}),
         topics=frozenset({"orders"}),
@@ -74,210 +108,210 @@ def test_what_is_asked_for_reaches_the_job(daemon: type[FakeClient]) -> None:
     assert (redrive.kind, redrive.filter, redrive.to_topic, redrive.rate_per_s) == (
         *(JobKind.REDRIVE, meant, "elsewhere", 2.5),
     )
-    assert (purge.kind, purge.filter, purge.why) == (
-        *(JobKind.PURGE, replace(meant, until_ms=1_800_000_000_000), "too old"),
-    )
+    assert (purge.kind, purge.filter.until_ms, purge.why) == (JobKind.PURGE, 1_800_000_000_000, "too old")
 
 
-def test_a_dry_run_counts_and_does_nothing(daemon: type[FakeClient]) -> None:
+def test_a_dry_run_counts_and_does_nothing(daemon: LiveCell) -> None:
     """Nobody has to say yes to it; there is no job."""
-    daemon.source.letters[0] = replace(LETTERS[0], payload=DAMAGED)
-    result = run("dead", "redrive", "billing", "--dry-run")
+    add_damaged(daemon)
+    result = daemon.run(*REDRIVE, "--dry-run")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == "2 would be redriven, 1 would be passed over, 1 would fail\n"
-    assert run(*PURGE, "--dry-run").stdout.startswith("2 would be purged, ")
-    assert json.loads(run(*PURGE, "--dry-run", "-o", "json").stdout)["job_id"] == 0
-    assert (daemon.source.all_jobs, outcomes(daemon)) == ([], ["", "", "redriven", ""])
+    assert result.stdout == "3 would be redriven, 0 would be passed over, 1 would fail\n"
+    assert daemon.run(*PURGE, "--dry-run").stdout.startswith("4 would be purged, ")
+    assert json.loads(daemon.run(*PURGE, "--dry-run", "-o", "json").stdout)["job_id"] == 0
+    assert (jobs(daemon), left(daemon)) == ([], ["D0", "D1", "D2", "X"])
 
 
-def test_a_dry_run_may_take_longer_than_the_deadline(daemon: type[FakeClient]) -> None:
+def test_a_dry_run_may_take_longer_than_the_deadline(daemon: LiveCell) -> None:
     """It looks at every dead letter within one call; a longer deadline is kept, and so is that of other calls."""
     for timeout, expected_s in (("1s", 600.0), ("20m", 1200.0)):
         daemon.deadlines.clear()
-        run("dead", "redrive", "billing", "--dry-run", "--timeout", timeout)
+        daemon.run(*REDRIVE, "--dry-run", "--timeout", timeout)
         assert daemon.deadlines == [("StartJob", expected_s)]
     daemon.deadlines.clear()
-    run("dead", "redrive", "billing", "--key", "k", "--detach", "--timeout", "1s")
+    daemon.run(*REDRIVE, "--key", "k", "--detach", "--timeout", "1s")
     assert daemon.deadlines == [("StartJob", 1.0)]
 
 
-def test_a_detached_job_is_started_and_left(daemon: type[FakeClient]) -> None:
+def test_a_detached_job_is_started_and_left(daemon: LiveCell) -> None:
     """Its number is all that is told."""
-    result = run(*PURGE, "--yes", "--detach")
+    result = daemon.run(*REDRIVE, "--yes", "--detach", *SLOW)
     assert result.stdout == "job 1 runs; 'dmq dead jobs billing' shows it, 'dmq dead stop 1' ends it\n"
-    assert daemon.source.all_jobs[0].state is JobState.RUNNING
-    run("dead", "stop", "1")
-    assert json.loads(run(*PURGE, "--yes", "--detach", "-o", "json").stdout)["state"] == "RUNNING"
+    assert jobs(daemon)[0].state is JobState.RUNNING
+    daemon.run("dead", "stop", "1")
+    assert json.loads(daemon.run(*PURGE, "--yes", "--detach", "-o", "json").stdout)["state"] == "RUNNING"
 
 
-@pytest.mark.parametrize("command", [("dead", "redrive", "billing"), PURGE])
+@pytest.mark.parametrize("command", [REDRIVE, PURGE])
 def test_all_of_a_group_needs_a_yes(
-    daemon: type[FakeClient], monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+    daemon: LiveCell, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     """From the command line where nobody can be asked, from a person at a terminal; a filter needs none."""
     done = "purged" if command == PURGE else "redriven"
-    result = run(*command)
-    assert (result.exit_code, result.stdout, daemon.source.all_jobs) == (2, "", [])
+    result = daemon.run(*command)
+    assert (result.exit_code, result.stdout, jobs(daemon)) == (2, "", [])
     assert result.stderr.startswith(f"dmq: all 3 dead letters of group billing would be {done}; there is no terminal")
     monkeypatch.setattr("dmq.cli.confirm.is_terminal", lambda: True)
     for answer in (b"n\n", b"\n", b""):
-        result = run(*command, stdin=answer)
-        assert (result.exit_code, result.stdout, daemon.source.all_jobs) == (1, "", [])
+        result = daemon.run(*command, stdin=answer)
+        assert (result.exit_code, result.stdout, jobs(daemon)) == (1, "", [])
         assert "Go on? [y/N] dmq: aborted" in result.stderr
-    result = run(*command, stdin=b"y\n")
-    assert result.stdout == f"{done} 3, passed over 1, failed 0\n"
+    result = daemon.run(*command, stdin=b"y\n")
+    assert result.stdout == f"{done} 3, passed over 0, failed 0\n"
     monkeypatch.setattr("dmq.cli.confirm.is_terminal", lambda: False)
-    assert run(*command, "--key", "k4").exit_code == 0
+    assert daemon.run(*command, "--key", "k4").exit_code == 0
 
 
-def test_a_group_that_is_gone_may_have_left_letters(daemon: type[FakeClient], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_is_gone_may_have_left_letters(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is asked about them is not told how many."""
     monkeypatch.setattr("dmq.cli.confirm.is_terminal", lambda: True)
-    result = run("dead", "redrive", "nobody", stdin=b"n\n")
+    result = daemon.run("dead", "redrive", "nobody", stdin=b"n\n")
     assert result.stderr.startswith("dmq: all dead letters of group nobody would be redriven. Go on?")
 
 
-def test_letters_that_cannot_be_read_are_a_failure(daemon: type[FakeClient]) -> None:
+def test_letters_that_cannot_be_read_are_a_failure(daemon: LiveCell) -> None:
     """Counted, and in the exit code."""
-    daemon.source.letters[0] = replace(LETTERS[0], payload=DAMAGED)
-    result = run("dead", "redrive", "billing", "--yes")
-    assert (result.exit_code, result.stdout) == (1, "redriven 2, passed over 1, failed 1\n")
+    add_damaged(daemon)
+    result = daemon.run(*REDRIVE, "--yes")
+    assert (result.exit_code, result.stdout) == (1, "redriven 3, passed over 0, failed 1\n")
     assert result.stderr.endswith(
         "dmq: 1 failed and stay dead: they cannot be read, or their topic or group is gone and they need --to\n"
     )
-    daemon.source = FixedSource(letters=[replace(LETTERS[0], payload=DAMAGED)])
-    for command in (PURGE, ("dead", "redrive", "billing", "--to", "orders")):
-        assert run(*command, "--yes").stderr.endswith("dmq: 1 failed and stay dead: they cannot be read\n")
+    result = daemon.run(*REDRIVE, "--to", "orders", "--yes")
+    assert result.stderr.endswith("dmq: 1 failed and stay dead: they cannot be read\n")
 
 
-def test_a_job_that_somebody_stops_is_a_failure(daemon: type[FakeClient]) -> None:
+def test_a_job_that_somebody_stops_is_a_failure(daemon: LiveCell) -> None:
     """The counts are still told."""
 
-    def stop_at_the_third(name: str) -> None:
-        if daemon.calls.count("ListJobs") == 3:
-            daemon.source.all_jobs[0] = replace(daemon.source.all_jobs[0], state=JobState.STOPPED)
+    def stop_at_the_second(name: str) -> None:
+        if daemon.calls.count("ListJobs") == 2 and name == "ListJobs":
+            daemon.do(operator(daemon.rig).stop_job(1))
 
-    daemon.before_call = staticmethod(stop_at_the_third)
-    result = run("dead", "redrive", "billing", "--yes")
+    daemon.before_call(stop_at_the_second)
+    result = daemon.run(*REDRIVE, "--yes", *SLOW)
     assert (result.exit_code, result.stdout) == (1, "redriven 2, passed over 0, failed 0\n")
     assert result.stderr.endswith("dmq: job 1 was stopped before its end\n")
 
 
-def test_an_interrupt_stops_watching_only(daemon: type[FakeClient], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_stops_watching_only(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit code 130; the job goes on, and the command says how to end it."""
 
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(dead, "pause", interrupted)
-    result = run("dead", "redrive", "billing", "--yes")
+    result = daemon.run(*REDRIVE, "--yes", *SLOW)
     assert (result.exit_code, result.stdout) == (130, "")
     assert result.stderr.endswith("dmq: no longer watching, but job 1 goes on; 'dmq dead stop 1' ends it\n")
-    assert daemon.source.all_jobs[0].state is JobState.RUNNING
-    run("dead", "stop", "1")
-    failed = error_of(run("dead", "redrive", "billing", "--yes", "-o", "json"))
+    assert jobs(daemon)[0].state is JobState.RUNNING
+    daemon.run("dead", "stop", "1")
+    failed = error_of(daemon.run(*REDRIVE, "--yes", *SLOW, "-o", "json"))
     assert (failed["kind"], failed["exit_code"]) == ("interrupted", 130)
 
 
-def test_a_daemon_that_goes_away_while_it_is_watched(daemon: type[FakeClient]) -> None:
+def test_a_daemon_that_goes_away_while_it_is_watched(daemon: LiveCell) -> None:
     """Exit code 6; the job is not lost."""
-    daemon.before_call = fail_when(daemon, "ListJobs", 2, DaemonUnavailable("gone"))
-    result = run("dead", "redrive", "billing", "--yes")
+    daemon.before_call(fail_when(daemon, "ListJobs", 1, DaemonUnavailable("gone")))
+    result = daemon.run(*REDRIVE, "--yes", *SLOW)
     assert (result.exit_code, result.stdout) == (6, "")
     assert result.stderr.endswith("dmq: gone; job 1 goes on when the daemon does, see 'dmq dead jobs billing'\n")
-    run("dead", "stop", "1")
-    daemon.before_call = fail_when(daemon, "ListJobs", 3, CallFailed("broken"))
-    result = run("dead", "redrive", "billing", "--yes")
+    daemon.run("dead", "stop", "1")
+    daemon.before_call(fail_when(daemon, "ListJobs", 2, CallFailed("broken")))
+    result = daemon.run(*REDRIVE, "--yes", *SLOW)
     assert (result.exit_code, result.stderr) == (1, "dmq: job 2: redrive of billing\ndmq: broken\n")
 
 
-def test_a_start_in_doubt_says_how_to_find_out(daemon: type[FakeClient]) -> None:
+def test_a_start_in_doubt_says_how_to_find_out(daemon: LiveCell) -> None:
     """The job may run; a dry run is never in doubt."""
-    daemon.before_call = fail_when(daemon, "StartJob", 1, DaemonUnavailable("gone"))
-    result = run("dead", "redrive", "billing", "--yes")
+    daemon.before_call(fail_when(daemon, "StartJob", 1, DaemonUnavailable("gone")))
+    result = daemon.run(*REDRIVE, "--yes")
     assert result.exit_code == 6
     assert result.stderr == "dmq: gone (if in doubt, 'dmq dead jobs billing' tells whether it was started)\n"
-    daemon.before_call = fail_when(daemon, "StartJob", 2, DaemonUnavailable("gone"))
-    assert run("dead", "redrive", "billing", "--dry-run").stderr == "dmq: gone\n"
+    daemon.before_call(fail_when(daemon, "StartJob", 2, DaemonUnavailable("gone")))
+    assert daemon.run(*REDRIVE, "--dry-run").stderr == "dmq: gone\n"
 
 
-def test_a_job_that_is_no_longer_listed(daemon: type[FakeClient]) -> None:
+def test_a_job_that_is_no_longer_listed(daemon: LiveCell) -> None:
     """Nobody can say how it ended."""
-    daemon.before_call = staticmethod(lambda name: daemon.source.all_jobs.clear() if name == "ListJobs" else None)
-    result = run("dead", "redrive", "billing", "--yes")
+    with patch.object(WatchedClient, "jobs", lambda self, group: []):
+        result = daemon.run(*REDRIVE, "--yes")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "job 1 is no longer among the newest jobs" in result.stderr
 
 
-def test_the_watch_tells_how_far_it_is(daemon: type[FakeClient], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line now and then where there is no terminal; looks get rarer, up to twice a second."""
+def test_the_watch_tells_how_far_it_is(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line now and then where there is no terminal; looks get rarer."""
     waits: list[float] = []
-    monkeypatch.setattr(dead, "pause", waits.append)
+
+    def pause(seconds: float) -> None:
+        waits.append(seconds)
+        step(daemon)
+
+    monkeypatch.setattr(dead, "pause", pause)
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
-    result = run("dead", "redrive", "billing", "--yes")
+    result = daemon.run(*REDRIVE, "--yes", *SLOW)
     assert result.stderr.splitlines() == [
         "dmq: job 1: redrive of billing",
         "dmq: job 1: redriven 0, passed over 0, failed 0",
         "dmq: job 1: redriven 1, passed over 0, failed 0",
         "dmq: job 1: redriven 2, passed over 0, failed 0",
-        "dmq: job 1: redriven 2, passed over 1, failed 0",
     ]
-    assert waits == [0.05, 0.1, 0.2, 0.4]
-    waits.clear()
-    daemon.source.letters = [replace(each, dead=replace(each.dead, offset=at)) for at, each in enumerate(LETTERS * 2)]
-    run("dead", "redrive", "billing", "--yes")
-    assert waits[4:] == [0.5] * 4
+    assert waits == [0.05, 0.1, 0.2]
 
 
-def test_an_empty_queue_is_done_at_once(daemon: type[FakeClient]) -> None:
+def test_an_empty_queue_is_done_at_once(live: LiveCell) -> None:
     """Nothing to do is no failure, and nothing to watch or to stop."""
-    daemon.source.letters = []
+    live.run("group", "create", GROUP)
     for options in ((), ("--detach",)):
-        result = run(*PURGE, "--yes", *options)
+        result = live.run(*PURGE, "--yes", *options)
         assert (result.exit_code, result.stdout, result.stderr) == (0, "purged 0, passed over 0, failed 0\n", "")
 
 
-def test_a_refused_job_fails_with_the_daemons_words(daemon: type[FakeClient]) -> None:
+def test_a_refused_job_fails_with_the_daemons_words(daemon: LiveCell) -> None:
     """Another one runs, a name is none, a group is unknown."""
-    run("dead", "redrive", "billing", "--yes", "--detach")
-    result = run(*PURGE, "--yes")
+    daemon.run(*REDRIVE, "--yes", "--detach", *SLOW)
+    result = daemon.run(*PURGE, "--yes")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "another job of this group runs" in result.stderr
-    assert run("dead", "redrive", "billing", "--key", "k", "--to", "a b").exit_code == 1
-    assert run("dead", "redrive", "billing", "--key", "k", "--to", "t", "--all-groups").exit_code == 2
-    assert run("dead", "redrive", "billing", "--key", "k", "--rate", "-1").exit_code == 1
+    assert "another job of this group is running" in result.stderr
+    assert daemon.run(*REDRIVE, "--key", "k", "--to", "a b").exit_code == 1
+    assert daemon.run(*REDRIVE, "--key", "k", "--to", "t", "--all-groups").exit_code == 2
+    assert daemon.run(*REDRIVE, "--key", "k", "--rate", "-1").exit_code == 1
     for filters in ((), ("--key", "k")):
-        assert run("dead", "redrive", "nobody", "--yes", *filters).exit_code == 3
+        assert daemon.run("dead", "redrive", "nobody", "--yes", *filters).exit_code == 3
 
 
-def test_jobs_are_listed(daemon: type[FakeClient]) -> None:
+def test_jobs_are_listed(daemon: LiveCell) -> None:
     """The newest first, of all groups or of one."""
-    run("dead", "redrive", "billing", "--yes")
-    run(*PURGE, "--key", "k", "--detach")
-    assert run("dead", "jobs").stdout.splitlines() == [
+    daemon.run(*PURGE, "--id", "D1")
+    daemon.deadlines.clear()
+    daemon.run(*REDRIVE, "--yes", "--detach", *SLOW)
+    step(daemon)
+    assert daemon.run("dead", "jobs").stdout.splitlines() == [
         "JOB  KIND     GROUP    STATE    LOOKED AT  DONE  PASSED OVER  FAILED  STARTED AT",
-        "  2  purge    billing  running     1 of 5     0            1       0  2023-11-14T22:13:20.000Z",
-        "  1  redrive  billing  done        5 of 5     3            1       0  2023-11-14T22:13:20.000Z",
+        "  2  redrive  billing  running     2 of 3     1            1       0  2023-11-14T22:13:20.000Z",
+        "  1  purge    billing  done        3 of 3     1            2       0  2023-11-14T22:13:20.000Z",
     ]
-    assert [job["job_id"] for job in json.loads(run("dead", "jobs", "billing", "-o", "json").stdout)] == [2, 1]
-    assert json.loads(run("dead", "jobs", "shipping", "-o", "json").stdout) == []
+    assert [job["job_id"] for job in json.loads(daemon.run("dead", "jobs", GROUP, "-o", "json").stdout)] == [2, 1]
+    assert json.loads(daemon.run("dead", "jobs", "shipping", "-o", "json").stdout) == []
 
 
-def test_a_job_is_stopped(daemon: type[FakeClient]) -> None:
+def test_a_job_is_stopped(daemon: LiveCell) -> None:
     """It says how far it came; one that has ended stays as it is, one that nobody knows is not found."""
-    run("dead", "redrive", "billing", "--yes", "--detach")
-    assert run("dead", "stop", "1").stdout == "job 1 is stopped: redriven 0, passed over 0, failed 0\n"
-    run("dead", "redrive", "billing", "--yes")
-    assert json.loads(run("dead", "stop", "2", "-o", "json").stdout)["state"] == "DONE"
-    assert run("dead", "stop", "3").exit_code == 3
-    assert run("dead", "stop", "0").exit_code == 2
+    daemon.run(*REDRIVE, "--yes", "--detach", *SLOW)
+    step(daemon)
+    assert daemon.run("dead", "stop", "1").stdout == "job 1 is stopped: redriven 1, passed over 0, failed 0\n"
+    daemon.run(*REDRIVE, "--yes")
+    assert json.loads(daemon.run("dead", "stop", "2", "-o", "json").stdout)["state"] == "DONE"
+    assert daemon.run("dead", "stop", "3").exit_code == 3
+    assert daemon.run("dead", "stop", "0").exit_code == 2
 
 
 @pytest.mark.parametrize(
     "options", [("--yes",), ("--why",), ("--why", "x", "--to", "t"), ("--why", "x", "--since", "x")]
 )
-def test_wrong_usage_starts_nothing(daemon: type[FakeClient], options: tuple[str, ...]) -> None:
+def test_wrong_usage_starts_nothing(daemon: LiveCell, options: tuple[str, ...]) -> None:
     """A purge needs a reason, and has no target."""
-    result = run("dead", "purge", "billing", *options)
+    result = daemon.run("dead", "purge", GROUP, *options)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-    assert daemon.source.all_jobs == []
+    assert jobs(daemon) == []

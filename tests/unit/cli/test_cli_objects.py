@@ -1,135 +1,167 @@
-"""Topics and groups as objects on the command line, without a daemon."""
+"""Topics and groups as objects on the command line."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from unittest.mock import patch
 
 import pytest
-from support.admin_source import FixedSource
-from support.admin_status import NOW
-from support.fake_admin_client import FakeClient, install
-from support.fake_admin_client import run_dmq as run
-
-from dmq.admin import status as source
+from support.letters import a_message, die, fail
+from support.live_cell import NOW, LiveCell
+from support.rigs import receive
 
 
 @pytest.fixture
-def daemon(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
-    """A daemon that answers; set its class attributes to change it."""
-    return install(monkeypatch)
+def daemon(live: LiveCell) -> LiveCell:
+    """A topic of three queues, with one message in hand, one unread, one waiting; two retries and a dead letter."""
+    rig = live.rig
+
+    async def fill() -> None:
+        await fail(rig, "M1", "M2", group="billing")
+        await die(rig, a_message("D1"), group="billing")
+        await rig.broker.send([a_message("L1")])
+        await receive(rig, group="billing")
+        await rig.broker.send([a_message("U1"), a_message("W1", deliver_at_ms=NOW + 60_000)])
+
+    live.do(fill())
+    return live
 
 
-def test_a_topic_is_shown_with_its_readers(daemon: type[FakeClient]) -> None:
+def names(daemon: LiveCell, noun: str) -> list[str]:
+    return [each["name"] for each in json.loads(daemon.run(noun, "ls", "-o", "json").stdout)]
+
+
+def test_topics(daemon: LiveCell) -> None:
+    """A table, or a list with stable keys."""
+    assert daemon.run("topic", "ls").stdout.splitlines() == [
+        "TOPIC           QUEUES  STORED  PENDING  TYPE",
+        "%DLQ%billing         1       1        0  mixed",
+        "%RETRY%billing       1       0        2  mixed",
+        "orders               3       5        1  mixed",
+    ]
+    found = json.loads(daemon.run("topic", "ls", "-o", "json").stdout)[-1]
+    assert found["due"] == [{"until_ms": NOW + 100_000, "count": 1}]
+    kept = {"ranges", "oldest_at_ms", "keep_time_ms", "keep_bytes", "keep_unread", "keep_own"}
+    assert set(found) == {"name", "queues", "stored", "pending", "due", "type", "created_at_ms", "readers"} | kept
+
+
+def test_a_topic_is_shown_with_its_readers(daemon: LiveCell) -> None:
     """For people and for programs; a name nobody knows is exit code 3."""
-    assert run("topic", "show", "orders").stdout.splitlines() == [
+    lines = daemon.run("topic", "show", "orders").stdout.splitlines()
+    assert lines[:9] == [
         "topic              orders",
         "type               mixed",
-        "queues             8",
-        "stored             9",
-        "pending            1,000,000",
-        "oldest             2023-11-14T22:13:19.000Z",
+        "queues             3",
+        "stored             5",
+        "pending            1",
+        "oldest             2023-11-14T22:13:20.000Z",
         "keep time          3d (default)",
-        "keep bytes         1GiB",
+        "keep bytes         no bound (default)",
         "keep unread        yes (default)",
-        "queue 0            3 to 12",
-        "unread by billing  1,234",
     ]
-    assert json.loads(run("topic", "show", "orders", "-o", "json").stdout)["readers"] == [
-        {"group": "billing", "unread": 1234}
-    ]
-    assert run("topic", "show", "nobody").exit_code == 3
+    assert [line.split(maxsplit=2)[:2] for line in lines[9:12]] == [["queue", str(number)] for number in range(3)]
+    assert lines[12] == "unread by billing  2"
+    found = json.loads(daemon.run("topic", "show", "orders", "-o", "json").stdout)
+    assert found["readers"] == [{"group": "billing", "unread": 2}]
+    assert daemon.run("topic", "show", "nobody").exit_code == 3
 
 
-def test_a_topic_is_made_and_changed(daemon: type[FakeClient]) -> None:
+def test_a_topic_is_made_and_changed(live: LiveCell) -> None:
     """With what is given; nothing to change is a usage error, a topic that is there a refusal."""
-    made = json.loads(run("topic", "create", "t", "--type", "FIFO", "--queues", "3", "-o", "json").stdout)
+    made = json.loads(live.run("topic", "create", "t", "--type", "FIFO", "--queues", "3", "-o", "json").stdout)
     assert (made["type"], made["queues"]) == ("FIFO", 3)
-    assert run("topic", "create", "t").exit_code == 1
-    assert "type         mixed" in run("topic", "set", "t", "--type", "mixed").stdout
-    assert json.loads(run("topic", "set", "t", "--queues", "4", "-o", "json").stdout)["queues"] == 4
-    assert run("topic", "set", "t").exit_code == 2
-    assert run("topic", "create", "x", "--type", "lite").exit_code == 2
+    assert live.run("topic", "create", "t").exit_code == 1
+    assert "type         mixed" in live.run("topic", "set", "t", "--type", "mixed").stdout
+    assert json.loads(live.run("topic", "set", "t", "--queues", "4", "-o", "json").stdout)["queues"] == 4
+    assert live.run("topic", "set", "t").exit_code == 2
+    assert live.run("topic", "create", "x", "--type", "lite").exit_code == 2
 
 
-def test_how_long_a_topic_keeps_messages_is_set(daemon: type[FakeClient]) -> None:
+def test_how_long_a_topic_keeps_messages_is_set(live: LiveCell) -> None:
     """Each alone, to none, and back to the default; what cannot be read, or would keep nothing, is a usage error."""
-    made = json.loads(run("topic", "create", "t", "--keep-time", "90m", "--keep-unread", "no", "-o", "json").stdout)
+    made = json.loads(
+        live.run("topic", "create", "t", "--keep-time", "90m", "--keep-unread", "no", "-o", "json").stdout
+    )
     assert (made["keep_time_ms"], made["keep_bytes"], made["keep_unread"]) == (5_400_000, 0, False)
-    told = run("topic", "set", "t", "--keep-bytes", "10GiB", "--keep-time", "none").stdout
-    assert "keep time    no bound" in told
-    assert "keep bytes   10GiB" in told
-    assert "keep unread  no" in told
-    assert run("topic", "set", "t", "--keep-bytes", "default").exit_code == 0
+    told = live.run("topic", "set", "t", "--keep-bytes", "10GiB", "--keep-time", "none").stdout
+    assert "keep time    no bound\n" in told
+    assert "keep bytes   10GiB\n" in told
+    assert "keep unread  no\n" in told
+    assert "keep bytes   no bound (default)" in live.run("topic", "set", "t", "--keep-bytes", "default").stdout
     for wrong in (("--keep-time", "soon"), ("--keep-time", "0s"), ("--keep-bytes", "0"), ("--keep-unread", "maybe")):
-        assert run("topic", "set", "t", *wrong).exit_code == 2
-    assert "keep time" in run("topic", "set", "t", "--keep-time", "999ms").stderr
+        assert live.run("topic", "set", "t", *wrong).exit_code == 2
+    assert "keep time" in live.run("topic", "set", "t", "--keep-time", "999ms").stderr
 
 
-def test_a_topic_that_holds_messages_is_removed_by_force(daemon: type[FakeClient]) -> None:
+def test_a_topic_that_holds_messages_is_removed_by_force(daemon: LiveCell) -> None:
     """The refusal is the daemon's, in one line; force asks first, and has minutes to be done."""
-    assert "9 are unread" in run("topic", "rm", "orders").stderr
-    assert run("topic", "rm", "orders", "--force").exit_code == 2
-    assert json.loads(run("topic", "rm", "orders", "--force", "--yes", "-o", "json").stdout) == {
+    refused = daemon.run("topic", "rm", "orders")
+    assert refused.exit_code == 1
+    assert refused.stderr == (
+        "dmq: bad request: the topic holds messages: 1 wait for their time, 2 are unread by group 'billing'; "
+        "force it to lose them\n"
+    )
+    assert daemon.run("topic", "rm", "orders", "--force").exit_code == 2
+    assert "orders" in names(daemon, "topic")
+    assert json.loads(daemon.run("topic", "rm", "orders", "--force", "--yes", "-o", "json").stdout) == {
         "topic": "orders",
         "removed": True,
     }
-    assert "orders" not in daemon.source.known_topics
-    assert daemon.deadlines[-1] == ("RemoveTopic", 600.0)
+    assert "orders" not in names(daemon, "topic")
+    assert daemon.deadlines[-2] == ("RemoveTopic", 600.0)
 
 
-def test_a_group_is_made_and_removed(daemon: type[FakeClient]) -> None:
+def test_a_group_is_made_and_removed(daemon: LiveCell) -> None:
     """As a topic."""
-    assert run("group", "create", "new").stdout == "group  new\n"
-    assert run("group", "rm", "new").stdout == "removed  new\n"
-    assert "3 retries wait" in run("group", "rm", "billing").stderr
-    assert run("group", "rm", "billing", "--force", "--yes").exit_code == 0
-    assert "billing" not in daemon.source.known
-    assert daemon.source.removed == [("new", False), ("billing", False), ("billing", False)]
+    assert daemon.run("group", "create", "new").stdout == "group  new\n"
+    assert daemon.run("group", "rm", "new").stdout == "removed  new\n"
+    refused = daemon.run("group", "rm", "billing")
+    assert (refused.exit_code, "2 retries wait" in refused.stderr) == (1, True)
+    assert daemon.run("group", "rm", "billing", "--force", "--yes").exit_code == 0
+    assert names(daemon, "group") == []
 
 
 @pytest.mark.parametrize("mode", ["keep", "remove"])
-def test_a_group_is_removed_knowingly(daemon: type[FakeClient], mode: str) -> None:
+def test_a_group_is_removed_knowingly(daemon: LiveCell, mode: str) -> None:
     """What lies in it is said before one is asked: by topic, on leases, waiting, dead; and what becomes of these."""
     command = ("group", "rm", "billing", "--force", "--dead-letters", mode)
-    asked = run(*command)
+    asked = daemon.run(*command)
     stay = "are given up" if mode == "remove" else "stay under its name"
     assert asked.exit_code == 2
-    assert f"1,234 of topic orders unread, 7 of these handed out or hidden, 3 retries wait, 3 dead letters {stay}" in (
+    assert f"2 of topic orders unread, 1 of these handed out or hidden, 2 retries wait, 1 dead letters {stay}" in (
         asked.stderr
     )
-    assert daemon.source.removed == []
-    told = json.loads(run(*command, "--yes", "-o", "json").stdout)
-    kept = {"keep": ("kept", 3), "remove": ("removed", 0)}[mode]
-    assert (told["dead_letters"], told["dead"]) == kept
-    assert daemon.source.removed == [("billing", mode == "remove")]
+    assert names(daemon, "group") == ["billing"]
+    told = json.loads(daemon.run(*command, "--yes", "-o", "json").stdout)
+    assert (told["dead_letters"], told["dead"]) == {"keep": ("kept", 1), "remove": ("removed", 0)}[mode]
+    left = json.loads(daemon.run("dead", "groups", "-o", "json").stdout)
+    assert left == ([{"group": "billing", "dead": 1, "removed": True}] if mode == "keep" else [])
 
 
-def test_dead_letters_alone_are_asked_about(daemon: type[FakeClient]) -> None:
+def test_dead_letters_alone_are_asked_about(live: LiveCell) -> None:
     """A group that is done and left dead letters: nothing is refused, and nobody is surprised."""
-    daemon.source.known["idle"] = replace(daemon.source.known["billing"], name="idle", dead=5, leased=0)
-    with patch.object(type(daemon.source), "group", _with_dead):
-        assert "5 dead letters stay under its name; there is no terminal" in run("group", "rm", "idle").stderr
-        assert run("group", "rm", "idle", "--yes").stdout == "removed       idle\ndead letters  5 kept\n"
+    live.do(die(live.rig, a_message("D1"), a_message("D2"), group="idle"))
+    assert "2 dead letters stay under its name; there is no terminal" in live.run("group", "rm", "idle").stderr
+    assert live.run("group", "rm", "idle", "--yes").stdout == "removed       idle\ndead letters  2 kept\n"
 
 
-async def _with_dead(self: FixedSource, name: str, *, with_unread: bool = False) -> source.GroupStatus:
-    return self.known[name]
-
-
-@pytest.mark.parametrize(("to", "told"), [("begin", "begin"), ("end", "end"), (str(NOW), NOW)])
-def test_a_group_is_reset(daemon: type[FakeClient], to: str, told: int | str) -> None:
+@pytest.mark.parametrize(("to", "unread"), [("begin", 5), ("end", 0), (str(NOW + 1), 0), (str(NOW), 5)])
+def test_a_group_is_reset(daemon: LiveCell, to: str, unread: int) -> None:
     """To the beginning, the end, or a time; it is asked first."""
     command = ("group", "reset", "billing", "orders", "--to", to)
-    assert run(*command).exit_code == 2
-    assert daemon.source.resets == []
-    assert json.loads(run(*command, "--yes", "-o", "json").stdout)["offsets"] == [5, 1000]
-    assert run(*command, "--yes").stdout.splitlines()[-1].split() == ["1", "1,000"]
-    assert daemon.source.resets == [("billing", "orders", told)] * 2
+    assert daemon.run(*command).exit_code == 2
+    assert "ResetGroup" not in daemon.calls
+    offsets = json.loads(daemon.run(*command, "--yes", "-o", "json").stdout)["offsets"]
+    assert (len(offsets), sum(offsets)) == (3, 5 - unread)
+    lines = daemon.run(*command, "--yes").stdout.splitlines()
+    assert [line.split() for line in lines] == [
+        ["QUEUE", "OFFSET"],
+        *([str(queue), str(offset)] for queue, offset in enumerate(offsets)),
+    ]
+    found = json.loads(daemon.run("topic", "show", "orders", "-o", "json").stdout)
+    assert found["readers"] == [{"group": "billing", "unread": unread}]
 
 
-def test_where_to_must_be_said_clearly(daemon: type[FakeClient]) -> None:
+def test_where_to_must_be_said_clearly(daemon: LiveCell) -> None:
     """A distance and nonsense are usage errors."""
     for to in ("+5m", "yesterday"):
-        assert run("group", "reset", "billing", "orders", "--to", to, "--yes").exit_code == 2
+        assert daemon.run("group", "reset", "billing", "orders", "--to", to, "--yes").exit_code == 2

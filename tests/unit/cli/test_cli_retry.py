@@ -1,166 +1,198 @@
-"""Waiting retries on the command line, without a daemon."""
+"""Waiting retries on the command line."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from support.admin_source import retry
-from support.admin_status import NOW
-from support.fake_admin_client import FakeClient, error_of, install
-from support.fake_admin_client import run_dmq as run
+from support.fake_admin_client import error_of
+from support.letters import entries as entries_of
+from support.letters import fail, fail_again
+from support.live_cell import NOW, LiveCell
+from support.rigs import TOPIC
 
 from dmq.admin.client import CallFailed, DaemonUnavailable
 from dmq.cli import progress
+from dmq.embedded import retries
+
+GROUP = "billing"
 
 
 @pytest.fixture
-def daemon(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
-    """A daemon that answers; set its class attributes to change it."""
-    return install(monkeypatch)
+def daemon(live: LiveCell) -> LiveCell:
+    """Three retries of a group: M2 of refunds, which is due, then M3 and M1 of orders, that one for the second time."""
+    rig = live.rig
+
+    async def fill() -> None:
+        await fail(rig, "M1", group=GROUP)
+        rig.clock.advance(5_000)
+        await fail(rig, "M2", group=GROUP, topic="refunds")
+        rig.clock.advance(5_000)
+        await rig.settle()
+        await fail_again(rig, group=GROUP)
+        await fail(rig, "M3", group=GROUP)
+        rig.clock.advance(5_000)
+
+    live.do(fill())
+    return live
 
 
-def entries(daemon: type[FakeClient]) -> list[str]:
-    return [row.entry for row in daemon.source.waiting]
+def entries(daemon: LiveCell) -> list[str]:
+    return daemon.do(entries_of(daemon.rig, group=GROUP))
 
 
-def test_retries_are_listed_in_the_order_of_their_time(daemon: type[FakeClient]) -> None:
+def many(daemon: LiveCell, count: int) -> None:
+    """Let so many more wait."""
+
+    async def fill() -> None:
+        for first in range(0, count, 32):
+            await fail(daemon.rig, *(f"N{number}" for number in range(first, min(first + 32, count))), group=GROUP)
+
+    daemon.do(fill())
+
+
+def test_retries_are_listed_in_the_order_of_their_time(daemon: LiveCell) -> None:
     """When, of what, which attempt, and the name that the other commands take."""
-    assert run("retry", "ls", "billing").stdout.splitlines() == [
+    second, third, first = entries(daemon)
+    assert [line.rstrip() for line in daemon.run("retry", "ls", GROUP).stdout.splitlines()] == [
         "DUE IN  DUE AT                    TOPIC    MESSAGE ID  NEXT ATTEMPT  FIRST FAILED              ENTRY",
-        "now     2023-11-14T22:13:19.995Z  orders   M11                    3  2023-11-14T22:12:40.000Z  7-11",
-        "5s      2023-11-14T22:13:25.000Z  refunds  M12                    3  2023-11-14T22:12:40.000Z  7-12",
-        "29m     2023-11-14T22:42:20.000Z  orders   M11                    3  2023-11-14T22:12:40.000Z  7-13",
+        f"now     2023-11-14T22:13:35.000Z  refunds  M2                     2  2023-11-14T22:13:25.000Z  {second}",
+        f"5s      2023-11-14T22:13:40.000Z  orders   M3                     2  2023-11-14T22:13:30.000Z  {third}",
+        f"25s     2023-11-14T22:14:00.000Z  orders   M1                     3  2023-11-14T22:13:20.000Z  {first}",
     ]
-    found = json.loads(run("retry", "ls", "billing", "-o", "json").stdout)
-    assert [row["entry"] for row in found] == ["7-11", "7-12", "7-13"]
-    assert (found[0]["content"]["keys"], found[0]["content"]["body"]) == (["k1", "k2"], None)
+    found = json.loads(daemon.run("retry", "ls", GROUP, "-o", "json").stdout)
+    assert [row["entry"] for row in found] == [second, third, first]
+    assert (found[0]["content"]["properties"], found[0]["content"]["body"]) == ({"color": "red"}, None)
 
 
-def test_a_list_goes_on_over_short_and_empty_pages(daemon: type[FakeClient]) -> None:
+def test_a_list_goes_on_over_empty_pages(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """One call looks at a bounded number of rows; the end is where the daemon says so."""
-    daemon.source.rows_per_call = 1
-    found = json.loads(run("retry", "ls", "billing", "--topic", "refunds", "-o", "json").stdout)
-    assert [row["entry"] for row in found] == ["7-12"]
-    assert daemon.calls.count("ListRetries") == 3
+    for bound in ("ROWS_PER_CALL_MAX", "_ROWS_PER_SCAN"):
+        monkeypatch.setattr(retries, bound, 1)
+    daemon.do(fail(daemon.rig, "R1", group=GROUP, topic="refunds"))
+    found = json.loads(daemon.run("retry", "ls", GROUP, "--topic", "refunds", "-o", "json").stdout)
+    assert [row["message_id"] for row in found] == ["M2", "R1"]
+    assert daemon.calls.count("ListRetries") >= 4
 
 
-def test_a_list_that_was_cut_says_so(daemon: type[FakeClient]) -> None:
+def test_a_list_that_was_cut_says_so(daemon: LiveCell) -> None:
     """On stderr, and not for programs."""
-    result = run("retry", "ls", "billing", "--limit", "2")
+    result = daemon.run("retry", "ls", "billing", "--limit", "2")
     assert (len(result.stdout.splitlines()), result.stderr) == (3, "dmq: the first 2; --limit shows more\n")
-    result = run("retry", "ls", "billing", "--limit", "2", "-o", "json")
+    result = daemon.run("retry", "ls", "billing", "--limit", "2", "-o", "json")
     assert (len(json.loads(result.stdout)), result.stderr) == (2, "")
-    assert run("retry", "ls", "billing", "--limit", "4").stderr == ""
+    assert daemon.run("retry", "ls", "billing", "--limit", "4").stderr == ""
 
 
-def test_statistics_of_all_groups_that_wait(daemon: type[FakeClient]) -> None:
+def test_statistics_of_all_groups_that_wait(daemon: LiveCell) -> None:
     """How many, when the next, and how many when; groups without retries are left out unless one is named."""
-    lines = run("retry", "stats").stdout.splitlines()
-    assert lines[:2] == ["GROUP    WAITING  NEXT DUE", "billing        3  2023-11-14T22:13:19.995Z (5ms ago)"]
-    assert lines[2:4] == ["", "DUE                                          RETRIES"]
-    assert [line.split("  ")[-1].strip() for line in lines[-2:]] == ["#" * 40, "#" * 20]
-    found = json.loads(run("retry", "stats", "-o", "json").stdout)
-    assert [(group["group"], group["waiting"], group["next_due_at_ms"]) for group in found] == [("billing", 3, NOW - 5)]
-    assert [bucket["count"] for bucket in found[0]["due"]] == [2, 1]
-    found = json.loads(run("retry", "stats", "shipping", "-o", "json").stdout)
+    daemon.run("group", "create", "shipping")
+    assert daemon.run("retry", "stats").stdout.splitlines() == [
+        "GROUP    WAITING  NEXT DUE",
+        "billing        3  2023-11-14T22:13:35.000Z (in 0ms)",
+        "",
+        "DUE                                         RETRIES",
+        "until 2023-11-14T22:14:00.000Z (in 25s)           2  ########################################",
+        "until 2023-11-14T22:15:00.000Z (in 1m 25s)        1  ####################",
+    ]
+    (found,) = json.loads(daemon.run("retry", "stats", "-o", "json").stdout)
+    assert (found["group"], found["waiting"], found["next_due_at_ms"]) == (GROUP, 3, NOW + 15_000)
+    assert [bucket["count"] for bucket in found["due"]] == [2, 1]
+    found = json.loads(daemon.run("retry", "stats", "shipping", "-o", "json").stdout)
     assert found == [{"group": "shipping", "waiting": 0, "next_due_at_ms": 0, "due": []}]
-    assert run("retry", "stats", "shipping").stdout.splitlines()[1:] == ["shipping        0"]
-
-
-def test_the_next_one_is_found_behind_empty_pages(daemon: type[FakeClient]) -> None:
-    """Of a group that is named, too; one that nobody knows is not found."""
-    daemon.source.rows_per_call = 1
-    assert json.loads(run("retry", "stats", "billing", "-o", "json").stdout)[0]["next_due_at_ms"] == NOW - 5
-    assert run("retry", "stats", "nobody").exit_code == 3
+    assert daemon.run("retry", "stats", "shipping").stdout.splitlines()[1:] == ["shipping        0"]
+    assert daemon.run("retry", "stats", "nobody").exit_code == 3
 
 
 @pytest.mark.parametrize(("command", "where"), [("run-now", "visible now"), ("to-dead", "in the dead-letter queue")])
-def test_retries_are_moved_by_name(daemon: type[FakeClient], command: str, where: str) -> None:
-    """Entries go as they are; a message id means all its retries, wherever they are listed."""
-    result = run("retry", command, "billing", "--entry", "7-12", "--entry", "7-99", "--entry", "7-12")
+def test_retries_are_moved_by_name(daemon: LiveCell, command: str, where: str) -> None:
+    """Entries go as they are; a message id means all its retries, of whatever topic."""
+    daemon.do(fail(daemon.rig, "M2", group=GROUP))
+    of_refunds, third, of_orders, first = entries(daemon)
+    result = daemon.run("retry", command, GROUP, "--entry", third, "--entry", f"{third}9", "--entry", third)
     assert result.stdout == f"1 retry {where}; 1 had been delivered, moved or ended before\n"
     assert "ListRetries" not in daemon.calls
-    daemon.source.rows_per_call = 1
-    result = run("retry", command, "billing", "--id", "M11", "--id", "gone", "-o", "json")
-    assert json.loads(result.stdout) == {"group": "billing", "moved": 2, "gone": 1}
-    moved = {"run-now": daemon.source.ran, "to-dead": daemon.source.ended}
-    assert moved.pop(command) == [["7-12", "7-99"], ["7-11", "7-13"]]
-    assert moved.popitem()[1] == []
+    assert entries(daemon) == [of_refunds, of_orders, first]
+    result = daemon.run("retry", command, GROUP, "--id", "M2", "--id", "gone", "-o", "json")
+    assert json.loads(result.stdout) == {"group": GROUP, "moved": 2, "gone": 1}
+    assert entries(daemon) == [first]
+    dead = json.loads(daemon.run("dead", "ls", GROUP, "-o", "json").stdout)
+    assert [letter["message_id"] for letter in dead] == (["M3", "M2", "M2"] if command == "to-dead" else [])
 
 
-@pytest.mark.parametrize("named", [("--entry", "99"), ("--id", "gone")])
-def test_a_retry_that_does_not_wait_is_not_found(daemon: type[FakeClient], named: tuple[str, str]) -> None:
+@pytest.mark.parametrize("named", [("--entry", f"{NOW}-99"), ("--id", "gone")])
+def test_a_retry_that_does_not_wait_is_not_found(daemon: LiveCell, named: tuple[str, str]) -> None:
     """Exit code 3 where all that were named are gone."""
-    result = run("retry", "run-now", "billing", *named)
+    result = daemon.run("retry", "run-now", GROUP, *named)
     assert (result.exit_code, result.stdout) == (3, "")
     assert result.stderr == "dmq: no such retry waits in group billing\n"
-    assert error_of(run("retry", "to-dead", "billing", *named, "-o", "json"))["kind"] == "not_found"
+    assert error_of(daemon.run("retry", "to-dead", GROUP, *named, "-o", "json"))["kind"] == "not_found"
 
 
-def test_many_are_moved_in_chunks(daemon: type[FakeClient]) -> None:
+def test_many_are_moved_in_chunks(daemon: LiveCell) -> None:
     """All are found before the first is moved: one that fails again at once is not met twice."""
-    daemon.source.waiting = [retry(entry) for entry in range(2500)]
-    result = run("retry", "run-now", "billing", "--all", "--yes")
-    assert (result.stdout, result.stderr) == ("2,500 retries visible now\n", "")
-    assert [len(chunk) for chunk in daemon.source.ran] == [1000, 1000, 500]
+    many(daemon, 2_097)
+    result = daemon.run("retry", "run-now", GROUP, "--all", "--yes")
+    assert (result.stdout, result.stderr) == ("2,100 retries visible now\n", "")
     assert daemon.calls == ["ListRetries"] * 3 + ["RunRetriesNow"] * 3
+    assert entries(daemon) == []
 
 
-def test_long_work_says_where_it_is(daemon: type[FakeClient], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_work_says_where_it_is(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """On stderr, for people only."""
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
-    assert run("retry", "ls", "billing").stderr == "dmq: retries of billing: 3 found\n"
-    assert run("retry", "stats").stderr == "dmq: groups: billing\n"
-    daemon.source.waiting = [retry(entry) for entry in range(1200)]
-    assert run("retry", "run-now", "billing", "--all", "--yes").stderr.splitlines() == [
+    assert daemon.run("retry", "ls", GROUP).stderr == "dmq: retries of billing: 3 found\n"
+    assert daemon.run("retry", "stats").stderr == "dmq: groups: billing\n"
+    many(daemon, 1_197)
+    assert daemon.run("retry", "run-now", GROUP, "--all", "--yes").stderr.splitlines() == [
         "dmq: retries of billing: 1,000 read, 1,000 meant",
         "dmq: retries of billing: 1,200 read, 1,200 meant",
         "dmq: retries of billing: 1,000 of 1,200",
         "dmq: retries of billing: 1,200 of 1,200",
     ]
-    for command in (("ls", "billing"), ("stats",), ("to-dead", "billing", "--all", "--yes")):
-        assert run("retry", *command, "-o", "json").stderr == ""
+    for command in (("ls", GROUP), ("stats",), ("to-dead", GROUP, "--all", "--yes")):
+        assert daemon.run("retry", *command, "-o", "json").stderr == ""
 
 
-def test_a_topic_means_its_retries_only(daemon: type[FakeClient]) -> None:
+def test_a_topic_means_its_retries_only(daemon: LiveCell) -> None:
     """Of the topic the messages were sent to."""
-    assert run("retry", "to-dead", "billing", "--topic", "orders", "--yes").exit_code == 0
-    assert daemon.source.ended == [["7-11", "7-13"]]
+    of_refunds = entries(daemon)[0]
+    assert daemon.run("retry", "to-dead", GROUP, "--topic", TOPIC, "--yes").exit_code == 0
+    assert entries(daemon) == [of_refunds]
     for yes in (("--yes",), ()):
-        result = run("retry", "to-dead", "billing", "--topic", "orders", *yes)
+        result = daemon.run("retry", "to-dead", GROUP, "--topic", TOPIC, *yes)
         assert (result.exit_code, result.stdout) == (0, "0 retries in the dead-letter queue\n")
 
 
 @pytest.mark.parametrize("chosen", [("--all",), ("--topic", "orders")])
-def test_many_need_a_yes(daemon: type[FakeClient], monkeypatch: pytest.MonkeyPatch, chosen: tuple[str, ...]) -> None:
+def test_many_need_a_yes(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch, chosen: tuple[str, ...]) -> None:
     """From the command line where nobody can be asked, from a person at a terminal; no is no."""
-    count = 3 if chosen == ("--all",) else 2
-    result = run("retry", "to-dead", "billing", *chosen)
-    assert (result.exit_code, result.stdout, entries(daemon)) == (2, "", ["7-11", "7-12", "7-13"])
+    count, there = 3 if chosen == ("--all",) else 2, entries(daemon)
+    result = daemon.run("retry", "to-dead", "billing", *chosen)
+    assert (result.exit_code, result.stdout, entries(daemon)) == (2, "", there)
     named = "" if chosen == ("--all",) else " of topic orders"
     assert f"dmq: {count} retries{named} waiting in group billing would go" in result.stderr
     assert "use --yes" in result.stderr
     monkeypatch.setattr("dmq.cli.confirm.is_terminal", lambda: True)
-    result = run("retry", "to-dead", "billing", *chosen, stdin=b"n\n")
-    assert (result.exit_code, result.stdout, entries(daemon)) == (1, "", ["7-11", "7-12", "7-13"])
+    result = daemon.run("retry", "to-dead", "billing", *chosen, stdin=b"n\n")
+    assert (result.exit_code, result.stdout, entries(daemon)) == (1, "", there)
     assert "would go to its dead-letter queue. Go on? [y/N]" in result.stderr
-    result = run("retry", "to-dead", "billing", *chosen, stdin=b"y\n")
+    result = daemon.run("retry", "to-dead", "billing", *chosen, stdin=b"y\n")
     assert result.stdout == f"{count} retries in the dead-letter queue\n"
 
 
 @pytest.mark.parametrize(("failure", "exit_code"), [(DaemonUnavailable("gone"), 6), (CallFailed("gone"), 1)])
-def test_a_daemon_that_fails_half_way(daemon: type[FakeClient], failure: Exception, exit_code: int) -> None:
+def test_a_daemon_that_fails_half_way(daemon: LiveCell, failure: Exception, exit_code: int) -> None:
     """The command says how far it came."""
-    daemon.source.waiting = [retry(entry) for entry in range(1500)]
+    many(daemon, 1_497)
 
     def fail_at_the_second(name: str) -> None:
         if daemon.calls.count("EndRetries") == 2:
             raise failure
 
-    daemon.before_call = staticmethod(fail_at_the_second)
-    result = run("retry", "to-dead", "billing", "--all", "--yes")
-    assert (result.exit_code, result.stdout, len(daemon.source.waiting)) == (exit_code, "", 500)
+    daemon.before_call(fail_at_the_second)
+    result = daemon.run("retry", "to-dead", "billing", "--all", "--yes")
+    assert (result.exit_code, result.stdout, len(entries(daemon))) == (exit_code, "", 500)
     assert result.stderr == "dmq: gone; 1,000 of 1,500 were moved before\n"
 
 
@@ -174,17 +206,17 @@ def test_a_daemon_that_fails_half_way(daemon: type[FakeClient], failure: Excepti
     ],
 )
 @pytest.mark.parametrize("command", ["run-now", "to-dead"])
-def test_wrong_usage_moves_nothing(daemon: type[FakeClient], command: str, arguments: tuple[str, ...]) -> None:
+def test_wrong_usage_moves_nothing(daemon: LiveCell, command: str, arguments: tuple[str, ...]) -> None:
     """One way to choose, and only one; nothing is asked of the daemon."""
-    result = run("retry", command, "billing", *arguments)
+    result = daemon.run("retry", command, "billing", *arguments)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert f"see 'dmq retry {command} --help'" in result.stderr
     assert daemon.calls == []
 
 
-@pytest.mark.parametrize("command", [("ls",), ("run-now", "--all"), ("to-dead", "--entry", "1")])
-def test_an_unknown_group_is_not_found(daemon: type[FakeClient], command: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("command", [("ls",), ("run-now", "--all"), ("to-dead", "--entry", f"{NOW}-1")])
+def test_an_unknown_group_is_not_found(daemon: LiveCell, command: tuple[str, ...]) -> None:
     """By every command."""
-    result = run("retry", command[0], "nobody", *command[1:])
+    result = daemon.run("retry", command[0], "nobody", *command[1:])
     assert (result.exit_code, result.stdout) == (3, "")
     assert "consumer group not found" in result.stderr

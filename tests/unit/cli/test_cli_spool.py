@@ -137,7 +137,7 @@ def test_the_folder_can_come_from_the_environment(root: Path) -> None:
     assert result.stdout.split() == [uid_of(1), uid_of(2)]
 
 
-@pytest.mark.parametrize("command", ["ls", "stats", "verify", "export", "repair", "adopt"])
+@pytest.mark.parametrize("command", ["ls", "stats", "check", "export", "salvage", "adopt"])
 def test_a_folder_that_is_not_there(tmp_path: Path, command: str) -> None:
     """Exit code 3, one line, and it is not made."""
     result = run("spool", command, "--root", str(tmp_path / "none"), "-o", "json")
@@ -215,7 +215,7 @@ def test_an_entry_that_is_not_there(root: Path) -> None:
     assert run("spool", "show", "00000000-0000-0000-0000-000000000003", "--root", str(root)).exit_code == 0
 
 
-# -- stats and verify --------------------------------------------------------------------------------------------------
+# -- stats and check ---------------------------------------------------------------------------------------------------
 
 
 def test_stats(root: Path) -> None:
@@ -243,28 +243,41 @@ def test_stats_say_who_uses_a_directory_and_what_is_damaged(root: Path) -> None:
     assert (found["state"].startswith("damaged: "), found["types"]) == (True, [])
 
 
-def test_verify_what_is_whole(root: Path) -> None:
+def test_a_check_of_what_is_whole(root: Path) -> None:
     """Exit code 0, also while a process uses it."""
-    result = run("spool", "verify", "--root", str(root))
+    result = run("spool", "check", "--root", str(root))
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.endswith(" rows, 6 waiting, 2 dead: whole\n")
     with Spool(root, options=SpoolOptions(adopt_every_s=0)) as spool:
         spool.put(entry_of(9)).result(10)
-        assert "7 waiting, 2 dead: whole" in run("spool", "verify", "--root", str(root)).stdout
+        assert "7 waiting, 2 dead: whole" in run("spool", "check", "--root", str(root)).stdout
 
 
-def test_verify_what_is_not(root: Path) -> None:
-    """Exit code 1, what is wrong, and what to do."""
+def test_a_check_of_what_is_not(root: Path) -> None:
+    """Exit code 4, what is wrong, and what to do; as with 'dmq store check'."""
     (table, *_) = [path for path in root.glob("spool-*/rocksdb/*.sst") if b"two\nlines" in path.read_bytes()]
     content = bytearray(table.read_bytes())
     content[content.index(b"two\nlines")] ^= 1
     table.write_bytes(content)
-    result = run("spool", "verify", "--root", str(root))
-    assert result.exit_code == 1
+    result = run("spool", "check", "--root", str(root))
+    assert result.exit_code == 4
     assert "NOT whole" in result.stdout
     assert "cannot be read: Corruption: block checksum mismatch" in result.stdout
-    assert result.stderr == "dmq: 1 of 1 directories are not whole; 'dmq spool repair' saves what can be read\n"
-    assert json.loads(run("spool", "verify", "--root", str(root), "-o", "json").stdout)[0]["findings"]
+    assert "('dmq spool check' lists the damage, 'dmq spool salvage' saves what can be read)" in result.stdout
+    assert result.stderr == "dmq: 1 of 1 directories are not whole; 'dmq spool salvage' saves what can be read\n"
+    assert json.loads(run("spool", "check", "--root", str(root), "-o", "json").stdout)[0]["findings"]
+
+
+def test_earlier_names_still_work(root: Path) -> None:
+    """They do the same, and the help does not show them."""
+    (directory,) = root.glob("spool-*")
+    (directory / "rocksdb" / "CURRENT").unlink()
+    for name in ("verify", "check"):
+        assert run("spool", name, "--root", str(root)).exit_code == 4
+    assert run("spool", "repair", "--root", str(root), "--yes").exit_code == 0
+    assert run("spool", "verify", "--root", str(root)).exit_code == 0
+    told = run("spool", "--help").stdout
+    assert [name in told for name in ("check", "salvage", "verify", "repair")] == [True, True, False, False]
 
 
 # -- export ------------------------------------------------------------------------------------------------------------
@@ -284,37 +297,37 @@ def test_export(root: Path, tmp_path: Path) -> None:
 
 
 def test_export_of_what_is_damaged(root: Path) -> None:
-    """What can be read, and exit code 1."""
+    """What can be read, and exit code 4."""
     (directory,) = root.glob("spool-*")
     (directory / "rocksdb" / "CURRENT").unlink()
     result = run("spool", "export", "--root", str(root))
-    assert result.exit_code == 1
+    assert result.exit_code == 4
     assert len(result.stdout.splitlines()) == 8
     assert "rebuilt manifest" in result.stderr
 
 
-# -- repair, requeue, adopt --------------------------------------------------------------------------------------------
+# -- salvage, requeue, adopt-------------------------------------------------------------------------------------------
 
 
-def test_a_repair_asks_first(root: Path) -> None:
+def test_a_salvage_asks_first(root: Path) -> None:
     """Nobody can be asked here: --yes is needed."""
-    result = run("spool", "repair", "--root", str(root))
+    result = run("spool", "salvage", "--root", str(root))
     assert (result.exit_code, result.stdout) == (2, "")
     assert "use --yes" in result.stderr
 
 
-def test_a_repair_of_what_is_whole(root: Path) -> None:
+def test_a_salvage_of_what_is_whole(root: Path) -> None:
     """It says so, and leaves it."""
-    result = run("spool", "repair", "--root", str(root), "--yes")
+    result = run("spool", "salvage", "--root", str(root), "--yes")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.endswith(": whole, left as it is\n")
 
 
-def test_a_repair_says_what_it_saved(root: Path) -> None:
+def test_a_salvage_says_what_it_saved(root: Path) -> None:
     """For people and for programs, and where the damaged directory went."""
     (directory,) = root.glob("spool-*")
     (directory / "CELL").write_text("{", encoding="utf-8")
-    result = run("spool", "repair", directory.name, "--root", str(root), "--yes")
+    result = run("spool", "salvage", directory.name, "--root", str(root), "--yes")
     assert (result.exit_code, result.stderr) == (0, "")
     (new,) = root.glob("spool-*")
     facts = facts_of(result.stdout)
@@ -327,13 +340,13 @@ def test_a_repair_says_what_it_saved(root: Path) -> None:
     assert ids(root) == [3, 6, 7, 8, 4, 5]
 
 
-def test_a_repair_of_what_is_in_use_or_not_there(root: Path) -> None:
+def test_a_salvage_of_what_is_in_use_or_not_there(root: Path) -> None:
     """6 for a process that may end, 3 for a name that is none; without a name those in use are left alone."""
-    assert run("spool", "repair", "spool-none", "--root", str(root), "--yes").exit_code == 3
+    assert run("spool", "salvage", "spool-none", "--root", str(root), "--yes").exit_code == 3
     with Spool(root, options=SpoolOptions(adopt_every_s=0)) as spool:
-        result = run("spool", "repair", spool.path.name, "--root", str(root), "--yes")
+        result = run("spool", "salvage", spool.path.name, "--root", str(root), "--yes")
         assert (result.exit_code, result.stderr) == (6, f"dmq: {spool.path} is in use by pid {os.getpid()}\n")
-        result = run("spool", "repair", "--root", str(root), "--yes")
+        result = run("spool", "salvage", "--root", str(root), "--yes")
         assert (result.exit_code, result.stdout) == (0, "")
         assert result.stderr == f"dmq: left alone: {spool.path} is in use by pid {os.getpid()}\n"
 
@@ -345,7 +358,7 @@ def test_requeue_by_uid(root: Path) -> None:
     assert ids(root, "--dead") == [2]
     (found,) = json.loads(run("spool", "show", uid_of(1), "--root", str(root), "-o", "json").stdout)
     assert (found["state"], found["attempts"]) == ("waiting", 0)
-    assert run("spool", "verify", "--root", str(root)).exit_code == 0
+    assert run("spool", "check", "--root", str(root)).exit_code == 0
     assert run("spool", "requeue", uid_of(1), "--root", str(root)).exit_code == 3
 
 
@@ -365,7 +378,7 @@ def test_requeue_behind_a_process(root: Path) -> None:
     with Spool(root, options=SpoolOptions(adopt_every_s=0)) as spool:
         result = run("spool", "requeue", uid_of(1), "--root", str(root))
         assert (result.exit_code, result.stdout) == (6, "")
-        assert f"{spool.path} is in use by pid {os.getpid()}" in result.stderr
+        assert f"{spool.path} is in use by another process (pid {os.getpid()})" in result.stderr
 
 
 def test_adoption_from_another_spool(root: Path, tmp_path: Path) -> None:
@@ -379,7 +392,7 @@ def test_adoption_from_another_spool(root: Path, tmp_path: Path) -> None:
     assert sorted(ids(target)) == [3, 4, 5, 6, 7, 8]
     assert ids(target, "--dead") == [1, 2]
     assert not list(root.glob("spool-*"))
-    assert run("spool", "verify", "--root", str(target)).exit_code == 0
+    assert run("spool", "check", "--root", str(target)).exit_code == 0
 
 
 def test_adoption_says_why_not(root: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from support.fake_admin_client import run_dmq as run
 
 from dmq.admin.client import CallFailed, CallRefused, DaemonUnavailable, NotFound
 from dmq.admin.status import CellState
+from dmq.cli.nouns import NOUNS
 
 
 @pytest.fixture
@@ -71,19 +72,6 @@ def test_a_daemon_that_does_not_serve_is_unavailable(daemon: type[FakeClient]) -
     assert "audit trail   STOPPED: No space left on device; somewhere" in result.stdout
 
 
-def test_topics(daemon: type[FakeClient]) -> None:
-    """A table, or a list with stable keys."""
-    assert run("topic", "ls").stdout.splitlines() == [
-        "TOPIC       QUEUES  STORED    PENDING  TYPE",
-        "orders           8       9  1,000,000  mixed",
-        "%DLQ%group       1       1          0  mixed",
-    ]
-    found = json.loads(run("topic", "ls", "-o", "json").stdout)
-    assert found[0]["due"] == [{"until_ms": 1_700_000_000_000, "count": 2}]
-    kept = {"ranges", "oldest_at_ms", "keep_time_ms", "keep_bytes", "keep_unread", "keep_own"}
-    assert set(found[1]) == {"name", "queues", "stored", "pending", "due", "type", "created_at_ms", "readers"} | kept
-
-
 @pytest.mark.parametrize(
     ("failure", "exit_code"),
     [(DaemonUnavailable("a"), 6), (CallRefused("a"), 1), (NotFound("a"), 3), (CallFailed("a"), 1)],
@@ -135,6 +123,48 @@ def test_a_missing_command_shows_the_help(arguments: tuple[str, ...]) -> None:
     result = run(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Commands:" in result.stderr
+
+
+@pytest.mark.parametrize("name", NOUNS)
+def test_the_help_says_of_a_command_what_it_says_of_itself(name: str) -> None:
+    """The line in the list, which is shown without importing the command, is the first sentence of its own help."""
+    (line,) = (line for line in run("--help").stdout.splitlines() if line.startswith(f"  {name} "))
+    assert line.split(maxsplit=1)[1] == NOUNS[name]
+    assert run(name, "--help").stdout.splitlines()[2].strip() == NOUNS[name]
+
+
+def test_a_command_that_is_misspelt() -> None:
+    """What it may have been is said; nothing else is known of it."""
+    result = run("statsu")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "dmq: No such command 'statsu'. Did you mean 'status'?; see 'dmq --help'\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("--timeout soon status", "'--timeout': 'soon' is refused: a duration is expected"),
+        ("status -a nowhere", "'--address': 'nowhere' is refused: host:port is expected"),
+        ("msg send t b --at \x1b", "'--at': '\\x1b' is refused: RFC 3339 with a time zone"),
+        ("msg send t b --delay soon", "'--delay': 'soon' is refused: a duration is expected"),
+        ("msg send t b --property k", "'--property': 'k' is refused: KEY=VALUE is expected"),
+        ("msg ls t --due-after soon", "'--due-after': 'soon' is refused: RFC 3339 with a time zone"),
+        ("msg recall x", "'HANDLE': 'x' is refused: "),
+        ("group reset g t --to +5m", "'--to': '+5m' is refused: begin, end, RFC 3339"),
+        ("dead ls g --since +5m", "'--since': '+5m' is refused: -1h for an hour ago, RFC 3339"),
+        ("topic set t --keep-time 0s", "'--keep-time': '0s' is refused: nothing would be kept"),
+        ("spool show 12", "'UID': '12' is refused: a uid of 32 hex digits is expected"),
+        ("acl new a/b", "'ACCESS_KEY': 'a/b' is refused: 1 to 128 visible ASCII characters"),
+        ("audit run --out o --conf k", "'--conf': 'k' is refused: KEY=VALUE is expected"),
+        ("audit run --out o --from +5m", "'--from': '+5m' is refused: RFC 3339"),
+    ],
+)
+def test_refused_values_have_one_form(daemon: type[FakeClient], arguments: str, told: str) -> None:
+    """Which option, what was given, what is allowed, where to look; on one line, and nothing moves the cursor."""
+    result = run(*arguments.split(" "))
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr.startswith(f"dmq: Invalid value for {told}")
+    assert "; see 'dmq" in result.stderr
 
 
 def test_help_is_not_an_error() -> None:

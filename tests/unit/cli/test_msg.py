@@ -1,99 +1,110 @@
-"""Sending and finding single messages, without a daemon."""
+"""Sending and finding single messages."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
+from unittest.mock import patch
 
 import pytest
-from support.admin_source import MESSAGE_ID
-from support.fake_admin_client import FakeClient, error_of, install
-from support.fake_admin_client import run_dmq as run
+from support.fake_admin_client import error_of
+from support.letters import a_message
+from support.live_cell import NOW, LiveCell, WatchedClient
 
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin.client import DaemonUnavailable
 
+BODY = b"caf\xc3\xa9 \x1b[31mred"
+
 
 @pytest.fixture
-def daemon(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
-    """A daemon that answers; set its class attributes to change it."""
-    return install(monkeypatch)
+def daemon(live: LiveCell) -> LiveCell:
+    """A daemon with a message that waits."""
+
+    async def fill() -> None:
+        await live.rig.broker.send([a_message("W", body=BODY, keys=("k1",), deliver_at_ms=NOW + 60_000)])
+
+    live.do(fill())
+    return live
 
 
-def test_get_shows_where_a_message_is(daemon: type[FakeClient]) -> None:
+def found(live: LiveCell, message_id: str) -> Any:  # noqa: ANN401 - JSON
+    return json.loads(live.run("msg", "get", "orders", message_id, "--body", "-o", "json").stdout)
+
+
+def test_get_shows_where_a_message_is(daemon: LiveCell) -> None:
     """Without its body, unless asked for; what could move the cursor is escaped."""
-    result = run("msg", "get", "orders", MESSAGE_ID)
+    result = daemon.run("msg", "get", "orders", "W")
     assert result.exit_code == 0
     lines = dict(line.split("  ", 1) for line in result.stdout.splitlines())
     assert lines["state"].strip() == "waiting"
     assert lines["deliver at"].strip() == "2023-11-14T22:14:20.000Z"
-    assert lines["properties"].strip() == "a=1 b=2"
+    assert lines["properties"].strip() == "color=red"
     assert "body" not in lines
-    assert "body           café \\x1b[31mred" in run("msg", "get", "orders", MESSAGE_ID, "--body").stdout
+    assert "body        café \\x1b[31mred" in daemon.run("msg", "get", "orders", "W", "--body").stdout
 
 
-def test_get_for_programs(daemon: type[FakeClient]) -> None:
+def test_get_for_programs(daemon: LiveCell) -> None:
     """Bodies in base64."""
-    found = json.loads(run("msg", "get", "orders", MESSAGE_ID, "--body", "-o", "json").stdout)
-    assert (found["state"], found["content"]["keys"]) == ("WAITING", ["k1", "k2"])
-    assert found["content"]["body"] == "Y2Fmw6kgG1szMW1yZWQ="
-    assert json.loads(run("-ojson", "msg", "get", "orders", MESSAGE_ID).stdout)["content"]["body"] is None
+    waiting = found(daemon, "W")
+    assert (waiting["state"], waiting["content"]["keys"]) == ("WAITING", ["k1"])
+    assert waiting["content"]["body"] == "Y2Fmw6kgG1szMW1yZWQ="
+    assert json.loads(daemon.run("-ojson", "msg", "get", "orders", "W").stdout)["content"]["body"] is None
 
 
-def test_get_of_an_unknown_message_is_not_found(daemon: type[FakeClient]) -> None:
+def test_get_of_an_unknown_message_is_not_found(daemon: LiveCell) -> None:
     """Exit code 3, one line; an object for programs."""
-    result = run("msg", "get", "orders", "nobody")
+    result = daemon.run("msg", "get", "orders", "nobody")
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (3, "", 1)
     assert "nobody is not known in topic orders" in result.stderr
-    assert error_of(run("msg", "get", "orders", "nobody", "-o", "json"))["kind"] == "not_found"
+    assert error_of(daemon.run("msg", "get", "orders", "nobody", "-o", "json"))["kind"] == "not_found"
 
 
-def test_send_prints_the_id_it_made(daemon: type[FakeClient]) -> None:
-    """A message as an official client makes it: id, body, birth, type."""
-    result = run("msg", "send", "orders", "hello", "--tag", "t", "--key", "a", "--key", "b", "--property", "x=1=2")
-    (message,) = daemon.sent
-    system = message.system_properties
-    assert result.stdout == f"{system.message_id}\n"
-    assert len(system.message_id) == 34
-    assert (message.topic.name, message.body, dict(message.user_properties)) == ("orders", b"hello", {"x": "1=2"})
-    assert (system.tag, list(system.keys), system.message_type) == ("t", ["a", "b"], public.NORMAL)
-    assert system.born_timestamp.seconds > 1_700_000_000
-    assert not system.HasField("message_group")
-    run("msg", "send", "orders", "hello")
-    assert daemon.sent[1].system_properties.message_id != system.message_id
+def test_send_prints_the_id_it_made(live: LiveCell) -> None:
+    """A message as an official client makes it: id, body, birth; another id each time."""
+    result = live.run("msg", "send", "orders", "hello", "--tag", "t", "--key", "a", "--key", "b", "--property", "x=1=2")
+    message_id = result.stdout.strip()
+    assert (result.stderr, len(message_id)) == ("", 34)
+    content = found(live, message_id)["content"]
+    assert (content["body"], content["properties"]) == ("aGVsbG8=", {"x": "1=2"})
+    assert (content["tag"], content["keys"], content["message_group"]) == ("t", ["a", "b"], "")
+    assert content["born_at_ms"] > NOW
+    assert live.run("msg", "send", "orders", "hello").stdout.strip() != message_id
 
 
-def test_send_for_programs(daemon: type[FakeClient]) -> None:
-    """The id given is the id used."""
-    result = run("msg", "send", "orders", "x", "--id", "mine", "--group", "g", "-o", "json")
+def test_send_for_programs(live: LiveCell) -> None:
+    """The id given is the id used; a delayed message can be recalled by the handle."""
+    result = live.run("msg", "send", "orders", "x", "--id", "mine", "--group", "g", "-o", "json")
     assert json.loads(result.stdout) == {"topic": "orders", "message_id": "mine", "recall_handle": None}
-    assert daemon.sent[0].system_properties.message_type == public.FIFO
+    assert found(live, "mine")["content"]["message_group"] == "g"
+    sent = json.loads(live.run("msg", "send", "orders", "x", "--delay", "5m", "-o", "json").stdout)
+    assert live.run("msg", "recall", sent["recall_handle"]).stdout == f"{sent['message_id']}\n"
+    again = live.run("msg", "recall", sent["recall_handle"], "-o", "json")
+    assert json.loads(again.stdout)["recalled_before"] is True
 
 
-def test_a_body_can_come_from_stdin_and_be_any_bytes(daemon: type[FakeClient]) -> None:
+def test_a_body_can_come_from_stdin_and_be_any_bytes(live: LiveCell) -> None:
     """A dash reads it, as it is."""
-    run("msg", "send", "orders", "-", stdin=b"\xff\x00\n")
-    assert daemon.sent[0].body == b"\xff\x00\n"
+    live.run("msg", "send", "orders", "-", "--id", "mine", stdin=b"\xff\x00\n")
+    assert found(live, "mine")["content"]["body"] == "/wAK"
 
 
 @pytest.mark.parametrize(
-    ("option", "properties", "seconds", "kind"),
+    ("option", "state", "due_in_ms"),
     [
-        (("--delay", "5m"), {"TIMER_DELAY_MS": "300000"}, 0, public.NORMAL),
-        (("--at", "+5m"), {"TIMER_DELAY_MS": "300000"}, 0, public.NORMAL),
-        (("--level", "3"), {"DELAY": "3"}, 0, public.NORMAL),
-        (("--at", "2023-11-14T22:13:20Z"), {}, 1_700_000_000, public.DELAY),
-        (("--at", "1700000000000"), {}, 1_700_000_000, public.DELAY),
+        (("--delay", "5m"), "WAITING", 300_000),
+        (("--at", "+5m"), "WAITING", 300_000),
+        (("--level", "3"), "WAITING", 10_000),
+        (("--at", "2023-11-14T22:14:20Z"), "WAITING", 60_000),
+        (("--at", str(NOW + 60_000)), "WAITING", 60_000),
+        (("--at", str(NOW - 60_000)), "QUEUED", -60_000),
     ],
 )
-def test_the_four_ways_to_be_late(
-    daemon: type[FakeClient], option: tuple[str, str], properties: dict[str, str], seconds: int, kind: int
-) -> None:
-    """Distances are left to the daemon's clock, instants go as a delivery timestamp."""
-    assert run("msg", "send", "orders", "x", *option).exit_code == 0
-    (message,) = daemon.sent
-    assert dict(message.user_properties) == properties
-    assert message.system_properties.delivery_timestamp.seconds == seconds
-    assert message.system_properties.message_type == kind
+def test_the_ways_to_be_late(live: LiveCell, option: tuple[str, str], state: str, due_in_ms: int) -> None:
+    """Distances count by the daemon's clock."""
+    assert live.run("msg", "send", "orders", "x", "--id", "mine", *option).exit_code == 0
+    message = found(live, "mine")
+    assert (message["state"], message["deliver_at_ms"]) == (state, NOW + due_in_ms)
 
 
 @pytest.mark.parametrize(
@@ -113,13 +124,13 @@ def test_the_four_ways_to_be_late(
         ("-o", "xml"),
     ],
 )
-def test_wrong_usage_sends_nothing(daemon: type[FakeClient], arguments: tuple[str, ...]) -> None:
+def test_wrong_usage_sends_nothing(live: LiveCell, arguments: tuple[str, ...]) -> None:
     """Exit code 2, one line on stderr that says where to look."""
-    result = run("msg", "send", "orders", "x", *arguments)
+    result = live.run("msg", "send", "orders", "x", *arguments)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert result.stderr.startswith("dmq: ")
     assert "see 'dmq msg send --help'" in result.stderr
-    assert daemon.sent == []
+    assert live.calls == []
 
 
 @pytest.mark.parametrize(
@@ -131,19 +142,22 @@ def test_wrong_usage_sends_nothing(daemon: type[FakeClient], arguments: tuple[st
         (public.INTERNAL_SERVER_ERROR, 1),
     ],
 )
-def test_a_refused_send_fails_with_the_daemons_words(
-    daemon: type[FakeClient], code: public.Code, exit_code: int
-) -> None:
+def test_a_refused_send_fails_with_the_daemons_words(live: LiveCell, code: public.Code, exit_code: int) -> None:
     """The protocol's code decides what a script should do."""
-    daemon.send_status = public.Status(code=code, message="because of 7")
-    result = run("msg", "send", "orders", "x")
+    answer = public.SendMessageResponse(status=public.Status(code=code, message="because of 7"))
+    with patch.object(WatchedClient, "send", lambda self, message: answer):
+        result = live.run("msg", "send", "orders", "x")
     assert (result.exit_code, result.stdout) == (exit_code, "")
     assert result.stderr == f"dmq: refused: because of 7 ({int(code)})\n"
 
 
-def test_a_send_in_doubt_says_how_to_repeat_it(daemon: type[FakeClient]) -> None:
+def test_a_send_in_doubt_says_how_to_repeat_it(live: LiveCell) -> None:
     """With the same id, so that it is stored once."""
-    daemon.failure = DaemonUnavailable("no answer")
-    result = run("msg", "send", "orders", "x", "--id", "mine")
+
+    def fail(name: str) -> None:
+        raise DaemonUnavailable("no answer")
+
+    live.before_call(fail)
+    result = live.run("msg", "send", "orders", "x", "--id", "mine")
     assert result.exit_code == 6
     assert result.stderr == "dmq: no answer (if in doubt, repeat with --id mine)\n"

@@ -1,49 +1,73 @@
-"""Listing messages, without a daemon."""
+"""Listing messages."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from support.admin_source import MESSAGE_ID
-from support.admin_status import NOW
-from support.fake_admin_client import FakeClient, install
-from support.fake_admin_client import run_dmq as run
+from support.letters import a_message
+from support.live_cell import NOW, LiveCell
 
-from dmq.admin.messages import READY, WAITING, Wanted
+from dmq.cli import msg
 
 
 @pytest.fixture
-def daemon(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
-    """A daemon with a message that waits, and three in a queue that cannot be read."""
-    return install(monkeypatch)
+def daemon(live: LiveCell) -> LiveCell:
+    """A daemon with three messages in queues, of which one cannot be read, and one that waits."""
+
+    async def fill() -> None:
+        await live.rig.broker.send([a_message("A")])
+        live.rig.clock.advance(1_000)
+        await live.rig.broker.send([a_message("B", tag="t", keys=("k",))])
+        live.rig.clock.advance(1_000)
+        await live.rig.broker.send([a_message("C")._replace(payload=b"\xff\xff")])
+        await live.rig.broker.send([a_message("W", tag="new", keys=("k1", "k2"), deliver_at_ms=NOW + 60_000)])
+
+    live.do(fill())
+    return live
 
 
-def test_a_list_goes_over_pages(daemon: type[FakeClient]) -> None:
+def listed(daemon: LiveCell, *options: str) -> tuple[list[str], str | None]:
+    found = json.loads(daemon.run("msg", "ls", "orders", *options, "-o", "json").stdout)
+    return [each["message_id"] for each in found["messages"]], found["next"]
+
+
+def test_a_list_goes_over_pages(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as it takes; each message where it is, and where the next list goes on if there may be more."""
-    daemon.source.rows_per_call = 1
-    result = run("msg", "ls", "orders")
+    monkeypatch.setattr(msg, "_PAGE", 1)
+    result = daemon.run("msg", "ls", "orders")
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["STATE", "DUE", "STORED", "MESSAGE", "ID", "QUEUE", "OFFSET", "TAG", "KEYS", "BYTES"]
-    assert (lines[1].split()[0], lines[1].split()[3:]) == ("waiting", [MESSAGE_ID, "new", "k1", "k2", "14"])
-    assert [line.split()[0] for line in lines[2:]] == ["ready"] * 3
-    assert lines[2].endswith("cannot be read")
+    assert [line.split()[0] for line in lines[1:]] == ["ready"] * 3 + ["waiting"]
+    assert lines[3].endswith("cannot be read")
+    assert lines[4].split()[3:] == ["W", "new", "k1", "k2", "4"]
     assert result.stderr == ""
-    assert len(daemon.source.wanted) == 4
-    assert run("msg", "ls", "orders", "-n", "2").stderr == "dmq: there may be more: --after 2\n"
-    found = json.loads(run("msg", "ls", "orders", "-n", "2", "--after", "1", "-o", "json").stdout)
-    assert ([each["message_id"] for each in found["messages"]], found["next"]) == (["Q0-0", "Q0-1"], "3")
-    assert json.loads(run("msg", "ls", "orders", "-o", "json").stdout)["next"] is None
+    assert daemon.calls.count("ListMessages") >= 4
+    assert listed(daemon) == (["A", "B", "C", "W"], None)
 
 
-def test_what_is_wanted_reaches_the_daemon(daemon: type[FakeClient]) -> None:
-    """Every option, in its place."""
-    times = ("--due-after", str(NOW), "--due-before", str(NOW + 1))
-    assert run("msg", "ls", "orders", *times, "--key", "k", "--tag", "t", "--newest").exit_code == 0
-    assert daemon.source.wanted == [Wanted(0, NOW, NOW + 1, "k", "t", newest_first=True)]
-    for state, number in (("waiting", WAITING), ("ready", READY)):
-        run("msg", "ls", "orders", "--state", state)
-        assert daemon.source.wanted[-1] == Wanted(number)
+def test_a_list_goes_on_where_another_one_ended(daemon: LiveCell) -> None:
+    """With what that one printed."""
+    first, token = listed(daemon, "-n", "2")
+    assert token is not None
+    assert daemon.run("msg", "ls", "orders", "-n", "2").stderr == f"dmq: there may be more: --after {token}\n"
+    assert (first, listed(daemon, "--after", token)) == (["A", "B"], (["C", "W"], None))
+
+
+@pytest.mark.parametrize(
+    ("options", "ids"),
+    [
+        (["--due-after", str(NOW + 1_000), "--due-before", str(NOW + 2_000)], ["B"]),
+        (["--key", "k"], ["B"]),
+        (["--tag", "new"], ["W"]),
+        (["--newest"], ["W", "C", "B", "A"]),
+        (["--state", "waiting"], ["W"]),
+        (["--state", "ready"], ["A", "B", "C"]),
+    ],
+)
+def test_what_is_wanted_is_listed(daemon: LiveCell, options: list[str], ids: list[str]) -> None:
+    """Every option narrows, or turns the order round."""
+    assert listed(daemon, *options)[0] == ids
 
 
 @pytest.mark.parametrize(
@@ -57,9 +81,7 @@ def test_what_is_wanted_reaches_the_daemon(daemon: type[FakeClient]) -> None:
         (["orders", "--due-after", str(NOW), "--due-before", str(NOW)], 1, "ends before it begins"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(
-    daemon: type[FakeClient], arguments: list[str], code: int, text: str
-) -> None:
+def test_what_cannot_be_is_said_in_one_line(daemon: LiveCell, arguments: list[str], code: int, text: str) -> None:
     """With the exit code that scripts go by."""
-    result = run("msg", "ls", *arguments)
+    result = daemon.run("msg", "ls", *arguments)
     assert (result.exit_code, result.stdout, text in result.stderr, result.stderr.count("\n")) == (code, "", True, 1)

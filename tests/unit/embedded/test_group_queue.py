@@ -12,9 +12,10 @@ from support.group_rows import Rows, a_queue
 from broker_adapter.clock import Moment
 from broker_adapter.errors import Refused, Rule
 from dmq.embedded import group_queue
-from dmq.embedded.group_queue import CHUNK_OFFSETS, GroupQueue, Lease, Returned
+from dmq.embedded.group_queue import GroupQueue, Lease, Returned
 from dmq.embedded.receipt import Receipt
 from dmq.store.ops import Op
+from dmq.store.schema.group import CHUNK_OFFSETS
 
 NOW_MS = 1_000_000
 
@@ -52,6 +53,7 @@ def hide(queue: GroupQueue, offset: int, *, is_suspended: bool = False) -> list[
 
 def test_offsets_are_taken_in_order_and_once() -> None:
     """Up to the end, which moves."""
+    assert not GroupQueue(7, 8, 9).has_available(), "nobody has told of a message yet"
     queue = a_queue(3)
     assert [each.queue_offset for each in hand_out(queue, 2)] == [0, 1]
     assert [each.queue_offset for each in hand_out(queue, 9)] == [2]
@@ -219,6 +221,20 @@ def test_the_first_failure_is_remembered() -> None:
     rows.apply(bring_back(queue, 0, NOW_MS + 3))
     ((_, returned),) = rows.load(1).take(1)
     assert returned == (3, 1, NOW_MS + 2)
+
+
+@pytest.mark.parametrize(
+    ("passed_ms", "left_ms"),
+    [(0, 900), (400, 500), (900, 0), (2_000, 0), (-5_000, 900)],
+    ids=["at once", "in between", "at its end", "behind its end", "after a step back"],
+)
+def test_a_hidden_message_stays_hidden_for_what_is_left_of_its_time(passed_ms: int, left_ms: int) -> None:
+    """By the clock of the run that set it and of the run that loads it, and never longer than it was to be."""
+    rows, queue = Rows(), a_queue(1)
+    hand_out(queue)
+    rows.apply(queue.hide(0, queue.leases[0], Moment(NOW_MS, 70), 900))
+    assert queue.leases[0].ends_ms == 970
+    assert rows.load(1, Moment(NOW_MS + passed_ms, 30)).leases[0].ends_ms == 30 + left_ms
 
 
 def test_full_chunks_become_a_floor() -> None:

@@ -12,9 +12,9 @@ from dmq.audit.events import EventKind, decode_event
 from dmq.embedded import names as names_module
 from dmq.embedded.names import Names
 from dmq.errors import StoreCorrupt
-from dmq.store.keys import name_key
 from dmq.store.memory import MemoryEngine
-from dmq.store.ops import Emit, Family, Put
+from dmq.store.ops import Emit, Put
+from dmq.store.schema.keys import Family, name_key
 from dmq.store.store import Store, StoreOptions
 
 

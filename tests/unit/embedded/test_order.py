@@ -134,9 +134,39 @@ def test_what_is_parked_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line.receive() == [3, 4, 5, 6, 7]
 
 
+def test_what_is_out_in_a_lane_holds_up_its_message_group_in_the_queue() -> None:
+    """And the other way round: it is parked there, and offered when nothing of it is out beside."""
+    queue, lane = Line("aab-"), Line("a")
+    queue.queue.beside, lane.queue.beside = (lane.queue,), (queue.queue,)
+    assert lane.receive() == [0]
+    assert queue.receive() == [2, 3]
+    assert queue.queue.order.parked_count == 2
+    lane.ack(0)
+    assert queue.receive() == [0, 1]
+    assert queue.queue.order.parked_count == 0
+    lane.send("ba")
+    queue.ack(0)
+    assert lane.receive() == []
+    queue.ack(1)
+    assert lane.receive() == [2]
+    queue.ack(2)
+    assert lane.receive() == [1]
+
+
+def test_a_late_handle_that_is_used_holds_up_its_own_message_group_alone() -> None:
+    """A cancelled receive left its message unread; once it has a lease again, others need not wait for it."""
+    line = Line("aba")
+    line.cancel(line.begin(limit=1))
+    line.queue.leased(Receipt(7, 8, 9, 0, 1, 1), "a")
+    assert line.receive() == [1]
+    line.ack(0)
+    assert line.receive() == [2]
+
+
 def test_nothing_is_kept_of_what_is_finished() -> None:
     """A message group costs memory while something of it is unfinished, and no longer."""
     line = Line("abab-")
     line.ack(*line.receive())
+    assert line.queue.order.group_of(0) == ""
     fresh = MessageOrder()
     assert vars(line.queue.order) == vars(fresh)

@@ -16,10 +16,11 @@ from dmq.audit.events import NO_QUEUE, EventKind, decode_event
 from dmq.embedded.names import Names, Topic
 from dmq.embedded.placement import Placement, message_group_of
 from dmq.errors import StoreCorrupt
-from dmq.store.keys import pack_timeline_key
 from dmq.store.memory import MemoryEngine
 from dmq.store.ops import Append, Schedule
-from dmq.store.record import (
+from dmq.store.schema.index import failed_id
+from dmq.store.schema.keys import pack_timeline_key
+from dmq.store.schema.record import (
     WAITING_HEADER_BYTES,
     EntryKind,
     History,
@@ -29,7 +30,6 @@ from dmq.store.record import (
     encode_body,
     encode_history,
     encode_waiting,
-    failed_id,
 )
 from dmq.store.store import Store, StoreOptions
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from broker_adapter.errors import Refused, Rule
 from dmq.embedded.receipt import Receipt, ReceiptHandles, name_of, read_handle
-from dmq.store.identity import Identity, Place, draw
+from dmq.store.identity import draw
+from dmq.store.schema.identity import Identity, Place
 
 IDENTITY = Identity(7, bytes(range(32)))
-HANDLES = ReceiptHandles(IDENTITY)
+HANDLES = ReceiptHandles(IDENTITY, 1)
 receipts = st.builds(
     Receipt,
     st.integers(0, 2**32 - 1),
@@ -87,8 +88,8 @@ def test_no_digits_are_believed(raw: bytes) -> None:
 @given(receipt=receipts)
 def test_handles_of_another_store_are_refused(other: Identity, receipt: Receipt) -> None:
     """Of a copy, and of one whose number somebody knows."""
-    assert refused(ReceiptHandles(other).encode(receipt))
-    assert refused(HANDLES.encode(receipt), ReceiptHandles(other))
+    assert refused(ReceiptHandles(other, 1).encode(receipt))
+    assert refused(HANDLES.encode(receipt), ReceiptHandles(other, 1))
 
 
 @given(two=st.lists(st.binary(max_size=300), min_size=2, max_size=2, unique=True))

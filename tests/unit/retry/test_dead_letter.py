@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from retry.dead_letter import Dead, DeadFilter, Job, JobKind, JobState, decode_job, encode_job
+from dmq.store.schema.orders import decode_job, encode_job
+from retry.dead_letter import Dead, DeadFilter, Job, JobKind, JobState
 from retry.policy import Reason
 
 NOW = 1_700_000_000_000

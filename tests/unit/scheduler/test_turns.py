@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from support.scheduler_cell import LAG_MS, Cell
 
 from broker_adapter.clock import ManualClock
-from broker_adapter.message import unpack_id
-from dmq.errors import StoreFailed
+from broker_adapter.message import Envelope, unpack_id
+from dmq.errors import StoreFailed, StoreNoDescriptors
 from dmq.scheduler import scheduler as scheduler_module
-from dmq.store.keys import timeline_mark
+from dmq.store.engine import Rows
+from dmq.store.schema.keys import Family, timeline_mark
 
 
 @pytest.fixture
@@ -126,6 +127,40 @@ def test_a_backlog_does_not_delay_what_is_due_now(cell: Cell, clock: ManualClock
     after.close()
 
 
+def test_what_lies_among_a_flood_is_handed_over_once(cell: Cell, clock: ManualClock) -> None:
+    """The backlog goes on over rows that the same turn took already."""
+    began_ms, mails = clock.now_ms(), cell.topic_of("mails")
+    cell.schedule(*(began_ms + at for at in range(1, 301)))
+    among = Envelope("mails", "among", b"", deliver_at_ms=began_ms + 20)
+    cell.store.commit([cell.placement.accept(mails, among, 0)])
+    clock.advance(400)
+    cell.drain()
+    found = [each.message_id for each in cell.log()]
+    assert len(found) == len(set(found)) == cell.scheduler.handed_over_total == 301
+    assert cell.store.pending() == {}
+
+
+def test_what_cannot_be_read_for_want_of_descriptors_is_read_a_moment_later(
+    cell: Cell, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is wrong with it, and the moment is short."""
+    waits: list[tuple[int, float]] = []
+    scan, failures = cell.store.scan, [StoreNoDescriptors("too many open files")]
+
+    def fails_once(family: Family, start: bytes, stop: bytes, **bounds: int) -> Rows:
+        if failures:
+            raise failures.pop()
+        return scan(family, start, stop, **bounds)
+
+    monkeypatch.setattr(cell.store, "scan", fails_once)
+    monkeypatch.setattr(cell.store.marks, "wait", lambda *args: waits.append(args))
+    cell.schedule(clock.now_ms() + 10)
+    clock.advance(10)
+    assert cell.scheduler.turn().handed_over == 0
+    assert waits == [(0, 0.2)]
+    assert cell.scheduler.turn().handed_over == 1
+
+
 def test_turns_that_take_long_have_a_larger_share_for_the_backlog(
     cell: Cell, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +174,7 @@ def test_turns_that_take_long_have_a_larger_share_for_the_backlog(
 
     monkeypatch.setattr(cell.store, "commit", slow)
     # in each turn a little more than one read takes: a flood, and a rest that is none
-    per_ms = scheduler_module.ROWS_PER_LANE_MAX // turn_ms + 1
+    per_ms = scheduler_module.ROWS_PER_CURSOR_MAX // turn_ms + 1
     cell.schedule(*(start_ms + 1 + number // per_ms for number in range(20 * turn_ms * per_ms)))
     while clock.now_ms() < start_ms + 20 * turn_ms:
         cell.scheduler.turn()
@@ -233,7 +268,7 @@ def test_a_crash_in_any_turn_neither_loses_nor_repeats(
     is_power_loss: bool,
 ) -> None:
     """At its write, or between its write and its sync."""
-    monkeypatch.setattr(scheduler_module, "ROWS_PER_LANE_MAX", 3)
+    monkeypatch.setattr(scheduler_module, "ROWS_PER_CURSOR_MAX", 3)
     now_ms = clock.now_ms()
     wanted = [now_ms + 1 + number for number in range(15)]
     cell.schedule(*wanted)

@@ -49,7 +49,7 @@ class Scene:
     @property
     def waiting(self) -> int:
         """How many pulls wait in the broker."""
-        return sum(each.waiting for each in self.rig.broker.registry.tails.values())
+        return self.rig.broker.pulls.tails.waiting
 
 
 def run(

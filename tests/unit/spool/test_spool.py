@@ -11,11 +11,11 @@ import pytest
 from support.rigs import End
 from support.spool_rig import PATIENCE_S, SpoolRig, an_entry, number_of, recount
 
-from dmq.spool.records import encode_entry
 from dmq.spool.running import Running
 from dmq.store.commit import Unit
-from dmq.store.keys import timeline_key, timeline_mark
-from dmq.store.ops import Family, Op, Put
+from dmq.store.ops import Op, Put
+from dmq.store.schema.keys import Family, timeline_key, timeline_mark
+from dmq.store.schema.spool import encode_entry
 from retry.sink import Death, Held, SinkClosed, SinkUnavailable
 
 
@@ -52,7 +52,7 @@ def test_what_is_held_from_the_start_is_nobody_elses(rig: SpoolRig, monkeypatch:
     """Also when the reader sees the row before its writer is told: it is due at once, and read in that moment."""
     assert not take(rig)
     rig.clock.advance(1)
-    submit = rig.spool.kept.store.submit
+    submit = rig.spool.entries.store.submit
 
     def submit_read_first(ops: Sequence[Op], settle: Callable[[Unit], None], *, is_urgent: bool) -> None:
         def read_first(unit: Unit) -> None:
@@ -61,14 +61,14 @@ def test_what_is_held_from_the_start_is_nobody_elses(rig: SpoolRig, monkeypatch:
 
         submit(ops, read_first, is_urgent=is_urgent)
 
-    monkeypatch.setattr(rig.spool.kept.store, "submit", submit_read_first)
+    monkeypatch.setattr(rig.spool.entries.store, "submit", submit_read_first)
     held = rig.spool.put(an_entry(created_at_ms=rig.clock.now_ms()), is_held=True).result(PATIENCE_S)
     monkeypatch.undo()
     assert held is not None
     assert not take(rig)
     assert rig.spool.stats().held == 1
     rig.spool.finish(held).result(PATIENCE_S)
-    assert recount(rig.spool.kept).waiting == {}
+    assert recount(rig.spool.entries).waiting == {}
 
 
 def test_a_row_that_is_finished_while_it_is_read_does_not_come_again(
@@ -78,7 +78,7 @@ def test_a_row_that_is_finished_while_it_is_read_does_not_come_again(
     rig.clock.step_to(rig.clock.now_ms() + 10_000)
     held = rig.spool.put(an_entry(created_at_ms=rig.clock.now_ms()), is_held=True).result(PATIENCE_S)
     assert held is not None
-    scan = rig.spool.kept.store.scan
+    scan = rig.spool.entries.store.scan
 
     def finish_meanwhile(family: Family, *arguments: object, **options: object) -> object:
         rows = scan(family, *arguments, **options)  # type: ignore[arg-type]
@@ -88,7 +88,7 @@ def test_a_row_that_is_finished_while_it_is_read_does_not_come_again(
 
     rig.spool.take("orders", 0, 0)
     rig.clock.advance(1)
-    monkeypatch.setattr(rig.spool.kept.store, "scan", finish_meanwhile)
+    monkeypatch.setattr(rig.spool.entries.store, "scan", finish_meanwhile)
     rig.spool.turn()
     monkeypatch.undo()
     assert not take(rig)
@@ -131,6 +131,13 @@ def test_an_entry_that_cannot_be_kept_leaves_nothing_behind(rig: SpoolRig, bad: 
     assert len(take(rig, "second")) == 1
 
 
+def test_attempts_end_at_what_their_field_holds(rig: SpoolRig) -> None:
+    """An entry that failed more often is kept all the same."""
+    rig.spool.put(replace(an_entry(), attempts=0x10000)).result(PATIENCE_S)
+    (held,) = take(rig)
+    assert held.entry.attempts == 0xFFFF
+
+
 def test_the_same_uid_can_die_twice(rig: SpoolRig) -> None:
     """It is one dead entry, and counts as one."""
     for _ in range(2):
@@ -149,7 +156,7 @@ def test_a_row_that_is_no_entry_stops_nobody(rig: SpoolRig) -> None:
     good = encode_entry(an_entry(9), 1, 0)
     bad = {1: b"?", 2: good[:20], 3: good[:29], 4: encode_entry(an_entry(9), 77, 0)}
     rows = [Put(Family.TIMELINE, timeline_key(timeline_mark(now_ms, 2**32 + at)), value) for at, value in bad.items()]
-    rig.spool.kept.store.commit(rows)
+    rig.spool.entries.store.commit(rows)
     rig.clock.advance(1)
     rig.spool.put(an_entry(2, due_at_ms=rig.clock.now_ms())).result(PATIENCE_S)
     for expected in ([1, 2], []):
@@ -158,7 +165,7 @@ def test_a_row_that_is_no_entry_stops_nobody(rig: SpoolRig) -> None:
         for held in taken:
             rig.spool.finish(held).result(PATIENCE_S)
         assert len(rig.spool.damaged) == len(bad)
-        assert rig.spool.kept.store.failure is None
+        assert rig.spool.entries.store.failure is None
         rig.clock.advance(1_000)
         rig.spool.turn()
         rig.spool.close()
@@ -197,12 +204,12 @@ def test_a_failure_while_mending_is_mended_too(rig: SpoolRig, monkeypatch: pytes
     """The store that was just opened fails before anybody notices: it is opened once more."""
     start = Running._start
 
-    def fail_at_once(running: Running, kept: object) -> None:
+    def fail_at_once(running: Running, entries: object) -> None:
         monkeypatch.setattr(Running, "_start", start)
         rig.memory.fail_next_sync = True
         with pytest.raises(Exception, match="injected"):
-            kept.store.commit([])  # type: ignore[attr-defined]
-        start(running, kept)  # type: ignore[arg-type]
+            entries.store.commit([])  # type: ignore[attr-defined]
+        start(running, entries)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Running, "_start", fail_at_once)
     rig.memory.fail_next_sync = True
@@ -214,13 +221,13 @@ def test_a_failure_while_mending_is_mended_too(rig: SpoolRig, monkeypatch: pytes
         threading.Event().wait(0.001)
     rig.mended()
     rig.spool.put(an_entry(2)).result(PATIENCE_S)
-    assert 2 in recount(rig.spool.kept).waiting
+    assert 2 in recount(rig.spool.entries).waiting
 
 
 def test_an_error_that_a_caller_gets_is_the_sinks(rig: SpoolRig) -> None:
     """No error of the store comes out of the methods of a sink."""
     rig.spool.put(an_entry()).result(PATIENCE_S)
-    rig.spool.kept.store.close()
+    rig.spool.entries.store.close()
     for call in (
         lambda: rig.spool.put(an_entry(2)).result(PATIENCE_S),
         lambda: rig.spool.has_waiting("orders", "a"),
@@ -232,16 +239,16 @@ def test_an_error_that_a_caller_gets_is_the_sinks(rig: SpoolRig) -> None:
     assert rig.spool.stats().waiting == 1
 
 
-def test_lanes_are_not_kept_in_memory(rig: SpoolRig) -> None:
+def test_key_queues_are_not_kept_in_memory(rig: SpoolRig) -> None:
     """However many keys wait, only what is under way costs memory."""
     for answer in [rig.spool.put(an_entry(number, key=f"key {number % 500}")) for number in range(1_000)]:
         answer.result(PATIENCE_S)
-    lanes = rig.spool.kept.lanes
-    assert not lanes._ahead
-    assert not lanes._parked
+    key_queues = rig.spool.entries.key_queues
+    assert not key_queues._ahead
+    assert not key_queues._parked
     for held in take(rig):
         rig.spool.finish(held).result(PATIENCE_S)
-    assert not lanes._ahead
+    assert not key_queues._ahead
 
 
 # -- steps of the clock ------------------------------------------------------------------------------------------------

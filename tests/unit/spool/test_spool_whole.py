@@ -10,7 +10,7 @@ from support.spool_rig import an_entry
 
 from broker_adapter.clock import ManualClock
 from dmq.errors import UnitRefused
-from dmq.spool.kept import Kept
+from dmq.spool.entries import Entries
 from dmq.spool.plan import Ticket
 from dmq.store.commit import Unit
 from dmq.store.memory import MemoryEngine
@@ -22,7 +22,7 @@ from retry.sink import Death
 def test_a_dead_entry_stays_dead_while_another_one_has_its_place(tmp_path: Path, key: str) -> None:
     """Two entries were put under one uid: the dead one is refused, stays as it is, and can be put back later."""
     store = Store(MemoryEngine(), ManualClock(), StoreOptions())
-    kept = Kept(store)
+    entries = Entries(store)
     first, second = an_entry(1, key=key, payload=b"first"), an_entry(1, payload=b"second")
 
     def told(done: Future[Unit], unit: Unit) -> None:
@@ -30,34 +30,34 @@ def test_a_dead_entry_stays_dead_while_another_one_has_its_place(tmp_path: Path,
 
     def held(payload_of: object) -> Ticket:
         done: Future[Ticket | None] = Future()
-        with kept.lock:
-            kept.put(payload_of, lambda _, ticket: done.set_result(ticket), is_held=True)  # type: ignore[arg-type]
+        with entries.lock:
+            entries.put(payload_of, lambda _, ticket: done.set_result(ticket), is_held=True)  # type: ignore[arg-type]
         ticket = done.result(60)
         assert ticket is not None
         return ticket
 
     def requeue() -> None:
         done: Future[Unit] = Future()
-        with kept.lock:
-            assert kept.requeue("orders", first.uid, lambda unit: told(done, unit))
+        with entries.lock:
+            assert entries.requeue("orders", first.uid, lambda unit: told(done, unit))
         done.result(60)
 
     ticket, buried = held(first), Future[Unit]()
-    with kept.lock:
-        kept.bury(ticket, first, Death.EXHAUSTED, lambda unit: told(buried, unit))
+    with entries.lock:
+        entries.bury(ticket, first, Death.EXHAUSTED, lambda unit: told(buried, unit))
     buried.result(60)
     again: Future[Unit] = Future()
     ticket = held(second)
-    with kept.lock:
-        kept.again(ticket, second, lambda unit: told(again, unit), is_counted=False)
+    with entries.lock:
+        entries.again(ticket, second, lambda unit: told(again, unit), is_counted=False)
     again.result(60)  # it waits under the turn that the dead one would get
     with pytest.raises(UnitRefused):
         requeue()
     store.commit([])
-    with kept.lock:
-        assert [each.entry.payload for each in kept.dead("orders", b"", 9)] == [b"first"]
-        total = kept.total()
+    with entries.lock:
+        assert [each.entry.payload for each in entries.dead("orders", b"", 9)] == [b"first"]
+        total = entries.total()
         assert (total.waiting, total.dead) == (1, 1)
-        assert Kept(store).total() == total
-        assert not kept.has_waiting("orders", "k")
+        assert Entries(store).total() == total
+        assert not entries.has_waiting("orders", "k")
     store.close()

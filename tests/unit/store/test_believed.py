@@ -6,15 +6,8 @@ import pytest
 
 from broker_adapter.clock import ManualClock
 from dmq.errors import StoreCorrupt
-from dmq.store.believed import (
-    STEP_MS,
-    BelievedClock,
-    ClockOptions,
-    ClockRow,
-    News,
-    decode_clock,
-    encode_clock,
-)
+from dmq.store.believed import STEP_MS, BelievedClock, ClockNews, ClockOptions, ClockStatus, News
+from dmq.store.schema.clock import ClockRow, decode_clock, encode_clock
 
 MINUTE_MS = 60_000
 YEAR_MS = 365 * 24 * 60 * MINUTE_MS
@@ -48,6 +41,9 @@ def test_time_passes_and_nothing_happens() -> None:
     believed = BelievedClock(clock, OPTIONS, None, is_new=True)
     clock.advance(YEAR_MS)
     assert believed.now_ms() == clock.now_ms()
+    assert believed.boot_ms() == clock.boot_ms() == YEAR_MS
+    assert believed.monotonic_s() == clock.monotonic_s() == YEAR_MS / 1_000
+    assert believed.boot_id() == clock.boot_id()
     clock.suspend(YEAR_MS)
     assert believed.now_ms() == clock.now_ms()
     for _ in range(10_000):
@@ -165,7 +161,10 @@ def test_an_operator_is_believed_at_once() -> None:
     assert believed.accept("it was set by hand")
     assert (believed.now_ms(), believed.is_steady()) == (clock.now_ms(), True)
     assert not believed.accept("again")
-    assert news_of(believed) == [News.HELD, News.ACCEPTED]
+    assert believed.news()[0] == [
+        ClockNews(News.HELD, YEAR_MS, 0, clock.now_ms(), was_down=False, why=""),
+        ClockNews(News.ACCEPTED, 0, YEAR_MS, clock.now_ms(), was_down=False, why="it was set by hand"),
+    ]
     step(clock, -STEP_MS)
     assert not believed.is_steady()
 
@@ -233,7 +232,32 @@ def test_an_old_store_without_a_row_has_to_see_the_clock_for_a_while() -> None:
     believed = BelievedClock(clock, OPTIONS, None, is_new=False)
     assert not believed.is_steady()
     clock.advance(STEADY_MS)
-    assert (believed.is_steady(), news_of(believed)) == (True, [News.STEADY])
+    assert believed.is_steady()
+    assert believed.news()[0] == [ClockNews(News.STEADY, 0, 0, clock.now_ms(), was_down=False, why="")]
+
+
+def test_an_operator_is_told_how_the_clock_is() -> None:
+    """What it says and what is believed, the last step, how many there were, and how long until it counts as steady."""
+    clock = ManualClock()
+    believed = BelievedClock(clock, OPTIONS, None, is_new=True)
+    began_ms = clock.now_ms()
+    assert believed.status() == ClockStatus(began_ms, began_ms, True, False, 0, 0, 0, 0)
+    clock.advance(MINUTE_MS)
+    step(clock, -YEAR_MS)
+    believed.now_ms()
+    step(clock, 2 * YEAR_MS)
+    stepped_ms = clock.now_ms()
+    held = ClockStatus(stepped_ms, stepped_ms - 2 * YEAR_MS, False, True, STEADY_MS, 2, 2 * YEAR_MS, stepped_ms)
+    assert believed.status() == held
+    clock.advance(MINUTE_MS)
+    now_ms = clock.now_ms()
+    assert believed.status() == held._replace(
+        wall_ms=now_ms, believed_ms=now_ms - 2 * YEAR_MS, steady_in_ms=STEADY_MS - MINUTE_MS
+    )
+    assert believed.accept()
+    assert believed.status() == held._replace(
+        wall_ms=now_ms, believed_ms=now_ms, is_steady=True, is_held=False, steady_in_ms=0
+    )
 
 
 def test_what_is_not_recorded_is_found_again_by_the_next_run() -> None:
@@ -253,7 +277,15 @@ def test_news_are_bounded() -> None:
     for _ in range(2_000):
         step(clock, STEP_MS)
         believed.now_ms()
-    assert len(believed.news()[0]) <= 256
+    found, _ = believed.news()
+    assert (len(found), found[-1].wall_ms) == (256, clock.now_ms())
+
+
+def test_words_of_the_trail_do_not_drift() -> None:
+    """An event of the cell has them as its text."""
+    assert [each.value for each in News] == [
+        "clock_stepped", "clock_held", "clock_believed", "clock_steady", "clock_accepted",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", [b"", b"\0" * 32, b"\0" * 33 + b"\xff", b"\0" * 32 + b"\4" + b"\0" * 7])

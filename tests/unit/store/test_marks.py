@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dmq.store.keys import timeline_mark as at
-from dmq.store.marks import BACKLOG_LAG_MS, Claim, Lane, Marks
+from dmq.store.marks import BACKLOG_LAG_MS, Claim, Cursor, Marks
+from dmq.store.schema.keys import timeline_mark as at
 
 NOW = 1_000_000
 PATIENCE_S = 10.0
@@ -18,7 +18,7 @@ PATIENCE_S = 10.0
 def marks() -> Marks:
     """The reader has read everything up to and including ``NOW``."""
     made = Marks(at(NOW, 0))
-    made.claim(Lane.LIVE, NOW)
+    made.claim(Cursor.LIVE, NOW)
     return made
 
 
@@ -42,30 +42,30 @@ def test_a_clock_that_stepped_back_lowers_the_marks(marks: Marks) -> None:
     assert marks.reserve(NOW - 200, NOW - 300, 7) == (0, at(NOW - 200, 7))
     marks.release()
     assert marks.low() == at(NOW - 200, 7)
-    assert marks.claim(Lane.LIVE, NOW - 200) == Claim(Lane.LIVE, at(NOW - 200, 7), at(NOW - 199, 0))
+    assert marks.claim(Cursor.LIVE, NOW - 200) == Claim(Cursor.LIVE, at(NOW - 200, 7), at(NOW - 199, 0))
 
 
-def test_lowering_into_the_backlog_lowers_both_lanes() -> None:
+def test_lowering_into_the_backlog_lowers_both_cursors() -> None:
     """The later keys of that batch may lie between the end of the backlog and the live cursor."""
     marks = Marks(at(NOW - 10_000, 0))
     assert marks.split_backlog(NOW)
-    marks.claim(Lane.BACKLOG, NOW)
-    marks.claim(Lane.LIVE, NOW + 5_000)
+    marks.claim(Cursor.BACKLOG, NOW)
+    marks.claim(Cursor.LIVE, NOW + 5_000)
     marks.reserve(NOW - 3_000, NOW - 4_000, 7)
     marks.release()
-    assert marks.claim(Lane.BACKLOG, NOW + 9_000) == Claim(Lane.BACKLOG, at(NOW - 3_000, 7), at(NOW, 0))
-    assert marks.claim(Lane.LIVE, NOW + 9_000).start == at(NOW, 0)
+    assert marks.claim(Cursor.BACKLOG, NOW + 9_000) == Claim(Cursor.BACKLOG, at(NOW - 3_000, 7), at(NOW, 0))
+    assert marks.claim(Cursor.LIVE, NOW + 9_000).start == at(NOW, 0)
 
 
 def test_lowering_behind_the_backlog_leaves_it_alone() -> None:
     """Only the live cursor moves."""
     marks = Marks(at(NOW - 10_000, 0))
     marks.split_backlog(NOW)
-    marks.claim(Lane.LIVE, NOW + 5_000)
+    marks.claim(Cursor.LIVE, NOW + 5_000)
     assert marks.reserve(NOW + 2_000, NOW + 1_000, 7) == (0, at(NOW + 2_000, 7))
     marks.release()
-    assert marks.claim(Lane.BACKLOG, NOW + 1_000).start == at(NOW - 10_000, 0)
-    assert marks.claim(Lane.LIVE, NOW + 9_000).start == at(NOW + 2_000, 7)
+    assert marks.claim(Cursor.BACKLOG, NOW + 1_000).start == at(NOW - 10_000, 0)
+    assert marks.claim(Cursor.LIVE, NOW + 9_000).start == at(NOW + 2_000, 7)
 
 
 # -- rule 2: never into a batch in flight ------------------------------------------------------------------------------
@@ -74,16 +74,18 @@ def test_lowering_behind_the_backlog_leaves_it_alone() -> None:
 def test_a_claim_stops_below_the_batch_in_flight(marks: Marks) -> None:
     """Neither a row that is not yet visible is passed, nor one that is not yet synced handed out."""
     marks.reserve(NOW + 100, NOW, 7)
-    assert marks.claim(Lane.LIVE, NOW + 500).stop == at(NOW + 100, 7)
-    assert marks.claim(Lane.LIVE, NOW + 500) == Claim(Lane.LIVE, at(NOW + 100, 7), at(NOW + 100, 7)), "nothing to read"
+    assert marks.claim(Cursor.LIVE, NOW + 500).stop == at(NOW + 100, 7)
+    assert marks.claim(Cursor.LIVE, NOW + 500) == Claim(Cursor.LIVE, at(NOW + 100, 7), at(NOW + 100, 7)), (
+        "nothing to read"
+    )
     marks.release()
-    assert marks.claim(Lane.LIVE, NOW + 500) == Claim(Lane.LIVE, at(NOW + 100, 7), at(NOW + 501, 0))
+    assert marks.claim(Cursor.LIVE, NOW + 500) == Claim(Cursor.LIVE, at(NOW + 100, 7), at(NOW + 501, 0))
 
 
 def test_a_claim_reads_up_to_now_and_not_further(marks: Marks) -> None:
     """All sequences of this millisecond, none of the next."""
-    assert marks.claim(Lane.LIVE, NOW + 7) == Claim(Lane.LIVE, at(NOW + 1, 0), at(NOW + 8, 0))
-    claim = marks.claim(Lane.LIVE, NOW + 3)
+    assert marks.claim(Cursor.LIVE, NOW + 7) == Claim(Cursor.LIVE, at(NOW + 1, 0), at(NOW + 8, 0))
+    claim = marks.claim(Cursor.LIVE, NOW + 3)
     assert claim.stop <= claim.start, "the clock stepped back"
     assert marks.low() == at(NOW + 8, 0)
 
@@ -91,7 +93,7 @@ def test_a_claim_reads_up_to_now_and_not_further(marks: Marks) -> None:
 def test_rows_of_a_batch_in_flight_are_not_to_be_used(marks: Marks) -> None:
     """After a lowering an older claim may cover them; nothing is held back otherwise."""
     assert marks.unsynced() > at(2**63, 0)
-    marks.claim(Lane.LIVE, NOW + 50)
+    marks.claim(Cursor.LIVE, NOW + 50)
     marks.reserve(NOW + 20, NOW, 7)
     assert marks.unsynced() == at(NOW + 20, 7)
     marks.release()
@@ -103,33 +105,42 @@ def test_rows_of_a_batch_in_flight_are_not_to_be_used(marks: Marks) -> None:
 
 def test_retreat_gives_back_what_was_not_read(marks: Marks) -> None:
     """And never moves a cursor forward."""
-    marks.claim(Lane.LIVE, NOW + 100)
-    marks.retreat(Lane.LIVE, at(NOW + 40, 3))
+    marks.claim(Cursor.LIVE, NOW + 100)
+    marks.retreat(Cursor.LIVE, at(NOW + 40, 3))
     assert marks.low() == at(NOW + 40, 3)
-    marks.retreat(Lane.LIVE, at(NOW + 90, 0))
+    marks.retreat(Cursor.LIVE, at(NOW + 90, 0))
     assert marks.low() == at(NOW + 40, 3)
 
 
 def test_a_lagging_cursor_becomes_the_backlog() -> None:
-    """Beyond the lag only; both lanes are read side by side, and ``low`` is the slower one."""
+    """Beyond the lag only; both cursors are read side by side, and ``low`` is the slower one."""
     marks = Marks(at(NOW - BACKLOG_LAG_MS, 0))
     assert not marks.split_backlog(NOW)
     assert marks.split_backlog(NOW + 1)
-    assert marks.claim(Lane.LIVE, NOW + 2) == Claim(Lane.LIVE, at(NOW + 1, 0), at(NOW + 3, 0))
+    assert marks.claim(Cursor.LIVE, NOW + 2) == Claim(Cursor.LIVE, at(NOW + 1, 0), at(NOW + 3, 0))
     assert marks.low() == at(NOW - BACKLOG_LAG_MS, 0)
-    assert marks.claim(Lane.BACKLOG, NOW + 2) == Claim(Lane.BACKLOG, at(NOW - BACKLOG_LAG_MS, 0), at(NOW + 1, 0))
-    marks.retreat(Lane.BACKLOG, at(NOW - 5, 0))
+    assert marks.claim(Cursor.BACKLOG, NOW + 2) == Claim(Cursor.BACKLOG, at(NOW - BACKLOG_LAG_MS, 0), at(NOW + 1, 0))
+    marks.retreat(Cursor.BACKLOG, at(NOW - 5, 0))
     assert marks.low() == at(NOW - 5, 0)
     assert marks.split_backlog(NOW + 2), "not yet drained"
-    marks.claim(Lane.BACKLOG, NOW + 2)
+    assert marks.has_backlog()
+    marks.claim(Cursor.BACKLOG, NOW + 2)
+    assert not marks.has_backlog()
     assert not marks.split_backlog(NOW + 2)
     assert marks.low() == at(NOW + 3, 0)
+
+
+def test_nothing_of_the_backlog_is_early_after_a_step_back() -> None:
+    """It ends at a time that has not come again: what is due is read, and not the first row of the next millisecond."""
+    marks = Marks(at(NOW - 10_000, 0))
+    marks.split_backlog(NOW)
+    assert marks.claim(Cursor.BACKLOG, NOW - 500) == Claim(Cursor.BACKLOG, at(NOW - 10_000, 0), at(NOW - 499, 0))
 
 
 def test_there_is_nothing_to_claim_without_a_backlog(marks: Marks) -> None:
     """An empty claim, and no cursor moves."""
     low = marks.low()
-    claim = marks.claim(Lane.BACKLOG, NOW + 9)
+    claim = marks.claim(Cursor.BACKLOG, NOW + 9)
     assert claim.stop <= claim.start
     assert marks.low() == low
 
@@ -142,7 +153,7 @@ def waits(marks: Marks, until_ms: int, meanwhile: Callable[[], object]) -> bool:
     woken = threading.Event()
 
     def wait() -> None:
-        marks.wait(until_ms, PATIENCE_S)
+        marks.wait(until_ms, 2 * PATIENCE_S)  # longer than anybody waits for the thread to end
         woken.set()
 
     thread = threading.Thread(target=wait, daemon=True)
@@ -155,9 +166,9 @@ def waits(marks: Marks, until_ms: int, meanwhile: Callable[[], object]) -> bool:
     return is_woken
 
 
-def release(marks: Marks, due_ms: int) -> Callable[[], None]:
+def release(marks: Marks, due_ms: int, sequence: int = 7) -> Callable[[], None]:
     def act() -> None:
-        marks.reserve(due_ms, NOW, 7)
+        marks.reserve(due_ms, NOW, sequence)
         marks.release()
 
     return act
@@ -169,13 +180,19 @@ def test_an_earlier_row_wakes_the_reader(marks: Marks) -> None:
 
 
 def test_a_later_row_does_not_wake_the_reader(marks: Marks) -> None:
-    """Sends for next week cost the reader nothing."""
-    assert not waits(marks, NOW + 1_000, release(marks, NOW + 1_001))
+    """Sends for next week cost the reader nothing, whether they come while it waits or before."""
+    assert not waits(marks, NOW + 1_000, release(marks, NOW + 1_000, sequence=0))
+
+
+def test_a_later_row_that_came_before_the_wait_does_not_end_it(marks: Marks) -> None:
+    """Not even the first one of the millisecond that the reader sleeps until."""
+    release(marks, NOW + 1_000, sequence=0)()
+    assert not waits(marks, NOW + 1_000, lambda: None)
 
 
 def test_a_row_that_came_before_the_wait_is_not_missed(marks: Marks) -> None:
     """Released after the claim and before the wait: the wait returns at once."""
-    marks.claim(Lane.LIVE, NOW)
+    marks.claim(Cursor.LIVE, NOW)
     release(marks, NOW + 5)()
     assert waits(marks, NOW + 1_000, lambda: None)
 
@@ -191,13 +208,13 @@ def test_a_wake_up_during_a_turn_is_not_lost(marks: Marks) -> None:
     """Whatever is claimed after it."""
     marks.begin_turn()
     marks.wake()
-    marks.claim(Lane.LIVE, NOW)
+    marks.claim(Cursor.LIVE, NOW)
     assert waits(marks, NOW + 1_000, lambda: None)
 
 
 def test_nothing_in_flight_releases_nothing(marks: Marks) -> None:
     """Batches of acks alone do not wake the reader."""
-    marks.claim(Lane.LIVE, NOW)
+    marks.claim(Cursor.LIVE, NOW)
     assert not waits(marks, NOW + 1_000, marks.release)
 
 

@@ -1,9 +1,8 @@
-"""Keys of every column family. Fixed width, big-endian, so that byte order is the order that is meant.
+"""Families, and the keys of all but the group family. Fixed width, big-endian: byte order is the order that is meant.
 
     timeline   deliver_at_ms 8 | sequence 8; behind all times: 0xff 17 | sequence 8, the body of a half message
     index      generation 4 | scope 4 | packed message id        generation 0: waits; else finished in that generation
     queue      topic_id 4 | queue_id 2 | queue_offset 8
-    group      group_id 4 | topic_id 4 | queue_id 2 | kind 1 | number 8
     audit      sequence of the block's first event 8
     meta       one letter of kind, then what it names
 
@@ -13,19 +12,28 @@ In memory a timeline key is the integer ``deliver_at_ms << 64 | sequence``: mark
 from __future__ import annotations
 
 import struct
+from enum import IntEnum
 
 from dmq.errors import StoreCorrupt
+
+# 1: counts of what waits in a row per minute.
+# 2: no identity, failed copies without an epoch, tags of at most 255 bytes, half messages with their body in their row.
+# Also in 2: no row of the clocks, ids aged by wall time.
+FORMAT_VERSION = 3
 
 _TIMELINE = struct.Struct(">QQ")
 _QUEUE = struct.Struct(">IHQ")
 _INDEX = struct.Struct(">II")
-_GROUP_QUEUE = struct.Struct(">IIH")
-_GROUP = struct.Struct(">IIHBQ")
 _U64 = struct.Struct(">Q")
+_HOUR = struct.Struct(">cIQ")
+_META_TOTAL = struct.Struct(">cI")
+_HALF_SCOPE = 0x8000_0000
 
 WAITING_GENERATION = 0
 TIMELINE_END = b"\xff" * 17  # behind every time; bodies of half messages follow
+TIMELINE_KEY_BYTES, QUEUE_KEY_BYTES, INDEX_PREFIX_BYTES = _TIMELINE.size, _QUEUE.size, _INDEX.size
 
+# Keys of one row.
 META_FORMAT = b"F"
 META_BOOT = b"B"
 META_SEQUENCE = b"S"
@@ -34,18 +42,42 @@ META_OUTBOX = b"O"
 META_GENERATION = b"G"
 META_CLOSED = b"X"
 META_IDENTITY = b"I"
-META_CLOCK = b"C"  # one reading of the clocks, see ``dmq.store.believed``
-META_MOVES = b"M"  # steps back whose delays are being moved, see ``dmq.scheduler.moves``
-META_QUOTAS = b"Q"  # the limits of keys and addresses, see ``dmq.acl.quotas``
-META_HOUR = b"m"  # first letter of the keys of hours
-_META_NAME = b"n"
-_HOUR = struct.Struct(">cIQ")
-_META_TOTAL = struct.Struct(">cI")
+META_CLOCK = b"C"  # one reading of the clocks
+META_MOVES = b"M"  # steps back whose delays are being moved
+META_QUOTAS = b"Q"  # the limits of keys and addresses
+# First letters of the keys of many.
+META_HOUR = b"m"  # how many entries of a scope are due in each minute of an hour
+META_MINUTE = b"c"  # the same by the minute, in format 1
+META_TOTAL = b"t"  # how many entries of a scope wait
+META_NAME = b"n"  # a topic, a group or a lane
+META_SETTINGS = b"p"  # of a topic or a group
+META_HOLDS = b"h"  # what kinds of messages a topic took
+META_BEGIN = b"b"  # where a queue begins, once something was removed from its front
+META_PROCEDURE = b"k"  # what an operator ordered and takes many units
+META_RESET = b"e"  # the last epoch before a group was reset on a topic: handles up to it are void
+META_JOB = b"j"  # on dead letters
+META_SPOOL_TOTAL = b"w"  # what a spool holds of a type; no daemon has one
+
+
+class Family(IntEnum):
+    """Column families; the number is the index of its handle, the name is its name on disk in lower case."""
+
+    META = 0
+    TIMELINE = 1
+    INDEX = 2
+    QUEUE = 3
+    GROUP = 4
+    AUDIT = 5
 
 
 def timeline_mark(deliver_at_ms: int, sequence: int) -> int:
     """Return the number of a timeline key."""
     return deliver_at_ms << 64 | sequence
+
+
+def sequence_of(mark: int) -> int:
+    """Return the sequence in the number of a timeline key."""
+    return mark & 2**64 - 1
 
 
 def timeline_key(mark: int) -> bytes:
@@ -57,7 +89,7 @@ pack_timeline_key = _TIMELINE.pack
 unpack_timeline_key = _TIMELINE.unpack
 pack_index_prefix = _INDEX.pack  # (generation, scope)
 pack_queue_key = _QUEUE.pack  # (topic_id, queue_id, queue_offset)
-pack_group_key = _GROUP.pack  # (group_id, topic_id, queue_id, kind, number)
+unpack_queue_key = _QUEUE.unpack
 pack_u64 = _U64.pack
 pack_pair = _TIMELINE.pack
 
@@ -83,6 +115,11 @@ def unpack_mark(value: bytes) -> int:
     return timeline_mark(*unpack_pair(value))
 
 
+def half_scope(topic_id: int) -> int:
+    """Return the scope of a topic's half messages; ids of names are far smaller."""
+    return topic_id | _HALF_SCOPE
+
+
 def half_body_key(sequence: int) -> bytes:
     """Return the timeline key of the body of a half message, which lies behind everything that has a time."""
     return TIMELINE_END + _U64.pack(sequence)
@@ -98,20 +135,29 @@ def queue_offset_of(key: bytes) -> int:
     return int.from_bytes(key[6:14], "big")
 
 
-def group_queue_range(group_id: int, topic_id: int, queue_id: int) -> tuple[bytes, bytes]:
-    """Return the range of all rows one group keeps for one queue."""
-    start = _GROUP_QUEUE.pack(group_id, topic_id, queue_id)
-    return start, start + b"\xff" * 10
-
-
-def unpack_group_row(key: bytes) -> tuple[int, int]:
-    """Return ``(kind, number)`` of a group row."""
-    return key[10], int.from_bytes(key[11:19], "big")
+def index_place(key: bytes) -> tuple[int, int]:
+    """Return the generation and the scope in an index key."""
+    return int.from_bytes(key[:4], "big"), int.from_bytes(key[4:8], "big")
 
 
 def generation_range(first: int, last: int) -> tuple[bytes, bytes]:
     """Return the index range of generations ``first`` up to, not including, ``last``."""
     return first.to_bytes(4, "big"), last.to_bytes(4, "big")
+
+
+def waiting_range(scope: int) -> tuple[bytes, bytes]:
+    """Return the index range of all that waits of a scope."""
+    return _INDEX.pack(WAITING_GENERATION, scope), _INDEX.pack(WAITING_GENERATION, scope + 1)
+
+
+def meta_range(letter: bytes) -> tuple[bytes, bytes]:
+    """Return the range of all rows of a kind that has many."""
+    return letter, bytes((letter[0] + 1,))
+
+
+def meta_id(key: bytes) -> int:
+    """Return the id that follows the letter in a key: of a name, a type or a scope."""
+    return int.from_bytes(key[1:5], "big")
 
 
 def hour_key(scope: int, hour: int) -> bytes:
@@ -124,11 +170,6 @@ def hour_range(scope: int, first: int, last: int) -> tuple[bytes, bytes]:
     return _HOUR.pack(META_HOUR, scope, first), _HOUR.pack(META_HOUR, scope, last)
 
 
-def scope_of_hour(key: bytes) -> int:
-    """Return the scope in an hour's key."""
-    return int.from_bytes(key[1:5], "big")
-
-
 def hour_of(key: bytes) -> int:
     """Return the number of the hour in its key."""
     return int.from_bytes(key[5:13], "big")
@@ -136,83 +177,42 @@ def hour_of(key: bytes) -> int:
 
 def total_key(scope: int) -> bytes:
     """Return the meta key of how many entries of ``scope`` wait."""
-    return _META_TOTAL.pack(b"t", scope)
-
-
-def total_range() -> tuple[bytes, bytes]:
-    """Return the range of all scopes' totals."""
-    return b"t", b"u"
-
-
-def scope_of_total(key: bytes) -> int:
-    """Return the scope in a total key."""
-    return int.from_bytes(key[1:5], "big")
+    return _META_TOTAL.pack(META_TOTAL, scope)
 
 
 def name_key(name_id: int) -> bytes:
     """Return the meta key of a topic's or group's record."""
-    return _META_NAME + name_id.to_bytes(4, "big")
+    return META_NAME + name_id.to_bytes(4, "big")
 
 
-def name_range() -> tuple[bytes, bytes]:
-    """Return the range of all topics' and groups' records."""
-    return b"n", b"o"
-
-
-def settings_key(group_id: int) -> bytes:
-    """Return the meta key of a group's settings."""
-    return b"p" + group_id.to_bytes(4, "big")
-
-
-def settings_range() -> tuple[bytes, bytes]:
-    """Return the range of all groups' settings."""
-    return b"p", b"q"
+def settings_key(name_id: int) -> bytes:
+    """Return the meta key of a topic's or group's settings."""
+    return META_SETTINGS + name_id.to_bytes(4, "big")
 
 
 def holds_key(topic_id: int) -> bytes:
     """Return the meta key of what kinds of messages a topic took."""
-    return b"h" + topic_id.to_bytes(4, "big")
-
-
-def holds_range() -> tuple[bytes, bytes]:
-    """Return the range of what topics took."""
-    return b"h", b"i"
-
-
-def spool_total_key(type_id: int) -> bytes:
-    """Return the meta key of what a spool holds of a type."""
-    return b"w" + type_id.to_bytes(4, "big")
-
-
-def spool_range(letter: bytes, type_id: int, rest: bytes = b"") -> tuple[bytes, bytes]:
-    """Return the range of group rows a spool keeps of one kind (one letter) for a type; no group has their id."""
-    start = b"\xff\xff\xff\xff" + letter + type_id.to_bytes(4, "big") + rest
-    return start, start + b"\xff" * 32
-
-
-def waiting_range(scope: int) -> tuple[bytes, bytes]:
-    """Return the index range of all that waits of a scope."""
-    return _INDEX.pack(WAITING_GENERATION, scope), _INDEX.pack(WAITING_GENERATION, scope + 1)
+    return META_HOLDS + topic_id.to_bytes(4, "big")
 
 
 def begin_key(topic_id: int, queue_id: int) -> bytes:
     """Return the meta key of where a queue begins, once something was removed from its front."""
-    return b"b" + topic_id.to_bytes(4, "big") + queue_id.to_bytes(2, "big")
+    return META_BEGIN + topic_id.to_bytes(4, "big") + queue_id.to_bytes(2, "big")
+
+
+def queue_of_begin(key: bytes) -> tuple[int, int]:
+    """Return the topic and the queue in the meta key of where a queue begins."""
+    return meta_id(key), int.from_bytes(key[5:7], "big")
 
 
 def procedure_key(topic_id: int, group_id: int) -> bytes:
     """Return the meta key of a procedure that an operator ordered; an id may be 0."""
-    return b"k" + topic_id.to_bytes(4, "big") + group_id.to_bytes(4, "big")
-
-
-def procedure_range() -> tuple[bytes, bytes]:
-    """Return the range of all procedures."""
-    return b"k", b"l"
+    return META_PROCEDURE + topic_id.to_bytes(4, "big") + group_id.to_bytes(4, "big")
 
 
 def reset_key(group_id: int, topic_id: int) -> bytes:
     """Return the meta key of the last epoch before a group was reset on a topic: handles up to it are void."""
-    return b"e" + group_id.to_bytes(4, "big") + topic_id.to_bytes(4, "big")
+    return META_RESET + group_id.to_bytes(4, "big") + topic_id.to_bytes(4, "big")
 
 
 def reset_range(group_id: int) -> tuple[bytes, bytes]:
@@ -222,9 +222,9 @@ def reset_range(group_id: int) -> tuple[bytes, bytes]:
 
 def job_key(job_id: int) -> bytes:
     """Return the meta key of a job on dead letters."""
-    return b"j" + job_id.to_bytes(8, "big")
+    return META_JOB + job_id.to_bytes(8, "big")
 
 
-def job_range() -> tuple[bytes, bytes]:
-    """Return the range of all jobs, in the order of their ids."""
-    return b"j", b"k"
+def spool_total_key(type_id: int) -> bytes:
+    """Return the meta key of what a spool holds of a type."""
+    return META_SPOOL_TOTAL + type_id.to_bytes(4, "big")

@@ -1,18 +1,14 @@
 """What one spool directory holds: every change of it is planned here, under one lock, and submitted as one unit.
 
-Figures, lanes and dead rows in memory are ahead of the disk by the units under way, in the order in which these were
-submitted; a change is kept in memory only once its unit is accepted.
-Rows of the group family, under an id that no group has (``dmq.store.keys.spool_range``):
-
-    d | type id 4 | uid 16              the dead set
-    l, m                                lanes (``dmq.spool.lanes``)
-    a                                   how far another directory was taken over (``dmq.spool.adopt``)
+Figures, key queues and dead rows in memory are ahead of the disk by the units under way, in the order in which these
+were submitted; a change is kept in memory only once its unit is accepted.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 
 from broker_adapter.errors import BrokerError
@@ -20,10 +16,17 @@ from broker_adapter.topics import check_topic
 from dmq.audit.events import EventKind
 from dmq.embedded.names import Names
 from dmq.errors import UnitRefused
-from dmq.spool.lanes import LaneId, Lanes, lane_id
-from dmq.spool.plan import Plan, Settle, Ticket, dead_row, event_of, size_of, withdrawn
-from dmq.spool.records import (
+from dmq.spool.key_queues import KeyQueues
+from dmq.spool.plan import Plan, Settle, Ticket, event_of, size_of, withdrawn
+from dmq.store.commit import Unit
+from dmq.store.ops import Delete, Emit, IfKnown, Op, Put, Schedule
+from dmq.store.schema.index import decode_index
+from dmq.store.schema.keys import WAITING_GENERATION, Family, pack_index_prefix, spool_total_key, timeline_key
+from dmq.store.schema.spool import (
+    SPOOL_DEAD,
+    KeyQueueId,
     Totals,
+    dead_key,
     decode_dead,
     decode_entry,
     decode_totals,
@@ -31,26 +34,17 @@ from dmq.spool.records import (
     encode_entry,
     encode_totals,
     entry_id,
+    key_queue_id,
+    spool_range,
     turn_of,
 )
-from dmq.store.commit import Unit
-from dmq.store.keys import (
-    WAITING_GENERATION,
-    pack_index_prefix,
-    spool_range,
-    spool_total_key,
-    timeline_key,
-    timeline_mark,
-)
-from dmq.store.ops import Delete, Emit, Family, IfKnown, Op, Put, Schedule
-from dmq.store.record import decode_index
 from dmq.store.store import Store
 from retry.sink import DeadEntry, Death, Entry
 
 _OLDEST_LOOKED_AT = 64
 
 
-class Kept:
+class Entries:
     """The entries of one open store. All methods want ``lock`` held; none waits for the disk."""
 
     def __init__(self, store: Store, out: dict[int, Ticket] | None = None) -> None:
@@ -60,7 +54,7 @@ class Kept:
         self.changed = threading.Condition(self.lock)  # more is ready
         self.room = threading.Condition(self.lock)  # something is gone
         self.names = Names(store)
-        self.lanes = Lanes(store)
+        self.key_queues = KeyQueues(store)
         self.totals: dict[int, Totals] = {}
         self.out = out if out is not None else {}  # by mark: ready, or in somebody's hands
         # Entries that their callers hold from the start, by type id and id, until they are known to lie where they do.
@@ -104,7 +98,7 @@ class Kept:
             is_first = False
             for row, value in found.rows:
                 waiting = decode_index(value)
-                mark = timeline_mark(waiting.at_ms, waiting.sequence)
+                mark = waiting.mark
                 if not is_wanted(mark):
                     continue
                 (there,) = self.store.get_many(Family.TIMELINE, [timeline_key(mark)])
@@ -118,8 +112,8 @@ class Kept:
     def ticket(self, entry: Entry, mark: int, turn: int) -> Ticket:
         """Return the ticket of an entry on the timeline."""
         type_id = self.names.topics[entry.type_name].topic_id
-        lane = lane_id(type_id, entry.key) if entry.key else None
-        return Ticket(mark, type_id, turn, entry.due_at_ms, size_of(entry), lane)
+        key_queue = key_queue_id(type_id, entry.key) if entry.key else None
+        return Ticket(mark, type_id, turn, entry.due_at_ms, size_of(entry), key_queue)
 
     def is_free(self, mark: int) -> bool:
         """Say whether no worker holds an entry."""
@@ -129,14 +123,14 @@ class Kept:
     def has_waiting(self, type_name: str, key: str) -> bool:
         """Say whether entries of a key wait or are held."""
         type_id = self.type_id(type_name)
-        return type_id is not None and self.lanes.exists(lane_id(type_id, key))
+        return type_id is not None and self.key_queues.exists(key_queue_id(type_id, key))
 
     def dead(self, type_name: str, after: bytes, limit: int) -> list[DeadEntry]:
         """Return entries of the dead set, in the order of their uids."""
         type_id = self.type_id(type_name)
         if type_id is None:
             return []
-        start, stop = spool_range(b"d", type_id)
+        start, stop = spool_range(SPOOL_DEAD, type_id)
         start = start + after + b"\0" if after else start
         rows = self.store.scan(Family.GROUP, start, stop, limit=limit).rows
         return [decode_dead(value, type_name)[0] for _, value in rows]
@@ -194,7 +188,7 @@ class Kept:
         type_id = self.type_id(type_name)
         if type_id is None:
             return False
-        row = dead_row(type_id, uid)
+        row = dead_key(type_id, uid)
         value = self._dead_value(row)
         if value is None:
             return False
@@ -262,20 +256,20 @@ class Kept:
     ) -> None:
         value = encode_entry(entry, type_id, turn)
         event = event_of(kind, type_id, entry, 0, entry.due_at_ms)
-        lane = lane_id(type_id, entry.key) if entry.key else None
+        key_queue = key_queue_id(type_id, entry.key) if entry.key else None
         size = size_of(entry)
-        plan.lane = self.lanes.enter(lane, value) if lane is not None else None
-        if plan.lane is not None:
-            plan.ops += [Emit(event), *plan.lane.ops]
+        plan.key_queue = self.key_queues.enter(key_queue, value) if key_queue is not None else None
+        if plan.key_queue is not None:
+            plan.ops += [Emit(event), *plan.key_queue.ops]
             self._count(plan, type_id, 1, size, died)
             self._submit(plan, lambda unit: settle(unit, None))
             return
         at = len(plan.ops)  # of the entry's own receipt
         plan.scheduled = entry_id(entry.uid, turn)
         plan.ops.append(Schedule(type_id, plan.scheduled, entry.due_at_ms, value, event, is_new, if_known))
-        if lane is not None:
-            plan.lane = self.lanes.open(lane)
-            plan.ops += plan.lane.ops
+        if key_queue is not None:
+            plan.key_queue = self.key_queues.open(key_queue)
+            plan.ops += plan.key_queue.ops
         self._count(plan, type_id, 1, size, died)
         held = (type_id, plan.scheduled) if is_held else None
 
@@ -283,10 +277,10 @@ class Kept:
             ticket = None
             if isinstance(unit.error, UnitRefused):
                 with self.lock:
-                    self._undo(plan, type_id, lane, entry.type_name, Totals(1, size, died))
+                    self._undo(plan, type_id, key_queue, entry.type_name, Totals(1, size, died))
             if unit.error is None and (held is not None or unit.receipts[at].repeated):
                 receipt = unit.receipts[at]
-                mark = timeline_mark(receipt.at_ms, receipt.sequence)
+                mark = receipt.mark
                 with self.lock:
                     seen = self.arriving.pop(held, None) if held is not None else None
                     if receipt.repeated:
@@ -295,7 +289,7 @@ class Kept:
                         self._count(again, type_id, -1, -size)
                         self._submit(again, _ignore)
                     elif held is not None:
-                        ticket = seen or Ticket(mark, type_id, turn, entry.due_at_ms, size, lane)
+                        ticket = seen or Ticket(mark, type_id, turn, entry.due_at_ms, size, key_queue)
                         self.out[mark] = ticket
             settle(unit, ticket)
 
@@ -308,26 +302,26 @@ class Kept:
                 del self.arriving[held]
             raise
 
-    def _undo(self, plan: Plan, type_id: int, lane: LaneId | None, type_name: str, added: Totals) -> None:
+    def _undo(self, plan: Plan, type_id: int, key_queue: KeyQueueId | None, type_name: str, added: Totals) -> None:
         """Take back what is known in memory of a unit that was refused, and is not on disk."""
         undone = Plan()
         if plan.dead is not None and self._dead_ahead.get(plan.dead[0]) is plan.dead:
             del self._dead_ahead[plan.dead[0]]
-        if lane is not None:  # others may have been parked behind it meanwhile
-            undone.lane = self.lanes.leave(lane)
-            undone.ops += undone.lane.ops
-            if undone.lane.head is not None:
-                following, turn = decode_entry(undone.lane.head, type_name)
+        if key_queue is not None:  # others may have been parked behind it meanwhile
+            undone.key_queue = self.key_queues.leave(key_queue)
+            undone.ops += undone.key_queue.ops
+            if undone.key_queue.head is not None:
+                following, turn = decode_entry(undone.key_queue.head, type_name)
                 self._schedule(undone, type_id, following, turn, b"")
         self._count(undone, type_id, -added.waiting, -added.waiting_bytes, -added.dead)
         self._submit(undone, _ignore)
 
     def _remove(self, ticket: Ticket, entry: Entry, plan: Plan, settle: Settle, *, died: int = 0) -> None:
-        if ticket.lane is not None:
-            plan.lane = self.lanes.leave(ticket.lane)
-            plan.ops += plan.lane.ops
-            if plan.lane.head is not None:
-                following, turn = decode_entry(plan.lane.head, entry.type_name)
+        if ticket.key_queue is not None:
+            plan.key_queue = self.key_queues.leave(ticket.key_queue)
+            plan.ops += plan.key_queue.ops
+            if plan.key_queue.head is not None:
+                following, turn = decode_entry(plan.key_queue.head, entry.type_name)
                 self._schedule(plan, ticket.type_id, following, turn, b"")
         self._count(plan, ticket.type_id, -1, -ticket.size_bytes, died)
         plan.ops = withdrawn(ticket, entry, plan.ops)
@@ -335,7 +329,7 @@ class Kept:
 
     def _die(self, plan: Plan, dead: DeadEntry, type_id: int, turn: int) -> int:
         """Put an entry into the dead set; return by how many that grows."""
-        row = dead_row(type_id, dead.entry.uid)
+        row = dead_key(type_id, dead.entry.uid)
         value = encode_dead(encode_entry(dead.entry, type_id, turn), dead.death, dead.died_at_ms)
         plan.ops.append(Put(Family.GROUP, row, value))
         plan.dead = (row, value)
@@ -370,8 +364,8 @@ class Kept:
         self.store.submit(plan.ops, settled, is_urgent=True)
         if plan.topic is not None:
             self.names.add_topic(plan.topic)
-        if plan.lane is not None:
-            self.lanes.submitted(plan.lane)
+        if plan.key_queue is not None:
+            self.key_queues.submitted(plan.key_queue)
         if plan.dead is not None:
             self._dead_ahead[plan.dead[0]] = plan.dead
         if plan.totals is not None:
@@ -388,11 +382,11 @@ class Kept:
             and plan.totals is not None
             and plan.scheduled < self._oldest_from.get(plan.totals[0], b"")
         )
-        if plan.lane is None and plan.dead is None and not is_early:
+        if plan.key_queue is None and plan.dead is None and not is_early:
             return  # most entries: the lock is not for them
         with self.lock:
-            if plan.lane is not None:
-                self.lanes.settled(plan.lane)
+            if plan.key_queue is not None:
+                self.key_queues.settled(plan.key_queue)
             if plan.dead is not None and self._dead_ahead.get(plan.dead[0]) is plan.dead:
                 del self._dead_ahead[plan.dead[0]]
             if is_early and plan.scheduled is not None and plan.totals is not None:
@@ -402,3 +396,15 @@ class Kept:
 
 def _ignore(_: Unit) -> None:
     """Nobody waits for it."""
+
+
+def settling(done: Future[None]) -> Settle:
+    """Return what settles ``done`` as a unit ends."""
+
+    def settle(unit: Unit) -> None:
+        if unit.error is not None:
+            done.set_exception(unit.error)
+        else:
+            done.set_result(None)
+
+    return settle

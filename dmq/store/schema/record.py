@@ -1,4 +1,4 @@
-"""Values of the timeline, queue and index families. Each starts with a format version; integers are big-endian.
+"""Values of the timeline and queue families. Each starts with a format version; integers are big-endian.
 
     waiting entry (timeline)                              queued message (queue)
     0  version 1                                          0  version 1
@@ -27,12 +27,6 @@
                0 | id length 1 | message group length 1 | tag length 2 | id | tag | message group | wire message
                no id is empty, so the first byte tells the two apart
 
-    failed id  message id | epoch 8 | topic id 4 | queue id 2 | offset 8 | attempt 2
-               of a copy, in the index; the highest bit of the topic id says that there is an epoch in front of it
-
-    index      state 1 | sequence 8 | at_ms 8               waits: at_ms is the key's time; or withdrawn, committed then
-               state 1 | sequence 8 | at_ms 8 | queue_id 2 | offset 8   finished
-
 The two message values share what follows on their heads, so a hand-over copies it without looking inside.
 """
 
@@ -43,7 +37,6 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt
-from dmq.store.ops import EntryState, Receipt
 
 VERSION = 1
 
@@ -53,14 +46,9 @@ _QUEUED = struct.Struct(">BBHQQ")
 _BODY = struct.Struct(">BBB")
 _WIDE_BODY = struct.Struct(">BBBH")
 _HISTORY = struct.Struct(">IHQQQQB")
-_FAILED_ID = struct.Struct(">IHQH")
 _EPOCH = struct.Struct(">Q")
 _TERMS = struct.Struct(">QQ")
 _VIGIL = struct.Struct(">QQQHI")
-_INDEX_WAITING = struct.Struct(">BQQ")
-_INDEX_FINISHED = struct.Struct(">BQQHQ")
-_WAITING_STATE, _WITHDRAWN_STATE = int(EntryState.WAITING), int(EntryState.WITHDRAWN)
-_SHORT_STATES = frozenset((_WAITING_STATE, _WITHDRAWN_STATE, int(EntryState.COMMITTED)))
 _new_tuple = tuple.__new__  # what a NamedTuple's own constructor calls, without its argument list
 
 WAITING_HEADER_BYTES = _WAITING.size
@@ -69,7 +57,6 @@ TERMS_BYTES = _TERMS.size
 _NARROW_TAG_BYTES_MAX = 255
 _HAS_HISTORY = 1
 _HAS_EPOCH, _REASON = 0x80, 0x7F  # in the byte of the reason
-_OF_EPOCH = 0x8000_0000  # in the topic id of a failed id; ids of topics are far smaller
 
 
 class EntryKind(IntEnum):
@@ -84,6 +71,8 @@ class EntryKind(IntEnum):
 
 
 DELAYED_KINDS = frozenset((EntryKind.DELAYED, EntryKind.DELAYED_FOR))
+HALF_KINDS = frozenset((EntryKind.TRANSACTION, EntryKind.WHOLE_HALF))
+_HALVES = frozenset(bytes((kind,)) for kind in HALF_KINDS)
 
 
 class History(NamedTuple):
@@ -279,6 +268,11 @@ def half_body_at(kind: int) -> int:
     raise StoreCorrupt(f"an entry of kind {kind} waits among half messages")
 
 
+def is_half(value: bytes) -> bool:
+    """Say whether a timeline value is that of a half message."""
+    return value[1:2] in _HALVES
+
+
 def encode_half_body(body: bytes) -> bytes:
     """Encode the row of a half message's body, which is written once."""
     return bytes((VERSION,)) + body
@@ -290,41 +284,6 @@ def decode_half_body(value: bytes) -> bytes:
         raise StoreCorrupt(f"the body of a half message, {len(value)} bytes, has no version {VERSION} header")
     body_facts(value[1:])
     return value[1:]
-
-
-def failed_id(message_id: bytes, history: History, attempt: int) -> bytes:
-    """Return the id in the index of the copy made when ``attempt`` failed.
-
-    A group may fail two messages with one id (of two topics, or sent again long after), and each of them many times: a
-    copy is the only one of its original and its attempt. Since a group that is reset, or made anew, counts attempts
-    from 1 again, it is the epoch of the failed hand-out, which no other one ever has, that tells two of them apart.
-    """
-    if not history.epoch:
-        return message_id + _FAILED_ID.pack(history.topic_id, history.queue_id, history.queue_offset, attempt)
-    place = _FAILED_ID.pack(history.topic_id | _OF_EPOCH, history.queue_id, history.queue_offset, attempt)
-    return message_id + _EPOCH.pack(history.epoch) + place
-
-
-def failed_topic_id(index_id: bytes) -> int:
-    """Return the topic of the original from what ``failed_id`` made."""
-    return int.from_bytes(index_id[-_FAILED_ID.size :][:4], "big") & ~_OF_EPOCH
-
-
-def failed_message_id(index_id: bytes) -> bytes:
-    """Return the message id from what ``failed_id`` made; all of it if it cannot be one."""
-    has_epoch = len(index_id) >= _FAILED_ID.size and index_id[-_FAILED_ID.size] >= _OF_EPOCH >> 24
-    size = _FAILED_ID.size + (_EPOCH.size if has_epoch else 0)
-    return index_id[:-size] if len(index_id) > size else index_id
-
-
-def redriven_history(topic_id: int, now_ms: int) -> History:
-    """Return the history of a redriven message in a group's lane: it was in no queue, and nobody failed it yet."""
-    return History(topic_id, 0, 0, now_ms, 0, 0, 0)
-
-
-def redriven_id(message_id: bytes, topic_id: int) -> bytes:
-    """Return the id in the index of a redriven message in a group's lane; message ids of redrives are new."""
-    return failed_id(message_id, redriven_history(topic_id, 0), 0)
 
 
 def encode_queued(
@@ -380,29 +339,3 @@ def body_id(value: bytes, at: int) -> bytes:
 def body_payload(body: bytes) -> bytes:
     """Return the wire message in a body."""
     return body[sum(_body_lengths(body, 0)) :]
-
-
-def encode_index_waiting(sequence: int, key_time_ms: int) -> bytes:
-    """Encode the index value of a waiting entry."""
-    return _INDEX_WAITING.pack(_WAITING_STATE, sequence, key_time_ms)
-
-
-def encode_index_withdrawn(sequence: int, at_ms: int, state: int = _WITHDRAWN_STATE) -> bytes:
-    """Encode the index value of an entry that was withdrawn and is to be remembered, as ``state``."""
-    return _INDEX_WAITING.pack(state, sequence, at_ms)
-
-
-def encode_index_finished(state: int, sequence: int, at_ms: int, queue_id: int, queue_offset: int) -> bytes:
-    """Encode the index value of a finished entry; ``state`` is the number of an ``EntryState``."""
-    return _INDEX_FINISHED.pack(state, sequence, at_ms, queue_id, queue_offset)
-
-
-def decode_index(value: bytes) -> Receipt:
-    """Read an index value as the receipt of a repeated send; ``StoreCorrupt`` if it cannot be one."""
-    if len(value) == _INDEX_WAITING.size and value[0] in _SHORT_STATES:
-        state, sequence, at_ms = _INDEX_WAITING.unpack(value)
-        return Receipt(EntryState(state), sequence, -1, -1, at_ms, True)
-    if len(value) == _INDEX_FINISHED.size and value[0] in {EntryState.QUEUED, EntryState.DELIVERED}:
-        state, sequence, at_ms, queue_id, queue_offset = _INDEX_FINISHED.unpack(value)
-        return Receipt(EntryState(state), sequence, queue_id, queue_offset, at_ms, True)
-    raise StoreCorrupt(f"an index value of {len(value)} bytes that begins with {value[:1].hex() or 'nothing'}")

@@ -28,6 +28,7 @@ BLOCK_HEAD_BYTES = _BLOCK.size
 RECORD_HEAD_BYTES = _RECORD.size
 
 pack_record_head = _RECORD.pack  # (event length, entry sequence, queue offset)
+unpack_record_head = _RECORD.unpack_from
 
 
 class OutboxState(NamedTuple):

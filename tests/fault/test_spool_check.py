@@ -1,4 +1,4 @@
-"""``dmq spool verify``: every rule between the rows of a spool directory, broken one at a time."""
+"""``dmq spool check``: every rule between the rows of a spool directory, broken one at a time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from support.spool_damage import LATE_MS, entry_of, opened, put, take
 
 from broker_adapter.clock import SystemClock
-from dmq.spool.figures import Verifier
+from dmq.spool.figures import Checker
 from dmq.spool.inspect import store_options, strict_look
-from dmq.store.keys import META_DONE, META_SEQUENCE, pack_u64
-from dmq.store.ops import Delete, Family, Op, Put
+from dmq.store.ops import Delete, Op, Put
+from dmq.store.schema.keys import META_DONE, META_SEQUENCE, Family, pack_u64
 from dmq.store.store import Store
 from retry.sink import Death
 
@@ -33,14 +33,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def findings_of(directory: Path) -> list[str]:
     with strict_look(directory, SystemClock()) as found:
-        return Verifier(found, lambda _: None).run()
+        return Checker(found, lambda _: None).run()
 
 
 def first(store: Store, family: Family, start: bytes = b"", stop: bytes = b"\xff" * 40) -> tuple[bytes, bytes]:
     return store.scan(family, start, stop, limit=1).rows[0]
 
 
-def lane(store: Store) -> tuple[bytes, bytes]:
+def key_queue(store: Store) -> tuple[bytes, bytes]:
     return first(store, Family.GROUP, SPOOL + b"l", SPOOL + b"m")
 
 
@@ -74,8 +74,8 @@ TAMPERS: dict[str, tuple[Tamper, str]] = {
     ),
     "no entry": (lambda store: [Delete(Family.TIMELINE, first(store, Family.TIMELINE)[0])], "but does not wait at"),
     "entry": (lambda store: [Put(Family.TIMELINE, first(store, Family.TIMELINE)[0], b"?")], "is no entry"),
-    "no lane": (lambda store: [Delete(Family.GROUP, lane(store)[0])], "which is not there"),
-    "lane": (lambda store: [Put(Family.GROUP, lane(store)[0], bytes(16))], "should have 0 parked entries"),
+    "no key queue": (lambda store: [Delete(Family.GROUP, key_queue(store)[0])], "which is not there"),
+    "key queue": (lambda store: [Put(Family.GROUP, key_queue(store)[0], bytes(16))], "should have 0 parked entries"),
     "no parked": (lambda store: [Delete(Family.GROUP, parked(store)[0])], "parked entries, it has"),
     "dead": (lambda store: [Put(Family.GROUP, dead(store)[0][:-1] + b"?", dead(store)[1])], "under another's uid"),
     "foreign": (lambda store: [Put(Family.GROUP, SPOOL + b"z", b"")], "a row that no spool writes"),

@@ -1,0 +1,49 @@
+"""The commands of ``dmq`` by name. Each is a module of this package, imported when it is run."""
+
+from __future__ import annotations
+
+import typer
+from typer.core import TyperGroup
+
+from dmq.cli.errors import ExitCode
+
+# In the order of the help, which shows these lines and imports none of the modules.
+NOUNS = {
+    "serve": "Run the daemon until SIGTERM or Ctrl-C.",
+    "demo": "Kill a daemon half-way and see that nothing is lost.",
+    "status": "Show the state of the daemon; exit with 6 unless it is serving.",
+    "topic": "Topics.",
+    "msg": "Messages.",
+    "group": "Consumer groups and their retry policies.",
+    "retry": "Waiting retries.",
+    "dead": "Dead letters.",
+    "client": "Connected clients.",
+    "clock": "The clock of the daemon's host.",
+    "quota": "Quotas of access keys and client addresses.",
+    "backoff": "Preview a retry policy; needs no daemon.",
+    "spool": "Spools of the producer hook on this host; needs no daemon.",
+    "audit": "The audit trail: what became of every message.",
+    "acl": "Access keys and what they may do.",
+    "store": "Back up, check and salvage the store.",
+}
+
+
+class Group(TyperGroup):
+    """A command that only has others."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # vendored base
+        """Show the help, and call it a usage error, where a command is missing."""
+        if not args and not ctx.resilient_parsing:
+            typer.echo(ctx.get_help(), err=True)
+            raise typer.Exit(ExitCode.USAGE)
+        return super().parse_args(ctx, args)
+
+
+def noun(name: str, group: type[TyperGroup] = Group) -> typer.Typer:
+    """Return the group of commands on a noun, to which its module adds them."""
+    return typer.Typer(name=name, cls=group, help=NOUNS[name], add_completion=False, rich_markup_mode=None)
+
+
+def single() -> typer.Typer:
+    """Return what takes the one command of a module that is no noun."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -1,0 +1,283 @@
+"""What consumers do: receive, acknowledge, change an invisible duration, give up. Each answer comes after the sync."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Sequence
+from hmac import compare_digest
+
+from broker_adapter.adapter import Subscription as Wanted
+from broker_adapter.clock import moment
+from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.message import Delivery
+from dmq.audit.events import EventKind
+from dmq.embedded.catalog import Catalog
+from dmq.embedded.commits import Commits
+from dmq.embedded.failures import Failures
+from dmq.embedded.filters import filter_of
+from dmq.embedded.group_queue import ATTEMPT_MAX, Lease
+from dmq.embedded.hand_out import HandOut, Terms
+from dmq.embedded.lease_ends import LeaseEnds
+from dmq.embedded.leases import Leases
+from dmq.embedded.reader import Reader
+from dmq.embedded.receipt import Receipt, ReceiptHandles, name_of, read_handle
+from dmq.embedded.subscription import SubscribedQueue, Subscription
+from dmq.embedded.subscriptions import Subscriptions
+from dmq.errors import StoreError
+from dmq.store.ops import Emit, Op
+from retry.flow import Failure, Forwarded, Nacked, SentBack
+
+_PASS_OVER_S_MAX = 0.5  # how long a receive whose time is up goes on through messages that are not for it
+_NO_LEASE = Lease(0, 0, 0)
+_Known = tuple[SubscribedQueue, Receipt, Lease] | Refused
+
+
+class Deliveries:
+    """Hands messages out to groups and takes back what became of them. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        commits: Commits,
+        reader: Reader,
+        *,
+        subscriptions: Subscriptions,
+        ends: LeaseEnds,
+        receipts: ReceiptHandles,
+        failures: Failures,
+        leases: Leases,
+    ) -> None:
+        self._catalog = catalog
+        self._commits = commits
+        self._reader = reader
+        self._subscriptions = subscriptions
+        self._ends = ends
+        self._receipts = receipts
+        self._failures = failures
+        self._leases = leases
+        self._hand_out = HandOut(catalog, commits, reader, ends=ends, ledgers=subscriptions.ledgers, receipts=receipts)
+        self._store = commits.store
+        self._clock = self._store.clock
+        self.handed_out_total = 0
+        self.acked_total = 0
+
+    async def receive(
+        self,
+        group: str,
+        subscription: Wanted,
+        *,
+        batch_max: int,
+        invisible_ms: int,
+        wait_ms: int,
+        renew_for: str = "",
+    ) -> Sequence[Delivery]:
+        passes = filter_of(subscription)
+        found = await self._subscriptions.subscribe(group, subscription.topic)
+        queue_id = subscription.queue_id
+        if queue_id >= len(found.queues):
+            limit = f"0..{len(found.queues) - 1}"
+            raise Refused(Rule.NOT_FOUND, f"{subscription.topic} has no such queue", value=queue_id, limit=limit)
+        terms = Terms(subscription, batch_max, invisible_ms, renew_for, passes)
+        until_s = self._clock.monotonic_s() + wait_ms / 1000
+        look = batch_max
+        while True:
+            if found.is_retired:
+                found = await self._subscriptions.successor(found)
+            if found.has_available(queue_id):
+                deliveries, passed_over, look = await self._hand_out.take(found, terms, look)
+                if deliveries:
+                    self.handed_out_total += len(deliveries)
+                    return deliveries
+                if passed_over is not None and found.has_available(queue_id):
+                    await self._commits.committed(passed_over)  # a scan goes no faster than it becomes durable
+                else:
+                    await asyncio.sleep(0)  # what was in memory took no turn of the loop
+            left_s = until_s - self._clock.monotonic_s()
+            if found.has_available(queue_id):
+                if left_s <= -_PASS_OVER_S_MAX:
+                    return []
+            elif left_s <= 0:
+                return []
+            else:
+                await found.wait(queue_id, left_s)
+                if not found.has_available(queue_id):
+                    found.wake_next()  # what it was woken for is gone, and it may have been woken for others too
+
+    # -- finishing ----------------------------------------------------------------------------------------------------
+
+    async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:
+        if self._store.is_disk_full():
+            return [_full()] * len(receipt_handles)
+        try:
+            found = await self._subscriptions.subscribe_known(group, topic)
+        except Refused as refused:
+            return [refused] * len(receipt_handles)
+        asked = [_at_hand(found, handle) or await self._known(found, handle) for handle in receipt_handles]
+        if found.is_retired:
+            return [_retired(handle) for handle in receipt_handles]
+        results: list[Exception | None] = []
+        ops: list[Op] = []
+        finished: dict[SubscribedQueue, dict[int, None]] = {}
+        for each in asked:  # nothing is awaited here: who asks for the same comes before all of it or behind it
+            if isinstance(each, Refused):
+                results.append(each)
+                continue
+            queue, receipt, lease = each
+            offset = receipt.queue_offset
+            try:
+                is_open = queue.check(receipt)
+            except Refused as refused:
+                results.append(refused)
+                continue
+            results.append(None)
+            places = finished.setdefault(queue, {})
+            if is_open and offset not in places:
+                places[offset] = None
+                attempt = lease.attempts_before + receipt.attempt
+                ops.append(Emit(found.event(EventKind.ACKED, queue, attempt, offset, lease.message_id), offset))
+        if finished:
+            # Also with nothing to write: what was found finished may be so by an ack that is not durable yet.
+            for queue, places in finished.items():
+                ops += queue.finish(places)
+            done = self._commits.submit(ops)
+            found.release_after(done, [(queue, offset) for queue, places in finished.items() for offset in places])
+            await self._commits.committed(done)
+            self.acked_total += sum(map(len, finished.values()))
+        return results
+
+    async def change_invisible(
+        self, group: str, topic: str, receipt_handle: str, invisible_ms: int, *, suspend: bool = False
+    ) -> str:
+        if self._store.is_disk_full():
+            raise _full()
+        found = await self._subscriptions.subscribe_known(group, topic)
+        queue, receipt, lease, message_group = await self._lease_of(found, receipt_handle)
+        now = moment(self._clock)
+        visible_at_ms = now.wall_ms + invisible_ms
+        if receipt.is_push and not suspend:
+            await self._fail(found, queue, receipt, lease, Nacked(visible_at_ms))
+            return receipt_handle
+        offset = receipt.queue_offset
+        ops = queue.hide(offset, lease, now, invisible_ms, is_suspended=suspend, message_group=message_group)
+        try:
+            if invisible_ms <= 0:
+                await self._commits.wait(self._leases.give_back(queue, offset, lease))
+                return receipt_handle
+            event = found.event(EventKind.INVISIBLE_CHANGED, queue, lease.attempts, visible_at_ms, lease.message_id)
+            done = self._commits.submit([*ops, Emit(event, offset)])
+            self._ends.watch(queue, offset, lease)
+            await self._commits.committed(done)
+        except StoreError as error:
+            raise BrokerUnavailable(str(error)) from error
+        return receipt_handle
+
+    async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
+        found = await self._subscriptions.subscribe_known(group, topic)
+        queue, receipt, lease, _ = await self._lease_of(found, receipt_handle)
+        if not receipt.is_push:
+            await self._fail(found, queue, receipt, lease, Forwarded())
+            return
+        # Push clients give up in FIFO mode only, and there at their first failure, because they are told to: see
+        # dmq.sidecar.settings.
+        is_last = attempts >= self._catalog.policy(found.group_id).max_attempts
+        await self._fail(found, queue, receipt, lease, Nacked(), min(attempts, ATTEMPT_MAX) if is_last else 0)
+
+    async def send_back(self, group: str, topic: str, receipt_handle: str, delay_level: int) -> None:
+        """Give a delivery back with a delay level: -1 no more attempts, 0 the policy decides, from 1 that level."""
+        found = await self._subscriptions.subscribe_known(group, topic)
+        queue, receipt, lease, _ = await self._lease_of(found, receipt_handle)
+        await self._fail(found, queue, receipt, lease, SentBack(delay_level))
+
+    async def _fail(
+        self,
+        found: Subscription,
+        queue: SubscribedQueue,
+        receipt: Receipt,
+        lease: Lease,
+        failure: Failure,
+        attempts_told: int = 0,
+    ) -> None:
+        if lease.is_returning:  # its end was decided a moment ago
+            await self._commits.flush()
+            return
+        done = self._failures.fail(queue, receipt.queue_offset, lease, failure, attempts_told=attempts_told)
+        await self._commits.wait(done)
+        found.wake_next()
+
+    async def _known(self, found: Subscription, handle: str) -> _Known:
+        """Return where a handle leads, and the lease of a good one with what its message is, for the event."""
+        try:
+            queue, receipt = _resolve(self._receipts, found, handle)
+            lease = queue.leases.get(receipt.queue_offset, _NO_LEASE)
+            if lease.message_id:
+                _check_name(receipt, lease.message_id)
+            elif queue.check(receipt):
+                try:
+                    _, _, lease, _ = await self._lease_of(found, handle)
+                except Refused:  # finished, or handed out again, while it was read; or of another message
+                    if queue.check(receipt):
+                        raise
+        except Refused as refused:
+            return refused
+        return queue, receipt, lease
+
+    async def _lease_of(self, found: Subscription, handle: str) -> tuple[SubscribedQueue, Receipt, Lease, str]:
+        """Return the queue, the lease and the message group of a good handle; refuse one of a finished message."""
+        queue, receipt = _resolve(self._receipts, found, handle)
+        if not queue.check(receipt):
+            raise Refused(Rule.RECEIPT_HANDLE, "the message is finished", value=handle)
+        lease = queue.leases.get(receipt.queue_offset)
+        message_group = queue.order.group_of(receipt.queue_offset)
+        if lease is None or not lease.message_id:  # it ended, or it is from before a restart
+            (record,) = await self._reader.messages([(queue, receipt.queue_offset)])
+            if found.is_retired:
+                raise _retired(handle)
+            if not queue.check(receipt):  # meanwhile
+                raise Refused(Rule.RECEIPT_HANDLE, "the message is finished", value=handle)
+            _check_name(receipt, record.message_id)
+            message_group = record.message_group
+            lease = queue.leased(receipt, message_group)
+            lease.know(record)
+        else:
+            _check_name(receipt, lease.message_id)
+        return queue, receipt, lease, message_group
+
+
+def _at_hand(found: Subscription, handle: str) -> _Known | None:
+    """As ``_known`` for the very handle that a lease in memory was given out with; ``None`` for any other."""
+    try:
+        receipt = read_handle(handle)
+    except (ValueError, struct.error):
+        return None
+    if receipt.group_id != found.group_id:
+        return None
+    queue = found.queue_at(receipt.topic_id, receipt.queue_id)
+    lease = queue.leases.get(receipt.queue_offset) if queue is not None else None
+    if queue is None or lease is None or not compare_digest(lease.handle, handle):
+        return None
+    return queue, receipt, lease
+
+
+def _check_name(receipt: Receipt, message_id: bytes) -> None:
+    """Refuse a handle of another message than lies there: of a store whose files were set back under it."""
+    if receipt.message != message_id and receipt.message != name_of(message_id):
+        raise Refused(Rule.RECEIPT_HANDLE, "the handle is of another message", value=receipt.queue_offset)
+
+
+def _full() -> Overloaded:
+    return Overloaded("the disk is full: make room, then repeat it", limit="disk")
+
+
+def _retired(handle: str) -> Refused:
+    return Refused(Rule.RECEIPT_HANDLE, "its topic or group was removed, or the group was reset", value=handle)
+
+
+def _resolve(known: ReceiptHandles, found: Subscription, handle: str) -> tuple[SubscribedQueue, Receipt]:
+    receipt = known.decode(handle)
+    queue = found.queue_at(receipt.topic_id, receipt.queue_id) if receipt.group_id == found.group_id else None
+    if queue is None:
+        raise Refused(Rule.RECEIPT_HANDLE, "the handle belongs to another group or topic", value=handle)
+    if receipt.epoch <= found.reset_epoch:
+        raise _retired(handle)
+    return queue, receipt

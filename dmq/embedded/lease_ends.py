@@ -1,0 +1,126 @@
+"""When leases end: what was handed out, in the order of its end, and which clients still live to have theirs renewed.
+
+All of it goes by the boot clock: a step of the wall clock makes no lease longer or shorter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from broker_adapter.clock import Clock
+from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
+from dmq.embedded.group_queue import Lease
+from dmq.embedded.subscription import SubscribedQueue
+
+CLIENT_ALIVE_S = 60.0  # clients send a heartbeat every 10 s
+CLIENTS_MAX = 100_000  # remembered; the longest unseen give way, and their leases end as those of the dead do
+CLIENT_GONE_INVISIBLE_MS = 1_000
+_NAP_S_MAX = 0.2  # the loop's own timers do not count a suspended machine
+_TIDY_AT_MIN = 8192
+
+_Watched = tuple[int, int, SubscribedQueue, int, int]  # ends_ms, turn, queue, offset, epoch
+
+
+class Ended(NamedTuple):
+    """A lease whose time is up."""
+
+    queue: SubscribedQueue
+    offset: int
+    lease: Lease
+
+
+class LeaseEnds:
+    """Every lease of the broker, by its end; belongs to the event loop. Leases are in memory, renewed ones are rows."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._heap: list[_Watched] = []
+        self._turn = 0
+        self._tidy_at = _TIDY_AT_MIN
+        self._sooner = asyncio.Event()
+        self._seen_s: dict[str, float] = {}  # the longest unseen first
+
+    def watch(self, queue: SubscribedQueue, offset: int, lease: Lease) -> None:
+        """Have ``lease`` end in its time."""
+        if lease.renew_for and not lease.renew_until_ms:
+            lease.renew_until_ms = self._clock.boot_ms() + AUTO_RENEW_MS_MAX
+            if lease.renew_for not in self._seen_s:
+                self.client_seen(lease.renew_for)
+        self._turn += 1
+        if not self._heap or lease.ends_ms < self._heap[0][0]:
+            self._sooner.set()
+        heappush(self._heap, (lease.ends_ms, self._turn, queue, offset, lease.epoch))
+        if len(self._heap) >= self._tidy_at:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Drop what was finished long before its time; each time at least half is dropped or as much may come."""
+        self._heap = [
+            watched
+            for watched in self._heap
+            if (lease := watched[2].leases.get(watched[3])) is not None and lease.epoch == watched[4]
+        ]
+        heapify(self._heap)
+        self._tidy_at = max(_TIDY_AT_MIN, 2 * len(self._heap))
+
+    def client_seen(self, client_id: str) -> None:
+        """Note a sign of life, and forget who gave none for long."""
+        now_s = self._clock.monotonic_s()
+        seen_s = self._seen_s
+        seen_s.pop(client_id, None)
+        seen_s[client_id] = now_s
+        oldest = next(iter(seen_s))
+        while len(seen_s) > CLIENTS_MAX or now_s - seen_s[oldest] >= CLIENT_ALIVE_S:
+            del seen_s[oldest]
+            oldest = next(iter(seen_s))
+
+    def client_gone(self, client_id: str) -> None:
+        """Let the client's renewed leases end soon."""
+        if self._seen_s.pop(client_id, None) is None:
+            return
+        soon_ms = self._clock.boot_ms() + CLIENT_GONE_INVISIBLE_MS
+        for _, _, queue, offset, epoch in list(self._heap):
+            lease = queue.leases.get(offset)
+            if lease is not None and lease.epoch == epoch and lease.renew_for == client_id:
+                lease.renew_for = ""
+                lease.ends_ms = min(lease.ends_ms, soon_ms)
+                self.watch(queue, offset, lease)
+
+    async def wait(self) -> None:
+        """Return when a lease may have ended; at the latest after a nap."""
+        self._sooner.clear()
+        nap_s = None
+        if self._heap:
+            nap_s = min(max((self._heap[0][0] - self._clock.boot_ms()) / 1000, 0.001), _NAP_S_MAX)
+        try:
+            async with asyncio.timeout(nap_s):
+                await self._sooner.wait()
+        except TimeoutError:
+            return
+
+    def pop(self, count_max: int) -> list[Ended]:
+        """Take leases whose time is up; those whose client lives are renewed instead."""
+        now_ms = self._clock.boot_ms()
+        ended: list[Ended] = []
+        while self._heap and self._heap[0][0] <= now_ms and len(ended) < count_max:
+            _, _, queue, offset, epoch = heappop(self._heap)
+            lease = queue.leases.get(offset)
+            if lease is None or lease.epoch != epoch or lease.is_returning:
+                continue  # finished, handed out again, or on its way back
+            if lease.ends_ms > now_ms:
+                continue  # hidden anew, and watched anew
+            if self._is_renewed(lease, now_ms):
+                lease.ends_ms = min(now_ms + AUTO_RENEW_INVISIBLE_MS, lease.renew_until_ms)
+                self.watch(queue, offset, lease)
+            else:
+                lease.is_returning = True  # it may be in the heap more than once
+                ended.append(Ended(queue, offset, lease))
+        return ended
+
+    def _is_renewed(self, lease: Lease, now_ms: int) -> bool:
+        if not lease.renew_for or now_ms >= lease.renew_until_ms:
+            return False
+        seen_s = self._seen_s.get(lease.renew_for)
+        return seen_s is not None and self._clock.monotonic_s() - seen_s < CLIENT_ALIVE_S

@@ -1,0 +1,235 @@
+"""The subscriptions of this run: loaded when they are first used, told of new messages, retired by operators."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from broker_adapter.clock import moment
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.topics import DEAD_LETTER_PREFIX
+from dmq.audit.events import subscribed_event
+from dmq.embedded.catalog import Catalog
+from dmq.embedded.commits import Commits
+from dmq.embedded.group_queue import GroupQueue
+from dmq.embedded.lease_ends import LeaseEnds
+from dmq.embedded.ledgers import Ledgers
+from dmq.embedded.names import Group, Topic
+from dmq.embedded.queue_log import Place
+from dmq.embedded.reader import Reader
+from dmq.embedded.recent import LAG_MAX
+from dmq.embedded.subscription import SubscribedQueue, Subscription
+from dmq.store.ops import Appended, Emit, Op
+from dmq.store.schema.keys import Family, reset_key, unpack_u64
+
+
+class Subscriptions:
+    """Finds and loads what groups have of topics. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        commits: Commits,
+        reader: Reader,
+        ends: LeaseEnds,
+        *,
+        group_start: Literal["earliest", "latest"],
+    ) -> None:
+        self._catalog = catalog
+        self._names = catalog.names
+        self._commits = commits
+        self._clock = commits.store.clock
+        self._reader = reader
+        self.ledgers = Ledgers(reader)
+        self._ends = ends
+        self._group_start = group_start
+        self._by_key: dict[tuple[int, int], Subscription] = {}  # by group and topic
+        self._readers: dict[int, set[int]] = {}  # groups, by topic, of all subscriptions there were in this run
+        self._by_topic: dict[int, list[Subscription]] = {}  # also by lane
+        self._retired: list[Subscription] = []
+        self._begins: dict[Place, int] = {}  # of queues that lost their front in this run, from the order on
+
+    # -- finding ------------------------------------------------------------------------------------------------------
+
+    def all(self) -> list[Subscription]:
+        """Return the subscriptions of this run, loaded or about to be, also those that only hold a place."""
+        return list(self._by_key.values())
+
+    def get(self, group_id: int, topic_id: int) -> Subscription | None:
+        """Return a subscription if it is there, loaded or not."""
+        return self._by_key.get((group_id, topic_id))
+
+    def to(self, topic_id: int) -> list[Subscription]:
+        """Return the subscriptions to a topic that are loaded, or about to be."""
+        return [found for found in self._by_topic.get(topic_id, ()) if not found.is_retired]
+
+    def readers_of(self, topic_id: int) -> set[int]:
+        """Return the ids of the groups that subscribed to a topic in this run."""
+        return self._readers.get(topic_id, set())
+
+    async def subscribe_known(self, group_name: str, topic_name: str) -> Subscription:
+        """As ``subscribe``, for a receipt handle: create nothing, since it was given out for names that exist."""
+        if group_name not in self._names.groups or topic_name not in self._names.topics:
+            raise Refused(Rule.RECEIPT_HANDLE, "no such delivery", value=f"{group_name}, {topic_name}")
+        return await self.subscribe(group_name, topic_name)
+
+    async def subscribe(self, group_name: str, topic_name: str) -> Subscription:
+        """Return the state of (group, topic), loaded; creates what is missing."""
+        await self._catalog.group(group_name)
+        await self._catalog.topic(topic_name)
+        while True:  # either may have been removed while something was awaited
+            group, topic = self._catalog.known_group(group_name), self._catalog.known_topic(topic_name)
+            known = self._by_key.get((group.group_id, topic.topic_id))
+            if known is None:
+                break
+            if known.is_loaded.is_set():
+                return known
+            await known.is_loaded.wait()  # and look again: whoever loads it may fail, or be cancelled
+        found = Subscription(group.group_id, topic)
+        self._by_key[group.group_id, topic.topic_id] = found
+        self._readers.setdefault(topic.topic_id, set()).add(group.group_id)
+        self._by_topic.setdefault(topic.topic_id, []).append(found)  # from here on it hears of new messages
+        lane = self._names.lanes.get((group.group_id, topic.topic_id))
+        if lane is not None:
+            self._attach(found, lane)
+        try:
+            await self._load(found)
+        except BaseException:
+            self._detach(found)
+            raise
+        finally:
+            found.is_loaded.set()
+        return found
+
+    def _detach(self, found: Subscription) -> None:
+        key = found.group_id, found.topic.topic_id
+        if self._by_key.get(key) is found:  # and not what holds its place
+            del self._by_key[key]
+        if found in self._by_topic.get(found.topic.topic_id, ()):
+            self._by_topic[found.topic.topic_id].remove(found)
+        if found.lane is not None:
+            self._by_topic.pop(found.lane.topic_id, None)
+
+    # -- retiring subscriptions: of a topic (no group id), of a group (no topic id), or one ---------------------------
+
+    def retire(self, topic_id: int, group_id: int, *, is_held: bool) -> None:
+        """Stop serving subscriptions. With ``is_held`` who subscribes waits until they are let go."""
+        for key, found in self._by_key.items():
+            if group_id in {0, key[0]} and topic_id in {0, key[1]} and not found.is_retired:
+                found.retire()
+                self._retired.append(found)
+        if is_held:
+            held = self._by_key[group_id, topic_id] = Subscription(group_id, self._names.topics_by_id[topic_id])
+            held.retire()  # nobody gets it: it only holds the place
+
+    async def retired(self, topic_id: int, group_id: int) -> None:
+        """Return when nothing that was under way on retired subscriptions writes any more, and all of it is written."""
+        for found in self._retired_of(topic_id, group_id):
+            await found.is_loaded.wait()
+            found.retire()  # with the leases it was loaded with
+        await self._commits.flush()
+
+    def let_go(self, topic_id: int, group_id: int) -> None:
+        """Forget retired subscriptions: who subscribes now begins with what is stored."""
+        for found in self._retired_of(topic_id, group_id):
+            self._retired.remove(found)
+            self._detach(found)
+        held = self._by_key.pop((group_id, topic_id), None)
+        if held is not None:
+            held.is_loaded.set()
+        if not topic_id:
+            for groups in self._readers.values():
+                groups.discard(group_id)
+        if not group_id:
+            self._readers.pop(topic_id, None)
+            self._begins = {place: begin for place, begin in self._begins.items() if place.topic_id != topic_id}
+
+    def _retired_of(self, topic_id: int, group_id: int) -> list[Subscription]:
+        return [
+            found
+            for found in self._retired
+            if group_id in {0, found.group_id} and topic_id in {0, found.topic.topic_id}
+        ]
+
+    async def successor(self, found: Subscription) -> Subscription:
+        """Return what took the place of a retired subscription; ``Refused`` if its topic or its group was removed."""
+        group_name, topic_name = self._names.groups_by_id[found.group_id].name, found.topic.name
+        group, topic = self._catalog.known_group(group_name), self._catalog.known_topic(topic_name)
+        if group.group_id != found.group_id:
+            raise Refused(Rule.GROUP_UNKNOWN, "it was removed, and made anew", value=group_name)
+        if topic.topic_id != found.topic.topic_id:
+            raise Refused(Rule.TOPIC_UNKNOWN, "it was removed, and made anew", value=topic_name)
+        return await self.subscribe(group_name, topic_name)
+
+    async def _load(self, found: Subscription) -> None:
+        ops: list[Op] = []
+        (reset,) = await self._reader.values(Family.META, [reset_key(found.group_id, found.topic.topic_id)])
+        found.reset_epoch = unpack_u64(reset) if reset is not None else 0
+        queues = found.all_queues
+        if found.topic.name.startswith(DEAD_LETTER_PREFIX):
+            await self.ledgers.load(found.topic.topic_id)
+        for queue, (rows, begin, end) in zip(queues, await self._reader.progress(queues), strict=True):
+            queue.end = max(queue.end, end)
+            begin = max(begin, self._begins.get(Place(queue.topic_id, queue.queue_id), 0))  # noqa: PLW2901
+            if rows:
+                queue.load(rows, moment(self._clock))
+                ops += queue.skip_to(begin)
+            else:
+                ops += self._begin(found, queue, begin)
+        # Also without ops: behind this unit, what lies below the ends that were read is durable.
+        await self._commits.commit(ops)
+        for queue in queues:
+            for offset, lease in queue.leases.items():
+                self._ends.watch(queue, offset, lease)
+
+    def _begin(self, found: Subscription, queue: SubscribedQueue, begin: int) -> list[Op]:
+        """Let a group begin on a queue. Its retry lane is its own from the start, so that one makes no event."""
+        if queue is found.lane:
+            return queue.start_at(begin)
+        offset = queue.end if self._group_start == "latest" else begin
+        event = subscribed_event(queue.topic_id, queue.group_id, queue.queue_id, offset)
+        return [*queue.start_at(offset), Emit(event, offset)]
+
+    def lane(self, found: Subscription) -> tuple[SubscribedQueue, list[Op]]:
+        """Return where retries of a loaded subscription go, and the ops that must ride with its first use."""
+        if found.lane is not None:
+            return found.lane, []
+        group = self._names.groups_by_id[found.group_id]
+        lane, ops = self._names.lane(group, found.topic.topic_id, self._clock.now_ms())
+        queue = self._attach(found, lane)
+        return queue, [*ops, *queue.start_at(0)]
+
+    def lane_id(self, group: Group, topic: Topic) -> tuple[int, list[Op]]:
+        """As ``lane``, whether the group is there or has ever read the topic or not: the id of where retries go."""
+        found = self._by_key.get((group.group_id, topic.topic_id))
+        if found is not None and not found.is_retired:
+            queue, ops = self.lane(found)
+            return queue.topic_id, ops
+        lane, ops = self._names.lane(group, topic.topic_id, self._clock.now_ms())
+        start = GroupQueue(group.group_id, lane.topic_id, 0).start_at(0)
+        return lane.topic_id, [*ops, *start] if ops else []
+
+    def _attach(self, found: Subscription, lane: Topic) -> SubscribedQueue:
+        self._by_topic[lane.topic_id] = [found]
+        return found.attach(lane.topic_id)
+
+    def shortened(self, place: Place, begin: int) -> None:
+        """Note where a queue begins now, for subscriptions that are being loaded."""
+        self._begins[place] = begin
+
+    def on_appended(self, appended: Appended) -> None:
+        """Tell who waits that queues have grown."""
+        grown: dict[Subscription, None] = {}
+        for place, growth in appended.items():
+            is_awaited = False
+            for found in self._by_topic.get(place[0], ()):
+                queue = found.queue_at(*place)
+                if queue is not None:
+                    queue.end = max(queue.end, growth.end)
+                    is_awaited = is_awaited or growth.first - queue.cursor <= LAG_MAX
+                    grown[found] = None
+            if is_awaited:
+                self._reader.recent.keep(place, growth)
+            else:
+                self._reader.recent.forget(place)
+        for found in grown:
+            found.wake_next()  # one: who takes something and leaves something wakes the next

@@ -1,0 +1,91 @@
+"""Looking through the rows of a store or a spool: how far it is, and what is wrong, bounded however much that is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeVar
+
+from dmq.audit.events import EventKind, decode_event, gap_count
+from dmq.errors import StoreCorrupt
+from dmq.spool.salvage_log import Tell
+from dmq.store.schema.outbox import OutboxState, decode_block
+
+SHOWN_MAX = 10  # findings of a kind that are told in words
+_PAGE = 512
+_Row = TypeVar("_Row")
+
+
+@dataclass(slots=True)
+class Findings:
+    """What is wrong: how often by kind, and the first few in words."""
+
+    shown_max: int = SHOWN_MAX
+    count: Counter[str] = field(default_factory=Counter)
+    first: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, kind: str, text: str) -> None:
+        """Take one in."""
+        self.count[kind] += 1
+        shown = self.first.setdefault(kind, [])
+        if len(shown) < self.shown_max:
+            shown.append(text)
+
+    def lines(self) -> list[str]:
+        """Return them in words, and how many more of each kind there are."""
+        more = [(count - len(self.first[kind]), kind) for kind, count in self.count.items()]
+        texts = [text for shown in self.first.values() for text in shown]
+        return texts + [f"{left:,} more of {kind}" for left, kind in more if left]
+
+
+class Pages:
+    """Gives rows some at a time, and tells how many it gave so far."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self.rows = 0
+
+    def of(self, rows: Iterator[_Row], where: str) -> Iterator[list[_Row]]:
+        """Give the rows of one place."""
+        while page := list(islice(rows, _PAGE)):
+            self.rows += len(page)
+            self._tell(f"{self.rows:,} rows read, in {where}")
+            yield page
+
+
+def check_outbox(
+    pages: Iterable[list[tuple[bytes, bytes]]],
+    state: OutboxState,
+    find: Callable[[str, str], None],
+    saw: Callable[[bytes, bytes, StoreCorrupt | None], None],
+) -> None:
+    """Compare the rows of the outbox with its figures; ``saw`` hears of each row, and why it cannot be read."""
+    at, size = state.first_sequence, 0
+    missing: list[tuple[int, int]] = []
+    told: set[tuple[int, int]] = set()
+    for page in pages:
+        for key, block in page:
+            sequence = int.from_bytes(key, "big")
+            size += len(block)
+            if sequence != at:
+                missing.append((at, sequence - at))
+            at = sequence + 1
+            try:
+                for record in decode_block(key, block):
+                    event = decode_event(record.event)
+                    at = record.sequence + 1
+                    if event.kind is EventKind.GAP:
+                        told.add((event.time_ms, gap_count(event)))
+            except StoreCorrupt as error:
+                saw(key, block, error)
+            else:
+                saw(key, block, None)
+    if at != state.next_sequence:
+        missing.append((at, state.next_sequence - at))
+    for first, count in missing:
+        if (first, count) not in told:
+            find("audit", f"audit events {first:,} up to {first + count:,} are missing")
+    if size != state.stored_bytes:
+        find("figure", f"the outbox has {size:,} bytes, its figure says {state.stored_bytes:,}")

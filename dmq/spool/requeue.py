@@ -1,0 +1,60 @@
+"""Dead entries of a directory that no process uses, made to wait again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from concurrent.futures import Future
+from pathlib import Path
+
+from broker_adapter.clock import Clock
+from dmq.errors import StoreLocked
+from dmq.spool.copies import choosing
+from dmq.spool.entries import Entries, settling
+from dmq.spool.inspect import store_options
+from dmq.spool.root import Root
+from dmq.spool.salvage_log import Tell
+from dmq.store.store import Store
+
+_PER_UNIT = 256
+
+
+def requeue(path: Path, clock: Clock, wanted: set[bytes], types: Collection[str], tell: Tell) -> set[bytes]:
+    """Make dead entries wait again, due now, and return their uids.
+
+    ``wanted`` are uids, none of them for all; of ``types``, none of them for any. ``StoreLocked`` if a process uses the
+    directory, or it is being moved.
+    """
+    with choosing(path.parent):
+        if (adopter := Root.adopter_of(path)) is not None:
+            raise StoreLocked(f"{path} is being moved to {adopter}")
+        store = Store.open(path, clock, store_options())
+    moved = set[bytes]()
+    try:
+        entries = Entries(store)
+        for name in sorted(entries.names.topics):
+            if not types or name in types:
+                moved |= _requeue_type(entries, name, wanted)
+                tell(f"{len(moved):,} in {path.name}")
+    finally:
+        store.close()
+    return moved
+
+
+def _requeue_type(entries: Entries, name: str, wanted: set[bytes]) -> set[bytes]:
+    moved = set[bytes]()
+    after = b""
+    while True:
+        with entries.lock:
+            uids = sorted(wanted) if wanted else [each.entry.uid for each in entries.dead(name, after, _PER_UNIT)]
+        waiting: list[Future[None]] = []
+        for uid in uids:
+            done: Future[None] = Future()
+            with entries.lock:
+                if entries.requeue(name, uid, settling(done)):
+                    waiting.append(done)
+                    moved.add(uid)
+        for done in waiting:
+            done.result()
+        if wanted or not uids:
+            return moved
+        after = uids[-1]

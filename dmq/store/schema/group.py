@@ -1,0 +1,151 @@
+"""Rows of the group family: how far groups are, outcomes of dead letters, offsets that groups that pull committed.
+
+    key              group_id 4 | topic_id 4 | queue_id 2 | kind 1 | number 8
+
+    kind 1 floor     number 0        floor 8
+    kind 2 chunk     chunk number    bitmap 128
+    kind 3 exception offset          attempt 2 | visible_at_ms 8 | epoch 8 | first_failed_at_ms 8 | flags 1
+                                     | set_at_ms 8, if flagged | message group
+    kind 4 outcome   offset          JSON; of group 0, under queue 1 of the dead-letter queue's topic
+    kind 5 committed the group's id  offset 8; of group 0, which no group has, so that all groups of a queue lie side by
+                                     side and apart from the progress of those that receive
+
+Flags: 1 suspended, 2 set_at_ms is there (format 3). Of group 0 there are floors and chunks too: of a dead-letter queue,
+for the letters that have an outcome. Where a group's id stands, rows of a spool have 0xff (``dmq.store.schema.spool``).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+from dmq.errors import StoreCorrupt
+
+CHUNK_OFFSETS = 1024
+CHUNK_BYTES = CHUNK_OFFSETS // 8
+NO_GROUP = 0  # whose rows are of no group, or of all
+GROUPS_END = b"\xff\xff\xff\xff"  # behind the ids of all groups; rows of a spool follow
+
+_GROUP_QUEUE = struct.Struct(">IIH")
+_GROUP = struct.Struct(">IIHBQ")
+_EXCEPTION = struct.Struct(">HQQQB")
+_SET_AT = struct.Struct(">Q")
+SUSPENDED, _TIMED = 1, 2
+_OUTCOMES_QUEUE = 1
+
+
+class GroupKind(IntEnum):
+    """What a row of the group family tells."""
+
+    FLOOR = 1
+    CHUNK = 2
+    EXCEPTION = 3
+    OUTCOME = 4
+    COMMITTED = 5
+
+
+class ExceptionRow(NamedTuple):
+    """A lease that is a row, or a message that came back: then it is visible at 0."""
+
+    attempt: int
+    visible_at_ms: int
+    epoch: int
+    first_failed_at_ms: int
+    is_suspended: bool
+    set_at_ms: int  # 0: not known, it was written before format 3
+    message_group: str
+
+    def left_ms(self, now_ms: int) -> int:
+        """Return how long it stays hidden: never longer than it was to be when it was set, whatever the clock says."""
+        left_ms = max(0, self.visible_at_ms - now_ms)
+        return min(left_ms, max(0, self.visible_at_ms - self.set_at_ms)) if self.set_at_ms else left_ms
+
+
+class Outcome(NamedTuple):
+    """What became of a dead letter."""
+
+    what: str  # "redriven" or "purged"
+    at_ms: int
+    note: str
+
+
+pack_group_key = _GROUP.pack  # (group_id, topic_id, queue_id, kind, number)
+
+
+def unpack_group_key(key: bytes) -> tuple[int, int, int, int, int]:
+    """Return ``(group_id, topic_id, queue_id, kind, number)``; ``StoreCorrupt`` if the key cannot be one."""
+    if len(key) != _GROUP.size:
+        raise StoreCorrupt(f"a group key of {len(key)} bytes, not {_GROUP.size}: {key[:64].hex()}")
+    group_id, topic_id, queue_id, kind, number = _GROUP.unpack(key)
+    return group_id, topic_id, queue_id, kind, number
+
+
+def group_queue_range(group_id: int, topic_id: int, queue_id: int) -> tuple[bytes, bytes]:
+    """Return the range of all rows one group keeps for one queue."""
+    start = _GROUP_QUEUE.pack(group_id, topic_id, queue_id)
+    return start, start + b"\xff" * 10
+
+
+def unpack_group_row(key: bytes) -> tuple[int, int]:
+    """Return ``(kind, number)`` of a group row."""
+    return key[10], int.from_bytes(key[11:19], "big")
+
+
+def outcome_key(topic_id: int, offset: int) -> bytes:
+    """Return the key of what became of a letter in a dead-letter queue."""
+    return _GROUP.pack(NO_GROUP, topic_id, _OUTCOMES_QUEUE, GroupKind.OUTCOME, offset)
+
+
+def committed_key(topic_id: int, queue_id: int, group_id: int) -> bytes:
+    """Return the key of the offset that a group committed on a queue."""
+    return _GROUP.pack(NO_GROUP, topic_id, queue_id, GroupKind.COMMITTED, group_id)
+
+
+def committed_range(topic_id: int, queue_id: int) -> tuple[bytes, bytes]:
+    """Return the range of the offsets that groups committed on a queue."""
+    return committed_key(topic_id, queue_id, 0), committed_key(topic_id, queue_id, 2**64 - 1)
+
+
+def encode_hidden(  # noqa: PLR0917 - the layout, in its order; called once per lease that is a row
+    attempt: int, visible_at_ms: int, epoch: int, first_failed_at_ms: int, flags: int, set_at_ms: int, group: str
+) -> bytes:
+    """Encode an exception that is a lease; of its flags only ``SUSPENDED`` is the caller's."""
+    head = _EXCEPTION.pack(attempt, visible_at_ms, epoch, first_failed_at_ms, flags | _TIMED)
+    return head + _SET_AT.pack(set_at_ms) + group.encode()
+
+
+def encode_returned(attempt: int, epoch: int, first_failed_at_ms: int) -> bytes:
+    """Encode an exception that is a message that came back."""
+    return _EXCEPTION.pack(attempt, 0, epoch, first_failed_at_ms, 0)
+
+
+def decode_exception(value: bytes) -> ExceptionRow:
+    """Read the value of an exception. Raises ``struct.error`` or ``UnicodeDecodeError`` if it cannot be one."""
+    attempt, visible_at_ms, epoch, first_failed_at_ms, flags = _EXCEPTION.unpack_from(value)
+    at, set_at_ms = _EXCEPTION.size, 0
+    if flags & _TIMED:
+        (set_at_ms,) = _SET_AT.unpack_from(value, at)
+        at += _SET_AT.size
+    is_suspended = bool(flags & SUSPENDED)
+    return ExceptionRow(attempt, visible_at_ms, epoch, first_failed_at_ms, is_suspended, set_at_ms, value[at:].decode())
+
+
+def is_hidden(value: bytes) -> bool:
+    """Say whether an exception is a lease, without taking it apart."""
+    return any(value[2:10])
+
+
+def encode_outcome(outcome: Outcome) -> bytes:
+    """Encode what became of a dead letter."""
+    return json.dumps(outcome._asdict(), separators=(",", ":")).encode()
+
+
+def decode_outcome(value: bytes) -> Outcome:
+    """Undo ``encode_outcome``; ``StoreCorrupt`` if it cannot be one."""
+    try:
+        plain = json.loads(value)
+        return Outcome(str(plain["what"]), int(plain["at_ms"]), str(plain["note"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreCorrupt(f"the outcome of a dead letter cannot be read: {error}") from error

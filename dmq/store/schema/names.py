@@ -1,0 +1,173 @@
+"""Rows of topics, consumer groups and retry lanes: all of them have an id, shared by all and never used again.
+
+    record     version 1 | kind 1 | queues 2 | created_at_ms 8 | name
+                                                               | group id 4 | topic id 4      of a retry lane
+               version 1 | 4 | queues 2 | created_at_ms 8 | kind 1 | name    of what was removed: its name outlives it
+    settings   version 1 | JSON: policy, is_fifo                         of a group, under a key of its own
+               version 1 | JSON: type, keep_time_ms, keep_bytes, keep_unread    of a topic, the same; without it the
+                                                                         topic is mixed, what is not said is left out
+    holds      bits 1: PLAIN, GROUPED                                    of a topic, under a key of its own
+
+A lane has no name of its own, it goes by that of its group; the name of one that was removed is empty.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from broker_adapter.message import MessageType
+from dmq.errors import StoreCorrupt
+from retry.policy import RetryPolicy, from_plain, to_plain
+
+VERSION = 1
+PLAIN, GROUPED = 1, 2
+_RECORD = struct.Struct(">BBHQ")
+_LANE = struct.Struct(">II")
+_KEEP_KEYS = ("keep_time_ms", "keep_bytes", "keep_unread")
+
+
+class NameKind(IntEnum):
+    """Whose a record is."""
+
+    TOPIC = 1
+    GROUP = 2
+    LANE = 3
+    REMOVED = 4  # in front of the kind that it had
+
+
+class NameRecord(NamedTuple):
+    """What is kept of a topic, a group or a lane."""
+
+    kind: NameKind  # never REMOVED
+    queues: int
+    created_at_ms: int
+    name: str = ""
+    group_id: int = 0  # of a lane, until it is removed
+    topic_id: int = 0
+    is_removed: bool = False
+
+
+class Keep(NamedTuple):
+    """How long a topic keeps what is in its queues; of a topic, ``None`` is what the configuration says.
+
+    A message is removed once it is older than ``time_ms``, or the topic larger than ``size_bytes``; 0 is no bound.
+    With ``unread`` it stays for all that while a group that is known there has not read it.
+    """
+
+    time_ms: int | None = None
+    size_bytes: int | None = None
+    unread: bool | None = None
+
+    def over(self, other: Keep) -> Keep:
+        """Return what counts where this is said, and else ``other``."""
+        return Keep(
+            self.time_ms if self.time_ms is not None else other.time_ms,
+            self.size_bytes if self.size_bytes is not None else other.size_bytes,
+            self.unread if self.unread is not None else other.unread,
+        )
+
+    @property
+    def bounds(self) -> bool:
+        """Whether anything is ever removed."""
+        return bool(self.time_ms or self.size_bytes)
+
+
+AS_CONFIGURED = Keep()
+
+
+class TopicSettings(NamedTuple):
+    """``message_type`` is the only one the topic takes; ``None``: it takes them all."""
+
+    message_type: MessageType | None = None
+    keep: Keep = AS_CONFIGURED
+
+
+MIXED = TopicSettings()
+
+
+def encode_name(record: NameRecord) -> bytes:
+    """Encode the record of a name."""
+    kind, rest = record.kind, record.name.encode()
+    if record.is_removed:
+        kind, rest = NameKind.REMOVED, bytes((kind,)) + rest
+    elif kind is NameKind.LANE:
+        rest = _LANE.pack(record.group_id, record.topic_id)
+    return _RECORD.pack(VERSION, kind, record.queues, record.created_at_ms) + rest
+
+
+def decode_name(name_id: int, value: bytes) -> NameRecord:
+    """Undo ``encode_name``; ``StoreCorrupt``, which names the id, if it cannot be one."""
+    if len(value) < _RECORD.size or value[0] != VERSION:
+        raise StoreCorrupt(f"the record of name {name_id} cannot be read")
+    _, kind, queues, created_at_ms = _RECORD.unpack_from(value)
+    rest = value[_RECORD.size :]
+    is_removed = kind == NameKind.REMOVED and bool(rest)
+    if is_removed:
+        kind, rest = rest[0], rest[1:]
+    try:
+        if kind == NameKind.LANE and not is_removed and len(rest) == _LANE.size:
+            return NameRecord(NameKind.LANE, queues, created_at_ms, "", *_LANE.unpack(rest))
+        if kind in {NameKind.TOPIC, NameKind.GROUP} or (kind == NameKind.LANE and is_removed):
+            return NameRecord(NameKind(kind), queues, created_at_ms, rest.decode(), is_removed=is_removed)
+    except UnicodeDecodeError as error:
+        raise StoreCorrupt(f"the record of name {name_id} cannot be read: {error}") from error
+    raise StoreCorrupt(f"the record of name {name_id} is of an unknown kind {kind}")
+
+
+def encode_topic_settings(settings: TopicSettings) -> bytes:
+    """Return the value of the settings' row: a version, and JSON in which what is not said is left out."""
+    plain: dict[str, object] = {"type": settings.message_type.name} if settings.message_type is not None else {}
+    plain |= {key: value for key, value in zip(_KEEP_KEYS, settings.keep, strict=True) if value is not None}
+    return bytes((VERSION,)) + json.dumps(plain).encode()
+
+
+def decode_topic_settings(value: bytes) -> TopicSettings:
+    """Undo ``encode_topic_settings``; raises ``ValueError`` for what cannot be read."""
+    plain = _settings(value)
+    if not isinstance(plain, Mapping) or plain.get("type", "NORMAL") not in MessageType.__members__:
+        raise ValueError("no such message type")
+    keep = Keep(*(plain.get(key) for key in _KEEP_KEYS))
+    if type(keep.unread) not in {bool, type(None)} or not all(_is_bound(each) for each in keep[:2]):
+        raise ValueError("no such retention")
+    return TopicSettings(MessageType[plain["type"]] if "type" in plain else None, keep)
+
+
+def _is_bound(value: object) -> bool:
+    return value is None or (type(value) is int and value >= 0)
+
+
+def encode_group_settings(policy: RetryPolicy | None, is_fifo: bool | None) -> bytes:
+    """Encode the settings of a group, each of them ``None`` where nothing was set."""
+    plain = {"policy": to_plain(policy) if policy is not None else None, "is_fifo": is_fifo}
+    return bytes((VERSION,)) + json.dumps(plain).encode()
+
+
+def decode_group_settings(value: bytes) -> tuple[RetryPolicy | None, bool | None]:
+    """Undo ``encode_group_settings``; raises ``ValueError`` for what cannot be read."""
+    try:
+        plain = _settings(value)
+        return from_plain(plain["policy"]) if plain["policy"] is not None else None, plain["is_fifo"]
+    except (KeyError, TypeError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _settings(value: bytes) -> Any:  # noqa: ANN401 - whatever JSON is there
+    if value[:1] != bytes((VERSION,)):
+        raise ValueError("unknown version")
+    return json.loads(value[1:])
+
+
+def encode_holds(holds: int) -> bytes:
+    """Encode what kinds of messages a topic took."""
+    return bytes((holds,))
+
+
+def decode_holds(topic_id: int, value: bytes) -> int:
+    """Undo ``encode_holds``; ``StoreCorrupt``, which names the id, if it cannot be one."""
+    if len(value) != 1:
+        raise StoreCorrupt(f"what topic {topic_id} holds cannot be read")
+    return value[0]

@@ -1,0 +1,240 @@
+"""Rows of a spool. Its store is one as the daemon's, with types for topics, and rows of its own in the group family.
+
+    waiting    waiting entry of kind SPOOLED (topic id and scope: the type's id) | head | body       timeline
+    head       turn 4 | flags 1 (1: uncertain) | length of the error 2 | error
+    totals     waiting 8 | waiting bytes 8 | dead 8                                                  meta
+
+    group, under an id that no group has: 0xff 4 | letter, then
+    l key queue     type id 4 | digest 16               first 8 | next 8: numbers of the parked entries [first, next)
+    m parked   type id 4 | digest 16 | number 8    as waiting; its delivery time means nothing before those in front of
+                                                   it are gone
+    d dead     type id 4 | uid 16                  version 1 | death 1 | died_at_ms 8 | waiting
+    a taken    0 4 | cell id 8                     start 16 | mark 16 | number 8: how far another directory was taken
+                                                   over (``dmq.spool.adopt``)
+
+The id of an entry in the index is ``uid | turn 4``: each time an entry waits again it is another turn, so the index
+never takes the new one for the old.
+"""
+
+from __future__ import annotations
+
+import struct
+from hashlib import blake2b
+from typing import NamedTuple
+
+from dmq.errors import StoreCorrupt
+from dmq.store.schema.group import GROUPS_END
+from dmq.store.schema.keys import timeline_key
+from dmq.store.schema.record import (
+    WAITING_HEADER_BYTES,
+    EntryKind,
+    body_facts,
+    body_payload,
+    decode_waiting,
+    encode_body,
+    encode_waiting,
+)
+from retry.sink import ERROR_CHARS_MAX, UID_BYTES, DeadEntry, Death, Entry
+
+VERSION = 1  # of an entry of the dead set
+SPOOL_KEY_QUEUE = b"l"
+SPOOL_PARKED = b"m"
+SPOOL_DEAD = b"d"
+SPOOL_TAKEN = b"a"
+
+_DIGEST_BYTES = 16
+_HEAD = struct.Struct(">IBH")
+_DEAD = struct.Struct(">BBQ")
+_TOTALS = struct.Struct(">QQQ")
+_TURN = struct.Struct(">I")
+_UNCERTAIN = 1
+DEAD_HEAD_BYTES = _DEAD.size  # in front of an entry that is in the dead set
+
+
+class Totals(NamedTuple):
+    """What a spool holds of one type."""
+
+    waiting: int = 0
+    waiting_bytes: int = 0
+    dead: int = 0
+
+
+class KeyQueueId(NamedTuple):
+    """One key of one type."""
+
+    type_id: int
+    digest: bytes
+
+
+class Taken(NamedTuple):
+    """What of another directory is here already, though it may be there still."""
+
+    start: int = 0
+    mark: int = 0
+    number: int = 0
+
+    def covers(self, mark: int, number: int) -> bool:
+        """Say whether an entry is here: the one at ``mark``, or one that is parked behind it."""
+        return self.start <= mark and (mark, number) <= (self.mark, self.number)
+
+
+def spool_range(letter: bytes, type_id: int, rest: bytes = b"") -> tuple[bytes, bytes]:
+    """Return the range of rows of one kind for a type; no group has their id."""
+    start = GROUPS_END + letter + type_id.to_bytes(4, "big") + rest
+    return start, start + b"\xff" * 32
+
+
+def spool_rows(letter: bytes) -> tuple[bytes, bytes]:
+    """Return the range of all rows of one kind."""
+    return GROUPS_END + letter, GROUPS_END + bytes((letter[0] + 1,))
+
+
+def is_spool_key(key: bytes) -> bool:
+    """Say whether a key of the group family is one that a spool writes."""
+    return key[:4] == GROUPS_END and key[4:5] in {SPOOL_KEY_QUEUE, SPOOL_PARKED, SPOOL_DEAD, SPOOL_TAKEN}
+
+
+def type_of(key: bytes) -> int:
+    """Return the type in a key."""
+    return int.from_bytes(key[5:9], "big")
+
+
+def key_queue_id(type_id: int, key: str) -> KeyQueueId:
+    """Return the key queue of a key."""
+    return KeyQueueId(type_id, blake2b(key.encode(), digest_size=_DIGEST_BYTES).digest())
+
+
+def key_queue_key(key_queue: KeyQueueId) -> bytes:
+    """Return the key of a key queue."""
+    return spool_range(SPOOL_KEY_QUEUE, key_queue.type_id, key_queue.digest)[0]
+
+
+def key_queue_of(key: bytes) -> KeyQueueId:
+    """Undo ``key_queue_key``."""
+    return KeyQueueId(type_of(key), key[9:])
+
+
+def parked_range(key_queue: KeyQueueId) -> tuple[bytes, bytes]:
+    """Return the range of the entries that are parked in a key queue, in their order."""
+    return spool_range(SPOOL_PARKED, key_queue.type_id, key_queue.digest)
+
+
+def parked_key(key_queue: KeyQueueId, number: int) -> bytes:
+    """Return the key of a parked entry."""
+    return spool_range(SPOOL_PARKED, key_queue.type_id, key_queue.digest + number.to_bytes(8, "big"))[0]
+
+
+def parked_number(key: bytes) -> int:
+    """Return the number in the key of a parked entry."""
+    return int.from_bytes(key[-8:], "big")
+
+
+def dead_key(type_id: int, uid: bytes) -> bytes:
+    """Return the key of a dead entry."""
+    return spool_range(SPOOL_DEAD, type_id, uid)[0]
+
+
+def taken_key(cell_id: str) -> bytes:
+    """Return the key of how far the directory with this cell was taken over."""
+    return spool_range(SPOOL_TAKEN, 0, bytes.fromhex(cell_id))[0]
+
+
+def entry_id(uid: bytes, turn: int) -> bytes:
+    """Return the id of an entry in the index."""
+    return uid + _TURN.pack(turn)
+
+
+def turn_of(id_in_index: bytes) -> int:
+    """Return the turn in an entry's id; ``StoreCorrupt`` if it is none."""
+    if len(id_in_index) != UID_BYTES + _TURN.size:
+        raise StoreCorrupt(f"an entry id of {len(id_in_index)} bytes")
+    turn: int = _TURN.unpack_from(id_in_index, UID_BYTES)[0]
+    return turn
+
+
+def encode_entry(entry: Entry, type_id: int, turn: int) -> bytes:
+    """Encode an entry that waits."""
+    error = entry.error[:ERROR_CHARS_MAX].encode(errors="replace")
+    head = _HEAD.pack(turn, _UNCERTAIN if entry.is_uncertain else 0, len(error)) + error
+    body = encode_body(entry.uid, b"", entry.key.encode(), entry.payload)
+    attempts = min(entry.attempts, 0xFFFF)
+    kind = int(EntryKind.SPOOLED)
+    return encode_waiting(kind, attempts, type_id, type_id, entry.due_at_ms, entry.created_at_ms, head + body)
+
+
+def spooled_body_at(value: bytes) -> int:
+    """Return where the body of a spooled entry begins; ``StoreCorrupt`` if the value ends before its head does."""
+    at = WAITING_HEADER_BYTES + _HEAD.size
+    if len(value) < at:
+        raise StoreCorrupt(f"a spooled entry of {len(value)} bytes has no head")
+    return at + int(_HEAD.unpack_from(value, WAITING_HEADER_BYTES)[2])
+
+
+def decode_entry(value: bytes, type_name: str) -> tuple[Entry, int]:
+    """Undo ``encode_entry``: the entry and its turn; ``StoreCorrupt`` if it cannot be one."""
+    waiting = decode_waiting(value)
+    at = WAITING_HEADER_BYTES
+    if waiting.kind != EntryKind.SPOOLED or len(value) < at + _HEAD.size:
+        raise StoreCorrupt(f"a timeline value of {len(value)} bytes is no spooled entry")
+    turn, flags, error_bytes = _HEAD.unpack_from(value, at)
+    at += _HEAD.size
+    body = value[at + error_bytes :]
+    uid, key = body_facts(body)
+    try:
+        entry = Entry(
+            type_name=type_name,
+            uid=uid,
+            payload=body_payload(body),
+            key=key.decode(),
+            created_at_ms=waiting.accepted_at_ms,
+            due_at_ms=waiting.deliver_at_ms,
+            attempts=waiting.retry_count,
+            is_uncertain=bool(flags & _UNCERTAIN),
+            error=value[at : at + error_bytes].decode(errors="replace"),
+        )
+    except UnicodeDecodeError as error:
+        raise StoreCorrupt(f"a spooled entry of {len(value)} bytes has a key that is no text") from error
+    return entry, turn
+
+
+def encode_dead(value: bytes, death: Death, died_at_ms: int) -> bytes:
+    """Encode an entry of the dead set; ``value`` is what ``encode_entry`` made of it."""
+    return _DEAD.pack(VERSION, death, died_at_ms) + value
+
+
+def decode_dead(value: bytes, type_name: str) -> tuple[DeadEntry, int]:
+    """Undo ``encode_dead``, with the turn; ``StoreCorrupt`` if it cannot be one."""
+    if len(value) < _DEAD.size or value[0] != VERSION:
+        raise StoreCorrupt(f"a dead entry of {len(value)} bytes has no version {VERSION} header")
+    _, death, died_at_ms = _DEAD.unpack_from(value)
+    entry, turn = decode_entry(value[_DEAD.size :], type_name)
+    try:
+        return DeadEntry(entry=entry, death=Death(death), died_at_ms=died_at_ms), turn
+    except ValueError as error:
+        raise StoreCorrupt(f"a dead entry of {len(value)} bytes: {error}") from error
+
+
+def encode_totals(totals: Totals) -> bytes:
+    """Encode the totals of a type."""
+    return _TOTALS.pack(*totals)
+
+
+def decode_totals(value: bytes | None) -> Totals:
+    """Undo ``encode_totals``; nothing is nothing."""
+    if value is None:
+        return Totals()
+    if len(value) != _TOTALS.size:
+        raise StoreCorrupt(f"totals of {len(value)} bytes instead of {_TOTALS.size}")
+    return Totals(*_TOTALS.unpack(value))
+
+
+def encode_taken(taken: Taken) -> bytes:
+    """Encode how far a directory was taken over."""
+    return timeline_key(taken.start) + timeline_key(taken.mark) + taken.number.to_bytes(8, "big")
+
+
+def decode_taken(value: bytes | None) -> Taken:
+    """Undo ``encode_taken``; nothing is nothing."""
+    if value is None:
+        return Taken()
+    return Taken(*(int.from_bytes(value[at : at + 16], "big") for at in (0, 16, 32)))

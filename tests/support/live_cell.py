@@ -1,0 +1,130 @@
+"""A daemon's parts in this process, for tests of commands: the real broker in memory, served on loopback by a thread.
+
+Its clock stands at ``NOW`` unless a test moves it. Nothing is a double but the clock; faults are made in the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+from unittest.mock import patch
+
+import structlog
+from google.protobuf.message import Message
+from support.fake_admin_client import run_dmq
+from support.rigs import PATIENCE_S, EmbeddedRig
+from typer.testing import Result
+
+from broker_adapter.wire.pool import Method
+from dmq.acl.quotas import Quotas
+from dmq.admin import client
+from dmq.admin.cell import Cell
+from dmq.admin.quotas import QuotaCalls
+from dmq.admin.service import AdminService, Operators
+from dmq.admin.status import CellState
+from dmq.config import DaemonConfig
+from dmq.daemon.transport import Transport, transport_of
+from dmq.metrics import Metrics
+from dmq.units import Address
+
+NOW = 1_700_000_000_000  # 2023-11-14T22:13:20Z
+
+_Answer = TypeVar("_Answer")
+_Response = TypeVar("_Response", bound=Message)
+
+
+class WatchedClient(client.AdminClient):
+    """The real client. It notes calls, with deadlines in seconds; ``before_call`` hears of each, and may fail it."""
+
+    deadlines: ClassVar[list[tuple[str, float]]]
+    before_call: ClassVar[Callable[[str], None]]
+
+    def _call(
+        self, method: Method, request: Message, response_class: type[_Response], timeout_s: float | None = None
+    ) -> _Response:
+        deadline_s = self._timeout_s if timeout_s is None else timeout_s
+        self.deadlines.append((method.name, deadline_s))
+        WatchedClient.before_call(method.name)
+        return super()._call(method, request, response_class, timeout_s)
+
+
+class LiveCell:
+    """The broker, what answers operators and clients about it, and a thread that serves both."""
+
+    def __init__(self, path: Path) -> None:
+        self.rig = EmbeddedRig(path, on_disk=False, queues=3)
+        self.cell: Cell
+        self._config = DaemonConfig(
+            listen=Address("127.0.0.1", 0), data=path, tls_certificate="off", queues_per_topic=self.rig.queues
+        )
+        self._server: Transport
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)  # of a test that failed to open it
+        self._thread.start()
+        self.do(self._open())
+
+    async def _open(self) -> None:
+        rig, config = self.rig, self._config
+        await rig.open()
+        metrics = Metrics(process=False)
+        self.cell = Cell(config, rig.store, rig.broker, metrics, "1.2.3", NOW, CellState.SERVING)
+        quotas = Quotas(rig.store.clock)
+        admin = AdminService(Operators.of(self.cell), clock=rig.store, quotas=QuotaCalls(quotas, _keep_nothing))
+        self._server = transport_of(config, rig.store.clock, rig.broker, metrics, admin, quotas, connections_max=16)
+        self.cell.listen = str(Address("127.0.0.1", await self._server.start()))
+
+    def do(self, work: Coroutine[Any, Any, _Answer]) -> _Answer:
+        """Do something to the broker, where it runs."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(3 * PATIENCE_S)
+
+    def run(self, *arguments: str, stdin: bytes = b"") -> Result:
+        """Run a command that asks this daemon."""
+        return run_dmq("--address", self.cell.listen, *arguments, stdin=stdin)
+
+    @property
+    def calls(self) -> list[str]:
+        """The names of the calls that commands made."""
+        return [name for name, _ in WatchedClient.deadlines]
+
+    @property
+    def deadlines(self) -> list[tuple[str, float]]:
+        """The calls that commands made, with the deadline of each in seconds."""
+        return WatchedClient.deadlines
+
+    def before_call(self, hear: Callable[[str], None]) -> None:
+        """Have ``hear`` called with the name of each call from here on, which may raise instead of it."""
+        WatchedClient.before_call = staticmethod(hear)
+
+    def close(self) -> None:
+        """End it."""
+        self.do(self._server.stop(0))
+        self.do(self.rig.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _keep_nothing(encoded: bytes) -> None:
+    """Let the limits go with this process."""
+
+
+@contextmanager
+def live_cell(path: Path) -> Iterator[LiveCell]:
+    """Give a daemon that commands find; it ends with the context."""
+    WatchedClient.deadlines = []
+    WatchedClient.before_call = staticmethod(lambda name: None)
+    was = structlog.get_config()  # what the broker logs has no place among what commands print
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
+    try:
+        with patch("dmq.admin.client.AdminClient", WatchedClient):
+            live = LiveCell(path)
+            try:
+                yield live
+            finally:
+                live.close()
+    finally:
+        structlog.configure(**was)
