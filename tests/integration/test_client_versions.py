@@ -29,7 +29,7 @@ ITS_OWN: dict[str, tuple[str, ...]] = {
     "python": (
         "object has no attribute 'get_meter'",
         r"receive message error, (RpcClient is not running\.)?$",
-        "process received message raise exception, $",
+        "process received message (raise exception|error), $",
         "end receive, because consumer is not running.",
         # Its settings are written by two threads at its start. Where both wait for the connection, the second is
         # refused by its own grpcio (too many operations), in words that no server can send; it then asks anew.

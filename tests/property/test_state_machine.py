@@ -257,3 +257,20 @@ TestOnMemory = MemoryMachine.TestCase
 TestOnMemory.settings = settings(_PACE, max_examples=200 * EFFORT)
 TestOnRocksDB = RocksMachine.TestCase
 TestOnRocksDB.settings = settings(_PACE, max_examples=30 * EFFORT)
+
+
+def test_a_step_that_smaller_ones_hide_moves_nothing() -> None:
+    """Several steps within a second are seen as what is left of them; below a second that is none, on both sides."""
+    state = MemoryMachine()
+    state.open()
+    state.step(ms=1, is_forward=False)
+    state.advance(1_001)
+    state.send(batch=[("orders", 20, None)])
+    state.step(ms=1, is_forward=True)
+    state.consume(hows=["fail"], is_push=True, pair=("workers", "orders"), then_ms=1)
+    state.step(ms=1, is_forward=True)
+    state.step(ms=1_001, is_forward=False)
+    state.counters_agree()
+    state.step(ms=998, is_forward=True)
+    state.counters_agree()
+    state.teardown()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker_adapter.clock import Clock, SystemClock
-from dmq.acl.signature import Signer
+from broker_adapter.signature import Signer
 
 
 class Key(NamedTuple):

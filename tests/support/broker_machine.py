@@ -158,8 +158,8 @@ class BrokerRules(RuleBasedStateMachine):
         by_ms = ms if is_forward else -ms
         before = self.rig.store.clock.status().steps
         self.clock.step_to(self.clock.now_ms() + by_ms)
-        seen = self.rig.store.clock.status()  # several small steps within a second are noticed as one
-        noticed_ms = seen.last_step_ms if seen.steps > before else by_ms
+        seen = self.rig.store.clock.status()  # several steps within a second are noticed as one, or not at all
+        noticed_ms = seen.last_step_ms if seen.steps > before else 0
         self.model.stepped(by_ms, noticed_ms, self.clock.now_ms())
         self.settle()
 

@@ -13,8 +13,8 @@ from support.admin_clients import FixedClients
 from support.admin_source import FixedSource, service_over
 from typer.testing import CliRunner, Result
 
+from broker_adapter.signature import Signer
 from broker_adapter.wire.pool import Method
-from dmq.acl.signature import Signer
 from dmq.admin import client
 from dmq.admin.service import handlers, refusal_of
 from dmq.cli.app import app

@@ -8,7 +8,8 @@ import pytest
 
 from broker_adapter.clock import ManualClock
 from broker_adapter.errors import Refused, Rule
-from dmq.acl.signature import Signer, claim_of, dated_ms, signature_of
+from broker_adapter.signature import Signer, signature_of
+from dmq.acl.signature import claim_of, dated_ms
 
 DATE = "20240131T120000Z"
 DATE_MS = 1_706_702_400_000
