@@ -1,7 +1,8 @@
-"""The peer: Apache RocketMQ, a name server and a proxy with its broker, as processes of this bench.
+"""Apache RocketMQ: a name server, and brokers with a proxy each, as processes of whoever starts them.
 
-Maven brings it into ``build/bench``, once. It takes a minute to warm up and is never idle, so it is started once and
-stopped by signal (SIGSTOP) while others are measured.
+The bench has it as a peer, the tests as the cluster behind the daemon. Maven brings it into ``build/bench``, once. It
+takes a minute to warm up and is never idle, so the bench starts it once and stops it by signal (SIGSTOP) while others
+are measured.
 
 RocketMQ lets only two of its servers be bound to the loopback; three ports are open on every interface meanwhile. Where
 that matters, run the bench in a network of its own, once the artifacts are there:
@@ -22,6 +23,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from bench import remoting
 from bench.load import Load, LoadFailed
 from bench.place import BUILD, directory
 from broker_adapter.clock import SystemClock
@@ -30,9 +32,10 @@ VERSION = "5.5.0"
 NAME = f"RocketMQ {VERSION}, sync flush"
 TOPICS: Mapping[str, str] = {"normal": "bench-normal", "delayed": "bench-delayed"}
 _TYPES = {"normal": "NORMAL", "delayed": "DELAY"}
-_MODULES = ("namesrv", "broker", "proxy", "tools")
+_MODULES = ("namesrv", "broker", "proxy")
 _PREFIX = "org.apache.rocketmq"
-_MAVEN_S_MAX, _READY_S_MAX, _TOOL_S_MAX, _STOP_S_MAX = 600, 120, 60, 15
+_MAVEN_S_MAX, _READY_S_MAX, _STOP_S_MAX = 600, 120, 15
+_G1_FROM_MB = 1024
 WARM_UP_S, _RESUME_S = 60.0, 2
 _OPENS = (
     "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
@@ -44,7 +47,7 @@ _OPENS = (
 # One line for each key. What is not said is as RocketMQ has it.
 _BROKER = """\
 brokerClusterName=DefaultCluster
-brokerName=broker-a
+brokerName={name}
 brokerId=0
 brokerRole=ASYNC_MASTER
 flushDiskType=SYNC_FLUSH
@@ -58,6 +61,10 @@ storePathRootDir={data}/store
 storePathCommitLog={data}/store/commitlog
 mappedFileSizeCommitLog=268435456
 messageIndexEnable=false
+transactionCheckInterval=5000
+mappedFileSizeConsumeQueue=600000
+mappedFileSizeTimerLog=10400000
+recallMessageEnable=true
 diskMaxUsedSpaceRatio=95
 diskSpaceWarningLevelRatio=99
 """
@@ -67,37 +74,95 @@ class PeerMissing(Exception):
     """RocketMQ cannot be had or does not start here."""
 
 
-class RocketMQ:
-    """A running RocketMQ. ``awake`` gives its address for as long as it may run."""
+class Node:
+    """A broker with its proxy, in one process."""
 
-    def __init__(self, data: Path, lib: Path) -> None:
-        """Start it and wait until its topics are routed. Raises PeerMissing."""
-        self._data, self._lib = data, lib
-        self._processes: list[subprocess.Popen[bytes]] = []
-        names, broker, grpc, remoting = _free_ports()
-        self.address = f"127.0.0.1:{grpc}"
-        self._names, self._broker = f"127.0.0.1:{names}", f"127.0.0.1:{broker}"
-        self._configure(names, broker, grpc, remoting)
+    def __init__(self, name: str, data: Path) -> None:
+        self.name, self.data = name, data
+        self.listen, self.grpc, self.remoting = _free_ports(3)
+        self.address = f"127.0.0.1:{self.grpc}"
+        self.broker = f"127.0.0.1:{self.listen}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+
+class RocketMQ:
+    """A running RocketMQ. What is killed keeps its data and its ports, and can be started again."""
+
+    def __init__(self, data: Path, lib: Path, *, brokers: int = 1, heap_mb: int = 1024) -> None:
+        """Start it and wait until it serves. Raises PeerMissing."""
+        self._data, self._lib, self._heap_mb = data, lib, heap_mb
+        (names,) = _free_ports(1)
+        self._names = f"127.0.0.1:{names}"
+        self.nodes = [Node(f"broker-{letter}", data / f"broker-{letter}") for letter in "abcdef"[:brokers]]
+        self._name_server: subprocess.Popen[bytes] | None = None
+        (data / "home").mkdir()
+        (data / "namesrv.conf").write_text(
+            f"listenPort={names}\nbindAddress=127.0.0.1\nkvConfigPath={data}/kvConfig.json\n", encoding="ascii"
+        )
         try:
-            self._start(
+            self._name_server = self._spawn(
                 ["-Xms64m", "-Xmx128m", "-XX:+UseSerialGC"],
                 ["namesrv.NamesrvStartup", "-c", str(data / "namesrv.conf")],
-                names,
+                data,
             )
-            self._start(
-                ["-Xms1g", "-Xmx1g", "-XX:MaxDirectMemorySize=1g", "-XX:+UseG1GC"],
-                [
-                    *("proxy.ProxyStartup", "-n", self._names, "-pm", "local"),
-                    *("-pc", str(data / "proxy.json"), "-bc", str(data / "broker.conf")),
-                ],
-                grpc,
-            )
-            for kind, topic in TOPICS.items():
-                self._make_topic(topic, _TYPES[kind])
-            time.sleep(2)  # the proxy must not be asked before: it remembers that there is no such topic
+            self._serves(self._name_server, names, "the name server")
+            for node in self.nodes:
+                self._configure(node)
+                self.start(node)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def address(self) -> str:
+        """The address of the first proxy."""
+        return self.nodes[0].address
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The addresses of all proxies."""
+        return tuple(node.address for node in self.nodes)
+
+    def start(self, node: Node) -> None:
+        """Start a broker with its proxy, and wait until both serve. Raises PeerMissing."""
+        collector = "-XX:+UseG1GC" if self._heap_mb >= _G1_FROM_MB else "-XX:+UseSerialGC"
+        node.process = self._spawn(
+            [f"-Xms{self._heap_mb}m", f"-Xmx{self._heap_mb}m", f"-XX:MaxDirectMemorySize={self._heap_mb}m", collector],
+            [
+                *("proxy.ProxyStartup", "-n", self._names, "-pm", "local"),
+                *("-pc", str(node.data / "proxy.json"), "-bc", str(node.data / "broker.conf")),
+            ],
+            node.data,
+        )
+        self._serves(node.process, node.grpc, node.name)
+
+    def kill(self, node: Node) -> None:
+        """End a broker and its proxy by SIGKILL."""
+        if node.process is not None:
+            node.process.kill()
+            node.process.wait()
+
+    def make_topics(self, topics: Mapping[str, str]) -> None:
+        """Make topics, by name and type, at all brokers. Raises PeerMissing if the name server never hears of them."""
+        clock = SystemClock()
+        until_s = clock.monotonic_s() + _READY_S_MAX
+        missing, wanted = dict(topics), {node.name for node in self.nodes}
+        while missing:
+            if clock.monotonic_s() > until_s:
+                raise PeerMissing(f"topics are not routed: {', '.join(missing)}")
+            for topic, kind in missing.items():
+                for node in self.nodes:
+                    remoting.make_topic(node.broker, topic, kind)
+            time.sleep(0.2)
+            missing = {
+                topic: kind for topic, kind in missing.items() if remoting.brokers_of(self._names, topic) != wanted
+            }
+        time.sleep(2)  # a proxy must not be asked before: it remembers that there is no such topic
+
+    def make_group(self, group: str, *, attempts: int = 17, is_fifo: bool = False) -> None:
+        """Make a consumer group at all brokers."""
+        for node in self.nodes:
+            remoting.make_group(node.broker, group, attempts=attempts, is_fifo=is_fifo)
 
     def warm_up(self, load: Load, seconds: float) -> None:
         """Send until the virtual machine has compiled what it will; then stop it."""
@@ -127,6 +192,10 @@ class RocketMQ:
                 process.kill()
                 process.wait()
 
+    @property
+    def _processes(self) -> list[subprocess.Popen[bytes]]:
+        return [each for each in (self._name_server, *(node.process for node in self.nodes)) if each is not None]
+
     def _signal(self, number: signal.Signals) -> None:
         for process in self._processes:
             process.send_signal(number)
@@ -136,80 +205,57 @@ class RocketMQ:
         home = str(self._data / "home")
         return {**os.environ, "ROCKETMQ_HOME": home, "RMQ_PROXY_HOME": home, "NAMESRV_ADDR": self._names}
 
-    def _command(self, options: list[str], arguments: list[str]) -> list[str]:
-        home = f"-Duser.home={self._data}", f"-Drocketmq.home.dir={self._data / 'home'}"
+    def _command(self, options: list[str], arguments: list[str], folder: Path) -> list[str]:
+        home = f"-Duser.home={folder}", f"-Drocketmq.home.dir={self._data / 'home'}"
         main, *others = arguments
         # A bench that is killed must not leave it behind, stopped.
         bound = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
         return [*bound, "java", *options, *_OPENS, *home, "-cp", f"{self._lib}/*", f"{_PREFIX}.{main}", *others]
 
-    def _start(self, options: list[str], arguments: list[str], port: int) -> None:
-        with (self._data / "out.log").open("ab") as log:
-            process = subprocess.Popen(
-                self._command(options, arguments), stdout=log, stderr=log, env=self._environment, cwd=self._data
+    def _spawn(self, options: list[str], arguments: list[str], folder: Path) -> subprocess.Popen[bytes]:
+        folder.mkdir(exist_ok=True)
+        with (folder / "out.log").open("ab") as log:
+            return subprocess.Popen(
+                self._command(options, arguments, folder), stdout=log, stderr=log, env=self._environment, cwd=folder
             )
-        self._processes.append(process)
+
+    def _serves(self, process: subprocess.Popen[bytes], port: int, what: str) -> None:
+        """Return once a port of a process takes connections."""
         clock = SystemClock()
         until_s = clock.monotonic_s() + _READY_S_MAX
-        while clock.monotonic_s() < until_s:
-            if process.poll() is not None:
-                break
+        while clock.monotonic_s() < until_s and process.poll() is None:
             with socket.socket() as probe:
                 probe.settimeout(1)
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     return
             time.sleep(0.2)
-        raise PeerMissing(f"{arguments[0]} does not serve: {self._last_words()}")
+        raise PeerMissing(f"{what} does not serve: {self._last_words()}")
 
-    def _make_topic(self, topic: str, kind: str) -> None:
-        where = ["-b", self._broker, "-t", topic, "-r", "4", "-w", "4", "-a", f"+message.type={kind}"]
-        clock = SystemClock()
-        until_s = clock.monotonic_s() + _READY_S_MAX
-        said = ""
-        while clock.monotonic_s() < until_s:
-            self._tool("updateTopic", *where)
-            said = self._tool("topicRoute", "-t", topic)
-            if '"queueDatas"' in said:
-                return
-            time.sleep(0.5)
-        raise PeerMissing(f"topic {topic} is not routed: {said[-300:]}")
-
-    def _tool(self, *arguments: str) -> str:
-        done = subprocess.run(
-            self._command(["-Xmx128m"], ["tools.command.MQAdminStartup", *arguments]),
-            capture_output=True,
-            text=True,
-            env=self._environment,
-            cwd=self._data,
-            timeout=_TOOL_S_MAX,
-            check=False,
-        )
-        return done.stdout + done.stderr
-
-    def _configure(self, names: int, broker: int, grpc: int, remoting: int) -> None:
-        data = self._data
-        (data / "home").mkdir()
-        (data / "namesrv.conf").write_text(
-            f"listenPort={names}\nbindAddress=127.0.0.1\nkvConfigPath={data}/kvConfig.json\n", encoding="ascii"
-        )
-        (data / "broker.conf").write_text(
-            _BROKER.format(data=data, names=self._names, listen=broker, replica=broker + 1), encoding="ascii"
+    def _configure(self, node: Node) -> None:
+        node.data.mkdir(exist_ok=True)
+        (node.data / "broker.conf").write_text(
+            _BROKER.format(
+                name=node.name, data=node.data, names=self._names, listen=node.listen, replica=node.listen + 1
+            ),
+            encoding="ascii",
         )
         proxy = {"rocketMQClusterName": "DefaultCluster", "proxyMode": "LOCAL", "namesrvAddr": self._names}
-        ports = {"grpcServerPort": grpc, "remotingListenPort": remoting}
-        (data / "proxy.json").write_text(json.dumps({**proxy, **ports}), encoding="ascii")
+        ports = {"grpcServerPort": node.grpc, "remotingListenPort": node.remoting}
+        (node.data / "proxy.json").write_text(json.dumps({**proxy, **ports}), encoding="ascii")
 
     def _last_words(self) -> str:
-        return (self._data / "out.log").read_text(encoding="utf-8", errors="replace")[-300:].strip()
+        logs = sorted(self._data.rglob("out.log"), key=lambda path: path.stat().st_mtime)
+        return logs[-1].read_text(encoding="utf-8", errors="replace")[-300:].strip() if logs else ""
 
 
 @contextmanager
 def running(load: Load, *, warm_up_s: float = WARM_UP_S) -> Iterator[RocketMQ]:
     """Run a RocketMQ for the length of a bench, stopped but for ``awake``. Raises PeerMissing."""
-    lib = _artifacts()
+    lib = artifacts()
     with ExitStack() as last:
         peer = RocketMQ(last.enter_context(directory()), lib)
         last.callback(peer.close)
+        peer.make_topics({topic: _TYPES[kind] for kind, topic in TOPICS.items()})
         try:
             peer.warm_up(load, warm_up_s)
         except LoadFailed as error:
@@ -217,7 +263,7 @@ def running(load: Load, *, warm_up_s: float = WARM_UP_S) -> Iterator[RocketMQ]:
         yield peer
 
 
-def _artifacts() -> Path:
+def artifacts() -> Path:
     """Return the folder of its jars; Maven brings them if they are not there."""
     for tool in ("java", "mvn"):
         if shutil.which(tool) is None:
@@ -254,12 +300,12 @@ def _pom() -> str:
     )
 
 
-def _free_ports() -> tuple[int, int, int, int]:
-    """Return ports that nobody has; the broker takes the one above and the one two below its own as well."""
+def _free_ports(count: int) -> tuple[int, ...]:
+    """Return ports that nobody has; a broker takes the one above and the one two below its own as well."""
     with ExitStack() as held:
         found = []
-        for _ in range(4):
+        for _ in range(count):
             probe = held.enter_context(socket.socket())
             probe.bind(("127.0.0.1", 0))
             found.append(int(probe.getsockname()[1]))
-    return found[0], found[1], found[2], found[3]
+    return tuple(found)

@@ -12,7 +12,7 @@ from broker_adapter.message import BodyEncoding, Envelope, Message
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from broker_adapter.wire import rocketmq_v2 as wire
 
-__all__ = ["decode", "encode", "full_name", "resource_of", "set_duration", "set_timestamp", "to_envelope"]
+__all__ = ["decode", "encode", "epoch_ms", "full_name", "resource_of", "set_duration", "set_timestamp", "to_envelope"]
 
 
 def full_name(resource: wire.Resource) -> str:
@@ -24,8 +24,6 @@ def full_name(resource: wire.Resource) -> str:
     namespace, name = resource.resource_namespace, resource.name
     if not namespace or not name:
         return name
-    if not name:
-        return ""  # a namespace alone names nothing
     for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX):
         if name.startswith(prefix):
             return f"{prefix}{namespace}%{name.removeprefix(prefix)}"
@@ -114,12 +112,13 @@ def decode(payload: bytes) -> Message:
         keys=tuple(system.keys),
         properties=dict(sent.user_properties),
         message_group=system.message_group,
-        deliver_at_ms=_epoch_ms(system.delivery_timestamp),
+        deliver_at_ms=epoch_ms(system.delivery_timestamp),
         body_encoding=BodyEncoding.GZIP if system.body_encoding == wire.GZIP else BodyEncoding.IDENTITY,
-        born_at_ms=_epoch_ms(system.born_timestamp),
+        born_at_ms=epoch_ms(system.born_timestamp),
         born_host=system.born_host,
     )
 
 
-def _epoch_ms(timestamp: wire.Timestamp) -> int:
+def epoch_ms(timestamp: wire.Timestamp) -> int:
+    """Return a timestamp in epoch milliseconds; 0 for one that is not there."""
     return timestamp.seconds * 1000 + timestamp.nanos // 1_000_000

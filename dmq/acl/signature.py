@@ -1,27 +1,18 @@
-"""The signature that official clients put on every call.
+"""What the signature on a call says (``broker_adapter.signature`` has its form), as all official clients write it.
 
-    x-mq-date-time   20240131T120000Z, RFC 3339 in some clients; the client's local time, whatever the Z says
-    authorization    MQv2-HMAC-SHA1 Credential=KEY, SignedHeaders=x-mq-date-time, Signature=HEX
-
-The signature is HMAC-SHA1(secret, date-time), in upper or lower case. What follows a ``/`` in the credential is a
-region or a product, of no meaning here. It covers the date-time alone: who can read a call can make others with its
-signature until the date-time is too old. TLS is what keeps readers away.
+The date-time is RFC 3339 in some clients, and the client's local time, whatever the Z says. The signature is in upper
+or lower case. What follows a ``/`` in the credential is a region or a product, of no meaning here.
 """
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
-from broker_adapter.clock import Clock
 from broker_adapter.errors import Refused
 from broker_adapter.errors import Rule as Broken
-
-AUTHORIZATION_HEADER: Final = "authorization"
-DATE_TIME_HEADER: Final = "x-mq-date-time"
-ALGORITHM: Final = "MQv2-HMAC-SHA1"
+from broker_adapter.signature import ALGORITHM, AUTHORIZATION_HEADER, DATE_TIME_HEADER
 
 Header = Callable[[str], str | None]  # gives the value of a header, by its name in lower case
 
@@ -63,11 +54,6 @@ def claim_of(header: Header) -> Claim:
         raise unauthorized("the signature is not in hexadecimal digits") from None
 
 
-def signature_of(secret: bytes, date_time: str) -> bytes:
-    """Sign ``date_time``."""
-    return hmac.digest(secret, date_time.encode(), "sha1")
-
-
 def dated_ms(date_time: str) -> int:
     """Return what a date-time says in epoch milliseconds, taking it at its word; ``Refused(UNAUTHORIZED)`` for none."""
     try:
@@ -80,25 +66,6 @@ def dated_ms(date_time: str) -> int:
 def unauthorized(why: str) -> Refused:
     """Return the refusal of a call whose sender is not known."""
     return Refused(Broken.UNAUTHORIZED, why)
-
-
-class Signer:
-    """Signs the calls of a client of ours. The secret is in no ``repr``. Used from any thread."""
-
-    def __init__(self, access_key: str, secret_key: str, clock: Clock) -> None:
-        self._access_key = access_key
-        self._secret = secret_key.encode()
-        self._clock = clock
-
-    def __repr__(self) -> str:
-        return f"Signer({self._access_key!r})"
-
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return what goes with the next call."""
-        date_time = f"{datetime.fromtimestamp(self._clock.now_ms() // 1000, UTC):%Y%m%dT%H%M%SZ}"
-        signature = signature_of(self._secret, date_time).hex().upper()
-        text = f"{ALGORITHM} Credential={self._access_key}, SignedHeaders={DATE_TIME_HEADER}, Signature={signature}"
-        return (DATE_TIME_HEADER, date_time), (AUTHORIZATION_HEADER, text)
 
 
 def _pair(part: str) -> tuple[str, str]:

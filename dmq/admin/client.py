@@ -13,9 +13,9 @@ import grpc
 from google.protobuf.message import Message
 
 from broker_adapter.limits import REQUEST_BYTES_MAX
+from broker_adapter.signature import Signer
 from broker_adapter.wire import rocketmq_v2 as public
 from broker_adapter.wire.pool import Method
-from dmq.acl.signature import Signer
 from dmq.admin import admin_v1 as wire
 from dmq.admin.validate import CLIENT_MS_MAX
 from dmq.errors import DmqError

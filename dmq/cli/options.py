@@ -18,7 +18,7 @@ from dmq.cli.errors import CommandFailed, ExitCode, refusing
 from dmq.units import parse_address, parse_duration
 
 if TYPE_CHECKING:
-    from dmq.acl.signature import Signer
+    from broker_adapter.signature import Signer
     from dmq.admin.client import AdminClient
 
 ADDRESS_DEFAULT = "127.0.0.1:8081"
@@ -111,7 +111,7 @@ class Session:
         if not self.access_key:
             return None
         from broker_adapter.clock import SystemClock
-        from dmq.acl.signature import Signer
+        from broker_adapter.signature import Signer
 
         if self.secret_file is not None:
             secret = self.secret_file.read_text(encoding="utf-8").strip()

@@ -1,8 +1,8 @@
 """How ``pytest -n`` spreads the tests over its workers.
 
 A unit of work is a module of tests, since its daemons and clients are made once for all of its tests; modules that
-share a Spark session are one unit. Units are handed out as workers become free, those that take longest first: one of
-them at the end would let all others wait.
+share a Spark session are one unit, and so are those that share a cluster. Units are handed out as workers become free,
+those that take longest first: one of them at the end would let all others wait.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ from xdist.scheduler import LoadScopeScheduling
 
 WORKERS_MAX = 16
 # A session takes seconds to start and its first audits are slow; one alone would take longer than all else.
-_SESSIONS = {
-    "test_cluster": "first session",
-    "test_incremental": "first session",
-    "test_tables": "first session",
-    "test_verdict": "first session",
-    "test_audit_operator": "second session",
-    "test_jobs": "second session",
-    "test_mutations": "second session",
-    "test_mutations_daemon": "second session",
-    "test_mutations_oracle": "second session",
+_SHARED = {
+    "tests/contract/test_brokers": "cluster",
+    "tests/cluster/test_adapter": "cluster",
+    "tests/spark/test_cluster": "first session",
+    "tests/spark/test_incremental": "first session",
+    "tests/spark/test_tables": "first session",
+    "tests/spark/test_verdict": "first session",
+    "tests/spark/test_audit_operator": "second session",
+    "tests/spark/test_jobs": "second session",
+    "tests/spark/test_mutations": "second session",
+    "tests/spark/test_mutations_daemon": "second session",
+    "tests/spark/test_mutations_oracle": "second session",
 }
 _LONGEST = (
     "first session",
     "second session",
+    "cluster",
     "tests/integration/test_client_restart.py",
     "tests/fault/test_clock_steps_daemon.py",
     "tests/integration/test_clients.py",
@@ -64,5 +67,4 @@ class ByUnit(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
 
 def _unit_of(test: str) -> str:
     module = test.partition("::")[0]
-    folder, _, name = module.rpartition("/")
-    return _SESSIONS.get(name.removesuffix(".py"), module) if folder == "tests/spark" else module
+    return _SHARED.get(module.removesuffix(".py"), module)

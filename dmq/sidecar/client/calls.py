@@ -17,8 +17,8 @@ from typing import Any
 import structlog
 
 from broker_adapter.limits import REQUEST_BYTES_MAX
+from broker_adapter.signature import Signer
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.acl.signature import Signer
 from retry.sink import SinkError, SinkFull, SinkUnavailable
 
 try:

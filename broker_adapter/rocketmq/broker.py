@@ -1,0 +1,479 @@
+"""The broker contract in front of Apache RocketMQ 5 (``PopBroker`` and ``TransactionalBroker``).
+
+What a proxy cannot do is refused with ``Rule.UNSUPPORTED`` and says so: several messages in one send that are not all
+normal ones, or of several topics. What it does differently from what the contract says:
+
+- a send is not idempotent: the same message id sent twice is stored twice, under that id;
+- a delay is bounded (one day, unless the cluster's operators changed it), and ends up to two seconds late;
+- a recall says nothing of what became of the message;
+- a receive waits for 5 s at least;
+- extending an invisible duration counts as an attempt, and the earlier handle is of no use any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
+
+from google.protobuf.message import DecodeError
+
+from broker_adapter.adapter import GroupSettings, Subscription, TopicRoute
+from broker_adapter.clock import Clock
+from broker_adapter.errors import BrokerError, BrokerUnavailable, Refused, Rule
+from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, POLLING_MS_MIN
+from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
+from broker_adapter.rocketmq.addresses import Name
+from broker_adapter.rocketmq.codes import check, error_of
+from broker_adapter.rocketmq.proxies import CallLog, ClusterOptions, Proxies, Proxy, a_client_id, log_nothing
+from broker_adapter.rocketmq.routes import Route, Routes
+from broker_adapter.rocketmq.sessions import Session
+from broker_adapter.transactions import Check, Checker, Half, HalfReceipt
+from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.mapping import epoch_ms, resource_of, set_duration, set_timestamp
+
+_SENDS = 3  # attempts within one call: default of the official clients
+_MARGIN_MS = 3_000  # a proxy needs the deadline of a receive to lie behind its long poll
+_SESSION_IDLE_S = 120.0
+_OF_THE_SERVER = (  # fields of a delivery that its sender never wrote
+    "store_timestamp",
+    "store_host",
+    "receipt_handle",
+    "queue_id",
+    "queue_offset",
+    "invisible_duration",
+    "delivery_attempt",
+)
+_TYPES: Mapping[MessageType, wire.MessageType] = MappingProxyType(
+    {
+        MessageType.NORMAL: wire.NORMAL,
+        MessageType.FIFO: wire.FIFO,
+        MessageType.DELAY: wire.DELAY,
+        MessageType.TRANSACTION: wire.TRANSACTION,
+    }
+)
+# Levels 3 to 18, after 16 of which a message is dead: RocketMQ's default for a group that nobody set up.
+_DEFAULT_SETTINGS = GroupSettings(
+    is_fifo=False,
+    max_attempts=17,
+    delays_ms=tuple(
+        s * 1000 for s in (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+    ),
+)
+
+
+class RocketMQBroker:
+    """One client of a cluster. Needs a running event loop; connects when it is first used."""
+
+    def __init__(self, options: ClusterOptions, clock: Clock, log: CallLog = log_nothing) -> None:
+        self.proxies = Proxies(options, clock, log)
+        self._clock = clock
+        self._numbers = 0
+        self._client_id = self._next_client_id()
+        self.routes = Routes(self.proxies, clock, self._client_id)
+        self._producer = Session(self.proxies, self._client_id, wire.PRODUCER, recover=self._recover)
+        self._consumers: dict[tuple[str, str], Session] = {}  # by group, and client id of a push consumer
+        self._used_s: dict[tuple[str, str], float] = {}
+        self._turns: dict[tuple[str, str], int] = {}
+        self._checker: Checker | None = None
+        self._beating = asyncio.ensure_future(self._beat())
+
+    async def close(self) -> None:
+        """Say goodbye to the cluster and close all connections."""
+        self._beating.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._beating
+        for session in [*self._consumers.values(), self._producer]:
+            await session.close()
+        await self.proxies.close()
+
+    # -- names --------------------------------------------------------------------------------------------------------
+
+    async def route(self, topic: str) -> TopicRoute:
+        """As ``PopBroker.route``. The cluster makes topics on first use if its operators let it."""
+        return (await self.routes.of(topic)).as_topic_route
+
+    async def ensure_group(self, group: str) -> None:
+        """As ``PopBroker.ensure_group``: a proxy makes no groups, so the cluster must have it."""
+        await self._consumer(group, "").ready(self.proxies.choose())
+
+    def group_settings(self, group: str, topics: Collection[str] = ()) -> GroupSettings:  # noqa: ARG002 - it says itself
+        """As ``PopBroker.group_settings``: what the cluster said last, RocketMQ's defaults before it said anything."""
+        session = self._consumers.get((group, ""))
+        if session is None or session.settings is None:
+            return _DEFAULT_SETTINGS
+        policy = session.settings.backoff_policy
+        delays = tuple(_ms(each) for each in policy.customized_backoff.next) or _DEFAULT_SETTINGS.delays_ms
+        return GroupSettings(session.settings.subscription.fifo, max(1, policy.max_attempts), delays)
+
+    # -- producing ----------------------------------------------------------------------------------------------------
+
+    async def send(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:
+        """As ``PopBroker.send``, but that nothing is known of ids that were sent before.
+
+        ``BrokerUnavailable`` after three attempts at different proxies: each of them may have stored the message.
+        """
+        first = envelopes[0]
+        if len(envelopes) > 1 and (
+            any(each.topic != first.topic for each in envelopes)
+            or any(each.message_type is not MessageType.NORMAL for each in envelopes)
+        ):
+            why = "RocketMQ takes several messages in one send only if all are normal ones of one topic"
+            raise Refused(Rule.UNSUPPORTED, why, value=f"{len(envelopes)} messages")
+        request = wire.SendMessageRequest(messages=[_as_sent(each, self._clock.now_ms()) for each in envelopes])
+        proxy, answer = await self._send(first.topic, request)
+        if len(answer.entries) == len(envelopes):
+            return [self._receipt(proxy, each, entry) for each, entry in zip(envelopes, answer.entries, strict=True)]
+        check(answer.status, proxy.address)
+        if not answer.entries:
+            raise BrokerUnavailable(f"{proxy.address} answered a send without a result")
+        # Apache's proxy has one entry for a whole batch, with an id of its own. Where the others lie it does not say.
+        offset = answer.entries[0].offset
+        return [SendReceipt(each.message_id, -1, offset + number) for number, each in enumerate(envelopes)]
+
+    async def recall(self, topic: str, recall_handle: str) -> RecallReceipt:
+        """As ``PopBroker.recall``, but that the cluster's OK does not say that the message was still there."""
+        name = Name.of(recall_handle, Rule.REQUEST)
+        request = wire.RecallMessageRequest(topic=resource_of(topic), recall_handle=name.given)
+        proxy = self.proxies.at(name.address)
+        answer = await self.proxies.ask(proxy, "RecallMessage", request, self._client_id)
+        check(answer.status, proxy.address)
+        return RecallReceipt(answer.message_id or name.message_id, self._clock.now_ms())
+
+    # -- transactions -------------------------------------------------------------------------------------------------
+
+    def attach(self, checker: Checker) -> None:
+        """As ``TransactionalBroker.attach``."""
+        self._checker = checker
+
+    async def prepare(self, halves: Sequence[Half]) -> Sequence[HalfReceipt]:
+        """As ``TransactionalBroker.prepare``, for one half message without a delay."""
+        (half, *others) = halves
+        if others or half.delay_ms or half.envelope.deliver_at_ms:
+            why = "RocketMQ takes one half message in a send, and none that is delayed or has a message group"
+            raise Refused(Rule.UNSUPPORTED, why, value=f"{len(halves)} half messages")
+        message = _as_sent(half.envelope, self._clock.now_ms())
+        message.system_properties.message_type = wire.TRANSACTION
+        if half.check_after_ms:
+            set_duration(message.system_properties.orphaned_transaction_recovery_duration, half.check_after_ms)
+        topic = half.envelope.topic
+        proxy, answer = await self._send(topic, wire.SendMessageRequest(messages=[message]), is_checked=True)
+        check(answer.status, proxy.address)
+        if not answer.entries:
+            raise BrokerUnavailable(f"{proxy.address} answered a send without a result")
+        message_id = half.envelope.message_id
+        name = Name(proxy.address, self._client_id, message_id, answer.entries[0].transaction_id)
+        return [HalfReceipt(message_id, str(name))]
+
+    async def commit(self, topic: str, transaction_id: str) -> None:
+        """As ``TransactionalBroker.commit``."""
+        await self._end(topic, transaction_id, wire.COMMIT)
+
+    async def roll_back(self, topic: str, transaction_id: str) -> None:
+        """As ``TransactionalBroker.roll_back``."""
+        await self._end(topic, transaction_id, wire.ROLLBACK)
+
+    # -- consuming ----------------------------------------------------------------------------------------------------
+
+    async def receive(
+        self,
+        group: str,
+        subscription: Subscription,
+        *,
+        batch_max: int,
+        invisible_ms: int,
+        wait_ms: int,
+        renew_for: str = "",
+    ) -> Sequence[Delivery]:
+        """As ``PopBroker.receive``, but that it waits for 5 s at least, as a proxy does.
+
+        Where several brokers have the topic each call asks one of them, in turn.
+        """
+        session = self._consumer(group, renew_for)
+        expression = _expression(subscription)
+        place, queue_id = await self._place(session, subscription)
+        await session.ready(place, subscription.topic, expression)
+        request = wire.ReceiveMessageRequest(
+            group=resource_of(group), filter_expression=expression, batch_size=batch_max, auto_renew=bool(renew_for)
+        )
+        request.message_queue.topic.CopyFrom(resource_of(subscription.topic))
+        request.message_queue.id = queue_id
+        request.message_queue.broker.id = 0
+        if not renew_for:
+            set_duration(request.invisible_duration, invisible_ms)
+        poll_ms = max(wait_ms, POLLING_MS_MIN)
+        set_duration(request.long_polling_timeout, poll_ms)
+        frames = self.proxies.frames(
+            place, "ReceiveMessage", request, session.client_id, timeout_ms=poll_ms + _MARGIN_MS
+        )
+        route = await self.routes.of(subscription.topic)
+        deliveries: list[Delivery] = []
+        hidden_ms = AUTO_RENEW_INVISIBLE_MS if renew_for else invisible_ms
+        async for frame in frames:
+            content = frame.WhichOneof("content")
+            if content == "message":
+                deliveries.append(_delivery(place, session.client_id, route, frame.message, hidden_ms))
+            elif content == "status" and frame.status.code not in {wire.OK, wire.MESSAGE_NOT_FOUND}:
+                if frame.status.code in {wire.INTERNAL_SERVER_ERROR, wire.UNRECOGNIZED_CLIENT_TYPE}:
+                    session.forget(place)  # what it says when it has lost its settings
+                check(frame.status, place.address)
+        return deliveries
+
+    async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:
+        """As ``PopBroker.ack``."""
+        results: list[Exception | None] = [None] * len(receipt_handles)
+        by_place: dict[tuple[str, str], list[tuple[int, Name]]] = {}
+        for number, handle in enumerate(receipt_handles):
+            try:
+                name = Name.of(handle, Rule.RECEIPT_HANDLE)
+            except Refused as error:
+                results[number] = error
+            else:
+                by_place.setdefault((name.address, name.client_id), []).append((number, name))
+        for asked in by_place.values():
+            for (number, _), result in zip(
+                asked, await self._ack(group, topic, [each for _, each in asked]), strict=True
+            ):
+                results[number] = result
+        return results
+
+    async def change_invisible(
+        self, group: str, topic: str, receipt_handle: str, invisible_ms: int, *, suspend: bool = False
+    ) -> str:
+        """As ``PopBroker.change_invisible``, but that the earlier handle is no good any more."""
+        name = Name.of(receipt_handle, Rule.RECEIPT_HANDLE)
+        request = wire.ChangeInvisibleDurationRequest(
+            group=resource_of(group), topic=resource_of(topic), receipt_handle=name.given, message_id=name.message_id
+        )
+        set_duration(request.invisible_duration, invisible_ms)
+        if suspend:
+            request.suspend = True
+        answer = await self._settle(name, "ChangeInvisibleDuration", request)
+        return str(name._replace(given=answer.receipt_handle)) if answer.receipt_handle else receipt_handle
+
+    async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
+        """As ``PopBroker.dead_letter``; the cluster believes whatever it is told."""
+        name = Name.of(receipt_handle, Rule.RECEIPT_HANDLE)
+        request = wire.ForwardMessageToDeadLetterQueueRequest(
+            group=resource_of(group),
+            topic=resource_of(topic),
+            receipt_handle=name.given,
+            message_id=name.message_id,
+            delivery_attempt=attempts,
+            max_delivery_attempts=self.group_settings(group).max_attempts,
+        )
+        await self._settle(name, "ForwardMessageToDeadLetterQueue", request)
+
+    def client_seen(self, client_id: str) -> None:
+        """As ``PopBroker.client_seen``."""
+        for key in self._consumers:
+            if key[1] == client_id:
+                self._used_s[key] = self._clock.monotonic_s()
+
+    def client_gone(self, client_id: str) -> None:
+        """As ``PopBroker.client_gone``."""
+        for key in self._consumers:
+            if key[1] == client_id:
+                self._used_s[key] = float("-inf")
+
+    def _receipt(self, proxy: Proxy, envelope: Envelope, entry: wire.SendResultEntry) -> SendReceipt:
+        check(entry.status, proxy.address)
+        if not entry.recall_handle:
+            return SendReceipt(envelope.message_id, -1, entry.offset)
+        handle = Name(proxy.address, self._client_id, envelope.message_id, entry.recall_handle)
+        return SendReceipt(envelope.message_id, -1, -1, recall_handle=str(handle))
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    async def _send(
+        self, topic: str, request: wire.SendMessageRequest, *, is_checked: bool = False
+    ) -> tuple[Proxy, wire.SendMessageResponse]:
+        """Send at one proxy after another until one answers, within the time of one request behind that for a route."""
+        await self.routes.of(topic)
+        until_s = self._clock.monotonic_s() + self.proxies.options.request_timeout_ms / 1000
+        tried: set[str] = set()
+        error: BrokerError | None = None
+        for attempts_left in range(_SENDS, 0, -1):
+            addresses = self._all_of((await self.routes.of(topic)).writable())
+            if not addresses:
+                raise Refused(Rule.FORBIDDEN, "the cluster lets nobody write to the topic", value=topic)
+            others = [each for each in addresses if each not in tried] or addresses
+            proxy = self.proxies.choose(others)
+            tried.add(proxy.address)
+            left_ms = int((until_s - self._clock.monotonic_s()) * 1000)
+            if left_ms <= 0:
+                break
+            if len(others) > 1:  # one that says nothing leaves time for another one
+                left_ms //= attempts_left
+            try:
+                if is_checked:
+                    await self._producer.ready(proxy, topic)
+                answer = await self.proxies.ask(proxy, "SendMessage", request, self._client_id, timeout_ms=left_ms)
+            except BrokerUnavailable as failure:
+                error = failure
+                continue
+            if isinstance(found := error_of(answer.status, proxy.address), BrokerUnavailable):
+                error = found
+                continue
+            if answer.status.code in {wire.TOPIC_NOT_FOUND, wire.FORBIDDEN}:
+                self.routes.forget(topic)
+            return proxy, answer
+        raise error or BrokerUnavailable(f"no proxy answered a send to {topic} in time")
+
+    def _all_of(self, routed: list[str]) -> list[str]:
+        """Return the proxies to ask: those in a route, and those that were named, if several were.
+
+        A proxy may name none but itself in a route. One address alone may stand for all of them, so it adds nothing.
+        """
+        named = self.proxies.options.endpoints
+        return list(dict.fromkeys([*routed, *named])) if routed and len(named) > 1 else routed
+
+    async def _end(self, topic: str, transaction_id: str, resolution: wire.TransactionResolution) -> None:
+        name = Name.of(transaction_id, Rule.TRANSACTION_ID)
+        request = wire.EndTransactionRequest(
+            topic=resource_of(topic),
+            message_id=name.message_id,
+            transaction_id=name.given,
+            resolution=resolution,
+            source=wire.SOURCE_CLIENT,
+        )
+        proxy = self.proxies.at(name.address)
+        answer = await self.proxies.ask(proxy, "EndTransaction", request, self._client_id)
+        check(answer.status, proxy.address)
+
+    async def _recover(self, address: str, asked: wire.RecoverOrphanedTransactionCommand) -> None:
+        if self._checker is None:
+            return
+        message_id = asked.message.system_properties.message_id
+        name = Name(address, self._client_id, message_id, asked.transaction_id)
+        number = max(1, asked.message.system_properties.delivery_attempt)
+        topic = asked.message.topic.name
+        await self._checker.check(Check(topic, message_id, str(name), asked.message.SerializeToString(), number))
+
+    # -- receiving ----------------------------------------------------------------------------------------------------
+
+    async def _place(self, session: Session, subscription: Subscription) -> tuple[Proxy, int]:
+        """Return which proxy to ask for which of its queues, -1 for any."""
+        route = await self.routes.of(subscription.topic)
+        if subscription.queue_id >= 0:
+            if subscription.queue_id >= len(route.queues):
+                why = f"topic {subscription.topic} has {len(route.queues)} queues"
+                raise Refused(Rule.NOT_FOUND, why, value=subscription.queue_id)
+            queue = route.queues[subscription.queue_id]
+            return self.proxies.at(queue.address), queue.broker_queue_id
+        addresses = self._all_of(route.readable())
+        if not addresses:
+            raise Refused(Rule.FORBIDDEN, "the cluster lets nobody read the topic", value=subscription.topic)
+        key = (session.client_id, subscription.topic)
+        turn = self._turns[key] = self._turns.get(key, -1) + 1
+        well = [each for each in addresses if not self.proxies.at(each).is_isolated] or addresses
+        return self.proxies.at(well[turn % len(well)]), -1
+
+    async def _ack(self, group: str, topic: str, asked: Sequence[Name]) -> Sequence[Exception | None]:
+        """Acknowledge what one proxy gave to one client."""
+        request = wire.AckMessageRequest(group=resource_of(group), topic=resource_of(topic))
+        for name in asked:
+            request.entries.add(message_id=name.message_id, receipt_handle=name.given)
+        proxy = self.proxies.at(asked[0].address)
+        answer = await self.proxies.ask(proxy, "AckMessage", request, asked[0].client_id)
+        if len(answer.entries) != len(asked):
+            check(answer.status, proxy.address)
+            raise BrokerUnavailable(f"{proxy.address} answered {len(answer.entries)} of {len(asked)} acknowledgements")
+        return [error_of(each.status, proxy.address) for each in answer.entries]
+
+    async def _settle(self, name: Name, rpc: str, request: object) -> wire.ChangeInvisibleDurationResponse:
+        proxy = self.proxies.at(name.address)
+        answer: wire.ChangeInvisibleDurationResponse = await self.proxies.ask(proxy, rpc, request, name.client_id)
+        check(answer.status, proxy.address)
+        return answer
+
+    def _consumer(self, group: str, renew_for: str) -> Session:
+        key = (group, renew_for)
+        session = self._consumers.get(key)
+        if session is None:
+            kind = wire.PUSH_CONSUMER if renew_for else wire.SIMPLE_CONSUMER
+            client_id = renew_for or self._next_client_id()
+            session = self._consumers[key] = Session(self.proxies, client_id, kind, group)
+        self._used_s[key] = self._clock.monotonic_s()
+        return session
+
+    def _next_client_id(self) -> str:
+        self._numbers += 1
+        return a_client_id(self._numbers)
+
+    async def _beat(self) -> None:
+        """Send heartbeats, and let go of push consumers that are gone."""
+        while True:
+            await asyncio.sleep(self.proxies.options.heartbeat_ms / 1000)
+            idle_since_s = self._clock.monotonic_s() - _SESSION_IDLE_S
+            for key in [each for each, used_s in self._used_s.items() if each[1] and used_s < idle_since_s]:
+                del self._used_s[key]
+                await self._consumers.pop(key).close()
+            for session in [self._producer, *self._consumers.values()]:
+                await session.heartbeat()
+
+
+def _as_sent(envelope: Envelope, now_ms: int) -> wire.Message:
+    """Return the wire message of an envelope, saying what the envelope says; ``Refused(MESSAGE_CORRUPTED)``."""
+    try:
+        message = wire.Message.FromString(envelope.payload)
+    except DecodeError:
+        raise Refused(Rule.MESSAGE_CORRUPTED, "its payload is no message", value=envelope.message_id) from None
+    message.topic.Clear()
+    message.topic.name = envelope.topic
+    system = message.system_properties
+    for name in _OF_THE_SERVER:
+        system.ClearField(name)
+    system.message_id = envelope.message_id
+    system.message_type = _TYPES[envelope.message_type]
+    if not epoch_ms(system.born_timestamp):  # a broker never asks about a half message that is older than its files
+        set_timestamp(system.born_timestamp, now_ms)
+    if envelope.deliver_at_ms:
+        set_timestamp(system.delivery_timestamp, envelope.deliver_at_ms)
+    else:
+        system.ClearField("delivery_timestamp")
+    if envelope.message_group:
+        system.message_group = envelope.message_group
+    else:
+        system.ClearField("message_group")
+    return message
+
+
+def _delivery(place: Proxy, client_id: str, route: Route, message: wire.Message, invisible_ms: int) -> Delivery:
+    system = message.system_properties
+    name = Name(place.address, client_id, system.message_id, system.receipt_handle)
+    stored_at_ms, deliver_at_ms = epoch_ms(system.store_timestamp), epoch_ms(system.delivery_timestamp)
+    facts = (
+        message.topic.name,
+        system.message_id,
+        route.number_of(place.address, system.queue_id),
+        system.queue_offset,
+        str(name),
+        max(1, system.delivery_attempt),
+    )
+    for field in _OF_THE_SERVER:
+        system.ClearField(field)
+    topic, message_id, queue_id, queue_offset, handle, attempt = facts
+    return Delivery(
+        topic,
+        message_id,
+        message.SerializeToString(),
+        queue_id,
+        queue_offset,
+        handle,
+        attempt,
+        invisible_ms,
+        stored_at_ms,
+        deliver_at_ms,
+    )
+
+
+def _expression(subscription: Subscription) -> wire.FilterExpression:
+    if subscription.sql:
+        return wire.FilterExpression(type=wire.SQL, expression=subscription.sql)
+    return wire.FilterExpression(type=wire.TAG, expression="||".join(sorted(subscription.tags)) or "*")
+
+
+def _ms(duration: wire.Duration) -> int:
+    return duration.seconds * 1000 + duration.nanos // 1_000_000

@@ -1,0 +1,243 @@
+"""Connections to proxies: signed calls with a deadline, and which proxies are well enough to be asked."""
+
+# ruff: noqa: ANN401 - one class of requests and answers per RPC
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+
+from broker_adapter.clock import Clock
+from broker_adapter.errors import BrokerError, BrokerUnavailable
+from broker_adapter.rocketmq.codes import error_of_call
+from broker_adapter.signature import Signer
+from broker_adapter.wire import rocketmq_v2 as wire
+
+CLIENT_VERSION = "5.1.2"  # of the official Python client, whose requests these resemble
+_LANGUAGE = "PYTHON"
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Apache's proxy ends connections that were idle for 120 s; a dead host would be noticed by nothing else.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_PROBE_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """How to reach a cluster. ``tls_ca`` is a file of certificates; without it and ``tls`` nothing is encrypted."""
+
+    endpoints: tuple[str, ...]
+    access_key: str = ""
+    secret_key: str = ""
+    tls: bool = False
+    tls_ca: Path | None = None
+    request_timeout_ms: int = 3_000  # default of the official clients
+    route_ms: int = 30_000  # how long a route is believed: default of the official clients
+    heartbeat_ms: int = 10_000  # default of the official clients
+
+
+class CallLog(Protocol):
+    """Is told what happens to proxies."""
+
+    def __call__(self, event: str, **fields: object) -> None:
+        """Note an event."""
+        ...
+
+
+def log_nothing(event: str, **fields: object) -> None:
+    """Keep nothing."""
+
+
+class Proxy:
+    """One proxy: its connection, and whether it is left alone for now."""
+
+    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
+        self.address = address
+        self.is_isolated = False
+        self.error = ""  # why it is left alone
+        self.channel = channel
+        self._calls: dict[str, Callable[..., Any]] = {}
+
+    def call(self, rpc: str) -> Callable[..., Any]:
+        """Return what begins an RPC of the protocol."""
+        made = self._calls.get(rpc)
+        if made is None:
+            method = wire.METHODS[rpc]
+            serialize, parse = method.request_class.SerializeToString, method.response_class.FromString
+            if method.client_streaming:
+                made = self.channel.stream_stream(method.path, serialize, parse)
+            elif method.server_streaming:
+                made = self.channel.unary_stream(method.path, serialize, parse)
+            else:
+                made = self.channel.unary_unary(method.path, serialize, parse)
+            self._calls[rpc] = made
+        return made
+
+
+class Proxies:
+    """All proxies that this client has to do with. For one event loop.
+
+    A proxy that fails to answer is isolated: others are asked in its place. Once a second it is tried, and from its
+    first answer on it is used again.
+    """
+
+    def __init__(self, options: ClusterOptions, clock: Clock, log: CallLog = log_nothing) -> None:
+        self.options = options
+        self._log = log
+        self._signer = Signer(options.access_key, options.secret_key, clock) if options.access_key else None
+        self._proxies: dict[str, Proxy] = {}
+        self._turn = 0
+        self._probing: asyncio.Task[None] | None = None
+        self._ssl = _ssl(options)
+
+    # -- which --------------------------------------------------------------------------------------------------------
+
+    def at(self, address: str) -> Proxy:
+        """Return the proxy at an address; its connection is made when it is needed."""
+        proxy = self._proxies.get(address)
+        if proxy is None:
+            if self._ssl is None:
+                channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+            else:
+                channel = grpc.aio.secure_channel(address, self._ssl, options=_CHANNEL_OPTIONS)
+            proxy = self._proxies[address] = Proxy(address, channel)
+        return proxy
+
+    def choose(self, addresses: Sequence[str] = ()) -> Proxy:
+        """Return the next of ``addresses`` (the configured ones if there are none) that is well, in turn.
+
+        If none is well the next one is given all the same: it may have come back this very moment.
+        """
+        candidates = [self.at(each) for each in addresses or self.options.endpoints]
+        self._turn += 1
+        well = [each for each in candidates if not each.is_isolated] or candidates
+        return well[self._turn % len(well)]
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether one of the configured proxies at least is not known to fail."""
+        return any(not self.at(each).is_isolated for each in self.options.endpoints)
+
+    @property
+    def errors(self) -> dict[str, str]:
+        """Why proxies are left alone, by address."""
+        return {each.address: each.error for each in self._proxies.values() if each.is_isolated}
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    async def ask(
+        self,
+        proxy: Proxy,
+        rpc: str,
+        request: Any,
+        client_id: str,
+        *,
+        timeout_ms: int = 0,
+    ) -> Any:
+        """Return the answer to a unary RPC, whatever its status says.
+
+        Raises ``Refused`` or ``BrokerUnavailable`` (in doubt) where none came.
+        """
+        timeout_s = (timeout_ms or self.options.request_timeout_ms) / 1000
+        try:
+            answer = await proxy.call(rpc)(request, timeout=timeout_s, metadata=self.metadata(client_id))
+        except grpc.aio.AioRpcError as error:
+            raise self.failed(proxy, error) from None
+        self._well(proxy)
+        return answer
+
+    async def frames(
+        self,
+        proxy: Proxy,
+        rpc: str,
+        request: Any,
+        client_id: str,
+        *,
+        timeout_ms: int,
+    ) -> AsyncIterator[Any]:
+        """Give the answers to an RPC with a stream of them; raises as ``ask``. Closing it cancels the call."""
+        call = proxy.call(rpc)(request, timeout=timeout_ms / 1000, metadata=self.metadata(client_id))
+        try:
+            async for frame in call:
+                yield frame
+        except grpc.aio.AioRpcError as error:
+            raise self.failed(proxy, error) from None
+        finally:
+            call.cancel()
+        self._well(proxy)
+
+    def metadata(self, client_id: str) -> tuple[tuple[str, str], ...]:
+        """Return what goes with every call."""
+        signed = self._signer.metadata() if self._signer is not None else ()
+        return (
+            ("x-mq-client-id", client_id),
+            ("x-mq-language", _LANGUAGE),
+            ("x-mq-client-version", CLIENT_VERSION),
+            ("x-mq-protocol", "v2"),
+            *signed,
+        )
+
+    def failed(self, proxy: Proxy, error: grpc.aio.AioRpcError) -> BrokerError:
+        """Note that a call ended without an answer, and return what to raise."""
+        found = error_of_call(error, proxy.address)
+        if isinstance(found, BrokerUnavailable) and not proxy.is_isolated:
+            proxy.is_isolated, proxy.error = True, str(found)
+            self._log("proxy_isolated", address=proxy.address, why=str(found))
+            if self._probing is None or self._probing.done():
+                self._probing = asyncio.ensure_future(self._probe())
+        return found
+
+    def _well(self, proxy: Proxy) -> None:
+        if proxy.is_isolated:
+            proxy.is_isolated, proxy.error = False, ""
+            self._log("proxy_returned", address=proxy.address)
+
+    async def _probe(self) -> None:
+        """Ask the isolated ones for a sign of life, until there are none."""
+        while isolated := [each for each in self._proxies.values() if each.is_isolated]:
+            for proxy in isolated:
+                request = wire.HeartbeatRequest(client_type=wire.PRODUCER)
+                with suppress(BrokerError):
+                    await self.ask(proxy, "Heartbeat", request, "probe", timeout_ms=1_000)
+            await asyncio.sleep(_PROBE_EVERY_S)
+
+    async def close(self, addresses: Iterable[str] = ()) -> None:
+        """Close the connections; with ``addresses``, those only."""
+        if not addresses and self._probing is not None:
+            self._probing.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._probing
+        for address in list(addresses or self._proxies):
+            await self._proxies.pop(address).channel.close()
+
+
+def a_client_id(number: int) -> str:
+    """Return a client id as the official clients make them: host, process, a number, something random."""
+    return f"{socket.gethostname()}@{os.getpid()}@{number}@{os.urandom(4).hex()}"
+
+
+def _ssl(options: ClusterOptions) -> grpc.ChannelCredentials | None:
+    if not options.tls and options.tls_ca is None:
+        return None
+    roots = None
+    if options.tls_ca is not None:
+        try:
+            roots = options.tls_ca.read_bytes()
+        except OSError as error:
+            raise BrokerUnavailable(f"the certificates in {options.tls_ca} cannot be read: {error}") from error
+    return grpc.ssl_channel_credentials(roots)

@@ -1,0 +1,117 @@
+"""The adapter in front of a real cluster: what it refuses, and what it does while brokers come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+import pytest
+from support.broker_rigs import INVISIBLE_MS, PATIENCE_S, Rig, a_message, now_ms, rocketmq
+from support.cluster import cluster
+
+from broker_adapter.adapter import Subscription
+from broker_adapter.clock import SystemClock
+from broker_adapter.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.message import Envelope
+from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
+
+pytestmark = pytest.mark.timeout(600)  # the first one has Maven bring the cluster, and starts it
+
+
+def play(scenario: Coroutine[object, object, None]) -> None:
+    """Run a scenario on a loop of its own."""
+    asyncio.run(scenario)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _running() -> None:
+    cluster()
+
+
+def refusal(envelope: Envelope) -> Rule:
+    """Send a message, and return why it was refused."""
+    rules: list[Rule] = []
+
+    async def scenario() -> None:
+        async with rocketmq(None) as rig:  # type: ignore[arg-type]
+            with pytest.raises(Refused) as refused:
+                await rig.broker.send([envelope])
+            rules.append(refused.value.rule)
+
+    play(scenario())
+    return rules[0]
+
+
+def test_what_a_topic_does_not_take_is_refused() -> None:
+    """With the cluster's own rule: a type, a delay beyond its maximum, a topic that is not there, an empty body."""
+    normal, delayed = cluster().topic(), cluster().topic("DELAY")
+    assert refusal(a_message(normal, deliver_at_ms=now_ms() + 5_000)) is Rule.MESSAGE_TYPE
+    assert refusal(a_message(normal, message_group="g")) is Rule.MESSAGE_TYPE
+    assert refusal(a_message(delayed, deliver_at_ms=now_ms() + 3 * 86_400_000)) is Rule.DELIVERY_TIME
+    assert refusal(a_message("no-such-topic")) is Rule.TOPIC_UNKNOWN
+    assert refusal(a_message(normal, b"")) is Rule.BODY_EMPTY
+
+
+def test_a_group_that_the_cluster_does_not_have_is_refused() -> None:
+    """A proxy makes none."""
+
+    async def scenario() -> None:
+        async with rocketmq(None) as rig:  # type: ignore[arg-type]
+            with pytest.raises(Refused) as refused:
+                await rig.broker.ensure_group("no-such-group")
+            assert refused.value.rule is Rule.GROUP_UNKNOWN
+
+    play(scenario())
+
+
+def test_the_settings_of_a_group_are_the_clusters() -> None:
+    """Once it was asked."""
+    group = cluster().group(attempts=4)
+
+    async def scenario() -> None:
+        async with rocketmq(None) as rig:  # type: ignore[arg-type]
+            await rig.broker.ensure_group(group)
+            settings = rig.broker.group_settings(group)
+            assert (settings.max_attempts, settings.is_fifo) == (4, False)
+            assert settings.delays_ms[:3] == (1_000, 5_000, 10_000)
+
+    play(scenario())
+
+
+def test_a_broker_that_dies_and_comes_back() -> None:
+    """Sends go to the other one meanwhile; nothing that was accepted is lost; the adapter finds back by itself."""
+    running = cluster().rocketmq
+    topic, group = cluster().topic(), cluster().group()
+    dies, _ = running.nodes
+
+    async def scenario() -> None:
+        options = ClusterOptions(endpoints=cluster().endpoints, heartbeat_ms=1_000)
+        events: list[tuple[str, object]] = []
+        broker = RocketMQBroker(options, SystemClock(), lambda event, **facts: events.append((event, facts["address"])))
+        rig = Rig(broker, broker, cluster().topic, cluster().group)
+        try:
+            await broker.ensure_group(group)
+            accepted = {each.message_id for each in await rig.send(topic, *(b"before",) * 10)}
+            running.kill(dies)
+            for _ in range(20):
+                accepted |= {each.message_id for each in await rig.send(topic, b"meanwhile")}
+            assert ("proxy_isolated", dies.address) in events
+            await asyncio.to_thread(running.start, dies)
+            async with asyncio.timeout(PATIENCE_S):
+                while ("proxy_returned", dies.address) not in events:  # noqa: ASYNC110 - no event tells of it
+                    await asyncio.sleep(0.05)
+            found: set[str] = set()
+            async with asyncio.timeout(PATIENCE_S):
+                while not accepted <= found:
+                    try:
+                        deliveries = await broker.receive(
+                            group, Subscription(topic), batch_max=32, invisible_ms=INVISIBLE_MS * 6, wait_ms=1_000
+                        )
+                    except BrokerUnavailable:
+                        continue
+                    found |= {each.message_id for each in deliveries}
+                    await broker.ack(group, topic, [each.receipt_handle for each in deliveries])
+        finally:
+            await broker.close()
+
+    play(scenario())

@@ -1,0 +1,174 @@
+"""The adapter of Apache RocketMQ in front of what is no cluster, or one that does not want to: a clear error each time.
+
+A daemon of ours stands for the cluster, since it can be given keys and certificates; what misbehaves is a socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from support.acl import OPERATOR, SHOP, write_acl
+from support.broker_rigs import INVISIBLE_MS, Rig, a_message
+from support.daemon import Daemon
+
+from broker_adapter.clock import SystemClock
+from broker_adapter.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
+from dmq.sidecar.tls import self_signed
+
+REQUEST_MS = 500
+
+
+@asynccontextmanager
+async def connected(*addresses: str, **options: object) -> AsyncIterator[RocketMQBroker]:
+    """An adapter, closed at the end."""
+    made = ClusterOptions(endpoints=addresses, **options)  # type: ignore[arg-type]
+    broker = RocketMQBroker(made, SystemClock())
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+def test_keys(data: Path, tmp_path: Path) -> None:
+    """No key, a wrong secret, a topic that the key may not send to; and one that may."""
+
+    async def refused(topic: str, **key: str) -> Rule:
+        async with connected(daemon.address, **key) as broker:
+            with pytest.raises(Refused) as error:
+                await broker.send([a_message(topic)])
+            return error.value.rule
+
+    async def scenario() -> None:
+        assert await refused("orders") is Rule.UNAUTHORIZED
+        assert await refused("orders", access_key=SHOP.access_key, secret_key="wrong") is Rule.UNAUTHORIZED
+        assert await refused("bills", **SHOP.credentials) is Rule.FORBIDDEN
+        async with connected(daemon.address, **OPERATOR.credentials) as broker:
+            await broker.send([a_message("bills")])
+
+    with Daemon(data, "--acl", str(write_acl(tmp_path))) as daemon:
+        asyncio.run(scenario())
+
+
+def test_certificates(data: Path, tmp_path: Path) -> None:
+    """The daemon's own, and somebody else's."""
+    certificate, key = self_signed(tmp_path, time.time_ns() // 1_000_000)
+    (tmp_path / "other").mkdir()
+    environment = {**os.environ, "DMQ_TLS_CERTIFICATE": str(certificate), "DMQ_TLS_KEY": str(key)}
+    foreign, _ = self_signed(tmp_path / "other", time.time_ns() // 1_000_000)
+
+    async def scenario() -> None:
+        async with connected(daemon.address, tls_ca=certificate) as broker:
+            await broker.send([a_message("orders")])
+        async with connected(daemon.address, tls_ca=foreign, request_timeout_ms=REQUEST_MS) as broker:
+            with pytest.raises(BrokerUnavailable, match=daemon.address):
+                await broker.send([a_message("orders")])
+            assert daemon.address in broker.proxies.errors
+        with pytest.raises(BrokerUnavailable, match="cannot be read"):
+            RocketMQBroker(ClusterOptions(endpoints=(daemon.address,), tls_ca=tmp_path / "none"), SystemClock())
+
+    with Daemon(data, env=environment) as daemon:
+        asyncio.run(scenario())
+
+
+def _silence(connection: socket.socket) -> None:
+    while connection.recv(65_536):
+        pass
+
+
+def _garbage(connection: socket.socket) -> None:
+    connection.sendall(b"\x00garbage" * 1000)
+    _silence(connection)
+
+
+def _half(connection: socket.socket) -> None:
+    """Settings of HTTP/2, and the beginning of an answer."""
+    connection.recv(24)
+    connection.sendall(bytes.fromhex("000000040000000000") + bytes.fromhex("0000ff010400000001"))
+
+
+def _goaway(connection: socket.socket) -> None:
+    connection.recv(24)
+    connection.sendall(
+        bytes.fromhex("000000040000000000") + bytes.fromhex("000008070000000000" + "00000000" + "0000000b")
+    )
+    _silence(connection)
+
+
+def _web(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+    _silence(connection)
+
+
+Serve = Callable[[socket.socket], None]
+
+
+@contextmanager
+def serving(serve: Serve) -> Iterator[str]:
+    """Run a server that misbehaves; give its address."""
+
+    def one(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            serve(connection)
+
+    def accept() -> None:
+        with suppress(OSError):  # it was shut down
+            while True:
+                threading.Thread(target=one, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.mark.parametrize("serve", [_silence, _garbage, _half, _goaway, _web], ids=lambda serve: serve.__name__[1:])
+def test_what_is_no_proxy(serve: Serve, data: Path) -> None:
+    """In doubt, by address, within the time of a request; a good proxy beside it is used in its place."""
+
+    async def scenario(address: str) -> None:
+        async with connected(address, request_timeout_ms=REQUEST_MS) as broker:
+            with pytest.raises(BrokerUnavailable, match=address):
+                await broker.send([a_message("orders")])
+            assert not broker.proxies.is_reachable
+        async with connected(address, daemon.address) as broker:
+            for _ in range(3):
+                await broker.send([a_message("orders")])
+            assert broker.proxies.is_reachable
+
+    with Daemon(data) as daemon, serving(serve) as address:
+        asyncio.run(scenario(address))
+
+
+def test_a_proxy_that_was_restarted_is_used_again(data: Path) -> None:
+    """Its streams are opened anew by whoever needs them: a receive behind the restart gets what was sent before."""
+
+    async def scenario() -> None:
+        async with connected(daemon.address, heartbeat_ms=200) as broker:
+            rig = Rig(broker, broker, str, str)
+            await broker.ensure_group("workers")
+            (sent,) = await rig.send("orders", b"before")
+            await asyncio.to_thread(daemon.kill)
+            with pytest.raises(BrokerUnavailable):
+                await rig.send("orders", b"away")
+            await asyncio.to_thread(daemon.start)
+            async with asyncio.timeout(30):
+                while not broker.proxies.is_reachable:  # noqa: ASYNC110 - no event tells of it
+                    await asyncio.sleep(0.05)
+            (found,) = await rig.receive("workers", "orders")
+            assert found.message_id == sent.message_id
+            handle = await broker.change_invisible("workers", "orders", found.receipt_handle, INVISIBLE_MS)
+            assert list(await broker.ack("workers", "orders", [handle])) == [None]
+
+    with Daemon(data) as daemon:
+        asyncio.run(scenario())

@@ -1,0 +1,180 @@
+"""Brokers under test in real time: the embedded one in this process, behind a sidecar, and a real Apache RocketMQ.
+
+``support.rigs`` has the embedded broker with a clock that tests move, for all that it promises. Here is what can be
+asked of every broker, whoever made it; where one does it differently, its test says so with ``differs``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cluster import cluster
+from support.daemon import Daemon
+from support.effort import at_length
+
+from broker_adapter.adapter import PopBroker, Subscription
+from broker_adapter.clock import SystemClock
+from broker_adapter.message import Delivery, Envelope, Message
+from broker_adapter.message_id import new_message_id
+from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
+from broker_adapter.transactions import TransactionalBroker
+from broker_adapter.wire.mapping import encode
+from dmq.audit.events import gap_event
+from dmq.embedded.broker import EmbeddedBroker
+from dmq.errors import StoreError
+from dmq.scheduler.scheduler import Scheduler
+from dmq.store.rocks import RocksEngine
+from dmq.store.store import Store, StoreOptions
+
+INVISIBLE_MS = 10_000  # the least that RocketMQ takes
+PATIENCE_S = 60.0  # for what happens by itself; nothing waits that long unless it is broken
+
+
+class Rig:
+    """A broker, and names in it that nobody used yet."""
+
+    def __init__(
+        self,
+        broker: PopBroker,
+        transactions: TransactionalBroker,
+        topic: Callable[[str], str],
+        group: Callable[[], str],
+    ) -> None:
+        self.broker = broker
+        self.transactions = transactions
+        self.topic = topic
+        self.group = group
+
+    async def send(self, topic: str, *bodies: bytes, **facts: Any) -> Sequence[Envelope]:  # noqa: ANN401
+        """Send messages, one call each; return what was sent."""
+        sent = [a_message(topic, body, **facts) for body in bodies]
+        for each in sent:
+            await self.broker.send([each])
+        return sent
+
+    async def receive(self, group: str, topic: str, count: int = 1, **facts: Any) -> list[Delivery]:  # noqa: ANN401
+        """Receive until ``count`` messages came."""
+        found: list[Delivery] = []
+        subscription = Subscription(topic, **facts)
+        until_s = time.monotonic() + PATIENCE_S
+        while len(found) < count and time.monotonic() < until_s:
+            found += await self.broker.receive(
+                group, subscription, batch_max=32, invisible_ms=INVISIBLE_MS, wait_ms=1_000
+            )
+        assert len(found) == count, found
+        return found
+
+    async def receive_some(self, group: str, topic: str) -> list[Delivery]:
+        """Receive once."""
+        subscription = Subscription(topic)
+        return list(
+            await self.broker.receive(group, subscription, batch_max=32, invisible_ms=INVISIBLE_MS, wait_ms=1_000)
+        )
+
+    async def nothing_comes(self, group: str, topic: str, within_s: float) -> None:
+        """Receive for a while; whatever comes is wrong."""
+        until_s = time.monotonic() + within_s
+        while time.monotonic() < until_s:
+            found = await self.broker.receive(
+                group, Subscription(topic), batch_max=32, invisible_ms=INVISIBLE_MS, wait_ms=500
+            )
+            assert not found, found
+
+
+def a_message(topic: str, body: bytes = b"body", **facts: Any) -> Envelope:  # noqa: ANN401
+    """Return a message as a client sends it."""
+    message_id = facts.pop("message_id", "") or new_id()
+    return encode(Message(topic=topic, message_id=message_id, body=body, **facts))
+
+
+def new_id() -> str:
+    """Return a message id."""
+    return new_message_id(now_ms(), os.getpid(), os.urandom(10))
+
+
+def now_ms() -> int:
+    """Return the time."""
+    return SystemClock().now_ms()
+
+
+@asynccontextmanager
+async def embedded(path: Path) -> AsyncIterator[Rig]:
+    """The embedded broker in this process."""
+    store = Store(RocksEngine(path / "store"), SystemClock(), StoreOptions(gap_event=gap_event))
+    broker, failures = EmbeddedBroker(store), list[StoreError]()
+    scheduler = Scheduler(store, broker.placement, broker.checks, on_failure=failures.append)
+    scheduler.start()
+    try:
+        yield Rig(broker, broker.transactions, *_names())
+    finally:
+        await broker.close()
+        scheduler.close()
+        store.close()
+    assert not failures
+
+
+@asynccontextmanager
+async def through_the_sidecar(path: Path) -> AsyncIterator[Rig]:
+    """The embedded broker in a daemon, spoken to as if it were a cluster."""
+    with Daemon(path / "data") as daemon:
+        broker = RocketMQBroker(ClusterOptions(endpoints=(daemon.address,)), SystemClock())
+        try:
+            yield Rig(broker, broker, *_names())
+        finally:
+            await broker.close()
+            daemon.stop()
+
+
+@asynccontextmanager
+async def rocketmq(path: Path) -> AsyncIterator[Rig]:
+    """Apache RocketMQ, two brokers."""
+    found = cluster()
+    broker = RocketMQBroker(ClusterOptions(endpoints=found.endpoints), SystemClock())
+    try:
+        yield Rig(broker, broker, found.topic, found.group)
+    finally:
+        await broker.close()
+
+
+def _names() -> tuple[Callable[[str], str], Callable[[], str]]:
+    taken = iter(range(1_000))
+    return (lambda kind: f"{kind.lower()}-{next(taken)}"), (lambda: f"group-{next(taken)}")
+
+
+Scenario = Callable[[Rig], Coroutine[object, object, None]]
+_MAKERS = {"embedded": embedded, "sidecar": through_the_sidecar, "rocketmq": rocketmq}
+
+
+def every_broker(*, spins_rocketmq: bool = False, **differs: str) -> Callable[[Scenario], Callable[..., None]]:
+    """Run a scenario on every broker; ``differs`` says of a broker why it cannot hold there.
+
+    A broker of RocketMQ 5.5.0 that ended a transaction keeps a core busy for as long as it lives, so what
+    ``spins_rocketmq`` is left to long runs there.
+    """
+
+    def decorate(scenario: Scenario) -> Callable[..., None]:
+        def test(kind: str, tmp_path: Path) -> None:
+            if kind == "rocketmq":
+                cluster()
+            asyncio.run(_play(kind, tmp_path, scenario))
+
+        def marks(kind: str) -> list[pytest.MarkDecorator]:
+            found = [pytest.mark.xfail(strict=True, reason=differs[kind])] if kind in differs else []
+            return [*found, at_length] if spins_rocketmq and kind == "rocketmq" else found
+
+        test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
+        return pytest.mark.parametrize("kind", [pytest.param(kind, marks=marks(kind)) for kind in _MAKERS])(test)
+
+    return decorate
+
+
+async def _play(kind: str, path: Path, scenario: Scenario) -> None:
+    async with _MAKERS[kind](path) as rig:
+        await scenario(rig)

@@ -1,0 +1,67 @@
+"""A real Apache RocketMQ for tests, once per run: two brokers, each with its proxy, behind one name server.
+
+Maven brings it at its first use. Where it cannot, tests that need it are skipped by name; in CI they fail.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from bench.rocketmq import PeerMissing, RocketMQ, artifacts
+
+_HEAP_MB = 384
+_GROUPS = itertools.count()
+TOPIC_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
+_TOPICS_EACH = 12  # a topic takes seconds to be known everywhere, so all are made at the start
+
+
+class Cluster:
+    """A running cluster, and names in it that nobody used yet."""
+
+    def __init__(self, rocketmq: RocketMQ) -> None:
+        self.rocketmq = rocketmq
+        self._topics = {kind: itertools.count() for kind in TOPIC_TYPES}
+        rocketmq.make_topics({self._name(kind, number): kind for kind in TOPIC_TYPES for number in range(_TOPICS_EACH)})
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The addresses of its proxies."""
+        return self.rocketmq.endpoints
+
+    def topic(self, kind: str = "NORMAL") -> str:
+        """Return an unused topic of a type."""
+        number = next(self._topics[kind])
+        assert number < _TOPICS_EACH, f"more topics of type {kind} are needed than are made"
+        return self._name(kind, number)
+
+    def group(self, *, attempts: int = 17, is_fifo: bool = False) -> str:
+        """Make a consumer group."""
+        name = f"group-{next(_GROUPS)}"
+        self.rocketmq.make_group(name, attempts=attempts, is_fifo=is_fifo)
+        return name
+
+    @staticmethod
+    def _name(kind: str, number: int) -> str:
+        return f"{kind.lower()}-{number}"
+
+
+@cache
+def cluster() -> Cluster:
+    """Return the cluster of this run; it ends with this process."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="dmq-cluster-")
+        started = RocketMQ(Path(folder.name), artifacts(), brokers=2, heap_mb=_HEAP_MB)
+    except PeerMissing as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no Apache RocketMQ: {error}")
+    atexit.register(folder.cleanup)
+    atexit.register(started.close)
+    return Cluster(started)
