@@ -124,7 +124,10 @@ class RocketMQ:
         return tuple(node.address for node in self.nodes)
 
     def start(self, node: Node) -> None:
-        """Start a broker with its proxy, and wait until both serve. Raises PeerMissing."""
+        """Start a broker with its proxy, and wait until both serve. Raises PeerMissing.
+
+        It ends with the thread that started it, by SIGKILL: what is killed must leave no cluster behind.
+        """
         collector = "-XX:+UseG1GC" if self._heap_mb >= _G1_FROM_MB else "-XX:+UseSerialGC"
         node.process = self._spawn(
             [f"-Xms{self._heap_mb}m", f"-Xmx{self._heap_mb}m", f"-XX:MaxDirectMemorySize={self._heap_mb}m", collector],

@@ -29,6 +29,7 @@ from broker_adapter.rocketmq.codes import check, error_of
 from broker_adapter.rocketmq.proxies import CallLog, ClusterOptions, Proxies, Proxy, a_client_id, log_nothing
 from broker_adapter.rocketmq.routes import Route, Routes
 from broker_adapter.rocketmq.sessions import Session
+from broker_adapter.topics import queue_of_message_group
 from broker_adapter.transactions import Check, Checker, Half, HalfReceipt
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import epoch_ms, resource_of, set_duration, set_timestamp
@@ -122,7 +123,7 @@ class RocketMQBroker:
             why = "RocketMQ takes several messages in one send only if all are normal ones of one topic"
             raise Refused(Rule.UNSUPPORTED, why, value=f"{len(envelopes)} messages")
         request = wire.SendMessageRequest(messages=[_as_sent(each, self._clock.now_ms()) for each in envelopes])
-        proxy, answer = await self._send(first.topic, request)
+        proxy, answer = await self._send(first.topic, request, message_group=first.message_group)
         if len(answer.entries) == len(envelopes):
             return [self._receipt(proxy, each, entry) for each, entry in zip(envelopes, answer.entries, strict=True)]
         check(answer.status, proxy.address)
@@ -136,7 +137,7 @@ class RocketMQBroker:
         """As ``PopBroker.recall``, but that the cluster's OK does not say that the message was still there."""
         name = Name.of(recall_handle, Rule.REQUEST)
         request = wire.RecallMessageRequest(topic=resource_of(topic), recall_handle=name.given)
-        proxy = self.proxies.at(name.address)
+        proxy = await self._proxy_of(name, topic, Rule.REQUEST)
         answer = await self.proxies.ask(proxy, "RecallMessage", request, self._client_id)
         check(answer.status, proxy.address)
         return RecallReceipt(answer.message_id or name.message_id, self._clock.now_ms())
@@ -249,7 +250,7 @@ class RocketMQBroker:
         set_duration(request.invisible_duration, invisible_ms)
         if suspend:
             request.suspend = True
-        answer = await self._settle(name, "ChangeInvisibleDuration", request)
+        answer = await self._settle(name, topic, "ChangeInvisibleDuration", request)
         return str(name._replace(given=answer.receipt_handle)) if answer.receipt_handle else receipt_handle
 
     async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
@@ -263,7 +264,7 @@ class RocketMQBroker:
             delivery_attempt=attempts,
             max_delivery_attempts=self.group_settings(group).max_attempts,
         )
-        await self._settle(name, "ForwardMessageToDeadLetterQueue", request)
+        await self._settle(name, topic, "ForwardMessageToDeadLetterQueue", request)
 
     def client_seen(self, client_id: str) -> None:
         """As ``PopBroker.client_seen``."""
@@ -287,7 +288,7 @@ class RocketMQBroker:
     # -- sending ------------------------------------------------------------------------------------------------------
 
     async def _send(
-        self, topic: str, request: wire.SendMessageRequest, *, is_checked: bool = False
+        self, topic: str, request: wire.SendMessageRequest, *, message_group: str = "", is_checked: bool = False
     ) -> tuple[Proxy, wire.SendMessageResponse]:
         """Send at one proxy after another until one answers, within the time of one request behind that for a route."""
         await self.routes.of(topic)
@@ -298,6 +299,8 @@ class RocketMQBroker:
             addresses = self._all_of((await self.routes.of(topic)).writable())
             if not addresses:
                 raise Refused(Rule.FORBIDDEN, "the cluster lets nobody write to the topic", value=topic)
+            if message_group:  # always the same place, and no other one while that is away: else order is lost
+                addresses = [sorted(addresses)[queue_of_message_group(message_group, len(addresses))]]
             others = [each for each in addresses if each not in tried] or addresses
             proxy = self.proxies.choose(others)
             tried.add(proxy.address)
@@ -321,6 +324,15 @@ class RocketMQBroker:
             return proxy, answer
         raise error or BrokerUnavailable(f"no proxy answered a send to {topic} in time")
 
+    async def _proxy_of(self, name: Name, topic: str, rule: Rule) -> Proxy:
+        """Return the proxy of a handle. A handle comes from clients: it must not make us dial what nobody named."""
+        if not self.proxies.is_known(name.address):
+            for address in (await self.routes.of(topic)).addresses():
+                self.proxies.at(address)
+            if not self.proxies.is_known(name.address):
+                raise Refused(rule, "its proxy is not one of this cluster", value=name.address)
+        return self.proxies.at(name.address)
+
     def _all_of(self, routed: list[str]) -> list[str]:
         """Return the proxies to ask: those in a route, and those that were named, if several were.
 
@@ -338,7 +350,7 @@ class RocketMQBroker:
             resolution=resolution,
             source=wire.SOURCE_CLIENT,
         )
-        proxy = self.proxies.at(name.address)
+        proxy = await self._proxy_of(name, topic, Rule.TRANSACTION_ID)
         answer = await self.proxies.ask(proxy, "EndTransaction", request, self._client_id)
         check(answer.status, proxy.address)
 
@@ -375,15 +387,18 @@ class RocketMQBroker:
         request = wire.AckMessageRequest(group=resource_of(group), topic=resource_of(topic))
         for name in asked:
             request.entries.add(message_id=name.message_id, receipt_handle=name.given)
-        proxy = self.proxies.at(asked[0].address)
+        try:
+            proxy = await self._proxy_of(asked[0], topic, Rule.RECEIPT_HANDLE)
+        except Refused as refused:
+            return [refused] * len(asked)
         answer = await self.proxies.ask(proxy, "AckMessage", request, asked[0].client_id)
         if len(answer.entries) != len(asked):
             check(answer.status, proxy.address)
             raise BrokerUnavailable(f"{proxy.address} answered {len(answer.entries)} of {len(asked)} acknowledgements")
         return [error_of(each.status, proxy.address) for each in answer.entries]
 
-    async def _settle(self, name: Name, rpc: str, request: object) -> wire.ChangeInvisibleDurationResponse:
-        proxy = self.proxies.at(name.address)
+    async def _settle(self, name: Name, topic: str, rpc: str, request: object) -> wire.ChangeInvisibleDurationResponse:
+        proxy = await self._proxy_of(name, topic, Rule.RECEIPT_HANDLE)
         answer: wire.ChangeInvisibleDurationResponse = await self.proxies.ask(proxy, rpc, request, name.client_id)
         check(answer.status, proxy.address)
         return answer
@@ -409,9 +424,11 @@ class RocketMQBroker:
             idle_since_s = self._clock.monotonic_s() - _SESSION_IDLE_S
             for key in [each for each, used_s in self._used_s.items() if each[1] and used_s < idle_since_s]:
                 del self._used_s[key]
-                await self._consumers.pop(key).close()
-            for session in [self._producer, *self._consumers.values()]:
-                await session.heartbeat()
+                session = self._consumers.pop(key)
+                for turn in [each for each in self._turns if each[0] == session.client_id]:
+                    del self._turns[turn]
+                await session.close()
+            await asyncio.gather(*(each.heartbeat() for each in [self._producer, *self._consumers.values()]))
 
 
 def _as_sent(envelope: Envelope, now_ms: int) -> wire.Message:

@@ -128,6 +128,10 @@ class Proxies:
         well = [each for each in candidates if not each.is_isolated] or candidates
         return well[self._turn % len(well)]
 
+    def is_known(self, address: str) -> bool:
+        """Say whether the user or a route named this address: no other one is ever dialled."""
+        return address in self._proxies or address in self.options.endpoints
+
     @property
     def is_reachable(self) -> bool:
         """Whether one of the configured proxies at least is not known to fail."""

@@ -46,6 +46,10 @@ class Route:
         """The route as every broker tells it."""
         return TopicRoute(self.topic, len(self.queues), self.types)
 
+    def addresses(self) -> list[str]:
+        """All proxies that it names."""
+        return list(dict.fromkeys(each.address for each in self.queues))
+
     def writable(self) -> list[str]:
         """Where it can be sent to."""
         return list(dict.fromkeys(each.address for each in self.queues if each.is_writable))

@@ -59,7 +59,7 @@ class Session:
         self._recover = recover
         self._topics: dict[str, wire.FilterExpression] = {}
         self._streams: dict[str, _Stream] = {}
-        self._opening = asyncio.Lock()
+        self._opening: dict[str, asyncio.Lock] = {}  # by address: one that hangs keeps nobody from another one
 
     async def ready(self, proxy: Proxy, topic: str = "", expression: wire.FilterExpression | None = None) -> None:
         """Return once the proxy knows this client, and that it has to do with ``topic``.
@@ -70,7 +70,7 @@ class Session:
         is_new = topic and (topic not in self._topics or (expression and self._topics[topic] != expression))
         if stream is not None and stream.is_open and stream.settings.done() and not is_new:
             return
-        async with self._opening:
+        async with self._opening.setdefault(proxy.address, asyncio.Lock()):
             if topic:
                 self._topics[topic] = expression or wire.FilterExpression(type=wire.TAG, expression="*")
             stream = self._streams.get(proxy.address)
@@ -84,21 +84,20 @@ class Session:
         request = wire.HeartbeatRequest(client_type=self._type)
         if self.group:
             request.group.CopyFrom(resource_of(self.group))
-        for address in list(self._streams):
-            proxy = self._proxies.at(address)
-            with suppress(BrokerError):
-                answer = await self._proxies.ask(proxy, "Heartbeat", request, self.client_id)
-                if answer.status.code == wire.UNRECOGNIZED_CLIENT_TYPE:  # it has forgotten this client
-                    self.forget(proxy)
-                await self.ready(proxy)
+        well = [each for each in map(self._proxies.at, self._streams) if not each.is_isolated]
+        await asyncio.gather(*(self._heartbeat(proxy, request) for proxy in well))
+
+    async def _heartbeat(self, proxy: Proxy, request: wire.HeartbeatRequest) -> None:
+        with suppress(BrokerError):
+            answer = await self._proxies.ask(proxy, "Heartbeat", request, self.client_id)
+            if answer.status.code == wire.UNRECOGNIZED_CLIENT_TYPE:  # it has forgotten this client
+                self.forget(proxy)
+            await self.ready(proxy)
 
     def forget(self, proxy: Proxy) -> None:
         """Have the stream to a proxy opened anew when it is next needed: the proxy does not know this client."""
-        stream = self._streams.get(proxy.address)
-        if stream is not None:
-            stream.call.cancel()
-            if stream.reading is not None:
-                stream.reading.cancel()
+        if (stream := self._streams.get(proxy.address)) is not None:
+            self._end(stream)
 
     async def close(self) -> None:
         """Say goodbye."""
@@ -110,12 +109,10 @@ class Session:
             if not proxy.is_isolated:
                 with suppress(BrokerError):
                     await self._proxies.ask(proxy, "NotifyClientTermination", request, self.client_id, timeout_ms=1_000)
-            stream = self._streams.pop(address)
-            self.forget_stream(stream)
+            self._end(self._streams.pop(address))
 
     @staticmethod
-    def forget_stream(stream: _Stream) -> None:
-        """End a stream."""
+    def _end(stream: _Stream) -> None:
         stream.call.cancel()
         if stream.reading is not None:
             stream.reading.cancel()
@@ -129,7 +126,7 @@ class Session:
         try:
             await self._tell(proxy, stream)
         except BaseException:
-            self.forget_stream(stream)
+            self._end(stream)
             raise
         return stream
 

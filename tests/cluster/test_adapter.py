@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 
 import pytest
-from support.broker_rigs import INVISIBLE_MS, PATIENCE_S, Rig, a_message, now_ms, rocketmq
+from support.broker_rigs import INVISIBLE_MS, PATIENCE_S, REQUEST_MS, Rig, a_message, now_ms, rocketmq
 from support.cluster import cluster
 
 from broker_adapter.adapter import Subscription
@@ -85,7 +85,7 @@ def test_a_broker_that_dies_and_comes_back() -> None:
     dies, _ = running.nodes
 
     async def scenario() -> None:
-        options = ClusterOptions(endpoints=cluster().endpoints, heartbeat_ms=1_000)
+        options = ClusterOptions(endpoints=cluster().endpoints, heartbeat_ms=1_000, request_timeout_ms=REQUEST_MS)
         events: list[tuple[str, object]] = []
         broker = RocketMQBroker(options, SystemClock(), lambda event, **facts: events.append((event, facts["address"])))
         rig = Rig(broker, broker, cluster().topic, cluster().group)
@@ -96,7 +96,7 @@ def test_a_broker_that_dies_and_comes_back() -> None:
             for _ in range(20):
                 accepted |= {each.message_id for each in await rig.send(topic, b"meanwhile")}
             assert ("proxy_isolated", dies.address) in events
-            await asyncio.to_thread(running.start, dies)
+            running.start(dies)  # in this thread: it ends with the thread that started it
             async with asyncio.timeout(PATIENCE_S):
                 while ("proxy_returned", dies.address) not in events:  # noqa: ASYNC110 - no event tells of it
                     await asyncio.sleep(0.05)

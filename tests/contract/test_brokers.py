@@ -101,7 +101,7 @@ async def test_a_recalled_message_does_not_come(rig: Rig) -> None:
     """Its neighbour does."""
     topic, group = rig.topic("DELAY"), rig.group()
     await rig.broker.ensure_group(group)
-    at_ms = now_ms() + DELAY_MS
+    at_ms = now_ms() + DELAY_MS * 4
     (receipt,) = await rig.broker.send([a_message(topic, b"recalled", deliver_at_ms=at_ms)])
     (stays,) = await rig.send(topic, b"stays", deliver_at_ms=at_ms)
     assert receipt.recall_handle
@@ -180,7 +180,7 @@ async def test_a_hidden_delivery_stays_hidden_and_its_new_handle_finishes_it(rig
     await rig.broker.ensure_group(group)
     await rig.send(topic, b"long work")
     (delivery,) = await rig.receive(group, topic)
-    handle = await rig.broker.change_invisible(group, topic, delivery.receipt_handle, INVISIBLE_MS * 2)
+    handle = await rig.broker.change_invisible(group, topic, delivery.receipt_handle, INVISIBLE_MS * 12)
     await rig.nothing_comes(group, topic, INVISIBLE_MS / 1000 + 1)
     assert list(await rig.broker.ack(group, topic, [handle])) == [None]
 

@@ -22,6 +22,7 @@ from support.daemon import Daemon
 from broker_adapter.clock import SystemClock
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
+from broker_adapter.rocketmq.addresses import Name
 from dmq.sidecar.tls import self_signed
 
 REQUEST_MS = 500
@@ -148,6 +149,30 @@ def test_what_is_no_proxy(serve: Serve, data: Path) -> None:
 
     with Daemon(data) as daemon, serving(serve) as address:
         asyncio.run(scenario(address))
+
+
+def test_a_handle_dials_nobody(data: Path) -> None:
+    """A client could write any address into one, and would be sent our signature."""
+
+    async def scenario(stranger: str) -> None:
+        async with connected(daemon.address) as broker:
+            handle = str(Name(stranger, "c", "m", "h"))
+            (refused,) = await broker.ack("workers", "orders", [handle])
+            assert isinstance(refused, Refused)
+            assert refused.rule is Rule.RECEIPT_HANDLE
+            for work in (
+                broker.change_invisible("workers", "orders", handle, INVISIBLE_MS),
+                broker.dead_letter("workers", "orders", handle, attempts=1),
+                broker.recall("orders", handle),
+                broker.commit("orders", handle),
+            ):
+                with pytest.raises(Refused, match="not one of this cluster"):
+                    await work
+
+    dialled: list[socket.socket] = []
+    with Daemon(data) as daemon, serving(dialled.append) as stranger:
+        asyncio.run(scenario(stranger))
+    assert not dialled
 
 
 def test_a_proxy_that_was_restarted_is_used_again(data: Path) -> None:

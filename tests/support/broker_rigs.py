@@ -34,6 +34,7 @@ from dmq.store.rocks import RocksEngine
 from dmq.store.store import Store, StoreOptions
 
 INVISIBLE_MS = 10_000  # the least that RocketMQ takes
+REQUEST_MS = 30_000  # a machine that stalls is no broker that is away
 PATIENCE_S = 60.0  # for what happens by itself; nothing waits that long unless it is broken
 
 
@@ -124,7 +125,9 @@ async def embedded(path: Path) -> AsyncIterator[Rig]:
 async def through_the_sidecar(path: Path) -> AsyncIterator[Rig]:
     """The embedded broker in a daemon, spoken to as if it were a cluster."""
     with Daemon(path / "data") as daemon:
-        broker = RocketMQBroker(ClusterOptions(endpoints=(daemon.address,)), SystemClock())
+        broker = RocketMQBroker(
+            ClusterOptions(endpoints=(daemon.address,), request_timeout_ms=REQUEST_MS), SystemClock()
+        )
         try:
             yield Rig(broker, broker, *_names())
         finally:
@@ -136,7 +139,7 @@ async def through_the_sidecar(path: Path) -> AsyncIterator[Rig]:
 async def rocketmq(path: Path) -> AsyncIterator[Rig]:
     """Apache RocketMQ, two brokers."""
     found = cluster()
-    broker = RocketMQBroker(ClusterOptions(endpoints=found.endpoints), SystemClock())
+    broker = RocketMQBroker(ClusterOptions(endpoints=found.endpoints, request_timeout_ms=REQUEST_MS), SystemClock())
     try:
         yield Rig(broker, broker, found.topic, found.group)
     finally:

@@ -19,7 +19,7 @@ from bench.rocketmq import PeerMissing, RocketMQ, artifacts
 _HEAP_MB = 384
 _GROUPS = itertools.count()
 TOPIC_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
-_TOPICS_EACH = 12  # a topic takes seconds to be known everywhere, so all are made at the start
+_TOPICS_EACH = 20  # a topic takes seconds to be known everywhere, so all are made at the start
 
 
 class Cluster:
