@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from types import MappingProxyType
 
 from google.protobuf.message import DecodeError
@@ -151,7 +151,7 @@ class RocketMQBroker:
     async def prepare(self, halves: Sequence[Half]) -> Sequence[HalfReceipt]:
         """As ``TransactionalBroker.prepare``, for one half message without a delay."""
         (half, *others) = halves
-        if others or half.delay_ms or half.envelope.deliver_at_ms:
+        if others or half.delay_ms or half.envelope.deliver_at_ms or half.envelope.message_group:
             why = "RocketMQ takes one half message in a send, and none that is delayed or has a message group"
             raise Refused(Rule.UNSUPPORTED, why, value=f"{len(halves)} half messages")
         message = _as_sent(half.envelope, self._clock.now_ms())
@@ -189,7 +189,8 @@ class RocketMQBroker:
     ) -> Sequence[Delivery]:
         """As ``PopBroker.receive``, but that it waits for 5 s at least, as a proxy does.
 
-        Where several brokers have the topic each call asks one of them, in turn.
+        Where several brokers have the topic each call asks one of them, in turn. What came before a failure is
+        returned: it is hidden, and nobody else would get it in time.
         """
         session = self._consumer(group, renew_for)
         expression = _expression(subscription)
@@ -211,14 +212,19 @@ class RocketMQBroker:
         route = await self.routes.of(subscription.topic)
         deliveries: list[Delivery] = []
         hidden_ms = AUTO_RENEW_INVISIBLE_MS if renew_for else invisible_ms
-        async for frame in frames:
-            content = frame.WhichOneof("content")
-            if content == "message":
-                deliveries.append(_delivery(place, session.client_id, route, frame.message, hidden_ms))
-            elif content == "status" and frame.status.code not in {wire.OK, wire.MESSAGE_NOT_FOUND}:
-                if frame.status.code in {wire.INTERNAL_SERVER_ERROR, wire.UNRECOGNIZED_CLIENT_TYPE}:
-                    session.forget(place)  # what it says when it has lost its settings
-                check(frame.status, place.address)
+        try:
+            async with aclosing(frames):
+                async for frame in frames:
+                    content = frame.WhichOneof("content")
+                    if content == "message":
+                        deliveries.append(_delivery(place, session.client_id, route, frame.message, hidden_ms))
+                    elif content == "status" and frame.status.code not in {wire.OK, wire.MESSAGE_NOT_FOUND}:
+                        if frame.status.code in {wire.INTERNAL_SERVER_ERROR, wire.UNRECOGNIZED_CLIENT_TYPE}:
+                            session.forget(place)  # what it says when it has lost its settings
+                        check(frame.status, place.address)
+        except BrokerError:
+            if not deliveries:
+                raise
         return deliveries
 
     async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:
@@ -460,30 +466,21 @@ def _as_sent(envelope: Envelope, now_ms: int) -> wire.Message:
 def _delivery(place: Proxy, client_id: str, route: Route, message: wire.Message, invisible_ms: int) -> Delivery:
     system = message.system_properties
     name = Name(place.address, client_id, system.message_id, system.receipt_handle)
-    stored_at_ms, deliver_at_ms = epoch_ms(system.store_timestamp), epoch_ms(system.delivery_timestamp)
-    facts = (
+    delivery = Delivery(
         message.topic.name,
         system.message_id,
+        b"",
         route.number_of(place.address, system.queue_id),
         system.queue_offset,
         str(name),
         max(1, system.delivery_attempt),
+        invisible_ms,
+        epoch_ms(system.store_timestamp),
+        epoch_ms(system.delivery_timestamp),
     )
     for field in _OF_THE_SERVER:
         system.ClearField(field)
-    topic, message_id, queue_id, queue_offset, handle, attempt = facts
-    return Delivery(
-        topic,
-        message_id,
-        message.SerializeToString(),
-        queue_id,
-        queue_offset,
-        handle,
-        attempt,
-        invisible_ms,
-        stored_at_ms,
-        deliver_at_ms,
-    )
+    return delivery._replace(payload=message.SerializeToString())
 
 
 def _expression(subscription: Subscription) -> wire.FilterExpression:

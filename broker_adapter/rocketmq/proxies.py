@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,7 +173,7 @@ class Proxies:
         client_id: str,
         *,
         timeout_ms: int,
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """Give the answers to an RPC with a stream of them; raises as ``ask``. Closing it cancels the call."""
         call = proxy.call(rpc)(request, timeout=timeout_ms / 1000, metadata=self.metadata(client_id))
         try:
