@@ -14,15 +14,18 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
+import grpc
 import pytest
 from support.acl import OPERATOR, SHOP, write_acl
 from support.broker_rigs import INVISIBLE_MS, Rig, a_message
 from support.daemon import Daemon
 
+from broker_adapter.adapter import Subscription
 from broker_adapter.clock import SystemClock
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
-from broker_adapter.rocketmq.addresses import Name
+from broker_adapter.rocketmq.addresses import Name, endpoints_of
+from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.sidecar.tls import self_signed
 
 REQUEST_MS = 500
@@ -149,6 +152,67 @@ def test_what_is_no_proxy(serve: Serve, data: Path) -> None:
 
     with Daemon(data) as daemon, serving(serve) as address:
         asyncio.run(scenario(address))
+
+
+class _BreaksOff(grpc.GenericRpcHandler):
+    """A proxy that hands out one message, if it is to, and breaks off."""
+
+    def __init__(self, *, hands_out: bool) -> None:
+        self.hands_out = hands_out
+        self.address = ""
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        """Serve a route, a telemetry stream and a receive."""
+        name = details.method.rpartition("/")[2]
+        if name == "QueryRoute":
+            return grpc.unary_unary_rpc_method_handler(self.route)
+        if name == "Telemetry":
+            return grpc.stream_stream_rpc_method_handler(self.settle)
+        return grpc.unary_stream_rpc_method_handler(self.receive) if name == "ReceiveMessage" else None
+
+    async def route(self, _: bytes, __: object) -> bytes:
+        """One queue, here."""
+        queue = wire.MessageQueue(permission=wire.READ_WRITE, broker=wire.Broker(endpoints=endpoints_of(self.address)))
+        return wire.QueryRouteResponse(status=wire.Status(code=wire.OK), message_queues=[queue]).SerializeToString()
+
+    async def settle(self, frames: AsyncIterator[bytes], _: object) -> AsyncIterator[bytes]:
+        """Agree to all settings."""
+        async for _frame in frames:
+            yield wire.TelemetryCommand(status=wire.Status(code=wire.OK), settings=wire.Settings()).SerializeToString()
+
+    async def receive(self, _: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncIterator[bytes]:
+        """Hand out, and break off."""
+        if self.hands_out:
+            message = wire.Message(topic=wire.Resource(name="orders"))
+            message.system_properties.message_id = "m-1"
+            message.system_properties.receipt_handle = "h-1"
+            yield wire.ReceiveMessageResponse(message=message).SerializeToString()
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "it broke off")
+
+
+@pytest.mark.parametrize("hands_out", [True, False])
+def test_what_came_before_a_receive_broke_off_is_kept(*, hands_out: bool) -> None:
+    """It is hidden from everybody else; without anything the failure is told."""
+
+    async def scenario() -> None:
+        proxy = _BreaksOff(hands_out=hands_out)
+        server = grpc.aio.server(handlers=[proxy])
+        proxy.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        try:
+            async with connected(proxy.address) as broker:
+                receiving = broker.receive(
+                    "workers", Subscription("orders"), batch_max=2, invisible_ms=INVISIBLE_MS, wait_ms=0
+                )
+                if hands_out:
+                    assert [each.message_id for each in await receiving] == ["m-1"]
+                else:
+                    with pytest.raises(BrokerUnavailable, match="it broke off"):
+                        await receiving
+        finally:
+            await server.stop(None)
+
+    asyncio.run(scenario())
 
 
 def test_a_handle_dials_nobody(data: Path) -> None:
