@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -46,6 +46,7 @@ _WRITTEN_NONE = {
     "metrics_listen": "off",
     **dict.fromkeys(("connections_max", "connections_per_address_max"), "auto"),
     **dict.fromkeys(("connection_idle", "delay_max", "keep_time", "keep_bytes", "tls_key", "tls_client_ca"), "none"),
+    **dict.fromkeys(("cluster_access_key", "cluster_secret_key", "cluster_tls_ca"), "none"),
     "disk_low_water_bytes": "auto",
     "acl": "off",
     "clock_jump_max": "off",
@@ -103,6 +104,10 @@ def _path(value: object) -> object:
     return Path(str(value)).expanduser()
 
 
+def _secret(value: object) -> object:
+    return value if isinstance(value, SecretStr) else SecretStr(str(value))
+
+
 def _delay_levels(value: object) -> object:
     if isinstance(value, tuple):
         return value
@@ -115,6 +120,14 @@ def _address(value: object) -> object:
     if isinstance(value, Address):
         return value
     return parse_address(str(value))
+
+
+def _endpoints(value: object) -> object:
+    if isinstance(value, (tuple, list)):
+        return tuple(_address(each) for each in value)
+    if value == "none":
+        return ()
+    return tuple(parse_address(each) for each in str(value).replace(",", ";").split(";"))
 
 
 def _between(least: timedelta, most: timedelta) -> AfterValidator:
@@ -152,6 +165,7 @@ _Trail = Annotated[Path | Literal["auto", "off"], BeforeValidator(_trail)]
 _Certificate = Annotated[Path | Literal["auto", "off"], BeforeValidator(_trail)]
 _OptionalPath = Annotated[Path | None, _or_none("none", _path)]
 _Acl = Annotated[Path | None, _or_none("off", _path)]
+_Endpoints = Annotated[tuple[Address, ...], BeforeValidator(_endpoints)]
 _DelayLevels = Annotated[tuple[timedelta, ...], BeforeValidator(_delay_levels)]
 
 
@@ -229,6 +243,21 @@ class DaemonConfig(BaseSettings):
     memtable_bytes_max: Annotated[_Size, Field(ge=_MIB)] = 64 * _MIB
     shutdown_grace: Annotated[_Duration, _between(timedelta(0), timedelta(minutes=10))] = timedelta(seconds=10)
 
+    # -- in front of a cluster
+    broker: Literal["embedded", "rocketmq"] = "embedded"
+    endpoints: _Endpoints = ()  # of the cluster's proxies
+    cluster_access_key: Annotated[str | None, _or_none("none", str)] = None  # None: calls are not signed
+    cluster_secret_key: Annotated[SecretStr | None, _or_none("none", _secret)] = None
+    cluster_tls: bool = False
+    cluster_tls_ca: _OptionalPath = None  # None: what the system trusts
+    cluster_timeout: Annotated[_Duration, _between(timedelta(milliseconds=100), timedelta(minutes=1))] = timedelta(
+        seconds=3
+    )
+    away: Literal["accept", "refuse"] = "accept"
+    forward_in_flight_max: Annotated[_Whole, Field(ge=1, le=4096)] = 128  # of one topic
+    inner_topic: Annotated[str, Field(pattern=r"^(off|[%|a-zA-Z0-9_-]{1,127})$")] = "off"
+    inner_group: Annotated[str, Field(pattern=r"^[%|a-zA-Z0-9_-]{1,120}$")] = "dmq_inner_group"
+
     # -- the audit trail
     trail: _Trail = "auto"  # <data>/trail
     trail_every: Annotated[_Duration, _between(timedelta(seconds=1), timedelta(hours=1))] = timedelta(minutes=1)
@@ -302,6 +331,21 @@ class DaemonConfig(BaseSettings):
         if isinstance(self.trail, Path):
             return self.trail
         return self.data / "trail" if self.trail == "auto" else None
+
+    @model_validator(mode="after")
+    def _check_cluster(self) -> DaemonConfig:
+        """Refuse a cluster without an address, and the other way round."""
+        if (self.broker == "rocketmq") != bool(self.endpoints):
+            raise ValueError(
+                "broker = rocketmq needs endpoints, the addresses of its proxies, such as rocketmq.example:8081"
+                if self.broker == "rocketmq"
+                else "endpoints are those of a cluster, which broker = rocketmq stands in front of"
+            )
+        if (self.cluster_access_key is None) != (self.cluster_secret_key is None):
+            raise ValueError("cluster_access_key and cluster_secret_key go together")
+        if self.inner_topic != "off" and self.broker != "rocketmq":
+            raise ValueError("inner_topic is one of a cluster's, which broker = rocketmq stands in front of")
+        return self
 
     @property
     def metrics_listen_is_explicit(self) -> bool:
@@ -390,7 +434,9 @@ def _nearest(name: str, known: set[str] | frozenset[str]) -> str:
 
 
 def _problem(details: ErrorDetails, origins: Mapping[str, str]) -> str:
-    key = str(details["loc"][0]) if details["loc"] else "configuration"
+    if not details["loc"]:  # of several keys together
+        return f"configuration: {_allowed(details)}"
+    key = str(details["loc"][0])
     origin = origins.get(key, "default")
     if details["type"] == "extra_forbidden":  # the value stays out: a misspelt key may hold a secret
         return f"{origin}: {key}: unknown key{_nearest(key, set(DaemonConfig.model_fields))}"
@@ -423,6 +469,8 @@ def _shown(value: object) -> object:
     match value:
         case timedelta():
             return _show_duration(value)
+        case tuple() if not value or isinstance(value[0], Address):
+            return ";".join(map(str, value)) or "none"
         case tuple() if not isinstance(value, Address):
             return format_delay_levels(tuple(level // timedelta(milliseconds=1) for level in value))
         case Address() | Path() | SecretStr():  # a secret prints as stars

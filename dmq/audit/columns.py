@@ -62,7 +62,7 @@ def _flags(*kinds: EventKind) -> npt.NDArray[np.bool_]:
 _DEAD = (
     *(EventKind.DEAD_EXHAUSTED, EventKind.DEAD_TOO_OLD, EventKind.DEAD_FORWARDED),
     *(EventKind.DEAD_SENT_BACK, EventKind.DEAD_BY_OPERATOR, EventKind.TX_GIVEN_UP),
-    EventKind.TX_TOO_OLD,
+    *(EventKind.TX_TOO_OLD, EventKind.FORWARD_REFUSED),
 )
 _COUNTED = (EventKind.GAP, EventKind.TAIL_LOST)
 _KNOWN = _flags(*EventKind)
@@ -78,6 +78,7 @@ _IS_DETAIL = _flags(
     *(EventKind.SEND_DEAD, EventKind.DROPPED, EventKind.REDRIVEN, EventKind.PURGED, EventKind.RESET),
     *(EventKind.QUEUED_FOR_GROUP, *_COUNTED),
     *(EventKind.CLOCK_CHANGED, EventKind.CLOCK_ACCEPTED),
+    *(EventKind.FORWARDED, EventKind.FETCHED),
 )
 # The record's offset is in the dead-letter queue; or the event says it already.
 _IS_LETTER = _flags(*_DEAD)

@@ -70,6 +70,10 @@ class EventKind(IntEnum):
     GROUP_REMOVED = 43
     RESET = 44  # a group goes on from another offset, after it left all below an end [that end]
     OFFSET_SET = 45  # a group that pulls said where it continues on a queue [that offset]
+    FORWARDED = 46  # the cluster has it; attempt says how often it was sent [its offset in the cluster's queue]
+    FORWARD_REFUSED = 47  # in the forwarder's dead-letter queue; attempt is the cluster's code [0]
+    FORWARD_IN_DOUBT = 48  # the cluster may have it, and gets it again; attempt is that one [its queue offset, or 0]
+    FETCHED = 49  # accepted from the inner topic; attempt is the cluster's delivery attempt [its offset there]
     QUEUED_FOR_GROUP = 50  # accepted for one group: a redriven letter is in its lane [offset in the dead-letter queue]
     CLOCK_CHANGED = 56  # the wall clock was stepped, held, believed; the id says what [the wall clock]
     CLOCK_ACCEPTED = 57  # an operator said that it is right [the wall clock]

@@ -42,6 +42,7 @@ OF_OTHERS = {
     *(EventKind.HALF, EventKind.COMMITTED, EventKind.ROLLED_BACK, EventKind.TX_CHECKED, EventKind.TX_GIVEN_UP),
     EventKind.TX_TOO_OLD,
     *(EventKind.SENT, EventKind.SEND_FAILED, EventKind.SEND_DEAD, EventKind.REQUEUED, EventKind.DROPPED),
+    *(EventKind.FORWARDED, EventKind.FORWARD_REFUSED, EventKind.FORWARD_IN_DOUBT, EventKind.FETCHED),
 }
 
 picks, message_groups = st.integers(0, 50), st.sampled_from(("", "", "a", "b"))

@@ -24,7 +24,7 @@ _DETAIL = {
     *(EventKind.SEND_DEAD, EventKind.DROPPED, EventKind.REDRIVEN, EventKind.PURGED, EventKind.RESET),
     EventKind.QUEUED_FOR_GROUP,
 }
-_DETAIL |= {EventKind.CLOCK_CHANGED, EventKind.CLOCK_ACCEPTED}
+_DETAIL |= {EventKind.CLOCK_CHANGED, EventKind.CLOCK_ACCEPTED, EventKind.FORWARDED, EventKind.FETCHED}
 
 
 def lines(trail: Path, cell: str) -> list[dict[str, Any]]:
@@ -90,7 +90,9 @@ def expected_row(record: OutboxRecord, names: dict[int, str]) -> dict[str, Any]:
         detail = time_ms
     elif kind in {EventKind.GAP, EventKind.TAIL_LOST}:
         detail, due_ms, message_id = time_ms, int.from_bytes(message_id, "big"), b""
-    if kind in {EventKind.TX_GIVEN_UP, EventKind.TX_TOO_OLD} or (kind is not None and kind.name.startswith("DEAD_")):
+    if kind in {EventKind.TX_GIVEN_UP, EventKind.TX_TOO_OLD, EventKind.FORWARD_REFUSED} or (
+        kind is not None and kind.name.startswith("DEAD_")
+    ):
         detail, offset = offset, None
     elif kind in {EventKind.REDRIVEN, EventKind.PURGED}:
         offset = None

@@ -227,3 +227,28 @@ def test_a_file_of_access_keys_is_named_or_off(monkeypatch: pytest.MonkeyPatch) 
     assert load().acl == Path("acl.toml")
     assert load({"acl": "off"}).acl is None
     assert "hunter2" not in str(load().shown())
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"broker": "rocketmq"}, "needs endpoints"),
+        ({"endpoints": "127.0.0.1:8081"}, "broker = rocketmq"),
+        ({"broker": "rocketmq", "endpoints": "127.0.0.1"}, "host:port is expected"),
+        ({"broker": "rocketmq", "endpoints": "127.0.0.1:8081;"}, "host:port is expected"),
+        ({"inner_topic": "dmq_inner_topic"}, "broker = rocketmq"),
+        ({"cluster_access_key": "key"}, "go together"),
+    ],
+)
+def test_half_a_cluster_is_refused(flags: dict[str, object], expected: str) -> None:
+    """Keys that need each other are named, and no value of others is shown with them."""
+    (line,) = problems({**flags, "broker_name": "looks-like-a-secret"})
+    assert expected in line
+    assert "looks-like-a-secret" not in line
+
+
+def test_a_cluster_is_named_by_its_proxies() -> None:
+    """One address or several, as they are shown."""
+    config = load({"broker": "rocketmq", "endpoints": "10.0.0.1:8081;[::1]:8082"})
+    assert config.endpoints == (Address("10.0.0.1", 8081), Address("::1", 8082))
+    assert config.shown()["endpoints"] == "10.0.0.1:8081;[::1]:8082"
