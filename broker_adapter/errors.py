@@ -59,12 +59,13 @@ class BrokerError(Exception):
 class Refused(BrokerError):
     """The call breaks a rule; nothing was done, and the same call will be refused again."""
 
-    def __init__(self, rule: Rule, why: str, *, value: object = None, limit: object = None) -> None:
-        super().__init__(rule, why, value, limit)
+    def __init__(self, rule: Rule, why: str, *, value: object = None, limit: object = None, code: int = 0) -> None:
+        super().__init__(rule, why, value, limit, code)
         self.rule = rule
         self.why = why
         self.value = value
         self.limit = limit
+        self.code = code  # that another broker gave; 0: it was not another one
 
     def __str__(self) -> str:
         text = f"{self.rule.value}: {self.why}"

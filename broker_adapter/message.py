@@ -119,6 +119,7 @@ class Delivery(NamedTuple):
     stored_at_ms: int
     deliver_at_ms: int  # 0: was not delayed
     dead_letter: DeadLetterFacts | None = None  # of a message in a dead-letter queue
+    message_group: str = ""
 
 
 def pack_id(message_id: str) -> bytes:

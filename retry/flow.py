@@ -5,6 +5,7 @@
     LeaseExpired nobody said anything           ComeBack now (the wait was the lease); or DeadLetter
     SentBack     with a delay level             -1 DeadLetter, 0 the policy's time, n that level's; or DeadLetter
     Forwarded    given up by its consumer       DeadLetter
+    Unwanted     where it was to go refuses it  DeadLetter
 
 Whoever keeps the messages turns an outcome into one atomic write; nothing here knows where they are.
 """
@@ -43,11 +44,19 @@ class Forwarded:
 
 
 @dataclass(frozen=True, slots=True)
+class Unwanted:
+    """Where the message was to go refuses it for good, with ``code`` and ``why``."""
+
+    code: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class ComeBack:
     """Make it available again at once, with the next attempt."""
 
 
-Failure = Nacked | LeaseExpired | SentBack | Forwarded
+Failure = Nacked | LeaseExpired | SentBack | Forwarded | Unwanted
 Outcome = RetryAt | ComeBack | DeadLetter
 
 
@@ -67,6 +76,8 @@ def after_failure(
     """
     if isinstance(failure, Forwarded):
         return DeadLetter(Reason.FORWARDED)
+    if isinstance(failure, Unwanted):
+        return DeadLetter(Reason.REFUSED)
     if isinstance(failure, SentBack) and failure.delay_level < 0:
         return DeadLetter(Reason.SENT_BACK)
     outcome = decide(policy, attempt, now_ms, rng, since_ms=since_ms)

@@ -53,6 +53,7 @@ class Reason(IntEnum):
     FORWARDED = 3  # its consumer gave it up
     SENT_BACK = 4  # sent back with delay level -1
     OPERATOR = 5  # an operator ended its retries
+    REFUSED = 6  # the cluster that it was to go to refuses it for good
 
 
 @dataclass(frozen=True, slots=True)

@@ -477,6 +477,7 @@ def _delivery(place: Proxy, client_id: str, route: Route, message: wire.Message,
         invisible_ms,
         epoch_ms(system.store_timestamp),
         epoch_ms(system.delivery_timestamp),
+        message_group=system.message_group,
     )
     for field in _OF_THE_SERVER:
         system.ClearField(field)

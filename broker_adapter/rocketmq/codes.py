@@ -89,11 +89,11 @@ def error_of(status: wire.Status, address: str) -> BrokerError | None:
         return None
     said = f"{_text(status.message)} ({code}, said by {address})"
     if code in RULES:
-        return Refused(RULES[code], said)
+        return Refused(RULES[code], said, code=code)
     if code in _TOO_MANY:
         return Overloaded(f"the cluster refuses: {said}", limit="its own")
     if code not in _IN_DOUBT and code // _SHOWN_CLASS_NUMBER == 4:
-        return Refused(Rule.REQUEST, said)
+        return Refused(Rule.REQUEST, said, code=code)
     return BrokerUnavailable(f"the cluster failed: {said}")
 
 

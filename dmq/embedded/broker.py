@@ -23,6 +23,7 @@ from dmq.embedded.dead_letters import DeadLetters
 from dmq.embedded.deliveries import Deliveries
 from dmq.embedded.entry_handle import EntryHandles
 from dmq.embedded.failures import Failures
+from dmq.embedded.forwards import Forwards
 from dmq.embedded.lease_ends import LeaseEnds
 from dmq.embedded.leases import Leases
 from dmq.embedded.names import Names
@@ -62,6 +63,7 @@ class EmbeddedBroker:
     ) -> None:
         self.store = store
         self.on_group_changed: Callable[[str], None] = lambda _: None
+        self.on_appended: Callable[[Appended], None] = lambda _: None
         self._clock = store.clock
         loop = asyncio.get_running_loop()
         # What the parts share: names, the store's two doors, and what is in memory of groups and queues.
@@ -98,6 +100,7 @@ class EmbeddedBroker:
             failures=failures,
             leases=self.leases,
         )
+        self.forwards = Forwards(catalog, commits, subscriptions=subscriptions, deliveries=self.deliveries)
         self.pulls = pulls = Pulls(catalog, commits, reader, subscriptions.ledgers)
         self.dead_letters = DeadLetters(catalog, commits, reader, subscriptions=subscriptions, placement=placement)
         self.procedures = procedures = Procedures(
@@ -120,6 +123,7 @@ class EmbeddedBroker:
     def _on_appended(self, appended: Appended) -> None:
         self.pulls.tails.on_appended(appended)
         self.subscriptions.on_appended(appended)
+        self.on_appended(appended)
 
     async def close(self) -> None:
         """Stop expiring leases and reading. The store stays open."""

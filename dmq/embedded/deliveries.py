@@ -6,6 +6,7 @@ import asyncio
 import struct
 from collections.abc import Sequence
 from hmac import compare_digest
+from typing import NamedTuple
 
 from broker_adapter.adapter import Subscription as Wanted
 from broker_adapter.clock import moment
@@ -26,11 +27,21 @@ from dmq.embedded.subscription import SubscribedQueue, Subscription
 from dmq.embedded.subscriptions import Subscriptions
 from dmq.errors import StoreError
 from dmq.store.ops import Emit, Op
-from retry.flow import Failure, Forwarded, Nacked, SentBack
+from retry.flow import Failure, Nacked, SentBack, Unwanted
+from retry.flow import Forwarded as GivenUp
 
 _PASS_OVER_S_MAX = 0.5  # how long a receive whose time is up goes on through messages that are not for it
 _NO_LEASE = Lease(0, 0, 0)
+_U64 = 2**64 - 1
 _Known = tuple[SubscribedQueue, Receipt, Lease] | Refused
+
+
+class Forwarded(NamedTuple):
+    """A delivery that a cluster has: how often it was sent, and its offset there, -1 if the cluster did not say."""
+
+    receipt_handle: str
+    times: int
+    offset: int
 
 
 class Deliveries:
@@ -107,6 +118,15 @@ class Deliveries:
     # -- finishing ----------------------------------------------------------------------------------------------------
 
     async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:
+        return await self._finish(group, topic, receipt_handles)
+
+    async def forwarded(self, group: str, topic: str, sent: Sequence[Forwarded]) -> Sequence[Exception | None]:
+        """As ``ack``, of what a cluster has."""
+        return await self._finish(group, topic, [each.receipt_handle for each in sent], sent)
+
+    async def _finish(
+        self, group: str, topic: str, receipt_handles: Sequence[str], sent: Sequence[Forwarded] = ()
+    ) -> Sequence[Exception | None]:
         if self._store.is_disk_full():
             return [_full()] * len(receipt_handles)
         try:
@@ -119,7 +139,9 @@ class Deliveries:
         results: list[Exception | None] = []
         ops: list[Op] = []
         finished: dict[SubscribedQueue, dict[int, None]] = {}
-        for each in asked:  # nothing is awaited here: who asks for the same comes before all of it or behind it
+        for number, each in enumerate(
+            asked
+        ):  # nothing is awaited here: who asks for the same comes before all of it or behind it
             if isinstance(each, Refused):
                 results.append(each)
                 continue
@@ -134,8 +156,13 @@ class Deliveries:
             places = finished.setdefault(queue, {})
             if is_open and offset not in places:
                 places[offset] = None
-                attempt = lease.attempts_before + receipt.attempt
-                ops.append(Emit(found.event(EventKind.ACKED, queue, attempt, offset, lease.message_id), offset))
+                if sent:
+                    _, times, place = sent[number]
+                    event = found.event(EventKind.FORWARDED, queue, times, place & _U64, lease.message_id)
+                else:
+                    attempt = lease.attempts_before + receipt.attempt
+                    event = found.event(EventKind.ACKED, queue, attempt, offset, lease.message_id)
+                ops.append(Emit(event, offset))
         if finished:
             # Also with nothing to write: what was found finished may be so by an ack that is not durable yet.
             for queue, places in finished.items():
@@ -145,6 +172,21 @@ class Deliveries:
             await self._commits.committed(done)
             self.acked_total += sum(map(len, finished.values()))
         return results
+
+    async def refused(self, group: str, topic: str, receipt_handle: str, code: int, why: str) -> None:
+        """Give up a delivery that a cluster refuses for good, durable on return: it is a dead letter of the group."""
+        found = await self._subscriptions.subscribe_known(group, topic)
+        queue, receipt, lease, _ = await self._lease_of(found, receipt_handle)
+        await self._fail(found, queue, receipt, lease, Unwanted(code, why))
+
+    def in_doubt(self, found: Subscription, receipt_handle: str, times: int) -> Emit | None:
+        """Return what tells that a cluster may have a delivery that it gets again; ``None`` if it is not leased."""
+        known = _at_hand(found, receipt_handle)
+        if known is None or isinstance(known, Refused):
+            return None
+        queue, receipt, lease = known
+        offset = receipt.queue_offset
+        return Emit(found.event(EventKind.FORWARD_IN_DOUBT, queue, times, offset, lease.message_id), offset)
 
     async def change_invisible(
         self, group: str, topic: str, receipt_handle: str, invisible_ms: int, *, suspend: bool = False
@@ -176,7 +218,7 @@ class Deliveries:
         found = await self._subscriptions.subscribe_known(group, topic)
         queue, receipt, lease, _ = await self._lease_of(found, receipt_handle)
         if not receipt.is_push:
-            await self._fail(found, queue, receipt, lease, Forwarded())
+            await self._fail(found, queue, receipt, lease, GivenUp())
             return
         # Push clients give up in FIFO mode only, and there at their first failure, because they are told to: see
         # dmq.sidecar.settings.

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from broker_adapter.clock import Moment, moment
 from broker_adapter.errors import BrokerError
+from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.embedded.catalog import Catalog
 from dmq.embedded.commits import Commits
@@ -44,10 +45,12 @@ from dmq.store.schema.record import (
     encode_queued,
     encode_waiting,
 )
-from retry.flow import ComeBack, Failure, LeaseExpired, Outcome, after_failure
+from retry.flow import ComeBack, Failure, LeaseExpired, Outcome, Unwanted, after_failure
 from retry.policy import DeadLetter, Reason, RetryAt
 
 BATCH_MAX = 256
+REFUSED = "DMQ_REFUSED"  # user property of a letter that a cluster refused: its code, and why
+_WHY_CHARS_MAX = 300
 _NOT_OURS = -1
 POSTPONED_MS = 60_000  # until a dead letter is tried again for which there was no room
 DEAD_EVENTS = {
@@ -56,6 +59,7 @@ DEAD_EVENTS = {
     Reason.FORWARDED: EventKind.DEAD_FORWARDED,
     Reason.SENT_BACK: EventKind.DEAD_SENT_BACK,
     Reason.OPERATOR: EventKind.DEAD_BY_OPERATOR,
+    Reason.REFUSED: EventKind.FORWARD_REFUSED,
 }
 
 
@@ -250,8 +254,16 @@ class Failures:
         queue, lease = failed.queue, failed.lease
         attempts = max(lease.attempts, failed.attempts_told)
         history = self._history(failed, record, reason)
+        if isinstance(failed.failure, Unwanted):
+            record = record._replace(payload=_refused(record.payload, failed.failure))
         ops, copy = self.bury_ops(
-            queue.group_id, found.topic.topic_id, record, history, attempts, number=found.number_of(queue)
+            queue.group_id,
+            found.topic.topic_id,
+            record,
+            history,
+            attempts,
+            number=found.number_of(queue),
+            code=failed.failure.code if isinstance(failed.failure, Unwanted) else 0,
         )
         return [*ops, copy, *queue.leave(failed.offset)]
 
@@ -264,10 +276,11 @@ class Failures:
         attempts: int,
         *,
         number: int = NO_QUEUE,
+        code: int = 0,
     ) -> tuple[list[Op], Append]:
         """Return the op that puts a copy into the group's dead-letter queue, and those that its first use needs.
 
-        ``number`` is that of the queue in which it failed, if it was handed out.
+        ``number`` is that of the queue in which it failed, if it was handed out, ``code`` that of a cluster's refusal.
         """
         now_ms = self._clock.now_ms()
         names = self._catalog.names
@@ -275,7 +288,7 @@ class Failures:
         reason = Reason(history.reason)
         told = {Reason.EXHAUSTED: self._catalog.policy(group_id).max_attempts, Reason.TOO_OLD: history.since_ms}
         event = encode_event(
-            DEAD_EVENTS[reason], topic_id, group_id, number, attempts, told.get(reason, 0), record.message_id
+            DEAD_EVENTS[reason], topic_id, group_id, number, code or attempts, told.get(reason, 0), record.message_id
         )
         copy = encode_queued(attempts, now_ms, 0, copy_of(record, history), has_history=True)
         entry_id = failed_id(record.message_id, history, attempts)
@@ -298,6 +311,13 @@ def copy_of(record: QueuedMessage, history: History) -> bytes:
     return encode_history(history) + encode_body(
         record.message_id, record.tag.encode(), record.message_group.encode(), record.payload
     )
+
+
+def _refused(payload: bytes, failure: Unwanted) -> bytes:
+    """Return a message that says by what code it was refused, for who looks at the letter."""
+    message = wire.Message.FromString(payload)
+    message.user_properties[REFUSED] = f"{failure.code}: {failure.why}"[:_WHY_CHARS_MAX]
+    return message.SerializeToString()
 
 
 def _event(found: Subscription, kind: EventKind, attempt: int, time_ms: int, failed: Failed) -> Emit:

@@ -198,6 +198,7 @@ class HandOut:
             record.stored_at_ms,
             record.deliver_at_ms,
             facts_of(self._catalog.names, record),
+            record.message_group,
         )
 
 

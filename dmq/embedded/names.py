@@ -26,6 +26,7 @@ from dmq.store.schema.keys import Family
 from dmq.store.schema.names import AS_CONFIGURED, GROUPED, MIXED, Keep, NameKind, NameRecord, TopicSettings
 from retry.policy import RetryPolicy
 
+FORWARDER_GROUP = "dmq-forwarder"  # reads every topic in front of a cluster; no client's and no operator's
 _ROWS_MAX = 10_000_000  # lanes and dead-letter queues come with groups that fail, and are not counted as topics
 
 
@@ -85,6 +86,12 @@ class Names:
             self._hold(keys.meta_id(key), value)
         for key, value in source.scan(Family.META, *keys.meta_range(keys.META_SETTINGS), limit=_ROWS_MAX).rows:
             self._set(keys.meta_id(key), value)
+
+    @property
+    def forwarder_id(self) -> int:
+        """The id of the group that takes messages to a cluster; 0 in a store that never stood before one."""
+        found = self.groups.get(FORWARDER_GROUP)
+        return found.group_id if found is not None else 0
 
     # -- topics -------------------------------------------------------------------------------------------------------
 

@@ -130,8 +130,12 @@ class Retention:
         self._changed.set()
 
     def keep_of(self, topic: Topic) -> Keep:
-        """Return what counts for a topic: what it says itself, and else the configuration, but for dead letters."""
-        return topic.keep.over(KEEP_ALL if topic.name.startswith(DEAD_LETTER_PREFIX) else self._keep)
+        """Return what counts for a topic: what it says itself, and else the configuration, but for dead letters.
+
+        What is to go to a cluster stays until it is there, whoever says otherwise.
+        """
+        keep = topic.keep.over(KEEP_ALL if topic.name.startswith(DEAD_LETTER_PREFIX) else self._keep)
+        return keep._replace(unread=True) if self._names.forwarder_id else keep
 
     async def _run(self) -> None:
         while True:

@@ -185,7 +185,8 @@ class Subscriptions:
         """Let a group begin on a queue. Its retry lane is its own from the start, so that one makes no event."""
         if queue is found.lane:
             return queue.start_at(begin)
-        offset = queue.end if self._group_start == "latest" else begin
+        is_late = self._group_start == "latest" and found.group_id != self._names.forwarder_id
+        offset = queue.end if is_late else begin
         event = subscribed_event(queue.topic_id, queue.group_id, queue.queue_id, offset)
         return [*queue.start_at(offset), Emit(event, offset)]
 
