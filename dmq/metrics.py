@@ -255,6 +255,14 @@ class Metrics:
         self.export_failures = Total("dmq_audit_export_failures", "Failed attempts to write the trail.")
         self.dispatched = Total("dmq_messages_dispatched", "Delayed messages moved to their queue when due.")
 
+        self.forwarded = Total("dmq_messages_forwarded", "Messages that went from here to the cluster.")
+        self.forward_refused = Total("dmq_messages_forward_refused", "Messages that the cluster refuses for good.")
+        self.forward_in_doubt = Total("dmq_messages_forward_in_doubt", "Messages sent without an answer, and again.")
+        self.kept = Total("dmq_messages_kept", "Sends kept here because the cluster did not take them.")
+
+        self.forward_lateness = Distribution(
+            "dmq_forward_lateness_seconds", "From the delivery timestamp until the cluster's OK.", LATENESS_BOUNDS_S
+        )
         self.lateness = Distribution(
             "dmq_lateness_seconds", "From the delivery timestamp until visible.", LATENESS_BOUNDS_S
         )
@@ -274,6 +282,8 @@ class Metrics:
         self.next_due = gauge("next_due_timestamp_seconds", "When the next message is due; 0 if none waits.")
         self.commit_queue = gauge("commit_queue_ops", "Operations waiting for the writer.")
         self.leases = gauge("leases", "Messages handed out and neither acknowledged nor expired.")
+        self.to_forward = gauge("messages_to_forward", "Messages here that are due and not at the cluster.")
+        self.cluster_away = gauge("cluster_away", "1 while no proxy of the cluster answers.")
         self.clock_steady = gauge("clock_steady", "1 while the clock is believed enough to destroy by age.")
         self.clock_offset = gauge("clock_held_seconds", "By how much a step forward of the clock is not followed yet.")
         self.held_queues = gauge("held_queues", "Queues that hold what is too old, because a group has not read it.")
@@ -303,6 +313,10 @@ class Metrics:
         """Record a batch of delayed messages that became visible, each so late."""
         self.dispatched.inc(len(lateness_ms))
         self.lateness.observe_batch(lateness_ms, 0.001)
+
+    def was_forwarded(self, lateness_ms: Sequence[int]) -> None:
+        """Record delayed messages that the cluster took, each so late."""
+        self.forward_lateness.observe_batch(lateness_ms, 0.001)
 
     def set_state(self, state: str) -> None:
         """Enter one of ``STORE_STATES``."""

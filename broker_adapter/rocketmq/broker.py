@@ -34,7 +34,6 @@ from broker_adapter.transactions import Check, Checker, Half, HalfReceipt
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import epoch_ms, resource_of, set_duration, set_timestamp
 
-_SENDS = 3  # attempts within one call: default of the official clients
 _MARGIN_MS = 3_000  # a proxy needs the deadline of a receive to lie behind its long poll
 _SESSION_IDLE_S = 120.0
 _OF_THE_SERVER = (  # fields of a delivery that its sender never wrote
@@ -97,7 +96,14 @@ class RocketMQBroker:
 
     async def ensure_group(self, group: str) -> None:
         """As ``PopBroker.ensure_group``: a proxy makes no groups, so the cluster must have it."""
-        await self._consumer(group, "").ready(self.proxies.choose())
+        session = self._consumer(group, "")
+        try:
+            await session.ready(self.proxies.choose())
+        except Refused:  # of what somebody made up nothing is kept
+            if self._consumers.pop((group, ""), None) is session:
+                self._used_s.pop((group, ""), None)
+                await session.close()
+            raise
 
     def group_settings(self, group: str, topics: Collection[str] = ()) -> GroupSettings:  # noqa: ARG002 - it says itself
         """As ``PopBroker.group_settings``: what the cluster said last, RocketMQ's defaults before it said anything."""
@@ -113,7 +119,7 @@ class RocketMQBroker:
     async def send(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:
         """As ``PopBroker.send``, but that nothing is known of ids that were sent before.
 
-        ``BrokerUnavailable`` after three attempts at different proxies: each of them may have stored the message.
+        ``BrokerUnavailable`` after ``sends_max`` attempts at different proxies: each may have stored the message.
         """
         first = envelopes[0]
         if len(envelopes) > 1 and (
@@ -301,7 +307,7 @@ class RocketMQBroker:
         until_s = self._clock.monotonic_s() + self.proxies.options.request_timeout_ms / 1000
         tried: set[str] = set()
         error: BrokerError | None = None
-        for attempts_left in range(_SENDS, 0, -1):
+        for attempts_left in range(self.proxies.options.sends_max, 0, -1):
             addresses = self._all_of((await self.routes.of(topic)).writable())
             if not addresses:
                 raise Refused(Rule.FORBIDDEN, "the cluster lets nobody write to the topic", value=topic)
@@ -424,11 +430,11 @@ class RocketMQBroker:
         return a_client_id(self._numbers)
 
     async def _beat(self) -> None:
-        """Send heartbeats, and let go of push consumers that are gone."""
+        """Send heartbeats, and let go of consumers that nobody needs any more."""
         while True:
             await asyncio.sleep(self.proxies.options.heartbeat_ms / 1000)
             idle_since_s = self._clock.monotonic_s() - _SESSION_IDLE_S
-            for key in [each for each, used_s in self._used_s.items() if each[1] and used_s < idle_since_s]:
+            for key in [each for each, used_s in self._used_s.items() if used_s < idle_since_s]:
                 del self._used_s[key]
                 session = self._consumers.pop(key)
                 for turn in [each for each in self._turns if each[0] == session.client_id]:

@@ -47,6 +47,7 @@ class ClusterOptions:
     tls: bool = False
     tls_ca: Path | None = None
     request_timeout_ms: int = 3_000  # default of the official clients
+    sends_max: int = 3  # attempts within one send: default of the official clients
     route_ms: int = 30_000  # how long a route is believed: default of the official clients
     heartbeat_ms: int = 10_000  # default of the official clients
 
@@ -133,14 +134,14 @@ class Proxies:
         return address in self._proxies or address in self.options.endpoints
 
     @property
-    def is_reachable(self) -> bool:
-        """Whether one of the configured proxies at least is not known to fail."""
-        return any(not self.at(each).is_isolated for each in self.options.endpoints)
-
-    @property
     def errors(self) -> dict[str, str]:
         """Why proxies are left alone, by address."""
         return {each.address: each.error for each in self._proxies.values() if each.is_isolated}
+
+    @property
+    def is_away(self) -> bool:
+        """Whether none of those that were asked answers."""
+        return bool(self._proxies) and all(each.is_isolated for each in self._proxies.values())
 
     # -- calls --------------------------------------------------------------------------------------------------------
 

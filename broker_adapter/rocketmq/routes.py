@@ -92,6 +92,10 @@ class Routes:
                 raise
             return known
 
+    def known(self, topic: str) -> Route | None:
+        """Return the route that was told last, however long ago; ``None`` if none was."""
+        return self._routes.get(topic)
+
     def forget(self, topic: str) -> None:
         """Ask anew next time: what the route said was wrong."""
         self._routes.pop(topic, None)

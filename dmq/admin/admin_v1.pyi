@@ -33,6 +33,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FORWARDED: _ClassVar[Reason]
     SENT_BACK: _ClassVar[Reason]
     OPERATOR: _ClassVar[Reason]
+    REFUSED: _ClassVar[Reason]
 
 class JobKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -61,6 +62,7 @@ TOO_OLD: Reason
 FORWARDED: Reason
 SENT_BACK: Reason
 OPERATOR: Reason
+REFUSED: Reason
 JOB_KIND_UNSPECIFIED: JobKind
 REDRIVE: JobKind
 PURGE: JobKind
@@ -74,7 +76,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "cell_id", "broker_name", "pid", "state", "state_reason", "started_at_ms", "now_ms", "listen", "metrics_listen", "data", "durability", "timeline", "lateness", "totals", "commits", "disk", "outbox", "recovery", "clock")
+    __slots__ = ("version", "cell_id", "broker_name", "pid", "state", "state_reason", "started_at_ms", "now_ms", "listen", "metrics_listen", "data", "durability", "timeline", "lateness", "totals", "commits", "disk", "outbox", "recovery", "clock", "cluster")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CELL_ID_FIELD_NUMBER: _ClassVar[int]
     BROKER_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +97,7 @@ class GetStatusResponse(_message.Message):
     OUTBOX_FIELD_NUMBER: _ClassVar[int]
     RECOVERY_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
     version: str
     cell_id: str
     broker_name: str
@@ -115,7 +118,66 @@ class GetStatusResponse(_message.Message):
     outbox: Outbox
     recovery: Recovery
     clock: Clock
-    def __init__(self, version: _Optional[str] = ..., cell_id: _Optional[str] = ..., broker_name: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[_Union[CellState, str]] = ..., state_reason: _Optional[str] = ..., started_at_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., listen: _Optional[str] = ..., metrics_listen: _Optional[str] = ..., data: _Optional[str] = ..., durability: _Optional[str] = ..., timeline: _Optional[_Union[Timeline, _Mapping[str, _Any]]] = ..., lateness: _Optional[_Union[Lateness, _Mapping[str, _Any]]] = ..., totals: _Optional[_Union[Totals, _Mapping[str, _Any]]] = ..., commits: _Optional[_Union[Commits, _Mapping[str, _Any]]] = ..., disk: _Optional[_Union[Disk, _Mapping[str, _Any]]] = ..., outbox: _Optional[_Union[Outbox, _Mapping[str, _Any]]] = ..., recovery: _Optional[_Union[Recovery, _Mapping[str, _Any]]] = ..., clock: _Optional[_Union[Clock, _Mapping[str, _Any]]] = ...) -> None: ...
+    cluster: Cluster
+    def __init__(self, version: _Optional[str] = ..., cell_id: _Optional[str] = ..., broker_name: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[_Union[CellState, str]] = ..., state_reason: _Optional[str] = ..., started_at_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., listen: _Optional[str] = ..., metrics_listen: _Optional[str] = ..., data: _Optional[str] = ..., durability: _Optional[str] = ..., timeline: _Optional[_Union[Timeline, _Mapping[str, _Any]]] = ..., lateness: _Optional[_Union[Lateness, _Mapping[str, _Any]]] = ..., totals: _Optional[_Union[Totals, _Mapping[str, _Any]]] = ..., commits: _Optional[_Union[Commits, _Mapping[str, _Any]]] = ..., disk: _Optional[_Union[Disk, _Mapping[str, _Any]]] = ..., outbox: _Optional[_Union[Outbox, _Mapping[str, _Any]]] = ..., recovery: _Optional[_Union[Recovery, _Mapping[str, _Any]]] = ..., clock: _Optional[_Union[Clock, _Mapping[str, _Any]]] = ..., cluster: _Optional[_Union[Cluster, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class Cluster(_message.Message):
+    __slots__ = ("endpoints", "away_since_ms", "proxies", "waiting", "in_flight", "forwarded", "refused", "in_doubt", "kept", "lateness", "lanes", "inner")
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    AWAY_SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    PROXIES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    FORWARDED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    IN_DOUBT_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    LATENESS_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    INNER_FIELD_NUMBER: _ClassVar[int]
+    endpoints: _containers.RepeatedScalarFieldContainer[str]
+    away_since_ms: int
+    proxies: _containers.RepeatedCompositeFieldContainer[ProxyTrouble]
+    waiting: int
+    in_flight: int
+    forwarded: int
+    refused: int
+    in_doubt: int
+    kept: int
+    lateness: Lateness
+    lanes: _containers.RepeatedCompositeFieldContainer[LaneTrouble]
+    inner: Inner
+    def __init__(self, endpoints: _Optional[_Iterable[str]] = ..., away_since_ms: _Optional[int] = ..., proxies: _Optional[_Iterable[_Union[ProxyTrouble, _Mapping[str, _Any]]]] = ..., waiting: _Optional[int] = ..., in_flight: _Optional[int] = ..., forwarded: _Optional[int] = ..., refused: _Optional[int] = ..., in_doubt: _Optional[int] = ..., kept: _Optional[int] = ..., lateness: _Optional[_Union[Lateness, _Mapping[str, _Any]]] = ..., lanes: _Optional[_Iterable[_Union[LaneTrouble, _Mapping[str, _Any]]]] = ..., inner: _Optional[_Union[Inner, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class ProxyTrouble(_message.Message):
+    __slots__ = ("address", "why")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    why: str
+    def __init__(self, address: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+
+class LaneTrouble(_message.Message):
+    __slots__ = ("topic", "waiting", "why")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    waiting: int
+    why: str
+    def __init__(self, topic: _Optional[str] = ..., waiting: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+
+class Inner(_message.Message):
+    __slots__ = ("topic", "fetched", "unreadable", "error")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    fetched: int
+    unreadable: int
+    error: str
+    def __init__(self, topic: _Optional[str] = ..., fetched: _Optional[int] = ..., unreadable: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Clock(_message.Message):
     __slots__ = ("wall_ms", "believed_ms", "is_steady", "is_held", "steady_in_ms", "steps", "last_step_ms", "last_step_at_ms")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dmq.admin.clock import clock_of
-from dmq.admin.status import CellState, CellStatus, Commits, Disk, Lateness, Outbox, Recovery, Timeline, Totals
+from dmq.admin.status import CellState, CellStatus, Cluster, Commits, Disk, Lateness, Outbox, Recovery, Timeline, Totals
 from dmq.audit.export import Exporter
 from dmq.config import DaemonConfig
 from dmq.embedded.broker import EmbeddedBroker
@@ -29,11 +30,14 @@ class Cell:
     listen: str = ""
     metrics_listen: str = ""
     exporter: Exporter | None = None
+    cluster: Callable[[], Cluster] | None = None
+    say_cluster: Callable[[], str] = str
 
     async def status(self) -> CellStatus:
         """Return how the daemon is now."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(None, self._status)
+        cluster = self.cluster() if self.cluster is not None else None
+        return replace(await loop.run_in_executor(None, self._status), cluster=cluster)
 
     def _status(self) -> CellStatus:
         store, metrics = self.store, self.metrics
@@ -114,9 +118,12 @@ class Cell:
     def remark(self) -> str:
         """Return what somebody who asks for the health should know beside it; empty: nothing."""
         clock = self.store.clock.status()
+        said = [self.say_cluster()]
         if clock.is_held:
-            return "clock: stepped forward by too much, not followed yet; see dmq clock"
-        return "" if clock.is_steady else "clock: stepped, nothing is removed by age for now; see dmq clock"
+            said.append("clock: stepped forward by too much, not followed yet; see dmq clock")
+        elif not clock.is_steady:
+            said.append("clock: stepped, nothing is removed by age for now; see dmq clock")
+        return "\n".join(filter(None, said))
 
 
 def overdue(store: Store, pending: dict[int, int], now_ms: int) -> int:

@@ -119,6 +119,51 @@ class ClockState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyTrouble:
+    """A proxy that is left alone, and why."""
+
+    address: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneTrouble:
+    """A topic whose messages the cluster does not take, and why."""
+
+    topic: str
+    waiting: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inner:
+    """The topic of the cluster that messages are taken from; fields as in ``admin_v1.proto``."""
+
+    topic: str
+    fetched: int = 0
+    unreadable: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The cluster that the daemon stands in front of; fields as in ``admin_v1.proto``."""
+
+    endpoints: Sequence[str]
+    away_since_ms: int = 0
+    proxies: Sequence[ProxyTrouble] = ()
+    waiting: int = 0
+    in_flight: int = 0
+    forwarded: int = 0
+    refused: int = 0
+    in_doubt: int = 0
+    kept: int = 0
+    lateness: Lateness = field(default_factory=Lateness)
+    lanes: Sequence[LaneTrouble] = ()
+    inner: Inner | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CellStatus:
     """How a daemon is; each part may be left at its zero where nothing is known."""
 
@@ -142,6 +187,7 @@ class CellStatus:
     outbox: Outbox = field(default_factory=Outbox)
     recovery: Recovery = field(default_factory=Recovery)
     clock: ClockState = field(default_factory=ClockState)
+    cluster: Cluster | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

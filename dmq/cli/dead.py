@@ -50,6 +50,7 @@ class ReasonName(StrEnum):
     FORWARDED = "forwarded"
     SENT_BACK = "sent_back"
     OPERATOR = "operator"
+    REFUSED = "refused"
 
 
 assert [name.name for name in ReasonName] == [reason.name for reason in Reason]

@@ -59,12 +59,32 @@ def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
         ("pending", f"{timeline.pending:,}; overdue {timeline.overdue:,}{next_due}"),
         ("clock", clock_line(found.clock) if found.HasField("clock") else ""),
         ("lateness", _lateness(found.lateness)),
+        *(_cluster(found.cluster, now_ms) if found.HasField("cluster") else ()),
         ("messages", _totals(found.totals)),
         ("commits", _commits(found.commits)),
         ("disk", f"{low}{format_size(disk.free_bytes)} free, sends refused below {format_size(disk.low_water_bytes)}"),
         ("audit outbox", _outbox(found.outbox)),
         ("audit trail", _trail(found.outbox)),
     ]
+
+
+def _cluster(cluster: wire.Cluster, now_ms: int) -> list[tuple[str, str]]:
+    away = f"AWAY since {out.when(cluster.away_since_ms, now_ms)}: " if cluster.away_since_ms else ""
+    done = f"forwarded {cluster.forwarded:,}, refused {cluster.refused:,}, in doubt {cluster.in_doubt:,}"
+    kept = f"; kept {cluster.kept:,} sends that it did not take" if cluster.kept else ""
+    return [
+        ("cluster", away + ", ".join(cluster.endpoints)),
+        *(("", f"{each.address} does not answer: {each.why}") for each in cluster.proxies),
+        ("to the cluster", f"{cluster.waiting:,} wait, {cluster.in_flight:,} on their way; {done}{kept}"),
+        *(("", f"topic {each.topic} is not taken, {each.waiting:,} wait: {each.why}") for each in cluster.lanes),
+        ("lateness there", _lateness(cluster.lateness)),
+        *([("inner topic", _inner(cluster.inner))] if cluster.HasField("inner") else []),
+    ]
+
+
+def _inner(inner: wire.Inner) -> str:
+    trouble = f"; NOTHING TAKEN: {inner.error}" if inner.error else ""
+    return f"{inner.topic}, {inner.fetched:,} taken, {inner.unreadable:,} unreadable{trouble}"
 
 
 def _lateness(lateness: wire.Lateness) -> str:

@@ -13,6 +13,7 @@ from datetime import timedelta
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 import uvloop
@@ -48,10 +49,14 @@ from dmq.store.store import Store, StoreOptions
 from dmq.units import Address
 from dmq.upkeep.snapshots import Snapshots
 
+if TYPE_CHECKING:
+    from dmq.forwarder.front import ClusterFront
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 FULL_BYTES = 2**20  # free space that is left to RocksDB: with less, writes wait for room
 SWITCH_INTERVAL_S = 0.0005
+FORWARDED_KEPT = timedelta(minutes=10)  # what the cluster has is of no use here; long enough to look at it
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _FREED_BYTES_KEPT = 64 * 2**20
 _REQUEST_BYTES = 16 * 2**20  # what is larger goes back to the system at once
@@ -127,11 +132,19 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         stack.callback(scheduler.close)
         cell = Cell(config, store, broker, metrics, _version(), store.clock.now_ms(), exporter=exporter)
         gauges.follow(metrics, store, broker, exporter)
+        front = await _front(config, cell, broker, metrics, stack)
         quotas = _quotas(config, store, broker)
         quota_calls = QuotaCalls(quotas, partial(_keep_quotas, store))
         admin = AdminService(Operators.of(cell), snapshots, backups, store, quota_calls)
         server = transport_of(
-            config, store.clock, broker, metrics, admin, quotas, connections_max=descriptors.connections
+            config,
+            store.clock,
+            broker,
+            metrics,
+            admin,
+            quotas,
+            front=front,
+            connections_max=descriptors.connections,
         )
         stack.push_async_callback(server.stop, config.shutdown_grace_s)
         metrics_server = _start_metrics(config, metrics, cell)
@@ -156,6 +169,23 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
             await server.stop(0)
     log.info("stopped", code=EXIT_OK if failure is None else EXIT_FAILED)
     return EXIT_OK if failure is None else EXIT_FAILED
+
+
+async def _front(
+    config: DaemonConfig, cell: Cell, broker: EmbeddedBroker, metrics: Metrics, stack: AsyncExitStack
+) -> ClusterFront | None:
+    """Return what clients meet in front of a cluster, begun; ``None`` without one. gRPC's client is loaded for it."""
+    if config.broker == "embedded":
+        return None
+    from dmq.daemon.cluster import ClusterSide
+
+    recovery = cell.store.recovery
+    was_killed = not recovery.was_closed and not recovery.is_new
+    cluster = ClusterSide(config, cell.store.clock, broker, metrics, was_killed=was_killed)
+    stack.push_async_callback(cluster.close)
+    await cluster.start()
+    cell.cluster, cell.say_cluster = cluster.status, cluster.remark
+    return cluster.front
 
 
 def _quotas(config: DaemonConfig, store: Store, broker: EmbeddedBroker) -> Quotas:
@@ -188,7 +218,10 @@ def _broker(config: DaemonConfig, store: Store) -> EmbeddedBroker:
             checks_max=config.transaction_checks_max,
             max_age_ms=config.transaction_max_age_ms,
         ),
-        auto_create=AutoCreate(config.topic_auto_create, config.group_auto_create),
+        # In front of a cluster a topic is made here by keeping messages of it; the cluster says which there are.
+        auto_create=AutoCreate(True, True)
+        if config.broker != "embedded"
+        else AutoCreate(config.topic_auto_create, config.group_auto_create),
         keep=_keep(config),
     )
 
@@ -245,7 +278,10 @@ def open_store(config: DaemonConfig, clock: Clock, open_files_max: int = RocksOp
 
 
 def _keep(config: DaemonConfig) -> Keep:
-    time_ms = config.keep_time // timedelta(milliseconds=1) if config.keep_time is not None else 0
+    keep_time = config.keep_time
+    if config.broker != "embedded" and "keep_time" not in config.model_fields_set:
+        keep_time = FORWARDED_KEPT
+    time_ms = keep_time // timedelta(milliseconds=1) if keep_time is not None else 0
     return Keep(time_ms, config.keep_bytes or 0, config.keep_unread)
 
 

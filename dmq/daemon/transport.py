@@ -24,6 +24,7 @@ from dmq.sidecar.settings import SidecarConfig
 from dmq.sidecar.tls import Certificates, self_signed
 
 if TYPE_CHECKING:
+    from dmq.forwarder.front import ClusterFront
     from dmq.http2 import Limits
 
 
@@ -47,9 +48,13 @@ def transport_of(
     admin: AdminService,
     quotas: Quotas,
     *,
+    front: ClusterFront | None,
     connections_max: int,
 ) -> Transport:
-    """Return the transport that ``config`` names, not listening yet. Only that one is imported."""
+    """Return the transport that ``config`` names, not listening yet. Only that one is imported.
+
+    With ``front`` clients meet that one instead of ``broker``.
+    """
     settings = SidecarConfig(
         delay_levels_ms=config.delay_levels_ms,
         delay_max_ms=config.delay_max_ms,
@@ -61,7 +66,11 @@ def transport_of(
         sessions_max=config.sessions_max,
     )
     sessions = Sessions(clock, sessions_max=config.sessions_max)
-    service = MessagingService(broker, clock, sessions, settings, broker.transactions, broker.pulls, quotas=quotas)
+    if front is None:
+        service = MessagingService(broker, clock, sessions, settings, broker.transactions, broker.pulls, quotas=quotas)
+    else:
+        service = MessagingService(front, clock, sessions, settings, front, quotas=quotas)
+        front.on_group_changed = service.group_changed
     broker.on_group_changed = service.group_changed
     admin.clients.attach(Clients(clock, sessions, service.streams))
     guard = Guard(KeyFile(config.acl, clock), clock) if config.acl is not None else None

@@ -36,7 +36,7 @@ from dmq.embedded.recall import Recalls
 from dmq.embedded.receipt import ReceiptHandles
 from dmq.embedded.retention import KEEP_DEFAULT, Retention
 from dmq.embedded.retries import WaitingRetries
-from dmq.embedded.sends import Sends
+from dmq.embedded.sends import Note, Sends
 from dmq.embedded.subscriptions import Subscriptions
 from dmq.embedded.transactions import Transactions
 from dmq.store.ops import Appended
@@ -100,11 +100,18 @@ class EmbeddedBroker:
             failures=failures,
             leases=self.leases,
         )
-        self.forwards = Forwards(catalog, commits, subscriptions=subscriptions, deliveries=self.deliveries)
         self.pulls = pulls = Pulls(catalog, commits, reader, subscriptions.ledgers)
         self.dead_letters = DeadLetters(catalog, commits, reader, subscriptions=subscriptions, placement=placement)
         self.procedures = procedures = Procedures(
             names, commits, reader, subscriptions=subscriptions, tails=pulls.tails, receipts=receipts
+        )
+        self.forwards = Forwards(
+            catalog,
+            commits,
+            reader,
+            subscriptions=subscriptions,
+            deliveries=self.deliveries,
+            progress=procedures.progress,
         )
         self.retention = Retention(
             names, commits, reader, subscriptions=subscriptions, offsets=pulls.offsets, procedures=procedures, keep=keep
@@ -176,8 +183,8 @@ class EmbeddedBroker:
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
-    def send(self, envelopes: Sequence[Envelope]) -> Deferred[Sequence[SendReceipt]]:
-        return self.sends.send(envelopes)
+    def send(self, envelopes: Sequence[Envelope], note: Note | None = None) -> Deferred[Sequence[SendReceipt]]:
+        return self.sends.send(envelopes, note)
 
     async def recall(self, topic: str, recall_handle: str) -> RecallReceipt:
         return await self.recalls.recall(topic, recall_handle)

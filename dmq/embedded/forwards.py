@@ -7,18 +7,26 @@ happens to the cluster costs an attempt. After a kill what was on its way is han
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from broker_adapter.adapter import Subscription as Wanted
 from broker_adapter.errors import BrokerError, Refused, Rule
 from broker_adapter.message import Delivery
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, retry_topic
+from dmq.audit.events import subscribed_event
 from dmq.embedded.catalog import Catalog
 from dmq.embedded.commits import Commits, look_at
 from dmq.embedded.deliveries import Deliveries, Forwarded
-from dmq.embedded.names import FORWARDER_GROUP
+from dmq.embedded.group_queue import GroupQueue
+from dmq.embedded.names import FORWARDER_GROUP, Topic
+from dmq.embedded.progress import Progress
+from dmq.embedded.queue_log import Place
+from dmq.embedded.reader import Reader
+from dmq.embedded.removable import progress
 from dmq.embedded.subscription import Subscription
 from dmq.embedded.subscriptions import Subscriptions
 from dmq.store.ops import Emit
+from dmq.store.store import Store
 
 _LEASE_MS = 100 * 366 * 86_400_000
 _REDRIVEN = retry_topic(FORWARDER_GROUP)
@@ -29,18 +37,46 @@ class Forwards:
     """The forwarder's side of the local queues. Belongs to the event loop."""
 
     def __init__(
-        self, catalog: Catalog, commits: Commits, *, subscriptions: Subscriptions, deliveries: Deliveries
+        self,
+        catalog: Catalog,
+        commits: Commits,
+        reader: Reader,
+        *,
+        subscriptions: Subscriptions,
+        deliveries: Deliveries,
+        progress: Progress,
     ) -> None:
-        self._catalog = catalog
         self._names = catalog.names
         self._commits = commits
         self._subscriptions = subscriptions
         self._deliveries = deliveries
+        self._reader = reader
+        self._progress = progress
 
     async def open(self) -> None:
-        """Make the group, durable on return."""
-        if not self._names.forwarder_id:
-            await self._catalog.make_group(FORWARDER_GROUP)
+        """Make the group, durable on return.
+
+        Of topics that other groups read here before, it begins where the slowest of them is: what one of them has not
+        finished goes to the cluster, and what all have does not.
+        """
+        names = self._names
+        if names.forwarder_id:
+            return
+        first: list[tuple[Topic, list[int]]] = []
+        for topic in [names.topics[name] for name in self.topics()]:
+            readers = await self._progress.readers_of(topic)
+            if readers:
+                floors = partial(_floors, topic=topic, groups=[group.group_id for group in readers])
+                first.append((topic, await self._reader.run(floors)))
+        group, ops = names.plan_group(FORWARDER_GROUP, self._commits.store.clock.now_ms())
+        for topic, floors_of in first:
+            for queue_id, floor in enumerate(floors_of):
+                event = subscribed_event(topic.topic_id, group.group_id, queue_id, floor)
+                queue = GroupQueue(group.group_id, topic.topic_id, queue_id)
+                ops += [*queue.start_at(floor), Emit(event, floor)]
+        done = self._commits.submit(ops)
+        names.add_group(group)
+        await self._commits.committed(done)
 
     def topics(self) -> list[str]:
         """Return the topics whose messages leave."""
@@ -64,6 +100,11 @@ class Forwards:
         """Return how many messages of a topic are here and not finished; those of a topic that was not looked at: 0."""
         found = self._found(topic)
         return sum(each.end - each.finished_count for each in found.all_queues) if found is not None else 0
+
+    def has_more(self, topic: str) -> bool:
+        """Say whether a topic holds anything that is not finished, as far as it was looked at."""
+        found = self._found(topic)
+        return found is not None and any(each.floor < each.end for each in found.all_queues)
 
     async def receive(self, topic: str, *, batch_max: int, wait_ms: int) -> Sequence[Delivery]:
         """As ``PopBroker.receive``, of any queue."""
@@ -101,3 +142,13 @@ class Forwards:
     def _found(self, topic: str) -> Subscription | None:
         known = self._names.topics.get(topic)
         return self._subscriptions.get(self._names.forwarder_id, known.topic_id) if known is not None else None
+
+
+def _floors(store: Store, topic: Topic, groups: Sequence[int]) -> list[int]:
+    """Return where the slowest of some groups is, for each queue; for the reading thread."""
+    found = []
+    for queue_id in range(topic.queues):
+        place = Place(topic.topic_id, queue_id)
+        known = [each.floor for group_id in groups if (each := progress(store, group_id, place)) is not None]
+        found.append(min(known, default=0))
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from broker_adapter.deferred import Deferred
 from broker_adapter.errors import BrokerUnavailable, Overloaded
@@ -10,13 +10,15 @@ from broker_adapter.message import Envelope, SendReceipt
 from dmq.embedded.catalog import Catalog
 from dmq.embedded.commits import Commits
 from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind
+from dmq.embedded.names import Topic
 from dmq.embedded.placement import Placement, wrong_type
 from dmq.store.commit import Unit
-from dmq.store.ops import Append, Schedule
+from dmq.store.ops import Append, Emit, Schedule
 from dmq.store.schema.index import EntryState
 from dmq.store.schema.index import Receipt as Stored
 from dmq.store.schema.names import GROUPED, PLAIN
 
+Note = Callable[[Topic, Envelope], bytes]  # an encoded audit event
 RECALL = HandleKind.RECALL  # an enum's member, looked up once
 
 
@@ -39,24 +41,24 @@ class Sends:
         """Count messages that another path refused because a bound is reached."""
         self.refused_total += messages
 
-    def send(self, envelopes: Sequence[Envelope]) -> Deferred[Sequence[SendReceipt]]:
-        """As ``PopBroker.send``."""
+    def send(self, envelopes: Sequence[Envelope], note: Note | None = None) -> Deferred[Sequence[SendReceipt]]:
+        """As ``PopBroker.send``; what ``note`` returns for each is recorded with it, also if it was known already."""
         if self._store.is_disk_low():
             self.refused_total += len(envelopes)
             raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
         topics = self._names.topics
         for envelope in envelopes:
             if envelope.topic not in topics:
-                return Deferred.of(self._send_to_new(envelopes))
-        return self._send(envelopes)
+                return Deferred.of(self._send_to_new(envelopes, note))
+        return self._send(envelopes, note)
 
-    async def _send_to_new(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:
+    async def _send_to_new(self, envelopes: Sequence[Envelope], note: Note | None) -> Sequence[SendReceipt]:
         for envelope in envelopes:
             if envelope.topic not in self._names.topics:
                 await self._catalog.topic(envelope.topic)
-        return await self._send(envelopes)
+        return await self._send(envelopes, note)
 
-    def _send(self, envelopes: Sequence[Envelope]) -> Deferred[Sequence[SendReceipt]]:
+    def _send(self, envelopes: Sequence[Envelope], note: Note | None) -> Deferred[Sequence[SendReceipt]]:
         topics = self._names.topics
         now_ms = self._clock.now_ms()
         ops: list[Schedule | Append] = []
@@ -70,6 +72,7 @@ class Sends:
                 taken[topic.name] = taken.get(topic.name, 0) | holds
             ops.append(self._placement.accept(topic, envelope, now_ms))
         changed, more = self._names.plan_first(taken) if taken else ([], [])
+        notes = [Emit(note(topics[each.topic], each)) for each in envelopes] if note is not None else []
         sent: Deferred[Sequence[SendReceipt]] = Deferred()
 
         def settle(unit: Unit) -> None:
@@ -85,7 +88,7 @@ class Sends:
             sent.settle(receipts)
 
         try:
-            self._commits.submit_then([*ops, *more], settle)
+            self._commits.submit_then([*ops, *more, *notes], settle)
         except Overloaded:
             self.refused_total += len(envelopes)
             raise

@@ -294,5 +294,6 @@ def test_reasons_keep_their_numbers() -> None:
         "TOO_OLD": 2,
         "FORWARDED": 3,
         "SENT_BACK": 4,
+        "REFUSED": 6,
         "OPERATOR": 5,
     }

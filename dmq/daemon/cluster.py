@@ -1,0 +1,119 @@
+"""The daemon's side towards a cluster: the adapter, the forwarder, and the broker that clients meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+
+import structlog
+
+from broker_adapter.clock import Clock
+from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
+from dmq.admin.status import Cluster, LaneTrouble, Lateness, ProxyTrouble
+from dmq.config import DaemonConfig
+from dmq.embedded.broker import EmbeddedBroker
+from dmq.forwarder.forwarder import Forwarder
+from dmq.forwarder.front import ClusterFront
+from dmq.metrics import Metrics
+
+log = structlog.get_logger("dmq.daemon")
+
+_TROUBLES_MAX = 100
+
+
+class ClusterSide:
+    """Belongs to the event loop. ``start`` before clients come, ``close`` before the broker closes."""
+
+    def __init__(
+        self, config: DaemonConfig, clock: Clock, broker: EmbeddedBroker, metrics: Metrics, *, was_killed: bool
+    ) -> None:
+        self._clock = clock
+        self._grace_s = config.shutdown_grace_s
+        self._endpoints = tuple(map(str, config.endpoints))
+        self._away_since_ms = 0
+        self._lateness = metrics.forward_lateness
+        timeout_ms = round(config.cluster_timeout.total_seconds() * 1000)
+        secret = config.cluster_secret_key.get_secret_value() if config.cluster_secret_key is not None else ""
+        options = ClusterOptions(
+            endpoints=self._endpoints,
+            access_key=config.cluster_access_key or "",
+            secret_key=secret,
+            tls=config.cluster_tls,
+            tls_ca=config.cluster_tls_ca,
+            request_timeout_ms=timeout_ms,
+            sends_max=1,  # each further one is told in the trail, so it is the lane's
+        )
+        self._adapter = RocketMQBroker(options, clock, self._told)
+        self._forwarder = Forwarder(
+            broker,
+            self._adapter,
+            clock,
+            in_flight_max=config.forward_in_flight_max,
+            was_killed=was_killed,
+            observe=metrics.was_forwarded,
+        )
+        self.front = ClusterFront(
+            broker,
+            self._adapter,
+            self._forwarder,
+            accepts_while_away=config.away == "accept",
+            timeout_ms=timeout_ms,
+        )
+        totals = self._forwarder.totals
+        metrics.forwarded.follow(lambda: totals.forwarded)
+        metrics.forward_refused.follow(lambda: totals.refused)
+        metrics.forward_in_doubt.follow(lambda: totals.in_doubt)
+        metrics.kept.follow(lambda: self.front.kept_total)
+        metrics.to_forward.set_function(lambda: sum(lane.waiting for lane in list(self._forwarder.lanes.values())))
+        metrics.cluster_away.set_function(lambda: bool(self._away_since_ms))
+
+    async def start(self) -> None:
+        """Begin to send what lies here."""
+        await self._forwarder.start()
+
+    async def close(self) -> None:
+        """Send nothing new, wait a little for answers, and say goodbye to the cluster."""
+        await self._forwarder.close(self._grace_s)
+        await self._adapter.close()
+
+    def status(self) -> Cluster:
+        """Return how the cluster and the way to it are; call it on the loop."""
+        totals, lanes = self._forwarder.totals, self._forwarder.lanes.values()
+        blocked = islice((lane for lane in lanes if not lane.gate.is_open), _TROUBLES_MAX)
+        return Cluster(
+            endpoints=self._endpoints,
+            away_since_ms=self._away_since_ms,
+            proxies=[ProxyTrouble(address=each, why=why) for each, why in self._adapter.proxies.errors.items()],
+            waiting=sum(lane.waiting for lane in lanes),
+            in_flight=sum(lane.in_flight for lane in lanes),
+            forwarded=totals.forwarded,
+            refused=totals.refused,
+            in_doubt=totals.in_doubt,
+            kept=self.front.kept_total,
+            lateness=Lateness(
+                count=self._lateness.count,
+                p50_ms=self._lateness.quantile(0.5) * 1000,
+                p99_ms=self._lateness.quantile(0.99) * 1000,
+                max_ms=self._lateness.max * 1000,
+            ),
+            lanes=[LaneTrouble(topic=lane.topic, waiting=lane.waiting, why=lane.gate.error) for lane in blocked],
+        )
+
+    def remark(self) -> str:
+        """Return what somebody who asks for the health should know; empty: nothing."""
+        return "cluster: none of its proxies answers; see dmq status" if self._away_since_ms else ""
+
+    def _told(self, event: str, **fields: object) -> None:
+        """Hear what happens to proxies."""
+        say: Callable[..., object] = log.info if event == "proxy_returned" else log.warning
+        say(event, **fields)
+        if self._adapter.proxies.is_away:
+            if not self._away_since_ms:
+                self._away_since_ms = self._clock.now_ms()
+                log.warning("cluster_away")
+            return
+        if self._away_since_ms:
+            self._away_since_ms = 0
+            log.info("cluster_back")
+        if event == "proxy_returned":
+            self._forwarder.try_now()

@@ -1,0 +1,104 @@
+"""All lanes: one for each topic that holds something for the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from broker_adapter.adapter import PopBroker
+from broker_adapter.clock import Clock
+from broker_adapter.errors import BrokerError
+from dmq.embedded.broker import EmbeddedBroker
+from dmq.forwarder.lane import Lane, Totals
+from dmq.store.ops import Appended
+
+log = structlog.get_logger("dmq.forwarder")
+
+_AT_ONCE = 32  # topics looked at together at the start
+
+
+class Forwarder:
+    """Sends what is due to the cluster. Belongs to the event loop; ``start`` and ``close`` it once."""
+
+    def __init__(
+        self,
+        broker: EmbeddedBroker,
+        cluster: PopBroker,
+        clock: Clock,
+        *,
+        in_flight_max: int,
+        was_killed: bool,
+        observe: Callable[[Sequence[int]], None] = lambda _: None,
+    ) -> None:
+        """``was_killed``: the run before ended without an order, so it may have sent what it did not mark."""
+        self.totals = Totals(observe=observe)
+        self.lanes: dict[str, Lane] = {}
+        self._broker = broker
+        self._forwards = broker.forwards
+        self._cluster = cluster
+        self._clock = clock
+        self._in_flight_max = in_flight_max
+        self._was_killed = was_killed
+        self._to_look_at: set[str] = set()
+        self._looking: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin; what lies here from before is found in the background."""
+        await self._forwards.open()
+        self._to_look_at = set(self._forwards.topics())
+        self._broker.on_appended = self._grown
+        self._looking = asyncio.get_running_loop().create_task(self._look(), name="dmq-forwarder")
+
+    async def close(self, grace_s: float) -> None:
+        """Send nothing new, and wait a little for answers."""
+        self._broker.on_appended = lambda _: None
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        await asyncio.gather(*(lane.close(grace_s) for lane in self.lanes.values()))
+
+    def lane(self, topic: str) -> Lane:
+        """Return the lane of a topic."""
+        lane = self.lanes.get(topic)
+        if lane is None:
+            lane = self.lanes[topic] = Lane(
+                topic, self._forwards, self._cluster, self._clock, self.totals, in_flight_max=self._in_flight_max
+            )
+        return lane
+
+    def is_busy(self, topic: str) -> bool:
+        """Whether anything of a topic is here that the cluster does not have, or may be."""
+        lane = self.lanes.get(topic)
+        return topic in self._to_look_at or (lane is not None and lane.is_busy)
+
+    def try_now(self) -> None:
+        """Ask the cluster again without waiting: something of it has come back."""
+        for lane in self.lanes.values():
+            lane.gate.try_now()
+
+    async def _look(self) -> None:
+        """Find what lies here from before; of a topic that was not looked at yet nothing new is sent."""
+        topics = sorted(self._to_look_at)
+        for first in range(0, len(topics), _AT_ONCE):
+            await asyncio.gather(*(self._look_at(topic) for topic in topics[first : first + _AT_ONCE]))
+
+    async def _look_at(self, topic: str) -> None:
+        try:
+            ends = await self._forwards.ends(topic)
+        except BrokerError as error:
+            log.warning("lane_cannot_read", topic=topic, error=str(error))
+            ends = {}
+        self._to_look_at.discard(topic)  # and nothing is awaited from here on
+        if self._forwards.waiting(topic):
+            lane = self.lane(topic)
+            if self._was_killed:
+                lane.suspect(ends)
+            lane.grown()
+
+    def _grown(self, appended: Appended) -> None:
+        for topic_id, _ in appended:
+            topic = self._forwards.topic_of(topic_id)
+            if topic and topic not in self._to_look_at:
+                self.lane(topic).grown()

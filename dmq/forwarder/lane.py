@@ -1,0 +1,278 @@
+"""One topic's messages on their way to the cluster.
+
+What is read together is sent together: messages without a message group in one call, those of a group one after
+another. A message is marked as forwarded after the cluster's OK. One without an answer is sent again under its id, and
+the trail says so each time, since the cluster may have all of them.
+
+    the cluster says                                        what follows
+    OK                                                      marked, and gone from here
+    no answer, an error of its own, too many requests       sent again, in the same order, as its gate allows
+    topic or group unknown, key refused, not permitted      the same: an operator can mend it, and nothing is lost
+    anything else about the message                         a dead letter of the forwarder, with the code
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from broker_adapter.adapter import PopBroker
+from broker_adapter.clock import Clock
+from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.message import Delivery, Envelope, MessageType, SendReceipt
+from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.embedded.deliveries import Forwarded
+from dmq.embedded.failures import REFUSED
+from dmq.embedded.forwards import Forwards
+from dmq.forwarder.gate import Gate
+
+log = structlog.get_logger("dmq.forwarder")
+
+TOGETHER_MAX = 32  # messages in one call,
+TOGETHER_BYTES_MAX = 512 * 1024  # far below what a cluster takes
+IDLE_MS = 60_000  # after which a lane without messages ends; it begins anew with the next one
+_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0)  # of one message that fails while others do not
+_STORE_PAUSE_S = 1.0
+# What somebody can mend without touching the message.
+_MENDABLE = frozenset({Rule.TOPIC_UNKNOWN, Rule.GROUP_UNKNOWN, Rule.UNAUTHORIZED, Rule.FORBIDDEN, Rule.CLIENT_ID})
+_REFUSED = REFUSED.encode()
+
+
+@dataclass(slots=True)
+class Totals:
+    """What all lanes did since the start of the process."""
+
+    forwarded: int = 0
+    refused: int = 0
+    in_doubt: int = 0
+    observe: Callable[[Sequence[int]], None] = field(default=lambda _: None)  # lateness of what was delayed, in ms
+
+
+class Lane:
+    """Belongs to the event loop. ``grown`` starts it."""
+
+    def __init__(
+        self, topic: str, forwards: Forwards, cluster: PopBroker, clock: Clock, totals: Totals, *, in_flight_max: int
+    ) -> None:
+        self.topic = topic
+        self.gate = Gate(clock)
+        self.in_flight = 0
+        self._forwards = forwards
+        self._cluster = cluster
+        self._clock = clock
+        self._totals = totals
+        self._in_flight_max = in_flight_max
+        self._room = asyncio.Event()
+        self._is_grown = self._was_read = False
+        self._running: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._suspects: dict[int, tuple[int, int]] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything of the topic is here that the cluster does not have, or may be."""
+        return self.in_flight > 0 or not self._was_read or self._forwards.has_more(self.topic)
+
+    @property
+    def waiting(self) -> int:
+        """How many messages of the topic are here that the cluster does not have, as far as is known."""
+        return self._forwards.waiting(self.topic)
+
+    def suspect(self, ends: dict[int, int]) -> None:
+        """Take what comes first below these ends for sent: the run before was killed, and may have sent it."""
+        self._suspects = {queue_id: (end, self._in_flight_max) for queue_id, end in ends.items() if end}
+
+    def grown(self) -> None:
+        """Go on: there is something to send."""
+        self._is_grown = True
+        if self._running is None or self._running.done():
+            self._running = asyncio.get_running_loop().create_task(self._run(), name=f"dmq-lane {self.topic}")
+
+    async def close(self, grace_s: float) -> None:
+        """Read no more, and let what was sent be answered within ``grace_s``."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        if self._tasks:
+            _, left = await asyncio.wait(self._tasks, timeout=grace_s if self.gate.is_open else 0)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            self._is_grown = False
+            while (room := self._in_flight_max - self.in_flight) <= 0:
+                self._room.clear()
+                await self._room.wait()
+            try:
+                found = await self._forwards.receive(self.topic, batch_max=min(room, TOGETHER_MAX), wait_ms=IDLE_MS)
+            except Refused as refused:  # the topic was removed
+                log.info("lane_ended", topic=self.topic, why=str(refused))
+                return
+            except BrokerError as error:
+                log.error("lane_cannot_read", topic=self.topic, error=str(error))  # noqa: TRY400
+                await asyncio.sleep(_STORE_PAUSE_S)
+                continue
+            self._was_read = True
+            if not found and not self._is_grown:
+                return
+            self._tell_suspects(found)
+            for load in _loads(found):
+                self.in_flight += len(load)
+                self._spawn(self._carry_in_order(load) if load[0].message_group else self._carry(load))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("lane_failed", topic=self.topic, exc_info=error)
+
+    def _tell_suspects(self, found: Sequence[Delivery]) -> None:
+        for each in found if self._suspects else ():
+            end, left = self._suspects.get(each.queue_id, (0, 0))
+            if each.queue_offset >= end or not left:
+                self._suspects.pop(each.queue_id, None)
+            else:
+                self._suspects[each.queue_id] = (end, left - 1)
+                self._doubt([each], 1)
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    async def _carry_in_order(self, load: Sequence[Delivery]) -> None:
+        """Send messages of one message group, each after the one before is at the cluster, or given up."""
+        for each in load:
+            await self._carry([each])
+
+    async def _carry(self, load: Sequence[Delivery]) -> None:
+        """Send messages in one call, again and again, until it is known what became of them."""
+        times = failures = 0
+        while True:
+            is_probe = await self.gate.enter(len(load))
+            try:
+                envelopes = await self._envelopes(load)
+                if len(load) > 1 and envelopes[0].deliver_at_ms:  # a cluster takes these one by one
+                    self.gate.void(is_probe=is_probe)
+                    return await self._split(load)
+                times += 1
+                receipts = await self._send(load, envelopes, times)
+            except Refused as refused:
+                if refused.rule not in _MENDABLE:
+                    self._open()
+                    return await (self._split(load) if len(load) > 1 else self._give_up(load[0], refused))
+                self._failed(load, refused, is_probe=is_probe)
+            except BrokerError as error:
+                self._failed(load, error, is_probe=is_probe)
+            except BaseException:
+                self.gate.void(is_probe=is_probe)
+                raise
+            else:
+                self._open()
+                self._spawn(self._mark(load, receipts, times))
+                return None
+            if self.gate.is_open:
+                await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
+            failures += 1
+
+    async def _split(self, load: Sequence[Delivery]) -> None:
+        await asyncio.gather(*(self._carry([each]) for each in load))
+
+    async def _send(self, load: Sequence[Delivery], envelopes: Sequence[Envelope], times: int) -> Sequence[SendReceipt]:
+        try:
+            return await self._cluster.send(envelopes)
+        except (BrokerUnavailable, asyncio.CancelledError):
+            self._doubt(load, times)
+            raise
+
+    async def _envelopes(self, load: Sequence[Delivery]) -> list[Envelope]:
+        """Return what the cluster gets: of a delayed message, what its topic takes, due at once."""
+        types = (await self._cluster.route(self.topic)).types
+        return [_envelope(self.topic, each, types) for each in load]
+
+    def _failed(self, load: Sequence[Delivery], error: BrokerError, *, is_probe: bool) -> None:
+        if self.gate.failed(load[0].message_id, str(error), is_probe=is_probe):
+            log.warning("lane_blocked", topic=self.topic, why=str(error))
+
+    def _open(self) -> None:
+        if self.gate.succeeded():
+            log.info("lane_free", topic=self.topic)
+
+    def _doubt(self, load: Sequence[Delivery], times: int) -> None:
+        self._totals.in_doubt += len(load)
+        self._forwards.in_doubt(self.topic, load, times)
+
+    # -- afterwards ---------------------------------------------------------------------------------------------------
+
+    async def _mark(self, load: Sequence[Delivery], receipts: Sequence[SendReceipt], times: int) -> None:
+        now_ms = self._clock.now_ms()
+        self._totals.observe([now_ms - each.deliver_at_ms for each in load if each.deliver_at_ms])
+        sent = [
+            Forwarded(each.receipt_handle, times, receipt.queue_offset)
+            for each, receipt in zip(load, receipts, strict=True)
+        ]
+        await self._settle(load, lambda: self._forwards.forwarded(self.topic, sent))
+        self._totals.forwarded += len(load)
+
+    async def _give_up(self, delivery: Delivery, refused: Refused) -> None:
+        log.warning("forward_refused", topic=self.topic, message_id=delivery.message_id, why=str(refused))
+        code = refused.code or wire.BAD_REQUEST
+        await self._settle([delivery], lambda: self._forwards.refused(self.topic, delivery, code, str(refused)))
+        self._totals.refused += 1
+
+    async def _settle(self, load: Sequence[Delivery], write: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Write down what became of them; a full disk is waited for, since they must not be sent again for it."""
+        while True:
+            try:
+                await write()
+            except Overloaded:
+                await asyncio.sleep(_STORE_PAUSE_S)
+            else:
+                break
+        self.in_flight -= len(load)
+        self._room.set()
+
+
+def forwarded_type(types: Sequence[MessageType], *, is_grouped: bool) -> MessageType | None:
+    """Return as what a delayed message goes to a topic of the cluster once it is due; ``None``: it takes none."""
+    plain = MessageType.FIFO if is_grouped else MessageType.NORMAL
+    if plain in types:
+        return plain
+    return MessageType.DELAY if MessageType.DELAY in types else None
+
+
+def _loads(found: Sequence[Delivery]) -> Iterator[list[Delivery]]:
+    """Divide what was read into what is sent together, or one after another."""
+    groups: dict[str, list[Delivery]] = {}
+    together: list[Delivery] = []
+    size = 0
+    for each in found:
+        if each.message_group:
+            groups.setdefault(each.message_group, []).append(each)
+            continue
+        if together and size + len(each.payload) > TOGETHER_BYTES_MAX:
+            yield together
+            together, size = [], 0
+        together.append(each)
+        size += len(each.payload)
+    if together:
+        yield together
+    yield from groups.values()
+
+
+def _envelope(topic: str, delivery: Delivery, types: Sequence[MessageType]) -> Envelope:
+    payload, message_group = delivery.payload, delivery.message_group
+    if _REFUSED in payload:  # a letter that is sent again
+        message = wire.Message.FromString(payload)
+        message.user_properties.pop(REFUSED, None)
+        payload = message.SerializeToString()
+    is_delay = delivery.deliver_at_ms and forwarded_type(types, is_grouped=bool(message_group)) is MessageType.DELAY
+    due_ms = delivery.deliver_at_ms if is_delay else 0  # it has passed: the cluster does not wait for it
+    return Envelope(topic, delivery.message_id, payload, "", message_group, due_ms)

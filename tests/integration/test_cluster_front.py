@@ -1,0 +1,320 @@
+"""A daemon in front of a cluster: what is kept, what is passed on, and what becomes of it while the cluster is away.
+
+A second daemon of ours stands for the cluster where its faults matter more than its make; the real one is in
+``tests/cluster``. What the trail says is read as the audit reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from support.acl import ACL, OPERATOR, write_acl
+from support.broker_rigs import INVISIBLE_MS, PATIENCE_S, REQUEST_MS, a_message, now_ms
+from support.daemon import Daemon, run_command
+from support.trail_read import read_trail
+
+from broker_adapter.adapter import Subscription
+from broker_adapter.clock import SystemClock
+from broker_adapter.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.message import Delivery
+from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
+from broker_adapter.wire.mapping import decode
+from dmq.admin import admin_v1
+from dmq.admin.client import AdminClient
+
+
+@asynccontextmanager
+async def client(daemon: Daemon) -> AsyncIterator[RocketMQBroker]:
+    """A client of a daemon."""
+    options = ClusterOptions(endpoints=(daemon.address,), request_timeout_ms=REQUEST_MS, sends_max=1)
+    broker = RocketMQBroker(options, SystemClock())
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+def front_of(cluster: Daemon, data: Path, *options: str, env: dict[str, str] | None = None) -> Daemon:
+    """A daemon in front of a cluster, not started."""
+    return Daemon(data, "--broker", "rocketmq", "--endpoints", cluster.address, *options, env=env)
+
+
+def play(scenario: Coroutine[object, object, None]) -> None:
+    """Run a scenario on a loop of its own."""
+    asyncio.run(scenario)
+
+
+async def receive(broker: RocketMQBroker, topic: str, count: int, group: str = "readers") -> list[Delivery]:
+    """Receive and acknowledge until ``count`` messages came."""
+    found: list[Delivery] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while len(found) < count:
+            some = await broker.receive(
+                group, Subscription(topic), batch_max=32, invisible_ms=INVISIBLE_MS, wait_ms=5_000
+            )
+            await broker.ack(group, topic, [each.receipt_handle for each in some])
+            found += some
+    return found
+
+
+def status(daemon: Daemon) -> admin_v1.Cluster:
+    """What the daemon says of the cluster."""
+    with AdminClient(daemon.address) as admin:
+        return admin.status().cluster
+
+
+async def until(daemon: Daemon, said: Callable[[admin_v1.Cluster], object]) -> admin_v1.Cluster:
+    """Return what the daemon says of the cluster once it says that."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not said(found := await asyncio.to_thread(status, daemon)):  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0.05)
+    return found
+
+
+def kinds(daemon: Daemon) -> Counter[str]:
+    """How many events of each kind the trail of a daemon has that ended."""
+    trail = daemon.data / "trail"
+    (cell,) = [path.stem for path in (trail / "cells").glob("*.json")]
+    return Counter(event["kind"] for event in read_trail(trail, cell))
+
+
+def test_what_is_delayed_waits_here_and_the_rest_goes_through(data: Path, tmp_path: Path) -> None:
+    """A delayed message is at the cluster when it is due and not before; an undelayed one never is in our store."""
+
+    async def scenario() -> None:
+        async with client(front) as mine, client(cluster) as theirs:
+            await theirs.ensure_group("readers")
+            due_ms = now_ms() + 1_500
+            (receipt,) = await mine.send([a_message("orders", b"later", deliver_at_ms=due_ms)])
+            assert receipt.recall_handle
+            await mine.send([a_message("orders", b"now")])
+            (first,) = await receive(theirs, "orders", 1)
+            assert decode(first.payload).body == b"now"
+            (second,) = await receive(mine, "orders", 1)
+            assert decode(second.payload).body == b"later"
+            assert now_ms() >= due_ms
+            assert not decode(second.payload).deliver_at_ms  # it went as an undelayed one
+        found = await until(front, lambda found: found.forwarded == 1)
+        assert found.waiting == 0
+
+    with Daemon(tmp_path / "cluster") as cluster, front_of(cluster, data) as front:
+        play(scenario())
+        front.stop()
+        found = kinds(front)
+        assert (found["SCHEDULED"], found["DELIVERED"], found["FORWARDED"], found["QUEUED"]) == (1, 1, 1, 0)
+
+
+def test_a_recall_is_truthful(data: Path, tmp_path: Path) -> None:
+    """What waits here is gone for good; what went to the cluster is said to have been delivered."""
+
+    async def scenario() -> None:
+        async with client(front) as mine:
+            (waits,) = await mine.send([a_message("orders", deliver_at_ms=now_ms() + 3_600_000)])
+            (goes,) = await mine.send([a_message("orders", deliver_at_ms=now_ms() + 1)])
+            await until(front, lambda found: found.forwarded == 1)
+            assert (await mine.recall("orders", waits.recall_handle)).message_id == waits.message_id
+            with pytest.raises(Refused) as refused:
+                await mine.recall("orders", goes.recall_handle)
+            assert refused.value.rule is Rule.NOT_FOUND
+            assert "delivered at" in str(refused.value)
+
+    with Daemon(tmp_path / "cluster") as cluster, front_of(cluster, data) as front:
+        play(scenario())
+
+
+def test_a_cluster_that_is_away(data: Path, tmp_path: Path) -> None:
+    """Sends are accepted, receives end at once, the status says so; all arrive when it is back, in their order."""
+    sent: list[str] = []
+
+    async def away() -> None:
+        async with client(front) as mine:
+            for number in range(40):
+                message = a_message("orders", b"%d" % number, message_group="abc"[number % 3])
+                await mine.send([message])
+                sent.append(message.message_id)
+            found = await until(front, lambda found: found.away_since_ms)
+            assert found.waiting == 40
+            began_s = time.monotonic()
+            with pytest.raises(BrokerUnavailable):
+                await mine.receive(
+                    "readers", Subscription("orders"), batch_max=1, invisible_ms=INVISIBLE_MS, wait_ms=20_000
+                )
+            assert time.monotonic() - began_s < 10
+
+    async def back() -> None:
+        async with client(front) as mine:
+            await until(front, lambda found: found.forwarded >= 40)
+            found = await receive(mine, "orders", 40)
+            assert {each.message_id for each in found} == set(sent)
+            for group in "abc":
+                bodies = [int(decode(each.payload).body) for each in found if each.message_group == group]
+                assert bodies == sorted(bodies)
+
+    cluster = Daemon(tmp_path / "cluster")
+    with cluster, front_of(cluster, data) as front:
+        cluster.kill()
+        play(away())
+        cluster.restart()
+        play(back())
+        front.stop()
+        assert front.events("cluster_away")
+        assert front.events("cluster_back")
+
+
+def test_sends_that_are_to_be_refused_meanwhile(data: Path, tmp_path: Path) -> None:
+    """With ``away = refuse``; a delayed one is kept all the same, since the cluster is not needed for it yet."""
+
+    async def scenario() -> None:
+        async with client(front) as mine:
+            await mine.send([a_message("orders", deliver_at_ms=now_ms() + 1)])
+            cluster.kill()
+            with pytest.raises(BrokerUnavailable):
+                await mine.send([a_message("orders")])
+            await mine.send([a_message("orders", deliver_at_ms=now_ms() + 1)])
+            assert (await asyncio.to_thread(status, front)).kept == 0
+
+    cluster = Daemon(tmp_path / "cluster")
+    with cluster, front_of(cluster, data, "--away", "refuse") as front:
+        play(scenario())
+
+
+def test_a_kill_of_the_daemon_repeats_and_says_so(data: Path, tmp_path: Path) -> None:
+    """What was on its way is sent again under its id, and each message that may be there twice has its event."""
+    ids: list[str] = []
+
+    async def scenario() -> None:
+        async with client(front) as mine, client(cluster) as theirs:
+            await theirs.ensure_group("readers")
+            for _ in range(200):
+                message = a_message("orders", deliver_at_ms=now_ms() + 300)
+                ids.append(message.message_id)
+                await mine.send([message])
+            await until(front, lambda found: found.forwarded > 0)
+            cluster.signal(signal.SIGSTOP)
+            for _ in range(50):
+                message = a_message("orders", deliver_at_ms=now_ms() + 1)
+                ids.append(message.message_id)
+                await mine.send([message])
+            await until(front, lambda found: found.in_flight > 0)
+            front.kill()
+            cluster.signal(signal.SIGCONT)
+            front.restart()
+            found: Counter[str] = Counter()
+            while set(found) != set(ids):
+                found.update(each.message_id for each in await receive(theirs, "orders", 1))
+            await until(front, lambda found: not found.waiting)
+            assert set(found) == set(ids)
+
+    with Daemon(tmp_path / "cluster") as cluster, front_of(cluster, data) as front:
+        play(scenario())
+        front.stop()
+        found = kinds(front)
+        assert found["FORWARDED"] == len(ids)
+        assert found["FORWARD_IN_DOUBT"] > 0
+
+
+def test_what_the_cluster_refuses_for_good_is_a_dead_letter(data: Path, tmp_path: Path) -> None:
+    """With the code; a redrive sends it again, without what was written on it, once the cluster takes it."""
+
+    async def scenario() -> None:
+        async with client(front) as mine, client(cluster) as theirs:
+            # The cluster's topic changes its mind while the message waits.
+            await mine.send([a_message("bills", b"delayed", deliver_at_ms=now_ms() + 1_000)])
+            ran = await asyncio.to_thread(
+                run_command, "topic", "set", "bills", "--type", "fifo", "--address", cluster.address
+            )
+            assert ran.returncode == 0, ran.stderr
+            await until(front, lambda found: found.refused == 1)
+            ran = await asyncio.to_thread(
+                run_command, "dead", "ls", "dmq-forwarder", "--address", front.address, "--output", "json"
+            )
+            assert "refused" in ran.stdout.lower(), ran.stdout
+            await mine.send([a_message("orders", b"others", deliver_at_ms=now_ms() + 1)])
+            await until(front, lambda found: found.forwarded == 1)
+            await asyncio.to_thread(
+                run_command, "topic", "set", "bills", "--type", "mixed", "--address", cluster.address
+            )
+            ran = await asyncio.to_thread(
+                run_command, "dead", "redrive", "dmq-forwarder", "--yes", "--address", front.address
+            )
+            assert ran.returncode == 0, ran.stderr
+            (again,) = await receive(theirs, "bills", 1)
+            message = decode(again.payload)
+            assert (message.body, dict(message.properties).get("DMQ_REFUSED")) == (b"delayed", None)
+
+    with Daemon(tmp_path / "cluster") as cluster, front_of(cluster, data) as front:
+        play(scenario())
+        front.stop()
+        found = kinds(front)
+        assert (found["FORWARD_REFUSED"], found["FORWARDED"]) == (1, 2)
+
+
+def test_a_key_that_is_withdrawn_loses_nothing(data: Path, tmp_path: Path) -> None:
+    """What an operator can mend is waited for, with a clear word; other topics are not disturbed; a mend is noticed."""
+    key = {"DMQ_CLUSTER_ACCESS_KEY": OPERATOR.access_key, "DMQ_CLUSTER_SECRET_KEY": OPERATOR.secret_key}
+    only_orders = ACL.replace("admin = true", 'topics = { "orders" = "PUB" }')
+
+    async def scenario() -> None:
+        async with client(front) as mine:
+            for topic in ("bills", "orders"):  # the front learns their routes
+                await mine.send([a_message(topic)])
+            write_acl(tmp_path, only_orders)
+            for _ in range(6):
+                await mine.send([a_message("bills", deliver_at_ms=now_ms() + 1_500)])
+            found = await until(front, lambda found: found.lanes)
+            assert [(lane.topic, lane.waiting) for lane in found.lanes] == [("bills", 6)]
+            assert "40300" in found.lanes[0].why
+            await mine.send([a_message("orders", deliver_at_ms=now_ms() + 1)])
+            await until(front, lambda found: found.forwarded == 1)
+            write_acl(tmp_path)
+            await until(front, lambda found: found.forwarded == 7)
+
+    with Daemon(tmp_path / "cluster", "--acl", str(write_acl(tmp_path))) as cluster:
+        front = front_of(cluster, data, env={**os.environ, **key})
+        with front:
+            play(scenario())
+
+
+def test_nobody_moves_the_forwarder(data: Path, tmp_path: Path) -> None:
+    """A reset or a removal of its group would lose what it has not sent yet."""
+    with Daemon(tmp_path / "cluster") as cluster, front_of(cluster, data) as front:
+        for words in (
+            ("group", "rm", "dmq-forwarder", "--force", "--yes"),
+            ("group", "reset", "dmq-forwarder", "orders", "--to", "end", "--yes"),
+        ):
+            ran = run_command(*words, "--address", front.address)
+            assert ran.returncode != 0
+            assert "cluster" in ran.stderr, ran.stderr
+
+
+def test_a_daemon_that_had_a_broker_of_its_own(data: Path, tmp_path: Path) -> None:
+    """What its groups have not finished goes to the cluster, what they have does not, and what waits goes when due."""
+
+    async def before() -> None:
+        async with client(alone) as mine:
+            await mine.ensure_group("readers")
+            for number in range(20):
+                await mine.send([a_message("orders", b"%d" % number)])
+            await receive(mine, "orders", 20)
+            await mine.send([a_message("orders", b"unread")])
+            await mine.send([a_message("orders", b"waits", deliver_at_ms=now_ms() + 3_000)])
+
+    async def after() -> None:
+        async with client(cluster) as theirs:
+            await theirs.ensure_group("readers")
+            found = await receive(theirs, "orders", 2)
+            assert sorted(decode(each.payload).body for each in found) == [b"unread", b"waits"]
+
+    with Daemon(data) as alone:
+        play(before())
+        alone.stop()
+    with Daemon(tmp_path / "cluster") as cluster, front_of(cluster, data):
+        play(after())
