@@ -79,7 +79,7 @@ class ClusterSide:
     def status(self) -> Cluster:
         """Return how the cluster and the way to it are; call it on the loop."""
         totals, lanes = self._forwarder.totals, self._forwarder.lanes.values()
-        blocked = islice((lane for lane in lanes if not lane.gate.is_open), _TROUBLES_MAX)
+        failing = islice((lane for lane in lanes if lane.gate.error), _TROUBLES_MAX)
         return Cluster(
             endpoints=self._endpoints,
             away_since_ms=self._away_since_ms,
@@ -96,7 +96,7 @@ class ClusterSide:
                 p99_ms=self._lateness.quantile(0.99) * 1000,
                 max_ms=self._lateness.max * 1000,
             ),
-            lanes=[LaneTrouble(topic=lane.topic, waiting=lane.waiting, why=lane.gate.error) for lane in blocked],
+            lanes=[LaneTrouble(topic=lane.topic, waiting=lane.waiting, why=lane.gate.error) for lane in failing],
         )
 
     def remark(self) -> str:

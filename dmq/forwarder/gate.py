@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
 
 from broker_adapter.clock import Clock
@@ -14,7 +15,7 @@ class Gate:
     """One topic's way to the cluster. Belongs to the event loop."""
 
     def __init__(self, clock: Clock) -> None:
-        self.error = ""  # why it is shut, or what went wrong last
+        self.error = ""  # what went wrong last, if nothing has gone well since
         self._clock = clock
         self._breaker = Breaker()
         self._ramp = Ramp()
@@ -47,24 +48,25 @@ class Gate:
                     await asyncio.wait_for(self._changed.wait(), wait_s)
 
     def succeeded(self) -> bool:
-        """The cluster took them, or said clearly why not; say whether that opened the gate."""
-        was_shut = self._breaker.on_success()
-        if was_shut:
+        """The cluster took them, or said clearly why not; say whether it did not before."""
+        if self._breaker.on_success():
             self._ramp.start(self._clock.monotonic_s())
             self._changed.set()
         self._ramp.on_success(self._clock.monotonic_s())
-        self.error = ""
-        return was_shut
+        was_error, self.error = self.error, ""
+        return bool(was_error)
 
-    def failed(self, message_id: str, why: str, *, is_probe: bool = False) -> bool:
-        """The cluster did not take them; say whether that shut the gate."""
+    def failed(self, message_ids: Iterable[str], why: str, *, is_probe: bool = False) -> bool:
+        """The cluster did not take them; say whether it did before."""
         now_s = self._clock.monotonic_s()
-        self.error = why
+        was_error, self.error = self.error, why
         self._ramp.on_failure(now_s)
         if is_probe:
             self._breaker.on_probe_failed(now_s)
-            return False
-        return self._breaker.on_failure(message_id.encode(), now_s)
+        else:
+            for each in message_ids:
+                self._breaker.on_failure(each.encode(), now_s)
+        return not was_error
 
     def void(self, *, is_probe: bool) -> None:
         """Nothing was asked after all."""

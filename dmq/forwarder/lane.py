@@ -198,12 +198,12 @@ class Lane:
         return [_envelope(self.topic, each, types) for each in load]
 
     def _failed(self, load: Sequence[Delivery], error: BrokerError, *, is_probe: bool) -> None:
-        if self.gate.failed(load[0].message_id, str(error), is_probe=is_probe):
-            log.warning("lane_blocked", topic=self.topic, why=str(error))
+        if self.gate.failed([each.message_id for each in load], str(error), is_probe=is_probe):
+            log.warning("forwarding_failed", topic=self.topic, why=str(error))
 
     def _open(self) -> None:
         if self.gate.succeeded():
-            log.info("lane_free", topic=self.topic)
+            log.info("forwarding_resumed", topic=self.topic)
 
     def _doubt(self, load: Sequence[Delivery], times: int) -> None:
         self._totals.in_doubt += len(load)
