@@ -83,18 +83,20 @@ PROGRESS: Final = StructType(
 
 ACCEPTS = ("SCHEDULED", "QUEUED")
 ENDS_OF_ENTRY = ("DELIVERED", "RECALLED")
-DEAD = ("DEAD_EXHAUSTED", "DEAD_TOO_OLD", "DEAD_FORWARDED", "DEAD_SENT_BACK", "DEAD_BY_OPERATOR")
+DEAD = ("DEAD_EXHAUSTED", "DEAD_TOO_OLD", "DEAD_FORWARDED", "DEAD_SENT_BACK", "DEAD_BY_OPERATOR", "FORWARD_REFUSED")
 GIVEN_UP = ("TX_GIVEN_UP", "TX_TOO_OLD")  # nobody decided a transaction
 LETTER_KINDS = (*DEAD, *GIVEN_UP)  # also put a letter into a dead-letter topic: fired there
 FIRED = ("QUEUED", "DELIVERED")  # and LETTER_KINDS, in the dead-letter topic
 IN_LANE = ("RETRIED", "RETRY_MOVED")
 FOR_GROUP = "QUEUED_FOR_GROUP"  # accepted for one group, into its lane: fired for that group and for nobody else
-EXITS = ("ACKED", "FILTERED", "NACKED")  # and DEAD that name a queue
+FINISHED = ("ACKED", "FORWARDED")  # by its consumer, or by the cluster that it went to
+EXITS = (*FINISHED, "FILTERED", "NACKED")  # and DEAD that name a queue
 FAILED = ("NACKED", "POSTPONED")  # and DEAD that name a queue
 OF_LETTERS = ("REDRIVEN", "PURGED")
 OF_SPOOL = ("SENT", "SEND_FAILED", "SEND_DEAD", "REQUEUED", "DROPPED")
 OF_PLACE = ("LEASE_EXPIRED", "GIVEN_BACK", "POSTPONED", "INVISIBLE_CHANGED")
 OF_TRANSACTION = ("HALF", "TX_CHECKED", "COMMITTED", "ROLLED_BACK", *GIVEN_UP)
+AT_BORDER = ("FORWARD_IN_DOUBT", "FETCHED")  # beside what became of the message
 OF_CELL = (
     "OPENED",
     "CLOSED",
@@ -128,6 +130,7 @@ KNOWN = frozenset(
         *OF_SPOOL,
         *OF_PLACE,
         *OF_TRANSACTION,
+        *AT_BORDER,
         *OF_CELL,
         "EXPIRED",
     }

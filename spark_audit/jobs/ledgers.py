@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from spark_audit.jobs.health import CellState, Finding, finding
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pipeline import Judged, letters_of
-from spark_audit.schema import FAILED, IN_LANE, KNOWN
+from spark_audit.schema import DEAD, FAILED, FINISHED, IN_LANE, KNOWN
 from spark_audit.transforms.groups import STATES
 from spark_audit.transforms.rows import is_fired_to_group
 from spark_audit.transforms.totals import entry_totals, group_totals, histogram, scheduled_totals
@@ -54,11 +54,11 @@ def totals_of(
     own = counts.where(~F.col("is_letter"))
     bars = own.where((kind == "DELIVERED") & _is_chosen(options))
     failed = kind.isin(*FAILED) | (kind.startswith("DEAD_") & F.col("has_queue"))
-    tried = own.where(F.col("group").isNotNull() & (failed | kind.isin("ACKED", *IN_LANE)))
+    tried = own.where(F.col("group").isNotNull() & (failed | kind.isin(*FINISHED, *IN_LANE)))
     ladder = tried.groupBy("topic", "group", "attempt").agg(
         F.sum(F.when(failed, F.col("count")).otherwise(0)).alias("failed"),
         F.sum(F.when(kind.isin(*IN_LANE), F.col("count")).otherwise(0)).alias("retried"),
-        F.sum(F.when(kind == "ACKED", F.col("count")).otherwise(0)).alias("acked"),
+        F.sum(F.when(kind.isin(*FINISHED), F.col("count")).otherwise(0)).alias("acked"),
     )
     of_spools = own.where(F.col("cell").isin(*spools, "") & kind.isin(*_OF_SPOOL))
     return collect_all(
@@ -85,9 +85,9 @@ def judged_of(judged: Judged, rows: DataFrame, cells: Sequence[CellState], optio
     entries = judged.entries.where(F.col("from_sequence").isNotNull())
     side = judged.side.groupBy("topic", "group").agg(
         F.count_if(is_fired_to_group()).alias("fired"),
-        F.count_if(kind == "ACKED").alias("acked"),
+        F.count_if(kind.isin(*FINISHED)).alias("acked"),
         F.count_if(kind == "FILTERED").alias("filtered"),
-        F.count_if(kind.startswith("DEAD_") & ((F.col("visible") < 0) | (F.col("copies") < 0))).alias("dead"),
+        F.count_if(kind.isin(*DEAD) & ((F.col("visible") < 0) | (F.col("copies") < 0))).alias("dead"),
     )
     exact = judged.groups.groupBy("topic", "group").agg(
         *(F.sum(name).alias(name) for name in ("fired", *STATES)), F.sum("surplus").alias("duplicated")

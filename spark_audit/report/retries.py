@@ -25,6 +25,7 @@ _REASONS = {
     "DEAD_FORWARDED": "given up by its consumer",
     "DEAD_SENT_BACK": "sent back for good",
     "DEAD_BY_OPERATOR": "by hand",
+    "FORWARD_REFUSED": "refused by the cluster",
 }
 _FATES = {
     "there": Look("t0", "still there"),

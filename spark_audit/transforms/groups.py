@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
 from pyspark.sql import Column, DataFrame, Window
 
-from spark_audit.schema import DEAD, IN_LANE, LANE
+from spark_audit.schema import DEAD, FINISHED, IN_LANE, LANE
 from spark_audit.transforms.entries import has_gap
 from spark_audit.transforms.rows import group_side, is_fired_to_group
 
@@ -51,14 +51,14 @@ def place_facts(side: DataFrame) -> DataFrame:
     """
     place = (*KEY, "queue_id", "queue_offset")
     kind = F.col("kind")
-    is_named = kind.isin("ACKED", "FILTERED")
+    is_named = kind.isin(*FINISHED, "FILTERED")
     is_visible = F.col("visible") > 0
     named = (
         side.where(is_visible | is_named)
         .groupBy(*place)
         .agg(
             F.count_if(is_visible).alias("visible"),
-            F.count_if(kind == "ACKED").alias("acks"),
+            F.count_if(kind.isin(*FINISHED)).alias("acks"),
             F.count_if(kind == "FILTERED").alias("filters"),
             F.count_distinct(F.when(is_visible, F.col("pass_number"))).alias("passes"),
             F.min(F.when(is_visible, F.col("sequence"))).alias("from_sequence"),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
 from pyspark.sql import Column, DataFrame
 
-from spark_audit.schema import BARS_MS, DEAD, FIRED, FOR_GROUP, ID_EPOCH_S, IN_LANE, LETTER_KINDS, LETTERS
+from spark_audit.schema import BARS_MS, DEAD, EXITS, FIRED, FOR_GROUP, ID_EPOCH_S, IN_LANE, LETTER_KINDS, LETTERS
 
 BITS = 64
 _BUCKETS = 64
@@ -87,7 +87,7 @@ def is_fired_to_group() -> Column:
 def is_exit() -> Column:
     """Say whether a row is an exit of a group from a place."""
     return ~F.col("is_letter") & (
-        F.col("kind").isin("ACKED", "FILTERED", "NACKED") | (F.col("kind").isin(*DEAD) & F.col("queue_id").isNotNull())
+        F.col("kind").isin(*EXITS) | (F.col("kind").isin(*DEAD) & F.col("queue_id").isNotNull())
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
 from pyspark.sql import Column, DataFrame, Window
 
-from spark_audit.schema import DEAD, ENDS_OF_ENTRY
+from spark_audit.schema import DEAD, ENDS_OF_ENTRY, FINISHED
 from spark_audit.transforms.rows import (
     bar_of,
     floor_to,
@@ -148,11 +148,11 @@ def group_totals(counts: DataFrame, spools: list[str]) -> DataFrame:
     """Return per topic and group how many acks, deaths and filtered messages there are."""
     own = counts.where(~F.col("is_letter") & F.col("group").isNotNull() & ~F.col("cell").isin(*spools, ""))
     kind, count = F.col("kind"), F.col("count")
-    own = own.where(kind.isin("ACKED", "FILTERED", *DEAD))
+    own = own.where(kind.isin(*FINISHED, "FILTERED", *DEAD))
     return own.groupBy("topic", "group").agg(
-        F.sum(F.when(kind == "ACKED", count).otherwise(0)).alias("acked"),
+        F.sum(F.when(kind.isin(*FINISHED), count).otherwise(0)).alias("acked"),
         F.sum(F.when(kind == "FILTERED", count).otherwise(0)).alias("filtered"),
-        F.sum(F.when(kind.startswith("DEAD_"), count).otherwise(0)).alias("dead"),
+        F.sum(F.when(kind.isin(*DEAD), count).otherwise(0)).alias("dead"),
     )
 
 

@@ -205,6 +205,28 @@ def test_what_is_redriven_to_a_group_is_that_groups_alone(spark: SparkSession, t
     assert (dead["count"], dead["redriven"], dead["purged"]) == (5, 3, 1)
 
 
+def test_what_goes_to_a_cluster(spark: SparkSession, tmp_path: Path) -> None:
+    """Forwarded is finished, refused is dead, in doubt changes nothing, and one that was not forwarded is open."""
+    hand = Hand(tmp_path)
+    hand.subscribed()
+    for number in range(5):
+        hand.queued(number, number)
+    hand.of_group("FORWARDED", 0, queue_id=0, queue_offset=0, attempt=1, detail=7)
+    hand.of_group("FORWARD_IN_DOUBT", 1, queue_id=0, queue_offset=1, attempt=1)
+    hand.of_group("FORWARDED", 1, queue_id=0, queue_offset=1, attempt=2, detail=-1)
+    hand.of_group("FORWARD_REFUSED", 2, queue_id=0, attempt=40014, detail=0)
+    hand.of_group("FORWARD_REFUSED", 3, queue_id=0, attempt=40014, detail=1)
+    hand.of_group("QUEUED_FOR_GROUP", 13, entry=23, attempt=1, detail=1, queue_id=-1, queue_offset=0)
+    hand.of_group("REDRIVEN", 3, detail=1)
+    hand.of_group("FORWARDED", 13, queue_id=-1, queue_offset=0, attempt=1, detail=9)
+    hand.add("FETCHED", 0, topic=TOPIC, message_id=id_of(4), attempt=1, detail=3)
+    hand.end(1_000)
+    outcome = run_audit(spark, str(tmp_path), Options())
+    assert said(outcome) == []
+    (row,) = [row for row in outcome.report["fired"] if row["group"] == GROUP and row["topic"] == TOPIC]
+    assert (row["acked"], row["dead"], row["in_flight"] + row["unread"]) == (3, 2, 1)
+
+
 def test_a_place_is_left_once_in_each_pass(spark: SparkSession, tmp_path: Path) -> None:
     """A group is reset, and removed and made anew: it reads the queue three times, and its lane begins at 0 again."""
     hand = Hand(tmp_path)

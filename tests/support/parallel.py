@@ -17,6 +17,7 @@ WORKERS_MAX = 16
 _SHARED = {
     "tests/contract/test_brokers": "cluster",
     "tests/cluster/test_adapter": "cluster",
+    "tests/cluster/test_front": "cluster",
     "tests/spark/test_cluster": "first session",
     "tests/spark/test_incremental": "first session",
     "tests/spark/test_tables": "first session",

@@ -112,6 +112,27 @@ DELIVERED = event(2, "DELIVERED", at_ms=T + 5003, due_ms=T + 5000, entry=7, queu
 OTHER = event(9, "HEARTBEAT", message_id=None, topic=None)
 
 
+def test_the_way_to_a_cluster_in_plain_words(tmp_path: Path) -> None:
+    """Sent without an answer, sent again, there; one that the cluster refuses, with its code."""
+    place = {"group": "dmq-forwarder", "queue_id": 2, "queue_offset": 17}
+    doubt = event(3, "FORWARD_IN_DOUBT", attempt=1, **place)
+    there = event(4, "FORWARDED", attempt=2, detail=1234, **place)
+    write(tmp_path, SCHEDULED, DELIVERED, doubt, there, event(5, "FETCHED", attempt=1, detail=3))
+    told = said(tmp_path)
+    assert "sent to the cluster without an answer: it may be there, and is sent again" in told
+    assert "the cluster has it at offset 1,234 of a queue there, from queue 2 at offset 17, sent 2 times" in told
+    assert "taken from the inner topic of the cluster at offset 3 of a queue there" in told
+    assert "brought it to the cluster" in told
+
+
+def test_what_a_cluster_refused_in_plain_words(tmp_path: Path) -> None:
+    """It is a dead letter of the forwarder."""
+    refused = event(3, "FORWARD_REFUSED", group="dmq-forwarder", queue_id=2, attempt=40014, detail=5)
+    write(tmp_path, SCHEDULED, DELIVERED, refused)
+    told = said(tmp_path)
+    assert "the cluster refuses it with code 40014: from queue 2 to %DLQ%dmq-forwarder at offset 5" in told
+
+
 def test_a_timeline_in_plain_words(tmp_path: Path) -> None:
     """Every event with time, cell, run, number and file, in the order of the trail; a line per end, with its rule."""
     nacked = event(3, "NACKED", at_ms=T + 6000, group="billing", attempt=2, due_ms=T + 9000, queue_id=2, entry=8)

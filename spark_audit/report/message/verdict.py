@@ -17,8 +17,8 @@ _ENDS = {
     "SEND_DEAD": "is in the dead set", "DROPPED": "was dropped, as configured",
 }  # fmt: skip
 _GROUP_ENDS = {
-    "ACKED": "finished it", "FILTERED": "passed it over", "REDRIVEN": "sent its dead letter again",
-    "PURGED": "had its dead letter thrown away",
+    "ACKED": "finished it", "FORWARDED": "brought it to the cluster", "FILTERED": "passed it over",
+    "REDRIVEN": "sent its dead letter again", "PURGED": "had its dead letter thrown away",
 }  # fmt: skip
 
 
@@ -128,7 +128,7 @@ class Judge:
         kind, cell = last["kind"], last["cell"]
         if (end := _GROUP_ENDS.get(kind)) is not None:
             return _outcome(last, group, "done", end, f"{kind} is an end")
-        if kind.startswith("DEAD_"):
+        if kind.startswith("DEAD_") or kind == "FORWARD_REFUSED":
             return _outcome(last, group, "dead", f"has it as a dead letter in %DLQ%{group}", f"{kind} is an exit")
         shot = self._shots.get(cell)
         if kind == "NACKED":

@@ -58,6 +58,21 @@ def _dead(why: str) -> _Words:
     return said
 
 
+def _refused(event: Event) -> str:
+    letters = f"%DLQ%{event.get('group')} at offset {text.count(event.get('detail') or 0)}"
+    return f"the cluster refuses it with code {event.get('attempt')}: from {place_in_words(event)} to {letters}"
+
+
+def _there(event: Event) -> str:
+    offset = event.get("detail")
+    return "" if offset is None or offset < 0 else f" at offset {text.count(offset)} of a queue there"
+
+
+def _times(event: Event) -> str:
+    times = event.get("attempt") or 1
+    return "sent once" if times == 1 else f"sent {times} times"
+
+
 def _again(what: str, *, is_timed: bool = False) -> _Words:
     def said(event: Event) -> str:
         late = late_in_words(event) if is_timed else ""
@@ -91,6 +106,10 @@ _WORDS: Mapping[str, _Words] = {
     "DEAD_FORWARDED": _dead("given up by its consumer"),
     "DEAD_SENT_BACK": _dead("sent back for good"),
     "DEAD_BY_OPERATOR": _dead("by hand"),
+    "FORWARDED": lambda event: f"the cluster has it{_there(event)}, from {place_in_words(event)}, {_times(event)}",
+    "FORWARD_REFUSED": _refused,
+    "FORWARD_IN_DOUBT": lambda _: "sent to the cluster without an answer: it may be there, and is sent again",
+    "FETCHED": lambda event: f"taken from the inner topic of the cluster{_there(event)}",
     "FILTERED": lambda event: f"{_who(event)} passed it over, by its filter or by hand, {place_in_words(event)}",
     "LEASE_EXPIRED": _again("did not finish in time; it comes back"),
     "GIVEN_BACK": _again("gave it back at once; it comes back"),
