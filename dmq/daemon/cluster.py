@@ -9,11 +9,12 @@ import structlog
 
 from broker_adapter.clock import Clock
 from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
-from dmq.admin.status import Cluster, LaneTrouble, Lateness, ProxyTrouble
+from dmq.admin.status import Cluster, Inner, LaneTrouble, Lateness, ProxyTrouble
 from dmq.config import DaemonConfig
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.forwarder.forwarder import Forwarder
 from dmq.forwarder.front import ClusterFront
+from dmq.forwarder.inner import InnerTopic
 from dmq.metrics import Metrics
 
 log = structlog.get_logger("dmq.daemon")
@@ -59,6 +60,17 @@ class ClusterSide:
             accepts_while_away=config.away == "accept",
             timeout_ms=timeout_ms,
         )
+        self._inner = None
+        if config.inner_topic != "off":
+            self._inner = InnerTopic(
+                self._adapter,
+                broker,
+                clock,
+                topic=config.inner_topic,
+                group=config.inner_group,
+                levels_ms=config.delay_levels_ms,
+                delay_max_ms=config.delay_max_ms,
+            )
         totals = self._forwarder.totals
         metrics.forwarded.follow(lambda: totals.forwarded)
         metrics.forward_refused.follow(lambda: totals.refused)
@@ -70,9 +82,13 @@ class ClusterSide:
     async def start(self) -> None:
         """Begin to send what lies here."""
         await self._forwarder.start()
+        if self._inner is not None:
+            self._inner.start()
 
     async def close(self) -> None:
         """Send nothing new, wait a little for answers, and say goodbye to the cluster."""
+        if self._inner is not None:
+            await self._inner.close()
         await self._forwarder.close(self._grace_s)
         await self._adapter.close()
 
@@ -97,6 +113,15 @@ class ClusterSide:
                 max_ms=self._lateness.max * 1000,
             ),
             lanes=[LaneTrouble(topic=lane.topic, waiting=lane.waiting, why=lane.gate.error) for lane in failing],
+            inner=self._inner_status(),
+        )
+
+    def _inner_status(self) -> Inner | None:
+        inner = self._inner
+        if inner is None:
+            return None
+        return Inner(
+            topic=inner.topic, fetched=inner.fetched_total, unreadable=inner.unreadable_total, error=inner.error
         )
 
     def remark(self) -> str:

@@ -48,7 +48,7 @@ def transport_of(
     admin: AdminService,
     quotas: Quotas,
     *,
-    front: ClusterFront | None,
+    front: ClusterFront | None = None,
     connections_max: int,
 ) -> Transport:
     """Return the transport that ``config`` names, not listening yet. Only that one is imported.
