@@ -75,9 +75,9 @@ def _cluster(cluster: wire.Cluster, now_ms: int) -> list[tuple[str, str]]:
     return [
         ("cluster", away + ", ".join(cluster.endpoints)),
         *(("", f"{each.address} does not answer: {each.why}") for each in cluster.proxies),
-        ("to the cluster", f"{cluster.waiting:,} wait, {cluster.in_flight:,} on their way; {done}{kept}"),
+        ("to cluster", f"{cluster.waiting:,} wait, {cluster.in_flight:,} on their way; {done}{kept}"),
         *(("", f"topic {each.topic} is not taken, {each.waiting:,} wait: {each.why}") for each in cluster.lanes),
-        ("lateness there", _lateness(cluster.lateness)),
+        ("its lateness", _lateness(cluster.lateness)),
         *([("inner topic", _inner(cluster.inner))] if cluster.HasField("inner") else []),
     ]
 

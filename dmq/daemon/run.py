@@ -122,9 +122,7 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         backups = Backups(store, config.data)
         stack.push_async_callback(backups.close)
         metrics = Metrics(version=_version(), cell_id=store.cell_id)
-        store.writer.observe = lambda ops, size, seconds, sync_s: metrics.committed(
-            ops=ops, batch_bytes=size, seconds=seconds, sync_seconds=sync_s
-        )
+        _observe(store, metrics)
         broker = _broker(config, store)
         stack.push_async_callback(broker.close)
         await store.commit_async([Emit(cell_event(EventKind.OPENED))])
@@ -136,16 +134,8 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         quotas = _quotas(config, store, broker)
         quota_calls = QuotaCalls(quotas, partial(_keep_quotas, store))
         admin = AdminService(Operators.of(cell), snapshots, backups, store, quota_calls)
-        server = transport_of(
-            config,
-            store.clock,
-            broker,
-            metrics,
-            admin,
-            quotas,
-            front=front,
-            connections_max=descriptors.connections,
-        )
+        own = store.clock, broker, metrics, admin, quotas
+        server = transport_of(config, *own, front=front, connections_max=descriptors.connections)
         stack.push_async_callback(server.stop, config.shutdown_grace_s)
         metrics_server = _start_metrics(config, metrics, cell)
         if metrics_server is not None:
@@ -169,6 +159,12 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
             await server.stop(0)
     log.info("stopped", code=EXIT_OK if failure is None else EXIT_FAILED)
     return EXIT_OK if failure is None else EXIT_FAILED
+
+
+def _observe(store: Store, metrics: Metrics) -> None:
+    store.writer.observe = lambda ops, size, seconds, sync_s: metrics.committed(
+        ops=ops, batch_bytes=size, seconds=seconds, sync_seconds=sync_s
+    )
 
 
 async def _front(

@@ -66,12 +66,7 @@ def transport_of(
         sessions_max=config.sessions_max,
     )
     sessions = Sessions(clock, sessions_max=config.sessions_max)
-    if front is None:
-        service = MessagingService(broker, clock, sessions, settings, broker.transactions, broker.pulls, quotas=quotas)
-    else:
-        service = MessagingService(front, clock, sessions, settings, front, quotas=quotas)
-        front.on_group_changed = service.group_changed
-    broker.on_group_changed = service.group_changed
+    service = _service(broker, front, clock, sessions, settings, quotas=quotas)
     admin.clients.attach(Clients(clock, sessions, service.streams))
     guard = Guard(KeyFile(config.acl, clock), clock) if config.acl is not None else None
     dispatcher = Dispatcher(Guarded(service, guard) if guard else service, clock=clock, observer=metrics.calls)
@@ -112,6 +107,24 @@ def transport_of(
         tls=tls.context if tls is not None else None,
         plain_served_to="all" if config.tls_client_ca is None else "loopback",
     )
+
+
+def _service(
+    broker: EmbeddedBroker,
+    front: ClusterFront | None,
+    clock: Clock,
+    sessions: Sessions,
+    settings: SidecarConfig,
+    *,
+    quotas: Quotas,
+) -> MessagingService:
+    if front is not None:
+        service = MessagingService(front, clock, sessions, settings, front, quotas=quotas)
+        front.on_group_changed = service.group_changed
+        return service
+    service = MessagingService(broker, clock, sessions, settings, broker.transactions, broker.pulls, quotas=quotas)
+    broker.on_group_changed = service.group_changed
+    return service
 
 
 def _limits(config: DaemonConfig, connections_max: int) -> Limits:

@@ -23,7 +23,6 @@ from dmq.embedded.dead_letters import DeadLetters
 from dmq.embedded.deliveries import Deliveries
 from dmq.embedded.entry_handle import EntryHandles
 from dmq.embedded.failures import Failures
-from dmq.embedded.forwards import Forwards
 from dmq.embedded.lease_ends import LeaseEnds
 from dmq.embedded.leases import Leases
 from dmq.embedded.names import Names
@@ -104,14 +103,6 @@ class EmbeddedBroker:
         self.dead_letters = DeadLetters(catalog, commits, reader, subscriptions=subscriptions, placement=placement)
         self.procedures = procedures = Procedures(
             names, commits, reader, subscriptions=subscriptions, tails=pulls.tails, receipts=receipts
-        )
-        self.forwards = Forwards(
-            catalog,
-            commits,
-            reader,
-            subscriptions=subscriptions,
-            deliveries=self.deliveries,
-            progress=procedures.progress,
         )
         self.retention = Retention(
             names, commits, reader, subscriptions=subscriptions, offsets=pulls.offsets, procedures=procedures, keep=keep

@@ -14,17 +14,14 @@ from broker_adapter.errors import BrokerError, Refused, Rule
 from broker_adapter.message import Delivery
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, retry_topic
 from dmq.audit.events import subscribed_event
-from dmq.embedded.catalog import Catalog
-from dmq.embedded.commits import Commits, look_at
-from dmq.embedded.deliveries import Deliveries, Forwarded
+from dmq.embedded.broker import EmbeddedBroker
+from dmq.embedded.commits import look_at
+from dmq.embedded.deliveries import Forwarded
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.names import FORWARDER_GROUP, Topic
-from dmq.embedded.progress import Progress
 from dmq.embedded.queue_log import Place
-from dmq.embedded.reader import Reader
 from dmq.embedded.removable import progress
 from dmq.embedded.subscription import Subscription
-from dmq.embedded.subscriptions import Subscriptions
 from dmq.store.ops import Emit
 from dmq.store.store import Store
 
@@ -36,22 +33,13 @@ _LOCAL = (DEAD_LETTER_PREFIX, RETRY_PREFIX)
 class Forwards:
     """The forwarder's side of the local queues. Belongs to the event loop."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        commits: Commits,
-        reader: Reader,
-        *,
-        subscriptions: Subscriptions,
-        deliveries: Deliveries,
-        progress: Progress,
-    ) -> None:
-        self._names = catalog.names
-        self._commits = commits
-        self._subscriptions = subscriptions
-        self._deliveries = deliveries
-        self._reader = reader
-        self._progress = progress
+    def __init__(self, broker: EmbeddedBroker) -> None:
+        self._names = broker.names
+        self._commits = broker.commits
+        self._subscriptions = broker.subscriptions
+        self._deliveries = broker.deliveries
+        self._reader = broker.reader
+        self._progress = broker.procedures.progress
 
     async def open(self) -> None:
         """Make the group, durable on return.

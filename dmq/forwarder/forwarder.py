@@ -11,6 +11,7 @@ from broker_adapter.adapter import PopBroker
 from broker_adapter.clock import Clock
 from broker_adapter.errors import BrokerError
 from dmq.embedded.broker import EmbeddedBroker
+from dmq.embedded.forwards import Forwards
 from dmq.forwarder.lane import Lane, Totals
 from dmq.store.ops import Appended
 
@@ -36,7 +37,7 @@ class Forwarder:
         self.totals = Totals(observe=observe)
         self.lanes: dict[str, Lane] = {}
         self._broker = broker
-        self._forwards = broker.forwards
+        self._forwards = Forwards(broker)
         self._cluster = cluster
         self._clock = clock
         self._in_flight_max = in_flight_max

@@ -33,6 +33,20 @@ STATUS = source.CellStatus(
         lag_ms=42_000,
     ),
     recovery=source.Recovery(was_clean=False, cut_bytes=17, open_ms=42.0),
+    cluster=source.Cluster(
+        endpoints=("10.0.0.1:8081", "10.0.0.2:8081"),
+        away_since_ms=NOW - 5_000,
+        proxies=(source.ProxyTrouble(address="10.0.0.1:8081", why="refused"),),
+        waiting=40,
+        in_flight=4,
+        forwarded=1_000,
+        refused=2,
+        in_doubt=3,
+        kept=36,
+        lateness=source.Lateness(count=900, p50_ms=2.0, p99_ms=9.0, max_ms=21.0),
+        lanes=(source.LaneTrouble(topic="orders", waiting=40, why="no answer"),),
+        inner=source.Inner(topic="dmq_inner_topic", fetched=7, unreadable=1, error="away"),
+    ),
 )
 
 TOPICS = (

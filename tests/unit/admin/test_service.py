@@ -40,7 +40,13 @@ def plain(message: Message) -> dict[str, object]:
     """A wire message with the field names and values of a dataclass."""
     fields: Iterable[Any] = message.DESCRIPTOR.fields
     values = {field.name: getattr(message, field.name) for field in fields}
-    return {name: plain(value) if isinstance(value, Message) else value for name, value in values.items()}
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Message):
+        return plain(value)
+    return value if isinstance(value, str | bytes | int | float) else tuple(map(_plain, value))  # type: ignore[arg-type]
 
 
 def test_every_field_of_a_status_reaches_the_wire() -> None:
