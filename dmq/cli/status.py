@@ -71,7 +71,7 @@ def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
 def _cluster(cluster: wire.Cluster, now_ms: int) -> list[tuple[str, str]]:
     away = f"AWAY since {out.when(cluster.away_since_ms, now_ms)}: " if cluster.away_since_ms else ""
     done = f"forwarded {cluster.forwarded:,}, refused {cluster.refused:,}, in doubt {cluster.in_doubt:,}"
-    kept = f"; kept {cluster.kept:,} sends that it did not take" if cluster.kept else ""
+    kept = f"; kept {cluster.kept:,} sends" if cluster.kept else ""
     return [
         ("cluster", away + ", ".join(cluster.endpoints)),
         *(("", f"{each.address} does not answer: {each.why}") for each in cluster.proxies),

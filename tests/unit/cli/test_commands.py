@@ -38,7 +38,7 @@ def test_status_for_people(daemon: type[FakeClient]) -> None:
         "lateness      p50 0.8ms, p99 3.25ms, max 1.2s",
         "cluster       AWAY since 2023-11-14T22:13:15.000Z (5s ago): 10.0.0.1:8081, 10.0.0.2:8081",
         "              10.0.0.1:8081 does not answer: refused",
-        "to cluster    40 wait, 4 on their way; forwarded 1,000, refused 2, in doubt 3; kept 36 sends that it did not take",
+        "to cluster    40 wait, 4 on their way; forwarded 1,000, refused 2, in doubt 3; kept 36 sends",
         "              topic orders is not taken, 40 wait: no answer",
         "its lateness  p50 2ms, p99 9ms, max 21ms",
         "inner topic   dmq_inner_topic, 7 taken, 1 unreadable; NOTHING TAKEN: away",
