@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from bench import (
     audit,
     burst,
+    cluster,
     costs,
     enqueue,
     fairness,
@@ -63,6 +64,7 @@ class Name(StrEnum):
     SPOOL = "spool"
     AUDIT = "audit"
     HOSTILE = "hostile"
+    CLUSTER = "cluster"
 
 
 MEASURES: Mapping[Name, Callable[[Plan], list[Figure]]] = {
@@ -82,6 +84,7 @@ MEASURES: Mapping[Name, Callable[[Plan], list[Figure]]] = {
     Name.SPOOL: hook.measure_spool,
     Name.AUDIT: audit.measure,
     Name.HOSTILE: hostile.measure,
+    Name.CLUSTER: cluster.measure,
 }
 # Measured only by name or with --all: they have goals of their own, and take long.
 OTHERS = (Name.NACK, Name.FAIRNESS, Name.HOOK, Name.SPOOL, Name.AUDIT, Name.HOSTILE)

@@ -32,13 +32,21 @@ _BUCKET = re.compile(r'dmq_lateness_seconds_bucket\{le="([^"]+)"\} (\S+)')
 class Daemon:
     """A running daemon. ``ready_s`` is the wall time from its start until it serves."""
 
-    def __init__(self, data: Path, *, metrics: bool = False, transport: Literal["http2", "grpcio"] = "http2") -> None:
+    def __init__(
+        self,
+        data: Path,
+        *,
+        metrics: bool = False,
+        transport: Literal["http2", "grpcio"] = "http2",
+        options: Sequence[str] = (),
+    ) -> None:
         clock = SystemClock()
         started_s = clock.monotonic_s()
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "dmq", "serve", "--data", str(data), "--listen", "127.0.0.1:0"),
                 *("--metrics-listen", "127.0.0.1:0" if metrics else "off", "--log-format", "json"),
+                *options,
             ],
             stderr=subprocess.PIPE,
             text=True,
@@ -107,9 +115,15 @@ class Daemon:
 
 
 @contextmanager
-def running(data: Path, *, metrics: bool = False, transport: Literal["http2", "grpcio"] = "http2") -> Iterator[Daemon]:
+def running(
+    data: Path,
+    *,
+    metrics: bool = False,
+    transport: Literal["http2", "grpcio"] = "http2",
+    options: Sequence[str] = (),
+) -> Iterator[Daemon]:
     """Run a daemon for a while."""
-    daemon = Daemon(data, metrics=metrics, transport=transport)
+    daemon = Daemon(data, metrics=metrics, transport=transport, options=options)
     try:
         yield daemon
     finally:

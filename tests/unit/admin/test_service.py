@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def plain(message: Message) -> dict[str, object]:
 def _plain(value: object) -> object:
     if isinstance(value, Message):
         return plain(value)
-    return value if isinstance(value, str | bytes | int | float) else tuple(map(_plain, value))  # type: ignore[arg-type]
+    return tuple(map(_plain, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def test_every_field_of_a_status_reaches_the_wire() -> None:
