@@ -7,8 +7,8 @@ the trail says so each time, since the cluster may have all of them.
     the cluster says                                        what follows
     OK                                                      marked, and gone from here
     no answer, an error of its own, too many requests       sent again, in the same order, as its gate allows
-    topic or group unknown, key refused, not permitted      the same: an operator can mend it, and nothing is lost
-    anything else about the message                         a dead letter of the forwarder, with the code
+    something about the message                             a dead letter of the forwarder, with the code
+    any other refusal: no such topic, the key may not, ...  sent again too: an operator can mend it
 """
 
 from __future__ import annotations
@@ -37,8 +37,14 @@ TOGETHER_BYTES_MAX = 512 * 1024  # far below what a cluster takes
 IDLE_MS = 60_000  # after which a lane without messages ends; it begins anew with the next one
 _PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0)  # of one message that fails while others do not
 _STORE_PAUSE_S = 1.0
-# What somebody can mend without touching the message.
-_MENDABLE = frozenset({Rule.TOPIC_UNKNOWN, Rule.GROUP_UNKNOWN, Rule.UNAUTHORIZED, Rule.FORBIDDEN, Rule.CLIENT_ID})
+# What no operator can mend without touching the message.
+_OF_THE_MESSAGE = frozenset(
+    {
+        *(Rule.TOPIC, Rule.TAG, Rule.KEY, Rule.MESSAGE_GROUP, Rule.PROPERTY_KEY, Rule.PROPERTIES_SIZE),
+        *(Rule.MESSAGE_ID, Rule.BODY_EMPTY, Rule.BODY_SIZE, Rule.DELIVERY_TIME, Rule.MESSAGE_TYPE),
+        Rule.MESSAGE_CORRUPTED,
+    }
+)
 _REFUSED = REFUSED.encode()
 
 
@@ -165,7 +171,7 @@ class Lane:
                 times += 1
                 receipts = await self._send(load, envelopes, times)
             except Refused as refused:
-                if refused.rule not in _MENDABLE:
+                if is_of_the_message(refused):
                     self._open()
                     return await (self._split(load) if len(load) > 1 else self._give_up(load[0], refused))
                 self._failed(load, refused, is_probe=is_probe)
@@ -238,6 +244,14 @@ class Lane:
                 break
         self.in_flight -= len(load)
         self._room.set()
+
+
+def is_of_the_message(refused: Refused) -> bool:
+    """Say whether a refusal will stay as long as the message is what it is.
+
+    A bad request is, if the cluster said so by a code of the protocol; from who does not speak it, it says nothing.
+    """
+    return refused.rule in _OF_THE_MESSAGE or (refused.rule is Rule.REQUEST and refused.code > 0)
 
 
 def forwarded_type(types: Sequence[MessageType], *, is_grouped: bool) -> MessageType | None:
