@@ -63,6 +63,7 @@ class Gate:
         self._ramp.on_failure(now_s)
         if is_probe:
             self._breaker.on_probe_failed(now_s)
+            self._changed.set()  # who waits has reckoned with the time that this one could have taken
         else:
             for each in message_ids:
                 self._breaker.on_failure(each.encode(), now_s)

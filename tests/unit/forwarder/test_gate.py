@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from broker_adapter.clock import SystemClock
 from dmq.forwarder.gate import Gate
+from retry.hook import breaker
 
 FIVE = [f"message-{number}" for number in range(5)]
+
+
+def is_shut(gate: Gate) -> bool:
+    """Whether nothing but a probe may go."""
+    return not gate.is_open
 
 
 def test_it_shuts_after_failures_of_different_messages_and_says_why() -> None:
@@ -19,9 +27,9 @@ def test_it_shuts_after_failures_of_different_messages_and_says_why() -> None:
     assert gate.is_open
     assert gate.error == "no answer"
     gate.failed(FIVE, "no answer")
-    assert not gate.is_open
+    assert is_shut(gate)
     assert gate.succeeded()
-    assert gate.is_open
+    assert not is_shut(gate)
     assert not gate.error
     assert not gate.succeeded()
 
@@ -68,5 +76,22 @@ def test_a_probe_that_asked_nothing_lets_another_go() -> None:
         assert await waiting
         gate.failed(FIVE, "no answer", is_probe=True)
         assert not gate.is_open
+
+    asyncio.run(scenario())
+
+
+def test_the_next_probe_follows_on_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its step, and not after the time that a probe may take."""
+    monkeypatch.setattr(breaker, "PROBE_STEPS_S", (0.01, 0.02))
+
+    async def scenario() -> None:
+        gate = Gate(SystemClock())
+        gate.failed(FIVE, "no answer")
+        assert await gate.enter(1)
+        waiting = asyncio.ensure_future(gate.enter(1))
+        await asyncio.sleep(0)
+        gate.failed(FIVE, "no answer", is_probe=True)
+        async with asyncio.timeout(breaker.PROBE_TIMEOUT_S / 2):
+            assert await waiting
 
     asyncio.run(scenario())
