@@ -12,6 +12,7 @@ from broker_adapter.clock import Clock
 from broker_adapter.errors import BrokerError
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.forwards import Forwards
+from dmq.errors import StoreError
 from dmq.forwarder.lane import Lane, Totals
 from dmq.store.ops import Appended
 
@@ -88,11 +89,11 @@ class Forwarder:
     async def _look_at(self, topic: str) -> None:
         try:
             ends = await self._forwards.ends(topic)
-        except BrokerError as error:
+        except (BrokerError, StoreError) as error:  # the lane tries again
             log.warning("lane_cannot_read", topic=topic, error=str(error))
             ends = {}
         self._to_look_at.discard(topic)  # and nothing is awaited from here on
-        if self._forwards.waiting(topic):
+        if not ends or self._forwards.waiting(topic):
             lane = self.lane(topic)
             if self._was_killed:
                 lane.suspect(ends)

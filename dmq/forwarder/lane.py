@@ -28,6 +28,7 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.embedded.deliveries import Forwarded
 from dmq.embedded.failures import REFUSED
 from dmq.embedded.forwards import Forwards
+from dmq.errors import StoreError
 from dmq.forwarder.gate import Gate
 
 log = structlog.get_logger("dmq.forwarder")
@@ -97,6 +98,7 @@ class Lane:
         self._is_grown = True
         if self._running is None or self._running.done():
             self._running = asyncio.get_running_loop().create_task(self._run(), name=f"dmq-lane {self.topic}")
+            self._running.add_done_callback(self._ended)
 
     async def close(self, grace_s: float) -> None:
         """Read no more, and let what was sent be answered within ``grace_s``."""
@@ -120,7 +122,7 @@ class Lane:
             except Refused as refused:  # the topic was removed
                 log.info("lane_ended", topic=self.topic, why=str(refused))
                 return
-            except BrokerError as error:
+            except (BrokerError, StoreError) as error:
                 log.error("lane_cannot_read", topic=self.topic, error=str(error))  # noqa: TRY400
                 await asyncio.sleep(_STORE_PAUSE_S)
                 continue
