@@ -21,6 +21,8 @@ from support.front import client, front_of, kinds, play, receive, status, until
 
 from broker_adapter.adapter import Subscription
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.message import SendReceipt
+from broker_adapter.rocketmq import RocketMQBroker
 from broker_adapter.wire.mapping import decode
 
 
@@ -31,23 +33,33 @@ def test_what_is_delayed_waits_here_and_the_rest_goes_through(data: Path, tmp_pa
         async with client(front) as mine, client(cluster) as theirs:
             await theirs.ensure_group("readers")
             due_ms = now_ms() + 1_500
-            (receipt,) = await mine.send([a_message("orders", b"later", deliver_at_ms=due_ms)])
-            assert receipt.recall_handle
+            await mine.send([a_message("orders", b"later", deliver_at_ms=due_ms)])
             await mine.send([a_message("orders", b"now")])
-            (first,) = await receive(theirs, "orders", 1)
-            assert decode(first.payload).body == b"now"
-            (second,) = await receive(mine, "orders", 1)
-            assert decode(second.payload).body == b"later"
-            assert now_ms() >= due_ms
-            assert not decode(second.payload).deliver_at_ms  # it went as an undelayed one
-        found = await until(front, lambda found: found.forwarded == 1)
-        assert found.waiting == 0
+            found: dict[bytes, int] = {}
+            for broker in (theirs, mine):
+                (each,) = await receive(broker, "orders", 1)
+                message = decode(each.payload)
+                found[message.body] = now_ms()
+                assert not message.deliver_at_ms  # the delayed one went as an undelayed one
+            assert found.keys() == {b"later", b"now"}
+            assert found[b"later"] >= due_ms
+        await until(front, lambda said: said.forwarded == 1 and not said.waiting)
 
     with Daemon(tmp_path / "cluster") as cluster, front_of(cluster, data) as front:
         play(scenario())
         front.stop()
         found = kinds(front)
-        assert (found["SCHEDULED"], found["DELIVERED"], found["FORWARDED"], found["QUEUED"]) == (1, 1, 1, 0)
+        assert (found["SCHEDULED"] + found["QUEUED"], found["FORWARDED"]) == (1, 1)
+
+
+async def kept(broker: RocketMQBroker) -> SendReceipt:
+    """Send a message that is still to come when it is accepted, however slow this machine is."""
+    delay_ms = 100
+    while True:
+        delay_ms *= 2
+        (receipt,) = await broker.send([a_message("orders", deliver_at_ms=now_ms() + delay_ms)])
+        if receipt.recall_handle:
+            return receipt
 
 
 def test_a_recall_is_truthful(data: Path, tmp_path: Path) -> None:
@@ -56,8 +68,8 @@ def test_a_recall_is_truthful(data: Path, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with client(front) as mine:
             (waits,) = await mine.send([a_message("orders", deliver_at_ms=now_ms() + 3_600_000)])
-            (goes,) = await mine.send([a_message("orders", deliver_at_ms=now_ms() + 1)])
-            await until(front, lambda found: found.forwarded == 1)
+            goes = await kept(mine)
+            await until(front, lambda found: not found.waiting and found.forwarded)
             assert (await mine.recall("orders", waits.recall_handle)).message_id == waits.message_id
             with pytest.raises(Refused) as refused:
                 await mine.recall("orders", goes.recall_handle)
@@ -164,19 +176,21 @@ def test_what_the_cluster_refuses_for_good_is_a_dead_letter(data: Path, tmp_path
 
     async def scenario() -> None:
         async with client(front) as mine, client(cluster) as theirs:
-            # The cluster's topic changes its mind while the message waits.
-            await mine.send([a_message("bills", b"delayed", deliver_at_ms=now_ms() + 1_000)])
+            # The cluster's topic changes its mind after the front has asked what it takes.
+            await mine.send([a_message("bills", b"first", deliver_at_ms=now_ms() + 1)])
+            await receive(theirs, "bills", 1)
             ran = await asyncio.to_thread(
                 run_command, "topic", "set", "bills", "--type", "fifo", "--address", cluster.address
             )
             assert ran.returncode == 0, ran.stderr
+            await mine.send([a_message("bills", b"delayed", deliver_at_ms=now_ms() + 1)])
             await until(front, lambda found: found.refused == 1)
             ran = await asyncio.to_thread(
                 run_command, "dead", "ls", "dmq-forwarder", "--address", front.address, "--output", "json"
             )
             assert "refused" in ran.stdout.lower(), ran.stdout
             await mine.send([a_message("orders", b"others", deliver_at_ms=now_ms() + 1)])
-            await until(front, lambda found: found.forwarded == 1)
+            await until(front, lambda found: found.forwarded == 2)
             await asyncio.to_thread(
                 run_command, "topic", "set", "bills", "--type", "mixed", "--address", cluster.address
             )
@@ -192,7 +206,7 @@ def test_what_the_cluster_refuses_for_good_is_a_dead_letter(data: Path, tmp_path
         play(scenario())
         front.stop()
         found = kinds(front)
-        assert (found["FORWARD_REFUSED"], found["FORWARDED"]) == (1, 2)
+        assert (found["FORWARD_REFUSED"], found["FORWARDED"]) == (1, 3)
 
 
 def test_a_key_that_is_withdrawn_loses_nothing(data: Path, tmp_path: Path) -> None:
@@ -208,10 +222,11 @@ def test_a_key_that_is_withdrawn_loses_nothing(data: Path, tmp_path: Path) -> No
             for _ in range(6):
                 await mine.send([a_message("bills", deliver_at_ms=now_ms() + 1_500)])
             found = await until(front, lambda found: found.lanes)
-            assert [(lane.topic, lane.waiting) for lane in found.lanes] == [("bills", 6)]
+            assert [lane.topic for lane in found.lanes] == ["bills"]
             assert "40300" in found.lanes[0].why
+            through = found.forwarded  # some may have been there before the cluster read its keys again
             await mine.send([a_message("orders", deliver_at_ms=now_ms() + 1)])
-            await until(front, lambda found: found.forwarded == 1)
+            await until(front, lambda found: found.forwarded == through + 1)
             write_acl(tmp_path)
             await until(front, lambda found: found.forwarded == 7)
 
