@@ -23,6 +23,8 @@ _OF_A_NEW_ONE = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.parquet.compression.codec": "zstd",
+    # Python's line of each column would be kept for errors: half of all calls into the JVM
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 # Where driver and executors are one process nobody else needs to reach it.
 _OF_A_LOCAL_ONE = {

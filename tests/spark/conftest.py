@@ -24,6 +24,7 @@ def spark() -> Iterator[SparkSession]:
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.extraJavaOptions": SPARK,
         "spark.sql.files.openCostInBytes": "65536",
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         **UNCOMPILED,
     }.items():
         builder = builder.config(key, value)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from support.effort import at_length
+from support.effort import EFFORT, at_length
 from support.trail_damage import DAMAGERS, Damage
 from support.trail_forge import Truth, forge
 from support.trail_judge import Outcome, audit_with, check_clean, check_damage, check_lies
@@ -27,9 +27,10 @@ Audit = Callable[[Path], Outcome]
 
 @pytest.fixture(scope="module")
 def truth(tmp_path_factory: pytest.TempPathFactory) -> Truth:
-    """A trail of 20 000 messages with a bit of everything."""
+    """A trail with a bit of everything."""
+    messages = 20_000 if EFFORT > 1 else 5_000
     return forge(
-        tmp_path_factory.mktemp("forged") / "trail", messages=20_000, seed=11, snapshots=2, rows_per_file=4_000
+        tmp_path_factory.mktemp("forged") / "trail", messages=messages, seed=11, snapshots=2, rows_per_file=messages // 5
     )
 
 
