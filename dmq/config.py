@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -56,6 +57,9 @@ _OTHER_VARIABLES = frozenset(
     {"DMQ_CONFIG", "DMQ_ADDRESS", "DMQ_DEBUG", "DMQ_ACCESS_KEY", "DMQ_SECRET_KEY", "DMQ_SECRET_FILE"}
 )
 _OTHER_PREFIXES = ("DMQ_TEST_", "DMQ_DEMO_")
+# What Kubernetes tells each container of a Service in its namespace whose name begins with dmq.
+_SERVICE = re.compile(r"DMQ_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)")
+_SERVICE_URL = re.compile(r"DMQ_(\w+_)?PORT=(tcp|udp|sctp)://.*")
 
 _MIB = 2**20
 LOW_WATER_SHARE = 20  # a twentieth of the file system
@@ -421,10 +425,12 @@ def _unknown_variables() -> list[str]:
     known = {ENV_PREFIX + key.upper() for key in DaemonConfig.model_fields}
     return [
         f"{name}: unknown variable{_nearest(name.upper(), known | _OTHER_VARIABLES)}"
-        for name in sorted(os.environ)
+        for name, value in sorted(os.environ.items())
         if name.upper().startswith(ENV_PREFIX)
         and name.upper() not in known | _OTHER_VARIABLES
         and not name.upper().startswith(_OTHER_PREFIXES)
+        and not _SERVICE.fullmatch(name)
+        and not _SERVICE_URL.fullmatch(f"{name}={value}")
     ]
 
 

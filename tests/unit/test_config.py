@@ -128,6 +128,19 @@ def test_unknown_keys_are_refused_with_the_nearest_known_one(elsewhere: Path, mo
     ]
 
 
+def test_the_addresses_of_a_kubernetes_service_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubernetes tells every container of every Service; one that is called dmq, or dmq-peers, begins as ours do."""
+    monkeypatch.setenv("DMQ_SERVICE_HOST", "10.0.0.7")
+    monkeypatch.setenv("DMQ_SERVICE_PORT", "8081")
+    monkeypatch.setenv("DMQ_SERVICE_PORT_GRPC_WEB", "8081")
+    monkeypatch.setenv("DMQ_PEERS_PORT", "tcp://10.0.0.7:8081")
+    for name in ("", "_PROTO", "_PORT", "_ADDR"):
+        monkeypatch.setenv(f"DMQ_PEERS_PORT_8081_TCP{name}", "tcp")
+    assert load() == DaemonConfig()
+    monkeypatch.setenv("DMQ_PORT", "8081")  # what somebody set who takes it for a setting
+    assert problems() == ["DMQ_PORT: unknown variable; did you mean DMQ_TRANSPORT?"]
+
+
 def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line, the demo and tests have variables of their own; an empty one counts as unset."""
     for name in ("DMQ_ADDRESS", "DMQ_DEBUG", "DMQ_TEST_KILLS", "DMQ_DEMO_X"):
