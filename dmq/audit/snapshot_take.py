@@ -155,7 +155,7 @@ class Taker:
         command = [sys.executable, "-m", "dmq.audit.snapshot", str(checkpoint), str(hidden)]
         command += ["--cell", self._store.cell_id, "--taken-ms", str(taken_ms), "--cursors", "-"]
         with (
-            tempfile.TemporaryFile("w+", encoding="utf-8") as said,
+            tempfile.TemporaryFile("w+", encoding="utf-8", dir=checkpoint) as said,
             subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, encoding="utf-8"
             ) as child,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import resource
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -287,6 +288,19 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
         Taker(store, exporter, tmp_path / "data")
         assert not any(each.exists() for each in left)
         assert taken.path.exists()
+    finally:
+        store.close()
+
+
+def test_nothing_is_written_but_its_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container whose root cannot be written has no place for temporary files, and no need of one."""
+    store = Store.open(tmp_path / "data", SystemClock())
+    try:
+        store.commit([Emit(gap_event(1, 1))])
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+        taken = Taker(store, OutboxExporter(store, tmp_path / "trail"), tmp_path / "data").take({})
+        assert {each.suffix for each in taken.path.iterdir()} == {".parquet", ".json"}
+        assert not list((tmp_path / "data").glob(".*"))
     finally:
         store.close()
 
