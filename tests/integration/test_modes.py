@@ -41,6 +41,25 @@ def test_a_trail_may_be_read_by_a_group(tmp_path: Path) -> None:
     assert stat.S_IMODE((data / "rocksdb").stat().st_mode) == 0o700
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to somebody else")
+def test_a_volume_of_somebody_else_is_taken_as_it_is(tmp_path: Path) -> None:
+    """As Kubernetes gives one: its root belongs to root and the group of the pod, and holds lost+found."""
+    data = tmp_path / "data"
+    (data / "lost+found").mkdir(parents=True)
+    (data / "lost+found").chmod(0o700)
+    for each in (data, data / "lost+found"):
+        os.chown(each, 65534, -1)
+    data.chmod(0o2775)
+    with Daemon(data, prefix=["setpriv", "--bounding-set=-all", "--inh-caps=-all"]) as daemon:
+        daemon.stop()
+        daemon.restart()
+        assert not daemon.events("directory_tightened")
+        assert not daemon.events("store_is_a_copy")
+        daemon.stop()
+    assert stat.S_IMODE(data.stat().st_mode) == 0o2775
+    assert {each.name for each in data.iterdir() if stat.S_IMODE(each.stat().st_mode) & 0o077} == set()
+
+
 @pytest.mark.parametrize("kind", ["directory", "file", "link"])
 def test_a_backup_takes_no_foreign_part(tmp_path: Path, kind: str) -> None:
     """What lies under its working name and was not made by a backup is named, and stays as it is."""

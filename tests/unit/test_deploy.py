@@ -1,18 +1,28 @@
-"""What is installed with: the unit of systemd is hardened, and no file names a setting that there is not."""
+"""What is installed with is what its readers take, fits the daemon and gives it no rights that it does not need."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
+import kubernetes_validate
 import pytest
+import yaml
 
-from dmq.config import DaemonConfig
+from dmq.config import DaemonConfig, load
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = DEPLOY / "dmq.service"
+DOCKERFILE = DEPLOY / "Dockerfile"
+COMPOSE = DEPLOY / "compose.yaml"
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+# The oldest in which containers beside an application are what they are there, and the newest with a schema.
+KUBERNETES = ("1.29", kubernetes_validate.latest_version())
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
 
 
@@ -37,15 +47,44 @@ def test_the_unit_is_one(tmp_path: Path) -> None:
     assert (found.returncode, [line for line in found.stderr.splitlines() if UNIT.name in line]) == (0, [])
 
 
+def objects(path: Path) -> list[dict[str, Any]]:
+    """What a manifest holds."""
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+
+
+def of_kind(kind: str) -> list[dict[str, Any]]:
+    """What all manifests hold of that kind."""
+    return [each for path in MANIFESTS for each in objects(path) if each["kind"] == kind]
+
+
+def pods() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The pods of all manifests, each with the container that is the daemon's."""
+    found = []
+    for each in of_kind("StatefulSet"):
+        pod = each["spec"]["template"]["spec"]
+        (daemon,) = (one for one in [*pod.get("initContainers", ()), *pod["containers"]] if one["name"] == "dmq")
+        found.append((pod, daemon))
+    return found
+
+
+def image_variables() -> dict[str, str]:
+    """The environment that the image gives the daemon."""
+    return dict(re.findall(r"(DMQ_[A-Z_]+)=(\S+)", DOCKERFILE.read_text(encoding="utf-8")))
+
+
 def test_a_stop_is_given_the_time_it_takes() -> None:
     """Whoever stops the daemon waits for longer than its own grace."""
+    needed_s = DaemonConfig().shutdown_grace_s + 10
     (seconds,) = re.findall(r"(?m)^TimeoutStopSec=(\d+)$", UNIT.read_text(encoding="utf-8"))
-    assert int(seconds) > DaemonConfig().shutdown_grace_s + 10
+    assert int(seconds) > needed_s
+    service = objects(COMPOSE)[0]["services"]["dmq"]
+    assert int(service["stop_grace_period"].removesuffix("s")) > needed_s
+    assert all(pod["terminationGracePeriodSeconds"] > needed_s for pod, _ in pods())
 
 
 def test_every_setting_is_one() -> None:
     """No variable of the environment is misspelt: the daemon would refuse it at its start."""
-    known = {f"DMQ_{key.upper()}" for key in DaemonConfig.model_fields}
+    known = {f"DMQ_{key.upper()}" for key in DaemonConfig.model_fields} | {"DMQ_CONFIG"}
     for path in sorted(each for each in DEPLOY.rglob("*") if each.is_file()):
         named = set(re.findall(r"\bDMQ_[A-Z_]+", path.read_text(encoding="utf-8")))
         assert named <= known, path.name
@@ -53,7 +92,7 @@ def test_every_setting_is_one() -> None:
 
 def test_the_image_runs_as_nobody_in_particular() -> None:
     """A fixed user without rights, the exec form so that signals arrive, packages by their hashes."""
-    lines = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    lines = DOCKERFILE.read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if line.startswith("USER ")] == ["USER 10001:10001"]
     for word in ("ENTRYPOINT ", "CMD "):
         assert all(line.removeprefix(word).startswith("[") for line in lines if line.startswith(word))
@@ -61,3 +100,174 @@ def test_the_image_runs_as_nobody_in_particular() -> None:
     assert installs
     assert all("--require-hashes" in line or "--no-deps" in line for line in installs)
     assert not any(line.startswith("ADD ") or ":latest" in line for line in lines)
+
+
+def test_the_image_is_described_without_a_complaint() -> None:
+    """Hadolint knows the instructions, and what shells make of them."""
+    hadolint = Path(sys.executable).with_name("hadolint")
+    if not hadolint.exists():
+        pytest.skip("no hadolint for this machine")
+    found = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True, timeout=60, check=False)
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+def test_the_compose_file_is_one() -> None:
+    """It is what the specification of Compose allows, by the schema that comes with a library."""
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(COMPOSE)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param({}, id="alone"),
+        pytest.param({"DMQ_BROKER": "rocketmq", "DMQ_ENDPOINTS": "a:1;b:2"}, id="cluster"),
+        pytest.param(
+            {
+                "DMQ_BROKER": "rocketmq",
+                "DMQ_ENDPOINTS": "a:1",
+                "DMQ_CLUSTER_ACCESS_KEY": "key",
+                "DMQ_CLUSTER_SECRET_KEY": "secret",
+                "DMQ_CLUSTER_TLS": "true",
+                "DMQ_INNER_TOPIC": "dmq_inner_topic",
+            },
+            id="cluster with all",
+        ),
+    ],
+)
+def test_the_compose_file_configures_a_daemon(given: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what it may be given and what it says otherwise, in the environment of the image."""
+    variables = objects(COMPOSE)[0]["services"]["dmq"]["environment"]
+    for name, written in {**image_variables(), **variables}.items():
+        default = re.fullmatch(r"\$\{" + name + r":-(.*)\}", written)
+        monkeypatch.setenv(name, given.get(name, str(default[1])) if default else written)
+    config = load()
+    assert config.broker == given.get("DMQ_BROKER", "embedded")
+    assert config.listen.host == "0.0.0.0"
+
+
+def test_the_compose_file_gives_no_rights() -> None:
+    """Its ports are this machine's alone, and it may write nothing but the volume that the store lies in."""
+    service = objects(COMPOSE)[0]["services"]["dmq"]
+    assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+    assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["volumes"] == ["data:/var/lib/dmq"]
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_kubernetes_takes_it(path: Path, version: str) -> None:
+    """By the strict schemas of that version, which refuse fields that there are not."""
+    for each in objects(path):
+        kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_a_field_that_there_is_not_is_refused() -> None:
+    """The schemas are there, and used."""
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "dmq"}, "spec": {"selectr": {}}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(service, KUBERNETES[-1], strict=True)
+
+
+def test_the_pods_configure_a_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of the ConfigMap, as it is and in front of a cluster; variables; and the paths they name are mounted."""
+    (map_of_config,) = of_kind("ConfigMap")
+    as_it_is = map_of_config["data"]["dmq.toml"]
+    before_a_cluster = re.sub(r"(?m)^# (?=\w+ = )", "", as_it_is)
+    assert set(tomllib.loads(before_a_cluster)) > set(tomllib.loads(as_it_is))
+    for _, container in pods():
+        mounts = [Path(each["mountPath"]) for each in container["volumeMounts"]]
+        assert not [each for each in mounts if set(each.parents) & set(mounts)]  # one in another cannot be made
+        variables = {each["name"]: each["value"] for each in container["env"]}
+        with monkeypatch.context() as environment:
+            for name, value in {**image_variables(), **variables}.items():
+                environment.setenv(name, value)
+            for text in (as_it_is, before_a_cluster) if "DMQ_CONFIG" in variables else ("",):
+                (tmp_path / "dmq.toml").write_text(text, encoding="utf-8")
+                environment.setenv("DMQ_CONFIG", str(tmp_path / "dmq.toml"))
+                config = load()
+                for file in (config.acl, Path(variables.get("DMQ_CONFIG", mounts[0] / "none"))):
+                    assert file is None or file.parent in mounts
+
+
+def test_who_reaches_a_daemon_from_afar_has_an_access_key() -> None:
+    """A daemon that listens beyond its pod has a file of access keys; one that does not listens on loopback."""
+    for _, container in pods():
+        variables = {each["name"]: each["value"] for each in container["env"]}
+        if "DMQ_CONFIG" in variables:
+            assert "acl" in tomllib.loads(of_kind("ConfigMap")[0]["data"]["dmq.toml"])
+        else:
+            assert variables["DMQ_LISTEN"].startswith("127.0.0.1:")
+
+
+def test_the_pods_have_no_rights() -> None:
+    """The user of the image, a root that is read-only, no capabilities, no token of Kubernetes."""
+    for pod, container in pods():
+        context = {**pod["securityContext"], **container["securityContext"]}
+        assert context["runAsNonRoot"] is context["readOnlyRootFilesystem"] is True
+        assert context["allowPrivilegeEscalation"] is pod["automountServiceAccountToken"] is False
+        assert (context["runAsUser"], context["runAsGroup"], context["fsGroup"]) == (10001, 10001, 10001)
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def test_nobody_changes_the_files_of_a_store() -> None:
+    """Kubernetes changes them when the root of the volume is not as it left it: the store is not that root."""
+    data = Path(image_variables()["DMQ_DATA"])
+    for pod, container in pods():
+        assert pod["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+        assert str(data.parent) in [each["mountPath"] for each in container["volumeMounts"]]
+
+
+def test_a_volume_outlives_its_pod() -> None:
+    """Nothing removes what waits, and no two pods have it at a time."""
+    for each in of_kind("StatefulSet"):
+        assert set(each["spec"]["persistentVolumeClaimRetentionPolicy"].values()) == {"Retain"}
+        claims = {one["metadata"]["name"]: one["spec"] for one in each["spec"]["volumeClaimTemplates"]}
+        assert all(spec["accessModes"] == ["ReadWriteOncePod"] for spec in claims.values())
+        (data,) = [one["name"] for _, container in pods() for one in container["volumeMounts"] if one["name"] in claims]
+        assert data in claims
+
+
+def test_probes_ask_where_the_daemon_answers() -> None:
+    """Not on a port of loopback, which the kubelet does not reach."""
+    variables = image_variables()
+    assert f"127.0.0.1:{variables['DMQ_METRICS_LISTEN'].rpartition(':')[2]}/healthz" in DOCKERFILE.read_text("utf-8")
+    for _, container in pods():
+        listens = {**variables, **{each["name"]: each["value"] for each in container["env"]}}
+        reached = {
+            int(port)
+            for host, _, port in (listens[name].rpartition(":") for name in ("DMQ_LISTEN", "DMQ_METRICS_LISTEN"))
+            if host == "0.0.0.0"
+        }
+        named = {each["name"]: each["containerPort"] for each in container["ports"]}
+        assert set(named.values()) == reached
+        for probe in ("startupProbe", "readinessProbe"):
+            assert container[probe]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+        liveness = container["livenessProbe"]
+        assert liveness["grpc"]["port"] in reached if "grpc" in liveness else liveness["exec"]["command"][0] == "dmq"
+
+
+def test_what_selects_pods_selects_those() -> None:
+    """Services, the budget and the network policy mean the pods that there are, and ports by the names they have."""
+    labels = [each["spec"]["template"]["metadata"]["labels"] for each in of_kind("StatefulSet")]
+    selectors = [each["spec"]["selector"] for each in of_kind("Service")]
+    selectors += [each["spec"]["selector"]["matchLabels"] for each in of_kind("PodDisruptionBudget")]
+    selectors += [each["spec"]["podSelector"]["matchLabels"] for each in of_kind("NetworkPolicy")]
+    for selector in selectors:
+        own = {key: value for key, value in selector.items() if key != "statefulset.kubernetes.io/pod-name"}
+        assert any(own.items() <= each.items() for each in labels)
+    names = {each["name"] for _, container in pods() for each in container["ports"]}
+    served = [port["targetPort"] for each in of_kind("Service") for port in each["spec"].get("ports", ())]
+    (policy,) = of_kind("NetworkPolicy")
+    assert {*served, *(port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"])} <= names
+    headless = {each["metadata"]["name"] for each in of_kind("Service") if each["spec"].get("clusterIP") == "None"}
+    assert {each["spec"]["serviceName"] for each in of_kind("StatefulSet")} == headless
+
+
+def test_the_image_is_that_of_this_version() -> None:
+    """Manifests name the version of the project, and no registry."""
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {container["image"] for _, container in pods()} == {f"rock-dmq:{project['version']}"}
