@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dmq.audit.columns import SCHEMA, TRAIL_VERSION
-from dmq.audit.manifest import HOUR_MS, Layout, Listed, digest, file_name, make_directory, sync_directory, sync_file
+from dmq.audit.manifest import HOUR_MS, Layout, Listed, digest, file_name
+from dmq.store.durable import make_directory, sync_directory, sync_file
 
 _ROW_GROUP = 131_072
 _REPEATING = ["kind", "topic", "group", "boot", "queue_id", "attempt"]

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from dmq.store.durable import make_directory, sync_directory
+
 HOUR_MS = 3_600_000
 _NAME = re.compile(r"(\d{20})-(\d{20})\.parquet")
 _VERSION = 1
@@ -148,27 +150,6 @@ def write_cell(layout: Layout, cell: CellFile) -> None:
         os.fsync(file.fileno())
     part.replace(layout.cell_file)
     sync_directory(layout.cell_file.parent)
-
-
-def make_directory(path: Path) -> None:
-    """Make a directory and those above it, durable on return."""
-    if path.is_dir():
-        return
-    make_directory(path.parent)
-    path.mkdir(exist_ok=True)
-    sync_directory(path.parent)
-
-
-def sync_file(path: Path) -> None:
-    """Return once the content of a file is on disk."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-sync_directory = sync_file
 
 
 def digest(path: Path) -> str:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from dmq.audit import manifest
 from dmq.audit.manifest import CellFile, Layout, Listed, read_manifest, sequences_of
+from dmq.store.durable import sync_directory, sync_file
 from retry.log import LibraryLog
 
 log = LibraryLog("dmq.audit")
@@ -88,7 +89,7 @@ def _manifests(layout: Layout) -> tuple[int, set[str], set[str]]:
         if whole_bytes < path.stat().st_size:
             log.warning("trail_manifest_cut", path=str(path), cut_bytes=path.stat().st_size - whole_bytes)
             os.truncate(path, whole_bytes)
-            manifest.sync_file(path)
+            sync_file(path)
         for each in lines:
             last = max(last, each.last_sequence)
             listed.add(each.path)
@@ -110,7 +111,7 @@ def _take_in(layout: Layout, path: Path, found: tuple[int, int]) -> Listed | Non
     except ValueError as error:
         _put_aside(path, str(error))
         return None
-    manifest.sync_directory(path.parent)
+    sync_directory(path.parent)
     manifest.append(layout, listed)
     log.info("trail_file_taken_in", path=listed.path, rows=listed.rows)
     return listed
@@ -120,5 +121,5 @@ def _put_aside(path: Path, why: str) -> None:
     names = (f"_unexpected-{path.name}" + (f".{number}" if number else "") for number in range(_TAKEN_TRIES))
     aside = next(each for name in names if not (each := path.with_name(name)).exists())
     path.rename(aside)
-    manifest.sync_directory(path.parent)
+    sync_directory(path.parent)
     log.error("trail_unexpected", path=str(path), why=why, now=aside.name)

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 from dmq.audit import manifest
 from dmq.audit.manifest import CellFile, Layout, read_manifest
+from dmq.store.durable import sync_directory
 from retry.log import LibraryLog
 
 log = LibraryLog("dmq.audit")
@@ -40,7 +41,7 @@ def retire(layout: Layout, cell: CellFile, now_ms: int, keep: timedelta) -> Cell
             cell = replace(cell, retired_sequence=last)
             manifest.write_cell(layout, cell)
         layout.manifest(date).unlink()
-        manifest.sync_directory(layout.manifests)
+        sync_directory(layout.manifests)
         shutil.rmtree(layout.events / f"date={date}", ignore_errors=True)
         log.info("trail_retired", date=date, retired_sequence=cell.retired_sequence)
     return cell

@@ -22,10 +22,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dmq.audit.manifest import make_directory, sync_directory
 from dmq.audit.snapshot_layout import MANIFEST, QueueId, decode_cursors, open_quiet, read_cut, read_names
 from dmq.audit.snapshot_rows import ENTRIES, PROGRESS, QUEUES, entries, progress, queues
 from dmq.errors import StoreError
+from dmq.store.durable import make_directory, sync_directory
 from dmq.store.engine import Engine
 from dmq.store.schema.keys import META_SPOOL_TOTAL, Family, meta_range
 

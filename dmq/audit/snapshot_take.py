@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
 from broker_adapter.clock import Clock
-from dmq.audit.manifest import sync_directory
 from dmq.audit.snapshot_layout import MANIFEST, QueueId, encode_cursors, open_quiet, read_cut
 from dmq.errors import DmqError, StoreCorrupt
 from dmq.store.cell import Cell
+from dmq.store.durable import sync_directory
 from dmq.store.schema.files import CELL_FILE, decode_marker
 from dmq.store.store import Store
 

@@ -29,6 +29,7 @@ from dmq.errors import StoreCorrupt, StoreError, StoreFailed, StoreLocked
 from dmq.spool.clock import ForwardClock
 from dmq.spool.entries import Entries
 from dmq.store.cell import unusable
+from dmq.store.durable import make_directory, sync_directory
 from dmq.store.ops import Put
 from dmq.store.schema.clock import encode_clock
 from dmq.store.schema.files import ADOPTER_FILE
@@ -60,7 +61,7 @@ class Root:
         self._stores: WeakSet[Store] = WeakSet()
         self._choice: IO[str] | None = None
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            make_directory(path)
         except OSError as error:
             raise unusable(path, error) from error
         _roots.add(self)
@@ -210,11 +211,7 @@ def _write(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(path.parent)
 
 
 def _let_go_in_child() -> None:

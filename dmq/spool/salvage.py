@@ -8,7 +8,6 @@ sent again. Where the ways leave room the report gives a range.
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 from collections import Counter
@@ -27,6 +26,7 @@ from dmq.spool.inspect import Found, How, Look, State, open_look, store_options
 from dmq.spool.root import Root
 from dmq.spool.salvage_log import Tell, puts_of
 from dmq.spool.salvage_rest import Rest
+from dmq.store.durable import sync_directory
 from dmq.store.ops import Put
 from dmq.store.schema import keys
 from dmq.store.schema.files import ADOPTER_FILE
@@ -303,9 +303,9 @@ class _Salvage:
             for other in directories(root):  # what was being moved to the one goes on to the other
                 if Root.adopter_of(other) == self._path.name:
                     (other / ADOPTER_FILE).write_text(target.name, encoding="utf-8")
-            _sync(root)
+            sync_directory(root)
             self._path.rename(aside)
-            _sync(root)
+            sync_directory(root)
         return report
 
 
@@ -342,11 +342,3 @@ def _lost_events(look: Look) -> int:
             lost += max(0, sequence - at)
             at = max(at, sequence + count)
     return lost + max(0, state.next_sequence - at)
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -11,7 +11,6 @@ take no space until the store has dropped the table; everything else is copied, 
 from __future__ import annotations
 
 import errno
-import os
 import secrets
 import shutil
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt, StoreError, StoreFailed, StoreFull, told
 from dmq.store.cell import Cell, unusable
+from dmq.store.durable import sync_directory, sync_file
 from dmq.store.schema.files import CELL_FILE
 from dmq.store.store import Store
 
@@ -107,7 +107,7 @@ def place(target: Path, cell_id: str, fill: Callable[[Path], int], *, of: Path) 
             _check(target, of)
             part.rename(target)  # over an empty directory, or over nothing
             (target / _MARK).unlink()
-            _sync(target.parent)
+            sync_directory(target.parent)
         finally:
             shutil.rmtree(part, ignore_errors=True)  # not there if all went well
             cell.close()
@@ -149,8 +149,8 @@ def _copy_database(source: Path, target: Path, is_wanted: Callable[[], bool] = l
                 continue
             shutil.copyfile(each, target / each.name)
             (target / each.name).chmod(0o600)
-            _sync(target / each.name)
-    _sync(target)
+            sync_file(target / each.name)
+    sync_directory(target)
     return linked_bytes
 
 
@@ -162,11 +162,3 @@ def _link(source: Path, target: Path) -> bool:
             raise
         return False
     return True
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

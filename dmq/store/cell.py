@@ -32,6 +32,7 @@ from dmq.errors import (
     StoreReadOnly,
     told,
 )
+from dmq.store.durable import make_directory, sync_directory
 from dmq.store.schema.files import (
     CELL_FILE,
     CLOSED_FILE,
@@ -90,7 +91,7 @@ class Cell:
         """Forget the clean end, before the database is opened and its files change."""
         if self._closed.exists():
             self._closed.unlink()
-            self._sync()
+            sync_directory(self.path)
 
     def mark_closed(self) -> None:
         """Remember what a clean end left. Without it, as on a full disk, the next opening only has less to check."""
@@ -152,14 +153,7 @@ class Cell:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-        self._sync()
-
-    def _sync(self) -> None:
-        directory = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(self.path)
 
 
 def unusable(path: Path, error: OSError) -> StoreError:
@@ -191,8 +185,7 @@ def tighten(path: Path, mode: int) -> bool:
 
 def _take_lock(path: Path) -> IO[str]:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(mode=0o700, exist_ok=True)
+        make_directory(path, 0o700)
         lock = (path / "LOCK").open("a+")
     except OSError as error:
         raise unusable(path, error) from error

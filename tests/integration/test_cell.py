@@ -248,6 +248,23 @@ def test_a_read_only_database(cell: Path) -> None:
     assert ran.stderr.splitlines()[-1].startswith(f"{StoreReadOnly.__module__}.StoreReadOnly: ")
 
 
+def test_a_new_directory_outlives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each directory that was made is an entry of the one above it, which is synced before anything is accepted."""
+    synced: list[Path] = []
+    fsync = os.fsync
+
+    def watch(handle: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{handle}").readlink())
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", watch)
+    Store.open(tmp_path / "var" / "lib" / "dmq", SystemClock(), StoreOptions()).close()
+    assert {tmp_path, tmp_path / "var", tmp_path / "var" / "lib"} <= set(synced)
+    synced.clear()
+    Store.open(tmp_path / "var" / "lib" / "dmq", SystemClock(), StoreOptions()).close()
+    assert tmp_path / "var" / "lib" not in synced
+
+
 def test_a_refusal_lets_go_of_the_directory(cell: Path) -> None:
     """Whoever mends the files can lock it: neither our lock nor RocksDB's is held by a store that did not open."""
     remove("*.sst")(cell)

@@ -29,9 +29,8 @@ Audit = Callable[[Path], Outcome]
 def truth(tmp_path_factory: pytest.TempPathFactory) -> Truth:
     """A trail with a bit of everything."""
     messages = 20_000 if EFFORT > 1 else 5_000
-    return forge(
-        tmp_path_factory.mktemp("forged") / "trail", messages=messages, seed=11, snapshots=2, rows_per_file=messages // 5
-    )
+    path = tmp_path_factory.mktemp("forged") / "trail"
+    return forge(path, messages=messages, seed=11, snapshots=2, rows_per_file=messages // 5)
 
 
 @pytest.fixture

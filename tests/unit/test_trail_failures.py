@@ -13,7 +13,7 @@ from support.stores import PATIENCE_S
 from support.trail_cell import CELL, Cell
 from support.trail_read import read_trail
 
-from dmq.audit import export, files, manifest
+from dmq.audit import export, files, recovery
 from dmq.audit.events import gap_event
 from dmq.audit.export import Exporter, TrailUnavailable
 from dmq.store.store import StoreOptions
@@ -38,7 +38,7 @@ def test_a_full_disk_stops_nothing_but_the_export(tmp_path: Path, monkeypatch: p
 
     with capture_logs() as logs:
         with monkeypatch.context() as patch:
-            patch.setattr(manifest, "sync_file", full)
+            patch.setattr(recovery, "sync_file", full)
             patch.setattr(files, "sync_file", full)
             tries = []
             for _ in range(200):

@@ -194,7 +194,7 @@ def test_a_kill_while_old_dates_go_is_no_loss(cell: Cell, monkeypatch: pytest.Mo
     """After each step of it the next run finishes, and what is there is said to be there."""
     targets = {
         "write_cell": ("dmq.audit.manifest.write_cell", None),
-        "unlink": ("dmq.audit.manifest.sync_directory", cell.trail / "manifest" / f"cell={CELL}"),
+        "unlink": ("dmq.audit.retention.sync_directory", cell.trail / "manifest" / f"cell={CELL}"),
         "rmtree": ("dmq.audit.retention.shutil.rmtree", None),
     }
     name, only = targets[step]
