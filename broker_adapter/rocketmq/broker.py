@@ -16,26 +16,29 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
 from types import MappingProxyType
+from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from broker_adapter.adapter import GroupSettings, Subscription, TopicRoute
 from broker_adapter.clock import Clock
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Refused, Rule
+from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, POLLING_MS_MIN
 from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
 from broker_adapter.rocketmq.addresses import Name
 from broker_adapter.rocketmq.codes import check, error_of
+from broker_adapter.rocketmq.polls import Batch, Polls
 from broker_adapter.rocketmq.proxies import CallLog, ClusterOptions, Proxies, Proxy, a_client_id, log_nothing
-from broker_adapter.rocketmq.routes import Route, Routes
+from broker_adapter.rocketmq.routes import Route, Routes, place_of_message_group
 from broker_adapter.rocketmq.sessions import Session
-from broker_adapter.topics import queue_of_message_group
 from broker_adapter.transactions import Check, Checker, Half, HalfReceipt
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import epoch_ms, resource_of, set_duration, set_timestamp
 
 _MARGIN_MS = 3_000  # a proxy needs the deadline of a receive to lie behind its long poll
 _SESSION_IDLE_S = 120.0
+_SESSIONS_MAX = 10_000
+_POLLS_MAX = 10_000
 _OF_THE_SERVER = (  # fields of a delivery that its sender never wrote
     "store_timestamp",
     "store_host",
@@ -63,6 +66,16 @@ _DEFAULT_SETTINGS = GroupSettings(
 )
 
 
+class _Asked(NamedTuple):
+    """What a receive asks for: whatever answers one of a kind answers any of it."""
+
+    session: Session
+    subscription: Subscription
+    batch_max: int
+    invisible_ms: int
+    is_renewed: bool
+
+
 class RocketMQBroker:
     """One client of a cluster. Needs a running event loop; connects when it is first used."""
 
@@ -75,7 +88,7 @@ class RocketMQBroker:
         self._producer = Session(self.proxies, self._client_id, wire.PRODUCER, recover=self._recover)
         self._consumers: dict[tuple[str, str], Session] = {}  # by group, and client id of a push consumer
         self._used_s: dict[tuple[str, str], float] = {}
-        self._turns: dict[tuple[str, str], int] = {}
+        self._polls: dict[_Asked, Polls] = {}  # of receives that may be answered by several proxies
         self._checker: Checker | None = None
         self._beating = asyncio.ensure_future(self._beat())
 
@@ -84,8 +97,9 @@ class RocketMQBroker:
         self._beating.cancel()
         with suppress(asyncio.CancelledError):
             await self._beating
-        for session in [*self._consumers.values(), self._producer]:
-            await session.close()
+        for key in list(self._consumers):
+            await self._end_session(key)
+        await self._producer.close()
         await self.proxies.close()
 
     # -- names --------------------------------------------------------------------------------------------------------
@@ -96,14 +110,7 @@ class RocketMQBroker:
 
     async def ensure_group(self, group: str) -> None:
         """As ``PopBroker.ensure_group``: a proxy makes no groups, so the cluster must have it."""
-        session = self._consumer(group, "")
-        try:
-            await session.ready(self.proxies.choose())
-        except Refused:  # of what somebody made up nothing is kept
-            if self._consumers.pop((group, ""), None) is session:
-                self._used_s.pop((group, ""), None)
-                await session.close()
-            raise
+        await self._ready(self._consumer(group, ""), self.proxies.choose())
 
     def group_settings(self, group: str, topics: Collection[str] = ()) -> GroupSettings:  # noqa: ARG002 - it says itself
         """As ``PopBroker.group_settings``: what the cluster said last, RocketMQ's defaults before it said anything."""
@@ -195,43 +202,22 @@ class RocketMQBroker:
     ) -> Sequence[Delivery]:
         """As ``PopBroker.receive``, but that it waits for 5 s at least, as a proxy does.
 
-        Where several brokers have the topic each call asks one of them, in turn. What came before a failure is
-        returned: it is hidden, and nobody else would get it in time.
+        Where several brokers have the topic all of them are asked, and the first that has messages answers. What came
+        before a failure is returned: it is hidden, and nobody else would get it in time.
         """
         session = self._consumer(group, renew_for)
-        expression = _expression(subscription)
-        place, queue_id = await self._place(session, subscription)
-        await session.ready(place, subscription.topic, expression)
-        request = wire.ReceiveMessageRequest(
-            group=resource_of(group), filter_expression=expression, batch_size=batch_max, auto_renew=bool(renew_for)
-        )
-        request.message_queue.topic.CopyFrom(resource_of(subscription.topic))
-        request.message_queue.id = queue_id
-        request.message_queue.broker.id = 0
-        if not renew_for:
-            set_duration(request.invisible_duration, invisible_ms)
-        poll_ms = max(wait_ms, POLLING_MS_MIN)
-        set_duration(request.long_polling_timeout, poll_ms)
-        frames = self.proxies.frames(
-            place, "ReceiveMessage", request, session.client_id, timeout_ms=poll_ms + _MARGIN_MS
-        )
-        route = await self.routes.of(subscription.topic)
-        deliveries: list[Delivery] = []
         hidden_ms = AUTO_RENEW_INVISIBLE_MS if renew_for else invisible_ms
+        asked = _Asked(session, subscription, batch_max, hidden_ms, bool(renew_for))
+        places, queue_id = await self._places(subscription)
+        poll_ms = max(wait_ms, POLLING_MS_MIN)
+        if len(places) == 1:
+            return (await self._poll(asked, places[0], queue_id, poll_ms)).deliveries
+        polls = self._polls_of(asked)
         try:
-            async with aclosing(frames):
-                async for frame in frames:
-                    content = frame.WhichOneof("content")
-                    if content == "message":
-                        deliveries.append(_delivery(place, session.client_id, route, frame.message, hidden_ms))
-                    elif content == "status" and frame.status.code not in {wire.OK, wire.MESSAGE_NOT_FOUND}:
-                        if frame.status.code in {wire.INTERNAL_SERVER_ERROR, wire.UNRECOGNIZED_CLIENT_TYPE}:
-                            session.forget(place)  # what it says when it has lost its settings
-                        check(frame.status, place.address)
-        except BrokerError:
-            if not deliveries:
-                raise
-        return deliveries
+            return await polls.receive(places, poll_ms)
+        finally:
+            if polls.is_idle and self._polls.get(asked) is polls:
+                del self._polls[asked]
 
     async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:
         """As ``PopBroker.ack``."""
@@ -312,7 +298,7 @@ class RocketMQBroker:
             if not addresses:
                 raise Refused(Rule.FORBIDDEN, "the cluster lets nobody write to the topic", value=topic)
             if message_group:  # always the same place, and no other one while that is away: else order is lost
-                addresses = [sorted(addresses)[queue_of_message_group(message_group, len(addresses))]]
+                addresses = [place_of_message_group(message_group, addresses)]
             others = [each for each in addresses if each not in tried] or addresses
             proxy = self.proxies.choose(others)
             tried.add(proxy.address)
@@ -377,22 +363,93 @@ class RocketMQBroker:
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
-    async def _place(self, session: Session, subscription: Subscription) -> tuple[Proxy, int]:
-        """Return which proxy to ask for which of its queues, -1 for any."""
+    async def _places(self, subscription: Subscription) -> tuple[Sequence[str], int]:
+        """Return which proxies to ask, by their addresses, for which of their queues, -1 for any."""
         route = await self.routes.of(subscription.topic)
         if subscription.queue_id >= 0:
             if subscription.queue_id >= len(route.queues):
                 why = f"topic {subscription.topic} has {len(route.queues)} queues"
                 raise Refused(Rule.NOT_FOUND, why, value=subscription.queue_id)
             queue = route.queues[subscription.queue_id]
-            return self.proxies.at(queue.address), queue.broker_queue_id
+            return [queue.address], queue.broker_queue_id
         addresses = self._all_of(route.readable())
         if not addresses:
             raise Refused(Rule.FORBIDDEN, "the cluster lets nobody read the topic", value=subscription.topic)
-        key = (session.client_id, subscription.topic)
-        turn = self._turns[key] = self._turns.get(key, -1) + 1
-        well = [each for each in addresses if not self.proxies.at(each).is_isolated] or addresses
-        return self.proxies.at(well[turn % len(well)]), -1
+        return addresses, -1
+
+    def _polls_of(self, asked: _Asked) -> Polls:
+        polls = self._polls.get(asked)
+        if polls is None:
+            for key in [each for each, found in self._polls.items() if found.is_idle]:
+                del self._polls[key]
+            if len(self._polls) >= _POLLS_MAX:
+                raise Overloaded("too many kinds of receives wait, or their polls do", limit=_POLLS_MAX)
+
+            async def poll(address: str, poll_ms: int) -> Batch:
+                return await self._poll(asked, address, -1, poll_ms)
+
+            async def give_back(deliveries: Sequence[Delivery]) -> None:
+                await self._give_back(asked.session.group, deliveries)
+
+            polls = self._polls[asked] = Polls(poll, give_back, self._is_isolated, self._clock)
+        return polls
+
+    def _is_isolated(self, address: str) -> bool:
+        return self.proxies.at(address).is_isolated
+
+    async def _poll(self, asked: _Asked, address: str, queue_id: int, poll_ms: int) -> Batch:
+        """Ask one proxy once."""
+        session, subscription = asked.session, asked.subscription
+        place, expression = self.proxies.at(address), _expression(subscription)
+        await self._ready(session, place, subscription.topic, expression)
+        request = wire.ReceiveMessageRequest(
+            group=resource_of(session.group),
+            filter_expression=expression,
+            batch_size=asked.batch_max,
+            auto_renew=asked.is_renewed,
+        )
+        request.message_queue.topic.CopyFrom(resource_of(subscription.topic))
+        request.message_queue.id = queue_id
+        request.message_queue.broker.id = 0
+        if not asked.is_renewed:
+            set_duration(request.invisible_duration, asked.invisible_ms)
+        set_duration(request.long_polling_timeout, poll_ms)
+        frames = self.proxies.frames(
+            place, "ReceiveMessage", request, session.client_id, timeout_ms=poll_ms + _MARGIN_MS
+        )
+        route = await self.routes.of(subscription.topic)
+        deliveries: list[Delivery] = []
+        came_s = 0.0
+        try:
+            async with aclosing(frames):
+                async for frame in frames:
+                    content = frame.WhichOneof("content")
+                    if content == "message":
+                        came_s = came_s or self._clock.monotonic_s()
+                        deliveries.append(_delivery(place, session.client_id, route, frame.message, asked.invisible_ms))
+                    elif content == "status" and frame.status.code not in {wire.OK, wire.MESSAGE_NOT_FOUND}:
+                        if frame.status.code in {wire.INTERNAL_SERVER_ERROR, wire.UNRECOGNIZED_CLIENT_TYPE}:
+                            session.forget(place)  # what it says when it has lost its settings
+                        check(frame.status, place.address)
+        except BrokerError:
+            if not deliveries:
+                raise
+        return Batch(deliveries, came_s)
+
+    async def _give_back(self, group: str, deliveries: Sequence[Delivery]) -> None:
+        """Let others have messages that nobody took here; what cannot be given back comes back by itself."""
+        await asyncio.gather(
+            *(self.change_invisible(group, each.topic, each.receipt_handle, 0, suspend=True) for each in deliveries),
+            return_exceptions=True,
+        )
+
+    async def _end_session(self, key: tuple[str, str]) -> None:
+        session = self._consumers.pop(key, None)
+        if session is None:
+            return
+        for asked in [each for each in self._polls if each.session is session]:
+            await self._polls.pop(asked).close()
+        await session.close()
 
     async def _ack(self, group: str, topic: str, asked: Sequence[Name]) -> Sequence[Exception | None]:
         """Acknowledge what one proxy gave to one client."""
@@ -419,11 +476,27 @@ class RocketMQBroker:
         key = (group, renew_for)
         session = self._consumers.get(key)
         if session is None:
+            if len(self._consumers) >= _SESSIONS_MAX:
+                raise Overloaded("too many consumer groups and push consumers are in use", limit=_SESSIONS_MAX)
             kind = wire.PUSH_CONSUMER if renew_for else wire.SIMPLE_CONSUMER
             client_id = renew_for or self._next_client_id()
             session = self._consumers[key] = Session(self.proxies, client_id, kind, group)
         self._used_s[key] = self._clock.monotonic_s()
         return session
+
+    async def _ready(
+        self, session: Session, place: Proxy, topic: str = "", expression: wire.FilterExpression | None = None
+    ) -> None:
+        """Have the proxy know a consumer; of one that no proxy ever took nothing is kept."""
+        try:
+            await session.ready(place, topic, expression)
+        except BrokerError:
+            if session.is_unknown:
+                for key in ((session.group, ""), (session.group, session.client_id)):
+                    if self._consumers.get(key) is session:
+                        del self._consumers[key], self._used_s[key]
+                await session.close()
+            raise
 
     def _next_client_id(self) -> str:
         self._numbers += 1
@@ -435,11 +508,8 @@ class RocketMQBroker:
             await asyncio.sleep(self.proxies.options.heartbeat_ms / 1000)
             idle_since_s = self._clock.monotonic_s() - _SESSION_IDLE_S
             for key in [each for each, used_s in self._used_s.items() if used_s < idle_since_s]:
-                del self._used_s[key]
-                session = self._consumers.pop(key)
-                for turn in [each for each in self._turns if each[0] == session.client_id]:
-                    del self._turns[turn]
-                await session.close()
+                self._used_s.pop(key, None)
+                await self._end_session(key)
             await asyncio.gather(*(each.heartbeat() for each in [self._producer, *self._consumers.values()]))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 _PROBE_EVERY_S = 1.0
+_PROBE_MS = 1_000
+_PROBE_SHARE = 4  # one that keeps a probe waiting is asked less often: gRPC connects again and again meanwhile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,7 @@ class Proxy:
         self.address = address
         self.is_isolated = False
         self.error = ""  # why it is left alone
+        self.probing: asyncio.Task[None] | None = None
         self.channel = channel
         self._calls: dict[str, Callable[..., Any]] = {}
 
@@ -93,17 +96,17 @@ class Proxy:
 class Proxies:
     """All proxies that this client has to do with. For one event loop.
 
-    A proxy that fails to answer is isolated: others are asked in its place. Once a second it is tried, and from its
-    first answer on it is used again.
+    A proxy that fails to answer is isolated: others are asked in its place. Once a second it is tried, less often if it
+    keeps that waiting, and from its first answer on it is used again.
     """
 
     def __init__(self, options: ClusterOptions, clock: Clock, log: CallLog = log_nothing) -> None:
         self.options = options
-        self._log = log
+        self.log = log
         self._signer = Signer(options.access_key, options.secret_key, clock) if options.access_key else None
         self._proxies: dict[str, Proxy] = {}
         self._turn = 0
-        self._probing: asyncio.Task[None] | None = None
+        self._clock = clock
         self._ssl = _ssl(options)
 
     # -- which --------------------------------------------------------------------------------------------------------
@@ -202,33 +205,34 @@ class Proxies:
         found = error_of_call(error, proxy.address)
         if isinstance(found, BrokerUnavailable) and not proxy.is_isolated:
             proxy.is_isolated, proxy.error = True, str(found)
-            self._log("proxy_isolated", address=proxy.address, why=str(found))
-            if self._probing is None or self._probing.done():
-                self._probing = asyncio.ensure_future(self._probe())
+            self.log("proxy_isolated", address=proxy.address, why=str(found))
+            if proxy.probing is None or proxy.probing.done():
+                proxy.probing = asyncio.ensure_future(self._probe(proxy))
         return found
 
     def _well(self, proxy: Proxy) -> None:
         if proxy.is_isolated:
             proxy.is_isolated, proxy.error = False, ""
-            self._log("proxy_returned", address=proxy.address)
+            self.log("proxy_returned", address=proxy.address)
 
-    async def _probe(self) -> None:
-        """Ask the isolated ones for a sign of life, until there are none."""
-        while isolated := [each for each in self._proxies.values() if each.is_isolated]:
-            for proxy in isolated:
-                request = wire.HeartbeatRequest(client_type=wire.PRODUCER)
-                with suppress(BrokerError):
-                    await self.ask(proxy, "Heartbeat", request, "probe", timeout_ms=1_000)
-            await asyncio.sleep(_PROBE_EVERY_S)
+    async def _probe(self, proxy: Proxy) -> None:
+        """Ask an isolated one for a sign of life, until it gives one."""
+        request = wire.HeartbeatRequest(client_type=wire.PRODUCER)
+        while proxy.is_isolated:
+            began_s = self._clock.monotonic_s()
+            with suppress(BrokerError):
+                await self.ask(proxy, "Heartbeat", request, "probe", timeout_ms=_PROBE_MS)
+            took_s = self._clock.monotonic_s() - began_s
+            await asyncio.sleep(max(_PROBE_EVERY_S, took_s * _PROBE_SHARE))
 
-    async def close(self, addresses: Iterable[str] = ()) -> None:
-        """Close the connections; with ``addresses``, those only."""
-        if not addresses and self._probing is not None:
-            self._probing.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._probing
-        for address in list(addresses or self._proxies):
-            await self._proxies.pop(address).channel.close()
+    async def close(self) -> None:
+        """Close the connections."""
+        while self._proxies:
+            _, proxy = self._proxies.popitem()
+            if proxy.probing is not None:
+                proxy.probing.cancel()
+                await asyncio.gather(proxy.probing, return_exceptions=True)
+            await proxy.channel.close()
 
 
 def a_client_id(number: int) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from broker_adapter.adapter import TopicRoute
 from broker_adapter.clock import Clock
@@ -64,6 +66,18 @@ class Route:
             if queue.address == address and queue.broker_queue_id == broker_queue_id:
                 return number
         return -1
+
+
+def place_of_message_group(message_group: str, addresses: Iterable[str]) -> str:
+    """Return the proxy of a message group: the one of the highest hash with it.
+
+    So a proxy that leaves a route moves none but its own message groups, and one that is new only takes some over.
+    """
+
+    def weight(address: str) -> bytes:
+        return blake2b(f"{address} {message_group}".encode(), digest_size=8).digest()
+
+    return max(addresses, key=weight)
 
 
 class Routes:

@@ -22,6 +22,7 @@ from broker_adapter.wire.mapping import resource_of, set_duration
 
 _SETTINGS_S_MAX = 5.0
 _LONG_POLLING_MS = 20_000
+_TOPICS_MAX = 256  # all of them are told with each new one; what is told again costs one call
 
 Recover = Callable[[str, wire.RecoverOrphanedTransactionCommand], Awaitable[None]]  # the proxy's address, what it asks
 
@@ -61,6 +62,11 @@ class Session:
         self._streams: dict[str, _Stream] = {}
         self._opening: dict[str, asyncio.Lock] = {}  # by address: one that hangs keeps nobody from another one
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether no proxy ever knew this client, and none is being told of it."""
+        return self.settings is None and not any(each.locked() for each in self._opening.values())
+
     async def ready(self, proxy: Proxy, topic: str = "", expression: wire.FilterExpression | None = None) -> None:
         """Return once the proxy knows this client, and that it has to do with ``topic``.
 
@@ -72,6 +78,8 @@ class Session:
             return
         async with self._opening.setdefault(proxy.address, asyncio.Lock()):
             if topic:
+                if topic not in self._topics and len(self._topics) >= _TOPICS_MAX:
+                    del self._topics[next(iter(self._topics))]
                 self._topics[topic] = expression or wire.FilterExpression(type=wire.TAG, expression="*")
             stream = self._streams.get(proxy.address)
             if stream is None or not stream.is_open:
@@ -164,7 +172,10 @@ class Session:
             if not stream.settings.done():
                 stream.settings.set_result(frame.settings)
         elif command == "recover_orphaned_transaction_command" and self._recover is not None:
-            await self._recover(proxy.address, frame.recover_orphaned_transaction_command)
+            try:
+                await self._recover(proxy.address, frame.recover_orphaned_transaction_command)
+            except Exception as error:  # noqa: BLE001 - the proxy asks again; the stream must not end for it
+                self._proxies.log("check_failed", address=proxy.address, why=repr(error))
         elif frame.HasField("status"):
             check(frame.status, proxy.address)
 

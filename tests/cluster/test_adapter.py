@@ -78,6 +78,35 @@ def test_the_settings_of_a_group_are_the_clusters() -> None:
     play(scenario())
 
 
+def test_nobody_waits_at_a_broker_that_has_nothing() -> None:
+    """What lies at one of two brokers comes with each receive, whichever is asked first."""
+    topic, group = cluster().topic(), cluster().group()
+
+    async def scenario() -> None:
+        async with rocketmq(None) as rig:  # type: ignore[arg-type]
+            await rig.broker.ensure_group(group)
+            for node in cluster().rocketmq.nodes:
+                one = RocketMQBroker(
+                    ClusterOptions(endpoints=(node.address,), request_timeout_ms=REQUEST_MS), SystemClock()
+                )
+                try:
+                    sent = [a_message(topic, b"body") for _ in range(4)]
+                    for each in sent:
+                        await one.send([each])
+                finally:
+                    await one.close()
+                found = []
+                for _ in sent:
+                    deliveries = await rig.broker.receive(
+                        group, Subscription(topic), batch_max=1, invisible_ms=INVISIBLE_MS * 6, wait_ms=20_000
+                    )
+                    found += [each.message_id for each in deliveries]
+                    await rig.broker.ack(group, topic, [each.receipt_handle for each in deliveries])
+                assert sorted(found) == sorted(each.message_id for each in sent)
+
+    play(scenario())
+
+
 def test_a_broker_that_dies_and_comes_back() -> None:
     """Sends go to the other one meanwhile; nothing that was accepted is lost; the adapter finds back by itself."""
     running = cluster().rocketmq

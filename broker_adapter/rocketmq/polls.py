@@ -1,0 +1,238 @@
+"""Long polls at several proxies for the receives of one consumer.
+
+A proxy knows the messages of its own broker only, so a receive of "any queue" that asks one of them waits there while
+messages lie at another one. Here the receives of one kind share their polls: one is asked, then, if it has nothing at
+once, all others too, and whichever brings messages first answers.
+
+A poll is not cancelled because another one was quicker: a proxy notices only once it has the next message in its hand,
+and gives that back, late and with an attempt less. It goes on to its end, for the next receive. What it brings is kept
+for a while, and given back if nobody comes.
+
+    polls       one at each proxy at most, or as many as receives wait, if those are more
+    kept        what as many polls brought, for a quarter of its invisible duration at most
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from broker_adapter.clock import Clock
+from broker_adapter.errors import Refused
+from broker_adapter.message import Delivery
+
+_SPREAD_S = 0.05  # a proxy that has messages answers sooner; what others bring meanwhile would only have to be kept
+_MARGIN_S = 0.5  # by which a receive waits for longer than its polls do: they are to end by themselves
+_AGAIN_S = 1.0  # before a proxy that had nothing is asked again within one receive
+_KEPT_SHARE = 4
+_KEPT_MS_MAX = 15_000
+
+
+class Batch(NamedTuple):
+    """What one poll brought."""
+
+    deliveries: Sequence[Delivery]
+    came_s: float  # monotonic; the invisible durations began no later
+
+
+Poll = Callable[[str, int], Awaitable[Batch]]  # of a proxy, by its address, for so many ms
+GiveBack = Callable[[Sequence[Delivery]], Awaitable[object]]
+
+
+class Polls:
+    """All receives of one consumer that ask for the same. Belongs to the event loop."""
+
+    def __init__(self, poll: Poll, give_back: GiveBack, is_isolated: Callable[[str], bool], clock: Clock) -> None:
+        self._poll = poll
+        self._give_back = give_back
+        self._is_isolated = is_isolated
+        self._clock = clock
+        self._addresses: Sequence[str] = ()
+        self._wait_ms = 0
+        self._turn = random.randrange(1 << 16)
+        self._waiting: deque[asyncio.Future[Batch | None]] = deque()
+        self._polls: dict[asyncio.Task[Batch], str] = {}
+        self._nothing_s: dict[str, float] = {}  # when a poll ended without a message
+        self._kept: deque[Batch] = deque()
+        self._giving_back: set[asyncio.Future[object]] = set()
+        self._spreads: asyncio.TimerHandle | None = None
+        self._expires: asyncio.TimerHandle | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits, nothing is asked and nothing is kept."""
+        return not (self._waiting or self._polls or self._kept or self._giving_back)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a receive waits."""
+        return bool(self._waiting)
+
+    async def receive(self, addresses: Sequence[str], wait_ms: int) -> Sequence[Delivery]:
+        """Return what one poll brings, of any of these proxies, or nothing after ``wait_ms``.
+
+        Raises what the last poll raised if none is left, or what one refused.
+        """
+        self._addresses, self._wait_ms = addresses, wait_ms
+        while self._kept:
+            batch = self._kept.popleft()
+            if self._is_good(batch):
+                return self._reckoned(batch)
+            self._return(batch)
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[Batch | None] = loop.create_future()
+        self._waiting.append(waiter)
+        self._ask_one()
+        if self._spreads is None:
+            self._spreads = loop.call_later(_SPREAD_S, self._spread)
+        ends = loop.call_later(wait_ms / 1000 + _MARGIN_S, _end, waiter)
+        try:
+            found = await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled() and waiter.exception() is None and (late := waiter.result()) is not None:
+                self._came(late)
+            raise
+        finally:
+            ends.cancel()
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            self._leave()
+        return self._reckoned(found) if found is not None else ()
+
+    async def close(self) -> None:
+        """Ask no more, and give back what was kept."""
+        for waiter in self._waiting:
+            _end(waiter)
+        for timer in (self._spreads, self._expires):
+            if timer is not None:
+                timer.cancel()
+        self._spreads = self._expires = None
+        polls = list(self._polls)
+        for task in polls:
+            task.cancel()
+        await asyncio.gather(*polls, return_exceptions=True)
+        while self._kept:
+            self._return(self._kept.popleft())
+        await asyncio.gather(*self._giving_back, return_exceptions=True)
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def _well(self) -> Sequence[str]:
+        return [each for each in self._addresses if not self._is_isolated(each)] or self._addresses
+
+    def _ask_one(self) -> None:
+        """Ask one more that nobody asks yet, or any if there are more receives than polls."""
+        well, asked = self._well(), set(self._polls.values())
+        unasked = [each for each in well if each not in asked]
+        if unasked or len(self._polls) < len(self._waiting):
+            self._turn += 1
+            candidates = unasked or well
+            self._ask(candidates[self._turn % len(candidates)])
+
+    def _ask(self, address: str) -> None:
+        async def poll() -> Batch:
+            return await self._poll(address, self._wait_ms)
+
+        task = asyncio.get_running_loop().create_task(poll())
+        self._polls[task] = address
+        task.add_done_callback(self._ended)
+
+    def _ask_others(self) -> None:
+        """Ask all that nobody asks, but those that had nothing a moment ago."""
+        asked, since_s = set(self._polls.values()), self._clock.monotonic_s() - _AGAIN_S
+        for address in self._addresses:
+            is_quiet = self._nothing_s.get(address, since_s) > since_s
+            if address not in asked and not is_quiet and not self._is_isolated(address):
+                self._ask(address)
+
+    def _spread(self) -> None:
+        self._spreads = None
+        if self._waiting:
+            self._ask_others()
+            self._spreads = asyncio.get_running_loop().call_later(_AGAIN_S, self._spread)
+
+    def _leave(self) -> None:
+        """Cancel polls that no receive can need: those beyond one for each proxy."""
+        surplus = len(self._polls) - max(len(self._waiting), len(self._addresses))
+        for task in list(self._polls)[: max(0, surplus)]:
+            task.cancel()
+
+    def _ended(self, task: asyncio.Task[Batch]) -> None:
+        address = self._polls.pop(task)
+        error = None if task.cancelled() else task.exception()
+        if not task.cancelled() and error is None and task.result().deliveries:
+            self._nothing_s.pop(address, None)
+            self._came(task.result())
+            if self._waiting:
+                self._ask_one()
+            return
+        if task.cancelled():
+            return
+        self._nothing_s[address] = self._clock.monotonic_s()
+        if not self._polls and self._waiting:
+            self._ask_others()
+        if self._polls and not isinstance(error, Refused):
+            return  # others may bring something yet
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if error is None:
+                _end(waiter)
+            elif not waiter.done():
+                waiter.set_exception(error)
+
+    # -- what came ----------------------------------------------------------------------------------------------------
+
+    def _came(self, batch: Batch) -> None:
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(batch)
+                return
+        self._kept.append(batch)
+        if self._expires is None:
+            self._expire_later()
+
+    def _expire_later(self) -> None:
+        left_s = min(self._left_s(each) for each in self._kept)
+        self._expires = asyncio.get_running_loop().call_later(max(0.0, left_s), self._expire)
+
+    def _expire(self) -> None:
+        self._expires = None
+        for batch in [each for each in self._kept if not self._is_good(each)]:
+            self._kept.remove(batch)
+            self._return(batch)
+        if self._kept:
+            self._expire_later()
+
+    def _left_s(self, batch: Batch) -> float:
+        """How much longer it may be kept."""
+        kept_ms = min(batch.deliveries[0].invisible_ms // _KEPT_SHARE, _KEPT_MS_MAX)
+        return batch.came_s + kept_ms / 1000 - self._clock.monotonic_s()
+
+    def _is_good(self, batch: Batch) -> bool:
+        return self._left_s(batch) > 0
+
+    def _reckoned(self, batch: Batch) -> Sequence[Delivery]:
+        """Return deliveries with what is left of their invisible durations."""
+        age_ms = int((self._clock.monotonic_s() - batch.came_s) * 1000)
+        if not age_ms:
+            return batch.deliveries
+        return [each._replace(invisible_ms=max(0, each.invisible_ms - age_ms)) for each in batch.deliveries]
+
+    def _return(self, batch: Batch) -> None:
+        returning = asyncio.ensure_future(self._give_back(batch.deliveries))
+        self._giving_back.add(returning)
+        returning.add_done_callback(self._returned)
+
+    def _returned(self, returning: asyncio.Future[object]) -> None:
+        self._giving_back.discard(returning)
+        if not returning.cancelled():
+            returning.exception()  # the end of the lease gives it back as well
+
+
+def _end(waiter: asyncio.Future[Batch | None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
