@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from bench import remoting
 from bench.load import Load, LoadFailed
@@ -88,9 +89,17 @@ class Node:
 class RocketMQ:
     """A running RocketMQ. What is killed keeps its data and its ports, and can be started again."""
 
-    def __init__(self, data: Path, lib: Path, *, brokers: int = 1, heap_mb: int = 1024) -> None:
-        """Start it and wait until it serves. Raises PeerMissing."""
-        self._data, self._lib, self._heap_mb = data, lib, heap_mb
+    def __init__(
+        self,
+        data: Path,
+        lib: Path,
+        *,
+        brokers: int = 1,
+        heap_mb: int = 1024,
+        proxy: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        """Start it, with these settings of its proxies, and wait until it serves. Raises PeerMissing."""
+        self._data, self._lib, self._heap_mb, self._proxy = data, lib, heap_mb, proxy
         (names,) = _free_ports(1)
         self._names = f"127.0.0.1:{names}"
         self.nodes = [Node(f"broker-{letter}", data / f"broker-{letter}") for letter in "abcdef"[:brokers]]
@@ -244,7 +253,7 @@ class RocketMQ:
         )
         proxy = {"rocketMQClusterName": "DefaultCluster", "proxyMode": "LOCAL", "namesrvAddr": self._names}
         ports = {"grpcServerPort": node.grpc, "remotingListenPort": node.remoting}
-        (node.data / "proxy.json").write_text(json.dumps({**proxy, **ports}), encoding="ascii")
+        (node.data / "proxy.json").write_text(json.dumps({**proxy, **ports, **self._proxy}), encoding="ascii")
 
     def _last_words(self) -> str:
         logs = sorted(self._data.rglob("out.log"), key=lambda path: path.stat().st_mtime)

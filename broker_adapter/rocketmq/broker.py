@@ -27,10 +27,12 @@ from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, POLLING_MS_MIN
 from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
 from broker_adapter.rocketmq.addresses import Name
 from broker_adapter.rocketmq.codes import check, error_of
+from broker_adapter.rocketmq.gathered import Gathered, Outgoing
 from broker_adapter.rocketmq.polls import Batch, Polls
 from broker_adapter.rocketmq.proxies import CallLog, ClusterOptions, Proxies, Proxy, a_client_id, log_nothing
 from broker_adapter.rocketmq.routes import Route, Routes, place_of_message_group
 from broker_adapter.rocketmq.sessions import Session
+from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from broker_adapter.transactions import Check, Checker, Half, HalfReceipt
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import epoch_ms, resource_of, set_duration, set_timestamp
@@ -38,7 +40,8 @@ from broker_adapter.wire.mapping import epoch_ms, resource_of, set_duration, set
 _MARGIN_MS = 3_000  # a proxy needs the deadline of a receive to lie behind its long poll
 _SESSION_IDLE_S = 120.0
 _SESSIONS_MAX = 10_000
-_POLLS_MAX = 10_000
+_POLLS_MAX = 10_000  # kinds of receives at once,
+_LEFT_MAX = 256  # and from how many on polls end with the last receive that waits
 _OF_THE_SERVER = (  # fields of a delivery that its sender never wrote
     "store_timestamp",
     "store_host",
@@ -88,7 +91,8 @@ class RocketMQBroker:
         self._producer = Session(self.proxies, self._client_id, wire.PRODUCER, recover=self._recover)
         self._consumers: dict[tuple[str, str], Session] = {}  # by group, and client id of a push consumer
         self._used_s: dict[tuple[str, str], float] = {}
-        self._polls: dict[_Asked, Polls] = {}  # of receives that may be answered by several proxies
+        self._gathered: dict[str, Gathered] = {}  # by topic, while something of it is under way
+        self._polls: dict[_Asked, Polls] = {}  # by what receives ask for
         self._checker: Checker | None = None
         self._beating = asyncio.ensure_future(self._beat())
 
@@ -99,6 +103,8 @@ class RocketMQBroker:
             await self._beating
         for key in list(self._consumers):
             await self._end_session(key)
+        for gathered in list(self._gathered.values()):
+            await gathered.close()
         await self._producer.close()
         await self.proxies.close()
 
@@ -135,16 +141,38 @@ class RocketMQBroker:
         ):
             why = "RocketMQ takes several messages in one send only if all are normal ones of one topic"
             raise Refused(Rule.UNSUPPORTED, why, value=f"{len(envelopes)} messages")
-        request = wire.SendMessageRequest(messages=[_as_sent(each, self._clock.now_ms()) for each in envelopes])
+        now_ms = self._clock.now_ms()
+        outgoing = [Outgoing(each, _as_sent(each, now_ms)) for each in envelopes]
+        if len(outgoing) > 1:
+            if len({_is_packed(each) for each in outgoing}) > 1:
+                why = "RocketMQ takes all messages of one send for packed if the first one is: send the others apart"
+                raise Refused(Rule.MESSAGE_CORRUPTED, why, value="GZIP and IDENTITY")
+            return await self._send_together(outgoing)
+        if not _goes_with_others(outgoing[0]):
+            return await self._send_together(outgoing)
+        gathered = self._gathered.get(first.topic)
+        if gathered is None:
+            gathered = self._gathered[first.topic] = Gathered(self._send_together)
+        try:
+            return [await gathered.send(outgoing[0])]
+        finally:
+            if gathered.is_idle and self._gathered.get(first.topic) is gathered:
+                del self._gathered[first.topic]
+
+    async def _send_together(self, outgoing: Sequence[Outgoing]) -> Sequence[SendReceipt]:
+        first = outgoing[0].envelope
+        request = wire.SendMessageRequest(messages=[each.message for each in outgoing])
         proxy, answer = await self._send(first.topic, request, message_group=first.message_group)
-        if len(answer.entries) == len(envelopes):
-            return [self._receipt(proxy, each, entry) for each, entry in zip(envelopes, answer.entries, strict=True)]
+        if len(answer.entries) == len(outgoing):
+            return [
+                self._receipt(proxy, each.envelope, entry) for each, entry in zip(outgoing, answer.entries, strict=True)
+            ]
         check(answer.status, proxy.address)
         if not answer.entries:
             raise BrokerUnavailable(f"{proxy.address} answered a send without a result")
-        # Apache's proxy has one entry for a whole batch, with an id of its own. Where the others lie it does not say.
+        # Apache's proxy has one entry for a whole batch, with an id of its own and the offset of the first message.
         offset = answer.entries[0].offset
-        return [SendReceipt(each.message_id, -1, offset + number) for number, each in enumerate(envelopes)]
+        return [SendReceipt(each.envelope.message_id, -1, offset + number) for number, each in enumerate(outgoing)]
 
     async def recall(self, topic: str, recall_handle: str) -> RecallReceipt:
         """As ``PopBroker.recall``, but that the cluster's OK does not say that the message was still there."""
@@ -210,12 +238,14 @@ class RocketMQBroker:
         asked = _Asked(session, subscription, batch_max, hidden_ms, bool(renew_for))
         places, queue_id = await self._places(subscription)
         poll_ms = max(wait_ms, POLLING_MS_MIN)
-        if len(places) == 1:
+        if subscription.queue_id >= 0:
             return (await self._poll(asked, places[0], queue_id, poll_ms)).deliveries
         polls = self._polls_of(asked)
         try:
             return await polls.receive(places, poll_ms)
         finally:
+            if len(self._polls) > _LEFT_MAX and not polls.is_awaited:
+                polls.stop()
             if polls.is_idle and self._polls.get(asked) is polls:
                 del self._polls[asked]
 
@@ -537,6 +567,20 @@ def _as_sent(envelope: Envelope, now_ms: int) -> wire.Message:
     else:
         system.ClearField("message_group")
     return message
+
+
+def _is_packed(outgoing: Outgoing) -> bool:
+    return outgoing.message.system_properties.body_encoding == wire.GZIP
+
+
+def _goes_with_others(outgoing: Outgoing) -> bool:
+    """Whether a call may carry it beside others: not if order or time belongs to it, or others would change it."""
+    envelope = outgoing.envelope
+    return (
+        envelope.message_type is MessageType.NORMAL
+        and not envelope.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+        and not _is_packed(outgoing)
+    )
 
 
 def _delivery(place: Proxy, client_id: str, route: Route, message: wire.Message, invisible_ms: int) -> Delivery:

@@ -1,12 +1,12 @@
-"""Long polls at several proxies for the receives of one consumer.
+"""Long polls at the proxies of a cluster, shared by the receives of one consumer that ask for the same.
 
 A proxy knows the messages of its own broker only, so a receive of "any queue" that asks one of them waits there while
-messages lie at another one. Here the receives of one kind share their polls: one is asked, then, if it has nothing at
-once, all others too, and whichever brings messages first answers.
+messages lie at another one. Here one is asked, then, if it has nothing at once, all others too, and whichever brings
+messages first answers.
 
-A poll is not cancelled because another one was quicker: a proxy notices only once it has the next message in its hand,
-and gives that back, late and with an attempt less. It goes on to its end, for the next receive. What it brings is kept
-for a while, and given back if nobody comes.
+A poll is not cancelled because another one was quicker or its receive went away: the broker goes on with it all the
+same, and its next message then comes three seconds late (RocketMQ 5.5.0). So it goes on to its end, for the next
+receive. What it brings is kept for a while, and given back if nobody comes, at the cost of no attempt.
 
     polls       one at each proxy at most, or as many as receives wait, if those are more
     kept        what as many polls brought, for a quarter of its invisible duration at most
@@ -27,6 +27,7 @@ from broker_adapter.message import Delivery
 _SPREAD_S = 0.05  # a proxy that has messages answers sooner; what others bring meanwhile would only have to be kept
 _MARGIN_S = 0.5  # by which a receive waits for longer than its polls do: they are to end by themselves
 _AGAIN_S = 1.0  # before a proxy that had nothing is asked again within one receive
+_LEFT_MAX = 8  # polls that go on though fewer receives wait
 _KEPT_SHARE = 4
 _KEPT_MS_MAX = 15_000
 
@@ -102,6 +103,11 @@ class Polls:
             self._leave()
         return self._reckoned(found) if found is not None else ()
 
+    def stop(self) -> None:
+        """Cancel all polls."""
+        for task in self._polls:
+            task.cancel()
+
     async def close(self) -> None:
         """Ask no more, and give back what was kept."""
         for waiter in self._waiting:
@@ -111,8 +117,7 @@ class Polls:
                 timer.cancel()
         self._spreads = self._expires = None
         polls = list(self._polls)
-        for task in polls:
-            task.cancel()
+        self.stop()
         await asyncio.gather(*polls, return_exceptions=True)
         while self._kept:
             self._return(self._kept.popleft())
@@ -155,8 +160,8 @@ class Polls:
             self._spreads = asyncio.get_running_loop().call_later(_AGAIN_S, self._spread)
 
     def _leave(self) -> None:
-        """Cancel polls that no receive can need: those beyond one for each proxy."""
-        surplus = len(self._polls) - max(len(self._waiting), len(self._addresses))
+        """Cancel polls that were begun for receives that went away, but for a few."""
+        surplus = len(self._polls) - max(len(self._waiting), len(self._addresses), _LEFT_MAX)
         for task in list(self._polls)[: max(0, surplus)]:
             task.cancel()
 

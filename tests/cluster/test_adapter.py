@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.broker_rigs import INVISIBLE_MS, PATIENCE_S, REQUEST_MS, Rig, a_message, now_ms, rocketmq
@@ -14,6 +16,7 @@ from broker_adapter.clock import SystemClock
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import Envelope
 from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
+from dmq.sidecar.tls import self_signed
 
 pytestmark = pytest.mark.timeout(600)  # the first one has Maven bring the cluster, and starts it
 
@@ -74,6 +77,33 @@ def test_the_settings_of_a_group_are_the_clusters() -> None:
             settings = rig.broker.group_settings(group)
             assert (settings.max_attempts, settings.is_fifo) == (4, False)
             assert settings.delays_ms[:3] == (1_000, 5_000, 10_000)
+
+    play(scenario())
+
+
+def test_its_certificate_is_checked(tmp_path: Path) -> None:
+    """Everything goes through TLS with the cluster's own; with somebody else's nothing does, and the error says why."""
+    topic, group = cluster().topic(), cluster().group()
+    foreign, _ = self_signed(tmp_path, now_ms())
+
+    async def scenario() -> None:
+        options = ClusterOptions(endpoints=cluster().endpoints, request_timeout_ms=REQUEST_MS)
+        broker = RocketMQBroker(replace(options, tls_ca=cluster().certificate), SystemClock())
+        try:
+            await broker.ensure_group(group)
+            rig = Rig(broker, broker, cluster().topic, cluster().group)
+            (sent,) = await rig.send(topic, b"secret")
+            (found,) = await rig.receive(group, topic)
+            assert found.message_id == sent.message_id
+            assert list(await broker.ack(group, topic, [found.receipt_handle])) == [None]
+        finally:
+            await broker.close()
+        broker = RocketMQBroker(replace(options, tls_ca=foreign), SystemClock())
+        try:
+            with pytest.raises(BrokerUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+                await broker.send([a_message(topic)])
+        finally:
+            await broker.close()
 
     play(scenario())
 

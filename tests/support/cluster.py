@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from bench.rocketmq import PeerMissing, RocketMQ, artifacts
+from broker_adapter.clock import SystemClock
+from dmq.sidecar.tls import self_signed
 
 _HEAP_MB = 384
 _GROUPS = itertools.count()
@@ -25,8 +27,9 @@ _TOPICS_EACH = 20  # a topic takes seconds to be known everywhere, so all are ma
 class Cluster:
     """A running cluster, and names in it that nobody used yet."""
 
-    def __init__(self, rocketmq: RocketMQ) -> None:
+    def __init__(self, rocketmq: RocketMQ, certificate: Path) -> None:
         self.rocketmq = rocketmq
+        self.certificate = certificate  # its proxies take TLS and plain text on one port
         self._topics = {kind: itertools.count() for kind in TOPIC_TYPES}
         rocketmq.make_topics({self._name(kind, number): kind for kind in TOPIC_TYPES for number in range(_TOPICS_EACH)})
 
@@ -57,11 +60,13 @@ def cluster() -> Cluster:
     """Return the cluster of this run; it ends with this process."""
     try:
         folder = tempfile.TemporaryDirectory(prefix="dmq-cluster-")
-        started = RocketMQ(Path(folder.name), artifacts(), brokers=2, heap_mb=_HEAP_MB)
+        certificate, key = self_signed(Path(folder.name), SystemClock().now_ms())
+        tls = {"tlsTestModeEnable": False, "tlsCertPath": str(certificate), "tlsKeyPath": str(key)}
+        started = RocketMQ(Path(folder.name), artifacts(), brokers=2, heap_mb=_HEAP_MB, proxy=tls)
     except PeerMissing as error:
         if os.environ.get("CI"):
             raise
         pytest.skip(f"no Apache RocketMQ: {error}")
     atexit.register(folder.cleanup)
     atexit.register(started.close)
-    return Cluster(started)
+    return Cluster(started, certificate)

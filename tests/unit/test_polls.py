@@ -184,23 +184,22 @@ def test_a_cancelled_receive_passes_on_what_came_for_it() -> None:
 
 
 def test_many_receives_have_no_more_polls_than_they_are() -> None:
-    """And when they went away, one for each proxy is left, until it ends."""
+    """And when they went away a few are left, until they end."""
 
     async def scenario() -> None:
         cluster = Cluster("a", "b", "c")
-        receiving = [cluster.receive() for _ in range(9)]
-        await cluster.are_asked(a=3, b=3, c=3)
+        receiving = [cluster.receive() for _ in range(30)]
+        await cluster.are_asked(a=10, b=10, c=10)
         for each in receiving:
             each.cancel()
         await asyncio.gather(*receiving, return_exceptions=True)
         await asyncio.sleep(0)
-        assert sum(map(len, cluster.open.values())) == 3
-        for address, answers in cluster.open.items():
-            for _ in list(answers):
-                cluster.brings(address)
+        assert sum(map(len, cluster.open.values())) == 8
+        for answer in [each for answers in cluster.open.values() for each in answers]:
+            answer.set_result(Batch([], 0))
         while not cluster.polls.is_idle:  # noqa: ASYNC110 - its tasks are ending
             await asyncio.sleep(0)
-        assert cluster.asked.total() == 9
+        assert cluster.asked.total() == 30
 
     play(scenario())
 
