@@ -6,11 +6,12 @@ A daemon of ours stands for the cluster, since it can be given keys and certific
 from __future__ import annotations
 
 import asyncio
+import gzip
 import os
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
@@ -22,9 +23,11 @@ from support.daemon import Daemon
 
 from broker_adapter.adapter import Subscription
 from broker_adapter.clock import SystemClock
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.message import BodyEncoding
 from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
 from broker_adapter.rocketmq.addresses import Name, endpoints_of
+from broker_adapter.transactions import Check, Half
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.sidecar.tls import self_signed
 
@@ -155,11 +158,13 @@ def test_what_is_no_proxy(serve: Serve, data: Path) -> None:
 
 
 class _BreaksOff(grpc.GenericRpcHandler):
-    """A proxy that hands out one message, if it is to, and breaks off."""
+    """A proxy that asks its clients, hands out one message, if it is to, and breaks off."""
 
-    def __init__(self, *, hands_out: bool) -> None:
+    def __init__(self, *, hands_out: bool = False, asks: Sequence[wire.TelemetryCommand] = ()) -> None:
         self.hands_out = hands_out
+        self.asks = asks
         self.address = ""
+        self.settled = 0
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         """Serve a route, a telemetry stream and a receive."""
@@ -178,7 +183,10 @@ class _BreaksOff(grpc.GenericRpcHandler):
     async def settle(self, frames: AsyncIterator[bytes], _: object) -> AsyncIterator[bytes]:
         """Agree to all settings."""
         async for _frame in frames:
+            self.settled += 1
             yield wire.TelemetryCommand(status=wire.Status(code=wire.OK), settings=wire.Settings()).SerializeToString()
+            for each in self.asks:
+                yield each.SerializeToString()
 
     async def receive(self, _: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncIterator[bytes]:
         """Hand out, and break off."""
@@ -190,27 +198,110 @@ class _BreaksOff(grpc.GenericRpcHandler):
         await context.abort(grpc.StatusCode.UNAVAILABLE, "it broke off")
 
 
+@asynccontextmanager
+async def served(proxy: _BreaksOff) -> AsyncIterator[_BreaksOff]:
+    """Run such a proxy."""
+    server = grpc.aio.server(handlers=[proxy])
+    proxy.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield proxy
+    finally:
+        await server.stop(None)
+
+
+class _Raises:
+    """A producer that cannot be asked."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[str] = asyncio.Queue()
+
+    def is_live(self, topic: str) -> bool:
+        """Always there."""
+        return True
+
+    async def check(self, check: Check) -> bool:
+        """Fail."""
+        self.asked.put_nowait(check.message_id)
+        raise RuntimeError("it cannot be asked")
+
+
+def test_a_check_that_fails_ends_no_stream() -> None:
+    """What the proxy asks next on it is heard; the log has the failure."""
+
+    async def scenario() -> None:
+        question = wire.TelemetryCommand()
+        asked = question.recover_orphaned_transaction_command
+        asked.message.topic.name, asked.message.system_properties.message_id, asked.transaction_id = "orders", "m", "t"
+        events: list[str] = []
+        async with served(_BreaksOff(asks=[question, question])) as proxy:
+            options = ClusterOptions(endpoints=(proxy.address,))
+            broker = RocketMQBroker(options, SystemClock(), lambda event, **_: events.append(event))
+            try:
+                producer = _Raises()
+                broker.attach(producer)
+                with pytest.raises(Refused, match="Method not found"):
+                    await broker.prepare([Half(a_message("orders"))])
+                async with asyncio.timeout(30):
+                    assert [await producer.asked.get() for _ in range(2)] == ["m", "m"]
+                    while len(events) < 2:  # noqa: ASYNC110 - no event tells of it
+                        await asyncio.sleep(0.01)
+                assert events == ["check_failed"] * 2
+                assert proxy.settled == 1
+            finally:
+                await broker.close()
+
+    asyncio.run(scenario())
+
+
+def test_of_groups_that_nobody_has_nothing_is_kept() -> None:
+    """A client can name as many as it likes; of those that are taken there are bounds."""
+
+    async def scenario(monkeypatch: pytest.MonkeyPatch) -> None:
+        async with served(_BreaksOff(hands_out=True)) as proxy, connected(proxy.address) as broker:
+            await broker.ensure_group("workers")
+            monkeypatch.setattr("broker_adapter.rocketmq.broker._SESSIONS_MAX", 1)
+            await broker.ensure_group("workers")
+            with pytest.raises(Overloaded, match="limit 1"):
+                await broker.ensure_group("others")
+        with serving(_web) as stranger:
+            async with connected(stranger, request_timeout_ms=REQUEST_MS) as broker:
+                for number in range(3):
+                    with pytest.raises(BrokerUnavailable):
+                        await broker.ensure_group(f"workers {number}")
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        asyncio.run(scenario(monkeypatch))
+
+
+def test_messages_packed_differently_go_apart(data: Path) -> None:
+    """RocketMQ would take all of a send for packed if the first one is."""
+
+    async def scenario() -> None:
+        async with connected(daemon.address) as broker:
+            packed = a_message("orders", gzip.compress(b"packed"), body_encoding=BodyEncoding.GZIP)
+            with pytest.raises(Refused, match="packed"):
+                await broker.send([packed, a_message("orders")])
+            await asyncio.gather(broker.send([packed]), *(broker.send([a_message("orders")]) for _ in range(8)))
+
+    with Daemon(data) as daemon:
+        asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("hands_out", [True, False])
 def test_what_came_before_a_receive_broke_off_is_kept(*, hands_out: bool) -> None:
     """It is hidden from everybody else; without anything the failure is told."""
 
     async def scenario() -> None:
-        proxy = _BreaksOff(hands_out=hands_out)
-        server = grpc.aio.server(handlers=[proxy])
-        proxy.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
-        try:
-            async with connected(proxy.address) as broker:
-                receiving = broker.receive(
-                    "workers", Subscription("orders"), batch_max=2, invisible_ms=INVISIBLE_MS, wait_ms=0
-                )
-                if hands_out:
-                    assert [each.message_id for each in await receiving] == ["m-1"]
-                else:
-                    with pytest.raises(BrokerUnavailable, match="it broke off"):
-                        await receiving
-        finally:
-            await server.stop(None)
+        async with served(_BreaksOff(hands_out=hands_out)) as proxy, connected(proxy.address) as broker:
+            receiving = broker.receive(
+                "workers", Subscription("orders"), batch_max=2, invisible_ms=INVISIBLE_MS, wait_ms=0
+            )
+            if hands_out:
+                assert [each.message_id for each in await receiving] == ["m-1"]
+            else:
+                with pytest.raises(BrokerUnavailable, match="it broke off"):
+                    await receiving
 
     asyncio.run(scenario())
 
