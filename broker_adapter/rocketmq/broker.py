@@ -127,6 +127,13 @@ class RocketMQBroker:
         delays = tuple(_ms(each) for each in policy.customized_backoff.next) or _DEFAULT_SETTINGS.delays_ms
         return GroupSettings(session.settings.subscription.fifo, max(1, policy.max_attempts), delays)
 
+    def is_known(self, kind: str, name: str) -> bool:
+        """Say whether the cluster was heard to have one of ``topics`` or ``groups``."""
+        if kind == "topics":
+            return self.routes.known(name) is not None
+        session = self._consumers.get((name, ""))
+        return session is not None and session.settings is not None
+
     # -- producing ----------------------------------------------------------------------------------------------------
 
     async def send(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:

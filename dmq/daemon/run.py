@@ -50,6 +50,7 @@ from dmq.units import Address
 from dmq.upkeep.snapshots import Snapshots
 
 if TYPE_CHECKING:
+    from dmq.embedded.catalog import Catalog
     from dmq.forwarder.front import ClusterFront
 
 EXIT_OK = 0
@@ -131,7 +132,7 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         cell = Cell(config, store, broker, metrics, _version(), store.clock.now_ms(), exporter=exporter)
         gauges.follow(metrics, store, broker, exporter)
         front = await _front(config, cell, broker, metrics, stack)
-        quotas = _quotas(config, store, broker)
+        quotas = _quotas(config, store, front or broker.catalog)
         quota_calls = QuotaCalls(quotas, partial(_keep_quotas, store))
         admin = AdminService(Operators.of(cell), snapshots, backups, store, quota_calls)
         own = store.clock, broker, metrics, admin, quotas
@@ -184,7 +185,7 @@ async def _front(
     return cluster.front
 
 
-def _quotas(config: DaemonConfig, store: Store, broker: EmbeddedBroker) -> Quotas:
+def _quotas(config: DaemonConfig, store: Store, names: Catalog | ClusterFront) -> Quotas:
     bounds = Bounds(
         streams=config.streams_max,
         polls=config.receives_waiting_max,
@@ -193,7 +194,7 @@ def _quotas(config: DaemonConfig, store: Store, broker: EmbeddedBroker) -> Quota
     )
     (kept,) = store.get_many(Family.META, [META_QUOTAS])
     try:
-        return Quotas(store.clock, bounds, kept or b"", is_known=broker.catalog.is_known)
+        return Quotas(store.clock, bounds, kept or b"", is_known=names.is_known)
     except (ValueError, TypeError) as error:
         raise StoreCorrupt(f"the limits of keys and addresses cannot be read: {error}") from error
 

@@ -88,6 +88,12 @@ class ClusterFront:
         """As ``PopBroker.group_settings``."""
         return self._cluster.group_settings(group, topics)
 
+    def is_known(self, kind: str, name: str) -> bool:
+        """As ``Catalog.is_known``: what the cluster has, or what waits for it, is not made by using it."""
+        if self._cluster.is_known(kind, name) or self._local.catalog.is_known(kind, name):
+            return True
+        return kind == "groups" and name in self._unsure
+
     # -- producing ----------------------------------------------------------------------------------------------------
 
     def send(self, envelopes: Sequence[Envelope]) -> Awaitable[Sequence[SendReceipt]]:

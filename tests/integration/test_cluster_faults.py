@@ -20,6 +20,7 @@ import pytest
 from support.acl import OPERATOR, SHOP, write_acl
 from support.broker_rigs import INVISIBLE_MS, Rig, a_message
 from support.daemon import Daemon
+from support.front import client, front_of, receive
 
 from broker_adapter.adapter import Subscription
 from broker_adapter.clock import SystemClock
@@ -29,6 +30,7 @@ from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
 from broker_adapter.rocketmq.addresses import Name, endpoints_of
 from broker_adapter.transactions import Check, Half
 from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.admin.client import AdminClient
 from dmq.sidecar.tls import self_signed
 
 REQUEST_MS = 500
@@ -351,4 +353,22 @@ def test_a_proxy_that_was_restarted_is_used_again(data: Path) -> None:
             assert list(await broker.ack("workers", "orders", [handle])) == [None]
 
     with Daemon(data) as daemon:
+        asyncio.run(scenario())
+
+
+def test_what_the_cluster_has_is_made_by_nobody(data: Path, tmp_path: Path) -> None:
+    """A client may use a topic and a group of the cluster more often than it may make new ones."""
+
+    async def scenario() -> None:
+        async with client(front) as broker:
+            for _ in range(3):
+                await broker.send([a_message("orders")])
+            assert len(await receive(broker, "orders", 3)) == 3
+            sends = [broker.send([a_message(f"new-{number}")]) for number in range(3)]
+            results = await asyncio.gather(*sends, return_exceptions=True)
+            assert any(isinstance(each, Overloaded) and "new_per_min" in str(each) for each in results)
+
+    with Daemon(tmp_path / "cluster") as cluster, front_of(cluster, data) as front:
+        with AdminClient(front.address) as admin:
+            admin.set_quota("address", "loopback", "new_per_min", 4)
         asyncio.run(scenario())
