@@ -1,6 +1,8 @@
 """Apache RocketMQ 5 behind its gRPC proxies, as a ``PopBroker``.
 
     RocketMQBroker  what a broker promises, as far as a proxy offers it; the rest is refused by name
+     +- Polls       long polls at several proxies, shared by receives
+     +- Gathered    messages that are sent at the same time, in one call
      +- Routes      where the queues of a topic are, remembered for 30 s
      +- Sessions    who this client is: a telemetry stream to each proxy it uses, for each group
          +- Proxies one connection to each proxy, signed calls, deadlines; one that fails is left alone for a while

@@ -240,10 +240,10 @@ class RocketMQBroker:
         Where several brokers have the topic all of them are asked, and the first that has messages answers. What came
         before a failure is returned: it is hidden, and nobody else would get it in time.
         """
+        places, queue_id = await self._places(subscription)
         session = self._consumer(group, renew_for)
         hidden_ms = AUTO_RENEW_INVISIBLE_MS if renew_for else invisible_ms
         asked = _Asked(session, subscription, batch_max, hidden_ms, bool(renew_for))
-        places, queue_id = await self._places(subscription)
         poll_ms = max(wait_ms, POLLING_MS_MIN)
         if subscription.queue_id >= 0:
             return (await self._poll(asked, places[0], queue_id, poll_ms)).deliveries

@@ -12,15 +12,15 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import grpc
 import pytest
 from support.acl import OPERATOR, SHOP, write_acl
-from support.broker_rigs import INVISIBLE_MS, Rig, a_message
+from support.broker_rigs import INVISIBLE_MS, Rig, a_message, now_ms
 from support.daemon import Daemon
-from support.front import client, front_of, receive
+from support.front import client, front_of, kinds, receive, until
 
 from broker_adapter.adapter import Subscription
 from broker_adapter.clock import SystemClock
@@ -159,6 +159,52 @@ def test_what_is_no_proxy(serve: Serve, data: Path) -> None:
         asyncio.run(scenario(address))
 
 
+def test_a_daemon_in_front_of_what_is_no_proxy(data: Path) -> None:
+    """What it was sent is kept; status, log and trail say so, and of each address what is wrong there."""
+    wrong = (_silence, _garbage, _half, _goaway, _web)
+
+    async def scenario(addresses: Sequence[str]) -> None:
+        async with client(daemon) as broker:
+            await broker.send([a_message("orders")])
+            await broker.send([a_message("bills", deliver_at_ms=now_ms() + 1)])
+        found = await until(daemon, lambda found: found.away_since_ms and found.waiting == 2 and len(found.lanes) == 2)
+        said = {each.address: each.why for each in found.proxies}
+        assert said.keys() == set(addresses)
+        assert all(address in why for address, why in said.items())
+        assert {each.topic for each in found.lanes} == {"orders", "bills"}
+
+    with ExitStack() as stack:
+        addresses = [stack.enter_context(serving(each)) for each in wrong]
+        options = "--broker", "rocketmq", "--endpoints", ";".join(addresses)
+        daemon = stack.enter_context(
+            Daemon(data, *options, env={**os.environ, "DMQ_CLUSTER_TIMEOUT": f"{REQUEST_MS}ms"})
+        )
+        asyncio.run(scenario(addresses))
+        daemon.stop()
+        assert {each["address"] for each in daemon.events("proxy_isolated")} == set(addresses)
+        assert daemon.events("cluster_away")
+        found = kinds(daemon)
+        assert found["SCHEDULED"] + found["QUEUED"] >= 2
+        assert not found["FORWARDED"]
+
+
+def test_a_certificate_that_has_expired(tmp_path: Path) -> None:
+    """Nothing is said to such a proxy, and the error says why."""
+    certificate, key = self_signed(tmp_path, now_ms() - 11 * 366 * 86_400_000)
+    secrets = grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])
+
+    async def scenario() -> None:
+        async with (
+            served(_BreaksOff(), secrets) as proxy,
+            connected(proxy.address, tls_ca=certificate) as broker,
+        ):
+            with pytest.raises(BrokerUnavailable, match="certificate has expired"):
+                await broker.send([a_message("orders")])
+            assert "certificate has expired" in broker.proxies.errors[proxy.address]
+
+    asyncio.run(scenario())
+
+
 class _BreaksOff(grpc.GenericRpcHandler):
     """A proxy that asks its clients, hands out one message, if it is to, and breaks off."""
 
@@ -201,10 +247,11 @@ class _BreaksOff(grpc.GenericRpcHandler):
 
 
 @asynccontextmanager
-async def served(proxy: _BreaksOff) -> AsyncIterator[_BreaksOff]:
+async def served(proxy: _BreaksOff, secrets: grpc.ServerCredentials | None = None) -> AsyncIterator[_BreaksOff]:
     """Run such a proxy."""
-    server = grpc.aio.server(handlers=[proxy])
-    proxy.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server, place = grpc.aio.server(handlers=[proxy]), "127.0.0.1:0"
+    port = server.add_insecure_port(place) if secrets is None else server.add_secure_port(place, secrets)
+    proxy.address = f"127.0.0.1:{port}"
     await server.start()
     try:
         yield proxy
