@@ -417,8 +417,8 @@ class RocketMQBroker:
     def _polls_of(self, asked: _Asked) -> Polls:
         polls = self._polls.get(asked)
         if polls is None:
-            for key in [each for each, found in self._polls.items() if found.is_idle]:
-                del self._polls[key]
+            if len(self._polls) >= _POLLS_MAX:
+                self._forget_idle_polls()
             if len(self._polls) >= _POLLS_MAX:
                 raise Overloaded("too many kinds of receives wait, or their polls do", limit=_POLLS_MAX)
 
@@ -430,6 +430,10 @@ class RocketMQBroker:
 
             polls = self._polls[asked] = Polls(poll, give_back, self._is_isolated, self._clock)
         return polls
+
+    def _forget_idle_polls(self) -> None:
+        for asked in [each for each, found in self._polls.items() if found.is_idle]:
+            del self._polls[asked]
 
     def _is_isolated(self, address: str) -> bool:
         return self.proxies.at(address).is_isolated
@@ -547,6 +551,7 @@ class RocketMQBroker:
             for key in [each for each, used_s in self._used_s.items() if used_s < idle_since_s]:
                 self._used_s.pop(key, None)
                 await self._end_session(key)
+            self._forget_idle_polls()
             await asyncio.gather(*(each.heartbeat() for each in [self._producer, *self._consumers.values()]))
 
 
