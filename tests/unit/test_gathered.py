@@ -64,6 +64,12 @@ def play(scenario: Coroutine[object, object, None]) -> None:
     asyncio.run(bounded())
 
 
+@pytest.fixture(autouse=True)
+def _four_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many go alone."""
+    monkeypatch.setattr(gathered, "_CALLS", 4)
+
+
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing goes because of the time that passed."""
