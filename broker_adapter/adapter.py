@@ -45,12 +45,14 @@ class GroupSettings(NamedTuple):
     """How a consumer group is served, as its clients are told.
 
     ``max_attempts`` counts deliveries, the first included. ``delays_ms[n - 1]`` is what follows on failed attempt n;
-    the last one repeats. It is never empty.
+    the last one repeats. It is never empty. ``believes_clients``: the broker makes a dead letter of whatever a client
+    gives up, and counts no attempts itself, so that push consumers of a FIFO group must retry in their own memory.
     """
 
     is_fifo: bool
     max_attempts: int
     delays_ms: tuple[int, ...]
+    believes_clients: bool = False
 
 
 class PopBroker(Protocol):

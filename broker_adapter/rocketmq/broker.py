@@ -66,6 +66,7 @@ _DEFAULT_SETTINGS = GroupSettings(
     delays_ms=tuple(
         s * 1000 for s in (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
     ),
+    believes_clients=True,
 )
 
 
@@ -125,7 +126,9 @@ class RocketMQBroker:
             return _DEFAULT_SETTINGS
         policy = session.settings.backoff_policy
         delays = tuple(_ms(each) for each in policy.customized_backoff.next) or _DEFAULT_SETTINGS.delays_ms
-        return GroupSettings(session.settings.subscription.fifo, max(1, policy.max_attempts), delays)
+        return GroupSettings(
+            session.settings.subscription.fifo, max(1, policy.max_attempts), delays, believes_clients=True
+        )
 
     def is_known(self, kind: str, name: str) -> bool:
         """Say whether the cluster was heard to have one of ``topics`` or ``groups``."""

@@ -115,10 +115,13 @@ def _tell_fifo_backoff(policy: wire.RetryPolicy, group: GroupSettings, language:
     below the group's maximum: the message comes back by the policy, durably, with the next attempt. Only C++ retries in
     its memory for ever, whatever it is told.
 
+    A broker that ``believes_clients`` would have a dead letter after that one try: with it they are told the true
+    maximum, and retry in their memory, as they do without us.
+
     The delays are then never used, but the strategy must be one that the client can read: Node knows exponential ones
     only. Python, which does not, would put a policy of its own in their place: 17 tries, 1 s apart.
     """
-    policy.max_attempts = 1
+    policy.max_attempts = group.max_attempts if group.believes_clients else 1
     if language == "PYTHON":
         _tell_table(policy, group)
         return

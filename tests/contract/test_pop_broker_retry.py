@@ -31,6 +31,8 @@ from support.rigs import (
     send,
 )
 
+from broker_adapter.adapter import GroupSettings
+
 
 @every_broker()
 async def test_a_group_says_how_it_is_served(rig: Rig) -> None:
@@ -41,9 +43,9 @@ async def test_a_group_says_how_it_is_served(rig: Rig) -> None:
     assert nobody.delays_ms
     assert all(delay_ms > 0 for delay_ms in nobody.delays_ms)
     await rig.set_group("strict", max_attempts=3, delays_ms=(7, 9), is_fifo=True)
-    assert rig.broker.group_settings("strict") == (True, 3, (7, 9))
+    assert rig.broker.group_settings("strict") == GroupSettings(True, 3, (7, 9))
     await rig.set_group("strict", max_attempts=2, delays_ms=(8,))
-    assert rig.broker.group_settings("strict") == (False, 2, (8,))
+    assert rig.broker.group_settings("strict") == GroupSettings(False, 2, (8,))
     assert rig.broker.group_settings("nobody") == nobody
 
 

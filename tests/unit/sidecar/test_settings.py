@@ -72,6 +72,13 @@ def test_a_consumer_of_a_fifo_group_gives_up_at_once(language: str) -> None:
     assert (backoff.max.seconds, backoff.multiplier) == (60, 2)
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_consumer_gives_up_late_where_it_is_believed(language: str) -> None:
+    """In a FIFO group of a cluster, which makes a dead letter of whatever a client gives up."""
+    settings = merged(consumer(), GroupSettings(True, 5, (1500, 9000), believes_clients=True), language)
+    assert (settings.subscription.fifo, settings.backoff_policy.max_attempts) == (True, 5)
+
+
 def test_a_maximum_is_never_below_the_first_delay() -> None:
     """A policy may begin with a long delay; an exponential backoff cannot say so."""
     backoff = merged(consumer(), GroupSettings(True, 3, (9000, 1000)), "JAVA").backoff_policy.exponential_backoff
