@@ -6,7 +6,7 @@ normal ones, or of several topics. What it does differently from what the contra
 - a send is not idempotent: the same message id sent twice is stored twice, under that id;
 - a delay is bounded (one day, unless the cluster's operators changed it), and ends up to two seconds late;
 - a recall says nothing of what became of the message;
-- a receive waits for 5 s at least;
+- a receive waits for 5 s at least, and one of one queue is one of any: a proxy does not look at its number;
 - extending an invisible duration counts as an attempt, and the earlier handle is of no use any more.
 """
 
@@ -51,6 +51,8 @@ _OF_THE_SERVER = (  # fields of a delivery that its sender never wrote
     "invisible_duration",
     "delivery_attempt",
 )
+_ANY_QUEUE = -1
+_TRANSACTION_ID = "__transactionId__"  # a property that RocketMQ leaves on what a transaction committed
 _TYPES: Mapping[MessageType, wire.MessageType] = MappingProxyType(
     {
         MessageType.NORMAL: wire.NORMAL,
@@ -241,15 +243,15 @@ class RocketMQBroker:
         """As ``PopBroker.receive``, but that it waits for 5 s at least, as a proxy does.
 
         Where several brokers have the topic all of them are asked, and the first that has messages answers. What came
-        before a failure is returned: it is hidden, and nobody else would get it in time.
+        before a failure is returned: it is hidden, and nobody else would get it in time. Who waits for less cancels it,
+        and its polls go on for the next one: a proxy would find out only with the next message in its hand, again and
+        again, and each time the message would lose an attempt.
         """
-        places, queue_id = await self._places(subscription)
+        places = await self._places(subscription.topic)
         session = self._consumer(group, renew_for)
         hidden_ms = AUTO_RENEW_INVISIBLE_MS if renew_for else invisible_ms
-        asked = _Asked(session, subscription, batch_max, hidden_ms, bool(renew_for))
+        asked = _Asked(session, subscription._replace(queue_id=_ANY_QUEUE), batch_max, hidden_ms, bool(renew_for))
         poll_ms = max(wait_ms, POLLING_MS_MIN)
-        if subscription.queue_id >= 0:
-            return (await self._poll(asked, places[0], queue_id, poll_ms)).deliveries
         polls = self._polls_of(asked)
         try:
             return await polls.receive(places, poll_ms)
@@ -403,19 +405,13 @@ class RocketMQBroker:
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
-    async def _places(self, subscription: Subscription) -> tuple[Sequence[str], int]:
-        """Return which proxies to ask, by their addresses, for which of their queues, -1 for any."""
-        route = await self.routes.of(subscription.topic)
-        if subscription.queue_id >= 0:
-            if subscription.queue_id >= len(route.queues):
-                why = f"topic {subscription.topic} has {len(route.queues)} queues"
-                raise Refused(Rule.NOT_FOUND, why, value=subscription.queue_id)
-            queue = route.queues[subscription.queue_id]
-            return [queue.address], queue.broker_queue_id
+    async def _places(self, topic: str) -> Sequence[str]:
+        """Return which proxies to ask, by their addresses."""
+        route = await self.routes.of(topic)
         addresses = self._all_of(route.readable())
         if not addresses:
-            raise Refused(Rule.FORBIDDEN, "the cluster lets nobody read the topic", value=subscription.topic)
-        return addresses, -1
+            raise Refused(Rule.FORBIDDEN, "the cluster lets nobody read the topic", value=topic)
+        return addresses
 
     def _polls_of(self, asked: _Asked) -> Polls:
         polls = self._polls.get(asked)
@@ -426,7 +422,7 @@ class RocketMQBroker:
                 raise Overloaded("too many kinds of receives wait, or their polls do", limit=_POLLS_MAX)
 
             async def poll(address: str, poll_ms: int) -> Batch:
-                return await self._poll(asked, address, -1, poll_ms)
+                return await self._poll(asked, address, poll_ms)
 
             async def give_back(deliveries: Sequence[Delivery]) -> None:
                 await self._give_back(asked.session.group, deliveries)
@@ -441,7 +437,7 @@ class RocketMQBroker:
     def _is_isolated(self, address: str) -> bool:
         return self.proxies.at(address).is_isolated
 
-    async def _poll(self, asked: _Asked, address: str, queue_id: int, poll_ms: int) -> Batch:
+    async def _poll(self, asked: _Asked, address: str, poll_ms: int) -> Batch:
         """Ask one proxy once."""
         session, subscription = asked.session, asked.subscription
         place, expression = self.proxies.at(address), _expression(subscription)
@@ -453,7 +449,7 @@ class RocketMQBroker:
             auto_renew=asked.is_renewed,
         )
         request.message_queue.topic.CopyFrom(resource_of(subscription.topic))
-        request.message_queue.id = queue_id
+        request.message_queue.id = _ANY_QUEUE
         request.message_queue.broker.id = 0
         if not asked.is_renewed:
             set_duration(request.invisible_duration, asked.invisible_ms)

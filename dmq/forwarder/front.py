@@ -202,7 +202,7 @@ class ClusterFront:
         )
         if wait_ms >= POLLING_MS_MIN:
             return await receiving
-        try:  # a proxy waits for longer than that: it is told to stop, and gives back what it was about to send
+        try:  # a proxy waits for longer than that: what it brings afterwards is for the next receive
             async with asyncio.timeout(max(1, wait_ms) / 1000):
                 return await receiving
         except TimeoutError:

@@ -14,11 +14,12 @@ from support.cluster import cluster
 from broker_adapter.adapter import Subscription
 from broker_adapter.clock import SystemClock
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
-from broker_adapter.message import Envelope
+from broker_adapter.message import Delivery, Envelope
 from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
 from dmq.sidecar.tls import self_signed
 
 pytestmark = pytest.mark.timeout(600)  # the first one has Maven bring the cluster, and starts it
+SHORT_MS = 1_000
 
 
 def play(scenario: Coroutine[object, object, None]) -> None:
@@ -170,6 +171,39 @@ def test_a_broker_that_dies_and_comes_back() -> None:
                         continue
                     found |= {each.message_id for each in deliveries}
                     await broker.ack(group, topic, [each.receipt_handle for each in deliveries])
+        finally:
+            await broker.close()
+
+    play(scenario())
+
+
+def test_a_short_receive_takes_nothing_away() -> None:
+    """Who waits for less than a proxy does, again and again, is given the next message, on its first attempt."""
+    topic, group = cluster().topic(), cluster().group()
+
+    async def scenario() -> None:
+        options = ClusterOptions(endpoints=cluster().endpoints[:1], request_timeout_ms=REQUEST_MS)
+        broker = RocketMQBroker(options, SystemClock())
+
+        async def receive() -> list[Delivery]:
+            receiving = broker.receive(
+                group, Subscription(topic), batch_max=1, invisible_ms=INVISIBLE_MS, wait_ms=SHORT_MS
+            )
+            try:
+                return list(await asyncio.wait_for(receiving, SHORT_MS / 1000))
+            except TimeoutError:
+                return []
+
+        try:
+            await broker.ensure_group(group)
+            for _ in range(3):
+                assert await receive() == []
+            await broker.send([a_message(topic)])
+            async with asyncio.timeout(PATIENCE_S):
+                while not (found := await receive()):
+                    pass
+            assert [each.delivery_attempt for each in found] == [1]
+            await broker.ack(group, topic, [each.receipt_handle for each in found])
         finally:
             await broker.close()
 
