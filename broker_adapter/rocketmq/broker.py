@@ -612,6 +612,7 @@ def _delivery(place: Proxy, client_id: str, route: Route, message: wire.Message,
     )
     for field in _OF_THE_SERVER:
         system.ClearField(field)
+    message.user_properties.pop(_TRANSACTION_ID, None)
     return delivery._replace(payload=message.SerializeToString())
 
 
