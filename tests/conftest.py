@@ -17,6 +17,9 @@ from support.parallel import ByUnit, by_length, is_controller
 from xdist.remote import Producer
 
 TESTS = Path(__file__).parent
+# Modules of tests that several modules share.
+for _suite in ("client_suite", "recall_suite", "transaction_suite", "client_traffic"):
+    pytest.register_assert_rewrite(f"support.{_suite}")
 
 # A run in CI takes fresh random examples too, and a failure prints the line that repeats it anywhere
 # (`@reproduce_failure(...)`). hypothesis's own profile of this name would try the same examples for ever.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from support.daemon import Daemon
 from support.official_client import Language, OfficialClient, those_with
-from support.scenarios import Scenarios, dead_letters, dmq, is_at_rest, set_group, wait_for_group
+from support.scenarios import Scenarios, dead_letters, dmq, is_at_rest, push_in_groups, seen, set_group, wait_for_group
 
 from dmq.admin import admin_v1 as wire
 from retry.policy import Fixed
@@ -24,11 +24,6 @@ _OTHERS = ("b", "c", "d", "e")
 _AHEAD_MS = (2_000, 6_000, 18_000)  # until the first delivery time: the sends are over by then, or tried again
 # Delivery times after the first one, in the order of the sends; None is not delayed.
 _SCRAMBLED_MS = (900, 300, 600, 300, 0, 900, None, 0)
-
-
-def _seen(deliveries: Sequence[dict[str, Any]], message_group: str) -> list[tuple[str, int]]:
-    """Return the bodies and attempts of one message group, as they came."""
-    return [(each["body"], each["attempt"]) for each in deliveries if each["message_group"] == message_group]
 
 
 def _times_ms(deliveries: Sequence[dict[str, Any]], body: str) -> list[int]:
@@ -51,11 +46,7 @@ def _consume(process: OfficialClient, name: str, bodies: Sequence[str], *, hande
     It ends when nothing is under way any more, which is not before ``handed_out`` deliveries.
     """
     topic = f"{name}-{process.language.name}"
-    process.start(f"{name}-p", "producer", topic)
-    for body in bodies:
-        process.send(f"{name}-p", topic, body=body, message_group=body.split()[-1][0])
-    process.start(f"{name}-c", "push", topic, group=topic)
-    process.wait_for_deliveries(f"{name}-c", handed_out)
+    push_in_groups(process, name, bodies, handed_out=handed_out)
     wait_for_group(process.address, topic, is_at_rest)
     return Consumed(process.deliveries(f"{name}-c"), dead_letters(process.address, topic))
 
@@ -137,7 +128,7 @@ def recovered(request: pytest.FixtureRequest, scenarios: Scenarios, language: La
 def test_nothing_passes_a_message_that_failed(recovered: Consumed) -> None:
     """The later ones of its message group come after its third attempt, which succeeds; each of them once."""
     head = "fail 2 times a1"
-    assert _seen(recovered.deliveries, "a") == [(head, 1), (head, 2), (head, 3), ("a2", 1), ("a3", 1)]
+    assert seen(recovered.deliveries, "a") == [(head, 1), (head, 2), (head, 3), ("a2", 1), ("a3", 1)]
     for earlier_ms, later_ms in pairwise(_times_ms(recovered.deliveries, head)):
         assert later_ms - earlier_ms >= DELAY_MS
     assert recovered.dead == []
@@ -147,7 +138,7 @@ def test_other_message_groups_go_on(recovered: Consumed) -> None:
     """They are done, in their order, before the head that failed has succeeded, also those in the same queue."""
     third_ms = _times_ms(recovered.deliveries, "fail 2 times a1")[2]
     for letter in _OTHERS:
-        assert _seen(recovered.deliveries, letter) == [(f"{letter}1", 1), (f"{letter}2", 1)]
+        assert seen(recovered.deliveries, letter) == [(f"{letter}1", 1), (f"{letter}2", 1)]
         assert _times_ms(recovered.deliveries, f"{letter}2")[0] < third_ms
 
 
@@ -158,7 +149,7 @@ def test_a_dead_message_lets_the_next_one_pass(scenarios: Scenarios, language: L
     """
     found = scenarios.result(_die, language)
     head, third = "fail 99 times a1", "fail 1 time a3"
-    assert _seen(found.deliveries, "a") == [
+    assert seen(found.deliveries, "a") == [
         *((head, 1), (head, 2), (head, 3)),
         *(("a2", 1), (third, 1), (third, 2), ("a4", 1)),
     ]

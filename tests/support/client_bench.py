@@ -12,7 +12,7 @@ from support.daemon import Daemon
 from support.effort import at_length
 from support.official_client import ANSWER_S_MAX, GO, JAVA, NODE, PYTHON, Language, OfficialClient, require
 
-_PREFIXES = {"producer": "p", "transactional": "p", "simple": "c", "listener": "c"}
+PREFIXES = {"producer": "p", "transactional": "p", "simple": "c", "listener": "c"}
 _names = count(1)
 
 # For what does not depend on the client: properties are the same in every language.
@@ -44,7 +44,7 @@ class Topics:
         name = f"t{next(_names)}-{language.name}"
         return name, [
             self._process.begin_start(
-                f"{_PREFIXES[kind]}-{name}", language.listener if kind == "listener" else kind, name, group=f"g-{name}"
+                f"{PREFIXES[kind]}-{name}", language.listener if kind == "listener" else kind, name, group=f"g-{name}"
             )
             for kind in self._kinds
         ]

@@ -23,6 +23,7 @@ from retry.policy import Backoff, RetryPolicy
 
 SCENARIO_S_MAX = 50.0
 _AT_ONCE = 5  # languages: the newest of each; all published versions at once would be many virtual machines of Java
+_SCENARIOS_AT_ONCE = 8
 _LOOK_AGAIN_S = 0.05
 _Found = TypeVar("_Found")
 
@@ -31,15 +32,20 @@ class Scenarios:
     """What took place with every client that has push consumers and can run here, so that their waits overlap.
 
     A scenario is a function that is given the process of one language's clients. All scenarios of a language run at
-    once, those of several languages too. Leaving begins no more, and waits for those that run.
+    once, or eight if there are more; those of several languages too. Leaving begins no more, and waits for those that
+    run. ``languages`` are those with push consumers, unless it says otherwise.
     """
 
     def __init__(
-        self, address: str, tmp: pytest.TempPathFactory, scenarios: Sequence[Callable[[OfficialClient], Any]]
+        self,
+        address: str,
+        tmp: pytest.TempPathFactory,
+        scenarios: Sequence[Callable[[OfficialClient], Any]],
+        languages: Sequence[Language] | None = None,
     ) -> None:
         self._address = address
         self._scenarios = scenarios
-        self._languages = list(filter(can_run, those_with("push")))
+        self._languages = list(filter(can_run, those_with("push") if languages is None else languages))
         self._homes = {language.name: tmp.mktemp(language.name) for language in self._languages}
         self._pool = ThreadPoolExecutor(max_workers=_AT_ONCE)
         self._came_of: dict[str, Future[dict[Callable[[OfficialClient], Any], Future[Any]]]] = {}
@@ -47,7 +53,7 @@ class Scenarios:
     def _run(self, language: Language) -> dict[Callable[[OfficialClient], Any], Future[Any]]:
         with (
             OfficialClient(language, self._homes[language.name], self._address) as process,
-            ThreadPoolExecutor(max_workers=len(self._scenarios)) as pool,
+            ThreadPoolExecutor(max_workers=min(len(self._scenarios), _SCENARIOS_AT_ONCE)) as pool,
         ):
             return {scenario: pool.submit(scenario, process) for scenario in self._scenarios}
 
@@ -67,6 +73,25 @@ class Scenarios:
         groups = -(-len(self._languages) // _AT_ONCE)  # each waits for those before it
         found: _Found = self._came_of[language.name].result(within_s * groups)[scenario].result()
         return found
+
+
+def push_in_groups(process: OfficialClient, name: str, bodies: Sequence[str], *, handed_out: int) -> None:
+    """Send bodies such as ``a1`` to the message group of their letter, and let a push consumer have them.
+
+    Topic and group are ``<name>-<language>``, the clients ``<name>-p`` and ``<name>-c``. It ends with ``handed_out``
+    deliveries.
+    """
+    topic = f"{name}-{process.language.name}"
+    process.start(f"{name}-p", "producer", topic)
+    for body in bodies:
+        process.send(f"{name}-p", topic, body=body, message_group=body.split()[-1][0])
+    process.start(f"{name}-c", "push", topic, group=topic)
+    process.wait_for_deliveries(f"{name}-c", handed_out)
+
+
+def seen(deliveries: Sequence[dict[str, Any]], message_group: str) -> list[tuple[str, int]]:
+    """Return the bodies and attempts of one message group, as they came."""
+    return [(each["body"], each["attempt"]) for each in deliveries if each["message_group"] == message_group]
 
 
 def dmq(address: str, *arguments: str) -> Any:

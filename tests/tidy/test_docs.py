@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 FOLDERS = ("dmq", "retry", "broker_adapter", "spark_audit", "tests", "docs", "locks", "tools", "bench")
+SUITE = re.compile(r"^from support\.(\w+) import \*", re.MULTILINE)
 # `dmq/store/marks.py`, `tests/contract`, `tests/contract::test_name` (a test may move within its group)
 CITED = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)(?:::(\w+))?`")
 # in CONTRIBUTING, whose answers are names: `Leases.expire` in `dmq/embedded/leases.py`
@@ -51,7 +52,10 @@ def rows(path: Path, heading: str) -> list[list[str]]:
 
 @cache
 def names_in(path: Path) -> frozenset[str]:
-    """Names of functions, classes and module-level values of a module, or of all modules below a folder."""
+    """Names of functions, classes and module-level values of a module, or of all modules below a folder.
+
+    Those of a suite of tests that it takes as a whole are its own.
+    """
     names: set[str] = set()
     for module in path.rglob("*.py") if path.is_dir() else [path]:
         tree = ast.parse(read(module))
@@ -61,6 +65,8 @@ def names_in(path: Path) -> frozenset[str]:
             for node in ast.walk(tree)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         }
+        for suite in SUITE.findall(read(module)):
+            names |= names_in(ROOT / "tests" / "support" / f"{suite}.py")
     return frozenset(names)
 
 
