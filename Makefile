@@ -8,7 +8,8 @@ STAMPS := $(VENV)/.stamps
 NODE_DIR := tests/clients/node
 CODE := $(wildcard dmq retry broker_adapter spark_audit bench examples tests tools)
 TYPED := $(filter-out examples,$(CODE))  # the official client has no types
-CLIENT_TESTS := $(wildcard tests/integration/test_client*.py tests/integration/test_*_clients.py) tests/integration/test_acl.py
+CLIENT_TESTS := $(wildcard tests/integration/test_client*.py tests/integration/test_*_clients.py) tests/integration/test_acl.py \
+	tests/cluster/test_official_clients.py
 # extra words for the tool behind a target: make test ARGS="-k store", make demo ARGS="--seconds 10"
 ARGS ?=
 # Tests wait for processes and disks most of their time: more workers than processors, at most 16.

@@ -123,7 +123,8 @@ def _earlier_python(version: str, *lacks: str) -> Language:
 # without "restart" its goroutines wait for each other's locks, and for ever, once its server was away; without "end
 # status" its commit of what was rolled back seems to succeed; without "sql" it asks for SQL and receives by tag;
 # without "refusal" it says of a refused start no more than that it failed; without "refused start" it never returns
-# from one: it waits for settings, which a server that refuses its telemetry stream does not send; without "checks" its
+# from one: it waits for settings, which a server that refuses its telemetry stream does not send; without "handles" it
+# goes on with the first receipt handle of a message whose invisible duration it changed; without "checks" its
 # transactions may never be checked: two of its threads can write to its telemetry stream at once, at which grpcio ends
 # the stream, and the client does not read the one it opens next.
 EARLIER = (
@@ -143,9 +144,9 @@ EARLIER = (
     _earlier_go("v5.1.1-rc1", "digest", "recall", "push", "plain", "end status"),
     _earlier_go("v5.1.2", "digest", "recall", "push", "plain", "end status"),
     _earlier_go("v5.1.3", "recall", "end status", "refused start"),
-    _earlier_python("5.0.1", "recall", "push"),
-    _earlier_python("5.0.2", "recall", "push"),
-    _earlier_python("5.0.3", "recall", "push", "reasons"),
+    _earlier_python("5.0.1", "recall", "push", "handles"),
+    _earlier_python("5.0.2", "recall", "push", "handles"),
+    _earlier_python("5.0.3", "recall", "push", "handles", "reasons"),
     _earlier_python("5.0.5", "recall", "push", "reasons"),
     _earlier_python("5.0.6", "recall", "push", "reasons"),
     _earlier_python(

@@ -18,6 +18,7 @@ _SHARED = {
     "tests/contract/test_brokers": "cluster",
     "tests/cluster/test_adapter": "cluster",
     "tests/cluster/test_front": "cluster",
+    "tests/cluster/test_official_clients": "cluster",
     "tests/spark/test_cluster": "first session",
     "tests/spark/test_incremental": "first session",
     "tests/spark/test_tables": "first session",
