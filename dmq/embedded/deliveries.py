@@ -179,6 +179,11 @@ class Deliveries:
         queue, receipt, lease, _ = await self._lease_of(found, receipt_handle)
         await self._fail(found, queue, receipt, lease, Unwanted(code, why))
 
+    @staticmethod
+    def is_held(found: Subscription, receipt_handle: str) -> bool:
+        """Say whether a delivery of this run is handed out and not finished."""
+        return isinstance(_at_hand(found, receipt_handle), tuple)
+
     def in_doubt(self, found: Subscription, receipt_handle: str, times: int) -> Emit | None:
         """Return what tells that a cluster may have a delivery that it gets again; ``None`` if it is not leased."""
         known = _at_hand(found, receipt_handle)

@@ -35,6 +35,7 @@ class Forwards:
 
     def __init__(self, broker: EmbeddedBroker) -> None:
         self._names = broker.names
+        self._catalog = broker.catalog
         self._commits = broker.commits
         self._subscriptions = broker.subscriptions
         self._deliveries = broker.deliveries
@@ -73,14 +74,17 @@ class Forwards:
     def topic_of(self, topic_id: int) -> str:
         """Return the topic of a queue that has grown, if its messages leave, else nothing."""
         names = self._names
-        found = names.topics_by_id[topic_id]
+        found = names.topics_by_id.get(topic_id)
+        if found is None:  # a lane that went with its topic
+            return ""
         if found.name == _REDRIVEN:  # letters that are sent again
             of_topic = next(key[1] for key, lane in names.lanes.items() if lane.topic_id == topic_id)
             return names.topics_by_id[of_topic].name
         return "" if found.name.startswith(_LOCAL) else found.name
 
     async def ends(self, topic: str) -> dict[int, int]:
-        """Return the end of each queue of a topic, now."""
+        """Return the end of each queue of a topic, now; ``Refused`` of one that is gone: none is made by asking."""
+        self._catalog.known_topic(topic)
         found = await self._subscriptions.subscribe(FORWARDER_GROUP, topic)
         return {queue.queue_id: queue.end for queue in found.queues}
 
@@ -95,10 +99,18 @@ class Forwards:
         return found is not None and any(each.floor < each.end for each in found.all_queues)
 
     async def receive(self, topic: str, *, batch_max: int, wait_ms: int) -> Sequence[Delivery]:
-        """As ``PopBroker.receive``, of any queue."""
+        """As ``PopBroker.receive``, of any queue; ``Refused`` of a topic that is gone."""
+        self._catalog.known_topic(topic)
         return await self._deliveries.receive(
             FORWARDER_GROUP, Wanted(topic), batch_max=batch_max, invisible_ms=_LEASE_MS, wait_ms=wait_ms
         )
+
+    def held(self, topic: str, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """Return those that are still to be sent: what was removed with its topic is not."""
+        found = self._found(topic)
+        if found is None or found.is_retired:
+            return []
+        return [each for each in deliveries if self._deliveries.is_held(found, each.receipt_handle)]
 
     async def forwarded(self, topic: str, sent: Sequence[Forwarded]) -> None:
         """Finish what the cluster has, durable on return. What left otherwise, with its topic say, is passed over."""

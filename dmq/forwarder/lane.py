@@ -120,6 +120,8 @@ class Lane:
             try:
                 found = await self._forwards.receive(self.topic, batch_max=min(room, TOGETHER_MAX), wait_ms=IDLE_MS)
             except Refused as refused:  # the topic was removed
+                if self._is_grown:  # and made anew
+                    continue
                 log.info("lane_ended", topic=self.topic, why=str(refused))
                 return
             except (BrokerError, StoreError) as error:
@@ -127,7 +129,7 @@ class Lane:
                 await asyncio.sleep(_STORE_PAUSE_S)
                 continue
             self._was_read = True
-            if not found and not self._is_grown:
+            if not found and not self._is_grown and not self._forwards.has_more(self.topic):
                 return
             self._tell_suspects(found)
             for load in _loads(found):
@@ -165,6 +167,10 @@ class Lane:
         times = failures = 0
         while True:
             is_probe = await self.gate.enter(len(load))
+            load = self._still_here(load)
+            if not load:
+                self.gate.void(is_probe=is_probe)
+                return None
             try:
                 envelopes = await self._envelopes(load)
                 if len(load) > 1 and envelopes[0].deliver_at_ms:  # a cluster takes these one by one
@@ -189,6 +195,15 @@ class Lane:
             if self.gate.is_open:
                 await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
             failures += 1
+
+    def _still_here(self, load: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Return what was not given up meanwhile with its topic."""
+        held = self._forwards.held(self.topic, load)
+        if gone := len(load) - len(held):
+            self._release(gone)
+            if not held:
+                self.gate.error = ""  # whatever it was, it is no trouble any more
+        return held
 
     async def _split(self, load: Sequence[Delivery]) -> None:
         await asyncio.gather(*(self._carry([each]) for each in load))
@@ -244,7 +259,10 @@ class Lane:
                 await asyncio.sleep(_STORE_PAUSE_S)
             else:
                 break
-        self.in_flight -= len(load)
+        self._release(len(load))
+
+    def _release(self, messages: int) -> None:
+        self.in_flight -= messages
         self._room.set()
 
 
