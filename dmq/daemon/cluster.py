@@ -25,9 +25,7 @@ _TROUBLES_MAX = 100
 class ClusterSide:
     """Belongs to the event loop. ``start`` before clients come, ``close`` before the broker closes."""
 
-    def __init__(
-        self, config: DaemonConfig, clock: Clock, broker: EmbeddedBroker, metrics: Metrics, *, was_killed: bool
-    ) -> None:
+    def __init__(self, config: DaemonConfig, clock: Clock, broker: EmbeddedBroker, metrics: Metrics) -> None:
         self._clock = clock
         self._grace_s = config.shutdown_grace_s
         self._endpoints = tuple(map(str, config.endpoints))
@@ -50,7 +48,6 @@ class ClusterSide:
             self._adapter,
             clock,
             in_flight_max=config.forward_in_flight_max,
-            was_killed=was_killed,
             observe=metrics.was_forwarded,
         )
         self.front = ClusterFront(

@@ -176,9 +176,7 @@ async def _front(
         return None
     from dmq.daemon.cluster import ClusterSide
 
-    recovery = cell.store.recovery
-    was_killed = not recovery.was_closed and not recovery.is_new
-    cluster = ClusterSide(config, cell.store.clock, broker, metrics, was_killed=was_killed)
+    cluster = ClusterSide(config, cell.store.clock, broker, metrics)
     stack.push_async_callback(cluster.close)
     await cluster.start()
     cell.cluster, cell.say_cluster = cluster.status, cluster.remark

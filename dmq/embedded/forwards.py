@@ -7,6 +7,7 @@ happens to the cluster costs an attempt. After a kill what was on its way is han
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from functools import partial
 
 from broker_adapter.adapter import Subscription as Wanted
@@ -20,9 +21,12 @@ from dmq.embedded.deliveries import Forwarded
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.names import FORWARDER_GROUP, Topic
 from dmq.embedded.queue_log import Place
+from dmq.embedded.receipt import read_handle
 from dmq.embedded.removable import progress
 from dmq.embedded.subscription import Subscription
-from dmq.store.ops import Emit
+from dmq.store.ops import Emit, Put
+from dmq.store.schema.border import Border, decode_border, encode_border
+from dmq.store.schema.keys import META_BORDER, Family
 from dmq.store.store import Store
 
 _LEASE_MS = 100 * 366 * 86_400_000
@@ -30,10 +34,19 @@ _REDRIVEN = retry_topic(FORWARDER_GROUP)
 _LOCAL = (DEAD_LETTER_PREFIX, RETRY_PREFIX)
 
 
+class Doubt(Enum):
+    """What is not known of earlier runs: which of what is not finished the cluster may have."""
+
+    NOTHING = 0
+    IN_FLIGHT = 1  # the run before was killed
+    ALL = 2  # this is a copy of the store that they ran on
+
+
 class Forwards:
     """The forwarder's side of the local queues. Belongs to the event loop."""
 
     def __init__(self, broker: EmbeddedBroker) -> None:
+        self._store_number = broker.store.identity.number
         self._names = broker.names
         self._catalog = broker.catalog
         self._commits = broker.commits
@@ -42,15 +55,15 @@ class Forwards:
         self._reader = broker.reader
         self._progress = broker.procedures.progress
 
-    async def open(self) -> None:
-        """Make the group, durable on return.
+    async def open(self) -> Doubt:
+        """Make the group, durable on return; say what is not known of earlier runs.
 
         Of topics that other groups read here before, it begins where the slowest of them is: what one of them has not
         finished goes to the cluster, and what all have does not.
         """
         names = self._names
         if names.forwarder_id:
-            return
+            return await self._begin()
         first: list[tuple[Topic, list[int]]] = []
         for topic in [names.topics[name] for name in self.topics()]:
             readers = await self._progress.readers_of(topic)
@@ -63,9 +76,27 @@ class Forwards:
                 event = subscribed_event(topic.topic_id, group.group_id, queue_id, floor)
                 queue = GroupQueue(group.group_id, topic.topic_id, queue_id)
                 ops += [*queue.start_at(floor), Emit(event, floor)]
-        done = self._commits.submit(ops)
+        done = self._commits.submit([*ops, self._border(is_settled=False)])
         names.add_group(group)
         await self._commits.committed(done)
+        return Doubt.NOTHING
+
+    async def _begin(self) -> Doubt:
+        (row,) = await self._reader.values(Family.META, [META_BORDER])
+        left = decode_border(row) if row is not None else None
+        if left is None or left.store_number != self._store_number:
+            return Doubt.ALL  # and so in the next run, unless this one settles it
+        if not left.is_settled:
+            return Doubt.IN_FLIGHT
+        await self._commits.commit([self._border(is_settled=False)])
+        return Doubt.NOTHING
+
+    async def settle(self) -> None:
+        """Note that nothing is in doubt, durable on return: from here on nothing is sent."""
+        await self._commits.commit([self._border(is_settled=True)])
+
+    def _border(self, *, is_settled: bool) -> Put:
+        return Put(Family.META, META_BORDER, encode_border(Border(self._store_number, is_settled)))
 
     def topics(self) -> list[str]:
         """Return the topics whose messages leave."""
@@ -82,21 +113,32 @@ class Forwards:
             return names.topics_by_id[of_topic].name
         return "" if found.name.startswith(_LOCAL) else found.name
 
-    async def ends(self, topic: str) -> dict[int, int]:
-        """Return the end of each queue of a topic, now; ``Refused`` of one that is gone: none is made by asking."""
+    async def look_at(self, topic: str) -> None:
+        """Find out what of a topic is not finished; ``Refused`` if it is gone: none is made by asking."""
         self._catalog.known_topic(topic)
-        found = await self._subscriptions.subscribe(FORWARDER_GROUP, topic)
-        return {queue.queue_id: queue.end for queue in found.queues}
+        await self._subscriptions.subscribe(FORWARDER_GROUP, topic)
+
+    def ends(self, topic: str) -> dict[Place, int]:
+        """Return the end of each queue of a topic, as far as it was looked at, those of redriven letters included."""
+        return {Place(each.topic_id, each.queue_id): each.end for each in self._queues(topic)}
+
+    def floors(self, topic: str) -> dict[Place, int]:
+        """Return below which offset each queue is finished."""
+        return {Place(each.topic_id, each.queue_id): each.floor for each in self._queues(topic)}
+
+    @staticmethod
+    def place_of(delivery: Delivery) -> Place:
+        """Return the queue that a delivery came from."""
+        receipt = read_handle(delivery.receipt_handle)
+        return Place(receipt.topic_id, receipt.queue_id)
 
     def waiting(self, topic: str) -> int:
         """Return how many messages of a topic are here and not finished; those of a topic that was not looked at: 0."""
-        found = self._found(topic)
-        return sum(each.end - each.finished_count for each in found.all_queues) if found is not None else 0
+        return sum(each.end - each.finished_count for each in self._queues(topic))
 
     def has_more(self, topic: str) -> bool:
         """Say whether a topic holds anything that is not finished, as far as it was looked at."""
-        found = self._found(topic)
-        return found is not None and any(each.floor < each.end for each in found.all_queues)
+        return any(each.floor < each.end for each in self._queues(topic))
 
     async def receive(self, topic: str, *, batch_max: int, wait_ms: int) -> Sequence[Delivery]:
         """As ``PopBroker.receive``, of any queue; ``Refused`` of a topic that is gone."""
@@ -126,18 +168,26 @@ class Forwards:
             if refused.rule is not Rule.RECEIPT_HANDLE:
                 raise
 
-    def in_doubt(self, topic: str, deliveries: Sequence[Delivery], times: int) -> None:
-        """Leave in the trail that the cluster may have these, which it gets again. Nobody waits for it."""
+    def in_doubt(self, topic: str, deliveries: Sequence[Delivery], times: int) -> bool:
+        """Leave in the trail that the cluster may have these, which it gets again. Nobody waits for it.
+
+        Says whether the store takes it; if not, it is ending.
+        """
         found = self._found(topic)
         if found is None:
-            return
+            return True
         told = [self._deliveries.in_doubt(found, each.receipt_handle, times) for each in deliveries]
         events: list[Emit] = [each for each in told if each is not None]
         if events:
             try:
                 self._commits.submit(events).add_done_callback(look_at)
             except BrokerError:
-                return  # the store is ending: what is in doubt is found out by the next run
+                return False
+        return True
+
+    def _queues(self, topic: str) -> Sequence[GroupQueue]:
+        found = self._found(topic)
+        return found.all_queues if found is not None else ()
 
     def _found(self, topic: str) -> Subscription | None:
         known = self._names.topics.get(topic)

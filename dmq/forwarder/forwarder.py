@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import structlog
 
 from broker_adapter.adapter import PopBroker
 from broker_adapter.clock import Clock
-from broker_adapter.errors import BrokerError
+from broker_adapter.errors import BrokerError, Refused
 from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.forwards import Forwards
+from dmq.embedded.forwards import Doubt, Forwards
+from dmq.embedded.queue_log import Place
 from dmq.errors import StoreError
-from dmq.forwarder.lane import Lane, Totals
+from dmq.forwarder.lane import TOGETHER_MAX, Lane, Totals
+from dmq.forwarder.suspects import Suspects
 from dmq.store.ops import Appended
 
 log = structlog.get_logger("dmq.forwarder")
 
 _AT_ONCE = 32  # topics looked at together at the start
+_FAILED_PAUSE_S = 1.0
 
 
 class Forwarder:
@@ -31,10 +35,8 @@ class Forwarder:
         clock: Clock,
         *,
         in_flight_max: int,
-        was_killed: bool,
         observe: Callable[[Sequence[int]], None] = lambda _: None,
     ) -> None:
-        """``was_killed``: the run before ended without an order, so it may have sent what it did not mark."""
         self.totals = Totals(observe=observe)
         self.lanes: dict[str, Lane] = {}
         self._broker = broker
@@ -42,13 +44,16 @@ class Forwarder:
         self._cluster = cluster
         self._clock = clock
         self._in_flight_max = in_flight_max
-        self._was_killed = was_killed
+        self._doubt = Doubt.NOTHING
+        self._opened_at_ms = clock.now_ms()
         self._to_look_at: set[str] = set()
         self._looking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin; what lies here from before is found in the background."""
-        await self._forwards.open()
+        self._doubt = await self._forwards.open()
+        if self._doubt is not Doubt.NOTHING:
+            log.warning("forwarding_in_doubt", of=self._doubt.name.lower())
         self._to_look_at = set(self._forwards.topics())
         self._broker.on_appended = self._grown
         self._looking = asyncio.get_running_loop().create_task(self._look(), name="dmq-forwarder")
@@ -60,15 +65,33 @@ class Forwarder:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
         await asyncio.gather(*(lane.close(grace_s) for lane in self.lanes.values()))
+        if not self._to_look_at and all(lane.is_settled for lane in self.lanes.values()):
+            with suppress(BrokerError):  # the store is ending: the next run takes this one for killed
+                await self._forwards.settle()
 
     def lane(self, topic: str) -> Lane:
         """Return the lane of a topic."""
         lane = self.lanes.get(topic)
         if lane is None:
             lane = self.lanes[topic] = Lane(
-                topic, self._forwards, self._cluster, self._clock, self.totals, in_flight_max=self._in_flight_max
+                topic,
+                self._forwards,
+                self._cluster,
+                self._clock,
+                self.totals,
+                in_flight_max=self._in_flight_max,
+                suspects=self._suspects({}),
             )
         return lane
+
+    def _suspects(self, ends: Mapping[Place, int]) -> Suspects:
+        return Suspects(
+            self._doubt,
+            ends,
+            opened_at_ms=self._opened_at_ms,
+            in_flight_max=self._in_flight_max,
+            together_max=TOGETHER_MAX,
+        )
 
     def is_busy(self, topic: str) -> bool:
         """Whether anything of a topic is here that the cluster does not have, or may be."""
@@ -87,16 +110,20 @@ class Forwarder:
             await asyncio.gather(*(self._look_at(topic) for topic in topics[first : first + _AT_ONCE]))
 
     async def _look_at(self, topic: str) -> None:
-        try:
-            ends = await self._forwards.ends(topic)
-        except (BrokerError, StoreError) as error:  # the lane tries again
-            log.warning("lane_cannot_read", topic=topic, error=str(error))
-            ends = {}
+        while True:
+            try:
+                await self._forwards.look_at(topic)
+            except Refused:  # it was removed
+                break
+            except (BrokerError, StoreError) as error:
+                log.warning("lane_cannot_read", topic=topic, error=str(error))
+                await asyncio.sleep(_FAILED_PAUSE_S)
+            else:
+                break
         self._to_look_at.discard(topic)  # and nothing is awaited from here on
-        if not ends or self._forwards.waiting(topic):
+        if self._forwards.has_more(topic):
             lane = self.lane(topic)
-            if self._was_killed:
-                lane.suspect(ends)
+            lane.suspects = self._suspects(self._forwards.ends(topic))
             lane.grown()
 
     def _grown(self, appended: Appended) -> None:

@@ -30,9 +30,11 @@ from dmq.embedded.failures import REFUSED
 from dmq.embedded.forwards import Forwards
 from dmq.errors import StoreError
 from dmq.forwarder.gate import Gate
+from dmq.forwarder.suspects import Suspects
 
 log = structlog.get_logger("dmq.forwarder")
 
+HELD_BYTES_MAX = 64 * 1024 * 1024  # of all lanes; beyond it each holds what it has, or one message
 TOGETHER_MAX = 32  # messages in one call,
 TOGETHER_BYTES_MAX = 512 * 1024  # far below what a cluster takes
 IDLE_MS = 60_000  # after which a lane without messages ends; it begins anew with the next one
@@ -56,6 +58,7 @@ class Totals:
     forwarded: int = 0
     refused: int = 0
     in_doubt: int = 0
+    held_bytes: int = 0  # read and not finished
     observe: Callable[[Sequence[int]], None] = field(default=lambda _: None)  # lateness of what was delayed, in ms
 
 
@@ -63,9 +66,18 @@ class Lane:
     """Belongs to the event loop. ``grown`` starts it."""
 
     def __init__(
-        self, topic: str, forwards: Forwards, cluster: PopBroker, clock: Clock, totals: Totals, *, in_flight_max: int
+        self,
+        topic: str,
+        forwards: Forwards,
+        cluster: PopBroker,
+        clock: Clock,
+        totals: Totals,
+        *,
+        in_flight_max: int,
+        suspects: Suspects,
     ) -> None:
         self.topic = topic
+        self.suspects = suspects  # what earlier runs may have sent
         self.gate = Gate(clock)
         self.in_flight = 0
         self._forwards = forwards
@@ -76,8 +88,9 @@ class Lane:
         self._room = asyncio.Event()
         self._is_grown = self._was_read = False
         self._running: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._suspects: dict[int, tuple[int, int]] = {}
+        self._sending: set[asyncio.Task[None]] = set()
+        self._marking: set[asyncio.Task[None]] = set()
+        self._is_unsure = False  # something may be at the cluster, and the trail does not say so
 
     @property
     def is_busy(self) -> bool:
@@ -89,9 +102,10 @@ class Lane:
         """How many messages of the topic are here that the cluster does not have, as far as is known."""
         return self._forwards.waiting(self.topic)
 
-    def suspect(self, ends: dict[int, int]) -> None:
-        """Take what comes first below these ends for sent: the run before was killed, and may have sent it."""
-        self._suspects = {queue_id: (end, self._in_flight_max) for queue_id, end in ends.items() if end}
+    @property
+    def is_settled(self) -> bool:
+        """Whether the trail says of everything that the cluster may have it."""
+        return not self._is_unsure and not self.suspects.are_left(self._forwards.floors(self.topic))
 
     def grown(self) -> None:
         """Go on: there is something to send."""
@@ -105,20 +119,21 @@ class Lane:
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
-        if self._tasks:
-            _, left = await asyncio.wait(self._tasks, timeout=grace_s if self.gate.is_open else 0)
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+        for tasks, timeout_s in ((self._sending, grace_s if self.gate.is_open else 0), (self._marking, grace_s)):
+            if tasks:
+                _, left = await asyncio.wait(tasks, timeout=timeout_s)
+                for task in left:
+                    task.cancel()
+                await asyncio.gather(*left, return_exceptions=True)
 
     async def _run(self) -> None:
         while True:
             self._is_grown = False
-            while (room := self._in_flight_max - self.in_flight) <= 0:
+            while not (room := self._room_now()):
                 self._room.clear()
                 await self._room.wait()
             try:
-                found = await self._forwards.receive(self.topic, batch_max=min(room, TOGETHER_MAX), wait_ms=IDLE_MS)
+                found = await self._forwards.receive(self.topic, batch_max=room, wait_ms=IDLE_MS)
             except Refused as refused:  # the topic was removed
                 if self._is_grown:  # and made anew
                     continue
@@ -134,26 +149,40 @@ class Lane:
             self._tell_suspects(found)
             for load in _loads(found):
                 self.in_flight += len(load)
-                self._spawn(self._carry_in_order(load) if load[0].message_group else self._carry(load))
+                self._totals.held_bytes += _size(load)
+                self._send_on(self._carry_in_order(load) if load[0].message_group else self._carry(load))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _room_now(self) -> int:
+        """Return how many messages may be read now.
+
+        While the cluster does not take them, or much is held by all lanes, there is no use in reading on; but that one
+        topic's trouble is no other's, each may hold something.
+        """
+        is_full = self._totals.held_bytes >= HELD_BYTES_MAX
+        if self.in_flight and (is_full or not self.gate.is_open):
+            return 0
+        return 1 if is_full else max(0, min(self._in_flight_max - self.in_flight, TOGETHER_MAX))
+
+    def _send_on(self, work: Coroutine[Any, Any, None]) -> None:
+        self._begin(work, self._sending)
+
+    def _begin(self, work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        among.add(task)
+        task.add_done_callback(among.discard)
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("lane_failed", topic=self.topic, exc_info=error)
 
     def _tell_suspects(self, found: Sequence[Delivery]) -> None:
-        for each in found if self._suspects else ():
-            end, left = self._suspects.get(each.queue_id, (0, 0))
-            if each.queue_offset >= end or not left:
-                self._suspects.pop(each.queue_id, None)
-            else:
-                self._suspects[each.queue_id] = (end, left - 1)
-                self._doubt([each], 1)
+        take, place_of = self.suspects.take, self._forwards.place_of
+        told = [
+            each for each in found if take(place_of(each), each.queue_offset, each.message_group, each.deliver_at_ms)
+        ]
+        if told:
+            self._doubt(told, 1)
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
@@ -171,6 +200,9 @@ class Lane:
             if not load:
                 self.gate.void(is_probe=is_probe)
                 return None
+            if is_probe and len(load) > 1:  # one is enough to ask; each that gets no answer leaves an event
+                self._send_on(self._carry(load[1:]))
+                load = load[:1]
             try:
                 envelopes = await self._envelopes(load)
                 if len(load) > 1 and envelopes[0].deliver_at_ms:  # a cluster takes these one by one
@@ -190,7 +222,7 @@ class Lane:
                 raise
             else:
                 self._open()
-                self._spawn(self._mark(load, receipts, times))
+                self._begin(self._mark(load, receipts, times), self._marking)
                 return None
             if self.gate.is_open:
                 await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
@@ -199,8 +231,8 @@ class Lane:
     def _still_here(self, load: Sequence[Delivery]) -> Sequence[Delivery]:
         """Return what was not given up meanwhile with its topic."""
         held = self._forwards.held(self.topic, load)
-        if gone := len(load) - len(held):
-            self._release(gone)
+        if len(held) < len(load):
+            self._release([each for each in load if each not in held])
             if not held:
                 self.gate.error = ""  # whatever it was, it is no trouble any more
         return held
@@ -225,12 +257,14 @@ class Lane:
             log.warning("forwarding_failed", topic=self.topic, why=str(error))
 
     def _open(self) -> None:
-        if self.gate.succeeded():
+        was_error = self.gate.succeeded()
+        self._room.set()
+        if was_error:
             log.info("forwarding_resumed", topic=self.topic)
 
     def _doubt(self, load: Sequence[Delivery], times: int) -> None:
         self._totals.in_doubt += len(load)
-        self._forwards.in_doubt(self.topic, load, times)
+        self._is_unsure |= not self._forwards.in_doubt(self.topic, load, times)
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
 
@@ -241,7 +275,11 @@ class Lane:
             Forwarded(each.receipt_handle, times, receipt.queue_offset)
             for each, receipt in zip(load, receipts, strict=True)
         ]
-        await self._settle(load, lambda: self._forwards.forwarded(self.topic, sent))
+        try:
+            await self._settle(load, lambda: self._forwards.forwarded(self.topic, sent))
+        except BaseException:  # on a full disk, at the end of the run
+            self._is_unsure = True
+            raise
         self._totals.forwarded += len(load)
 
     async def _give_up(self, delivery: Delivery, refused: Refused) -> None:
@@ -259,10 +297,11 @@ class Lane:
                 await asyncio.sleep(_STORE_PAUSE_S)
             else:
                 break
-        self._release(len(load))
+        self._release(load)
 
-    def _release(self, messages: int) -> None:
-        self.in_flight -= messages
+    def _release(self, load: Sequence[Delivery]) -> None:
+        self.in_flight -= len(load)
+        self._totals.held_bytes -= _size(load)
         self._room.set()
 
 
@@ -299,6 +338,10 @@ def _loads(found: Sequence[Delivery]) -> Iterator[list[Delivery]]:
     if together:
         yield together
     yield from groups.values()
+
+
+def _size(load: Sequence[Delivery]) -> int:
+    return sum(len(each.payload) for each in load)
 
 
 def _envelope(topic: str, delivery: Delivery, types: Sequence[MessageType]) -> Envelope:

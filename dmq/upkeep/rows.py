@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt
 from dmq.store.schema import keys
+from dmq.store.schema.border import decode_border
 from dmq.store.schema.clock import decode_clock, decode_moves
 from dmq.store.schema.counts import unpack_hour
 from dmq.store.schema.group import (
@@ -142,6 +143,7 @@ def epoch_of(row: Progress) -> int:
 _META_ROWS: Mapping[bytes, tuple[Callable[[bytes], object], str]] = {
     keys.META_IDENTITY: (decode_identity, "identity"),
     keys.META_CLOCK: (decode_clock, "figure"),
+    keys.META_BORDER: (decode_border, "figure"),
     keys.META_MOVES: (decode_moves, "figure"),
     keys.META_HOUR: (unpack_hour, "count"),
     keys.META_OUTBOX: (decode_state, "figure"),

@@ -7,11 +7,18 @@ from collections.abc import Sequence
 
 import pytest
 from support.lanes import LanesRig, with_lanes
-from support.rigs import TOPIC, until
+from support.letters import finish
+from support.rigs import TOPIC, End, an_envelope, until
 
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import Envelope
+from dmq.audit.events import EventKind
+from dmq.embedded.forwards import Doubt
+from dmq.embedded.names import FORWARDER_GROUP
 from dmq.forwarder import lane
+from dmq.forwarder.lane import TOGETHER_MAX
+from retry.dead_letter import Job, JobKind
+from retry.hook.breaker import BreakerState
 
 NO_ANSWER = BrokerUnavailable("no answer")
 
@@ -47,7 +54,7 @@ async def test_what_waits_behind_a_message_that_took_long_goes_on(rig: LanesRig)
 async def test_what_is_given_up_with_its_topic_is_not_sent(rig: LanesRig) -> None:
     """Not when the cluster is back either; the topic does not come back by itself, and one made anew is served."""
     rig.cluster.says(Refused(Rule.FORBIDDEN, "the key may not"))
-    await rig.keep(*(f"old-{number}" for number in range(20)))  # more than are in flight at a time
+    await rig.keep(*(f"old-{number}" for number in range(200)))  # more than are in flight at a time
     await rig.cluster.until(lambda: rig.cluster.calls)
     await rig.broker.operator.remove_topic(TOPIC, is_forced=True)
     rig.cluster.answer = rig.cluster.ok
@@ -59,3 +66,150 @@ async def test_what_is_given_up_with_its_topic_is_not_sent(rig: LanesRig) -> Non
     await rig.keep("new")
     await rig.forwarded("new")
     assert rig.cluster.taken == ["new"]
+
+
+def is_silent(rig: LanesRig) -> None:
+    """Have the cluster keep what it gets, and answer nothing."""
+
+    async def answer(envelopes: Sequence[Envelope]) -> None:
+        rig.cluster.taken += [each.message_id for each in envelopes]
+        await asyncio.Event().wait()
+
+    rig.cluster.answer = answer
+
+
+async def looked(rig: LanesRig) -> None:
+    """Return once it is known what lay there from before: what comes until then is suspected as well."""
+    await until(lambda: not rig.forwarder._to_look_at)
+
+
+@with_lanes
+async def test_after_a_kill_what_may_be_there_twice_is_told(rig: LanesRig) -> None:
+    """Of message groups, whose first ones stand before much that was not sent, and of letters that were sent again."""
+    is_silent(rig)
+    await rig.keep(*(f"a-{number}" for number in range(100)), message_group="a")
+    await rig.keep("b", message_group="b")
+    await rig.keep("plain")
+    await rig.cluster.until(lambda: {"a-0", "b", "plain"} <= set(rig.cluster.taken))
+    before = set(rig.cluster.taken)
+    rig.cluster.answer = rig.cluster.ok
+    await rig.restart(End.KILL)
+    await looked(rig)
+    await rig.keep("new")
+    await rig.forwarded("a-99", "b", "plain", "new")
+    told = rig.told(EventKind.FORWARD_IN_DOUBT)
+    assert before <= told.keys()
+    assert "new" not in told
+    assert len(told) < 100
+
+
+@with_lanes
+async def test_a_letter_that_was_sent_again_before_a_kill_is_told(rig: LanesRig) -> None:
+    """It lies in a queue of its own, and may be at the cluster as well."""
+    rig.cluster.says(Refused(Rule.BODY_SIZE, "too large"))
+    await rig.keep("large")
+    await until(lambda: rig.forwarder.totals.refused == 1)
+    rig.cluster.taken.clear()
+    is_silent(rig)
+    await finish(rig, Job(job_id=0, kind=JobKind.REDRIVE, group=FORWARDER_GROUP))
+    await rig.cluster.until(lambda: rig.cluster.taken)
+    (again,) = rig.cluster.taken
+    rig.cluster.answer = rig.cluster.ok
+    await rig.restart(End.KILL)
+    await rig.forwarded(again)
+    assert rig.told(EventKind.FORWARD_IN_DOUBT).keys() == {again}
+
+
+@with_lanes
+async def test_what_is_in_doubt_stays_so_over_a_clean_stop(rig: LanesRig) -> None:
+    """After a kill, a run that sent nothing again before it was stopped leaves the telling to the next one."""
+    is_silent(rig)
+    await rig.keep(*(f"m-{number}" for number in range(8)))
+    await rig.cluster.until(lambda: len(rig.cluster.taken) == 8)
+    await rig.restart(End.KILL)
+    for _ in range(2):
+        rig.forwarder._to_look_at.add("never looked at")  # as at a stop right after the start
+        await rig.restart(End.CLOSE)
+    rig.cluster.answer = rig.cluster.ok
+    before = rig.told(EventKind.FORWARD_IN_DOUBT)["m-7"]
+    await rig.restart(End.CLOSE)
+    await rig.forwarded("m-7")
+    assert rig.told(EventKind.FORWARD_IN_DOUBT)["m-7"] > before
+    await rig.restart(End.CLOSE)
+    assert rig.forwarder._doubt is Doubt.NOTHING
+
+
+@with_lanes
+async def test_a_restored_store_tells_that_the_cluster_may_have_all_of_it(rig: LanesRig) -> None:
+    """What was forwarded since the backup is sent again: what lay there, and what was due; not what came later."""
+    is_silent(rig)
+    now_ms = rig.clock.now_ms()
+    await rig.keep(*(f"m-{number}" for number in range(40)))
+    await rig.keep("due", deliver_at_ms=now_ms + 1_000)
+    await rig.keep("later", deliver_at_ms=now_ms + 60_000)
+    backup = rig.back_up()
+    rig.clock.advance(2_000)
+    rig.cluster.answer = rig.cluster.ok
+    await rig.restore(backup)
+    await looked(rig)
+    await rig.keep("new")
+    await rig.settle()
+    rig.clock.advance(60_000)
+    await rig.settle()
+    await rig.forwarded(*(f"m-{number}" for number in range(40)), "due", "later", "new")
+    told = rig.told(EventKind.FORWARD_IN_DOUBT)
+    assert told.keys() >= {*(f"m-{number}" for number in range(40)), "due"}
+    assert not told.keys() & {"later", "new"}
+
+
+@with_lanes
+async def test_what_could_not_be_marked_is_in_doubt(rig: LanesRig) -> None:
+    """The disk is full until the daemon is stopped: the cluster has it, and gets it again."""
+    rig.store.is_disk_full = lambda: True  # type: ignore[method-assign]
+    await rig.keep("m")
+    await rig.cluster.until(lambda: rig.cluster.taken)
+    await rig.restart(End.CLOSE)
+    await rig.forwarded("m")
+    assert rig.cluster.taken == ["m", "m"]
+    assert rig.told(EventKind.FORWARD_IN_DOUBT)["m"] == 1
+
+
+@with_lanes
+async def test_while_the_cluster_takes_nothing_little_is_held(rig: LanesRig) -> None:
+    """What comes meanwhile stays on the disk, and one message asks whether it is back; all go once it is."""
+    rig.cluster.says(NO_ANSWER)
+    together = [f"first-{number}" for number in range(6)]
+    await rig.broker.send([an_envelope(each) for each in together])
+    await rig.cluster.until(lambda: rig.cluster.calls)
+    gate = rig.forwarder.lane(TOPIC).gate
+    await until(lambda: not gate.is_open)
+    later = [f"later-{number}" for number in range(60)]
+    await rig.broker.send([an_envelope(each) for each in later])
+    assert rig.forwarder.lane(TOPIC).in_flight <= len(together) + TOGETHER_MAX  # what was asked for before it shut
+    for probes in range(1, 4):
+        rig.forwarder.try_now()
+        await rig.cluster.until(lambda: len(rig.cluster.calls) > probes)  # noqa: B023 - waited for at once
+        await until(lambda: gate._breaker.state is BreakerState.OPEN)
+    assert [len(each) for each in rig.cluster.calls] == [6, 1, 1, 1]
+    rig.cluster.answer = rig.cluster.ok
+    rig.forwarder.try_now()
+    while not {*together, *later} <= rig.told(EventKind.FORWARDED).keys():
+        rig.clock.advance(1_000)  # they go slowly at first
+        await asyncio.sleep(0.001)
+    await until(lambda: not rig.forwarder.totals.held_bytes)
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let any message in flight be much."""
+    monkeypatch.setattr(lane, "HELD_BYTES_MAX", 0)
+
+
+@pytest.mark.usefixtures("little_room")
+@with_lanes
+async def test_what_all_lanes_hold_is_bounded(rig: LanesRig) -> None:
+    """When it is much, each holds one message at a time, and all go."""
+    ids = [f"m-{number}" for number in range(20)]
+    await rig.broker.send([an_envelope(each) for each in ids])
+    await rig.forwarded(*ids)
+    assert {len(each) for each in rig.cluster.calls} == {1}

@@ -23,6 +23,7 @@ from dmq.store.memory import MemoryEngine
 from dmq.store.ops import Op, Put
 from dmq.store.schema import counts, keys, outbox, record
 from dmq.store.schema import index as of_index
+from dmq.store.schema.border import Border, decode_border, encode_border
 from dmq.store.schema.clock import ClockRow, Move, decode_clock, decode_moves, encode_clock, encode_moves
 from dmq.store.schema.group import (
     ExceptionRow,
@@ -520,6 +521,7 @@ def _figures() -> list[Case]:
 
     clock = ClockRow(NOW, 7, NOW - 7, 5, is_steady=True, is_held=False, boot_id="a-b")
     held = clock._replace(is_steady=False, is_held=True, trusted_offset_ms=-5)
+    border = Border(7, is_settled=True)
     identity = Identity(7, bytes(range(32)), Place(9, 10))
     moves = [Move(60_000, NOW << 64 | 9), Move(5_000, 0)]
     state, lost = outbox.OutboxState(40, 42, 1_000), outbox.OutboxState(40, 42, 1_000, 8)
@@ -547,6 +549,7 @@ def _figures() -> list[Case]:
             lost,
         ),
         Case("identity", keys.META_IDENTITY, encode_identity(identity), lambda _, v: decode_identity(v), identity),
+        Case("border", keys.META_BORDER, encode_border(border), lambda _, v: decode_border(v), border),
         Case("clock", keys.META_CLOCK, encode_clock(clock), lambda _, value: decode_clock(value), clock),
         Case("held clock", keys.META_CLOCK, encode_clock(held), lambda _, value: decode_clock(value), held),
         Case("moves", keys.META_MOVES, encode_moves(moves), lambda _, value: decode_moves(value), moves),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from support.outbox import read_outbox
-from support.rigs import PATIENCE_S, TOPIC, EmbeddedRig, End, play
+from support.rigs import PATIENCE_S, TOPIC, EmbeddedRig, play
 
 from broker_adapter.adapter import PopBroker, TopicRoute
 from broker_adapter.errors import BrokerError
@@ -19,6 +19,7 @@ from dmq.audit.events import EventKind
 from dmq.forwarder.forwarder import Forwarder
 
 Answer = Callable[[Sequence[Envelope]], Awaitable[None]]  # returns: OK; raises what the cluster says otherwise
+IN_FLIGHT_MAX = 128
 
 
 class ChosenCluster:
@@ -71,12 +72,10 @@ class LanesRig(EmbeddedRig):
     """An embedded broker with a forwarder, in memory."""
 
     forwarder: Forwarder
-    in_flight_max = 8
 
     def __init__(self, path: Path, *, queues: int = 1) -> None:
         super().__init__(path, on_disk=False, queues=queues)
         self.cluster = ChosenCluster()
-        self.was_killed = False
 
     async def open(self) -> None:
         await super().open()
@@ -84,18 +83,13 @@ class LanesRig(EmbeddedRig):
             self.broker,
             cast("PopBroker", self.cluster),
             self.clock,
-            in_flight_max=self.in_flight_max,
-            was_killed=self.was_killed,
+            in_flight_max=IN_FLIGHT_MAX,
         )
         await self.forwarder.start()
 
     async def close(self) -> None:
         await self.forwarder.close(0.1)
         await super().close()
-
-    async def restart(self, end: End, *, down_ms: int = 0) -> None:
-        self.was_killed = end is not End.CLOSE
-        await super().restart(end, down_ms=down_ms)
 
     def told(self, kind: EventKind) -> Counter[str]:
         """How many events of a kind there are of each message."""

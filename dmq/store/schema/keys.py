@@ -45,6 +45,7 @@ META_IDENTITY = b"I"
 META_CLOCK = b"C"  # one reading of the clocks
 META_MOVES = b"M"  # steps back whose delays are being moved
 META_QUOTAS = b"Q"  # the limits of keys and addresses
+META_BORDER = b"W"  # what the forwarder left in doubt
 # First letters of the keys of many.
 META_HOUR = b"m"  # how many entries of a scope are due in each minute of an hour
 META_MINUTE = b"c"  # the same by the minute, in format 1

@@ -1,0 +1,62 @@
+"""What an earlier run may have sent without marking it as forwarded. Pure.
+
+after a kill    what was in flight: at the front of what is not finished in each queue, and of each message group there
+in a copy       all that was there, or was due, when it was opened: the original may have sent it since it was copied
+
+More is suspected than was sent, never less: what is told of it is that the cluster may have it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dmq.embedded.forwards import Doubt
+from dmq.embedded.queue_log import Place
+
+
+@dataclass(slots=True)
+class _Front:
+    """Of a queue: where it ended, and how many at the front of it are still suspected."""
+
+    end: int
+    left: int
+    of_group: Counter[str] = field(default_factory=Counter)
+
+
+class Suspects:
+    """Of one topic."""
+
+    def __init__(
+        self, doubt: Doubt, ends: Mapping[Place, int], *, opened_at_ms: int, in_flight_max: int, together_max: int
+    ) -> None:
+        """``ends`` of its queues when this run began; at most ``together_max`` of a message group were in flight."""
+        self._is_copy = doubt is Doubt.ALL
+        self._opened_at_ms = opened_at_ms
+        # Those in flight, and the first of message groups whose turn had come.
+        left = 2 * in_flight_max
+        self._together_max = together_max
+        self._fronts = {place: _Front(end, left) for place, end in ends.items()} if doubt is not Doubt.NOTHING else {}
+
+    def take(self, place: Place, offset: int, message_group: str, deliver_at_ms: int) -> bool:
+        """Say whether a message that is about to be sent may have been sent by an earlier run; to be asked once."""
+        if self._is_copy and 0 < deliver_at_ms <= self._opened_at_ms:
+            return True
+        front = self._fronts.get(place)
+        if front is None or offset >= front.end:
+            return False
+        if self._is_copy:
+            return True
+        if message_group:
+            front.of_group[message_group] += 1
+            if front.of_group[message_group] > 1:  # the first of it stands for all
+                return front.of_group[message_group] <= self._together_max
+        if not front.left:
+            return False
+        front.left -= 1
+        return True
+
+    def are_left(self, floors: Mapping[Place, int]) -> bool:
+        """Say whether some were not sent again yet, of a topic that is finished below ``floors``."""
+        return any(front.left and floors.get(place, front.end) < front.end for place, front in self._fronts.items())
