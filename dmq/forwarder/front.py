@@ -101,6 +101,9 @@ class ClusterFront:
         if not any(each.deliver_at_ms for each in envelopes):
             return self._pass_on(envelopes)
         for each in envelopes:
+            if each.deliver_at_ms and each.topic.startswith(_DERIVED):
+                raise Refused(Rule.TOPIC, "retries and dead letters cannot be delayed", value=each.topic)
+        for each in envelopes:
             route = self._cluster.routes.known(each.topic)
             if route is None:
                 return Deferred.of(self._keep_new(envelopes))
@@ -121,7 +124,7 @@ class ClusterFront:
     async def _pass_on(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:
         first = envelopes[0]
         lane = self._forwarder.lanes.get(first.topic)
-        is_grouped = any(each.message_group for each in envelopes)
+        is_grouped = any(each.message_group for each in envelopes) and not first.topic.startswith(_DERIVED)
         if is_grouped and (len(envelopes) > 1 or self._forwarder.is_busy(first.topic)):
             return await self._keep(envelopes)
         if self.is_away or (lane is not None and not lane.gate.is_open):
@@ -145,7 +148,8 @@ class ClusterFront:
         self, envelopes: Sequence[Envelope], error: BrokerUnavailable | None = None, *, is_in_doubt: bool = False
     ) -> Sequence[SendReceipt]:
         """Keep what the cluster does not take now, or must not take yet."""
-        if error is not None and not self._accepts_while_away:
+        is_derived = any(each.topic.startswith(_DERIVED) for each in envelopes)  # those here never leave
+        if error is not None and (is_derived or not self._accepts_while_away):
             raise error
         receipts = await self._local.send(envelopes, _in_doubt if is_in_doubt else None)
         self.kept_total += len(envelopes)
@@ -243,8 +247,6 @@ def _check_delay(envelope: Envelope, types: Sequence[MessageType]) -> None:
     """Refuse now what the cluster would refuse when it is due."""
     if not envelope.deliver_at_ms:
         return
-    if envelope.topic.startswith(_DERIVED):
-        raise Refused(Rule.TOPIC, "retries and dead letters cannot be delayed", value=envelope.topic)
     if forwarded_type(types, is_grouped=bool(envelope.message_group)) is None:
         takes = ", ".join(each.name for each in types)
         actual = "FIFO" if envelope.message_group else "NORMAL"

@@ -93,6 +93,10 @@ def test_a_cluster_that_is_away(data: Path, tmp_path: Path) -> None:
             found = await until(front, lambda found: found.away_since_ms)
             assert found.waiting == 40
             began_s = time.monotonic()
+            with pytest.raises(BrokerUnavailable):  # dead letters here never leave, so none is accepted for the cluster
+                await mine.send([a_message("%DLQ%readers")])
+            with pytest.raises(Refused):
+                await mine.send([a_message("%DLQ%others", deliver_at_ms=now_ms() + 60_000)])
             with pytest.raises(BrokerUnavailable):
                 await mine.receive(
                     "readers", Subscription("orders"), batch_max=1, invisible_ms=INVISIBLE_MS, wait_ms=20_000
