@@ -16,7 +16,7 @@ from broker_adapter import limits
 from broker_adapter.adapter import GroupSettings, Subscription, TopicRoute
 from broker_adapter.deferred import Deferred
 from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
-from dmq.embedded.catalog import AUTO_CREATE, DEFAULT_POLICY, AutoCreate, Catalog
+from dmq.embedded.catalog import AUTO_CREATE, DEFAULT_POLICY, AutoCreate, Catalog, check_not_forwarder
 from dmq.embedded.checks import CheckOptions, Checks
 from dmq.embedded.commits import Commits
 from dmq.embedded.dead_letters import DeadLetters
@@ -146,6 +146,7 @@ class EmbeddedBroker:
         return TopicRoute(found.name, found.queues, types)
 
     async def ensure_group(self, group: str) -> None:
+        check_not_forwarder(group)
         if group not in self.names.groups:
             await self.catalog.group(group)
 
@@ -162,6 +163,7 @@ class EmbeddedBroker:
         self, name: str, *, policy: RetryPolicy | None = None, reset_policy: bool = False, is_fifo: bool | None = None
     ) -> None:
         """Change a group's settings, durable on return; what is ``None`` stays. Connected clients are told."""
+        check_not_forwarder(name)
         group = self.names.groups.get(name) or await self.catalog.make_group(name)
         if policy is not None or reset_policy:
             group = group._replace(policy=policy)
@@ -192,6 +194,7 @@ class EmbeddedBroker:
         wait_ms: int,
         renew_for: str = "",
     ) -> Sequence[Delivery]:
+        check_not_forwarder(group)
         return await self.deliveries.receive(
             group, subscription, batch_max=batch_max, invisible_ms=invisible_ms, wait_ms=wait_ms, renew_for=renew_for
         )

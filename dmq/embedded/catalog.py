@@ -7,7 +7,7 @@ from typing import NamedTuple
 from broker_adapter.errors import Refused, Rule, group_unknown, topic_unknown
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group, check_topic
 from dmq.embedded.commits import Commits
-from dmq.embedded.names import Group, Names, Topic
+from dmq.embedded.names import FORWARDER_GROUP, Group, Names, Topic
 from dmq.store.schema.names import MIXED, TopicSettings
 from retry.policy import RetryPolicy
 
@@ -84,6 +84,7 @@ class Catalog:
 
     async def make_group(self, name: str) -> Group:
         """Make a group, durable on return."""
+        check_not_forwarder(name)
         if (Group, check_group(name)) in self.names.removing:
             raise Refused(Rule.GROUP_UNKNOWN, "it is being removed", value=name)
         group, ops = self.names.plan_group(name, self._clock.now_ms())
@@ -102,3 +103,10 @@ class Catalog:
     def policy(self, group_id: int) -> RetryPolicy:
         """Return the retry policy of a group as it is now."""
         return self.names.groups_by_id[group_id].policy or DEFAULT_POLICY
+
+
+def check_not_forwarder(group: str) -> None:
+    """Refuse to read as the group that takes messages to a cluster, or to move it: what it left would not get there."""
+    if group == FORWARDER_GROUP:
+        why = "this group takes messages to the cluster, and nobody else reads or moves it; 'topic rm --force' gives up"
+        raise Refused(Rule.GROUP, why, value=group)

@@ -35,6 +35,7 @@ from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event
 from dmq.embedded.catalog import Catalog
 from dmq.embedded.checks import GIVEN_UP_GROUP
 from dmq.embedded.commits import Commits, look_at
+from dmq.embedded.failures import REFUSED, UNREADABLE
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.names import Group, Topic
 from dmq.embedded.placement import Placement
@@ -372,6 +373,10 @@ class DeadLetters:
             message.topic.CopyFrom(resource_of(target.name))
         message.system_properties.message_id = message_id
         message.system_properties.ClearField("delivery_timestamp")
+        if row.record.history is None:  # what the daemon wrote on it goes no further
+            message.user_properties.pop(UNREADABLE, None)
+        elif row.dead.reason is Reason.REFUSED:
+            message.user_properties.pop(REFUSED, None)
         message.user_properties[PARENT_MESSAGE_ID] = row.dead.message_id
         envelope = to_envelope(message)
         note = f"{target.name} {message_id}"

@@ -50,6 +50,7 @@ from retry.policy import DeadLetter, Reason, RetryAt
 
 BATCH_MAX = 256
 REFUSED = "DMQ_REFUSED"  # user property of a letter that a cluster refused: its code, and why
+UNREADABLE = "DMQ_UNREADABLE"  # of one that was taken from a cluster: why it could not be read
 _WHY_CHARS_MAX = 300
 _NOT_OURS = -1
 POSTPONED_MS = 60_000  # until a dead letter is tried again for which there was no room

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from broker_adapter.errors import Refused, Rule
 from dmq.audit.events import offset_set_event
-from dmq.embedded.catalog import Catalog
+from dmq.embedded.catalog import Catalog, check_not_forwarder
 from dmq.embedded.commits import Commits
 from dmq.embedded.queue_log import Place
 from dmq.embedded.reader import Reader
@@ -41,6 +41,7 @@ class Offsets:
         """Keep where a group continues, durable on return. ``end`` is that of the queue."""
         if not 0 <= offset <= end:
             raise Refused(Rule.OFFSET, "the offset is outside of the queue", value=offset, limit=f"0..{end}")
+        check_not_forwarder(group_name)
         group = await self._catalog.group(group_name)
         event = offset_set_event(place.topic_id, group.group_id, place.queue_id, offset)
         if place in self._lowest:

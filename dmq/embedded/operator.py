@@ -9,12 +9,12 @@ from broker_adapter.limits import QUEUES_PER_TOPIC_MAX
 from broker_adapter.message import MessageType
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, dead_letter_topic
 from dmq.audit.events import subscribed_event
-from dmq.embedded.catalog import Catalog
+from dmq.embedded.catalog import Catalog, check_not_forwarder
 from dmq.embedded.checks import GIVEN_UP_GROUP
 from dmq.embedded.commits import Commits
 from dmq.embedded.dead_letters import DeadLetters
 from dmq.embedded.group_queue import GroupQueue
-from dmq.embedded.names import FORWARDER_GROUP, Group, Topic
+from dmq.embedded.names import Group, Topic
 from dmq.embedded.procedures import Procedures
 from dmq.embedded.queue_log import Place, begin_of, offset_stored_at
 from dmq.embedded.reader import Reader
@@ -214,7 +214,7 @@ class Operator:
         name left them.
         """
         group = self._catalog.known_group(name)
-        _check_own(name)
+        check_not_forwarder(name)
         if name == GIVEN_UP_GROUP:
             raise Refused(Rule.GROUP, "this group is reserved for transactions that nobody decided", value=name)
         if not is_forced:
@@ -237,7 +237,7 @@ class Operator:
         Returns the offset in each queue. ``to`` is ``BEGIN``, ``END`` or epoch ms. What the group failed and waits, or
         is visible again, comes all the same.
         """
-        _check_own(group_name)
+        check_not_forwarder(group_name)
         group, topic = self._catalog.known_group(group_name), self._catalog.known_topic(topic_name)
         if group not in await self._progress.readers_of(topic):
             raise Refused(Rule.NOT_FOUND, f"the group has never read topic {topic_name!r}", value=group_name)
@@ -260,13 +260,6 @@ class Operator:
             return begin if at_ms == BEGIN else offset_stored_at(store, place, begin, end, at_ms)
 
         return await self._reader.run(find)
-
-
-def _check_own(group: str) -> None:
-    """Refuse to move the group that takes messages to the cluster: what it leaves would never get there."""
-    if group == FORWARDER_GROUP:
-        why = "this group takes messages to the cluster, and stays where it is; 'topic rm --force' gives messages up"
-        raise Refused(Rule.GROUP, why, value=group)
 
 
 def _check_queues(queues: int, least: int) -> None:

@@ -23,11 +23,11 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import to_envelope
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.embedded.broker import EmbeddedBroker
+from dmq.embedded.failures import UNREADABLE
 from dmq.embedded.names import Topic
 
 log = structlog.get_logger("dmq.forwarder")
 
-UNREADABLE = "DMQ_UNREADABLE"  # user property of a letter: why it could not be read
 _RECEIVERS = 4
 _BATCH = 32
 _INVISIBLE_MS = 60_000

@@ -26,7 +26,6 @@ from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Re
 from broker_adapter.message import Delivery, Envelope, MessageType, SendReceipt
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.embedded.deliveries import Forwarded
-from dmq.embedded.failures import REFUSED
 from dmq.embedded.forwards import Forwards
 from dmq.errors import StoreError
 from dmq.forwarder.gate import Gate
@@ -48,7 +47,6 @@ _OF_THE_MESSAGE = frozenset(
         Rule.MESSAGE_CORRUPTED,
     }
 )
-_REFUSED = REFUSED.encode()
 
 
 @dataclass(slots=True)
@@ -345,11 +343,7 @@ def _size(load: Sequence[Delivery]) -> int:
 
 
 def _envelope(topic: str, delivery: Delivery, types: Sequence[MessageType]) -> Envelope:
-    payload, message_group = delivery.payload, delivery.message_group
-    if _REFUSED in payload:  # a letter that is sent again
-        message = wire.Message.FromString(payload)
-        message.user_properties.pop(REFUSED, None)
-        payload = message.SerializeToString()
-    is_delay = delivery.deliver_at_ms and forwarded_type(types, is_grouped=bool(message_group)) is MessageType.DELAY
+    is_grouped = bool(delivery.message_group)
+    is_delay = delivery.deliver_at_ms and forwarded_type(types, is_grouped=is_grouped) is MessageType.DELAY
     due_ms = delivery.deliver_at_ms if is_delay else 0  # it has passed: the cluster does not wait for it
-    return Envelope(topic, delivery.message_id, payload, "", message_group, due_ms)
+    return Envelope(topic, delivery.message_id, delivery.payload, "", delivery.message_group, due_ms)

@@ -8,16 +8,18 @@ from collections.abc import Sequence
 import pytest
 from support.lanes import LanesRig, with_lanes
 from support.letters import finish
-from support.rigs import TOPIC, End, an_envelope, until
+from support.rigs import TOPIC, End, an_envelope, receive, until
 
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import Envelope
+from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.audit.events import EventKind
+from dmq.embedded.failures import REFUSED
 from dmq.embedded.forwards import Doubt
 from dmq.embedded.names import FORWARDER_GROUP
 from dmq.forwarder import lane
 from dmq.forwarder.lane import TOGETHER_MAX
-from retry.dead_letter import Job, JobKind
+from retry.dead_letter import PARENT_MESSAGE_ID, Job, JobKind
 from retry.hook.breaker import BreakerState
 
 NO_ANSWER = BrokerUnavailable("no answer")
@@ -213,3 +215,32 @@ async def test_what_all_lanes_hold_is_bounded(rig: LanesRig) -> None:
     await rig.broker.send([an_envelope(each) for each in ids])
     await rig.forwarded(*ids)
     assert {len(each) for each in rig.cluster.calls} == {1}
+
+
+@with_lanes
+async def test_what_is_written_on_a_letter_does_not_leave_with_it(rig: LanesRig) -> None:
+    """A redrive takes it off; a property that happens to have the name, in a message that was never refused, stays."""
+    rig.cluster.says(Refused(Rule.BODY_SIZE, "too large"), "large")
+    await rig.keep("large")
+    honest = wire.Message(user_properties={REFUSED: "by the customer"}).SerializeToString()
+    await rig.broker.send([an_envelope("honest", payload=honest)])
+    await rig.forwarded("honest")
+    await until(lambda: rig.forwarder.totals.refused == 1)
+    await finish(rig, Job(job_id=0, kind=JobKind.REDRIVE, group=FORWARDER_GROUP))
+    await rig.cluster.until(lambda: len(rig.cluster.taken) == 2)
+    properties = {
+        each: dict(wire.Message.FromString(payload).user_properties) for each, payload in rig.cluster.payloads.items()
+    }
+    assert properties.pop("honest") == {REFUSED: "by the customer"}
+    assert list(properties.values()) == [{PARENT_MESSAGE_ID: "large"}]
+
+
+@with_lanes
+async def test_nobody_reads_as_the_forwarder(rig: LanesRig) -> None:
+    """What a client finished under its name would never get to the cluster; nor may a client make the group before."""
+    with pytest.raises(Refused):
+        await receive(rig, group=FORWARDER_GROUP)
+    with pytest.raises(Refused):
+        await rig.broker.set_group(FORWARDER_GROUP, is_fifo=True)
+    with pytest.raises(Refused):
+        await rig.broker.pulls.commit_offset(FORWARDER_GROUP, TOPIC, 0, 7)
