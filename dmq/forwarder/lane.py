@@ -84,7 +84,7 @@ class Lane:
         self._totals = totals
         self._in_flight_max = in_flight_max
         self._room = asyncio.Event()
-        self._is_grown = self._was_read = False
+        self._is_grown = self._was_read = self._is_closing = False
         self._running: asyncio.Task[None] | None = None
         self._sending: set[asyncio.Task[None]] = set()
         self._marking: set[asyncio.Task[None]] = set()
@@ -113,7 +113,8 @@ class Lane:
             self._running.add_done_callback(self._ended)
 
     async def close(self, grace_s: float) -> None:
-        """Read no more, and let what was sent be answered within ``grace_s``."""
+        """Read no more, send no more, and let what was sent be answered within ``grace_s``."""
+        self._is_closing = True
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
@@ -193,6 +194,8 @@ class Lane:
         """Send messages in one call, again and again, until it is known what became of them."""
         times = failures = 0
         while True:
+            if self._is_closing:  # nor does what comes behind it in its message group go
+                raise asyncio.CancelledError
             is_probe = await self.gate.enter(len(load))
             load = self._still_here(load)
             if not load:

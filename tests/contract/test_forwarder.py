@@ -244,3 +244,15 @@ async def test_nobody_reads_as_the_forwarder(rig: LanesRig) -> None:
         await rig.broker.set_group(FORWARDER_GROUP, is_fifo=True)
     with pytest.raises(Refused):
         await rig.broker.pulls.commit_offset(FORWARDER_GROUP, TOPIC, 0, 7)
+
+
+@with_lanes
+async def test_at_the_end_nothing_is_tried_again(rig: LanesRig) -> None:
+    """What got no answer is left for the next run, and with it what comes behind it in its message group."""
+    rig.cluster.says(NO_ANSWER)
+    await rig.broker.send([an_envelope(each, message_group="g") for each in ("first", "second")])
+    await rig.cluster.until(lambda: rig.cluster.calls)
+    began_s = asyncio.get_running_loop().time()
+    await rig.forwarder.close(60)
+    assert asyncio.get_running_loop().time() - began_s < 30
+    assert {each for call in rig.cluster.calls for each in call} == {"first"}
