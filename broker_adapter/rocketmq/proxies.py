@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import grpc
 
 from broker_adapter.clock import Clock
-from broker_adapter.errors import BrokerError, BrokerUnavailable
+from broker_adapter.errors import BrokerError, BrokerUnavailable, Refused
 from broker_adapter.rocketmq.codes import error_of_call
 from broker_adapter.signature import Signer
 from broker_adapter.wire import rocketmq_v2 as wire
@@ -203,6 +203,8 @@ class Proxies:
     def failed(self, proxy: Proxy, error: grpc.aio.AioRpcError) -> BrokerError:
         """Note that a call ended without an answer, and return what to raise."""
         found = error_of_call(error, proxy.address)
+        if isinstance(found, Refused):  # an answer, whatever it says
+            self._well(proxy)
         if isinstance(found, BrokerUnavailable) and not proxy.is_isolated:
             proxy.is_isolated, proxy.error = True, str(found)
             self.log("proxy_isolated", address=proxy.address, why=str(found))

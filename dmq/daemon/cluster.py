@@ -133,9 +133,11 @@ class ClusterSide:
             if not self._away_since_ms:
                 self._away_since_ms = self._clock.now_ms()
                 log.warning("cluster_away")
+                self._forwarder.away()
             return
         if self._away_since_ms:
             self._away_since_ms = 0
             log.info("cluster_back")
+            self._forwarder.back()
         if event == "proxy_returned":
             self._forwarder.try_now()

@@ -11,11 +11,13 @@ import structlog
 from broker_adapter.adapter import PopBroker
 from broker_adapter.clock import Clock
 from broker_adapter.errors import BrokerError, Refused
+from broker_adapter.limits import TOPICS_MAX
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.forwards import Doubt, Forwards
 from dmq.embedded.queue_log import Place
 from dmq.errors import StoreError
 from dmq.forwarder.lane import TOGETHER_MAX, Lane, Totals
+from dmq.forwarder.reach import Reach
 from dmq.forwarder.suspects import Suspects
 from dmq.store.ops import Appended
 
@@ -44,6 +46,7 @@ class Forwarder:
         self._cluster = cluster
         self._clock = clock
         self._in_flight_max = in_flight_max
+        self._reach = Reach()
         self._doubt = Doubt.NOTHING
         self._opened_at_ms = clock.now_ms()
         self._to_look_at: set[str] = set()
@@ -79,6 +82,7 @@ class Forwarder:
                 self._cluster,
                 self._clock,
                 self.totals,
+                reach=self._reach,
                 in_flight_max=self._in_flight_max,
                 suspects=self._suspects({}),
             )
@@ -93,10 +97,26 @@ class Forwarder:
             together_max=TOGETHER_MAX,
         )
 
+    def failed(self, topic: str, message_ids: Sequence[str], why: str) -> None:
+        """Note that the cluster did not take messages that were passed on.
+
+        Of no more topics than there can be: clients name what they like, and need not have anything of it kept.
+        """
+        if topic in self.lanes or len(self.lanes) < TOPICS_MAX:
+            self.lane(topic).gate.failed(message_ids, why)
+
     def is_busy(self, topic: str) -> bool:
         """Whether anything of a topic is here that the cluster does not have, or may be."""
         lane = self.lanes.get(topic)
         return topic in self._to_look_at or (lane is not None and lane.is_busy)
+
+    def away(self) -> None:
+        """Try nothing until ``back``: no proxy of the cluster answers."""
+        self._reach.away()
+
+    def back(self) -> None:
+        """Go on: one answers."""
+        self._reach.back()
 
     def try_now(self) -> None:
         """Ask the cluster again without waiting: something of it has come back."""

@@ -141,7 +141,7 @@ class ClusterFront:
             if lane is not None:
                 lane.gate.succeeded()
             return receipts
-        self._forwarder.lane(first.topic).gate.failed([each.message_id for each in envelopes], str(error))
+        self._forwarder.failed(first.topic, [each.message_id for each in envelopes], str(error))
         return await self._keep(envelopes, error, is_in_doubt=True)
 
     async def _keep(

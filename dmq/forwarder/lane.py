@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
+from random import random
 from typing import Any
 
 import structlog
@@ -29,6 +30,7 @@ from dmq.embedded.deliveries import Forwarded
 from dmq.embedded.forwards import Forwards
 from dmq.errors import StoreError
 from dmq.forwarder.gate import Gate
+from dmq.forwarder.reach import Reach
 from dmq.forwarder.suspects import Suspects
 
 log = structlog.get_logger("dmq.forwarder")
@@ -37,7 +39,9 @@ HELD_BYTES_MAX = 64 * 1024 * 1024  # of all lanes; beyond it each holds what it 
 TOGETHER_MAX = 32  # messages in one call,
 TOGETHER_BYTES_MAX = 512 * 1024  # far below what a cluster takes
 IDLE_MS = 60_000  # after which a lane without messages ends; it begins anew with the next one
-_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0)  # of one message that fails while others do not
+_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # of one message that fails while others do not
+_JITTER = 0.25  # of a pause, so that many topics do not try together
+_LOGGED_MAX = 20  # topics whose trouble is in the log at a time; dmq status counts them all
 _STORE_PAUSE_S = 1.0
 # What no operator can mend without touching the message.
 _OF_THE_MESSAGE = frozenset(
@@ -57,6 +61,7 @@ class Totals:
     refused: int = 0
     in_doubt: int = 0
     held_bytes: int = 0  # read and not finished
+    failing: int = 0  # topics whose messages the cluster does not take now
     observe: Callable[[Sequence[int]], None] = field(default=lambda _: None)  # lateness of what was delayed, in ms
 
 
@@ -71,6 +76,7 @@ class Lane:
         clock: Clock,
         totals: Totals,
         *,
+        reach: Reach,
         in_flight_max: int,
         suspects: Suspects,
     ) -> None:
@@ -82,8 +88,10 @@ class Lane:
         self._cluster = cluster
         self._clock = clock
         self._totals = totals
+        self._reach = reach
         self._in_flight_max = in_flight_max
         self._room = asyncio.Event()
+        self._is_failing = self._is_logged = False
         self._is_grown = self._was_read = self._is_closing = False
         self._running: asyncio.Task[None] | None = None
         self._sending: set[asyncio.Task[None]] = set()
@@ -118,7 +126,8 @@ class Lane:
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
-        for tasks, timeout_s in ((self._sending, grace_s if self.gate.is_open else 0), (self._marking, grace_s)):
+        is_answered = self.gate.is_open and self._reach.is_there
+        for tasks, timeout_s in ((self._sending, grace_s if is_answered else 0), (self._marking, grace_s)):
             if tasks:
                 _, left = await asyncio.wait(tasks, timeout=timeout_s)
                 for task in left:
@@ -158,7 +167,7 @@ class Lane:
         topic's trouble is no other's, each may hold something.
         """
         is_full = self._totals.held_bytes >= HELD_BYTES_MAX
-        if self.in_flight and (is_full or not self.gate.is_open):
+        if self.in_flight and (is_full or not self.gate.is_open or not self._reach.is_there):
             return 0
         return 1 if is_full else max(0, min(self._in_flight_max - self.in_flight, TOGETHER_MAX))
 
@@ -194,6 +203,7 @@ class Lane:
         """Send messages in one call, again and again, until it is known what became of them."""
         times = failures = 0
         while True:
+            await self._reach.wait()
             if self._is_closing:  # nor does what comes behind it in its message group go
                 raise asyncio.CancelledError
             is_probe = await self.gate.enter(len(load))
@@ -226,7 +236,8 @@ class Lane:
                 self._begin(self._mark(load, receipts, times), self._marking)
                 return None
             if self.gate.is_open:
-                await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
+                pause_s = _PAUSES_S[min(failures, len(_PAUSES_S) - 1)]
+                await asyncio.sleep(pause_s * (1 - _JITTER * random()))
             failures += 1
 
     def _still_here(self, load: Sequence[Delivery]) -> Sequence[Delivery]:
@@ -236,6 +247,7 @@ class Lane:
             self._release([each for each in load if each not in held])
             if not held:
                 self.gate.error = ""  # whatever it was, it is no trouble any more
+                self._fails_no_more()
         return held
 
     async def _split(self, load: Sequence[Delivery]) -> None:
@@ -254,13 +266,28 @@ class Lane:
         return [_envelope(self.topic, each, types) for each in load]
 
     def _failed(self, load: Sequence[Delivery], error: BrokerError, *, is_probe: bool) -> None:
-        if self.gate.failed([each.message_id for each in load], str(error), is_probe=is_probe):
+        self.gate.failed([each.message_id for each in load], str(error), is_probe=is_probe)
+        if self._is_failing:
+            return
+        self._is_failing = True
+        self._totals.failing += 1
+        self._is_logged = self._totals.failing <= _LOGGED_MAX
+        if self._is_logged:
             log.warning("forwarding_failed", topic=self.topic, why=str(error))
+        elif self._totals.failing == _LOGGED_MAX + 1:
+            log.warning("forwarding_failed_for_many", topics=self._totals.failing, why=str(error))
 
     def _open(self) -> None:
-        was_error = self.gate.succeeded()
+        self.gate.succeeded()
         self._room.set()
-        if was_error:
+        self._fails_no_more()
+
+    def _fails_no_more(self) -> None:
+        if not self._is_failing:
+            return
+        self._is_failing = False
+        self._totals.failing -= 1
+        if self._is_logged:
             log.info("forwarding_resumed", topic=self.topic)
 
     def _doubt(self, load: Sequence[Delivery], times: int) -> None:
@@ -271,7 +298,8 @@ class Lane:
 
     async def _mark(self, load: Sequence[Delivery], receipts: Sequence[SendReceipt], times: int) -> None:
         now_ms = self._clock.now_ms()
-        self._totals.observe([now_ms - each.deliver_at_ms for each in load if each.deliver_at_ms])
+        # Not less than nothing: the clock may have been stepped back since it was due.
+        self._totals.observe([max(0, now_ms - each.deliver_at_ms) for each in load if each.deliver_at_ms])
         sent = [
             Forwarded(each.receipt_handle, times, receipt.queue_offset)
             for each, receipt in zip(load, receipts, strict=True)

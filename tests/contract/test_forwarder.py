@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+from structlog.testing import capture_logs
 from support.lanes import LanesRig, with_lanes
 from support.letters import finish
 from support.rigs import TOPIC, End, an_envelope, receive, until
@@ -256,3 +258,59 @@ async def test_at_the_end_nothing_is_tried_again(rig: LanesRig) -> None:
     await rig.forwarder.close(60)
     assert asyncio.get_running_loop().time() - began_s < 30
     assert {each for call in rig.cluster.calls for each in call} == {"first"}
+
+
+@with_lanes
+async def test_while_it_is_known_to_be_away_nothing_is_tried(rig: LanesRig) -> None:
+    """No topic finds out by itself, whatever comes; all go on once it is back."""
+    rig.forwarder.away()
+    topics = [f"topic-{number}" for number in range(100)]
+    for topic in topics:
+        await rig.keep(topic, topic=topic)
+    await until(lambda: sum(each.in_flight for each in rig.forwarder.lanes.values()) == len(topics))
+    assert not rig.cluster.calls
+    rig.forwarder.back()
+    await rig.forwarded(*topics)
+
+
+@with_lanes
+async def test_the_trouble_of_many_topics_is_told_once(rig: LanesRig) -> None:
+    """Some are named in the log; the status has them all."""
+    rig.cluster.says(NO_ANSWER)
+    with capture_logs() as logged:
+        for number in range(40):
+            await rig.keep(f"m-{number}", topic=f"topic-{number}")
+        await until(lambda: rig.forwarder.totals.failing == 40)
+        rig.cluster.answer = rig.cluster.ok
+        await until(lambda: not rig.forwarder.totals.failing)
+    told = Counter(each["event"] for each in logged)
+    assert told["forwarding_failed"] == told["forwarding_resumed"] == 20
+    assert told["forwarding_failed_for_many"] == 1
+
+
+@with_lanes
+async def test_one_that_is_refused_takes_nobody_with_it(rig: LanesRig) -> None:
+    """Of a call that the cluster refuses for one message the others go by themselves, and none is in doubt."""
+    rig.cluster.says(Refused(Rule.BODY_SIZE, "too large"), "bad")
+    ids = ["m-0", "bad", "m-1", "m-2"]
+    await rig.broker.send([an_envelope(each, payload=b"") for each in ids])
+    await rig.forwarded("m-0", "m-1", "m-2")
+    await until(lambda: rig.forwarder.totals.refused == 1)
+    assert rig.told(EventKind.FORWARD_REFUSED).keys() == {"bad"}
+    assert rig.cluster.calls[0] == ids
+    assert not rig.told(EventKind.FORWARD_IN_DOUBT)
+
+
+@with_lanes
+async def test_a_step_back_makes_nothing_come_before_its_time(rig: LanesRig) -> None:
+    """Not in the figures: it was due, and waits no more however far the clock goes back."""
+    late_ms: list[int] = []
+    rig.forwarder.totals.observe = late_ms.extend
+    rig.forwarder.away()
+    await rig.keep("m", deliver_at_ms=rig.clock.now_ms() + 1_000)
+    rig.clock.advance(2_000)
+    await rig.settle()
+    rig.clock.step_to(rig.clock.now_ms() - 3_600_000)
+    rig.forwarder.back()
+    await rig.forwarded("m")
+    assert late_ms == [0]

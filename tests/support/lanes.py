@@ -82,7 +82,7 @@ class LanesRig(EmbeddedRig):
         self.forwarder = Forwarder(
             self.broker,
             cast("PopBroker", self.cluster),
-            self.clock,
+            self.store.clock,
             in_flight_max=IN_FLIGHT_MAX,
         )
         await self.forwarder.start()
