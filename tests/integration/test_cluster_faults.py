@@ -34,6 +34,7 @@ from dmq.admin.client import AdminClient
 from dmq.sidecar.tls import self_signed
 
 REQUEST_MS = 500
+PATIENT_MS = 30_000  # a machine that stalls is no broker that is away
 
 
 @asynccontextmanager
@@ -51,7 +52,7 @@ def test_keys(data: Path, tmp_path: Path) -> None:
     """No key, a wrong secret, a topic that the key may not send to; and one that may."""
 
     async def refused(topic: str, **key: str) -> Rule:
-        async with connected(daemon.address, **key) as broker:
+        async with connected(daemon.address, request_timeout_ms=PATIENT_MS, **key) as broker:
             with pytest.raises(Refused) as error:
                 await broker.send([a_message(topic)])
             return error.value.rule
@@ -60,7 +61,7 @@ def test_keys(data: Path, tmp_path: Path) -> None:
         assert await refused("orders") is Rule.UNAUTHORIZED
         assert await refused("orders", access_key=SHOP.access_key, secret_key="wrong") is Rule.UNAUTHORIZED
         assert await refused("bills", **SHOP.credentials) is Rule.FORBIDDEN
-        async with connected(daemon.address, **OPERATOR.credentials) as broker:
+        async with connected(daemon.address, request_timeout_ms=PATIENT_MS, **OPERATOR.credentials) as broker:
             await broker.send([a_message("bills")])
 
     with Daemon(data, "--acl", str(write_acl(tmp_path))) as daemon:
