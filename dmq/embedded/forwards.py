@@ -6,12 +6,13 @@ happens to the cluster costs an attempt. After a kill what was on its way is han
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from enum import Enum
 from functools import partial
 
 from broker_adapter.adapter import Subscription as Wanted
-from broker_adapter.errors import BrokerError, Refused, Rule
+from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Delivery
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, retry_topic
 from dmq.audit.events import subscribed_event
@@ -26,6 +27,7 @@ from dmq.embedded.removable import progress
 from dmq.embedded.subscription import Subscription
 from dmq.store.ops import Emit, Put
 from dmq.store.schema.border import Border, decode_border, encode_border
+from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import META_BORDER, Family
 from dmq.store.store import Store
 
@@ -168,22 +170,25 @@ class Forwards:
             if refused.rule is not Rule.RECEIPT_HANDLE:
                 raise
 
-    def in_doubt(self, topic: str, deliveries: Sequence[Delivery], times: int) -> bool:
-        """Leave in the trail that the cluster may have these, which it gets again. Nobody waits for it.
+    def in_doubt(self, topic: str, deliveries: Sequence[Delivery], times: int) -> asyncio.Future[list[Receipt]] | None:
+        """Leave in the trail that the cluster may have these; whoever sends them again waits until it is ``durable``.
 
-        Says whether the store takes it; if not, it is ending.
+        ``None``: there is nothing to tell. Raises if the store is ending.
         """
         found = self._found(topic)
         if found is None:
-            return True
+            return None
         told = [self._deliveries.in_doubt(found, each.receipt_handle, times) for each in deliveries]
         events: list[Emit] = [each for each in told if each is not None]
-        if events:
-            try:
-                self._commits.submit(events).add_done_callback(look_at)
-            except BrokerError:
-                return False
-        return True
+        if not events:
+            return None
+        done = self._commits.submit(events)
+        done.add_done_callback(look_at)
+        return done
+
+    async def durable(self, done: asyncio.Future[list[Receipt]]) -> None:
+        """Return once what was submitted is on disk."""
+        await self._commits.committed(done)
 
     def _queues(self, topic: str) -> Sequence[GroupQueue]:
         found = self._found(topic)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import random
 from typing import Any
@@ -154,7 +155,7 @@ class Lane:
             self._was_read = True
             if not found and not self._is_grown and not self._forwards.has_more(self.topic):
                 return
-            self._tell_suspects(found)
+            await self._tell_suspects(found)
             for load in _loads(found):
                 self.in_flight += len(load)
                 self._totals.held_bytes += _size(load)
@@ -182,15 +183,16 @@ class Lane:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("lane_failed", topic=self.topic, exc_info=error)
+            exc_info = None if isinstance(error, BrokerError | StoreError) else error  # the store is ending
+            log.error("lane_failed", topic=self.topic, error=str(error), exc_info=exc_info)
 
-    def _tell_suspects(self, found: Sequence[Delivery]) -> None:
+    async def _tell_suspects(self, found: Sequence[Delivery]) -> None:
         take, place_of = self.suspects.take, self._forwards.place_of
         told = [
             each for each in found if take(place_of(each), each.queue_offset, each.message_group, each.deliver_at_ms)
         ]
         if told:
-            self._doubt(told, 1)
+            await self._doubted(told, 1)
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
@@ -256,8 +258,12 @@ class Lane:
     async def _send(self, load: Sequence[Delivery], envelopes: Sequence[Envelope], times: int) -> Sequence[SendReceipt]:
         try:
             return await self._cluster.send(envelopes)
-        except (BrokerUnavailable, asyncio.CancelledError):
-            self._doubt(load, times)
+        except BrokerUnavailable:
+            await self._doubted(load, times)
+            raise
+        except asyncio.CancelledError:  # at the end of the run, which waits for nothing more
+            with suppress(BrokerError):
+                self._doubt(load, times)
             raise
 
     async def _envelopes(self, load: Sequence[Delivery]) -> list[Envelope]:
@@ -290,9 +296,19 @@ class Lane:
         if self._is_logged:
             log.info("forwarding_resumed", topic=self.topic)
 
-    def _doubt(self, load: Sequence[Delivery], times: int) -> None:
+    async def _doubted(self, load: Sequence[Delivery], times: int) -> None:
+        """Return once the trail says that the cluster may have these: not before are they sent again."""
+        done = self._doubt(load, times)
+        if done is not None:
+            await self._forwards.durable(done)
+
+    def _doubt(self, load: Sequence[Delivery], times: int) -> asyncio.Future[Any] | None:
         self._totals.in_doubt += len(load)
-        self._is_unsure |= not self._forwards.in_doubt(self.topic, load, times)
+        try:
+            return self._forwards.in_doubt(self.topic, load, times)
+        except BrokerError:
+            self._is_unsure = True
+            raise
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
+from random import Random
 
 import pytest
 from structlog.testing import capture_logs
+from support.effort import EFFORT, SEED
 from support.lanes import LanesRig, with_lanes
 from support.letters import finish
-from support.rigs import TOPIC, End, an_envelope, receive, until
+from support.rigs import TOPIC, End, an_envelope, play, receive, until
 
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.message import Envelope
@@ -314,3 +317,66 @@ async def test_a_step_back_makes_nothing_come_before_its_time(rig: LanesRig) -> 
     rig.forwarder.back()
     await rig.forwarded("m")
     assert late_ms == [0]
+
+
+async def some_are_kept(rig: LanesRig, rng: Random, sent: dict[str, str]) -> None:
+    """Have some messages wait, add them to ``sent`` with their message groups, and let a little happen."""
+    for _ in range(rng.randrange(12)):
+        message_id = f"m-{len(sent)}"
+        sent[message_id] = rng.choice(("", "a", "b"))
+        await rig.keep(message_id, message_group=sent[message_id])
+    for _ in range(rng.randrange(60)):
+        await asyncio.sleep(0)
+
+
+async def one_history(rig: LanesRig, rng: Random) -> None:
+    """Send, be killed at any moment, again and again, before a cluster that answers late or not at all."""
+    sent: dict[str, str] = {}
+    arrived: list[str] = []
+    run = 0
+
+    async def answer(envelopes: Sequence[Envelope]) -> None:
+        asked_by = run
+        for _ in range(rng.randrange(4)):
+            await asyncio.sleep(0)
+        if asked_by != run:  # a process that was killed sends nothing more
+            await asyncio.Event().wait()
+        fate = rng.random()
+        if fate < 0.1:
+            raise NO_ANSWER
+        arrived.extend(each.message_id for each in envelopes)
+        if fate < 0.2:
+            await asyncio.Event().wait()
+        if fate < 0.3:
+            raise NO_ANSWER
+
+    for _ in range(6):
+        rig.cluster.answer = answer
+        await some_are_kept(rig, rng, sent)
+        end = rng.choice((End.KILL, End.KILL, End.POWER_LOSS, End.CLOSE))
+        if end is not End.CLOSE:
+            run += 1
+            rig.cluster.answer = rig.cluster.silent
+        await rig.restart(end)
+
+    async def ok(envelopes: Sequence[Envelope]) -> None:
+        arrived.extend(each.message_id for each in envelopes)
+
+    rig.cluster.answer = ok
+    await rig.forwarded(*sent)
+    doubts, copies = rig.told(EventKind.FORWARD_IN_DOUBT), Counter(arrived)
+    assert copies.keys() == sent.keys()
+    assert not {each: count for each, count in copies.items() if count > 1 + doubts[each]}
+    for group in ("a", "b"):
+        first = [each for each in dict.fromkeys(arrived) if sent[each] == group]
+        assert first == [each for each in sent if sent[each] == group]
+
+
+@pytest.mark.parametrize("number", range(8 * EFFORT))
+def test_whatever_ends_when_nothing_is_lost_and_each_copy_is_explained(number: int, tmp_path: Path) -> None:
+    """Of each message the cluster has one copy and at most one more for each doubt; message groups keep their order."""
+
+    async def scenario(rig: LanesRig) -> None:
+        await one_history(rig, Random(SEED + number))
+
+    asyncio.run(play(LanesRig(tmp_path), scenario))
