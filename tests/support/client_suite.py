@@ -129,7 +129,7 @@ def test_offsets_and_ids_are_those_of_each_message(process: OfficialClient, topi
     """A hundred sends get a hundred ids, and every one of them arrives once."""
     sent = [process.begin("send", name=f"p-{topic}", topic=topic, body=f"{number}") for number in range(100)]
     ids = [answer.result(10)["message_id"] for answer in sent]
-    found = process.receive_until(f"c-{topic}", 100)
+    found = process.receive_until(f"c-{topic}", 100, invisible_s=60, within_s=60)
     assert len(set(ids)) == 100
     assert sorted(each["message_id"] for each in found) == sorted(ids)
 
