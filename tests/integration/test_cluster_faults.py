@@ -168,11 +168,11 @@ def test_a_daemon_in_front_of_what_is_no_proxy(data: Path) -> None:
         async with client(daemon) as broker:
             await broker.send([a_message("orders")])
             await broker.send([a_message("bills", deliver_at_ms=now_ms() + 1)])
-        found = await until(daemon, lambda found: found.away_since_ms and found.waiting == 2 and len(found.lanes) == 2)
+        found = await until(daemon, lambda found: found.away_since_ms and found.waiting == 2)
         said = {each.address: each.why for each in found.proxies}
         assert said.keys() == set(addresses)
         assert all(address in why for address, why in said.items())
-        assert {each.topic for each in found.lanes} == {"orders", "bills"}
+        assert not found.lanes  # no topic is tried by itself: it is the cluster that is away
 
     with ExitStack() as stack:
         addresses = [stack.enter_context(serving(each)) for each in wrong]
