@@ -1,25 +1,23 @@
-"""What a bench and the tests ask of RocketMQ's own management: topics, groups, routes, over its remoting protocol.
+"""What a bench and the tests ask of RocketMQ's own management: topics, groups, routes, over the classic protocol.
 
-Apache's command-line tool does the same in five seconds a call. A frame is ``length 4 | header length 4 | header |
-body``; the first byte of the header length says how the header is written: 0 is JSON.
+Apache's command-line tool does the same in five seconds a call.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-import socket
-import struct
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from broker_adapter.errors import BrokerError
+from broker_adapter.remoting.client import queues_of
+from broker_adapter.remoting.codes import Operation, error_of
+from broker_adapter.remoting.connection import Connection
+from broker_adapter.remoting.frames import Frame
 
 _TIMEOUT_S = 10.0
-_VERSION = 513  # of RocketMQ 5.5.0; from 401 on a name server answers proper JSON
-_UPDATE_TOPIC, _UPDATE_GROUP, _ROUTE = 17, 200, 105
 _READ_WRITE = 6
-_LENGTHS = struct.Struct(">II")
-
-
-class RemotingRefused(Exception):
-    """A server of RocketMQ answered with another code than 0."""
 
 
 def make_topic(broker: str, topic: str, kind: str, queues: int = 4) -> None:
@@ -35,7 +33,7 @@ def make_topic(broker: str, topic: str, kind: str, queues: int = 4) -> None:
         "order": kind == "FIFO",
         "attributes": f"+message.type={kind}",
     }
-    _ask(broker, _UPDATE_TOPIC, {name: _text(value) for name, value in fields.items()})
+    _ask(broker, Operation.UPDATE_TOPIC, {name: _text(value) for name, value in fields.items()})
 
 
 def make_group(broker: str, group: str, *, attempts: int = 17, is_fifo: bool = False) -> None:
@@ -52,32 +50,31 @@ def make_group(broker: str, group: str, *, attempts: int = 17, is_fifo: bool = F
         "whichBrokerWhenConsumeSlowly": 1,
         "notifyConsumerIdsChangedEnable": True,
     }
-    _ask(broker, _UPDATE_GROUP, {}, json.dumps(settings).encode())
+    _ask(broker, Operation.UPDATE_GROUP, {}, json.dumps(settings).encode())
 
 
 def brokers_of(names: str, topic: str) -> set[str]:
     """Return the names of the brokers that the name server says have a topic; none if it knows no such topic."""
     try:
-        body = _ask(names, _ROUTE, {"topic": topic, "acceptStandardJsonOnly": "true"})
-    except RemotingRefused:
+        body = _ask(names, Operation.ROUTE, {"topic": topic, "acceptStandardJsonOnly": "true"})
+        return {each.broker for each in queues_of(topic, body)}
+    except BrokerError:
         return set()
-    return {each["brokerName"] for each in json.loads(body)["queueDatas"]}
 
 
-def _ask(address: str, code: int, fields: Mapping[str, str], body: bytes = b"") -> bytes:
-    host, _, port = address.rpartition(":")
-    header = json.dumps(
-        {"code": code, "language": "OTHER", "version": _VERSION, "opaque": 1, "flag": 0, "extFields": dict(fields)}
-    ).encode()
-    with socket.create_connection((host, int(port)), timeout=_TIMEOUT_S) as connection:
-        connection.sendall(_LENGTHS.pack(4 + len(header) + len(body), len(header)) + header + body)
-        stream = connection.makefile("rb")
-        length, header_length = _LENGTHS.unpack(stream.read(_LENGTHS.size))
-        answer = json.loads(stream.read(header_length & 0xFFFFFF))
-        content = stream.read(length - 4 - (header_length & 0xFFFFFF))
-    if answer["code"] != 0:
-        raise RemotingRefused(f"{address} answers {answer['code']} to {code}: {answer.get('remark', '')[:300]}")
-    return content
+def _ask(address: str, operation: Operation, fields: Mapping[str, str], body: bytes = b"") -> bytes:
+    async def ask() -> bytes:
+        connection = Connection(address, timeout_s=_TIMEOUT_S)
+        try:
+            answer = await connection.ask(Frame(code=operation, fields=fields, body=body))
+        finally:
+            await connection.close()
+        if answer.code:
+            raise error_of(answer, address, operation)
+        return answer.body
+
+    with ThreadPoolExecutor(1) as beside:  # whoever asks may have a loop that runs
+        return beside.submit(asyncio.run, ask()).result()
 
 
 def _text(value: object) -> str:

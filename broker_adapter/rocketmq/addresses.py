@@ -5,32 +5,17 @@ from __future__ import annotations
 import ipaddress
 from typing import NamedTuple
 
+from broker_adapter.endpoints import PORT_MAX, parse_endpoints
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.wire import rocketmq_v2 as wire
 
-_PORT_MAX = 65_535
 _LENGTH_DIGITS_MAX = 4
-
-
-def parse_endpoints(text: str) -> tuple[str, ...]:
-    """Return the addresses in ``host:port;host:port``; a comma separates as well. ``ValueError`` says what is wrong."""
-    addresses = [each.strip() for each in text.replace(",", ";").split(";") if each.strip()]
-    if not addresses:
-        raise ValueError(f"no address in {text!r}: write host:port, several with a semicolon between them")
-    for address in addresses:
-        host, _, port = address.rpartition(":")
-        is_bare_v6 = ":" in host and not (host.startswith("[") and host.endswith("]"))
-        if not host or is_bare_v6 or "/" in host or not port.isascii() or not port.isdigit():
-            raise ValueError(f"{address!r} is no address: write host:port, [host]:port for IPv6, without a scheme")
-        if not 0 < int(port) <= _PORT_MAX:
-            raise ValueError(f"{address!r} has no port from 1 to {_PORT_MAX}")
-    return tuple(dict.fromkeys(addresses))
 
 
 def address_of(endpoints: wire.Endpoints) -> str:
     """Return where to dial what a route names; empty if it names nothing that can be dialled."""
     for each in endpoints.addresses:
-        if each.host and 0 < each.port <= _PORT_MAX:
+        if each.host and 0 < each.port <= PORT_MAX:
             return f"[{each.host}]:{each.port}" if ":" in each.host else f"{each.host}:{each.port}"
     return ""
 

@@ -1,0 +1,170 @@
+"""Frames of the classic protocol, as bytes. Pure.
+
+    length 4 | how the header is written 1 | header length 3 | header | body
+
+``length`` counts everything behind itself. A header is JSON (0) or RocketMQ's binary form (1):
+
+    code 2 | language 1 | version 2 | opaque 4 | flag 4 | remark length 4 | remark | fields length 4 | fields
+    of each field: name length 2 | name | value length 4 | value
+
+``opaque`` is a number that its sender chose; an answer has that of its request. What is not a frame is a
+``FrameBroken``: from there on the stream means nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from broker_adapter.errors import BrokerUnavailable
+
+LENGTH_BYTES = 4
+FRAME_BYTES_MAX = 16 * 1024 * 1024  # RocketMQ's own bound (com.rocketmq.remoting.frameMaxLength)
+VERSION = 513  # of RocketMQ 5.5.0; from 401 on a name server answers proper JSON
+_HEADER_BYTES_MAX = 1024 * 1024  # ours; a send has up to 32 KiB of properties in it
+_LENGTH = struct.Struct(">I")
+_JSON, _BINARY = 0, 1
+_ANSWER, _ONE_WAY = 1, 2  # bits of flag
+_BINARY_HEAD = struct.Struct(">hBhii")
+_LANGUAGE, _LANGUAGE_NUMBER = "PYTHON", 3
+_SHOWN_CHARS = 60
+
+
+class FrameBroken(BrokerUnavailable):
+    """What came is not the classic protocol, or is damaged; whether the call took effect is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """A request, or the answer to one. ``code`` is the operation of a request and the result of an answer."""
+
+    code: int
+    opaque: int = 0
+    is_answer: bool = False
+    is_one_way: bool = False  # a request that nobody answers
+    remark: str = ""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = field(default=b"", repr=False)
+
+
+def encode_frame(frame: Frame, *, is_binary: bool = False) -> bytes:
+    """Return the bytes of a frame, its length included."""
+    header = _binary_header(frame) if is_binary else _json_header(frame)
+    form = _BINARY if is_binary else _JSON
+    length = LENGTH_BYTES + len(header) + len(frame.body)
+    return _LENGTH.pack(length) + _LENGTH.pack(form << 24 | len(header)) + header + frame.body
+
+
+def frame_bytes(head: bytes) -> int:
+    """Return how many bytes follow on the four that a frame begins with."""
+    (length,) = _LENGTH.unpack(head)
+    if not LENGTH_BYTES <= length <= FRAME_BYTES_MAX:
+        raise FrameBroken(f"a frame of {length} bytes: {LENGTH_BYTES} to {FRAME_BYTES_MAX} are allowed")
+    return int(length)
+
+
+def decode_frame(content: bytes) -> Frame:
+    """Return the frame of what followed on its length."""
+    if len(content) < LENGTH_BYTES:
+        raise FrameBroken(f"a frame of {len(content)} bytes has no header")
+    (head,) = _LENGTH.unpack_from(content)
+    form, size = head >> 24, head & 0xFFFFFF
+    end = LENGTH_BYTES + size
+    if size > _HEADER_BYTES_MAX or end > len(content):
+        raise FrameBroken(f"a header of {size} bytes in a frame of {len(content)}")
+    header, body = content[LENGTH_BYTES:end], content[end:]
+    if form == _JSON:
+        return _of_json(header, body)
+    if form == _BINARY:
+        return _of_binary(header, body)
+    raise FrameBroken(f"the header is written in form {form}: 0 (JSON) and 1 (binary) are known")
+
+
+def _flag(frame: Frame) -> int:
+    return _ANSWER * frame.is_answer | _ONE_WAY * frame.is_one_way
+
+
+def _json_header(frame: Frame) -> bytes:
+    header = {
+        "code": frame.code,
+        "language": _LANGUAGE,
+        "version": VERSION,
+        "opaque": frame.opaque,
+        "flag": _flag(frame),
+        "extFields": dict(frame.fields),
+        "serializeTypeCurrentRPC": "JSON",
+    }
+    if frame.remark:
+        header["remark"] = frame.remark
+    return json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _of_json(header: bytes, body: bytes) -> Frame:
+    try:
+        found = json.loads(header)
+    except (ValueError, RecursionError) as error:
+        raise FrameBroken(f"the header is no JSON: {str(error)[:_SHOWN_CHARS]}") from None
+    if not isinstance(found, dict):
+        raise FrameBroken("the header is no JSON object")
+    numbers = [found.get(name, 0) for name in ("code", "opaque", "flag")]
+    fields, remark = found.get("extFields") or {}, found.get("remark") or ""
+    if not all(type(each) is int for each in numbers) or not isinstance(fields, dict) or not isinstance(remark, str):
+        raise FrameBroken("the header has a field of another type than it should")
+    code, opaque, flag = numbers
+    return Frame(
+        code=code,
+        opaque=opaque,
+        is_answer=bool(flag & _ANSWER),
+        is_one_way=bool(flag & _ONE_WAY),
+        remark=remark,
+        fields={name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()},
+        body=body,
+    )
+
+
+def _binary_header(frame: Frame) -> bytes:
+    remark = frame.remark.encode()
+    fields = b"".join(
+        struct.pack(">h", len(name.encode())) + name.encode() + _LENGTH.pack(len(value.encode())) + value.encode()
+        for name, value in frame.fields.items()
+    )
+    head = _BINARY_HEAD.pack(frame.code, _LANGUAGE_NUMBER, VERSION, frame.opaque, _flag(frame))
+    return head + _LENGTH.pack(len(remark)) + remark + _LENGTH.pack(len(fields)) + fields
+
+
+def _of_binary(header: bytes, body: bytes) -> Frame:
+    try:
+        code, _, _, opaque, flag = _BINARY_HEAD.unpack_from(header)
+        remark, at = _text(header, _BINARY_HEAD.size, ">I")
+        (size,) = _LENGTH.unpack_from(header, at)
+        if at + LENGTH_BYTES + size != len(header):
+            raise FrameBroken(f"{size} bytes of fields in a header of {len(header)}")
+        fields = dict(_fields(header, at + LENGTH_BYTES))
+    except (struct.error, UnicodeDecodeError) as error:
+        raise FrameBroken(f"the header cannot be read: {error}") from None
+    return Frame(
+        code=code,
+        opaque=opaque,
+        is_answer=bool(flag & _ANSWER),
+        is_one_way=bool(flag & _ONE_WAY),
+        remark=remark,
+        fields=fields,
+        body=body,
+    )
+
+
+def _fields(header: bytes, at: int) -> Iterator[tuple[str, str]]:
+    while at < len(header):
+        name, at = _text(header, at, ">H")
+        value, at = _text(header, at, ">I")
+        yield name, value
+
+
+def _text(header: bytes, at: int, length: str) -> tuple[str, int]:
+    (size,) = struct.unpack_from(length, header, at)
+    begin = at + struct.calcsize(length)
+    if begin + size > len(header):
+        raise FrameBroken(f"a text of {size} bytes does not fit into a header of {len(header)}")
+    return header[begin : begin + size].decode(), begin + size

@@ -1,0 +1,141 @@
+"""The classic protocol's connection in front of peers that break it: a clear error, and the next call is well."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import struct
+from collections.abc import Awaitable, Callable, Coroutine
+
+import pytest
+
+from broker_adapter.errors import BrokerUnavailable
+from broker_adapter.remoting.connection import Connection
+from broker_adapter.remoting.frames import Frame, decode_frame, encode_frame
+
+Peer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+QUICK_S, PATIENCE_S = 0.05, 30.0
+
+
+async def request_of(reader: asyncio.StreamReader) -> Frame:
+    (length,) = struct.unpack(">I", await reader.readexactly(4))
+    return decode_frame(await reader.readexactly(length))
+
+
+def answer_to(request: Frame, body: bytes = b"") -> bytes:
+    return encode_frame(Frame(code=0, opaque=request.opaque, is_answer=True, body=body))
+
+
+async def well(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        request = await request_of(reader)
+        writer.write(answer_to(request, b"%d" % request.code))
+
+
+async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await request_of(reader)
+    writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+async def half_a_frame(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(answer_to(await request_of(reader), b"x" * 100)[:-50])
+    writer.close()
+
+
+async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await request_of(reader)
+    writer.transport.abort()
+
+
+async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+
+
+def play(first: Peer, scenario: Callable[[str], Coroutine[object, object, None]]) -> None:
+    """Run a scenario with the address of a peer whose first connection is served by ``first``, all others well."""
+
+    async def main() -> None:
+        peers = [first]
+        tasks: list[asyncio.Task[None]] = []
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            tasks.append(task)
+            try:
+                await (peers.pop() if peers else well)(reader, writer)
+            except (asyncio.IncompleteReadError, OSError, asyncio.CancelledError):
+                pass
+            finally:
+                writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        try:
+            await scenario(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        finally:
+            server.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("peer", "why"),
+    [
+        (garbage, "not the classic protocol: a frame of"),
+        (half_a_frame, "in the middle of a frame"),
+        (reset, "reset|closed by its peer"),
+        (silence, "no answer from .* within"),
+    ],
+)
+def test_a_broken_peer_costs_an_error_and_a_new_connection(peer: Peer, why: str) -> None:
+    """Every call that waits hears why, and the next one connects anew."""
+
+    async def scenario(address: str) -> None:
+        connection = Connection(address, timeout_s=QUICK_S if peer is silence else PATIENCE_S)
+        errors = await asyncio.gather(*(connection.ask(Frame(code=n)) for n in (1, 2)), return_exceptions=True)
+        assert [type(each) for each in errors] == [BrokerUnavailable] * 2
+        assert all(re.search(why, str(each)) for each in errors), errors
+        patient = Connection(address, timeout_s=PATIENCE_S) if peer is silence else connection
+        assert (await patient.ask(Frame(code=7))).body == b"7"
+        await connection.close()
+        await patient.close()
+
+    play(peer, scenario)
+
+
+def test_answers_are_matched_whatever_their_order() -> None:
+    """And what the peer asks by itself in between is nobody's answer."""
+
+    async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requests = [await request_of(reader) for _ in range(3)]
+        writer.write(encode_frame(Frame(code=40, opaque=requests[0].opaque, is_one_way=True)))
+        for request in reversed(requests):
+            writer.write(answer_to(request, b"%d" % request.code))
+        await reader.read()
+
+    async def scenario(address: str) -> None:
+        connection = Connection(address, timeout_s=PATIENCE_S)
+        answers = await asyncio.gather(*(connection.ask(Frame(code=number)) for number in (1, 2, 3)))
+        assert [each.body for each in answers] == [b"1", b"2", b"3"]
+        await connection.close()
+
+    play(peer, scenario)
+
+
+def test_nobody_listens() -> None:
+    """That is an error with the address, and a later call tries again."""
+
+    async def scenario(address: str) -> None:
+        port = int(address.rpartition(":")[2])
+        connection = Connection(f"127.0.0.1:{port}", timeout_s=PATIENCE_S)
+        await connection.ask(Frame(code=1))
+        await connection.close()
+        nobody = Connection("127.0.0.1:1", timeout_s=PATIENCE_S)
+        for _ in range(2):
+            with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1:1 failed"):
+                await nobody.ask(Frame(code=1))
+
+    play(well, scenario)
