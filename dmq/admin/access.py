@@ -14,7 +14,8 @@ from dmq.acl.rules import ADMIN, ADMIN_KEY, ANY, GROUP, PUB, TOPIC, AccessKey, N
 from dmq.acl.signature import Header
 from dmq.admin import admin_v1 as wire
 
-_REQUEST_MAX: Final = 4 * 1024 * 1024  # filters and pages; no request carries a message
+_REQUEST_MAX: Mapping[str, int] = MappingProxyType({"ReplayMessages": 16 * 1024 * 1024})
+_REQUEST_MAX_OTHERS: Final = 4 * 1024 * 1024  # filters and pages: they carry no message
 
 Admit = Callable[[Header, Message], object]
 
@@ -53,7 +54,12 @@ NEEDS: Mapping[str, Callable[[Any], Iterable[Need]]] = MappingProxyType(
 def entrances() -> dict[str, Entrance]:
     """Return what the headers of each RPC decide, by path."""
     return {
-        method.path: Entrance(rpc=rpc, request_max=_REQUEST_MAX, lacks=_lacking(rpc), is_operators=True)
+        method.path: Entrance(
+            rpc=rpc,
+            request_max=_REQUEST_MAX.get(rpc, _REQUEST_MAX_OTHERS),
+            lacks=_lacking(rpc),
+            is_operators=True,
+        )
         for rpc, method in wire.METHODS.items()
     }
 

@@ -47,6 +47,14 @@ class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RUNNING: _ClassVar[JobState]
     DONE: _ClassVar[JobState]
     STOPPED: _ClassVar[JobState]
+
+class Fate(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FATE_UNSPECIFIED: _ClassVar[Fate]
+    ACCEPTED: _ClassVar[Fate]
+    KNOWN: _ClassVar[Fate]
+    DUE_BEFORE: _ClassVar[Fate]
+    UNREADABLE: _ClassVar[Fate]
 CELL_STATE_UNSPECIFIED: CellState
 STARTING: CellState
 SERVING: CellState
@@ -70,6 +78,11 @@ JOB_STATE_UNSPECIFIED: JobState
 RUNNING: JobState
 DONE: JobState
 STOPPED: JobState
+FATE_UNSPECIFIED: Fate
+ACCEPTED: Fate
+KNOWN: Fate
+DUE_BEFORE: Fate
+UNREADABLE: Fate
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
@@ -1159,6 +1172,46 @@ class SetQuotaResponse(_message.Message):
     QUOTA_FIELD_NUMBER: _ClassVar[int]
     quota: Quota
     def __init__(self, quota: _Optional[_Union[Quota, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class InnerMessage(_message.Message):
+    __slots__ = ("message_id", "payload", "stored_at_ms", "queue_offset")
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    STORED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    payload: bytes
+    stored_at_ms: int
+    queue_offset: int
+    def __init__(self, message_id: _Optional[str] = ..., payload: _Optional[bytes] = ..., stored_at_ms: _Optional[int] = ..., queue_offset: _Optional[int] = ...) -> None: ...
+
+class ReplayMessagesRequest(_message.Message):
+    __slots__ = ("inner_topic", "messages", "due_after_ms", "is_dry_run")
+    INNER_TOPIC_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    DUE_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    IS_DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    inner_topic: str
+    messages: _containers.RepeatedCompositeFieldContainer[InnerMessage]
+    due_after_ms: int
+    is_dry_run: bool
+    def __init__(self, inner_topic: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[InnerMessage, _Mapping[str, _Any]]]] = ..., due_after_ms: _Optional[int] = ..., is_dry_run: _Optional[bool] = ...) -> None: ...
+
+class Replayed(_message.Message):
+    __slots__ = ("fate", "due_at_ms", "why")
+    FATE_FIELD_NUMBER: _ClassVar[int]
+    DUE_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    fate: Fate
+    due_at_ms: int
+    why: str
+    def __init__(self, fate: _Optional[_Union[Fate, str]] = ..., due_at_ms: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+
+class ReplayMessagesResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[Replayed]
+    def __init__(self, results: _Optional[_Iterable[_Union[Replayed, _Mapping[str, _Any]]]] = ...) -> None: ...
 
 SERVICE: str
 METHODS: _Mapping[str, _Method]

@@ -12,6 +12,7 @@ from dmq.admin.status import CellState, CellStatus, Cluster, Commits, Disk, Late
 from dmq.audit.export import Exporter
 from dmq.config import DaemonConfig
 from dmq.embedded.broker import EmbeddedBroker
+from dmq.forwarder.inner import InnerTopic
 from dmq.metrics import Metrics
 from dmq.store.store import Store
 
@@ -32,6 +33,7 @@ class Cell:
     exporter: Exporter | None = None
     cluster: Callable[[], Cluster] | None = None
     say_cluster: Callable[[], str] = str
+    inner: InnerTopic | None = None
 
     async def status(self) -> CellStatus:
         """Return how the daemon is now."""

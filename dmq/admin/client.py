@@ -283,6 +283,10 @@ class AdminClient:
             request.limit = limit
         return self._call(wire.METHODS["SetQuota"], request, wire.SetQuotaResponse).quota
 
+    def replay(self, request: wire.ReplayMessagesRequest) -> Sequence[wire.Replayed]:
+        """Give the daemon messages of the inner topic once more; what became of each, in order."""
+        return self._call(wire.METHODS["ReplayMessages"], request, wire.ReplayMessagesResponse).results
+
     def _call(
         self, method: Method, request: Message, response_class: type[_Response], timeout_s: float | None = None
     ) -> _Response:

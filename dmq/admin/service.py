@@ -24,6 +24,7 @@ from dmq.admin.listing import ListingCalls
 from dmq.admin.messages import Messages
 from dmq.admin.objects import ObjectCalls
 from dmq.admin.quotas import QuotaCalls
+from dmq.admin.replays import ReplayCalls
 from dmq.admin.status import MessageState
 from dmq.admin.topics import Topics
 from dmq.embedded.retries import WaitingRetries
@@ -94,6 +95,7 @@ class AdminService:
         self.clock = ClockCalls(clock)
         self.clients = ClientCalls(operators.messages)
         self.quotas = quotas or QuotaCalls()
+        self.replays = ReplayCalls(operators.cell, operators.messages)
 
     async def get_status(self, _request: wire.GetStatusRequest) -> wire.GetStatusResponse:
         """Say how the daemon is."""
@@ -260,6 +262,7 @@ def handlers(service: AdminService) -> Mapping[str, Handler]:
         "SetQuota": service.quotas.set_quota,
         "ListClients": service.clients.list_clients,
         "GetClientStack": service.clients.get_client_stack,
+        "ReplayMessages": service.replays.replay_messages,
         "VerifyClientMessage": service.clients.verify_client_message,
     }
     return MappingProxyType(

@@ -22,6 +22,7 @@ NOUNS = {
     "quota": "Quotas of access keys and client addresses.",
     "backoff": "Preview a retry policy; needs no daemon.",
     "spool": "Spools of the producer hook on this host; needs no daemon.",
+    "replay": "Give messages of the inner topic to the daemon once more.",
     "audit": "The audit trail: what became of every message.",
     "acl": "Access keys and what they may do.",
     "store": "Back up, check and salvage the store.",

@@ -57,9 +57,9 @@ class ClusterSide:
             accepts_while_away=config.away == "accept",
             timeout_ms=timeout_ms,
         )
-        self._inner = None
+        self.inner: InnerTopic | None = None
         if config.inner_topic != "off":
-            self._inner = InnerTopic(
+            self.inner = InnerTopic(
                 self._adapter,
                 broker,
                 clock,
@@ -79,13 +79,13 @@ class ClusterSide:
     async def start(self) -> None:
         """Begin to send what lies here."""
         await self._forwarder.start()
-        if self._inner is not None:
-            self._inner.start()
+        if self.inner is not None:
+            self.inner.start()
 
     async def close(self) -> None:
         """Send nothing new, wait a little for answers, and say goodbye to the cluster."""
-        if self._inner is not None:
-            await self._inner.close()
+        if self.inner is not None:
+            await self.inner.close()
         await self._forwarder.close(self._grace_s)
         await self._adapter.close()
 
@@ -114,7 +114,7 @@ class ClusterSide:
         )
 
     def _inner_status(self) -> Inner | None:
-        inner = self._inner
+        inner = self.inner
         if inner is None:
             return None
         return Inner(

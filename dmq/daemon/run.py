@@ -179,7 +179,7 @@ async def _front(
     cluster = ClusterSide(config, cell.store.clock, broker, metrics)
     stack.push_async_callback(cluster.close)
     await cluster.start()
-    cell.cluster, cell.say_cluster = cluster.status, cluster.remark
+    cell.cluster, cell.say_cluster, cell.inner = cluster.status, cluster.remark, cluster.inner
     return cluster.front
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
 
 import structlog
 
 from broker_adapter.adapter import PopBroker, Subscription
 from broker_adapter.clock import Clock
-from broker_adapter.delay import Wrapped, unwrap
+from broker_adapter.delay import unwrap
 from broker_adapter.errors import BrokerError, Refused, Rule
 from broker_adapter.limits import DELIVER_AT_MS_MAX
 from broker_adapter.message import Delivery, Envelope, pack_id
@@ -35,6 +37,23 @@ _WAIT_MS = 20_000
 _PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 _WHY_CHARS_MAX = 300
 _U64 = 2**64 - 1
+
+
+class Fate(IntEnum):
+    """What became of a message of the inner topic."""
+
+    ACCEPTED = 1
+    KNOWN = 2  # its id waits here, or is remembered: nothing was stored
+    DUE_BEFORE = 3  # passed over, as was asked
+    UNREADABLE = 4  # in the dead-letter queue of the group
+
+
+class Taken(NamedTuple):
+    """A message that was looked at. ``why`` is of one that cannot be read; that has no time."""
+
+    fate: Fate
+    due_ms: int = 0
+    why: str = ""
 
 
 class InnerTopic:
@@ -106,16 +125,34 @@ class InnerTopic:
 
     async def _keep(self, delivery: Delivery) -> None:
         """Return once the message is durable here, or lies in the dead-letter queue."""
-        try:
-            envelope = self._envelope(delivery, unwrap(delivery.payload, self.topic))
-            await self._local.send([envelope], lambda topic, _: _fetched(topic, delivery))
-        except Refused as refused:
-            await self._bury(delivery, refused)
+        if (await self.take(delivery)).fate is Fate.UNREADABLE:
+            self.unreadable_total += 1
         else:
             self.fetched_total += 1
 
-    def _envelope(self, delivery: Delivery, wrapped: Wrapped) -> Envelope:
-        """Return what is kept; a delay counts from when the cluster stored it, however late it is fetched."""
+    async def take(self, delivery: Delivery, *, due_after_ms: int = 0) -> Taken:
+        """Keep a message of the inner topic, unless it was due before ``due_after_ms``; say what became of it.
+
+        Durable on return, also one that cannot be read: that is in the dead-letter queue. Raises what the store does.
+        """
+        try:
+            envelope = self.envelope_of(delivery)
+            due_ms = envelope.deliver_at_ms or delivery.stored_at_ms
+            if due_ms < due_after_ms:
+                return Taken(Fate.DUE_BEFORE, due_ms)
+            (receipt,) = await self._local.send([envelope], lambda topic, _: _fetched(topic, delivery))
+        except Refused as refused:
+            await self._bury(delivery, refused)
+            return Taken(Fate.UNREADABLE, why=str(refused))
+        is_known = receipt.repeated or receipt.recalled_at_ms
+        return Taken(Fate.KNOWN if is_known else Fate.ACCEPTED, due_ms)
+
+    def envelope_of(self, delivery: Delivery) -> Envelope:
+        """Return what is kept; a delay counts from when the cluster stored it, however late it is fetched.
+
+        ``Refused`` for a message that cannot be read.
+        """
+        wrapped = unwrap(delivery.payload, self.topic)
         stored_at_ms = delivery.stored_at_ms or self._clock.now_ms()
         due_ms = wrapped.deliver_at_ms
         if wrapped.delay_level:
@@ -137,7 +174,6 @@ class InnerTopic:
         message.user_properties[UNREADABLE] = str(refused)[:_WHY_CHARS_MAX]
         letter = Envelope(letters, delivery.message_id, message.SerializeToString())
         await self._local.send([letter], lambda topic, _: _fetched(topic, delivery))
-        self.unreadable_total += 1
 
 
 def _fetched(topic: Topic, delivery: Delivery) -> bytes:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.stored_messages import COMPRESSED, INNER_BATCH, NOW, V6_HOSTS, a_stored
 
 from broker_adapter.limits import BODY_BYTES_MAX
 from broker_adapter.remoting.frames import FrameBroken, decode_frame
@@ -19,27 +20,6 @@ from broker_adapter.remoting.stored import StoredMessage, UnreadableMessage, dec
 CAPTURED = Path(__file__).parents[2] / "golden" / "remoting"
 PULLED = decode_frame((CAPTURED / "answer-pull.bin").read_bytes()).body
 BATCH = decode_frame((CAPTURED / "answer-pull-batch.bin").read_bytes()).body
-COMPRESSED, V6_HOSTS, INNER_BATCH = 1, 16 | 32, 128
-
-
-def a_stored(
-    body: bytes = b"hello",
-    *,
-    bits: int = 0,
-    properties: str = "UNIQ_KEY\x01M1\x02",
-    crc: int | None = None,
-    form: int = 1,
-) -> bytes:
-    """A message as a broker would store it, by its layout."""
-    host = bytes(15) + b"\1" if bits & V6_HOSTS else bytes((127, 0, 0, 1))
-    text, topic = properties.encode(), b"orders"
-    rest = struct.pack(">I", zlib.crc32(body) & 0x7FFFFFFF if crc is None else crc)
-    rest += struct.pack(">iiqqiq", 3, 0, 41, 9000, bits, 1_700_000_000_000) + host + struct.pack(">i", 5)
-    rest += struct.pack(">q", 1_700_000_000_123) + host + struct.pack(">i", 10911) + struct.pack(">iq", 2, 0)
-    rest += struct.pack(">i", len(body)) + body
-    rest += struct.pack(">B" if form == 1 else ">H", len(topic)) + topic + struct.pack(">H", len(text)) + text
-    magic = 0xDAA320A7 if form == 1 else 0xDAA320AB
-    return struct.pack(">iI", 8 + len(rest), magic) + rest
 
 
 def read(content: bytes) -> StoredMessage:
@@ -53,7 +33,7 @@ def why_not(content: bytes) -> str:
     """Why the one message of ``content`` cannot be read; its place can."""
     (found,) = decode_messages(content)
     assert isinstance(found, UnreadableMessage), found
-    assert (found.queue_offset, found.stored_at_ms) == (41, 1_700_000_000_123)
+    assert (found.queue_offset, found.stored_at_ms) == (41, NOW)
     return found.why
 
 
@@ -76,9 +56,9 @@ def test_several_of_a_real_broker_follow_on_each_other() -> None:
 
 def test_both_forms_and_both_kinds_of_hosts_are_read() -> None:
     """A message that no client gave an id has the broker's."""
-    assert read(a_stored(form=2)) == read(a_stored())._replace()
+    assert read(a_stored(form=2)) == read(a_stored())
     assert read(a_stored(bits=V6_HOSTS)).born_host == "[::1]:5"
-    assert read(a_stored(properties="")).message_id == "7F00000100002A9F0000000000002328"
+    assert read(a_stored(message_id="")).message_id == "7F00000100002A9F0000000000002328"
 
 
 @pytest.mark.parametrize("packed", [zlib.compress(b"hello"), gzip.compress(b"hello")])

@@ -1,0 +1,88 @@
+"""Reading a topic back from a time on: what lies in all of its queues, in the order it was stored."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from broker_adapter.remoting.client import Queue, RemotingClient
+from broker_adapter.remoting.stored import StoredMessage, UnreadableMessage
+
+
+class Removed(NamedTuple):
+    """A queue whose beginning is gone: the cluster's retention removed it, perhaps behind the time that was asked for.
+
+    ``first_stored_at_ms`` is of the first message that is left; 0 if none is.
+    """
+
+    queue: Queue
+    before_offset: int
+    first_stored_at_ms: int
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """One queue on the way to the end that it had at the beginning."""
+
+    queue: Queue
+    at: int
+    end: int
+    found: list[StoredMessage | UnreadableMessage] = field(default_factory=list)  # the next one last
+
+
+class Reading:
+    """One pass over a topic. What is stored after it began is not read. Belongs to one event loop."""
+
+    def __init__(self, client: RemotingClient, topic: str, since_ms: int, until_ms: int = 0) -> None:
+        """Messages stored at or after ``since_ms`` and before ``until_ms`` (0: no bound), by the brokers' clocks."""
+        self.removed: Sequence[Removed] = ()
+        self.total = 0  # messages to read at most, once it has begun
+        self.missing = 0  # offsets that nothing lay at: retention went on meanwhile
+        self._client = client
+        self._topic = topic
+        self._since_ms, self._until_ms = since_ms, until_ms
+
+    async def messages(self) -> AsyncIterator[StoredMessage | UnreadableMessage]:
+        """Give them. Errors are those of the client; what was given before is good."""
+        cursors = await self._begin()
+        self.total = sum(each.end - each.at for each in cursors)
+        waiting: list[tuple[int, int]] = []  # when its next message was stored, and which queue
+        for number, cursor in enumerate(cursors):
+            await self._push(waiting, number, cursor)
+        while waiting:
+            _, number = heapq.heappop(waiting)
+            yield cursors[number].found.pop()
+            await self._push(waiting, number, cursors[number])
+
+    async def _begin(self) -> list[_Cursor]:
+        cursors, removed = [], []
+        for queue in await self._client.queues(self._topic):
+            begin, end = await self._client.queue_range(queue)
+            at = max(begin, await self._client.offset_at(queue, self._since_ms)) if end > begin else end
+            cursor = _Cursor(queue, at, end)
+            if at == begin and begin:
+                await self._fill(cursor)
+                first_ms = cursor.found[-1].stored_at_ms if cursor.found else 0
+                if first_ms > self._since_ms or not first_ms:
+                    removed.append(Removed(queue, begin, first_ms))
+            cursors.append(cursor)
+        self.removed = removed
+        return cursors
+
+    async def _push(self, waiting: list[tuple[int, int]], number: int, cursor: _Cursor) -> None:
+        await self._fill(cursor)
+        if cursor.found:
+            stored_at_ms = cursor.found[-1].stored_at_ms
+            if self._until_ms and stored_at_ms >= self._until_ms:
+                cursor.found, cursor.at = [], cursor.end
+            else:
+                heapq.heappush(waiting, (stored_at_ms, number))
+
+    async def _fill(self, cursor: _Cursor) -> None:
+        while not cursor.found and cursor.at < cursor.end:
+            pulled = await self._client.pull(cursor.queue, cursor.at)
+            self.missing += pulled.next_offset - cursor.at - len(pulled.messages)
+            cursor.found = [each for each in reversed(pulled.messages) if each.queue_offset < cursor.end]
+            cursor.at = pulled.next_offset

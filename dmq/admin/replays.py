@@ -1,0 +1,82 @@
+"""The RPC of ``rockdmq.admin.v1.AdminService`` that gives messages of the inner topic to the daemon once more."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.message import Delivery
+from broker_adapter.wire import rocketmq_v2 as public
+from dmq.admin import admin_v1 as wire
+from dmq.admin import validate
+from dmq.admin.cell import Cell
+from dmq.admin.messages import Messages
+from dmq.admin.status import MessageState
+from dmq.forwarder.inner import Fate, InnerTopic, Taken
+
+REPLAY_MAX: Final = 32  # messages of one call
+
+
+class ReplayCalls:
+    """Raises ``Refused`` for wrong input; what the store raises passes through."""
+
+    def __init__(self, cell: Cell, messages: Messages) -> None:
+        self._cell = cell
+        self._messages = messages
+
+    async def replay_messages(self, request: wire.ReplayMessagesRequest) -> wire.ReplayMessagesResponse:
+        """Take messages as if they had been fetched now; those of a message group keep their order."""
+        inner = self._cell.inner
+        if inner is None:
+            why = "this daemon takes no messages from an inner topic: start it with --broker rocketmq and --inner-topic"
+            raise Refused(Rule.REQUEST, why, value=request.inner_topic)
+        if request.inner_topic != inner.topic:
+            raise Refused(Rule.REQUEST, "it is not the inner topic", value=request.inner_topic, limit=inner.topic)
+        if not 1 <= len(request.messages) <= REPLAY_MAX:
+            raise Refused(Rule.REQUEST, "too many messages", value=len(request.messages), limit=f"1 to {REPLAY_MAX}")
+        validate.check_times(request.due_after_ms, 0)
+        deliveries = [_delivery(inner.topic, each) for each in request.messages]
+        if request.is_dry_run:
+            taken = [await self._look_at(inner, each, request.due_after_ms) for each in deliveries]
+        else:
+            taken = await asyncio.gather(*(inner.take(each, due_after_ms=request.due_after_ms) for each in deliveries))
+        results = [wire.Replayed(fate=each.fate.name, due_at_ms=each.due_ms, why=each.why) for each in taken]
+        return wire.ReplayMessagesResponse(results=results)
+
+    async def _look_at(self, inner: InnerTopic, delivery: Delivery, due_after_ms: int) -> Taken:
+        try:
+            envelope = inner.envelope_of(delivery)
+        except Refused as refused:
+            return Taken(Fate.UNREADABLE, why=str(refused))
+        due_ms = envelope.deliver_at_ms or delivery.stored_at_ms
+        if due_ms < due_after_ms:
+            return Taken(Fate.DUE_BEFORE, due_ms)
+        found = await self._messages.message(envelope.topic, envelope.message_id)
+        return Taken(Fate.ACCEPTED if found.state is MessageState.UNKNOWN else Fate.KNOWN, due_ms)
+
+
+def _delivery(topic: str, message: wire.InnerMessage) -> Delivery:
+    message_id = validate.check_message_id(message.message_id)
+    validate.check_times(message.stored_at_ms, 0)
+    try:
+        public.Message.FromString(message.payload)
+    except DecodeError:
+        raise Refused(Rule.MESSAGE_CORRUPTED, "its payload is no message", value=message_id) from None
+    return Delivery(
+        topic,
+        message_id,
+        message.payload,
+        0,
+        validate.check_offset(message.queue_offset),
+        "",
+        1,
+        0,
+        message.stored_at_ms,
+        0,
+    )
+
+
+assert {fate.name: fate.value for fate in Fate}.items() <= dict(wire.Fate.items()).items()
