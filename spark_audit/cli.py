@@ -64,6 +64,9 @@ def run(
     verify: Annotated[bool, typer.Option(help="compare the files with their sha256")] = True,
     incremental: Annotated[bool, typer.Option("--incremental", help="read only new files; needs --state")] = False,
     state: Annotated[str | None, typer.Option(help="directory of what is kept between runs")] = None,
+    read_back: Annotated[
+        str | None, typer.Option(help="directory of what was read back from a cluster, to compare")
+    ] = None,
     findings_max: Annotated[int, typer.Option(min=0, help="findings that are listed; all are counted")] = 100_000,
 ) -> None:
     """Audit a trail: 0 clean, 10 late or duplicates, 20 loss, 30 inconclusive, 40 inconsistent."""
@@ -71,6 +74,8 @@ def run(
         raise typer.BadParameter("--incremental and --state DIR go together")
     if incremental and (from_time or to_time):
         raise typer.BadParameter("--incremental audits the whole trail; it goes with neither --from nor --to")
+    if incremental and read_back is not None:
+        raise typer.BadParameter("--incremental reads what is new; --read-back compares the whole trail")
     chosen: dict[str, Any] = {
         "from_ms": instant_ms(from_time) if from_time else None,
         "to_ms": instant_ms(to_time) if to_time else None,
@@ -86,10 +91,10 @@ def run(
     }
     if chosen["window_ms"] <= 0:
         raise typer.BadParameter("a window has a length")
-    raise typer.Exit(_audit(trail, out, chosen, state))
+    raise typer.Exit(_audit(trail, out, chosen, state, read_back))
 
 
-def _audit(trail: str, out: Path, chosen: dict[str, Any], state: str | None) -> int:
+def _audit(trail: str, out: Path, chosen: dict[str, Any], state: str | None, read_back: str | None) -> int:
     from spark_audit.jobs.audit import run_audit
     from spark_audit.jobs.options import Options
     from spark_audit.jobs.outcome import write_outcome
@@ -102,7 +107,7 @@ def _audit(trail: str, out: Path, chosen: dict[str, Any], state: str | None) -> 
     say("starting Spark")
     spark = open_session()
     try:
-        outcome = run_audit(spark, trail, Options(say=say, **chosen), state=state)
+        outcome = run_audit(spark, trail, Options(say=say, **chosen), state=state, read_back=read_back)
         write_outcome(outcome, out)
     except TrailError as error:
         say(f"error: {error}")
@@ -136,6 +141,9 @@ def _show(report: dict[str, Any], out: Path) -> None:
         "inconclusive",
     )
     _print_ledger(console, "Fired", report["fired"], ("topic", "group"), ("fired", *names))
+    if "cluster" in report:
+        of_cluster = ("sent", "there", "not_there", "not_read_back", "lost", "in_doubt", "copies", "duplicated")
+        _print_ledger(console, "In the cluster", report["cluster"], ("topic",), of_cluster)
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(report["findings"]["by_kind"].items()))
     console.print(f"verdict: {report['verdict']} ({kinds or 'no findings'}); {out / 'report.html'}", soft_wrap=True)
 

@@ -79,6 +79,27 @@ PROGRESS: Final = StructType(
     ]
 )
 
+# What was read back from a cluster.
+READ_MESSAGES: Final = _columns(
+    ("topic", StringType),
+    ("broker", StringType),
+    ("queue_id", IntegerType),
+    ("queue_offset", LongType),
+    ("message_id", BinaryType),
+)
+READ_QUEUES: Final = _columns(
+    ("topic", StringType),
+    ("broker", StringType),
+    ("queue_id", IntegerType),
+    ("from_offset", LongType),
+    ("to_offset", LongType),
+    ("end_offset", LongType),
+    ("since_ms", LongType),
+    ("why", StringType),
+)
+READ_CELLS: Final = _columns(("cell", StringType), ("sequence", LongType))
+CLOCKS_MS = 600_000  # by how much the clocks of daemons and brokers may differ
+
 # --- kinds of events, by what they mean -------------------------------------------------------------------------------
 
 ACCEPTS = ("SCHEDULED", "QUEUED")
@@ -96,7 +117,8 @@ OF_LETTERS = ("REDRIVEN", "PURGED")
 OF_SPOOL = ("SENT", "SEND_FAILED", "SEND_DEAD", "REQUEUED", "DROPPED")
 OF_PLACE = ("LEASE_EXPIRED", "GIVEN_BACK", "POSTPONED", "INVISIBLE_CHANGED")
 OF_TRANSACTION = ("HALF", "TX_CHECKED", "COMMITTED", "ROLLED_BACK", *GIVEN_UP)
-AT_BORDER = ("FORWARD_IN_DOUBT", "FETCHED")  # beside what became of the message
+IN_DOUBT = "FORWARD_IN_DOUBT"
+AT_BORDER = (IN_DOUBT, "FETCHED")  # beside what became of the message
 OF_CELL = (
     "OPENED",
     "CLOSED",

@@ -248,6 +248,13 @@ def read_contents(spark: SparkSession, listing: Listing, snapshots: Sequence[Sna
     return base.select(*schema.names, "cell")
 
 
+def read_back_table(spark: SparkSession, where: str, name: str, schema: StructType) -> DataFrame:
+    """Return one table of what was read back from a cluster; ``where`` is its directory."""
+    url = f"{where.rstrip('/')}/{name}.parquet"
+    check_schema(spark, [url], schema)
+    return spark.read.schema(schema).parquet(url)
+
+
 def read_sums(spark: SparkSession, listing: Listing, paths: Sequence[str]) -> dict[str, str]:
     """Return the sha256 of files, by their path in the trail; computed where the files are read."""
     if not paths:

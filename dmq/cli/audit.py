@@ -8,18 +8,23 @@ import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dmq.cli import output as out
+from dmq.cli.cluster import ClusterCaOption, ClusterKeyOption, ClusterTlsOption, remoting_of
 from dmq.cli.errors import CommandFailed, ExitCode, refused, refusing
 from dmq.cli.nouns import noun
 from dmq.cli.offline import stopped
 from dmq.cli.options import Session, with_output, with_session
+from dmq.cli.progress import Progress
 from dmq.cli.spark import MEANINGS, find_spark, java_memory, package_folder, path_to, run_job, submit_command
 from dmq.cli.times import point_ms
 from dmq.units import format_size, parse_duration
+
+if TYPE_CHECKING:
+    from broker_adapter.remoting import RemotingOptions
 
 app = noun("audit")
 
@@ -68,34 +73,47 @@ def run(
         bool | None,
         typer.Option("--snapshot/--no-snapshot", help="Have the daemon take a snapshot first.  [default: try]"),
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT;...", help="Name servers: read back what the trail says was forwarded there."),
+    ] = None,
+    cluster_timeout: Annotated[
+        str, typer.Option(metavar="DURATION", help="Time to read the cluster; the rest is told as not read back.")
+    ] = "5m",
+    cluster_key: ClusterKeyOption = None,
+    cluster_tls: ClusterTlsOption = False,
+    cluster_ca: ClusterCaOption = None,
     master: Annotated[str, typer.Option(metavar="URL", help="Spark's master.")] = "local[*]",
     driver_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Java memory (half, at most 4g).")] = None,
     conf: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Spark setting; may be repeated.")] = None,
 ) -> None:
     """Audit the trail with Spark: was anything lost, late, duplicated? Message by message, with the evidence."""
-    arguments = ["--out", str(into)]
-    for name, text in (("--from", since), ("--to", until)):
-        arguments += [name, str(point_ms(text, name))] if text is not None else []
-    for name, text in (("--late-after", late_after), ("--grace", grace)):
-        arguments += [name, _duration(name, text)] if text is not None else []
-    for name, number in (("--late-max", late_max), ("--duplicates-max", duplicates_max)):
-        arguments += [name, str(number)] if number is not None else []
-    arguments += ["--exact"] if exact else []
-    if incremental != (state is not None):
-        raise refused("give both or neither", "--incremental", "--state")
-    if incremental and (since is not None or until is not None):
-        raise refused("it audits the whole trail: give neither --from nor --to", "--incremental")
-    arguments += ["--incremental", "--state", str(state)] if incremental else []
+    arguments = [
+        *("--out", str(into)),
+        *_times_asked(since, until, late_after, grace),
+        *_counts_asked(late_max, duplicates_max, exact=exact),
+        *_steps_asked(state, incremental=incremental, is_bounded=since is not None or until is not None),
+    ]
     for each in conf or ():
         if "=" not in each:
             raise refused("KEY=VALUE is expected", "--conf", given=each)
     memory = java_memory(driver_memory)
     where = _trail_of(trail, data, config)
+    remoting = None
+    if cluster is not None:
+        _check_place(where, master, incremental=incremental)
+        remoting = remoting_of(cluster, "--cluster", cluster_key, cluster_ca, tls=cluster_tls)
+        arguments += ["--read-back", str(into.resolve() / "cluster")]
+    with refusing("--cluster-timeout", cluster_timeout):
+        timeout_s = parse_duration(cluster_timeout) / 1000
     if not _is_elsewhere(where) and not Path(where).is_dir():
         raise CommandFailed(f"there is no trail at {where}", ExitCode.NOT_FOUND)
     spark = find_spark()
     log = _log_in(into)
     taken = None if snapshot is False else _snapshot(session, is_wanted=snapshot is True)
+    found: dict[str, object] = {}
+    if remoting is not None:
+        found["read_back"] = _read_back(session, Path(where), remoting, into.resolve() / "cluster", timeout_s)
     with tempfile.TemporaryDirectory(prefix="dmq-audit-") as scratch:
         command = submit_command(
             spark, Path(scratch), log, master=master, memory=memory, conf=conf or (), trail=where, arguments=arguments
@@ -106,7 +124,8 @@ def run(
         code = code if code == ExitCode.USAGE else ExitCode.FAILURE
     if session.as_json:
         meaning = MEANINGS.get(code, "failed")
-        out.show_json({"exit_code": code, "meaning": meaning, "out": str(into), "log": str(log), "snapshot": taken})
+        answer = {"exit_code": code, "meaning": meaning, "out": str(into), "log": str(log), "snapshot": taken}
+        out.show_json(answer | found)
     raise typer.Exit(code)
 
 
@@ -279,6 +298,60 @@ def _log_in(into: Path) -> Path:
     except OSError as error:
         raise CommandFailed(f"nothing can be written to {into}: {error.strerror}") from error
     return log
+
+
+def _times_asked(since: str | None, until: str | None, late_after: str | None, grace: str | None) -> list[str]:
+    arguments: list[str] = []
+    for name, text in (("--from", since), ("--to", until)):
+        arguments += [name, str(point_ms(text, name))] if text is not None else []
+    for name, text in (("--late-after", late_after), ("--grace", grace)):
+        arguments += [name, _duration(name, text)] if text is not None else []
+    return arguments
+
+
+def _counts_asked(late_max: int | None, duplicates_max: int | None, *, exact: bool) -> list[str]:
+    arguments: list[str] = []
+    for name, number in (("--late-max", late_max), ("--duplicates-max", duplicates_max)):
+        arguments += [name, str(number)] if number is not None else []
+    return arguments + (["--exact"] if exact else [])
+
+
+def _steps_asked(state: Path | None, *, incremental: bool, is_bounded: bool) -> list[str]:
+    if incremental != (state is not None):
+        raise refused("give both or neither", "--incremental", "--state")
+    if incremental and is_bounded:
+        raise refused("it audits the whole trail: give neither --from nor --to", "--incremental")
+    return ["--incremental", "--state", str(state)] if incremental else []
+
+
+def _check_place(trail: str, master: str, *, incremental: bool) -> None:
+    """Refuse what does not go with reading a cluster back."""
+    if incremental:
+        raise refused("it compares the whole trail: give no --incremental", "--cluster")
+    if _is_elsewhere(trail) or not master.startswith("local"):
+        raise refused("what is read back lies on this machine, so trail and master must too", "--cluster")
+
+
+def _read_back(
+    session: Session, trail: Path, remoting: RemotingOptions, into: Path, timeout_s: float
+) -> dict[str, object]:
+    """Read back what the trail says that the cluster has; the command fails if nothing of it could be read."""
+    from dmq.audit.read_back import read_back
+
+    with Progress("reading the cluster", quiet=session.as_json) as progress:
+        try:
+            found = read_back(
+                trail, remoting, into, timeout_s=timeout_s, show=lambda count: progress.show(f"{count:,} messages")
+            )
+        except ValueError as error:
+            raise CommandFailed(str(error)) from error
+    if found.queues and all(each.queue is None for each in found.queues):
+        raise CommandFailed(f"nothing of the cluster was read: {found.queues[0].why}", ExitCode.UNAVAILABLE)
+    out.note(f"read back {found.messages:,} messages of {len(found.queues):,} queues")
+    for each in found.unread[:_GAPS_SHOWN]:
+        place = f"queue {each.queue.queue_id} at {each.queue.broker} of " if each.queue is not None else ""
+        out.note(f"{place}topic {each.topic} was not read to its end: {each.why}")
+    return {"messages": found.messages, "queues": len(found.queues), "unread": len(found.unread)}
 
 
 def _snapshot(session: Session, *, is_wanted: bool) -> dict[str, object] | None:

@@ -92,8 +92,9 @@ def replay(
 ) -> None:
     """Give messages of the inner topic to the daemon once more.
 
-    For when the disk of one is gone. What the daemon knows is accepted once. With --trail, what a daemon that is still there fetched is skipped, and what
-    any forwarded. Exits with 1 if a message was not accepted, and says where to go on if it could not finish.
+    For when the disk of one is gone. What the daemon knows is accepted once. With --trail, what a daemon that is still
+    there fetched is skipped, and what any forwarded. Exits with 1 if a message was not accepted, and says where to go
+    on if it could not finish.
     """
     from broker_adapter.topics import check_topic
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from spark_audit.jobs import health, ledgers, pipeline
+from spark_audit.jobs.border import Border, look_at_border
 from spark_audit.jobs.health import CellState, Files, Finding
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import Outcome, make_outcome
@@ -49,16 +51,22 @@ class _Run:
         self.options.say(f"{stage}: {seconds:.1f} s" + ("" if rows is None else f", {rows:,} rows"))
 
 
-def run_audit(spark: SparkSession, trail: str, options: Options, *, state: str | None = None) -> Outcome:
+def run_audit(
+    spark: SparkSession, trail: str, options: Options, *, state: str | None = None, read_back: str | None = None
+) -> Outcome:
     """Audit a trail. With ``state`` (a directory) only files that were not seen before are read.
+
+    With ``read_back`` (a directory) what went to a cluster is compared with what was read back from there; that takes
+    the whole trail, so it goes without ``state``.
 
     The outcome depends on the trail and the reported options alone: not on the mode, the number of steps it was read
     in, or ``exact``. ``TrailError`` when there is no trail that can be read.
     """
+    assert state is None or read_back is None
     listing = list_trail(spark, trail)
     kept = load_state(spark, state, options) if state is not None else None
     try:
-        return _audit(spark, listing, options, kept, state)
+        return _audit(spark, listing, options, kept, state, read_back)
     except _StartOver as why:
         options.say(f"starting over: {why}")
         return _audit(spark, listing, options, None, state)
@@ -66,7 +74,14 @@ def run_audit(spark: SparkSession, trail: str, options: Options, *, state: str |
         spark.catalog.clearCache()
 
 
-def _audit(spark: SparkSession, listing: Listing, options: Options, kept: State | None, where: str | None) -> Outcome:
+def _audit(
+    spark: SparkSession,
+    listing: Listing,
+    options: Options,
+    kept: State | None,
+    where: str | None,
+    read_back: str | None = None,
+) -> Outcome:
     mode = "batch" if where is None else "incremental"
     run = _Run(spark, listing, options, kept, Stopwatch(spark), {"mode": mode, "stages": []})
     new = _new_files(listing, kept)
@@ -103,7 +118,11 @@ def _audit(spark: SparkSession, listing: Listing, options: Options, kept: State 
         table = pipeline.cells_table(spark, cells, entry_min)
         known = Known(subscriptions, table, held, pipeline.ends_of(rare), health.watermark_of(cells))
         judged = pipeline.judge(rows, known, options)
-    outcome = _conclude(run, cells, files, (counts, sums, rare), (judged, rows))
+    border = None
+    if read_back is not None:
+        border = look_at_border(spark, scan.rows, cells, read_back, options)
+        run.done("cluster", sum(row["sent"] for row in border.table))
+    outcome = _conclude(run, cells, files, (counts, sums, rare), (judged, rows), border)
     if where is not None:
         facts = Facts(
             files=files,
@@ -212,6 +231,7 @@ def _conclude(
     files: Files,
     tables_of: tuple[DataFrame, DataFrame, DataFrame],
     judgement: tuple[Judged | None, DataFrame | None],
+    border: Border | None,
 ) -> Outcome:
     """Make the ledgers and findings of what was judged; the tables are counts, sums and rare events."""
     options = run.options
@@ -234,19 +254,24 @@ def _conclude(
         *ledgers.check_ledgers(scheduled, fired, spooled),
     ]
     tables = {"scheduled": scheduled, "fired": fired, "spooled": spooled, **ledgers.other_tables(totals)}
-    listed, by_kind = _messages_found(judged, rows, options)
+    listed, by_kind = _messages_found(judged.findings if judged is not None else None, rows, options)
+    if border is not None:
+        tables["cluster"] = border.table
+        of_cluster, counted = _messages_found(border.findings, border.rows, options)
+        listed = [*listed, *of_cluster]
+        by_kind = Counter(by_kind) + Counter(counted)
     outcome = make_outcome(options, cells, health.watermark_of(cells), tables, own, listed, by_kind, run.figures)
     run.done("findings", outcome.report["findings"]["total"])
     return outcome
 
 
 def _messages_found(
-    judged: Judged | None, rows: DataFrame | None, options: Options
+    findings: DataFrame | None, rows: DataFrame | None, options: Options
 ) -> tuple[list[Row], dict[tuple[str, str], int]]:
     """Return the first findings about messages with their histories, and how many there are of each kind."""
-    if judged is None or rows is None:
+    if findings is None or rows is None:
         return [], {}
-    found = judged.findings
+    found = findings
     if options.from_ms is not None:
         found = found.where(
             F.col("window_start_ms").isNull() | (F.col("window_start_ms") + options.window_ms > options.from_ms)

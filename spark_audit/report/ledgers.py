@@ -49,6 +49,15 @@ SPOOLED = Ledger(
     parts=("sent", "dead", "dropped", "pending", "overdue", *_ENDS),
     aside=(),
 )
+CLUSTER = Ledger(
+    title="In the cluster: what was forwarded, or may have been",
+    note="Found by its id when the topics were read back. Not there: was in doubt only. Not read back: removed by the "
+    "cluster's retention, or not reached in time. Copies are those that a send in doubt explains.",
+    words=("topic",),
+    sum_of="sent",
+    parts=("there", "not_there", "not_read_back", "lost"),
+    aside=("in_doubt", "elsewhere", "copies", "duplicated"),
+)
 
 
 def ledgers(report: Row, grid: Grid) -> list[dict[str, Any]]:
@@ -57,6 +66,8 @@ def ledgers(report: Row, grid: Grid) -> list[dict[str, Any]]:
     tables = [_ledger(SCHEDULED, scheduled), _ledger(FIRED, report.get("fired") or [])]
     if report.get("spooled"):
         tables.append(_ledger(SPOOLED, report["spooled"]))
+    if report.get("cluster"):
+        tables.append(_ledger(CLUSTER, report["cluster"]))
     return tables
 
 

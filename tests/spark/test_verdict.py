@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from support.effort import at_length
+from support.read_back import Lies, Range, write_read_back
 from support.trail_files import CellWriter, Event, Snapshot, write_snapshot
 
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import Outcome
+from spark_audit.report.ledgers import CLUSTER, residue
 
 pytestmark = pytest.mark.timeout(240)
 START_MS = 1_795_248_000_000
@@ -225,6 +227,74 @@ def test_what_goes_to_a_cluster(spark: SparkSession, tmp_path: Path) -> None:
     assert said(outcome) == []
     (row,) = [row for row in outcome.report["fired"] if row["group"] == GROUP and row["topic"] == TOPIC]
     assert (row["acked"], row["dead"], row["in_flight"] + row["unread"]) == (3, 2, 1)
+    assert "cluster" not in outcome.report
+
+
+def test_what_was_read_back_is_compared(spark: SparkSession, tmp_path: Path) -> None:
+    """Lost only where every queue rules it out; copies are explained by doubt; the rest was not read back."""
+    hand = Hand(tmp_path / "trail")
+    numbers = range(13)
+    for number in numbers:
+        hand.queued(number, number)
+
+    def forwarded(number: int, offset: int, topic: str = TOPIC) -> None:
+        hand.add("FORWARDED", 1, topic=topic, group=GROUP, message_id=id_of(number), attempt=1, detail=offset)
+
+    def doubted(number: int) -> None:
+        hand.of_group("FORWARD_IN_DOUBT", number, at_ms=1, attempt=1)
+
+    forwarded(0, 5)  # there, where it was said
+    forwarded(1, 7)  # there, elsewhere
+    forwarded(2, 8)  # lost: another one lies there, and the other queue does not reach so far
+    forwarded(3, 2)  # not read back: may have lain in front of what is left of queue 1
+    forwarded(4, -1)  # not read back: nobody knows where, and queue 1 lost its beginning
+    forwarded(5, 9)  # not read back: one that cannot be read lies at that offset
+    doubted(6), doubted(6), forwarded(6, 10)  # three copies, all explained
+    doubted(7), forwarded(7, 11)  # three copies, one not explained
+    doubted(8)  # there, though nobody said so
+    doubted(9)  # not known
+    forwarded(10, 0, "gone")  # its topic could not be read
+    forwarded(11, 0, "slow")  # not read back: time ran out in front of it
+    forwarded(11, 3, "quick")  # lost: all of the topic was read
+    doubted(12), doubted(13)
+    hand.add("QUEUED", 1, topic="quick", queue_id=0, queue_offset=0, entry=99, message_id=id_of(12))
+    hand.add("FORWARD_IN_DOUBT", 1, topic="quick", group=GROUP, message_id=id_of(12), attempt=1)  # not there
+    before = hand.sequence
+    forwarded(14, 99)  # told after the reading began
+    hand.end(1_000)
+    places = [(0, 0, 5), (1, 1, 6), (6, 0, 10), (6, 0, 12), (6, 1, 4), (7, 0, 11), (7, 0, 13), (7, 0, 14), (8, 0, 6)]
+    messages = [Lies(TOPIC, queue, offset, id_of(number)) for number, queue, offset in places]
+    messages += [Lies(TOPIC, 0, 8, id_of(100)), Lies(TOPIC, 0, 9, None), Lies("quick", 0, 3, id_of(100))]
+    queues = [
+        Range(TOPIC, 0, 0, 15, 15),
+        Range(TOPIC, 1, 4, 7, 7, None),
+        Range("gone", None, 0, 0, 0, None, "topic not found"),
+        Range("slow", 0, 0, 0, 4, 0, "no time was left"),
+        Range("quick", 0, 0, 4, 4),
+    ]
+    write_read_back(tmp_path / "cluster", messages, queues, {"one": before})
+    outcome = run_audit(spark, str(tmp_path / "trail"), Options(), read_back=str(tmp_path / "cluster"))
+    of_cluster = [each for each in outcome.findings if "cluster" in each["rule"]]
+    assert [(each["kind"], each["topic"], each["message_id"], each["detail"]) for each in of_cluster] == [
+        ("DUPLICATE_DELIVERY", TOPIC, "message-7", "3 copies, 2 explained"),
+        ("LOST", TOPIC, "message-2", "forwarded to offset 8; every queue of the topic rules it out"),
+        ("LOST", "quick", "message-11", "forwarded to offset 3; every queue of the topic rules it out"),
+    ]
+    assert [[event["kind"] for event in each["history"]] for each in of_cluster] == [
+        ["QUEUED", "FORWARD_IN_DOUBT", "FORWARDED"],
+        ["QUEUED", "FORWARDED"],
+        ["FORWARDED"],
+    ]
+    ledger = {row["topic"]: row for row in outcome.report["cluster"]}
+    names = ("sent", "there", "not_there", "not_read_back", "lost", "in_doubt", "elsewhere", "copies", "duplicated")
+    assert {topic: tuple(row[name] for name in names) for topic, row in ledger.items()} == {
+        TOPIC: (12, 5, 0, 6, 1, 6, 1, 3, 1),
+        "gone": (1, 0, 0, 1, 0, 0, 0, 0, 0),
+        "slow": (1, 0, 0, 1, 0, 0, 0, 0, 0),
+        "quick": (2, 0, 1, 0, 1, 1, 0, 0, 0),
+    }
+    assert ledger["slow"]["why"] == "no time was left"
+    assert [residue(CLUSTER, row) for row in ledger.values()] == [0, 0, 0, 0]
 
 
 def test_a_place_is_left_once_in_each_pass(spark: SparkSession, tmp_path: Path) -> None:

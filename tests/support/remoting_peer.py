@@ -36,12 +36,16 @@ class HeldQueue:
 
 
 class Peer:
-    """Its topics, and ``before``, which is called with each request and may answer in its place."""
+    """Its topics, and ``before``, which is called with each request and may answer in its place.
+
+    A request that ``stops_at`` is true of is never answered.
+    """
 
     def __init__(self) -> None:
         self.topics: dict[str, list[HeldQueue]] = {}
         self.asked: list[Frame] = []
         self.before: Callable[[Frame], Frame | None] = lambda _: None
+        self.stops_at: Callable[[Frame], bool] = lambda _: False
         self.pull_max = 32
         self.address = ""
 
@@ -82,6 +86,8 @@ def remoting_peer() -> Iterator[Peer]:
         def handle(self) -> None:
             while head := self.rfile.read(4):
                 request = decode_frame(self.rfile.read(struct.unpack(">I", head)[0]))
+                if peer.stops_at(request):
+                    continue
                 answer = peer.answer(request)
                 whole = Frame(
                     code=answer.code,

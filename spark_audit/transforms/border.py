@@ -1,0 +1,156 @@
+"""What the trail says that a cluster has, against what was read back from there: message by message.
+
+A message is *there* if its id lies anywhere in its topic. That it is not there is only said where every queue rules it
+out: the offset that the cluster named was read and holds another one, or the queue never came so far, or all was read
+that was stored since the message could be sent. Of anything else nothing is known: it was *not read back*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
+from pyspark.sql import Column, DataFrame
+
+from spark_audit.schema import CLOCKS_MS, FIRED, FOR_GROUP, IN_DOUBT
+from spark_audit.transforms.rows import floor_to
+
+_FORWARDED = "FORWARDED"
+_BEFORE = (*FIRED, FOR_GROUP)  # a message goes to the cluster after these
+KEY = ("topic", "message_id")
+STATES = ("there", "not_there", "not_read_back", "lost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBack:
+    """What was read back, as docs/TRAIL.md says it is written."""
+
+    messages: DataFrame
+    queues: DataFrame
+    cells: DataFrame
+
+
+def compare(rows: DataFrame, read: ReadBack, broken: Collection[str], *, window_ms: int) -> DataFrame:
+    """Return each message that went to the cluster, or may have, with its ``state`` and its copies.
+
+    What a cell's trail tells behind the reading counts as an explanation, and demands nothing. ``broken`` are cells
+    whose trail has gaps: what explains a copy may lie in one.
+    """
+    sent = _sent(rows, read.cells)
+    copies = (
+        read.messages.where(F.col("message_id").isNotNull())
+        .groupBy(*KEY)
+        .agg(
+            F.count_distinct("broker", "queue_id", "queue_offset").alias("copies"),
+            F.collect_set("queue_offset").alias("offsets"),
+        )
+    )
+    found = sent.join(copies, on=list(KEY), how="left").fillna(0, ["copies"])
+    missing = found.where(F.col("copies") == 0).select(*KEY, "said_offset", "first_at_ms")
+    judged = found.join(_ruled_out(missing, read), on=list(KEY), how="left")
+    is_forwarded, is_there = F.col("forwarded") > 0, F.col("copies") > 0
+    state = (
+        F.when(is_there, "there")
+        .when(~F.coalesce("is_ruled_out", F.lit(False)), "not_read_back")
+        .when(is_forwarded, "lost")
+        .otherwise("not_there")
+    )
+    has_gap = F.arrays_overlap("cells", F.array(*(F.lit(cell) for cell in broken))) if broken else F.lit(False)
+    surplus = F.when(has_gap, F.lit(0)).otherwise(F.greatest(F.col("copies") - F.col("explained"), F.lit(0)))
+    is_elsewhere = is_there & F.col("said_offset").isNotNull() & ~F.array_contains("offsets", F.col("said_offset"))
+    return judged.select(
+        *KEY,
+        F.array_min("cells").alias("cell"),
+        state.alias("state"),
+        "copies",
+        "explained",
+        "in_doubt",
+        surplus.alias("surplus"),
+        F.coalesce(is_elsewhere, F.lit(False)).alias("is_elsewhere"),
+        "said_offset",
+        floor_to(F.col("first_at_ms"), window_ms).alias("window_start_ms"),
+    )
+
+
+def border_totals(compared: DataFrame) -> DataFrame:
+    """Return the ledger of what went to the cluster, by topic."""
+    return compared.groupBy("topic").agg(
+        F.count(F.lit(1)).alias("sent"),
+        *(F.count_if(F.col("state") == state).alias(state) for state in STATES),
+        F.count_if(F.col("in_doubt") > 0).alias("in_doubt"),
+        F.count_if("is_elsewhere").alias("elsewhere"),
+        F.sum(F.greatest(F.col("copies") - 1, F.lit(0)) - F.col("surplus")).alias("copies"),
+        F.sum("surplus").alias("duplicated"),
+    )
+
+
+def border_findings(compared: DataFrame) -> DataFrame:
+    """Return what is lost, and what is there more often than the trail explains."""
+    at = F.coalesce(F.concat(F.lit("offset "), F.col("said_offset").cast("string")), F.lit("an unknown offset"))
+    lost = compared.where(F.col("state") == "lost").select(
+        "*",
+        F.lit("LOST").alias("kind"),
+        F.lit("the cluster said OK and does not have it").alias("rule"),
+        F.concat(F.lit("forwarded to "), at, F.lit("; every queue of the topic rules it out")).alias("detail"),
+    )
+    twice = compared.where(F.col("surplus") > 0).select(
+        "*",
+        F.lit("DUPLICATE_DELIVERY").alias("kind"),
+        F.lit("the cluster has more copies than the trail explains").alias("rule"),
+        F.format_string("%d copies, %d explained", F.col("copies"), F.col("explained")).alias("detail"),
+    )
+    none = {"group": "string", "entry": "long", "due_ms": "long"}
+    return lost.unionByName(twice).select("*", *(F.lit(None).cast(kind).alias(name) for name, kind in none.items()))
+
+
+def _sent(rows: DataFrame, cells: DataFrame) -> DataFrame:
+    kind = F.col("kind")
+    own = rows.where(~F.col("is_letter") & kind.isin(_FORWARDED, IN_DOUBT, *_BEFORE) & F.col("message_id").isNotNull())
+    upto = F.broadcast(cells.select("cell", F.col("sequence").alias("upto")))
+    is_before = F.col("sequence") <= F.coalesce("upto", F.lit(0))
+    is_said = (kind == _FORWARDED) & is_before & (F.col("detail") >= 0)
+    return (
+        own.join(upto, on="cell", how="left")
+        .groupBy(*KEY)
+        .agg(
+            F.sort_array(F.collect_set("cell")).alias("cells"),
+            F.min("at_ms").alias("first_at_ms"),
+            F.count_if((kind == _FORWARDED) & is_before).alias("forwarded"),
+            F.count_if((kind == IN_DOUBT) & is_before).alias("in_doubt"),
+            F.count_if(kind.isin(_FORWARDED, IN_DOUBT)).alias("explained"),
+            F.max(F.when(is_said, F.col("detail"))).alias("said_offset"),
+        )
+        .where(F.col("forwarded") + F.col("in_doubt") > 0)
+    )
+
+
+def _ruled_out(missing: DataFrame, read: ReadBack) -> DataFrame:
+    """Say of messages whose id was not found whether nothing that was not read can hold them."""
+    queues = F.broadcast(read.queues)
+    unreadable = F.broadcast(
+        read.messages.where(F.col("message_id").isNull())
+        .groupBy("topic")
+        .agg(F.collect_set("queue_offset").alias("unreadable"))
+    )
+    ruled_out = (
+        missing.join(queues, on="topic", how="left")
+        .groupBy(*KEY, "said_offset")
+        .agg(F.bool_and(F.coalesce(_is_ruled_out_by_queue(), F.lit(False))).alias("by_queues"))
+        .join(unreadable, on="topic", how="left")
+    )
+    is_maybe = F.when(F.col("said_offset").isNull(), F.col("unreadable").isNotNull()).otherwise(
+        F.coalesce(F.array_contains("unreadable", F.col("said_offset")), F.lit(False))
+    )
+    return ruled_out.select(*KEY, (F.col("by_queues") & ~is_maybe).alias("is_ruled_out"))
+
+
+def _is_ruled_out_by_queue() -> Column:
+    said, begin, reached, end = (F.col(name) for name in ("said_offset", "from_offset", "to_offset", "end_offset"))
+    is_later = F.col("since_ms") <= F.col("first_at_ms") - CLOCKS_MS  # than all that was not read in front
+    return (
+        F.when(said.isNull(), is_later & (reached >= end)).otherwise(
+            ((said >= begin) & (said < reached)) | ((said >= reached) & (said >= end)) | ((said < begin) & is_later)
+        )
+        & F.col("broker").isNotNull()
+    )
