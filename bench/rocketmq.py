@@ -125,6 +125,11 @@ class RocketMQ:
             raise
 
     @property
+    def names(self) -> str:
+        """The address of the name server."""
+        return self._names
+
+    @property
     def address(self) -> str:
         """The address of the first proxy."""
         return self.nodes[0].address

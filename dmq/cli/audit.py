@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,7 @@ from dmq.cli.nouns import noun
 from dmq.cli.offline import stopped
 from dmq.cli.options import Session, with_output, with_session
 from dmq.cli.progress import Progress
-from dmq.cli.spark import MEANINGS, find_spark, java_memory, package_folder, path_to, run_job, submit_command
+from dmq.cli.spark import MEANINGS, Spark, find_spark, java_memory, package_folder, path_to, run_job, submit_command
 from dmq.cli.times import point_ms
 from dmq.units import format_size, parse_duration
 
@@ -94,9 +95,7 @@ def run(
         *_counts_asked(late_max, duplicates_max, exact=exact),
         *_steps_asked(state, incremental=incremental, is_bounded=since is not None or until is not None),
     ]
-    for each in conf or ():
-        if "=" not in each:
-            raise refused("KEY=VALUE is expected", "--conf", given=each)
+    settings = _settings(conf or ())
     memory = java_memory(driver_memory)
     where = _trail_of(trail, data, config)
     remoting = None
@@ -104,8 +103,7 @@ def run(
         _check_place(where, master, incremental=incremental)
         remoting = remoting_of(cluster, "--cluster", cluster_key, cluster_ca, tls=cluster_tls)
         arguments += ["--read-back", str(into.resolve() / "cluster")]
-    with refusing("--cluster-timeout", cluster_timeout):
-        timeout_s = parse_duration(cluster_timeout) / 1000
+    timeout_s = _seconds("--cluster-timeout", cluster_timeout)
     if not _is_elsewhere(where) and not Path(where).is_dir():
         raise CommandFailed(f"there is no trail at {where}", ExitCode.NOT_FOUND)
     spark = find_spark()
@@ -114,14 +112,7 @@ def run(
     found: dict[str, object] = {}
     if remoting is not None:
         found["read_back"] = _read_back(session, Path(where), remoting, into.resolve() / "cluster", timeout_s)
-    with tempfile.TemporaryDirectory(prefix="dmq-audit-") as scratch:
-        command = submit_command(
-            spark, Path(scratch), log, master=master, memory=memory, conf=conf or (), trail=where, arguments=arguments
-        )
-        code = run_job(command, spark.environment, log, quiet=session.as_json)
-    if code not in MEANINGS:
-        out.note(f"the audit failed ({code}); Spark's log is {log}")
-        code = code if code == ExitCode.USAGE else ExitCode.FAILURE
+    code = _run_job(spark, log, where, arguments, master=master, memory=memory, conf=settings, quiet=session.as_json)
     if session.as_json:
         meaning = MEANINGS.get(code, "failed")
         answer = {"exit_code": code, "meaning": meaning, "out": str(into), "log": str(log), "snapshot": taken}
@@ -285,6 +276,11 @@ def ls(
             out.note(f"{each.cell}: events {first:,} to {last:,} are missing")
 
 
+def _seconds(name: str, text: str) -> float:
+    with refusing(name, text):
+        return parse_duration(text) / 1000
+
+
 def _duration(name: str, text: str) -> str:
     with refusing(name, text):
         return f"{parse_duration(text)}ms"
@@ -298,6 +294,36 @@ def _log_in(into: Path) -> Path:
     except OSError as error:
         raise CommandFailed(f"nothing can be written to {into}: {error.strerror}") from error
     return log
+
+
+def _run_job(
+    spark: Spark,
+    log: Path,
+    trail: str,
+    arguments: list[str],
+    *,
+    master: str,
+    memory: str,
+    conf: Sequence[str],
+    quiet: bool,
+) -> int:
+    """Run the job and return the verdict, or how it failed as an exit code of ours."""
+    with tempfile.TemporaryDirectory(prefix="dmq-audit-") as scratch:
+        command = submit_command(
+            spark, Path(scratch), log, master=master, memory=memory, conf=conf, trail=trail, arguments=arguments
+        )
+        code = run_job(command, spark.environment, log, quiet=quiet)
+    if code in MEANINGS:
+        return code
+    out.note(f"the audit failed ({code}); Spark's log is {log}")
+    return code if code == ExitCode.USAGE else ExitCode.FAILURE
+
+
+def _settings(conf: Sequence[str]) -> Sequence[str]:
+    for each in conf:
+        if "=" not in each:
+            raise refused("KEY=VALUE is expected", "--conf", given=each)
+    return conf
 
 
 def _times_asked(since: str | None, until: str | None, late_after: str | None, grace: str | None) -> list[str]:

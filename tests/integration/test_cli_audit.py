@@ -17,6 +17,9 @@ from typing import Any
 
 import pytest
 from support.daemon import Daemon
+from support.remoting_peer import HeldQueue, remoting_peer
+from support.stored_messages import NOW, a_stored
+from support.trail_files import CellWriter, Event
 from support.wire_client import WireClient, a_message
 
 from dmq.cli import spark as jobs
@@ -356,3 +359,25 @@ def test_a_run_takes_a_snapshot_first(daemon: Daemon, spark: FakeSpark, tmp_path
     (spark.home / "arguments").unlink()
     ended = dmq("-a", "127.0.0.1:1", *base, "--snapshot", env=spark.env)
     assert (ended.returncode, spark.was_called()) == (6, False)
+
+
+def test_a_cluster_is_read_back_before_the_job(tmp_path: Path, spark: FakeSpark) -> None:
+    """What was found lies beside the outcome, and the job is told where; one that cannot be read ends it before."""
+    writer = CellWriter(tmp_path / "trail", "one")
+    made: dict[str, Any] = dict.fromkeys(Event._fields)
+    made |= {"sequence": 1, "boot": 1, "kind": "FORWARDED", "at_ms": NOW, "attempt": 1, "detail": 0}
+    writer.add(Event(**(made | {"topic": "orders", "message_id": b"\0M1"})))
+    writer.close()
+    out = tmp_path / "out"
+    asked = ("audit", "run", "--trail", str(tmp_path / "trail"), "--no-snapshot", "--out", str(out), "-o", "json")
+    with remoting_peer() as peer:
+        peer.topics["orders"] = [HeldQueue([a_stored(offset=0)]), HeldQueue()]
+        found = answer_of(dmq(*asked, "--cluster", peer.address, env=spark.env))
+        assert found["read_back"] == {"messages": 1, "queues": 2, "unread": 0}
+        assert spark.arguments[-2:] == ["--read-back", str(out / "cluster")]
+        assert (out / "cluster" / "messages.parquet").exists()
+        for wrong in (("--incremental", "--state", "x"), ("--master", "spark://host:7077"), ("--cluster-timeout", "x")):
+            assert dmq(*asked, "--cluster", peer.address, *wrong, env=spark.env).returncode == 2
+        peer.topics.clear()
+        ended = dmq(*asked, "--cluster", peer.address, env=spark.env)
+    assert (ended.returncode, "nothing of the cluster was read: topic not found" in ended.stderr) == (6, True)

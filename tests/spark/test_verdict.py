@@ -249,14 +249,18 @@ def test_what_was_read_back_is_compared(spark: SparkSession, tmp_path: Path) -> 
     forwarded(3, 2)  # not read back: may have lain in front of what is left of queue 1
     forwarded(4, -1)  # not read back: nobody knows where, and queue 1 lost its beginning
     forwarded(5, 9)  # not read back: one that cannot be read lies at that offset
-    doubted(6), doubted(6), forwarded(6, 10)  # three copies, all explained
-    doubted(7), forwarded(7, 11)  # three copies, one not explained
+    doubted(6)  # three copies, all explained
+    doubted(6)
+    forwarded(6, 10)
+    doubted(7)  # three copies, one not explained
+    forwarded(7, 11)
     doubted(8)  # there, though nobody said so
     doubted(9)  # not known
     forwarded(10, 0, "gone")  # its topic could not be read
     forwarded(11, 0, "slow")  # not read back: time ran out in front of it
     forwarded(11, 3, "quick")  # lost: all of the topic was read
-    doubted(12), doubted(13)
+    doubted(12)
+    doubted(13)
     hand.add("QUEUED", 1, topic="quick", queue_id=0, queue_offset=0, entry=99, message_id=id_of(12))
     hand.add("FORWARD_IN_DOUBT", 1, topic="quick", group=GROUP, message_id=id_of(12), attempt=1)  # not there
     before = hand.sequence

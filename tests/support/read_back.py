@@ -40,7 +40,8 @@ def write_read_back(folder: Path, messages: Sequence[Lies], queues: Sequence[Ran
     """Write the three files; all queues are those of one broker."""
     folder.mkdir(parents=True, exist_ok=True)
     text, whole = pa.string(), pa.int64()
-    place = {"topic": text, "broker": text, "queue_id": pa.int32()}
+    place: dict[str, pa.DataType] = {"topic": text, "broker": text, "queue_id": pa.int32()}
+    offsets: dict[str, pa.DataType] = dict.fromkeys(("from_offset", "to_offset", "end_offset", "since_ms"), whole)
     _table(
         folder / "messages.parquet",
         {**place, "queue_offset": whole, "message_id": pa.binary()},
@@ -48,7 +49,7 @@ def write_read_back(folder: Path, messages: Sequence[Lies], queues: Sequence[Ran
     )
     _table(
         folder / "queues.parquet",
-        {**place, **dict.fromkeys(("from_offset", "to_offset", "end_offset", "since_ms"), whole), "why": text},
+        {**place, **offsets, "why": text},
         [(each.topic, None if each.queue_id is None else "broker-a", *each[1:]) for each in queues],
     )
     _table(folder / "cells.parquet", {"cell": text, "sequence": whole}, list(cells.items()))
