@@ -143,9 +143,10 @@ def test_what_was_due_before_is_passed_over(daemon: LiveCell, peer: Peer) -> Non
     put(peer, 0, "B", NOW - 4_500, {REAL_TOPIC: TOPIC})
     put(peer, 0, "C", NOW - 4_000, due_at(NOW + 1_000))
     put(peer, 0, "D", NOW - 3_000, {"x": "y"}, b"who knows")
+    put(peer, 0, "E", NOW - 500, {REAL_TOPIC: TOPIC})
     option = ("-o", "json", "--due-after", str(NOW - 1_000))
     dry = play(daemon, peer, *option, "--dry-run")
-    expected = {"read": 4, "accepted": 1, "due_before": 2, "unreadable": 1}
+    expected = {"read": 5, "accepted": 2, "due_before": 2, "unreadable": 1}
     assert {name: value for name, value in counts(dry).items() if name in expected} == expected
     assert state(daemon, "C")[0] is MessageState.UNKNOWN
     run = play(daemon, peer, *option)
@@ -153,7 +154,7 @@ def test_what_was_due_before_is_passed_over(daemon: LiveCell, peer: Peer) -> Non
     assert state(daemon, "C")[0] is MessageState.WAITING
     assert state(daemon, "A")[0] is state(daemon, "B")[0] is MessageState.UNKNOWN
     dry = play(daemon, peer, *option, "--dry-run")
-    assert counts(dry)["known"] == 1
+    assert counts(dry)["known"] == 2
 
 
 def test_what_cannot_be_read_is_told(daemon: LiveCell, peer: Peer) -> None:
@@ -254,11 +255,27 @@ def test_what_retention_removed_is_said(daemon: LiveCell, peer: Peer) -> None:
 
 
 def test_a_daemon_without_an_inner_topic_refuses(live: LiveCell, peer: Peer) -> None:
-    """So does one that takes from another topic: nothing is kept."""
+    """Nothing is kept."""
     put(peer, 0, "A", NOW - 1_000)
     result = play(live, peer)
     assert (result.exit_code, "takes no messages from an inner topic" in result.stderr) == (1, True)
     assert state(live, "A")[0] is MessageState.UNKNOWN
+
+
+def test_a_daemon_refuses_what_is_not_from_its_inner_topic(daemon: LiveCell, peer: Peer) -> None:
+    """Nothing is kept."""
+    put(peer, 0, "A", NOW - 1_000)
+    peer.topics["other"] = peer.topics[INNER_TOPIC]
+    result = play(daemon, peer, "--inner-topic", "other")
+    assert (result.exit_code, "it is not the inner topic, got 'other'" in result.stderr) == (1, True)
+    assert state(daemon, "A")[0] is MessageState.UNKNOWN
+
+
+def test_what_comes_while_it_reads_is_left_to_the_daemon(daemon: LiveCell, peer: Peer) -> None:
+    """It ends where the queues ended when it began."""
+    put(peer, 0, "A", NOW - 1_000)
+    peer.before = lambda request: put(peer, 0, "B", NOW) if request.code == Operation.PULL else None
+    assert counts(play(daemon, peer, "-o", "json")) == {"read": 1, "accepted": 1}
 
 
 @pytest.mark.parametrize(
