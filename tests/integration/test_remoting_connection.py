@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 import struct
+import time
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 
 import pytest
 
 from broker_adapter.errors import BrokerUnavailable
+from broker_adapter.remoting import RemotingClient, RemotingOptions
+from broker_adapter.remoting import client as remoting
 from broker_adapter.remoting.connection import Connection
 from broker_adapter.remoting.frames import Frame, decode_frame, encode_frame
+from dmq.sidecar.tls import self_signed
 
 Peer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 QUICK_S, PATIENCE_S = 0.05, 30.0
@@ -51,7 +57,9 @@ async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     await reader.read()
 
 
-def play(first: Peer, scenario: Callable[[str], Coroutine[object, object, None]]) -> None:
+def play(
+    first: Peer, scenario: Callable[[str], Coroutine[object, object, None]], tls: ssl.SSLContext | None = None
+) -> None:
     """Run a scenario with the address of a peer whose first connection is served by ``first``, all others well."""
 
     async def main() -> None:
@@ -69,7 +77,7 @@ def play(first: Peer, scenario: Callable[[str], Coroutine[object, object, None]]
             finally:
                 writer.close()
 
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
         try:
             await scenario(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
         finally:
@@ -139,3 +147,30 @@ def test_nobody_listens() -> None:
                 await nobody.ask(Frame(code=1))
 
     play(well, scenario)
+
+
+def test_tls_is_spoken_with_who_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a signature on the request; somebody who is not trusted, and plain text, are errors."""
+    monkeypatch.setattr(remoting, "_PAUSES_S", ())
+    asked: list[Frame] = []
+
+    async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await request_of(reader))
+        writer.write(answer_to(asked[0], b'{"queueDatas":[],"brokerDatas":[]}'))
+        await reader.read()
+
+    certificate, key = self_signed(tmp_path / "tls", time.time_ns() // 1_000_000)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate, key)
+
+    async def scenario(address: str) -> None:
+        known = RemotingOptions(names=(address,), tls_ca=certificate, access_key="k", secret_key="s")
+        async with RemotingClient(known) as client:
+            assert await client.queues("orders") == []
+        assert {"AccessKey", "Signature"} <= asked[0].fields.keys()
+        for wrong in (RemotingOptions(names=(address,), tls=True), RemotingOptions(names=(address,))):
+            async with RemotingClient(wrong) as client:
+                with pytest.raises(BrokerUnavailable, match=address):
+                    await client.queues("orders")
+
+    play(peer, scenario, tls)
