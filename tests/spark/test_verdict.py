@@ -263,6 +263,7 @@ def test_what_was_read_back_is_compared(spark: SparkSession, tmp_path: Path) -> 
     doubted(13)
     hand.add("QUEUED", 1, topic="quick", queue_id=0, queue_offset=0, entry=99, message_id=id_of(12))
     hand.add("FORWARD_IN_DOUBT", 1, topic="quick", group=GROUP, message_id=id_of(12), attempt=1)  # not there
+    hand.add("FORWARD_IN_DOUBT", 1, topic="slow", group=GROUP, message_id=id_of(12), attempt=1)  # not known
     before = hand.sequence
     forwarded(14, 99)  # told after the reading began
     hand.end(1_000)
@@ -294,7 +295,7 @@ def test_what_was_read_back_is_compared(spark: SparkSession, tmp_path: Path) -> 
     assert {topic: tuple(row[name] for name in names) for topic, row in ledger.items()} == {
         TOPIC: (12, 5, 0, 6, 1, 6, 1, 3, 1),
         "gone": (1, 0, 0, 1, 0, 0, 0, 0, 0),
-        "slow": (1, 0, 0, 1, 0, 0, 0, 0, 0),
+        "slow": (2, 0, 0, 2, 0, 1, 0, 0, 0),
         "quick": (2, 0, 1, 0, 1, 1, 0, 0, 0),
     }
     assert ledger["slow"]["why"] == "no time was left"
