@@ -32,7 +32,7 @@ log = structlog.get_logger("dmq.forwarder")
 
 _RECEIVERS = 4
 _BATCH = 32
-_INVISIBLE_MS = 60_000
+_INVISIBLE_MS = 30_000  # after which others get what a daemon fetched that was killed before it was kept
 _WAIT_MS = 20_000
 _PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 _WHY_CHARS_MAX = 300

@@ -16,11 +16,13 @@ import pytest
 
 from bench.rocketmq import PeerMissing, RocketMQ, artifacts
 from broker_adapter.clock import SystemClock
+from broker_adapter.delay import INNER_GROUP, INNER_TOPIC
 from dmq.sidecar.tls import self_signed
 
 _HEAP_MB = 384
 _GROUPS = itertools.count()
 TOPIC_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
+ORDERS = "orders"  # the topic of the documentation's examples
 _TOPICS_EACH = 20  # a topic takes seconds to be known everywhere, so all are made at the start
 
 
@@ -31,7 +33,9 @@ class Cluster:
         self.rocketmq = rocketmq
         self.certificate = certificate  # its proxies take TLS and plain text on one port
         self._topics = {kind: itertools.count() for kind in TOPIC_TYPES}
-        rocketmq.make_topics({self._name(kind, number): kind for kind in TOPIC_TYPES for number in range(_TOPICS_EACH)})
+        topics = {self._name(kind, number): kind for kind in TOPIC_TYPES for number in range(_TOPICS_EACH)}
+        rocketmq.make_topics({INNER_TOPIC: "NORMAL", ORDERS: "NORMAL", **topics})
+        rocketmq.make_group(INNER_GROUP)
 
     @property
     def endpoints(self) -> tuple[str, ...]:

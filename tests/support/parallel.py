@@ -17,8 +17,11 @@ WORKERS_MAX = 16
 _SHARED = {
     "tests/contract/test_brokers": "cluster",
     "tests/cluster/test_adapter": "cluster",
+    "tests/cluster/test_demo": "cluster",
     "tests/cluster/test_front": "cluster",
+    "tests/cluster/test_inner": "cluster",
     "tests/cluster/test_official_clients": "cluster",
+    "tests/cluster/test_rocketmq": "cluster",
     "tests/spark/test_cluster": "first session",
     "tests/spark/test_incremental": "first session",
     "tests/spark/test_tables": "first session",
