@@ -4,8 +4,9 @@ The bench has it as a peer, the tests as the cluster behind the daemon. Maven br
 takes a minute to warm up and is never idle, so the bench starts it once and stops it by signal (SIGSTOP) while others
 are measured.
 
-RocketMQ lets only two of its servers be bound to the loopback; three ports are open on every interface meanwhile. Where
-that matters, run the bench in a network of its own, once the artifacts are there:
+RocketMQ lets only two of its servers be bound to the loopback and opens three ports of each broker on every interface.
+A library that is loaded before it has those bound to the loopback as well; it takes a C compiler. Where there is none,
+and that matters, run the whole in a network of its own, once the artifacts are there:
 
     unshare -rn sh -c 'ip link set lo up && make bench ARGS="--peer"'
 """
@@ -18,6 +19,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -35,6 +37,7 @@ TOPICS: Mapping[str, str] = {"normal": "bench-normal", "delayed": "bench-delayed
 _TYPES = {"normal": "NORMAL", "delayed": "DELAY"}
 _MODULES = ("namesrv", "broker", "proxy")
 _PREFIX = "org.apache.rocketmq"
+_PRELOAD = "loopback.so"
 _MAVEN_S_MAX, _READY_S_MAX, _STOP_S_MAX = 600, 120, 15
 _G1_FROM_MB = 1024
 WARM_UP_S, _RESUME_S = 60.0, 2
@@ -70,6 +73,36 @@ mappedFileSizeTimerLog=10400000
 recallMessageEnable=true
 diskMaxUsedSpaceRatio=95
 diskSpaceWarningLevelRatio=99
+"""
+# In front of ``bind``: whoever asks for every interface gets the loopback.
+_LOOPBACK_ONLY = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <netinet/in.h>
+#include <string.h>
+#include <sys/socket.h>
+
+int bind(int fd, const struct sockaddr *address, socklen_t length)
+{
+    int (*real)(int, const struct sockaddr *, socklen_t) =
+        (int (*)(int, const struct sockaddr *, socklen_t))dlsym(RTLD_NEXT, "bind");
+    struct sockaddr_in four;
+    struct sockaddr_in6 six;
+    if (length >= sizeof four && address->sa_family == AF_INET) {
+        memcpy(&four, address, sizeof four);
+        if (four.sin_addr.s_addr != htonl(INADDR_ANY)) return real(fd, address, length);
+        four.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        return real(fd, (struct sockaddr *)&four, sizeof four);
+    }
+    if (length >= sizeof six && address->sa_family == AF_INET6) {
+        memcpy(&six, address, sizeof six);
+        if (!IN6_IS_ADDR_UNSPECIFIED(&six.sin6_addr)) return real(fd, address, length);
+        static const unsigned char loopback[16] = {[10] = 255, [11] = 255, [12] = 127, [15] = 1};
+        memcpy(&six.sin6_addr, loopback, sizeof loopback); /* that of IPv4, which is what everybody dials */
+        return real(fd, (struct sockaddr *)&six, sizeof six);
+    }
+    return real(fd, address, length);
+}
 """
 
 
@@ -203,7 +236,7 @@ class RocketMQ:
     def close(self) -> None:
         """End its processes, the last one first."""
         self._signal(signal.SIGCONT)
-        for process in reversed(self._processes):
+        for process in reversed(self.processes):
             process.terminate()
             try:
                 process.wait(_STOP_S_MAX)
@@ -212,17 +245,19 @@ class RocketMQ:
                 process.wait()
 
     @property
-    def _processes(self) -> list[subprocess.Popen[bytes]]:
+    def processes(self) -> list[subprocess.Popen[bytes]]:
+        """The name server, and the brokers with their proxies."""
         return [each for each in (self._name_server, *(node.process for node in self.nodes)) if each is not None]
 
     def _signal(self, number: signal.Signals) -> None:
-        for process in self._processes:
+        for process in self.processes:
             process.send_signal(number)
 
     @property
     def _environment(self) -> dict[str, str]:
-        home = str(self._data / "home")
-        return {**os.environ, "ROCKETMQ_HOME": home, "RMQ_PROXY_HOME": home, "NAMESRV_ADDR": self._names}
+        home, preload = str(self._data / "home"), self._lib.parent / _PRELOAD
+        found = {**os.environ, "ROCKETMQ_HOME": home, "RMQ_PROXY_HOME": home, "NAMESRV_ADDR": self._names}
+        return {**found, "LD_PRELOAD": str(preload)} if preload.exists() else found
 
     def _command(self, options: list[str], arguments: list[str], folder: Path) -> list[str]:
         home = f"-Duser.home={folder}", f"-Drocketmq.home.dir={self._data / 'home'}"
@@ -283,7 +318,7 @@ def running(load: Load, *, warm_up_s: float = WARM_UP_S) -> Iterator[RocketMQ]:
 
 
 def artifacts() -> Path:
-    """Return the folder of its jars; Maven brings them if they are not there."""
+    """Return the folder of its jars; Maven brings them if they are not there. Raises PeerMissing."""
     for tool in ("java", "mvn"):
         if shutil.which(tool) is None:
             raise PeerMissing(f"{tool} is not here")
@@ -303,7 +338,21 @@ def artifacts() -> Path:
         if brought.returncode:
             raise PeerMissing(f"Maven does not bring it: {(brought.stdout + brought.stderr).strip()[-300:]}")
         done.touch()
+    _compile_preload(place)
     return place / "lib"
+
+
+def _compile_preload(place: Path) -> None:
+    """Have the library that keeps it to the loopback, where there is a C compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None or (place / _PRELOAD).exists():
+        return
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        source, library = Path(folder) / "loopback.c", Path(folder) / _PRELOAD
+        source.write_text(_LOOPBACK_ONLY, encoding="ascii")
+        command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl"]
+        subprocess.run(command, check=True, timeout=60, capture_output=True)
+        library.replace(place / _PRELOAD)  # whole, or not there: others may be doing the same
 
 
 def _pom() -> str:
