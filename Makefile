@@ -36,7 +36,7 @@ $(shell [ -x $(PY) ] && [ "$$(cat $(STAMPS)/here 2>/dev/null)" = "$(CURDIR)" ] |
 ifndef BESIDE_EACH_OTHER
 .NOTPARALLEL:
 endif
-.PHONY: help demo test clients-matrix disturb coverage lint fmt docs release bench fuzz mutants lock clean distclean \
+.PHONY: help demo demo-rocketmq test clients-matrix disturb coverage lint fmt docs release bench fuzz mutants lock clean distclean \
 	clients node-client go-client java-client rust-client chromium
 
 help: ## list the targets
@@ -44,6 +44,9 @@ help: ## list the targets
 
 demo: $(STAMPS)/run ## kill the daemon half-way through a run and see that nothing is lost
 	@$(PY) -m dmq demo $(ARGS)
+
+demo-rocketmq: $(STAMPS)/run ## the same in front of a real Apache RocketMQ, killed as well (needs Java and Maven)
+	@$(PY) -m bench.demo $(ARGS)
 
 test: clients ## run all tests (ARGS="-k store" to choose, ARGS="-n 0" in one process)
 	@$(PY) -m pytest -n $(WORKERS) $(ARGS)

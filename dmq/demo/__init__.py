@@ -6,6 +6,7 @@
 ``clients``   the client processes: the only place that imports the official RocketMQ client
 ``children``  the processes: the daemon that is killed and started again, and the clients
 ``screen``    a live table on a terminal, a line now and then elsewhere
+``behind``    the cluster behind the daemon, if there is one
 ``show``      the run
 """
 

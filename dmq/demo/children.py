@@ -115,8 +115,8 @@ class Daemon:
 
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stderr is not None
-        with self._log.open("a", encoding="utf-8") as log:
-            for line in process.stderr:
+        with process.stderr as lines, self._log.open("a", encoding="utf-8") as log:
+            for line in lines:
                 log.write(line)
                 log.flush()
                 self._lines.append(line.strip())
@@ -194,8 +194,9 @@ class Client:
             self._reader.join(1)
 
     def _read(self, facts: IO[str]) -> None:
-        for line in facts:
-            self._take(from_line(line))
+        with facts:
+            for line in facts:
+                self._take(from_line(line))
 
 
 @contextmanager

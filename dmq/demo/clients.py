@@ -170,7 +170,7 @@ def consume(order: dict[str, Any], tell: Teller) -> None:
                 receptions += len(messages)
             for reception, message in enumerate(messages, first):
                 number = json.loads(message.body)["number"]
-                due_ms = message.delivery_timestamp
+                due_ms = message.delivery_timestamp or 0
                 tell(Received(reception, number, message.message_id, at_ms, due_ms, message.delivery_attempt))
             for reception, message in enumerate(messages, first):
                 _ack(consumer, message, reception, tell, complain)

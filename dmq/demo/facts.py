@@ -39,7 +39,7 @@ class Received(NamedTuple):
     number: int
     message_id: str
     at_ms: int
-    deliver_at_ms: int  # as the daemon says
+    deliver_at_ms: int  # as the daemon says; 0 from a cluster, whose topic takes no delayed messages
     attempt: int
 
 

@@ -26,7 +26,7 @@ class Tally:
     planned: int = 0
     sent: int = 0
     received: int = 0
-    late_ms_max: int = 0
+    late_ms_max: int = -1  # none of them said when it was due
 
 
 class Ledger:
@@ -82,7 +82,8 @@ class Ledger:
         self._seen.add(fact.number)
         tally = self.tallies[self._kinds[fact.number]]
         tally.received += 1
-        tally.late_ms_max = max(tally.late_ms_max, fact.at_ms - fact.deliver_at_ms)
+        if fact.deliver_at_ms:
+            tally.late_ms_max = max(tally.late_ms_max, fact.at_ms - fact.deliver_at_ms)
 
     def is_settled(self) -> bool:
         """Say whether everything was sent, everything came, and every acknowledgement has its answer."""

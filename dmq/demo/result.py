@@ -17,7 +17,7 @@ _SHOWN_MAX = 10
 
 @dataclass(slots=True)
 class Life:
-    """One life of the daemon, by its own account: lateness is that of messages reaching their queue."""
+    """One life of the daemon, by its own account: lateness is that of messages reaching their queue, or the cluster."""
 
     start_s: float = 0.0  # from the start of the process until it served
     down_s: float = 0.0  # from the kill before it until it served
@@ -26,13 +26,16 @@ class Life:
     late_p50_ms: float = 0.0
     late_p99_ms: float = 0.0
     late_max_ms: float = 0.0
+    late_where: str = "in the queue"
 
     def note(self, found: wire.GetStatusResponse) -> None:
         """Take what the daemon says now."""
         self.open_ms = found.recovery.open_ms
-        self.late_count = found.lateness.count
-        self.late_p50_ms, self.late_p99_ms = found.lateness.p50_ms, found.lateness.p99_ms
-        self.late_max_ms = found.lateness.max_ms
+        is_behind = found.HasField("cluster")
+        late = found.cluster.lateness if is_behind else found.lateness
+        self.late_where = "at the cluster" if is_behind else "in the queue"
+        self.late_count = late.count
+        self.late_p50_ms, self.late_p99_ms, self.late_max_ms = late.p50_ms, late.p99_ms, late.max_ms
 
 
 def lines_of(verdict: Verdict, outage: Outage | None, lives: Sequence[Life]) -> list[str]:
@@ -55,7 +58,7 @@ def lines_of(verdict: Verdict, outage: Outage | None, lives: Sequence[Life]) -> 
         when = f", {name}" if name else ""
         lines.append(
             f"{'':<11}p50 {life.late_p50_ms:.1f} ms, p99 {life.late_p99_ms:.1f} ms, max {life.late_max_ms:.1f} ms;"
-            f" in the queue, by the daemon's own count of {life.late_count:,}{when}"
+            f" {life.late_where}, by the daemon's own count of {life.late_count:,}{when}"
         )
     if outage is not None:
         lines.append(_about_kill(outage, lives[-1]))
@@ -92,6 +95,10 @@ def _about_duplicates(verdict: Verdict) -> str:
         reasons.append(f"{verdict.repeated_unacked:,} received but not acknowledged before the kill")
     if verdict.repeated_expired:
         reasons.append(f"{verdict.repeated_expired:,} not acknowledged within the invisible duration")
+    if verdict.repeated_in_doubt:
+        reasons.append(f"{verdict.repeated_in_doubt:,} sent to the cluster again because no answer was known")
+    if verdict.repeated_forgotten:
+        reasons.append(f"{verdict.repeated_forgotten:,} acknowledged at the broker that was killed, which forgot it")
     if verdict.unexplained:
         reasons.append(f"{len(verdict.unexplained):,} WITHOUT A REASON: {_numbers(verdict.unexplained)}")
     return ", ".join(reasons)
@@ -100,6 +107,7 @@ def _about_duplicates(verdict: Verdict) -> str:
 def _about_kill(outage: Outage, life: Life) -> str:
     parts = [
         f"{'kill':<11}SIGKILL; down for {life.down_s:.2f} s",
+        *([f"its broker for {(outage.serving_at_ms - outage.killed_at_ms) / 1000:.2f} s"] * outage.is_of_broker),
         f"started again: store open in {life.open_ms:.0f} ms, serving {life.start_s * 1000:.0f} ms after its start",
     ]
     if outage.received_at_ms:

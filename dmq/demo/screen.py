@@ -126,5 +126,5 @@ class Screen:
 
 
 def _cells(tally: Tally) -> tuple[str, str, str, str]:
-    late = f"{tally.late_ms_max:,} ms" if tally.received else ""
+    late = f"{tally.late_ms_max:,} ms" if tally.late_ms_max >= 0 else ""
     return f"{tally.planned:,}", f"{tally.sent:,}", f"{tally.received:,}", late

@@ -7,12 +7,12 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -20,6 +20,7 @@ from rich.console import Console
 from broker_adapter.clock import Clock, SystemClock
 from dmq.admin.client import AdminClient
 from dmq.admin.status import MessageState
+from dmq.demo.behind import Behind, in_doubt
 from dmq.demo.children import Client, Daemon, DemoFailed, clean_environment, free_port
 from dmq.demo.ledger import Ledger
 from dmq.demo.plan import LEVELS, Plan, make_plan
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 TOPIC = "demo"
 GROUP = "demo-consumers"
+GRACE_BEHIND_S = 90.0  # the same in front of a cluster, whose broker takes longer to come back
 GRACE_S = 30.0  # beyond the planned end, for what comes again after its invisible duration
 DOWN_S = 0.5  # between the kill and the new start
 LINGER_S = 1.0  # after the last message, for repetitions that should not be
@@ -47,8 +49,8 @@ _CLIENT_MISSING = (
 )
 
 
-def show(*, messages: int, seconds: float, keep_data: bool, kill: bool) -> int:
-    """Run the demo; see ``dmq.demo.run``."""
+def show(*, messages: int, seconds: float, keep_data: bool, kill: bool, behind: Behind | None = None) -> int:
+    """Run the demo; see ``dmq.demo.run``. With a cluster behind the daemon a broker of that is killed too."""
     console = Console()
     if importlib.util.find_spec("rocketmq") is None:
         console.print(_CLIENT_MISSING, soft_wrap=True, highlight=False, markup=False)
@@ -56,8 +58,9 @@ def show(*, messages: int, seconds: float, keep_data: bool, kill: bool) -> int:
     folder = Path(tempfile.mkdtemp(prefix="rock-dmq-demo-"))
     code = 1
     try:
-        with _ended_by_sigterm():
-            code = _Run(console, SystemClock(), folder, make_plan(messages, seconds, Random())).run(kill=kill)
+        with ended_by_sigterm():
+            plan = make_plan(messages, seconds, Random())
+            code = _Run(console, SystemClock(), folder, plan, behind).run(kill=kill)
     except KeyboardInterrupt:
         console.print("interrupted; the processes are ended")
         code, keep_data = _INTERRUPTED, False
@@ -72,7 +75,7 @@ def show(*, messages: int, seconds: float, keep_data: bool, kill: bool) -> int:
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
+def ended_by_sigterm() -> Iterator[None]:
     """End the demo in order on SIGTERM too, as CI systems send it."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -94,6 +97,7 @@ class _Run:
     clock: Clock
     folder: Path
     plan: Plan
+    behind: Behind | None
     address: str = ""
     ledger: Ledger = field(init=False)
     screen: Screen = field(init=False)
@@ -113,6 +117,16 @@ class _Run:
         config = self.folder / "demo.toml"
         config.write_text(self._config(), encoding="utf-8")
         self.daemon = Daemon(config, self.folder / "daemon.log", clean_environment(home), self.clock)
+
+    @property
+    def topic(self) -> str:
+        """Where it sends."""
+        return TOPIC if self.behind is None else self.behind.topic
+
+    @property
+    def group(self) -> str:
+        """Who receives."""
+        return GROUP if self.behind is None else self.behind.group
 
     def run(self, *, kill: bool) -> int:
         verdict = self._play(kill=kill)
@@ -143,12 +157,12 @@ class _Run:
                 client.stop()
             code = self.daemon.stop()
             self.screen.event(f"daemon stopped in order, exit code {code}")
-            return verdict
+            return verdict if self.behind is None else self._judge(in_doubt(self.folder / "data" / "trail"))
 
     def _watch(self, *, is_to_kill: bool) -> bool:
         """Let it run; say whether everything came before the time was up."""
         nap = threading.Event()
-        deadline_s = self.plan.end_ms / 1000 + GRACE_S
+        deadline_s = self.plan.end_ms / 1000 + (GRACE_S if self.behind is None else GRACE_BEHIND_S)
         while self.screen.elapsed_s < deadline_s:
             nap.wait(0.05)
             if is_to_kill and self.screen.elapsed_s * 1000 >= self.plan.kill_at_ms:
@@ -170,35 +184,43 @@ class _Run:
         total = self.ledger.total()
         killed_at_ms, killed_s = self.clock.now_ms(), self.clock.monotonic_s()
         self.daemon.kill()
+        if self.behind is not None:
+            self.behind.kill()
         self.screen.daemon.state, self.screen.daemon.pid = "KILLED", 0
         counts = f"{total.sent:,} sent, {total.received:,} received"
-        self.screen.event(f"SIGKILL to the daemon ({counts})")
+        whom = "daemon" if self.behind is None else "daemon and to the broker behind it"
+        self.screen.event(f"SIGKILL to the {whom} ({counts})")
         nap.wait(DOWN_S)
         self._start_daemon()
         down_s = self.clock.monotonic_s() - killed_s
         self.lives[-1].down_s = down_s
-        self.outage = Outage(killed_at_ms=killed_at_ms, serving_at_ms=self.clock.now_ms())
         opened = f"store open in {self.lives[-1].open_ms:.0f} ms"
         self.screen.event(f"daemon serving again on the same port and data after {down_s:.2f} s, {opened}")
+        if self.behind is not None:
+            self.behind.start()
+            down_s = self.clock.monotonic_s() - killed_s
+            self.screen.event(f"broker serving again after {down_s:.2f} s; sends were accepted without it")
+        self.outage = Outage(
+            killed_at_ms=killed_at_ms, serving_at_ms=self.clock.now_ms(), is_of_broker=self.behind is not None
+        )
 
-    def _judge(self) -> Verdict:
+    def _judge(self, in_doubt: Mapping[str, int] = MappingProxyType({})) -> Verdict:
         if self.outage is not None:
             back_ms = self.ledger.first_received_after(self.outage.serving_at_ms)
-            self.outage = Outage(
-                killed_at_ms=self.outage.killed_at_ms,
-                serving_at_ms=self.outage.serving_at_ms,
-                received_at_ms=back_ms,
-            )
+            self.outage = replace(self.outage, received_at_ms=back_ms)
         planned_ms = {send.number: send.delay_ms for send in self.plan.sends}
         ledger = self.ledger
-        return judge(planned_ms, list(ledger.sent), list(ledger.received), list(ledger.acked), self.outage)
+        return judge(planned_ms, list(ledger.sent), list(ledger.received), list(ledger.acked), self.outage, in_doubt)
 
     # -- processes ----------------------------------------------------------------------------------------------------
 
     def _config(self) -> str:
         levels = format_delay_levels(self.plan.levels_ms)
         data = self.folder / "data"
-        return f'data = "{data}"\nlisten = "{self.address}"\nmetrics_listen = "off"\ndelay_levels = "{levels}"\n'
+        config = f'data = "{data}"\nlisten = "{self.address}"\nmetrics_listen = "off"\ndelay_levels = "{levels}"\n'
+        if self.behind is not None:
+            config += f'broker = "rocketmq"\nendpoints = "{";".join(self.behind.endpoints)}"\n'
+        return config
 
     def _start_daemon(self) -> None:
         took_s = self.daemon.start()
@@ -209,7 +231,7 @@ class _Run:
         self._look(now=True)
 
     def _start_client(self, role: str, stack: ExitStack) -> None:
-        order: dict[str, object] = {"address": self.address, "topic": TOPIC, "group": GROUP}
+        order: dict[str, object] = {"address": self.address, "topic": self.topic, "group": self.group}
         if role == "producer":
             order["sends"] = [
                 {
@@ -258,7 +280,7 @@ class _Run:
             if self._admin is None or number not in ids:
                 return ""
             try:
-                state = MessageState(self._admin.message(TOPIC, ids[number]).state)
+                state = MessageState(self._admin.message(self.topic, ids[number]).state)
             except DmqError as error:
                 return str(error)
             return f"the daemon says: {state.name.lower()}"

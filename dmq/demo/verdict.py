@@ -1,25 +1,29 @@
 """From what the clients told to what happened, and to the exit code. Pure.
 
 Everything is judged by what the *clients* saw: the daemon's word is taken for nothing but the delivery time it stamped
-on a message, and that one is checked against when the producer sent it.
+on a message, and that one is checked against when the producer sent it; and, in front of a cluster, for what its trail
+says was sent there without an answer.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import MappingProxyType
 
 from dmq.demo.facts import Acked, Received, Sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """The kill: when, when the daemon served again, and when the consumer received its next message (0: never)."""
+    """The kill: when, when what was killed served again, when the consumer received its next message (0: never)."""
 
     killed_at_ms: int
     serving_at_ms: int
     received_at_ms: int = 0
+    is_of_broker: bool = False  # a broker of the cluster behind the daemon was killed with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,8 @@ class Verdict:
     early: tuple[int, ...]
     repeated_unacked: int  # received again because the first hand-out was not acknowledged when the daemon was killed
     repeated_expired: int  # received again because its invisible duration ran out
+    repeated_in_doubt: int  # there twice: it was sent to the cluster, and no answer was known
+    repeated_forgotten: int  # received again although acknowledged: the broker was killed, and forgot that
     unexplained: tuple[int, ...]  # received again although acknowledged, or stored twice
     resent: int  # sends that needed more than one attempt
     lateness: Lateness = field(default_factory=Lateness)
@@ -51,7 +57,8 @@ class Verdict:
     @property
     def duplicated(self) -> int:
         """How many hand-outs were repetitions."""
-        return self.repeated_unacked + self.repeated_expired + len(self.unexplained)
+        explained = self.repeated_unacked + self.repeated_expired + self.repeated_in_doubt + self.repeated_forgotten
+        return explained + len(self.unexplained)
 
     @property
     def is_complete(self) -> bool:
@@ -70,8 +77,9 @@ def judge(
     received: Iterable[Received],
     acked: Iterable[Acked],
     outage: Outage | None,
+    in_doubt: Mapping[str, int] = MappingProxyType({}),
 ) -> Verdict:
-    """Judge a run; ``planned_ms`` is the delay of each number."""
+    """Judge a run; ``planned_ms`` is the delay of each number, ``in_doubt`` how many more copies each id may have."""
     sent_by_number = {each.number: each for each in sent}
     acked_at_ms = {each.reception: each.at_ms for each in acked}
     by_number: dict[int, list[Received]] = {}
@@ -79,7 +87,8 @@ def judge(
         by_number.setdefault(each.number, []).append(each)
 
     early, unexplained = [], []
-    unacked = expired = 0
+    unacked = expired = doubtful = forgotten = 0
+    doubts = Counter(in_doubt)
     usual_ms: list[int] = []
     outage_ms: list[int] = []
     for number, receptions in by_number.items():
@@ -91,7 +100,15 @@ def judge(
         (outage_ms if _is_of_outage(due_ms, first, outage) else usual_ms).append(late_ms)
         for before, again in pairwise(receptions):
             ack_ms = acked_at_ms.get(before.reception)
-            if before.message_id != again.message_id or (ack_ms is not None and ack_ms < again.at_ms):
+            is_finished = ack_ms is not None and ack_ms < again.at_ms
+            if before.message_id != again.message_id:
+                unexplained.append(number)
+            elif is_finished and doubts[again.message_id]:
+                doubts[again.message_id] -= 1
+                doubtful += 1
+            elif is_finished and outage is not None and outage.is_of_broker and before.at_ms <= outage.serving_at_ms:
+                forgotten += 1
+            elif is_finished:
                 unexplained.append(number)
             elif outage is not None and before.at_ms <= outage.serving_at_ms <= again.at_ms:
                 unacked += 1
@@ -105,6 +122,8 @@ def judge(
         early=tuple(sorted(early)),
         repeated_unacked=unacked,
         repeated_expired=expired,
+        repeated_in_doubt=doubtful,
+        repeated_forgotten=forgotten,
         unexplained=tuple(sorted(unexplained)),
         resent=sum(each.attempts > 1 for each in sent_by_number.values()),
         lateness=spread(usual_ms),
@@ -116,14 +135,17 @@ def _due(delay_ms: int, sent: Sent | None, first: Received) -> tuple[int, bool]:
     """Return when a message was due, and whether the daemon dated it before that.
 
     A delay counts from the moment the daemon accepted the message, which lies between the first attempt to send it and
-    the answer. The daemon's own stamp is believed within those bounds only.
+    the answer. The daemon's own stamp is believed within those bounds only; where a cluster left none, a message is
+    early before the one and late after the other.
     """
     stamp_ms = first.deliver_at_ms
     if sent is None:  # no OK has come back yet; it is kept all the same
-        return stamp_ms, False
+        return stamp_ms or first.at_ms, False
     if sent.asked_ms:
-        return sent.asked_ms, stamp_ms < sent.asked_ms
+        return sent.asked_ms, 0 < stamp_ms < sent.asked_ms
     earliest_ms, latest_ms = sent.started_ms + delay_ms, sent.answered_ms + delay_ms
+    if not stamp_ms:
+        return min(latest_ms, max(earliest_ms, first.at_ms)), first.at_ms < earliest_ms
     if stamp_ms < earliest_ms:
         return earliest_ms, True
     return (stamp_ms if stamp_ms <= latest_ms else earliest_ms), False

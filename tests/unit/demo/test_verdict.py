@@ -101,6 +101,27 @@ def test_a_repetition_without_a_reason_is_a_failure(receptions: list[Received], 
     assert verdict.exit_code == 1
 
 
+def test_a_second_copy_in_the_cluster_has_a_reason_if_the_trail_says_so() -> None:
+    """As often as it was sent without an answer, and no more."""
+    receptions = [received(1, 1_102 + 10 * number, reception=number) for number in (1, 2, 3)]
+    acks = [Acked(number, 1_103 + 10 * number) for number in (1, 2, 3)]
+    verdict = judge({1: DELAY_MS}, [sent(1)], receptions, acks, None, {"id1": 1})
+    assert (verdict.repeated_in_doubt, verdict.unexplained, verdict.duplicated) == (1, (1,), 2)
+
+
+def test_what_a_killed_broker_forgot_comes_again() -> None:
+    """Of what came before it served again, that is a reason; of what came later it is none."""
+    sends = [sent(1), sent(2, at_ms=6_000)]
+    receptions = [
+        *(received(1, 1_102, reception=1), received(1, 6_500, reception=2)),
+        *(received(2, 7_010, due_ms=7_002, reception=3), received(2, 7_100, due_ms=7_002, reception=4)),
+    ]
+    acks = [Acked(1, 1_110), Acked(3, 7_020)]
+    verdict = judged(sends, receptions, acks, replace(OUTAGE, is_of_broker=True))
+    assert (verdict.repeated_forgotten, verdict.unexplained) == (1, (2,))
+    assert judged(sends, receptions, acks, OUTAGE).unexplained == (1, 2)
+
+
 def test_what_fell_due_while_nobody_could_deliver_it_is_counted_apart() -> None:
     sends = [sent(1), sent(2, at_ms=4_100), sent(3, at_ms=5_200), sent(4, at_ms=7_000)]
     receptions = [
@@ -117,6 +138,17 @@ def test_what_fell_due_while_nobody_could_deliver_it_is_counted_apart() -> None:
 def test_a_time_on_the_message_that_cannot_be_true_hides_no_lateness() -> None:
     verdict = judged([sent(1)], [received(1, 5_000, due_ms=4_999)])
     assert verdict.lateness.max_ms == 5_000 - 1_100
+
+
+@pytest.mark.parametrize(
+    ("at_ms", "late_ms", "early"), [(1_099, 0, (1,)), (1_100, 0, ()), (1_105, 0, ()), (1_109, 4, ())]
+)
+def test_without_a_time_on_it_a_message_is_judged_by_when_it_was_sent(
+    at_ms: int, late_ms: int, early: tuple[int, ...]
+) -> None:
+    """It was sent at 100 and answered at 105, to come 1,000 later."""
+    verdict = judged([sent(1)], [received(1, at_ms, due_ms=0)])
+    assert (verdict.lateness.max_ms, verdict.early) == (late_ms, early)
 
 
 def test_percentiles_are_ranks_of_what_was_seen() -> None:

@@ -1,0 +1,57 @@
+"""``make demo-rocketmq``, only shorter, on the cluster of the tests."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.cluster import cluster
+
+from dmq.demo.behind import Behind
+from dmq.demo.show import show
+
+pytestmark = [
+    pytest.mark.timeout(900),  # the first one has Maven bring the cluster, and starts it
+    pytest.mark.skipif(
+        importlib.util.find_spec("rocketmq") is None, reason="the official Python client is not installed (extra: demo)"
+    ),
+]
+
+
+def test_a_killed_daemon_and_a_killed_broker_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Everything comes, nothing early, and each repetition has its reason."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    running = cluster().rocketmq
+    dies = running.nodes[0]
+    behind = Behind(
+        endpoints=running.endpoints,
+        topic=cluster().topic(),
+        group=cluster().group(),
+        kill=lambda: running.kill(dies),
+        start=lambda: running.start(dies),
+    )
+    code = show(messages=60, seconds=3, keep_data=False, kill=True, behind=behind)
+    said = capsys.readouterr().out
+    assert code == 0, said
+    figures = dict(re.findall(r"^(sent|received|lost|early) +([0-9,]+)", said, re.MULTILINE))
+    assert figures == {"sent": "60", "received": "60", "lost": "0", "early": "0"}
+    assert re.search(r"^kill +SIGKILL; down for [0-9.]+ s; its broker for [0-9.]+ s;", said, re.MULTILINE)
+    assert "at the cluster, by the daemon's own count" in said
+    assert list(tmp_path.iterdir()) == [], "data is left behind"
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    """Without Java it ends at once, and says what it takes."""
+    environment = {**os.environ, "PATH": str(tmp_path)}
+    command = [sys.executable, "-m", "bench.demo"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 1, ran.stderr
+    assert "which takes Java 17 or newer and Maven: java is not here" in ran.stdout
