@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -81,11 +82,17 @@ class InnerTopic:
         self._levels_ms = levels_ms
         self._delay_max_ms = delay_max_ms
         self._tasks: list[asyncio.Task[None]] = []
+        self._back = asyncio.Event()
 
     def start(self) -> None:
         """Begin to take messages."""
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._run(), name="dmq-inner") for _ in range(_RECEIVERS)]
+
+    def try_now(self) -> None:
+        """Ask the cluster again without waiting: something of it has come back."""
+        self._back.set()
+        self._back.clear()
 
     async def close(self) -> None:
         """Take no more. What was taken and is not kept comes again."""
@@ -102,7 +109,9 @@ class InnerTopic:
                 if not self.error:
                     log.warning("inner_topic_stopped", topic=self.topic, why=str(error))
                 self.error = str(error)
-                await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)]):
+                        await self._back.wait()
                 failures += 1
                 continue
             failures = 0

@@ -1,0 +1,71 @@
+"""Taking messages from the inner topic: what a cluster that comes back changes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from broker_adapter.adapter import PopBroker
+from broker_adapter.clock import SystemClock
+from broker_adapter.errors import BrokerUnavailable
+from broker_adapter.message import Delivery
+from dmq.embedded.broker import EmbeddedBroker
+from dmq.forwarder import inner
+from dmq.forwarder.inner import InnerTopic
+
+
+class AwayCluster:
+    """A cluster that does not answer, until it is back; then it has nothing, and says who asked."""
+
+    def __init__(self) -> None:
+        self.is_back = False
+        self.refused = self.asked = 0
+        self.news = asyncio.Event()
+
+    async def ensure_group(self, group: str) -> None:
+        pass
+
+    async def receive(self, *_: Any, **__: Any) -> list[Delivery]:  # noqa: ANN401
+        if self.is_back:
+            self.asked += 1
+            self.news.set()
+            await asyncio.Event().wait()  # a long poll
+        self.refused += 1
+        self.news.set()
+        raise BrokerUnavailable("away")
+
+
+async def until(cluster: AwayCluster, name: str, count: int) -> None:
+    """Return once a count of the cluster has come so far."""
+    async with asyncio.timeout(30):
+        while getattr(cluster, name) < count:
+            cluster.news.clear()
+            await cluster.news.wait()
+
+
+def test_a_cluster_that_is_back_is_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the pause is that began while it was away."""
+    monkeypatch.setattr(inner, "_PAUSES_S", (3_600.0,))
+
+    async def scenario() -> None:
+        cluster = AwayCluster()
+        taking = InnerTopic(
+            cast("PopBroker", cluster),
+            cast("EmbeddedBroker", None),
+            SystemClock(),
+            topic="inner",
+            group="group",
+            levels_ms=(1_000,),
+            delay_max_ms=None,
+        )
+        taking.start()
+        await until(cluster, "refused", 4)
+        assert taking.error
+        cluster.is_back = True
+        taking.try_now()
+        await until(cluster, "asked", 4)
+        await taking.close()
+
+    asyncio.run(scenario())
