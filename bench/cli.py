@@ -16,6 +16,7 @@ from bench import (
     audit,
     burst,
     cluster,
+    cluster_away,
     costs,
     enqueue,
     fairness,
@@ -65,6 +66,7 @@ class Name(StrEnum):
     AUDIT = "audit"
     HOSTILE = "hostile"
     CLUSTER = "cluster"
+    CLUSTER_AWAY = "cluster_away"
 
 
 MEASURES: Mapping[Name, Callable[[Plan], list[Figure]]] = {
@@ -85,6 +87,7 @@ MEASURES: Mapping[Name, Callable[[Plan], list[Figure]]] = {
     Name.AUDIT: audit.measure,
     Name.HOSTILE: hostile.measure,
     Name.CLUSTER: cluster.measure,
+    Name.CLUSTER_AWAY: cluster_away.measure,
 }
 # Measured only by name or with --all: they have goals of their own, and take long.
 OTHERS = (Name.NACK, Name.FAIRNESS, Name.HOOK, Name.SPOOL, Name.AUDIT, Name.HOSTILE)

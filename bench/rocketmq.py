@@ -233,6 +233,16 @@ class RocketMQ:
         finally:
             self._signal(signal.SIGSTOP)
 
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """Stop it for a while, and let it run on afterwards: it takes connections and answers nothing."""
+        self._signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGCONT)
+            time.sleep(_RESUME_S)
+
     def close(self) -> None:
         """End its processes, the last one first."""
         self._signal(signal.SIGCONT)
