@@ -112,7 +112,7 @@ def main(
     minutes: Annotated[float, typer.Option(min=0, help="No further round of a name begins after so many.")] = 8,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: to see that it works, not how fast.")] = False,
     peer: Annotated[
-        bool, typer.Option("--peer", help="Measure Apache RocketMQ beside it; needs Java and Maven, and opens ports.")
+        bool, typer.Option("--peer", help="Measure Apache RocketMQ beside it; needs Java and Maven.")
     ] = False,
     json: Annotated[
         Path | None, typer.Option(help="Where the figures are kept, and by default the page.", metavar="FILE")

@@ -20,7 +20,8 @@ from bench.rocketmq import TOPICS
 
 RATE, LATE_RATE = 500, 200
 RATIO = 1.25
-_TOPIC = "bench-embedded"
+_TOPIC = "bench-embedded-"  # and a name for each time: a new group reads a topic from its begin
+_GROUP = "bench"
 _POLLS = 8
 _AHEAD_MS = 5_000
 _AWAY_S_MAX = 60.0
@@ -35,17 +36,17 @@ def measure(plan: Plan) -> list[Figure]:
     well: list[dict[str, Any]] = []
     away: list[dict[str, Any]] = []
     plan.expect(2 * plan.rounds)
-    for number in plan.each_round():
+    for _ in plan.each_round():
         with plan.peer.awake() as address, directory() as data:
-            options = ("--broker", "rocketmq", "--endpoints", address, "--embedded-topics", _TOPIC)
+            options = ("--broker", "rocketmq", "--endpoints", address, "--embedded-topics", f"{_TOPIC}*")
             with daemon.running(data, options=options) as ours:
                 plan.step(f"an embedded topic, the cluster well under {RATE} sends/s")
                 with _sends(plan, ours, seconds):
-                    well.append(_lateness(plan, ours, f"well-{number}", seconds))
+                    well.append(_lateness(plan, ours, "well", seconds))
                 plan.step(f"an embedded topic, the cluster away under {RATE} sends/s")
                 with plan.peer.asleep(), _sends(plan, ours, seconds):
                     _until_away(ours)
-                    away.append(_lateness(plan, ours, f"away-{number}", seconds))
+                    away.append(_lateness(plan, ours, "away", seconds))
     return _figures(well, away, seconds)
 
 
@@ -70,14 +71,15 @@ def _until_away(ours: daemon.Daemon) -> None:
         time.sleep(0.1)
 
 
-def _lateness(plan: Plan, ours: daemon.Daemon, group: str, seconds: int) -> dict[str, Any]:
+def _lateness(plan: Plan, ours: daemon.Daemon, name: str, seconds: int) -> dict[str, Any]:
     """Return how late messages came to a consumer of the embedded topic."""
     count = LATE_RATE * seconds
-    receiver = plan.load.start("receive", address=ours.address, topic=_TOPIC, group=group, count=count, parallel=_POLLS)
+    topic = f"{_TOPIC}{name}"
+    receiver = plan.load.start("receive", address=ours.address, topic=topic, group=_GROUP, count=count, parallel=_POLLS)
     sent = plan.load.run(
         "send",
         address=ours.address,
-        topic=_TOPIC,
+        topic=topic,
         count=count,
         rate=LATE_RATE,
         in_flight=64,
