@@ -27,9 +27,9 @@ def test_a_killed_daemon_and_a_killed_broker_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Everything comes, nothing early, and each repetition has its reason."""
+    running = cluster().rocketmq
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
-    running = cluster().rocketmq
     dies = running.nodes[0]
     behind = Behind(
         endpoints=running.endpoints,
