@@ -100,10 +100,9 @@ def test_the_cluster_is_away_under_load(tmp_path: Path) -> None:
             async def send(message_group: str) -> None:
                 for number in range(rounds):
                     message = a_message(topic, b"%d" % number, message_group=message_group)
-                    began_s = time.monotonic()
                     await ledger.send(mine, message)
                     order.setdefault(message_group, []).append(message.message_id)
-                    await asyncio.sleep(max(0.0, groups / RATE - (time.monotonic() - began_s)))
+                    await asyncio.sleep(max(0.0, began_s + (number + 1) * groups / RATE - time.monotonic()))
 
             began_s = time.monotonic()
             sending = [asyncio.ensure_future(send(f"g{number}")) for number in range(groups)]
