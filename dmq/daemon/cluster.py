@@ -141,5 +141,5 @@ class ClusterSide:
             self._forwarder.back()
         if event == "proxy_returned":
             self._forwarder.try_now()
-            if self._inner is not None:
-                self._inner.try_now()
+            if self.inner is not None:
+                self.inner.try_now()
