@@ -32,12 +32,14 @@ from broker_adapter.limits import BODY_BYTES_MAX, QUEUES_PER_TOPIC_DEFAULT, QUEU
 from dmq.units import (
     DELAY_LEVELS_DEFAULT,
     Address,
+    TopicPatterns,
     format_delay_levels,
     format_duration,
     parse_address,
     parse_delay_levels,
     parse_duration,
     parse_size,
+    parse_topic_patterns,
 )
 
 ENV_PREFIX = "DMQ_"
@@ -134,6 +136,12 @@ def _endpoints(value: object) -> object:
     return tuple(parse_address(each) for each in str(value).replace(",", ";").split(";"))
 
 
+def _topic_patterns(value: object) -> object:
+    if isinstance(value, TopicPatterns):
+        return value
+    return parse_topic_patterns(";".join(value) if isinstance(value, (list, tuple)) else str(value))
+
+
 def _between(least: timedelta, most: timedelta) -> AfterValidator:
     def check(value: timedelta) -> timedelta:
         if not least <= value <= most:
@@ -170,6 +178,7 @@ _Certificate = Annotated[Path | Literal["auto", "off"], BeforeValidator(_trail)]
 _OptionalPath = Annotated[Path | None, _or_none("none", _path)]
 _Acl = Annotated[Path | None, _or_none("off", _path)]
 _Endpoints = Annotated[tuple[Address, ...], BeforeValidator(_endpoints)]
+_Topics = Annotated[TopicPatterns, BeforeValidator(_topic_patterns)]
 _DelayLevels = Annotated[tuple[timedelta, ...], BeforeValidator(_delay_levels)]
 
 
@@ -258,6 +267,7 @@ class DaemonConfig(BaseSettings):
         seconds=3
     )
     away: Literal["accept", "refuse"] = "accept"
+    embedded_topics: _Topics = TopicPatterns()  # that are not the cluster's
     forward_in_flight_max: Annotated[_Whole, Field(ge=1, le=4096)] = 128  # of one topic
     inner_topic: Annotated[str, Field(pattern=r"^(off|[%|a-zA-Z0-9_-]{1,127})$")] = "off"
     inner_group: Annotated[str, Field(pattern=r"^[%|a-zA-Z0-9_-]{1,120}$")] = "dmq_inner_group"
@@ -347,6 +357,10 @@ class DaemonConfig(BaseSettings):
             )
         if (self.cluster_access_key is None) != (self.cluster_secret_key is None):
             raise ValueError("cluster_access_key and cluster_secret_key go together")
+        if self.embedded_topics != TopicPatterns() and self.broker != "rocketmq":
+            raise ValueError("embedded_topics are kept from a cluster, which broker = rocketmq stands in front of")
+        if self.embedded_topics.has(self.inner_topic):
+            raise ValueError(f"inner_topic {self.inner_topic!r} is the cluster's, so it cannot be in embedded_topics")
         if self.inner_topic != "off" and self.broker != "rocketmq":
             raise ValueError("inner_topic is one of a cluster's, which broker = rocketmq stands in front of")
         return self
@@ -473,6 +487,8 @@ def _allowed(details: ErrorDetails) -> str:
 
 def _shown(value: object) -> object:
     match value:
+        case TopicPatterns():
+            return str(value)
         case timedelta():
             return _show_duration(value)
         case tuple() if not value or isinstance(value[0], Address):

@@ -22,6 +22,7 @@ _DURATION_PART = re.compile(r"([0-9]+)(ms|[smhd])")
 _SIZE = re.compile(r"([0-9]+) ?([KMGT]iB|B)")
 _DIGITS = re.compile(r"[0-9]+")
 _NUMBER_CHARS_MAX = 18
+_TOPIC_PATTERN = re.compile(r"[|a-zA-Z0-9_-]{1,127}\*?|\*")
 
 
 def parse_duration(text: str) -> int:
@@ -107,6 +108,35 @@ def parse_address(text: str) -> Address:
     if not readable or not _DIGITS.fullmatch(port) or len(port) > 5 or int(port) > 65535:
         raise ValueError("host:port is expected, such as 127.0.0.1:8081 or [::1]:8081")
     return Address(host, int(port))
+
+
+class TopicPatterns(NamedTuple):
+    """Some topics: by their names, and by how their names begin."""
+
+    names: frozenset[str] = frozenset()
+    prefixes: tuple[str, ...] = ()
+
+    def has(self, topic: str) -> bool:
+        """Say whether a topic is one of them."""
+        return topic in self.names or topic.startswith(self.prefixes)
+
+    def __str__(self) -> str:
+        return ";".join([*sorted(self.names), *(f"{prefix}*" for prefix in self.prefixes)]) or "none"
+
+
+def parse_topic_patterns(text: str) -> TopicPatterns:
+    """Return the topics in ``orders;bills*``; a comma separates as well. ``none`` stands for no topic."""
+    if text.strip() == "none":
+        return TopicPatterns()
+    patterns = [each.strip() for each in text.replace(",", ";").split(";")]
+    for each in patterns:
+        if not _TOPIC_PATTERN.fullmatch(each):
+            raise ValueError(f"{each!r:.80} is no topic; names are expected, or how they begin and *, as orders;bills*")
+    prefixes = sorted({each[:-1] for each in patterns if each.endswith("*")})
+    return TopicPatterns(frozenset(each for each in patterns if not each.endswith("*")), tuple(prefixes))
+
+
+ALL_TOPICS = TopicPatterns(prefixes=("",))
 
 
 def format_time(epoch_ms: int) -> str:

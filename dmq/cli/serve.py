@@ -30,6 +30,7 @@ def serve(
     broker: Annotated[str | None, _key("embedded, or rocketmq: in front of a cluster (embedded).", "BROKER")] = None,
     endpoints: Annotated[str | None, _key("Proxies of that cluster, separated by ;.", "HOST:PORT;...")] = None,
     away: Annotated[str | None, _key("Sends while it is away: accept or refuse (accept).", "WORD")] = None,
+    embedded_topics: Annotated[str | None, _key("Topics that are not the cluster's, such as a;b*.", "TOPICS")] = None,
     inner_topic: Annotated[str | None, _key("Topic of the cluster to take messages from, or off.", "TOPIC")] = None,
     durability: Annotated[str | None, _key("disk: synced before OK; process: survives kill only.", "MODE")] = None,
     delay_levels: Annotated[str | None, _key("Delay level table, such as '1s 5s 10s'.", "TABLE")] = None,

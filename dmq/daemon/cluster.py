@@ -86,6 +86,7 @@ class ClusterSide:
         """Send nothing new, wait a little for answers, and say goodbye to the cluster."""
         if self.inner is not None:
             await self.inner.close()
+        await self.front.close()
         await self._forwarder.close(self._grace_s)
         await self._adapter.close()
 

@@ -46,7 +46,7 @@ from dmq.store.rocks import RocksOptions
 from dmq.store.schema.keys import META_QUOTAS, Family
 from dmq.store.schema.names import Keep
 from dmq.store.store import Store, StoreOptions
-from dmq.units import Address
+from dmq.units import ALL_TOPICS, Address
 from dmq.upkeep.snapshots import Snapshots
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         broker = _broker(config, store)
         stack.push_async_callback(broker.close)
         await store.commit_async([Emit(cell_event(EventKind.OPENED))])
+        await broker.moved.settle()
         scheduler = Scheduler(store, broker.placement, broker.checks, on_failure=fail, observe=metrics.became_visible)
         stack.callback(scheduler.close)
         cell = Cell(config, store, broker, metrics, _version(), store.clock.now_ms(), exporter=exporter)
@@ -217,7 +218,9 @@ def _broker(config: DaemonConfig, store: Store) -> EmbeddedBroker:
         auto_create=AutoCreate(True, True)
         if config.broker != "embedded"
         else AutoCreate(config.topic_auto_create, config.group_auto_create),
-        keep=_keep(config),
+        keep=_keep(config, config.keep_time),
+        keep_forwarded=_keep(config, config.keep_time if "keep_time" in config.model_fields_set else FORWARDED_KEPT),
+        stay=config.embedded_topics if config.broker != "embedded" else ALL_TOPICS,
     )
 
 
@@ -272,10 +275,7 @@ def open_store(config: DaemonConfig, clock: Clock, open_files_max: int = RocksOp
     return store
 
 
-def _keep(config: DaemonConfig) -> Keep:
-    keep_time = config.keep_time
-    if config.broker != "embedded" and "keep_time" not in config.model_fields_set:
-        keep_time = FORWARDED_KEPT
+def _keep(config: DaemonConfig, keep_time: timedelta | None) -> Keep:
     time_ms = keep_time // timedelta(milliseconds=1) if keep_time is not None else 0
     return Keep(time_ms, config.keep_bytes or 0, config.keep_unread)
 

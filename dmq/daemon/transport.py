@@ -120,7 +120,7 @@ def _service(
 ) -> MessagingService:
     if front is not None:
         service = MessagingService(front, clock, sessions, settings, front, quotas=quotas)
-        front.on_group_changed = service.group_changed
+        front.on_group_changed = broker.on_group_changed = service.group_changed
         return service
     service = MessagingService(broker, clock, sessions, settings, broker.transactions, broker.pulls, quotas=quotas)
     broker.on_group_changed = service.group_changed

@@ -25,6 +25,7 @@ from dmq.embedded.entry_handle import EntryHandles
 from dmq.embedded.failures import Failures
 from dmq.embedded.lease_ends import LeaseEnds
 from dmq.embedded.leases import Leases
+from dmq.embedded.moved import MovedTopics
 from dmq.embedded.names import Names
 from dmq.embedded.operator import Operator
 from dmq.embedded.placement import Placement
@@ -41,6 +42,7 @@ from dmq.embedded.transactions import Transactions
 from dmq.store.ops import Appended
 from dmq.store.schema.names import Keep
 from dmq.store.store import Store
+from dmq.units import ALL_TOPICS, TopicPatterns
 from retry.policy import DELAY_LEVELS_MS, RetryPolicy, delays_ms
 
 CHECKS_DEFAULT = CheckOptions()
@@ -59,14 +61,17 @@ class EmbeddedBroker:
         checks: CheckOptions = CHECKS_DEFAULT,
         auto_create: AutoCreate = AUTO_CREATE,
         keep: Keep = KEEP_DEFAULT,
+        keep_forwarded: Keep | None = None,
+        stay: TopicPatterns = ALL_TOPICS,
     ) -> None:
+        """``stay``: the topics that are this broker's own. What others take leaves for a cluster, by the forwarder."""
         self.store = store
         self.on_group_changed: Callable[[str], None] = lambda _: None
         self.on_appended: Callable[[Appended], None] = lambda _: None
         self._clock = store.clock
         loop = asyncio.get_running_loop()
         # What the parts share: names, the store's two doors, and what is in memory of groups and queues.
-        self.names = names = Names(store)
+        self.names = names = Names(store, stay)
         self.commits = commits = Commits(store)
         self.reader = reader = Reader(store, loop)
         self.catalog = catalog = Catalog(names, commits, queues_per_topic=queues_per_topic, auto_create=auto_create)
@@ -99,16 +104,30 @@ class EmbeddedBroker:
             failures=failures,
             leases=self.leases,
         )
-        self.pulls = pulls = Pulls(catalog, commits, reader, subscriptions.ledgers)
+        self.pulls = Pulls(catalog, commits, reader, subscriptions.ledgers)
         self.dead_letters = DeadLetters(catalog, commits, reader, subscriptions=subscriptions, placement=placement)
+        self._add_upkeep(keep, keep_forwarded)
+        store.attach(loop, self._on_appended)
+
+    def _add_upkeep(self, keep: Keep, keep_forwarded: Keep | None) -> None:
+        """Add the parts that change names, move groups, and remove messages."""
+        names, commits, reader, subscriptions = self.names, self.commits, self.reader, self.subscriptions
         self.procedures = procedures = Procedures(
-            names, commits, reader, subscriptions=subscriptions, tails=pulls.tails, receipts=receipts
+            names, commits, reader, subscriptions=subscriptions, tails=self.pulls.tails, receipts=self.receipts
         )
         self.retention = Retention(
-            names, commits, reader, subscriptions=subscriptions, offsets=pulls.offsets, procedures=procedures, keep=keep
+            names,
+            commits,
+            reader,
+            subscriptions=subscriptions,
+            offsets=self.pulls.offsets,
+            procedures=procedures,
+            keep=keep,
+            keep_forwarded=keep_forwarded,
         )
+        self.moved = MovedTopics(names, commits, reader, procedures=procedures, placement=self.placement)
         self.operator = Operator(
-            catalog,
+            self.catalog,
             commits,
             reader,
             subscriptions=subscriptions,
@@ -116,7 +135,6 @@ class EmbeddedBroker:
             dead_letters=self.dead_letters,
             retention=self.retention,
         )
-        store.attach(loop, self._on_appended)
 
     def _on_appended(self, appended: Appended) -> None:
         self.pulls.tails.on_appended(appended)

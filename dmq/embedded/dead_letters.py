@@ -37,7 +37,7 @@ from dmq.embedded.checks import GIVEN_UP_GROUP
 from dmq.embedded.commits import Commits, look_at
 from dmq.embedded.failures import REFUSED, UNREADABLE
 from dmq.embedded.group_queue import GroupQueue
-from dmq.embedded.names import Group, Topic
+from dmq.embedded.names import FORWARDER_GROUP, Group, Topic
 from dmq.embedded.placement import Placement
 from dmq.embedded.reader import Reader
 from dmq.embedded.subscriptions import Subscriptions
@@ -342,7 +342,7 @@ class DeadLetters:
 
     def _make_lanes(self, job: Job, rows: Sequence[_Row]) -> None:
         """Have lanes made that letters go to, in front of the unit that needs them: whatever fails there, they are."""
-        names = {row.dead.origin_topic: None for row in rows if _is_for_group(job, row)}
+        names = {row.dead.origin_topic: None for row in rows if self._is_for_group(job, row)}
         ops: list[Op] = []
         for name in names:
             ops += self._subscriptions.lane_id(self._names.groups[job.group], self._names.topics[name])[1]
@@ -358,10 +358,15 @@ class DeadLetters:
         target = self._names.topics.get(job.to_topic or row.dead.origin_topic)
         if target is None:
             return is_dry_run and bool(job.to_topic)
-        if _is_for_group(job, row):
+        if self._is_for_group(job, row):
             return job.group in self._names.groups
         is_grouped = bool(row.message.system_properties.message_group)
         return target.message_type is None or (target.message_type is MessageType.FIFO) == is_grouped
+
+    def _is_for_group(self, job: Job, row: _Row) -> bool:
+        """As the function; what the cluster refused of a topic that is this broker's now is for everybody here."""
+        has_moved = job.group == FORWARDER_GROUP and not self._names.leaves(row.dead.origin_topic)
+        return _is_for_group(job, row) and not has_moved
 
     def _redriven(self, topic: Topic, job: Job, row: _Row) -> list[Op]:
         message = row.message
@@ -380,7 +385,7 @@ class DeadLetters:
         message.user_properties[PARENT_MESSAGE_ID] = row.dead.message_id
         envelope = to_envelope(message)
         note = f"{target.name} {message_id}"
-        if _is_for_group(job, row):
+        if self._is_for_group(job, row):
             ops = self._to_group(self._names.groups[job.group], target, envelope, row, now_ms)
             note += f" for group {job.group}"
         else:

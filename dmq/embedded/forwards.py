@@ -9,31 +9,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from enum import Enum
-from functools import partial
 
 from broker_adapter.adapter import Subscription as Wanted
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Delivery
-from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, retry_topic
-from dmq.audit.events import subscribed_event
+from broker_adapter.topics import retry_topic
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.commits import look_at
 from dmq.embedded.deliveries import Forwarded
-from dmq.embedded.group_queue import GroupQueue
-from dmq.embedded.names import FORWARDER_GROUP, Topic
+from dmq.embedded.names import FORWARDER_GROUP
 from dmq.embedded.queue_log import Place
 from dmq.embedded.receipt import read_handle
-from dmq.embedded.removable import progress
 from dmq.embedded.subscription import Subscription
 from dmq.store.ops import Emit, Put
 from dmq.store.schema.border import Border, decode_border, encode_border
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import META_BORDER, Family
-from dmq.store.store import Store
 
 _LEASE_MS = 100 * 366 * 86_400_000
 _REDRIVEN = retry_topic(FORWARDER_GROUP)
-_LOCAL = (DEAD_LETTER_PREFIX, RETRY_PREFIX)
 
 
 class Doubt(Enum):
@@ -55,30 +49,18 @@ class Forwards:
         self._subscriptions = broker.subscriptions
         self._deliveries = broker.deliveries
         self._reader = broker.reader
-        self._progress = broker.procedures.progress
 
     async def open(self) -> Doubt:
         """Make the group, durable on return; say what is not known of earlier runs.
 
-        Of topics that other groups read here before, it begins where the slowest of them is: what one of them has not
-        finished goes to the cluster, and what all have does not.
+        Where it begins in a topic that groups read here before, ``Subscriptions`` says.
         """
         names = self._names
         if names.forwarder_id:
             return await self._begin()
-        first: list[tuple[Topic, list[int]]] = []
-        for topic in [names.topics[name] for name in self.topics()]:
-            readers = await self._progress.readers_of(topic)
-            if readers:
-                floors = partial(_floors, topic=topic, groups=[group.group_id for group in readers])
-                first.append((topic, await self._reader.run(floors)))
         group, ops = names.plan_group(FORWARDER_GROUP, self._commits.store.clock.now_ms())
-        for topic, floors_of in first:
-            for queue_id, floor in enumerate(floors_of):
-                event = subscribed_event(topic.topic_id, group.group_id, queue_id, floor)
-                queue = GroupQueue(group.group_id, topic.topic_id, queue_id)
-                ops += [*queue.start_at(floor), Emit(event, floor)]
-        done = self._commits.submit([*ops, self._border(is_settled=False)])
+        group = group._replace(stay=str(names.stay))
+        done = self._commits.submit([*ops, *names.plan_settings(group), self._border(is_settled=False)])
         names.add_group(group)
         await self._commits.committed(done)
         return Doubt.NOTHING
@@ -102,7 +84,7 @@ class Forwards:
 
     def topics(self) -> list[str]:
         """Return the topics whose messages leave."""
-        return [name for name in self._names.topics if not name.startswith(_LOCAL)]
+        return [name for name in self._names.topics if self._names.leaves(name)]
 
     def topic_of(self, topic_id: int) -> str:
         """Return the topic of a queue that has grown, if its messages leave, else nothing."""
@@ -112,8 +94,8 @@ class Forwards:
             return ""
         if found.name == _REDRIVEN:  # letters that are sent again
             of_topic = next(key[1] for key, lane in names.lanes.items() if lane.topic_id == topic_id)
-            return names.topics_by_id[of_topic].name
-        return "" if found.name.startswith(_LOCAL) else found.name
+            found = names.topics_by_id[of_topic]
+        return found.name if names.leaves(found.name) else ""
 
     async def look_at(self, topic: str) -> None:
         """Find out what of a topic is not finished; ``Refused`` if it is gone: none is made by asking."""
@@ -197,13 +179,3 @@ class Forwards:
     def _found(self, topic: str) -> Subscription | None:
         known = self._names.topics.get(topic)
         return self._subscriptions.get(self._names.forwarder_id, known.topic_id) if known is not None else None
-
-
-def _floors(store: Store, topic: Topic, groups: Sequence[int]) -> list[int]:
-    """Return where the slowest of some groups is, for each queue; for the reading thread."""
-    found = []
-    for queue_id in range(topic.queues):
-        place = Place(topic.topic_id, queue_id)
-        known = [each.floor for group_id in groups if (each := progress(store, group_id, place)) is not None]
-        found.append(min(known, default=0))
-    return found

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from broker_adapter.errors import Overloaded
 from broker_adapter.limits import GROUPS_MAX, TOPICS_MAX
 from broker_adapter.message import MessageType
-from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic, retry_topic
+from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, dead_letter_topic, retry_topic
 from dmq.audit.events import EventKind, name_event
 from dmq.errors import StoreCorrupt
 from dmq.store.engine import Rows
@@ -23,10 +23,21 @@ from dmq.store.ops import Delete, Emit, Op, Put
 from dmq.store.schema import keys
 from dmq.store.schema import names as schema
 from dmq.store.schema.keys import Family
-from dmq.store.schema.names import AS_CONFIGURED, GROUPED, MIXED, Keep, NameKind, NameRecord, TopicSettings
+from dmq.store.schema.names import (
+    AS_CONFIGURED,
+    GROUPED,
+    MIXED,
+    GroupSettings,
+    Keep,
+    NameKind,
+    NameRecord,
+    TopicSettings,
+)
+from dmq.units import ALL_TOPICS, TopicPatterns
 from retry.policy import RetryPolicy
 
 FORWARDER_GROUP = "dmq-forwarder"  # reads every topic in front of a cluster; no client's and no operator's
+_DERIVED = (DEAD_LETTER_PREFIX, RETRY_PREFIX)
 _ROWS_MAX = 10_000_000  # lanes and dead-letter queues come with groups that fail, and are not counted as topics
 
 
@@ -51,13 +62,19 @@ class Topic(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A consumer group. ``policy`` and ``is_fifo`` are ``None`` where they were not set."""
+    """A consumer group. What follows on ``created_at_ms`` is ``None`` where it was not set.
+
+    ``retries`` says who keeps what it fails of a cluster's topics: "here" or "cluster". ``stay`` is of the forwarder:
+    the topics that the run before kept from it.
+    """
 
     group_id: int
     name: str
     created_at_ms: int
     policy: RetryPolicy | None = None
     is_fifo: bool | None = None
+    retries: str | None = None
+    stay: str | None = None
 
 
 class Scanned(Protocol):
@@ -71,7 +88,9 @@ class Scanned(Protocol):
 class Names:
     """All topics, groups and lanes. Changed by the event loop only; read from any thread."""
 
-    def __init__(self, source: Scanned) -> None:
+    def __init__(self, source: Scanned, stay: TopicPatterns = ALL_TOPICS) -> None:
+        """``stay``: the topics that belong to this broker; all others are a cluster's, which it stands in front of."""
+        self.stay = stay
         self.topics: dict[str, Topic] = {}
         self.groups: dict[str, Group] = {}
         self.topics_by_id: dict[int, Topic] = {}  # lanes too
@@ -92,6 +111,19 @@ class Names:
         """The id of the group that takes messages to a cluster; 0 in a store that never stood before one."""
         found = self.groups.get(FORWARDER_GROUP)
         return found.group_id if found is not None else 0
+
+    def leaves(self, topic: str) -> bool:
+        """Say whether what is sent to a topic leaves for a cluster."""
+        return not self.stay.has(topic) and not self.is_derived(topic)
+
+    @staticmethod
+    def is_derived(topic: str) -> bool:
+        """Say whether a topic is one of retries or of dead letters."""
+        return topic.startswith(_DERIVED)
+
+    def reads(self, group_id: int, topic: str) -> bool:
+        """Say whether a group is to read the queues of a topic here: the forwarder if it leaves, else all others."""
+        return self.leaves(topic) == (group_id == self.forwarder_id)
 
     # -- topics -------------------------------------------------------------------------------------------------------
 
@@ -177,7 +209,7 @@ class Names:
             Put(
                 Family.META,
                 keys.settings_key(group.group_id),
-                schema.encode_group_settings(group.policy, group.is_fifo),
+                schema.encode_group_settings(GroupSettings(group.policy, group.is_fifo, group.retries, group.stay)),
             ),
             Emit(name_event(EventKind.GROUP_CHANGED, group.group_id)),
         ]
@@ -281,8 +313,8 @@ class Names:
         try:
             if group is None:
                 raise ValueError("no such group")
-            policy, is_fifo = schema.decode_group_settings(value)
-            self.groups[group.name] = self.groups_by_id[group_id] = group._replace(policy=policy, is_fifo=is_fifo)
+            settings = schema.decode_group_settings(value)
+            self.groups[group.name] = self.groups_by_id[group_id] = group._replace(**settings._asdict())
         except ValueError as error:
             raise StoreCorrupt(f"the settings of group {group_id} cannot be read: {error}") from error
 

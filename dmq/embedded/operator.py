@@ -110,7 +110,7 @@ class Operator:
         ops = self._names.plan_change(changed)
         group_ids = {group.group_id for group in groups if group.name in self._names.groups}
         loaded = self._subscriptions.to(topic.topic_id)
-        for group_id in sorted(group_ids | {found.group_id for found in loaded}):
+        for group_id in sorted(group_ids | {found.group_id for found in loaded if found.has_queues}):
             for queue_id in range(topic.queues, changed.queues):
                 event = subscribed_event(topic.topic_id, group_id, queue_id, 0)
                 ops += [*GroupQueue(group_id, topic.topic_id, queue_id).start_at(0), Emit(event, 0)]
@@ -186,7 +186,7 @@ class Operator:
         return [
             Reading(group.name, await self._progress.unread(group, topic))
             for group in groups
-            if group.name in self._names.groups
+            if group.name in self._names.groups and self._names.reads(group.group_id, topic.name)
         ]
 
     async def stored(self, topic: Topic) -> int:
@@ -203,9 +203,10 @@ class Operator:
 
     async def unread(self, group: Group) -> list[Unfinished]:
         """Return what a group has not finished, by topic; what comes back to it is included."""
-        topics = sorted(await self._progress.topics_of(group), key=lambda topic: topic.name)
-        found = [Unfinished(topic.name, await self._progress.unread(group, topic)) for topic in topics]
-        return [each for each in found if each.unread]
+        found = {*await self._progress.topics_of(group), *self._progress.failed_of(group)}
+        topics = sorted(found, key=lambda topic: topic.name)
+        unread = [Unfinished(topic.name, await self._progress.unread(group, topic)) for topic in topics]
+        return [each for each in unread if each.unread]
 
     async def remove_group(self, name: str, *, is_forced: bool, with_dead_letters: bool = False) -> None:
         """Remove a group, its settings, its progress and its retries; unless forced, not if something is unread.
@@ -239,6 +240,9 @@ class Operator:
         """
         check_not_forwarder(group_name)
         group, topic = self._catalog.known_group(group_name), self._catalog.known_topic(topic_name)
+        if not self._names.reads(group.group_id, topic_name):
+            why = f"topic {topic_name!r} is the cluster's, and so is how far a group is with it: reset it there"
+            raise Refused(Rule.TOPIC, why, value=group_name)
         if group not in await self._progress.readers_of(topic):
             raise Refused(Rule.NOT_FOUND, f"the group has never read topic {topic_name!r}", value=group_name)
         reader = self._reader

@@ -95,6 +95,10 @@ class Procedures:
         """Say whether something is ordered that concerns a topic."""
         return any(procedure.topic_id in {0, topic.topic_id} for procedure, _ in self._waiting)
 
+    async def ended(self) -> None:
+        """Return once everything that is ordered now is done."""
+        await asyncio.gather(*(done for _, done in self._waiting), return_exceptions=True)
+
     # -- ordering -----------------------------------------------------------------------------------------------------
 
     async def remove(self, *subjects: Topic | Group) -> None:

@@ -20,9 +20,9 @@ class Progress:
         self._reader = reader
         self._subscriptions = subscriptions
 
-    async def readers_of(self, topic: Topic) -> list[Group]:
-        """Return the groups that have progress on a topic: one seek per group that is known."""
-        groups = [*self._names.groups_by_id.values()]
+    async def readers_of(self, topic: Topic, among: Sequence[Group] = ()) -> list[Group]:
+        """Return the groups that have progress on a topic: one seek per group that is known, or among those given."""
+        groups = among or [*self._names.groups_by_id.values()]
         found = await self._have_rows([(group.group_id, topic.topic_id) for group in groups])
         return [group for group, is_there in zip(groups, found, strict=True) if is_there]
 
@@ -33,6 +33,11 @@ class Progress:
         found = await self._have_rows([(group.group_id, topic.topic_id) for topic in topics])
         return [topic for topic, is_there in zip(topics, found, strict=True) if is_there]
 
+    def failed_of(self, group: Group) -> list[Topic]:
+        """Return the topics that a group failed messages of here."""
+        topics = self._names.topics_by_id
+        return [topics[topic_id] for group_id, topic_id in self._names.lanes if group_id == group.group_id]
+
     async def _have_rows(self, pairs: Sequence[tuple[int, int]]) -> list[bool]:
         found = []
         for group_id, topic_id in pairs:
@@ -42,11 +47,16 @@ class Progress:
         return found
 
     async def unread(self, group: Group, topic: Topic) -> int:
-        """Return how many messages of a topic a group has not finished, those that come back to it included."""
+        """Return how many messages of a topic a group has not finished, those that come back to it included.
+
+        Of a topic whose queues it does not read these are all there are.
+        """
         found = self._subscriptions.get(group.group_id, topic.topic_id)
         if found is None or not found.is_loaded.is_set():
             found = await self.load(group.group_id, topic)
-        return sum(queue.end - queue.finished_count for queue in found.all_queues)
+        has_queues = self._names.reads(group.group_id, topic.name) and group in await self.readers_of(topic, [group])
+        queues = found.queues if has_queues else []
+        return sum(each.end - each.finished_count for each in [*queues, *([found.lane] if found.lane else [])])
 
     async def load(self, group_id: int, topic: Topic) -> Subscription:
         """Return a group's progress on a topic as it is stored, as a copy for the caller."""

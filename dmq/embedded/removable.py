@@ -76,6 +76,23 @@ def progress(store: Store, group_id: int, place: Place) -> GroupQueue | None:
     return queue if found.rows else None
 
 
+class FinishedByAll(NamedTuple):
+    """What some groups have all finished of a queue: everything below ``floor``, and some of what is above."""
+
+    floor: int
+    above: list[int]
+
+
+def finished_by_all(store: Store, place: Place, groups: Iterable[int], end: int) -> FinishedByAll | None:
+    """Return what those of ``groups`` that read a queue have all finished below ``end``; ``None`` if none reads it."""
+    readers = [queue for group_id in groups if (queue := progress(store, group_id, place)) is not None]
+    if not readers:
+        return None
+    floor = min(queue.floor for queue in readers)
+    above = [offset for offset in range(floor, end) if all(queue.is_finished(offset) for queue in readers)]
+    return FinishedByAll(floor, above)
+
+
 def readers_from(store: Store, start: bytes, limit: int) -> tuple[set[tuple[int, int]], bytes]:
     """Return (group, topic) of whoever has progress, from ``start`` on, and where to go on; empty at the end.
 

@@ -15,7 +15,7 @@ It works in turns, each of a bounded number of units for a queue. Space comes ba
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -93,8 +93,12 @@ class Retention:
         offsets: Offsets,
         procedures: Procedures,
         keep: Keep,
+        keep_forwarded: Keep | None = None,
     ) -> None:
-        """``keep`` counts where a topic says nothing; topics that a procedure is at work on are left alone."""
+        """``keep`` counts where a topic says nothing; topics that a procedure is at work on are left alone.
+
+        ``keep_forwarded`` counts instead of it for topics whose messages leave for a cluster; ``None``: it is the same.
+        """
         self._names = names
         self._commits = commits
         self._reader = reader
@@ -105,6 +109,7 @@ class Retention:
         self._store = commits.store
         self._clock = self._store.clock
         self._keep = keep
+        self._keep_forwarded = keep_forwarded or keep
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._known: dict[int, set[int]] | None = None  # groups, by topic, that had progress when it began
@@ -134,8 +139,9 @@ class Retention:
 
         What is to go to a cluster stays until it is there, whoever says otherwise.
         """
-        keep = topic.keep.over(KEEP_ALL if topic.name.startswith(DEAD_LETTER_PREFIX) else self._keep)
-        return keep._replace(unread=True) if self._names.forwarder_id else keep
+        if self._names.leaves(topic.name):
+            return topic.keep.over(self._keep_forwarded)._replace(unread=True)
+        return topic.keep.over(KEEP_ALL if topic.name.startswith(DEAD_LETTER_PREFIX) else self._keep)
 
     async def _run(self) -> None:
         while True:
@@ -166,7 +172,8 @@ class Retention:
 
     def _pause_s(self) -> float:
         """Return how long it may take until somebody sees that a bound is passed."""
-        keeps = [self._keep, *map(self.keep_of, self._names.topics.values())]  # topics come by being used
+        own = map(self.keep_of, self._names.topics.values())
+        keeps = [self._keep, self._keep_forwarded, *own]  # topics come by being used
         shortest_ms = min((keep.time_ms for keep in keeps if keep.time_ms), default=0)
         pauses = [_PAUSE_S_MAX]
         pauses += [shortest_ms / 1000 / _PAUSES_PER_TIME] if shortest_ms else []
@@ -265,7 +272,7 @@ class Retention:
     async def _step(self, topic: Topic, place: Place, keep: Keep, over_bytes: int) -> _Step | None:
         """Take a little from the front of a queue, durable on return; ``None`` if nothing of it may go now."""
         ledger = await self._ledgers.load(topic.topic_id) if topic.name.startswith(DEAD_LETTER_PREFIX) else None
-        asleep = self._known_in(topic) - {each.group_id for each in self._loaded(topic)}
+        asleep = self._known_in(topic) - {each.group_id for each in self._loaded(topic) if each.has_queues}
         self._offsets.look(place)
         try:
             found = await self._reader.run(partial(front, place=place, groups=asleep))
@@ -276,19 +283,20 @@ class Retention:
         if not self._is_free(topic) or not all(each.is_loaded.is_set() for each in loaded):
             return None
         found = found._replace(pulled=min(found.pulled, pulled))
-        step = _plan(
-            topic,
-            place,
-            found,
-            _Terms(keep, over_bytes, self._age_by_ms()),
-            loaded,
-            ledger,
-        )
+        readers = {each.group_id for each in loaded if each.has_queues} | {each.group_id for each in found.asleep}
+        owed = {group_id for group_id in readers if self._names.reads(group_id, topic.name)}
+        if self._names.leaves(topic.name):
+            if not owed:  # the forwarder has not looked at it yet
+                return None
+            found = found._replace(pulled=NOBODY)
+        step = _plan(topic, place, found, _Terms(keep, over_bytes, self._age_by_ms(), owed), loaded, ledger)
         if step is None:
             return None
         ops = step.ops
         freed: list[tuple[Subscription, list[tuple[SubscribedQueue, int]]]] = []
         for subscription in loaded:
+            if not subscription.has_queues:
+                continue
             queue = subscription.queues[place.queue_id]
             ops += queue.skip_to(step.begin)
             at = [(queue, offset) for offset, _ in found.rows if offset < step.begin and queue.order.is_grouped(offset)]
@@ -342,20 +350,22 @@ class _Terms(NamedTuple):
     keep: Keep
     over_bytes: int  # by how much the queue is too large
     now_ms: int  # 0: the clock is not believed, nothing is old
+    owed: Collection[int]  # the groups that wait for what they have not read; that of others is no matter any more
 
 
 def _plan(
     topic: Topic, place: Place, found: Front, terms: _Terms, loaded: Sequence[Subscription], ledger: GroupQueue | None
 ) -> _Step | None:
     """Return what goes now; ``None`` if the first message stays."""
-    awake = [each.queues[place.queue_id] for each in loaded]
-    awake_ids = {each.group_id for each in loaded}
+    awake = [each.queues[place.queue_id] for each in loaded if each.has_queues]
+    awake_ids = {each.group_id for each in loaded if each.has_queues}
     readers = [*awake, *(each for each in found.asleep if each.group_id not in awake_ids)]
     readers += [ledger] if ledger is not None else []
     is_known = bool(readers) or found.pulled < NOBODY
     stop = min((min(queue.leases) for queue in awake if queue.leases), default=NOBODY)
     if terms.keep.unread:
-        stop = min(stop, found.pulled, *(queue.floor for queue in readers))
+        owed = [each.floor for each in readers if each is ledger or each.group_id in terms.owed]
+        stop = min(stop, found.pulled, *owed)
     events: list[Op] = []
     over_bytes, begin, count = terms.over_bytes, found.begin, 0
     for offset, record in found.rows:

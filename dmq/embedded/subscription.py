@@ -10,6 +10,8 @@ from typing import Any
 from dmq.audit.events import LANE, EventKind, encode_event
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.names import Topic
+from dmq.store.ops import Emit, Op
+from dmq.store.schema.record import QueuedMessage
 
 
 class SubscribedQueue(GroupQueue):
@@ -24,13 +26,16 @@ class Subscription:
     """State of (group, topic); belongs to the event loop.
 
     ``lane`` is where what the group failed of this topic becomes visible again, once there is such a thing. Receives of
-    queue 0 look there too: clients of a FIFO group ask for one queue each.
+    queue 0 look there too: clients of a FIFO group ask for one queue each. Of a topic whose queues are not the group's
+    to read (``Names.reads``) it has the lane alone.
     """
 
-    def __init__(self, group_id: int, topic: Topic) -> None:
+    def __init__(self, group_id: int, topic: Topic, *, has_queues: bool = True) -> None:
         self.group_id = group_id
         self.topic = topic
-        self.queues = [SubscribedQueue(self, topic.topic_id, number) for number in range(topic.queues)]
+        self.has_queues = has_queues
+        self.queues: list[SubscribedQueue] = []
+        self._take_in(topic.queues)
         self.lane: SubscribedQueue | None = None
         self.is_loaded = asyncio.Event()
         self.is_retired = (
@@ -70,6 +75,13 @@ class Subscription:
         """Encode what the group did with a message of one of its queues."""
         number = self.number_of(queue)
         return encode_event(kind, self.topic.topic_id, self.group_id, number, attempt, time_ms, message_id)
+
+    def passed_over(self, queue: GroupQueue, offsets: Sequence[int], records: Sequence[QueuedMessage]) -> list[Op]:
+        """Return the ops that finish messages that the group is not to get."""
+        ops: list[Op] = []
+        for offset, record in zip(offsets, records, strict=True):
+            ops.append(Emit(self.event(EventKind.FILTERED, queue, 0, offset, record.message_id), offset))
+        return [*ops, *queue.finish(offsets)]
 
     def release_after(self, done: asyncio.Future[Any], places: Iterable[tuple[SubscribedQueue, int]]) -> None:
         """Let go of finished offsets once that is durable, and wake who can use what that sets free; never, if not."""
@@ -139,9 +151,13 @@ class Subscription:
     def grow(self, topic: Topic) -> None:
         """Take in the queues that were added to the topic, and whatever else of it was changed."""
         self.topic = topic
-        self.queues += [SubscribedQueue(self, topic.topic_id, n) for n in range(len(self.queues), topic.queues)]
+        self._take_in(topic.queues)
         if self.lane is not None:
             self._keep_apart(self.lane)
+
+    def _take_in(self, queues: int) -> None:
+        if self.has_queues:
+            self.queues += [SubscribedQueue(self, self.topic.topic_id, n) for n in range(len(self.queues), queues)]
 
     def retire(self) -> None:
         """Stop handing out and void all leases; receives that wait are woken, and end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from broker_adapter.clock import moment
@@ -17,6 +18,7 @@ from dmq.embedded.names import Group, Topic
 from dmq.embedded.queue_log import Place
 from dmq.embedded.reader import Reader
 from dmq.embedded.recent import LAG_MAX
+from dmq.embedded.removable import finished_by_all
 from dmq.embedded.subscription import SubscribedQueue, Subscription
 from dmq.store.ops import Appended, Emit, Op
 from dmq.store.schema.keys import Family, reset_key, unpack_u64
@@ -84,7 +86,8 @@ class Subscriptions:
             if known.is_loaded.is_set():
                 return known
             await known.is_loaded.wait()  # and look again: whoever loads it may fail, or be cancelled
-        found = Subscription(group.group_id, topic)
+        has_queues = self._names.reads(group.group_id, topic.name)
+        found = Subscription(group.group_id, topic, has_queues=has_queues)
         self._by_key[group.group_id, topic.topic_id] = found
         self._readers.setdefault(topic.topic_id, set()).add(group.group_id)
         self._by_topic.setdefault(topic.topic_id, []).append(found)  # from here on it hears of new messages
@@ -174,21 +177,37 @@ class Subscriptions:
                 queue.load(rows, moment(self._clock))
                 ops += queue.skip_to(begin)
             else:
-                ops += self._begin(found, queue, begin)
+                ops += await self._begin(found, queue, begin)
         # Also without ops: behind this unit, what lies below the ends that were read is durable.
         await self._commits.commit(ops)
         for queue in queues:
             for offset, lease in queue.leases.items():
                 self._ends.watch(queue, offset, lease)
 
-    def _begin(self, found: Subscription, queue: SubscribedQueue, begin: int) -> list[Op]:
-        """Let a group begin on a queue. Its retry lane is its own from the start, so that one makes no event."""
+    async def _begin(self, found: Subscription, queue: SubscribedQueue, begin: int) -> list[Op]:
+        """Let a group begin on a queue. Its retry lane is its own from the start, so that one makes no event.
+
+        What went to a cluster is not for groups here, and what all groups here have finished is not for the cluster.
+        """
         if queue is found.lane:
             return queue.start_at(begin)
-        is_late = self._group_start == "latest" and found.group_id != self._names.forwarder_id
-        offset = queue.end if is_late else begin
+        forwarder_id = self._names.forwarder_id
+        is_late = self._group_start == "latest" and found.group_id != forwarder_id
+        offset, above = queue.end if is_late else begin, list[int]()
+        if forwarder_id and not is_late:
+            is_forwarder = found.group_id == forwarder_id
+            others = [each.group_id for each in self._names.groups.values() if each.group_id != forwarder_id]
+            groups, place = others if is_forwarder else [forwarder_id], Place(queue.topic_id, queue.queue_id)
+            there = await self._reader.run(partial(finished_by_all, place=place, groups=groups, end=queue.end))
+            if there is not None:
+                offset = max(begin, there.floor)
+                above = [each for each in there.above if each > offset]
         event = subscribed_event(queue.topic_id, queue.group_id, queue.queue_id, offset)
-        return [*queue.start_at(offset), Emit(event, offset)]
+        ops = [*queue.start_at(offset), Emit(event, offset)]
+        if above:
+            records = await self._reader.messages([(queue, each) for each in above])
+            ops += found.passed_over(queue, above, records)
+        return ops
 
     def lane(self, found: Subscription) -> tuple[SubscribedQueue, list[Op]]:
         """Return where retries of a loaded subscription go, and the ops that must ride with its first use."""

@@ -3,6 +3,9 @@
 kept here       what is delayed, until it is due; what the cluster does not take now, if sends are accepted meanwhile;
                 and what belongs to a message group of which something is here already
 passed on       all other sends, transactions, receives and what becomes of them, groups, routes
+own             topics that are not the cluster's: everything of them is the embedded broker's
+
+Where a group has something of a topic at both, as dead letters, a receive asks both. Whose a handle is, it says itself.
 """
 
 from __future__ import annotations
@@ -12,20 +15,23 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from broker_adapter.adapter import GroupSettings, Subscription, TopicRoute
 from broker_adapter.deferred import Deferred
-from broker_adapter.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.errors import BrokerError, BrokerUnavailable, Refused, Rule
 from broker_adapter.limits import POLLING_MS_MIN, QUEUES_PER_TOPIC_DEFAULT
 from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt, pack_id
 from broker_adapter.rocketmq import RocketMQBroker
 from broker_adapter.rocketmq.addresses import Name
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
-from broker_adapter.transactions import Checker, Half, HalfReceipt
+from broker_adapter.transactions import Checker, Half, HalfReceipt, TransactionalBroker
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.names import Topic
+from dmq.forwarder.fetches import Asked, Fetches
 from dmq.forwarder.forwarder import Forwarder
 from dmq.forwarder.lane import forwarded_type
+from dmq.units import TopicPatterns
 
 _UNSURE_MAX = 10_000
+_AWAY_WAIT_MS = 1_000  # of a receive that may find something here, so that it sees soon that the cluster is back
 _DERIVED = (DEAD_LETTER_PREFIX, RETRY_PREFIX)
 
 
@@ -49,6 +55,12 @@ class ClusterFront:
         self._accepts_while_away = accepts_while_away
         self._timeout_s = timeout_ms / 1000
         self._unsure: set[str] = set()  # groups that were told defaults while nobody could be asked
+        self._names = local.names
+        self._fetches = Fetches(cluster)
+
+    async def close(self) -> None:
+        """Give back what was received and nobody came for."""
+        await self._fetches.close()
 
     @property
     def is_away(self) -> bool:
@@ -59,6 +71,16 @@ class ClusterFront:
 
     async def route(self, topic: str) -> TopicRoute:
         """As ``PopBroker.route``: what the cluster says, or said last; without it, one that takes everything."""
+        if self._is_own(topic):
+            return await self._local.route(topic)
+        try:
+            return await self._cluster_route(topic)
+        except Refused:
+            if topic not in self._names.topics or not self._names.is_derived(topic):
+                raise
+            return await self._local.route(topic)  # dead letters that only are here
+
+    async def _cluster_route(self, topic: str) -> TopicRoute:
         known = self._cluster.routes.known(topic)
         if self.is_away and known is not None:
             return _with_delays(known.as_topic_route)
@@ -76,6 +98,10 @@ class ClusterFront:
                 await self._cluster.ensure_group(group)
         except BrokerUnavailable:
             pass
+        except Refused:
+            if self._names.stay == TopicPatterns():
+                raise
+            return  # it may be one of topics that are not the cluster's; of others the cluster hands it nothing
         if self.is_away:
             if len(self._unsure) < _UNSURE_MAX:
                 self._unsure.add(group)
@@ -85,19 +111,30 @@ class ClusterFront:
             self.on_group_changed(group)
 
     def group_settings(self, group: str, topics: Collection[str] = ()) -> GroupSettings:
-        """As ``PopBroker.group_settings``."""
+        """As ``PopBroker.group_settings``: the cluster's, unless none of the topics is the cluster's."""
+        if topics and all(map(self._is_own, topics)):
+            return self._local.group_settings(group, topics)
         return self._cluster.group_settings(group, topics)
 
     def is_known(self, kind: str, name: str) -> bool:
         """As ``Catalog.is_known``: what the cluster has, or what waits for it, is not made by using it."""
+        if kind == "topics" and self._is_own(name):
+            return self._local.catalog.is_known(kind, name)
         if self._cluster.is_known(kind, name) or self._local.catalog.is_known(kind, name):
             return True
         return kind == "groups" and name in self._unsure
+    def _is_own(self, topic: str) -> bool:
+        return self._names.stay.has(topic)
 
     # -- producing ----------------------------------------------------------------------------------------------------
 
     def send(self, envelopes: Sequence[Envelope]) -> Awaitable[Sequence[SendReceipt]]:
         """As ``PopBroker.send``: durable here, or at the cluster."""
+        own = [each for each in envelopes if self._is_own(each.topic)]
+        if len(own) == len(envelopes):
+            return self._local.send(envelopes)
+        if own:
+            raise Refused(Rule.UNSUPPORTED, "one send goes to the cluster or stays here", value=own[0].topic)
         if not any(each.deliver_at_ms for each in envelopes):
             return self._pass_on(envelopes)
         for each in envelopes:
@@ -157,29 +194,35 @@ class ClusterFront:
 
     async def recall(self, topic: str, recall_handle: str) -> RecallReceipt:
         """As ``PopBroker.recall``, where the message is; of what the cluster delays its answer is the cluster's."""
-        try:
-            Name.of(recall_handle, Rule.REQUEST)
-        except Refused:
-            return await self._local.recall(topic, recall_handle)
-        return await self._cluster.recall(topic, recall_handle)
+        return await self._owner(recall_handle).recall(topic, recall_handle)
+
+    def _owner(self, handle: str) -> EmbeddedBroker | RocketMQBroker:
+        """Return who gave a handle: of a topic that moved it may be the other one."""
+        return self._cluster if _is_clusters(handle) else self._local
 
     # -- transactions -------------------------------------------------------------------------------------------------
 
     def attach(self, checker: Checker) -> None:
         """As ``TransactionalBroker.attach``."""
         self._cluster.attach(checker)
+        self._local.transactions.attach(checker)
 
     async def prepare(self, halves: Sequence[Half]) -> Sequence[HalfReceipt]:
         """As ``TransactionalBroker.prepare``."""
+        if all(self._is_own(half.envelope.topic) for half in halves):
+            return await self._local.transactions.prepare(halves)
         return await self._cluster.prepare(halves)
 
     async def commit(self, topic: str, transaction_id: str) -> None:
         """As ``TransactionalBroker.commit``."""
-        await self._cluster.commit(topic, transaction_id)
+        await self._decider(transaction_id).commit(topic, transaction_id)
 
     async def roll_back(self, topic: str, transaction_id: str) -> None:
         """As ``TransactionalBroker.roll_back``."""
-        await self._cluster.roll_back(topic, transaction_id)
+        await self._decider(transaction_id).roll_back(topic, transaction_id)
+
+    def _decider(self, transaction_id: str) -> TransactionalBroker:
+        return self._cluster if _is_clusters(transaction_id) else self._local.transactions
 
     # -- consuming ----------------------------------------------------------------------------------------------------
 
@@ -193,17 +236,15 @@ class ClusterFront:
         wait_ms: int,
         renew_for: str = "",
     ) -> Sequence[Delivery]:
-        """As ``PopBroker.receive``. While the cluster is away it says so at once."""
+        """As ``PopBroker.receive``. While the cluster is away it says so at once, or soon, of a topic that it has."""
+        asked = Asked(group, subscription, batch_max, invisible_ms, renew_for)
+        if self._is_own(subscription.topic):
+            return await self._receive_here(asked, wait_ms)
+        if self._has_here(group, subscription.topic):
+            return await self._receive_both(asked, wait_ms)
         if self.is_away:
             raise BrokerUnavailable("the cluster is away")
-        receiving = self._cluster.receive(
-            group,
-            subscription,
-            batch_max=batch_max,
-            invisible_ms=invisible_ms,
-            wait_ms=wait_ms,
-            renew_for=renew_for,
-        )
+        receiving = self._receive_there(asked, wait_ms)
         if wait_ms >= POLLING_MS_MIN:
             return await receiving
         try:  # a proxy waits for longer than that: what it brings afterwards is for the next receive
@@ -212,27 +253,121 @@ class ClusterFront:
         except TimeoutError:
             return ()
 
+    def _has_here(self, group: str, topic: str) -> bool:
+        """Say whether a group may find something here of a topic that is the cluster's."""
+        found = self._names.topics.get(topic)
+        if found is None or self._names.is_derived(topic):
+            return found is not None
+        known = self._names.groups.get(group)
+        return known is not None and (known.group_id, found.topic_id) in self._names.lanes
+
+    async def _receive_here(self, asked: Asked, wait_ms: int) -> Sequence[Delivery]:
+        subscription = asked.subscription
+        if self._names.leaves(subscription.topic):
+            subscription = subscription._replace(queue_id=-1)  # of such a topic there is the lane alone
+        return await self._local.receive(
+            asked.group,
+            subscription,
+            batch_max=asked.batch_max,
+            invisible_ms=asked.invisible_ms,
+            wait_ms=wait_ms,
+            renew_for=asked.renew_for,
+        )
+
+    async def _receive_there(self, asked: Asked, wait_ms: int) -> Sequence[Delivery]:
+        return await self._cluster.receive(
+            asked.group,
+            asked.subscription,
+            batch_max=asked.batch_max,
+            invisible_ms=asked.invisible_ms,
+            wait_ms=wait_ms,
+            renew_for=asked.renew_for,
+        )
+
+    async def _receive_both(self, asked: Asked, wait_ms: int) -> Sequence[Delivery]:
+        """Return what comes first, here or at the cluster; the other one goes on for the next receive."""
+        found = await self._receive_here(asked, 0)
+        if found or not await self._is_there(asked.subscription.topic):
+            return found or await self._receive_here(asked, wait_ms)
+        if self.is_away:
+            if found := await self._receive_here(asked, min(wait_ms, _AWAY_WAIT_MS)):
+                return found
+            raise BrokerUnavailable("the cluster is away")
+        fetch = self._fetches.take(asked, self._receive_there(asked, wait_ms))
+        here = asyncio.get_running_loop().create_task(self._receive_here(asked, wait_ms))
+        is_brought = False
+        try:
+            await asyncio.wait([fetch, here], timeout=wait_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
+            if here.done() and (found := here.result()):
+                return found
+            is_brought = fetch.done()
+            return fetch.result() if is_brought else ()
+        finally:
+            if not here.done():
+                here.cancel()
+                await asyncio.gather(here, return_exceptions=True)
+            if not is_brought:
+                self._fetches.keep(asked, fetch)
+
+    async def _is_there(self, topic: str) -> bool:
+        """Say whether the cluster has a topic, as far as is known: dead letters may only be here."""
+        if not self._names.is_derived(topic) or self.is_away or self._cluster.routes.known(topic) is not None:
+            return True
+        try:
+            await self._cluster.route(topic)
+        except Refused:
+            return False
+        return True
+
     async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:
         """As ``PopBroker.ack``."""
-        return await self._cluster.ack(group, topic, receipt_handles)
+        there = [each for each in receipt_handles if _is_clusters(each)]
+        if not there:
+            return await self._local.ack(group, topic, receipt_handles)
+        if len(there) == len(receipt_handles):
+            return await self._cluster.ack(group, topic, receipt_handles)
+        here = [each for each in receipt_handles if not _is_clusters(each)]
+        asked = [(here, self._local.ack(group, topic, here)), (there, self._cluster.ack(group, topic, there))]
+        answers = await asyncio.gather(*(each for _, each in asked), return_exceptions=True)
+        results: dict[str, Exception | None] = {}
+        for (handles, _), answer in zip(asked, answers, strict=True):
+            if isinstance(answer, BaseException):
+                if not isinstance(answer, BrokerError):
+                    raise answer
+                results |= dict.fromkeys(handles, answer)
+            else:
+                results |= zip(handles, answer, strict=True)
+        return [results[each] for each in receipt_handles]
 
     async def change_invisible(
         self, group: str, topic: str, receipt_handle: str, invisible_ms: int, *, suspend: bool = False
     ) -> str:
         """As ``PopBroker.change_invisible``."""
-        return await self._cluster.change_invisible(group, topic, receipt_handle, invisible_ms, suspend=suspend)
+        owner = self._owner(receipt_handle)
+        return await owner.change_invisible(group, topic, receipt_handle, invisible_ms, suspend=suspend)
 
     async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
         """As ``PopBroker.dead_letter``."""
-        await self._cluster.dead_letter(group, topic, receipt_handle, attempts=attempts)
+        await self._owner(receipt_handle).dead_letter(group, topic, receipt_handle, attempts=attempts)
 
     def client_seen(self, client_id: str) -> None:
         """As ``PopBroker.client_seen``."""
         self._cluster.client_seen(client_id)
+        self._local.client_seen(client_id)
 
     def client_gone(self, client_id: str) -> None:
         """As ``PopBroker.client_gone``."""
         self._cluster.client_gone(client_id)
+        self._local.client_gone(client_id)
+
+
+def _is_clusters(handle: str) -> bool:
+    """Say whether the cluster gave a handle, or what tells a transaction."""
+    try:
+        Name.of(handle, Rule.REQUEST)
+    except Refused:
+        return False
+    return True
 
 
 def _with_delays(route: TopicRoute) -> TopicRoute:

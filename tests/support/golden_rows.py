@@ -469,6 +469,7 @@ def _settings_rows() -> list[Case]:
     topic, group = Topic(TOPIC, "orders", 4, NOW), Group(GROUP, "workers", NOW)
     set_topic = topic._replace(message_type=MessageType.DELAY, keep=Keep(1_000, 2_000, unread=False))
     set_group = group._replace(policy=RetryPolicy(), is_fifo=True)
+    in_front = set_group._replace(retries="here", stay="bills;own*")
     of_topic = [op for op in Names.plan_change(set_topic) if isinstance(op, Put) and op.key[:1] == b"p"]
     names = _new_names()
     names.add_topic(topic)
@@ -476,6 +477,9 @@ def _settings_rows() -> list[Case]:
     return [
         Case("settings of a topic", *put_of([*of_topic]), _read_settings, (set_topic, group)),
         Case("settings of a group", *put_of(names.plan_settings(set_group)), _read_settings, (topic, set_group)),
+        Case(
+            "settings in front of a cluster", *put_of(names.plan_settings(in_front)), _read_settings, (topic, in_front)
+        ),
         Case("holds", *put_of(of_holds), _read_settings, (topic._replace(holds=GROUPED), group)),
     ]
 

@@ -3,7 +3,8 @@
     record     version 1 | kind 1 | queues 2 | created_at_ms 8 | name
                                                                | group id 4 | topic id 4      of a retry lane
                version 1 | 4 | queues 2 | created_at_ms 8 | kind 1 | name    of what was removed: its name outlives it
-    settings   version 1 | JSON: policy, is_fifo                         of a group, under a key of its own
+    settings   version 1 | JSON: policy, is_fifo, retries, stay          of a group, under a key of its own; the last
+                                                                         two are left out where they were not set
                version 1 | JSON: type, keep_time_ms, keep_bytes, keep_unread    of a topic, the same; without it the
                                                                          topic is mixed, what is not said is left out
     holds      bits 1: PLAIN, GROUPED                                    of a topic, under a key of its own
@@ -28,6 +29,7 @@ PLAIN, GROUPED = 1, 2
 _RECORD = struct.Struct(">BBHQ")
 _LANE = struct.Struct(">II")
 _KEEP_KEYS = ("keep_time_ms", "keep_bytes", "keep_unread")
+_LATER_KEYS = ("retries", "stay")
 
 
 class NameKind(IntEnum):
@@ -140,18 +142,33 @@ def _is_bound(value: object) -> bool:
     return value is None or (type(value) is int and value >= 0)
 
 
-def encode_group_settings(policy: RetryPolicy | None, is_fifo: bool | None) -> bytes:
-    """Encode the settings of a group, each of them ``None`` where nothing was set."""
-    plain = {"policy": to_plain(policy) if policy is not None else None, "is_fifo": is_fifo}
+class GroupSettings(NamedTuple):
+    """The settings of a group, each of them ``None`` where nothing was set.
+
+    ``stay`` is of the forwarder only: the topics that the run before kept from it, as they are written.
+    """
+
+    policy: RetryPolicy | None = None
+    is_fifo: bool | None = None
+    retries: str | None = None  # in front of a cluster: "here" or "cluster"
+    stay: str | None = None
+
+
+def encode_group_settings(settings: GroupSettings) -> bytes:
+    """Encode the settings of a group."""
+    policy = settings.policy
+    plain = {"policy": to_plain(policy) if policy is not None else None, "is_fifo": settings.is_fifo}
+    plain |= {key: value for key, value in settings._asdict().items() if key in _LATER_KEYS and value is not None}
     return bytes((VERSION,)) + json.dumps(plain).encode()
 
 
-def decode_group_settings(value: bytes) -> tuple[RetryPolicy | None, bool | None]:
+def decode_group_settings(value: bytes) -> GroupSettings:
     """Undo ``encode_group_settings``; raises ``ValueError`` for what cannot be read."""
     try:
         plain = _settings(value)
-        return from_plain(plain["policy"]) if plain["policy"] is not None else None, plain["is_fifo"]
-    except (KeyError, TypeError) as error:
+        policy = from_plain(plain["policy"]) if plain["policy"] is not None else None
+        return GroupSettings(policy, plain["is_fifo"], *(plain.get(key) for key in _LATER_KEYS))
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(str(error)) from error
 
 
