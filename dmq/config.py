@@ -268,6 +268,7 @@ class DaemonConfig(BaseSettings):
     )
     away: Literal["accept", "refuse"] = "accept"
     embedded_topics: _Topics = TopicPatterns()  # that are not the cluster's
+    retries: Literal["cluster", "here"] = "cluster"  # of groups that say nothing of their own
     forward_in_flight_max: Annotated[_Whole, Field(ge=1, le=4096)] = 128  # of one topic
     inner_topic: Annotated[str, Field(pattern=r"^(off|[%|a-zA-Z0-9_-]{1,127})$")] = "off"
     inner_group: Annotated[str, Field(pattern=r"^[%|a-zA-Z0-9_-]{1,120}$")] = "dmq_inner_group"

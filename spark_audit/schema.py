@@ -109,7 +109,8 @@ GIVEN_UP = ("TX_GIVEN_UP", "TX_TOO_OLD")  # nobody decided a transaction
 LETTER_KINDS = (*DEAD, *GIVEN_UP)  # also put a letter into a dead-letter topic: fired there
 FIRED = ("QUEUED", "DELIVERED")  # and LETTER_KINDS, in the dead-letter topic
 IN_LANE = ("RETRIED", "RETRY_MOVED")
-FOR_GROUP = "QUEUED_FOR_GROUP"  # accepted for one group, into its lane: fired for that group and for nobody else
+# Accepted for one group, into its lane, or failed by one at a cluster: fired for that group and for nobody else.
+FOR_GROUP = ("QUEUED_FOR_GROUP", "TAKEN_OVER")
 FINISHED = ("ACKED", "FORWARDED")  # by its consumer, or by the cluster that it went to
 EXITS = (*FINISHED, "FILTERED", "NACKED")  # and DEAD that name a queue
 FAILED = ("NACKED", "POSTPONED")  # and DEAD that name a queue
@@ -146,7 +147,7 @@ KNOWN = frozenset(
         *ENDS_OF_ENTRY,
         *DEAD,
         *IN_LANE,
-        FOR_GROUP,
+        *FOR_GROUP,
         *EXITS,
         *OF_LETTERS,
         *OF_SPOOL,
@@ -158,7 +159,7 @@ KNOWN = frozenset(
     }
 )
 # Events of one message, which decide its fate.
-OF_MESSAGE = (*ACCEPTS, *ENDS_OF_ENTRY, *IN_LANE, FOR_GROUP, *EXITS, *LETTER_KINDS, *OF_SPOOL)
+OF_MESSAGE = (*ACCEPTS, *ENDS_OF_ENTRY, *IN_LANE, *FOR_GROUP, *EXITS, *LETTER_KINDS, *OF_SPOOL)
 
 # --- findings ---------------------------------------------------------------------------------------------------------
 

@@ -688,7 +688,7 @@ class FixedBackoff(_message.Message):
     def __init__(self, delay_ms: _Optional[int] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("name", "created_at_ms", "policy", "is_default_policy", "is_fifo", "is_fifo_set", "waiting", "dead", "leased", "due", "is_removed", "unread")
+    __slots__ = ("name", "created_at_ms", "policy", "is_default_policy", "is_fifo", "is_fifo_set", "waiting", "dead", "leased", "due", "is_removed", "unread", "retries")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -701,6 +701,7 @@ class Group(_message.Message):
     DUE_FIELD_NUMBER: _ClassVar[int]
     IS_REMOVED_FIELD_NUMBER: _ClassVar[int]
     UNREAD_FIELD_NUMBER: _ClassVar[int]
+    RETRIES_FIELD_NUMBER: _ClassVar[int]
     name: str
     created_at_ms: int
     policy: Policy
@@ -713,7 +714,8 @@ class Group(_message.Message):
     due: _containers.RepeatedCompositeFieldContainer[DueBucket]
     is_removed: bool
     unread: _containers.RepeatedCompositeFieldContainer[Unread]
-    def __init__(self, name: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., policy: _Optional[_Union[Policy, _Mapping[str, _Any]]] = ..., is_default_policy: _Optional[bool] = ..., is_fifo: _Optional[bool] = ..., is_fifo_set: _Optional[bool] = ..., waiting: _Optional[int] = ..., dead: _Optional[int] = ..., leased: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ..., is_removed: _Optional[bool] = ..., unread: _Optional[_Iterable[_Union[Unread, _Mapping[str, _Any]]]] = ...) -> None: ...
+    retries: str
+    def __init__(self, name: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., policy: _Optional[_Union[Policy, _Mapping[str, _Any]]] = ..., is_default_policy: _Optional[bool] = ..., is_fifo: _Optional[bool] = ..., is_fifo_set: _Optional[bool] = ..., waiting: _Optional[int] = ..., dead: _Optional[int] = ..., leased: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ..., is_removed: _Optional[bool] = ..., unread: _Optional[_Iterable[_Union[Unread, _Mapping[str, _Any]]]] = ..., retries: _Optional[str] = ...) -> None: ...
 
 class Unread(_message.Message):
     __slots__ = ("topic", "unread")
@@ -750,16 +752,18 @@ class GetGroupResponse(_message.Message):
     def __init__(self, group: _Optional[_Union[Group, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class SetGroupRequest(_message.Message):
-    __slots__ = ("group", "policy", "reset_policy", "is_fifo")
+    __slots__ = ("group", "policy", "reset_policy", "is_fifo", "retries")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     RESET_POLICY_FIELD_NUMBER: _ClassVar[int]
     IS_FIFO_FIELD_NUMBER: _ClassVar[int]
+    RETRIES_FIELD_NUMBER: _ClassVar[int]
     group: str
     policy: Policy
     reset_policy: bool
     is_fifo: bool
-    def __init__(self, group: _Optional[str] = ..., policy: _Optional[_Union[Policy, _Mapping[str, _Any]]] = ..., reset_policy: _Optional[bool] = ..., is_fifo: _Optional[bool] = ...) -> None: ...
+    retries: str
+    def __init__(self, group: _Optional[str] = ..., policy: _Optional[_Union[Policy, _Mapping[str, _Any]]] = ..., reset_policy: _Optional[bool] = ..., is_fifo: _Optional[bool] = ..., retries: _Optional[str] = ...) -> None: ...
 
 class SetGroupResponse(_message.Message):
     __slots__ = ("group",)

@@ -125,10 +125,18 @@ class AdminClient:
         return self._call(wire.METHODS["GetGroup"], request, wire.GetGroupResponse).group
 
     def set_group(
-        self, name: str, *, policy: wire.Policy | None = None, reset_policy: bool = False, is_fifo: bool | None = None
+        self,
+        name: str,
+        *,
+        policy: wire.Policy | None = None,
+        reset_policy: bool = False,
+        is_fifo: bool | None = None,
+        retries: str = "",
     ) -> wire.Group:
-        """Change a group, or make it; what is ``None`` stays as it is. Returns the group as it is now."""
-        request = wire.SetGroupRequest(group=name, policy=policy, reset_policy=reset_policy, is_fifo=is_fifo)
+        """Change a group, or make it; what is ``None`` or empty stays as it is. Returns the group as it is now."""
+        request = wire.SetGroupRequest(
+            group=name, policy=policy, reset_policy=reset_policy, is_fifo=is_fifo, retries=retries
+        )
         return self._call(wire.METHODS["SetGroup"], request, wire.SetGroupResponse).group
 
     def topic(self, name: str) -> wire.Topic:

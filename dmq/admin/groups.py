@@ -81,6 +81,7 @@ class Groups:
             is_default_policy=group.policy is None,
             is_fifo=self._broker.group_settings(group.name, [each.topic.name for each in subscribed]).is_fifo,
             is_fifo_set=group.is_fifo is not None,
+            retries=group.retries or "",
             waiting=pending.get(group.group_id, 0),
             dead=await self._broker.dead_letters.count(letters) if letters is not None else 0,
             leased=sum(len(queue.leases) for found in subscribed for queue in found.all_queues),
@@ -88,10 +89,10 @@ class Groups:
         )
 
     async def set_group(
-        self, name: str, *, policy: RetryPolicy | None, reset_policy: bool, is_fifo: bool | None
+        self, name: str, *, policy: RetryPolicy | None, reset_policy: bool, is_fifo: bool | None, retries: str | None
     ) -> status.GroupStatus:
         """Change a group, durable on return."""
-        await self._broker.set_group(name, policy=policy, reset_policy=reset_policy, is_fifo=is_fifo)
+        await self._broker.set_group(name, policy=policy, reset_policy=reset_policy, is_fifo=is_fifo, retries=retries)
         return await self.group(name)
 
     def _known(self, name: str) -> Group:

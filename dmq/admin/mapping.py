@@ -129,6 +129,7 @@ def wire_group(group: GroupStatus) -> wire.Group:
         is_default_policy=group.is_default_policy,
         is_fifo=group.is_fifo,
         is_fifo_set=group.is_fifo_set,
+        retries=group.retries,
         waiting=group.waiting,
         dead=group.dead,
         leased=group.leased,

@@ -157,7 +157,15 @@ class AdminService:
         if policy is not None and request.reset_policy:
             raise Refused(Rule.REQUEST, "give a policy or reset it to the default, not both")
         is_fifo = request.is_fifo if request.HasField("is_fifo") else None
-        group = await self._groups.set_group(name, policy=policy, reset_policy=request.reset_policy, is_fifo=is_fifo)
+        if request.retries not in {"", "here", "cluster"}:
+            raise Refused(Rule.REQUEST, "no such place for retries", value=request.retries, limit="here, cluster")
+        group = await self._groups.set_group(
+            name,
+            policy=policy,
+            reset_policy=request.reset_policy,
+            is_fifo=is_fifo,
+            retries=request.retries or None,
+        )
         return wire.SetGroupResponse(group=mapping.wire_group(group))
 
     async def list_retries(self, request: wire.ListRetriesRequest) -> wire.ListRetriesResponse:

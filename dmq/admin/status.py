@@ -262,6 +262,7 @@ class GroupStatus:
     is_default_policy: bool
     is_fifo: bool  # as its clients are told
     is_fifo_set: bool  # by an operator; else it follows from the topics it is subscribed to
+    retries: str = ""  # "here" or "cluster", if somebody said which
     waiting: int = 0
     dead: int = 0
     leased: int = 0

@@ -78,7 +78,7 @@ _IS_DETAIL = _flags(
     *(EventKind.SEND_DEAD, EventKind.DROPPED, EventKind.REDRIVEN, EventKind.PURGED, EventKind.RESET),
     *(EventKind.QUEUED_FOR_GROUP, *_COUNTED),
     *(EventKind.CLOCK_CHANGED, EventKind.CLOCK_ACCEPTED),
-    *(EventKind.FORWARDED, EventKind.FETCHED),
+    *(EventKind.FORWARDED, EventKind.FETCHED, EventKind.TAKEN_OVER),
 )
 # The record's offset is in the dead-letter queue; or the event says it already.
 _IS_LETTER = _flags(*_DEAD)

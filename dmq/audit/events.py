@@ -77,6 +77,9 @@ class EventKind(IntEnum):
     QUEUED_FOR_GROUP = 50  # accepted for one group: a redriven letter is in its lane [offset in the dead-letter queue]
     CLOCK_CHANGED = 56  # the wall clock was stepped, held, believed; the id says what [the wall clock]
     CLOCK_ACCEPTED = 57  # an operator said that it is right [the wall clock]
+    TAKEN_OVER = (
+        58  # a group failed what a cluster handed out, its end there is here; attempt is that one [offset there]
+    )
     GAP = 13  # events cut from the outbox before they were exported [sequence of the first; the id is their count]
 
 

@@ -34,6 +34,14 @@ if TYPE_CHECKING:
 app = noun("group")
 
 _SPANS_SHOWN = 32
+_RETRIES = {"here": "kept here, set by an operator", "cluster": "the cluster's, set by an operator"}
+
+
+class Retries(StrEnum):
+    """Where what a group fails of a cluster's topics is kept."""
+
+    HERE = "here"
+    CLUSTER = "cluster"
 
 
 @app.command()
@@ -46,11 +54,11 @@ def ls(session: Session) -> None:
         out.show_json([out.to_plain(group) for group in groups])
         return
     out.show_table(
-        ("GROUP", "WAITING", "DEAD", "LEASED", "POLICY", "ORDER"),
+        ("GROUP", "WAITING", "DEAD", "LEASED", "POLICY", "ORDER", "RETRIES"),
         [
             (
                 *(group.name, f"{group.waiting:,}", f"{group.dead:,}", f"{group.leased:,}"),
-                *("default" if group.is_default_policy else "set", "fifo" if group.is_fifo else ""),
+                *("default" if group.is_default_policy else "set", "fifo" if group.is_fifo else "", group.retries),
             )
             for group in groups
         ],
@@ -96,6 +104,10 @@ def set_policy(
     fifo: Annotated[
         bool | None, typer.Option("--fifo/--no-fifo", help="Whether clients are told to consume in order.")
     ] = None,
+    retries: Annotated[
+        Retries | None,
+        typer.Option(help="In front of a cluster: where what the group fails of its topics is kept and tried again."),
+    ] = None,
     default: Annotated[bool, typer.Option("--default", help="Return to the default policy of the daemon.")] = False,
 ) -> None:
     """Change the retry policy of a group and print the policy in force.
@@ -121,13 +133,17 @@ def set_policy(
         is_policy = any(option is not None for option in options)
         if is_policy and default:
             raise refused("give a policy or --default, not both", "--default")
-        if not is_policy and not default and fifo is None:
+        if not is_policy and not default and fifo is None and retries is None:
             raise CommandFailed("say what to change; see 'dmq group set-policy --help'", ExitCode.USAGE)
         policy = policy_from(_policy_now(client, group)) if is_policy else None
         from dmq.admin.mapping import wire_policy
 
         changed = client.set_group(
-            group, policy=None if policy is None else wire_policy(policy), reset_policy=default, is_fifo=fifo
+            group,
+            policy=None if policy is None else wire_policy(policy),
+            reset_policy=default,
+            is_fifo=fifo,
+            retries=retries or "",
         )
     if session.as_json:
         out.show_json(out.to_plain(changed))
@@ -157,6 +173,7 @@ def _policy_facts(group: wire.Group) -> list[tuple[str, str]]:
         ("policy", f"{attempts}, {'the default' if group.is_default_policy else 'set by an operator'}"),
         ("delay after", _delays(policy) + jitter),
         ("order", f"{order}, {'set by an operator' if group.is_fifo_set else 'as its topics are'}"),
+        *([("retries", _RETRIES[group.retries])] if group.retries else []),
     ]
 
 

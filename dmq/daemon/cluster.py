@@ -15,6 +15,7 @@ from dmq.embedded.broker import EmbeddedBroker
 from dmq.forwarder.forwarder import Forwarder
 from dmq.forwarder.front import ClusterFront
 from dmq.forwarder.inner import InnerTopic
+from dmq.forwarder.retries_here import RetriesHere
 from dmq.metrics import Metrics
 
 log = structlog.get_logger("dmq.daemon")
@@ -56,6 +57,7 @@ class ClusterSide:
             self._forwarder,
             accepts_while_away=config.away == "accept",
             timeout_ms=timeout_ms,
+            here=RetriesHere(broker, self._adapter, clock, default=config.retries),
         )
         self.inner: InnerTopic | None = None
         if config.inner_topic != "off":

@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from contextlib import AsyncExitStack
-from datetime import timedelta
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,11 +29,11 @@ from dmq.audit.export import Exporter
 from dmq.audit.export_values import ExportOptions
 from dmq.config import DaemonConfig
 from dmq.daemon import gauges
+from dmq.daemon.broker import broker_of
 from dmq.daemon.descriptors import Descriptors, raise_limit, share
 from dmq.daemon.transport import transport_of
 from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.catalog import AutoCreate
-from dmq.embedded.checks import CheckOptions
+from dmq.embedded.moved import MovedTopics
 from dmq.errors import AddressInUse, StoreCorrupt, StoreError
 from dmq.log import configure
 from dmq.metrics import Metrics, MetricsServer, start_http
@@ -44,9 +43,8 @@ from dmq.store.cell import tighten
 from dmq.store.ops import Emit, Put
 from dmq.store.rocks import RocksOptions
 from dmq.store.schema.keys import META_QUOTAS, Family
-from dmq.store.schema.names import Keep
 from dmq.store.store import Store, StoreOptions
-from dmq.units import ALL_TOPICS, Address
+from dmq.units import Address
 from dmq.upkeep.snapshots import Snapshots
 
 if TYPE_CHECKING:
@@ -57,7 +55,6 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 FULL_BYTES = 2**20  # free space that is left to RocksDB: with less, writes wait for room
 SWITCH_INTERVAL_S = 0.0005
-FORWARDED_KEPT = timedelta(minutes=10)  # what the cluster has is of no use here; long enough to look at it
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _FREED_BYTES_KEPT = 64 * 2**20
 _REQUEST_BYTES = 16 * 2**20  # what is larger goes back to the system at once
@@ -124,10 +121,10 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         stack.push_async_callback(backups.close)
         metrics = Metrics(version=_version(), cell_id=store.cell_id)
         _observe(store, metrics)
-        broker = _broker(config, store)
+        broker = broker_of(config, store)
         stack.push_async_callback(broker.close)
         await store.commit_async([Emit(cell_event(EventKind.OPENED))])
-        await broker.moved.settle()
+        await MovedTopics(broker).settle()
         scheduler = Scheduler(store, broker.placement, broker.checks, on_failure=fail, observe=metrics.became_visible)
         stack.callback(scheduler.close)
         cell = Cell(config, store, broker, metrics, _version(), store.clock.now_ms(), exporter=exporter)
@@ -202,28 +199,6 @@ async def _keep_quotas(store: Store, encoded: bytes) -> None:
     await store.commit_async([Put(Family.META, META_QUOTAS, encoded)])
 
 
-def _broker(config: DaemonConfig, store: Store) -> EmbeddedBroker:
-    return EmbeddedBroker(
-        store,
-        queues_per_topic=config.queues_per_topic,
-        group_start=config.group_start,
-        delay_levels_ms=config.delay_levels_ms,
-        checks=CheckOptions(
-            first_after_ms=config.transaction_timeout_ms,
-            every_ms=config.transaction_check_interval_ms,
-            checks_max=config.transaction_checks_max,
-            max_age_ms=config.transaction_max_age_ms,
-        ),
-        # In front of a cluster a topic is made here by keeping messages of it; the cluster says which there are.
-        auto_create=AutoCreate(True, True)
-        if config.broker != "embedded"
-        else AutoCreate(config.topic_auto_create, config.group_auto_create),
-        keep=_keep(config, config.keep_time),
-        keep_forwarded=_keep(config, config.keep_time if "keep_time" in config.model_fields_set else FORWARDED_KEPT),
-        stay=config.embedded_topics if config.broker != "embedded" else ALL_TOPICS,
-    )
-
-
 def _descriptors(config: DaemonConfig) -> Descriptors:
     parts = share(raise_limit(), config.connections_max)
     log.info("descriptors", limit=parts.limit, tables_max=parts.tables, connections_max=parts.connections)
@@ -273,11 +248,6 @@ def open_store(config: DaemonConfig, clock: Clock, open_files_max: int = RocksOp
     if recovery.cut_bytes:
         log.warning("wal_tail_cut", cut_bytes=recovery.cut_bytes)
     return store
-
-
-def _keep(config: DaemonConfig, keep_time: timedelta | None) -> Keep:
-    time_ms = keep_time // timedelta(milliseconds=1) if keep_time is not None else 0
-    return Keep(time_ms, config.keep_bytes or 0, config.keep_unread)
 
 
 def _exporter(config: DaemonConfig, store: Store) -> Exporter | None:

@@ -15,6 +15,7 @@ from typing import Literal
 from broker_adapter import limits
 from broker_adapter.adapter import GroupSettings, Subscription, TopicRoute
 from broker_adapter.deferred import Deferred
+from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
 from dmq.embedded.catalog import AUTO_CREATE, DEFAULT_POLICY, AutoCreate, Catalog, check_not_forwarder
 from dmq.embedded.checks import CheckOptions, Checks
@@ -25,7 +26,6 @@ from dmq.embedded.entry_handle import EntryHandles
 from dmq.embedded.failures import Failures
 from dmq.embedded.lease_ends import LeaseEnds
 from dmq.embedded.leases import Leases
-from dmq.embedded.moved import MovedTopics
 from dmq.embedded.names import Names
 from dmq.embedded.operator import Operator
 from dmq.embedded.placement import Placement
@@ -125,7 +125,6 @@ class EmbeddedBroker:
             keep=keep,
             keep_forwarded=keep_forwarded,
         )
-        self.moved = MovedTopics(names, commits, reader, procedures=procedures, placement=self.placement)
         self.operator = Operator(
             self.catalog,
             commits,
@@ -178,7 +177,13 @@ class EmbeddedBroker:
         return GroupSettings(is_fifo, policy.max_attempts, delays_ms(policy))
 
     async def set_group(
-        self, name: str, *, policy: RetryPolicy | None = None, reset_policy: bool = False, is_fifo: bool | None = None
+        self,
+        name: str,
+        *,
+        policy: RetryPolicy | None = None,
+        reset_policy: bool = False,
+        is_fifo: bool | None = None,
+        retries: str | None = None,
     ) -> None:
         """Change a group's settings, durable on return; what is ``None`` stays. Connected clients are told."""
         check_not_forwarder(name)
@@ -187,6 +192,11 @@ class EmbeddedBroker:
             group = group._replace(policy=policy)
         if is_fifo is not None:
             group = group._replace(is_fifo=is_fifo)
+        if retries is not None:
+            group = group._replace(retries=retries)
+        if group.is_fifo and group.retries == "here":
+            why = "the order of a FIFO group is the cluster's affair, so its retries are as well"
+            raise Refused(Rule.GROUP, why, value=name, limit="retries = cluster, or no FIFO group")
         done = self.commits.submit(self.names.plan_settings(group))
         self.names.add_group(group)
         await self.commits.committed(done)

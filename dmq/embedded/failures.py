@@ -22,20 +22,23 @@ from typing import NamedTuple
 
 from broker_adapter.clock import Moment, moment
 from broker_adapter.errors import BrokerError
+from broker_adapter.message import Delivery, pack_id
+from broker_adapter.topics import dead_letter_topic
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.audit.events import NO_QUEUE, EventKind, encode_event
+from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event
 from dmq.embedded.catalog import Catalog
 from dmq.embedded.commits import Commits
 from dmq.embedded.group_queue import ATTEMPT_MAX, Lease
 from dmq.embedded.lease_ends import LeaseEnds
+from dmq.embedded.names import Group, Topic
 from dmq.embedded.reader import Reader
 from dmq.embedded.receipt import ReceiptHandles
 from dmq.embedded.subscription import SubscribedQueue, Subscription
 from dmq.embedded.subscriptions import Subscriptions
 from dmq.errors import StoreError
 from dmq.store.ops import Append, Emit, IfKnown, Op, Schedule
+from dmq.store.schema.index import EntryState, failed_id, failed_topic_id
 from dmq.store.schema.index import Receipt as Stored
-from dmq.store.schema.index import failed_id
 from dmq.store.schema.record import (
     EntryKind,
     History,
@@ -53,6 +56,7 @@ REFUSED = "DMQ_REFUSED"  # user property of a letter that a cluster refused: its
 UNREADABLE = "DMQ_UNREADABLE"  # of one that was taken from a cluster: why it could not be read
 _WHY_CHARS_MAX = 300
 _NOT_OURS = -1
+_U64 = 2**64 - 1
 POSTPONED_MS = 60_000  # until a dead letter is tried again for which there was no room
 DEAD_EVENTS = {
     Reason.EXHAUSTED: EventKind.DEAD_EXHAUSTED,
@@ -294,6 +298,70 @@ class Failures:
         copy = encode_queued(attempts, now_ms, 0, copy_of(record, history), has_history=True)
         entry_id = failed_id(record.message_id, history, attempts)
         return ops, Append(letters.topic_id, entry_id, letters.topic_id, 0, copy, event, IfKnown.WRITE)
+
+    # -- of a cluster -------------------------------------------------------------------------------------------------
+
+    async def take_over(
+        self, group: Group, topic: Topic, delivery: Delivery, failure: Failure, *, attempts_told: int = 0
+    ) -> None:
+        """Let a group's failure of what a cluster handed out have its outcome here, durable on return."""
+        now_ms = self._clock.now_ms()
+        attempt = min(max(delivery.delivery_attempt, attempts_told), ATTEMPT_MAX)
+        since_ms = delivery.stored_at_ms
+        policy = self._catalog.policy(group.group_id)
+        outcome = after_failure(
+            policy, failure, attempt, now_ms, self._rng, since_ms=since_ms or None, levels_ms=self._levels_ms
+        )
+        reason = outcome.reason if isinstance(outcome, DeadLetter) else 0
+        message = wire.Message.FromString(delivery.payload)
+        message.system_properties.message_id = delivery.message_id
+        message_id, tag = pack_id(delivery.message_id), message.system_properties.tag
+        payload = message.SerializeToString()
+        offset = delivery.queue_offset & _U64
+        queue_id = delivery.queue_id if 0 <= delivery.queue_id < LANE else 0
+        epoch = self._receipts.next_epoch()
+        history = History(topic.topic_id, queue_id, offset, since_ms, now_ms, now_ms, reason, epoch)
+        record = QueuedMessage(attempt, since_ms, 0, message_id, tag, "", payload, history)
+        place = topic.topic_id, group.group_id, LANE, attempt
+        ops: list[Op] = [Emit(encode_event(EventKind.TAKEN_OVER, *place, offset, message_id))]
+        if isinstance(outcome, DeadLetter):
+            self.dead_total += 1
+            more, copy = self.bury_ops(group.group_id, topic.topic_id, record, history, attempt, number=LANE)
+            ops += [*more, copy]
+        else:
+            self.retried_total += 1
+            at_ms = outcome.at_ms if isinstance(outcome, RetryAt) else now_ms
+            lane_id, more = self._subscriptions.lane_id(group, topic)
+            body = copy_of(record, history)
+            waiting = encode_waiting(EntryKind.RETRY, attempt, lane_id, group.group_id, at_ms, now_ms, body)
+            event = encode_event(EventKind.NACKED, *place, at_ms, message_id)
+            entry_id = failed_id(message_id, history, attempt)
+            ops += [*more, Schedule(group.group_id, entry_id, at_ms, waiting, event, if_known=IfKnown.WRITE)]
+        await self._commits.commit(ops)
+
+    async def is_known(self, group: Group, topic: Topic, message_id: bytes) -> bool:
+        """Say whether a copy of a message that a group failed waits for it, or lies in its dead-letter queue.
+
+        Of what is not on the timeline any more it is known as long as a message id is.
+        """
+        copies = await self._copies(group.group_id, topic, message_id)
+        if any(each.state is EntryState.WAITING for each in copies):
+            return True
+        visible = [each.queue_offset for each in copies if each.queue_offset >= 0]
+        if visible:
+            lane = (await self._subscriptions.subscribe(group.name, topic.name)).lane
+            if lane is not None and not all(map(lane.is_finished, visible)):
+                return True
+        letters = self._catalog.names.topics.get(dead_letter_topic(group.name))
+        if letters is None:
+            return False
+        dead = await self._copies(letters.topic_id, topic, message_id)
+        ledger = await self._subscriptions.ledgers.load(letters.topic_id)
+        return not all(ledger.is_finished(each.queue_offset) for each in dead if each.queue_offset >= 0)
+
+    async def _copies(self, scope: int, topic: Topic, message_id: bytes) -> list[Stored]:
+        found = await self._reader.run(lambda store: store.copies(scope, message_id))
+        return [receipt for key, receipt in found if failed_topic_id(key) == topic.topic_id]
 
     def _history(self, failed: Failed, record: QueuedMessage, reason: int) -> History:
         queue, now_ms = failed.queue, self._clock.now_ms()

@@ -17,6 +17,7 @@ from broker_adapter.topics import retry_topic
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.commits import look_at
 from dmq.embedded.deliveries import Forwarded
+from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.names import FORWARDER_GROUP
 from dmq.embedded.queue_log import Place
 from dmq.embedded.receipt import read_handle

@@ -76,6 +76,11 @@ class LeaseEnds:
             del seen_s[oldest]
             oldest = next(iter(seen_s))
 
+    def is_alive(self, client_id: str) -> bool:
+        """Say whether a client gave a sign of life lately."""
+        seen_s = self._seen_s.get(client_id)
+        return seen_s is not None and self._clock.monotonic_s() - seen_s < CLIENT_ALIVE_S
+
     def client_gone(self, client_id: str) -> None:
         """Let the client's renewed leases end soon."""
         if self._seen_s.pop(client_id, None) is None:
@@ -122,5 +127,4 @@ class LeaseEnds:
     def _is_renewed(self, lease: Lease, now_ms: int) -> bool:
         if not lease.renew_for or now_ms >= lease.renew_until_ms:
             return False
-        seen_s = self._seen_s.get(lease.renew_for)
-        return seen_s is not None and self._clock.monotonic_s() - seen_s < CLIENT_ALIVE_S
+        return self.is_alive(lease.renew_for)

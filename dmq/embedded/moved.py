@@ -13,13 +13,10 @@ from functools import partial
 
 import structlog
 
-from dmq.embedded.commits import Commits
+from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.group_queue import GroupQueue
-from dmq.embedded.names import FORWARDER_GROUP, Names, Topic
-from dmq.embedded.placement import Placement
-from dmq.embedded.procedures import Procedures
+from dmq.embedded.names import FORWARDER_GROUP, Topic
 from dmq.embedded.queue_log import Place
-from dmq.embedded.reader import Reader
 from dmq.embedded.removable import finished_by_all
 from dmq.embedded.subscription import Subscription
 from dmq.store.ops import IfKnown
@@ -34,15 +31,13 @@ _TOGETHER = 64  # messages in one unit; each may be 4 MiB in memory while it is 
 class MovedTopics:
     """Belongs to the event loop. ``settle`` it before anything reads or is sent."""
 
-    def __init__(
-        self, names: Names, commits: Commits, reader: Reader, *, procedures: Procedures, placement: Placement
-    ) -> None:
-        self._names = names
-        self._commits = commits
-        self._reader = reader
-        self._procedures = procedures
-        self._progress = procedures.progress
-        self._placement = placement
+    def __init__(self, broker: EmbeddedBroker) -> None:
+        self._names = broker.names
+        self._commits = broker.commits
+        self._reader = broker.reader
+        self._procedures = broker.procedures
+        self._progress = broker.procedures.progress
+        self._placement = broker.placement
 
     async def settle(self) -> None:
         """Let each topic that moved go on where it is now, durable on return."""

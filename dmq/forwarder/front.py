@@ -5,7 +5,8 @@ kept here       what is delayed, until it is due; what the cluster does not take
 passed on       all other sends, transactions, receives and what becomes of them, groups, routes
 own             topics that are not the cluster's: everything of them is the embedded broker's
 
-Where a group has something of a topic at both, as dead letters, a receive asks both. Whose a handle is, it says itself.
+Where a group has something of a topic at both, dead letters, or what it failed and is kept here, a receive asks both.
+Whose a handle is, it says itself.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from dmq.embedded.names import Topic
 from dmq.forwarder.fetches import Asked, Fetches
 from dmq.forwarder.forwarder import Forwarder
 from dmq.forwarder.lane import forwarded_type
+from dmq.forwarder.retries_here import RetriesHere
 from dmq.units import TopicPatterns
 
 _UNSURE_MAX = 10_000
@@ -46,6 +48,7 @@ class ClusterFront:
         *,
         accepts_while_away: bool,
         timeout_ms: int,
+        here: RetriesHere,
     ) -> None:
         self.kept_total = 0
         self.on_group_changed: Callable[[str], None] = lambda _: None
@@ -57,10 +60,12 @@ class ClusterFront:
         self._unsure: set[str] = set()  # groups that were told defaults while nobody could be asked
         self._names = local.names
         self._fetches = Fetches(cluster)
+        self._here = here
 
     async def close(self) -> None:
-        """Give back what was received and nobody came for."""
+        """Give back what was received and nobody came for; what clients have is left to the cluster."""
         await self._fetches.close()
+        await self._here.close()
 
     @property
     def is_away(self) -> bool:
@@ -114,6 +119,8 @@ class ClusterFront:
         """As ``PopBroker.group_settings``: the cluster's, unless none of the topics is the cluster's."""
         if topics and all(map(self._is_own, topics)):
             return self._local.group_settings(group, topics)
+        if self._here.keeps(group):
+            return self._local.group_settings(group, topics)._replace(is_fifo=False)
         return self._cluster.group_settings(group, topics)
 
     def is_known(self, kind: str, name: str) -> bool:
@@ -194,11 +201,8 @@ class ClusterFront:
 
     async def recall(self, topic: str, recall_handle: str) -> RecallReceipt:
         """As ``PopBroker.recall``, where the message is; of what the cluster delays its answer is the cluster's."""
-        return await self._owner(recall_handle).recall(topic, recall_handle)
-
-    def _owner(self, handle: str) -> EmbeddedBroker | RocketMQBroker:
-        """Return who gave a handle: of a topic that moved it may be the other one."""
-        return self._cluster if _is_clusters(handle) else self._local
+        owner = self._cluster if _is_clusters(recall_handle) else self._local
+        return await owner.recall(topic, recall_handle)
 
     # -- transactions -------------------------------------------------------------------------------------------------
 
@@ -256,10 +260,12 @@ class ClusterFront:
     def _has_here(self, group: str, topic: str) -> bool:
         """Say whether a group may find something here of a topic that is the cluster's."""
         found = self._names.topics.get(topic)
-        if found is None or self._names.is_derived(topic):
+        if self._names.is_derived(topic):
             return found is not None
+        if self._here.keeps(group):
+            return True
         known = self._names.groups.get(group)
-        return known is not None and (known.group_id, found.topic_id) in self._names.lanes
+        return known is not None and found is not None and (known.group_id, found.topic_id) in self._names.lanes
 
     async def _receive_here(self, asked: Asked, wait_ms: int) -> Sequence[Delivery]:
         subscription = asked.subscription
@@ -274,34 +280,45 @@ class ClusterFront:
             renew_for=asked.renew_for,
         )
 
-    async def _receive_there(self, asked: Asked, wait_ms: int) -> Sequence[Delivery]:
-        return await self._cluster.receive(
+    async def _receive_there(self, asked: Asked, wait_ms: int, *, is_kept: bool = False) -> Sequence[Delivery]:
+        """Receive at the cluster; ``is_kept``: what the group fails is kept here."""
+        found = await self._cluster.receive(
             asked.group,
             asked.subscription,
             batch_max=asked.batch_max,
-            invisible_ms=asked.invisible_ms,
+            invisible_ms=self._here.hidden_ms(asked) if is_kept else asked.invisible_ms,
             wait_ms=wait_ms,
             renew_for=asked.renew_for,
         )
+        return await self._here.sift(asked, found) if is_kept and found else found
 
     async def _receive_both(self, asked: Asked, wait_ms: int) -> Sequence[Delivery]:
         """Return what comes first, here or at the cluster; the other one goes on for the next receive."""
-        found = await self._receive_here(asked, 0)
-        if found or not await self._is_there(asked.subscription.topic):
-            return found or await self._receive_here(asked, wait_ms)
+        topic = asked.subscription.topic
+        is_there = await self._is_there(topic)
+        if found := await self._receive_here(asked, 0 if is_there else wait_ms):
+            return found
+        if not is_there:
+            return ()
         if self.is_away:
             if found := await self._receive_here(asked, min(wait_ms, _AWAY_WAIT_MS)):
                 return found
             raise BrokerUnavailable("the cluster is away")
-        fetch = self._fetches.take(asked, self._receive_there(asked, wait_ms))
+        is_kept = self._here.keeps(asked.group) and not self._names.is_derived(topic)
+        fetch = self._fetches.take(asked, self._receive_there(asked, wait_ms, is_kept=is_kept))
         here = asyncio.get_running_loop().create_task(self._receive_here(asked, wait_ms))
         is_brought = False
         try:
             await asyncio.wait([fetch, here], timeout=wait_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
             if here.done() and (found := here.result()):
                 return found
-            is_brought = fetch.done()
-            return fetch.result() if is_brought else ()
+            if not fetch.done():
+                return ()
+            is_brought = True
+            brought = fetch.result()
+            if is_kept:
+                self._here.hold(asked, brought)
+            return brought
         finally:
             if not here.done():
                 here.cancel()
@@ -311,11 +328,13 @@ class ClusterFront:
 
     async def _is_there(self, topic: str) -> bool:
         """Say whether the cluster has a topic, as far as is known: dead letters may only be here."""
-        if not self._names.is_derived(topic) or self.is_away or self._cluster.routes.known(topic) is not None:
+        if self.is_away or self._cluster.routes.known(topic) is not None:
             return True
         try:
             await self._cluster.route(topic)
         except Refused:
+            if topic not in self._names.topics:  # nobody has it: nothing is made for that
+                raise
             return False
         return True
 
@@ -325,9 +344,9 @@ class ClusterFront:
         if not there:
             return await self._local.ack(group, topic, receipt_handles)
         if len(there) == len(receipt_handles):
-            return await self._cluster.ack(group, topic, receipt_handles)
+            return await self._here.ack(group, topic, receipt_handles)
         here = [each for each in receipt_handles if not _is_clusters(each)]
-        asked = [(here, self._local.ack(group, topic, here)), (there, self._cluster.ack(group, topic, there))]
+        asked = [(here, self._local.ack(group, topic, here)), (there, self._here.ack(group, topic, there))]
         answers = await asyncio.gather(*(each for _, each in asked), return_exceptions=True)
         results: dict[str, Exception | None] = {}
         for (handles, _), answer in zip(asked, answers, strict=True):
@@ -343,12 +362,13 @@ class ClusterFront:
         self, group: str, topic: str, receipt_handle: str, invisible_ms: int, *, suspend: bool = False
     ) -> str:
         """As ``PopBroker.change_invisible``."""
-        owner = self._owner(receipt_handle)
+        owner = self._here if _is_clusters(receipt_handle) else self._local
         return await owner.change_invisible(group, topic, receipt_handle, invisible_ms, suspend=suspend)
 
     async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
         """As ``PopBroker.dead_letter``."""
-        await self._owner(receipt_handle).dead_letter(group, topic, receipt_handle, attempts=attempts)
+        owner = self._here if _is_clusters(receipt_handle) else self._local
+        await owner.dead_letter(group, topic, receipt_handle, attempts=attempts)
 
     def client_seen(self, client_id: str) -> None:
         """As ``PopBroker.client_seen``."""
@@ -357,6 +377,7 @@ class ClusterFront:
 
     def client_gone(self, client_id: str) -> None:
         """As ``PopBroker.client_gone``."""
+        self._here.client_gone(client_id)
         self._cluster.client_gone(client_id)
         self._local.client_gone(client_id)
 

@@ -29,7 +29,7 @@ from dmq.store.schema import keys
 from dmq.store.schema.clock import decode_clock, encode_clock
 from dmq.store.schema.counts import BUCKET_MS, HOUR_MS, DueCount, due_in
 from dmq.store.schema.identity import Identity, Place, decode_identity, encode_identity
-from dmq.store.schema.index import EntryState, Receipt, decode_index
+from dmq.store.schema.index import COPY_SUFFIX_MAX, EntryState, Receipt, decode_index, failed_message_id
 from dmq.store.schema.keys import FORMAT_VERSION, Family
 from dmq.store.schema.outbox import OutboxState, decode_state
 from retry.log import LibraryLog
@@ -61,6 +61,9 @@ class StoreOptions:
     clock: ClockOptions = field(default_factory=ClockOptions)
     rocks: RocksOptions = field(default_factory=RocksOptions)
     gap_event: Callable[[int, int], bytes] = _unknown_gap
+
+
+_COPIES_MAX = 1_000  # of one message for one group
 
 
 class Recovery(NamedTuple):
@@ -265,6 +268,17 @@ class Store:
         )
         known = (decode_index(value) for value in rows if value is not None)
         return next((each for each in known if with_withdrawn or each.state is not EntryState.WITHDRAWN), None)
+
+    def copies(self, scope: int, message_id: bytes) -> list[tuple[bytes, Receipt]]:
+        """Return what ``find`` would of each copy of a message that a group failed, with the id it goes by."""
+        found: list[tuple[bytes, Receipt]] = []
+        for generation in self._assembler.generations():
+            prefix = keys.pack_index_prefix(generation, scope)
+            start = prefix + message_id
+            rows = self._engine.scan(Family.INDEX, start, start + b"\xff" * COPY_SUFFIX_MAX, limit=_COPIES_MAX).rows
+            copies = ((key[len(prefix) :], value) for key, value in rows)
+            found += [(each, decode_index(value)) for each, value in copies if failed_message_id(each) == message_id]
+        return found
 
     # -- figures ------------------------------------------------------------------------------------------------------
 

@@ -128,7 +128,7 @@ def group_side(rows: DataFrame, subscriptions: DataFrame) -> DataFrame:
     fired = for_groups(rows.where(is_fired()), subscriptions).withColumn("visible", F.lit(1))
     # A lane's places are those of one group: where one is named twice, a group of that name was made anew.
     others = rows.where(~is_fired() & F.col("group").isNotNull()).withColumn("pass_number", F.col("sequence"))
-    visible = F.when(F.col("kind").isin(*IN_LANE, FOR_GROUP), 1).when(is_exit(), -1).otherwise(0)
+    visible = F.when(F.col("kind").isin(*IN_LANE, *FOR_GROUP), 1).when(is_exit(), -1).otherwise(0)
     others = others.withColumn("visible", visible)
     copies = (
         F.when(F.col("is_letter"), 0)

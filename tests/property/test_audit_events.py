@@ -43,6 +43,7 @@ OF_OTHERS = {
     EventKind.TX_TOO_OLD,
     *(EventKind.SENT, EventKind.SEND_FAILED, EventKind.SEND_DEAD, EventKind.REQUEUED, EventKind.DROPPED),
     *(EventKind.FORWARDED, EventKind.FORWARD_REFUSED, EventKind.FORWARD_IN_DOUBT, EventKind.FETCHED),
+    EventKind.TAKEN_OVER,
 }
 
 picks, message_groups = st.integers(0, 50), st.sampled_from(("", "", "a", "b"))

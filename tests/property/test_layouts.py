@@ -52,6 +52,6 @@ def test_numbers_of_kinds_do_not_drift() -> None:
         "HALF", "COMMITTED", "ROLLED_BACK", "TX_CHECKED", "TX_GIVEN_UP",
         "TOPIC_CHANGED", "TOPIC_REMOVED", "GROUP_REMOVED", "RESET", "OFFSET_SET",
         "FORWARDED", "FORWARD_REFUSED", "FORWARD_IN_DOUBT", "FETCHED",
-        "QUEUED_FOR_GROUP", "TX_TOO_OLD", "CLOCK_CHANGED", "CLOCK_ACCEPTED",
+        "QUEUED_FOR_GROUP", "TX_TOO_OLD", "CLOCK_CHANGED", "CLOCK_ACCEPTED", "TAKEN_OVER",
     ]  # fmt: skip
-    assert [int(kind) for kind in sorted(events.EventKind)] == [*range(1, 52), 56, 57]
+    assert [int(kind) for kind in sorted(events.EventKind)] == [*range(1, 52), 56, 57, 58]

@@ -302,6 +302,34 @@ def test_what_was_read_back_is_compared(spark: SparkSession, tmp_path: Path) -> 
     assert [residue(CLUSTER, row) for row in ledger.values()] == [0, 0, 0, 0]
 
 
+def test_what_is_taken_over_from_a_cluster(spark: SparkSession, tmp_path: Path) -> None:
+    """It is fired for its group alone and fails at once; a copy that is nowhere is lost, a failure without it odd."""
+    hand = Hand(tmp_path)
+    for number, copies in ((1, 2), (2, 1), (3, 1)):
+        hand.of_group("TAKEN_OVER", number, queue_id=-1, attempt=1, detail=number)
+        hand.of_group("NACKED", number, queue_id=-1, entry=10 * number, attempt=1, due_ms=START_MS + 10)
+        for copy in range(copies - 1):
+            lane: dict[str, Any] = {"queue_id": -1, "queue_offset": copy}
+            hand.of_group("RETRIED", number, entry=10 * number, attempt=2, due_ms=START_MS + 10, **lane)
+            hand.of_group("TAKEN_OVER", number, queue_id=-1, attempt=2, detail=9)  # it was there once more
+            hand.of_group("NACKED", number, queue_id=-1, entry=10 * number + 1, attempt=2, due_ms=START_MS + 10)
+            hand.of_group("ACKED", number, attempt=2, **lane)
+    hand.of_group("TAKEN_OVER", 4, queue_id=-1, attempt=3, detail=4)
+    hand.of_group("DEAD_EXHAUSTED", 4, queue_id=-1, attempt=3, detail=0)
+    hand.of_group("NACKED", 5, queue_id=-1, entry=50, attempt=1, due_ms=START_MS + 10)
+    hand.snapshot(
+        [held(number, 10, "RETRY", group=GROUP, message_id=id_of(of)) for number, of in ((11, 1), (20, 2), (50, 5))]
+    )
+    hand.end(1_000)
+    outcome = run_audit(spark, str(tmp_path), Options())
+    assert sorted(said(outcome)) == [
+        ("LOST", "a copy is not in the snapshot", "message-3"),
+        ("ORPHAN", "left a place it was not at", "message-5"),
+    ]
+    (row,) = [row for row in outcome.report["fired"] if row["group"] == GROUP and row["topic"] == TOPIC]
+    assert (row["fired"], row["acked"], row["dead"], row["lost"]) == (5, 1, 1, 1)
+
+
 def test_a_place_is_left_once_in_each_pass(spark: SparkSession, tmp_path: Path) -> None:
     """A group is reset, and removed and made anew: it reads the queue three times, and its lane begins at 0 again."""
     hand = Hand(tmp_path)

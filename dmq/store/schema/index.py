@@ -29,6 +29,7 @@ from dmq.store.schema.record import (
 
 _FAILED_ID = struct.Struct(">IHQH")
 _EPOCH = struct.Struct(">Q")
+COPY_SUFFIX_MAX = _EPOCH.size + _FAILED_ID.size  # bytes in the id of a copy behind the message id
 _INDEX_WAITING = struct.Struct(">BQQ")
 _INDEX_FINISHED = struct.Struct(">BQQHQ")
 _OF_EPOCH = 0x8000_0000  # in the topic id of a failed id; ids of topics are far smaller

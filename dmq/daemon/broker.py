@@ -1,0 +1,43 @@
+"""The embedded broker as the configuration says: a broker of its own, or what stays here in front of a cluster."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from dmq.config import DaemonConfig
+from dmq.embedded.broker import EmbeddedBroker
+from dmq.embedded.catalog import AutoCreate
+from dmq.embedded.checks import CheckOptions
+from dmq.store.schema.names import Keep
+from dmq.store.store import Store
+from dmq.units import ALL_TOPICS
+
+FORWARDED_KEPT = timedelta(minutes=10)  # what the cluster has is of no use here; long enough to look at it
+
+
+def broker_of(config: DaemonConfig, store: Store) -> EmbeddedBroker:
+    """Return the broker on ``store``; create it on the loop that will use it."""
+    return EmbeddedBroker(
+        store,
+        queues_per_topic=config.queues_per_topic,
+        group_start=config.group_start,
+        delay_levels_ms=config.delay_levels_ms,
+        checks=CheckOptions(
+            first_after_ms=config.transaction_timeout_ms,
+            every_ms=config.transaction_check_interval_ms,
+            checks_max=config.transaction_checks_max,
+            max_age_ms=config.transaction_max_age_ms,
+        ),
+        # In front of a cluster a topic is made here by keeping messages of it; the cluster says which there are.
+        auto_create=AutoCreate(True, True)
+        if config.broker != "embedded"
+        else AutoCreate(config.topic_auto_create, config.group_auto_create),
+        keep=_keep(config, config.keep_time),
+        keep_forwarded=_keep(config, config.keep_time if "keep_time" in config.model_fields_set else FORWARDED_KEPT),
+        stay=config.embedded_topics if config.broker != "embedded" else ALL_TOPICS,
+    )
+
+
+def _keep(config: DaemonConfig, keep_time: timedelta | None) -> Keep:
+    time_ms = keep_time // timedelta(milliseconds=1) if keep_time is not None else 0
+    return Keep(time_ms, config.keep_bytes or 0, config.keep_unread)
