@@ -20,11 +20,11 @@ from typing import Any, Literal
 
 import structlog
 
+from broker_adapter.adapter import PopBroker
 from broker_adapter.clock import Clock
 from broker_adapter.errors import BrokerError, Refused, Rule
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX, INVISIBLE_MS_MAX
 from broker_adapter.message import Delivery, pack_id
-from broker_adapter.rocketmq import RocketMQBroker
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.names import Group
 from dmq.errors import StoreError
@@ -57,7 +57,7 @@ class RetriesHere:
     """Belongs to the event loop; ``close`` it once. What is handed out then is left to the cluster."""
 
     def __init__(
-        self, local: EmbeddedBroker, cluster: RocketMQBroker, clock: Clock, *, default: Literal["here", "cluster"]
+        self, local: EmbeddedBroker, cluster: PopBroker, clock: Clock, *, default: Literal["here", "cluster"]
     ) -> None:
         self.taken_over_total = 0
         self.held_bytes = 0

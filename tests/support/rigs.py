@@ -30,6 +30,7 @@ from dmq.store.ops import Batch
 from dmq.store.rocks import RocksEngine
 from dmq.store.schema.keys import META_IDENTITY, Family
 from dmq.store.store import Store, StoreOptions
+from dmq.units import ALL_TOPICS, TopicPatterns
 from retry.policy import RetryPolicy, Table
 
 TOPIC, GROUP = "orders", "workers"
@@ -96,6 +97,7 @@ class EmbeddedRig:
         on_disk: bool,
         queues: int = 4,
         group_start: Literal["earliest", "latest"] = "earliest",
+        stay: TopicPatterns = ALL_TOPICS,
         options: StoreOptions | None = None,
         clock: ManualClock | None = None,
         wrap: Callable[[Engine], Engine] = lambda engine: engine,
@@ -113,6 +115,7 @@ class EmbeddedRig:
         self._on_disk = on_disk
         self.queues = queues
         self._group_start = group_start
+        self.stay = stay  # of the next run
         self._options = options or StoreOptions(gap_event=gap_event)
         self._wrap = wrap
 
@@ -124,7 +127,9 @@ class EmbeddedRig:
             batch.deletes.append((Family.META, META_IDENTITY))
             engine.write(batch)
         self.store = Store(self._wrap(engine), self.clock, self._options)
-        self.broker = EmbeddedBroker(self.store, queues_per_topic=self.queues, group_start=self._group_start)
+        self.broker = EmbeddedBroker(
+            self.store, queues_per_topic=self.queues, group_start=self._group_start, stay=self.stay
+        )
         self.broker.leases._task.cancel()  # leases end when a test says so, not when a nap in real time is over
         self.scheduler = Scheduler(
             self.store,

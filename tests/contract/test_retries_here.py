@@ -1,0 +1,232 @@
+"""What a daemon in front of a cluster takes over when a group fails it, and what it leaves to the cluster.
+
+The cluster is a fake that hands out what it is told to and notes what it is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from pathlib import Path
+
+import pytest
+from support.rigs import GROUP, TOPIC, EmbeddedRig, play, receive, until
+
+from broker_adapter.adapter import GroupSettings, PopBroker, Subscription
+from broker_adapter.errors import BrokerUnavailable, Refused
+from broker_adapter.message import Delivery
+from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.forwarder import retries_here
+from dmq.forwarder.fetches import Asked, Fetches
+from dmq.forwarder.retries_here import LONGER_MS, RetriesHere
+from dmq.units import TopicPatterns
+from retry.policy import Fixed, RetryPolicy
+
+ID = "01" + "0" * 32
+PUSH = Asked(GROUP, Subscription(TOPIC), 8, 30_000, "push")
+SIMPLE = PUSH._replace(renew_for="")
+
+
+class FakeCluster:
+    """Answers as it is told, and notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.acked: list[str] = []
+        self.given_back: list[tuple[str, int]] = []
+        self.dead: list[str] = []
+        self.is_away = self.is_fifo = False
+
+    def group_settings(self, group: str, topics: Collection[str] = ()) -> GroupSettings:
+        return GroupSettings(self.is_fifo, 17, (1_000,))
+
+    async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:
+        if self.is_away:
+            raise BrokerUnavailable("away")
+        self.acked += receipt_handles
+        return [None] * len(receipt_handles)
+
+    async def change_invisible(
+        self,
+        group: str,
+        topic: str,
+        receipt_handle: str,
+        invisible_ms: int,
+        *,
+        suspend: bool = False,
+    ) -> str:
+        self.given_back.append((receipt_handle, invisible_ms))
+        return f"{receipt_handle}+"
+
+    async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
+        self.dead.append(receipt_handle)
+
+
+def a_delivery(handle: str, *, attempt: int = 1, message_id: str = ID, message_group: str = "") -> Delivery:
+    """What the cluster hands out."""
+    payload = wire.Message(body=b"x").SerializeToString()
+    return Delivery(TOPIC, message_id, payload, 0, 7, handle, attempt, 30_000, 1_000, 0, message_group=message_group)
+
+
+Scene = Callable[[EmbeddedRig, RetriesHere, FakeCluster], Awaitable[None]]
+
+
+def on_stage(scene: Scene) -> Callable[[Path], None]:
+    """Run a scene in front of a fake cluster, with a group whose retries are here."""
+
+    def test(tmp_path: Path) -> None:
+        rig, cluster = EmbeddedRig(tmp_path, on_disk=False, queues=1, stay=TopicPatterns()), FakeCluster()
+
+        async def scenario(_: object) -> None:
+            policy = RetryPolicy(backoff=Fixed(1_000), max_attempts=3)
+            await rig.broker.set_group(GROUP, policy=policy, retries="here")
+            here = RetriesHere(rig.broker, _as_broker(cluster), rig.clock, default="cluster")
+            try:
+                await scene(rig, here, cluster)
+            finally:
+                await here.close()
+
+        asyncio.run(play(rig, scenario))
+
+    test.__name__, test.__doc__ = scene.__name__, scene.__doc__
+    return test
+
+
+def _as_broker(cluster: FakeCluster) -> PopBroker:
+    return cluster  # type: ignore[return-value]  # it needs these four alone
+
+
+async def handed_out(here: RetriesHere, asked: Asked, *deliveries: Delivery) -> list[Delivery]:
+    """Hand out what the cluster gave, as a receive does."""
+    passed = await here.sift(asked, deliveries)
+    here.hold(asked, passed)
+    return passed
+
+
+async def come(rig: EmbeddedRig) -> list[Delivery]:
+    """What is due again here."""
+    rig.clock.advance(1_000)
+    await rig.settle()
+    return list(await receive(rig))
+
+
+@on_stage
+async def test_a_failure_is_here_before_the_cluster_is_told(
+    rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster
+) -> None:
+    """It comes with the next attempt, its handle is refused from then on; and while the cluster is away it is here."""
+    await handed_out(here, PUSH, a_delivery("a"))
+    cluster.is_away = True
+    await here.change_invisible(GROUP, TOPIC, "a", 10)
+    assert not cluster.acked
+    (again,) = await come(rig)
+    assert (again.message_id, again.delivery_attempt) == (ID, 2)
+    cluster.is_away = False
+    await until(lambda: cluster.acked == ["a"])
+    for late in (here.change_invisible(GROUP, TOPIC, "a", 10), here.dead_letter(GROUP, TOPIC, "a", attempts=1)):
+        with pytest.raises(Refused):
+            await late
+    (refused,) = await here.ack(GROUP, TOPIC, ["a"])
+    assert isinstance(refused, Refused)
+
+
+@on_stage
+async def test_only_what_is_here_is_known_at_both(rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster) -> None:
+    """A copy that waits, is visible, or lies dead; not another message with its id, and not once it is finished."""
+    await handed_out(here, PUSH, a_delivery("a"))
+    await here.change_invisible(GROUP, TOPIC, "a", 10)
+    assert not await handed_out(here, PUSH, a_delivery("b", attempt=2))  # it waits
+    assert await handed_out(here, PUSH, a_delivery("c"))  # sent twice: it is another one
+    await here.ack(GROUP, TOPIC, ["c"])
+    (again,) = await come(rig)
+    assert not await handed_out(here, PUSH, a_delivery("d", attempt=2))  # it is visible
+    await until(lambda: {"a", "b", "d"} <= set(cluster.acked))
+    await rig.broker.ack(GROUP, TOPIC, [again.receipt_handle])
+    assert await handed_out(here, PUSH, a_delivery("e", attempt=2))  # it was finished: nobody knows what this one is
+    await here.dead_letter(GROUP, TOPIC, "e", attempts=3)
+    assert not await handed_out(here, PUSH, a_delivery("f", attempt=3))  # it lies dead
+    assert await handed_out(here, PUSH, a_delivery("g", attempt=3, message_id=ID[:-1] + "1"))
+
+
+@on_stage
+async def test_what_nobody_finishes_in_time(rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster) -> None:
+    """A simple consumer's is taken over at its end and not before; a push consumer's when its client is gone."""
+    await handed_out(here, SIMPLE, a_delivery("a"))
+    assert here.hidden_ms(SIMPLE) == 30_000 + LONGER_MS
+    rig.clock.advance(20_000)
+    new = await here.change_invisible(GROUP, TOPIC, "a", 30_000)
+    assert cluster.given_back == [("a", 30_000 + LONGER_MS)]
+    rig.clock.advance(29_000)
+    assert len(here) == 1
+    rig.clock.advance(1_000)
+    await until(lambda: cluster.acked == [new])
+    await handed_out(here, PUSH, a_delivery("b", message_id=ID[:-1] + "1"))
+    here.client_gone("push")
+    rig.clock.advance(1_000)
+    await until(lambda: cluster.acked == [new, "b"])
+    assert sorted(each.delivery_attempt for each in await come(rig)) == [2, 2]
+    assert (len(here), here.held_bytes) == (0, 0)
+
+
+@on_stage
+async def test_what_is_not_remembered_is_the_clusters(
+    rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster
+) -> None:
+    """Beyond the bound, of a message group, on a disk that is almost full, of a group that was removed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retries_here, "HELD_MAX", 1)
+        await handed_out(here, SIMPLE, a_delivery("a"), a_delivery("b", message_id=ID[:-1] + "1"))
+        assert len(here) == 1
+        await here.change_invisible(GROUP, TOPIC, "b", 0)
+        await here.ack(GROUP, TOPIC, ["a"])
+    await handed_out(here, PUSH, a_delivery("c", message_group="g"))
+    await here.change_invisible(GROUP, TOPIC, "c", 10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rig.store, "is_disk_low", lambda: True)
+        await handed_out(here, PUSH, a_delivery("d"))
+        await here.change_invisible(GROUP, TOPIC, "d", 10)
+        await handed_out(here, PUSH, a_delivery("e"))
+        await here.dead_letter(GROUP, TOPIC, "e", attempts=9)
+    await handed_out(here, PUSH, a_delivery("f"))
+    await rig.broker.operator.remove_group(GROUP, is_forced=True)
+    await here.change_invisible(GROUP, TOPIC, "f", 10)
+    assert [handle for handle, _ in cluster.given_back] == ["b", "c", "d", "f"]
+    assert (cluster.dead, here.taken_over_total) == (["e"], 0)
+    cluster.is_fifo = True
+    assert not here.keeps(GROUP)
+
+
+@on_stage
+async def test_an_ack_that_fails_leaves_it_as_it_was(rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster) -> None:
+    """It is still remembered, and can fail, or be finished, later."""
+    await handed_out(here, PUSH, a_delivery("a"))
+    cluster.is_away = True
+    with pytest.raises(BrokerUnavailable):
+        await here.ack(GROUP, TOPIC, ["a"])
+    cluster.is_away = False
+    await here.change_invisible(GROUP, TOPIC, "a", 10)
+    assert len(await come(rig)) == 1
+
+
+def test_a_fetch_goes_on_for_the_next_one() -> None:
+    """What it brings is the next receive's; what nobody takes in time, or is there at the end, is given back."""
+
+    async def scenario() -> None:
+        cluster = FakeCluster()
+        fetches = Fetches(_as_broker(cluster))
+        brought: asyncio.Future[Sequence[Delivery]] = asyncio.get_running_loop().create_future()
+
+        async def fetch() -> Sequence[Delivery]:
+            return await brought
+
+        first = fetches.take(SIMPLE, fetch())
+        fetches.keep(SIMPLE, first)
+        assert fetches.take(PUSH, fetch()) is not first
+        again = fetches.take(SIMPLE, fetch())
+        assert again is first
+        brought.set_result([a_delivery("a")])
+        await again
+        fetches.keep(SIMPLE, again)
+        await fetches.close()
+        assert cluster.given_back == [("a", 0)]
+
+    asyncio.run(scenario())
