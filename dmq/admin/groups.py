@@ -89,7 +89,13 @@ class Groups:
         )
 
     async def set_group(
-        self, name: str, *, policy: RetryPolicy | None, reset_policy: bool, is_fifo: bool | None, retries: str | None
+        self,
+        name: str,
+        *,
+        policy: RetryPolicy | None,
+        reset_policy: bool,
+        is_fifo: bool | None,
+        retries: str | None = None,
     ) -> status.GroupStatus:
         """Change a group, durable on return."""
         await self._broker.set_group(name, policy=policy, reset_policy=reset_policy, is_fifo=is_fifo, retries=retries)

@@ -108,6 +108,8 @@ def test_a_topic_that_moves_to_the_broker_and_back(data: Path, tmp_path: Path) -
             front.stop()
             found = kinds(front)
     assert found["FILTERED"] > 0  # of what was passed over
+    checked = run_command("store", "check", str(data))
+    assert checked.returncode == 0, checked.stdout
 
 
 def test_a_broker_of_its_own_in_between(data: Path, tmp_path: Path) -> None:

@@ -120,6 +120,8 @@ def test_it_is_retried_and_dies_here(data: Path, tmp_path: Path) -> None:
         seen = [found[kind] for kind in ("TAKEN_OVER", "NACKED", "RETRIED", "DEAD_EXHAUSTED", "QUEUED_FOR_GROUP")]
         assert seen == [1, 2, 2, 1, 1]
         assert found["ACKED"] == 1
+        checked = run_command("store", "check", str(data))
+        assert checked.returncode == 0, checked.stdout
 
 
 def test_a_simple_consumers_durations_are_obeyed(data: Path, tmp_path: Path) -> None:

@@ -177,7 +177,13 @@ class FixedSource:
         )
 
     async def set_group(
-        self, name: str, *, policy: RetryPolicy | None, reset_policy: bool, is_fifo: bool | None
+        self,
+        name: str,
+        *,
+        policy: RetryPolicy | None,
+        reset_policy: bool,
+        is_fifo: bool | None,
+        retries: str | None = None,
     ) -> source.GroupStatus:
         """As the real one."""
         self._fail()
@@ -186,6 +192,8 @@ class FixedSource:
             group = replace(group, policy=policy or RetryPolicy(), is_default_policy=reset_policy)
         if is_fifo is not None:
             group = replace(group, is_fifo=is_fifo, is_fifo_set=True)
+        if retries is not None:
+            group = replace(group, retries=retries)
         self.known[name] = group
         return await self.group(name)
 

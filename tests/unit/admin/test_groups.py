@@ -95,6 +95,9 @@ def test_what_is_not_given_stays_as_it_is() -> None:
     assert (policy_of(found.policy), found.is_fifo, found.is_fifo_set) == (SET_POLICY, False, True)
     found = change(policy=wire_policy(POLICIES[2]))
     assert (policy_of(found.policy), found.is_default_policy, found.is_fifo) == (POLICIES[2], False, False)
+    assert change(retries="cluster").retries == change().retries == "cluster"
+    with pytest.raises(Refused, match="here, cluster"):
+        change(retries="nowhere")
     found = change(reset_policy=True)
     assert (policy_of(found.policy), found.is_default_policy, found.is_fifo_set) == (RetryPolicy(), True, True)
 

@@ -35,7 +35,9 @@ def daemon(live: LiveCell) -> LiveCell:
         await die(rig, *(a_message(f"D{number}") for number in range(3)), group="billing")
         await rig.broker.send([a_message(f"L{number}") for number in range(7)])
         await receive(rig, group="billing")
-        await operator(rig).set_group("shipping", policy=SET_POLICY, reset_policy=False, is_fifo=True)
+        await operator(rig).set_group(
+            "shipping", policy=SET_POLICY, reset_policy=False, is_fifo=True, retries="cluster"
+        )
 
     live.do(fill())
     return live
@@ -53,9 +55,9 @@ def facts(text: str) -> dict[str, str]:
 def test_groups(daemon: LiveCell) -> None:
     """A table, or a list with stable keys."""
     assert daemon.run("group", "ls").stdout.splitlines() == [
-        "GROUP     WAITING  DEAD  LEASED  POLICY   ORDER",
+        "GROUP     WAITING  DEAD  LEASED  POLICY   ORDER  RETRIES",
         "billing         3     3       7  default",
-        "shipping        0     0       0  set      fifo",
+        "shipping        0     0       0  set      fifo   cluster",
     ]
     found = json.loads(daemon.run("group", "ls", "-o", "json").stdout)
     assert [(group["name"], group["waiting"], group["dead"]) for group in found] == [
@@ -127,7 +129,9 @@ def test_what_is_not_given_stays_as_it_is(daemon: LiveCell) -> None:
         backoff=SET_POLICY.backoff, max_attempts=9, jitter=0.25, max_age_ms=SET_POLICY.max_age_ms
     )
     assert settings(daemon, "shipping").is_fifo
+    assert "cluster" in daemon.run("group", "set-policy", "shipping", "--retries", "here").stderr  # it is FIFO
     daemon.run("group", "set-policy", "shipping", "--no-fifo")
+    assert "kept here" in daemon.run("group", "set-policy", "shipping", "--retries", "here").stdout
     assert settings(daemon, "shipping").policy == changed
     assert not settings(daemon, "shipping").is_fifo
     result = daemon.run("group", "set-policy", "new", "--fixed", "0", "-o", "json")
