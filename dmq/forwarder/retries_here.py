@@ -160,11 +160,17 @@ class RetriesHere:
         if self._ending is None:
             self._ending = asyncio.get_running_loop().create_task(self._end(), name="dmq-retries-here")
 
-    def _forget(self, handle: str) -> _Held | None:
-        held = self._held.pop(handle, None)
-        if held is not None:
-            self.held_bytes -= len(held.delivery.payload)
+    def _taken(self, group: str, topic: str, handle: str) -> _Held | None:
+        """Return what a handle leads to, and forget it; ``None``: nothing, or it is of another group or topic."""
+        held, known = self._held.get(handle), self._local.names.groups.get(group)
+        if held is None or known is None or (known.group_id, topic) != (held.group_id, held.delivery.topic):
+            return None
+        self._forget(handle, held)
         return held
+
+    def _forget(self, handle: str, held: _Held) -> None:
+        del self._held[handle]
+        self.held_bytes -= len(held.delivery.payload)
 
     # -- finishing ----------------------------------------------------------------------------------------------------
 
@@ -172,7 +178,7 @@ class RetriesHere:
         """As ``PopBroker.ack``, of the cluster's handles."""
         results: dict[str, Exception | None] = {each: _given_back(each) for each in handles if each in self._moved}
         asked = [each for each in handles if each not in results]
-        held = {each: found for each in asked if (found := self._forget(each)) is not None}
+        held = {each: found for each in asked if (found := self._taken(group, topic, each)) is not None}
         try:
             if asked:
                 results |= zip(asked, await self._cluster.ack(group, topic, asked), strict=True)
@@ -188,7 +194,7 @@ class RetriesHere:
         """As ``PopBroker.change_invisible``, of a handle of the cluster's."""
         if handle in self._moved:
             raise _given_back(handle)
-        held = self._forget(handle)
+        held = self._taken(group, topic, handle)
         if held is not None and not suspend and (held.renew_for or invisible_ms <= 0):
             failure = Nacked(self._clock.now_ms() + invisible_ms) if held.renew_for else LeaseExpired()
             if await self._take_over(held.group_id, held.delivery, failure):
@@ -211,7 +217,7 @@ class RetriesHere:
         """As ``PopBroker.dead_letter``, of a handle of the cluster's."""
         if handle in self._moved:
             raise _given_back(handle)
-        held = self._forget(handle)
+        held = self._taken(group, topic, handle)
         if held is not None:
             policy = self._local.catalog.policy(held.group_id)
             failure: Failure = Nacked() if held.renew_for else Forwarded()
@@ -250,7 +256,7 @@ class RetriesHere:
                     held.ends_ms = min(now_ms + AUTO_RENEW_INVISIBLE_MS, held.renew_until_ms)
                     self._watch(handle, held)
                     continue
-                self._forget(handle)
+                self._forget(handle, held)
                 self._spawn(self._expire(held))
 
     async def _expire(self, held: _Held) -> None:

@@ -187,9 +187,11 @@ async def test_what_is_not_remembered_is_the_clusters(
         await handed_out(here, PUSH, a_delivery("e"))
         await here.dead_letter(GROUP, TOPIC, "e", attempts=9)
     await handed_out(here, PUSH, a_delivery("f"))
+    await rig.broker.set_group("others", retries="here")
+    await here.change_invisible("others", TOPIC, "f", 10)  # not theirs
     await rig.broker.operator.remove_group(GROUP, is_forced=True)
     await here.change_invisible(GROUP, TOPIC, "f", 10)
-    assert [handle for handle, _ in cluster.given_back] == ["b", "c", "d", "f"]
+    assert [handle for handle, _ in cluster.given_back] == ["b", "c", "d", "f", "f"]
     assert (cluster.dead, here.taken_over_total) == (["e"], 0)
     cluster.is_fifo = True
     assert not here.keeps(GROUP)

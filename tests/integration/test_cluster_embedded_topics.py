@@ -5,6 +5,7 @@ A second daemon of ours stands for the cluster.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from support.broker_rigs import INVISIBLE_MS, a_message, now_ms
@@ -14,6 +15,7 @@ from support.front import client, front_of, kinds, play, receive, until
 from broker_adapter.adapter import Subscription
 from broker_adapter.rocketmq import RocketMQBroker
 from broker_adapter.wire.mapping import decode
+from dmq.admin.client import AdminClient
 
 OWN = ("--embedded-topics", "own;mine*")
 
@@ -146,13 +148,18 @@ def test_a_broker_of_its_own_in_between(data: Path, tmp_path: Path) -> None:
 
 
 def test_a_topic_that_was_never_the_clusters_becomes_it(data: Path, tmp_path: Path) -> None:
-    """What all its groups here finished stays here, the rest is forwarded, in the order of the queues."""
+    """What its groups finished stays here, and what one failed comes to it from here; the rest is forwarded."""
 
     async def first() -> None:
         async with client(front) as mine:
             for number in range(8):
                 await mine.send([a_message("own", b"%d" % number)])
             await bodies(mine, "own", 8)
+            await mine.send([a_message("own", b"fails")])
+            (fails,) = await mine.receive(
+                "readers", Subscription("own"), batch_max=1, invisible_ms=60_000, wait_ms=5_000, renew_for="push"
+            )
+            await mine.change_invisible("readers", "own", fails.receipt_handle, 10)
             await mine.send([a_message("own", b"8")])
 
     async def second() -> None:
@@ -160,6 +167,11 @@ def test_a_topic_that_was_never_the_clusters_becomes_it(data: Path, tmp_path: Pa
             await theirs.ensure_group("readers")
             await until(front, lambda said: said.forwarded == 1)
             assert await bodies(theirs, "own", 1) == [b"8"]
+        async with client(front) as mine:
+            with AdminClient(front.address) as admin:
+                (waits,) = (await asyncio.to_thread(admin.retries, "readers")).retries
+                await asyncio.to_thread(admin.run_retries_now, "readers", [waits.entry])
+            assert await bodies(mine, "own", 1) == [b"fails"]
 
     with Daemon(tmp_path / "cluster") as cluster:
         with front_of(cluster, data, *OWN) as front:

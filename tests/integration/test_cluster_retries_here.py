@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from support.daemon import Daemon, run_command
 from support.front import client, front_of, kinds, play
 
 from broker_adapter.adapter import Subscription
-from broker_adapter.errors import Refused
+from broker_adapter.errors import BrokerUnavailable, Refused
 from broker_adapter.message import Delivery
 from broker_adapter.rocketmq import RocketMQBroker
 from broker_adapter.wire.mapping import decode
@@ -60,11 +61,11 @@ async def next_one(broker: RocketMQBroker, *, renew_for: str = PUSH, topic: str 
     """Receive one message, however long it takes."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            found = await broker.receive(
-                "readers", Subscription(topic), batch_max=1, invisible_ms=15_000, wait_ms=5_000, renew_for=renew_for
-            )
-            if found:
-                return found[0]
+            with suppress(BrokerUnavailable):  # it says so while the cluster is away
+                if found := await broker.receive(
+                    "readers", Subscription(topic), batch_max=1, invisible_ms=15_000, wait_ms=5_000, renew_for=renew_for
+                ):
+                    return found[0]
 
 
 async def nack(broker: RocketMQBroker, delivery: Delivery) -> None:
@@ -155,6 +156,26 @@ def test_a_simple_consumers_durations_are_obeyed(data: Path, tmp_path: Path) -> 
             await finished_there(cluster)
 
     with Daemon(tmp_path / "cluster") as cluster, front_of(cluster, data) as front:
+        play(scenario())
+
+
+def test_it_comes_back_while_the_cluster_is_away(data: Path, tmp_path: Path) -> None:
+    """What waits here does not need the cluster; it is told once it is back."""
+
+    async def scenario() -> None:
+        async with client(front) as mine, client(cluster) as theirs:
+            await theirs.ensure_group("readers")
+            await settle(front, "here", QUICK)
+            await mine.send([a_message("orders")])
+            first = await next_one(mine)
+            cluster.kill()
+            await nack(mine, first)
+            second = await next_one(mine)
+            assert (second.message_id, second.delivery_attempt) == (first.message_id, 2)
+            await ack(mine, second)
+
+    cluster = Daemon(tmp_path / "cluster")
+    with cluster, front_of(cluster, data) as front:
         play(scenario())
 
 
