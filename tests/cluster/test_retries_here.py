@@ -29,7 +29,7 @@ def _running() -> None:
     cluster()
 
 
-def test_what_fails_is_tried_again_here_and_nowhere_else(data: Path) -> None:
+def test_what_fails_is_tried_again_here_and_nowhere_else(tmp_path: Path) -> None:
     """Each attempt comes once, the first from the cluster, the others from the daemon; a kill in between loses none."""
     topic, group = cluster().topic(), cluster().group()
     came: Counter[tuple[str, int]] = Counter()
@@ -69,7 +69,7 @@ def test_what_fails_is_tried_again_here_and_nowhere_else(data: Path) -> None:
             while (await asyncio.to_thread(ask)).dead < MESSAGES:  # noqa: ASYNC110 - no event tells of it
                 await asyncio.sleep(0.1)
 
-    with Daemon(data, "--broker", "rocketmq", "--endpoints", ";".join(cluster().endpoints)) as front:
+    with Daemon(tmp_path / "data", "--broker", "rocketmq", "--endpoints", ";".join(cluster().endpoints)) as front:
         play(scenario())
         front.stop()
         found = kinds(front)
