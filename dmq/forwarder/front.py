@@ -130,6 +130,7 @@ class ClusterFront:
         if self._cluster.is_known(kind, name) or self._local.catalog.is_known(kind, name):
             return True
         return kind == "groups" and name in self._unsure
+
     def _is_own(self, topic: str) -> bool:
         return self._names.stay.has(topic)
 

@@ -17,6 +17,7 @@ from broker_adapter.message import Envelope, SendReceipt, unpack_id
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.audit.events import EventKind
 from dmq.forwarder.forwarder import Forwarder
+from dmq.units import TopicPatterns
 
 Answer = Callable[[Sequence[Envelope]], Awaitable[None]]  # returns: OK; raises what the cluster says otherwise
 IN_FLIGHT_MAX = 128
@@ -74,7 +75,7 @@ class LanesRig(EmbeddedRig):
     forwarder: Forwarder
 
     def __init__(self, path: Path, *, queues: int = 1) -> None:
-        super().__init__(path, on_disk=False, queues=queues)
+        super().__init__(path, on_disk=False, queues=queues, stay=TopicPatterns())
         self.cluster = ChosenCluster()
 
     async def open(self) -> None:
