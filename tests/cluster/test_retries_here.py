@@ -76,4 +76,7 @@ def test_what_fails_is_tried_again_here_and_nowhere_else(tmp_path: Path) -> None
     assert set(came.values()) == {1}
     assert Counter(attempt for _, attempt in came) == dict.fromkeys(range(1, ATTEMPTS + 1), MESSAGES)
     # A simple consumer gives back in place, so the second copy never moves.
-    assert [found[kind] for kind in ("TAKEN_OVER", "RETRIED", "GIVEN_BACK", "DEAD_EXHAUSTED")] == [MESSAGES, MESSAGES] * 2
+    assert [found[kind] for kind in ("TAKEN_OVER", "RETRIED", "GIVEN_BACK", "DEAD_EXHAUSTED")] == [
+        MESSAGES,
+        MESSAGES,
+    ] * 2
