@@ -268,16 +268,19 @@ class RetriesHere:
         group = names.groups_by_id[group_id]
         if group.name not in names.groups or names.groups[group.name].group_id != group_id:
             return False  # it was removed meanwhile
+        handle = delivery.receipt_handle
+        self._moved[handle] = None  # from here on: an acknowledgement meanwhile must not be OK
         try:
             topic = await self._local.catalog.topic(delivery.topic)
             if self._local.store.is_disk_low():
+                self._moved.pop(handle, None)
                 return False
             await self._local.failures.take_over(group, topic, delivery, failure, attempts_told=attempts_told)
         except (BrokerError, StoreError) as error:  # it may be here all the same: then it is found when it comes again
             log.warning("not_taken_over", group=group.name, topic=delivery.topic, why=str(error))
+            self._moved.pop(handle, None)
             return False
         self.taken_over_total += 1
-        self._moved[delivery.receipt_handle] = None
         if len(self._moved) > _MOVED_KEPT:
             del self._moved[next(iter(self._moved))]
         self._finish_there(group.name, delivery)

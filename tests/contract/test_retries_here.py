@@ -130,6 +130,21 @@ async def test_a_failure_is_here_before_the_cluster_is_told(
 
 
 @on_stage
+async def test_an_acknowledgement_beside_a_failure_has_one_outcome(
+    rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster
+) -> None:
+    """Of both, the failure came first: the acknowledgement is refused, not answered OK for what comes again."""
+    await handed_out(here, PUSH, a_delivery("a"))
+    failing = asyncio.ensure_future(here.change_invisible(GROUP, TOPIC, "a", 10))
+    await asyncio.sleep(0)  # it has begun, and is not on disk yet
+    (refused,) = await here.ack(GROUP, TOPIC, ["a"])
+    await failing
+    assert isinstance(refused, Refused)
+    (again,) = await come(rig)
+    assert (again.message_id, again.delivery_attempt) == (ID, 2)
+
+
+@on_stage
 async def test_only_what_is_here_is_known_at_both(rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster) -> None:
     """A copy that waits, is visible, or lies dead; not another message with its id, and not once it is finished."""
     await handed_out(here, PUSH, a_delivery("a"))
