@@ -27,7 +27,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long a connection may take, by gRPC's code: a busy proxy takes long
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # Apache's proxy ends connections that were idle for 120 s; a dead host would be noticed by nothing else.
     ("grpc.keepalive_time_ms", 30_000),

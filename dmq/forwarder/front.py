@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 
-from broker_adapter.adapter import GroupSettings, Subscription, TopicRoute
+from broker_adapter.adapter import GroupSettings, PopBroker, Subscription, TopicRoute
 from broker_adapter.deferred import Deferred
 from broker_adapter.errors import BrokerError, BrokerUnavailable, Refused, Rule
 from broker_adapter.limits import POLLING_MS_MIN, QUEUES_PER_TOPIC_DEFAULT
@@ -26,11 +27,12 @@ from broker_adapter.transactions import Checker, Half, HalfReceipt, Transactiona
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.names import Topic
-from dmq.forwarder.fetches import Asked, Fetches
 from dmq.forwarder.forwarder import Forwarder
 from dmq.forwarder.lane import forwarded_type
-from dmq.forwarder.retries_here import RetriesHere
+from dmq.forwarder.retries_here import Asked, RetriesHere
 from dmq.units import TopicPatterns
+
+Receiving = asyncio.Task[Sequence[Delivery]]
 
 _UNSURE_MAX = 10_000
 _AWAY_WAIT_MS = 1_000  # of a receive that may find something here, so that it sees soon that the cluster is back
@@ -59,12 +61,10 @@ class ClusterFront:
         self._timeout_s = timeout_ms / 1000
         self._unsure: set[str] = set()  # groups that were told defaults while nobody could be asked
         self._names = local.names
-        self._fetches = Fetches(cluster)
         self._here = here
 
     async def close(self) -> None:
-        """Give back what was received and nobody came for; what clients have is left to the cluster."""
-        await self._fetches.close()
+        """Take over nothing more: what clients have is left to the cluster."""
         await self._here.close()
 
     @property
@@ -283,7 +283,7 @@ class ClusterFront:
 
     async def _receive_there(self, asked: Asked, wait_ms: int, *, is_kept: bool = False) -> Sequence[Delivery]:
         """Receive at the cluster; ``is_kept``: what the group fails is kept here."""
-        found = await self._cluster.receive(
+        return await self._cluster.receive(
             asked.group,
             asked.subscription,
             batch_max=asked.batch_max,
@@ -291,10 +291,9 @@ class ClusterFront:
             wait_ms=wait_ms,
             renew_for=asked.renew_for,
         )
-        return await self._here.sift(asked, found) if is_kept and found else found
 
     async def _receive_both(self, asked: Asked, wait_ms: int) -> Sequence[Delivery]:
-        """Return what comes first, here or at the cluster; the other one goes on for the next receive."""
+        """Return what comes first, here or at the cluster. What the other one brings later is for the next receive."""
         topic = asked.subscription.topic
         is_there = await self._is_there(topic)
         if found := await self._receive_here(asked, 0 if is_there else wait_ms):
@@ -306,26 +305,24 @@ class ClusterFront:
                 return found
             raise BrokerUnavailable("the cluster is away")
         is_kept = self._here.keeps(asked.group) and not self._names.is_derived(topic)
-        fetch = self._fetches.take(asked, self._receive_there(asked, wait_ms, is_kept=is_kept))
-        here = asyncio.get_running_loop().create_task(self._receive_here(asked, wait_ms))
-        is_brought = False
+        loop = asyncio.get_running_loop()
+        there = loop.create_task(self._receive_there(asked, wait_ms, is_kept=is_kept))
+        here = loop.create_task(self._receive_here(asked, wait_ms))
+        first: Receiving | None = None
         try:
-            await asyncio.wait([fetch, here], timeout=wait_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
-            if here.done() and (found := here.result()):
-                return found
-            if not fetch.done():
-                return ()
-            is_brought = True
-            brought = fetch.result()
-            if is_kept:
-                self._here.hold(asked, brought)
-            return brought
+            await asyncio.wait([there, here], timeout=wait_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
+            first = there if _brought(there) or not here.done() else here
         finally:
-            if not here.done():
-                here.cancel()
-                await asyncio.gather(here, return_exceptions=True)
-            if not is_brought:
-                self._fetches.keep(asked, fetch)
+            for each, owner in ((there, self._cluster), (here, self._local)):
+                if each is not first or not each.done():
+                    await _call_off(asked, each, owner)
+        if first.cancelled():
+            return ()
+        found = first.result()
+        if first is there and is_kept and found:
+            found = await self._here.sift(asked, found)
+            self._here.hold(asked, found)
+        return found
 
     async def _is_there(self, topic: str) -> bool:
         """Say whether the cluster has a topic, as far as is known: dead letters may only be here."""
@@ -381,6 +378,22 @@ class ClusterFront:
         self._here.client_gone(client_id)
         self._cluster.client_gone(client_id)
         self._local.client_gone(client_id)
+
+
+def _brought(receiving: Receiving) -> Sequence[Delivery]:
+    return receiving.result() if receiving.done() and not receiving.cancelled() and not receiving.exception() else ()
+
+
+async def _call_off(asked: Asked, receiving: Receiving, owner: PopBroker) -> None:
+    """End a receive that nobody waits for, and give back what it has brought already, at the cost of no attempt.
+
+    What the cluster brings to one that was called off is for the next one that asks for the same.
+    """
+    receiving.cancel()
+    await asyncio.gather(receiving, return_exceptions=True)
+    for each in _brought(receiving):
+        with suppress(BrokerError):  # else it comes back when its invisible duration is over
+            await owner.change_invisible(asked.group, each.topic, each.receipt_handle, 0, suspend=True)
 
 
 def _is_clusters(handle: str) -> bool:

@@ -16,11 +16,11 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import structlog
 
-from broker_adapter.adapter import PopBroker
+from broker_adapter.adapter import PopBroker, Subscription
 from broker_adapter.clock import Clock
 from broker_adapter.errors import BrokerError, Refused, Rule
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX, INVISIBLE_MS_MAX
@@ -28,7 +28,6 @@ from broker_adapter.message import Delivery, pack_id
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.names import Group
 from dmq.errors import StoreError
-from dmq.forwarder.fetches import Asked
 from retry.flow import Failure, Forwarded, LeaseExpired, Nacked
 
 log = structlog.get_logger("dmq.forwarder")
@@ -40,6 +39,16 @@ _MOVED_KEPT = 4_096
 _GONE_MS = 1_000  # after its client said goodbye
 _NAP_S_MAX = 0.2
 _ACK_PAUSES_S = (0.5, 1.0)
+
+
+class Asked(NamedTuple):
+    """What a receive asks for."""
+
+    group: str
+    subscription: Subscription
+    batch_max: int
+    invisible_ms: int
+    renew_for: str
 
 
 @dataclass(slots=True)

@@ -17,8 +17,7 @@ from broker_adapter.errors import BrokerUnavailable, Refused
 from broker_adapter.message import Delivery
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.forwarder import retries_here
-from dmq.forwarder.fetches import Asked, Fetches
-from dmq.forwarder.retries_here import LONGER_MS, RetriesHere
+from dmq.forwarder.retries_here import LONGER_MS, Asked, RetriesHere
 from dmq.units import TopicPatterns
 from retry.policy import Fixed, RetryPolicy
 
@@ -222,28 +221,3 @@ async def test_an_ack_that_fails_leaves_it_as_it_was(rig: EmbeddedRig, here: Ret
     cluster.is_away = False
     await here.change_invisible(GROUP, TOPIC, "a", 10)
     assert len(await come(rig)) == 1
-
-
-def test_a_fetch_goes_on_for_the_next_one() -> None:
-    """What it brings is the next receive's; what nobody takes in time, or is there at the end, is given back."""
-
-    async def scenario() -> None:
-        cluster = FakeCluster()
-        fetches = Fetches(_as_broker(cluster))
-        brought: asyncio.Future[Sequence[Delivery]] = asyncio.get_running_loop().create_future()
-
-        async def fetch() -> Sequence[Delivery]:
-            return await brought
-
-        first = fetches.take(SIMPLE, fetch())
-        fetches.keep(SIMPLE, first)
-        assert fetches.take(PUSH, fetch()) is not first
-        again = fetches.take(SIMPLE, fetch())
-        assert again is first
-        brought.set_result([a_delivery("a")])
-        await again
-        fetches.keep(SIMPLE, again)
-        await fetches.close()
-        assert cluster.given_back == [("a", 0)]
-
-    asyncio.run(scenario())
