@@ -16,12 +16,6 @@ WORKERS_MAX = 16
 # A session takes seconds to start and its first audits are slow; one alone would take longer than all else.
 _SHARED = {
     "tests/contract/test_brokers": "cluster",
-    "tests/cluster/test_adapter": "cluster",
-    "tests/cluster/test_demo": "cluster",
-    "tests/cluster/test_front": "cluster",
-    "tests/cluster/test_inner": "cluster",
-    "tests/cluster/test_official_clients": "cluster",
-    "tests/cluster/test_rocketmq": "cluster",
     "tests/spark/test_cluster": "first session",
     "tests/spark/test_incremental": "first session",
     "tests/spark/test_tables": "first session",
@@ -72,4 +66,6 @@ class ByUnit(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
 
 def _unit_of(test: str) -> str:
     module = test.partition("::")[0]
+    if module.startswith("tests/cluster/"):
+        return "cluster"
     return _SHARED.get(module.removesuffix(".py"), module)
