@@ -110,7 +110,8 @@ LETTER_KINDS = (*DEAD, *GIVEN_UP)  # also put a letter into a dead-letter topic:
 FIRED = ("QUEUED", "DELIVERED")  # and LETTER_KINDS, in the dead-letter topic
 IN_LANE = ("RETRIED", "RETRY_MOVED")
 # Accepted for one group, into its lane, or failed by one at a cluster: fired for that group and for nobody else.
-FOR_GROUP = ("QUEUED_FOR_GROUP", "TAKEN_OVER")
+QUEUED_FOR_GROUP = "QUEUED_FOR_GROUP"
+FOR_GROUP = (QUEUED_FOR_GROUP, "TAKEN_OVER")
 FINISHED = ("ACKED", "FORWARDED")  # by its consumer, or by the cluster that it went to
 EXITS = (*FINISHED, "FILTERED", "NACKED")  # and DEAD that name a queue
 FAILED = ("NACKED", "POSTPONED")  # and DEAD that name a queue

@@ -124,8 +124,13 @@ class RetriesHere:
                     last = each._replace(delivery_attempt=each.delivery_attempt - 1)
                     if await self._take_over(group.group_id, last, LeaseExpired()):
                         continue
-            passed.append(each._replace(invisible_ms=asked.invisible_ms))
+            passed.append(each if asked.renew_for else each._replace(invisible_ms=self._left_ms(asked, each)))
         return passed
+
+    @staticmethod
+    def _left_ms(asked: Asked, delivery: Delivery) -> int:
+        """Return for how long a consumer has a delivery: what is left of it at the cluster, less what we asked more."""
+        return max(1, min(asked.invisible_ms, delivery.invisible_ms - LONGER_MS))
 
     async def _is_here(self, group: Group, delivery: Delivery) -> bool:
         """Say whether a copy of a message that a group failed waits here, or lies dead here."""
@@ -148,7 +153,7 @@ class RetriesHere:
                     log.warning("retries_left_to_the_cluster", group=asked.group, held=len(self._held))
                 self._is_full = True
                 return
-            lasts_ms = AUTO_RENEW_INVISIBLE_MS if asked.renew_for else asked.invisible_ms
+            lasts_ms = AUTO_RENEW_INVISIBLE_MS if asked.renew_for else each.invisible_ms
             until_ms = now_ms + AUTO_RENEW_MS_MAX - AUTO_RENEW_INVISIBLE_MS if asked.renew_for else 0
             self._remember(
                 each.receipt_handle, _Held(group.group_id, each, asked.renew_for, now_ms + lasts_ms, until_ms)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
 from pyspark.sql import Column, DataFrame
 
-from spark_audit.schema import CLOCKS_MS, FIRED, FOR_GROUP, IN_DOUBT
+from spark_audit.schema import CLOCKS_MS, FIRED, IN_DOUBT, QUEUED_FOR_GROUP
 from spark_audit.transforms.rows import floor_to
 
 _FORWARDED = "FORWARDED"
-_BEFORE = (*FIRED, FOR_GROUP)  # a message goes to the cluster after these
+_BEFORE = (*FIRED, QUEUED_FOR_GROUP)  # a message goes to the cluster after these
 KEY = ("topic", "message_id")
 STATES = ("there", "not_there", "not_read_back", "lost")
 

@@ -144,6 +144,19 @@ async def test_an_acknowledgement_beside_a_failure_has_one_outcome(
 
 
 @on_stage
+async def test_what_lay_in_the_adapter_is_handed_out_for_what_is_left(
+    rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster
+) -> None:
+    """We are first at its end also then, and it fails here."""
+    left = a_delivery("a")._replace(invisible_ms=SIMPLE.invisible_ms + LONGER_MS - 20_000)
+    (passed,) = await handed_out(here, SIMPLE, left)
+    assert passed.invisible_ms == 10_000
+    rig.clock.advance(10_000)
+    await until(lambda: cluster.acked == ["a"])
+    assert here.taken_over_total == 1
+
+
+@on_stage
 async def test_only_what_is_here_is_known_at_both(rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster) -> None:
     """A copy that waits, is visible, or lies dead; not another message with its id, and not once it is finished."""
     await handed_out(here, PUSH, a_delivery("a"))

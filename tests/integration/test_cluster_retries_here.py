@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -134,7 +133,7 @@ def test_a_simple_consumers_durations_are_obeyed(data: Path, tmp_path: Path) -> 
             await settle(front, "here")
             await mine.send([a_message("orders", b"slow")])
             first = await next_one(mine, renew_for="")
-            assert first.invisible_ms == 15_000
+            assert 0 < first.invisible_ms <= 15_000
             began_s = asyncio.get_running_loop().time()
             handle = await mine.change_invisible("readers", "orders", first.receipt_handle, 1_000)
             second = await next_one(mine, renew_for="")
@@ -189,10 +188,10 @@ def test_a_kill_between_here_and_there(data: Path, tmp_path: Path) -> None:
             await mine.send([a_message("orders", b"both")])
             first = await next_one(mine, renew_for="")
             handle = await mine.change_invisible("readers", "orders", first.receipt_handle, 3_000)
-            cluster.signal(signal.SIGSTOP)
-            await mine.change_invisible("readers", "orders", handle, 0)  # durable here, and the cluster says nothing
+            cluster.kill()
+            await mine.change_invisible("readers", "orders", handle, 0)  # durable here, and nobody is there to be told
             front.kill()
-            cluster.signal(signal.SIGCONT)
+        cluster.restart()
         front.restart()
         async with client(front) as mine:
             copy = await next_one(mine, renew_for="")
