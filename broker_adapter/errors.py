@@ -4,6 +4,7 @@
      +- Refused            the caller's input, or its moment, is wrong: says which rule, which value, which limit
      +- Overloaded         a bound is reached; nothing was done, the same call may succeed later
      +- BrokerUnavailable  the broker cannot answer now; whether the call took effect is not known
+         +- BrokerAway     it is away, which is known and told already: nothing was tried
 
 Fields instead of prose: the wire code is chosen from ``Refused.rule`` in one table (``dmq.sidecar.codes``).
 """
@@ -107,3 +108,7 @@ class BrokerUnavailable(BrokerError):
     """The broker cannot answer; whether the call took effect is not known, so repeat it with the same message id."""
 
     retriable = True
+
+
+class BrokerAway(BrokerUnavailable):
+    """The broker is away, which was told when it went: nothing was tried, so nothing is in doubt."""

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from broker_adapter.adapter import GroupSettings, PopBroker, Subscription, TopicRoute
 from broker_adapter.deferred import Deferred
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Refused, Rule
+from broker_adapter.errors import BrokerAway, BrokerError, BrokerUnavailable, Refused, Rule
 from broker_adapter.limits import POLLING_MS_MIN, QUEUES_PER_TOPIC_DEFAULT
 from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt, pack_id
 from broker_adapter.rocketmq import RocketMQBroker
@@ -174,7 +174,7 @@ class ClusterFront:
             return await self._keep(envelopes)
         if self.is_away or (lane is not None and not lane.gate.is_open):
             why = f"the cluster is away: {lane.gate.error}" if lane is not None and lane.gate.error else "it is away"
-            return await self._keep(envelopes, BrokerUnavailable(why))
+            return await self._keep(envelopes, BrokerAway(why))
         try:
             async with asyncio.timeout(self._timeout_s):
                 receipts = await self._cluster.send(envelopes)
@@ -248,7 +248,7 @@ class ClusterFront:
         if self._has_here(group, subscription.topic):
             return await self._receive_both(asked, wait_ms)
         if self.is_away:
-            raise BrokerUnavailable("the cluster is away")
+            raise BrokerAway("the cluster is away")
         receiving = self._receive_there(asked, wait_ms)
         if wait_ms >= POLLING_MS_MIN:
             return await receiving
@@ -303,7 +303,7 @@ class ClusterFront:
         if self.is_away:
             if found := await self._receive_here(asked, min(wait_ms, _AWAY_WAIT_MS)):
                 return found
-            raise BrokerUnavailable("the cluster is away")
+            raise BrokerAway("the cluster is away")
         is_kept = self._here.keeps(asked.group) and not self._names.is_derived(topic)
         loop = asyncio.get_running_loop()
         there = loop.create_task(self._receive_there(asked, wait_ms, is_kept=is_kept))

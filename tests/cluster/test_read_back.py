@@ -17,6 +17,7 @@ import pytest
 from support.broker_rigs import a_message, new_id, now_ms, rocketmq
 from support.cluster import cluster
 from support.daemon import Daemon, run_command
+from support.effort import EFFORT
 from support.front import until
 from support.trail_read import read_trail
 
@@ -150,6 +151,8 @@ def convict(trail: Path, cell: str, folder: Path, sent: list[str]) -> None:
     assert said <= places
     victim = table.column("message_id")[0]
     pq.write_table(table.filter(pc.not_equal(table.column("message_id"), victim)), path)
+    if EFFORT < 2:  # a Spark of its own; that the audit finds what is missing is shown in tests/spark
+        return
     ended = subprocess.run(
         [
             *(sys.executable, "-m", "spark_audit", "run", "--trail", str(trail), "--out", str(folder / "out")),

@@ -111,6 +111,7 @@ def test_by_itself_it_writes_the_same_bytes(bent: Path, expected: dict[str, byte
     assert audited([sys.executable, "-m", "spark_audit"], bent, tmp_path / "out") == (20, expected)
 
 
+@at_length
 def test_on_a_cluster_it_writes_the_same_bytes(bent: Path, expected: dict[str, bytes], tmp_path: Path) -> None:
     """Two workers read the files, in processes of their own; the driver is a third."""
     with daemon(tmp_path / "master.log", "master.Master") as log:

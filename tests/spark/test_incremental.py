@@ -65,7 +65,7 @@ def test_in_steps_and_at_once_are_the_same_to_the_byte(spark: SparkSession, whol
         grow(whole, trail, part, steps)
         outcome = run_audit(spark, str(trail), Options(), state=kept)
         rows.append(outcome.figures["stages"][0]["rows"])
-        if part < steps:  # what a step says is what one look at the same files says
+        if part < steps and EFFORT > 1:  # what a step says is what one look at the same files says
             alone = written(run_audit(spark, str(trail), Options()), tmp_path / f"alone-{part}")
             assert written(outcome, tmp_path / f"step-{part}") == alone
     assert outcome is not None

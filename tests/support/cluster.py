@@ -21,9 +21,13 @@ from dmq.sidecar.tls import self_signed
 
 _HEAP_MB = 384
 _GROUPS = itertools.count()
-TOPIC_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
 ORDERS = "orders"  # the topic of the documentation's examples
-_TOPICS_EACH = 20  # a topic takes seconds to be known everywhere, so all are made at the start
+_TOPICS = {
+    "NORMAL": 60,
+    "FIFO": 30,
+    "DELAY": 20,
+    "TRANSACTION": 20,
+}  # known everywhere after seconds: made at the start
 
 
 class Cluster:
@@ -32,8 +36,8 @@ class Cluster:
     def __init__(self, rocketmq: RocketMQ, certificate: Path) -> None:
         self.rocketmq = rocketmq
         self.certificate = certificate  # its proxies take TLS and plain text on one port
-        self._topics = {kind: itertools.count() for kind in TOPIC_TYPES}
-        topics = {self._name(kind, number): kind for kind in TOPIC_TYPES for number in range(_TOPICS_EACH)}
+        self._topics = {kind: itertools.count() for kind in _TOPICS}
+        topics = {self._name(kind, number): kind for kind, count in _TOPICS.items() for number in range(count)}
         rocketmq.make_topics({INNER_TOPIC: "NORMAL", ORDERS: "NORMAL", **topics})
         rocketmq.make_group(INNER_GROUP)
 
@@ -45,7 +49,7 @@ class Cluster:
     def topic(self, kind: str = "NORMAL") -> str:
         """Return an unused topic of a type."""
         number = next(self._topics[kind])
-        assert number < _TOPICS_EACH, f"more topics of type {kind} are needed than are made"
+        assert number < _TOPICS[kind], f"more topics of type {kind} are needed than are made"
         return self._name(kind, number)
 
     def group(self, *, attempts: int = 17, is_fifo: bool = False) -> str:
