@@ -141,6 +141,15 @@ def test_the_addresses_of_a_kubernetes_service_are_no_settings(monkeypatch: pyte
     assert problems() == ["DMQ_PORT: unknown variable; did you mean DMQ_TRANSPORT?"]
 
 
+def test_embedded_topics_are_refused_where_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a cluster the setting would say nothing; the refusal says what is needed."""
+    monkeypatch.setenv("DMQ_EMBEDDED_TOPICS", "orders;bills*")
+    assert "embedded_topics needs broker = rocketmq" in problems()[0]
+    monkeypatch.setenv("DMQ_BROKER", "rocketmq")
+    monkeypatch.setenv("DMQ_ENDPOINTS", "127.0.0.1:8081")
+    assert load().embedded_topics.has("bills-2026")
+
+
 def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line, the demo and tests have variables of their own; an empty one counts as unset."""
     for name in ("DMQ_ADDRESS", "DMQ_DEBUG", "DMQ_TEST_KILLS", "DMQ_DEMO_X"):
