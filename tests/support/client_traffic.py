@@ -98,10 +98,22 @@ class Traffic:
     def finish(self) -> None:
         """Send no more, wait until both consumers had all that was sent, and receive no more."""
         self.end_producing()
-        wanted = set(self.sent)
-        self.wait_until(lambda: wanted <= {found for found, _ in self.received}, self._patience_s)
-        self.wait_until(lambda: wanted <= set(self.pushed()), self._patience_s)
+        for consumer, seen in (("simple", self._simply_received), ("push", self.pushed)):
+            self._wait_for_all(consumer, seen)
         self._is_ending.set()
+
+    def _wait_for_all(self, consumer: str, seen: Callable[[], list[str]]) -> None:
+        try:
+            self.wait_until(lambda: self.sent.keys() <= set(seen()), self._patience_s)
+        except AssertionError:
+            now_s, missing = time.monotonic(), self.sent.keys() - set(seen())
+            ages = ", ".join(sorted(f"{each} sent {now_s - self.sent[each]:.1f} s ago" for each in missing))
+            raise AssertionError(
+                f"the {consumer} consumer misses {len(missing)} of {len(self.sent)} messages: {ages}"
+            ) from None
+
+    def _simply_received(self) -> list[str]:
+        return [message_id for message_id, _ in self.received]
 
     def pushed(self) -> list[str]:
         """Return the ids the push consumer was given."""
