@@ -2,6 +2,10 @@
 
 A proxy forgets a client whose stream is gone, and its receives then fail. So a stream that ended is opened again, at
 once when somebody needs it, and by the next heartbeat otherwise.
+
+What a proxy renews for a push consumer it renews for as long as it sees the client's id, for three hours at most. After
+a kill of this process the id is the same and what the last process had received is nobody's. So a session of a push
+consumer says goodbye first, which lets the proxy give all that back (RocketMQ 5.5.0: after a second).
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import resource_of, set_duration
 
 _SETTINGS_S_MAX = 5.0
+_GOODBYE_MS = 1_000
 _LONG_POLLING_MS = 20_000
 _TOPICS_MAX = 256  # all of them are told with each new one; what is told again costs one call
 
@@ -52,6 +57,7 @@ class Session:
         *,
         recover: Recover | None = None,
     ) -> None:
+        """``client_id``: of a push consumer its own, the same in another process; else of this process alone."""
         self.client_id = client_id
         self.group = group
         self.settings: wire.Settings | None = None  # what a proxy said last
@@ -109,15 +115,18 @@ class Session:
 
     async def close(self) -> None:
         """Say goodbye."""
-        request = wire.NotifyClientTerminationRequest()
-        if self.group:
-            request.group.CopyFrom(resource_of(self.group))
         for address in list(self._streams):
             proxy = self._proxies.at(address)
             if not proxy.is_isolated:
                 with suppress(BrokerError):
-                    await self._proxies.ask(proxy, "NotifyClientTermination", request, self.client_id, timeout_ms=1_000)
+                    await self._say_goodbye(proxy, _GOODBYE_MS)
             self._end(self._streams.pop(address))
+
+    async def _say_goodbye(self, proxy: Proxy, timeout_ms: int = 0) -> None:
+        request = wire.NotifyClientTerminationRequest()
+        if self.group:
+            request.group.CopyFrom(resource_of(self.group))
+        await self._proxies.ask(proxy, "NotifyClientTermination", request, self.client_id, timeout_ms=timeout_ms)
 
     @staticmethod
     def _end(stream: _Stream) -> None:
@@ -128,6 +137,8 @@ class Session:
     # -- the stream ---------------------------------------------------------------------------------------------------
 
     async def _open(self, proxy: Proxy) -> _Stream:
+        if self._type == wire.PUSH_CONSUMER and proxy.address not in self._streams:
+            await self._say_goodbye(proxy)
         call = proxy.call("Telemetry")(metadata=self._proxies.metadata(self.client_id))
         stream = _Stream(call)
         stream.reading = asyncio.ensure_future(self._read(proxy, stream))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -203,6 +203,35 @@ def test_a_short_receive_takes_nothing_away() -> None:
                 while not (found := await receive()):
                     pass
             assert [each.delivery_attempt for each in found] == [1]
+            await broker.ack(group, topic, [each.receipt_handle for each in found])
+        finally:
+            await broker.close()
+
+    play(scenario())
+
+
+def test_what_a_killed_process_had_received_for_a_push_consumer_comes_back() -> None:
+    """Soon, though the consumer lives on: the proxy would renew it for three hours, for nobody."""
+    topic, group = cluster().topic(), cluster().group()
+    options = ClusterOptions(endpoints=cluster().endpoints[:1], request_timeout_ms=REQUEST_MS)
+
+    async def receive(broker: RocketMQBroker) -> Sequence[Delivery]:
+        return await broker.receive(
+            group, Subscription(topic), batch_max=1, invisible_ms=0, wait_ms=20_000, renew_for=f"consumer of {group}"
+        )
+
+    async def scenario() -> None:
+        killed = RocketMQBroker(options, SystemClock())
+        await killed.ensure_group(group)
+        await killed.send([a_message(topic)])
+        assert len(await receive(killed)) == 1
+        await killed.proxies.close()  # and no goodbye: what a proxy sees of a kill
+        broker = RocketMQBroker(options, SystemClock())
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not (found := await receive(broker)):
+                    pass
+            assert [each.delivery_attempt for each in found] == [2]
             await broker.ack(group, topic, [each.receipt_handle for each in found])
         finally:
             await broker.close()
