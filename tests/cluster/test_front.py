@@ -18,11 +18,10 @@ from broker_adapter.errors import BrokerError
 from broker_adapter.rocketmq import RocketMQBroker
 
 pytestmark = pytest.mark.timeout(900)  # the first one has Maven bring the cluster, and starts it
-MESSAGES = (
-    1_500 * EFFORT if EFFORT > 1 else 600
-)  # DMQ_TEST_EFFORT=14: 21,000 messages, and a minute without the cluster
+# DMQ_TEST_EFFORT=14: 21,000 messages, and a minute without the cluster
+MESSAGES = 1_500 * EFFORT if EFFORT > 1 else 300
 SENDERS = 16
-RATE, AWAY_S = 500, 4.3 * EFFORT
+RATE, AWAY_S = 500, (4.3 * EFFORT if EFFORT > 1 else 2.0)
 
 
 @pytest.fixture(scope="module", autouse=True)

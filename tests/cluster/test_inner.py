@@ -12,7 +12,7 @@ from support.broker_rigs import new_id, now_ms
 from support.cluster import ORDERS, cluster
 from support.cluster_ledger import PATIENCE_S, Ledger, all_came, all_left, client, explained, in_front, readers
 from support.daemon import Daemon
-from support.effort import EFFORT
+from support.effort import EFFORT, at_length
 from support.examples import run_adapter, run_go, run_java, run_python
 from support.official_client import GO, JAVA, PYTHON, Language, require
 
@@ -21,7 +21,7 @@ from broker_adapter.message import Message
 from broker_adapter.wire.mapping import encode
 
 pytestmark = pytest.mark.timeout(900)  # the first one has Maven bring the cluster, and starts it
-MESSAGES = 1_500 * EFFORT if EFFORT > 1 else 600  # DMQ_TEST_EFFORT=14: 21,000
+MESSAGES = 1_500 * EFFORT  # DMQ_TEST_EFFORT=14: 21,000
 SENDERS = 16
 INNER = ("--inner-topic", INNER_TOPIC)
 
@@ -31,6 +31,7 @@ def _running() -> None:
     cluster()
 
 
+@at_length
 def test_two_daemons_share_the_topic_while_one_and_a_broker_are_killed(tmp_path: Path) -> None:
     """Random delays; one daemon is killed for good, another one takes its directory over; then a broker is killed.
 

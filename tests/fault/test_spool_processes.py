@@ -21,7 +21,7 @@ from dmq.spool.spool import Spool
 from dmq.store.store import StoreOptions
 
 PROCESSES = 8
-KILLS = 16 * EFFORT
+KILLS = 8 * EFFORT
 ENTRIES = 22
 LANES = [[number for number in range(ENTRIES) if number % 4 == lane] for lane in (1, 2, 3)]
 

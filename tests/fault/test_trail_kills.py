@@ -26,7 +26,7 @@ from dmq.audit.export import export_all
 from dmq.store.cell import Cell
 
 PATIENCE_S = 20.0
-KILLS = 5 * EFFORT
+KILLS = 3 * EFFORT
 
 # A run of a cell: some events, then an export that dies at the ``at``-th time something is done that could be its last.
 CHILD = """

@@ -104,7 +104,7 @@ def test_a_live_spool_is_looked_at_whole(tmp_path: Path, producer: subprocess.Po
     said(producer)
     last = 0
     with drained(producer):
-        for _ in range(4):
+        for _ in range(2):
             result = dmq("check", "--root", root, "-o", "json")
             assert (result.returncode, result.stderr) == (0, ""), result.stdout
             (found,) = json.loads(result.stdout)

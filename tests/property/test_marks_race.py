@@ -278,7 +278,7 @@ def run(overdue: list[int], lives: list[list[tuple[str, list[int]]]]) -> None:
         world.drain()
 
 
-@settings(max_examples=300 * EFFORT)
+@settings(max_examples=150 * EFFORT)
 @given(overdue=st.lists(st.integers(0, 30), max_size=6), lives=_LIVES)
 def test_no_interleaving_loses_repeats_or_hurries_a_row(
     overdue: list[int], lives: list[list[tuple[str, list[int]]]]

@@ -194,7 +194,7 @@ def check(history: Sequence[Step], *, on_disk: bool, keeps_unread: bool) -> None
 _PACE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-@settings(_PACE, max_examples=120 * EFFORT)
+@settings(_PACE, max_examples=60 * EFFORT)
 @given(history=histories(End.KILL, End.POWER_LOSS), keeps_unread=st.booleans())
 def test_retention_loses_nothing_in_memory(history: list[Step], *, keeps_unread: bool) -> None:
     """Wherever it breaks, and whether or not what was written and not synced is lost."""

@@ -385,7 +385,7 @@ class DiskMachine(SpoolMachine):
 
 TestMemory = MemoryMachine.TestCase
 TestMemory.settings = settings(
-    max_examples=60 * EFFORT, stateful_step_count=40, suppress_health_check=list(HealthCheck), deadline=None
+    max_examples=40 * EFFORT, stateful_step_count=40, suppress_health_check=list(HealthCheck), deadline=None
 )
 TestDisk = DiskMachine.TestCase
 TestDisk.settings = settings(

@@ -254,9 +254,9 @@ class RocksMachine(BrokerMachine):
 _PACE = settings(stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 TestOnMemory = MemoryMachine.TestCase
-TestOnMemory.settings = settings(_PACE, max_examples=200 * EFFORT)
+TestOnMemory.settings = settings(_PACE, max_examples=100 * EFFORT)
 TestOnRocksDB = RocksMachine.TestCase
-TestOnRocksDB.settings = settings(_PACE, max_examples=30 * EFFORT)
+TestOnRocksDB.settings = settings(_PACE, max_examples=20 * EFFORT)
 
 
 def test_a_step_that_smaller_ones_hide_moves_nothing() -> None:

@@ -1,4 +1,7 @@
-"""What an operator removes and resets is an exit of its own: the audit of a real daemon's trail stays clean."""
+"""What an operator removes and resets is an exit of its own: the audit of a real daemon's trail stays clean.
+
+One daemon plays all scenarios, each in a topic of its own, and one audit looks at what they left.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from pyspark.sql import SparkSession
@@ -21,96 +25,176 @@ from dmq.admin.client import AdminClient, CallRefused
 from spark_audit.explain import explained
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
+from spark_audit.jobs.outcome import Outcome
 
-TOPIC, GROUP, OTHER = "orders", "workers", "readers"
+GROUP, OTHER = "workers", "readers"
+RESET, KEPT, LETTERS = "reset", "kept", "letters"  # the scenarios' topics
 _LATER_MS = 3_600_000
+pytestmark = pytest.mark.timeout(300)
 
 
-def send(client: WireClient, first: int, count: int, *, delay_ms: int = 0) -> None:
+class Played(NamedTuple):
+    """What the scenarios left, and what they saw."""
+
+    trail: Path
+    outcome: Outcome
+    read: int  # of the topic with a retention, by the slower group
+    letter: dict[str, Any]  # what was redriven to its group alone
+
+    def ledger(self, topic: str) -> dict[str, Any]:
+        """Return the rows of a topic by their groups."""
+        return {row["group"]: row for row in self.outcome.report["fired"] if row["topic"] == topic}
+
+
+@pytest.fixture(scope="module")
+def played(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """All scenarios one after another, with kills in between, and their audit."""
+    data = tmp_path_factory.mktemp("operators") / "data"
+    with (
+        Daemon(data, env=os.environ | {"DMQ_TRAIL_EVERY": "1s"}) as daemon,
+        WireClient(daemon.address) as client,
+        AdminClient(daemon.address) as admin,
+    ):
+        remove_and_reset(daemon, client, admin)
+        read = retain(daemon, client, admin)
+        letter = redrive(daemon, client)
+        admin.take_snapshot()
+        daemon.stop()
+    return Played(data / "trail", run_audit(spark, str(data / "trail"), Options()), read, letter)
+
+
+def test_what_operators_do_leaves_a_clean_trail(played: Played) -> None:
+    """A group set to the end and back to the beginning, removed and made anew; its topic the same, with a kill."""
+    assert (played.outcome.findings, played.outcome.exit_code) == ([], 0)
+    ledger = played.ledger(RESET)
+    assert (ledger[GROUP]["expired"], ledger[OTHER]["expired"], ledger[GROUP]["unread"]) == (20, 20, 5)
+    assert sum(row["cancelled"] for row in played.outcome.report["scheduled"]) == 5
+
+
+def test_retention_leaves_a_clean_trail(played: Played) -> None:
+    """Read by all, unread by one, unread by everybody, with a kill in between and a group that comes later."""
+    assert (played.outcome.findings, played.outcome.exit_code) == ([], 0)
+    ledger, read = played.ledger(KEPT), played.read
+    assert (ledger[GROUP]["acked"], ledger[GROUP]["expired"], ledger[GROUP]["unread"]) == (40, 0, 5)
+    assert (ledger[OTHER]["acked"], ledger[OTHER]["expired"], ledger[OTHER]["unread"]) == (read, 20 - read, 5)
+
+
+def test_dead_letters_of_a_group_that_goes_are_told_by_name(played: Played) -> None:
+    """Redriven to the group alone, to everybody once it is gone, purged: each is attributed, and the audit is clean."""
+    assert (played.outcome.findings, played.outcome.exit_code) == ([], 0)
+    (dead,) = played.outcome.report["dead"]
+    assert (dead["group"], dead["count"], dead["redriven"], dead["purged"]) == ("givers-up", 16, 8, 6)
+    ledger = played.ledger(LETTERS)
+    assert ledger[OTHER]["fired"] == 21
+    assert ledger["givers-up"]["fired"] == 20
+    child = played.letter["outcome_note"].split()[1]
+    told = explained(child, played.trail, io.StringIO())
+    assert [each["group"] for each in told["outcomes"]] == ["givers-up"]
+    words = f"%DLQ%givers-up at offset {played.letter['offset']}, for group givers-up alone"
+    assert words in told["events"][0]["words"]
+    outcomes = explained(id_of(LETTERS, 8), played.trail, io.StringIO())["outcomes"]
+    (letter, *_) = [each for each in outcomes if each["group"] == "givers-up"]
+    assert letter["words"] == "had its dead letter thrown away"
+
+
+# -- the scenarios -----------------------------------------------------------------------------------------------------
+
+
+def remove_and_reset(daemon: Daemon, client: WireClient, admin: AdminClient) -> None:
+    """Set groups, and remove a group and its topic."""
+
+    def reset(**to: bool) -> None:
+        admin.reset_group(wire.ResetGroupRequest(group=GROUP, topic=RESET, **to))
+
+    send(client, RESET, 0, 30)
+    assert len(client.drain(RESET, GROUP, 10)) >= 10
+    assert len(client.drain(RESET, OTHER, 30)) == 30
+    reset(end=True)
+    send(client, RESET, 100, 20)
+    assert len(client.drain(RESET, GROUP, 20)) == 20
+    reset(begin=True)
+    assert len(client.drain(RESET, GROUP, 50)) == 50
+    admin.remove_group(OTHER, force=True)
+    assert len(client.drain(RESET, OTHER, 50)) == 50
+    send(client, RESET, 200, 20)
+    send(client, RESET, 300, 5, delay_ms=_LATER_MS)
+    with pytest.raises(CallRefused, match="5 wait for their time"):
+        admin.remove_topic(RESET)
+    admin.remove_topic(RESET, force=True)
+    send(client, RESET, 400, 20)
+    assert len(client.drain(RESET, GROUP, 20)) == 20
+    daemon.kill()
+    daemon.restart()
+    send(client, RESET, 500, 5)
+
+
+def retain(daemon: Daemon, client: WireClient, admin: AdminClient) -> int:
+    """Let a retention remove messages; return how many the slower group had read."""
+
+    def gone() -> None:
+        until_s = time.monotonic() + 20
+        while admin.topic(KEPT).stored:
+            assert time.monotonic() < until_s
+            time.sleep(0.1)
+
+    send(client, KEPT, 0, 20)
+    admin.set_topic(KEPT, keep=wire.KeepChange(time_ms=1_000))
+    gone()  # nobody was there
+    send(client, KEPT, 100, 20)
+    assert len(client.drain(KEPT, GROUP, 20)) == 20
+    gone()
+    daemon.kill()
+    daemon.restart()
+    assert client.receive(KEPT, OTHER) == []
+    send(client, KEPT, 200, 20)
+    assert len(client.drain(KEPT, GROUP, 20)) == 20
+    assert len(client.drain(KEPT, OTHER, 5)) >= 5
+    read: int = 20 - next(each.unread for each in admin.topic(KEPT).readers if each.group == OTHER)
+    admin.set_topic(KEPT, keep=wire.KeepChange(unread="no"))
+    gone()
+    admin.set_topic(KEPT, keep=wire.KeepChange(time_ms=0))  # what is sent now stays, however slow the rest is
+    send(client, KEPT, 300, 5)
+    return read
+
+
+def redrive(daemon: Daemon, client: WireClient) -> dict[str, Any]:
+    """Let a group die with its dead letters; return what is shown of the first one."""
+    group = "givers-up"
+    send(client, LETTERS, 0, 16)
+    assert len(client.drain(LETTERS, OTHER, 16)) == 16
+    forward(client, group, 16)
+    assert "redriven 4, passed over 12" in dmq(daemon, "dead", "redrive", group, *ids_of(0, 4))
+    assert client.receive(LETTERS, OTHER) == []
+    assert len(client.drain(LETTERS, group, 3)) >= 3
+    daemon.kill()
+    daemon.restart()
+    dmq(daemon, "group", "rm", group, "--force", "--yes")
+    assert json.loads(dmq(daemon, "dead", "groups", "-o", "json")) == [{"group": group, "dead": 12, "removed": True}]
+    assert "redriven 4" in dmq(daemon, "dead", "redrive", group, "--all-groups", *ids_of(4, 4))
+    dmq(daemon, "dead", "purge", group, "--why", "old", *ids_of(8, 6))
+    shown: dict[str, Any] = json.loads(dmq(daemon, "dead", "show", group, id_of(LETTERS, 0), "-o", "json"))[0]
+    child = shown["outcome_note"].split()[1]
+    assert shown["outcome_note"] == f"{LETTERS} {child} for group {group}"
+    assert len(client.drain(LETTERS, OTHER, 4)) == 4
+    send(client, LETTERS, 100, 1)
+    return shown
+
+
+def send(client: WireClient, topic: str, first: int, count: int, *, delay_ms: int = 0) -> None:
     due_ms = int(time.time() * 1000) + delay_ms if delay_ms else 0
-    messages = [a_message(TOPIC, f"{number:034X}", deliver_at_ms=due_ms) for number in range(first, first + count)]
+    numbers = range(first, first + count)
+    messages = [a_message(topic, id_of(topic, number), deliver_at_ms=due_ms) for number in numbers]
     assert client.send(*messages).status.code == public.OK
 
 
-def reset(admin: AdminClient, group: str, **to: bool) -> None:
-    admin.reset_group(wire.ResetGroupRequest(group=group, topic=TOPIC, **to))
+def id_of(topic: str, number: int) -> str:
+    """Return the id of a message of a topic."""
+    return f"{(RESET, KEPT, LETTERS).index(topic):02X}{number:032X}"
 
 
-@pytest.mark.timeout(240)
-def test_what_operators_do_leaves_a_clean_trail(spark: SparkSession, tmp_path: Path) -> None:
-    """A group set to the end and back to the beginning, removed and made anew; its topic the same, with a kill."""
-    with (
-        Daemon(tmp_path / "data", env=os.environ | {"DMQ_TRAIL_EVERY": "1s"}) as daemon,
-        WireClient(daemon.address) as client,
-        AdminClient(daemon.address) as admin,
-    ):
-        send(client, 0, 30)
-        assert len(client.drain(TOPIC, GROUP, 10)) >= 10
-        assert len(client.drain(TOPIC, OTHER, 30)) == 30
-        reset(admin, GROUP, end=True)
-        send(client, 100, 20)
-        assert len(client.drain(TOPIC, GROUP, 20)) == 20
-        reset(admin, GROUP, begin=True)
-        assert len(client.drain(TOPIC, GROUP, 50)) == 50
-        admin.remove_group(OTHER, force=True)
-        assert len(client.drain(TOPIC, OTHER, 50)) == 50
-        send(client, 200, 20)
-        send(client, 300, 5, delay_ms=_LATER_MS)
-        with pytest.raises(CallRefused, match="5 wait for their time"):
-            admin.remove_topic(TOPIC)
-        admin.remove_topic(TOPIC, force=True)
-        send(client, 400, 20)
-        assert len(client.drain(TOPIC, GROUP, 20)) == 20
-        daemon.kill()
-        daemon.restart()
-        send(client, 500, 5)
-        admin.take_snapshot()
-        daemon.stop()
-    outcome = run_audit(spark, str(tmp_path / "data" / "trail"), Options())
-    assert (outcome.findings, outcome.exit_code) == ([], 0)
-    ledger = {row["group"]: row for row in outcome.report["fired"] if row["topic"] == TOPIC}
-    assert (ledger[GROUP]["expired"], ledger[OTHER]["expired"], ledger[GROUP]["unread"]) == (20, 20, 5)
-    assert sum(row["cancelled"] for row in outcome.report["scheduled"]) == 5
-
-
-@pytest.mark.timeout(240)
-def test_retention_leaves_a_clean_trail(spark: SparkSession, tmp_path: Path) -> None:
-    """Read by all, unread by one, unread by everybody, with a kill in between and a group that comes later."""
-    with (
-        Daemon(tmp_path / "data", env=os.environ | {"DMQ_TRAIL_EVERY": "1s", "DMQ_KEEP_TIME": "1s"}) as daemon,
-        WireClient(daemon.address) as client,
-        AdminClient(daemon.address) as admin,
-    ):
-
-        def gone() -> None:
-            until_s = time.monotonic() + 20
-            while admin.topic(TOPIC).stored:
-                assert time.monotonic() < until_s
-                time.sleep(0.1)
-
-        send(client, 0, 20)
-        gone()  # nobody was there
-        send(client, 100, 20)
-        assert len(client.drain(TOPIC, GROUP, 20)) == 20
-        gone()
-        daemon.kill()
-        daemon.restart()
-        assert client.receive(TOPIC, OTHER) == []
-        send(client, 200, 20)
-        assert len(client.drain(TOPIC, GROUP, 20)) == 20
-        assert len(client.drain(TOPIC, OTHER, 5)) >= 5
-        read = 20 - admin.topic(TOPIC).readers[0].unread
-        admin.set_topic(TOPIC, keep=wire.KeepChange(unread="no"))
-        gone()
-        admin.set_topic(TOPIC, keep=wire.KeepChange(time_ms=0))  # what is sent now stays, however slow the rest is
-        send(client, 300, 5)
-        admin.take_snapshot()
-        daemon.stop()
-    outcome = run_audit(spark, str(tmp_path / "data" / "trail"), Options())
-    assert (outcome.findings, outcome.exit_code) == ([], 0)
-    ledger = {row["group"]: row for row in outcome.report["fired"] if row["topic"] == TOPIC}
-    assert (ledger[GROUP]["acked"], ledger[GROUP]["expired"], ledger[GROUP]["unread"]) == (40, 0, 5)
-    assert (ledger[OTHER]["acked"], ledger[OTHER]["expired"], ledger[OTHER]["unread"]) == (read, 20 - read, 5)
+def ids_of(first: int, count: int) -> list[str]:
+    """Name dead letters to a command."""
+    return [word for number in range(first, first + count) for word in ("--id", id_of(LETTERS, number))]
 
 
 def dmq(daemon: Daemon, *arguments: str) -> str:
@@ -119,14 +203,14 @@ def dmq(daemon: Daemon, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
-def forward(client: WireClient, count: int) -> None:
+def forward(client: WireClient, group: str, count: int) -> None:
     """Let the group give up everything that is there for it."""
     given_up = 0
     while given_up < count:
-        for found in client.receive(TOPIC, GROUP):
+        for found in client.receive(LETTERS, group):
             request = public.ForwardMessageToDeadLetterQueueRequest(
-                group=public.Resource(name=GROUP),
-                topic=public.Resource(name=TOPIC),
+                group=public.Resource(name=group),
+                topic=public.Resource(name=LETTERS),
                 receipt_handle=found.receipt_handle,
                 message_id=found.message_id,
                 delivery_attempt=1,
@@ -134,52 +218,3 @@ def forward(client: WireClient, count: int) -> None:
             )
             assert client.ask("ForwardMessageToDeadLetterQueue", request).status.code == public.OK
             given_up += 1
-
-
-@pytest.mark.timeout(240)
-def test_dead_letters_of_a_group_that_goes_are_told_by_name(spark: SparkSession, tmp_path: Path) -> None:
-    """Redriven to the group alone, to everybody once it is gone, purged: each is attributed, and the audit is clean."""
-    with (
-        Daemon(tmp_path / "data", env=os.environ | {"DMQ_TRAIL_EVERY": "1s"}) as daemon,
-        WireClient(daemon.address) as client,
-        AdminClient(daemon.address) as admin,
-    ):
-        send(client, 0, 16)
-        assert len(client.drain(TOPIC, OTHER, 16)) == 16
-        forward(client, 16)
-        assert "redriven 4, passed over 12" in dmq(daemon, "dead", "redrive", GROUP, *ids_of(0, 4))
-        assert client.receive(TOPIC, OTHER) == []
-        assert len(client.drain(TOPIC, GROUP, 3)) >= 3
-        daemon.kill()
-        daemon.restart()
-        dmq(daemon, "group", "rm", GROUP, "--force", "--yes")
-        assert json.loads(dmq(daemon, "dead", "groups", "-o", "json")) == [
-            {"group": GROUP, "dead": 12, "removed": True}
-        ]
-        assert "redriven 4" in dmq(daemon, "dead", "redrive", GROUP, "--all-groups", *ids_of(4, 4))
-        dmq(daemon, "dead", "purge", GROUP, "--why", "old", *ids_of(8, 6))
-        shown = json.loads(dmq(daemon, "dead", "show", GROUP, f"{0:034X}", "-o", "json"))
-        child = shown[0]["outcome_note"].split()[1]
-        assert shown[0]["outcome_note"] == f"{TOPIC} {child} for group {GROUP}"
-        assert len(client.drain(TOPIC, OTHER, 4)) == 4
-        send(client, 100, 1)
-        admin.take_snapshot()
-        daemon.stop()
-    trail = tmp_path / "data" / "trail"
-    outcome = run_audit(spark, str(trail), Options())
-    assert (outcome.findings, outcome.exit_code) == ([], 0)
-    (dead,) = outcome.report["dead"]
-    assert (dead["group"], dead["count"], dead["redriven"], dead["purged"]) == (GROUP, 16, 8, 6)
-    ledger = {row["group"]: row for row in outcome.report["fired"] if row["topic"] == TOPIC}
-    assert ledger[OTHER]["fired"] == 21
-    assert ledger[GROUP]["fired"] == 20
-    told = explained(child, trail, io.StringIO())
-    assert [each["group"] for each in told["outcomes"]] == [GROUP]
-    assert f"%DLQ%{GROUP} at offset {shown[0]['offset']}, for group {GROUP} alone" in told["events"][0]["words"]
-    (letter, *_) = [each for each in explained(f"{8:034X}", trail, io.StringIO())["outcomes"] if each["group"] == GROUP]
-    assert letter["words"] == "had its dead letter thrown away"
-
-
-def ids_of(first: int, count: int) -> list[str]:
-    """Name messages to a command."""
-    return [word for number in range(first, first + count) for word in ("--id", f"{number:034X}")]

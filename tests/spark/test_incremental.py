@@ -55,7 +55,7 @@ def grow(whole: Path, trail: Path, part: int, parts: int) -> None:
 
 
 def test_in_steps_and_at_once_are_the_same_to_the_byte(spark: SparkSession, whole: Path, tmp_path: Path) -> None:
-    """Steps of new files only; then once more with nothing new."""
+    """Steps of new files only; in a long run then once more with nothing new."""
     steps = 3 if EFFORT > 1 else 2
     expected = written(run_audit(spark, str(whole), Options()), tmp_path / "batch")
     trail, kept = tmp_path / "trail", str(tmp_path / "state")
@@ -71,9 +71,10 @@ def test_in_steps_and_at_once_are_the_same_to_the_byte(spark: SparkSession, whol
     assert outcome is not None
     assert written(outcome, tmp_path / "steps") == expected
     assert sum(rows) == sum(cell["events"] for cell in outcome.report["cells"])
-    again = run_audit(spark, str(trail), Options(), state=kept)
-    assert again.figures["stages"][0]["rows"] == 0
-    assert written(again, tmp_path / "again") == expected
+    if EFFORT > 1:
+        again = run_audit(spark, str(trail), Options(), state=kept)
+        assert again.figures["stages"][0]["rows"] == 0
+        assert written(again, tmp_path / "again") == expected
 
 
 @at_length

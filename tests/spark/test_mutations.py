@@ -135,6 +135,7 @@ def test_missing_files(audit: Audit, trail: Path) -> None:
     assert outcome.exit_code == 30
 
 
+@at_length
 def test_altered_files(audit: Audit, trail: Path) -> None:
     """A file with another byte in it is named, whether it can be read or not, and nothing in it is taken for proof."""
     damage = DAMAGERS["alter_files"](trail, "daemon-0", 2, 1)

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from support.broker_rigs import PATIENCE_S, a_message
 from support.daemon import Daemon
+from support.effort import at_length
 from support.front import client, front_of, play
 from support.trail_bend import Bent
 
@@ -21,7 +22,7 @@ from retry.policy import Fixed, RetryPolicy
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), at_length]
 _FINE, _DIES, _WAITS = 6, 2, 1
 
 
@@ -60,9 +61,11 @@ async def consume(front: Daemon) -> None:
         await mine.change_invisible("readers", "orders", found[0].receipt_handle, 10)
 
 
-def test_it_is_clean_and_convicts(spark: SparkSession, tmp_path: Path) -> None:
-    """Each failure at the cluster has its end here; without the event of a retry its message is lost, by its id."""
-    with Daemon(tmp_path / "cluster") as cluster, front_of(cluster, tmp_path / "data") as front:
+@pytest.fixture(scope="module")
+def trail(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the daemon left."""
+    folder = tmp_path_factory.mktemp("retries-here")
+    with Daemon(folder / "cluster") as cluster, front_of(cluster, folder / "data") as front:
 
         async def scenario() -> None:
             async with client(cluster) as theirs:
@@ -71,12 +74,19 @@ def test_it_is_clean_and_convicts(spark: SparkSession, tmp_path: Path) -> None:
 
         play(scenario())
         front.stop()
-        trail = front.data / "trail"
+        return front.data / "trail"
+
+
+def test_it_is_clean(spark: SparkSession, trail: Path) -> None:
+    """Each failure at the cluster has its end here."""
     outcome = run_audit(spark, str(trail), Options())
     assert not outcome.findings
     (row,) = [row for row in outcome.report["fired"] if (row["topic"], row["group"]) == ("orders", "readers")]
     assert (row["fired"], row["acked"], row["dead"], row["in_retry"]) == (_FINE + _DIES + _WAITS, _FINE, _DIES, _WAITS)
 
+
+def test_a_lost_retry_is_named(spark: SparkSession, trail: Path) -> None:
+    """Without the event of a retry its message is lost, by its id."""
     (cell,) = [path.stem for path in (trail / "cells").glob("*.json")]
     bent = Bent(trail, cell)
     acked = {event.message_id for event in bent.events if event.kind == "ACKED"}

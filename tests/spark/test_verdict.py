@@ -1,9 +1,14 @@
-"""Verdicts on hand-made trails: one message, one question, one answer."""
+"""Verdicts on hand-made trails: one message, one question, one answer.
+
+Scenarios that say nothing about the trail as a whole are cells of one trail, each with a topic, a group and ids of its
+own, and share an audit: that is what takes the time.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from pyspark.sql import SparkSession
@@ -22,10 +27,11 @@ TOPIC, GROUP = "orders", "billing"
 
 
 class Hand:
-    """Writes a trail of one cell, event by event."""
+    """Writes one cell of a trail, event by event."""
 
-    def __init__(self, trail: Path, cell: str = "one", role: str = "daemon") -> None:
+    def __init__(self, trail: Path, cell: str = "one", role: str = "daemon", *, of: str = "") -> None:
         self.trail, self.cell, self.sequence = trail, cell, 0
+        self.of, self.topic, self.group = of, TOPIC + of, GROUP + of  # ``of``: what makes its names its own
         self.writer = CellWriter(trail, cell, role=role)
         self.add("OPENED", 0)
 
@@ -43,26 +49,28 @@ class Hand:
 
     def scheduled(self, entry: int, due_ms: int, at_ms: int = 0) -> int:
         """Accept a message for later."""
-        return self.add("SCHEDULED", at_ms, topic=TOPIC, due_ms=START_MS + due_ms, entry=entry, message_id=id_of(entry))
+        return self.add(
+            "SCHEDULED", at_ms, topic=self.topic, due_ms=START_MS + due_ms, entry=entry, message_id=self.id_of(entry)
+        )
 
     def queued(self, entry: int, offset: int, at_ms: int = 0) -> int:
         """Accept a message into queue 0."""
         place: dict[str, Any] = {"queue_id": 0, "queue_offset": offset}
-        return self.add("QUEUED", at_ms, topic=TOPIC, entry=entry, message_id=id_of(entry), **place)
+        return self.add("QUEUED", at_ms, topic=self.topic, entry=entry, message_id=self.id_of(entry), **place)
 
     def of_group(self, kind: str, number: int, at_ms: int = 0, **columns: Any) -> int:  # noqa: ANN401 - columns of rows
         """Let the group do something with a message."""
-        return self.add(kind, at_ms, topic=TOPIC, group=GROUP, message_id=id_of(number), **columns)
+        return self.add(kind, at_ms, topic=self.topic, group=self.group, message_id=self.id_of(number), **columns)
 
     def subscribed(self) -> None:
         """Let the group read queue 0 from its beginning."""
-        self.add("SUBSCRIBED", 0, topic=TOPIC, group=GROUP, queue_id=0, queue_offset=0)
+        self.add("SUBSCRIBED", 0, topic=self.topic, group=self.group, queue_id=0, queue_offset=0)
 
     def snapshot(self, entries: list[dict[str, Any]], floor: int = 0, end: int = 0, **progress: Any) -> None:  # noqa: ANN401 - columns of rows
         """Write a snapshot of what the store holds now."""
-        place = {"group": GROUP, "topic": TOPIC, "queue_id": 0}
+        place = {"group": self.group, "topic": self.topic, "queue_id": 0}
         way = place | {"floor": floor, "done": [], "hidden": [], "cursor": None} | progress
-        queue = {"topic": TOPIC, "group": None, "queue_id": 0, "first_offset": 0, "end_offset": end}
+        queue = {"topic": self.topic, "group": None, "queue_id": 0, "first_offset": 0, "end_offset": end}
         write_snapshot(
             self.trail,
             Snapshot(
@@ -81,23 +89,31 @@ class Hand:
         self.add("HEARTBEAT", at_ms)
         self.writer.close(**options)
 
+    def id_of(self, number: int) -> bytes:
+        """Return a text id."""
+        return b"\0" + f"message-{number}{self.of}".encode()
 
-def id_of(entry: int) -> bytes:
-    """Return a text id."""
-    return b"\0" + f"message-{entry}".encode()
+    def held(self, entry: int, due_ms: int, kind: str = "DELAYED", **columns: Any) -> dict[str, Any]:  # noqa: ANN401 - columns of rows
+        """Return a row of a snapshot."""
+        row: dict[str, Any] = {
+            "entry": entry,
+            "kind": kind,
+            "topic": self.topic,
+            "group": None,
+            "message_id": self.id_of(entry),
+            "attempt": 0,
+        }
+        return row | {"due_ms": START_MS + due_ms, "accepted_at_ms": START_MS, "is_stranded": False} | columns
 
 
-def held(entry: int, due_ms: int, kind: str = "DELAYED", **columns: Any) -> dict[str, Any]:  # noqa: ANN401 - columns of rows
-    """Return a row of a snapshot."""
-    row: dict[str, Any] = {
-        "entry": entry,
-        "kind": kind,
-        "topic": TOPIC,
-        "group": None,
-        "message_id": id_of(entry),
-        "attempt": 0,
-    }
-    return row | {"due_ms": START_MS + due_ms, "accepted_at_ms": START_MS, "is_stranded": False} | columns
+Scenario = Callable[[Hand], None]
+_SCENARIOS: list[Scenario] = []
+
+
+def scenario(write: Scenario) -> Scenario:
+    """Have a function's events be a cell of the trail that is audited once."""
+    _SCENARIOS.append(write)
+    return write
 
 
 def said(outcome: Outcome) -> list[tuple[str, str, str]]:
@@ -105,12 +121,61 @@ def said(outcome: Outcome) -> list[tuple[str, str, str]]:
     return [(each["kind"], each["rule"], each["message_id"] or "") for each in outcome.findings]
 
 
+class Found(NamedTuple):
+    """What an audit of several scenarios says of one."""
+
+    hand: Hand
+    report: dict[str, Any]
+    findings: list[dict[str, Any]]
+
+    @property
+    def said(self) -> list[tuple[str, str, str]]:
+        """Kind, rule and id of its findings."""
+        return [(each["kind"], each["rule"], each["message_id"].removesuffix(self.hand.of)) for each in self.findings]
+
+    @property
+    def fired(self) -> list[dict[str, Any]]:
+        """The rows of its topic."""
+        return [row for row in self.report["fired"] if row["topic"] == self.hand.topic]
+
+    @property
+    def dead(self) -> list[dict[str, Any]]:
+        """The row of its group."""
+        return [row for row in self.report["dead"] if row["group"] == self.hand.group]
+
+
+class Audited:
+    """All scenarios, each a cell of one trail, and what the audit says of it."""
+
+    def __init__(self, spark: SparkSession, trail: Path) -> None:
+        self._hands: dict[Scenario, Hand] = {}
+        for write in _SCENARIOS:
+            self._hands[write] = hand = Hand(trail, write.__name__, of=f" of {write.__name__}")
+            write(hand)
+            hand.end(1_000)
+        self._outcome = run_audit(spark, str(trail), Options())
+        known = {each["cell"] for each in self._outcome.findings}
+        assert known <= {hand.cell for hand in self._hands.values()}
+
+    def of(self, write: Scenario) -> Found:
+        """Return what it says of a scenario."""
+        hand = self._hands[write]
+        findings = [each for each in self._outcome.findings if each["cell"] == hand.cell]
+        return Found(hand, self._outcome.report, findings)
+
+
+@pytest.fixture(scope="module")
+def audited(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Audited:
+    """One audit of all scenarios."""
+    return Audited(spark, tmp_path_factory.mktemp("scenarios"))
+
+
 def test_open_entries_by_the_snapshot(spark: SparkSession, tmp_path: Path) -> None:
     """Not in it: lost. In it: pending, overdue after its time, lost when stranded. Accepted behind it: no proof."""
     hand = Hand(tmp_path)
     for entry, due_ms in ((1, 1_000), (2, 1_000), (3, 1_000), (4, 900_000)):
         hand.scheduled(entry, due_ms)
-    hand.snapshot([held(2, 1_000), held(3, 1_000, is_stranded=True), held(4, 900_000)])
+    hand.snapshot([hand.held(2, 1_000), hand.held(3, 1_000, is_stranded=True), hand.held(4, 900_000)])
     hand.scheduled(5, 1_000)
     hand.scheduled(6, 900_000)
     hand.end(500_000)
@@ -170,17 +235,17 @@ def test_a_gap_excuses_an_exit_too_much(spark: SparkSession, tmp_path: Path) -> 
     assert (row["fired"], row["acked"], row["duplicated"]) == (2, 2, 1)
 
 
-def test_what_is_redriven_to_a_group_is_that_groups_alone(spark: SparkSession, tmp_path: Path) -> None:
-    """Finished, failed and finished, open; left twice is too much. The letters are redriven, also without a group.
+@scenario
+def redriven(hand: Hand) -> None:
+    def read_by_another(number: int) -> None:
+        place: dict[str, Any] = {"queue_id": 0, "queue_offset": number}
+        hand.add("ACKED", 0, topic=hand.topic, group="other", message_id=hand.id_of(number), **place)
 
-    The last one died anew at the same place: its queue had been removed, and began again.
-    """
-    hand = Hand(tmp_path)
     hand.subscribed()
-    hand.add("SUBSCRIBED", 0, topic=TOPIC, group="other", queue_id=0, queue_offset=0)
+    hand.add("SUBSCRIBED", 0, topic=hand.topic, group="other", queue_id=0, queue_offset=0)
     for number in range(3):
         hand.queued(number, number)
-        hand.add("ACKED", 0, topic=TOPIC, group="other", queue_id=0, queue_offset=number, message_id=id_of(number))
+        read_by_another(number)
         hand.of_group("DEAD_FORWARDED", number, queue_id=0, attempt=1, detail=number)
         lane: dict[str, Any] = {"queue_id": -1, "queue_offset": number}
         hand.of_group("QUEUED_FOR_GROUP", 10 + number, entry=20 + number, attempt=1, detail=number, **lane)
@@ -191,25 +256,28 @@ def test_what_is_redriven_to_a_group_is_that_groups_alone(spark: SparkSession, t
     hand.of_group("RETRIED", 11, queue_id=-1, queue_offset=3, entry=31, attempt=2)
     hand.of_group("ACKED", 11, queue_id=-1, queue_offset=3)
     hand.queued(3, 3)
-    hand.add("ACKED", 0, topic=TOPIC, group="other", queue_id=0, queue_offset=3, message_id=id_of(3))
+    read_by_another(3)
     hand.of_group("DEAD_FORWARDED", 3, queue_id=0, attempt=1, detail=3)
-    hand.add("PURGED", 0, topic=TOPIC, message_id=id_of(3), detail=3)  # by an earlier build, of a removed group
-    hand.queued(4, 4)
-    hand.add("ACKED", 0, topic=TOPIC, group="other", queue_id=0, queue_offset=4, message_id=id_of(4))
+    # by an earlier build, of a removed group
+    hand.add("PURGED", 0, topic=hand.topic, message_id=hand.id_of(3), detail=3)
+    hand.queued(4, 4)  # it dies anew at the same place: the dead letter queue was removed, and began again
+    read_by_another(4)
     hand.of_group("DEAD_FORWARDED", 4, queue_id=0, attempt=1, detail=0)
-    hand.end(1_000)
-    outcome = run_audit(spark, str(tmp_path), Options())
-    assert said(outcome) == [("DUPLICATE_EXIT", "a place was left more than once", "message-10")]
-    mine, other = sorted(outcome.report["fired"], key=lambda row: row["group"])
+
+
+def test_what_is_redriven_to_a_group_is_that_groups_alone(audited: Audited) -> None:
+    """Finished, failed and finished, open; left twice is too much. The letters are redriven, also without a group."""
+    found = audited.of(redriven)
+    assert found.said == [("DUPLICATE_EXIT", "a place was left more than once", "message-10")]
+    mine, other = sorted(found.fired, key=lambda row: row["group"])
     assert (mine["fired"], mine["acked"], mine["dead"], mine["unread"]) == (8, 2, 5, 1)
     assert (other["fired"], other["acked"]) == (5, 5)
-    (dead,) = outcome.report["dead"]
+    (dead,) = found.dead
     assert (dead["count"], dead["redriven"], dead["purged"]) == (5, 3, 1)
 
 
-def test_what_goes_to_a_cluster(spark: SparkSession, tmp_path: Path) -> None:
-    """Forwarded is finished, refused is dead, in doubt changes nothing, and one that was not forwarded is open."""
-    hand = Hand(tmp_path)
+@scenario
+def sent_on(hand: Hand) -> None:
     hand.subscribed()
     for number in range(5):
         hand.queued(number, number)
@@ -221,13 +289,16 @@ def test_what_goes_to_a_cluster(spark: SparkSession, tmp_path: Path) -> None:
     hand.of_group("QUEUED_FOR_GROUP", 13, entry=23, attempt=1, detail=1, queue_id=-1, queue_offset=0)
     hand.of_group("REDRIVEN", 3, detail=1)
     hand.of_group("FORWARDED", 13, queue_id=-1, queue_offset=0, attempt=1, detail=9)
-    hand.add("FETCHED", 0, topic=TOPIC, message_id=id_of(4), attempt=1, detail=3)
-    hand.end(1_000)
-    outcome = run_audit(spark, str(tmp_path), Options())
-    assert said(outcome) == []
-    (row,) = [row for row in outcome.report["fired"] if row["group"] == GROUP and row["topic"] == TOPIC]
+    hand.add("FETCHED", 0, topic=hand.topic, message_id=hand.id_of(4), attempt=1, detail=3)
+
+
+def test_what_goes_to_a_cluster(audited: Audited) -> None:
+    """Forwarded is finished, refused is dead, in doubt changes nothing, and one that was not forwarded is open."""
+    found = audited.of(sent_on)
+    assert found.said == []
+    (row,) = [row for row in found.fired if row["group"] == found.hand.group]
     assert (row["acked"], row["dead"], row["in_flight"] + row["unread"]) == (3, 2, 1)
-    assert "cluster" not in outcome.report
+    assert "cluster" not in found.report
 
 
 def test_what_was_read_back_is_compared(spark: SparkSession, tmp_path: Path) -> None:
@@ -238,7 +309,7 @@ def test_what_was_read_back_is_compared(spark: SparkSession, tmp_path: Path) -> 
         hand.queued(number, number)
 
     def forwarded(number: int, offset: int, topic: str = TOPIC) -> None:
-        hand.add("FORWARDED", 1, topic=topic, group=GROUP, message_id=id_of(number), attempt=1, detail=offset)
+        hand.add("FORWARDED", 1, topic=topic, group=GROUP, message_id=hand.id_of(number), attempt=1, detail=offset)
 
     def doubted(number: int) -> None:
         hand.of_group("FORWARD_IN_DOUBT", number, at_ms=1, attempt=1)
@@ -261,15 +332,15 @@ def test_what_was_read_back_is_compared(spark: SparkSession, tmp_path: Path) -> 
     forwarded(11, 3, "quick")  # lost: all of the topic was read
     doubted(12)
     doubted(13)
-    hand.add("QUEUED", 1, topic="quick", queue_id=0, queue_offset=0, entry=99, message_id=id_of(12))
-    hand.add("FORWARD_IN_DOUBT", 1, topic="quick", group=GROUP, message_id=id_of(12), attempt=1)  # not there
-    hand.add("FORWARD_IN_DOUBT", 1, topic="slow", group=GROUP, message_id=id_of(12), attempt=1)  # not known
+    hand.add("QUEUED", 1, topic="quick", queue_id=0, queue_offset=0, entry=99, message_id=hand.id_of(12))
+    hand.add("FORWARD_IN_DOUBT", 1, topic="quick", group=GROUP, message_id=hand.id_of(12), attempt=1)  # not there
+    hand.add("FORWARD_IN_DOUBT", 1, topic="slow", group=GROUP, message_id=hand.id_of(12), attempt=1)  # not known
     before = hand.sequence
     forwarded(14, 99)  # told after the reading began
     hand.end(1_000)
     places = [(0, 0, 5), (1, 1, 6), (6, 0, 10), (6, 0, 12), (6, 1, 4), (7, 0, 11), (7, 0, 13), (7, 0, 14), (8, 0, 6)]
-    messages = [Lies(TOPIC, queue, offset, id_of(number)) for number, queue, offset in places]
-    messages += [Lies(TOPIC, 0, 8, id_of(100)), Lies(TOPIC, 0, 9, None), Lies("quick", 0, 3, id_of(100))]
+    messages = [Lies(TOPIC, queue, offset, hand.id_of(number)) for number, queue, offset in places]
+    messages += [Lies(TOPIC, 0, 8, hand.id_of(100)), Lies(TOPIC, 0, 9, None), Lies("quick", 0, 3, hand.id_of(100))]
     queues = [
         Range(TOPIC, 0, 0, 15, 15),
         Range(TOPIC, 1, 4, 7, 7, None),
@@ -302,9 +373,8 @@ def test_what_was_read_back_is_compared(spark: SparkSession, tmp_path: Path) -> 
     assert [residue(CLUSTER, row) for row in ledger.values()] == [0, 0, 0, 0]
 
 
-def test_what_is_taken_over_from_a_cluster(spark: SparkSession, tmp_path: Path) -> None:
-    """It is fired for its group alone and fails at once; a copy that is nowhere is lost, a failure without it odd."""
-    hand = Hand(tmp_path)
+@scenario
+def taken_over(hand: Hand) -> None:
     for number, copies in ((1, 2), (2, 1), (3, 1)):
         hand.of_group("TAKEN_OVER", number, queue_id=-1, attempt=1, detail=number)
         hand.of_group("NACKED", number, queue_id=-1, entry=10 * number, attempt=1, due_ms=START_MS + 10)
@@ -318,21 +388,26 @@ def test_what_is_taken_over_from_a_cluster(spark: SparkSession, tmp_path: Path) 
     hand.of_group("DEAD_EXHAUSTED", 4, queue_id=-1, attempt=3, detail=0)
     hand.of_group("NACKED", 5, queue_id=-1, entry=50, attempt=1, due_ms=START_MS + 10)
     hand.snapshot(
-        [held(number, 10, "RETRY", group=GROUP, message_id=id_of(of)) for number, of in ((11, 1), (20, 2), (50, 5))]
+        [
+            hand.held(number, 10, "RETRY", group=hand.group, message_id=hand.id_of(of))
+            for number, of in ((11, 1), (20, 2), (50, 5))
+        ]
     )
-    hand.end(1_000)
-    outcome = run_audit(spark, str(tmp_path), Options())
-    assert sorted(said(outcome)) == [
+
+
+def test_what_is_taken_over_from_a_cluster(audited: Audited) -> None:
+    """It is fired for its group alone and fails at once; a copy that is nowhere is lost, a failure without it odd."""
+    found = audited.of(taken_over)
+    assert sorted(found.said) == [
         ("LOST", "a copy is not in the snapshot", "message-3"),
         ("ORPHAN", "left a place it was not at", "message-5"),
     ]
-    (row,) = [row for row in outcome.report["fired"] if row["group"] == GROUP and row["topic"] == TOPIC]
+    (row,) = [row for row in found.fired if row["group"] == found.hand.group]
     assert (row["fired"], row["acked"], row["dead"], row["lost"]) == (5, 1, 1, 1)
 
 
-def test_a_place_is_left_once_in_each_pass(spark: SparkSession, tmp_path: Path) -> None:
-    """A group is reset, and removed and made anew: it reads the queue three times, and its lane begins at 0 again."""
-    hand = Hand(tmp_path)
+@scenario
+def passes(hand: Hand) -> None:
     hand.subscribed()
     for number in range(2):
         hand.queued(number, number)
@@ -344,16 +419,19 @@ def test_a_place_is_left_once_in_each_pass(spark: SparkSession, tmp_path: Path) 
 
     hand.of_group("DEAD_FORWARDED", 0, queue_id=0, attempt=1, detail=0)
     retry(1, 100)
-    hand.add("RESET", 0, topic=TOPIC, group=GROUP, queue_id=0, queue_offset=2**63 - 1, detail=2)
-    hand.add("GROUP_REMOVED", 0, group=GROUP)
+    hand.add("RESET", 0, topic=hand.topic, group=hand.group, queue_id=0, queue_offset=2**63 - 1, detail=2)
+    hand.add("GROUP_REMOVED", 0, group=hand.group)
     hand.subscribed()
     hand.of_group("DEAD_FORWARDED", 0, queue_id=0, attempt=1, detail=1)
     retry(1, 200)
-    hand.add("RESET", 0, topic=TOPIC, group=GROUP, queue_id=0, queue_offset=0, detail=2)
-    hand.end(1_000)
-    outcome = run_audit(spark, str(tmp_path), Options())
-    assert said(outcome) == []
-    (row,) = outcome.report["fired"]
+    hand.add("RESET", 0, topic=hand.topic, group=hand.group, queue_id=0, queue_offset=0, detail=2)
+
+
+def test_a_place_is_left_once_in_each_pass(audited: Audited) -> None:
+    """A group is reset, and removed and made anew: it reads the queue three times, and its lane begins at 0 again."""
+    found = audited.of(passes)
+    assert found.said == []
+    (row,) = found.fired
     assert {name: count for name, count in row.items() if count and isinstance(count, int)} == {
         "fired": 6,
         "acked": 2,
@@ -362,23 +440,25 @@ def test_a_place_is_left_once_in_each_pass(spark: SparkSession, tmp_path: Path) 
     }
 
 
-def test_open_places_of_a_group(spark: SparkSession, tmp_path: Path) -> None:
-    """Below the floor or done: lost. Handed out: in flight. Else unread; beyond the end of its queue: lost."""
-    hand = Hand(tmp_path)
+@scenario
+def open_places(hand: Hand) -> None:
     hand.subscribed()
     for entry in range(6):
         hand.queued(entry, entry)
     hand.of_group("ACKED", 1, queue_id=0, queue_offset=1)
     hand.snapshot([], floor=2, done=[3], cursor=4, hidden=[], end=5)
-    hand.end(1_000)
-    outcome = run_audit(spark, str(tmp_path), Options())
+
+
+def test_open_places_of_a_group(audited: Audited) -> None:
+    """Below the floor or done: lost. Handed out: in flight. Else unread; beyond the end of its queue: lost."""
+    found = audited.of(open_places)
     finished = "finished by the snapshot, without an exit"
-    assert said(outcome) == [
+    assert found.said == [
         ("LOST", finished, "message-0"),
         ("LOST", finished, "message-3"),
         ("LOST", "not in its queue by the snapshot", "message-5"),
     ]
-    (row,) = outcome.report["fired"]
+    (row,) = found.fired
     assert {name: count for name, count in row.items() if count and isinstance(count, int)} == {
         "fired": 6,
         "acked": 1,
@@ -388,22 +468,24 @@ def test_open_places_of_a_group(spark: SparkSession, tmp_path: Path) -> None:
     }
 
 
-def test_copies_that_wait(spark: SparkSession, tmp_path: Path) -> None:
-    """A copy in the snapshot is in retry, one that is nowhere is lost, one made behind the snapshot waits."""
-    hand = Hand(tmp_path)
+@scenario
+def copies(hand: Hand) -> None:
     hand.subscribed()
     for entry in range(3):
         hand.queued(entry, entry)
     for entry in range(2):
         hand.of_group("NACKED", entry, queue_id=0, entry=10 + entry, attempt=1)
-    hand.snapshot([held(10, 0, "RETRY", group=GROUP, message_id=id_of(0))], floor=2, end=3)
+    hand.snapshot([hand.held(10, 0, "RETRY", group=hand.group, message_id=hand.id_of(0))], floor=2, end=3)
     hand.of_group("NACKED", 2, queue_id=0, entry=12, attempt=1)
-    hand.end(1_000)
-    outcome = run_audit(spark, str(tmp_path), Options())
-    assert said(outcome) == [("LOST", "a copy is not in the snapshot", "message-1")]
-    (row,) = outcome.report["fired"]
+
+
+def test_copies_that_wait(audited: Audited) -> None:
+    """A copy in the snapshot is in retry, one that is nowhere is lost, one made behind the snapshot waits."""
+    found = audited.of(copies)
+    assert found.said == [("LOST", "a copy is not in the snapshot", "message-1")]
+    (row,) = found.fired
     assert (row["fired"], row["in_retry"], row["lost"]) == (3, 2, 1)
-    assert [each["kind"] for each in outcome.findings[0]["history"]] == ["QUEUED", "NACKED"]
+    assert [each["kind"] for each in found.findings[0]["history"]] == ["QUEUED", "NACKED"]
 
 
 @at_length
@@ -412,9 +494,9 @@ def test_what_the_store_holds_and_the_trail_does_not_know(spark: SparkSession, t
     hand = Hand(tmp_path)
     hand.scheduled(1, 1_000)
     place: dict[str, Any] = {"queue_id": 0, "queue_offset": 0}
-    ids: dict[str, Any] = {"topic": TOPIC, "entry": 1, "message_id": id_of(1), "due_ms": START_MS + 1_000}
+    ids: dict[str, Any] = {"topic": TOPIC, "entry": 1, "message_id": hand.id_of(1), "due_ms": START_MS + 1_000}
     hand.add("DELIVERED", 1_000, **ids, **place)
-    hand.snapshot([held(1, 1_000), held(7, 1_000)])
+    hand.snapshot([hand.held(1, 1_000), hand.held(7, 1_000)])
     hand.end(2_000)
     outcome = run_audit(spark, str(tmp_path), Options())
     rule = "in the snapshot, not waiting by the trail"
@@ -445,10 +527,10 @@ def test_events_without_a_beginning(spark: SparkSession, tmp_path: Path) -> None
         hand = Hand(tmp_path, cell)
         if retired:
             hand.skip(retired)
-        ids: dict[str, Any] = {"topic": TOPIC, "entry": 1, "message_id": id_of(retired), "due_ms": START_MS}
+        ids: dict[str, Any] = {"topic": TOPIC, "entry": 1, "message_id": hand.id_of(retired), "due_ms": START_MS}
         hand.add("DELIVERED", 0, **ids, queue_id=0, queue_offset=0)
         hand.of_group("ACKED", 50 + retired, queue_id=0, queue_offset=9)
-        hand.add("SCHEDULED", 0, topic=TOPIC, entry=2, message_id=id_of(100 + retired), due_ms=START_MS + 9_000)
+        hand.add("SCHEDULED", 0, topic=TOPIC, entry=2, message_id=hand.id_of(100 + retired), due_ms=START_MS + 9_000)
         hand.end(0, retired_sequence=retired + 1 if retired else 0)
     outcome = run_audit(spark, str(tmp_path), Options())
     assert {(each["kind"], each["cell"]) for each in outcome.findings} == {("ORPHAN", "whole")}
@@ -464,11 +546,11 @@ def test_a_spool_directory_that_was_taken_over(spark: SparkSession, tmp_path: Pa
     first.snapshot([])
     first.end(1_000)
     second = Hand(tmp_path, "second", "spool")
-    ids: dict[str, Any] = {"topic": TOPIC, "message_id": id_of(1)}
+    ids: dict[str, Any] = {"topic": TOPIC, "message_id": second.id_of(1)}
     second.add("SCHEDULED", 500, **ids, entry=8, due_ms=START_MS)
     second.add("SENT", 900, **ids, entry=8, due_ms=START_MS)
     second.scheduled(3, 0)
-    second.snapshot([held(3, 0, "PARKED")])
+    second.snapshot([second.held(3, 0, "PARKED")])
     second.end(500_000)
     outcome = run_audit(spark, str(tmp_path), Options())
     assert said(outcome) == [("LOST", "not in the snapshot", "message-2")]
@@ -482,7 +564,7 @@ def test_a_spool_directory_that_was_taken_over(spark: SparkSession, tmp_path: Pa
 def test_kinds_that_nobody_knows_are_said(spark: SparkSession, tmp_path: Path) -> None:
     """They are kept, counted, and change nothing."""
     hand = Hand(tmp_path)
-    hand.add("KIND_99", 0, topic=TOPIC, message_id=id_of(1))
+    hand.add("KIND_99", 0, topic=TOPIC, message_id=hand.id_of(1))
     hand.end(0)
     outcome = run_audit(spark, str(tmp_path), Options())
     assert said(outcome) == [("UNKNOWN_KIND", "KIND_99", "")]

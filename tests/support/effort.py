@@ -10,7 +10,7 @@ import os
 import pytest
 
 EFFORT = max(1, int(os.environ.get("DMQ_TEST_EFFORT", "1")))
-CRASHES = int(os.environ.get("DMQ_TEST_CRASHES", "20"))  # how often a test of the whole daemon kills it
+CRASHES = int(os.environ.get("DMQ_TEST_CRASHES", "10"))  # how often a test of the whole daemon kills it
 SEED = int(os.environ.setdefault("DMQ_TEST_SEED", str(int.from_bytes(os.urandom(4)))))  # of all workers of a run
 TLS = os.environ.get("DMQ_TEST_TLS", "")  # "on" or "off" for all official clients; else what each does by itself
 if TLS not in {"", "on", "off"}:

@@ -25,6 +25,7 @@ _SHARED = {
     "tests/spark/test_mutations": "second session",
     "tests/spark/test_mutations_daemon": "second session",
     "tests/spark/test_mutations_oracle": "second session",
+    "tests/spark/test_retries_here": "second session",
 }
 _LONGEST = (
     "first session",
