@@ -8,12 +8,13 @@ name. Code that tests share lives in ``tests/support``; ``pythonpath = ["tests"]
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import support.effort  # noqa: F401 - reads our environment before it is cleaned below
 from hypothesis import settings
-from support.parallel import ByUnit, by_length, is_controller
+from support.parallel import ByUnit, by_length, ends_unit, is_controller
 from xdist.remote import Producer
 
 TESTS = Path(__file__).parent
@@ -56,3 +57,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(folder)
     if hasattr(config, "workerinput"):
         items[:] = by_length(items)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the cluster with the last test that needs it: even at rest it takes a part of a processor."""
+    module = sys.modules.get("support.cluster")
+    if module is not None and hasattr(item.config, "workerinput") and ends_unit("cluster", item, nextitem):
+        module.end()

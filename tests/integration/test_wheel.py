@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from support.daemon import START_S_MAX, free_port
+from support.jvm import SHORT_LIVED
 
 ROOT = Path(__file__).parents[2]
 _HOOK = """
@@ -116,7 +117,7 @@ def test_the_audit_has_its_job(installed: Path, tmp_path: Path) -> None:
     """It starts, reads its options, and says which trail is not there."""
     with environment(installed, tmp_path / "site", "audit") as env:
         arguments = ("-m", "spark_audit", "run", "--trail", "nowhere", "--out", str(tmp_path / "out"))
-        done = run(env, tmp_path, *arguments)
+        done = run(env | {"SPARK_SUBMIT_OPTS": SHORT_LIVED[0]}, tmp_path, *arguments)
         assert (done.returncode, "no such directory" in done.stderr) == (1, True), done.stderr
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from support.effort import at_length
-from support.jvm import SPARK, UNCOMPILED_OPTIONS
+from support.jvm import SHORT_LIVED, SPARK, UNCOMPILED_OPTIONS
 from support.trail_forge import forge
 from support.trail_mutations import MUTATORS
 
@@ -40,6 +40,7 @@ def environment() -> dict[str, str]:
     """Return an environment in which Spark's own programs find Python, us and nothing but this machine."""
     own = {"SPARK_LOCAL_IP": LOOPBACK, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     own |= {"SPARK_HOME": str(spark_home()), "SPARK_PUBLIC_DNS": LOOPBACK, "SPARK_DAEMON_JAVA_OPTS": SPARK}
+    own["SPARK_SUBMIT_OPTS"] = SHORT_LIVED[0]
     return {**os.environ, **own}
 
 

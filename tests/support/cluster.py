@@ -9,6 +9,7 @@ import atexit
 import itertools
 import os
 import tempfile
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
@@ -28,6 +29,10 @@ _TOPICS = {
     "DELAY": 20,
     "TRANSACTION": 20,
 }  # known everywhere after seconds: made at the start
+
+
+_ending = ExitStack()
+atexit.register(_ending.close)
 
 
 class Cluster:
@@ -65,7 +70,7 @@ class Cluster:
 
 @cache
 def cluster() -> Cluster:
-    """Return the cluster of this run; it ends with this process."""
+    """Return the cluster of this run; it ends with this process at the latest."""
     try:
         folder = tempfile.TemporaryDirectory(prefix="dmq-cluster-")
         certificate, key = self_signed(Path(folder.name), SystemClock().now_ms())
@@ -75,6 +80,12 @@ def cluster() -> Cluster:
         if os.environ.get("CI"):
             raise
         pytest.skip(f"no Apache RocketMQ: {error}")
-    atexit.register(folder.cleanup)
-    atexit.register(started.close)
+    _ending.callback(cluster.cache_clear)
+    _ending.callback(folder.cleanup)
+    _ending.callback(started.close)
     return Cluster(started, certificate)
+
+
+def end() -> None:
+    """End the cluster, if there is one."""
+    _ending.close()

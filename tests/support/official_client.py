@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -316,9 +317,18 @@ class OfficialClient:
 
     def wait_for_deliveries(self, name: str, count: int, *, within_s: float = 30.0) -> list[dict[str, Any]]:
         """Wait until the push consumer was given ``count`` messages, and return all so far, also if fewer came."""
+        return self._wait_for(name, lambda found: len(found) >= count, within_s)
+
+    def wait_for_messages(self, name: str, ids: Collection[str], *, within_s: float = 60.0) -> list[dict[str, Any]]:
+        """Wait until it was given all of these, some perhaps more than once; return all so far, also if some miss."""
+        return self._wait_for(name, lambda found: set(ids) <= {each["message_id"] for each in found}, within_s)
+
+    def _wait_for(
+        self, name: str, is_enough: Callable[[list[dict[str, Any]]], bool], within_s: float
+    ) -> list[dict[str, Any]]:
         until_s = time.monotonic() + within_s
         with self._news:
-            while len(found := [each for each in self._deliveries if each["client"] == name]) < count:
+            while not is_enough(found := [each for each in self._deliveries if each["client"] == name]):
                 left_s = until_s - time.monotonic()
                 if left_s <= 0 or not self._news.wait(left_s):
                     break

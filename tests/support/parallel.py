@@ -58,6 +58,11 @@ def by_length(items: list[pytest.Item]) -> list[pytest.Item]:
     return sorted(items, key=lambda item: rank.get(_unit_of(item.nodeid), len(rank)))
 
 
+def ends_unit(name: str, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+    """Say whether a test is the last one of a unit that this process runs."""
+    return _unit_of(item.nodeid) == name and (nextitem is None or _unit_of(nextitem.nodeid) != name)
+
+
 class ByUnit(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """Hands out whole units, in the order of their first tests."""
 
