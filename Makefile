@@ -12,8 +12,8 @@ CLIENT_TESTS := $(wildcard tests/integration/test_client*.py tests/integration/t
 	tests/cluster/test_official_clients.py
 # extra words for the tool behind a target: make test ARGS="-k store", make demo ARGS="--seconds 10"
 ARGS ?=
-# Tests wait for processes and disks most of their time: more workers than processors, at most 16.
-WORKERS ?= $(shell n=$$(( $$(getconf _NPROCESSORS_ONLN) * 2 + 1 )); echo $$(( n < 16 ? n : 16 )))
+# Tests wait for processes and disks much of their time: two workers for each processor, at most 16.
+WORKERS ?= $(shell n=$$(( $$(getconf _NPROCESSORS_ONLN) * 2 )); echo $$(( n < 16 ? n : 16 )))
 
 # The first of these that runs and is new enough; `make PYTHON=/path/to/python ...` decides otherwise.
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
@@ -36,7 +36,7 @@ $(shell [ -x $(PY) ] && [ "$$(cat $(STAMPS)/here 2>/dev/null)" = "$(CURDIR)" ] |
 ifndef BESIDE_EACH_OTHER
 .NOTPARALLEL:
 endif
-.PHONY: help demo demo-rocketmq test clients-matrix disturb coverage lint fmt docs release bench fuzz mutants lock clean distclean \
+.PHONY: help env demo demo-rocketmq test clients-matrix disturb coverage lint fmt docs release bench fuzz mutants lock clean distclean \
 	clients node-client go-client java-client rust-client chromium
 
 help: ## list the targets
@@ -56,6 +56,8 @@ clients-matrix: clients ## test every published version of the clients
 
 disturb: clients ## run all tests while processes are stopped at random for a moment
 	@$(PY) tools/disturb.py $(PY) -m pytest -n $(WORKERS) $(ARGS)
+
+env: $(STAMPS)/dev ## install what development and tests need into .venv
 
 lint: $(STAMPS)/dev ## format, lint, types, arrows, tidy
 	@echo "lint: format" && $(PY) -m ruff format --check --quiet --output-format=concise $(CODE) \

@@ -42,6 +42,7 @@ def written(outcome: Outcome, out: Path) -> dict[str, bytes]:
     return {name: (out / name).read_bytes() for name in COMPARED}
 
 
+@at_length
 def test_a_clean_trail_is_clean_and_its_ledgers_are_the_truth(spark: SparkSession, truth: Truth) -> None:
     """Nothing is found, and most windows of messages need no look at single ones."""
     outcome = run_audit(spark, str(truth.path), Options())
