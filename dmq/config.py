@@ -359,7 +359,7 @@ class DaemonConfig(BaseSettings):
         if (self.cluster_access_key is None) != (self.cluster_secret_key is None):
             raise ValueError("cluster_access_key and cluster_secret_key go together")
         if self.embedded_topics != TopicPatterns() and self.broker != "rocketmq":
-            raise ValueError("embedded_topics needs broker = rocketmq; with broker = embedded every topic is")
+            raise ValueError("embedded_topics needs broker = rocketmq; with broker = embedded every topic is embedded")
         if self.embedded_topics.has(self.inner_topic):
             raise ValueError(f"inner_topic {self.inner_topic!r} is the cluster's, so it cannot be in embedded_topics")
         if self.inner_topic != "off" and self.broker != "rocketmq":

@@ -154,8 +154,9 @@ class Audited:
             write(hand)
             hand.end(1_000)
         self._outcome = run_audit(spark, str(trail), Options())
-        known = {each["cell"] for each in self._outcome.findings}
-        assert known <= {hand.cell for hand in self._hands.values()}
+        hands = self._hands.values()
+        assert {each["cell"] for each in self._outcome.findings} <= {hand.cell for hand in hands}
+        assert {row["topic"] for row in self._outcome.report["fired"]} <= {hand.topic for hand in hands}
 
     def of(self, write: Scenario) -> Found:
         """Return what it says of a scenario."""
