@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from typing import Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
@@ -33,6 +37,20 @@ _OF_A_LOCAL_ONE = {
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",  # 15 % faster than the default collector on a big trail
 }
 PARTITIONS = 8
+# A trail up to here is read into one partition. Nothing is exchanged then: an action is one task, its plan is short.
+SMALL_BYTES = 500_000
+_IS_SMALL = "spark.rockdmq.audit.isSmall"
+_OF_A_SMALL_ONE = {
+    _IS_SMALL: "true",
+    "spark.sql.adaptive.enabled": "false",  # what is planned again after each exchange
+    "spark.sql.autoBroadcastJoinThreshold": "-1",  # a broadcast is a job of its own
+    "spark.sql.optimizer.disableHints": "true",  # also where it is asked for
+    "spark.sql.maxSinglePartitionBytes": "8000p",  # Spark takes each join for a product
+    # compiling a plan takes longer than running it
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.ui.explainMode": "simple",  # a text of every plan is made, and read by nobody
+}
 # What a job that fails raises: some errors of the JVM come as they are.
 READ_ERRORS = (PySparkException, Py4JJavaError)
 
@@ -54,6 +72,7 @@ def open_session(name: str = "rock-dmq audit", *, partitions: int = PARTITIONS) 
                 builder = builder.config(key, value)
         spark = builder.getOrCreate()
         spark.sparkContext.setLogLevel("ERROR")
+    _know_classes(spark)
     for key, value in _SETTINGS.items():
         spark.conf.set(key, value)
     return spark
@@ -65,6 +84,52 @@ def _submitted() -> dict[str, str]:
         return {}
     SparkContext._ensure_initialized()
     return dict(SparkConf(loadDefaults=True).getAll())
+
+
+class _Class:
+    """A class of the JVM whose members are looked up once; py4j asks the JVM for them at each use of a function."""
+
+    def __init__(self, there: Any) -> None:  # noqa: ANN401 - py4j has no types
+        self._there = there
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - a method of Java
+        found = getattr(self._there, name)
+        if name in {"col", "lit"}:  # what they return never changes, and is asked for again and again
+            found = lru_cache(maxsize=1_000, typed=True)(partial(found))
+        setattr(self, name, found)
+        return found
+
+
+def _know_classes(spark: SparkSession) -> None:
+    """Look up the classes that columns are made with; this was a fifth of an audit's time on a small trail."""
+    jvm = spark.sparkContext._jvm
+    for name in ("functions", "PythonUtils", "org.apache.spark.sql.functions"):
+        if name not in vars(jvm):
+            setattr(jvm, name, _Class(getattr(jvm, name)))
+
+
+@contextmanager
+def set_for(spark: SparkSession, trail_bytes: int) -> Iterator[None]:
+    """Set a session of this machine for a trail of this size; as it was after the block."""
+    is_small = trail_bytes <= SMALL_BYTES and (spark.sparkContext.master or "").startswith("local")
+    chosen = _OF_A_SMALL_ONE if is_small else {}
+    before = {name: spark.conf.get(name, None) for name in chosen}
+    try:
+        for name, value in chosen.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, known in before.items():
+            spark.conf.unset(name) if known is None else spark.conf.set(name, known)
+
+
+def gathered(table: DataFrame) -> DataFrame:
+    """Return a table of a small trail (``set_for``) as one partition, any other as it is.
+
+    Asked for where files are read, and behind joins of which Spark does not see that one partition is what they give.
+    """
+    is_small = table.sparkSession.conf.get(_IS_SMALL, "false") == "true"
+    return table.coalesce(1) if is_small else table
 
 
 def keep(table: DataFrame) -> DataFrame:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -18,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, StructType
 
 from spark_audit.schema import ENTRIES, EVENTS, PROGRESS, QUEUES, ROWS, TRAIL_VERSION, TrailError
-from spark_audit.session import READ_ERRORS
+from spark_audit.session import READ_ERRORS, gathered
 
 _EVENTS_PATH = re.compile(r"(events/cell=([^/]+)/date=([0-9-]{10})/hour=([0-9]{2})/([0-9]{20})-([0-9]{20})\.parquet)$")
 _MANIFEST_PATH = re.compile(r"manifest/cell=([^/]+)/[0-9-]{10}\.jsonl$")
@@ -122,7 +123,10 @@ def _walk(spark: SparkSession, trail: str) -> tuple[str, list[tuple[str, int]]]:
     if not system.exists(qualified):
         raise TrailError(f"{trail}: no such directory")
     root = str(qualified.toString()).rstrip("/")
-    found = []
+    found: list[tuple[str, int]] = []
+    if local := _local(root):  # Hadoop starts a process for each file
+        found = [(str(path.relative_to(local)), path.stat().st_size) for path in local.rglob("*") if path.is_file()]
+        return root, sorted(each for each in found if not _HIDDEN.search("/" + each[0]))
     entries = system.listFiles(qualified, True)
     while entries.hasNext():
         status = entries.next()
@@ -133,11 +137,18 @@ def _walk(spark: SparkSession, trail: str) -> tuple[str, list[tuple[str, int]]]:
     return root, sorted(found)
 
 
+def _local(root: str) -> Path | None:
+    """Return the directory of a trail that lies on this machine."""
+    return Path("/" + root.removeprefix("file:").lstrip("/")) if root.startswith("file:") else None
+
+
 def _texts(spark: SparkSession, root: str, paths: Sequence[str]) -> dict[str, str]:
     """Read small files whole, in the driver: manifests and heads."""
     jvm, hadoop = spark.sparkContext._jvm, spark.sparkContext._jsc
     assert jvm is not None
     assert hadoop is not None
+    if local := _local(root):
+        return {path: (local / path).read_text(encoding="utf-8", errors="replace") for path in paths}
     found = {}
     for path in paths:
         where = jvm.org.apache.hadoop.fs.Path(f"{root}/{path}")
@@ -204,11 +215,12 @@ def check_schema(spark: SparkSession, urls: Sequence[str], expected: StructType)
     assert jvm is not None
     assert hadoop is not None
     conf = hadoop.hadoopConfiguration()
+    options = jvm.org.apache.parquet.HadoopReadOptions.builder(conf).build()  # by default read from XML for each file
     for url in urls:
         try:
             path = jvm.org.apache.hadoop.fs.Path(url)
             source = jvm.org.apache.parquet.hadoop.util.HadoopInputFile.fromPath(path, conf)
-            reader = jvm.org.apache.parquet.hadoop.ParquetFileReader.open(source)
+            reader = jvm.org.apache.parquet.hadoop.ParquetFileReader.open(source, options)
             try:
                 about = reader.getFooter().getFileMetaData()
                 text, version = str(about.getSchema().toString()), about.getKeyValueMetaData().get(_VERSION_KEY)
@@ -234,7 +246,7 @@ def read_events(spark: SparkSession, listing: Listing, files: Iterable[EventFile
     if not urls:
         return empty_table(spark, ROWS).withColumn("path", F.lit(""))
     rows = spark.read.schema(EVENTS).option("basePath", listing.url("events")).parquet(*urls)
-    return rows.select(*names, F.expr("_metadata.file_path").alias("path"))
+    return gathered(rows.select(*names, F.expr("_metadata.file_path").alias("path")))
 
 
 def read_contents(spark: SparkSession, listing: Listing, snapshots: Sequence[Snapshot], name: str) -> DataFrame:
@@ -245,14 +257,14 @@ def read_contents(spark: SparkSession, listing: Listing, snapshots: Sequence[Sna
         return empty_table(spark, schema).withColumn("cell", F.lit(""))
     check_schema(spark, urls, schema)
     base = spark.read.schema(schema).option("basePath", listing.url("snapshots")).parquet(*urls)
-    return base.select(*schema.names, "cell")
+    return gathered(base.select(*schema.names, "cell"))
 
 
 def read_back_table(spark: SparkSession, where: str, name: str, schema: StructType) -> DataFrame:
     """Return one table of what was read back from a cluster; ``where`` is its directory."""
     url = f"{where.rstrip('/')}/{name}.parquet"
     check_schema(spark, [url], schema)
-    return spark.read.schema(schema).parquet(url)
+    return gathered(spark.read.schema(schema).parquet(url))
 
 
 def read_sums(spark: SparkSession, listing: Listing, paths: Sequence[str]) -> dict[str, str]:
@@ -261,7 +273,7 @@ def read_sums(spark: SparkSession, listing: Listing, paths: Sequence[str]) -> di
         return {}
     urls = [listing.url(path) for path in paths]
     found = spark.read.format("binaryFile").load(urls).select("path", F.sha2("content", 256).alias("sum"))
-    by_name = {plain(row["path"]): row["sum"] for row in found.collect()}
+    by_name = {plain(row["path"]): row["sum"] for row in gathered(found).collect()}
     return {path: by_name[plain(listing.url(path))] for path in paths}
 
 

@@ -19,10 +19,10 @@ from spark_audit.jobs.outcome import Outcome, make_outcome
 from spark_audit.jobs.pipeline import Held, Judged, Known
 from spark_audit.jobs.state import Facts, State, load_state, save_state
 from spark_audit.schema import READS
-from spark_audit.session import Stopwatch, keep
+from spark_audit.session import Stopwatch, keep, set_for
 from spark_audit.tables import EventFile, Listing, list_trail
 from spark_audit.transforms.findings import first_findings, with_history
-from spark_audit.transforms.rows import is_fired, with_letters
+from spark_audit.transforms.rows import is_fired, kind_in, with_letters
 from spark_audit.transforms.totals import merge_counts, merge_fingerprints
 
 _BROADCAST_MAX = 1_000_000  # keys, of 8 bytes each
@@ -64,14 +64,15 @@ def run_audit(
     """
     assert state is None or read_back is None
     listing = list_trail(spark, trail)
-    kept = load_state(spark, state, options) if state is not None else None
-    try:
-        return _audit(spark, listing, options, kept, state, read_back)
-    except _StartOver as why:
-        options.say(f"starting over: {why}")
-        return _audit(spark, listing, options, None, state)
-    finally:
-        spark.catalog.clearCache()
+    with set_for(spark, sum(file.bytes for file in listing.files)):
+        kept = load_state(spark, state, options) if state is not None else None
+        try:
+            return _audit(spark, listing, options, kept, state, read_back)
+        except _StartOver as why:
+            options.say(f"starting over: {why}")
+            return _audit(spark, listing, options, None, state)
+        finally:
+            spark.catalog.clearCache()
 
 
 def _audit(
@@ -95,7 +96,7 @@ def _audit(
     if kept is not None:
         counts = keep(merge_counts(kept.counts, counts))
         rare = keep(kept.rare.unionByName(rare))
-    of_cells = rare.where(F.col("kind").isin(*_OF_CELLS)).orderBy("cell", "sequence").collect()
+    of_cells = rare.where(kind_in(*_OF_CELLS)).orderBy("cell", "sequence").collect()
     cells = health.cell_states(listing, files, of_cells, options)
     entry_min = {
         row["cell"]: row["first"] for row in counts.groupBy("cell").agg(F.min("entry_min").alias("first")).collect()
@@ -204,7 +205,7 @@ def _rows_to_judge(
     work = new if kept is None else kept.open_rows.drop("key").unionByName(new)
     candidates = pipeline.candidates_of(work, subscriptions, sums, held, options)
     if kept is not None:
-        again = pipeline.keyed(new, options).where(F.col("kind").isin("SCHEDULED", "QUEUED") & ~F.col("is_letter"))
+        again = pipeline.keyed(new, options).where(kind_in("SCHEDULED", "QUEUED") & ~F.col("is_letter"))
         again = kept.closed.where("is_accepted").join(again.select("key"), on="key", how="left_semi").select("key")
         candidates = candidates.unionByName(again).distinct()
     candidates = keep(candidates)

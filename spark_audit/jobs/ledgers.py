@@ -15,7 +15,7 @@ from spark_audit.jobs.options import Options
 from spark_audit.jobs.pipeline import Judged, letters_of
 from spark_audit.schema import DEAD, FAILED, FINISHED, IN_LANE, KNOWN
 from spark_audit.transforms.groups import STATES
-from spark_audit.transforms.rows import is_fired_to_group
+from spark_audit.transforms.rows import is_fired_to_group, kind_in
 from spark_audit.transforms.totals import entry_totals, group_totals, histogram, scheduled_totals
 
 Table = list[dict[str, Any]]
@@ -53,14 +53,14 @@ def totals_of(
     kind, count = F.col("kind"), F.sum("count").alias("count")
     own = counts.where(~F.col("is_letter"))
     bars = own.where((kind == "DELIVERED") & _is_chosen(options))
-    failed = kind.isin(*FAILED) | (kind.startswith("DEAD_") & F.col("has_queue"))
-    tried = own.where(F.col("group").isNotNull() & (failed | kind.isin(*FINISHED, *IN_LANE)))
+    failed = kind_in(*FAILED) | (kind.startswith("DEAD_") & F.col("has_queue"))
+    tried = own.where(F.col("group").isNotNull() & (failed | kind_in(*FINISHED, *IN_LANE)))
     ladder = tried.groupBy("topic", "group", "attempt").agg(
         F.sum(F.when(failed, F.col("count")).otherwise(0)).alias("failed"),
-        F.sum(F.when(kind.isin(*IN_LANE), F.col("count")).otherwise(0)).alias("retried"),
-        F.sum(F.when(kind.isin(*FINISHED), F.col("count")).otherwise(0)).alias("acked"),
+        F.sum(F.when(kind_in(*IN_LANE), F.col("count")).otherwise(0)).alias("retried"),
+        F.sum(F.when(kind_in(*FINISHED), F.col("count")).otherwise(0)).alias("acked"),
     )
-    of_spools = own.where(F.col("cell").isin(*spools, "") & kind.isin(*_OF_SPOOL))
+    of_spools = own.where(F.col("cell").isin(*spools, "") & kind_in(*_OF_SPOOL))
     return collect_all(
         {
             "scheduled": scheduled_totals(counts, spools),
@@ -70,7 +70,7 @@ def totals_of(
             "bars": bars.groupBy("topic", "bar_ms").agg(count),
             "retries": ladder,
             "dead": letters_of(rare),
-            "unknown": own.where(~kind.isin(*KNOWN)).groupBy("cell", "kind").agg(count),
+            "unknown": own.where(~kind_in(*KNOWN)).groupBy("cell", "kind").agg(count),
         }
     )
 
@@ -80,14 +80,14 @@ def judged_of(judged: Judged, rows: DataFrame, cells: Sequence[CellState], optio
     spools = _spools(cells)
     kind = F.col("kind")
     of_daemons = entry_totals(rows, options.window_ms).where(~F.col("cell").isin(*spools, ""))
-    of_spools = rows.where(F.col("cell").isin(*spools, "") & kind.isin(*_OF_SPOOL) & ~F.col("is_letter"))
+    of_spools = rows.where(F.col("cell").isin(*spools, "") & kind_in(*_OF_SPOOL) & ~F.col("is_letter"))
     extra = F.sum(F.greatest(F.col("delivered") - 1, F.lit(0))).alias("duplicated")
     entries = judged.entries.where(F.col("from_sequence").isNotNull())
     side = judged.side.groupBy("topic", "group").agg(
         F.count_if(is_fired_to_group()).alias("fired"),
-        F.count_if(kind.isin(*FINISHED)).alias("acked"),
+        F.count_if(kind_in(*FINISHED)).alias("acked"),
         F.count_if(kind == "FILTERED").alias("filtered"),
-        F.count_if(kind.isin(*DEAD) & ((F.col("visible") < 0) | (F.col("copies") < 0))).alias("dead"),
+        F.count_if(kind_in(*DEAD) & ((F.col("visible") < 0) | (F.col("copies") < 0))).alias("dead"),
     )
     exact = judged.groups.groupBy("topic", "group").agg(
         *(F.sum(name).alias(name) for name in ("fired", *STATES)), F.sum("surplus").alias("duplicated")

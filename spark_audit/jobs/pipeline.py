@@ -25,7 +25,7 @@ from spark_audit.transforms.candidates import find_candidates
 from spark_audit.transforms.entries import CELLS, accept_findings, entry_facts, entry_findings, judge_entries
 from spark_audit.transforms.findings import join_findings
 from spark_audit.transforms.groups import group_findings, judge_places, message_facts, open_side, place_facts
-from spark_audit.transforms.rows import key_of, with_letters
+from spark_audit.transforms.rows import key_of, kind_in, with_letters
 from spark_audit.transforms.store import held_orphans, waiting_copies
 from spark_audit.transforms.totals import count_rows, fingerprints, is_equal
 
@@ -87,7 +87,7 @@ class Judged:
 
 def scan_rows(rows: DataFrame, options: Options) -> Scan:
     """Count rows, and keep those of kinds that are rare."""
-    rare = keep(rows.where(F.col("kind").isin(*RARE, *LETTER_KINDS)))
+    rare = keep(rows.where(kind_in(*RARE, *LETTER_KINDS)))
     lettered = with_letters(rows, rare)
     counts = count_rows(lettered, window_ms=options.window_ms, late_after_ms=options.late_after_ms)
     return Scan(lettered, keep(counts), rare)
@@ -99,6 +99,8 @@ def read_held(spark: SparkSession, listing: Listing, cells: Sequence[CellState])
     entries, queues, progress = (
         read_contents(spark, listing, newest, name) for name in ("entries", "queues", "progress")
     )
+    if not newest:
+        return Held(entries, queues, progress)  # known to be empty by whoever plans with them
     return Held(keep(entries), keep(queues), keep(progress))
 
 
@@ -198,7 +200,7 @@ def keyed(rows: DataFrame, options: Options) -> DataFrame:
 
 def ends_of(rare: DataFrame) -> DataFrame:
     """Return the places that retention or an operator emptied."""
-    own = rare.where(F.col("kind").isin("EXPIRED", "PURGED"))
+    own = rare.where(kind_in("EXPIRED", "PURGED"))
     is_letter = F.col("kind") == "PURGED"
     # somebody sent it to the dead-letter queue of no group: its topic is that
     is_named = is_letter & F.col("group").isNotNull()
@@ -247,14 +249,14 @@ def letters_of(rare: DataFrame) -> DataFrame:
     """
     place = ("cell", "detail", "message_id")
     fate = (
-        rare.where(F.col("kind").isin(*OF_LETTERS))
+        rare.where(kind_in(*OF_LETTERS))
         .groupBy(*place, F.col("group").alias("of_group"))
         .agg(
             F.max((F.col("kind") == "REDRIVEN").cast("int")).alias("redriven"),
             F.max((F.col("kind") == "PURGED").cast("int")).alias("purged"),
         )
     )
-    dead = rare.where(F.col("kind").isin(*DEAD)).select(*place, "group", "topic", F.col("kind").alias("reason"))
+    dead = rare.where(kind_in(*DEAD)).select(*place, "group", "topic", F.col("kind").alias("reason"))
     is_same = reduce(and_, (F.col(f"d.{name}") == F.col(f"f.{name}") for name in place))
     is_its = F.col("of_group").isNull() | (F.col("of_group") == F.col("d.group"))
     return (

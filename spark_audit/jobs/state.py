@@ -21,7 +21,9 @@ from spark_audit.jobs.health import Files
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pipeline import keyed
 from spark_audit.schema import READS
+from spark_audit.session import gathered
 from spark_audit.transforms.integrity import FileFacts, Gap
+from spark_audit.transforms.rows import kind_in
 
 STATE_FORMAT = 1
 _TABLES = ("counts", "sums", "rare", "open", "closed")
@@ -68,7 +70,7 @@ def load_state(spark: SparkSession, where: str, options: Options) -> State | Non
     if meta["format"] != STATE_FORMAT or meta["options"] != _lasting(options):
         options.say("the state was made by another version or with other options; starting over")
         return None
-    tables = {name: spark.read.parquet(f"{base}/{name}") for name in _TABLES}
+    tables = {name: gathered(spark.read.parquet(f"{base}/{name}")) for name in _TABLES}
     files = Files(
         {each[0]: FileFacts(*each) for each in meta["files"]}, [Gap(*each) for each in meta["gaps"]], meta["findings"]
     )
@@ -104,7 +106,7 @@ def save_state(
     written["closed"] = closed
     for name, table in written.items():
         table.write.mode("overwrite").parquet(f"{base}/{name}")
-    rare = facts.rare.where(F.col("kind").isin(*READS)).select("cell", "sequence").collect()
+    rare = facts.rare.where(kind_in(*READS)).select("cell", "sequence").collect()
     readable = files.facts.keys()
     altered = [each["detail"] for each in files.findings if each["kind"] == "FILE_ALTERED"]
     meta = {
@@ -130,7 +132,7 @@ def _lasting(options: Options) -> dict[str, Any]:
 
 def _closed(facts: Facts, kept: State | None, options: Options) -> DataFrame:
     """Return the keys of messages that are well, so that what comes later for one of them is noticed."""
-    is_accept = F.col("kind").isin("SCHEDULED", "QUEUED") & ~F.col("is_letter")
+    is_accept = kind_in("SCHEDULED", "QUEUED") & ~F.col("is_letter")
     keys = keyed(facts.new_rows, options).groupBy("key").agg(F.max(is_accept).alias("is_accepted"))
     if kept is not None:
         of_open = keyed(kept.open_rows.drop("key"), options).groupBy("key").agg(F.max(is_accept).alias("is_accepted"))

@@ -14,7 +14,7 @@ import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes 
 from pyspark.sql import Column, DataFrame
 
 from spark_audit.schema import CLOCKS_MS, FIRED, IN_DOUBT, QUEUED_FOR_GROUP
-from spark_audit.transforms.rows import floor_to
+from spark_audit.transforms.rows import floor_to, kind_in
 
 _FORWARDED = "FORWARDED"
 _BEFORE = (*FIRED, QUEUED_FOR_GROUP)  # a message goes to the cluster after these
@@ -106,7 +106,7 @@ def border_findings(compared: DataFrame) -> DataFrame:
 
 def _sent(rows: DataFrame, cells: DataFrame) -> DataFrame:
     kind = F.col("kind")
-    own = rows.where(~F.col("is_letter") & kind.isin(_FORWARDED, IN_DOUBT, *_BEFORE) & F.col("message_id").isNotNull())
+    own = rows.where(~F.col("is_letter") & kind_in(_FORWARDED, IN_DOUBT, *_BEFORE) & F.col("message_id").isNotNull())
     upto = F.broadcast(cells.select("cell", F.col("sequence").alias("upto")))
     is_before = F.col("sequence") <= F.coalesce("upto", F.lit(0))
     is_said = (kind == _FORWARDED) & is_before & (F.col("detail") >= 0)
@@ -118,7 +118,7 @@ def _sent(rows: DataFrame, cells: DataFrame) -> DataFrame:
             F.min("at_ms").alias("first_at_ms"),
             F.count_if((kind == _FORWARDED) & is_before).alias("forwarded"),
             F.count_if((kind == IN_DOUBT) & is_before).alias("in_doubt"),
-            F.count_if(kind.isin(_FORWARDED, IN_DOUBT)).alias("explained"),
+            F.count_if(kind_in(_FORWARDED, IN_DOUBT)).alias("explained"),
             F.max(F.when(is_said, F.col("detail"))).alias("said_offset"),
         )
         .where(F.col("forwarded") + F.col("in_doubt") > 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
 from pyspark.sql import Column, DataFrame
 
-from spark_audit.transforms.rows import group_side, id_window, key_of
+from spark_audit.transforms.rows import group_side, id_window, key_of, kind_in
 from spark_audit.transforms.totals import is_equal
 
 _BEGINS = ("SCHEDULED", "REQUEUED")
@@ -64,13 +64,13 @@ def _entry_side(rows: DataFrame, late_after_ms: int, bits: int) -> DataFrame:
     """Beginnings and ends of entries, of daemons and spools."""
     kind = F.col("kind")
     lateness = F.col("at_ms") - F.col("due_ms")
-    own = rows.where(kind.isin(*_BEGINS, *_ENDS, "QUEUED") & ~F.col("is_letter"))
-    sign = F.when(kind.isin(*_BEGINS), 1).when(kind.isin(*_ENDS), -1).otherwise(0)
+    own = rows.where(kind_in(*_BEGINS, *_ENDS, "QUEUED") & ~F.col("is_letter"))
+    sign = F.when(kind_in(*_BEGINS), 1).when(kind_in(*_ENDS), -1).otherwise(0)
     zero = F.lit(0).cast("long")
     return own.select(
         key_of(F.col("topic"), F.col("message_id"), bits).alias("key"),
-        F.when(kind.isin("SCHEDULED", "QUEUED"), 1).otherwise(0).alias("accepts"),
-        F.when(kind.isin(*_LAST), 1).otherwise(0).alias("lasts"),
+        F.when(kind_in("SCHEDULED", "QUEUED"), 1).otherwise(0).alias("accepts"),
+        F.when(kind_in(*_LAST), 1).otherwise(0).alias("lasts"),
         F.when(kind != "REQUEUED", F.col("sequence")).alias("sequence"),
         (sign * _weight("cell", "entry")).alias("entry_sign"),
         zero.alias("visible_sign"),

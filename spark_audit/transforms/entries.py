@@ -10,7 +10,8 @@ import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes 
 from pyspark.sql import Column, DataFrame, Window
 
 from spark_audit.schema import ENDS_OF_ENTRY, OF_SPOOL
-from spark_audit.transforms.rows import floor_to
+from spark_audit.session import gathered
+from spark_audit.transforms.rows import floor_to, kind_in
 
 CELLS = (
     "cell string, role string, is_retired boolean, entry_min long, snapshot long, is_silent boolean, "
@@ -22,14 +23,14 @@ _PLACE = ("cell", "topic", "group", "message_id", "entry", "due_ms", "window_sta
 
 def entry_facts(rows: DataFrame, cells: DataFrame, held: DataFrame) -> DataFrame:
     """Sum up the events of each entry, beside what the newest snapshot of its cell (``held``) says of it."""
-    kind, sequence = F.col("kind"), F.col("sequence")
-    own = rows.where(kind.isin("SCHEDULED", *ENDS_OF_ENTRY, *OF_SPOOL) & ~F.col("is_letter"))
+    sequence = F.col("sequence")
+    own = rows.where(kind_in("SCHEDULED", *ENDS_OF_ENTRY, *OF_SPOOL) & ~F.col("is_letter"))
 
     def count(*kinds: str) -> Column:
-        return F.count_if(kind.isin(*kinds))
+        return F.count_if(kind_in(*kinds))
 
     def first(name: str, *kinds: str) -> Column:
-        return F.min(F.when(kind.isin(*kinds), F.col(name)))
+        return F.min(F.when(kind_in(*kinds), F.col(name)))
 
     facts = own.groupBy("cell", "entry", "topic", "message_id").agg(
         count("SCHEDULED").alias("scheduled"),
@@ -44,7 +45,7 @@ def entry_facts(rows: DataFrame, cells: DataFrame, held: DataFrame) -> DataFrame
         first("at_ms", "DELIVERED").alias("fired_at_ms"),
         F.min("sequence").alias("first_sequence"),
         F.coalesce(
-            F.max_by(F.when(kind.isin(*_OPEN), F.col("due_ms")), F.when(kind.isin(*_OPEN), sequence)),
+            F.max_by(F.when(kind_in(*_OPEN), F.col("due_ms")), F.when(kind_in(*_OPEN), sequence)),
             F.min("due_ms"),
             F.min("at_ms"),
         ).alias("due_ms"),
@@ -59,7 +60,7 @@ def entry_facts(rows: DataFrame, cells: DataFrame, held: DataFrame) -> DataFrame
         F.col("due_ms").alias("held_until_ms"),
     )
     joined = facts.join(there, on=["cell", "entry", "message_id"], how="left")
-    return joined.join(F.broadcast(cells), on="cell", how="inner")
+    return gathered(joined.join(F.broadcast(cells), on="cell", how="inner"))
 
 
 def judge_entries(facts: DataFrame, *, watermark_ms: int, grace_ms: int, window_ms: int) -> DataFrame:
@@ -148,7 +149,7 @@ def entry_findings(judged: DataFrame, *, late_after_ms: int) -> DataFrame:
 def accept_findings(rows: DataFrame, cells: DataFrame, *, window_ms: int) -> DataFrame:
     """Return messages that daemons accepted more than once, with ``extra``: how often too much."""
     daemons = F.broadcast(cells.where(F.col("role") == "daemon").select("cell"))
-    accepts = rows.where(F.col("kind").isin("SCHEDULED", "QUEUED") & ~F.col("is_letter"))
+    accepts = rows.where(kind_in("SCHEDULED", "QUEUED") & ~F.col("is_letter"))
     accepts = accepts.join(daemons, on="cell", how="left_semi")
     order = F.struct("at_ms", "cell", "sequence")
     window_of = F.when(F.col("kind") == "SCHEDULED", F.col("due_ms")).otherwise(F.col("at_ms"))

@@ -9,6 +9,7 @@ import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes 
 from pyspark.sql import Column, DataFrame
 
 from spark_audit.schema import SEVERITY
+from spark_audit.session import gathered
 from spark_audit.transforms.rows import key_of
 
 ORDER = ("kind", "cell", "topic", "group", "message_id", "entry")
@@ -72,6 +73,6 @@ def with_history(findings: DataFrame, rows: DataFrame, bits: int) -> DataFrame:
     events = rows.select("key", *(F.col(name).alias(new) for name, new in renamed.items()), event.alias("event"))
     matches = (F.col("e_topic") == F.col("f_topic")) & (F.col("e_id") == F.col("f_id"))
     of_group = F.col("f_group").isNull() | F.col("e_group").isNull() | (F.col("e_group") == F.col("f_group"))
-    found = F.broadcast(wanted).join(events, on="key", how="inner").where(matches & of_group)
+    found = gathered(F.broadcast(wanted).join(events, on="key", how="inner")).where(matches & of_group)
     histories = found.groupBy("number").agg(F.array_sort(F.collect_list("event")).alias("history"))
     return numbered.join(histories, on="number", how="left").drop("number", "packed_id")

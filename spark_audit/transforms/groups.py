@@ -12,8 +12,9 @@ import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes 
 from pyspark.sql import Column, DataFrame, Window
 
 from spark_audit.schema import DEAD, FINISHED, IN_LANE, LANE
+from spark_audit.session import gathered
 from spark_audit.transforms.entries import has_gap
-from spark_audit.transforms.rows import group_side, is_fired_to_group
+from spark_audit.transforms.rows import group_side, is_fired_to_group, kind_in
 
 KEY = ("cell", "topic", "group", "message_id")
 STATES = (
@@ -51,14 +52,14 @@ def place_facts(side: DataFrame) -> DataFrame:
     """
     place = (*KEY, "queue_id", "queue_offset")
     kind = F.col("kind")
-    is_named = kind.isin(*FINISHED, "FILTERED")
+    is_named = kind_in(*FINISHED, "FILTERED")
     is_visible = F.col("visible") > 0
     named = (
         side.where(is_visible | is_named)
         .groupBy(*place)
         .agg(
             F.count_if(is_visible).alias("visible"),
-            F.count_if(kind.isin(*FINISHED)).alias("acks"),
+            F.count_if(kind_in(*FINISHED)).alias("acks"),
             F.count_if(kind == "FILTERED").alias("filters"),
             F.count_distinct(F.when(is_visible, F.col("pass_number"))).alias("passes"),
             F.min(F.when(is_visible, F.col("sequence"))).alias("from_sequence"),
@@ -76,7 +77,7 @@ def place_facts(side: DataFrame) -> DataFrame:
             F.min("sequence").alias("unnamed_sequence"),
         )
     )
-    both = named.join(left, on=[*KEY, "queue_id"], how="full")
+    both = gathered(named.join(left, on=[*KEY, "queue_id"], how="full"))
     both = both.fillna(0, ["visible", "acks", "filters", "passes", "unnamed", "nacks"])
     exits = F.col("acks") + F.col("filters")
     both = both.withColumn("named", F.least(exits, F.col("passes")))  # exits by name, one a pass
@@ -125,7 +126,7 @@ def judge_places(
     of_topic = queues.select(
         "cell", "topic", "queue_id", F.col("group").alias("lane_group"), "first_offset", "end_offset"
     )
-    joined = places.join(F.broadcast(cells), on="cell", how="inner").alias("p")
+    joined = gathered(places.join(F.broadcast(cells), on="cell", how="inner")).alias("p")
     joined = joined.join(
         F.broadcast(of_topic).alias("q"),
         on=(F.col("p.cell") == F.col("q.cell"))
@@ -166,9 +167,9 @@ def message_facts(side: DataFrame, judged: DataFrame, copies: DataFrame, cells: 
 
     events = side.groupBy(*KEY).agg(
         F.count_if(kind == "NACKED").alias("nacked"),
-        F.count_if(kind.isin(*IN_LANE)).alias("retried"),
-        F.count_if(kind.isin(*DEAD) & F.col("queue_id").isNull() & (F.col("copies") < 0)).alias("dead_copies"),
-        F.count_if(kind.isin(*DEAD) & (F.col("visible") < 0)).alias("dead_places"),
+        F.count_if(kind_in(*IN_LANE)).alias("retried"),
+        F.count_if(kind_in(*DEAD) & F.col("queue_id").isNull() & (F.col("copies") < 0)).alias("dead_copies"),
+        F.count_if(kind_in(*DEAD) & (F.col("visible") < 0)).alias("dead_places"),
         F.max(F.when(kind == "NACKED", F.col("sequence"))).alias("nacked_sequence"),
         F.max("sequence").alias("last_sequence"),
     )
@@ -188,7 +189,7 @@ def message_facts(side: DataFrame, judged: DataFrame, copies: DataFrame, cells: 
     )
     joined = events.join(on_places, on=list(KEY), how="left").join(copies, on=list(KEY), how="left")
     joined = joined.fillna(0)  # a message of which only the death of a copy is known was at no place
-    joined = joined.join(F.broadcast(cells), on="cell", how="inner")
+    joined = gathered(joined.join(F.broadcast(cells), on="cell", how="inner"))
     # An exit without a place of its own, of a message that was there before, is one too much; unless the trail has a
     # gap, in which the message may have come back.
     is_excused = has_gap(F.lit(0), F.col("last_sequence"))

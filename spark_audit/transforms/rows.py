@@ -12,6 +12,7 @@ import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes 
 from pyspark.sql import Column, DataFrame
 
 from spark_audit.schema import BARS_MS, DEAD, EXITS, FIRED, FOR_GROUP, ID_EPOCH_S, IN_LANE, LETTER_KINDS, LETTERS
+from spark_audit.session import gathered
 
 BITS = 64
 _BUCKETS = 64
@@ -21,6 +22,11 @@ def key_of(topic: Column, message_id: Column, bits: int = BITS) -> Column:
     """Return the key of a message."""
     key = F.xxhash64(topic, message_id)
     return key if bits >= BITS else key.bitwiseAND(F.lit((1 << bits) - 1))
+
+
+def kind_in(*kinds: str) -> Column:
+    """Say whether a row is of one of these kinds. As text: ``isin`` calls the JVM three times for each of them."""
+    return F.expr(f"kind IN ({', '.join(map(repr, kinds))})")
 
 
 def floor_to(at_ms: Column, window_ms: int) -> Column:
@@ -68,7 +74,7 @@ def with_letters(events: DataFrame, deaths: DataFrame | None = None) -> DataFram
         "due_ms": F.lit(None).cast("long"),
     }
     source = events if deaths is None else deaths
-    letters = source.where(F.col("kind").isin(*LETTER_KINDS) & F.col("detail").isNotNull())
+    letters = source.where(kind_in(*LETTER_KINDS) & F.col("detail").isNotNull())
     own = events.withColumn("is_letter", F.lit(False))
     columns = (changed.get(name, F.col(name)).alias(name) for name in events.columns)
     return own.unionByName(letters.select(*columns, F.lit(True).alias("is_letter")))
@@ -76,24 +82,22 @@ def with_letters(events: DataFrame, deaths: DataFrame | None = None) -> DataFram
 
 def is_fired() -> Column:
     """Say whether a row puts a message into a queue of its topic."""
-    return F.col("is_letter") | F.col("kind").isin(*FIRED)
+    return F.col("is_letter") | kind_in(*FIRED)
 
 
 def is_fired_to_group() -> Column:
     """Say whether a row of ``group_side`` is the first that a group sees of a message, and no retry of it."""
-    return (F.col("visible") > 0) & ~F.col("kind").isin(*IN_LANE)
+    return (F.col("visible") > 0) & ~kind_in(*IN_LANE)
 
 
 def is_exit() -> Column:
     """Say whether a row is an exit of a group from a place."""
-    return ~F.col("is_letter") & (
-        F.col("kind").isin(*EXITS) | (F.col("kind").isin(*DEAD) & F.col("queue_id").isNotNull())
-    )
+    return ~F.col("is_letter") & (kind_in(*EXITS) | (kind_in(*DEAD) & F.col("queue_id").isNotNull()))
 
 
 def is_dead_copy() -> Column:
     """Say whether a row buries a copy that waited."""
-    return ~F.col("is_letter") & F.col("kind").isin(*DEAD) & F.col("queue_id").isNull()
+    return ~F.col("is_letter") & kind_in(*DEAD) & F.col("queue_id").isNull()
 
 
 def for_groups(fired: DataFrame, subscriptions: DataFrame) -> DataFrame:
@@ -120,7 +124,8 @@ def for_groups(fired: DataFrame, subscriptions: DataFrame) -> DataFrame:
         & (F.col("sequence") > F.col("after_sequence"))
         & (F.col("sequence") < F.col("to_sequence"))
     )
-    return fired.drop("group").join(reads, on=matches, how="inner").select(*names, "group", "pass_number")
+    read = fired.drop("group").join(reads, on=matches, how="inner").select(*names, "group", "pass_number")
+    return gathered(read)
 
 
 def group_side(rows: DataFrame, subscriptions: DataFrame) -> DataFrame:
@@ -128,12 +133,12 @@ def group_side(rows: DataFrame, subscriptions: DataFrame) -> DataFrame:
     fired = for_groups(rows.where(is_fired()), subscriptions).withColumn("visible", F.lit(1))
     # A lane's places are those of one group: where one is named twice, a group of that name was made anew.
     others = rows.where(~is_fired() & F.col("group").isNotNull()).withColumn("pass_number", F.col("sequence"))
-    visible = F.when(F.col("kind").isin(*IN_LANE, *FOR_GROUP), 1).when(is_exit(), -1).otherwise(0)
+    visible = F.when(kind_in(*IN_LANE, *FOR_GROUP), 1).when(is_exit(), -1).otherwise(0)
     others = others.withColumn("visible", visible)
     copies = (
         F.when(F.col("is_letter"), 0)
         .when(F.col("kind") == "NACKED", 1)
-        .when(F.col("kind").isin(*IN_LANE) | is_dead_copy(), -1)
+        .when(kind_in(*IN_LANE) | is_dead_copy(), -1)
         .otherwise(0)
     )
     both = fired.unionByName(others).withColumn("copies", copies)

@@ -6,8 +6,9 @@ import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes 
 from pyspark.sql import DataFrame
 
 from spark_audit.schema import DEAD, IN_LANE
+from spark_audit.session import gathered
 from spark_audit.transforms.entries import has_gap
-from spark_audit.transforms.rows import floor_to
+from spark_audit.transforms.rows import floor_to, kind_in
 
 _BEGINS = ("SCHEDULED", "REQUEUED", "NACKED")
 _ENDS = ("DELIVERED", "RECALLED", "SENT", "DROPPED", *IN_LANE, *DEAD)
@@ -18,15 +19,15 @@ def held_orphans(rows: DataFrame, held: DataFrame, cells: DataFrame, *, window_m
 
     A spool's dead set is left out: what is in it may have come with the directory of another process.
     """
-    kind = F.col("kind")
     heads = F.broadcast(cells.select("cell", "snapshot", "is_retired", "entry_min", "gaps"))
-    until = rows.where(kind.isin(*_BEGINS, *_ENDS) & ~F.col("is_letter")).join(heads, on="cell", how="inner")
+    own = rows.where(kind_in(*_BEGINS, *_ENDS) & ~F.col("is_letter"))
+    until = gathered(own.join(heads, on="cell", how="inner"))
     until = until.where(F.col("entry").isNotNull() & (F.col("sequence") <= F.col("snapshot")))
     known = until.groupBy("cell", "entry", "message_id").agg(
-        F.count_if(kind.isin(*_BEGINS)).alias("begins"), F.count_if(kind.isin(*_ENDS)).alias("ends")
+        F.count_if(kind_in(*_BEGINS)).alias("begins"), F.count_if(kind_in(*_ENDS)).alias("ends")
     )
     # of a message that failed in a queue the death names the entry it was delivered from, which has ended before
-    waiting = held.where(~F.col("kind").isin("DEAD", "TRANSACTION")).withColumnRenamed("kind", "held_as")
+    waiting = held.where(~kind_in("DEAD", "TRANSACTION")).withColumnRenamed("kind", "held_as")
     joined = waiting.join(known, on=["cell", "entry", "message_id"], how="left").join(heads, on="cell", how="inner")
     is_known = (F.coalesce("begins", F.lit(0)) > 0) & (F.coalesce("ends", F.lit(0)) == 0)
     is_excused = F.col("is_retired") & (F.col("entry") < F.coalesce("entry_min", F.lit(2**62)))

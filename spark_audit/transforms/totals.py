@@ -17,6 +17,7 @@ from spark_audit.transforms.rows import (
     id_window,
     is_fired_to_group,
     key_of,
+    kind_in,
     lateness_bar,
     signed_sums,
 )
@@ -31,7 +32,7 @@ def count_rows(rows: DataFrame, *, window_ms: int, late_after_ms: int) -> DataFr
     kind = F.col("kind")
     due_ms = F.coalesce("due_ms", "at_ms")
     # of a spool's entries there are no windows, but SCHEDULED does not say whose it is; the ledgers leave them out
-    window = F.when(F.col("is_letter"), None).when(kind.isin("SCHEDULED", *ENDS_OF_ENTRY), floor_to(due_ms, window_ms))
+    window = F.when(F.col("is_letter"), None).when(kind_in("SCHEDULED", *ENDS_OF_ENTRY), floor_to(due_ms, window_ms))
     window = window.when(kind == "QUEUED", floor_to(F.col("at_ms"), window_ms))
     lateness = F.when(kind == "DELIVERED", F.col("at_ms") - due_ms)
     per_row = rows.select(
@@ -45,7 +46,7 @@ def count_rows(rows: DataFrame, *, window_ms: int, late_after_ms: int) -> DataFr
         window.alias("window_start_ms"),
         F.when(lateness.isNotNull(), lateness_bar(lateness)).alias("bar_ms"),
         lateness.alias("lateness_ms"),
-        F.when(kind.isin("SCHEDULED", "QUEUED", "NACKED"), F.col("entry")).alias("accepted_entry"),
+        F.when(kind_in("SCHEDULED", "QUEUED", "NACKED"), F.col("entry")).alias("accepted_entry"),
     )
     return per_row.groupBy(*_COUNT_KEYS).agg(
         F.count(F.lit(1)).alias("count"),
@@ -135,7 +136,7 @@ def scheduled_totals(counts: DataFrame, spools: list[str]) -> DataFrame:
 def entry_totals(rows: DataFrame, window_ms: int) -> DataFrame:
     """Return per window and topic what ``scheduled_totals`` counts of some rows, without lateness."""
     kind = F.col("kind")
-    own = rows.where(kind.isin("SCHEDULED", *ENDS_OF_ENTRY) & ~F.col("is_letter"))
+    own = rows.where(kind_in("SCHEDULED", *ENDS_OF_ENTRY) & ~F.col("is_letter"))
     window = floor_to(F.coalesce("due_ms", "at_ms"), window_ms)
     return own.groupBy(window.alias("window_start_ms"), "topic", "cell").agg(
         F.count_if(kind == "SCHEDULED").alias("scheduled"),
@@ -148,11 +149,11 @@ def group_totals(counts: DataFrame, spools: list[str]) -> DataFrame:
     """Return per topic and group how many acks, deaths and filtered messages there are."""
     own = counts.where(~F.col("is_letter") & F.col("group").isNotNull() & ~F.col("cell").isin(*spools, ""))
     kind, count = F.col("kind"), F.col("count")
-    own = own.where(kind.isin(*FINISHED, "FILTERED", *DEAD))
+    own = own.where(kind_in(*FINISHED, "FILTERED", *DEAD))
     return own.groupBy("topic", "group").agg(
-        F.sum(F.when(kind.isin(*FINISHED), count).otherwise(0)).alias("acked"),
+        F.sum(F.when(kind_in(*FINISHED), count).otherwise(0)).alias("acked"),
         F.sum(F.when(kind == "FILTERED", count).otherwise(0)).alias("filtered"),
-        F.sum(F.when(kind.isin(*DEAD), count).otherwise(0)).alias("dead"),
+        F.sum(F.when(kind_in(*DEAD), count).otherwise(0)).alias("dead"),
     )
 
 

@@ -248,7 +248,7 @@ def test_what_is_asked_for_reaches_the_job(spark: FakeSpark, tmp_path: Path, mem
     assert arguments[at:] == ["run", *base, *passed]
     assert arguments[:4] == ["--master", "local[2]", "--driver-memory", told]
     assert arguments[4] == "--driver-java-options"
-    assert arguments[5].endswith("-Dx=y -XX:+UseParallelGC")
+    assert arguments[5].endswith("-Dx=y -XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     assert arguments[6:8] == ["--conf", "spark.a=b=c"]
     assert "--py-files" not in arguments
     assert not Path(arguments[at - 1]).exists(), "the launcher is removed with the run"
@@ -257,6 +257,17 @@ def test_what_is_asked_for_reaches_the_job(spark: FakeSpark, tmp_path: Path, mem
     for more in ([], ["--incremental", "--state", str(tmp_path / "state")]):
         assert dmq("audit", "run", *base, *more, "--no-snapshot", env=spark.env).returncode == 0
         assert spark.arguments[spark.arguments.index("run") :] == ["run", *base, *more]
+
+
+def test_a_long_trail_gets_the_collector_and_the_compilers_that_pay(spark: FakeSpark, tmp_path: Path) -> None:
+    """Java is set for a short life only where the trail is known to be small."""
+    (tmp_path / "trail").mkdir()
+    with (tmp_path / "trail" / "long.parquet").open("wb") as file:
+        file.truncate(500_001)
+    base = ["--trail", str(tmp_path / "trail"), "--out", str(tmp_path / "out"), "--no-snapshot"]
+    assert dmq("audit", "run", *base, env=spark.env).returncode == 0
+    options = spark.arguments[spark.arguments.index("--driver-java-options") + 1]
+    assert re.findall(r"-XX:\S+", options) == ["-XX:+UseParallelGC"]
 
 
 def test_a_garbage_collector_that_is_asked_for_is_the_only_one(spark: FakeSpark, tmp_path: Path) -> None:

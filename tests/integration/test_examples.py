@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from support.daemon import Daemon, free_port
-from support.jvm import SHORT_LIVED, UNCOMPILED
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -27,13 +26,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def said_by(name: str, home: Path, *arguments: str) -> str:
     """Run an example to its end, and return what it printed."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    settings = "".join(f"{key} {value}\n" for key, value in UNCOMPILED.items())
-    (home / "spark-defaults.conf").write_text(settings, encoding="utf-8")
-    spark = {"SPARK_CONF_DIR": str(home), "SPARK_SUBMIT_OPTS": SHORT_LIVED[0]}
     done = subprocess.run(
         [*(("sh",) if name.endswith(".sh") else (sys.executable,)), str(EXAMPLES / name), *arguments],
-        # The client keeps a log file in its home; Spark's Java lives too briefly for the second compiler.
-        env=os.environ | {"HOME": str(home), "PATH": path} | spark,
+        env=os.environ | {"HOME": str(home), "PATH": path},  # the client keeps a log file in its home
         cwd=home,
         capture_output=True,
         text=True,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
-from support.jvm import SPARK, UNCOMPILED
+from support.jvm import SPARK
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +25,6 @@ def spark() -> Iterator[SparkSession]:
         "spark.driver.extraJavaOptions": SPARK,
         "spark.sql.files.openCostInBytes": "65536",
         "spark.python.sql.dataFrameDebugging.enabled": "false",
-        **UNCOMPILED,
     }.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()

@@ -99,7 +99,7 @@ _WORDS: Mapping[str, _Words] = {
     "ACKED": lambda event: f"{_who(event)} finished {_attempt(event)}, {place_in_words(event)}",
     "NACKED": lambda event: f"{_who(event)} failed {_attempt(event)}, a copy waits until {_due(event)}",
     "QUEUED_FOR_GROUP": _redriven,
-    "TAKEN_OVER": lambda event: f"{_who(event)} failed {_attempt(event)} at the cluster{_there(event)}: it is here now",
+    "TAKEN_OVER": lambda event: f"{_who(event)} failed {_attempt(event)} out of sight{_there(event)}: it is here now",
     "RETRIED": _again("sees it again", is_timed=True),
     "RETRY_MOVED": _again("sees it again, moved by hand,"),
     "DEAD_EXHAUSTED": _dead("no attempts left"),
