@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from binascii import unhexlify
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -32,14 +32,19 @@ class BodyEncoding(IntEnum):
     GZIP = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Message:
-    """What a producer sends. ``message_id`` is made by the client and is the idempotency key of the send."""
+    """What a producer sends. ``message_id`` is made by the client and is the idempotency key of the send.
+
+    A producer of ``broker_adapter`` makes one for a message that has none. ``key`` is short for ``keys`` of one.
+    """
 
     topic: str
-    message_id: str
     body: bytes = field(repr=False)
+    _: KW_ONLY
+    message_id: str = ""
     tag: str = ""
+    key: InitVar[str] = ""
     keys: Sequence[str] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
     message_group: str = ""
@@ -47,6 +52,11 @@ class Message:
     body_encoding: BodyEncoding = BodyEncoding.IDENTITY
     born_at_ms: int = 0
     born_host: str = ""
+
+    def __post_init__(self, key: str) -> None:
+        """Let a single key be one of ``keys``."""
+        if key:
+            object.__setattr__(self, "keys", (*self.keys, key))
 
     @property
     def message_type(self) -> MessageType:
@@ -66,6 +76,7 @@ class Envelope(NamedTuple):
     message_group: str = ""
     deliver_at_ms: int = 0  # epoch ms; 0: not delayed
     is_relative: bool = False  # due some time after it is sent, not at a time that somebody gave
+    queue_id: int = -1  # where it is to lie, if its sender chose; -1: its broker chooses
 
     @property
     def message_type(self) -> MessageType:

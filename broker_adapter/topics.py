@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.limits import DERIVED_NAME_CHARS_MAX, GROUP_CHARS_MAX, TOPIC_CHARS_MAX
@@ -74,9 +75,15 @@ def dead_letter_topic(group: str) -> str:
     return DEAD_LETTER_PREFIX + group
 
 
-def queue_of_message_group(message_group: str, queues: int) -> int:
-    """Choose the queue of a FIFO message group: Java's ``String.hashCode`` modulo ``queues``, stable for ever."""
+def java_hash_code(text: str) -> int:
+    """Return what Java's ``String.hashCode`` does, from -2**31 to 2**31 - 1; stable for ever."""
     code = 0
-    for unit in memoryview(message_group.encode("utf-16-be")).cast("H") if message_group else ():
-        code = (31 * code + ((unit & 0xFF) << 8 | unit >> 8)) & 0xFFFFFFFF
-    return (code & 0x7FFFFFFF) % queues
+    units = text.encode("utf-16-be", "surrogatepass")
+    for unit in struct.unpack(f">{len(units) // 2}H", units):
+        code = (31 * code + unit) & 0xFFFFFFFF
+    return code - (code >> 31 << 32)
+
+
+def queue_of_message_group(message_group: str, queues: int) -> int:
+    """Choose the queue of a FIFO message group: its hash code without the sign, modulo ``queues``; stable for ever."""
+    return (java_hash_code(message_group) & 0x7FFFFFFF) % queues

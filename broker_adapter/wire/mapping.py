@@ -12,7 +12,17 @@ from broker_adapter.message import BodyEncoding, Envelope, Message
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from broker_adapter.wire import rocketmq_v2 as wire
 
-__all__ = ["decode", "encode", "epoch_ms", "full_name", "resource_of", "set_duration", "set_timestamp", "to_envelope"]
+__all__ = [
+    "decode",
+    "encode",
+    "epoch_ms",
+    "full_name",
+    "message_of",
+    "resource_of",
+    "set_duration",
+    "set_timestamp",
+    "to_envelope",
+]
 
 
 def full_name(resource: wire.Resource) -> str:
@@ -102,7 +112,11 @@ def decode(payload: bytes) -> Message:
 
     Raises ``google.protobuf.message.DecodeError`` for bytes that are no message.
     """
-    sent = wire.Message.FromString(payload)
+    return message_of(wire.Message.FromString(payload))
+
+
+def message_of(sent: wire.Message) -> Message:
+    """As ``decode``, of a wire message that is parsed already."""
     system = sent.system_properties
     return Message(
         topic=full_name(sent.topic),

@@ -78,7 +78,7 @@ class EventKind(IntEnum):
     CLOCK_CHANGED = 56  # the wall clock was stepped, held, believed; the id says what [the wall clock]
     CLOCK_ACCEPTED = 57  # an operator said that it is right [the wall clock]
     TAKEN_OVER = (
-        58  # a group failed what a cluster handed out, its end there is here; attempt is that one [offset there]
+        58  # a group failed what a cluster handed out, or what it pulled; its end is here; that attempt [offset there]
     )
     GAP = 13  # events cut from the outbox before they were exported [sequence of the first; the id is their count]
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from broker_adapter.clock import SystemClock
+from broker_adapter.log import LibraryLog
 from dmq.audit import manifest, recovery
 from dmq.audit.events import EventKind, cell_event, gap_event, tail_lost_event
 from dmq.audit.export_values import ExportFigures, ExportOptions, TrailUnavailable
@@ -32,7 +33,6 @@ from dmq.store.schema.files import CELL_FILE
 from dmq.store.schema.keys import Family, pack_u64
 from dmq.store.schema.outbox import block_head
 from dmq.store.store import Store, StoreOptions
-from retry.log import LibraryLog
 
 __all__ = ["ExportFigures", "ExportOptions", "Exporter", "TrailUnavailable", "export_all"]
 

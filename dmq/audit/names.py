@@ -5,12 +5,12 @@ An id is never used again and its name never changes, so what was read once hold
 
 from __future__ import annotations
 
+from broker_adapter.log import LibraryLog
 from broker_adapter.topics import retry_topic
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.keys import Family, name_key
 from dmq.store.schema.names import decode_name
 from dmq.store.store import Store
-from retry.log import LibraryLog
 
 log = LibraryLog("dmq.audit")
 

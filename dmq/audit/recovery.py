@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from broker_adapter.log import LibraryLog
 from dmq.audit import manifest
 from dmq.audit.manifest import CellFile, Layout, Listed, read_manifest, sequences_of
 from dmq.store.durable import sync_directory, sync_file
-from retry.log import LibraryLog
 
 log = LibraryLog("dmq.audit")
 

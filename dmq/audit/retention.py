@@ -10,10 +10,10 @@ import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from broker_adapter.log import LibraryLog
 from dmq.audit import manifest
 from dmq.audit.manifest import CellFile, Layout, read_manifest
 from dmq.store.durable import sync_directory
-from retry.log import LibraryLog
 
 log = LibraryLog("dmq.audit")
 

@@ -136,4 +136,4 @@ def read_waiting(value: bytes) -> Waiting:
     if entry.kind == EntryKind.RETRY:
         topic_id, group_id = decode_history(value, WAITING_HEADER_BYTES).topic_id, entry.scope
     kind = EntryKind.DELAYED if entry.kind == EntryKind.DELAYED_FOR else entry.kind
-    return Waiting(kind, topic_id, group_id, message_id, entry.deliver_at_ms, entry.retry_count, entry.accepted_at_ms)
+    return Waiting(kind, topic_id, group_id, message_id, entry.deliver_at_ms, entry.attempts, entry.accepted_at_ms)

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from broker_adapter.log import LibraryLog
 from dmq.embedded.checks import Checks
 from dmq.embedded.placement import Placement, message_group_of
 from dmq.errors import StoreClosed, StoreError, StoreFailed, StoreNoDescriptors
@@ -27,7 +28,6 @@ from dmq.store.ops import Done
 from dmq.store.schema.keys import TIMELINE_END, Family, timeline_key, unpack_timeline_key
 from dmq.store.schema.record import is_half, waiting_scope
 from dmq.store.store import Store
-from retry.log import LibraryLog
 
 ROWS_PER_CURSOR_MAX = 1024
 FLOOD_ROWS = 128  # of one scope in a turn: more are left to the backlog

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
+from broker_adapter.log import LibraryLog
 from dmq.audit.export_values import TrailUnavailable
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.spool.damage import read_timeline
@@ -29,7 +30,6 @@ from dmq.store.schema import spool as schema
 from dmq.store.schema.keys import TIMELINE_END, WAITING_GENERATION, Family, pack_index_prefix, timeline_key
 from dmq.store.schema.record import decode_waiting
 from dmq.store.schema.spool import Taken
-from retry.log import LibraryLog
 from retry.sink import Entry
 
 log = LibraryLog("dmq.spool")

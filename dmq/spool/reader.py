@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from broker_adapter.clock import Clock
+from broker_adapter.log import LibraryLog
 from dmq.errors import StoreCorrupt, StoreError, StoreFailed
 from dmq.spool.damage import Found, Hole, mark_from, read_timeline
 from dmq.spool.entries import Entries
@@ -28,7 +29,6 @@ from dmq.store.schema.clock import encode_clock
 from dmq.store.schema.keys import META_CLOCK, TIMELINE_END, Family, timeline_key, unpack_timeline_key
 from dmq.store.schema.record import decode_waiting
 from dmq.store.schema.spool import decode_entry, entry_id
-from retry.log import LibraryLog
 from retry.sink import Held
 
 log = LibraryLog("dmq.spool")

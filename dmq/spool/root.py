@@ -25,6 +25,7 @@ from typing import IO, NamedTuple
 from weakref import WeakSet
 
 from broker_adapter.clock import Clock
+from broker_adapter.log import LibraryLog
 from dmq.errors import StoreCorrupt, StoreError, StoreFailed, StoreLocked
 from dmq.spool.clock import ForwardClock
 from dmq.spool.entries import Entries
@@ -35,7 +36,6 @@ from dmq.store.schema.clock import encode_clock
 from dmq.store.schema.files import ADOPTER_FILE
 from dmq.store.schema.keys import META_CLOCK, Family
 from dmq.store.store import Store, StoreOptions
-from retry.log import LibraryLog
 
 log = LibraryLog("dmq.spool")
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import threading
 
+from broker_adapter.log import LibraryLog
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.spool.entries import Entries
 from dmq.spool.reader import Reader
 from dmq.spool.root import Root
 from dmq.spool.trail import SpoolTrail
 from dmq.store.schema.keys import Family, timeline_key
-from retry.log import LibraryLog
 
 log = LibraryLog("dmq.spool")
 

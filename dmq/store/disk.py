@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from retry.log import LibraryLog
+from broker_adapter.log import LibraryLog
 
 _MIB = 1024 * 1024
 LOW_WATER_SHARE = 0.05

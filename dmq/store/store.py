@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
 from broker_adapter.clock import Clock
+from broker_adapter.log import LibraryLog
 from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError
 from dmq.store.assemble import Assembler, Recovered
 from dmq.store.believed import BelievedClock, ClockOptions
@@ -32,7 +33,6 @@ from dmq.store.schema.identity import Identity, Place, decode_identity, encode_i
 from dmq.store.schema.index import COPY_SUFFIX_MAX, EntryState, Receipt, decode_index, failed_message_id
 from dmq.store.schema.keys import FORMAT_VERSION, Family
 from dmq.store.schema.outbox import OutboxState, decode_state
-from retry.log import LibraryLog
 
 _MIB = 1024 * 1024
 log = LibraryLog("dmq.store")

@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 from broker_adapter.clock import Clock
-from retry.log import LibraryLog
+from broker_adapter.log import LibraryLog
 
 INTERVAL_S = 10.0
 KINDS_MAX = 1_000

@@ -3,7 +3,7 @@
     waiting entry (timeline)                              queued message (queue)
     0  version 1                                          0  version 1
     1  kind 1                                             1  flags 1 (1: has a history)
-    2  retry count 2                                      2  attempts before 2
+    2  retry count 2, of a delayed send its queue         2  attempts before 2
     4  topic id 4                                         4  stored_at_ms 8
     8  scope 4                                            12 deliver_at_ms 8 (0: was not delayed)
     12 deliver_at_ms 8 (the true one)                     20 body
@@ -28,6 +28,8 @@
                no id is empty, so the first byte tells the two apart
 
 The two message values share what follows on their heads, so a hand-over copies it without looking inside.
+
+A delayed send was not tried yet: in the place of its retry count is the queue that its sender chose, plus 1; else 0.
 """
 
 from __future__ import annotations
@@ -113,6 +115,11 @@ class WaitingEntry(NamedTuple):
     scope: int
     deliver_at_ms: int
     accepted_at_ms: int
+
+    @property
+    def attempts(self) -> int:
+        """How often it failed, or was checked."""
+        return 0 if self.kind in DELAYED_KINDS else self.retry_count
 
 
 class QueuedMessage(NamedTuple):

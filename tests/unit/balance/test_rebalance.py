@@ -1,0 +1,22 @@
+"""From what a consumer holds to what it should hold."""
+
+from __future__ import annotations
+
+from broker_adapter.balance.rebalance import Changes, changes
+from broker_adapter.message_queue import MessageQueue
+
+A, B, C = (MessageQueue("orders", "a", number) for number in range(3))
+NOW = 1_000_000
+
+
+def test_what_is_not_ours_goes_what_is_new_comes_and_the_rest_stays() -> None:
+    """The three cases."""
+    assert changes({A: NOW, B: NOW}, [C, B], NOW) == Changes(dropped=(A,), added=(C,), kept=(B,))
+    assert changes({}, [B, A], NOW) == Changes(dropped=(), added=(A, B), kept=())
+    assert changes({B: NOW, A: NOW}, [], NOW) == Changes(dropped=(A, B), added=(), kept=())
+
+
+def test_a_queue_without_a_pull_for_long_is_begun_anew() -> None:
+    """Longer than 120 s: the default of RocketMQ 5.5 (rocketmq.client.pull.pullMaxIdleTime)."""
+    held = {A: NOW - 120_000, B: NOW - 120_001, C: NOW - 120_001}
+    assert changes(held, [A, B], NOW) == Changes(dropped=(B, C), added=(B,), kept=(A,))
