@@ -22,24 +22,28 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from bench import remoting
 from bench.load import Load, LoadFailed
 from bench.place import BUILD, directory
+from bench.remoting import administer
 from broker_adapter.clock import SystemClock
+from broker_adapter.errors import BrokerError
+from broker_adapter.remoting import RemotingAdmin
 
 VERSION = "5.5.0"
+VERSION_4 = "4.9.7"  # of the line before: brokers without proxies, for clients of the classic protocol alone
 NAME = f"RocketMQ {VERSION}, sync flush"
 TOPICS: Mapping[str, str] = {"normal": "bench-normal", "delayed": "bench-delayed"}
 _TYPES = {"normal": "NORMAL", "delayed": "DELAY"}
-_MODULES = ("namesrv", "broker", "proxy")
+_MODULES = ("namesrv", "broker")  # and "proxy" where there is one
 _PREFIX = "org.apache.rocketmq"
 _PRELOAD = "loopback.so"
 _MAVEN_S_MAX, _READY_S_MAX, _STOP_S_MAX = 600, 120, 15
 _G1_FROM_MB = 1024
+_QUEUES = 4  # of a topic at each broker
 WARM_UP_S, _RESUME_S = 60.0, 2
 _OPENS = (
     "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
@@ -73,6 +77,15 @@ mappedFileSizeTimerLog=10400000
 recallMessageEnable=true
 diskMaxUsedSpaceRatio=95
 diskSpaceWarningLevelRatio=99
+"""
+# RocketMQ 4 does not start without a file of these for each of its servers.
+_LOGGING = """\
+<configuration>
+  <appender name="out" class="ch.qos.logback.core.ConsoleAppender">
+    <encoder><pattern>%d %p %m%n</pattern></encoder>
+  </appender>
+  <root level="WARN"><appender-ref ref="out"/></root>
+</configuration>
 """
 # In front of ``bind``: whoever asks for every interface gets the loopback.
 _LOOPBACK_ONLY = r"""
@@ -111,7 +124,7 @@ class PeerMissing(Exception):
 
 
 class Node:
-    """A broker with its proxy, in one process."""
+    """A broker with its proxy, in one process; of RocketMQ 4 the broker alone."""
 
     def __init__(self, name: str, data: Path) -> None:
         self.name, self.data = name, data
@@ -132,14 +145,24 @@ class RocketMQ:
         brokers: int = 1,
         heap_mb: int = 1024,
         proxy: Mapping[str, object] = MappingProxyType({}),
+        version: str = VERSION,
+        broker: str = "",
+        conf: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Start it, with these settings of its proxies, and wait until it serves. Raises PeerMissing."""
-        self._data, self._lib, self._heap_mb, self._proxy = data, lib, heap_mb, proxy
+        """Start it, with these settings of its proxies and brokers, and wait until it serves. Raises PeerMissing.
+
+        ``lib`` has the artifacts of ``version``; ``broker`` is lines that go behind those of broker.conf,
+        ``conf`` more files of its home's folder ``conf``, by their names.
+        """
+        self._data, self._lib, self._heap_mb, self._proxy, self._broker = data, lib, heap_mb, proxy, broker
+        self._has_proxies = _has_proxies(version)
         (names,) = _free_ports(1)
         self._names = f"127.0.0.1:{names}"
         self.nodes = [Node(f"broker-{letter}", data / f"broker-{letter}") for letter in "abcdef"[:brokers]]
         self._name_server: subprocess.Popen[bytes] | None = None
-        (data / "home").mkdir()
+        (data / "home" / "conf").mkdir(parents=True)
+        for name, text in {**{f"logback_{server}.xml": _LOGGING for server in _MODULES}, **conf}.items():
+            (data / "home" / "conf" / name).write_text(text, encoding="ascii")
         (data / "namesrv.conf").write_text(
             f"listenPort={names}\nbindAddress=127.0.0.1\nkvConfigPath={data}/kvConfig.json\n", encoding="ascii"
         )
@@ -177,16 +200,15 @@ class RocketMQ:
 
         It ends with the thread that started it, by SIGKILL: what is killed must leave no cluster behind.
         """
+        proxied = ("-pm", "local", "-pc", str(node.data / "proxy.json"), "-bc")
+        main, *options = ("proxy.ProxyStartup", *proxied) if self._has_proxies else ("broker.BrokerStartup", "-c")
         collector = "-XX:+UseG1GC" if self._heap_mb >= _G1_FROM_MB else "-XX:+UseSerialGC"
         node.process = self._spawn(
             [f"-Xms{self._heap_mb}m", f"-Xmx{self._heap_mb}m", f"-XX:MaxDirectMemorySize={self._heap_mb}m", collector],
-            [
-                *("proxy.ProxyStartup", "-n", self._names, "-pm", "local"),
-                *("-pc", str(node.data / "proxy.json"), "-bc", str(node.data / "broker.conf")),
-            ],
+            [main, "-n", self._names, *options, str(node.data / "broker.conf")],
             node.data,
         )
-        self._serves(node.process, node.grpc, node.name)
+        self._serves(node.process, node.grpc if self._has_proxies else node.listen, node.name)
 
     def kill(self, node: Node) -> None:
         """End a broker and its proxy by SIGKILL."""
@@ -198,23 +220,31 @@ class RocketMQ:
         """Make topics, by name and type, at all brokers. Raises PeerMissing if the name server never hears of them."""
         clock = SystemClock()
         until_s = clock.monotonic_s() + _READY_S_MAX
-        missing, wanted = dict(topics), {node.name for node in self.nodes}
+        missing, wanted = dict(topics), [node.name for node in self.nodes]
+
+        async def make(admin: RemotingAdmin) -> None:
+            for topic, kind in list(missing.items()):
+                await admin.make_topic(topic, queues=_QUEUES, kind=kind, brokers=wanted)
+            for topic in list(missing):
+                if [part.broker for part in await admin.route(topic)] == wanted:
+                    del missing[topic]
+
         while missing:
             if clock.monotonic_s() > until_s:
                 raise PeerMissing(f"topics are not routed: {', '.join(missing)}")
-            for topic, kind in missing.items():
-                for node in self.nodes:
-                    remoting.make_topic(node.broker, topic, kind)
+            with suppress(BrokerError):  # a broker that serves is not known to the name server at once
+                administer(self._names, make)
             time.sleep(0.2)
-            missing = {
-                topic: kind for topic, kind in missing.items() if remoting.brokers_of(self._names, topic) != wanted
-            }
-        time.sleep(2)  # a proxy must not be asked before: it remembers that there is no such topic
+        if self._has_proxies:
+            time.sleep(2)  # a proxy must not be asked before: it remembers that there is no such topic
 
     def make_group(self, group: str, *, attempts: int = 17, is_fifo: bool = False) -> None:
-        """Make a consumer group at all brokers."""
-        for node in self.nodes:
-            remoting.make_group(node.broker, group, attempts=attempts, is_fifo=is_fifo)
+        """Make a consumer group at all brokers. ``attempts`` counts deliveries, the first included."""
+        names = [node.name for node in self.nodes]
+        administer(
+            self._names,
+            lambda admin: admin.make_group(group, retries_max=attempts - 1, is_fifo=is_fifo, brokers=names),
+        )
 
     def warm_up(self, load: Load, seconds: float) -> None:
         """Send until the virtual machine has compiled what it will; then stop it."""
@@ -300,7 +330,8 @@ class RocketMQ:
         (node.data / "broker.conf").write_text(
             _BROKER.format(
                 name=node.name, data=node.data, names=self._names, listen=node.listen, replica=node.listen + 1
-            ),
+            )
+            + self._broker,
             encoding="ascii",
         )
         proxy = {"rocketMQClusterName": "DefaultCluster", "proxyMode": "LOCAL", "namesrvAddr": self._names}
@@ -327,16 +358,16 @@ def running(load: Load, *, warm_up_s: float = WARM_UP_S) -> Iterator[RocketMQ]:
         yield peer
 
 
-def artifacts() -> Path:
+def artifacts(version: str = VERSION) -> Path:
     """Return the folder of its jars; Maven brings them if they are not there. Raises PeerMissing."""
     for tool in ("java", "mvn"):
         if shutil.which(tool) is None:
             raise PeerMissing(f"{tool} is not here")
-    place = BUILD / f"rocketmq-{VERSION}"
+    place = BUILD / f"rocketmq-{version}"
     done = place / "complete"
     if not done.exists():
         place.mkdir(parents=True, exist_ok=True)
-        (place / "pom.xml").write_text(_pom(), encoding="utf-8")
+        (place / "pom.xml").write_text(_pom(version), encoding="utf-8")
         brought = subprocess.run(
             ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=lib", "-DincludeScope=runtime"],
             cwd=place,
@@ -365,11 +396,15 @@ def _compile_preload(place: Path) -> None:
         library.replace(place / _PRELOAD)  # whole, or not there: others may be doing the same
 
 
-def _pom() -> str:
+def _has_proxies(version: str) -> bool:
+    return not version.startswith("4.")
+
+
+def _pom(version: str) -> str:
     modules = "".join(
         f"<dependency><groupId>{_PREFIX}</groupId><artifactId>rocketmq-{name}</artifactId>"
-        f"<version>{VERSION}</version></dependency>"
-        for name in _MODULES
+        f"<version>{version}</version></dependency>"
+        for name in (*_MODULES, *(["proxy"] if _has_proxies(version) else []))
     )
     return (
         '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'

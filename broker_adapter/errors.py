@@ -95,10 +95,11 @@ class Overloaded(BrokerError):
 
     retriable = True
 
-    def __init__(self, what: str, *, limit: object) -> None:
+    def __init__(self, what: str, *, limit: object, code: int = 0) -> None:
         super().__init__(what, limit)
         self.what = what
         self.limit = limit
+        self.code = code  # that another broker gave; 0: it was not another one
 
     def __str__(self) -> str:
         return f"{self.what} (limit {self.limit}); try again later"
@@ -108,6 +109,10 @@ class BrokerUnavailable(BrokerError):
     """The broker cannot answer; whether the call took effect is not known, so repeat it with the same message id."""
 
     retriable = True
+
+    def __init__(self, why: str = "", *, code: int = 0) -> None:
+        super().__init__(why)
+        self.code = code  # that another broker gave; 0: there was no answer
 
 
 class BrokerAway(BrokerUnavailable):

@@ -16,49 +16,94 @@ class Operation(IntEnum):
     """What is asked. Codes of requests."""
 
     PULL = 11
+    MESSAGES_BY_KEY = 12
+    COMMITTED_OFFSET = 14
+    COMMIT_OFFSET = 15
     UPDATE_TOPIC = 17
     OFFSET_AT = 29
     END_OFFSET = 30
     BEGIN_OFFSET = 31
+    MESSAGE_BY_ID = 33
+    HEARTBEAT = 34
+    LEAVE = 35
+    SEND_BACK = 36
+    END_TRANSACTION = 37
+    MEMBERS = 38
+    CHECK_TRANSACTION = 39  # a broker asks it
+    MEMBERS_CHANGED = 40  # a broker says it
+    LOCK = 41
+    UNLOCK = 42
+    CHECK_FILTER = 46
     ROUTE = 105
+    CLUSTER = 106
     UPDATE_GROUP = 200
+    TOPIC_STATS = 202
+    CONSUMER_CONNECTIONS = 203
+    TOPICS = 206
+    DELETE_GROUP = 207
+    CONSUME_STATS = 208
+    DELETE_TOPIC = 215
+    FORGET_TOPIC = 216  # of a name server
+    RESET_OFFSETS_HERE = 220  # a broker says it
+    RESET_OFFSETS = 222
+    SEND = 310
+    SEND_BATCH = 320
+    RECALL = 370
 
 
 class Result(IntEnum):
-    """What is answered, where it is no error. Codes of answers."""
+    """What is answered, where it is no error, or one that means more than its text. Codes of answers."""
 
     OK = 0
+    FAILED = 1
+    UNSUPPORTED = 3
+    FLUSH_TIMEOUT = 10  # this and the next two to a send: stored
+    NO_REPLICA = 11
+    REPLICA_TIMEOUT = 12
+    FORBIDDEN = 16
+    TOPIC_UNKNOWN = 17
     NOTHING_THERE = 19  # to a pull: at the end of the queue
     NOTHING_MATCHED = 20  # to a pull: go on behind what the filter passed over
     OFFSET_MOVED = 21  # to a pull: its offset lies outside of the queue
+    NOT_FOUND = 22  # to a question for a committed offset, or a message by its key
+    NOBODY_ONLINE = 206
+    ILLEGAL = 604
+    GO_AWAY = 1500  # the peer is about to end: connect anew
 
 
-_TOO_MANY = frozenset({2, 215})  # busy, flow control
+_TOO_MANY = frozenset({2, 209, 215})  # busy, too many long polls, flow control
 _RULES: Mapping[int, Rule] = MappingProxyType(
     {
         3: Rule.UNSUPPORTED,
+        13: Rule.MESSAGE_CORRUPTED,
         16: Rule.FORBIDDEN,
         17: Rule.TOPIC_UNKNOWN,
+        22: Rule.OFFSET_UNKNOWN,
         23: Rule.FILTER,
         24: Rule.REQUEST,
         25: Rule.REQUEST,
         26: Rule.GROUP_UNKNOWN,
-        22: Rule.OFFSET_UNKNOWN,
+        27: Rule.FILTER,  # that a heartbeat told, and could not be compiled
+        29: Rule.REQUEST,
+        206: Rule.NOT_FOUND,
         208: Rule.NOT_FOUND,
         604: Rule.REQUEST,
     }
 )
 _SIGNATURE_TEXTS = ("AclException", "AuthenticationException", "AuthorizationException", "signature")
+_NO_SQL_TEXT = "does not support consumer to filter"
 
 
 def error_of(answer: Frame, address: str, operation: int) -> BrokerError:
-    """Return the error that an answer stands for."""
-    text = " ".join(answer.remark.split())[:_TEXT_CHARS_MAX]
-    said = f"{text or 'no reason given'} ({answer.code}, said by {address} to operation {int(operation)})"
-    if answer.code in _RULES:
-        return Refused(_RULES[answer.code], said, code=answer.code)
-    if answer.code in _TOO_MANY:
-        return Overloaded(f"the cluster refuses: {said}", limit="its own")
+    """Return the error that an answer stands for; its ``code`` is the answer's."""
+    code, text = answer.code, " ".join(answer.remark.split())[:_TEXT_CHARS_MAX]
+    said = f"{text or 'no reason given'} ({code}, said by {address} to operation {int(operation)})"
+    if code in _RULES:
+        return Refused(_RULES[code], said, code=code)
+    if code in _TOO_MANY:
+        return Overloaded(f"the cluster refuses: {said}", limit="its own", code=code)
     if any(each in text for each in _SIGNATURE_TEXTS):  # it has no code of its own in 4.x
-        return Refused(Rule.UNAUTHORIZED, said, code=answer.code)
-    return BrokerUnavailable(f"the cluster failed: {said}")
+        return Refused(Rule.UNAUTHORIZED, said, code=code)
+    if _NO_SQL_TEXT in text:
+        return Refused(Rule.UNSUPPORTED, said, code=code)
+    return BrokerUnavailable(f"the cluster failed: {said}", code=code)

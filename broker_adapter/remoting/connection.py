@@ -1,89 +1,197 @@
 """One connection of the classic protocol: requests go out in any number, answers are matched by their number.
 
 A peer that breaks the protocol, falls silent or goes away fails the calls that wait with one clear error each; the next
-call connects anew. What the peer asks by itself is not answered: nothing that is called here has it ask.
+call connects anew. One that says it is about to go away is asked nothing new, and answers what it was asked.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
 from broker_adapter.errors import BrokerUnavailable
+from broker_adapter.remoting.codes import Result
 from broker_adapter.remoting.frames import LENGTH_BYTES, Frame, FrameBroken, decode_frame, encode_frame, frame_bytes
 
 _OPAQUE_MAX = 2**31 - 1
+# Given a request of the peer's, returns the answer to it, or none if the peer expects none. Returns at once.
+OnRequest = Callable[[Frame], Frame | None]
+
+
+def not_served(request: Frame) -> Frame | None:
+    """Answer a request of a peer as a client does that knows nothing of it."""
+    return Frame(code=Result.UNSUPPORTED, remark=f"operation {request.code} is not served by this client")
 
 
 class Connection:
-    """To one address. Belongs to one event loop; ``close`` it."""
+    """To one address. Belongs to one event loop; ``close`` it.
 
-    def __init__(self, address: str, *, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
+    ``greeting`` is asked for a request that goes first over each connection but the first one: what a peer forgot with
+    the one before. Its answer is not waited for.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout_s: float,
+        tls: ssl.SSLContext | None = None,
+        on_request: OnRequest = not_served,
+        greeting: Callable[[], Frame | None] = lambda: None,
+    ) -> None:
         self.address = address
         self._timeout_s = timeout_s
         self._tls = tls
+        self._on_request = on_request
+        self._greeting = greeting
         self._opaque = 0
-        self._waiting: dict[int, asyncio.Future[Frame]] = {}
         self._connecting = asyncio.Lock()
-        self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._link: _Link | None = None
+        self._leaving: set[_Link] = set()
+        self._was_linked = False
 
-    async def ask(self, request: Frame, *, wait_s: float = 0.0) -> Frame:
+    @property
+    def version(self) -> int:
+        """The version of RocketMQ that the peer gave last, 0 before it said anything over this connection."""
+        return self._link.version if self._link is not None else 0
+
+    async def ask(self, request: Frame, *, wait_s: float = 0.0, timeout_s: float | None = None) -> Frame:
         """Send a request and return its answer, whatever it says. ``wait_s``: how long the peer may take beside.
 
-        ``BrokerUnavailable`` if there is none in time; then the connection is given up, so that no late answer is
-        taken for another one's.
+        ``BrokerUnavailable`` if there is none in time. A peer that said nothing at all meanwhile is given up.
         """
-        self._opaque = self._opaque % _OPAQUE_MAX + 1
-        opaque = self._opaque
-        answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        patience_s = (self._timeout_s if timeout_s is None else timeout_s) + wait_s
+        link, heard, answer = None, 0, asyncio.get_running_loop().create_future()
+        opaque = self._next()
         try:
-            async with asyncio.timeout(self._timeout_s + wait_s):
-                writer = await self._connected()
-                self._waiting[opaque] = answer
-                writer.write(encode_frame(replace(request, opaque=opaque)))
-                await writer.drain()
-                return await answer
+            async with asyncio.timeout(patience_s):
+                link = await self._linked()
+                heard = link.heard
+                link.waiting[opaque] = answer
+                if link.ended is not None:
+                    raise link.ended
+                await link.write(replace(request, opaque=opaque))
+                found: Frame = await answer
         except TimeoutError:
-            error = BrokerUnavailable(f"no answer from {self.address} within {self._timeout_s + wait_s:g} s")
-            self._give_up(error)
+            error = BrokerUnavailable(f"no answer from {self.address} within {patience_s:g} s")
+            if link is not None and link.heard == heard and patience_s >= self._timeout_s:
+                self._give_up(link, error)
             raise error from None
         except OSError as error:
-            failure = BrokerUnavailable(f"the connection to {self.address} failed: {_text(error)}")
-            self._give_up(failure)
+            failure = self._failed(_text(error))
+            if link is not None:
+                self._give_up(link, failure)
             raise failure from None
         finally:
-            self._waiting.pop(opaque, None)
+            if link is not None:
+                link.waiting.pop(opaque, None)
+                self._leave(link)
             if answer.done() and not answer.cancelled():
                 answer.exception()  # it is told by the error that is raised, if by any
+        if found.code == Result.GO_AWAY:
+            self._go_away(link)
+        return found
+
+    async def tell(self, request: Frame, *, timeout_s: float | None = None) -> None:
+        """Send a request that nobody answers. ``BrokerUnavailable`` if it cannot be written; else nothing is known."""
+        link = None
+        try:
+            async with asyncio.timeout(self._timeout_s if timeout_s is None else timeout_s):
+                link = await self._linked()
+                await link.write(replace(request, opaque=self._next(), is_one_way=True))
+        except (TimeoutError, OSError) as error:  # the first is one of the second
+            failure = self._failed(_text(error))
+            if link is not None:
+                self._give_up(link, failure)
+            raise failure from None
 
     async def close(self) -> None:
         """End the connection; calls that wait fail."""
-        reading = self._reading
-        self._give_up(BrokerUnavailable(f"the connection to {self.address} was closed"))
-        if reading is not None:
-            await asyncio.gather(reading, return_exceptions=True)
+        links = [*self._leaving, *([self._link] if self._link is not None else [])]
+        for link in links:
+            self._give_up(link, BrokerUnavailable(f"the connection to {self.address} was closed"))
+        await asyncio.gather(*(link.reading for link in links), return_exceptions=True)
 
-    async def _connected(self) -> asyncio.StreamWriter:
+    def _next(self) -> int:
+        self._opaque = self._opaque % _OPAQUE_MAX + 1
+        return self._opaque
+
+    async def _linked(self) -> _Link:
         async with self._connecting:
-            if self._writer is None:
+            if self._link is None:
                 host, _, port = self.address.rpartition(":")
-                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=self._tls)
-                self._writer = writer
-                self._reading = asyncio.get_running_loop().create_task(self._read(reader, writer))
-            return self._writer
+                streams = await asyncio.open_connection(host.strip("[]"), int(port), ssl=self._tls)
+                link = self._link = _Link(*streams, self._on_request, self._broke)
+                greeting, self._was_linked = self._greeting() if self._was_linked else None, True
+                if greeting is not None:
+                    await link.write(replace(greeting, opaque=self._next()))
+                return link
+            return self._link
 
-    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _broke(self, link: _Link, why: str) -> None:
+        self._give_up(link, self._failed(why))
+
+    def _failed(self, why: str) -> BrokerUnavailable:
+        return BrokerUnavailable(f"the connection to {self.address} failed: {why}")
+
+    def _give_up(self, link: _Link, error: BrokerUnavailable) -> None:
+        if self._link is link:
+            self._link = None
+        self._leaving.discard(link)
+        link.end(error)
+
+    def _go_away(self, link: _Link) -> None:
+        if self._link is link:
+            self._link = None
+            self._leaving.add(link)
+        self._leave(link)
+
+    def _leave(self, link: _Link) -> None:
+        if link in self._leaving and not link.waiting:
+            self._give_up(link, self._failed("its peer went away"))
+
+
+class _Link:
+    """A connection while it lasts: what it broke by is told once, to all who wait."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        on_request: OnRequest,
+        broke: Callable[[_Link, str], None],
+    ) -> None:
+        self.waiting: dict[int, asyncio.Future[Frame]] = {}
+        self.heard = 0  # frames
+        self.version = 0
+        self.ended: BrokerUnavailable | None = None
+        self._reader, self._writer = reader, writer
+        self._on_request, self._broke = on_request, broke
+        self.reading = asyncio.get_running_loop().create_task(self._read())
+
+    async def write(self, frame: Frame) -> None:
+        self._writer.write(encode_frame(frame))
+        await self._writer.drain()
+
+    def end(self, error: BrokerUnavailable) -> None:
+        self.ended = error
+        if self.reading is not asyncio.current_task():
+            self.reading.cancel()
+        with suppress(OSError):
+            self._writer.transport.abort()
+        for answer in self.waiting.values():
+            if not answer.done():
+                answer.set_exception(BrokerUnavailable(str(error)))
+
+    async def _read(self) -> None:
         why = "it was closed by its peer"
         try:
             while True:
-                content = await reader.readexactly(frame_bytes(await reader.readexactly(LENGTH_BYTES)))
-                frame = decode_frame(content)
-                answer = self._waiting.get(frame.opaque)
-                if frame.is_answer and answer is not None and not answer.done():
-                    answer.set_result(frame)
+                head = await self._reader.readexactly(LENGTH_BYTES)
+                self._heard(decode_frame(await self._reader.readexactly(frame_bytes(head))))
         except asyncio.IncompleteReadError as error:
             if error.partial:
                 why = "it was closed by its peer in the middle of a frame"
@@ -91,20 +199,19 @@ class Connection:
             why = f"what came is not the classic protocol: {broken}"
         except OSError as error:
             why = _text(error)
-        if self._writer is writer:
-            self._give_up(BrokerUnavailable(f"the connection to {self.address} failed: {why}"))
+        self._broke(self, why)
 
-    def _give_up(self, error: BrokerUnavailable) -> None:
-        writer, self._writer = self._writer, None
-        reading, self._reading = self._reading, None
-        if reading is not None and reading is not asyncio.current_task():
-            reading.cancel()
-        if writer is not None:
-            with suppress(OSError):
-                writer.transport.abort()
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(BrokerUnavailable(str(error)))
+    def _heard(self, frame: Frame) -> None:
+        self.heard += 1
+        self.version = frame.version
+        if frame.is_answer:
+            answer = self.waiting.get(frame.opaque)
+            if answer is not None and not answer.done():
+                answer.set_result(frame)
+            return
+        answered = self._on_request(frame)
+        if answered is not None and not frame.is_one_way:
+            self._writer.write(encode_frame(replace(answered, opaque=frame.opaque, is_answer=True)))
 
 
 def _text(error: OSError) -> str:

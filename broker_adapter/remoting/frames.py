@@ -47,6 +47,7 @@ class Frame:
     remark: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
     body: bytes = field(default=b"", repr=False)
+    version: int = VERSION  # of who sent it
 
 
 def encode_frame(frame: Frame, *, is_binary: bool = False) -> bytes:
@@ -90,7 +91,7 @@ def _json_header(frame: Frame) -> bytes:
     header = {
         "code": frame.code,
         "language": _LANGUAGE,
-        "version": VERSION,
+        "version": frame.version,
         "opaque": frame.opaque,
         "flag": _flag(frame),
         "extFields": dict(frame.fields),
@@ -108,11 +109,11 @@ def _of_json(header: bytes, body: bytes) -> Frame:
         raise FrameBroken(f"the header is no JSON: {str(error)[:_SHOWN_CHARS]}") from None
     if not isinstance(found, dict):
         raise FrameBroken("the header is no JSON object")
-    numbers = [found.get(name, 0) for name in ("code", "opaque", "flag")]
+    numbers = [found.get(name, 0) for name in ("code", "opaque", "flag", "version")]
     fields, remark = found.get("extFields") or {}, found.get("remark") or ""
     if not all(type(each) is int for each in numbers) or not isinstance(fields, dict) or not isinstance(remark, str):
         raise FrameBroken("the header has a field of another type than it should")
-    code, opaque, flag = numbers
+    code, opaque, flag, version = numbers
     return Frame(
         code=code,
         opaque=opaque,
@@ -121,6 +122,7 @@ def _of_json(header: bytes, body: bytes) -> Frame:
         remark=remark,
         fields={name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()},
         body=body,
+        version=version,
     )
 
 
@@ -130,13 +132,13 @@ def _binary_header(frame: Frame) -> bytes:
         struct.pack(">h", len(name.encode())) + name.encode() + _LENGTH.pack(len(value.encode())) + value.encode()
         for name, value in frame.fields.items()
     )
-    head = _BINARY_HEAD.pack(frame.code, _LANGUAGE_NUMBER, VERSION, frame.opaque, _flag(frame))
+    head = _BINARY_HEAD.pack(frame.code, _LANGUAGE_NUMBER, frame.version, frame.opaque, _flag(frame))
     return head + _LENGTH.pack(len(remark)) + remark + _LENGTH.pack(len(fields)) + fields
 
 
 def _of_binary(header: bytes, body: bytes) -> Frame:
     try:
-        code, _, _, opaque, flag = _BINARY_HEAD.unpack_from(header)
+        code, _, version, opaque, flag = _BINARY_HEAD.unpack_from(header)
         remark, at = _text(header, _BINARY_HEAD.size, ">I")
         (size,) = _LENGTH.unpack_from(header, at)
         if at + LENGTH_BYTES + size != len(header):
@@ -152,6 +154,7 @@ def _of_binary(header: bytes, body: bytes) -> Frame:
         remark=remark,
         fields=fields,
         body=body,
+        version=version,
     )
 
 

@@ -4,8 +4,8 @@
     born host | stored 8 | stored host | attempts failed 4 | offset of the half message 8 | body length 4 | body |
     topic length 1 (2 in the second form) | topic | properties length 2 | properties
 
-A host is an address of 4 or 16 bytes and a port of 4. Properties are ``name \\x01 value \\x02``. Several messages
-follow on each other without anything in between.
+A host is an address of 4 or 16 bytes and a port of 4. Several messages follow on each other without anything in
+between.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from broker_adapter.limits import BODY_BYTES_MAX
 from broker_adapter.message import Message
+from broker_adapter.remoting import properties as known
 from broker_adapter.remoting.frames import FrameBroken
+from broker_adapter.remoting.ids import encode_offset_id
+from broker_adapter.remoting.packing import unpack
 
 _HEAD = struct.Struct(">iIIiiqqiq")  # up to the time of its birth
 _SECOND = struct.Struct(">iq")
@@ -27,28 +29,7 @@ _SIZE = struct.Struct(">i")
 _LONG = struct.Struct(">q")
 _MAGICS = {0xDAA320A7: 1, 0xDAA320AB: 2}  # and how many bytes the length of the topic has
 _COMPRESSED, _BORN_V6, _STORED_V6, _BATCH = 1, 16, 32, 64 | 128  # bits
-_COMPRESSIONS = {0: "zlib", 1: "LZ4", 2: "ZSTD", 3: "zlib"}
-_DEFLATE_OR_GZIP = 47  # of zlib: tell which by the first bytes; clients of the gRPC protocol call both GZIP
 _CRC_BITS = 0x7FFFFFFF
-
-MESSAGE_ID = "UNIQ_KEY"
-_KEYS, _TAGS, _MESSAGE_GROUP = "KEYS", "TAGS", "__SHARDINGKEY"
-_BORN_HOST, _BORN_AT = "__BORNHOST", "BORN_TIMESTAMP"
-# What is no property of its sender's: the names RocketMQ keeps for itself.
-SYSTEM_PROPERTIES = frozenset(
-    {
-        *(MESSAGE_ID, _KEYS, _TAGS, _MESSAGE_GROUP, _BORN_HOST, _BORN_AT, "WAIT", "DELAY", "RETRY_TOPIC", "REAL_TOPIC"),
-        *("REAL_QID", "TRAN_MSG", "PGROUP", "MIN_OFFSET", "MAX_OFFSET", "BUYER_ID", "ORIGIN_MESSAGE_ID"),
-        *("TRANSFER_FLAG", "CORRECTION_FLAG", "MQ2_FLAG", "RECONSUME_TIME", "MAX_RECONSUME_TIMES", "MSG_REGION"),
-        *("TRACE_ON", "CONSUME_START_TIME", "POP_CK", "POP_CK_OFFSET", "1ST_POP_TIME", "EXTEND_UNIQ_INFO"),
-        *("TRAN_PREPARED_QUEUE_OFFSET", "TRANSACTION_CHECK_TIMES", "CHECK_IMMUNITY_TIME_IN_SECONDS", "DUP_INFO"),
-        *("__transactionId__", "INSTANCE_ID", "CORRELATION_ID", "REPLY_TO_CLIENT", "TTL", "ARRIVE_TIME"),
-        *("PUSH_REPLY_TIME", "CLUSTER", "MSG_TYPE", "INNER_NUM", "INNER_BASE", "INNER_MULTI_DISPATCH"),
-        *("INNER_MULTI_QUEUE_OFFSET", "TIMER_DELAY_MS", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS", "TIMER_OUT_MS"),
-        *("TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES", "TIMER_DEL_UNIQKEY", "TIMER_DEL_MS"),
-        *("__STARTDELIVERTIME", "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID", "__CRC32#"),
-    }
-)
 
 
 class StoredMessage(NamedTuple):
@@ -64,6 +45,8 @@ class StoredMessage(NamedTuple):
     attempts_failed: int
     body: bytes
     properties: Mapping[str, str]
+    offset_id: str = ""  # the broker's own, by which it finds the message again
+    size_bytes: int = 0
 
 
 class UnreadableMessage(NamedTuple):
@@ -72,6 +55,7 @@ class UnreadableMessage(NamedTuple):
     queue_offset: int
     stored_at_ms: int
     why: str
+    offset_id: str = ""
 
 
 def decode_messages(content: bytes) -> Iterator[StoredMessage | UnreadableMessage]:
@@ -89,17 +73,13 @@ def decode_messages(content: bytes) -> Iterator[StoredMessage | UnreadableMessag
 
 def to_message(stored: StoredMessage) -> Message:
     """Return it in the message model, without what RocketMQ added."""
-    properties = stored.properties
-    return Message(
-        topic=stored.topic,
+    return known.to_message(
+        stored.topic,
+        stored.body,
+        stored.properties,
         message_id=stored.message_id,
-        body=stored.body,
-        tag=properties.get(_TAGS, ""),
-        keys=tuple(properties.get(_KEYS, "").split()),
-        properties={name: value for name, value in properties.items() if name not in SYSTEM_PROPERTIES},
-        message_group=properties.get(_MESSAGE_GROUP, ""),
-        born_at_ms=max(0, stored.born_at_ms),
-        born_host=properties.get(_BORN_HOST) or stored.born_host,
+        born_at_ms=stored.born_at_ms,
+        born_host=stored.born_host,
     )
 
 
@@ -108,13 +88,14 @@ def _decode(raw: bytes) -> StoredMessage | UnreadableMessage:
     _, magic, crc, queue_id, _, queue_offset, log_offset, bits, born_at_ms = _HEAD.unpack_from(raw)
     if magic not in _MAGICS:
         raise FrameBroken(f"a message does not begin as one: magic {magic:#010x}")
-    stored_at_ms = 0
+    stored_at_ms, offset_id = 0, ""
     try:
         born_host, at = _host(raw, _HEAD.size, is_v6=bool(bits & _BORN_V6))
         (stored_at_ms,) = _LONG.unpack_from(raw, at)
         at += _LONG.size
         host = raw[at : at + (16 if bits & _STORED_V6 else 4) + _PORT_BYTES]
         at += len(host)
+        offset_id = encode_offset_id(host, log_offset)
         attempts_failed, _ = _SECOND.unpack_from(raw, at)
         body, at = _part(raw, at + _SECOND.size, ">i")
         topic, at = _part(raw, at, ">B" if _MAGICS[magic] == 1 else ">H")
@@ -125,21 +106,23 @@ def _decode(raw: bytes) -> StoredMessage | UnreadableMessage:
             raise ValueError("it is a batch in one message, which is not read")
         if zlib.crc32(body) & _CRC_BITS != crc:
             raise ValueError("its body is damaged: the checksum differs")
-        properties = _properties(text.decode())
+        properties = known.decode_properties(text)
         return StoredMessage(
             topic.decode(),
             queue_id,
             queue_offset,
-            properties.get(MESSAGE_ID) or (host + _LONG.pack(log_offset)).hex().upper(),
+            properties.get(known.MESSAGE_ID) or offset_id,
             stored_at_ms,
             born_at_ms,
             born_host,
             attempts_failed,
-            _unpacked(body, bits),
+            unpack(body, bits) if bits & _COMPRESSED else body,
             properties,
+            offset_id,
+            len(raw),
         )
-    except (struct.error, ValueError, zlib.error) as error:
-        return UnreadableMessage(queue_offset, stored_at_ms, str(error))
+    except (struct.error, ValueError) as error:
+        return UnreadableMessage(queue_offset, stored_at_ms, str(error), offset_id)
 
 
 def _host(raw: bytes, at: int, *, is_v6: bool) -> tuple[str, int]:
@@ -155,23 +138,3 @@ def _part(raw: bytes, at: int, length: str) -> tuple[bytes, int]:
     if size < 0 or begin + size > len(raw):
         raise ValueError(f"a part of {size} bytes does not fit into a message of {len(raw)}")
     return raw[begin : begin + size], begin + size
-
-
-def _properties(text: str) -> dict[str, str]:
-    pairs = (each.split("\x01", 1) for each in text.split("\x02") if each)
-    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
-
-
-def _unpacked(body: bytes, bits: int) -> bytes:
-    if not bits & _COMPRESSED:
-        return body
-    kind = bits >> 8 & 7
-    if _COMPRESSIONS.get(kind) != "zlib":
-        raise ValueError(f"its body is compressed with {_COMPRESSIONS.get(kind, f'method {kind}')}, which is not read")
-    unpacking = zlib.decompressobj(_DEFLATE_OR_GZIP)
-    unpacked = unpacking.decompress(body, BODY_BYTES_MAX + 1)
-    if len(unpacked) > BODY_BYTES_MAX:
-        raise ValueError(f"its body has more than {BODY_BYTES_MAX} bytes once it is unpacked")
-    if not unpacking.eof:
-        raise ValueError("its compressed body ends in the middle")
-    return unpacked

@@ -15,7 +15,7 @@ import pytest
 from broker_adapter.errors import BrokerUnavailable
 from broker_adapter.remoting import RemotingClient, RemotingOptions
 from broker_adapter.remoting import client as remoting
-from broker_adapter.remoting.connection import Connection
+from broker_adapter.remoting.connection import Connection, not_served
 from broker_adapter.remoting.frames import Frame, decode_frame, encode_frame
 from dmq.sidecar.tls import self_signed
 
@@ -58,9 +58,12 @@ async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 def play(
-    first: Peer, scenario: Callable[[str], Coroutine[object, object, None]], tls: ssl.SSLContext | None = None
+    first: Peer,
+    scenario: Callable[[str], Coroutine[object, object, None]],
+    tls: ssl.SSLContext | None = None,
+    then: Peer = well,
 ) -> None:
-    """Run a scenario with the address of a peer whose first connection is served by ``first``, all others well."""
+    """Run a scenario with the address of a peer whose first connection is served by ``first``, others by ``then``."""
 
     async def main() -> None:
         peers = [first]
@@ -71,7 +74,7 @@ def play(
             assert task is not None
             tasks.append(task)
             try:
-                await (peers.pop() if peers else well)(reader, writer)
+                await (peers.pop() if peers else then)(reader, writer)
             except (asyncio.IncompleteReadError, OSError, asyncio.CancelledError):
                 pass
             finally:
@@ -131,6 +134,113 @@ def test_answers_are_matched_whatever_their_order() -> None:
         await connection.close()
 
     play(peer, scenario)
+
+
+def test_a_slow_answer_costs_only_its_own_call() -> None:
+    """A peer that says other things meanwhile is well: the connection stays, and so do the calls that wait longer."""
+
+    async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        patient, slow = await request_of(reader), await request_of(reader)
+        for _ in range(2):
+            writer.write(answer_to(await request_of(reader)))
+        writer.write(answer_to(slow) + answer_to(patient, b"at last"))
+        await reader.read()
+
+    async def scenario(address: str) -> None:
+        connection = Connection(address, timeout_s=QUICK_S)
+        patient = asyncio.create_task(connection.ask(Frame(code=1), wait_s=PATIENCE_S))
+        await asyncio.sleep(0)
+        slow = asyncio.create_task(connection.ask(Frame(code=2), timeout_s=QUICK_S))
+        await asyncio.sleep(0)
+        await connection.ask(Frame(code=3), timeout_s=PATIENCE_S)
+        with pytest.raises(BrokerUnavailable, match="no answer"):
+            await slow
+        await connection.ask(Frame(code=4), timeout_s=PATIENCE_S)
+        assert (await patient).body == b"at last"
+        await connection.close()
+
+    play(peer, scenario)
+
+
+def test_what_the_peer_asks_is_answered() -> None:
+    """By whoever serves it; what nobody serves with a refusal, and what is said one way with nothing."""
+
+    async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await request_of(reader)
+        for code in (39, 307, 999):
+            writer.write(encode_frame(Frame(code=code, opaque=code, is_one_way=code == 39)))
+        answers = [await request_of(reader) for _ in range(2)]
+        told = [(each.code, each.opaque, each.is_answer, each.body) for each in answers]
+        assert told == [(0, 307, True, b"running"), (3, 999, True, b"")], told
+        writer.write(answer_to(request, b"well"))
+        await reader.read()
+
+    async def scenario(address: str) -> None:
+        asked: list[int] = []
+
+        def serve(request: Frame) -> Frame | None:
+            asked.append(request.code)
+            return Frame(code=0, body=b"running") if request.code in {39, 307} else not_served(request)
+
+        connection = Connection(address, timeout_s=PATIENCE_S, on_request=serve)
+        assert (await connection.ask(Frame(code=1))).body == b"well"
+        assert asked == [39, 307, 999]
+        await connection.close()
+
+    play(peer, scenario)
+
+
+def test_a_peer_that_goes_away_is_asked_nothing_new() -> None:
+    """What it was asked before it still answers; the next call connects anew."""
+    elsewhere = asyncio.Event()
+
+    async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        waiting, asked = await request_of(reader), await request_of(reader)
+        writer.write(encode_frame(Frame(code=1500, opaque=asked.opaque, is_answer=True)))
+        await elsewhere.wait()
+        writer.write(answer_to(waiting, b"before the end"))
+        assert await reader.read() == b""
+
+    async def scenario(address: str) -> None:
+        connection = Connection(address, timeout_s=PATIENCE_S)
+        waiting = asyncio.create_task(connection.ask(Frame(code=1)))
+        await asyncio.sleep(0)
+        assert (await connection.ask(Frame(code=2))).code == 1500
+        assert (await connection.ask(Frame(code=7))).body == b"7"
+        elsewhere.set()
+        assert (await waiting).body == b"before the end"
+        await connection.close()
+
+    play(peer, scenario)
+
+
+def test_a_one_way_request_is_written_and_not_waited_for() -> None:
+    """A greeting goes before it, over each connection but the first one."""
+    came: list[Frame] = []
+    both = asyncio.Event()
+
+    async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.append(await request_of(reader))
+        if len(came) == 1:
+            writer.transport.abort()
+            return
+        came.append(await request_of(reader))
+        both.set()
+        await reader.read()
+
+    async def scenario(address: str) -> None:
+        connection = Connection(address, timeout_s=PATIENCE_S, greeting=lambda: Frame(code=34))
+        with pytest.raises(BrokerUnavailable):
+            await connection.ask(Frame(code=1))
+        await connection.tell(Frame(code=37))
+        await both.wait()
+        assert [(each.code, each.is_one_way) for each in came] == [(1, False), (34, False), (37, True)]
+        await connection.close()
+        nobody = Connection("127.0.0.1:1", timeout_s=PATIENCE_S)
+        with pytest.raises(BrokerUnavailable, match="failed"):
+            await nobody.tell(Frame(code=37))
+
+    play(peer, scenario, then=peer)
 
 
 def test_nobody_listens() -> None:

@@ -1,4 +1,5 @@
-"""A real Apache RocketMQ for tests, once per run: two brokers, each with its proxy, behind one name server.
+"""Real Apache RocketMQ for tests, once per run: two brokers, each with its proxy, behind one name server; and of the
+line before, RocketMQ 4, a broker and a name server.
 
 Maven brings it at its first use. Where it cannot, tests that need it are skipped by name; in CI they fail.
 """
@@ -8,19 +9,23 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+import shutil
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from bench.rocketmq import PeerMissing, RocketMQ, artifacts
+from bench.rocketmq import VERSION_4, PeerMissing, RocketMQ, artifacts
 from broker_adapter.clock import SystemClock
 from broker_adapter.delay import INNER_GROUP, INNER_TOPIC
 from dmq.sidecar.tls import self_signed
 
 _HEAP_MB = 384
+_HEAP_4_MB = 256
+_INDEX = "messageIndexEnable=true\nmaxHashSlotNum=5000\nmaxIndexNum=20000\n"  # a small one: files are made whole
 _GROUPS = itertools.count()
 ORDERS = "orders"  # the topic of the documentation's examples
 _TOPICS = {
@@ -71,21 +76,46 @@ class Cluster:
 @cache
 def cluster() -> Cluster:
     """Return the cluster of this run; it ends with this process at the latest."""
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="dmq-cluster-")
-        certificate, key = self_signed(Path(folder.name), SystemClock().now_ms())
+    with _skipped_if_missing():
+        folder = _folder("dmq-cluster-")
+        certificate, key = self_signed(folder, SystemClock().now_ms())
         tls = {"tlsTestModeEnable": False, "tlsCertPath": str(certificate), "tlsKeyPath": str(key)}
-        started = RocketMQ(Path(folder.name), artifacts(), brokers=2, heap_mb=_HEAP_MB, proxy=tls)
-    except PeerMissing as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"no Apache RocketMQ: {error}")
+        started = RocketMQ(folder, artifacts(), brokers=2, heap_mb=_HEAP_MB, proxy=tls, broker=_INDEX)
     _ending.callback(cluster.cache_clear)
-    _ending.callback(folder.cleanup)
     _ending.callback(started.close)
     return Cluster(started, certificate)
 
 
+@cache
+def cluster_4() -> RocketMQ:
+    """Return the cluster of RocketMQ 4 of this run."""
+    with _skipped_if_missing():
+        folder = _folder("dmq-cluster-4-")
+        lib = artifacts(VERSION_4)
+        started = RocketMQ(folder, lib, heap_mb=_HEAP_4_MB, version=VERSION_4, broker=_INDEX)
+    _ending.callback(cluster_4.cache_clear)
+    _ending.callback(started.close)
+    started.make_topics({ORDERS: "NORMAL"})  # the name server knows it then
+    return started
+
+
+def _folder(prefix: str) -> Path:
+    """Make a folder that is removed after what runs in it has ended."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    _ending.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@contextmanager
+def _skipped_if_missing() -> Iterator[None]:
+    try:
+        yield
+    except PeerMissing as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no Apache RocketMQ: {error}")
+
+
 def end() -> None:
-    """End the cluster, if there is one."""
+    """End the clusters, if there are any."""
     _ending.close()

@@ -46,6 +46,7 @@ class Peer:
         self.asked: list[Frame] = []
         self.before: Callable[[Frame], Frame | None] = lambda _: None
         self.stops_at: Callable[[Frame], bool] = lambda _: False
+        self.says: list[Frame] = []  # by itself, before the next answer
         self.pull_max = 32
         self.address = ""
 
@@ -88,6 +89,11 @@ def remoting_peer() -> Iterator[Peer]:
                 request = decode_frame(self.rfile.read(struct.unpack(">I", head)[0]))
                 if peer.stops_at(request):
                     continue
+                if request.is_one_way:
+                    peer.asked.append(request)
+                    continue
+                while peer.says:
+                    self.wfile.write(encode_frame(peer.says.pop(0)))
                 answer = peer.answer(request)
                 whole = Frame(
                     code=answer.code,
@@ -96,6 +102,7 @@ def remoting_peer() -> Iterator[Peer]:
                     remark=answer.remark,
                     fields=answer.fields,
                     body=answer.body,
+                    version=answer.version,
                 )
                 self.wfile.write(encode_frame(whole))
 

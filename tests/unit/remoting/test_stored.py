@@ -56,7 +56,7 @@ def test_several_of_a_real_broker_follow_on_each_other() -> None:
 
 def test_both_forms_and_both_kinds_of_hosts_are_read() -> None:
     """A message that no client gave an id has the broker's."""
-    assert read(a_stored(form=2)) == read(a_stored())
+    assert read(a_stored(form=2))._replace(size_bytes=0) == read(a_stored())._replace(size_bytes=0)
     assert read(a_stored(bits=V6_HOSTS)).born_host == "[::1]:5"
     assert read(a_stored(message_id="")).message_id == "7F00000100002A9F0000000000002328"
 
@@ -73,8 +73,8 @@ def test_a_compressed_body_is_unpacked(packed: bytes) -> None:
     [
         (a_stored(crc=1), "its body is damaged"),
         (a_stored(bits=INNER_BATCH), "a batch in one message"),
-        (a_stored(bits=COMPRESSED | 1 << 8), "compressed with LZ4"),
-        (a_stored(bits=COMPRESSED | 2 << 8), "compressed with ZSTD"),
+        (a_stored(b"no lz4 at all", bits=COMPRESSED | 1 << 8), "no LZ4"),
+        (a_stored(bits=COMPRESSED | 2 << 8), "no Zstandard"),
         (a_stored(bits=COMPRESSED | 7 << 8), "compressed with method 7"),
         (a_stored(b"no zlib", bits=COMPRESSED), "incorrect header"),
         (a_stored(zlib.compress(b"hello")[:-3], bits=COMPRESSED), "ends in the middle"),

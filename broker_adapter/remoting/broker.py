@@ -1,0 +1,354 @@
+"""A cluster of RocketMQ 4 or 5, over the classic protocol, as ``ClassicBroker``.
+
+Masters are asked; a slave is read from when its master says so, as RocketMQ's clients do it. Brokers before RocketMQ 5
+know delay levels and no delivery times: they would deliver such a message at once, so it is refused here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TypeVar
+
+from broker_adapter.adapter import QueueRange
+from broker_adapter.classic import (
+    Decision,
+    Filter,
+    Listener,
+    Outgoing,
+    Presence,
+    PulledMessages,
+    QueueReceipt,
+    ReceivedMessage,
+    ResetListener,
+    Route,
+    SendStatus,
+)
+from broker_adapter.classic import TransactionCheck as Check
+from broker_adapter.clock import Clock, SystemClock
+from broker_adapter.errors import BrokerError, BrokerUnavailable, Refused, Rule
+from broker_adapter.log import LibraryLog
+from broker_adapter.message_queue import MessageQueue
+from broker_adapter.remoting.bodies import (
+    check_body,
+    decode_locked,
+    decode_members,
+    decode_offsets,
+    heartbeat_body,
+    lock_body,
+)
+from broker_adapter.remoting.calls import Calls, RemotingOptions, number_of
+from broker_adapter.remoting.codes import Operation, Result, error_of
+from broker_adapter.remoting.connection import not_served
+from broker_adapter.remoting.frames import Frame, FrameBroken
+from broker_adapter.remoting.ids import broker_of_handle, unique_keys
+from broker_adapter.remoting.packing import Compression
+from broker_adapter.remoting.pulling import PULLED, offset_fields, pull_fields, pulled, received
+from broker_adapter.remoting.routes import MASTER, route_of
+from broker_adapter.remoting.searching import offset_at
+from broker_adapter.remoting.sending import STORED, Send, receipt_of, send_back_fields, send_batch, send_one
+from broker_adapter.remoting.transactions import check_of, end_fields
+
+_log = LibraryLog("broker_adapter.remoting")
+TIMERS_FROM_VERSION = 413  # 5.0.0; older brokers ignore delivery times
+_Found = TypeVar("_Found")
+_NOBODY_TEXT = "no consumer for this group"  # it has no code of its own
+
+
+class RemotingBroker:
+    """Fits ``ClassicBroker``. Belongs to one event loop; connects where it is first needed."""
+
+    def __init__(
+        self,
+        options: RemotingOptions,
+        *,
+        client_id: str = "",
+        compression: Compression | None = Compression.ZLIB,
+        clock: Clock | None = None,
+    ) -> None:
+        """``compression`` is for bodies from 4 KiB on; brokers and clients of RocketMQ 4 know zlib alone."""
+        self._client_id = client_id or f"{socket.gethostname()}@{os.getpid()}#{os.urandom(8).hex()}"
+        self._compression = compression
+        self._clock = clock or SystemClock()
+        self._calls = Calls(options, on_request=self._asked, greeting=self._greeting)
+        self._keys = unique_keys()
+        self._listener: Listener | None = None
+        self._heartbeat = b""  # the last one
+        self._filters: dict[tuple[str, str], tuple[Filter, int]] = {}  # by group and topic, as told; with its version
+        self._read_from: dict[MessageQueue, int] = {}  # the machine of its broker that is to be read from
+
+    @property
+    def client_id(self) -> str:
+        """Who this client is."""
+        return self._client_id
+
+    def attach(self, listener: Listener) -> None:
+        """Tell ``listener`` what brokers say by themselves."""
+        self._listener = listener
+
+    async def close(self) -> None:
+        """Close all connections; calls that wait fail."""
+        await self._calls.close()
+
+    # -- who is where ----------------------------------------------------------------------------------------
+
+    async def route(self, topic: str) -> Route:
+        """Ask where a topic lies now."""
+        return route_of(topic, await self._calls.route(topic))
+
+    async def heartbeat(self, producers: Sequence[str], consumers: Sequence[Presence]) -> None:
+        """Say to every machine of every known broker that this client lives."""
+        self._heartbeat = heartbeat_body(self._client_id, producers, consumers, self._version_of)
+        await self._everywhere(Operation.HEARTBEAT, {}, self._heartbeat)
+
+    async def leave(self, *, producer: str = "", consumer: str = "") -> None:
+        """Say to every known broker that this client left a group."""
+        named = {"producerGroup": producer, "consumerGroup": consumer}
+        fields = {"clientID": self._client_id, **{name: group for name, group in named.items() if group}}
+        self._heartbeat = b""  # nothing is said of groups to brokers that come back until the next one
+        self._filters = {key: each for key, each in self._filters.items() if key[0] != consumer}
+        try:
+            await self._everywhere(Operation.LEAVE, fields)
+        except BrokerError as error:
+            _log.info("leave_not_heard", group=producer or consumer, error=str(error))
+
+    async def members(self, group: str, topic: str) -> Sequence[str]:
+        """Return the client ids of a group, sorted, as the first broker of ``topic`` that answers knows them."""
+        fields, failure = {"consumerGroup": group}, BrokerUnavailable(f"no broker of topic {topic} has a master now")
+        for part in await self._calls.route(topic):
+            if MASTER not in part.addresses:
+                continue
+            try:
+                address = part.addresses[MASTER]
+                answer = await self._calls.ask(address, Operation.MEMBERS, fields, accepted=(Result.OK, Result.FAILED))
+                if answer.code == Result.OK:
+                    return decode_members(answer.body)
+                if _NOBODY_TEXT in answer.remark:
+                    return ()
+                raise error_of(answer, address, Operation.MEMBERS)
+            except BrokerUnavailable as error:
+                failure = error
+        raise failure
+
+    # -- sends ----------------------------------------------------------------------------------------
+
+    async def send(
+        self, group: str, queue: MessageQueue, messages: Sequence[Outgoing], *, timeout_ms: int, one_way: bool = False
+    ) -> QueueReceipt:
+        """Store messages in one queue, in one attempt. ``Refused(UNSUPPORTED)``: a delivery time at an old broker."""
+        now_ms, timeout_s = self._clock.now_ms(), timeout_ms / 1000
+        ids = [each.message.message_id or self._keys.new(now_ms) for each in messages]
+        if len(messages) == 1:
+            compression = self._compression
+            send = send_one(group, queue, messages[0], message_id=ids[0], now_ms=now_ms, compression=compression)
+        else:
+            send = send_batch(group, queue, messages, message_ids=ids, now_ms=now_ms)
+        address = await self._calls.master(queue.broker, queue.topic)
+        if send.has_delivery_time:
+            await self._check_timers(address, queue, timeout_s)
+        if one_way:
+            await self._calls.tell(address, send.operation, send.fields, send.body, timeout_s=timeout_s)
+            return QueueReceipt(SendStatus.STORED, ",".join(ids), queue, -1)
+        return await self._stored(address, queue, send, ",".join(ids), timeout_s)
+
+    async def _stored(
+        self, address: str, queue: MessageQueue, send: Send, message_id: str, timeout_s: float
+    ) -> QueueReceipt:
+        answer = await self._calls.ask(
+            address, send.operation, send.fields, send.body, accepted=tuple(STORED), timeout_s=timeout_s
+        )
+        return receipt_of(answer, queue, message_id, address)
+
+    async def _check_timers(self, address: str, queue: MessageQueue, timeout_s: float) -> None:
+        """Refuse a delivery time at a broker that would ignore it. Any answer of it has its version."""
+        version, fields = self._calls.version(address), offset_fields(queue)
+        if not version:
+            asked = self._calls.ask(address, Operation.END_OFFSET, fields, accepted=None, timeout_s=timeout_s)
+            version = (await asked).version
+        if version < TIMERS_FROM_VERSION:
+            why = (
+                f"broker {queue.broker} is older than RocketMQ 5.0.0 and would deliver the message at once: "
+                "use a delay level there"
+            )
+            raise Refused(Rule.UNSUPPORTED, why, value=f"version {version}", limit=f"from {TIMERS_FROM_VERSION} on")
+
+    async def end_transaction(
+        self, group: str, receipt: QueueReceipt, decision: Decision, *, check: Check | None = None
+    ) -> None:
+        """Tell the broker of a half message how its transaction ended."""
+        broker = check.broker if check is not None else receipt.queue.broker
+        address = await self._calls.master(broker, receipt.queue.topic)
+        await self._calls.tell(address, Operation.END_TRANSACTION, end_fields(group, receipt, decision, check))
+
+    async def recall(self, topic: str, recall_handle: str) -> str:
+        """Take back a delayed message; a broker says so too of one that it does not have."""
+        broker = broker_of_handle(recall_handle)
+        address = await self._calls.master(broker, topic)
+        fields = {"producerGroup": self._client_id, "topic": topic, "recallHandle": recall_handle, "bname": broker}
+        try:
+            return (await self._calls.ask(address, Operation.RECALL, fields)).fields.get("msgId", "")
+        except Refused as refused:
+            if refused.code == Result.FORBIDDEN:  # recallMessageEnable is off by default
+                raise Refused(Rule.UNSUPPORTED, refused.why, code=refused.code) from None
+            if refused.code == Result.ILLEGAL and "timestamp" in refused.why:  # its time has come
+                raise Refused(Rule.NOT_FOUND, refused.why, code=refused.code) from None
+            raise
+
+    # -- reading ----------------------------------------------------------------------------------------
+
+    async def pull(
+        self, group: str, queue: MessageQueue, wanted: Filter, queue_offset: int, *, batch_max: int, wait_ms: int
+    ) -> PulledMessages:
+        """Return messages of a queue from an offset on. A filter that no heartbeat told is brought along."""
+        told, version = self._filters.get((group, queue.topic), (None, 0))
+        brought = None if told in {None, wanted} else wanted
+        address = await self._reads_at(queue)
+        if (
+            brought is not None and brought.is_sql
+        ):  # a pull that brings a wrong one is answered as if it let all through
+            body = check_body(self._client_id, group, queue.topic, brought)
+            await self._calls.ask(address, Operation.CHECK_FILTER, {}, body)
+        fields = pull_fields(
+            group,
+            queue,
+            queue_offset,
+            batch_max=batch_max,
+            wait_ms=wait_ms,
+            brought=brought,
+            version=version,
+        )
+        try:
+            answer = await self._calls.ask(address, Operation.PULL, fields, accepted=PULLED, wait_s=wait_ms / 1000)
+        except BrokerUnavailable:
+            self._read_from.pop(queue, None)  # a slave that is gone: its master is asked next
+            raise
+        found, next_offset = pulled(answer, queue_offset, address)
+        if "suggestWhichBrokerId" in answer.fields:
+            self._read_from[queue] = number_of(answer, "suggestWhichBrokerId", address)
+        moved = answer.code == Result.OFFSET_MOVED
+        return PulledMessages([received(each, queue) for each in found], next_offset, moved)
+
+    async def queue_range(self, queue: MessageQueue) -> QueueRange:
+        """Return the readable part of a queue."""
+        address = await self._calls.master(queue.broker, queue.topic)
+        fields = offset_fields(queue)
+        begin = await self._calls.offset(address, Operation.BEGIN_OFFSET, fields)
+        end = await self._calls.offset(address, Operation.END_OFFSET, fields)
+        return QueueRange(begin, max(begin, end))
+
+    async def offset_at(self, queue: MessageQueue, stored_at_ms: int) -> int:
+        """Return the offset of the first message that was stored at or after a time; the end if none was."""
+        address = await self._calls.master(queue.broker, queue.topic)
+        return await offset_at(self._calls, address, queue, stored_at_ms)
+
+    async def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
+        """Return where the group goes on in a queue, ``None`` if it never said.
+
+        A broker before RocketMQ 5 says 0 in place of nothing where the queue begins at 0 and lies in its memory.
+        """
+        address = await self._calls.master(queue.broker, queue.topic)
+        fields = {"consumerGroup": group, **offset_fields(queue), "setZeroIfNotFound": "false"}
+        accepted = (Result.OK, Result.NOT_FOUND)
+        answer = await self._calls.ask(address, Operation.COMMITTED_OFFSET, fields, accepted=accepted)
+        return None if answer.code == Result.NOT_FOUND else number_of(answer, "offset", address)
+
+    async def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
+        """Say where the group goes on in a queue."""
+        address = await self._calls.master(queue.broker, queue.topic)
+        fields = {"consumerGroup": group, **offset_fields(queue), "commitOffset": str(queue_offset)}
+        await self._calls.ask(address, Operation.COMMIT_OFFSET, fields)
+
+    # -- what members of a group do ----------------------------------------------------------------------------------
+
+    async def lock(self, group: str, queues: Sequence[MessageQueue]) -> frozenset[MessageQueue]:
+        """Lease queues to this client for 60 s; return those it holds."""
+
+        async def at(address: str, body: bytes) -> frozenset[MessageQueue]:
+            return decode_locked((await self._calls.ask(address, Operation.LOCK, {}, body)).body)
+
+        given = await asyncio.gather(
+            *(at(*each) for each in await self._by_broker(group, queues)), return_exceptions=True
+        )
+        return frozenset(queues) & frozenset(queue for each in _answers(given, "lock") for queue in each)
+
+    async def unlock(self, group: str, queues: Sequence[MessageQueue]) -> None:
+        """Give leases back."""
+        asks = (
+            self._calls.ask(address, Operation.UNLOCK, {}, body)
+            for address, body in await self._by_broker(group, queues)
+        )
+        _answers(await asyncio.gather(*asks, return_exceptions=True), "unlock")
+
+    async def send_back(self, group: str, received: ReceivedMessage, *, delay_level: int, attempts_max: int) -> None:
+        """Have a message come again from ``%RETRY%<group>``, or end in ``%DLQ%<group>``."""
+        address = await self._calls.master(received.queue.broker, received.queue.topic)
+        fields = send_back_fields(group, received, delay_level=delay_level, attempts_max=attempts_max)
+        await self._calls.ask(address, Operation.SEND_BACK, fields)
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _version_of(self, group: str, topic: str, wanted: Filter) -> int:
+        told, version = self._filters.get((group, topic), (None, 0))
+        if told != wanted:
+            version = max(version + 1, self._clock.now_ms())
+            self._filters[group, topic] = (wanted, version)
+        return version
+
+    def _greeting(self) -> Frame | None:
+        """A broker forgets a client with its connection: the next one begins with what was said last."""
+        return self._calls.request(Operation.HEARTBEAT, {}, self._heartbeat) if self._heartbeat else None
+
+    async def _everywhere(self, operation: Operation, fields: dict[str, str], body: bytes = b"") -> None:
+        addresses = {address for each in self._calls.brokers.values() for address in each.values()}
+        asks = (self._calls.ask(address, operation, fields, body) for address in sorted(addresses))
+        answers = await asyncio.gather(*asks, return_exceptions=True)
+        failures = [each for each in answers if isinstance(each, BaseException)]
+        _answers(answers, operation.name.lower())
+        if failures and len(failures) == len(answers):
+            raise failures[0]
+
+    async def _by_broker(self, group: str, queues: Sequence[MessageQueue]) -> Sequence[tuple[str, bytes]]:
+        found = []
+        for broker, own in groupby(sorted(queues, key=lambda each: each.broker), lambda each: each.broker):
+            held = list(own)
+            try:
+                address = await self._calls.master(broker, held[0].topic)
+            except BrokerUnavailable as error:
+                _log.warning("no_master", broker=broker, error=str(error))
+                continue
+            found.append((address, lock_body(group, self._client_id, held)))
+        return found
+
+    async def _reads_at(self, queue: MessageQueue) -> str:
+        number = self._read_from.get(queue, MASTER)
+        slave = self._calls.brokers.get(queue.broker, {}).get(number) if number != MASTER else None
+        return slave or await self._calls.master(queue.broker, queue.topic)
+
+    def _asked(self, address: str, request: Frame) -> Frame | None:
+        """Take what a broker asks or says by itself."""
+        listener, fields = self._listener, request.fields
+        try:
+            if listener is not None and request.code == Operation.MEMBERS_CHANGED:
+                listener.members_changed(fields.get("consumerGroup", ""))
+            elif listener is not None and request.code == Operation.CHECK_TRANSACTION:
+                listener.check(check_of(request, self._calls.broker_at(address)))
+            elif isinstance(listener, ResetListener) and request.code == Operation.RESET_OFFSETS_HERE:
+                listener.offsets_reset(fields.get("group", ""), decode_offsets(request.body))
+            else:
+                return not_served(request)
+        except FrameBroken as error:
+            _log.warning("request_unreadable", broker=address, operation=request.code, error=str(error))
+        return None
+
+
+def _answers(found: Sequence[_Found | BaseException], what: str) -> Sequence[_Found]:
+    """Return the answers of several brokers; those that did not answer are told to the log."""
+    for each in found:
+        if isinstance(each, BrokerError):
+            _log.warning("broker_passed_over", what=what, error=str(each))
+        elif isinstance(each, BaseException):
+            raise each
+    return [each for each in found if not isinstance(each, BaseException)]

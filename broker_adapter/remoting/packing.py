@@ -1,0 +1,101 @@
+"""Bodies that clients compress and brokers do not. Pure.
+
+LZ4 and Zstandard come with the extra ``classic``; without it their bodies can be neither made nor read.
+"""
+
+from __future__ import annotations
+
+import zlib
+from enum import IntEnum
+
+from broker_adapter.limits import BODY_BYTES_MAX
+
+COMPRESS_FROM_BYTES = 4096  # default of RocketMQ's clients
+_LEVEL = 5  # default of RocketMQ's clients, of all methods
+_BITS_AT, _BITS = 8, 7  # where a message says which method it is
+_DEFLATE_OR_GZIP = 47  # of zlib: tell which by the first bytes; clients of the gRPC protocol call both GZIP
+_STEP_BYTES = 256  # a block of Zstandard has four bytes at least, and unpacks to 128 KiB at most
+_WINDOW_BYTES_MAX = 8 * 1024 * 1024
+
+
+class Compression(IntEnum):
+    """How a body is compressed. Numbers of RocketMQ 5; 4 knows zlib alone and gives it none."""
+
+    LZ4 = 1
+    ZSTD = 2
+    ZLIB = 3
+
+
+def method_bits(method: Compression) -> int:
+    """Return the bits by which a message says how its body is compressed."""
+    return method << _BITS_AT
+
+
+def pack(body: bytes, method: Compression) -> bytes:
+    """Return a body compressed; ``ImportError`` if the library for it is not there."""
+    if method is Compression.LZ4:
+        from lz4 import frame
+
+        # blocks that refer to each other are what the Java client does not read
+        return bytes(frame.compress(body, compression_level=_LEVEL, block_linked=False))
+    if method is Compression.ZSTD:
+        import zstandard
+
+        return zstandard.ZstdCompressor(level=_LEVEL).compress(body)
+    return zlib.compress(body, _LEVEL)
+
+
+def unpack(body: bytes, bits: int) -> bytes:
+    """Return a body as its sender had it; ``ValueError`` says why not. Never makes much more than 4 MiB of it."""
+    number = bits >> _BITS_AT & _BITS
+    try:
+        method = Compression(number) if number else Compression.ZLIB
+    except ValueError:
+        raise ValueError(f"its body is compressed with method {number}, which is not read") from None
+    try:
+        unpacked, is_whole = _UNPACKED[method](body)
+    except ImportError:
+        raise ValueError(f"its body is compressed with {method.name}: install rock-dmq[classic] to read it") from None
+    if len(unpacked) > BODY_BYTES_MAX:
+        raise ValueError(f"its body has more than {BODY_BYTES_MAX} bytes once it is unpacked")
+    if not is_whole:
+        raise ValueError("its compressed body ends in the middle")
+    return unpacked
+
+
+def _zlib(body: bytes) -> tuple[bytes, bool]:
+    unpacking = zlib.decompressobj(_DEFLATE_OR_GZIP)
+    try:
+        unpacked = unpacking.decompress(body, BODY_BYTES_MAX + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    return unpacked, unpacking.eof
+
+
+def _lz4(body: bytes) -> tuple[bytes, bool]:
+    from lz4 import frame
+
+    unpacking = frame.LZ4FrameDecompressor()
+    try:
+        unpacked = unpacking.decompress(body, BODY_BYTES_MAX + 1)
+    except RuntimeError as error:
+        raise ValueError(f"its body is no LZ4: {error}") from None
+    return bytes(unpacked), bool(unpacking.eof)
+
+
+def _zstd(body: bytes) -> tuple[bytes, bool]:
+    import zstandard
+
+    unpacking = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX).decompressobj()
+    unpacked = bytearray()
+    try:
+        for at in range(0, len(body), _STEP_BYTES):
+            unpacked += unpacking.decompress(body[at : at + _STEP_BYTES])
+            if unpacking.eof or len(unpacked) > BODY_BYTES_MAX:
+                break
+    except zstandard.ZstdError as error:
+        raise ValueError(f"its body is no Zstandard: {error}") from None
+    return bytes(unpacked), unpacking.eof
+
+
+_UNPACKED = {Compression.ZLIB: _zlib, Compression.LZ4: _lz4, Compression.ZSTD: _zstd}

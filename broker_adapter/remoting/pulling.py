@@ -1,0 +1,93 @@
+"""Pulls and what they find, as fields of the protocol and in the message model. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from broker_adapter.classic import Filter, ReceivedMessage
+from broker_adapter.message import Message
+from broker_adapter.message_queue import MessageQueue
+from broker_adapter.remoting.calls import number_of
+from broker_adapter.remoting.codes import Result
+from broker_adapter.remoting.frames import Frame, FrameBroken
+from broker_adapter.remoting.properties import RETRY_TOPIC, SYSTEM_PROPERTIES
+from broker_adapter.remoting.stored import StoredMessage, UnreadableMessage, decode_messages, to_message
+from broker_adapter.topics import RETRY_PREFIX
+
+# Answers to a pull that are no errors.
+PULLED = (Result.OK, Result.NOTHING_THERE, Result.NOTHING_MATCHED, Result.OFFSET_MOVED)
+_SUSPEND, _BRINGS_FILTER = 2, 4  # bits of a pull: may wait; brings its filter, so that no heartbeat is needed before
+
+
+def offset_fields(queue: MessageQueue) -> dict[str, str]:
+    """Return the fields by which a broker knows one of its queues, and a proxy the broker."""
+    return {"topic": queue.topic, "queueId": str(queue.queue_id), "bname": queue.broker}
+
+
+def pull_fields(
+    group: str,
+    queue: MessageQueue,
+    queue_offset: int,
+    *,
+    batch_max: int,
+    wait_ms: int = 0,
+    brought: Filter | None = None,
+    version: int = 0,
+) -> Mapping[str, str]:
+    """Return the fields of a pull. ``brought``: by this filter; none: by that of the heartbeat of this version."""
+    wanted = brought or Filter("")
+    return {
+        "consumerGroup": group,
+        **offset_fields(queue),
+        "queueOffset": str(queue_offset),
+        "maxMsgNums": str(batch_max),
+        "sysFlag": str(_SUSPEND * (wait_ms > 0) | _BRINGS_FILTER * (brought is not None)),
+        "commitOffset": "0",
+        "suspendTimeoutMillis": str(wait_ms),
+        "subscription": wanted.expression,
+        "subVersion": str(version),
+        "expressionType": expression_type(wanted),
+    }
+
+
+def expression_type(wanted: Filter) -> str:
+    """Return what RocketMQ calls the language of a filter."""
+    return "SQL92" if wanted.is_sql else "TAG"
+
+
+def pulled(answer: Frame, queue_offset: int, address: str) -> tuple[Sequence[StoredMessage | UnreadableMessage], int]:
+    """Return the messages of an answer to a pull, and the offset to go on at."""
+    next_offset = number_of(answer, "nextBeginOffset", address)
+    if answer.code != Result.OK:
+        return (), next_offset
+    if next_offset <= queue_offset:
+        raise FrameBroken(f"{address} answers a pull at {queue_offset} with {next_offset} as the next")
+    return tuple(decode_messages(answer.body)), next_offset
+
+
+def received(stored: StoredMessage | UnreadableMessage, queue: MessageQueue) -> ReceivedMessage:
+    """Return what lies in ``queue`` in the message model, under the topic that it was sent to first."""
+    if isinstance(stored, UnreadableMessage):
+        return ReceivedMessage(
+            message=Message(queue.topic, b""),
+            queue=queue,
+            queue_offset=stored.queue_offset,
+            stored_at_ms=stored.stored_at_ms,
+            offset_id=stored.offset_id,
+            unreadable=stored.why,
+        )
+    message = to_message(stored)
+    origin = stored.properties.get(RETRY_TOPIC, "")
+    if origin and queue.topic.startswith(RETRY_PREFIX):
+        message = replace(message, topic=origin)
+    return ReceivedMessage(
+        message=message,
+        queue=queue,
+        queue_offset=stored.queue_offset,
+        stored_at_ms=stored.stored_at_ms,
+        attempts_failed=stored.attempts_failed,
+        offset_id=stored.offset_id,
+        size_bytes=stored.size_bytes,
+        system={name: value for name, value in stored.properties.items() if name in SYSTEM_PROPERTIES},
+    )

@@ -1,0 +1,82 @@
+"""Where topics and brokers are, as a name server tells it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from broker_adapter.classic import Route
+from broker_adapter.message_queue import MessageQueue
+from broker_adapter.remoting.frames import FrameBroken
+from broker_adapter.remoting.loose_json import decode_object, unreadable
+
+MASTER = 0  # the number of the broker that writes; its slaves have others
+_READABLE, _WRITABLE = 4, 2  # bits of perm
+_QUEUES_MAX = 65_536  # of one topic at one broker
+
+
+class Part(NamedTuple):
+    """What one broker has of a topic: how many queues can be read and written, and where its machines are."""
+
+    broker: str
+    readable: int
+    writable: int
+    addresses: Mapping[int, str]  # by number
+
+
+class ClusterInfo(NamedTuple):
+    """Every broker that a name server knows, with its addresses by number, and the clusters they belong to."""
+
+    addresses: Mapping[str, Mapping[int, str]]
+    clusters: Mapping[str, tuple[str, ...]]
+
+
+def decode_route(topic: str, body: bytes) -> tuple[Part, ...]:
+    """Read a name server's answer about a topic, sorted by the brokers' names; ``FrameBroken`` for one that is none."""
+    what = f"the route of {topic}"
+    found = decode_object(body, what)
+    try:
+        addresses = {str(each["brokerName"]): _addresses(each["brokerAddrs"]) for each in found["brokerDatas"]}
+        return tuple(sorted(_parts(found, addresses)))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise unreadable(what, error) from None
+
+
+def route_of(topic: str, parts: tuple[Part, ...]) -> Route:
+    """Return the queues of a topic. One that no machine serves is not readable, one without a master not writable."""
+    read = ((part, part.readable if part.addresses else 0) for part in parts)
+    written = ((part, part.writable if MASTER in part.addresses else 0) for part in parts)
+    return Route(
+        topic,
+        tuple(MessageQueue(topic, part.broker, number) for part, count in read for number in range(count)),
+        tuple(MessageQueue(topic, part.broker, number) for part, count in written for number in range(count)),
+    )
+
+
+def decode_cluster(body: bytes) -> ClusterInfo:
+    """Read a name server's answer about the cluster; ``FrameBroken`` for one that is none."""
+    what = "the list of brokers"
+    found = decode_object(body, what)
+    try:
+        brokers: dict[str, Any] = found["brokerAddrTable"]
+        clusters: dict[str, Any] = found["clusterAddrTable"]
+        return ClusterInfo(
+            {name: _addresses(each["brokerAddrs"]) for name, each in sorted(brokers.items())},
+            {name: tuple(sorted(map(str, each))) for name, each in sorted(clusters.items())},
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise unreadable(what, error) from None
+
+
+def _parts(found: Mapping[str, Any], addresses: Mapping[str, Mapping[int, str]]) -> Iterator[Part]:
+    for each in found["queueDatas"]:
+        broker, perm = str(each["brokerName"]), int(each["perm"])
+        counts = int(each["readQueueNums"]), int(each["writeQueueNums"])
+        if not all(0 <= count <= _QUEUES_MAX for count in counts):
+            raise FrameBroken(f"broker {broker} is said to have {counts[0]} and {counts[1]} queues of one topic")
+        read, written = counts[0] if perm & _READABLE else 0, counts[1] if perm & _WRITABLE else 0
+        yield Part(broker, read, written, addresses.get(broker, {}))
+
+
+def _addresses(found: Mapping[str, Any]) -> Mapping[int, str]:
+    return {int(number): str(address) for number, address in sorted(found.items()) if address}

@@ -1,0 +1,41 @@
+"""Where in a queue a time lies."""
+
+from __future__ import annotations
+
+from broker_adapter.classic import Filter
+from broker_adapter.message_queue import MessageQueue
+from broker_adapter.remoting.calls import Calls
+from broker_adapter.remoting.codes import Operation, Result
+from broker_adapter.remoting.pulling import PULLED, offset_fields, pull_fields, pulled
+
+# A group that every broker has from its start, for tools: so none is made, and nobody's progress changes.
+READER_GROUP = "TOOLS_CONSUMER"
+PULL_MAX = 32  # a broker's own bound for one pull, unless its operators raised it
+_EXACT_FROM_VERSION = 413  # 5.0.0; older brokers name the message nearest to a time, on either side of it
+_BACK = 16
+
+
+async def offset_at(calls: Calls, address: str, queue: MessageQueue, stored_at_ms: int) -> int:
+    """Return the offset of the first message that was stored at or after a time; the end if none was.
+
+    By the clock of the broker, and as long as that was never stepped back.
+    """
+    fields = {**offset_fields(queue), "timestamp": str(stored_at_ms)}
+    found = await calls.offset(address, Operation.OFFSET_AT, fields)
+    if calls.version(address) >= _EXACT_FROM_VERSION:
+        return found
+    begin = await calls.offset(address, Operation.BEGIN_OFFSET, offset_fields(queue))
+    at, border = max(begin, found - _BACK), begin  # what lies before ``border`` was stored earlier
+    while True:
+        asked = pull_fields(READER_GROUP, queue, at, batch_max=PULL_MAX, brought=Filter())
+        answer = await calls.ask(address, Operation.PULL, asked, accepted=PULLED)
+        messages, next_offset = pulled(answer, at, address)
+        late = next((each.queue_offset for each in messages if each.stored_at_ms >= stored_at_ms), None)
+        if late is None and answer.code != Result.OK:
+            return next_offset
+        if late is None:
+            at = border = next_offset
+        elif late > at or at <= border:
+            return late
+        else:
+            at = max(begin, at - _BACK)
