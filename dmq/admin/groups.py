@@ -33,7 +33,8 @@ class Groups:
         pending = await asyncio.get_running_loop().run_in_executor(None, self._store.pending)
         found = [await self._group(group, pending) for group in list(names.groups.values())]
         if with_removed:
-            left = [each for each in names.topics.values() if names.is_left(each)]
+            letters = [each for each in names.topics.values() if each.name.startswith(DEAD_LETTER_PREFIX)]
+            left = [each for each in letters if names.is_left(each)]
             found += [await self._left(each) for each in left]
         return sorted(found, key=lambda group: group.name)
 

@@ -11,7 +11,6 @@ import sys
 from contextlib import AsyncExitStack
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -24,13 +23,12 @@ from dmq.admin.cell import Cell
 from dmq.admin.quotas import QuotaCalls
 from dmq.admin.service import AdminService, Operators
 from dmq.admin.status import CellState
-from dmq.audit.events import EventKind, cell_event, gap_event
-from dmq.audit.export import Exporter
-from dmq.audit.export_values import ExportOptions
+from dmq.audit.events import EventKind, cell_event
 from dmq.config import DaemonConfig
 from dmq.daemon import gauges
 from dmq.daemon.broker import broker_of
 from dmq.daemon.descriptors import Descriptors, raise_limit, share
+from dmq.daemon.opening import close_store, exporter_of, open_store
 from dmq.daemon.transport import transport_of
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.moved import MovedTopics
@@ -38,12 +36,9 @@ from dmq.errors import AddressInUse, StoreCorrupt, StoreError
 from dmq.log import configure
 from dmq.metrics import Metrics, MetricsServer, start_http
 from dmq.scheduler.scheduler import Scheduler
-from dmq.store.believed import ClockOptions
-from dmq.store.cell import tighten
 from dmq.store.ops import Emit, Put
-from dmq.store.rocks import RocksOptions
 from dmq.store.schema.keys import META_QUOTAS, Family
-from dmq.store.store import Store, StoreOptions
+from dmq.store.store import Store
 from dmq.units import Address
 from dmq.upkeep.snapshots import Snapshots
 
@@ -53,7 +48,6 @@ if TYPE_CHECKING:
 
 EXIT_OK = 0
 EXIT_FAILED = 1
-FULL_BYTES = 2**20  # free space that is left to RocksDB: with less, writes wait for room
 SWITCH_INTERVAL_S = 0.0005
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _FREED_BYTES_KEPT = 64 * 2**20
@@ -109,8 +103,8 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
     async with AsyncExitStack() as stack:  # what was set up last is closed first
         store = open_store(config, clock, descriptors.tables)
         store.on_failure = fail
-        exporter = _exporter(config, store)
-        stack.callback(_close_store, store, exporter, config.shutdown_grace_s)
+        exporter = exporter_of(config, store)
+        stack.callback(close_store, store, exporter, config.shutdown_grace_s)
         if exporter is not None:
             await loop.run_in_executor(None, exporter.recover)  # it may renumber: before anybody leaves an event
             exporter.start()
@@ -213,53 +207,6 @@ def _on_signal(number: signal.Signals, end: object) -> None:
     end(None)
 
 
-def open_store(config: DaemonConfig, clock: Clock, open_files_max: int = RocksOptions().open_files_max) -> Store:
-    """Open the cell as configured and say what recovery found."""
-    store = Store.open(
-        Path(config.data),
-        clock,
-        StoreOptions(
-            durability=config.durability,
-            idempotency_window_ms=config.idempotency_window_ms,
-            outbox_bytes_max=config.audit_outbox_bytes_max,
-            pending_ops_max=config.pending_sends_max,
-            pending_bytes_max=config.pending_bytes_max,
-            low_water_bytes=config.disk_low_water_bytes,
-            ballast_bytes=config.ballast_bytes,
-            full_bytes=FULL_BYTES,
-            directory_mode=0o710 if config.trail_mode == "group" else 0o700,
-            clock=ClockOptions(steady_after_ms=config.clock_steady_after_ms, jump_max_ms=config.clock_jump_max_ms),
-            rocks=RocksOptions(
-                wal_bytes_max=config.wal_bytes_max,
-                memtable_bytes_max=config.memtable_bytes_max,
-                open_files_max=open_files_max,
-            ),
-            gap_event=gap_event,
-        ),
-    )
-    recovery = store.recovery
-    log.info(
-        "store_opened",
-        is_new=recovery.is_new,
-        was_closed=recovery.was_closed,
-        sequence=recovery.sequence,
-        took_ms=round(recovery.took_s * 1000, 1),
-    )
-    if recovery.cut_bytes:
-        log.warning("wal_tail_cut", cut_bytes=recovery.cut_bytes)
-    return store
-
-
-def _exporter(config: DaemonConfig, store: Store) -> Exporter | None:
-    trail = config.trail_path
-    if trail is None:
-        return None
-    if trail.is_dir() and tighten(trail, mode := 0o750 if config.trail_mode == "group" else 0o700):
-        log.warning("directory_tightened", path=str(trail), mode=f"{mode:o}")
-    options = ExportOptions(every_s=config.trail_every.total_seconds(), keep=config.trail_keep)
-    return Exporter(store, trail.absolute(), options)
-
-
 def _start_metrics(config: DaemonConfig, metrics: Metrics, cell: Cell) -> MetricsServer | None:
     if config.metrics_listen is None:
         return None
@@ -276,18 +223,6 @@ def _start_metrics(config: DaemonConfig, metrics: Metrics, cell: Cell) -> Metric
         server = start_http(metrics, Address(config.metrics_listen.host, 0), is_ready, cell.remark)
         log.warning("metrics_port_taken", reason=str(error), instead=str(server.address))
         return server
-
-
-def _close_store(store: Store, exporter: Exporter | None, grace_s: float) -> None:
-    try:
-        if store.failure is None:
-            store.commit([Emit(cell_event(EventKind.CLOSED))])
-        if exporter is not None:
-            exporter.close(grace_s)
-        store.close()
-    except StoreError as error:
-        log.critical("store_not_closed", error=str(error))
-        sys.stderr.flush()
 
 
 def _version() -> str:

@@ -12,16 +12,16 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
-from broker_adapter import limits
 from broker_adapter.adapter import GroupSettings, Subscription, TopicRoute
 from broker_adapter.deferred import Deferred
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
-from dmq.embedded.catalog import AUTO_CREATE, DEFAULT_POLICY, AutoCreate, Catalog, check_not_forwarder
+from dmq.embedded.catalog import AUTO_CREATE, DEFAULT_POLICY, QUEUES_DEFAULT, AutoCreate, Catalog, check_not_forwarder
 from dmq.embedded.checks import CheckOptions, Checks
 from dmq.embedded.commits import Commits
 from dmq.embedded.dead_letters import DeadLetters
 from dmq.embedded.deliveries import Deliveries
+from dmq.embedded.divided import Divided
 from dmq.embedded.entry_handle import EntryHandles
 from dmq.embedded.failures import Failures
 from dmq.embedded.lease_ends import LeaseEnds
@@ -55,7 +55,7 @@ class EmbeddedBroker:
         self,
         store: Store,
         *,
-        queues_per_topic: int = limits.QUEUES_PER_TOPIC_DEFAULT,
+        queues_per_topic: int = QUEUES_DEFAULT,
         group_start: Literal["earliest", "latest"] = "earliest",
         delay_levels_ms: Sequence[int] = DELAY_LEVELS_MS,
         checks: CheckOptions = CHECKS_DEFAULT,
@@ -106,8 +106,25 @@ class EmbeddedBroker:
         )
         self.pulls = Pulls(catalog, commits, reader, subscriptions.ledgers)
         self.dead_letters = DeadLetters(catalog, commits, reader, subscriptions=subscriptions, placement=placement)
+        self._add_classic(levels)
         self._add_upkeep(keep, keep_forwarded)
         store.attach(loop, self._on_appended)
+
+    def _add_classic(self, levels_ms: Sequence[int]) -> None:
+        """Add what clients need that divide queues among themselves (``dmq.embedded.classic``)."""
+        divided = Divided(
+            self.catalog,
+            self.commits,
+            self.reader,
+            clock=self._clock,
+            transactions=self.transactions,
+            sends=self.sends,
+            failures=self.failures,
+            receipts=self.receipts,
+            ledgers=self.subscriptions.ledgers,
+            levels_ms=levels_ms,
+        )
+        self.clients, self.sent_back = divided.clients, divided.sent_back
 
     def _add_upkeep(self, keep: Keep, keep_forwarded: Keep | None) -> None:
         """Add the parts that change names, move groups, and remove messages."""

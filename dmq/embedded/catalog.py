@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from broker_adapter.errors import Refused, Rule, group_unknown, topic_unknown
-from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group, check_topic
+from broker_adapter.limits import QUEUES_PER_TOPIC_DEFAULT
+from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group, check_topic, retry_topic
 from dmq.embedded.commits import Commits
 from dmq.embedded.names import FORWARDER_GROUP, Group, Names, Topic
 from dmq.store.schema.names import MIXED, TopicSettings
 from retry.policy import RetryPolicy
 
 DEFAULT_POLICY = RetryPolicy()
+QUEUES_DEFAULT = QUEUES_PER_TOPIC_DEFAULT  # of a topic that is made by its use
 
 
 class AutoCreate(NamedTuple):
@@ -57,9 +59,21 @@ class Catalog:
         if check_topic(name).startswith(RETRY_PREFIX):
             why = "what a group failed comes to its consumers under the topic it was sent to"
             raise Refused(Rule.TOPIC, why, value=name)
+        queues = queues or (1 if name.startswith(DEAD_LETTER_PREFIX) else self._queues_per_topic)
+        return await self._make_topic(name, queues, settings)
+
+    async def retry_topic(self, group: str) -> Topic:
+        """Return the topic where messages come again that a group's consumers sent back, made if need be, as the group.
+
+        Only consumers that divide queues among themselves have one; what others fail is in lanes.
+        """
+        name = retry_topic(check_group(group))
+        await self.group(group)
+        return self.names.topics.get(name) or await self._make_topic(name, 1, MIXED)
+
+    async def _make_topic(self, name: str, queues: int, settings: TopicSettings) -> Topic:
         if (Topic, name) in self.names.removing:
             raise Refused(Rule.TOPIC_UNKNOWN, "it is being removed", value=name)
-        queues = queues or (1 if name.startswith(DEAD_LETTER_PREFIX) else self._queues_per_topic)
         topic, ops = self.names.plan_topic(name, queues, self._clock.now_ms(), settings)
         done = self._commits.submit(ops)
         self.names.add_topic(topic)  # later units are committed after this one, so its id may be used at once

@@ -28,7 +28,7 @@ from google.protobuf.message import DecodeError
 from broker_adapter.errors import BrokerError, Refused, Rule
 from broker_adapter.message import Envelope, MessageType, pack_id, unpack_id
 from broker_adapter.message_id import new_message_id
-from broker_adapter.topics import RETRY_PREFIX, check_topic, dead_letter_topic
+from broker_adapter.topics import RETRY_PREFIX, check_topic, dead_letter_topic, retry_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name, resource_of, to_envelope
 from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event
@@ -342,7 +342,8 @@ class DeadLetters:
 
     def _make_lanes(self, job: Job, rows: Sequence[_Row]) -> None:
         """Have lanes made that letters go to, in front of the unit that needs them: whatever fails there, they are."""
-        names = {row.dead.origin_topic: None for row in rows if self._is_for_group(job, row)}
+        meant = (row for row in rows if self._is_for_group(job, row) and self._retry_topic(job, row) is None)
+        names = {row.dead.origin_topic: None for row in meant}
         ops: list[Op] = []
         for name in names:
             ops += self._subscriptions.lane_id(self._names.groups[job.group], self._names.topics[name])[1]
@@ -368,6 +369,14 @@ class DeadLetters:
         has_moved = job.group == FORWARDER_GROUP and not self._names.leaves(row.dead.origin_topic)
         return _is_for_group(job, row) and not has_moved
 
+    def _retry_topic(self, job: Job, row: _Row) -> Topic | None:
+        """Return where a letter goes whose group pulls: to the topic from which its consumers take what they failed.
+
+        They sent it back, and so it says which delivery it was; of what was received by pop the group's progress does.
+        """
+        is_sent_back = row.message is not None and row.message.system_properties.delivery_attempt > 0
+        return self._names.topics.get(retry_topic(job.group)) if is_sent_back else None
+
     def _redriven(self, topic: Topic, job: Job, row: _Row) -> list[Op]:
         message = row.message
         assert message is not None
@@ -383,10 +392,15 @@ class DeadLetters:
         elif row.dead.reason is Reason.REFUSED:
             message.user_properties.pop(REFUSED, None)
         message.user_properties[PARENT_MESSAGE_ID] = row.dead.message_id
+        retries = self._retry_topic(job, row)
+        message.system_properties.ClearField("delivery_attempt")
         envelope = to_envelope(message)
         note = f"{target.name} {message_id}"
         if self._is_for_group(job, row):
-            ops = self._to_group(self._names.groups[job.group], target, envelope, row, now_ms)
+            if retries is None:
+                ops = self._to_group(self._names.groups[job.group], target, envelope, row, now_ms)
+            else:
+                ops = [self._placement.accept(retries, envelope, now_ms)._replace(if_known=IfKnown.WRITE)]
             note += f" for group {job.group}"
         else:
             changed, ops = self._names.plan_first({target.name: GROUPED if envelope.message_group else PLAIN})

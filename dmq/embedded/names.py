@@ -5,6 +5,7 @@ can be the scope of an index entry.
 
 The retry topic of a group, ``%RETRY%<group>``, has one *lane* per topic the group fails messages of: a queue log of its
 own, so that the retries of one topic never stand in front of those of another. A lane is made when it is first needed.
+A group whose consumers pull and send back (``dmq.embedded.sent_back``) has a topic of that name, with one queue.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Names:
         self.groups_by_id: dict[int, Group] = {}
         self.lanes: dict[tuple[int, int], Topic] = {}  # by (group id, topic id)
         self.removing: set[tuple[type[Topic | Group], str]] = set()  # on their way out: their names are not free yet
-        self._derived = 0  # dead-letter queues, which are not counted as topics
+        self._derived = 0  # retry topics and dead-letter queues, which are not counted as topics
         self._next_id = 1
         for key, value in source.scan(Family.META, *keys.meta_range(keys.META_NAME), limit=_ROWS_MAX).rows:
             self._add(keys.meta_id(key), value)
@@ -131,7 +132,7 @@ class Names:
         self, name: str, queues: int, now_ms: int, settings: TopicSettings = MIXED
     ) -> tuple[Topic, list[Op]]:
         """Return a new topic and the ops that make it durable; ``add_topic`` it once they are submitted."""
-        if len(self.topics) - self._derived >= TOPICS_MAX:
+        if len(self.topics) - self._derived >= TOPICS_MAX and not self.is_derived(name):
             raise Overloaded(f"topic {name!r} cannot be created: there are too many topics", limit=TOPICS_MAX)
         topic = Topic(self._next_id, name, queues, now_ms, 0, *settings)
         rows = _topic_rows(topic)[: 1 if settings == MIXED else 2]  # there are no settings to take away
@@ -144,7 +145,7 @@ class Names:
 
     def add_topic(self, topic: Topic) -> None:
         """Make a topic known."""
-        self._derived += topic.name.startswith(DEAD_LETTER_PREFIX) and topic.name not in self.topics
+        self._derived += self.is_derived(topic.name) and topic.name not in self.topics
         self.topics[topic.name] = self.topics_by_id[topic.topic_id] = topic
         self._next_id = max(self._next_id, topic.topic_id + 1)
 
@@ -223,8 +224,8 @@ class Names:
         return max(removed, key=lambda group: group.group_id, default=None)
 
     def is_left(self, topic: Topic) -> bool:
-        """Say whether a topic is a dead-letter queue whose group is gone, or never was."""
-        name = topic.name.removeprefix(DEAD_LETTER_PREFIX)
+        """Say whether a topic is one of retries or of dead letters whose group is gone, or never was."""
+        name = topic.name.removeprefix(DEAD_LETTER_PREFIX).removeprefix(RETRY_PREFIX)
         return name != topic.name and name not in self.groups
 
     def add_group(self, group: Group) -> None:
@@ -251,7 +252,7 @@ class Names:
         """Hide a topic or a group from look-ups by name, and keep its name taken until ``free_name``."""
         self.removing.add((type(found), found.name))
         if isinstance(found, Topic):
-            self._derived -= found.name.startswith(DEAD_LETTER_PREFIX) and found.name in self.topics
+            self._derived -= self.is_derived(found.name) and found.name in self.topics
             self.topics.pop(found.name, None)
         else:
             self.groups.pop(found.name, None)

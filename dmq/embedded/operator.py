@@ -7,7 +7,7 @@ from typing import NamedTuple
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.limits import QUEUES_PER_TOPIC_MAX
 from broker_adapter.message import MessageType
-from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, dead_letter_topic
+from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic, retry_topic
 from dmq.audit.events import subscribed_event
 from dmq.embedded.catalog import Catalog, check_not_forwarder
 from dmq.embedded.checks import GIVEN_UP_GROUP
@@ -124,7 +124,7 @@ class Operator:
     async def remove_topic(self, name: str, *, is_forced: bool) -> None:
         """Remove a topic with all that is in it or waits for it; unless forced, not if there is anything to lose."""
         topic = self._catalog.known_topic(name)
-        if name.startswith(RETRY_PREFIX) or (name.startswith(DEAD_LETTER_PREFIX) and not self._names.is_left(topic)):
+        if self._names.is_derived(name) and not self._names.is_left(topic):
             raise Refused(
                 Rule.TOPIC,
                 "retry and dead-letter topics are removed with 'dead purge', or with their group",
@@ -221,6 +221,8 @@ class Operator:
         if not is_forced:
             facts = []
             waiting = (await self._reader.figures()).get(group.group_id, 0)
+            sent_back = self._names.topics.get(retry_topic(name))
+            waiting += await self.waiting(sent_back) if sent_back is not None else 0
             facts += [f"{waiting} retries wait"] if waiting else []
             facts += [f"{each.unread} of topic {each.topic!r} are unread" for each in await self.unread(group)]
             if facts:
@@ -230,7 +232,8 @@ class Operator:
         letters = self._names.topics.get(dead_letter_topic(name)) if with_dead_letters else None
         if letters is not None:
             self._check_no_job(name)
-        await self._procedures.remove(group, *([letters] if letters is not None else []))
+        retries = self._names.topics.get(retry_topic(name))
+        await self._procedures.remove(group, *(topic for topic in (letters, retries) if topic is not None))
 
     async def reset_group(self, group_name: str, topic_name: str, to: int) -> tuple[int, ...]:
         """Let a group go on from the beginning, the end, or the first message stored at or after a time.

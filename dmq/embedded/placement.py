@@ -34,7 +34,7 @@ _ANSWER = IfKnown.ANSWER  # a send that is repeated gets the first answer; what 
 
 
 class Placement:
-    """Chooses queues: a message group always the same one, everything else round robin."""
+    """Chooses queues unless the sender did: a message group always the same one, everything else round robin."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
@@ -44,8 +44,16 @@ class Placement:
         """Return the op that accepts ``envelope``: into its queue if it is due, onto the timeline otherwise."""
         message_id, message_group = pack_id(envelope.message_id), envelope.message_group
         body = encode_body(message_id, envelope.tag.encode(), message_group.encode(), envelope.payload)
-        is_relative = envelope.is_relative
-        return self.put(topic, message_id, message_group, body, envelope.deliver_at_ms, now_ms, is_relative=is_relative)
+        return self.put(
+            topic,
+            message_id,
+            message_group,
+            body,
+            envelope.deliver_at_ms,
+            now_ms,
+            is_relative=envelope.is_relative,
+            queue_id=envelope.queue_id,
+        )
 
     def put(
         self,
@@ -57,6 +65,7 @@ class Placement:
         now_ms: int,
         *,
         is_relative: bool = False,
+        queue_id: int = -1,
     ) -> Schedule | Append:
         """As ``accept``, of a message that is encoded already."""
         scope = topic.topic_id
@@ -67,12 +76,15 @@ class Placement:
                 scope,
                 message_id,
                 deliver_at_ms,
-                encode_waiting(DELAYED_FOR if is_relative else DELAYED, 0, scope, scope, deliver_at_ms, now_ms, body),
+                encode_waiting(
+                    DELAYED_FOR if is_relative else DELAYED, queue_id + 1, scope, scope, deliver_at_ms, now_ms, body
+                ),
                 encode_event(SCHEDULED, scope, 0, NO_QUEUE, 0, deliver_at_ms, message_id),
                 False,
                 _ANSWER,
             )
-        queue_id = self._choose(topic, message_group)
+        if queue_id < 0:
+            queue_id = self._choose(topic, message_group)
         return Append(
             scope,
             message_id,
@@ -97,8 +109,10 @@ class Placement:
                 made.append(_retry(key, retry_count, topic_id, scope, deliver_at_ms, body, now_ms))
                 continue
             message_id, message_group = body_facts(body)
-            queue_id = self._choose(topic, message_group.decode() if message_group else "")
-            record = encode_queued(retry_count, now_ms, deliver_at_ms, body)
+            queue_id = retry_count - 1  # of a delayed send
+            if queue_id < 0:
+                queue_id = self._choose(topic, message_group.decode() if message_group else "")
+            record = encode_queued(0, now_ms, deliver_at_ms, body)
             event = encode_event(DELIVERED, topic_id, 0, queue_id, 0, deliver_at_ms, message_id)
             made.append(HandOver(key, scope, message_id, deliver_at_ms, topic_id, queue_id, record, event))
         return made

@@ -232,7 +232,7 @@ class Procedures:
                 is_half = entry.kind in HALF_KINDS
                 kind = EventKind.ROLLED_BACK if is_half else EventKind.RECALLED
                 time_ms = 0 if is_half else entry.deliver_at_ms
-                event = encode_event(kind, topic.topic_id, 0, NO_QUEUE, entry.retry_count, time_ms, message_id)
+                event = encode_event(kind, topic.topic_id, 0, NO_QUEUE, entry.attempts, time_ms, message_id)
                 body = (
                     (Delete(Family.TIMELINE, keys.half_body_key(keys.unpack_timeline_key(key)[1])),) if is_half else ()
                 )

@@ -53,7 +53,7 @@ class Pulls:
         self.offsets = Offsets(catalog, commits, reader)
         self._clock = commits.store.clock
         self._members = Members(self._clock)
-        self._locks = QueueLocks(self._clock)
+        self.locks = QueueLocks(self._clock)
         self.pulled_total = 0
 
     async def route(self, topic: str) -> TopicRoute:
@@ -138,7 +138,7 @@ class Pulls:
     def member_gone(self, client_id: str) -> None:
         """As ``PullBroker.member_gone``."""
         self._members.gone(client_id)
-        self._locks.gone(client_id)
+        self.locks.gone(client_id)
 
     async def members(self, group: str) -> Sequence[str]:
         """As ``PullBroker.members``."""
@@ -148,11 +148,11 @@ class Pulls:
         """As ``PullBroker.lock``."""
         for queue_id in queue_ids:
             self._topic(topic, queue_id)
-        return self._locks.lock(group, client_id, topic, queue_ids)
+        return self.locks.lock(group, client_id, topic, queue_ids)
 
     async def unlock(self, group: str, client_id: str, topic: str, queue_ids: Sequence[int]) -> None:
         """As ``PullBroker.unlock``."""
-        self._locks.unlock(group, client_id, topic, queue_ids)
+        self.locks.unlock(group, client_id, topic, queue_ids)
 
     # -- queues -------------------------------------------------------------------------------------------------------
 

@@ -25,40 +25,56 @@ _Value = TypeVar("_Value")
 class Members:
     """Which clients belong to which group. The longest silent give way at the bound."""
 
-    def __init__(self, clock: Clock, *, members_max: int = MEMBERS_MAX) -> None:
+    def __init__(self, clock: Clock, *, members_max: int = MEMBERS_MAX, silent_s_max: float = SILENT_S_MAX) -> None:
         self._clock = clock
+        self._silent_s_max = silent_s_max
         self._members_max = members_max
         self._seen_s: OrderedDict[tuple[str, str], float] = OrderedDict()  # (group, client id), longest silent first
         self._by_group: dict[str, set[str]] = {}
         self._by_client: dict[str, set[str]] = {}
 
-    def seen(self, group: str, client_id: str) -> None:
-        """Note a sign of life."""
+    def __len__(self) -> int:
+        """How many there are; the silent count until somebody looks."""
+        return len(self._seen_s)
+
+    def seen(self, group: str, client_id: str) -> bool:
+        """Note a sign of life; say whether the client is new in the group."""
         member = (group, client_id)
-        if member not in self._seen_s:
+        is_new = member not in self._seen_s
+        if is_new:
             self._drop_silent(self._members_max - 1)
             self._by_group.setdefault(group, set()).add(client_id)
             self._by_client.setdefault(client_id, set()).add(group)
         self._seen_s[member] = self._clock.monotonic_s()
         self._seen_s.move_to_end(member)
+        return is_new
 
-    def gone(self, client_id: str) -> None:
-        """Forget a client."""
-        for group in list(self._by_client.get(client_id, ())):
-            self._drop(group, client_id)
+    def gone(self, client_id: str, group: str = "") -> set[str]:
+        """Forget a client in one group, or in all; return those it was in."""
+        left = {each for each in self._by_client.get(client_id, ()) if group in {"", each}}
+        for each in left:
+            self._drop(each, client_id)
+        return left
+
+    def expire(self) -> set[str]:
+        """Forget who is silent for too long; return the groups that lost somebody."""
+        return self._drop_silent(self._members_max)
 
     def of(self, group: str) -> list[str]:
         """Return the members of a group, sorted."""
         self._drop_silent(self._members_max)
         return sorted(self._by_group.get(group, ()))
 
-    def _drop_silent(self, kept_max: int) -> None:
-        oldest_s = self._clock.monotonic_s() - SILENT_S_MAX
+    def _drop_silent(self, kept_max: int) -> set[str]:
+        oldest_s = self._clock.monotonic_s() - self._silent_s_max
+        lost: set[str] = set()
         while self._seen_s:
             member, seen_s = next(iter(self._seen_s.items()))
             if seen_s > oldest_s and len(self._seen_s) <= kept_max:
-                return
+                break
             self._drop(*member)
+            lost.add(member[0])
+        return lost
 
     def _drop(self, group: str, client_id: str) -> None:
         del self._seen_s[group, client_id]
@@ -108,10 +124,11 @@ class QueueLocks:
             if held is not None and held.client_id == client_id:
                 self._drop((group, topic, queue_id))
 
-    def gone(self, client_id: str) -> None:
-        """Give back all that a client holds."""
+    def gone(self, client_id: str, group: str = "") -> None:
+        """Give back all that a client holds, or what it holds for one group."""
         for place in list(self._by_client.get(client_id, ())):
-            self._drop(place)
+            if group in {"", place[0]}:
+                self._drop(place)
 
     def _drop_ended(self, now_s: float) -> None:
         while self._locks:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import structlog
 
@@ -76,7 +77,7 @@ class Transactions:
         self._on_refused = on_refused
         self._store = commits.store
         self._clock = self._store.clock
-        self._checker: Checker | None = None
+        self._checkers: list[Checker] = []
         self._loop = asyncio.get_running_loop()
         self._asking: set[asyncio.Task[None]] = set()
         self.accepted_total = 0
@@ -86,8 +87,8 @@ class Transactions:
 
     def attach(self, checker: Checker) -> None:
         """As ``TransactionalBroker.attach``."""
-        self._checker = checker
-        self._checks.attach(is_live=checker.is_live, ask=self._on_checks)
+        self._checkers.append(checker)
+        self._checks.attach(is_live=self._is_live, ask=self._on_checks)
 
     async def close(self) -> None:
         """Stop asking; what was counted and not asked is asked in the next run."""
@@ -143,9 +144,9 @@ class Transactions:
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
-    async def commit(self, topic: str, transaction_id: str) -> None:
-        """As ``TransactionalBroker.commit``."""
-        if await self._end(topic, transaction_id, EntryState.COMMITTED, self._commit_op):
+    async def commit(self, topic: str, transaction_id: str, *, queue_id: int = -1) -> None:
+        """As ``TransactionalBroker.commit``; ``queue_id`` is where the message is to lie, if its sender chose."""
+        if await self._end(topic, transaction_id, EntryState.COMMITTED, partial(self._commit_op, queue_id)):
             self.committed_total += 1
 
     async def roll_back(self, topic: str, transaction_id: str) -> None:
@@ -194,12 +195,21 @@ class Transactions:
             is_durable = True
         raise BrokerUnavailable("the half message moves all the time")
 
-    def _commit_op(self, topic: Topic, transaction: EntryHandle, key: bytes, half: HalfRow, body: bytes) -> Withdraw:
+    def _commit_op(
+        self, queue_id: int, topic: Topic, transaction: EntryHandle, key: bytes, half: HalfRow, body: bytes
+    ) -> Withdraw:
         entry, terms = half.entry, half.vigil.terms
         now_ms = self._clock.now_ms()
         deliver_at_ms = min(now_ms + terms.delay_ms, DELIVER_AT_MS_MAX) if terms.delay_ms else terms.deliver_at_ms
         message = self._placement.put(
-            topic, transaction.message_id, "", body, deliver_at_ms, now_ms, is_relative=bool(terms.delay_ms)
+            topic,
+            transaction.message_id,
+            "",
+            body,
+            deliver_at_ms,
+            now_ms,
+            is_relative=bool(terms.delay_ms),
+            queue_id=queue_id,
         )
         event = encode_event(
             EventKind.COMMITTED, topic.topic_id, 0, NO_QUEUE, entry.retry_count, deliver_at_ms, transaction.message_id
@@ -216,6 +226,15 @@ class Transactions:
         )
 
     # -- asking -------------------------------------------------------------------------------------------------------
+
+    def _is_live(self, topic: str) -> bool:
+        return any(checker.is_live(topic) for checker in self._checkers)
+
+    async def _is_asked(self, check: Check) -> bool:
+        for checker in self._checkers:
+            if await checker.check(check):
+                return True
+        return False
 
     def _on_checks(self, checks: list[Check]) -> None:
         """Take checks from the scheduler's thread to the loop."""
@@ -237,7 +256,7 @@ class Transactions:
         for check in checks:
             is_asked = False
             try:
-                is_asked = self._checker is not None and await self._checker.check(check)
+                is_asked = await self._is_asked(check)
             except Exception:  # the others are to be asked all the same
                 log.exception("transaction_check_failed", topic=check.topic, message_id=check.message_id)
             finally:

@@ -1,0 +1,116 @@
+"""The embedded broker in an application's own process, for clients that divide its queues: no port, no protocol.
+
+Whoever opens a directory that this process has open already, on the same event loop, becomes another client of the same
+broker; the last one that closes closes the store. A daemon and an application cannot have one directory at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import structlog
+
+from broker_adapter.clock import SystemClock
+from broker_adapter.errors import Refused, Rule
+from dmq.audit.events import EventKind, cell_event
+from dmq.config import DaemonConfig
+from dmq.daemon.broker import broker_of
+from dmq.daemon.opening import close_store, exporter_of, open_store
+from dmq.embedded.broker import EmbeddedBroker
+from dmq.embedded.classic import EmbeddedClassic
+from dmq.embedded.moved import MovedTopics
+from dmq.errors import StoreError
+from dmq.scheduler.scheduler import Scheduler
+from dmq.store.ops import Emit
+
+log = structlog.get_logger("dmq.daemon")
+
+
+class _Cell:
+    """A broker that is open in this process, and how many clients it has."""
+
+    def __init__(self, path: Path) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.closed = asyncio.Event()
+        self.clients = 0
+        self.is_closing = False
+        self._path = path
+        self._stack = AsyncExitStack()
+        self._opening = self.loop.create_task(self._open(), name="dmq-open")
+
+    async def client(self, client_id: str) -> EmbeddedClassic:
+        """Return another client, once the broker is open."""
+        self.clients += 1
+        try:
+            broker = await asyncio.shield(self._opening)
+        except BaseException:
+            await self._leave()
+            raise
+        return EmbeddedClassic(broker, client_id, on_close=self._leave)
+
+    async def _open(self) -> EmbeddedBroker:
+        config, clock, stack = DaemonConfig(data=self._path), SystemClock(), self._stack
+        try:
+            store = open_store(config, clock)
+            store.on_failure = _on_failure
+            exporter = exporter_of(config, store)
+            stack.callback(close_store, store, exporter, config.shutdown_grace_s)
+            if exporter is not None:
+                await self.loop.run_in_executor(None, exporter.recover)  # before anybody leaves an event
+                exporter.start()
+            broker = broker_of(config, store)
+            stack.push_async_callback(broker.close)
+            await store.commit_async([Emit(cell_event(EventKind.OPENED))])
+            await MovedTopics(broker).settle()
+            scheduler = Scheduler(store, broker.placement, broker.checks, on_failure=_on_failure)
+            stack.callback(scheduler.close)
+            scheduler.start()
+            broker.retention.start()
+        except BaseException:
+            await stack.aclose()
+            raise
+        return broker
+
+    async def _leave(self) -> None:
+        self.clients -= 1
+        if not self.clients:
+            self.is_closing = True
+            await asyncio.wait((self._opening,))  # a client that gave up waiting for it may be the last one
+            try:
+                await self._stack.aclose()
+            finally:
+                del _open_here[self._path]
+                self.closed.set()
+
+
+_open_here: dict[Path, _Cell] = {}
+
+
+async def open_embedded(path: str | Path, client_id: str = "") -> EmbeddedClassic:
+    """Open the broker whose store is in ``path``, made if there is none, as a client with an id of its own.
+
+    It is configured as a daemon's is by default. Raises ``dmq.errors.StoreError`` as a daemon that starts does,
+    ``StoreLocked`` if another process has the directory; ``Refused(REQUEST)`` if another event loop of this one has it.
+    """
+    found = _absolute(path)
+    while (cell := _open_here.get(found)) is not None:
+        if cell.loop is not asyncio.get_running_loop():
+            raise Refused(Rule.REQUEST, "the directory is open on another event loop of this process", value=str(found))
+        if not cell.is_closing:
+            break
+        await cell.closed.wait()
+    else:
+        cell = _open_here[found] = _Cell(found)
+    return await cell.client(client_id or f"embedded@{os.getpid()}#{secrets.token_hex(6)}")
+
+
+def _absolute(path: str | Path) -> Path:
+    return Path(path).expanduser().absolute()
+
+
+def _on_failure(error: StoreError) -> None:
+    log.critical("storage_failed", error=str(error))

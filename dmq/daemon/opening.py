@@ -1,0 +1,90 @@
+"""Opening and closing the store of a daemon, or of a broker in an application's own process, with its trail."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from broker_adapter.clock import Clock
+from dmq.audit.events import EventKind, cell_event, gap_event
+from dmq.audit.export import Exporter
+from dmq.audit.export_values import ExportOptions
+from dmq.config import DaemonConfig
+from dmq.errors import StoreError
+from dmq.store.believed import ClockOptions
+from dmq.store.cell import tighten
+from dmq.store.durable import make_directory
+from dmq.store.ops import Emit
+from dmq.store.rocks import RocksOptions
+from dmq.store.store import Store, StoreOptions
+
+FULL_BYTES = 2**20  # free space that is left to RocksDB: with less, writes wait for room
+
+log = structlog.get_logger("dmq.daemon")
+
+
+def open_store(config: DaemonConfig, clock: Clock, open_files_max: int = RocksOptions().open_files_max) -> Store:
+    """Open the cell as configured and say what recovery found."""
+    store = Store.open(
+        Path(config.data),
+        clock,
+        StoreOptions(
+            durability=config.durability,
+            idempotency_window_ms=config.idempotency_window_ms,
+            outbox_bytes_max=config.audit_outbox_bytes_max,
+            pending_ops_max=config.pending_sends_max,
+            pending_bytes_max=config.pending_bytes_max,
+            low_water_bytes=config.disk_low_water_bytes,
+            ballast_bytes=config.ballast_bytes,
+            full_bytes=FULL_BYTES,
+            directory_mode=0o710 if config.trail_mode == "group" else 0o700,
+            clock=ClockOptions(steady_after_ms=config.clock_steady_after_ms, jump_max_ms=config.clock_jump_max_ms),
+            rocks=RocksOptions(
+                wal_bytes_max=config.wal_bytes_max,
+                memtable_bytes_max=config.memtable_bytes_max,
+                open_files_max=open_files_max,
+            ),
+            gap_event=gap_event,
+        ),
+    )
+    recovery = store.recovery
+    log.info(
+        "store_opened",
+        is_new=recovery.is_new,
+        was_closed=recovery.was_closed,
+        sequence=recovery.sequence,
+        took_ms=round(recovery.took_s * 1000, 1),
+    )
+    if recovery.cut_bytes:
+        log.warning("wal_tail_cut", cut_bytes=recovery.cut_bytes)
+    return store
+
+
+def exporter_of(config: DaemonConfig, store: Store) -> Exporter | None:
+    """Return what writes the trail, ``None`` if it is off."""
+    trail = config.trail_path
+    if trail is None:
+        return None
+    mode = 0o750 if config.trail_mode == "group" else 0o700
+    with suppress(OSError):  # what is wrong with it, the export tells, again and again
+        make_directory(trail, mode)
+    if trail.is_dir() and tighten(trail, mode):
+        log.warning("directory_tightened", path=str(trail), mode=f"{mode:o}")
+    options = ExportOptions(every_s=config.trail_every.total_seconds(), keep=config.trail_keep)
+    return Exporter(store, trail.absolute(), options)
+
+
+def close_store(store: Store, exporter: Exporter | None, grace_s: float) -> None:
+    """End a run in order; the trail has ``grace_s`` for what was not exported yet."""
+    try:
+        if store.failure is None:
+            store.commit([Emit(cell_event(EventKind.CLOSED))])
+        if exporter is not None:
+            exporter.close(grace_s)
+        store.close()
+    except StoreError as error:
+        log.critical("store_not_closed", error=str(error))
+        sys.stderr.flush()
