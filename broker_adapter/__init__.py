@@ -1,6 +1,53 @@
-"""What every part of Rock-DMQ agrees on: messages, names, limits, clocks, the wire protocol and the broker contracts.
+"""The message model, the contracts that every broker fits, and clients that divide the queues of a cluster.
 
-Importing this package loads neither gRPC nor the wire definitions nor RocksDB.
+    from broker_adapter import Message, connect
+
+What is named here is loaded when it is first used: importing this package costs nothing.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from broker_adapter.classic import Decision, Filter, QueueReceipt, ReceivedMessage, Start
+    from broker_adapter.client import Client, connect
+    from broker_adapter.consumer import Consumer, ConsumerOptions, Later, Suspend
+    from broker_adapter.message import Message
+    from broker_adapter.producer import Producer, ProducerOptions
+
+_HOMES = {
+    "broker_adapter.classic": ("Decision", "Filter", "QueueReceipt", "ReceivedMessage", "Start"),
+    "broker_adapter.client": ("Client", "connect"),
+    "broker_adapter.consumer": ("Consumer", "ConsumerOptions", "Later", "Suspend"),
+    "broker_adapter.message": ("Message",),
+    "broker_adapter.producer": ("Producer", "ProducerOptions"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Client",
+    "Consumer",
+    "ConsumerOptions",
+    "Decision",
+    "Filter",
+    "Later",
+    "Message",
+    "Producer",
+    "ProducerOptions",
+    "QueueReceipt",
+    "ReceivedMessage",
+    "Start",
+    "Suspend",
+    "connect",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'broker_adapter' has no attribute {name!r}")
+    from importlib import import_module
+
+    value: object = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value

@@ -13,28 +13,27 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 WORKERS_MAX = 16
-# A session takes seconds to start and its first audits are slow; one alone would take longer than all else.
+# A session takes seconds to start, and its first audits are slow.
 _SHARED = {
     "tests/contract/test_brokers": "cluster",
-    "tests/spark/test_cluster": "first session",
-    "tests/spark/test_incremental": "first session",
-    "tests/spark/test_tables": "first session",
-    "tests/spark/test_verdict": "first session",
-    "tests/spark/test_audit_operator": "second session",
-    "tests/spark/test_jobs": "second session",
-    "tests/spark/test_mutations": "second session",
-    "tests/spark/test_mutations_daemon": "second session",
-    "tests/spark/test_mutations_oracle": "second session",
-    "tests/spark/test_retries_here": "second session",
+    "tests/spark/test_audit_daemon": "session",
+    "tests/spark/test_audit_operator": "session",
+    "tests/spark/test_cluster": "session",
+    "tests/spark/test_incremental": "session",
+    "tests/spark/test_jobs": "session",
+    "tests/spark/test_mutations": "session",
+    "tests/spark/test_mutations_daemon": "session",
+    "tests/spark/test_mutations_oracle": "session",
+    "tests/spark/test_retries_here": "session",
+    "tests/spark/test_tables": "session",
+    "tests/spark/test_verdict": "session",
 }
 _LONGEST = (
-    "first session",
-    "second session",
+    "session",
     "cluster",
     "tests/integration/test_client_restart.py",
     "tests/fault/test_clock_steps_daemon.py",
     "tests/integration/test_clients.py",
-    "tests/spark/test_audit_daemon.py",
     "tests/fault/test_trail_kills.py",
     "tests/integration/test_admission.py",
     "tests/integration/test_recall_clients.py",

@@ -1,0 +1,69 @@
+"""How far a group has come: it never goes back, and a file of offsets is whole or refused."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.consumer.offsets import BrokerOffsets, FileOffsets
+from broker_adapter.errors import BrokerUnavailable
+from broker_adapter.message_queue import MessageQueue
+
+QUEUE = MessageQueue("orders", "a", 3)
+
+
+class _Broker:
+    """Keeps offsets, or fails to. Stands in for the fault."""
+
+    def __init__(self) -> None:
+        self.commits: list[int] = []
+        self.is_away = False
+
+    async def commit_offset(self, _group: str, _queue: MessageQueue, offset: int) -> None:
+        if self.is_away:
+            raise BrokerUnavailable("away")
+        self.commits.append(offset)
+
+
+def test_an_offset_never_goes_back_and_is_committed_once() -> None:
+    """What could not be committed is tried again by the next flush."""
+
+    async def run() -> None:
+        broker = _Broker()
+        offsets = BrokerOffsets(broker, "workers")  # type: ignore[arg-type]  # what it needs of one
+        offsets.note(QUEUE, 5)
+        offsets.note(QUEUE, 3)
+        broker.is_away = True
+        assert not await offsets.flush()
+        broker.is_away = False
+        assert await offsets.flush()
+        assert await offsets.flush()
+        assert broker.commits == [5]
+
+    asyncio.run(run())
+
+
+def test_a_file_of_offsets_is_read_by_the_next_run(tmp_path: Path) -> None:
+    """And it goes only forward as well."""
+
+    async def run() -> None:
+        path = tmp_path / "new" / "offsets.json"
+        offsets = FileOffsets(path)
+        assert await offsets.read(QUEUE) is None
+        offsets.note(QUEUE, 5)
+        offsets.note(QUEUE, 3)
+        assert await offsets.flush()
+        assert await FileOffsets(path).read(QUEUE) == 5
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"offsets": [["orders", "a"]]}', b"\xff\xfe", b'{"offsets": [1]}'])
+def test_a_damaged_file_of_offsets_is_refused(tmp_path: Path, content: bytes) -> None:
+    """It says what to do: to go on without it would skip or repeat everything."""
+    path = tmp_path / "offsets.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="restore it, or remove it"):
+        FileOffsets(path)

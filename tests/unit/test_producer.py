@@ -1,0 +1,206 @@
+"""What a producer does when brokers fail: attempts, budgets, which answers are tried elsewhere, fault avoidance."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from broker_adapter.classic import MessageQueue, Outgoing, QueueReceipt, Route, SendStatus
+from broker_adapter.clock import ManualClock
+from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.membership import Membership
+from broker_adapter.message import Message
+from broker_adapter.producer import Producer, ProducerOptions
+
+QUEUES = tuple(MessageQueue("orders", broker, number) for broker in ("a", "b", "c") for number in range(2))
+
+
+Answers = dict[str, list[BrokerError | SendStatus]]
+
+
+class Failing:
+    """A broker that answers as a test says, and takes the time that it says. Stands in for faults alone."""
+
+    client_id = "client"
+
+    def __init__(self, clock: ManualClock, answers: Answers, takes_ms: int = 0) -> None:
+        self.sent: list[tuple[MessageQueue, str, int]] = []
+        self._clock, self._answers, self._takes_ms = clock, answers, takes_ms
+        self.topics = {"orders": QUEUES}
+
+    def attach(self, listener: object) -> None:
+        """Nothing is said by itself."""
+
+    async def heartbeat(self, *_: Any) -> None:  # noqa: ANN401
+        """Take it."""
+
+    async def leave(self, **_: Any) -> None:  # noqa: ANN401
+        """Take it."""
+
+    async def route(self, topic: str) -> Route:
+        if topic not in self.topics:
+            raise Refused(Rule.TOPIC_UNKNOWN, "there is none of this name", value=topic)
+        return Route(topic, self.topics[topic], self.topics[topic])
+
+    async def send(
+        self, _group: str, queue: MessageQueue, messages: Sequence[Outgoing], *, timeout_ms: int, one_way: bool = False
+    ) -> QueueReceipt:
+        assert not one_way
+        self.sent.append((queue, messages[0].message.message_id, timeout_ms))
+        self._clock.advance(self._takes_ms)
+        answers = self._answers.get(queue.broker) or self._answers.get("any") or [SendStatus.STORED]
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, BrokerError):
+            raise answer
+        return QueueReceipt(answer, messages[0].message.message_id, queue, 7)
+
+
+def play(
+    answers: Answers,
+    options: ProducerOptions | None = None,
+    *,
+    takes_ms: int = 0,
+    sends: int = 1,
+    **how: Any,  # noqa: ANN401
+) -> tuple[Failing, list[QueueReceipt | BrokerError]]:
+    """Send some messages; return what brokers got, and how each send ended."""
+
+    async def run() -> tuple[Failing, list[QueueReceipt | BrokerError]]:
+        clock = ManualClock()
+        broker = Failing(clock, answers, takes_ms)
+        membership = Membership(broker)  # type: ignore[arg-type]  # what a send needs
+        producer = Producer(membership, "senders", options or ProducerOptions(), clock=clock, random=Random(1))
+        ends: list[QueueReceipt | BrokerError] = []
+        for number in range(sends):
+            try:
+                ends.append(await producer.send(Message("orders", b"x", message_id=f"m-{number}"), **how))
+            except BrokerError as error:
+                ends.append(error)
+        await membership.close()
+        return broker, ends
+
+    return asyncio.run(run())
+
+
+def brokers(broker: Failing) -> list[str]:
+    return [queue.broker for queue, _, _ in broker.sent]
+
+
+def with_code(error: BrokerError, code: int) -> BrokerError:
+    error.code = code  # type: ignore[attr-defined]
+    return error
+
+
+def test_a_failed_send_goes_to_other_brokers_under_the_same_id() -> None:
+    """Three attempts, none of them at the broker that just failed."""
+    broker, ends = play({"any": [BrokerUnavailable("gone")]})
+    assert isinstance(ends[0], BrokerUnavailable)
+    tried = brokers(broker)
+    assert len(tried) == 3
+    assert all(before != later for before, later in zip(tried, tried[1:], strict=False))  # noqa: RUF007
+    assert {message_id for _, message_id, _ in broker.sent} == {"m-0"}
+
+
+def test_all_attempts_have_one_budget_of_time() -> None:
+    """Each has what is left of it, and none begins after it."""
+    broker, _ = play({"any": [BrokerUnavailable("slow")]}, takes_ms=2_000)
+    assert [timeout_ms for _, _, timeout_ms in broker.sent] == [3_000, 1_000]
+
+
+@pytest.mark.parametrize("code", [1, 2, 14, 16, 17, 204, 205, 1500])
+def test_what_another_broker_may_do_better_is_tried_there(code: int) -> None:
+    """RocketMQ's list of codes."""
+    broker, ends = play({"any": [Refused(Rule.FORBIDDEN, "no", code=code), SendStatus.STORED]})
+    assert len(broker.sent) == 2
+    assert isinstance(ends[0], QueueReceipt)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Refused(Rule.MESSAGE_CORRUPTED, "illegal", code=13),
+        with_code(Overloaded("flow control", limit=1), 215),
+        with_code(BrokerUnavailable("it is strange"), 99),
+    ],
+    ids=["refused", "flow control", "unknown code"],
+)
+def test_what_no_other_broker_does_better_is_told_at_once(error: BrokerError) -> None:
+    """One attempt, and its error."""
+    broker, ends = play({"any": [error]})
+    assert len(broker.sent) == 1
+    assert ends == [error]
+
+
+def test_a_send_to_a_given_queue_is_never_repeated_elsewhere() -> None:
+    """Where the caller chooses, or the message group does."""
+    broker, ends = play({"any": [BrokerUnavailable("gone")]}, choose=lambda queues: queues[3])
+    assert [queue for queue, _, _ in broker.sent] == [QUEUES[3]]
+    assert isinstance(ends[0], BrokerUnavailable)
+
+
+@pytest.mark.parametrize(("resend", "attempts"), [(False, 1), (True, 3)])
+def test_what_is_stored_less_safely_is_an_answer(resend: bool, attempts: int) -> None:
+    """It is sent again only if that is asked for, and then the first copy is the answer."""
+    broker, ends = play({"any": [SendStatus.NO_REPLICA]}, ProducerOptions(resend_unsafe=resend))
+    assert len(broker.sent) == attempts
+    assert isinstance(ends[0], QueueReceipt)
+    assert ends[0].queue == broker.sent[0][0]
+
+
+def test_fault_avoidance_leaves_a_failing_broker_alone() -> None:
+    """After its first failure nothing goes there; without it, every third message is tried there."""
+    failing: Answers = {"b": [BrokerUnavailable("stopped")]}
+    avoiding, _ = play(failing, ProducerOptions(fault_avoidance=True), sends=30)
+    assert brokers(avoiding).count("b") == 1
+    plain, ends = play(failing, sends=30)
+    assert brokers(plain).count("b") >= 8
+    assert all(isinstance(end, QueueReceipt) for end in ends)
+
+
+@pytest.mark.parametrize(("as_4", "still_avoided_ms"), [(False, 9_000), (True, 590_000)])
+def test_a_broker_that_was_left_alone_is_tried_again(as_4: bool, still_avoided_ms: int) -> None:
+    """After 10 s by the tables of 5.x, after 10 minutes by those of 4.x."""
+
+    async def run() -> None:
+        clock = ManualClock()
+        answers: Answers = {}
+        broker = Failing(clock, answers)
+        membership = Membership(broker)  # type: ignore[arg-type]
+        options = ProducerOptions(fault_avoidance=True, as_4=as_4)
+        producer = Producer(membership, "senders", options, clock=clock, random=Random(1))
+        for _ in range(12):
+            await producer.send(Message("orders", b"x"))
+        answers["b"] = [BrokerUnavailable("stopped")]
+        for _ in range(12):
+            await producer.send(Message("orders", b"x"))
+        for elapsed_ms, is_back in ((still_avoided_ms, False), (20_000, True)):
+            clock.advance(elapsed_ms)
+            before = len(broker.sent)
+            for _ in range(12):
+                await producer.send(Message("orders", b"x"))
+            assert ("b" in brokers(broker)[before:]) is is_back
+        await membership.close()
+
+    asyncio.run(run())
+
+
+def test_an_unknown_topic_goes_where_brokers_make_topics() -> None:
+    """To the queues that it will have, as RocketMQ's producers do; refused where no broker makes any."""
+
+    async def run() -> None:
+        clock = ManualClock()
+        broker = Failing(clock, {})
+        membership = Membership(broker)  # type: ignore[arg-type]
+        producer = Producer(membership, "senders", clock=clock, random=Random(1))
+        with pytest.raises(Refused, match="topic not found"):
+            await producer.send(Message("new", b"x"))
+        broker.topics["TBW102"] = tuple(MessageQueue("TBW102", "a", number) for number in range(8))
+        receipts = [await producer.send(Message("new", b"x")) for _ in range(8)]
+        assert {receipt.queue for receipt in receipts} == {MessageQueue("new", "a", number) for number in range(4)}
+        await membership.close()
+
+    asyncio.run(run())
