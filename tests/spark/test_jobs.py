@@ -11,6 +11,7 @@ from support.effort import at_length
 from support.trail_forge import Truth, forge, same_ledger
 from support.trail_mutations import MUTATORS
 
+from spark_audit import session
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import Outcome, write_outcome
@@ -65,6 +66,20 @@ def test_how_it_is_asked_changes_no_byte(
     second = written(run_audit(spark, str(bent), options), tmp_path / "second")
     assert first["findings.csv"].count(b"\n") > len(MUTATORS)
     assert first == second
+
+
+def test_a_session_is_left_as_it_was(spark: SparkSession) -> None:
+    """What is set for a small trail does not slow down a long one after it; a long one is not set for at all."""
+
+    def settings() -> dict[str, str]:
+        return dict(spark.conf.getAll)
+
+    before = settings()
+    with session.set_for(spark, session.SMALL_BYTES):
+        assert spark.conf.get("spark.sql.adaptive.enabled") == "false"
+    assert settings() == before
+    with session.set_for(spark, session.SMALL_BYTES + 1):
+        assert settings() == before
 
 
 @at_length

@@ -1,0 +1,366 @@
+"""A client of the classic protocol in front of brokers that refuse, are old, fall silent or are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+
+import pytest
+from support.remoting_peer import HeldQueue, Peer, remoting_peer
+from support.stored_messages import a_stored
+
+from broker_adapter.classic import ClassicBroker, Filter, MessageQueue, Outgoing, Presence, TransactionCheck
+from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.message import Message
+from broker_adapter.remoting import RemotingAdmin, RemotingBroker, RemotingOptions
+from broker_adapter.remoting.codes import Operation
+from broker_adapter.remoting.frames import Frame, FrameBroken
+from broker_adapter.remoting.stored import decode_messages
+
+NOBODY = "127.0.0.1:1"
+TIMEOUT_MS = 30_000
+QUEUE = MessageQueue("orders", "broker-a", 0)
+STORED = Frame(code=0, fields={"msgId": "7F00000100002A9F0000000000000001", "queueId": "0", "queueOffset": "4"})
+CLUSTERS = {
+    "none": b'{"brokerAddrTable":{},"clusterAddrTable":{}}',
+    "one": b'{"brokerAddrTable":{"a":{"brokerAddrs":{1:"127.0.0.1:1"}}},"clusterAddrTable":{}}',
+}
+SENDS = (Operation.SEND, Operation.SEND_BATCH)
+
+
+def outgoing(**more: object) -> Outgoing:
+    return Outgoing(message=Message("orders", b"x", **more))  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def client(*names: str) -> AsyncIterator[ClassicBroker]:
+    broker = RemotingBroker(RemotingOptions(names=names, request_timeout_ms=TIMEOUT_MS), client_id="me")
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+def brokers(**addresses: Mapping[int, str]) -> Frame:
+    """The answer of a name server: one queue at each broker."""
+    queues = [{"brokerName": name, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6} for name in addresses]
+    named = [
+        {"brokerName": name, "brokerAddrs": {str(number): each for number, each in where.items()}}
+        for name, where in addresses.items()
+    ]
+    return Frame(code=0, body=json.dumps({"queueDatas": queues, "brokerDatas": named}).encode())
+
+
+def answering(*operations: int, answer: Frame) -> Callable[[Frame], Frame | None]:
+    return lambda request: answer if request.code in operations else None
+
+
+def play(scenario: Callable[[Peer], Coroutine[object, object, None]]) -> None:
+    """Run a scenario with a peer that has the topic ``orders`` of one queue."""
+    with remoting_peer() as peer:
+        peer.topics["orders"] = [HeldQueue()]
+        asyncio.run(scenario(peer))
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        *((code, BrokerUnavailable) for code in (1, 14, 204, 205, 1500)),
+        *((code, Overloaded) for code in (2, 215)),
+        *((code, Refused) for code in (3, 13, 16, 17)),
+    ],
+)
+def test_an_error_has_the_code_that_the_broker_gave(code: int, kind: type[BrokerError]) -> None:
+    """A producer decides by it whether it may try elsewhere."""
+
+    async def scenario(peer: Peer) -> None:
+        peer.before = answering(*SENDS, answer=Frame(code=code, remark="because"))
+        async with client(peer.address) as broker:
+            with pytest.raises(kind, match="because") as failed:
+                await broker.send("g", QUEUE, [outgoing()], timeout_ms=TIMEOUT_MS)
+            assert getattr(failed.value, "code", None) == code
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("version", "is_refused"), [(0, True), (407, True), (412, True), (413, False), (513, False)])
+def test_a_delivery_time_is_for_brokers_that_know_it(version: int, is_refused: bool) -> None:
+    """Any answer of a broker says what it is; older ones would deliver at once, so they never see the message."""
+
+    async def scenario(peer: Peer) -> None:
+        stored = Frame(code=0, fields=STORED.fields, version=version)
+        peer.before = answering(*SENDS, Operation.END_OFFSET, answer=stored)
+        with remoting_peer() as names:
+            names.before = answering(Operation.ROUTE, answer=brokers(**{"broker-a": {0: peer.address}}))
+            async with client(names.address) as broker:
+                sends = [broker.send("g", QUEUE, [outgoing(deliver_at_ms=9)], timeout_ms=TIMEOUT_MS) for _ in range(2)]
+                told = [(await asyncio.gather(send, return_exceptions=True))[0] for send in sends]
+        for each in told:
+            assert isinstance(each, Refused) == is_refused
+            assert not isinstance(each, Refused) or (each.rule, each.value) == (Rule.UNSUPPORTED, f"version {version}")
+        probes = 2 if version == 0 else 1
+        sent = [] if is_refused else [Operation.SEND] * 2
+        assert [each.code for each in peer.asked] == [*[Operation.END_OFFSET] * probes, *sent]
+
+    play(scenario)
+
+
+def test_a_send_one_way_waits_for_nothing() -> None:
+    """Where it was stored nobody knows; a broker that is not there is known."""
+
+    async def scenario(peer: Peer) -> None:
+        async with client(peer.address) as broker:
+            receipt = await broker.send("g", QUEUE, [outgoing()], timeout_ms=TIMEOUT_MS, one_way=True)
+            assert receipt.queue_offset == -1
+            await broker.queue_range(QUEUE)  # behind it over the same connection
+            (sent,) = [each for each in peer.asked if each.code == Operation.SEND]
+            assert sent.is_one_way
+            assert receipt.message_id in sent.fields["i"]
+            peer.before = answering(Operation.ROUTE, answer=brokers(gone={0: NOBODY}))
+            gone = MessageQueue("orders", "gone", 0)
+            with pytest.raises(BrokerUnavailable, match=NOBODY):
+                await broker.send("g", gone, [outgoing()], timeout_ms=TIMEOUT_MS, one_way=True)
+
+    play(scenario)
+
+
+def test_an_answer_without_its_fields_is_broken() -> None:
+    """It is in doubt whether the message was stored."""
+
+    async def scenario(peer: Peer) -> None:
+        peer.before = answering(*SENDS, answer=Frame(code=0))
+        async with client(peer.address) as broker:
+            with pytest.raises(FrameBroken, match="queueId"):
+                await broker.send("g", QUEUE, [outgoing()], timeout_ms=TIMEOUT_MS)
+
+    play(scenario)
+
+
+def test_a_damaged_message_is_told_and_stands_in_nobodys_way() -> None:
+    """Its neighbours are read."""
+
+    async def scenario(peer: Peer) -> None:
+        peer.topics["orders"] = [HeldQueue([a_stored(offset=0), a_stored(offset=1, crc=7), a_stored(offset=2)])]
+        async with client(peer.address) as broker:
+            found = await broker.pull("g", QUEUE, Filter(), 0, batch_max=32, wait_ms=0)
+        assert found.next_offset == 3
+        assert [(each.queue_offset, each.message.body) for each in found.messages] == [
+            (0, b"hello"),
+            (1, b""),
+            (2, b"hello"),
+        ]
+        assert ["damaged" in each.unreadable for each in found.messages] == [False, True, False]
+        assert found.messages[1].offset_id  # by which it can be sent back
+
+    play(scenario)
+
+
+def test_a_slave_is_read_from_when_its_master_says_so() -> None:
+    """Until it is gone; then its master is asked again."""
+
+    async def scenario(peer: Peer) -> None:
+        with remoting_peer() as slave:
+            slave.before = answering(Operation.PULL, answer=Frame(code=19, fields={"nextBeginOffset": "7"}))
+            pointed = Frame(code=19, fields={"nextBeginOffset": "5", "suggestWhichBrokerId": "1"})
+            route = {"broker-a": {0: peer.address, 1: slave.address}}
+            peer.before = lambda request: brokers(**route) if request.code == Operation.ROUTE else pointed
+
+            async def next_offset() -> int:
+                pulled = await broker.pull("g", QUEUE, Filter(), 5, batch_max=1, wait_ms=0)
+                return pulled.next_offset
+
+            async with client(peer.address) as broker:
+                assert [await next_offset() for _ in range(2)] == [5, 7]
+                route["broker-a"] = {0: peer.address, 1: NOBODY}
+                await broker.route("orders")
+                with pytest.raises(BrokerUnavailable):
+                    await next_offset()
+                assert await next_offset() == 5
+
+    play(scenario)
+
+
+def test_brokers_that_do_not_answer_are_passed_over() -> None:
+    """By heartbeats and locks, unless none answers."""
+
+    async def scenario(peer: Peer) -> None:
+        given = json.dumps({"lockOKMQSet": [{"topic": "orders", "brokerName": "broker-a", "queueId": 0}]}).encode()
+        others = answering(Operation.HEARTBEAT, Operation.LOCK, answer=Frame(code=0, body=given))
+        route = {"broker-a": {0: peer.address}, "gone": {0: NOBODY}}
+        peer.before = lambda request: brokers(**route) if request.code == Operation.ROUTE else others(request)
+        async with client(peer.address) as broker:
+            await broker.heartbeat(["p"], [])  # to nobody: none is known yet
+            await broker.route("orders")
+            await broker.heartbeat(["p"], [])
+            queues = [QUEUE, MessageQueue("orders", "gone", 0)]
+            assert await broker.lock("g", queues) == {QUEUE}
+            peer.before = answering(Operation.HEARTBEAT, answer=Frame(code=1, remark="no"))
+            with pytest.raises(BrokerUnavailable):
+                await broker.heartbeat(["p"], [])
+
+    play(scenario)
+
+
+def test_a_new_connection_begins_with_the_last_heartbeat() -> None:
+    """A broker forgets a client with its connection, and would serve no pull until the next heartbeat."""
+
+    async def scenario(peer: Peer) -> None:
+        silent = [True]
+        peer.before = answering(Operation.HEARTBEAT, answer=Frame(code=0))
+        peer.stops_at = lambda request: request.code == Operation.END_OFFSET and silent.pop() if silent else False
+        with remoting_peer() as names:
+            names.before = answering(Operation.ROUTE, answer=brokers(**{"broker-a": {0: peer.address}}))
+            broker = RemotingBroker(RemotingOptions(names=(names.address,), request_timeout_ms=300), client_id="me")
+            await broker.route("orders")
+            await broker.heartbeat([], [Presence("g", {"orders": Filter()})])
+            with pytest.raises(BrokerUnavailable, match="no answer"):
+                await broker.queue_range(QUEUE)
+            await broker.queue_range(QUEUE)
+            await broker.close()
+        codes = [each.code for each in peer.asked]
+        begin, end = Operation.BEGIN_OFFSET, Operation.END_OFFSET
+        assert codes == [Operation.HEARTBEAT, begin, Operation.HEARTBEAT, begin, end]
+
+    play(scenario)
+
+
+def test_the_next_name_server_is_asked_when_one_is_gone() -> None:
+    """And stays the first that is asked."""
+
+    async def scenario(peer: Peer) -> None:
+        async with client(NOBODY, peer.address) as broker:
+            assert (await broker.route("orders")).writable == (QUEUE,)
+            assert (await broker.route("orders")).writable == (QUEUE,)
+            with pytest.raises(Refused) as refused:
+                await broker.route("unknown")
+            assert refused.value.rule is Rule.TOPIC_UNKNOWN
+        async with client(NOBODY) as broker:
+            with pytest.raises(BrokerUnavailable, match=NOBODY):
+                await broker.route("orders")
+
+    play(scenario)
+
+
+def test_nobody_of_a_group_is_online() -> None:
+    """A broker answers that with an error of no code of its own, which is not to be taken for any other failure."""
+
+    async def scenario(peer: Peer) -> None:
+        peer.before = answering(Operation.MEMBERS, answer=Frame(code=1, remark="no consumer for this group, g"))
+        async with client(peer.address) as broker:
+            assert await broker.members("g", "orders") == ()
+            peer.before = answering(Operation.MEMBERS, answer=Frame(code=1, remark="AclException: no"))
+            with pytest.raises(Refused) as refused:
+                await broker.members("g", "orders")
+            assert refused.value.rule is Rule.UNAUTHORIZED
+            peer.before = answering(Operation.MEMBERS, answer=Frame(code=1, remark="a bug"))
+            with pytest.raises(BrokerUnavailable, match="a bug"):
+                await broker.members("g", "orders")
+
+    play(scenario)
+
+
+def nearest(queue: HeldQueue, stored_at_ms: int) -> int:
+    """The offset that RocketMQ 4 names for a time: of any message that is nearest to it."""
+    times = [each.stored_at_ms for message in queue.messages for each in decode_messages(message)]
+    return queue.begin + min(range(len(times)), key=lambda at: (abs(times[at] - stored_at_ms), -at), default=0)
+
+
+@pytest.mark.parametrize("pull_max", [1, 2, 32])
+def test_a_time_is_found_in_a_queue_of_rocketmq_4(pull_max: int) -> None:
+    """It names the nearest message, perhaps one too early, or one of many that were stored at the same time."""
+    times = [10, 20, 20, *[30] * 40, 40, 50]
+
+    async def scenario(peer: Peer) -> None:
+        held = HeldQueue([a_stored(offset=7 + at, stored_at_ms=each) for at, each in enumerate(times)], begin=7)
+        empty = HeldQueue(begin=3)
+        peer.topics["orders"], peer.pull_max = [held, empty], pull_max
+
+        def as_version_4(request: Frame) -> Frame | None:
+            if request.code != Operation.OFFSET_AT:
+                return None
+            queue = peer.topics["orders"][int(request.fields["queueId"])]
+            found = nearest(queue, int(request.fields["timestamp"]))
+            return Frame(code=0, fields={"offset": str(found)}, version=407)
+
+        peer.before = as_version_4
+        async with client(peer.address) as broker:
+            for stored_at_ms in (1, 10, 11, 14, 15, 20, 26, 30, 31, 39, 40, 50, 51, 99):
+                found = await broker.offset_at(QUEUE, stored_at_ms)
+                assert found == held.offset_at(stored_at_ms), stored_at_ms
+            assert await broker.offset_at(QUEUE._replace(queue_id=1), 5) == 3
+
+    play(scenario)
+
+
+class Heard:
+    """What a broker said by itself."""
+
+    def __init__(self) -> None:
+        self.said: list[object] = []
+
+    def members_changed(self, group: str) -> None:
+        self.said.append(group)
+
+    def check(self, check: TransactionCheck) -> None:
+        self.said.append((check.group, check.message.message.body, check.broker))
+
+    def offsets_reset(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
+        self.said.append((group, dict(offsets)))
+
+
+def test_what_brokers_say_by_themselves_is_passed_on() -> None:
+    """Once somebody listens; what cannot be read is passed over, and the connection goes on."""
+    table = b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"orders"}:7}}'
+    said = [
+        Frame(code=Operation.MEMBERS_CHANGED, is_one_way=True, fields={"consumerGroup": "g"}),
+        Frame(code=Operation.CHECK_TRANSACTION, is_one_way=True, body=a_stored(properties={"PGROUP": "p"})),
+        Frame(code=Operation.CHECK_TRANSACTION, is_one_way=True, body=a_stored(crc=1)),
+        Frame(code=Operation.RESET_OFFSETS_HERE, is_one_way=True, fields={"group": "g"}, body=table),
+        Frame(code=Operation.RESET_OFFSETS_HERE, is_one_way=True, fields={"group": "g"}, body=b"no"),
+    ]
+
+    async def scenario(peer: Peer) -> None:
+        heard = Heard()
+        async with client(peer.address) as broker:
+            await broker.route("orders")
+            peer.says = list(said)
+            await broker.route("orders")
+            broker.attach(heard)
+            peer.says = list(said)
+            await broker.queue_range(QUEUE)
+        assert heard.said == ["g", ("p", b"hello", "broker-a"), ("g", {QUEUE: 7})]
+
+    play(scenario)
+
+
+def test_operators_hear_what_is_wrong() -> None:
+    """No broker to make a topic at, one of another name, and an answer that is none."""
+
+    async def scenario(peer: Peer) -> None:
+        clusters = {name: Frame(code=0, body=body) for name, body in CLUSTERS.items()}
+        answers = {Operation.CLUSTER: clusters["none"], Operation.TOPIC_STATS: Frame(code=0, body=b'{"offsetTable":7}')}
+        peer.before = lambda request: answers.get(Operation(request.code))
+        async with RemotingAdmin(RemotingOptions(names=(peer.address,))) as admin:
+            with pytest.raises(BrokerUnavailable, match="know no broker"):
+                await admin.make_topic("t")
+            answers[Operation.CLUSTER] = clusters["one"]
+            with pytest.raises(Refused, match="no broker of this name"):
+                await admin.make_topic("t", brokers=["b"])
+            with pytest.raises(BrokerUnavailable, match="no master"):
+                await admin.make_topic("t")
+            with pytest.raises(FrameBroken, match="the queues of orders"):
+                await admin.topic_stats("orders")
+
+    play(scenario)
+
+
+def test_the_package_is_light() -> None:
+    """Neither gRPC nor protobuf is loaded with it, nor what unpacks bodies of which none came yet."""
+    heavy = ("grpc", "google.protobuf", "lz4", "zstandard")
+    code = f"import sys, broker_adapter.remoting; print([each for each in {heavy} if each in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.strip() == "[]"
