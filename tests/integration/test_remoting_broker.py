@@ -232,9 +232,13 @@ def test_the_next_name_server_is_asked_when_one_is_gone() -> None:
     """And stays the first that is asked."""
 
     async def scenario(peer: Peer) -> None:
+        with remoting_peer() as failing:
+            failing.before = lambda _: Frame(code=1)
+            async with client(NOBODY, failing.address, peer.address) as broker:
+                for _ in range(2):
+                    assert (await broker.route("orders")).writable == (QUEUE,)
+            assert len(failing.asked) == 1
         async with client(NOBODY, peer.address) as broker:
-            assert (await broker.route("orders")).writable == (QUEUE,)
-            assert (await broker.route("orders")).writable == (QUEUE,)
             with pytest.raises(Refused) as refused:
                 await broker.route("unknown")
             assert refused.value.rule is Rule.TOPIC_UNKNOWN
