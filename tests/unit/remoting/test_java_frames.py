@@ -83,7 +83,8 @@ def again(frame: Frame, **more: Any) -> tuple[dict[str, str], bytes]:  # noqa: A
         is_half="TRAN_MSG" in properties,
     )
     method = Compression(bits >> 8) if bits >> 8 else Compression.ZLIB
-    send = send_one("frames-producer", QUEUE, outgoing, message_id=message_id, now_ms=1, compression=method)
+    queue = QUEUE._replace(queue_id=int(frame.fields["e"]))  # Java chooses one for a half message itself
+    send = send_one("frames-producer", queue, outgoing, message_id=message_id, now_ms=1, compression=method)
     fields = dict(send.fields)
     assert decode_properties(fields.pop("i").encode()) == properties
     assert (unpack(send.body, bits) if bits & 1 else send.body) == body
