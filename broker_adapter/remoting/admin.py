@@ -236,9 +236,9 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
     async def _at_masters(
         self, operation: Operation, fields: Mapping[str, str], body: bytes = b"", *, brokers: Sequence[str] = ()
     ) -> None:
-        if not brokers or not self._calls.brokers.keys() >= set(brokers):
-            await self.cluster()
         known = self._calls.brokers
+        if not brokers or not known.keys() >= set(brokers):
+            known = (await self.cluster()).addresses  # those that are gone are not in it
         if not known:
             raise BrokerUnavailable("the name servers know no broker yet, or none any more")
         unknown = set(brokers) - known.keys()
