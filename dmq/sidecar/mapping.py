@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from broker_adapter.adapter import PulledMessage, TopicRoute
+from broker_adapter.limits import MESSAGES_PER_SEND_MAX
 from broker_adapter.message import DeadLetterFacts, Delivery, RecallReceipt, SendReceipt
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_duration, set_timestamp
@@ -79,8 +80,11 @@ def recall_response(receipt: RecallReceipt) -> wire.RecallMessageResponse:
 def send_refusal(messages: Sequence[wire.Message], refused: int, status: wire.Status) -> wire.SendMessageResponse:
     """Return the answer to a send of which message number ``refused`` is bad: nothing was stored.
 
-    The bad one carries its own code, the others 40000 with a text that says which one stopped them.
+    The bad one carries its own code, the others 40000 with a text that says which one stopped them. A send of more
+    messages than a request may have is answered without entries: each would be fifty times as large as what it answers.
     """
+    if len(messages) > MESSAGES_PER_SEND_MAX:
+        return wire.SendMessageResponse(status=status)
     why = f"not stored: message {refused + 1} of {len(messages)} in this request was refused"
     bystander = wire.Status(code=wire.BAD_REQUEST, message=why)
     entries = [

@@ -10,6 +10,7 @@ from support.protocol import TOPIC, Sidecar, a_message, a_receive, a_send, from_
 
 from broker_adapter.clock import ManualClock
 from broker_adapter.errors import BrokerUnavailable, Overloaded
+from broker_adapter.limits import MESSAGES_PER_SEND_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.sidecar.settings import SidecarConfig
 
@@ -52,6 +53,17 @@ def test_a_refused_message_refuses_its_batch(bad: int) -> None:
         assert "'soon'" in answer.status.message
         other = answer.entries[(bad + 1) % 3].status.message
         assert f"message {bad + 1} of 3" in other
+
+    run(scenario)
+
+
+def test_a_send_of_too_many_messages_is_answered_once() -> None:
+    """Danger: 40 KB of empty messages asked for an answer of 1.5 MB, with an entry for each of them."""
+
+    async def scenario(sidecar: Sidecar) -> None:
+        answer = await sidecar.ask("SendMessage", a_send(*[wire.Message()] * (MESSAGES_PER_SEND_MAX + 1)))
+        assert (answer.status.code, len(answer.entries)) == (wire.BAD_REQUEST, 0)
+        assert "too many messages" in answer.status.message
 
     run(scenario)
 
