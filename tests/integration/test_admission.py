@@ -8,14 +8,12 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.acl import KEYS, OPERATOR, SHOP, write_acl
-from support.daemon import Daemon
+from support.daemon import Daemon, run_command
 from support.protocol import a_message, a_send
 from support.raw_client import METADATA, RawClient
 
@@ -92,14 +90,9 @@ def dmq(daemon: Daemon, tmp_path: Path, *asked: str) -> Any:  # noqa: ANN401 - J
     secret = tmp_path / "secret"
     secret.touch(mode=0o600)
     secret.write_text(OPERATOR.secret_key)
-    command = [sys.executable, "-m", "dmq", "--access-key", OPERATOR.access_key, "--secret-file", str(secret)]
-    done = subprocess.run(
-        [*command, *asked, "-o", "json", "--address", f"127.0.0.1:{daemon.port}"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    keys = ("--access-key", OPERATOR.access_key, "--secret-file", str(secret))
+    done = run_command(*keys, *asked, "-o", "json", "--address", f"127.0.0.1:{daemon.port}", timeout_s=60)
+    done.check_returncode()
     return json.loads(done.stdout)
 
 

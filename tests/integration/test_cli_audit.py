@@ -6,7 +6,6 @@ Spark itself is played by a script that notes how it was called: what it finds i
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.daemon import Daemon
+from support.daemon import Daemon, run_command
 from support.remoting_peer import HeldQueue, remoting_peer
 from support.stored_messages import NOW, a_stored
 from support.trail_files import CellWriter, Event
@@ -40,15 +39,7 @@ def dmq(
     *arguments: str, env: dict[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "dmq", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-        env={**os.environ, **(env or {})},
-        cwd=cwd,
-    )
+    return run_command(*arguments, env=env, cwd=cwd, timeout_s=TIMEOUT_S)
 
 
 def answer_of(ended: subprocess.CompletedProcess[str]) -> Any:  # noqa: ANN401 - whatever it printed

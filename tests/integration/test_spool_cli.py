@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.daemon import run_command
 
 from broker_adapter.clock import SystemClock
 from dmq.spool.spool import Spool, SpoolOptions
@@ -41,16 +42,7 @@ while True:
 
 
 def dmq(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **(env or {})}
-    return subprocess.run(
-        [sys.executable, "-m", "dmq", "spool", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=environment,
-        cwd=ROOT,
-    )
+    return run_command("spool", *arguments, env=env, cwd=ROOT, timeout_s=60)
 
 
 @pytest.fixture

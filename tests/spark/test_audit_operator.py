@@ -8,15 +8,13 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from pyspark.sql import SparkSession
-from support.daemon import Daemon
+from support.daemon import Daemon, run_command
 from support.wire_client import WireClient, a_message
 
 from broker_adapter.wire import rocketmq_v2 as public
@@ -199,8 +197,9 @@ def ids_of(first: int, count: int) -> list[str]:
 
 def dmq(daemon: Daemon, *arguments: str) -> str:
     """Run the command against a daemon; it must succeed."""
-    command = [sys.executable, "-m", "dmq", *arguments, "--address", daemon.address]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    done = run_command(*arguments, "--address", daemon.address, timeout_s=60)
+    done.check_returncode()
+    return done.stdout
 
 
 def forward(client: WireClient, group: str, count: int) -> None:

@@ -17,18 +17,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from support import forked
+from support.forked import Forked
 from support.parallel import WORKERS_MAX, worker
 from support.trusted import of_daemon
 
 START_S_MAX = 20.0
 STOP_S_MAX = 20.0
 _PORTS = range(20_000 + worker(), 32_000, WORKERS_MAX)
+_BEFORE_ARGUMENTS = 3  # of the command line: the interpreter, -m, dmq
 _TAKEN = "is in use by another process"
 
 
@@ -65,7 +68,8 @@ class Daemon:
         self._options = options
         self._prefix = prefix
         self._env = env
-        self._process: subprocess.Popen[str] | None = None
+        self._is_forked = not prefix and forked.may_fork()
+        self._process: subprocess.Popen[str] | Forked | None = None
         self._reader: threading.Thread | None = None
         self._lines: list[str] = []
         self._news = threading.Condition()
@@ -87,15 +91,20 @@ class Daemon:
             self.port = free_port()
         self._spawned_s = time.monotonic()
         self._first_line = len(self._lines)
-        self._process = subprocess.Popen(
-            [*self._prefix, *serve_command(self.data, f"127.0.0.1:{self.port}", self._metrics, *self._options)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**of_daemon(), **(os.environ if self._env is None else self._env)},
-            cwd=self.data.parent,
-        )
+        command = serve_command(self.data, f"127.0.0.1:{self.port}", self._metrics, *self._options)
+        env = {**of_daemon(), **(os.environ if self._env is None else self._env)}
+        if self._is_forked:
+            self._process = forked.start(command[_BEFORE_ARGUMENTS:], env=env, cwd=self.data.parent)
+        else:
+            self._process = subprocess.Popen(
+                [*self._prefix, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=env,
+                cwd=self.data.parent,
+            )
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
         self._reader.start()
         return self
@@ -216,7 +225,7 @@ class Daemon:
                 self._news.wait(0.5)
         raise DaemonDied(f"no event {name!r} within {timeout_s} s, or the daemon ended\n{self.log()}")
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
+    def _read(self, process: subprocess.Popen[str] | Forked) -> None:
         assert process.stderr is not None
         with process.stderr as lines:
             for line in lines:
@@ -224,7 +233,7 @@ class Daemon:
                     self._lines.append(line)
                     self._news.notify_all()
 
-    def _running(self) -> subprocess.Popen[str]:
+    def _running(self) -> subprocess.Popen[str] | Forked:
         assert self._process is not None, "no process was started"
         return self._process
 
@@ -259,8 +268,19 @@ def _event(line: str) -> dict[str, Any]:
     return event if isinstance(event, dict) else {}
 
 
-def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a ``dmq`` command to its end."""
+def run_command(
+    *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout_s: float = START_S_MAX
+) -> subprocess.CompletedProcess[str]:
+    """Run a ``dmq`` command to its end; ``env`` is beside the environment of the tests."""
+    environment = {**os.environ, **(env or {})}
+    if forked.may_fork():
+        return forked.run(arguments, env=environment, cwd=cwd or Path.cwd(), timeout_s=timeout_s)
     return subprocess.run(
-        [sys.executable, "-m", "dmq", *arguments], capture_output=True, text=True, timeout=START_S_MAX, check=False
+        [sys.executable, "-m", "dmq", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env=environment,
+        cwd=cwd,
     )

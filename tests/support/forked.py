@@ -1,0 +1,196 @@
+"""Processes of ``dmq`` that begin with its modules imported: forks of one that has them, not new interpreters.
+
+Importing costs more processor time than all else that a daemon does at its start, and tests start hundreds of them.
+What runs is the same code in a process of its own, with its own files, environment and signals; what ``python -m dmq``
+does before that is left to the tests that start it so. ``python -m support.forked`` is the process that is forked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+_MESSAGE_BYTES_MAX = 256 * 1024
+_IMPORTED = ("dmq.cli.app", "dmq.cli.serve", "dmq.daemon.run", "dmq.admin.client")
+_TESTS = Path(__file__).resolve().parents[1]
+_ROOT = _TESTS.parent
+
+
+class Forked:
+    """A process that was forked, with the part of ``subprocess.Popen`` that a daemon's tests need."""
+
+    def __init__(self, pid: int, ended: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.stderr: TextIO | None = None
+        self._ended = ended  # says with what, once it has
+
+    def poll(self) -> int | None:
+        """Return the exit code, or ``None`` while it runs."""
+        return self._look(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; raises as ``subprocess.Popen.wait``."""
+        code = self._look(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired("dmq", timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Send SIGKILL, unless it has ended."""
+        self.send_signal(signal.SIGKILL)
+
+    def _look(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._ended], [], [], timeout)[0]:
+            said = os.read(self._ended, 16)
+            os.close(self._ended)
+            self.returncode = int(said or b"-9")  # it says nothing if it was killed itself
+        return self.returncode
+
+
+def may_fork() -> bool:
+    """Whether they may take the place of new interpreters: where coverage is measured it would see nothing of them."""
+    return not any(name.startswith("COVERAGE_PROCESS") for name in os.environ)
+
+
+def start(arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> Forked:
+    """Start ``dmq`` with these arguments; what it writes to stderr can be read, what it writes to stdout is lost."""
+    read, write = os.pipe()
+    with Path(os.devnull).open("wb") as nothing:
+        process = _start(arguments, env, cwd, nothing.fileno(), write)
+    os.close(write)
+    process.stderr = os.fdopen(read, encoding="utf-8", errors="replace")
+    return process
+
+
+def run(
+    arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    """Run ``dmq`` with these arguments to its end."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = _start(arguments, env, cwd, out.fileno(), err.fileno())
+        try:
+            code = process.wait(timeout_s)
+        finally:
+            process.kill()
+        said = []
+        for each in (out, err):
+            each.seek(0)
+            said.append(each.read().decode(errors="replace"))
+    return subprocess.CompletedProcess(["dmq", *arguments], code, *said)
+
+
+_asking = threading.Lock()
+
+
+def _start(arguments: Sequence[str], env: Mapping[str, str], cwd: Path, out: int, err: int) -> Forked:
+    request = json.dumps({"arguments": list(arguments), "env": dict(env), "cwd": str(cwd)}).encode()
+    assert len(request) < _MESSAGE_BYTES_MAX
+    read, write = os.pipe()
+    with _asking:
+        server = _server()
+        socket.send_fds(server, [request], [out, err, write])
+        pid = int(server.recv(16))
+    os.close(write)
+    return Forked(pid, read)
+
+
+@cache
+def _server() -> socket.socket:
+    """Start the process that is forked; it ends with this one."""
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "support.forked", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(_TESTS), str(_ROOT)))},
+            stdin=subprocess.DEVNULL,
+        )
+
+    def end() -> None:
+        mine.close()
+        process.wait()
+
+    atexit.register(end)
+    return mine
+
+
+def _serve(connection: socket.socket) -> None:
+    """Fork for each request, until nobody can send one any more."""
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    gc.freeze()  # what is there now stays shared with the forks
+    while True:
+        request, fds, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES_MAX, 3)
+        if not request:
+            return
+        watcher = os.fork()
+        if not watcher:
+            _watch(connection, json.loads(request), *fds)
+        for each in fds:
+            os.close(each)
+        while _reaped():
+            pass
+
+
+def _reaped() -> bool:
+    """Forget one watcher that has ended; say whether there was one."""
+    try:
+        return os.waitpid(-1, os.WNOHANG)[0] > 0
+    except ChildProcessError:
+        return False
+
+
+def _watch(connection: socket.socket, request: dict[str, Any], out: int, err: int, ended: int) -> NoReturn:
+    """Start the process, say who it is, wait for it, and say how it ended."""
+    pid = os.fork()
+    if not pid:
+        connection.close()
+        os.close(ended)
+        _become(request, out, err)
+    connection.send(b"%d" % pid)
+    connection.close()
+    os.close(out)
+    os.close(err)
+    _, status = os.waitpid(pid, 0)
+    os.write(ended, b"%d" % os.waitstatus_to_exitcode(status))
+    os._exit(0)
+
+
+def _become(request: dict[str, Any], out: int, err: int) -> NoReturn:
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.close(out)
+    os.close(err)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    time.tzset()
+    sys.argv = ["dmq", *request["arguments"]]
+    from dmq.cli import main
+
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=int(sys.argv[1])))
