@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
+from broker_adapter.limits import RETRY_STEPS_MS
 from broker_adapter.message import (
     DeadLetterFacts,
     Delivery,
@@ -53,6 +54,12 @@ class GroupSettings(NamedTuple):
     max_attempts: int
     delays_ms: tuple[int, ...]
     believes_clients: bool = False
+
+
+# Levels 3 to 18, after 16 of which a message is dead: RocketMQ's default for a group that nobody set up.
+ROCKETMQ_GROUP = GroupSettings(
+    is_fifo=False, max_attempts=len(RETRY_STEPS_MS) + 1, delays_ms=RETRY_STEPS_MS, believes_clients=True
+)
 
 
 class PopBroker(Protocol):

@@ -27,6 +27,7 @@ from broker_adapter.balance.environments import Environments, OwnEnvironment
 from broker_adapter.classic import ClassicBroker, Filter
 from broker_adapter.clock import Clock
 from broker_adapter.consumer import Consumer, ConsumerOptions, Handler
+from broker_adapter.consumer.services import by_handler
 from broker_adapter.log import LibraryLog
 from broker_adapter.membership import Intervals, Membership
 from broker_adapter.producer import Producer, ProducerOptions
@@ -97,7 +98,7 @@ class Client(AbstractAsyncContextManager["Client"]):
             options = replace(options, strategy=OwnEnvironment(environments=self._environments, inner=options.strategy))
 
         def begin(handler: Handler) -> Consumer:
-            consumer = Consumer(self._membership, group, topics, handler, options, self._clock)
+            consumer = Consumer(self._membership, group, topics, by_handler(handler), options, self._clock)
             self._consumers.append(consumer)
             task = asyncio.ensure_future(consumer.start())
             self._starting.add(task)

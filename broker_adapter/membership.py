@@ -115,6 +115,12 @@ class Membership:
         self._run()
         await self.beat()
 
+    async def change_consumer(self, presence: Presence) -> None:
+        """Tell what a consumer that belongs to its group wants from now on."""
+        _, member = self._consumers[presence.group]
+        self._consumers[presence.group] = (presence, member)
+        await self.beat()
+
     async def remove_producer(self, group: str) -> None:
         """Leave a producer group."""
         if self._producers.pop(group, None) is not None:

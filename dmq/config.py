@@ -257,8 +257,9 @@ class DaemonConfig(BaseSettings):
     shutdown_grace: Annotated[_Duration, _between(timedelta(0), timedelta(minutes=10))] = timedelta(seconds=10)
 
     # -- in front of a cluster
-    broker: Literal["embedded", "rocketmq"] = "embedded"
+    broker: Literal["embedded", "rocketmq", "rocketmq-remoting"] = "embedded"
     endpoints: _Endpoints = ()  # of the cluster's proxies
+    namesrv: _Endpoints = ()  # the cluster's name servers
     cluster_access_key: Annotated[str | None, _or_none("none", str)] = None  # None: calls are not signed
     cluster_secret_key: Annotated[SecretStr | None, _or_none("none", _secret)] = None
     cluster_tls: bool = False
@@ -350,20 +351,24 @@ class DaemonConfig(BaseSettings):
     @model_validator(mode="after")
     def _check_cluster(self) -> DaemonConfig:
         """Refuse a cluster without an address, and the other way round."""
-        if (self.broker == "rocketmq") != bool(self.endpoints):
-            raise ValueError(
-                "broker = rocketmq needs endpoints, the addresses of its proxies, such as rocketmq.example:8081"
-                if self.broker == "rocketmq"
-                else "endpoints are those of a cluster, which broker = rocketmq stands in front of"
-            )
+        for kind, key, what in (
+            ("rocketmq", "endpoints", "the addresses of its proxies, such as rocketmq.example:8081"),
+            ("rocketmq-remoting", "namesrv", "the addresses of its name servers, such as rocketmq.example:9876"),
+        ):
+            if (self.broker == kind) != bool(getattr(self, key)):
+                raise ValueError(
+                    f"broker = {kind} needs {key}, {what}"
+                    if self.broker == kind
+                    else f"{key} is of broker = {kind} only; broker is {self.broker}"
+                )
         if (self.cluster_access_key is None) != (self.cluster_secret_key is None):
             raise ValueError("cluster_access_key and cluster_secret_key go together")
-        if self.embedded_topics != TopicPatterns() and self.broker != "rocketmq":
-            raise ValueError("embedded_topics needs broker = rocketmq; with broker = embedded every topic is embedded")
+        if self.embedded_topics != TopicPatterns() and self.broker == "embedded":
+            raise ValueError("embedded_topics needs a cluster; with broker = embedded every topic is embedded")
         if self.embedded_topics.has(self.inner_topic):
             raise ValueError(f"inner_topic {self.inner_topic!r} is the cluster's, so it cannot be in embedded_topics")
-        if self.inner_topic != "off" and self.broker != "rocketmq":
-            raise ValueError("inner_topic is one of a cluster's, which broker = rocketmq stands in front of")
+        if self.inner_topic != "off" and self.broker == "embedded":
+            raise ValueError("inner_topic is one of a cluster's, and with broker = embedded there is none")
         return self
 
     @property

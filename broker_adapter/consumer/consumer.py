@@ -14,9 +14,8 @@ from broker_adapter.clock import Clock, SystemClock
 from broker_adapter.consumer.failures import Failures
 from broker_adapter.consumer.offsets import BrokerOffsets, FileOffsets, Offsets
 from broker_adapter.consumer.options import ConsumerOptions
-from broker_adapter.consumer.outcome import Handler
 from broker_adapter.consumer.owned import OwnedQueue
-from broker_adapter.consumer.services import Concurrent, InOrder, Service, Work
+from broker_adapter.consumer.services import MakeService, Service, Work
 from broker_adapter.errors import BrokerError, Overloaded, Refused, Rule
 from broker_adapter.log import LibraryLog
 from broker_adapter.membership import Membership
@@ -45,7 +44,7 @@ class Consumer:
         membership: Membership,
         group: str,
         filters: Mapping[str, str | Filter],
-        handler: Handler,
+        make_service: MakeService,
         options: ConsumerOptions = _DEFAULTS,
         clock: Clock | None = None,
     ) -> None:
@@ -59,7 +58,7 @@ class Consumer:
         if not options.is_broadcast:
             self._filters[retry_topic(group)] = Filter()
         self._tags = {topic: _tags(wanted) for topic, wanted in self._filters.items()}
-        self._handler = handler
+        self._make_service = make_service
         self._owned: dict[MessageQueue, OwnedQueue] = {}
         self._locks = QueueLocks() if options.in_order and not options.is_broadcast else None
         self._offsets: Offsets = (
@@ -72,7 +71,11 @@ class Consumer:
         self._hurry = asyncio.Event()
         self._dividing = asyncio.Lock()
         self._tasks: Sequence[asyncio.Task[None]] = ()
-        self._told: dict[object, str] = {}  # what was logged of a topic or a queue, so that it is logged once
+        self._troubles: dict[object, Exception] = {}  # of a topic or a queue, logged once
+
+    @property
+    def _presence(self) -> Presence:
+        return Presence(self.group, dict(self._filters), self._options.is_broadcast, self._options.start)
 
     @property
     def queues(self) -> Sequence[MessageQueue]:
@@ -84,21 +87,39 @@ class Consumer:
 
         A cluster that cannot be reached now is waited for.
         """
-        presence = Presence(self.group, self._filters, self._options.is_broadcast, self._options.start)
-        await self._membership.add_consumer(presence, self)
+        await self._membership.add_consumer(self._presence, self)
         work = Work(
             group=self.group,
-            handler=self._handler,
             options=self._options,
             offsets=self._offsets,
             failures=self._failures,
+            locks=self._locks,
             now_ms=self._now_ms,
         )
-        self._service = InOrder(work, self._locks) if self._options.in_order else Concurrent(work)
+        self._service = self._make_service(work)
         loops: list[Awaitable[None]] = [self._divide_again(), self._each(self._options.flush_ms, self._flush)]
         if self._locks is not None:
             loops.append(self._each(RENEW_MS, self._renew))
         self._tasks = [asyncio.ensure_future(each) for each in loops]
+
+    async def subscribe(self, topic: str, wanted: Filter) -> None:
+        """Consume another topic too, or one with another filter: what was pulled and not consumed is pulled anew."""
+        is_changed = topic in self._filters and self._filters[topic] != wanted
+        self._filters[check_topic(topic)] = wanted
+        self._tags[topic] = _tags(wanted)
+        await self._membership.change_consumer(self._presence)
+        if is_changed:
+            for queue, owned in self._owned.items():
+                if queue.topic == topic and (offset := owned.commit_offset) is not None:
+                    owned.move(offset, self._now_ms())
+        self._hurry.set()
+
+    def trouble(self, topic: str) -> Exception | None:
+        """Return why nothing of a topic can be consumed now, ``None`` if nothing is known to be wrong."""
+        own = [queue for queue in self._owned if queue.topic == topic]
+        if own and all(queue in self._troubles for queue in own):
+            return self._troubles[own[0]]
+        return self._troubles.get(topic)
 
     async def close(self) -> None:
         """Take up nothing more, wait for handlers, commit, and leave the group."""
@@ -113,8 +134,7 @@ class Consumer:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._options.close_ms / 1000):
                     await self._service.busy.over()
-        for queue in list(self._owned):
-            await self._give_up(queue)
+        await asyncio.gather(*(self._give_up(queue) for queue in list(self._owned)))
         await self._flush()
         if self._service is not None:
             self._service.close()
@@ -155,14 +175,14 @@ class Consumer:
     async def divide(self) -> bool:
         """Take up and give up queues until what this member has is its share; say whether it is."""
         async with self._dividing:
-            return all([await self._divide(topic) for topic in self._filters])
+            return all([await self._divide(topic) for topic in list(self._filters)])
 
     async def _divide(self, topic: str) -> bool:
         try:
             share = await self._share(topic)
         except (BrokerError, ValueError) as error:
             is_retry = topic.startswith(RETRY_PREFIX)
-            self._tell(topic, "share_not_known", str(error), is_error=not is_retry)
+            self._tell(topic, "share_not_known", error, is_error=not is_retry)
             return False
         held = {queue: owned.pulled_at_ms for queue, owned in self._owned.items() if queue.topic == topic}
         diff = changes(held, share, self._now_ms())
@@ -181,7 +201,7 @@ class Consumer:
         if self._membership.client_id not in members:
             await self._membership.beat()  # its broker forgot this client, so others take its queues
         share = self._options.strategy(self.group, self._membership.client_id, readable, members)
-        self._told.pop(topic, None)
+        self._troubles.pop(topic, None)
         return share
 
     async def _take_up(self, queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
@@ -203,11 +223,12 @@ class Consumer:
             return False
         if owned.moved_to is not None:
             self._offsets.move(queue, owned.moved_to)
-        elif owned.window is not None and owned.window.commit_offset is not None:
-            self._offsets.note(queue, owned.window.commit_offset)
+        elif (offset := owned.commit_offset) is not None:
+            self._offsets.note(queue, offset)
         owned.drop()
         await self._offsets.flush([queue])
         self._offsets.forget(queue)
+        self._troubles.pop(queue, None)
         del self._owned[queue]
         if self._locks is not None:
             self._locks.forget(queue)
@@ -250,7 +271,7 @@ class Consumer:
             except Exception as error:  # noqa: BLE001 - as above
                 await self._rest(owned, error)
                 continue
-            self._told.pop(queue, None)
+            self._troubles.pop(queue, None)
             if pulled.moved:
                 _log.warning(
                     "offset_moved",
@@ -266,8 +287,8 @@ class Consumer:
             owned.window.put(wanted, pulled.next_offset, self._now_ms())
             if wanted:
                 self._service.arrived(owned, len(wanted))
-            elif not owned.window.count and owned.window.commit_offset is not None:
-                self._offsets.note(queue, owned.window.commit_offset)  # a filter passed over what came
+            elif not owned.window.count and (offset := owned.commit_offset) is not None:
+                self._offsets.note(queue, offset)  # a filter passed over what came
 
     async def _begin(self, queue: MessageQueue) -> int:
         """Return where the group goes on; of a queue that it never committed, say so at once to the broker.
@@ -308,7 +329,7 @@ class Consumer:
         owned.note_pull(self._now_ms())
         if isinstance(error, Refused) and error.rule in {Rule.REQUEST, Rule.GROUP_UNKNOWN}:
             await self._membership.beat()  # a broker that was started anew knows no group before it hears of it
-        self._tell(owned.queue, "pull_failed", f"{type(error).__name__}: {error}", is_error=True)
+        self._tell(owned.queue, "pull_failed", error, is_error=True)
         await asyncio.sleep(_OVERLOADED_S if isinstance(error, Overloaded) else self._options.pause_ms / 1000)
 
     def _is_wanted(self, received: ReceivedMessage) -> bool:
@@ -328,11 +349,11 @@ class Consumer:
             except BrokerError as error:
                 _log.warning("consumer_not_well", group=self.group, error=str(error))
 
-    def _tell(self, what: object, event: str, error: str, *, is_error: bool) -> None:
-        if self._told.get(what) != error:
-            self._told[what] = error
+    def _tell(self, what: object, event: str, error: Exception, *, is_error: bool) -> None:
+        before, self._troubles[what] = self._troubles.get(what), error
+        if str(before) != str(error):
             log = _log.error if is_error else _log.info
-            log(event, group=self.group, at=str(what), error=error)
+            log(event, group=self.group, at=str(what), error=f"{type(error).__name__}: {error}")
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic_s() * 1000)

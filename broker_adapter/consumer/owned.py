@@ -37,6 +37,11 @@ class OwnedQueue:
         """Whether it is somebody else's."""
         return self.window is not None and self.window.is_dropped
 
+    @property
+    def commit_offset(self) -> int | None:
+        """Where its group goes on; ``None`` before that is known, and once it is somebody else's."""
+        return None if self.window is None else self.window.commit_offset
+
     def note_pull(self, now_ms: int) -> None:
         """Note that its pulls are well, though none was made now."""
         if self.window is None:

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from broker_adapter.balance.queue_locks import QueueLocks
 from broker_adapter.classic import ReceivedMessage
@@ -30,10 +30,10 @@ class Work:
     """What a service needs to know of its consumer."""
 
     group: str
-    handler: Handler
     options: ConsumerOptions
     offsets: Offsets
     failures: Failures
+    locks: QueueLocks | None  # in order; ``None`` for broadcasting, where nobody else reads for this client
     now_ms: Callable[[], int]
 
 
@@ -77,6 +77,14 @@ class Service(Protocol):
         ...
 
 
+MakeService: TypeAlias = Callable[[Work], Service]
+
+
+def by_handler(handler: Handler) -> MakeService:
+    """Have a handler called with what arrives."""
+    return lambda work: InOrder(handler, work) if work.options.in_order else Concurrent(handler, work)
+
+
 async def handled(handler: Handler, group: str, batch: Sequence[ReceivedMessage]) -> Outcome:
     """Call a handler and return what it says; what it raises is a failure of the whole batch."""
     try:
@@ -106,8 +114,9 @@ async def handled(handler: Handler, group: str, batch: Sequence[ReceivedMessage]
 class Concurrent:
     """Up to ``handlers_max`` batches at once, of all queues in turn. What fails is sent back at once."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, handler: Handler, work: Work) -> None:
         self.busy = Busy()
+        self._handler = handler
         self._for = work
         self._options = work.options
         self._ready: asyncio.Queue[OwnedQueue] = asyncio.Queue()
@@ -140,7 +149,7 @@ class Concurrent:
     async def _consume(self, owned: OwnedQueue, batch: Sequence[ReceivedMessage]) -> None:
         with self.busy:
             readable = [each for each in batch if not each.unreadable]
-            outcome = await handled(self._for.handler, self._for.group, readable) if readable else None
+            outcome = await handled(self._handler, self._for.group, readable) if readable else None
             failed = [each for each in batch if each.unreadable]
             level = 0
             if isinstance(outcome, Later):
@@ -198,12 +207,12 @@ class Concurrent:
 class InOrder:
     """One batch of a queue at a time, while the queue's lock is believed. What fails is tried again where it lies."""
 
-    def __init__(self, work: Work, locks: QueueLocks | None) -> None:
-        """``locks``: ``None`` for broadcasting, where nobody else reads for this client."""
+    def __init__(self, handler: Handler, work: Work) -> None:
         self.busy = Busy()
+        self._handler = handler
         self._for = work
         self._options = work.options
-        self._locks = locks
+        self._locks = work.locks
         self._room = asyncio.Semaphore(work.options.handlers_max)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -251,7 +260,7 @@ class InOrder:
             for each in batch
             if not each.unreadable
         ]
-        outcome = await handled(self._for.handler, self._for.group, shown) if shown else None
+        outcome = await handled(self._handler, self._for.group, shown) if shown else None
         if owned.is_dropped:
             return 0.0
         consumed = [each.queue_offset for each in batch if each.unreadable and await self._bury(each)]

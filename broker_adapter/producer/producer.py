@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from broker_adapter.balance.environments import Environments
@@ -159,7 +160,7 @@ class Producer:
         What ``execute`` raises leaves the decision unknown: the broker asks ``on_check`` later, again and again.
         """
         message = self._named(message)
-        receipt = await self._send(Outgoing(message=message, is_half=True), None, None)
+        receipt = await self.send_half(message)
         try:
             decision = await execute(message)
         except Exception as error:  # noqa: BLE001 - it is the application's
@@ -172,6 +173,13 @@ class Producer:
         except BrokerError as error:
             _log.warning("transaction_not_told", message_id=message.message_id, error=str(error))
         return TransactionReceipt(receipt, decision)
+
+    async def send_half(self, message: Message, system: Mapping[str, str] = MappingProxyType({})) -> QueueReceipt:
+        """Store a half message, for who tells the broker by himself how its transaction ends.
+
+        ``system`` are properties of RocketMQ's own that go along, by their names there.
+        """
+        return await self._send(Outgoing(message=self._named(message), is_half=True, system=system), None, None)
 
     async def recall(self, topic: str, recall_handle: str) -> str:
         """Take back a delayed message by the handle of its receipt; return its id."""

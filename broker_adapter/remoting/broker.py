@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import TypeVar
 
@@ -47,6 +48,7 @@ from broker_adapter.remoting.frames import Frame, FrameBroken
 from broker_adapter.remoting.ids import broker_of_handle, unique_keys
 from broker_adapter.remoting.packing import Compression
 from broker_adapter.remoting.pulling import PULLED, offset_fields, pull_fields, pulled, received
+from broker_adapter.remoting.reach import Reach
 from broker_adapter.remoting.routes import MASTER, route_of
 from broker_adapter.remoting.searching import offset_at
 from broker_adapter.remoting.sending import STORED, Send, receipt_of, send_back_fields, send_batch, send_one
@@ -55,6 +57,7 @@ from broker_adapter.remoting.transactions import check_of, end_fields
 _log = LibraryLog("broker_adapter.remoting")
 TIMERS_FROM_VERSION = 413  # 5.0.0; older brokers ignore delivery times
 _Found = TypeVar("_Found")
+_LOOK_S = 1.0
 _NOBODY_TEXT = "no consumer for this group"  # it has no code of its own
 
 
@@ -68,12 +71,17 @@ class RemotingBroker:
         client_id: str = "",
         compression: Compression | None = Compression.ZLIB,
         clock: Clock | None = None,
+        told: Callable[..., None] = lambda *_, **__: None,
     ) -> None:
-        """``compression`` is for bodies from 4 KiB on; brokers and clients of RocketMQ 4 know zlib alone."""
+        """``compression`` is for bodies from 4 KiB on; brokers and clients of RocketMQ 4 know zlib alone.
+
+        ``told`` hears, as a log does, of brokers and name servers that fall silent and return.
+        """
         self._client_id = client_id or f"{socket.gethostname()}@{os.getpid()}#{os.urandom(8).hex()}"
         self._compression = compression
         self._clock = clock or SystemClock()
-        self._calls = Calls(options, on_request=self._asked, greeting=self._greeting)
+        self._reach = Reach(told)
+        self._calls = Calls(options, on_request=self._asked, greeting=self._greeting, on_answer=self._reach.answered)
         self._keys = unique_keys()
         self._listener: Listener | None = None
         self._heartbeat = b""  # the last one
@@ -92,6 +100,32 @@ class RemotingBroker:
     async def close(self) -> None:
         """Close all connections; calls that wait fail."""
         await self._calls.close()
+
+    @property
+    def is_away(self) -> bool:
+        """Whether no master of the cluster answers, as far as they are known."""
+        masters = [each[MASTER] for each in self._calls.brokers.values() if MASTER in each]
+        return self._reach.is_away(masters, self._calls.names)
+
+    @property
+    def errors(self) -> Mapping[str, str]:
+        """Why there was no answer, by the addresses of brokers and name servers that do not answer."""
+        return self._reach.errors
+
+    async def look(self) -> None:
+        """Ask those that do not answer whether they do now; one that has not for an hour is forgotten."""
+        await asyncio.gather(*(self._look_at(each) for each in list(self._reach.errors)))
+
+    async def _look_at(self, address: str) -> None:
+        is_name_server = address in self._calls.names
+        if self._reach.looked(address) and not is_name_server:
+            self._reach.forget(address)
+            self._calls.forget(address)
+            return
+        body = b"" if is_name_server else self._heartbeat or heartbeat_body(self._client_id, (), (), self._version_of)
+        operation = Operation.CLUSTER if is_name_server else Operation.HEARTBEAT
+        with suppress(BrokerUnavailable):
+            await self._calls.ask(address, operation, {}, body, accepted=None, timeout_s=_LOOK_S)
 
     # -- who is where ----------------------------------------------------------------------------------------
 

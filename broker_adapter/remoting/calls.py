@@ -35,7 +35,7 @@ class Calls:
     """Belongs to one event loop; connects where it is first needed, ``close`` it. Every call is tried once.
 
     ``on_request`` is told the address of a peer and what it asks by itself; ``greeting`` gives what is said first when
-    a connection to a broker is made anew.
+    a connection to a broker is made anew; ``on_answer`` is told of each call why there was no answer, or nothing.
     """
 
     def __init__(
@@ -44,10 +44,11 @@ class Calls:
         *,
         on_request: Callable[[str, Frame], Frame | None] = lambda _, request: not_served(request),
         greeting: Callable[[], Frame | None] = lambda: None,
+        on_answer: Callable[[str, str], None] = lambda _address, _why: None,
     ) -> None:
         self._options = options
         self._tls = _tls(options)
-        self._on_request, self._greeting = on_request, greeting
+        self._on_request, self._greeting, self._on_answer = on_request, greeting, on_answer
         self._connections: dict[str, Connection] = {}
         self._addresses: dict[str, Mapping[int, str]] = {}  # of brokers, by name
         self._names_at = 0  # the name server that answered last
@@ -72,7 +73,12 @@ class Calls:
         ``accepted`` none: whatever its code is.
         """
         request = self.request(operation, fields, body)
-        answer = await self._connection(address).ask(request, wait_s=wait_s, timeout_s=timeout_s)
+        try:
+            answer = await self._connection(address).ask(request, wait_s=wait_s, timeout_s=timeout_s)
+        except BrokerUnavailable as error:
+            self._on_answer(address, str(error))
+            raise
+        self._on_answer(address, "")
         if accepted is not None and answer.code not in accepted:
             raise error_of(answer, address, operation)
         return answer
@@ -112,6 +118,13 @@ class Calls:
             if part.addresses:
                 self._addresses[part.broker] = part.addresses
         return parts
+
+    def forget(self, address: str) -> None:
+        """Forget that a broker is at an address, until a route says so again."""
+        self._addresses = {
+            name: {number: each for number, each in at.items() if each != address}
+            for name, at in self._addresses.items()
+        }
 
     def remember(self, brokers: Mapping[str, Mapping[int, str]]) -> None:
         """Remember where brokers are, by their names."""

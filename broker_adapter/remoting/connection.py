@@ -173,8 +173,14 @@ class _Link:
         self.reading = asyncio.get_running_loop().create_task(self._read())
 
     async def write(self, frame: Frame) -> None:
-        self._writer.write(encode_frame(frame))
+        self._put(frame)
         await self._writer.drain()
+
+    def _put(self, frame: Frame) -> None:
+        try:
+            self._writer.write(encode_frame(frame))
+        except RuntimeError as error:  # uvloop's word for a connection that broke, and was not heard to break yet
+            raise ConnectionResetError(str(error)) from None
 
     def end(self, error: BrokerUnavailable) -> None:
         self.ended = error
@@ -211,7 +217,7 @@ class _Link:
             return
         answered = self._on_request(frame)
         if answered is not None and not frame.is_one_way:
-            self._writer.write(encode_frame(replace(answered, opaque=frame.opaque, is_answer=True)))
+            self._put(replace(answered, opaque=frame.opaque, is_answer=True))
 
 
 def _text(error: OSError) -> str:

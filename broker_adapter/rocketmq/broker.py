@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from broker_adapter.adapter import GroupSettings, Subscription, TopicRoute
+from broker_adapter.adapter import ROCKETMQ_GROUP, GroupSettings, Subscription, TopicRoute
 from broker_adapter.clock import Clock
 from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, POLLING_MS_MIN
@@ -60,15 +60,6 @@ _TYPES: Mapping[MessageType, wire.MessageType] = MappingProxyType(
         MessageType.DELAY: wire.DELAY,
         MessageType.TRANSACTION: wire.TRANSACTION,
     }
-)
-# Levels 3 to 18, after 16 of which a message is dead: RocketMQ's default for a group that nobody set up.
-_DEFAULT_SETTINGS = GroupSettings(
-    is_fifo=False,
-    max_attempts=17,
-    delays_ms=tuple(
-        s * 1000 for s in (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-    ),
-    believes_clients=True,
 )
 
 
@@ -111,6 +102,31 @@ class RocketMQBroker:
         await self._producer.close()
         await self.proxies.close()
 
+    # -- the cluster --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_away(self) -> bool:
+        """Whether no proxy of the cluster answers."""
+        return self.proxies.is_away
+
+    @property
+    def errors(self) -> Mapping[str, str]:
+        """Why proxies are left alone, by address."""
+        return self.proxies.errors
+
+    def owns(self, handle: str) -> bool:
+        """Say whether a proxy gave a handle, or what tells a transaction."""
+        try:
+            Name.of(handle, Rule.REQUEST)
+        except Refused:
+            return False
+        return True
+
+    def known_route(self, topic: str) -> TopicRoute | None:
+        """Return what the cluster said of a topic last, however long ago; ``None`` if it never did."""
+        known = self.routes.known(topic)
+        return known.as_topic_route if known is not None else None
+
     # -- names --------------------------------------------------------------------------------------------------------
 
     async def route(self, topic: str) -> TopicRoute:
@@ -125,9 +141,9 @@ class RocketMQBroker:
         """As ``PopBroker.group_settings``: what the cluster said last, RocketMQ's defaults before it said anything."""
         session = self._consumers.get((group, ""))
         if session is None or session.settings is None:
-            return _DEFAULT_SETTINGS
+            return ROCKETMQ_GROUP
         policy = session.settings.backoff_policy
-        delays = tuple(_ms(each) for each in policy.customized_backoff.next) or _DEFAULT_SETTINGS.delays_ms
+        delays = tuple(_ms(each) for each in policy.customized_backoff.next) or ROCKETMQ_GROUP.delays_ms
         return GroupSettings(
             session.settings.subscription.fifo, max(1, policy.max_attempts), delays, believes_clients=True
         )

@@ -27,8 +27,13 @@ def serve(
     data: Annotated[str | None, _key("Directory of the store (./dmq-data).", "DIR")] = None,
     listen: Annotated[str | None, _key("Address for clients (127.0.0.1:8081).", "HOST:PORT")] = None,
     metrics_listen: Annotated[str | None, _key("Address of /metrics, or off (127.0.0.1:9464).", "HOST:PORT")] = None,
-    broker: Annotated[str | None, _key("embedded, or rocketmq: in front of a cluster (embedded).", "BROKER")] = None,
-    endpoints: Annotated[str | None, _key("Proxies of that cluster, separated by ;.", "HOST:PORT;...")] = None,
+    broker: Annotated[
+        str | None, _key("embedded; rocketmq, rocketmq-remoting: in front of a cluster (embedded).", "BROKER")
+    ] = None,
+    endpoints: Annotated[str | None, _key("rocketmq: the cluster's proxies, separated by ;.", "HOST:PORT;...")] = None,
+    namesrv: Annotated[
+        str | None, _key("rocketmq-remoting: the cluster's name servers, separated by ;.", "HOST:PORT;...")
+    ] = None,
     away: Annotated[str | None, _key("Sends while it is away: accept or refuse (accept).", "WORD")] = None,
     embedded_topics: Annotated[str | None, _key("Topics that are not the cluster's, such as a;b*.", "TOPICS")] = None,
     inner_topic: Annotated[str | None, _key("Topic of the cluster to take messages from, or off.", "TOPIC")] = None,

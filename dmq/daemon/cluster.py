@@ -7,11 +7,16 @@ from itertools import islice
 
 import structlog
 
+from broker_adapter.classic import Start
 from broker_adapter.clock import Clock
+from broker_adapter.leasing import LeasingBroker, LeasingOptions
+from broker_adapter.remoting import RemotingBroker, RemotingOptions
 from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
-from dmq.admin.status import Cluster, Inner, LaneTrouble, Lateness, ProxyTrouble
+from dmq.admin.status import Cluster as ClusterStatus
+from dmq.admin.status import Inner, LaneTrouble, Lateness, ProxyTrouble
 from dmq.config import DaemonConfig
 from dmq.embedded.broker import EmbeddedBroker
+from dmq.forwarder.cluster import Cluster
 from dmq.forwarder.forwarder import Forwarder
 from dmq.forwarder.front import ClusterFront
 from dmq.forwarder.inner import InnerTopic
@@ -29,21 +34,11 @@ class ClusterSide:
     def __init__(self, config: DaemonConfig, clock: Clock, broker: EmbeddedBroker, metrics: Metrics) -> None:
         self._clock = clock
         self._grace_s = config.shutdown_grace_s
-        self._endpoints = tuple(map(str, config.endpoints))
+        self._addresses = tuple(map(str, config.endpoints or config.namesrv))
         self._away_since_ms = 0
         self._lateness = metrics.forward_lateness
         timeout_ms = round(config.cluster_timeout.total_seconds() * 1000)
-        secret = config.cluster_secret_key.get_secret_value() if config.cluster_secret_key is not None else ""
-        options = ClusterOptions(
-            endpoints=self._endpoints,
-            access_key=config.cluster_access_key or "",
-            secret_key=secret,
-            tls=config.cluster_tls,
-            tls_ca=config.cluster_tls_ca,
-            request_timeout_ms=timeout_ms,
-            sends_max=1,  # each further one is told in the trail, so it is the lane's
-        )
-        self._adapter = RocketMQBroker(options, clock, self._told)
+        self._adapter = _adapter_of(config, clock, timeout_ms, self._told)
         self._forwarder = Forwarder(
             broker,
             self._adapter,
@@ -92,14 +87,14 @@ class ClusterSide:
         await self._forwarder.close(self._grace_s)
         await self._adapter.close()
 
-    def status(self) -> Cluster:
+    def status(self) -> ClusterStatus:
         """Return how the cluster and the way to it are; call it on the loop."""
         totals, lanes = self._forwarder.totals, self._forwarder.lanes.values()
         failing = islice((lane for lane in lanes if lane.gate.error), _TROUBLES_MAX)
-        return Cluster(
-            endpoints=self._endpoints,
+        return ClusterStatus(
+            endpoints=self._addresses,
             away_since_ms=self._away_since_ms,
-            proxies=[ProxyTrouble(address=each, why=why) for each, why in self._adapter.proxies.errors.items()],
+            proxies=[ProxyTrouble(address=each, why=why) for each, why in self._adapter.errors.items()],
             waiting=sum(lane.waiting for lane in lanes),
             in_flight=sum(lane.in_flight for lane in lanes),
             forwarded=totals.forwarded,
@@ -126,13 +121,14 @@ class ClusterSide:
 
     def remark(self) -> str:
         """Return what somebody who asks for the health should know; empty: nothing."""
-        return "cluster: none of its proxies answers; see dmq status" if self._away_since_ms else ""
+        return "cluster: none of its addresses answers; see dmq status" if self._away_since_ms else ""
 
     def _told(self, event: str, **fields: object) -> None:
-        """Hear what happens to proxies."""
-        say: Callable[..., object] = log.info if event == "proxy_returned" else log.warning
+        """Hear what happens to proxies, or to brokers and name servers."""
+        is_return = event in {"proxy_returned", "broker_returned"}
+        say: Callable[..., object] = log.info if is_return else log.warning
         say(event, **fields)
-        if self._adapter.proxies.is_away:
+        if self._adapter.is_away:
             if not self._away_since_ms:
                 self._away_since_ms = self._clock.now_ms()
                 log.warning("cluster_away")
@@ -142,7 +138,38 @@ class ClusterSide:
             self._away_since_ms = 0
             log.info("cluster_back")
             self._forwarder.back()
-        if event == "proxy_returned":
+        if is_return:
             self._forwarder.try_now()
             if self.inner is not None:
                 self.inner.try_now()
+
+
+def _adapter_of(config: DaemonConfig, clock: Clock, timeout_ms: int, told: Callable[..., None]) -> Cluster:
+    """Return the client of the cluster: of its proxies, or of its name servers and brokers."""
+    secret = config.cluster_secret_key.get_secret_value() if config.cluster_secret_key is not None else ""
+    access = config.cluster_access_key or ""
+    if config.broker == "rocketmq":
+        options = ClusterOptions(
+            endpoints=tuple(map(str, config.endpoints)),
+            access_key=access,
+            secret_key=secret,
+            tls=config.cluster_tls,
+            tls_ca=config.cluster_tls_ca,
+            request_timeout_ms=timeout_ms,
+            sends_max=1,  # each further one is told in the trail, so it is the lane's
+        )
+        return RocketMQBroker(options, clock, told)
+    classic = RemotingBroker(
+        RemotingOptions(
+            names=tuple(map(str, config.namesrv)),
+            access_key=access,
+            secret_key=secret,
+            tls=config.cluster_tls,
+            tls_ca=config.cluster_tls_ca,
+            request_timeout_ms=timeout_ms,
+        ),
+        clock=clock,
+        told=told,
+    )
+    start = Start.FIRST_OFFSET if config.group_start == "earliest" else Start.LAST_OFFSET
+    return LeasingBroker(classic, clock, LeasingOptions(start=start, timeout_ms=timeout_ms), reach=classic)

@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 from broker_adapter.clock import Clock
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
+from broker_adapter.live_clients import LiveClients
 from dmq.embedded.group_queue import Lease
 from dmq.embedded.subscription import SubscribedQueue
 
-CLIENT_ALIVE_S = 60.0  # clients send a heartbeat every 10 s
-CLIENTS_MAX = 100_000  # remembered; the longest unseen give way, and their leases end as those of the dead do
 CLIENT_GONE_INVISIBLE_MS = 1_000
 _NAP_S_MAX = 0.2  # the loop's own timers do not count a suspended machine
 _TIDY_AT_MIN = 8192
@@ -40,13 +39,13 @@ class LeaseEnds:
         self._turn = 0
         self._tidy_at = _TIDY_AT_MIN
         self._sooner = asyncio.Event()
-        self._seen_s: dict[str, float] = {}  # the longest unseen first
+        self.clients = LiveClients(clock)
 
     def watch(self, queue: SubscribedQueue, offset: int, lease: Lease) -> None:
         """Have ``lease`` end in its time."""
         if lease.renew_for and not lease.renew_until_ms:
             lease.renew_until_ms = self._clock.boot_ms() + AUTO_RENEW_MS_MAX
-            if lease.renew_for not in self._seen_s:
+            if not self.clients.is_alive(lease.renew_for):
                 self.client_seen(lease.renew_for)
         self._turn += 1
         if not self._heap or lease.ends_ms < self._heap[0][0]:
@@ -66,24 +65,12 @@ class LeaseEnds:
         self._tidy_at = max(_TIDY_AT_MIN, 2 * len(self._heap))
 
     def client_seen(self, client_id: str) -> None:
-        """Note a sign of life, and forget who gave none for long."""
-        now_s = self._clock.monotonic_s()
-        seen_s = self._seen_s
-        seen_s.pop(client_id, None)
-        seen_s[client_id] = now_s
-        oldest = next(iter(seen_s))
-        while len(seen_s) > CLIENTS_MAX or now_s - seen_s[oldest] >= CLIENT_ALIVE_S:
-            del seen_s[oldest]
-            oldest = next(iter(seen_s))
-
-    def is_alive(self, client_id: str) -> bool:
-        """Say whether a client gave a sign of life lately."""
-        seen_s = self._seen_s.get(client_id)
-        return seen_s is not None and self._clock.monotonic_s() - seen_s < CLIENT_ALIVE_S
+        """Note a sign of life."""
+        self.clients.seen(client_id)
 
     def client_gone(self, client_id: str) -> None:
         """Let the client's renewed leases end soon."""
-        if self._seen_s.pop(client_id, None) is None:
+        if not self.clients.gone(client_id):
             return
         soon_ms = self._clock.boot_ms() + CLIENT_GONE_INVISIBLE_MS
         for _, _, queue, offset, epoch in list(self._heap):
@@ -127,4 +114,4 @@ class LeaseEnds:
     def _is_renewed(self, lease: Lease, now_ms: int) -> bool:
         if not lease.renew_for or now_ms >= lease.renew_until_ms:
             return False
-        return self.is_alive(lease.renew_for)
+        return self.clients.is_alive(lease.renew_for)

@@ -20,13 +20,12 @@ from broker_adapter.deferred import Deferred
 from broker_adapter.errors import BrokerAway, BrokerError, BrokerUnavailable, Refused, Rule
 from broker_adapter.limits import POLLING_MS_MIN, QUEUES_PER_TOPIC_DEFAULT
 from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt, pack_id
-from broker_adapter.rocketmq import RocketMQBroker
-from broker_adapter.rocketmq.addresses import Name
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from broker_adapter.transactions import Checker, Half, HalfReceipt, TransactionalBroker
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.names import Topic
+from dmq.forwarder.cluster import Cluster
 from dmq.forwarder.forwarder import Forwarder
 from dmq.forwarder.lane import forwarded_type
 from dmq.forwarder.retries_here import Asked, RetriesHere
@@ -45,7 +44,7 @@ class ClusterFront:
     def __init__(
         self,
         local: EmbeddedBroker,
-        cluster: RocketMQBroker,
+        cluster: Cluster,
         forwarder: Forwarder,
         *,
         accepts_while_away: bool,
@@ -69,8 +68,8 @@ class ClusterFront:
 
     @property
     def is_away(self) -> bool:
-        """Whether no proxy of the cluster answers."""
-        return self._cluster.proxies.is_away
+        """Whether nothing of the cluster answers."""
+        return self._cluster.is_away
 
     # -- names --------------------------------------------------------------------------------------------------------
 
@@ -86,9 +85,9 @@ class ClusterFront:
             return await self._local.route(topic)  # dead letters that only are here
 
     async def _cluster_route(self, topic: str) -> TopicRoute:
-        known = self._cluster.routes.known(topic)
+        known = self._cluster.known_route(topic)
         if self.is_away and known is not None:
-            return _with_delays(known.as_topic_route)
+            return _with_delays(known)
         try:
             return _with_delays(await self._cluster.route(topic))
         except BrokerUnavailable:
@@ -149,7 +148,7 @@ class ClusterFront:
             if each.deliver_at_ms and each.topic.startswith(_DERIVED):
                 raise Refused(Rule.TOPIC, "retries and dead letters cannot be delayed", value=each.topic)
         for each in envelopes:
-            route = self._cluster.routes.known(each.topic)
+            route = self._cluster.known_route(each.topic)
             if route is None:
                 return Deferred.of(self._keep_new(envelopes))
             _check_delay(each, route.types)
@@ -158,7 +157,7 @@ class ClusterFront:
     async def _keep_new(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:
         """Keep what is delayed, of topics that nothing is known of yet."""
         for each in envelopes:
-            if not self.is_away or self._cluster.routes.known(each.topic) is not None:
+            if not self.is_away or self._cluster.known_route(each.topic) is not None:
                 try:
                     _check_delay(each, (await self._cluster.route(each.topic)).types)
                 except BrokerUnavailable:
@@ -202,7 +201,7 @@ class ClusterFront:
 
     async def recall(self, topic: str, recall_handle: str) -> RecallReceipt:
         """As ``PopBroker.recall``, where the message is; of what the cluster delays its answer is the cluster's."""
-        owner = self._cluster if _is_clusters(recall_handle) else self._local
+        owner = self._cluster if self._cluster.owns(recall_handle) else self._local
         return await owner.recall(topic, recall_handle)
 
     # -- transactions -------------------------------------------------------------------------------------------------
@@ -227,7 +226,7 @@ class ClusterFront:
         await self._decider(transaction_id).roll_back(topic, transaction_id)
 
     def _decider(self, transaction_id: str) -> TransactionalBroker:
-        return self._cluster if _is_clusters(transaction_id) else self._local.transactions
+        return self._cluster if self._cluster.owns(transaction_id) else self._local.transactions
 
     # -- consuming ----------------------------------------------------------------------------------------------------
 
@@ -326,7 +325,7 @@ class ClusterFront:
 
     async def _is_there(self, topic: str) -> bool:
         """Say whether the cluster has a topic, as far as is known: dead letters may only be here."""
-        if self.is_away or self._cluster.routes.known(topic) is not None:
+        if self.is_away or self._cluster.known_route(topic) is not None:
             return True
         try:
             await self._cluster.route(topic)
@@ -338,12 +337,12 @@ class ClusterFront:
 
     async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:
         """As ``PopBroker.ack``."""
-        there = [each for each in receipt_handles if _is_clusters(each)]
+        there = [each for each in receipt_handles if self._cluster.owns(each)]
         if not there:
             return await self._local.ack(group, topic, receipt_handles)
         if len(there) == len(receipt_handles):
             return await self._here.ack(group, topic, receipt_handles)
-        here = [each for each in receipt_handles if not _is_clusters(each)]
+        here = [each for each in receipt_handles if not self._cluster.owns(each)]
         asked = [(here, self._local.ack(group, topic, here)), (there, self._here.ack(group, topic, there))]
         answers = await asyncio.gather(*(each for _, each in asked), return_exceptions=True)
         results: dict[str, Exception | None] = {}
@@ -360,12 +359,12 @@ class ClusterFront:
         self, group: str, topic: str, receipt_handle: str, invisible_ms: int, *, suspend: bool = False
     ) -> str:
         """As ``PopBroker.change_invisible``."""
-        owner = self._here if _is_clusters(receipt_handle) else self._local
+        owner = self._here if self._cluster.owns(receipt_handle) else self._local
         return await owner.change_invisible(group, topic, receipt_handle, invisible_ms, suspend=suspend)
 
     async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
         """As ``PopBroker.dead_letter``."""
-        owner = self._here if _is_clusters(receipt_handle) else self._local
+        owner = self._here if self._cluster.owns(receipt_handle) else self._local
         await owner.dead_letter(group, topic, receipt_handle, attempts=attempts)
 
     def client_seen(self, client_id: str) -> None:
@@ -394,15 +393,6 @@ async def _call_off(asked: Asked, receiving: Receiving, owner: PopBroker) -> Non
     for each in _brought(receiving):
         with suppress(BrokerError):  # else it comes back when its invisible duration is over
             await owner.change_invisible(asked.group, each.topic, each.receipt_handle, 0, suspend=True)
-
-
-def _is_clusters(handle: str) -> bool:
-    """Say whether the cluster gave a handle, or what tells a transaction."""
-    try:
-        Name.of(handle, Rule.REQUEST)
-    except Refused:
-        return False
-    return True
 
 
 def _with_delays(route: TopicRoute) -> TopicRoute:

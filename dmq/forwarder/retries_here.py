@@ -266,7 +266,7 @@ class RetriesHere:
                 held = self._held.get(handle)
                 if held is None or held.ends_ms > now_ms:
                     continue  # finished, or hidden anew and watched anew
-                if now_ms < held.renew_until_ms and self._local.lease_ends.is_alive(held.renew_for):
+                if now_ms < held.renew_until_ms and self._local.lease_ends.clients.is_alive(held.renew_for):
                     held.ends_ms = min(now_ms + AUTO_RENEW_INVISIBLE_MS, held.renew_until_ms)
                     self._watch(handle, held)
                     continue

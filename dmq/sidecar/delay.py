@@ -18,8 +18,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from broker_adapter.errors import Refused, Rule
-from broker_adapter.limits import DELIVER_AT_MS_MAX
-from retry.policy import DELAY_LEVELS_MS
+from broker_adapter.limits import DELAY_LEVELS_MS, DELIVER_AT_MS_MAX
 
 LEVEL = "DELAY"
 DELAY_SEC = "TIMER_DELAY_SEC"

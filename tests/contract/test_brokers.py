@@ -85,7 +85,10 @@ async def test_a_filter_passes_its_tags_only(rig: Rig) -> None:
     assert found.message_id == blue.message_id
 
 
-@every_broker()
+_NO_TIMERS = "RocketMQ before 5.0 has delay levels only: the daemon keeps what is delayed"
+
+
+@every_broker(leased_4=_NO_TIMERS)
 async def test_a_delayed_message_is_never_early(rig: Rig) -> None:
     """Nothing before its time, and it tells its time."""
     topic, group = rig.topic("DELAY"), rig.group()
@@ -97,7 +100,7 @@ async def test_a_delayed_message_is_never_early(rig: Rig) -> None:
     assert found.deliver_at_ms == at_ms
 
 
-@every_broker()
+@every_broker(leased_4=_NO_TIMERS)
 async def test_a_recalled_message_does_not_come(rig: Rig) -> None:
     """Its neighbour does."""
     topic, group = rig.topic("DELAY"), rig.group()
@@ -112,7 +115,9 @@ async def test_a_recalled_message_does_not_come(rig: Rig) -> None:
     await rig.nothing_comes(group, topic, 1)
 
 
-@every_broker(rocketmq="RocketMQ says OK to a recall of what does not exist: 'recalled' says nothing there")
+@every_broker(
+    rocketmq="a proxy says OK to a recall of what does not exist: 'recalled' says nothing there", leased_4=_NO_TIMERS
+)
 async def test_a_recall_that_comes_too_late_is_told_so(rig: Rig) -> None:
     """When it was delivered."""
     topic, group = rig.topic("DELAY"), rig.group()
@@ -124,7 +129,10 @@ async def test_a_recall_that_comes_too_late_is_told_so(rig: Rig) -> None:
     assert refused.value.rule is Rule.NOT_FOUND
 
 
-@every_broker(rocketmq="RocketMQ knows no ids: the same message sent twice is stored twice")
+_NO_IDS = "RocketMQ knows no ids: the same message sent twice is stored twice"
+
+
+@every_broker(rocketmq=_NO_IDS, leased_5=_NO_IDS, leased_4=_NO_IDS)
 async def test_a_repeated_send_is_not_stored_again(rig: Rig) -> None:
     """The same message id: one message."""
     topic, group = rig.topic("NORMAL"), rig.group()
@@ -148,8 +156,15 @@ async def test_several_messages_in_one_send(rig: Rig) -> None:
     assert {each.message_id for each in found} == {each.message_id for each in sent}
 
 
+_NO_DELAYED_BATCH = "the adapter refuses what RocketMQ would not take"
+
+
 @every_broker(
-    rocketmq="RocketMQ takes no delayed messages in a batch", sidecar="the adapter refuses what RocketMQ would not take"
+    rocketmq="RocketMQ takes no delayed messages in a batch",
+    sidecar=_NO_DELAYED_BATCH,
+    leased_here=_NO_DELAYED_BATCH,
+    leased_5=_NO_DELAYED_BATCH,
+    leased_4=_NO_DELAYED_BATCH,
 )
 async def test_several_delayed_messages_in_one_send(rig: Rig) -> None:
     """A receipt and a recall handle for each."""

@@ -23,6 +23,7 @@ from support.rigs import (
 )
 from support.trail import read_facts
 
+from broker_adapter import live_clients
 from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
 from dmq.audit.events import EventKind
 from dmq.embedded import lease_ends
@@ -240,12 +241,12 @@ async def test_a_delivery_that_is_being_given_back_does_not_expire(rig: Embedded
 @every_durable_broker()
 async def test_clients_that_fell_silent_are_forgotten(rig: EmbeddedRig) -> None:
     """Every start of an application is a new client id: the memory of them has an end in time and in number."""
-    seen = rig.broker.lease_ends._seen_s
+    seen = rig.broker.lease_ends.clients._seen_s
     for number in range(1_000):
         rig.broker.client_seen(f"c-{number}")
         rig.clock.advance(125)
     assert list(seen) == [f"c-{number}" for number in range(520, 1_000)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lease_ends, "CLIENTS_MAX", 10)
+        patch.setattr(live_clients, "CLIENTS_MAX", 10)
         rig.broker.client_seen("c-700")
     assert list(seen) == [*(f"c-{number}" for number in range(991, 1_000)), "c-700"]

@@ -8,9 +8,11 @@ import ssl
 import struct
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from broker_adapter.errors import BrokerUnavailable
 from broker_adapter.remoting import RemotingClient, RemotingOptions
@@ -62,6 +64,7 @@ def play(
     scenario: Callable[[str], Coroutine[object, object, None]],
     tls: ssl.SSLContext | None = None,
     then: Peer = well,
+    make_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> None:
     """Run a scenario with the address of a peer whose first connection is served by ``first``, others by ``then``."""
 
@@ -89,7 +92,8 @@ def play(
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(main())
 
 
 @pytest.mark.parametrize(
@@ -115,6 +119,25 @@ def test_a_broken_peer_costs_an_error_and_a_new_connection(peer: Peer, why: str)
         await patient.close()
 
     play(peer, scenario)
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_connection_that_broke_unheard_costs_one_call(make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """Danger: uvloop raises an error of its own when such a one is written to, which a daemon took for its end."""
+
+    async def scenario(address: str) -> None:
+        connection = Connection(address, timeout_s=PATIENCE_S)
+        for turns in range(5):  # of the loop, until the next call
+            assert (await connection.ask(Frame(code=1))).body == b"1"
+            assert connection._link is not None
+            connection._link._writer.transport.abort()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            with suppress(BrokerUnavailable):
+                assert (await connection.ask(Frame(code=2))).body == b"2"
+        await connection.close()
+
+    play(well, scenario, make_loop=make_loop)
 
 
 def test_answers_are_matched_whatever_their_order() -> None:

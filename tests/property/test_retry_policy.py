@@ -9,9 +9,9 @@ from random import Random
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from broker_adapter.limits import DELAY_LEVELS_MS
 from retry.flow import ComeBack, Forwarded, LeaseExpired, Nacked, SentBack, after_failure
 from retry.policy import (
-    DELAY_LEVELS_MS,
     DELAY_MS_LIMIT,
     MAX_AGE_MS_LIMIT,
     MAX_ATTEMPTS_LIMIT,

@@ -7,6 +7,7 @@ asked of every broker, whoever made it; where one does it differently, its test 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -15,19 +16,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cluster import cluster
+from support.cluster import cluster, cluster_4
 from support.daemon import Daemon
 from support.effort import at_length
 
+from bench.rocketmq import RocketMQ
 from broker_adapter.adapter import PopBroker, Subscription
+from broker_adapter.classic import ClassicBroker
 from broker_adapter.clock import SystemClock
+from broker_adapter.leasing import LeasingBroker, LeasingOptions
 from broker_adapter.message import Delivery, Envelope, Message
 from broker_adapter.message_id import new_message_id
+from broker_adapter.remoting import RemotingBroker, RemotingOptions
 from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
 from broker_adapter.transactions import TransactionalBroker
 from broker_adapter.wire.mapping import encode
 from dmq.audit.events import gap_event
 from dmq.embedded.broker import EmbeddedBroker
+from dmq.embedded.classic import EmbeddedClassic
 from dmq.errors import StoreError
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.rocks import RocksEngine
@@ -35,6 +41,7 @@ from dmq.store.store import Store, StoreOptions
 
 INVISIBLE_MS = 10_000  # the least that RocketMQ takes
 REQUEST_MS = 30_000  # a machine that stalls is no broker that is away
+_GROUPS = itertools.count()
 PATIENCE_S = 60.0  # for what happens by itself; nothing waits that long unless it is broken
 
 
@@ -146,31 +153,83 @@ async def rocketmq(path: Path) -> AsyncIterator[Rig]:
         await broker.close()
 
 
+@asynccontextmanager
+async def leased_here(path: Path) -> AsyncIterator[Rig]:
+    """Leases over the embedded broker's queues, as over those of a classic cluster."""
+    async with embedded(path) as rig:
+        assert isinstance(rig.broker, EmbeddedBroker)
+        async with _leasing(EmbeddedClassic(rig.broker, "leasing")) as broker:
+            yield Rig(broker, broker, *_names())
+
+
+@asynccontextmanager
+async def leased(running: RocketMQ, topic: Callable[[str], str]) -> AsyncIterator[Rig]:
+    """Leases over the queues of Apache RocketMQ, by the classic protocol."""
+    options = RemotingOptions(names=tuple(running.names.split(";")), request_timeout_ms=REQUEST_MS)
+    async with _leasing(RemotingBroker(options)) as broker:
+        yield Rig(broker, broker, topic, lambda: f"leased-{next(_GROUPS)}")
+
+
+@asynccontextmanager
+async def leased_5(path: Path) -> AsyncIterator[Rig]:
+    """Leases over RocketMQ 5.5."""
+    found = cluster()
+    async with leased(found.rocketmq, found.topic) as rig:
+        yield rig
+
+
+@asynccontextmanager
+async def leased_4(path: Path) -> AsyncIterator[Rig]:
+    """Leases over RocketMQ 4.9."""
+    running, name = cluster_4(), f"leased-topic-{next(_GROUPS)}"
+    await asyncio.to_thread(running.make_topics, {name: "NORMAL"})
+    async with leased(running, lambda _: name) as rig:
+        yield rig
+
+
+@asynccontextmanager
+async def _leasing(classic: ClassicBroker) -> AsyncIterator[LeasingBroker]:
+    broker = LeasingBroker(classic, SystemClock(), LeasingOptions(timeout_ms=REQUEST_MS))
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
 def _names() -> tuple[Callable[[str], str], Callable[[], str]]:
     taken = iter(range(1_000))
     return (lambda kind: f"{kind.lower()}-{next(taken)}"), (lambda: f"group-{next(taken)}")
 
 
 Scenario = Callable[[Rig], Coroutine[object, object, None]]
-_MAKERS = {"embedded": embedded, "sidecar": through_the_sidecar, "rocketmq": rocketmq}
+_MAKERS = {
+    "embedded": embedded,
+    "sidecar": through_the_sidecar,
+    "rocketmq": rocketmq,
+    "leased_here": leased_here,
+    "leased_5": leased_5,
+    "leased_4": leased_4,
+}
+_CLUSTERS = {"rocketmq": cluster, "leased_5": cluster, "leased_4": cluster_4}
 
 
 def every_broker(*, spins_rocketmq: bool = False, **differs: str) -> Callable[[Scenario], Callable[..., None]]:
     """Run a scenario on every broker; ``differs`` says of a broker why it cannot hold there.
 
     A broker of RocketMQ 5.5.0 that ended a transaction keeps a core busy for as long as it lives, so what
-    ``spins_rocketmq`` is left to long runs there.
+    ``spins_rocketmq`` is left to long runs, and so is what RocketMQ 5 does as 4 does.
     """
 
     def decorate(scenario: Scenario) -> Callable[..., None]:
         def test(kind: str, tmp_path: Path) -> None:
-            if kind == "rocketmq":
-                cluster()
+            if kind in _CLUSTERS:
+                _CLUSTERS[kind]()
             asyncio.run(_play(kind, tmp_path, scenario))
 
         def marks(kind: str) -> list[pytest.MarkDecorator]:
             found = [pytest.mark.xfail(strict=True, reason=differs[kind])] if kind in differs else []
-            return [*found, at_length] if spins_rocketmq and kind == "rocketmq" else found
+            is_long = kind == "leased_5" or (spins_rocketmq and kind in _CLUSTERS)
+            return [*found, at_length] if is_long else found
 
         test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
         return pytest.mark.parametrize("kind", [pytest.param(kind, marks=marks(kind)) for kind in _MAKERS])(test)

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from broker_adapter.adapter import GroupSettings, Subscription, TopicRoute
 from broker_adapter.clock import Clock
 from broker_adapter.errors import Refused, Rule, topic_unknown
+from broker_adapter.limits import RETRY_STEPS_MS
 from broker_adapter.message import DeadLetterFacts, Delivery, Envelope, RecallReceipt, SendReceipt, pack_id
 from broker_adapter.topics import dead_letter_topic
 from dmq.embedded.filters import filter_of
 from dmq.store.schema.record import QueuedMessage
 from dmq.units import format_time
-from retry.policy import MAX_ATTEMPTS_DEFAULT, RETRY_STEPS_MS, Reason
+from retry.policy import MAX_ATTEMPTS_DEFAULT, Reason
 
 DEFAULT_SETTINGS = GroupSettings(is_fifo=False, max_attempts=MAX_ATTEMPTS_DEFAULT, delays_ms=RETRY_STEPS_MS)
 

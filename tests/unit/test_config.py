@@ -144,7 +144,7 @@ def test_the_addresses_of_a_kubernetes_service_are_no_settings(monkeypatch: pyte
 def test_embedded_topics_are_refused_where_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a cluster the setting would say nothing; the refusal says what is needed."""
     monkeypatch.setenv("DMQ_EMBEDDED_TOPICS", "orders;bills*")
-    assert "embedded_topics needs broker = rocketmq" in problems()[0]
+    assert "embedded_topics needs a cluster" in problems()[0]
     monkeypatch.setenv("DMQ_BROKER", "rocketmq")
     monkeypatch.setenv("DMQ_ENDPOINTS", "127.0.0.1:8081")
     assert load().embedded_topics.has("bills-2026")
@@ -255,10 +255,13 @@ def test_a_file_of_access_keys_is_named_or_off(monkeypatch: pytest.MonkeyPatch) 
     ("flags", "expected"),
     [
         ({"broker": "rocketmq"}, "needs endpoints"),
-        ({"endpoints": "127.0.0.1:8081"}, "broker = rocketmq"),
+        ({"endpoints": "127.0.0.1:8081"}, "endpoints is of broker = rocketmq only; broker is embedded"),
         ({"broker": "rocketmq", "endpoints": "127.0.0.1"}, "host:port is expected"),
         ({"broker": "rocketmq", "endpoints": "127.0.0.1:8081;"}, "host:port is expected"),
-        ({"inner_topic": "dmq_inner_topic"}, "broker = rocketmq"),
+        ({"broker": "rocketmq-remoting"}, "needs namesrv"),
+        ({"broker": "rocketmq-remoting", "endpoints": "127.0.0.1:8081"}, "endpoints is of broker = rocketmq only"),
+        ({"broker": "rocketmq", "endpoints": "127.0.0.1:8081", "namesrv": "127.0.0.1:9876"}, "namesrv is of broker"),
+        ({"inner_topic": "dmq_inner_topic"}, "broker = embedded there is none"),
         ({"cluster_access_key": "key"}, "go together"),
     ],
 )

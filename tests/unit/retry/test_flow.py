@@ -6,8 +6,9 @@ from random import Random
 
 import pytest
 
+from broker_adapter.limits import DELAY_LEVELS_MS
 from retry.flow import ComeBack, Failure, Forwarded, LeaseExpired, Nacked, Outcome, SentBack, after_failure
-from retry.policy import DELAY_LEVELS_MS, DeadLetter, Fixed, Reason, RetryAt, RetryPolicy
+from retry.policy import DeadLetter, Fixed, Reason, RetryAt, RetryPolicy
 
 NOW = 1_700_000_000_000
 HOUR, DAY = 3_600_000, 86_400_000

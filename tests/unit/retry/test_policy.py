@@ -8,11 +8,10 @@ from random import Random
 
 import pytest
 
+from broker_adapter.limits import DELAY_LEVELS_MS, RETRY_STEPS_MS
 from dmq.sidecar.delay import DELAY_LEVELS_MS_DEFAULT
 from dmq.units import DELAY_LEVELS_DEFAULT, parse_delay_levels
 from retry.policy import (
-    DELAY_LEVELS_MS,
-    RETRY_STEPS_MS,
     SPOOL_STEPS_MS,
     DeadLetter,
     Exponential,

@@ -1,0 +1,379 @@
+"""The broker contract in front of brokers that know queues and offsets only (``PopBroker``, ``TransactionalBroker``).
+
+What such a cluster cannot do is refused with ``Rule.UNSUPPORTED``, or done differently:
+
+- a send is not idempotent: the same message id sent twice is stored twice;
+- a delay is what its brokers can: nothing before RocketMQ 5, unless the daemon keeps the message until it is due;
+- a recall says nothing of what became of the message;
+- a lease is this process's, as its queues are: if it dies or leaves a queue to another member of the group, what was
+  leased comes again, and so does what was acknowledged a moment ago or behind a message that is not finished;
+- nothing that fails comes again sooner than after the shortest delay level, a second, unless it was given back;
+- a commit or a rollback has no answer: a broker that did not hear it asks the producer again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol
+
+from broker_adapter.adapter import ROCKETMQ_GROUP, GroupSettings, Subscription, TopicRoute
+from broker_adapter.classic import ClassicBroker, Decision, Start, TransactionCheck
+from broker_adapter.clock import Clock
+from broker_adapter.errors import Overloaded, Refused, Rule
+from broker_adapter.leasing.handles import HalfHandle, LeaseHandle, given_recall_handle, is_ours
+from broker_adapter.leasing.leases import Leases
+from broker_adapter.leasing.member import GroupMember
+from broker_adapter.leasing.messages import delivery_of, message_of, send_receipt
+from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, BODY_BYTES_MAX, GROUPS_MAX, TOPICS_MAX
+from broker_adapter.live_clients import LiveClients
+from broker_adapter.log import LibraryLog
+from broker_adapter.membership import Membership
+from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
+from broker_adapter.message_queue import MessageQueue
+from broker_adapter.producer import Producer, ProducerOptions
+from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group
+from broker_adapter.transactions import Check, Checker, Half, HalfReceipt
+from broker_adapter.wire.mapping import encode
+
+PRODUCER_GROUP = "dmq-producers"
+_TICK_S = 0.2
+_LOOK_EVERY = 300  # ticks: a minute
+_LOOK_S = 1.0
+_CHECK_AFTER, _CHECKED_TIMES = "CHECK_IMMUNITY_TIME_IN_SECONDS", "TRANSACTION_CHECK_TIMES"  # of a half message
+
+_log = LibraryLog("broker_adapter.leasing")
+
+
+class Reach(Protocol):
+    """Which brokers answer."""
+
+    @property
+    def is_away(self) -> bool:
+        """Whether none of the brokers answers."""
+        ...
+
+    @property
+    def errors(self) -> Mapping[str, str]:
+        """What is wrong with those that do not answer, by address."""
+        ...
+
+    async def look(self) -> None:
+        """Ask those that do not answer whether they do now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasingOptions:
+    """How to use a cluster. ``start``: where a group begins in a queue that it never consumed."""
+
+    start: Start = Start.FIRST_OFFSET
+    timeout_ms: int = 3_000  # of a send
+
+
+_DEFAULTS = LeasingOptions()
+
+
+class LeasingBroker:
+    """Belongs to one event loop; ``start`` it and ``close`` it."""
+
+    def __init__(
+        self,
+        classic: ClassicBroker,
+        clock: Clock,
+        options: LeasingOptions = _DEFAULTS,
+        reach: Reach | None = None,
+    ) -> None:
+        """Without ``reach`` the brokers are believed to answer, as those in this process do."""
+        self._classic = classic
+        self._clock = clock
+        self._options = options
+        self._reach = reach
+        self._membership = Membership(classic)
+        sends = ProducerOptions(attempts_max=1, timeout_ms=options.timeout_ms, fault_avoidance=True)
+        self._producer = Producer(self._membership, PRODUCER_GROUP, sends, clock=clock)
+        self._is_producing = False
+        self._run = os.urandom(6).hex()
+        self._handed_out = count(1)
+        self._clients = LiveClients(clock)
+        self._members: dict[str, GroupMember] = {}
+        self._routes: dict[str, Mapping[MessageQueue, int]] = {}  # the number of each queue, by topic
+        self._checker: Checker | None = None
+        self._tasks: set[asyncio.Task[None]] = {
+            asyncio.ensure_future(self._tick()),
+            asyncio.ensure_future(self._look()),
+        }
+
+    async def close(self) -> None:
+        """Commit how far groups have come, leave them, and close all connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(each.close() for each in self._members.values()))
+        if self._is_producing:
+            await self._membership.remove_producer(PRODUCER_GROUP)
+        await self._membership.close()
+        await self._classic.close()
+
+    # -- the cluster --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_away(self) -> bool:
+        """Whether none of its brokers answers."""
+        return self._reach is not None and self._reach.is_away
+
+    @property
+    def errors(self) -> Mapping[str, str]:
+        """What is wrong with brokers that do not answer, by address."""
+        return self._reach.errors if self._reach is not None else {}
+
+    def owns(self, handle: str) -> bool:
+        """Say whether it gave a handle, or what tells a transaction."""
+        return is_ours(handle)
+
+    def known_route(self, topic: str) -> TopicRoute | None:
+        """Return what was told of a topic last, however long ago; ``None`` if nothing was."""
+        known = self._routes.get(topic)
+        return TopicRoute(topic, len(known)) if known is not None else None
+
+    def is_known(self, kind: str, name: str) -> bool:
+        """Say whether the cluster was heard to have one of ``topics``, or a group of ``groups`` receives."""
+        return name in (self._routes if kind == "topics" else self._members)
+
+    # -- names --------------------------------------------------------------------------------------------------------
+
+    async def route(self, topic: str) -> TopicRoute:
+        """As ``PopBroker.route``. A cluster that makes topics when a message comes makes this one with the first."""
+        return TopicRoute(topic, len(await self._numbers(topic)))
+
+    async def ensure_group(self, group: str) -> None:
+        """As ``PopBroker.ensure_group``: brokers hear of a group when it receives, and refuse it then if they must."""
+        check_group(group)
+
+    def group_settings(self, group: str, topics: Collection[str] = ()) -> GroupSettings:  # noqa: ARG002 - all alike
+        """As ``PopBroker.group_settings``: RocketMQ's defaults."""
+        return ROCKETMQ_GROUP
+
+    # -- producing ----------------------------------------------------------------------------------------------------
+
+    async def send(self, envelopes: Sequence[Envelope]) -> Sequence[SendReceipt]:
+        """As ``PopBroker.send``, in one attempt, but that nothing is known of ids that were sent before."""
+        first = envelopes[0]
+        messages = [message_of(each) for each in envelopes]
+        if len(envelopes) > 1:
+            if any(
+                each.topic != first.topic
+                or each.message_type is not MessageType.NORMAL
+                or each.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+                for each in envelopes
+            ):
+                why = "RocketMQ takes several messages in one send only if all are normal ones of one topic"
+                raise Refused(Rule.UNSUPPORTED, why, value=f"{len(envelopes)} messages")
+            if sum(len(each.body) for each in messages) > BODY_BYTES_MAX:
+                why = "the messages of one send are too large together: send them one by one"
+                raise Refused(Rule.BODY_SIZE, why, value=len(envelopes), limit=f"{BODY_BYTES_MAX} bytes")
+            batch = await self._producer.send_batch(messages)
+            queue_id = self._routes.get(first.topic, {}).get(batch.queue, -1)
+            return [
+                send_receipt(batch._replace(queue_offset=batch.queue_offset + number), each.message_id, queue_id)
+                for number, each in enumerate(envelopes)
+            ]
+        receipt = await self._producer.send(messages[0])
+        return [send_receipt(receipt, first.message_id, self._routes.get(first.topic, {}).get(receipt.queue, -1))]
+
+    async def recall(self, topic: str, recall_handle: str) -> RecallReceipt:
+        """As ``PopBroker.recall``, but that the cluster's OK does not say that the message was still there."""
+        message_id = await self._classic.recall(topic, given_recall_handle(recall_handle))
+        return RecallReceipt(message_id, self._clock.now_ms())
+
+    # -- transactions -------------------------------------------------------------------------------------------------
+
+    def attach(self, checker: Checker) -> None:
+        """As ``TransactionalBroker.attach``."""
+        self._checker = checker
+
+    async def prepare(self, halves: Sequence[Half]) -> Sequence[HalfReceipt]:
+        """As ``TransactionalBroker.prepare``, for one half message without a delay."""
+        (half, *others) = halves
+        if others or half.delay_ms or half.envelope.deliver_at_ms or half.envelope.message_group:
+            why = "RocketMQ takes one half message in a send, and none that is delayed or has a message group"
+            raise Refused(Rule.UNSUPPORTED, why, value=f"{len(halves)} half messages")
+        await self._join_producers()
+        message = message_of(half.envelope)
+        system = {_CHECK_AFTER: str(-(-half.check_after_ms // 1000))} if half.check_after_ms else {}
+        receipt = await self._producer.send_half(message, system)
+        handle = HalfHandle(
+            receipt.queue, receipt.queue_offset, receipt.offset_id, message.message_id, receipt.transaction_id
+        )
+        return [HalfReceipt(message.message_id, str(handle))]
+
+    async def commit(self, topic: str, transaction_id: str) -> None:
+        """As ``TransactionalBroker.commit``, but that nothing says whether it was heard."""
+        await self._end(HalfHandle.of(transaction_id, topic), Decision.COMMIT)
+
+    async def roll_back(self, topic: str, transaction_id: str) -> None:
+        """As ``TransactionalBroker.roll_back``, but that nothing says whether it was heard."""
+        await self._end(HalfHandle.of(transaction_id, topic), Decision.ROLLBACK)
+
+    async def _end(self, half: HalfHandle, decision: Decision) -> None:
+        await self._classic.end_transaction(PRODUCER_GROUP, half.receipt, decision, check=half.question(PRODUCER_GROUP))
+
+    async def _join_producers(self) -> None:
+        """Belong to the group that brokers ask about open transactions, those of an earlier run too."""
+        if not self._is_producing:
+            self._is_producing = True
+            await self._membership.add_producer(PRODUCER_GROUP, self._asked)
+
+    def _asked(self, question: TransactionCheck) -> None:
+        task = asyncio.ensure_future(self._pass_on(question))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _pass_on(self, question: TransactionCheck) -> None:
+        received = question.message
+        message = received.message
+        half = HalfHandle(
+            received.queue,
+            received.queue_offset,
+            received.offset_id,
+            message.message_id,
+            question.transaction_id,
+            is_asked=True,
+        )
+        number = received.system.get(_CHECKED_TIMES, "1")
+        check = Check(
+            message.topic,
+            message.message_id,
+            str(half),
+            encode(message).payload,
+            int(number) if number.isdigit() else 1,
+        )
+        if self._checker is not None and self._checker.is_live(message.topic):
+            await self._checker.check(check)  # if nobody answers, the broker asks again
+
+    # -- consuming ----------------------------------------------------------------------------------------------------
+
+    async def receive(
+        self,
+        group: str,
+        subscription: Subscription,
+        *,
+        batch_max: int,
+        invisible_ms: int,
+        wait_ms: int,
+        renew_for: str = "",
+    ) -> Sequence[Delivery]:
+        """As ``PopBroker.receive``; a receive of one queue is one of any."""
+        numbers = await self._numbers(subscription.topic)
+        hidden_ms = AUTO_RENEW_INVISIBLE_MS if renew_for else invisible_ms
+        found = await self._member(group).receive(
+            subscription, batch_max=batch_max, invisible_ms=invisible_ms, wait_ms=wait_ms, renew_for=renew_for
+        )
+        return [delivery_of(each, numbers.get(each.received.queue, 0), hidden_ms) for each in found]
+
+    async def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Sequence[Exception | None]:  # noqa: ARG002
+        """As ``PopBroker.ack``, but that it may have to be said again after this process died."""
+        return [self._acked(group, each) for each in receipt_handles]
+
+    def _acked(self, group: str, receipt_handle: str) -> Exception | None:
+        try:
+            self._leases(group, receipt_handle).ack(LeaseHandle.of(receipt_handle))
+        except Refused as refused:
+            return refused
+        return None
+
+    async def change_invisible(
+        self,
+        group: str,
+        topic: str,  # noqa: ARG002
+        receipt_handle: str,
+        invisible_ms: int,
+        *,
+        suspend: bool = False,
+    ) -> str:
+        """As ``PopBroker.change_invisible``."""
+        handle = LeaseHandle.of(receipt_handle)
+        await self._leases(group, receipt_handle).change_invisible(handle, invisible_ms, suspend=suspend)
+        return receipt_handle
+
+    async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:  # noqa: ARG002
+        """As ``PopBroker.dead_letter``; whoever gives up is believed, as RocketMQ does."""
+        handle = LeaseHandle.of(receipt_handle)
+        await self._leases(group, receipt_handle).bury(handle)
+
+    def client_seen(self, client_id: str) -> None:
+        """As ``PopBroker.client_seen``."""
+        self._clients.seen(client_id)
+
+    def client_gone(self, client_id: str) -> None:
+        """As ``PopBroker.client_gone``: its leases end in a second."""
+        if self._clients.gone(client_id):
+            for member in self._members.values():
+                if member.leases is not None:
+                    member.leases.client_gone(client_id)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    async def _numbers(self, topic: str) -> Mapping[MessageQueue, int]:
+        """Return the queues of a topic with the numbers that clients know them by."""
+        try:
+            route = await self._membership.route(topic)
+        except Refused:
+            self._routes.pop(topic, None)
+            raise
+        known = self._routes.get(topic)
+        if known is None or len(known) != len(route.readable) or any(each not in known for each in route.readable):
+            known = {queue: number for number, queue in enumerate(route.readable)}
+            if len(self._routes) >= TOPICS_MAX:
+                self._routes.pop(next(iter(self._routes)))
+            self._routes[topic] = known
+        return known
+
+    def _member(self, group: str) -> GroupMember:
+        member = self._members.get(group)
+        if member is None:
+            if len(self._members) >= GROUPS_MAX:
+                raise Overloaded("too many consumer groups receive at once", limit=GROUPS_MAX)
+            member = self._members[check_group(group)] = GroupMember(
+                self._membership,
+                group,
+                self._clock,
+                self._clients,
+                run=self._run,
+                numbers=self._handed_out,
+                start=self._options.start,
+            )
+        return member
+
+    def _leases(self, group: str, receipt_handle: str) -> Leases:
+        member = self._members.get(group)
+        if member is None or member.leases is None:
+            why = f"nobody receives for group {group!r} here now, so what it had comes again"
+            raise Refused(Rule.RECEIPT_HANDLE, why, value=receipt_handle)
+        return member.leases
+
+    # -- in the background --------------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        """End leases, and leave groups that nobody receives for."""
+        for number in count():
+            await asyncio.sleep(_TICK_S)
+            try:
+                if self._checker is not None and self._routes:
+                    await self._join_producers()
+                for group, member in list(self._members.items()):
+                    await member.tick(looks=number % _LOOK_EVERY == 0)
+                    if member.is_over:
+                        del self._members[group]
+            except Exception as error:  # noqa: BLE001 - it goes on with the next one
+                _log.error("leases_not_ended", error=f"{type(error).__name__}: {error}")
+
+    async def _look(self) -> None:
+        """Ask brokers that do not answer whether they do now."""
+        while self._reach is not None:
+            await asyncio.sleep(_LOOK_S)
+            if self._reach.errors:
+                await self._reach.look()

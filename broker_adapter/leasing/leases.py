@@ -1,0 +1,410 @@
+"""What a group's member pulled: what waits to be received, what is handed out, and what becomes of it.
+
+A delivery that fails is sent back to the broker that has the message: it comes again from ``%RETRY%<group>`` with one
+attempt more, wherever the group is consumed then, or lies in ``%DLQ%<group>``. So this process forgets nothing that
+counts, and no failure holds up the queue it lay in. What belongs to a message group stays here instead, and the next
+message of that group waits for it.
+
+Leases are in memory. If this process dies, what was handed out and what was acknowledged behind it comes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from broker_adapter.classic import ReceivedMessage
+from broker_adapter.clock import Clock
+from broker_adapter.consumer.owned import OwnedQueue
+from broker_adapter.consumer.services import Busy, Work
+from broker_adapter.errors import BrokerError, BrokerUnavailable, Refused, Rule
+from broker_adapter.leasing.handles import LeaseHandle
+from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX, DELAY_LEVELS_MS
+from broker_adapter.live_clients import LiveClients
+from broker_adapter.log import LibraryLog
+from broker_adapter.message_queue import MessageQueue
+from broker_adapter.topics import RETRY_PREFIX
+
+ATTEMPTS_MAX = 17  # deliveries, the first included: RocketMQ's default for a group
+_CLIENT_GONE_MS = 1_000  # after which others get what a client had that said goodbye
+_FIRST_RETRY_LEVEL = 3  # 10 s; RocketMQ 5.5
+_SOON_LEVEL = 1
+_UNWANTED_MS = 15 * 60_000  # a retry of a topic that nobody receives leaves the window, which it would fill,
+_UNWANTED_LEVEL = 16  # for half an hour
+_TOLD_MS = 60_000
+_TIDY_AT_MIN = 1_024
+_FINISHED_MAX = 4_096  # handles that are remembered, so that acknowledging twice is fine
+
+_log = LibraryLog("broker_adapter.leasing")
+
+
+class Wanted(NamedTuple):
+    """What a receive asks for. No ``tags``: all of them."""
+
+    topic: str
+    tags: frozenset[str]
+    batch_max: int
+    invisible_ms: int
+    renew_for: str
+
+
+class Held:
+    """A message that was pulled and is not finished: it waits, is leased, or is on its way back to its broker."""
+
+    __slots__ = (
+        "arrived_ms",
+        "ends_ms",
+        "failed",
+        "handle",
+        "is_leased",
+        "is_leaving",
+        "keeps_attempt",
+        "owned",
+        "received",
+        "renew_for",
+        "renew_until_ms",
+    )
+
+    def __init__(self, owned: OwnedQueue, received: ReceivedMessage, now_ms: int) -> None:
+        self.owned = owned
+        self.received = received
+        self.arrived_ms = now_ms
+        self.failed = received.attempts_failed
+        self.handle: LeaseHandle | None = None  # of its last hand-out
+        self.is_leased = False
+        self.is_leaving = False  # nothing that a client says of it counts any more
+        self.keeps_attempt = False  # it is hidden at its consumer's wish: the end of the lease is no failure
+        self.ends_ms = 0
+        self.renew_for = ""
+        self.renew_until_ms = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it may be handed out."""
+        return not (self.is_leased or self.is_leaving or self.owned.is_leaving)
+
+    @property
+    def topic(self) -> str:
+        """The topic that it is received from: that it was sent to, also when it comes back."""
+        lies_in = self.owned.queue.topic
+        return self.received.message.topic if lies_in.startswith(RETRY_PREFIX) else lies_in
+
+    @property
+    def order(self) -> tuple[MessageQueue, str] | None:
+        """What it must not overtake; ``None``: nothing."""
+        group = self.received.message.message_group
+        return (self.received.queue, group) if group else None
+
+
+class Leases:
+    """A ``Service``: hands out what one member of a group pulled. Belongs to one event loop."""
+
+    def __init__(self, work: Work, clock: Clock, clients: LiveClients, run: str, numbers: Iterator[int]) -> None:
+        self.busy = Busy()  # never: what is handed out is not waited for
+        self.leased = 0
+        self._for = work
+        self._clock = clock
+        self._clients = clients
+        self._run = run
+        self._numbers = numbers
+        self._owned: dict[MessageQueue, OwnedQueue] = {}
+        self._held: dict[MessageQueue, dict[int, Held]] = {}
+        self._waiting: defaultdict[str, deque[Held]] = defaultdict(deque)  # by topic
+        self._behind: dict[tuple[MessageQueue, str], deque[Held]] = {}  # those that wait for one of their order
+        self._ends: list[tuple[int, int, Held]] = []
+        self._tidy_at = _TIDY_AT_MIN
+        self._receives: defaultdict[str, dict[asyncio.Future[None], None]] = defaultdict(dict)  # that wait, by topic
+        self._asked_ms: dict[str, int] = {}  # when a topic was asked for last
+        self._finished: OrderedDict[LeaseHandle, None] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- what a service does ------------------------------------------------------------------------------------------
+
+    def took_up(self, owned: OwnedQueue) -> None:
+        self._forget(owned.queue)
+        self._owned[owned.queue] = owned
+        self._held[owned.queue] = {}
+
+    def arrived(self, owned: OwnedQueue, count: int, /) -> None:
+        assert owned.window is not None
+        for received in owned.window.take(count, self._for.now_ms()):
+            held = Held(owned, received, self._clock.boot_ms())
+            self._held[owned.queue][received.queue_offset] = held
+            if held.order is None:
+                self._wait(held)
+            elif held.order in self._behind:
+                self._behind[held.order].append(held)
+            else:
+                self._behind[held.order] = deque()
+                self._wait(held)
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for waiting in self._receives.values():
+            for each in waiting:
+                each.cancel()
+
+    # -- receiving ----------------------------------------------------------------------------------------------------
+
+    async def receive(self, wanted: Wanted, wait_ms: int) -> Sequence[Held]:
+        """Lease up to ``batch_max`` messages, waiting for the first one; none if none came."""
+        self._asked_ms[wanted.topic] = self._clock.boot_ms()
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                while not (found := self._hand_out(wanted)):
+                    await self._arrival(wanted.topic)
+        except TimeoutError:
+            return ()
+        finally:
+            self._asked_ms[wanted.topic] = self._clock.boot_ms()
+        return found
+
+    def idle_ms(self) -> int:
+        """Return for how long nobody has asked for anything, or had anything."""
+        now_ms = self._clock.boot_ms()
+        if self.leased or any(self._receives.values()):
+            return 0
+        return now_ms - max(self._asked_ms.values(), default=now_ms)
+
+    async def _arrival(self, topic: str) -> None:
+        arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._receives[topic]
+        waiting[arrival] = None
+        try:
+            await arrival
+        except asyncio.CancelledError:
+            if arrival.done() and not arrival.cancelled():
+                self._tell(topic)  # it was for this one, which does not come: another one is told
+            raise
+        finally:
+            waiting.pop(arrival, None)
+
+    def _tell(self, topic: str) -> None:
+        waiting = self._receives.get(topic)
+        if waiting:
+            arrival = next(iter(waiting))
+            del waiting[arrival]
+            if not arrival.done():
+                arrival.set_result(None)
+
+    def _wait(self, held: Held, *, first: bool = False) -> None:
+        waiting = self._waiting[held.topic]
+        if first:
+            waiting.appendleft(held)
+        else:
+            waiting.append(held)
+        self._tell(held.topic)
+
+    def _hand_out(self, wanted: Wanted) -> list[Held]:
+        waiting, found = self._waiting[wanted.topic], list[Held]()
+        while waiting and len(found) < wanted.batch_max:
+            held = waiting.popleft()
+            if not held.is_waiting:
+                continue
+            if held.received.unreadable or held.failed >= ATTEMPTS_MAX:
+                held.is_leaving = True
+                self._begin(self._buried(held))
+            elif wanted.tags and held.received.message.tag not in wanted.tags:
+                self._finish(held)
+            else:
+                self._lease(held, wanted)
+                found.append(held)
+        if waiting:
+            self._tell(wanted.topic)
+        return found
+
+    def _lease(self, held: Held, wanted: Wanted) -> None:
+        now_ms = self._clock.boot_ms()
+        held.handle = self._new_handle(held)
+        held.renew_for = wanted.renew_for
+        held.renew_until_ms = now_ms + AUTO_RENEW_MS_MAX
+        if wanted.renew_for and not self._clients.is_alive(wanted.renew_for):
+            self._clients.seen(wanted.renew_for)
+        self._hide(held, AUTO_RENEW_INVISIBLE_MS if wanted.renew_for else wanted.invisible_ms, keeps_attempt=False)
+
+    def _new_handle(self, held: Held) -> LeaseHandle:
+        return LeaseHandle(held.received.queue, held.received.queue_offset, self._run, next(self._numbers))
+
+    def _hide(self, held: Held, hidden_ms: int, *, keeps_attempt: bool) -> None:
+        self.leased += not held.is_leased
+        held.is_leased = True
+        held.keeps_attempt = keeps_attempt
+        held.ends_ms = self._clock.boot_ms() + hidden_ms
+        heappush(self._ends, (held.ends_ms, next(self._numbers), held))
+        if len(self._ends) >= self._tidy_at:  # what was finished long before its time is kept no longer
+            self._ends = [each for each in self._ends if each[2].is_leased and each[0] == each[2].ends_ms]
+            heapify(self._ends)
+            self._tidy_at = max(_TIDY_AT_MIN, 2 * len(self._ends))
+
+    def _release(self, held: Held, *, failed: bool) -> None:
+        """Let it be received again, before all others."""
+        self.leased -= held.is_leased
+        held.is_leased = False
+        held.failed += failed
+        self._wait(held, first=True)
+
+    # -- what becomes of it -------------------------------------------------------------------------------------------
+
+    def ack(self, handle: LeaseHandle) -> None:
+        """Finish a delivery. ``Refused(RECEIPT_HANDLE)``."""
+        if handle in self._finished:
+            return
+        self._finish(self._of(handle))
+        self._finished[handle] = None
+        if len(self._finished) > _FINISHED_MAX:
+            self._finished.popitem(last=False)
+
+    async def change_invisible(self, handle: LeaseHandle, invisible_ms: int, *, suspend: bool) -> None:
+        """Hide a delivery from now on for so long; of a renewed one it says, without ``suspend``, that it failed."""
+        held = self._of(handle)
+        if held.renew_for and not suspend:
+            await self._fail(held, invisible_ms)
+        elif invisible_ms:
+            held.renew_for = ""
+            self._hide(held, invisible_ms, keeps_attempt=suspend)
+        else:
+            self._release(held, failed=not suspend)
+
+    async def bury(self, handle: LeaseHandle) -> None:
+        """Make a dead letter of a delivery. ``BrokerUnavailable``: nothing has changed, as far as is known."""
+        await self._send_back(self._of(handle), -1)
+
+    def client_gone(self, client_id: str) -> None:
+        """Let the leases of a client that left end soon."""
+        for queue in self._held.values():
+            for held in queue.values():
+                if held.is_leased and held.renew_for == client_id:
+                    held.renew_for = ""
+                    self._hide(held, _CLIENT_GONE_MS, keeps_attempt=False)
+
+    def end_due(self) -> None:
+        """End the leases whose time is up, and forget what went to other members."""
+        now_ms = self._clock.boot_ms()
+        while self._ends and self._ends[0][0] <= now_ms:
+            ends_ms, _, held = heappop(self._ends)
+            if not held.is_leased or held.is_leaving or held.ends_ms != ends_ms:
+                continue  # finished, handed out again, or hidden anew
+            if held.renew_for and now_ms < held.renew_until_ms and self._clients.is_alive(held.renew_for):
+                self._hide(held, min(AUTO_RENEW_INVISIBLE_MS, held.renew_until_ms - now_ms), keeps_attempt=False)
+            elif held.keeps_attempt or held.order is not None:
+                self._release(held, failed=not held.keeps_attempt)
+            else:
+                self._begin(self._expired(held))
+        for queue, owned in list(self._owned.items()):
+            if owned.is_dropped:
+                self._forget(queue)
+
+    def look_at_unwanted(self) -> None:
+        """Tell of topics that nobody receives; their retries go back for a while, at the cost of no attempt."""
+        now_ms = self._clock.boot_ms()
+        for topic, waiting in self._waiting.items():
+            unasked_ms = now_ms - self._asked_ms.get(topic, 0)
+            count = sum(each.is_waiting for each in waiting)
+            if count and unasked_ms >= _TOLD_MS:
+                why = "its queues are this member's, and nobody receives: all consumers of a group need the same topics"
+                _log.warning("topic_not_received", group=self._for.group, topic=topic, waiting=count, why=why)
+            for held in list(waiting) if unasked_ms >= _UNWANTED_MS else ():
+                is_retry = held.owned.queue.topic.startswith(RETRY_PREFIX)
+                if is_retry and held.is_waiting and now_ms - held.arrived_ms >= _UNWANTED_MS:
+                    held.is_leaving = True
+                    self._begin(self._put_off(held))
+
+    async def _fail(self, held: Held, at_least_ms: int) -> None:
+        level = min(_FIRST_RETRY_LEVEL + held.failed, len(DELAY_LEVELS_MS))
+        while level < len(DELAY_LEVELS_MS) and DELAY_LEVELS_MS[level - 1] < at_least_ms:
+            level += 1
+        if held.order is None:
+            await self._send_back(held, level)
+        elif held.failed + 1 >= ATTEMPTS_MAX:
+            await self._send_back(held, -1)
+        else:
+            held.failed += 1
+            held.handle = self._new_handle(held)  # which nobody has
+            held.renew_for = ""
+            self._hide(held, max(at_least_ms, DELAY_LEVELS_MS[level - 1]), keeps_attempt=True)
+
+    async def _send_back(self, held: Held, delay_level: int) -> None:
+        held.is_leaving = True
+        try:
+            is_taken = await self._for.failures.send_back(held.received, delay_level)
+        except BaseException:
+            held.is_leaving = False
+            raise
+        held.is_leaving = is_taken
+        if not is_taken:
+            raise BrokerUnavailable(f"no broker takes message {held.received.message.message_id} back now")
+        self._finish(held)
+
+    async def _expired(self, held: Held) -> None:
+        try:
+            await self._send_back(held, _SOON_LEVEL)
+        except BrokerError:  # it was told; whoever receives it next may have more luck with it
+            self._release(held, failed=True)
+
+    async def _buried(self, held: Held) -> None:
+        try:
+            await self._send_back(held, -1)
+        except BrokerError:
+            self._hide(held, AUTO_RENEW_INVISIBLE_MS, keeps_attempt=True)  # and then it is tried again
+
+    async def _put_off(self, held: Held) -> None:
+        unfailed = replace(held.received, attempts_failed=held.received.attempts_failed - 1)  # putting adds one
+        if await self._for.failures.put(unfailed, _UNWANTED_LEVEL):
+            _log.info("unwanted_retry_put_off", group=self._for.group, topic=held.topic)
+            self._finish(held)
+        else:
+            held.is_leaving = False
+            held.arrived_ms = self._clock.boot_ms()
+            self._wait(held)
+
+    def _of(self, handle: LeaseHandle) -> Held:
+        """Return what a handle names.
+
+        One of an earlier run is good until its message is handed out again in this one.
+        """
+        held = self._held.get(handle.queue, {}).get(handle.offset)
+        is_named = held is not None and (held.handle == handle if handle.run == self._run else held.handle is None)
+        if held is None or not is_named or held.is_leaving or held.owned.is_leaving:
+            why = "it is finished, was handed out again, or its queue went to another member of the group"
+            raise Refused(Rule.RECEIPT_HANDLE, why, value=str(handle))
+        return held
+
+    def _finish(self, held: Held) -> None:
+        """It is done with: its queue may go on behind it."""
+        self.leased -= held.is_leased
+        held.is_leased, held.is_leaving = False, True
+        owned, offset = held.owned, held.received.queue_offset
+        if self._held.get(owned.queue, {}).get(offset) is not held:
+            return  # the queue went to another member meanwhile
+        del self._held[owned.queue][offset]
+        assert owned.window is not None
+        commit_offset = owned.window.remove([offset])
+        owned.room.set()
+        if commit_offset is not None:
+            self._for.offsets.note(owned.queue, commit_offset)
+        if held.order is not None:
+            behind = self._behind[held.order]
+            if behind:
+                self._wait(behind.popleft())
+            else:
+                del self._behind[held.order]
+
+    def _forget(self, queue: MessageQueue) -> None:
+        """Let go of what was held of a queue that is another member's now."""
+        for held in self._held.pop(queue, {}).values():
+            self.leased -= held.is_leased
+            held.is_leased, held.is_leaving = False, True
+        self._owned.pop(queue, None)
+        self._behind = {order: behind for order, behind in self._behind.items() if order[0] != queue}
+        for topic, waiting in self._waiting.items():
+            self._waiting[topic] = deque(held for held in waiting if not held.is_leaving)
+
+    def _begin(self, ending: Coroutine[object, object, None]) -> None:
+        task = asyncio.ensure_future(ending)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,125 @@
+"""A consumer group as this process belongs to it: joined when somebody receives, left when nobody has for a while."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+from broker_adapter.adapter import Subscription
+from broker_adapter.balance.window import WindowBounds
+from broker_adapter.classic import Filter, Start
+from broker_adapter.clock import Clock
+from broker_adapter.consumer import Consumer, ConsumerOptions
+from broker_adapter.consumer.services import Service, Work
+from broker_adapter.errors import BrokerError, BrokerUnavailable, Refused, Rule
+from broker_adapter.leasing.leases import ATTEMPTS_MAX, Held, Leases, Wanted
+from broker_adapter.live_clients import LiveClients
+from broker_adapter.membership import Membership
+
+_IDLE_MS = 60_000  # after which other members get the queues
+_FILTER_MS = 60_000  # for so long an SQL filter that somebody receives with is the group's
+# A message that is leased for long holds up how far its group has come, and so what comes again after a crash. The
+# span lets other consumers work on meanwhile; the count and the size bound the memory.
+_BOUNDS = WindowBounds(count_max=512, bytes_max=2 * 1024 * 1024, span_max=20_000)
+_FLUSH_MS = 1_000
+
+
+class GroupMember:
+    """Belongs to one event loop; ``close`` it."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        group: str,
+        clock: Clock,
+        clients: LiveClients,
+        *,
+        run: str,
+        numbers: Iterator[int],
+        start: Start,
+    ) -> None:
+        """``run`` and ``numbers`` name what is handed out: no two hand-outs of any group alike."""
+        self.group = group
+        self.leases: Leases | None = None
+        self._membership = membership
+        self._clock = clock
+        self._clients = clients
+        self._run = run
+        self._numbers = numbers
+        self._start = start
+        self._changing = asyncio.Lock()
+        self._filters: dict[str, tuple[Filter, int]] = {}  # of each topic, and when somebody received with it last
+        self._consumer: Consumer | None = None
+        self._receives = 0
+
+    async def receive(
+        self, subscription: Subscription, *, batch_max: int, invisible_ms: int, wait_ms: int, renew_for: str
+    ) -> Sequence[Held]:
+        """Lease messages of a topic. Errors are those of the brokers, if none of its queues can be consumed."""
+        self._receives += 1
+        try:
+            return await self._receive(subscription, batch_max, invisible_ms, wait_ms, renew_for)
+        finally:
+            self._receives -= 1
+
+    async def _receive(
+        self, subscription: Subscription, batch_max: int, invisible_ms: int, wait_ms: int, renew_for: str
+    ) -> Sequence[Held]:
+        topic = subscription.topic
+        await self._membership.route(topic)  # an unknown one is refused before anything is changed for it
+        wanted = Filter(subscription.sql, is_sql=True) if subscription.sql else Filter()
+        async with self._changing:
+            leases = await self._consume(topic, wanted)
+        asked = Wanted(topic, subscription.tags, batch_max, invisible_ms, renew_for)
+        found = await leases.receive(asked, wait_ms)
+        if not found and self._consumer is not None and (error := self._consumer.trouble(topic)) is not None:
+            raise error if isinstance(error, BrokerError) else BrokerUnavailable(str(error))
+        return found
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has left its group, and nobody is about to receive."""
+        return self.leases is None and not self._receives
+
+    async def tick(self, *, looks: bool) -> None:
+        """End leases in time; leave the group once nobody has received for a minute."""
+        if self.leases is None:
+            return
+        self.leases.end_due()
+        if looks:
+            self.leases.look_at_unwanted()
+        if not self._receives and self.leases.idle_ms() > _IDLE_MS:
+            await self.close()
+
+    async def close(self) -> None:
+        """Leave the group: what is leased comes again at another member."""
+        async with self._changing:
+            consumer, self._consumer, self.leases = self._consumer, None, None
+            if consumer is not None:
+                await consumer.close()
+
+    async def _consume(self, topic: str, wanted: Filter) -> Leases:
+        """Have the topic consumed with a filter. Tags are told apart where messages are handed out, SQL by brokers."""
+        now_ms = self._clock.boot_ms()
+        known, asked_ms = self._filters.get(topic, (wanted, now_ms))
+        if known != wanted and now_ms - asked_ms < _FILTER_MS:
+            why = f"group {self.group!r} filters topic {topic!r} otherwise now: all its consumers need the same filter"
+            raise Refused(Rule.FILTER, why, value=wanted.expression, limit=known.expression)
+        is_new = topic not in self._filters or known != wanted
+        self._filters[topic] = (wanted, now_ms)
+        if self._consumer is None or self.leases is None:
+            options = ConsumerOptions(
+                start=self._start, retries_max=ATTEMPTS_MAX - 1, bounds=_BOUNDS, flush_ms=_FLUSH_MS, close_ms=1
+            )
+            filters = {each: filtered for each, (filtered, _) in self._filters.items()}
+            consumer = Consumer(self._membership, self.group, filters, self._serve, options, self._clock)
+            await consumer.start()
+            self._consumer = consumer
+        elif is_new:
+            await self._consumer.subscribe(topic, wanted)
+        assert self.leases is not None, "the consumer has started"
+        return self.leases
+
+    def _serve(self, work: Work) -> Service:
+        self.leases = Leases(work, self._clock, self._clients, self._run, self._numbers)
+        return self.leases

@@ -1,0 +1,67 @@
+"""Messages between the gRPC protocol, as ``PopBroker`` has them, and classic brokers. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from google.protobuf.message import DecodeError
+
+from broker_adapter.classic import QueueReceipt, ReceivedMessage
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.leasing.handles import recall_handle
+from broker_adapter.leasing.leases import Held
+from broker_adapter.message import BodyEncoding, Delivery, Envelope, Message, SendReceipt
+from broker_adapter.remoting.packing import unpack
+from broker_adapter.remoting.properties import DELIVER_AT_MS
+from broker_adapter.wire.mapping import decode, encode
+
+
+def message_of(envelope: Envelope) -> Message:
+    """Return what a classic broker is sent: what the envelope says, with its body as its sender had it.
+
+    ``Refused(MESSAGE_CORRUPTED)`` for a payload that is no message, or whose body cannot be unpacked.
+    """
+    try:
+        message = decode(envelope.payload)
+        body = unpack(message.body, 0) if message.body_encoding is BodyEncoding.GZIP else message.body
+    except (DecodeError, ValueError) as error:
+        raise Refused(Rule.MESSAGE_CORRUPTED, str(error), value=envelope.message_id) from None
+    return replace(
+        message,
+        topic=envelope.topic,
+        message_id=envelope.message_id,
+        body=body,
+        body_encoding=BodyEncoding.IDENTITY,
+        message_group=envelope.message_group,
+        deliver_at_ms=envelope.deliver_at_ms,
+    )
+
+
+def send_receipt(receipt: QueueReceipt, message_id: str, queue_id: int) -> SendReceipt:
+    """Return a classic broker's receipt as that of ``PopBroker.send``; ``queue_id`` as clients number its topic's."""
+    return SendReceipt(message_id, queue_id, receipt.queue_offset, recall_handle=recall_handle(receipt.recall_handle))
+
+
+def delivery_of(held: Held, queue_id: int, invisible_ms: int) -> Delivery:
+    """Return what a consumer gets of a leased message."""
+    received = held.received
+    message = received.message
+    return Delivery(
+        held.topic,
+        message.message_id,
+        encode(message).payload,
+        queue_id,
+        received.queue_offset,
+        str(held.handle),
+        held.failed + 1,
+        invisible_ms,
+        received.stored_at_ms,
+        message.deliver_at_ms or _deliver_at_ms(received),
+        message_group=message.message_group,
+    )
+
+
+def _deliver_at_ms(received: ReceivedMessage) -> int:
+    """A broker's timer leaves the time it went by in the message."""
+    text = received.system.get(DELIVER_AT_MS, "")
+    return int(text) if text.isascii() and text.isdigit() else 0

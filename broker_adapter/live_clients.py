@@ -1,0 +1,36 @@
+"""Which clients gave a sign of life lately."""
+
+from __future__ import annotations
+
+from broker_adapter.clock import Clock
+
+CLIENT_ALIVE_S = 60.0  # clients send a heartbeat every 10 s
+CLIENTS_MAX = 100_000  # remembered; the longest unseen give way
+
+
+class LiveClients:
+    """Belongs to one event loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen_s: dict[str, float] = {}  # the longest unseen first
+
+    def seen(self, client_id: str) -> None:
+        """Note a sign of life, and forget who gave none for long."""
+        now_s = self._clock.monotonic_s()
+        seen_s = self._seen_s
+        seen_s.pop(client_id, None)
+        seen_s[client_id] = now_s
+        oldest = next(iter(seen_s))
+        while len(seen_s) > CLIENTS_MAX or now_s - seen_s[oldest] >= CLIENT_ALIVE_S:
+            del seen_s[oldest]
+            oldest = next(iter(seen_s))
+
+    def is_alive(self, client_id: str) -> bool:
+        """Say whether a client gave a sign of life lately."""
+        seen_s = self._seen_s.get(client_id)
+        return seen_s is not None and self._clock.monotonic_s() - seen_s < CLIENT_ALIVE_S
+
+    def gone(self, client_id: str) -> bool:
+        """Note that a client left; say whether it was known."""
+        return self._seen_s.pop(client_id, None) is not None
