@@ -229,9 +229,16 @@ class Producer:
             failed = refused.code in _CODES_TO_RETRY
             raise
         finally:
-            now_ms = self._now_ms()
-            self.faults.note(queue.broker, now_ms - begun_ms, now_ms, failed=failed)
+            self._note(queue.broker, begun_ms, failed=failed)
         return receipt
+
+    def _note(self, broker: str, begun_ms: int, *, failed: bool) -> None:
+        now_ms = self._now_ms()
+        was_available = self.faults.is_available(broker, now_ms)
+        self.faults.note(broker, now_ms - begun_ms, now_ms, failed=failed)
+        for_ms = self.faults.brokers[broker].available_at_ms - now_ms
+        if self._options.fault_avoidance and was_available and for_ms > 0:
+            _log.warning("broker_left_alone", broker=broker, for_ms=for_ms, latency_ms=now_ms - begun_ms, failed=failed)
 
     def _next(self, queues: Sequence[MessageQueue], last_broker: str, *, is_repeated: bool) -> MessageQueue:
         if not self._options.fault_avoidance:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from dmq.cli.errors import CommandFailed, ExitCode, refused, refusing
+from dmq.cli.options import Session, with_timeout
+from dmq.cli.output import note
 
 if TYPE_CHECKING:
-    from broker_adapter.remoting import RemotingOptions
+    from broker_adapter.remoting import RemotingOptions, Survey
+
+_T = TypeVar("_T")
 
 ClusterKeyOption = Annotated[
     str | None,
@@ -29,6 +37,56 @@ ClusterCaOption = Annotated[
     Path | None,
     typer.Option("--cluster-tls-ca", metavar="FILE", help="Certificates to trust, instead of the system's."),
 ]
+NamesOption = Annotated[
+    str,
+    typer.Option("--namesrv", envvar="DMQ_NAMESRV", metavar="HOST:PORT;...", help="Name servers of the cluster."),
+]
+_COMMON = {"namesrv": NamesOption, "key": ClusterKeyOption, "tls": ClusterTlsOption, "tls_ca": ClusterCaOption}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A cluster that a command asks."""
+
+    options: RemotingOptions
+
+    def ask(self, ask: Callable[[Survey], Awaitable[_T]]) -> _T:
+        """Return what is found; end the command if nobody answers, and say on stderr which brokers do not."""
+        from broker_adapter.remoting import RemotingAdmin, Survey
+
+        async def asked() -> tuple[_T, Mapping[str, str]]:
+            async with RemotingAdmin(self.options) as admin:
+                survey = Survey(admin)
+                return await ask(survey), survey.silent
+
+        with asking_cluster():
+            found, silent = asyncio.run(asked())
+        for broker, why in sorted(silent.items()):
+            note(f"broker {broker} is left out: {why}")
+        return found
+
+
+def with_cluster(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command its session and a cluster to ask, by options behind its own; no daemon is asked.
+
+    Its first two parameters are these; all others are by keyword.
+    """
+
+    @wraps(command)
+    def run(session: Session, *, namesrv: str, key: str | None, tls: bool, tls_ca: Path | None, **given: Any) -> None:  # noqa: ANN401 - the command's
+        options = remoting_of(namesrv, "--namesrv", key, tls_ca, tls=tls)
+        timeout_ms = max(1, round(session.timeout_s * 1000))
+        command(session, Cluster(options=replace(options, request_timeout_ms=timeout_ms)), **given)
+
+    own = signature(command, eval_str=True)
+    first, _, *others = own.parameters.values()
+    defaults = {"namesrv": Parameter.empty, "tls": False}
+    common = (
+        Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=each)
+        for name, each in _COMMON.items()
+    )
+    run.__signature__ = own.replace(parameters=[first, *others, *common])  # type: ignore[attr-defined]  # as options.py does
+    return with_timeout(run)
 
 
 def remoting_of(names: str, option: str, access_key: str | None, ca: Path | None, *, tls: bool) -> RemotingOptions:
@@ -57,6 +115,7 @@ def asking_cluster() -> Iterator[None]:
     except Refused as error:
         codes = {
             Rule.TOPIC_UNKNOWN: ExitCode.NOT_FOUND,
+            Rule.GROUP_UNKNOWN: ExitCode.NOT_FOUND,
             Rule.UNAUTHORIZED: ExitCode.NOT_ALLOWED,
             Rule.FORBIDDEN: ExitCode.NOT_ALLOWED,
         }
