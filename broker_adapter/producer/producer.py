@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import NamedTuple, TypeAlias
@@ -102,6 +102,18 @@ class Producer:
         self._turn = RoundRobin(random)
         self.faults = FaultTable(RULES_4 if options.as_4 else RULES_5, random)
         self._checks: set[asyncio.Task[None]] = set()
+
+    @property
+    def left_alone(self) -> Mapping[str, int]:
+        """The brokers that were slow or failed, and for how many milliseconds nothing is sent to them yet.
+
+        Only this process knows; empty without fault avoidance.
+        """
+        if not self._options.fault_avoidance:
+            return {}
+        now_ms = self._now_ms()
+        left_ms = {broker: each.available_at_ms - now_ms for broker, each in sorted(self.faults.brokers.items())}
+        return {broker: each for broker, each in left_ms.items() if each > 0}
 
     async def start(self) -> None:
         """Let brokers know the group. ``GroupTaken``."""
@@ -236,8 +248,7 @@ class Producer:
         now_ms = self._now_ms()
         was_available = self.faults.is_available(broker, now_ms)
         self.faults.note(broker, now_ms - begun_ms, now_ms, failed=failed)
-        for_ms = self.faults.brokers[broker].available_at_ms - now_ms
-        if self._options.fault_avoidance and was_available and for_ms > 0:
+        if was_available and (for_ms := self.left_alone.get(broker, 0)):
             _log.warning("broker_left_alone", broker=broker, for_ms=for_ms, latency_ms=now_ms - begun_ms, failed=failed)
 
     def _next(self, queues: Sequence[MessageQueue], last_broker: str, *, is_repeated: bool) -> MessageQueue:
