@@ -82,7 +82,8 @@ class HeldQueue(NamedTuple):
     messages: int
     span: int  # how far the last message lies behind the first one, in offsets
     size_bytes: int
-    pulled_at_ms: int  # last; epoch milliseconds
+    pulled_at_ms: int  # last; epoch milliseconds, as the next one
+    consumed_at_ms: int  # last: that a handler got a message, Java's clients mean that it was done; or taken up
     is_locked: bool = False  # in order: by this member, at the broker
 
 

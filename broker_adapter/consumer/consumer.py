@@ -151,6 +151,7 @@ class Consumer:
                     window.span,
                     window.bytes,
                     window.pulled_at_ms + since_epoch_ms,
+                    window.took_at_ms + since_epoch_ms,
                     self._locks is not None and self._locks.may_consume(queue, now_ms),
                 )
 

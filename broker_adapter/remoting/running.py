@@ -67,6 +67,7 @@ def _process_queue(held: HeldQueue) -> Mapping[str, int | bool]:
         "locked": held.is_locked,
         "droped": False,
         "lastPullTimestamp": held.pulled_at_ms,
+        "lastConsumeTimestamp": held.consumed_at_ms,  # messages that are held a minute later: it is said to be blocked
     }
 
 
@@ -80,5 +81,6 @@ def _held(name: str, found: Mapping[str, Any]) -> HeldQueue:
         span if count else 0,
         int(found.get("cachedMsgSizeInMiB", 0)) * _MIB,
         int(found.get("lastPullTimestamp", 0)),
+        int(found.get("lastConsumeTimestamp", 0)),
         bool(found.get("locked")),
     )

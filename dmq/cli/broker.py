@@ -1,7 +1,7 @@
 """``dmq broker``: what lies where in an Apache RocketMQ cluster, who reads it, and how far behind.
 
 Name servers and brokers of RocketMQ 4 and 5 are asked themselves, over the classic protocol. A broker that does not
-answer is told on stderr, and the others are shown.
+answer is told on stderr, the others are shown, and the command ends with 6.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dmq.cli.nouns import noun
 from dmq.cli.options import GroupArgument, Session, TopicArgument
 
 if TYPE_CHECKING:
-    from broker_adapter.classic import Filter
+    from broker_adapter.classic import Filter, HeldQueue
     from broker_adapter.message_queue import MessageQueue
     from broker_adapter.remoting import Survey
     from broker_adapter.remoting.routes import Part
@@ -57,7 +57,7 @@ def routes(
 
     brokers, topics = cluster.ask(both)
     if session.as_json:
-        out.show_json({"brokers": [_broker(each) for each in brokers], "topics": [each._asdict() for each in topics]})
+        out.show_json({"brokers": [_broker(each) for each in brokers], "topics": [_topic(each) for each in topics]})
         return
     out.show_table(
         ("CLUSTER", "BROKER", "ROLE", "ADDRESS", "VERSION", "STORED/S", "READ/S", "STATE"),
@@ -140,7 +140,9 @@ def offsets(session: Session, cluster: Cluster, *, group: GroupArgument) -> None
         numbers=("QUEUE", "BROKER OFFSET", "COMMITTED", "LAG"),
     )
     typer.echo()
-    out.show_facts([("total lag", f"{lag:,}"), ("never committed", f"{never} queues" if never else "")])
+    out.show_facts(
+        [("total lag", f"{lag:,}"), ("never committed", f"{never:,} of {len(found):,} queues" if never else "")]
+    )
 
 
 @app.command()
@@ -194,6 +196,15 @@ def _broker(seen: BrokerSeen) -> dict[str, Any]:
     if why:
         known |= dict.fromkeys(("version", "stored_per_s", "read_per_s"))
     return known | {"answers": not why, "error": why or None}
+
+
+def _topic(seen: TopicSeen) -> dict[str, Any]:
+    return {
+        "topic": seen.topic,
+        "brokers": seen.brokers,
+        "read_queues": seen.readable,
+        "write_queues": seen.writable,
+    }
 
 
 def _part(part: Part) -> dict[str, Any]:
@@ -290,14 +301,18 @@ def _member(member: MemberSeen) -> dict[str, Any]:
         "in_order": state.in_order if state is not None else None,
         "started_at_ms": state.started_at_ms or None if state is not None else None,
         "subscriptions": _subscriptions(dict(sorted(state.filters.items()))) if state is not None else None,
-        "queues": [
-            _named(held.queue)
-            | {"commit_offset": held.commit_offset, "held": held.messages, "held_bytes": held.size_bytes}
-            | {"is_locked": held.is_locked, "pulled_at_ms": held.pulled_at_ms or None}
-            for held in state.queues
-        ]
-        if state is not None
-        else None,
+        "queues": [_held(held, in_order=state.in_order) for held in state.queues] if state is not None else None,
+    }
+
+
+def _held(held: HeldQueue, *, in_order: bool) -> dict[str, Any]:
+    return _named(held.queue) | {
+        "commit_offset": held.commit_offset,
+        "held": held.messages,
+        "held_bytes": held.size_bytes,
+        "is_locked": held.is_locked if in_order else None,
+        "pulled_at_ms": held.pulled_at_ms or None,
+        "consumed_at_ms": held.consumed_at_ms or None,
     }
 
 
@@ -342,18 +357,33 @@ def _show_shares(shares: Shares) -> None:
     typer.echo()
     out.show_table(("TOPIC", "FILTER", "SUBSCRIBED TO BY"), _wanted(shares))
     typer.echo()
-    nobody = "nobody" if shares.are_known else "unknown"
-    out.show_table(
-        (*_QUEUE, "OWNER"),
-        [
-            (queue.topic, queue.broker, str(queue.queue_id), " AND ".join(owners) or nobody)
-            for queue, owners in shares.owners.items()
-        ],
-        numbers=("QUEUE",),
-    )
+    _show_owners(shares, now_ms)
     for each in shares.members:
         if each.state is None:
             out.note(f"member {each.connected.client_id} does not say what is its own: {each.why}")
+
+
+def _show_owners(shares: Shares, now_ms: int) -> None:
+    nobody = "nobody" if shares.are_known else "unknown"
+    held = {
+        (each.connected.client_id, one.queue): (f"{one.messages:,}", out.when(one.consumed_at_ms, now_ms))
+        for each in shares.members
+        if each.state is not None
+        for one in each.state.queues
+    }
+    out.show_table(
+        (*_QUEUE, "OWNER", "HELD", "CONSUMED LAST"),
+        [
+            (queue.topic, queue.broker, str(queue.queue_id), owner or nobody, *held.get((owner, queue), ("", "")))
+            for queue, owners in shares.owners.items()
+            for owner in owners or ("",)
+        ],
+        numbers=("QUEUE", "HELD"),
+    )
+    for queue, owners in shares.owners.items():
+        if len(owners) > 1 and _model(shares.seen) != "broadcasting":
+            where = f"queue {queue.queue_id} of {queue.topic} at {queue.broker}"
+            out.note(f"{where} has {len(owners)} owners: it changes hands now, or members divide by different rules")
 
 
 def _counts(queues: Sequence[Mapping[str, Any]] | None) -> tuple[str, str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
@@ -46,37 +46,43 @@ _COMMON = {"namesrv": NamesOption, "key": ClusterKeyOption, "tls": ClusterTlsOpt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A cluster that a command asks."""
+    """A cluster that a command asks. ``silent``: the brokers that are left out of the answer, and why."""
 
     options: RemotingOptions
+    silent: dict[str, str] = field(default_factory=dict)
 
     def ask(self, ask: Callable[[Survey], Awaitable[_T]]) -> _T:
-        """Return what is found; end the command if nobody answers, and say on stderr which brokers do not."""
+        """Return what is found; end the command if nobody answers."""
         from broker_adapter.remoting import RemotingAdmin, Survey
 
-        async def asked() -> tuple[_T, Mapping[str, str]]:
+        async def asked() -> _T:
             async with RemotingAdmin(self.options) as admin:
                 survey = Survey(admin)
-                return await ask(survey), survey.silent
+                found = await ask(survey)
+            self.silent.update(survey.silent)
+            return found
 
         with asking_cluster():
-            found, silent = asyncio.run(asked())
-        for broker, why in sorted(silent.items()):
-            note(f"broker {broker} is left out: {why}")
-        return found
+            return asyncio.run(asked())
 
 
 def with_cluster(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command its session and a cluster to ask, by options behind its own; no daemon is asked.
 
-    Its first two parameters are these; all others are by keyword.
+    Its first two parameters are these; all others are by keyword. Where brokers are left out of the answer, stderr says
+    which, and the command ends as unavailable: a lag that lacks them is none to act upon.
     """
 
     @wraps(command)
     def run(session: Session, *, namesrv: str, key: str | None, tls: bool, tls_ca: Path | None, **given: Any) -> None:  # noqa: ANN401 - the command's
         options = remoting_of(namesrv, "--namesrv", key, tls_ca, tls=tls)
         timeout_ms = max(1, round(session.timeout_s * 1000))
-        command(session, Cluster(options=replace(options, request_timeout_ms=timeout_ms)), **given)
+        cluster = Cluster(options=replace(options, request_timeout_ms=timeout_ms))
+        command(session, cluster, **given)
+        for broker, why in sorted(cluster.silent.items()):
+            note(f"broker {broker} is left out: {why}")
+        if cluster.silent:
+            raise typer.Exit(ExitCode.UNAVAILABLE)
 
     own = signature(command, eval_str=True)
     first, _, *others = own.parameters.values()

@@ -88,13 +88,16 @@ def test_members_say_what_is_theirs_and_lags_are_told(names: str, topic: str) ->
 def test_queues_that_were_never_committed_are_told(names: str, topic: str) -> None:
     """RocketMQ 4 says 0 of a queue that begins there; of the others the difference is known."""
     group = f"{topic}-group"
+    administer(names, lambda admin: admin.make_group(group))
 
     async def run() -> None:
         await eventually(lambda: _knows(names, topic))
         broker = RemotingBroker(RemotingOptions(names=(names,)))
-        queue, *others = (await broker.route(topic)).readable
-        await broker.commit_offset(group, queue, 1)
-        await broker.close()
+        try:
+            queue, *others = (await broker.route(topic)).readable
+            await broker.commit_offset(group, queue, 1)
+        finally:
+            await broker.close()
         found = await asked(names, "offsets", group)
         first, *more = of_topic(found["queues"], topic)
         assert (first["committed_offset"], first["broker_offset"]) == (1, 0)
@@ -112,7 +115,9 @@ def test_brokers_and_queues_are_told(names: str, topic: str) -> None:
         found = await asked(names, "routes")
         assert all(each["answers"] and each["version"] in {"5.5.0", "4.9.7"} for each in found["brokers"])
         brokers = len(found["brokers"])
-        assert {"topic": topic, "brokers": brokers, "readable": 2 * brokers, "writable": 2 * brokers} in found["topics"]
+        assert {"topic": topic, "brokers": brokers, "read_queues": 2 * brokers, "write_queues": 2 * brokers} in found[
+            "topics"
+        ]
         parts = await asked(names, "routes", topic)
         assert [(each["perm"], each["read_queues"]) for each in parts] == [("rw", 2)] * brokers
         queues = await asked(names, "queues", topic)

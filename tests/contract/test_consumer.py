@@ -414,7 +414,7 @@ async def test_a_member_says_what_is_its_own(members: Members) -> None:
 
     await seen.until(lambda: [each.messages for each in own()] == [3])
     (held,) = own()
-    assert held == (*held[:1], 0, 3, 2, held.size_bytes, now_ms, True)
+    assert held == (*held[:1], 0, 3, 2, held.size_bytes, now_ms, now_ms, True)
     assert held.size_bytes > 0
     state = client._membership.state_of(GROUP)
     assert state is not None

@@ -39,7 +39,7 @@ def table(queues: Mapping[int, Mapping[str, int]]) -> Frame:
 
 def state(*numbers: int, wanted: str = "*") -> Frame:
     """What a member says of itself."""
-    held = [classic.HeldQueue(MessageQueue(TOPIC, "broker-a", each), 5, 2, 1, 0, 0) for each in numbers]
+    held = [classic.HeldQueue(MessageQueue(TOPIC, "broker-a", each), 5, 2, 1, 0, 0, 10**12) for each in numbers]
     return Frame(code=0, body=running_body(MemberState({TOPIC: Filter(wanted)}, held, False, 0), []))
 
 
@@ -166,7 +166,7 @@ def test_offsets_show_lags_and_what_was_never_committed(cluster: Cluster) -> Non
     found = lines(cluster.run("offsets", GROUP))
     assert found[1][:7] == [TOPIC, "broker-a", "0", "5", "3", "2", "2001-09-09T01:46:40.000Z"]
     assert found[2] == [TOPIC, "broker-a", "1", "0", "never", "-", "-"]
-    assert found[-2:] == [["total", "lag", "2"], ["never", "committed", "1", "queues"]]
+    assert found[-2:] == [["total", "lag", "2"], ["never", "committed", "1", "of", "2", "queues"]]
     cluster.committed = {0: 3, 1: 0}
     found = cluster.json("offsets", GROUP)
     assert (found["lag"], found["never_committed"]) == (2, 0)
@@ -191,10 +191,13 @@ def test_consumers_show_whose_each_queue_is(cluster: Cluster) -> None:
         ("one", "4.9.7", 1),
         ("two", "4.9.7", 1),
     ]
-    shown = lines(cluster.run("consumers", GROUP))
-    assert [TOPIC, "broker-a", "0", "one", "AND", "two"] in shown
+    found = cluster.run("consumers", GROUP)
+    shown = [each[:5] for each in lines(found)]
+    assert [TOPIC, "broker-a", "0", "one", "2"] in shown
+    assert [TOPIC, "broker-a", "0", "two", "2"] in shown
     assert [TOPIC, "broker-a", "1", "nobody"] in shown
     assert [TOPIC, "*", "all", "members"] in shown
+    assert found.stderr.startswith(f"dmq: queue 0 of {TOPIC} at broker-a has 2 owners: ")
 
 
 def test_the_queues_of_a_member_that_does_not_answer_are_unknown(cluster: Cluster) -> None:
@@ -226,11 +229,12 @@ def test_consumers_show_all_groups(cluster: Cluster) -> None:
 
 
 def test_a_broker_that_does_not_answer_is_left_out(cluster: Cluster) -> None:
-    """The others are shown, and stderr says what is missing."""
+    """The others are shown, stderr says what is missing, and a script sees that something is."""
     cluster.is_partly_away, cluster.committed = True, {0: 3}
     for arguments in (("consumers",), ("consumers", GROUP), ("offsets", GROUP)):
         found = cluster.run(*arguments)
-        assert found.exit_code == 0
+        assert found.exit_code == 6
+        assert found.stdout
         assert found.stderr.count("dmq: broker broker-b is left out: the connection to") == 1, found.stderr
 
 

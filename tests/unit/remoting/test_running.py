@@ -13,12 +13,13 @@ from broker_adapter.remoting.running import decode_running, running_body
 from broker_adapter.remoting.survey import version_text
 
 MIB = 1024 * 1024
-HELD = HeldQueue(MessageQueue("orders", "a", 0), 7, 3, 4, 2 * MIB, 99, is_locked=True)
+HELD = HeldQueue(MessageQueue("orders", "a", 0), 7, 3, 4, 2 * MIB, 99, 98, is_locked=True)
 STATE = MemberState({"orders": Filter("a || b"), "t": Filter("n > 1", is_sql=True)}, [HELD], True, 42)
 JAVA = (
     b'{"jstack":"","mqTable":{'
     b'{"brokerName":"a","queueId":0,"topic":"orders"}:{"cachedMsgCount":2,"cachedMsgMaxOffset":11,'
-    b'"cachedMsgMinOffset":8,"cachedMsgSizeInMiB":1,"commitOffset":8,"droped":false,"lastPullTimestamp":99,'
+    b'"cachedMsgMinOffset":8,"cachedMsgSizeInMiB":1,"commitOffset":8,"droped":false,"lastConsumeTimestamp":98,'
+    b'"lastPullTimestamp":99,'
     b'"locked":false,"tryUnlockTimes":0},'
     b'{"brokerName":"a","queueId":1,"topic":"orders"}:{"commitOffset":3,"droped":true}},'
     b'"properties":{"PROP_CONSUMEORDERLY":"false","PROP_CONSUMER_START_TIMESTAMP":"42"},'
@@ -38,7 +39,7 @@ def test_what_is_written_is_read() -> None:
 
 def test_the_answer_of_a_java_client_is_read() -> None:
     """A queue that it is giving up is none of its own."""
-    held = HeldQueue(MessageQueue("orders", "a", 0), 8, 2, 3, MIB, 99)
+    held = HeldQueue(MessageQueue("orders", "a", 0), 8, 2, 3, MIB, 99, 98)
     assert decode_running(JAVA) == ({"orders": Filter()}, [held], False, 42)
 
 
