@@ -272,6 +272,16 @@ def test_a_cluster_that_cannot_be_asked_is_told_in_one_line(cluster: Cluster, ve
     assert [each.stdout for each in ends] == [""] * 4
 
 
+@pytest.mark.parametrize("verb", [("consumers",), ("consumers", GROUP), ("offsets", GROUP), ("queues", TOPIC)])
+def test_brokers_that_all_refuse_are_no_empty_answer(cluster: Cluster, verb: tuple[str, ...]) -> None:
+    """Name servers check no key, so they answer; what the brokers say ends the command."""
+    refusal = Frame(code=1, remark="org.apache.rocketmq.acl.common.AclException: No accessKey is configured")
+    names = (Operation.TOPICS, Operation.BROKER_FACTS)
+    cluster.answers = {code: each if code in names else refusal for code, each in cluster.answers.items()}
+    ended = cluster.run(*verb)
+    assert (ended.exit_code, ended.stdout, ended.stderr.count("\n")) == (5, "", 1)
+
+
 def test_the_name_servers_may_come_from_the_environment(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a key has its secret there."""
     monkeypatch.setenv("DMQ_NAMESRV", f"{NOBODY};{cluster.peer.address}")
