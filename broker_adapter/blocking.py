@@ -30,6 +30,16 @@ class BlockingProducer:
         self._producer = producer
         self._wait = wait
 
+    @property
+    def left_alone(self) -> Mapping[str, int]:
+        """As ``Producer.left_alone``."""
+
+        async def asked() -> Mapping[str, int]:
+            return self._producer.left_alone
+
+        found: Mapping[str, int] = self._wait(asked())
+        return found
+
     def send(self, message: Message, **how: Any) -> QueueReceipt:  # noqa: ANN401 - those of Producer.send
         """As ``Producer.send``."""
         receipt: QueueReceipt = self._wait(self._producer.send(message, **how))

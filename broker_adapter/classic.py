@@ -21,10 +21,13 @@ from broker_adapter.message import Message
 from broker_adapter.message_queue import MessageQueue
 
 __all__ = [
+    "AskedListener",
     "ClassicBroker",
     "Decision",
     "Filter",
+    "HeldQueue",
     "Listener",
+    "MemberState",
     "MessageQueue",
     "Outgoing",
     "Presence",
@@ -69,6 +72,28 @@ class Presence(NamedTuple):
     filters: Mapping[str, Filter]  # by topic, %RETRY%<group> included
     is_broadcast: bool = False
     start: Start = Start.LAST_OFFSET
+
+
+class HeldQueue(NamedTuple):
+    """A queue that a member of a group has, and what it holds of it: what it pulled and did not consume yet."""
+
+    queue: MessageQueue
+    commit_offset: int  # where the group goes on
+    messages: int
+    span: int  # how far the last message lies behind the first one, in offsets
+    size_bytes: int
+    pulled_at_ms: int  # last; epoch milliseconds, as the next one
+    consumed_at_ms: int  # last: that a handler got a message, Java's clients mean that it was done; or taken up
+    is_locked: bool = False  # in order: by this member, at the broker
+
+
+class MemberState(NamedTuple):
+    """What a member of a group says of itself. ``queues`` has those that it knows its offset in already."""
+
+    filters: Mapping[str, Filter]
+    queues: Sequence[HeldQueue]
+    in_order: bool
+    started_at_ms: int  # epoch milliseconds
 
 
 class SendStatus(Enum):
@@ -178,6 +203,15 @@ class ResetListener(Listener, Protocol):
 
     def offsets_reset(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
         """Go on at these offsets. Called on the event loop; returns at once."""
+        ...
+
+
+@runtime_checkable
+class AskedListener(Listener, Protocol):
+    """A ``Listener`` that operators can ask how a consumer is, through a broker. One that is none does not answer."""
+
+    def state_of(self, group: str) -> MemberState | None:
+        """Return how the consumer of a group is, ``None`` if there is none. Called on the event loop."""
         ...
 
 

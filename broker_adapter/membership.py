@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from broker_adapter.classic import ClassicBroker, Presence, Route, TransactionCheck
+from broker_adapter.classic import ClassicBroker, MemberState, Presence, Route, TransactionCheck
 from broker_adapter.errors import BrokerError, BrokerUnavailable, Refused, Rule
 from broker_adapter.log import LibraryLog
 from broker_adapter.message_queue import MessageQueue
@@ -33,6 +33,10 @@ class Member(Protocol):
 
     def go_on_at(self, offsets: Mapping[MessageQueue, int]) -> None:
         """An operator has the group go on at these offsets."""
+        ...
+
+    def state(self) -> MemberState:
+        """Say which queues are its own now."""
         ...
 
 
@@ -142,6 +146,10 @@ class Membership:
         """Pass on what an operator wants."""
         if group in self._consumers:
             self._consumers[group][1].go_on_at(offsets)
+
+    def state_of(self, group: str) -> MemberState | None:
+        """Pass on what an operator asks."""
+        return self._consumers[group][1].state() if group in self._consumers else None
 
     def check(self, check: TransactionCheck) -> None:
         """Pass a broker's question on to the producer that it is for."""

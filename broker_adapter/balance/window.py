@@ -41,6 +41,7 @@ class Window(Generic[M]):
     def __init__(self, next_offset: int, now_ms: int) -> None:
         self.next_offset = next_offset  # where to pull next
         self.pulled_at_ms = now_ms  # the last pull, also one that was put off; or the beginning
+        self.took_at_ms = now_ms  # a message was taken last; or the beginning
         self.is_dropped = False  # it belongs to somebody else now
         self.bytes = 0
         self._messages: OrderedDict[int, M] = OrderedDict()  # by offset, ascending: they come in order
@@ -85,7 +86,7 @@ class Window(Generic[M]):
         while self._waiting and len(batch) < batch_max and not self.is_dropped:
             offset = heappop(self._waiting)
             if offset in self._messages:
-                self._taken_at_ms[offset] = now_ms
+                self._taken_at_ms[offset] = self.took_at_ms = now_ms
                 batch.append(self._messages[offset])
         return batch
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from broker_adapter.balance.queue_locks import RENEW_MS, QueueLocks
 from broker_adapter.balance.rebalance import changes
 from broker_adapter.balance.window import Window, pause
-from broker_adapter.classic import Filter, Presence, ReceivedMessage, Start
+from broker_adapter.classic import Filter, HeldQueue, MemberState, Presence, ReceivedMessage, Start
 from broker_adapter.clock import Clock, SystemClock
 from broker_adapter.consumer.failures import Failures
 from broker_adapter.consumer.offsets import BrokerOffsets, FileOffsets, Offsets
@@ -71,6 +71,7 @@ class Consumer:
         self._hurry = asyncio.Event()
         self._dividing = asyncio.Lock()
         self._tasks: Sequence[asyncio.Task[None]] = ()
+        self._started_at_ms = self._clock.now_ms()
         self._troubles: dict[object, Exception] = {}  # of a topic or a queue, logged once
 
     @property
@@ -152,6 +153,27 @@ class Consumer:
                 _log.warning("offset_reset", group=self.group, queue=str(queue), now=offset)
                 owned.move(offset, self._now_ms())
         self._hurry.set()
+
+    def state(self) -> MemberState:
+        """Return how it is, as operators ask."""
+        return MemberState(self._filters, [*self._held()], self._options.in_order, self._started_at_ms)
+
+    def _held(self) -> Iterator[HeldQueue]:
+        now_ms = self._now_ms()
+        since_epoch_ms = self._clock.now_ms() - now_ms
+        for queue, owned in sorted(self._owned.items()):
+            window = owned.window
+            if window is not None and (offset := window.commit_offset) is not None:
+                yield HeldQueue(
+                    queue,
+                    offset,
+                    window.count,
+                    window.span,
+                    window.bytes,
+                    window.pulled_at_ms + since_epoch_ms,
+                    window.took_at_ms + since_epoch_ms,
+                    self._locks is not None and self._locks.may_consume(queue, now_ms),
+                )
 
     # -- division of the queues -----------------------------------------------------------------------------------
 

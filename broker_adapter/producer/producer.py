@@ -104,6 +104,18 @@ class Producer:
         self.faults = FaultTable(RULES_4 if options.as_4 else RULES_5, random)
         self._checks: set[asyncio.Task[None]] = set()
 
+    @property
+    def left_alone(self) -> Mapping[str, int]:
+        """The brokers that were slow or failed, and for how many milliseconds nothing is sent to them yet.
+
+        Only this process knows; empty without fault avoidance.
+        """
+        if not self._options.fault_avoidance:
+            return {}
+        now_ms = self._now_ms()
+        left_ms = {broker: each.available_at_ms - now_ms for broker, each in sorted(self.faults.brokers.items())}
+        return {broker: each for broker, each in left_ms.items() if each > 0}
+
     async def start(self) -> None:
         """Let brokers know the group. ``GroupTaken``."""
         await self._membership.add_producer(self.group, self._check)
@@ -237,9 +249,15 @@ class Producer:
             failed = refused.code in _CODES_TO_RETRY
             raise
         finally:
-            now_ms = self._now_ms()
-            self.faults.note(queue.broker, now_ms - begun_ms, now_ms, failed=failed)
+            self._note(queue.broker, begun_ms, failed=failed)
         return receipt
+
+    def _note(self, broker: str, begun_ms: int, *, failed: bool) -> None:
+        now_ms = self._now_ms()
+        was_available = self.faults.is_available(broker, now_ms)
+        self.faults.note(broker, now_ms - begun_ms, now_ms, failed=failed)
+        if was_available and (for_ms := self.left_alone.get(broker, 0)):
+            _log.warning("broker_left_alone", broker=broker, for_ms=for_ms, latency_ms=now_ms - begun_ms, failed=failed)
 
     def _next(self, queues: Sequence[MessageQueue], last_broker: str, *, is_repeated: bool) -> MessageQueue:
         if not self._options.fault_avoidance:

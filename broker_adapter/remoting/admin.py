@@ -14,16 +14,19 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from broker_adapter.adapter import QueueRange
+from broker_adapter.classic import Filter, MemberState
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.limits import DELIVER_AT_MS_MAX
 from broker_adapter.message_queue import MessageQueue
 from broker_adapter.remoting.bodies import queue_of_name
-from broker_adapter.remoting.calls import Calls, RemotingOptions
+from broker_adapter.remoting.calls import Calls, RemotingOptions, number_of
 from broker_adapter.remoting.codes import Operation, Result
 from broker_adapter.remoting.frames import FrameBroken
 from broker_adapter.remoting.ids import decode_offset_id
 from broker_adapter.remoting.loose_json import decode_object, unreadable
+from broker_adapter.remoting.pulling import SQL, offset_fields
 from broker_adapter.remoting.routes import MASTER, ClusterInfo, Part, decode_cluster
+from broker_adapter.remoting.running import decode_running
 from broker_adapter.remoting.stored import StoredMessage, UnreadableMessage, decode_messages
 
 _READ_WRITE = 6
@@ -52,6 +55,22 @@ class Connected(NamedTuple):
     address: str
     language: str
     version: int
+
+
+class GroupSettings(NamedTuple):
+    """What a broker was told about a group."""
+
+    is_enabled: bool
+    retries_max: int
+
+
+class Connections(NamedTuple):
+    """A group as a broker sees it. ``filters`` are those that its members told last, by topic."""
+
+    members: Sequence[Connected]
+    filters: Mapping[str, Filter]
+    is_broadcast: bool
+    start: str  # a value of Start; a newer RocketMQ may have others
 
 
 class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
@@ -148,7 +167,8 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
         """
         fields = {"topic": topic, "group": group, "timestamp": str(stored_at_ms), "isForce": "true"}
         try:
-            await self._of_topic(topic, Operation.RESET_OFFSETS, fields)
+            for address in await self._masters_of(topic):
+                await self._calls.ask(address, Operation.RESET_OFFSETS, fields)
         except BrokerUnavailable as error:
             if error.code == Result.FAILED:
                 raise Refused(Rule.NOT_FOUND, str(error), value=group, code=error.code) from None
@@ -185,53 +205,114 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
 
     async def topic_stats(self, topic: str) -> Mapping[MessageQueue, QueueStats]:
         """Return the queues of a topic with what is in them."""
-        tables = await self._tables(topic, Operation.TOPIC_STATS, {"topic": topic})
+        found = [await self.topic_stats_at(each, topic) for each in await self._masters_of(topic)]
+        return {queue: each for part in found for queue, each in sorted(part.items())}
+
+    async def consume_stats(self, group: str, topic: str) -> Mapping[MessageQueue, GroupQueueStats]:
+        """Return how far a group has come in each queue of a topic."""
+        found = [await self.consume_stats_at(each, group, topic) for each in await self._masters_of(topic)]
+        return {queue: each for part in found for queue, each in sorted(part.items())}
+
+    async def members(self, group: str, topic: str) -> Sequence[Connected]:
+        """Return the members of a group that brokers of a topic see, sorted; none if nobody is online."""
+        seen = [await self.connections_at(each, group) for each in await self._masters_of(topic)]
+        found = {each.client_id: each for part in seen if part is not None for each in part.members}
+        return [found[name] for name in sorted(found)]
+
+    # -- what one broker says, by its address -----------------------------------------------------------------------
+
+    async def broker_facts(self, address: str) -> Mapping[str, str]:
+        """Return what a broker says of itself, a slave too, by RocketMQ's names: ``brokerVersionDesc``, ``putTps``."""
+        what = f"the facts of broker {address}"
+        body = (await self._calls.ask(address, Operation.BROKER_FACTS, {})).body
+        try:
+            return {str(name): str(value) for name, value in decode_object(body, what)["table"].items()}
+        except (KeyError, AttributeError) as error:
+            raise unreadable(what, error) from None
+
+    async def groups_at(self, address: str) -> Mapping[str, GroupSettings]:
+        """Return the groups that a broker knows, RocketMQ's own too."""
+        what = f"the groups of broker {address}"
+        body = (await self._calls.ask(address, Operation.GROUPS, {})).body
+        try:
+            table = decode_object(body, what)["subscriptionGroupTable"]
+            return {
+                str(name): GroupSettings(bool(each.get("consumeEnable", True)), _int(each, "retryMaxTimes", what))
+                for name, each in table.items()
+            }
+        except (KeyError, AttributeError) as error:
+            raise unreadable(what, error) from None
+
+    async def topic_stats_at(self, address: str, topic: str) -> Mapping[MessageQueue, QueueStats]:
+        """Return the queues that a broker has of a topic, with what is in them."""
         what = f"the queues of {topic}"
+        table = await self._table(address, Operation.TOPIC_STATS, {"topic": topic}, what)
         return {
             queue: QueueStats(
                 QueueRange(_int(each, "minOffset", what), _int(each, "maxOffset", what)),
                 _int(each, "lastUpdateTimestamp", what),
             )
-            for queue, each in sorted(tables.items())
+            for queue, each in table.items()
         }
 
-    async def consume_stats(self, group: str, topic: str) -> Mapping[MessageQueue, GroupQueueStats]:
-        """Return how far a group has come in each queue of a topic."""
-        fields = {"consumerGroup": group, "topic": topic}
+    async def consume_stats_at(
+        self, address: str, group: str, topic: str = ""
+    ) -> Mapping[MessageQueue, GroupQueueStats]:
+        """Return how far a group has come in a broker's queues of a topic, or of all topics that it ever committed in.
+
+        A broker says 0 of a queue that the group never committed. While members are online, it passes over topics that
+        they do not subscribe to.
+        """
         what = f"how far {group} has come"
+        fields = {"consumerGroup": group, **({"topic": topic} if topic else {})}
         return {
             queue: GroupQueueStats(
                 _int(each, "brokerOffset", what), _int(each, "consumerOffset", what), _int(each, "lastTimestamp", what)
             )
-            for queue, each in sorted((await self._tables(topic, Operation.CONSUME_STATS, fields)).items())
+            for queue, each in (await self._table(address, Operation.CONSUME_STATS, fields, what)).items()
         }
 
-    async def members(self, group: str, topic: str) -> Sequence[Connected]:
-        """Return the members of a group that brokers of a topic see, sorted; none if nobody is online."""
-        found: dict[str, Connected] = {}
+    async def committed_at(self, address: str, group: str, queue: MessageQueue) -> int | None:
+        """As ``ClassicBroker.committed_offset``; a broker before RocketMQ 5 may say 0 in place of nothing."""
+        fields = {"consumerGroup": group, **offset_fields(queue), "setZeroIfNotFound": "false"}
+        accepted = (Result.OK, Result.NOT_FOUND)
+        answer = await self._calls.ask(address, Operation.COMMITTED_OFFSET, fields, accepted=accepted)
+        return None if answer.code == Result.NOT_FOUND else number_of(answer, "offset", address)
+
+    async def connections_at(self, address: str, group: str) -> Connections | None:
+        """Return the members of a group that a broker sees, ``None`` if nobody is online."""
         what = f"the members of {group}"
-        for address in await self._masters_of(topic):
-            accepted = (Result.OK, Result.NOBODY_ONLINE)
-            fields = {"consumerGroup": group}
-            answer = await self._calls.ask(address, Operation.CONSUMER_CONNECTIONS, fields, accepted=accepted)
-            if answer.code == Result.OK:
-                try:
-                    for each in decode_object(answer.body, what)["connectionSet"]:
-                        name = str(each["clientId"])
-                        version, language = int(each["version"]), str(each["language"])
-                        found[name] = Connected(name, str(each["clientAddr"]), language, version)
-                except (ValueError, TypeError, KeyError) as error:
-                    raise unreadable(what, error) from None
-        return [found[name] for name in sorted(found)]
+        accepted = (Result.OK, Result.NOBODY_ONLINE)
+        answer = await self._calls.ask(
+            address, Operation.CONSUMER_CONNECTIONS, {"consumerGroup": group}, accepted=accepted
+        )
+        if answer.code == Result.NOBODY_ONLINE:
+            return None
+        try:
+            found = decode_object(answer.body, what)
+            members = [
+                Connected(str(each["clientId"]), str(each["clientAddr"]), str(each["language"]), int(each["version"]))
+                for each in found["connectionSet"]
+            ]
+            filters = {
+                str(topic): Filter(str(each["subString"]), each.get("expressionType") == SQL)
+                for topic, each in (found.get("subscriptionTable") or {}).items()
+            }
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise unreadable(what, error) from None
+        is_broadcast = found.get("messageModel") == "BROADCASTING"
+        return Connections(sorted(members), filters, is_broadcast, str(found.get("consumeFromWhere") or ""))
+
+    async def state_of(self, address: str, group: str, client_id: str) -> MemberState:
+        """Have a broker ask a member how it is. ``BrokerUnavailable`` if the member does not answer."""
+        fields = {"consumerGroup": group, "clientId": client_id, "jstackEnable": "false"}
+        return decode_running((await self._calls.ask(address, Operation.RUNNING_INFO, fields)).body)
 
     # -- inside ----------------------------------------------------------------------------------------
 
     async def _masters_of(self, topic: str) -> Sequence[str]:
         parts = await self._calls.route(topic)
         return [part.addresses[MASTER] for part in parts if MASTER in part.addresses]
-
-    async def _of_topic(self, topic: str, operation: Operation, fields: Mapping[str, str]) -> Sequence[bytes]:
-        return [(await self._calls.ask(each, operation, fields)).body for each in await self._masters_of(topic)]
 
     async def _at_masters(
         self, operation: Operation, fields: Mapping[str, str], body: bytes = b"", *, brokers: Sequence[str] = ()
@@ -249,18 +330,16 @@ class RemotingAdmin(AbstractAsyncContextManager["RemotingAdmin"]):
                 raise BrokerUnavailable(f"broker {broker} has no master now")
             await self._calls.ask(known[broker][MASTER], operation, fields, body)
 
-    async def _tables(
-        self, topic: str, operation: Operation, fields: Mapping[str, str]
+    async def _table(
+        self, address: str, operation: Operation, fields: Mapping[str, str], what: str
     ) -> Mapping[MessageQueue, Mapping[str, Any]]:
-        """Return what brokers say of each of their queues. Their JSON has queues for names."""
-        what, found = f"the queues of {topic}", {}
-        for body in await self._of_topic(topic, operation, fields):
-            try:
-                for name, each in decode_object(body, what)["offsetTable"].items():
-                    found[queue_of_name(name)] = dict(each)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise unreadable(what, error) from None
-        return found
+        """Return what a broker says of each of its queues, sorted. Its JSON has queues for names."""
+        body = (await self._calls.ask(address, operation, fields)).body
+        try:
+            found = decode_object(body, what)["offsetTable"]
+            return dict(sorted((queue_of_name(name), dict(each)) for name, each in found.items()))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise unreadable(what, error) from None
 
 
 def _int(found: Mapping[str, Any], name: str, what: str) -> int:

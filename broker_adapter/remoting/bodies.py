@@ -30,7 +30,7 @@ def heartbeat_body(
                     "messageModel": "BROADCASTING" if each.is_broadcast else "CLUSTERING",
                     "consumeFromWhere": each.start.value,
                     "subscriptionDataSet": [
-                        _subscription(topic, wanted, version(each.group, topic, wanted))
+                        subscription_body(topic, wanted, version(each.group, topic, wanted))
                         for topic, wanted in each.filters.items()
                     ],
                     "unitMode": False,
@@ -41,9 +41,26 @@ def heartbeat_body(
     )
 
 
+def subscription_body(topic: str, wanted: Filter, version: int) -> dict[str, Any]:
+    """Return what a consumer wants of a topic, as part of a body."""
+    tags = (
+        [] if wanted.is_sql or wanted.expression == _ALL else [each.strip() for each in wanted.expression.split("||")]
+    )
+    named = sorted({each for each in tags if each})
+    return {
+        "topic": topic,
+        "subString": wanted.expression or _ALL,
+        "tagsSet": named,
+        "codeSet": sorted({java_hash_code(each) for each in named}),
+        "subVersion": version,
+        "expressionType": expression_type(wanted),
+        "classFilterMode": False,
+    }
+
+
 def check_body(client_id: str, group: str, topic: str, wanted: Filter) -> bytes:
     """Return the body of a question whether a filter is right."""
-    return _encoded({"clientId": client_id, "group": group, "subscriptionData": _subscription(topic, wanted, 0)})
+    return _encoded({"clientId": client_id, "group": group, "subscriptionData": subscription_body(topic, wanted, 0)})
 
 
 def lock_body(group: str, client_id: str, queues: Iterable[MessageQueue]) -> bytes:
@@ -86,22 +103,6 @@ def decode_members(body: bytes) -> tuple[str, ...]:
         return tuple(sorted(map(str, decode_object(body, what)["consumerIdList"])))
     except (TypeError, KeyError) as error:
         raise unreadable(what, error) from None
-
-
-def _subscription(topic: str, wanted: Filter, version: int) -> dict[str, Any]:
-    tags = (
-        [] if wanted.is_sql or wanted.expression == _ALL else [each.strip() for each in wanted.expression.split("||")]
-    )
-    named = sorted({each for each in tags if each})
-    return {
-        "topic": topic,
-        "subString": wanted.expression or _ALL,
-        "tagsSet": named,
-        "codeSet": sorted({java_hash_code(each) for each in named}),
-        "subVersion": version,
-        "expressionType": expression_type(wanted),
-        "classFilterMode": False,
-    }
 
 
 def _encoded(value: object) -> bytes:

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from broker_adapter.adapter import QueueRange
 from broker_adapter.classic import (
+    AskedListener,
     Decision,
     Filter,
     Listener,
@@ -50,6 +51,7 @@ from broker_adapter.remoting.packing import Compression
 from broker_adapter.remoting.pulling import PULLED, offset_fields, pull_fields, pulled, received
 from broker_adapter.remoting.reach import Reach
 from broker_adapter.remoting.routes import MASTER, route_of
+from broker_adapter.remoting.running import running_body
 from broker_adapter.remoting.searching import offset_at
 from broker_adapter.remoting.sending import STORED, Send, receipt_of, send_back_fields, send_batch, send_one
 from broker_adapter.remoting.transactions import check_of, end_fields
@@ -371,6 +373,11 @@ class RemotingBroker:
                 listener.check(check_of(request, self._calls.broker_at(address)))
             elif isinstance(listener, ResetListener) and request.code == Operation.RESET_OFFSETS_HERE:
                 listener.offsets_reset(fields.get("group", ""), decode_offsets(request.body))
+            elif isinstance(listener, AskedListener) and request.code == Operation.RUNNING_INFO:
+                group = fields.get("consumerGroup", "")
+                if (state := listener.state_of(group)) is None:
+                    return Frame(code=Result.FAILED, remark=f"this client has no consumer of group {group}")
+                return Frame(code=Result.OK, body=running_body(state, self._calls.names))
             else:
                 return not_served(request)
         except FrameBroken as error:

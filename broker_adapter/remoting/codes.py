@@ -20,6 +20,7 @@ class Operation(IntEnum):
     COMMITTED_OFFSET = 14
     COMMIT_OFFSET = 15
     UPDATE_TOPIC = 17
+    BROKER_FACTS = 28
     OFFSET_AT = 29
     END_OFFSET = 30
     BEGIN_OFFSET = 31
@@ -37,6 +38,7 @@ class Operation(IntEnum):
     ROUTE = 105
     CLUSTER = 106
     UPDATE_GROUP = 200
+    GROUPS = 201
     TOPIC_STATS = 202
     CONSUMER_CONNECTIONS = 203
     TOPICS = 206
@@ -46,6 +48,7 @@ class Operation(IntEnum):
     FORGET_TOPIC = 216  # of a name server
     RESET_OFFSETS_HERE = 220  # a broker says it
     RESET_OFFSETS = 222
+    RUNNING_INFO = 307  # of a member: a broker passes the question on to it
     SEND = 310
     SEND_BATCH = 320
     RECALL = 370

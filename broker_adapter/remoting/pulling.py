@@ -17,6 +17,7 @@ from broker_adapter.topics import RETRY_PREFIX
 
 # Answers to a pull that are no errors.
 PULLED = (Result.OK, Result.NOTHING_THERE, Result.NOTHING_MATCHED, Result.OFFSET_MOVED)
+SQL = "SQL92"
 _SUSPEND, _BRINGS_FILTER = 2, 4  # bits of a pull: may wait; brings its filter, so that no heartbeat is needed before
 
 
@@ -53,7 +54,7 @@ def pull_fields(
 
 def expression_type(wanted: Filter) -> str:
     """Return what RocketMQ calls the language of a filter."""
-    return "SQL92" if wanted.is_sql else "TAG"
+    return SQL if wanted.is_sql else "TAG"
 
 
 def pulled(answer: Frame, queue_offset: int, address: str) -> tuple[Sequence[StoredMessage | UnreadableMessage], int]:

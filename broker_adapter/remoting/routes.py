@@ -11,7 +11,7 @@ from broker_adapter.remoting.frames import FrameBroken
 from broker_adapter.remoting.loose_json import decode_object, unreadable
 
 MASTER = 0  # the number of the broker that writes; its slaves have others
-_READABLE, _WRITABLE = 4, 2  # bits of perm
+READABLE, WRITABLE = 4, 2  # bits of perm
 _QUEUES_MAX = 65_536  # of one topic at one broker
 
 
@@ -22,6 +22,7 @@ class Part(NamedTuple):
     readable: int
     writable: int
     addresses: Mapping[int, str]  # by number
+    perm: int = READABLE | WRITABLE  # what it may be used for, in these bits
 
 
 class ClusterInfo(NamedTuple):
@@ -74,8 +75,8 @@ def _parts(found: Mapping[str, Any], addresses: Mapping[str, Mapping[int, str]])
         counts = int(each["readQueueNums"]), int(each["writeQueueNums"])
         if not all(0 <= count <= _QUEUES_MAX for count in counts):
             raise FrameBroken(f"broker {broker} is said to have {counts[0]} and {counts[1]} queues of one topic")
-        read, written = counts[0] if perm & _READABLE else 0, counts[1] if perm & _WRITABLE else 0
-        yield Part(broker, read, written, addresses.get(broker, {}))
+        read, written = counts[0] if perm & READABLE else 0, counts[1] if perm & WRITABLE else 0
+        yield Part(broker, read, written, addresses.get(broker, {}), perm)
 
 
 def _addresses(found: Mapping[str, Any]) -> Mapping[int, str]:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from dmq.cli.errors import CommandFailed, ExitCode, refused, refusing
+from dmq.cli.options import Session, with_timeout
+from dmq.cli.output import note
 
 if TYPE_CHECKING:
-    from broker_adapter.remoting import RemotingOptions
+    from broker_adapter.remoting import RemotingOptions, Survey
+
+_T = TypeVar("_T")
 
 ClusterKeyOption = Annotated[
     str | None,
@@ -29,6 +37,62 @@ ClusterCaOption = Annotated[
     Path | None,
     typer.Option("--cluster-tls-ca", metavar="FILE", help="Certificates to trust, instead of the system's."),
 ]
+NamesOption = Annotated[
+    str,
+    typer.Option("--namesrv", envvar="DMQ_NAMESRV", metavar="HOST:PORT;...", help="Name servers of the cluster."),
+]
+_COMMON = {"namesrv": NamesOption, "key": ClusterKeyOption, "tls": ClusterTlsOption, "tls_ca": ClusterCaOption}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A cluster that a command asks. ``silent``: the brokers that are left out of the answer, and why."""
+
+    options: RemotingOptions
+    silent: dict[str, str] = field(default_factory=dict)
+
+    def ask(self, ask: Callable[[Survey], Awaitable[_T]]) -> _T:
+        """Return what is found; end the command if nobody answers."""
+        from broker_adapter.remoting import RemotingAdmin, Survey
+
+        async def asked() -> _T:
+            async with RemotingAdmin(self.options) as admin:
+                survey = Survey(admin)
+                found = await ask(survey)
+            self.silent.update(survey.silent)
+            return found
+
+        with asking_cluster():
+            return asyncio.run(asked())
+
+
+def with_cluster(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command its session and a cluster to ask, by options behind its own; no daemon is asked.
+
+    Its first two parameters are these; all others are by keyword. Where brokers are left out of the answer, stderr says
+    which, and the command ends as unavailable: a lag that lacks them is none to act upon.
+    """
+
+    @wraps(command)
+    def run(session: Session, *, namesrv: str, key: str | None, tls: bool, tls_ca: Path | None, **given: Any) -> None:  # noqa: ANN401 - the command's
+        options = remoting_of(namesrv, "--namesrv", key, tls_ca, tls=tls)
+        timeout_ms = max(1, round(session.timeout_s * 1000))
+        cluster = Cluster(options=replace(options, request_timeout_ms=timeout_ms))
+        command(session, cluster, **given)
+        for broker, why in sorted(cluster.silent.items()):
+            note(f"broker {broker} is left out: {why}")
+        if cluster.silent:
+            raise typer.Exit(ExitCode.UNAVAILABLE)
+
+    own = signature(command, eval_str=True)
+    first, _, *others = own.parameters.values()
+    defaults = {"namesrv": Parameter.empty, "tls": False}
+    common = (
+        Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=each)
+        for name, each in _COMMON.items()
+    )
+    run.__signature__ = own.replace(parameters=[first, *others, *common])  # type: ignore[attr-defined]  # as options.py does
+    return with_timeout(run)
 
 
 def remoting_of(names: str, option: str, access_key: str | None, ca: Path | None, *, tls: bool) -> RemotingOptions:
@@ -57,6 +121,7 @@ def asking_cluster() -> Iterator[None]:
     except Refused as error:
         codes = {
             Rule.TOPIC_UNKNOWN: ExitCode.NOT_FOUND,
+            Rule.GROUP_UNKNOWN: ExitCode.NOT_FOUND,
             Rule.UNAUTHORIZED: ExitCode.NOT_ALLOWED,
             Rule.FORBIDDEN: ExitCode.NOT_ALLOWED,
         }

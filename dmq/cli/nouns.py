@@ -21,6 +21,7 @@ NOUNS = {
     "clock": "The clock of the daemon's host.",
     "quota": "Quotas of access keys and client addresses.",
     "backoff": "Preview a retry policy; needs no daemon.",
+    "broker": "What lies where in a RocketMQ cluster; needs no daemon.",
     "spool": "Spools of the producer hook on this host; needs no daemon.",
     "replay": "Give messages of the inner topic to the daemon once more.",
     "audit": "The audit trail: what became of every message.",

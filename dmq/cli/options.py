@@ -148,6 +148,11 @@ def with_output(command: Callable[..., None]) -> Callable[..., None]:
     return _with(command, {"output": OutputOption})
 
 
+def with_timeout(command: Callable[..., None]) -> Callable[..., None]:
+    """As ``with_session`` for a command that asks somebody else than the daemon: without ``--address``."""
+    return _with(command, {"output": OutputOption, "timeout": TimeoutOption})
+
+
 def _with(command: Callable[..., None], common: Mapping[str, object]) -> Callable[..., None]:
     parameters = [
         Parameter("ctx", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),

@@ -14,7 +14,7 @@ from support.consumers import PATIENCE_S, Faulty, Members, Seen, eventually
 from support.rigs import EmbeddedRig, play
 
 from broker_adapter.balance.environments import Environments, TooFewQueues
-from broker_adapter.classic import ReceivedMessage, Start
+from broker_adapter.classic import HeldQueue, ReceivedMessage, Start
 from broker_adapter.consumer import Consumer, ConsumerOptions, Later, Outcome, Suspend
 from broker_adapter.consumer.services import by_handler
 from broker_adapter.membership import GroupTaken, Intervals
@@ -396,3 +396,33 @@ async def test_an_operator_has_a_group_go_on_before_and_behind(members: Members)
     assert await members.committed(GROUP, TOPIC) == [6]
     members.client("a")._membership.offsets_reset(GROUP, {queue: 3})
     await seen.until(lambda: seen.bodies[11:] == bodies(6)[3:])
+
+
+@on_the_embedded_broker(queues=1)
+async def test_a_member_says_what_is_its_own(members: Members) -> None:
+    """Where its group goes on in each of its queues, and what it holds of them; nothing once it left."""
+    gate, seen = asyncio.Event(), Seen()
+
+    async def handle(_: Sequence[ReceivedMessage]) -> None:
+        await gate.wait()
+
+    await members.send(TOPIC, *bodies(3))
+    client, now_ms = members.client("a"), members.rig.clock.now_ms()
+    options = ConsumerOptions(start=Start.FIRST_OFFSET, in_order=True, rebalance_ms=200)
+    consumer = client.consumer(GROUP, {TOPIC: "*"}, options)(handle)
+
+    def own() -> list[HeldQueue]:
+        return [each for each in consumer.state().queues if each.queue.topic == TOPIC]
+
+    await seen.until(lambda: [each.messages for each in own()] == [3])
+    (held,) = own()
+    assert held == (*held[:1], 0, 3, 2, held.size_bytes, now_ms, now_ms, True)
+    assert held.size_bytes > 0
+    state = client._membership.state_of(GROUP)
+    assert state is not None
+    assert state[2:] == (True, now_ms)
+    assert set(state.filters) == {TOPIC, retry_topic(GROUP)}
+    gate.set()
+    await seen.until(lambda: [each[1:3] for each in own()] == [(3, 0)])
+    await members.clients.pop("a").close()
+    assert (own(), client._membership.state_of(GROUP)) == ([], None)

@@ -13,12 +13,21 @@ import pytest
 from support.remoting_peer import HeldQueue, Peer, remoting_peer
 from support.stored_messages import a_stored
 
-from broker_adapter.classic import ClassicBroker, Filter, MessageQueue, Outgoing, Presence, TransactionCheck
+from broker_adapter.classic import (
+    ClassicBroker,
+    Filter,
+    MemberState,
+    MessageQueue,
+    Outgoing,
+    Presence,
+    TransactionCheck,
+)
 from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.message import Message
 from broker_adapter.remoting import RemotingAdmin, RemotingBroker, RemotingOptions
-from broker_adapter.remoting.codes import Operation
+from broker_adapter.remoting.codes import Operation, Result
 from broker_adapter.remoting.frames import Frame, FrameBroken
+from broker_adapter.remoting.running import decode_running
 from broker_adapter.remoting.stored import decode_messages
 
 NOBODY = "127.0.0.1:1"
@@ -315,6 +324,9 @@ class Heard:
     def offsets_reset(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
         self.said.append((group, dict(offsets)))
 
+    def state_of(self, group: str) -> MemberState | None:
+        return MemberState({"orders": Filter("a")}, [], False, 5) if group == "g" else None
+
 
 def test_what_brokers_say_by_themselves_is_passed_on() -> None:
     """Once somebody listens; what cannot be read is passed over, and the connection goes on."""
@@ -337,6 +349,28 @@ def test_what_brokers_say_by_themselves_is_passed_on() -> None:
             peer.says = list(said)
             await broker.queue_range(QUEUE)
         assert heard.said == ["g", ("p", b"hello", "broker-a"), ("g", {QUEUE: 7})]
+
+    play(scenario)
+
+
+def test_a_member_that_is_asked_says_what_is_its_own() -> None:
+    """Its broker passes the question on; of a group that it is not in, and before somebody listens, it says so."""
+    asks = [Frame(code=Operation.RUNNING_INFO, opaque=7, fields={"consumerGroup": group}) for group in ("g", "h")]
+
+    async def scenario(peer: Peer) -> None:
+        async with client(peer.address) as broker:
+            await broker.route("orders")
+            peer.says = asks[:1]
+            await broker.route("orders")
+            broker.attach(Heard())
+            peer.says = list(asks)
+            await broker.queue_range(QUEUE)
+            await broker.queue_range(QUEUE)  # its answers came before
+        nobody, found, other = [each for each in peer.asked if each.is_answer]
+        assert nobody.code == Result.UNSUPPORTED
+        assert (found.code, found.opaque) == (0, 7)
+        assert decode_running(found.body) == ({"orders": Filter("a")}, [], False, 5)
+        assert (other.code, other.remark) == (Result.FAILED, "this client has no consumer of group h")
 
     play(scenario)
 

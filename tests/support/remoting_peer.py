@@ -89,7 +89,7 @@ def remoting_peer() -> Iterator[Peer]:
                 request = decode_frame(self.rfile.read(struct.unpack(">I", head)[0]))
                 if peer.stops_at(request):
                     continue
-                if request.is_one_way:
+                if request.is_one_way or request.is_answer:
                     peer.asked.append(request)
                     continue
                 while peer.says:

@@ -177,12 +177,14 @@ def test_a_broker_that_was_left_alone_is_tried_again(as_4: bool, still_avoided_m
         answers["b"] = [BrokerUnavailable("stopped")]
         for _ in range(12):
             await producer.send(Message("orders", b"x"))
+        assert producer.left_alone == {"b": still_avoided_ms + 1_000 if not as_4 else still_avoided_ms + 10_000}
         for elapsed_ms, is_back in ((still_avoided_ms, False), (20_000, True)):
             clock.advance(elapsed_ms)
             before = len(broker.sent)
             for _ in range(12):
                 await producer.send(Message("orders", b"x"))
             assert ("b" in brokers(broker)[before:]) is is_back
+        assert producer.left_alone.keys() == {"b"}, "it failed again"
         await membership.close()
 
     asyncio.run(run())
