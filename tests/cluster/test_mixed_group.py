@@ -157,12 +157,15 @@ class Mixed:
         assert len(owner) == sum(map(len, shares.values()))
         is_configured = isinstance(self._strategies[self._here], Configured)
         assert len(owner) == (QUEUES_EACH * len(members) if is_configured else len(self._queues))
-        await self._seen.until(
-            lambda: (
-                self._java.queues.get(self.group, []) == shares[self._there]
-                and [queue for queue in consumer.queues if queue.topic == self._topic] == shares[self._here]
-            )
-        )
+
+        def held() -> Mapping[str, Sequence[MessageQueue]]:
+            here = [queue for queue in consumer.queues if queue.topic == self._topic]
+            return {self._here: here, self._there: self._java.queues.get(self.group, [])}
+
+        try:
+            await self._seen.until(lambda: held() == shares)
+        except TimeoutError:
+            raise AssertionError(f"{members} of {self.group} hold {held()}, not {shares}") from None
         return owner
 
     async def _consumed(self, producer: Producer, owner: Mapping[MessageQueue, str], prefix: str) -> None:

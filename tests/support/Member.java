@@ -44,6 +44,8 @@ class Member {
         made.setInstanceName(group);
         made.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         made.setPersistConsumerOffsetInterval(200);
+        made.setPollNameServerInterval(1000); // what went wrong at the start is tried again every 30 s otherwise
+        made.setHeartbeatBrokerInterval(1000);
         made.setConsumeThreadMin(2);
         made.setConsumeThreadMax(2);
         made.setAllocateMessageQueueStrategy(Decisions.strategy(order.getString("strategy"), order));
