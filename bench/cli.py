@@ -26,6 +26,7 @@ from bench import (
     nack,
     overload,
     pending,
+    queue_clients,
     receive,
     report,
     rocketmq,
@@ -67,6 +68,7 @@ class Name(StrEnum):
     HOSTILE = "hostile"
     CLUSTER = "cluster"
     CLUSTER_AWAY = "cluster_away"
+    QUEUE_CLIENTS = "queue_clients"
 
 
 MEASURES: Mapping[Name, Callable[[Plan], list[Figure]]] = {
@@ -88,9 +90,10 @@ MEASURES: Mapping[Name, Callable[[Plan], list[Figure]]] = {
     Name.HOSTILE: hostile.measure,
     Name.CLUSTER: cluster.measure,
     Name.CLUSTER_AWAY: cluster_away.measure,
+    Name.QUEUE_CLIENTS: queue_clients.measure,
 }
 # Measured only by name or with --all: they have goals of their own, and take long.
-OTHERS = (Name.NACK, Name.FAIRNESS, Name.HOOK, Name.SPOOL, Name.AUDIT, Name.HOSTILE)
+OTHERS = (Name.NACK, Name.FAIRNESS, Name.HOOK, Name.SPOOL, Name.AUDIT, Name.HOSTILE, Name.QUEUE_CLIENTS)
 
 
 class Kind(StrEnum):

@@ -21,7 +21,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -142,14 +142,16 @@ class RocketMQ:
         data: Path,
         lib: Path,
         *,
-        brokers: int = 1,
+        brokers: Sequence[str] = ("broker-a",),
         heap_mb: int = 1024,
         proxy: Mapping[str, object] = MappingProxyType({}),
         version: str = VERSION,
         broker: str = "",
         conf: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Start it, with these settings of its proxies and brokers, and wait until it serves. Raises PeerMissing.
+        """Start it, with these brokers and settings of them and their proxies, and wait until it serves.
+
+        Raises PeerMissing.
 
         ``lib`` has the artifacts of ``version``; ``broker`` is lines that go behind those of broker.conf,
         ``conf`` more files of its home's folder ``conf``, by their names.
@@ -158,7 +160,7 @@ class RocketMQ:
         self._has_proxies = _has_proxies(version)
         (names,) = _free_ports(1)
         self._names = f"127.0.0.1:{names}"
-        self.nodes = [Node(f"broker-{letter}", data / f"broker-{letter}") for letter in "abcdef"[:brokers]]
+        self.nodes = [Node(name, data / name) for name in brokers]
         self._name_server: subprocess.Popen[bytes] | None = None
         (data / "home" / "conf").mkdir(parents=True)
         for name, text in {**{f"logback_{server}.xml": _LOGGING for server in _MODULES}, **conf}.items():
@@ -264,13 +266,19 @@ class RocketMQ:
             self._signal(signal.SIGSTOP)
 
     @contextmanager
-    def asleep(self) -> Iterator[None]:
-        """Stop it for a while, and let it run on afterwards: it takes connections and answers nothing."""
-        self._signal(signal.SIGSTOP)
+    def asleep(self, *nodes: Node) -> Iterator[None]:
+        """Stop it, or some of its brokers, for a while; it runs on afterwards.
+
+        What is stopped takes connections and answers nothing.
+        """
+        stopped = [node.process for node in nodes if node.process is not None] or self.processes
+        for process in stopped:
+            process.send_signal(signal.SIGSTOP)
         try:
             yield
         finally:
-            self._signal(signal.SIGCONT)
+            for process in stopped:
+                process.send_signal(signal.SIGCONT)
             time.sleep(_RESUME_S)
 
     def close(self) -> None:

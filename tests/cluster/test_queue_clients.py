@@ -1,31 +1,47 @@
-"""Producers and consumers of queues at a real Apache RocketMQ, over the classic protocol."""
+"""Producers and consumers of queues at real Apache RocketMQ, 5 and 4, over the classic protocol."""
 
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import count, pairwise
+from pathlib import Path
 from typing import Any
 
-from support.cluster import cluster
+import pytest
+from support.cluster import cluster, cluster_4
 from support.consumers import Seen
+from support.effort import at_length
 
+from bench.remoting import administer
 from broker_adapter import Client, ConsumerOptions, Later, Message, Start, connect
 from broker_adapter.classic import ReceivedMessage
+from broker_adapter.clock import SystemClock
 from broker_adapter.consumer import Consumer, Outcome
+from broker_adapter.errors import Refused, Rule
 from broker_adapter.topics import dead_letter_topic, retry_topic
 
+pytestmark = pytest.mark.timeout(600)  # the first one has Maven bring the cluster, and starts it
+_QUEUES = 8
 _NUMBER = count()
 _QUICK: dict[str, Any] = {"rebalance_ms": 500, "flush_ms": 200, "start": Start.FIRST_OFFSET, "close_ms": 2_000}
 
 
 class Setting:
-    """A cluster, clients of it, and names that nobody used."""
+    """A cluster, a topic of eight queues and a group that nobody used, and clients."""
 
-    def __init__(self, names: str, topic: str) -> None:
-        self.names, self.topic = names, topic
-        self.group = f"queue-clients-{next(_NUMBER)}"
+    def __init__(self, *, is_4: bool) -> None:
+        self.knows_times = not is_4
+        number = next(_NUMBER)
+        self.group = f"queue-clients-{number}"
+        if is_4:
+            self.names, self.topic = cluster_4().names, f"queue-clients-{number}"
+            administer(self.names, lambda admin: admin.make_topic(self.topic, queues=_QUEUES))
+        else:
+            running = cluster()
+            self.names, self.topic = running.rocketmq.names, running.topic()
         self.clients: list[Client] = []
 
     async def client(self, **how: Any) -> Client:  # noqa: ANN401
@@ -44,24 +60,31 @@ class Setting:
             await producer.send(Message(self.topic, body), **how)
 
 
-def on_a_cluster(scenario: Callable[[Setting], Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a scenario on RocketMQ 5.5.0."""
+_Scenario = Callable[[Setting], Coroutine[Any, Any, None]]
 
-    def test() -> None:
-        running = cluster()
 
-        async def run() -> None:
-            setting = Setting(running.rocketmq.names, running.topic())
-            try:
-                await scenario(setting)
-            finally:
-                for client in setting.clients:
-                    await client.close()
+def on_clusters(*, on_4_at_length: bool = True) -> Callable[[_Scenario], Callable[[bool], None]]:
+    """Run a scenario on RocketMQ 5.5.0, and on 4.9.7; there in a long run only, unless it says otherwise."""
+    marks = (at_length,) if on_4_at_length else ()
 
-        asyncio.run(run())
+    def of(scenario: _Scenario) -> Callable[[bool], None]:
+        @pytest.mark.parametrize("is_4", [pytest.param(False, id="5"), pytest.param(True, id="4", marks=marks)])
+        def test(is_4: bool) -> None:
+            setting = Setting(is_4=is_4)
 
-    test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
-    return test
+            async def run() -> None:
+                try:
+                    await scenario(setting)
+                finally:
+                    for client in setting.clients:
+                        await client.close()
+
+            asyncio.run(run())
+
+        test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
+        return test
+
+    return of
 
 
 def bodies(number: int, prefix: str = "m") -> list[bytes]:
@@ -72,7 +95,7 @@ def own(consumer: Consumer, topic: str) -> list[object]:
     return [queue for queue in consumer.queues if queue.topic == topic]
 
 
-@on_a_cluster
+@on_clusters(on_4_at_length=False)
 async def test_eight_queues_are_shared_by_three_and_one_is_killed(setting: Setting) -> None:
     """3, 3 and 2; what the killed one left is consumed by the others: nothing is lost."""
     seen = Seen()
@@ -92,7 +115,7 @@ async def test_eight_queues_are_shared_by_three_and_one_is_killed(setting: Setti
     await seen.until(lambda: [len(own(each, setting.topic)) for _, each in (members[0], members[2])] == [4, 4])
 
 
-@on_a_cluster
+@on_clusters()
 async def test_a_failure_comes_again_and_ends_as_a_dead_letter(setting: Setting) -> None:
     """With its attempts counted by the broker, under its own topic and id."""
     seen, dead = Seen(lambda _: Later(delay_level=1)), Seen()
@@ -110,7 +133,7 @@ async def test_a_failure_comes_again_and_ends_as_a_dead_letter(setting: Setting)
     await dead.until(lambda: dead.bodies == [b"bad"])
 
 
-@on_a_cluster
+@on_clusters()
 async def test_order_holds_through_a_rebalance(setting: Setting) -> None:
     """One batch of a queue at a time, though a member comes in the middle; a failure is tried where it lies."""
     tries: Counter[bytes] = Counter()
@@ -135,9 +158,9 @@ async def test_order_holds_through_a_rebalance(setting: Setting) -> None:
         assert all(later <= before + 1 for before, later in pairwise(offsets)), offsets
 
 
-@on_a_cluster
+@on_clusters()
 async def test_a_delay_level_and_a_delivery_time_are_waited_for(setting: Setting) -> None:
-    """Neither comes early; RocketMQ 5 takes both."""
+    """Neither comes early; a broker that would deliver at once is not given a delivery time."""
     seen = Seen()
     await setting.consumer(seen, "a")
     await setting.send([b"level"], delay_level=1)
@@ -145,13 +168,40 @@ async def test_a_delay_level_and_a_delivery_time_are_waited_for(setting: Setting
     (received,) = seen.batches[0][1]
     assert received.stored_at_ms - received.message.born_at_ms >= 1_000
     assert received.message.message_id
+    due_ms = SystemClock().now_ms() + 1_500
+    producer = await (await setting.client()).producer("senders")
+    if not setting.knows_times:
+        with pytest.raises(Refused) as refused:
+            await producer.send(Message(setting.topic, b"time", deliver_at_ms=due_ms))
+        assert refused.value.rule is Rule.UNSUPPORTED
+        return
+    await producer.send(Message(setting.topic, b"time", deliver_at_ms=due_ms))
+    await seen.until(lambda: seen.bodies == [b"level", b"time"])
+    assert seen.batches[1][1][0].stored_at_ms >= due_ms
 
 
-def _fail_once(received: ReceivedMessage) -> Outcome:
-    return None if received.attempts_failed else Later(delay_level=1)
+@on_clusters()
+async def test_broadcasting_goes_on_where_it_stopped(setting: Setting) -> None:
+    """Everybody gets everything; who was away gets what came meanwhile, and nothing again."""
+    with tempfile.TemporaryDirectory() as folder:
+        how: dict[str, Any] = {"is_broadcast": True}
+        one, two, again = Seen(), Seen(), Seen()
+        await setting.consumer(one, "a", **how, offsets_path=Path(folder) / "a")
+        leaver, _ = await setting.consumer(two, "b", **how, offsets_path=Path(folder) / "b")
+        await setting.send(bodies(16))
+        for seen in (one, two):
+            await seen.until(lambda seen=seen: sorted(seen.bodies) == sorted(bodies(16)))  # type: ignore[misc]
+        await leaver.close()
+        setting.clients.remove(leaver)
+        await setting.send(bodies(16, "later"))
+        await setting.consumer(again, "b", **how, offsets_path=Path(folder) / "b")
+        await again.until(lambda: len(again.bodies) >= 16)
+        await one.until(lambda: len(one.bodies) >= 32)
+        assert sorted(again.bodies) == sorted(bodies(16, "later"))
+        assert sorted(one.bodies) == sorted([*bodies(16), *bodies(16, "later")])
 
 
-@on_a_cluster
+@on_clusters(on_4_at_length=False)
 async def test_environments_never_see_each_other(setting: Setting) -> None:
     """Not even what is delayed or failed."""
     how: dict[str, Any] = {"environments": ["dev1", "dev2", "dev3"]}

@@ -33,7 +33,7 @@ class Decisions {
         }
     }
 
-    private static AllocateMessageQueueStrategy strategy(String name, JSONObject question) {
+    static AllocateMessageQueueStrategy strategy(String name, JSONObject question) {
         switch (name) {
             case "AVG":
                 return new AllocateMessageQueueAveragely();

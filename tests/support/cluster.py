@@ -27,6 +27,7 @@ _HEAP_MB = 384
 _HEAP_4_MB = 256
 _INDEX = "messageIndexEnable=true\nmaxHashSlotNum=5000\nmaxIndexNum=20000\n"  # a small one: files are made whole
 _GROUPS = itertools.count()
+BROKERS = ("east@broker-a", "west@broker-b")  # each in a machine room, as RocketMQ's own names have it
 ORDERS = "orders"  # the topic of the documentation's examples
 _TOPICS = {
     "NORMAL": 60,
@@ -80,7 +81,7 @@ def cluster() -> Cluster:
         folder = _folder("dmq-cluster-")
         certificate, key = self_signed(folder, SystemClock().now_ms())
         tls = {"tlsTestModeEnable": False, "tlsCertPath": str(certificate), "tlsKeyPath": str(key)}
-        started = RocketMQ(folder, artifacts(), brokers=2, heap_mb=_HEAP_MB, proxy=tls, broker=_INDEX)
+        started = RocketMQ(folder, artifacts(), brokers=BROKERS, heap_mb=_HEAP_MB, proxy=tls, broker=_INDEX)
     _ending.callback(cluster.cache_clear)
     _ending.callback(started.close)
     return Cluster(started, certificate)

@@ -1,0 +1,106 @@
+"""A broker that is stopped: sends with fault avoidance leave it alone for the time of the table, then come back."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.cluster import BROKERS, cluster
+from support.consumers import PATIENCE_S
+from support.effort import at_length
+
+from broker_adapter import Client, Message, ProducerOptions
+from broker_adapter.classic import QueueReceipt
+from broker_adapter.clock import ManualClock
+from broker_adapter.message_queue import MessageQueue
+from broker_adapter.producer import Producer
+from broker_adapter.remoting import RemotingBroker, RemotingOptions
+
+pytestmark = pytest.mark.timeout(600)  # the first one has Maven bring the cluster, and starts it
+WELL, STOPPED = BROKERS
+_ENOUGH = 16  # sends; in turn over eight queues
+_ATTEMPT_MS = 2_000
+
+
+class Attempts(RemotingBroker):
+    """Notes at which broker each attempt was made, answered or not."""
+
+    def __init__(self, *args: Any, **how: Any) -> None:  # noqa: ANN401
+        super().__init__(*args, **how)
+        self.asked: list[str] = []
+
+    async def send(self, group: str, queue: MessageQueue, *args: Any, **how: Any) -> QueueReceipt:  # noqa: ANN401
+        self.asked.append(queue.broker)
+        return await super().send(group, queue, *args, **how)
+
+
+class Sender:
+    """A producer whose table of faults has a clock of its own, at brokers that live in real time."""
+
+    def __init__(self, names: str, topic: str, *, as_4: bool) -> None:
+        self.broker = Attempts(RemotingOptions(names=(names,)))
+        self.clock = ManualClock()
+        self.client = Client(self.broker, clock=self.clock)
+        self._topic = topic
+        self._options = ProducerOptions(fault_avoidance=True, as_4=as_4, attempt_timeout_ms=_ATTEMPT_MS)
+        self._producer: Producer | None = None
+
+    async def send(self) -> str:
+        """Send; return where it was stored."""
+        self._producer = self._producer or await self.client.producer("senders", options=self._options)
+        return (await self._producer.send(Message(self._topic, b"x"))).queue.broker
+
+    async def until(self, holds: Callable[[], bool]) -> set[str]:
+        """Send until something holds; return where these were stored."""
+        stored = set()
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds():
+                stored.add(await self.send())
+        return stored
+
+    async def asked(self) -> set[str]:
+        """Send often; return which brokers were asked for it, the one that does not answer too."""
+        self.broker.asked.clear()
+        for _ in range(_ENOUGH):
+            await self.send()
+        return set(self.broker.asked)
+
+
+@pytest.mark.parametrize(
+    ("as_4", "pause_ms"),
+    [pytest.param(False, 10_000, id="5"), pytest.param(True, 600_000, id="4", marks=at_length)],
+)
+def test_a_stopped_broker_is_left_alone_for_the_time_of_the_table(as_4: bool, pause_ms: int) -> None:
+    """Once one send has found it out; tried again by one send after that time, and used again once it answers."""
+    running = cluster()
+    (process,) = [node.process for node in running.rocketmq.nodes if node.name == STOPPED]
+    assert process is not None
+
+    async def scenario() -> None:
+        sender = Sender(running.rocketmq.names, running.topic(), as_4=as_4)
+        asked = sender.broker.asked
+        async with sender.client:
+            assert await sender.asked() == {WELL, STOPPED}
+            process.send_signal(signal.SIGSTOP)
+            try:
+                for _ in range(2):
+                    asked.clear()
+                    assert await sender.until(lambda: STOPPED in asked) == {WELL}
+                    assert asked.count(STOPPED) == 1
+                    assert await sender.asked() == {WELL}
+                    sender.clock.advance(pause_ms - 1)
+                    assert await sender.asked() == {WELL}
+                    sender.clock.advance(1)
+            finally:
+                process.send_signal(signal.SIGCONT)
+            stored = {WELL}
+            async with asyncio.timeout(PATIENCE_S):
+                while stored == {WELL}:
+                    sender.clock.advance(pause_ms)
+                    stored.add(await sender.send())
+            assert await sender.asked() == {WELL, STOPPED}
+
+    asyncio.run(scenario())
