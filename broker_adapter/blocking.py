@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 from broker_adapter import client as asynchronous
 from broker_adapter.classic import Decision, Filter, QueueReceipt
 from broker_adapter.consumer import Consumer, ConsumerOptions, Handler
+from broker_adapter.errors import BrokerAway
 from broker_adapter.message import Message
 from broker_adapter.producer import Producer, TransactionReceipt
 
@@ -109,6 +110,9 @@ class BlockingClient:
             raise RuntimeError(
                 "a blocking call in a coroutine of the client's own would never end: await connect() there"
             )
+        if not self._thread.is_alive():
+            coroutine.close()
+            raise BrokerAway("the client is closed")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _end(self) -> None:

@@ -12,15 +12,11 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from random import Random
 
-_SECOND_MS, _MINUTE_MS, _HOUR_MS = 1_000, 60_000, 3_600_000
+from broker_adapter import limits
 
-# RocketMQ's delay levels 1 to 18 (messageDelayLevel, default since 3.x; the same in 5.5.0):
-# 1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h
-DELAY_LEVELS_MS = (
-    *(seconds * _SECOND_MS for seconds in (1, 5, 10, 30)),
-    *(minutes * _MINUTE_MS for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)),
-    *(hours * _HOUR_MS for hours in (1, 2)),
-)
+_SECOND_MS, _HOUR_MS = 1_000, 3_600_000
+
+DELAY_LEVELS_MS = limits.DELAY_LEVELS_MS  # levels 1 to 18
 # A consumer's 16 retries: level 3 + attempts already made, so 10s 30s 1m ... 2h (RocketMQ 4.9 send-back default).
 RETRY_STEPS_MS = DELAY_LEVELS_MS[2:]
 # A producer's spool: 3, 5, 30, 60, 120, 300, 480, 600, 900, 1800 s.
