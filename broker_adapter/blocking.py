@@ -15,7 +15,8 @@ from typing import Any, Self, TypeVar
 
 from broker_adapter import client as asynchronous
 from broker_adapter.classic import Decision, Filter, QueueReceipt
-from broker_adapter.consumer import Consumer, ConsumerOptions, Handler
+from broker_adapter.client import RunningConsumer
+from broker_adapter.consumer import ConsumerOptions, Handler
 from broker_adapter.errors import BrokerAway
 from broker_adapter.message import Message
 from broker_adapter.producer import Producer, TransactionReceipt
@@ -79,11 +80,11 @@ class BlockingClient:
 
     def consumer(
         self, group: str, topics: Mapping[str, str | Filter], options: ConsumerOptions = _CONSUMER
-    ) -> Callable[[Handler], Consumer]:
+    ) -> Callable[[Handler], RunningConsumer]:
         """As ``Client.consumer``: a plain function runs in threads, up to ``handlers_max`` at once."""
 
-        def begin(handler: Handler) -> Consumer:
-            async def on_loop() -> Consumer:
+        def begin(handler: Handler) -> RunningConsumer:
+            async def on_loop() -> RunningConsumer:
                 return self._client.consumer(group, topics, options)(handler)
 
             return self._wait(on_loop())

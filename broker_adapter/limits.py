@@ -32,13 +32,15 @@ POLLING_MS_MIN = 5_000
 POLLING_MS_MAX = 20_000
 AUTO_RENEW_INVISIBLE_MS = 60_000
 AUTO_RENEW_MS_MAX = 3 * 3600 * 1000
-# Delay levels 1 to 18 (messageDelayLevel, default since 3.x; the same in 5.5.0):
+
+# RocketMQ's delay levels 1 to 18 (messageDelayLevel, default since 3.x; the same in 5.5.0):
 # 1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h
-DELAY_LEVELS_MS = (
-    *(seconds * 1000 for seconds in (1, 5, 10, 30)),
-    *(minutes * 60_000 for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)),
-    *(hours * 3_600_000 for hours in (1, 2)),
+DELAY_LEVELS_MS = tuple(
+    seconds * 1000
+    for seconds in (1, 5, 10, 30, *(60 * minutes for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)))
 )
+# A consumer's 16 retries: level 3 + attempts that failed, so 10s 30s 1m ... 2h (RocketMQ 4.9 send-back default).
+RETRY_STEPS_MS = DELAY_LEVELS_MS[2:]
 
 # -- a cell (ours) ----------------------------------------------------------------------------------------------------
 TOPICS_MAX = 10_000

@@ -16,9 +16,7 @@ from broker_adapter import limits
 
 _SECOND_MS, _HOUR_MS = 1_000, 3_600_000
 
-DELAY_LEVELS_MS = limits.DELAY_LEVELS_MS  # levels 1 to 18
-# A consumer's 16 retries: level 3 + attempts already made, so 10s 30s 1m ... 2h (RocketMQ 4.9 send-back default).
-RETRY_STEPS_MS = DELAY_LEVELS_MS[2:]
+DELAY_LEVELS_MS, RETRY_STEPS_MS = limits.DELAY_LEVELS_MS, limits.RETRY_STEPS_MS  # as RocketMQ has them
 # A producer's spool: 3, 5, 30, 60, 120, 300, 480, 600, 900, 1800 s.
 SPOOL_STEPS_MS = tuple(seconds * _SECOND_MS for seconds in (3, 5, 30, 60, 120, 300, 480, 600, 900, 1800))
 

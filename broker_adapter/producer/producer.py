@@ -270,6 +270,9 @@ class Producer:
 
     def _chosen(self, queues: Sequence[MessageQueue], message: Message, choose: Chooser | None) -> MessageQueue | None:
         if choose is not None:
+            if queues[0].queue_id < 0:
+                why = "this broker chooses the queue: give the message a message_group instead of choose"
+                raise Refused(Rule.UNSUPPORTED, why)
             return choose(queues)
         return by_hash(queues, message.message_group) if message.message_group else None
 

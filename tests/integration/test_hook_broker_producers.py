@@ -16,7 +16,7 @@ from broker_adapter.classic import ReceivedMessage, Start
 from broker_adapter.consumer import ConsumerOptions
 from broker_adapter.message import Message
 from dmq import Spool, durable
-from retry import Spooled
+from retry import Fixed, RetryPolicy, Spooled
 from retry.hook.rocketmq import UID_PROPERTY
 from retry.testing import MemorySink, advance
 
@@ -70,7 +70,8 @@ def test_the_next_run_sends_what_this_one_kept(tmp_path: Path) -> None:
     came: list[ReceivedMessage] = []
     arrived = threading.Event()
     with blocking.connect(address) as broker:
-        proxy = durable(broker.producer("senders"), Spool(spool))
+        soon = RetryPolicy(backoff=Fixed(50), max_attempts=1_000)
+        proxy = durable(broker.producer("senders"), Spool(spool), policy=soon)
         first = proxy.send(Message(TOPIC, b"first", message_id="its-own"))
         assert first.message_id == "its-own"
     outcome = proxy.send(Message(TOPIC, body))
