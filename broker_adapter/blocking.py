@@ -15,7 +15,9 @@ from typing import Any, Self, TypeVar
 
 from broker_adapter import client as asynchronous
 from broker_adapter.classic import Decision, Filter, QueueReceipt
-from broker_adapter.consumer import Consumer, ConsumerOptions, Handler
+from broker_adapter.client import RunningConsumer
+from broker_adapter.consumer import ConsumerOptions, Handler
+from broker_adapter.errors import BrokerAway
 from broker_adapter.message import Message
 from broker_adapter.producer import Producer, TransactionReceipt
 
@@ -88,11 +90,11 @@ class BlockingClient:
 
     def consumer(
         self, group: str, topics: Mapping[str, str | Filter], options: ConsumerOptions = _CONSUMER
-    ) -> Callable[[Handler], Consumer]:
+    ) -> Callable[[Handler], RunningConsumer]:
         """As ``Client.consumer``: a plain function runs in threads, up to ``handlers_max`` at once."""
 
-        def begin(handler: Handler) -> Consumer:
-            async def on_loop() -> Consumer:
+        def begin(handler: Handler) -> RunningConsumer:
+            async def on_loop() -> RunningConsumer:
                 return self._client.consumer(group, topics, options)(handler)
 
             return self._wait(on_loop())
@@ -119,6 +121,9 @@ class BlockingClient:
             raise RuntimeError(
                 "a blocking call in a coroutine of the client's own would never end: await connect() there"
             )
+        if not self._thread.is_alive():
+            coroutine.close()
+            raise BrokerAway("the client is closed")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _end(self) -> None:

@@ -6,8 +6,9 @@
     @broker.consumer("orders-group", {"orders": "created || paid"})
     async def handle(batch): ...
 
-``rocketmq-remoting://`` names the name servers of Apache RocketMQ 4 or 5, ``embedded:`` the directory of a broker in
-this process. The kinds are entry points of the group ``rock_dmq.brokers``.
+``rocketmq-remoting://`` names the name servers of Apache RocketMQ 4 or 5, ``rocketmq://`` the gRPC proxies of RocketMQ
+5 or a daemon, ``embedded:`` the directory of a broker in this process. The kinds are entry points of the group
+``rock_dmq.brokers``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from importlib.metadata import entry_points
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from broker_adapter.balance.environments import Environments, OwnEnvironment
 from broker_adapter.classic import ClassicBroker, Filter
@@ -35,11 +36,37 @@ from broker_adapter.producer.producer import Checker
 
 _GROUP = "rock_dmq.brokers"
 _EMBEDDED = Intervals(heartbeat_ms=5_000)  # as equeue does: a broker in this process is asked at no cost
+_WITHOUT_QUEUES = frozenset({"rocketmq"})  # kinds whose brokers hand out messages, and no queues
 _CONSUMER, _PRODUCER = ConsumerOptions(), ProducerOptions()
 
 _log = LibraryLog("broker_adapter")
 
 Opener = Callable[..., Awaitable[ClassicBroker]]
+
+
+class RunningConsumer(Protocol):
+    """A consumer of any kind of broker."""
+
+    group: str
+
+    async def start(self) -> None:
+        """Begin."""
+        ...
+
+    async def close(self) -> None:
+        """Take up nothing more, and wait for handlers."""
+        ...
+
+
+@runtime_checkable
+class ConsumerMaker(Protocol):
+    """A broker whose consumers are not members that divide its queues: it makes them itself."""
+
+    def consumer(
+        self, group: str, filters: Mapping[str, str | Filter], handler: Handler, options: ConsumerOptions
+    ) -> RunningConsumer:
+        """Return one that is not started."""
+        ...
 
 
 class Client(AbstractAsyncContextManager["Client"]):
@@ -58,7 +85,7 @@ class Client(AbstractAsyncContextManager["Client"]):
         self._environment = environments.of_client(broker.client_id) or "" if environments else ""
         self._starting: set[asyncio.Task[None]] = set()
         self._producers: list[Producer] = []
-        self._consumers: list[Consumer] = []
+        self._consumers: list[Any] = []  # running ones, of either kind
 
     @property
     def client_id(self) -> str:
@@ -87,7 +114,7 @@ class Client(AbstractAsyncContextManager["Client"]):
 
     def consumer(
         self, group: str, topics: Mapping[str, str | Filter], options: ConsumerOptions = _CONSUMER
-    ) -> Callable[[Handler], Consumer]:
+    ) -> Callable[[Handler], RunningConsumer]:
         """Return a decorator that makes a handler a consumer, which begins at once and ends with this client.
 
         In an environment it belongs to a group of its own, ``<group>|<environment>``, with a retry and a dead-letter
@@ -97,8 +124,13 @@ class Client(AbstractAsyncContextManager["Client"]):
             group = f"{group}|{self._environment}"
             options = replace(options, strategy=OwnEnvironment(environments=self._environments, inner=options.strategy))
 
-        def begin(handler: Handler) -> Consumer:
-            consumer = Consumer(self._membership, group, topics, by_handler(handler), options, self._clock)
+        def begin(handler: Handler) -> RunningConsumer:
+            broker = self._membership.broker
+            consumer: RunningConsumer = (
+                broker.consumer(group, topics, handler, options)
+                if isinstance(broker, ConsumerMaker)
+                else Consumer(self._membership, group, topics, by_handler(handler), options, self._clock)
+            )
             self._consumers.append(consumer)
             task = asyncio.ensure_future(consumer.start())
             self._starting.add(task)
@@ -149,6 +181,8 @@ async def connect(
     if scheme not in known or not rest.strip("/"):
         kinds = ", ".join(sorted(known)) or "none is installed"
         raise ValueError(f"the address of a broker begins with its kind and a colon ({kinds}); got {address!r}")
+    if scheme in _WITHOUT_QUEUES and (environment or environments):
+        raise ValueError(f"{scheme}: has no environments, because the broker chooses the queues: give neither")
     shared = Environments(names=tuple(environments), queues_each=queues_each) if environments else None
     if environment and (shared is None or environment not in shared.names):
         raise ValueError(f"environment {environment!r} is not in the list of environments {list(environments)!r}")

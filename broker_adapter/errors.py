@@ -4,7 +4,7 @@
      +- Refused            the caller's input, or its moment, is wrong: says which rule, which value, which limit
      +- Overloaded         a bound is reached; nothing was done, the same call may succeed later
      +- BrokerUnavailable  the broker cannot answer now; whether the call took effect is not known
-         +- BrokerAway     it is away, which is known and told already: nothing was tried
+         +- BrokerAway     it is away, and that was known before anything was sent
 
 Fields instead of prose: the wire code is chosen from ``Refused.rule`` in one table (``dmq.sidecar.codes``).
 """
@@ -51,6 +51,16 @@ class Rule(StrEnum):
     UNSUPPORTED = "not implemented"
 
 
+# What no operator can mend without touching the message.
+_OF_THE_MESSAGE = frozenset(
+    {
+        *(Rule.TOPIC, Rule.TAG, Rule.KEY, Rule.MESSAGE_GROUP, Rule.PROPERTY_KEY, Rule.PROPERTIES_SIZE),
+        *(Rule.MESSAGE_ID, Rule.BODY_EMPTY, Rule.BODY_SIZE, Rule.DELIVERY_TIME, Rule.MESSAGE_TYPE),
+        Rule.MESSAGE_CORRUPTED,
+    }
+)
+
+
 class BrokerError(Exception):
     """Something between an application and its broker failed."""
 
@@ -67,6 +77,15 @@ class Refused(BrokerError):
         self.value = value
         self.limit = limit
         self.code = code  # that another broker gave; 0: it was not another one
+
+    @property
+    def is_of_the_message(self) -> bool:
+        """Whether the refusal of a send will stay as long as the message is what it is.
+
+        A bad request will, if another broker said so by a code of its protocol; from who does not speak it, it says
+        nothing.
+        """
+        return self.rule in _OF_THE_MESSAGE or (self.rule is Rule.REQUEST and self.code > 0)
 
     def __str__(self) -> str:
         text = f"{self.rule.value}: {self.why}"
@@ -116,4 +135,4 @@ class BrokerUnavailable(BrokerError):
 
 
 class BrokerAway(BrokerUnavailable):
-    """The broker is away, which was told when it went: nothing was tried, so nothing is in doubt."""
+    """The broker is away, and that was known before anything was sent: so nothing is in doubt."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -23,8 +24,8 @@ from broker_adapter.classic import (
     TransactionCheck,
 )
 from broker_adapter.clock import Clock, SystemClock
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
-from broker_adapter.limits import BODY_BYTES_MAX
+from broker_adapter.errors import BrokerAway, BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.limits import BODY_BYTES_MAX, DELAY_LEVELS_MS
 from broker_adapter.log import LibraryLog
 from broker_adapter.membership import Membership
 from broker_adapter.message import Message
@@ -36,7 +37,6 @@ from broker_adapter.topics import check_group, check_topic
 _CODES_TO_RETRY = frozenset({1, 2, 14, 16, 17, 204, 205, 1500})
 _DEFAULT_TOPIC = "TBW102"  # brokers that make topics by themselves have it, and say so by its route
 _DEFAULT_TOPIC_QUEUES = 4  # RocketMQ 5.5 default (defaultTopicQueueNums)
-_LEVEL_MAX = 18
 
 _log = LibraryLog("broker_adapter.producer")
 
@@ -95,6 +95,7 @@ class Producer:
     ) -> None:
         """``on_check`` says how a transaction of an earlier run ended; without it those are never decided."""
         self.group = check_group(group)
+        self.loop: asyncio.AbstractEventLoop | None = None  # where its calls belong, once it is started
         self._membership = membership
         self._options = options
         self._on_check = on_check
@@ -118,6 +119,7 @@ class Producer:
 
     async def start(self) -> None:
         """Let brokers know the group. ``GroupTaken``."""
+        self.loop = asyncio.get_running_loop()
         await self._membership.add_producer(self.group, self._check)
 
     async def close(self) -> None:
@@ -131,18 +133,26 @@ class Producer:
         message: Message,
         *,
         delay_level: int = 0,
+        since_ms: int = 0,
         choose: Chooser | None = None,
         timeout_ms: int | None = None,
     ) -> QueueReceipt:
         """Store a message in one of its topic's queues, durable as the broker is set to be.
 
-        ``delay_level`` 1 to 18; it wins over ``message.deliver_at_ms``. Where the queue is not free, because ``choose``
-        says which or the message has a group, there is one attempt; otherwise the next one goes to another broker.
-        Raises ``Refused``, ``Overloaded`` or ``BrokerUnavailable`` of the last attempt.
+        ``delay_level`` 1 to 18; it wins over ``message.deliver_at_ms``. It counts from now, or, of a message that is
+        sent again, from ``since_ms`` (epoch milliseconds, by RocketMQ's table of levels): then it is a delivery time
+        where the broker knows these, and elsewhere the least level that is not too early. Where the queue is not free,
+        because ``choose`` says which or the message has a group, there is one attempt; otherwise the next one goes to
+        another broker. Raises ``Refused``, ``Overloaded`` or ``BrokerUnavailable`` of the last attempt; its cause is
+        the one of an earlier attempt that may have stored the message.
         """
-        if not 0 <= delay_level <= _LEVEL_MAX:
-            raise Refused(Rule.DELIVERY_TIME, "no such delay level", value=delay_level, limit=f"1 to {_LEVEL_MAX}")
-        return await self._send(Outgoing(message=self._named(message), delay_level=delay_level), choose, timeout_ms)
+        if not 0 <= delay_level <= len(DELAY_LEVELS_MS):
+            limit = f"1 to {len(DELAY_LEVELS_MS)}"
+            raise Refused(Rule.DELIVERY_TIME, "no such delay level", value=delay_level, limit=limit)
+        message = self._named(message)
+        if delay_level and since_ms:
+            return await self._send_again(message, since_ms + DELAY_LEVELS_MS[delay_level - 1], choose, timeout_ms)
+        return await self._send(Outgoing(message=message, delay_level=delay_level), choose, timeout_ms)
 
     async def send_one_way(self, message: Message, *, delay_level: int = 0, choose: Chooser | None = None) -> None:
         """Write a message to the connection and wait for no answer: it may be lost, and nobody is told."""
@@ -197,6 +207,20 @@ class Producer:
         """Take back a delayed message by the handle of its receipt; return its id."""
         return await self._broker.recall(check_topic(topic), recall_handle)
 
+    async def _send_again(
+        self, message: Message, due_at_ms: int, choose: Chooser | None, timeout_ms: int | None
+    ) -> QueueReceipt:
+        """Send a message that was delayed by a level, and is due then."""
+        left_ms = due_at_ms - self._clock.now_ms()
+        message = replace(message, deliver_at_ms=due_at_ms if left_ms > 0 else 0)
+        try:
+            return await self._send(Outgoing(message=message), choose, timeout_ms)
+        except Refused as refused:
+            if refused.rule is not Rule.UNSUPPORTED or left_ms <= 0:
+                raise
+        level = bisect_left(DELAY_LEVELS_MS, left_ms) + 1
+        return await self._send(Outgoing(message=message, delay_level=level), choose, timeout_ms)
+
     # -- one send ---------------------------------------------------------------------------------------------------
 
     @property
@@ -215,6 +239,7 @@ class Producer:
         queues = await self._writable(first.topic)
         fixed = self._chosen(queues, first, choose)
         failure: BrokerError | None = None
+        doubt: BrokerError | None = None
         stored: QueueReceipt | None = None
         last_broker = ""
         for attempt in range(1 if fixed else self._options.attempts_max):
@@ -228,6 +253,7 @@ class Producer:
                     queue, messages, min(left_ms, self._options.attempt_timeout_ms or left_ms)
                 )
             except BrokerError as error:
+                doubt = failure if _is_in_doubt(failure) else doubt
                 failure = error
                 if not _may_retry(error):
                     break
@@ -237,7 +263,7 @@ class Producer:
                 return receipt
         if stored is not None:
             return stored
-        raise failure or BrokerUnavailable(f"no attempt to send to {first.topic} within {budget_ms} ms")
+        raise failure or BrokerAway(f"no attempt to send to {first.topic} within {budget_ms} ms") from doubt
 
     async def _attempt(self, queue: MessageQueue, messages: Sequence[Outgoing], timeout_ms: int) -> QueueReceipt:
         begun_ms = self._now_ms()
@@ -270,6 +296,9 @@ class Producer:
 
     def _chosen(self, queues: Sequence[MessageQueue], message: Message, choose: Chooser | None) -> MessageQueue | None:
         if choose is not None:
+            if queues[0].queue_id < 0:
+                why = "this broker chooses the queue: give the message a message_group instead of choose"
+                raise Refused(Rule.UNSUPPORTED, why)
             return choose(queues)
         return by_hash(queues, message.message_group) if message.message_group else None
 
@@ -282,7 +311,7 @@ class Producer:
                 raise
             queues = await self._where_topics_are_made(topic, refused)
         if not queues:
-            raise BrokerUnavailable(f"topic {topic} has no queue that can be written to: no master of it is there now")
+            raise BrokerAway(f"topic {topic} has no queue that can be written to: no master of it is there now")
         if self._options.environments is not None:
             return self._options.environments.queues_of(self._options.environment, queues)
         return queues
@@ -341,3 +370,7 @@ def _may_retry(error: BrokerError) -> bool:
     if isinstance(error, Refused | Overloaded):
         return code in _CODES_TO_RETRY
     return not code or code in _CODES_TO_RETRY
+
+
+def _is_in_doubt(error: BrokerError | None) -> bool:
+    return isinstance(error, BrokerUnavailable) and not isinstance(error, BrokerAway)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from broker_adapter.errors import BrokerUnavailable
+from broker_adapter.errors import BrokerAway, BrokerUnavailable
 from broker_adapter.remoting.codes import Result
 from broker_adapter.remoting.frames import LENGTH_BYTES, Frame, FrameBroken, decode_frame, encode_frame, frame_bytes
 
@@ -61,7 +61,8 @@ class Connection:
     async def ask(self, request: Frame, *, wait_s: float = 0.0, timeout_s: float | None = None) -> Frame:
         """Send a request and return its answer, whatever it says. ``wait_s``: how long the peer may take beside.
 
-        ``BrokerUnavailable`` if there is none in time. A peer that said nothing at all meanwhile is given up.
+        ``BrokerUnavailable`` if there is none in time, ``BrokerAway`` if there was no connection to send it over. A
+        peer that said nothing at all meanwhile is given up.
         """
         patience_s = (self._timeout_s if timeout_s is None else timeout_s) + wait_s
         link, heard, answer = None, 0, asyncio.get_running_loop().create_future()
@@ -76,14 +77,16 @@ class Connection:
                 await link.write(replace(request, opaque=opaque))
                 found: Frame = await answer
         except TimeoutError:
-            error = BrokerUnavailable(f"no answer from {self.address} within {patience_s:g} s")
+            kind = BrokerUnavailable if link is not None else BrokerAway
+            error = kind(f"no answer from {self.address} within {patience_s:g} s")
             if link is not None and link.heard == heard and patience_s >= self._timeout_s:
                 self._give_up(link, error)
             raise error from None
         except OSError as error:
+            if link is None:
+                raise BrokerAway(f"the connection to {self.address} failed: {_text(error)}") from None
             failure = self._failed(_text(error))
-            if link is not None:
-                self._give_up(link, failure)
+            self._give_up(link, failure)
             raise failure from None
         finally:
             if link is not None:

@@ -24,7 +24,7 @@ import structlog
 
 from broker_adapter.adapter import PopBroker
 from broker_adapter.clock import Clock
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused
 from broker_adapter.message import Delivery, Envelope, MessageType, SendReceipt
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.embedded.deliveries import Forwarded
@@ -44,14 +44,6 @@ _PAUSES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # of one message that fails w
 _JITTER = 0.25  # of a pause, so that many topics do not try together
 _LOGGED_MAX = 20  # topics whose trouble is in the log at a time; dmq status counts them all
 _STORE_PAUSE_S = 1.0
-# What no operator can mend without touching the message.
-_OF_THE_MESSAGE = frozenset(
-    {
-        *(Rule.TOPIC, Rule.TAG, Rule.KEY, Rule.MESSAGE_GROUP, Rule.PROPERTY_KEY, Rule.PROPERTIES_SIZE),
-        *(Rule.MESSAGE_ID, Rule.BODY_EMPTY, Rule.BODY_SIZE, Rule.DELIVERY_TIME, Rule.MESSAGE_TYPE),
-        Rule.MESSAGE_CORRUPTED,
-    }
-)
 
 
 @dataclass(slots=True)
@@ -224,7 +216,7 @@ class Lane:
                 times += 1
                 receipts = await self._send(load, envelopes, times)
             except Refused as refused:
-                if is_of_the_message(refused):
+                if refused.is_of_the_message:
                     self._open()
                     return await (self._split(load) if len(load) > 1 else self._give_up(load[0], refused))
                 self._failed(load, refused, is_probe=is_probe)
@@ -348,14 +340,6 @@ class Lane:
         self.in_flight -= len(load)
         self._totals.held_bytes -= _size(load)
         self._room.set()
-
-
-def is_of_the_message(refused: Refused) -> bool:
-    """Say whether a refusal will stay as long as the message is what it is.
-
-    A bad request is, if the cluster said so by a code of the protocol; from who does not speak it, it says nothing.
-    """
-    return refused.rule in _OF_THE_MESSAGE or (refused.rule is Rule.REQUEST and refused.code > 0)
 
 
 def forwarded_type(types: Sequence[MessageType], *, is_grouped: bool) -> MessageType | None:

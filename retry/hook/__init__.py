@@ -5,7 +5,8 @@
 ``drain``        the threads that repeat what waits; ``attempts`` is one repetition, ``settle`` tells the sink
 ``destination``  whether an attempt may be made now: ``breaker``, ``outage`` and ``ramp`` behind one lock
 ``handlers``     what sends a type; ``classify`` and ``verdict`` say what its errors mean
-``durable``      one line around a producer; ``codecs`` and ``rocketmq`` turn its arguments into bytes and back
+``durable``      one line around a producer; ``codecs`` turns its arguments into bytes and back
+                 ``rocketmq`` the official client's, ``broker_producers`` our own producers'
 ``process``      forks, signals and the end of the process
 ``metrics``, ``health``, ``logs``, ``uid``
 

@@ -3,6 +3,10 @@
 The stored form of ``PlainCodec``, a JSON object:
 
     {"v": 1, "a": [positional], "k": {keyword}}      bytes as {"$b": base64}, a dict with a key "$..." as {"$d": {...}}
+
+The stored form of messages whose class is known: what ``join`` makes, a JSON head, its length before it, and the body:
+
+    length of the head (4, big-endian) | head: {"v": ..., "topic": ..., ...} | body
 """
 
 from __future__ import annotations
@@ -11,21 +15,15 @@ import base64
 import binascii
 import json
 import math
+import struct
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from retry.hook.verdict import Unreadable
 
 _VERSION = 1
+_HEAD = struct.Struct(">I")
 DEPTH_MAX = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Encoded:
-    """What is kept of a call; messages of one ``key`` keep their order."""
-
-    payload: bytes
-    key: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +32,18 @@ class Arguments:
 
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """What is kept of a call; messages of one ``key`` keep their order.
+
+    ``first``: what the first attempt is made with, if not with what the caller gave.
+    """
+
+    payload: bytes
+    key: str = ""
+    first: Arguments | None = None
 
 
 class Codec(Protocol):
@@ -78,6 +88,25 @@ class PlainCodec:
             if isinstance(error, Unreadable):
                 raise
             raise Unreadable(f"a kept call cannot be read: {error!r:.200}") from error
+
+
+def join(head: dict[str, Any], body: bytes) -> bytes:
+    """Return head and body as one; the head says its version as ``v``."""
+    packed = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+    return b"".join((_HEAD.pack(len(packed)), packed, body))
+
+
+def split(payload: bytes, version: int) -> tuple[dict[str, Any], bytes]:
+    """Undo ``join``; ``Unreadable`` if the bytes cannot be understood, or are of another version."""
+    try:
+        (length,) = _HEAD.unpack_from(payload)
+        head = json.loads(payload[_HEAD.size : _HEAD.size + length])
+        found = head["v"]
+    except (struct.error, ValueError, TypeError, KeyError) as error:
+        raise Unreadable(f"a kept message cannot be read: {error!r:.200}") from error
+    if found != version:
+        raise Unreadable(f"the message has version {found!r:.20}, known is {version}")
+    return head, payload[_HEAD.size + length :]
 
 
 def _to_json(value: Any, where: str, depth: int) -> Any:  # noqa: ANN401 - any value of a user

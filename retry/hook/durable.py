@@ -17,7 +17,7 @@ from functools import partial, update_wrapper
 from types import TracebackType
 from typing import Any, Self
 
-from retry.hook import rocketmq
+from retry.hook import broker_producers, rocketmq
 from retry.hook.classify import Classifier
 from retry.hook.codecs import Arguments, Codec, Encoded, PlainCodec
 from retry.hook.handlers import Attempt, is_async
@@ -40,10 +40,14 @@ class DurableSend:
         type_name: str,
         codec: Codec,
         key: Callable[..., str] | None,
+        *,
+        again: Callable[..., Any] | None = None,
     ) -> None:
+        """``again`` sends a kept call, where that is not done as at first."""
         self.redelivery = redelivery
         self.type_name = type_name
         self._send = send
+        self._again = again or send
         self._codec = codec
         self._key = key
         update_wrapper(self, send, updated=())
@@ -56,7 +60,7 @@ class DurableSend:
     def repeat(self, payload: bytes, attempt: Attempt) -> Any:  # noqa: ANN401 - what the producer returns
         """Send a kept call; the handler of this type."""
         arguments: Arguments = self._codec.decode(attempt.uid, payload)
-        return self._send(*arguments.args, **arguments.kwargs)
+        return self._again(*arguments.args, **arguments.kwargs)
 
     def _message(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Message:
         # The uid first: the codec may write it into the message. Encoded before the first attempt, so that a call which
@@ -64,7 +68,9 @@ class DurableSend:
         message = self.redelivery.message(b"", call=partial(self._send, *args, **kwargs))
         encoded: Encoded = self._codec.encode(message.uid, args, kwargs)
         key = encoded.key if self._key is None else self._key(*args, **kwargs)
-        return self.redelivery.message(encoded.payload, key, message.uid, message.call)
+        first = encoded.first
+        call = message.call if first is None else partial(self._send, *first.args, **first.kwargs)
+        return self.redelivery.message(encoded.payload, key, message.uid, call)
 
 
 class DurableSendAsync(DurableSend):
@@ -78,7 +84,7 @@ class DurableSendAsync(DurableSend):
     async def repeat(self, payload: bytes, attempt: Attempt) -> Any:  # noqa: ANN401 - what the producer returns
         """Send a kept call; the handler of this type."""
         arguments = self._codec.decode(attempt.uid, payload)
-        return await self._send(*arguments.args, **arguments.kwargs)
+        return await self._again(*arguments.args, **arguments.kwargs)
 
 
 class DurableProducer:
@@ -158,25 +164,31 @@ def durable(
     one. Only ``method`` is protected; everything else is the producer's own. It must raise if the message was not sent:
     one that only queues in memory cannot be protected by this.
 
-    ``codec`` turns the arguments into bytes; without one, plain values are taken, and the official RocketMQ client's
-    messages are known. ``type_name`` names the calls in the sink, and must stay the same from run to run: it is made
-    from the producer's class unless given, so two producers of one class on one sink need names. ``key`` gives a
-    message's key from the arguments. ``options`` are those of ``Redelivery``, if ``sink`` is none.
+    ``codec`` turns the arguments into bytes; without one, plain values are taken, and the messages of the official
+    RocketMQ client and of ``broker_adapter`` are known. ``type_name`` names the calls in the sink, and must stay the
+    same from run to run: it is made from the producer's class unless given, so two producers of one class on one sink
+    need names. ``key`` gives a message's key from the arguments. ``options`` are those of ``Redelivery``, if ``sink``
+    is none.
     """
     has_method = hasattr(producer, method)
     if not has_method and not callable(producer):
         raise TypeError(f"{producer!r:.80} has no {method}(), and cannot be called itself")
     send = getattr(producer, method) if has_method else producer
     owner = producer if has_method else getattr(producer, "__self__", None)
-    if rocketmq.is_rocketmq(owner):
-        codec = codec or rocketmq.RocketMqCodec()
-        classify = classify or rocketmq.classify
+    again = None
     if isinstance(sink, Redelivery) and options:
         raise TypeError(f"options of Redelivery ({', '.join(sorted(options))}) have no effect on one that exists")
     redelivery = sink if isinstance(sink, Redelivery) else Redelivery(sink, **options)
+    if rocketmq.is_rocketmq(owner):
+        codec = codec or rocketmq.RocketMqCodec()
+        classify = classify or rocketmq.classify
+    elif broker_producers.is_of_broker_adapter(owner):
+        codec = codec or broker_producers.BrokerCodec(redelivery.clock)
+        classify = classify or broker_producers.classify
+        again = broker_producers.on_its_loop(owner, send) if is_async(send) else None
     name = type_name or _name_of(send, owner, method if has_method else "")
     kind = DurableSendAsync if is_async(send) else DurableSend
-    wrapped = kind(send, redelivery, name, codec or PlainCodec(), key)
+    wrapped = kind(send, redelivery, name, codec or PlainCodec(), key, again=again)
     redelivery.add_handler(name, wrapped.repeat, classify=classify, policy=policy)
     if not has_method:
         return wrapped

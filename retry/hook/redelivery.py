@@ -21,6 +21,7 @@ from random import Random
 from types import TracebackType
 from typing import Self, TypeVar
 
+from broker_adapter.clock import Clock
 from retry.hook.async_sender import AsyncSender
 from retry.hook.attempts import Attempts
 from retry.hook.classify import Classifier, describe
@@ -123,6 +124,11 @@ class Redelivery:
         guard(self)
         if install_signal_handlers:
             close_on_sigterm(self, close_timeout_s)
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of the sink."""
+        return self._sink.clock
 
     def handler(
         self,

@@ -1,28 +1,22 @@
 """Messages of the official RocketMQ client (``rocketmq-python-client`` 5.x), without importing it before it is needed.
 
-The kept form of a message is a JSON head, its length before it, and the body as it is:
-
-    length of the head (4, big-endian) | head: {"v": 1, "topic": ..., ...} | body
-
+The kept form of a message is a JSON head and the body as it is, as ``codecs.join`` puts them.
 The uid travels as the property ``DMQ_UID``: the client makes a new message id at every attempt.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
-import struct
 from typing import Any
 
 from retry.hook.classify import classify as classify_by_default
-from retry.hook.codecs import Arguments, Encoded
+from retry.hook.codecs import Arguments, Encoded, join, split
 from retry.hook.verdict import Permanent, Retry, Throttled, Unreadable, Verdict
 
 UID_PROPERTY = "DMQ_UID"
 THROTTLED_AFTER_S = 1.0
 
 _VERSION = 1
-_HEAD = struct.Struct(">I")
 # Fields that one assignment restores. Keys and properties are collections, the body follows the head.
 _FIELDS = ("topic", "tag", "message_group", "delivery_timestamp", "priority", "lite_topic")
 
@@ -117,22 +111,10 @@ class RocketMqCodec:
         head |= {name: value for name in _FIELDS if (value := getattr(message, name, None)) is not None}
         head["keys"] = sorted(message.keys)
         head["properties"] = dict(message.properties)
-        packed = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
-        return Encoded(
-            payload=b"".join((_HEAD.pack(len(packed)), packed, bytes(body))), key=message.message_group or ""
-        )
+        return Encoded(payload=join(head, bytes(body)), key=message.message_group or "")
 
     def decode(self, uid: bytes, payload: bytes) -> Arguments:  # noqa: ARG002 - of Codec
-        try:
-            (length,) = _HEAD.unpack_from(payload)
-            head = json.loads(payload[_HEAD.size : _HEAD.size + length])
-            if head["v"] != _VERSION:
-                raise Unreadable(f"the message has version {head['v']!r:.20}, known is {_VERSION}")
-            body = payload[_HEAD.size + length :]
-        except (struct.error, ValueError, TypeError, KeyError) as error:
-            if isinstance(error, Unreadable):
-                raise
-            raise Unreadable(f"a kept message cannot be read: {error!r:.200}") from error
+        head, body = split(payload, _VERSION)
         message = importlib.import_module("rocketmq").Message()
         try:
             message.body = body

@@ -134,6 +134,7 @@ class Mixed:
             producer = await sender.producer("senders")
             async with client:
                 consumer = client.consumer(self.group, {self._topic: "*"}, options)(self._seen.by(self._here))
+                assert isinstance(consumer, Consumer)
                 self._join()
                 await self._consumed(producer, await self._divided(consumer, self._here, self._there), "both")
                 self._java.order("leave", self.group)

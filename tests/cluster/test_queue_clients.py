@@ -52,7 +52,9 @@ class Setting:
     async def consumer(self, seen: Seen, name: str, group: str = "", **options: Any) -> tuple[Client, Consumer]:  # noqa: ANN401
         client = await self.client()
         made = client.consumer(group or self.group, {self.topic: "*"}, ConsumerOptions(**{**_QUICK, **options}))
-        return client, made(seen.by(name))
+        consumer = made(seen.by(name))
+        assert isinstance(consumer, Consumer)
+        return client, consumer
 
     async def send(self, bodies: Sequence[bytes], **how: Any) -> None:  # noqa: ANN401
         producer = await (await self.client()).producer("senders")

@@ -410,6 +410,7 @@ async def test_a_member_says_what_is_its_own(members: Members) -> None:
     client, now_ms = members.client("a"), members.rig.clock.now_ms()
     options = ConsumerOptions(start=Start.FIRST_OFFSET, in_order=True, rebalance_ms=200)
     consumer = client.consumer(GROUP, {TOPIC: "*"}, options)(handle)
+    assert isinstance(consumer, Consumer)
 
     def own() -> list[HeldQueue]:
         return [each for each in consumer.state().queues if each.queue.topic == TOPIC]

@@ -171,7 +171,9 @@ class Members:
         }
         facts |= {"start": Start.FIRST_OFFSET, "close_ms": 2_000}
         made = self.client(name).consumer(group, filters, ConsumerOptions(**{**facts, **options}))
-        return made(seen.by(name))
+        consumer = made(seen.by(name))
+        assert isinstance(consumer, Consumer)
+        return consumer
 
     async def kill(self, name: str) -> None:
         """End a client as a crash does: nothing is committed, nobody is told; then its silence is noticed."""

@@ -11,7 +11,7 @@ import pytest
 
 from broker_adapter.classic import MessageQueue, Outgoing, QueueReceipt, Route, SendStatus
 from broker_adapter.clock import ManualClock
-from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.errors import BrokerAway, BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.membership import Membership
 from broker_adapter.message import Message
 from broker_adapter.producer import Producer, ProducerOptions
@@ -29,6 +29,7 @@ class Failing:
 
     def __init__(self, clock: ManualClock, answers: Answers, takes_ms: int = 0) -> None:
         self.sent: list[tuple[MessageQueue, str, int]] = []
+        self.outgoing: list[Outgoing] = []
         self._clock, self._answers, self._takes_ms = clock, answers, takes_ms
         self.topics = {"orders": QUEUES}
 
@@ -51,6 +52,7 @@ class Failing:
     ) -> QueueReceipt:
         assert not one_way
         self.sent.append((queue, messages[0].message.message_id, timeout_ms))
+        self.outgoing += messages
         self._clock.advance(self._takes_ms)
         answers = self._answers.get(queue.broker) or self._answers.get("any") or [SendStatus.STORED]
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
@@ -206,3 +208,39 @@ def test_an_unknown_topic_goes_where_brokers_make_topics() -> None:
         await membership.close()
 
     asyncio.run(run())
+
+
+def send_again(answers: Answers, left_ms: int) -> list[tuple[int, int]]:
+    """Send a message again whose level 5 (1 minute) ends in ``left_ms``; return with which times and levels."""
+
+    async def run() -> list[tuple[int, int]]:
+        clock = ManualClock()
+        broker = Failing(clock, answers)
+        membership = Membership(broker)  # type: ignore[arg-type]
+        producer = Producer(membership, "senders", clock=clock, random=Random(1))
+        since_ms = clock.now_ms() + left_ms - 60_000
+        await producer.send(Message("orders", b"x"), delay_level=5, since_ms=since_ms)
+        await membership.close()
+        return [
+            (each.message.deliver_at_ms and each.message.deliver_at_ms - since_ms, each.delay_level)
+            for each in broker.outgoing
+        ]
+
+    return asyncio.run(run())
+
+
+def test_a_level_of_a_message_that_is_sent_again_counts_from_its_first_send() -> None:
+    """As a time; where the broker knows none, as the least level that is not too early; not at all once it is over."""
+    old: Answers = {"any": [Refused(Rule.UNSUPPORTED, "older than RocketMQ 5.0.0"), SendStatus.STORED]}
+    assert send_again({}, left_ms=29_000) == [(60_000, 0)]
+    assert send_again(old, left_ms=29_000) == [(60_000, 0), (60_000, 4)]
+    assert send_again({}, left_ms=0) == [(0, 0)]
+
+
+def test_the_error_of_a_send_tells_an_earlier_attempt_in_doubt() -> None:
+    """As its cause: the message may be stored though the last attempt certainly failed."""
+    doubt, away = BrokerUnavailable("no answer"), BrokerAway("no connection")
+    for answers, cause in (([doubt, away], doubt), ([away, away, away], None), ([away, doubt, away], doubt)):
+        _, (error,) = play({"any": list(answers)})
+        assert isinstance(error, BrokerAway)
+        assert error.__cause__ is cause

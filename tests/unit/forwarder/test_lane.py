@@ -8,7 +8,7 @@ from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Delivery, MessageType
 from broker_adapter.rocketmq.codes import RULES, error_of
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.forwarder.lane import TOGETHER_BYTES_MAX, _loads, forwarded_type, is_of_the_message
+from dmq.forwarder.lane import TOGETHER_BYTES_MAX, _loads, forwarded_type
 
 NORMAL, FIFO, DELAY, TRANSACTION = MessageType
 
@@ -25,13 +25,13 @@ def test_only_what_is_about_the_message_makes_a_dead_letter(code: int) -> None:
         *("MESSAGE_PROPERTIES_TOO_LARGE", "ILLEGAL_LITE_TOPIC", "ILLEGAL_ACCESS_POINT", "INVALID_CLIENT_PROPERTIES"),
         *("PRECONDITION_FAILED", "REQUEST_HEADER_FIELDS_TOO_LARGE", "FAILED_TO_CONSUME_MESSAGE"),
     }
-    assert is_of_the_message(error) is (wire.Code.Name(code) in expected)
+    assert error.is_of_the_message is (wire.Code.Name(code) in expected)
 
 
 def test_a_server_of_another_kind_says_nothing_about_a_message() -> None:
     """A bad request by gRPC alone, without a code of the protocol."""
-    assert not is_of_the_message(Refused(Rule.REQUEST, "no such method"))
-    assert is_of_the_message(Refused(Rule.MESSAGE_CORRUPTED, "its payload is no message"))
+    assert not Refused(Rule.REQUEST, "no such method").is_of_the_message
+    assert Refused(Rule.MESSAGE_CORRUPTED, "its payload is no message").is_of_the_message
 
 
 @pytest.mark.parametrize(
