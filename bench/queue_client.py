@@ -18,6 +18,7 @@ from typing import Any
 from bench.cell import quantiles
 from broker_adapter import Client, ConsumerOptions, Message, ProducerOptions, ReceivedMessage, Start, connect
 from broker_adapter.clock import SystemClock
+from broker_adapter.consumer import Consumer
 from broker_adapter.errors import BrokerError
 
 SLOW_MS = 100.0
@@ -68,6 +69,7 @@ async def _consume(client: Client, order: _Order) -> dict[str, float]:
 
     options = ConsumerOptions(start=Start.FIRST_OFFSET)
     consumer = client.consumer(order["group"], {order["topic"]: "*"}, options)(handle)
+    assert isinstance(consumer, Consumer)
     while sum(queue.topic == order["topic"] for queue in consumer.queues) < order["queues"]:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(0.01)
     _tell({"ready": True})
