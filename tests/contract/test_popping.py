@@ -285,6 +285,55 @@ async def test_closing_waits_for_handlers_and_gives_the_rest_to_others(clients: 
 
 
 @popping
+async def test_a_handler_may_take_longer_than_a_lease(clients: Popping) -> None:
+    """Nobody else gets its message while its client lives; a client that is closed no longer counts as living."""
+    release, begun = asyncio.Event(), asyncio.Event()
+
+    @clients.client("a").consumer(GROUP, {TOPIC: "*"}, ConsumerOptions(**{**_QUICK, "handlers_max": 1}))
+    async def slow(batch: Sequence[ReceivedMessage]) -> None:
+        begun.set()
+        await release.wait()
+
+    await clients.send(b"slow")
+    await asyncio.wait_for(begun.wait(), PATIENCE_S)
+    seen = Seen()
+    clients.consumer("b", seen)
+    for _ in range(3):
+        await clients.pass_time(40_000)
+        clients.broker.client_seen("a@" + GROUP)
+    await clients.send(b"other")
+    await seen.until(lambda: b"other" in seen.bodies)
+    release.set()
+    await clients.clients.pop("a").close()
+    assert not clients.rig.broker.lease_ends.is_alive("a@" + GROUP)
+    await clients.pass_time(61_000)
+    assert seen.bodies == [b"other"]
+
+
+@popping
+async def test_handlers_are_bounded_over_all_topics(clients: Popping) -> None:
+    """Also where a consumer has more topics than handlers."""
+    running: Counter[str] = Counter()
+    done = asyncio.Event()
+
+    @clients.client("a").consumer(GROUP, {TOPIC: "*", "others": "*"}, ConsumerOptions(**{**_QUICK, "handlers_max": 1}))
+    async def one_by_one(batch: Sequence[ReceivedMessage]) -> None:
+        running["now"] += 1
+        running["most"] = max(running["most"], running["now"])
+        await asyncio.sleep(0.01)  # so that others could begin
+        running["now"] -= 1
+        running["all"] += 1
+        if running["all"] == 8:
+            done.set()
+
+    producer = await clients.client("sender").producer("senders")
+    for number in range(8):
+        await producer.send(Message((TOPIC, "others")[number % 2], b"m-%d" % number))
+    await asyncio.wait_for(done.wait(), PATIENCE_S)
+    assert running["most"] == 1
+
+
+@popping
 async def test_a_producer_delays_recalls_and_sends_one_way(clients: Popping) -> None:
     """A level is a time by RocketMQ's table; the receipt of what waits has a handle."""
     producer = await clients.client("sender").producer("senders")
