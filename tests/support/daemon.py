@@ -68,7 +68,6 @@ class Daemon:
         self._options = options
         self._prefix = prefix
         self._env = env
-        self._is_forked = not prefix and forked.may_fork()
         self._process: subprocess.Popen[str] | Forked | None = None
         self._reader: threading.Thread | None = None
         self._lines: list[str] = []
@@ -93,7 +92,7 @@ class Daemon:
         self._first_line = len(self._lines)
         command = serve_command(self.data, f"127.0.0.1:{self.port}", self._metrics, *self._options)
         env = {**of_daemon(), **(os.environ if self._env is None else self._env)}
-        if self._is_forked:
+        if not self._prefix and forked.may_fork(env):
             self._process = forked.start(command[_BEFORE_ARGUMENTS:], env=env, cwd=self.data.parent)
         else:
             self._process = subprocess.Popen(
@@ -273,7 +272,7 @@ def run_command(
 ) -> subprocess.CompletedProcess[str]:
     """Run a ``dmq`` command to its end; ``env`` is beside the environment of the tests."""
     environment = {**os.environ, **(env or {})}
-    if forked.may_fork():
+    if forked.may_fork(environment):
         return forked.run(arguments, env=environment, cwd=cwd or Path.cwd(), timeout_s=timeout_s)
     return subprocess.run(
         [sys.executable, "-m", "dmq", *arguments],

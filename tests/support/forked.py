@@ -25,6 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+_READ_AT_START = ("LD_", "PYTHON", "MALLOC_", "LANG", "LC_")
 _MESSAGE_BYTES_MAX = 256 * 1024
 _IMPORTED = ("dmq.cli.app", "dmq.cli.serve", "dmq.daemon.run", "dmq.admin.client")
 _TESTS = Path(__file__).resolve().parents[1]
@@ -68,9 +69,15 @@ class Forked:
         return self.returncode
 
 
-def may_fork() -> bool:
-    """Whether they may take the place of new interpreters: where coverage is measured it would see nothing of them."""
-    return not any(name.startswith("COVERAGE_PROCESS") for name in os.environ)
+def may_fork(env: Mapping[str, str]) -> bool:
+    """Whether a fork may take the place of a new interpreter with this environment.
+
+    Not where coverage is measured, which would see nothing of it, nor where the environment is for the loader or the
+    interpreter, which have read theirs.
+    """
+    if any(name.startswith("COVERAGE_PROCESS") for name in os.environ):
+        return False
+    return all(env.get(each) == os.environ.get(each) for each in {*env, *os.environ} if each.startswith(_READ_AT_START))
 
 
 def start(arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> Forked:
