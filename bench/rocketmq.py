@@ -271,15 +271,11 @@ class RocketMQ:
 
         What is stopped takes connections and answers nothing.
         """
-        stopped = [node.process for node in nodes if node.process is not None] or self.processes
-        for process in stopped:
-            process.send_signal(signal.SIGSTOP)
-        try:
+        with ExitStack() as all_of_it:
+            for process in [node.process for node in nodes if node.process is not None] or self.processes:
+                all_of_it.enter_context(stopped(process))
             yield
-        finally:
-            for process in stopped:
-                process.send_signal(signal.SIGCONT)
-            time.sleep(_RESUME_S)
+        time.sleep(_RESUME_S)
 
     def close(self) -> None:
         """End its processes, the last one first."""
@@ -349,6 +345,17 @@ class RocketMQ:
     def _last_words(self) -> str:
         logs = sorted(self._data.rglob("out.log"), key=lambda path: path.stat().st_mtime)
         return logs[-1].read_text(encoding="utf-8", errors="replace")[-300:].strip() if logs else ""
+
+
+@contextmanager
+def stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Stop a process for a while. On a busy machine its threads run on for a moment: that is waited for."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 
@@ -402,3 +403,20 @@ def test_the_package_is_light() -> None:
     code = f"import sys, broker_adapter.remoting; print([each for each in {heavy} if each in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+def test_a_long_poll_is_answered_late() -> None:
+    """A broker looks every few seconds at what waits: an answer behind its time and the usual patience still counts."""
+
+    async def scenario(peer: Peer) -> None:
+        def late(request: Frame) -> None:
+            if request.code == Operation.PULL:
+                time.sleep(2.5)
+
+        peer.before = late
+        options = RemotingOptions(names=(peer.address,), request_timeout_ms=2_000)
+        broker = RemotingBroker(options, client_id="me")
+        assert await broker.pull("g", QUEUE, Filter(), 0, batch_max=1, wait_ms=1) == ([], 0, False)
+        await broker.close()
+
+    play(scenario)

@@ -50,10 +50,8 @@ class Member {
         made.setConsumeThreadMax(2);
         made.setAllocateMessageQueueStrategy(Decisions.strategy(order.getString("strategy"), order));
         made.subscribe(topic, "*");
-        made.setMessageQueueListener((changed, all, share) -> {
-            if (changed.equals(topic)) {
-                tell(Map.of("group", group, "queues", owned(made, topic)));
-            }
+        made.setMessageQueueListener((changed, all, share) -> { // configured ones are taken up with any topic
+            tell(Map.of("group", group, "queues", owned(made, topic)));
         });
         made.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             for (MessageExt each : messages) {

@@ -25,7 +25,12 @@ from dmq.sidecar.tls import self_signed
 
 _HEAP_MB = 384
 _HEAP_4_MB = 256
-_INDEX = "messageIndexEnable=true\nmaxHashSlotNum=5000\nmaxIndexNum=20000\n"  # a small one: files are made whole
+# An index of messages that is small, because its files are made whole; and a broker that refuses nothing because the
+# machine stalled: by itself it does so after 0.2 s in its queue.
+_BROKER = (
+    "messageIndexEnable=true\nmaxHashSlotNum=5000\nmaxIndexNum=20000\n"
+    "waitTimeMillsInSendQueue=60000\nosPageCacheBusyTimeOutMills=60000\n"
+)
 _GROUPS = itertools.count()
 BROKERS = ("east@broker-a", "west@broker-b")  # each in a machine room, as RocketMQ's own names have it
 ORDERS = "orders"  # the topic of the documentation's examples
@@ -81,7 +86,7 @@ def cluster() -> Cluster:
         folder = _folder("dmq-cluster-")
         certificate, key = self_signed(folder, SystemClock().now_ms())
         tls = {"tlsTestModeEnable": False, "tlsCertPath": str(certificate), "tlsKeyPath": str(key)}
-        started = RocketMQ(folder, artifacts(), brokers=BROKERS, heap_mb=_HEAP_MB, proxy=tls, broker=_INDEX)
+        started = RocketMQ(folder, artifacts(), brokers=BROKERS, heap_mb=_HEAP_MB, proxy=tls, broker=_BROKER)
     _ending.callback(cluster.cache_clear)
     _ending.callback(started.close)
     return Cluster(started, certificate)
@@ -93,7 +98,7 @@ def cluster_4() -> RocketMQ:
     with _skipped_if_missing():
         folder = _folder("dmq-cluster-4-")
         lib = artifacts(VERSION_4)
-        started = RocketMQ(folder, lib, heap_mb=_HEAP_4_MB, version=VERSION_4, broker=_INDEX)
+        started = RocketMQ(folder, lib, heap_mb=_HEAP_4_MB, version=VERSION_4, broker=_BROKER)
     _ending.callback(cluster_4.cache_clear)
     _ending.callback(started.close)
     started.make_topics({ORDERS: "NORMAL"})  # the name server knows it then
