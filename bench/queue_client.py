@@ -113,15 +113,15 @@ _ACTIONS: Mapping[str, Callable[[Client, _Order], Awaitable[dict[str, float]]]] 
 }
 
 
-async def _do(names: str, order: _Order) -> dict[str, float]:
+async def _do(names: str, order: _Order) -> None:
     async with await connect(f"rocketmq-remoting://{names}") as client:
-        return await _ACTIONS[order["do"]](client, order)
+        _tell(await _ACTIONS[order["do"]](client, order))
 
 
 def main() -> None:
     """Do what stdin says until it ends."""
     for line in sys.stdin:
-        _tell(asyncio.run(_do(sys.argv[1], json.loads(line))))
+        asyncio.run(_do(sys.argv[1], json.loads(line)))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ _TYPES = {"normal": "NORMAL", "delayed": "DELAY"}
 _MODULES = ("namesrv", "broker")  # and "proxy" where there is one
 _PREFIX = "org.apache.rocketmq"
 _PRELOAD = "loopback.so"
-_MAVEN_S_MAX, _READY_S_MAX, _STOP_S_MAX = 600, 120, 15
+_MAVEN_S_MAX, _READY_S_MAX = 600, 120
 _G1_FROM_MB = 1024
 _QUEUES = 4  # of a topic at each broker
 WARM_UP_S, _RESUME_S = 60.0, 2
@@ -177,7 +177,9 @@ class RocketMQ:
             self._serves(self._name_server, names, "the name server")
             for node in self.nodes:
                 self._configure(node)
-                self.start(node)
+                self._launch(node)
+            for node in self.nodes:
+                self._until_it_serves(node)
         except BaseException:
             self.close()
             raise
@@ -202,15 +204,8 @@ class RocketMQ:
 
         It ends with the thread that started it, by SIGKILL: what is killed must leave no cluster behind.
         """
-        proxied = ("-pm", "local", "-pc", str(node.data / "proxy.json"), "-bc")
-        main, *options = ("proxy.ProxyStartup", *proxied) if self._has_proxies else ("broker.BrokerStartup", "-c")
-        collector = "-XX:+UseG1GC" if self._heap_mb >= _G1_FROM_MB else "-XX:+UseSerialGC"
-        node.process = self._spawn(
-            [f"-Xms{self._heap_mb}m", f"-Xmx{self._heap_mb}m", f"-XX:MaxDirectMemorySize={self._heap_mb}m", collector],
-            [main, "-n", self._names, *options, str(node.data / "broker.conf")],
-            node.data,
-        )
-        self._serves(node.process, node.grpc if self._has_proxies else node.listen, node.name)
+        self._launch(node)
+        self._until_it_serves(node)
 
     def kill(self, node: Node) -> None:
         """End a broker and its proxy by SIGKILL."""
@@ -277,21 +272,43 @@ class RocketMQ:
             yield
         time.sleep(_RESUME_S)
 
+    @contextmanager
+    def one_more(self, name: str) -> Iterator[Node]:
+        """Have one more broker for a while. Raises PeerMissing."""
+        node = Node(name, self._data / name)
+        self._configure(node)
+        self.nodes.append(node)
+        try:
+            self.start(node)
+            yield node
+        finally:
+            self.kill(node)
+            self.nodes.remove(node)
+
     def close(self) -> None:
-        """End its processes, the last one first."""
-        self._signal(signal.SIGCONT)
-        for process in reversed(self.processes):
-            process.terminate()
-            try:
-                process.wait(_STOP_S_MAX)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        """End its processes. What it kept is of no use to anybody then, so nothing is written any more."""
+        for process in self.processes:
+            process.kill()
+            process.wait()
 
     @property
     def processes(self) -> list[subprocess.Popen[bytes]]:
         """The name server, and the brokers with their proxies."""
         return [each for each in (self._name_server, *(node.process for node in self.nodes)) if each is not None]
+
+    def _launch(self, node: Node) -> None:
+        proxied = ("-pm", "local", "-pc", str(node.data / "proxy.json"), "-bc")
+        main, *options = ("proxy.ProxyStartup", *proxied) if self._has_proxies else ("broker.BrokerStartup", "-c")
+        collector = "-XX:+UseG1GC" if self._heap_mb >= _G1_FROM_MB else "-XX:+UseSerialGC"
+        node.process = self._spawn(
+            [f"-Xms{self._heap_mb}m", f"-Xmx{self._heap_mb}m", f"-XX:MaxDirectMemorySize={self._heap_mb}m", collector],
+            [main, "-n", self._names, *options, str(node.data / "broker.conf")],
+            node.data,
+        )
+
+    def _until_it_serves(self, node: Node) -> None:
+        assert node.process is not None
+        self._serves(node.process, node.grpc if self._has_proxies else node.listen, node.name)
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self.processes:
