@@ -234,7 +234,7 @@ class Producer:
         self, messages: Sequence[Outgoing], choose: Chooser | None, timeout_ms: int | None
     ) -> QueueReceipt:
         budget_ms = self._options.timeout_ms if timeout_ms is None else timeout_ms
-        until_ms = self._now_ms() + budget_ms
+        until_ms, whole_ms = self._now_ms() + budget_ms, self._options.attempt_timeout_ms or budget_ms
         first = messages[0].message
         queues = await self._writable(first.topic)
         fixed = self._chosen(queues, first, choose)
@@ -249,9 +249,7 @@ class Producer:
             queue = fixed or self._next(queues, last_broker, is_repeated=attempt > 0)
             last_broker = queue.broker
             try:
-                receipt = await self._attempt(
-                    queue, messages, min(left_ms, self._options.attempt_timeout_ms or left_ms)
-                )
+                receipt = await self._attempt(queue, messages, min(left_ms, whole_ms), whole_ms)
             except BrokerError as error:
                 doubt = failure if _is_in_doubt(failure) else doubt
                 failure = error
@@ -265,7 +263,13 @@ class Producer:
             return stored
         raise failure or BrokerAway(f"no attempt to send to {first.topic} within {budget_ms} ms") from doubt
 
-    async def _attempt(self, queue: MessageQueue, messages: Sequence[Outgoing], timeout_ms: int) -> QueueReceipt:
+    async def _attempt(
+        self, queue: MessageQueue, messages: Sequence[Outgoing], timeout_ms: int, whole_ms: int
+    ) -> QueueReceipt:
+        """Try once. What fails for having less than half of a ``whole_ms`` left is not held against its broker.
+
+        Another one used the time up. RocketMQ's producers leave both alone then, that is neither.
+        """
         begun_ms = self._now_ms()
         failed = True
         try:
@@ -275,7 +279,8 @@ class Producer:
             failed = refused.code in _CODES_TO_RETRY
             raise
         finally:
-            self._note(queue.broker, begun_ms, failed=failed)
+            had_no_time = timeout_ms < whole_ms / 2 and self._now_ms() - begun_ms >= timeout_ms
+            self._note(queue.broker, begun_ms, failed=failed and not had_no_time)
         return receipt
 
     def _note(self, broker: str, begun_ms: int, *, failed: bool) -> None:

@@ -53,7 +53,7 @@ class Failing:
         assert not one_way
         self.sent.append((queue, messages[0].message.message_id, timeout_ms))
         self.outgoing += messages
-        self._clock.advance(self._takes_ms)
+        self._clock.advance(min(self._takes_ms, timeout_ms))
         answers = self._answers.get(queue.broker) or self._answers.get("any") or [SendStatus.STORED]
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
         if isinstance(answer, BrokerError):
@@ -161,6 +161,24 @@ def test_fault_avoidance_leaves_a_failing_broker_alone() -> None:
     plain, ends = play(failing, sends=30)
     assert brokers(plain).count("b") >= 8
     assert all(isinstance(end, QueueReceipt) for end in ends)
+
+
+def test_a_broker_that_had_no_time_left_is_not_left_alone() -> None:
+    """What one that hangs used up of a send's time is not held against the next one, which is well."""
+
+    async def run() -> None:
+        clock = ManualClock()
+        broker = Failing(clock, {"any": [BrokerUnavailable("no answer in time")]}, takes_ms=2_995)
+        membership = Membership(broker)  # type: ignore[arg-type]
+        options = ProducerOptions(fault_avoidance=True)
+        producer = Producer(membership, "senders", options, clock=clock, random=Random(1))
+        with pytest.raises(BrokerUnavailable):
+            await producer.send(Message("orders", b"x"))
+        assert [left_ms for _, _, left_ms in broker.sent] == [3_000, 5]
+        assert producer.left_alone.keys() == {brokers(broker)[0]}
+        await membership.close()
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(("as_4", "still_avoided_ms"), [(False, 9_000), (True, 590_000)])
