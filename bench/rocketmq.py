@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -45,6 +46,8 @@ _MAVEN_S_MAX, _READY_S_MAX = 600, 120
 _G1_FROM_MB = 1024
 _QUEUES = 4  # of a topic at each broker
 WARM_UP_S, _RESUME_S = 60.0, 2
+_BLOCK = 4
+_BLOCKS = range(12_000, 20_000, _BLOCK)
 _OPENS = (
     "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
     *(
@@ -446,11 +449,19 @@ def _pom(version: str) -> str:
 
 
 def _free_ports(count: int) -> tuple[int, ...]:
-    """Return ports that nobody has; a broker takes the one above and the one two below its own as well."""
-    with ExitStack() as held:
-        found = []
-        for _ in range(count):
-            probe = held.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            found.append(int(probe.getsockname()[1]))
-    return tuple(found)
+    """Return ports that nobody has, with room around each: a broker takes the one above and the one two below as well.
+
+    They lie below those that the system hands out by itself, to connections too, and beside those of daemons.
+    """
+    found: list[int] = []
+    for first in random.sample(_BLOCKS, len(_BLOCKS)):
+        with ExitStack() as held:
+            try:
+                for port in range(first, first + _BLOCK):
+                    held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(first + 2)
+        if len(found) == count:
+            return tuple(found)
+    raise PeerMissing(f"no free ports between {_BLOCKS[0]} and {_BLOCKS[-1]}")
