@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -98,20 +98,22 @@ class LeasingBroker:
         self._is_producing = False
         self._run = os.urandom(6).hex()
         self._handed_out = count(1)
+        self._ticks = 0
         self._clients = LiveClients(clock)
         self._members: dict[str, GroupMember] = {}
         self._routes: dict[str, Mapping[MessageQueue, int]] = {}  # the number of each queue, by topic
         self._checker: Checker | None = None
         self._tasks: set[asyncio.Task[None]] = {
-            asyncio.ensure_future(self._tick()),
-            asyncio.ensure_future(self._look()),
+            asyncio.ensure_future(self._every(_TICK_S, self._tick)),
+            asyncio.ensure_future(self._every(_LOOK_S, self._look)),
         }
 
     async def close(self) -> None:
         """Commit how far groups have come, leave them, and close all connections."""
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(each.close() for each in self._members.values()))
         if self._is_producing:
             await self._membership.remove_producer(PRODUCER_GROUP)
@@ -228,9 +230,7 @@ class LeasingBroker:
             await self._membership.add_producer(PRODUCER_GROUP, self._asked)
 
     def _asked(self, question: TransactionCheck) -> None:
-        task = asyncio.ensure_future(self._pass_on(question))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._begin(self._pass_on(question))
 
     async def _pass_on(self, question: TransactionCheck) -> None:
         received = question.message
@@ -357,23 +357,36 @@ class LeasingBroker:
 
     # -- in the background --------------------------------------------------------------------------------------------
 
+    async def _every(self, interval_s: float, act: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                await act()
+            except Exception as error:  # noqa: BLE001 - if this ended, no lease would
+                _log.error("background_work_failed", error=f"{type(error).__name__}: {error}")
+
     async def _tick(self) -> None:
         """End leases, and leave groups that nobody receives for."""
-        for number in count():
-            await asyncio.sleep(_TICK_S)
-            try:
-                if self._checker is not None and self._routes:
-                    await self._join_producers()
-                for group, member in list(self._members.items()):
-                    await member.tick(looks=number % _LOOK_EVERY == 0)
-                    if member.is_over:
-                        del self._members[group]
-            except Exception as error:  # noqa: BLE001 - it goes on with the next one
-                _log.error("leases_not_ended", error=f"{type(error).__name__}: {error}")
+        self._ticks += 1
+        if self._checker is not None and self._routes and not self._is_producing:
+            self._begin(self._join_producers())
+        for group, member in list(self._members.items()):
+            if member.tick(looks=self._ticks % _LOOK_EVERY == 0):
+                self._begin(member.close())  # which may wait for brokers that do not answer
+            elif member.is_over:
+                del self._members[group]
 
     async def _look(self) -> None:
         """Ask brokers that do not answer whether they do now."""
-        while self._reach is not None:
-            await asyncio.sleep(_LOOK_S)
-            if self._reach.errors:
-                await self._reach.look()
+        if self._reach is not None and self._reach.errors:
+            await self._reach.look()
+
+    def _begin(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("background_work_failed", error=f"{type(error).__name__}: {error}")

@@ -193,6 +193,10 @@ class Leases:
                 arrival.set_result(None)
 
     def _wait(self, held: Held, *, first: bool = False) -> None:
+        """Let it be received, or end what no consumer can have."""
+        if held.received.unreadable or held.failed >= ATTEMPTS_MAX:
+            self._end(held, self._buried(held))
+            return
         waiting = self._waiting[held.topic]
         if first:
             waiting.appendleft(held)
@@ -206,10 +210,7 @@ class Leases:
             held = waiting.popleft()
             if not held.is_waiting:
                 continue
-            if held.received.unreadable or held.failed >= ATTEMPTS_MAX:
-                held.is_leaving = True
-                self._begin(self._buried(held))
-            elif wanted.tags and held.received.message.tag not in wanted.tags:
+            if wanted.tags and held.received.message.tag not in wanted.tags:
                 self._finish(held)
             else:
                 self._lease(held, wanted)
@@ -294,7 +295,7 @@ class Leases:
             elif held.keeps_attempt or held.order is not None:
                 self._release(held, failed=not held.keeps_attempt)
             else:
-                self._begin(self._expired(held))
+                self._end(held, self._expired(held))
         for queue, owned in list(self._owned.items()):
             if owned.is_dropped:
                 self._forget(queue)
@@ -311,8 +312,8 @@ class Leases:
             for held in list(waiting) if unasked_ms >= _UNWANTED_MS else ():
                 is_retry = held.owned.queue.topic.startswith(RETRY_PREFIX)
                 if is_retry and held.is_waiting and now_ms - held.arrived_ms >= _UNWANTED_MS:
-                    held.is_leaving = True
-                    self._begin(self._put_off(held))
+                    self._end(held, self._put_off(held))
+        self._waiting = defaultdict(deque, {topic: waiting for topic, waiting in self._waiting.items() if waiting})
 
     async def _fail(self, held: Held, at_least_ms: int) -> None:
         level = min(_FIRST_RETRY_LEVEL + held.failed, len(DELAY_LEVELS_MS))
@@ -343,14 +344,21 @@ class Leases:
     async def _expired(self, held: Held) -> None:
         try:
             await self._send_back(held, _SOON_LEVEL)
-        except BrokerError:  # it was told; whoever receives it next may have more luck with it
+        except Exception as error:  # noqa: BLE001 - whatever it is, the message is not left alone
+            self._tell_failure(held, error)
             self._release(held, failed=True)
 
     async def _buried(self, held: Held) -> None:
         try:
             await self._send_back(held, -1)
-        except BrokerError:
+        except Exception as error:  # noqa: BLE001 - as above
+            self._tell_failure(held, error)
             self._hide(held, AUTO_RENEW_INVISIBLE_MS, keeps_attempt=True)  # and then it is tried again
+
+    def _tell_failure(self, held: Held, error: Exception) -> None:
+        if not isinstance(error, BrokerError):  # those are told where they are met
+            message_id = held.received.message.message_id
+            _log.error("not_sent_back", message_id=message_id, error=f"{type(error).__name__}: {error}")
 
     async def _put_off(self, held: Held) -> None:
         unfailed = replace(held.received, attempts_failed=held.received.attempts_failed - 1)  # putting adds one
@@ -404,7 +412,9 @@ class Leases:
         for topic, waiting in self._waiting.items():
             self._waiting[topic] = deque(held for held in waiting if not held.is_leaving)
 
-    def _begin(self, ending: Coroutine[object, object, None]) -> None:
+    def _end(self, held: Held, ending: Coroutine[object, object, None]) -> None:
+        """Begin what ends it: nothing that a client says of it counts from now on."""
+        held.is_leaving = True
         task = asyncio.ensure_future(ending)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

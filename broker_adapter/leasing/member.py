@@ -79,17 +79,16 @@ class GroupMember:
     @property
     def is_over(self) -> bool:
         """Whether it has left its group, and nobody is about to receive."""
-        return self.leases is None and not self._receives
+        return self.leases is None and not self._receives and not self._changing.locked()
 
-    async def tick(self, *, looks: bool) -> None:
-        """End leases in time; leave the group once nobody has received for a minute."""
+    def tick(self, *, looks: bool) -> bool:
+        """End leases in time; say whether it is time to leave, because nobody has received for a minute."""
         if self.leases is None:
-            return
+            return False
         self.leases.end_due()
         if looks:
             self.leases.look_at_unwanted()
-        if not self._receives and self.leases.idle_ms() > _IDLE_MS:
-            await self.close()
+        return not self._receives and self.leases.idle_ms() > _IDLE_MS
 
     async def close(self) -> None:
         """Leave the group: what is leased comes again at another member."""

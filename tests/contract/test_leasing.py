@@ -62,7 +62,8 @@ class Site:
                 if seen:
                     each.client_seen(seen)
                 for member in each._members.values():
-                    await member.tick(looks=True)
+                    if member.tick(looks=True):
+                        await member.close()
             await self.rig.settle()
 
     async def kill(self, broker: LeasingBroker) -> None:
@@ -221,6 +222,20 @@ async def test_a_lease_that_ends_is_an_attempt(site: Site) -> None:
 
 
 @on_queues()
+async def test_an_acknowledgement_at_the_end_of_a_lease_counts_or_is_refused(site: Site) -> None:
+    """Danger: it was answered OK between the end of the lease and the sending back, and the message came again."""
+    broker = site.broker()
+    await site.send(broker, "1")
+    first = await one(broker)
+    site.rig.clock.advance(INVISIBLE_MS)
+    held = broker._members[GROUP].leases
+    assert held is not None
+    held.end_due()
+    assert await ack(broker, first) == [Rule.RECEIPT_HANDLE]
+    assert (await comes_again(site, broker)).delivery_attempt == 2
+
+
+@on_queues()
 async def test_leases_of_living_clients_are_renewed_for_three_hours(site: Site) -> None:
     """And no longer: who is that slow is stuck."""
     broker = site.broker()
@@ -364,6 +379,55 @@ async def test_a_damaged_message_is_a_dead_letter_and_holds_up_nobody(site: Site
     site.classics[0].unreadable = frozenset({b"damaged"})
     await site.send(broker, "damaged", "well")
     assert bodies(await receive(broker)) == ["well"]
+
+
+@on_queues()
+async def test_a_damaged_message_among_the_retries_holds_up_nobody(site: Site) -> None:
+    """Danger: nobody receives the retry topic by its name, so it lay there for ever."""
+    broker = site.broker()
+    await site.send(broker, "1")
+    failing = await one(broker, renew_for="c")
+    site.classics[0].unreadable = frozenset({b"1"})
+    await broker.change_invisible(GROUP, TOPIC, failing.receipt_handle, 0)
+    await site.pass_time(10_000)
+    reader, letters = site.broker(), dead_letter_topic(GROUP)
+    found: list[Delivery] = []
+
+    async def is_dead() -> bool:
+        found.extend(
+            await reader.receive("readers", Subscription(letters), batch_max=1, invisible_ms=INVISIBLE_MS, wait_ms=50)
+        )
+        return bool(found)
+
+    await eventually(is_dead)
+
+
+@on_queues()
+async def test_a_broker_that_does_not_answer_delays_no_others_leases(site: Site) -> None:
+    """Danger: leaving one group waited for its broker, and meanwhile no lease of any group ended."""
+    broker = site.broker()
+    await site.send(broker, "1")
+    found = await one(broker)
+    assert await ack(broker, found) == [None]
+    leaving = broker._members[GROUP]
+    site.classics[0].hanging = asyncio.Event()
+    site.rig.clock.advance(61_000)
+
+    async def has_begun_to_leave() -> bool:
+        return leaving.leases is None
+
+    await eventually(has_begun_to_leave)
+    others = Subscription(TOPIC)
+    assert await broker.receive("others", others, batch_max=1, invisible_ms=INVISIBLE_MS, wait_ms=WAIT_MS)
+    site.rig.clock.advance(INVISIBLE_MS)
+    held = broker._members["others"].leases
+    assert held is not None
+
+    async def has_ended() -> bool:
+        return not held.leased
+
+    await eventually(has_ended)
+    site.classics[0].hanging.set()
 
 
 @on_queues()

@@ -79,6 +79,7 @@ class Faulty(EmbeddedClassic):
     failing: frozenset[str] = frozenset()
     hidden_members: int = 0  # so many times it is told that it is no member
     unreadable: frozenset[bytes] = frozenset()
+    hanging: asyncio.Event | None = None  # what leaving waits for
 
     def __init__(self, *args: Any, **how: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **how)
@@ -98,6 +99,11 @@ class Faulty(EmbeddedClassic):
 
     async def lock(self, *args: Any) -> frozenset[MessageQueue]:  # noqa: ANN401
         return frozenset() if "lock" in self.failing else await super().lock(*args)
+
+    async def leave(self, **who: str) -> None:
+        if self.hanging is not None:
+            await self.hanging.wait()
+        await super().leave(**who)
 
     async def commit_offset(self, *args: Any) -> None:  # noqa: ANN401
         self._fail("commit_offset")
