@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import support.effort  # noqa: F401 - reads our environment before it is cleaned below
 from hypothesis import settings
-from support.parallel import ByUnit, by_length, ends_unit, is_controller
+from support.parallel import ByUnit, by_length, ends_cluster, is_controller
 from xdist.remote import Producer
 
 TESTS = Path(__file__).parent
@@ -63,5 +63,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End the cluster with the last test that needs it: even at rest it takes a part of a processor."""
     module = sys.modules.get("support.cluster")
-    if module is not None and hasattr(item.config, "workerinput") and ends_unit("cluster", item, nextitem):
+    if module is not None and hasattr(item.config, "workerinput") and ends_cluster(item, nextitem):
         module.end()

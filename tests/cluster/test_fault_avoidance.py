@@ -75,7 +75,7 @@ class Sender:
 
 @pytest.mark.parametrize(
     ("as_4", "pause_ms"),
-    [pytest.param(False, 10_000, id="5"), pytest.param(True, 600_000, id="4", marks=at_length)],
+    [pytest.param(False, 10_000, id="tables-5"), pytest.param(True, 600_000, id="tables-4", marks=at_length)],
 )
 def test_a_stopped_broker_is_left_alone_for_the_time_of_the_table(as_4: bool, pause_ms: int) -> None:
     """Once one send has found it out; tried again by one send after that time, and used again once it answers."""

@@ -1,8 +1,8 @@
 """How ``pytest -n`` spreads the tests over its workers.
 
 A unit of work is a module of tests, since its daemons and clients are made once for all of its tests; modules that
-share a Spark session are one unit, and so are those that share a cluster. Units are handed out as workers become free,
-those that take longest first: one of them at the end would let all others wait.
+share a Spark session are one unit, and so are the tests, of whatever module, that share a cluster. Units are handed out
+as workers become free, those that take longest first: one of them at the end would let all others wait.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 WORKERS_MAX = 16
+_BROKERS = "tests/contract/test_brokers.py"
+CLUSTER_5, CLUSTER_4 = "cluster of RocketMQ 5", "cluster of RocketMQ 4"
 # A session takes seconds to start, and its first audits are slow.
 _SHARED = {
-    "tests/contract/test_brokers": "cluster",
     "tests/spark/test_audit_daemon": "session",
     "tests/spark/test_audit_operator": "session",
     "tests/spark/test_cluster": "session",
@@ -30,7 +31,9 @@ _SHARED = {
 }
 _LONGEST = (
     "session",
-    "cluster",
+    CLUSTER_5,
+    _BROKERS,
+    CLUSTER_4,
     "tests/integration/test_client_restart.py",
     "tests/fault/test_clock_steps_daemon.py",
     "tests/integration/test_clients.py",
@@ -57,9 +60,10 @@ def by_length(items: list[pytest.Item]) -> list[pytest.Item]:
     return sorted(items, key=lambda item: rank.get(_unit_of(item.nodeid), len(rank)))
 
 
-def ends_unit(name: str, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
-    """Say whether a test is the last one of a unit that this process runs."""
-    return _unit_of(item.nodeid) == name and (nextitem is None or _unit_of(nextitem.nodeid) != name)
+def ends_cluster(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+    """Say whether a test is the last one of a cluster's that this process runs."""
+    unit = _unit_of(item.nodeid)
+    return unit in {CLUSTER_5, CLUSTER_4} and (nextitem is None or _unit_of(nextitem.nodeid) != unit)
 
 
 class ByUnit(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
@@ -70,7 +74,10 @@ class ByUnit(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
 
 
 def _unit_of(test: str) -> str:
-    module = test.partition("::")[0]
+    module, _, name = test.partition("::")
+    if module == _BROKERS:
+        clusters = {"[leased_4]": CLUSTER_4, "[leased_5]": CLUSTER_5, "[rocketmq]": CLUSTER_5}
+        return clusters.get(name[name.rfind("[") :], module)
     if module.startswith("tests/cluster/"):
-        return "cluster"
+        return CLUSTER_4 if module.endswith("_4.py") or name.endswith("[4]") else CLUSTER_5
     return _SHARED.get(module.removesuffix(".py"), module)
