@@ -62,7 +62,7 @@ class Reach(Protocol):
         ...
 
     async def look(self) -> None:
-        """Ask those that do not answer whether they do now."""
+        """Ask those that do not answer whether they do now, and before any broker is known whether there are some."""
         ...
 
 
@@ -378,7 +378,7 @@ class LeasingBroker:
 
     async def _look(self) -> None:
         """Ask brokers that do not answer whether they do now."""
-        if self._reach is not None and self._reach.errors:
+        if self._reach is not None:
             await self._reach.look()
 
     def _begin(self, work: Coroutine[object, object, None]) -> None:

@@ -117,8 +117,12 @@ class RemotingBroker:
         return self._reach.errors
 
     async def look(self) -> None:
-        """Ask those that do not answer whether they do now; one that has not for an hour is forgotten."""
-        await asyncio.gather(*(self._look_at(each) for each in list(self._reach.errors)))
+        """Ask those that do not answer whether they do now; one that has not for an hour is forgotten.
+
+        As long as nothing of the cluster is known its name servers are asked.
+        """
+        unseen = () if self._calls.brokers else self._calls.names
+        await asyncio.gather(*(self._look_at(each) for each in {*self._reach.errors, *unseen}))
 
     async def _look_at(self, address: str) -> None:
         is_name_server = address in self._calls.names

@@ -7,6 +7,7 @@ call connects anew. One that says it is about to go away is asked nothing new, a
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
@@ -224,4 +225,5 @@ class _Link:
 
 
 def _text(error: OSError) -> str:
-    return error.strerror or str(error) or type(error).__name__
+    text = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+    return text or str(error) or type(error).__name__

@@ -25,7 +25,7 @@ from broker_adapter.classic import (
 )
 from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.message import Message
-from broker_adapter.remoting import RemotingAdmin, RemotingBroker, RemotingOptions
+from broker_adapter.remoting import RemotingAdmin, RemotingBroker, RemotingOptions, reach
 from broker_adapter.remoting.codes import Operation, Result
 from broker_adapter.remoting.frames import Frame, FrameBroken
 from broker_adapter.remoting.running import decode_running
@@ -211,6 +211,60 @@ def test_brokers_that_do_not_answer_are_passed_over() -> None:
             peer.before = answering(Operation.HEARTBEAT, answer=Frame(code=1, remark="no"))
             with pytest.raises(BrokerUnavailable):
                 await broker.heartbeat(["p"], [])
+
+    play(scenario)
+
+
+def test_whether_a_cluster_is_there_is_known_before_it_is_used() -> None:
+    """Danger: a daemon with a wrong name server said that all was well until its first client came."""
+
+    async def scenario(peer: Peer) -> None:
+        told: list[tuple[str, str]] = []
+        options = RemotingOptions(names=(NOBODY,), request_timeout_ms=TIMEOUT_MS)
+        broker = RemotingBroker(options, told=lambda event, **fields: told.append((event, fields["address"])))
+        was_away = broker.is_away
+        await broker.look()
+        assert (was_away, broker.is_away) == (False, True)
+        assert told == [("broker_silent", NOBODY)]
+        assert "Connection refused" in broker.errors[NOBODY]
+        await broker.close()
+        async with client(peer.address) as there:
+            assert isinstance(there, RemotingBroker)
+            peer.before = answering(Operation.CLUSTER, answer=Frame(code=0))
+            await there.look()
+            assert not there.is_away
+            assert [each.code for each in peer.asked] == [Operation.CLUSTER]
+
+    play(scenario)
+
+
+def test_a_cluster_is_away_while_none_of_its_brokers_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that answers is enough; those that do not are looked at, and forgotten when they are gone for good."""
+    monkeypatch.setattr(reach, "FORGOTTEN_AFTER_LOOKS", 3)
+
+    async def scenario(peer: Peer) -> None:
+        told: list[str] = []
+        with remoting_peer() as names:
+            where = {"broker-a": {0: peer.address}, "gone": {0: NOBODY}}
+            names.before = answering(Operation.ROUTE, answer=brokers(**where))
+            peer.before = answering(Operation.HEARTBEAT, answer=Frame(code=0))
+            options = RemotingOptions(names=(names.address,), request_timeout_ms=300)
+            broker = RemotingBroker(options, told=lambda event, **_: told.append(event))
+            await broker.route("orders")
+            with pytest.raises(BrokerUnavailable):
+                await broker.queue_range(MessageQueue("orders", "gone", 0))
+            assert (list(broker.errors), broker.is_away) == ([NOBODY], False)
+            peer.stops_at = lambda request: request.code == Operation.BEGIN_OFFSET
+            with pytest.raises(BrokerUnavailable):
+                await broker.queue_range(QUEUE)
+            assert broker.is_away
+            await broker.look()
+            assert (list(broker.errors), broker.is_away) == ([NOBODY], False)
+            assert told == ["broker_silent", "broker_silent", "broker_returned"]
+            for _ in range(2):
+                await broker.look()
+            assert not broker.errors
+            await broker.close()
 
     play(scenario)
 
