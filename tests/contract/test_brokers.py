@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.broker_rigs import INVISIBLE_MS, Rig, a_message, every_broker, new_id, now_ms
+from support.broker_rigs import INVISIBLE_MS, Decider, Rig, a_message, every_broker, new_id, now_ms
 
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import MessageType
 from broker_adapter.topics import dead_letter_topic
-from broker_adapter.transactions import Check, Half
+from broker_adapter.transactions import Half
 from broker_adapter.wire.mapping import decode
 
 pytestmark = pytest.mark.timeout(600)  # the first one has Maven bring the cluster, and starts it
@@ -256,22 +256,6 @@ async def test_a_transaction_is_seen_once_it_is_committed(rig: Rig) -> None:
     (found,) = await rig.receive(group, topic)
     assert found.message_id == kept.message_id
     await rig.nothing_comes(group, topic, 1)
-
-
-class Decider:
-    """A producer that is asked."""
-
-    def __init__(self) -> None:
-        self.asked: asyncio.Queue[Check] = asyncio.Queue()
-
-    def is_live(self, topic: str) -> bool:
-        """Always there."""
-        return True
-
-    async def check(self, check: Check) -> bool:
-        """Note the question."""
-        self.asked.put_nowait(check)
-        return True
 
 
 @every_broker(spins_rocketmq=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.broker_rigs import a_message
+from support.broker_rigs import Decider, a_message
 from support.consumers import Faulty, eventually
 from support.rigs import EmbeddedRig, play
 
@@ -22,7 +22,7 @@ from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
 from broker_adapter.message import Delivery
 from broker_adapter.message_queue import MessageQueue
 from broker_adapter.topics import dead_letter_topic
-from broker_adapter.transactions import Check, Half
+from broker_adapter.transactions import Half
 from broker_adapter.wire.mapping import decode
 
 TOPIC, GROUP = "orders", "workers"
@@ -510,20 +510,6 @@ async def test_long_leases_that_are_finished_cost_no_memory(site: Site) -> None:
     held = broker._members[GROUP].leases
     assert held is not None
     assert len(held._ends) <= 1_024
-
-
-class Decider:
-    """A producer that is asked."""
-
-    def __init__(self) -> None:
-        self.asked: asyncio.Queue[Check] = asyncio.Queue()
-
-    def is_live(self, topic: str) -> bool:
-        return True
-
-    async def check(self, check: Check) -> bool:
-        self.asked.put_nowait(check)
-        return True
 
 
 @on_queues()

@@ -29,7 +29,7 @@ from broker_adapter.message import Delivery, Envelope, Message
 from broker_adapter.message_id import new_message_id
 from broker_adapter.remoting import RemotingBroker, RemotingOptions
 from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
-from broker_adapter.transactions import TransactionalBroker
+from broker_adapter.transactions import Check, TransactionalBroker
 from broker_adapter.wire.mapping import encode
 from dmq.audit.events import gap_event
 from dmq.embedded.broker import EmbeddedBroker
@@ -94,6 +94,22 @@ class Rig:
                 group, Subscription(topic), batch_max=32, invisible_ms=INVISIBLE_MS, wait_ms=500
             )
             assert not found, found
+
+
+class Decider:
+    """A producer that is asked."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[Check] = asyncio.Queue()
+
+    def is_live(self, topic: str) -> bool:
+        """Always there."""
+        return True
+
+    async def check(self, check: Check) -> bool:
+        """Note the question."""
+        self.asked.put_nowait(check)
+        return True
 
 
 def a_message(topic: str, body: bytes = b"body", **facts: Any) -> Envelope:  # noqa: ANN401
