@@ -151,6 +151,7 @@ class Producer:
             raise Refused(Rule.DELIVERY_TIME, "no such delay level", value=delay_level, limit=limit)
         message = self._named(message)
         if delay_level and since_ms:
+            since_ms = min(since_ms, self._clock.now_ms())  # the clock may have been set back
             return await self._send_again(message, since_ms + DELAY_LEVELS_MS[delay_level - 1], choose, timeout_ms)
         return await self._send(Outgoing(message=message, delay_level=delay_level), choose, timeout_ms)
 

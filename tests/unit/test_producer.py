@@ -255,6 +255,14 @@ def test_a_level_of_a_message_that_is_sent_again_counts_from_its_first_send() ->
     assert send_again({}, left_ms=0) == [(0, 0)]
 
 
+def test_a_clock_that_was_set_back_delays_nothing_for_longer_than_its_level() -> None:
+    """The first send was kept while the clock was a year ahead."""
+    year_ms = 365 * 24 * 3_600_000
+    old: Answers = {"any": [Refused(Rule.UNSUPPORTED, "older than RocketMQ 5.0.0"), SendStatus.STORED]}
+    assert send_again({}, left_ms=year_ms) == [(60_000 - (year_ms - 60_000), 0)]
+    assert send_again(old, left_ms=year_ms)[-1][1] == 5
+
+
 def test_the_error_of_a_send_tells_an_earlier_attempt_in_doubt() -> None:
     """As its cause: the message may be stored though the last attempt certainly failed."""
     doubt, away = BrokerUnavailable("no answer"), BrokerAway("no connection")
