@@ -64,7 +64,7 @@ class Consumer:
         self._offsets: Offsets = (
             FileOffsets(options.offsets_path)
             if options.offsets_path and options.is_broadcast
-            else BrokerOffsets(membership.broker, group)
+            else BrokerOffsets(membership.broker, group, self._clock)
         )
         self._failures = Failures(membership, group, options.attempts)
         self._service: Service | None = None

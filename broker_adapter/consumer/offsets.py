@@ -7,14 +7,23 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from broker_adapter.classic import ClassicBroker
+from broker_adapter.clock import Clock
 from broker_adapter.errors import BrokerError
 from broker_adapter.log import LibraryLog
 from broker_adapter.message_queue import MessageQueue
 
 _log = LibraryLog("broker_adapter.consumer")
+
+
+_TOLD_AGAIN_S = 30.0  # RocketMQ's clients tell all of them every 5 s
+
+
+class _Kept(NamedTuple):
+    offset: int
+    at_s: float
 
 
 class Offsets(Protocol):
@@ -42,13 +51,17 @@ class Offsets(Protocol):
 
 
 class BrokerOffsets:
-    """Each queue's broker keeps the offset of the group."""
+    """Each queue's broker keeps the offset of the group.
 
-    def __init__(self, broker: ClassicBroker, group: str) -> None:
+    What it was told is told again from time to time: who had the queue before may have said less, and later.
+    """
+
+    def __init__(self, broker: ClassicBroker, group: str, clock: Clock) -> None:
         self._broker = broker
         self._group = group
+        self._clock = clock
         self._noted: dict[MessageQueue, int] = {}
-        self._kept: dict[MessageQueue, int] = {}
+        self._kept: dict[MessageQueue, _Kept] = {}
 
     async def read(self, queue: MessageQueue) -> int | None:
         return await self._broker.committed_offset(self._group, queue)
@@ -67,9 +80,17 @@ class BrokerOffsets:
         due = [
             (queue, self._noted[queue])
             for queue in (list(self._noted) if queues is None else queues)
-            if queue in self._noted and self._noted[queue] != self._kept.get(queue)
+            if queue in self._noted and not self._is_kept(queue)
         ]
         return all(await asyncio.gather(*(self._commit(queue, offset) for queue, offset in due)))
+
+    def _is_kept(self, queue: MessageQueue) -> bool:
+        kept = self._kept.get(queue)
+        return (
+            kept is not None
+            and kept.offset == self._noted[queue]
+            and self._clock.monotonic_s() - kept.at_s < _TOLD_AGAIN_S
+        )
 
     async def _commit(self, queue: MessageQueue, offset: int) -> bool:
         try:
@@ -78,7 +99,7 @@ class BrokerOffsets:
             _log.warning("offset_not_committed", group=self._group, queue=str(queue), offset=offset, error=str(error))
             return False
         if queue in self._noted:
-            self._kept[queue] = offset
+            self._kept[queue] = _Kept(offset, self._clock.monotonic_s())
         return True
 
 

@@ -73,6 +73,19 @@ async def test_eight_queues_are_shared_by_three(members: Members) -> None:
 
 
 @on_the_embedded_broker(queues=1)
+async def test_an_offset_that_an_earlier_owner_commits_late_does_not_stay(members: Members) -> None:
+    """Danger: a queue that changed hands was said to be behind until the next message came, and began there again."""
+    seen = Seen()
+    members.consumer("a", seen, GROUP, {TOPIC: "*"})
+    await members.send(TOPIC, *bodies(3))
+    await eventually(lambda: members.has_committed(GROUP, TOPIC, 3))
+    (queue,) = (await members.brokers["looker"].route(TOPIC)).readable
+    await members.brokers["looker"].commit_offset(GROUP, queue, 1)
+    await members.pass_time(30_000)
+    await eventually(lambda: members.has_committed(GROUP, TOPIC, 3))
+
+
+@on_the_embedded_broker(queues=1)
 async def test_a_message_that_fails_comes_again_and_ends_as_a_dead_letter(members: Members) -> None:
     """From the retry topic, with the attempts that failed, under its own topic and id; then it lies in the DLQ."""
     seen = Seen(lambda _: Later(delay_level=1))

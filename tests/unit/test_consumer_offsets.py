@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from broker_adapter.clock import ManualClock
 from broker_adapter.consumer.offsets import BrokerOffsets, FileOffsets
 from broker_adapter.errors import BrokerUnavailable
 from broker_adapter.message_queue import MessageQueue
@@ -27,12 +28,12 @@ class _Broker:
         self.commits.append(offset)
 
 
-def test_an_offset_never_goes_back_and_is_committed_once() -> None:
-    """What could not be committed is tried again by the next flush."""
+def test_an_offset_never_goes_back_and_is_committed_now_and_then() -> None:
+    """What could not be committed is tried again by the next flush, what could be after half a minute."""
 
     async def run() -> None:
-        broker = _Broker()
-        offsets = BrokerOffsets(broker, "workers")  # type: ignore[arg-type]  # what it needs of one
+        broker, clock = _Broker(), ManualClock()
+        offsets = BrokerOffsets(broker, "workers", clock)  # type: ignore[arg-type]  # what it needs of one
         offsets.note(QUEUE, 5)
         offsets.note(QUEUE, 3)
         broker.is_away = True
@@ -41,6 +42,12 @@ def test_an_offset_never_goes_back_and_is_committed_once() -> None:
         assert await offsets.flush()
         assert await offsets.flush()
         assert broker.commits == [5]
+        clock.advance(29_999)
+        assert await offsets.flush()
+        assert broker.commits == [5]
+        clock.advance(1)
+        assert await offsets.flush()
+        assert broker.commits == [5, 5]
 
     asyncio.run(run())
 
