@@ -151,16 +151,17 @@ class RocketMQ:
         version: str = VERSION,
         broker: str = "",
         conf: Mapping[str, str] = MappingProxyType({}),
+        jvm: Sequence[str] = (),
     ) -> None:
         """Start it, with these brokers and settings of them and their proxies, and wait until it serves.
 
         Raises PeerMissing.
 
         ``lib`` has the artifacts of ``version``; ``broker`` is lines that go behind those of broker.conf,
-        ``conf`` more files of its home's folder ``conf``, by their names.
+        ``conf`` more files of its home's folder ``conf``, by their names; ``jvm`` is options of Java for all of it.
         """
         self._data, self._lib, self._heap_mb, self._proxy, self._broker = data, lib, heap_mb, proxy, broker
-        self._has_proxies = _has_proxies(version)
+        self._has_proxies, self._jvm = _has_proxies(version), jvm
         (names,) = _free_ports(1)
         self._names = f"127.0.0.1:{names}"
         self.nodes = [Node(name, data / name) for name in brokers]
@@ -328,7 +329,18 @@ class RocketMQ:
         main, *others = arguments
         # A bench that is killed must not leave it behind, stopped.
         bound = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
-        return [*bound, "java", *options, *_OPENS, *home, "-cp", f"{self._lib}/*", f"{_PREFIX}.{main}", *others]
+        return [
+            *bound,
+            "java",
+            *self._jvm,
+            *options,
+            *_OPENS,
+            *home,
+            "-cp",
+            f"{self._lib}/*",
+            f"{_PREFIX}.{main}",
+            *others,
+        ]
 
     def _spawn(self, options: list[str], arguments: list[str], folder: Path) -> subprocess.Popen[bytes]:
         folder.mkdir(exist_ok=True)

@@ -22,13 +22,15 @@ from bench.rocketmq import VERSION_4, PeerMissing, RocketMQ, artifacts
 from broker_adapter.clock import SystemClock
 from broker_adapter.delay import INNER_GROUP, INNER_TOPIC
 from dmq.sidecar.tls import self_signed
+from support.jvm import SHORT_LIVED
 
 _HEAP_MB = 384
 _HEAP_4_MB = 256
-# An index of messages that is small, because its files are made whole; and a broker that refuses nothing because the
-# machine stalled: by itself it does so after 0.2 s in its queue.
+# An index of messages that is small, because its files are made whole; a timer wheel that is compared with its file,
+# byte for byte, every ten seconds and not every one, which takes a third of a processor; and a broker that refuses
+# nothing because the machine stalled: by itself it does so after 0.2 s in its queue.
 _BROKER = (
-    "messageIndexEnable=true\nmaxHashSlotNum=5000\nmaxIndexNum=20000\n"
+    "messageIndexEnable=true\nmaxHashSlotNum=5000\nmaxIndexNum=20000\ntimerFlushIntervalMs=10000\n"
     "waitTimeMillsInSendQueue=60000\nosPageCacheBusyTimeOutMills=60000\n"
 )
 _GROUPS = itertools.count()
@@ -86,7 +88,9 @@ def cluster() -> Cluster:
         folder = _folder("dmq-cluster-")
         certificate, key = self_signed(folder, SystemClock().now_ms())
         tls = {"tlsTestModeEnable": False, "tlsCertPath": str(certificate), "tlsKeyPath": str(key)}
-        started = RocketMQ(folder, artifacts(), brokers=BROKERS, heap_mb=_HEAP_MB, proxy=tls, broker=_BROKER)
+        started = RocketMQ(
+            folder, artifacts(), brokers=BROKERS, heap_mb=_HEAP_MB, proxy=tls, broker=_BROKER, jvm=SHORT_LIVED
+        )
     _ending.callback(cluster.cache_clear)
     _ending.callback(started.close)
     return Cluster(started, certificate)
@@ -98,7 +102,7 @@ def cluster_4() -> RocketMQ:
     with _skipped_if_missing():
         folder = _folder("dmq-cluster-4-")
         lib = artifacts(VERSION_4)
-        started = RocketMQ(folder, lib, heap_mb=_HEAP_4_MB, version=VERSION_4, broker=_BROKER)
+        started = RocketMQ(folder, lib, heap_mb=_HEAP_4_MB, version=VERSION_4, broker=_BROKER, jvm=SHORT_LIVED)
     _ending.callback(cluster_4.cache_clear)
     _ending.callback(started.close)
     started.make_topics({ORDERS: "NORMAL"})  # the name server knows it then
