@@ -59,6 +59,7 @@ def restarts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         for language in _RESTARTABLE[at : at + _AT_ONCE]
     ],
     indirect=["restarts"],
+    scope="module",  # else each language would see a restart of its own, and all of them five
 )
 def test_clients_go_on_after_a_restart(language: Language, restarts: Restarts) -> None:
     """After a clean stop and after SIGKILL, producer and consumers work again within seconds, and nothing is lost."""
