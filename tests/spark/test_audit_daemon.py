@@ -22,7 +22,7 @@ from support.delayed_load import consume, send_delayed
 from support.effort import EFFORT, SEED
 from support.trail_judge import Outcome, audit_with
 
-KILLS = 10 if EFFORT > 1 else 4
+KILLS = 10 if EFFORT > 1 else 3
 _BUGGY = Path(__file__).parents[1] / "support" / "buggy_daemon.py"
 _ONE_IN, _MESSAGES = (10_000, 32_000) if EFFORT > 1 else (1_000, 3_500)  # none of the last ones
 _ENV = os.environ | {"DMQ_TRAIL_EVERY": "1s"}

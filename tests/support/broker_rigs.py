@@ -233,7 +233,7 @@ def every_broker(*, spins_rocketmq: bool = False, **differs: str) -> Callable[[S
     """Run a scenario on every broker; ``differs`` says of a broker why it cannot hold there.
 
     A broker of RocketMQ 5.5.0 that ended a transaction keeps a core busy for as long as it lives, so what
-    ``spins_rocketmq`` is left to long runs, and so is what RocketMQ 5 does as 4 does.
+    ``spins_rocketmq`` is left to long runs, and so are leases over real clusters: they run over the embedded broker.
     """
 
     def decorate(scenario: Scenario) -> Callable[..., None]:
@@ -244,7 +244,7 @@ def every_broker(*, spins_rocketmq: bool = False, **differs: str) -> Callable[[S
 
         def marks(kind: str) -> list[pytest.MarkDecorator]:
             found = [pytest.mark.xfail(strict=True, reason=differs[kind])] if kind in differs else []
-            is_long = kind == "leased_5" or (spins_rocketmq and kind in _CLUSTERS)
+            is_long = kind in {"leased_4", "leased_5"} or (spins_rocketmq and kind in _CLUSTERS)
             return [*found, at_length] if is_long else found
 
         test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__

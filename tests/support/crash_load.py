@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import grpc
+from support.effort import EFFORT
 from support.wire_client import Received, WireClient, a_message, a_receive, received_of
 
 from broker_adapter.topics import dead_letter_topic
@@ -31,7 +32,7 @@ ATTEMPTS_MAX = 4
 INVISIBLE_MS = 10_000
 DELAY_MS_MAX = 3_000
 _PAUSE_S = 0.02  # between two tries while the daemon is away
-_SENDS_PER_S_MAX = 400  # of each sender; more would only make the end longer
+_SENDS_PER_S_MAX = 400 if EFFORT > 1 else 150  # of each sender; more would only make the end longer
 _MESSAGE_GROUPS = 24
 
 
