@@ -77,6 +77,7 @@ class Envelope(NamedTuple):
     deliver_at_ms: int = 0  # epoch ms; 0: not delayed
     is_relative: bool = False  # due some time after it is sent, not at a time that somebody gave
     queue_id: int = -1  # where it is to lie, if its sender chose; -1: its broker chooses
+    not_after_ms: int = 0  # epoch ms after which nobody is to get it any more; 0: there is no such time
 
     @property
     def message_type(self) -> MessageType:

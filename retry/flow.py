@@ -7,6 +7,8 @@
     Forwarded    given up by its consumer       DeadLetter
     Unwanted     where it was to go refuses it  DeadLetter
 
+What its sender does not want delivered after some time is a DeadLetter where it would be tried again after it.
+
 Whoever keeps the messages turns an outcome into one atomic write; nothing here knows where they are.
 """
 
@@ -68,11 +70,13 @@ def after_failure(
     rng: Random,
     *,
     since_ms: int | None = None,
+    not_after_ms: int = 0,
     levels_ms: Sequence[int] = (),
 ) -> Outcome:
-    """Return what follows on ``failure`` of ``attempt`` (from 1).
+    """Return what follows on ``failure`` of ``attempt`` (from 1; 0 if there was none).
 
-    ``since_ms`` is when the message became visible first; ``levels_ms`` are the delay levels, level 1 first.
+    ``since_ms`` is when the message became visible first, ``not_after_ms`` when its sender does not want it any more
+    (0: it did not say); ``levels_ms`` are the delay levels, level 1 first.
     """
     if isinstance(failure, Forwarded):
         return DeadLetter(Reason.FORWARDED)
@@ -80,6 +84,24 @@ def after_failure(
         return DeadLetter(Reason.REFUSED)
     if isinstance(failure, SentBack) and failure.delay_level < 0:
         return DeadLetter(Reason.SENT_BACK)
+    if not_after_ms and now_ms > not_after_ms:
+        return DeadLetter(Reason.TOO_LATE)
+    outcome = _of_policy(policy, failure, attempt, now_ms, rng, since_ms=since_ms, levels_ms=levels_ms)
+    if not_after_ms and isinstance(outcome, RetryAt) and outcome.at_ms > not_after_ms:
+        return DeadLetter(Reason.TOO_LATE)
+    return outcome
+
+
+def _of_policy(
+    policy: RetryPolicy,
+    failure: Nacked | LeaseExpired | SentBack,
+    attempt: int,
+    now_ms: int,
+    rng: Random,
+    *,
+    since_ms: int | None,
+    levels_ms: Sequence[int],
+) -> Outcome:
     outcome = decide(policy, attempt, now_ms, rng, since_ms=since_ms)
     if isinstance(outcome, DeadLetter) and outcome.reason is Reason.EXHAUSTED:
         return outcome

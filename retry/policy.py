@@ -48,6 +48,7 @@ class Reason(IntEnum):
     SENT_BACK = 4  # sent back with delay level -1
     OPERATOR = 5  # an operator ended its retries
     REFUSED = 6  # the cluster that it was to go to refuses it for good
+    TOO_LATE = 7  # the time after which its sender does not want it delivered has passed
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,10 @@ CLOCKS_MS = 600_000  # by how much the clocks of daemons and brokers may differ
 
 ACCEPTS = ("SCHEDULED", "QUEUED")
 ENDS_OF_ENTRY = ("DELIVERED", "RECALLED")
-DEAD = ("DEAD_EXHAUSTED", "DEAD_TOO_OLD", "DEAD_FORWARDED", "DEAD_SENT_BACK", "DEAD_BY_OPERATOR", "FORWARD_REFUSED")
+DEAD = (
+    *("DEAD_EXHAUSTED", "DEAD_TOO_OLD", "DEAD_TOO_LATE", "DEAD_FORWARDED", "DEAD_SENT_BACK", "DEAD_BY_OPERATOR"),
+    "FORWARD_REFUSED",
+)
 GIVEN_UP = ("TX_GIVEN_UP", "TX_TOO_OLD")  # nobody decided a transaction
 LETTER_KINDS = (*DEAD, *GIVEN_UP)  # also put a letter into a dead-letter topic: fired there
 FIRED = ("QUEUED", "DELIVERED")  # and LETTER_KINDS, in the dead-letter topic

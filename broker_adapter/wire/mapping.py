@@ -6,11 +6,15 @@ delivery timestamp, and the properties that asked for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from broker_adapter.limits import DELIVER_AT_MS_MAX
 from broker_adapter.message import BodyEncoding, Envelope, Message
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from broker_adapter.wire import rocketmq_v2 as wire
+
+NOT_AFTER_MS = "DMQ_NOT_AFTER_MS"  # user property: epoch milliseconds after which nobody is to get the message
+_DIGITS_MAX = 15
 
 __all__ = [
     "decode",
@@ -86,7 +90,18 @@ def to_envelope(
         system.tag,
         message_group,
         deliver_at_ms or 0,
+        not_after_ms=not_after_of(message.user_properties) if message.user_properties else 0,
     )
+
+
+def not_after_of(properties: Mapping[str, str]) -> int:
+    """Return after which time (epoch ms) a message with these user properties is not to be delivered; 0: none.
+
+    What is no such time counts as none: who takes messages in refuses it.
+    """
+    text = properties.get(NOT_AFTER_MS, "")
+    is_time = text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX
+    return min(int(text), DELIVER_AT_MS_MAX) if is_time else 0
 
 
 def encode(message: Message) -> Envelope:

@@ -34,6 +34,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SENT_BACK: _ClassVar[Reason]
     OPERATOR: _ClassVar[Reason]
     REFUSED: _ClassVar[Reason]
+    TOO_LATE: _ClassVar[Reason]
 
 class JobKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -71,6 +72,7 @@ FORWARDED: Reason
 SENT_BACK: Reason
 OPERATOR: Reason
 REFUSED: Reason
+TOO_LATE: Reason
 JOB_KIND_UNSPECIFIED: JobKind
 REDRIVE: JobKind
 PURGE: JobKind

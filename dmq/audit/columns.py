@@ -62,7 +62,7 @@ def _flags(*kinds: EventKind) -> npt.NDArray[np.bool_]:
 _DEAD = (
     *(EventKind.DEAD_EXHAUSTED, EventKind.DEAD_TOO_OLD, EventKind.DEAD_FORWARDED),
     *(EventKind.DEAD_SENT_BACK, EventKind.DEAD_BY_OPERATOR, EventKind.TX_GIVEN_UP),
-    *(EventKind.TX_TOO_OLD, EventKind.FORWARD_REFUSED),
+    *(EventKind.TX_TOO_OLD, EventKind.FORWARD_REFUSED, EventKind.DEAD_TOO_LATE),
 )
 _COUNTED = (EventKind.GAP, EventKind.TAIL_LOST)
 _KNOWN = _flags(*EventKind)

@@ -80,6 +80,7 @@ class EventKind(IntEnum):
     TAKEN_OVER = (
         58  # a group failed what a cluster handed out, or what it pulled; its end is here; that attempt [offset there]
     )
+    DEAD_TOO_LATE = 69  # as DEAD_TOO_OLD, since its sender did not want it any more [after this time]
     GAP = 13  # events cut from the outbox before they were exported [sequence of the first; the id is their count]
 
 

@@ -51,6 +51,7 @@ class ReasonName(StrEnum):
     SENT_BACK = "sent_back"
     OPERATOR = "operator"
     REFUSED = "refused"
+    TOO_LATE = "too_late"
 
 
 assert [name.name for name in ReasonName] == [reason.name for reason in Reason]

@@ -47,6 +47,9 @@ def send(
         str | None, typer.Option(metavar="DURATION", help="Delay before delivery, such as 5m or 1h30m.")
     ] = None,
     level: Annotated[int | None, typer.Option(min=1, help="Delay level, from 1.")] = None,
+    not_after: Annotated[
+        str | None, typer.Option(metavar="TIME", help="A dead letter later than this: as --at takes it.")
+    ] = None,
     tag: Annotated[str, typer.Option(help="Tag, one word to filter by.")] = "",
     key: Annotated[list[str] | None, typer.Option(help="Key, a word to look up by; may be repeated.")] = None,
     group: Annotated[str, typer.Option(help="Message group; messages of one group keep their order.")] = "",
@@ -59,11 +62,12 @@ def send(
 ) -> None:
     """Send one message and print its id."""
     due = _due(at, delay, level)
+    until = _until(not_after)
     properties = _properties(prop or [])
     payload = sys.stdin.buffer.read() if body == "-" else os.fsencode(body)
     from broker_adapter.clock import SystemClock
     from broker_adapter.wire import rocketmq_v2 as public
-    from broker_adapter.wire.mapping import set_timestamp
+    from broker_adapter.wire.mapping import NOT_AFTER_MS, set_timestamp
 
     now_ms = SystemClock().now_ms()
     message_id = message_id or new_message_id(now_ms, os.getpid(), secrets.token_bytes(10))
@@ -73,6 +77,9 @@ def send(
     system.keys.extend(key or [])
     system.body_encoding = public.IDENTITY
     set_timestamp(system.born_timestamp, now_ms)
+    if until is not None:
+        until_ms = until.epoch_ms if isinstance(until, At) else now_ms + until.delay_ms
+        message.user_properties[NOT_AFTER_MS] = str(until_ms)
     system.message_type = public.FIFO if group else public.NORMAL
     if tag:
         system.tag = tag
@@ -155,6 +162,13 @@ def _due(at: str | None, delay: str | None, level: int | None) -> At | After | i
         with refusing("--delay", delay):
             return After(parse_duration(delay))
     return level
+
+
+def _until(not_after: str | None) -> At | After | None:
+    if not_after is None:
+        return None
+    with refusing("--not-after", not_after):
+        return parse_when(not_after)
 
 
 def _delay(message: public.Message, due: At | After | int | None) -> None:

@@ -30,7 +30,7 @@ from broker_adapter.message import Envelope, MessageType, pack_id, unpack_id
 from broker_adapter.message_id import new_message_id
 from broker_adapter.topics import RETRY_PREFIX, check_topic, dead_letter_topic, retry_topic
 from broker_adapter.wire import rocketmq_v2 as wire
-from broker_adapter.wire.mapping import full_name, resource_of, to_envelope
+from broker_adapter.wire.mapping import NOT_AFTER_MS, full_name, resource_of, to_envelope
 from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event
 from dmq.embedded.catalog import Catalog
 from dmq.embedded.checks import GIVEN_UP_GROUP
@@ -391,6 +391,7 @@ class DeadLetters:
             message.user_properties.pop(UNREADABLE, None)
         elif row.dead.reason is Reason.REFUSED:
             message.user_properties.pop(REFUSED, None)
+        message.user_properties.pop(NOT_AFTER_MS, None)  # whoever sends it again wants it delivered
         message.user_properties[PARENT_MESSAGE_ID] = row.dead.message_id
         retries = self._retry_topic(job, row)
         message.system_properties.ClearField("delivery_attempt")

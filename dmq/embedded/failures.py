@@ -25,6 +25,7 @@ from broker_adapter.errors import BrokerError
 from broker_adapter.message import Delivery, pack_id
 from broker_adapter.topics import dead_letter_topic
 from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.mapping import not_after_of
 from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event
 from dmq.embedded.catalog import Catalog
 from dmq.embedded.commits import Commits
@@ -65,6 +66,7 @@ DEAD_EVENTS = {
     Reason.SENT_BACK: EventKind.DEAD_SENT_BACK,
     Reason.OPERATOR: EventKind.DEAD_BY_OPERATOR,
     Reason.REFUSED: EventKind.FORWARD_REFUSED,
+    Reason.TOO_LATE: EventKind.DEAD_TOO_LATE,
 }
 
 
@@ -133,8 +135,13 @@ class Failures:
             self._clock.now_ms() if now_ms is None else now_ms,
             self._rng,
             since_ms=lease.since_ms or None,
+            not_after_ms=self._believed(lease.not_after_ms),
             levels_ms=self._levels_ms,
         )
+
+    def _believed(self, not_after_ms: int) -> int:
+        """Return the time, or 0 while the clock cannot be believed, by which a message would die of a step."""
+        return not_after_ms if not_after_ms and self._clock.is_steady() else 0
 
     def fail(
         self, queue: SubscribedQueue, offset: int, lease: Lease, failure: Failure, *, attempts_told: int = 0
@@ -291,7 +298,11 @@ class Failures:
         names = self._catalog.names
         letters, ops = names.dead_letters(names.groups_by_id[group_id], now_ms)
         reason = Reason(history.reason)
-        told = {Reason.EXHAUSTED: self._catalog.policy(group_id).max_attempts, Reason.TOO_OLD: history.since_ms}
+        told = {
+            Reason.EXHAUSTED: self._catalog.policy(group_id).max_attempts,
+            Reason.TOO_OLD: history.since_ms,
+            Reason.TOO_LATE: record.not_after_ms,
+        }
         event = encode_event(
             DEAD_EVENTS[reason], topic_id, group_id, number, code or attempts, told.get(reason, 0), record.message_id
         )
@@ -309,11 +320,19 @@ class Failures:
         attempt = min(max(delivery.delivery_attempt, attempts_told), ATTEMPT_MAX)
         since_ms = delivery.stored_at_ms
         policy = self._catalog.policy(group.group_id)
+        message = wire.Message.FromString(delivery.payload)
+        not_after_ms = not_after_of(message.user_properties)
         outcome = after_failure(
-            policy, failure, attempt, now_ms, self._rng, since_ms=since_ms or None, levels_ms=self._levels_ms
+            policy,
+            failure,
+            attempt,
+            now_ms,
+            self._rng,
+            since_ms=since_ms or None,
+            not_after_ms=self._believed(not_after_ms),
+            levels_ms=self._levels_ms,
         )
         reason = outcome.reason if isinstance(outcome, DeadLetter) else 0
-        message = wire.Message.FromString(delivery.payload)
         message.system_properties.message_id = delivery.message_id
         message_id, tag = pack_id(delivery.message_id), message.system_properties.tag
         payload = message.SerializeToString()
@@ -321,7 +340,7 @@ class Failures:
         queue_id = delivery.queue_id if 0 <= delivery.queue_id < LANE else 0
         epoch = self._receipts.next_epoch()
         history = History(topic.topic_id, queue_id, offset, since_ms, now_ms, now_ms, reason, epoch)
-        record = QueuedMessage(attempt, since_ms, 0, message_id, tag, "", payload, history)
+        record = QueuedMessage(attempt, since_ms, 0, message_id, tag, "", payload, history, not_after_ms)
         place = topic.topic_id, group.group_id, LANE, attempt
         ops: list[Op] = [Emit(encode_event(EventKind.TAKEN_OVER, *place, offset, message_id))]
         if isinstance(outcome, DeadLetter):
@@ -378,7 +397,7 @@ class Failures:
 def copy_of(record: QueuedMessage, history: History) -> bytes:
     """Return what follows on the head of a copy: its history and the message as it came off the wire."""
     return encode_history(history) + encode_body(
-        record.message_id, record.tag.encode(), record.message_group.encode(), record.payload
+        record.message_id, record.tag.encode(), record.message_group.encode(), record.payload, record.not_after_ms
     )
 
 

@@ -74,6 +74,7 @@ class Lease:
     message_id: bytes = b""
     attempts_before: int = 0  # made before the message came to this queue
     since_ms: int = 0  # when the message became visible to its group first
+    not_after_ms: int = 0  # when its sender does not want it delivered any more; 0: there is no such time
     first_failed_at_ms: int = 0
     is_push: bool = False
     renew_for: str = ""
@@ -92,6 +93,7 @@ class Lease:
         self.message_id = message.message_id
         self.attempts_before = message.attempts_so_far
         self.since_ms = message.since_ms
+        self.not_after_ms = 0 if message.is_dead else message.not_after_ms
 
 
 class GroupQueue:

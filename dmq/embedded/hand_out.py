@@ -152,7 +152,7 @@ class HandOut:
             run_max = 1 if record.message_group in condemned else terms.run_max
             if not queue.admit(offset, record.message_group, first_epoch=first_epoch, run_max=run_max):
                 continue
-            if lease.attempts > max_attempts:  # its policy has changed since it failed last
+            if lease.attempts > max_attempts or self._is_too_late(lease):  # the policy may have changed meanwhile
                 condemned.add(record.message_group)
                 lease.attempt -= 1  # the one that is not made
                 lease.ends_ms, lease.renew_for = 0, ""
@@ -172,6 +172,10 @@ class HandOut:
         done = self._commits.submit(passed_over)
         found.release_after(done, [(each.queue, each.offset) for each in passed])
         return Looked(deliveries, done, _next_look(records))
+
+    def _is_too_late(self, lease: Lease) -> bool:
+        """Say whether the sender does not want it delivered any more, by a clock that can be believed."""
+        return 0 < lease.not_after_ms < self._clock.now_ms() and self._clock.is_steady()
 
     def _delivery(self, found: Subscription, taken: _Taken, record: QueuedMessage, invisible_ms: int) -> Delivery:
         queue, offset, lease = taken

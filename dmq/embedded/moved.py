@@ -90,7 +90,13 @@ class MovedTopics:
         offsets = [each for each in range(lane.floor, lane.end) if not lane.is_finished(each)]
         for offset in offsets:
             (record,) = await self._read(lane, [offset])
-            body = encode_body(record.message_id, record.tag.encode(), record.message_group.encode(), record.payload)
+            body = encode_body(
+                record.message_id,
+                record.tag.encode(),
+                record.message_group.encode(),
+                record.payload,
+                record.not_after_ms,
+            )
             now_ms = self._commits.store.clock.now_ms()
             accepted = self._placement.put(topic, record.message_id, record.message_group, body, 0, now_ms)
             left = found.passed_over(lane, [offset], [record])

@@ -43,7 +43,9 @@ class Placement:
     def accept(self, topic: Topic, envelope: Envelope, now_ms: int) -> Schedule | Append:
         """Return the op that accepts ``envelope``: into its queue if it is due, onto the timeline otherwise."""
         message_id, message_group = pack_id(envelope.message_id), envelope.message_group
-        body = encode_body(message_id, envelope.tag.encode(), message_group.encode(), envelope.payload)
+        body = encode_body(
+            message_id, envelope.tag.encode(), message_group.encode(), envelope.payload, envelope.not_after_ms
+        )
         return self.put(
             topic,
             message_id,

@@ -139,7 +139,8 @@ def size_of(record: QueuedMessage) -> int:
     tag_bytes = len(record.tag.encode())
     texts = len(record.message_id) + tag_bytes + len(record.message_group.encode())
     history_bytes = len(encode_history(record.history)) if record.history is not None else 0
-    return QUEUED_HEADER_BYTES + history_bytes + body_header_bytes(tag_bytes) + texts + len(record.payload)
+    header_bytes = QUEUED_HEADER_BYTES + history_bytes + body_header_bytes(tag_bytes, record.not_after_ms)
+    return header_bytes + texts + len(record.payload)
 
 
 def _size(store: Store, place: Place, ends: Edges) -> int:

@@ -134,7 +134,7 @@ class Transactions:
         envelope, scope = half.envelope, half_scope(topic.topic_id)
         message_id = pack_id(envelope.message_id)
         check_ms = now_ms + (half.check_after_ms or self._checks.options.first_after_ms)
-        body = encode_body(message_id, envelope.tag.encode(), b"", envelope.payload)
+        body = encode_body(message_id, envelope.tag.encode(), b"", envelope.payload, envelope.not_after_ms)
         terms = Terms(0 if half.delay_ms else envelope.deliver_at_ms, half.delay_ms)
         entry = WaitingEntry(EntryKind.TRANSACTION, 0, topic.topic_id, scope, check_ms, now_ms)
         record = encode_half(entry, Vigil(terms, check_ms - now_ms, 0, len(envelope.payload)), message_id)

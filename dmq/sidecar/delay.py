@@ -7,6 +7,8 @@
 ``TIMER_DELIVER_MS`` epoch milliseconds            the delivery timestamp of the protocol replaces it
 ===================  ============================  ==========================================
 
+Beside them ``DMQ_NOT_AFTER_MS`` (epoch milliseconds) says until when the message is of use: see ``check_not_after``.
+
 RocketMQ reserves these names for its classic clients. Here they are open to everybody: a client in any language can
 use levels and *relative* delays, which do not depend on its own clock.
 """
@@ -19,6 +21,7 @@ from datetime import UTC, datetime
 
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.limits import DELAY_LEVELS_MS, DELIVER_AT_MS_MAX
+from broker_adapter.wire.mapping import NOT_AFTER_MS, not_after_of
 
 LEVEL = "DELAY"
 DELAY_SEC = "TIMER_DELAY_SEC"
@@ -76,6 +79,23 @@ def deliver_at_ms(
         why = f"{told}: {given} lies {due_ms - now_ms} ms ahead"
         raise Refused(Rule.DELIVERY_TIME, why, value=properties.get(given, due_ms), limit=f"{delay_max_ms} ms")
     return due_ms
+
+
+def check_not_after(properties: Mapping[str, str], due_ms: int | None, now_ms: int) -> None:
+    """Check the time after which a message is not to be delivered, if it has one.
+
+    Raises ``Refused(DELIVERY_TIME)`` for what is no time, and for one that would let nobody have the message.
+    """
+    if NOT_AFTER_MS not in properties:
+        return
+    text, not_after_ms = properties[NOT_AFTER_MS], not_after_of(properties)
+    if not not_after_ms:
+        why = f"property {NOT_AFTER_MS} is no time in epoch milliseconds of at most 15 digits"
+        raise Refused(Rule.DELIVERY_TIME, why, value=text)
+    if not_after_ms <= max(due_ms or 0, now_ms):
+        when = "its delivery time" if due_ms is not None and due_ms > now_ms else "now"
+        why = f"{NOT_AFTER_MS} is not after {when}: nobody would get the message"
+        raise Refused(Rule.DELIVERY_TIME, why, value=text)
 
 
 def is_relative(properties: Mapping[str, str]) -> bool:

@@ -26,7 +26,7 @@ from dmq.sidecar import mapping, validate
 from dmq.sidecar.answers import received
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS, common_status, status_of
-from dmq.sidecar.delay import DELAY_PROPERTIES, deliver_at_ms, is_relative, timestamp_ms
+from dmq.sidecar.delay import DELAY_PROPERTIES, check_not_after, deliver_at_ms, is_relative, timestamp_ms
 from dmq.sidecar.pulls import PullCalls
 from dmq.sidecar.sessions import Session, Sessions
 from dmq.sidecar.settings import CONSUMERS, SidecarConfig, client_type_of_heartbeat
@@ -246,6 +246,7 @@ class MessagingService:
                 levels_ms=self._config.delay_levels_ms,
                 delay_max_ms=self._config.delay_max_ms,
             )
+            check_not_after(properties, due_ms, now_ms)
         if due_ms is None:
             validate.check_undelayed(message)
         if system.message_type == wire.TRANSACTION:

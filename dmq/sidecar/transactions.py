@@ -17,13 +17,13 @@ from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Envelope
 from broker_adapter.transactions import Check, Half, HalfReceipt, TransactionalBroker
 from broker_adapter.wire import rocketmq_v2 as wire
-from broker_adapter.wire.mapping import full_name
+from broker_adapter.wire.mapping import full_name, not_after_of
 from dmq.acl.gate import holders_of
 from dmq.acl.quotas import Quota, Quotas
 from dmq.sidecar import mapping, validate
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS, common_status, status_of
-from dmq.sidecar.delay import DELAY_PROPERTIES, deliver_at_ms, is_relative, timestamp_ms
+from dmq.sidecar.delay import DELAY_PROPERTIES, check_not_after, deliver_at_ms, is_relative, timestamp_ms
 from dmq.sidecar.sessions import Outbox, Session, Sessions
 from dmq.sidecar.settings import SidecarConfig
 
@@ -193,6 +193,7 @@ class TransactionCalls:
             levels_ms=self._config.delay_levels_ms,
             delay_max_ms=self._config.delay_max_ms,
         )
+        check_not_after(properties, due_ms, now_ms)
         delay_ms = due_ms - now_ms if due_ms is not None and is_relative(properties) else 0
         for name in DELAY_PROPERTIES:
             properties.pop(name, None)
@@ -204,6 +205,7 @@ class TransactionCalls:
             message.SerializeToString(),
             system.tag,
             deliver_at_ms=0 if delay_ms else due_ms or 0,
+            not_after_ms=not_after_of(properties),
         )
         return Half(envelope, delay_ms, check_after_ms)
 

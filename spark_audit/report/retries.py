@@ -22,6 +22,7 @@ _STEPS = {
 _REASONS = {
     "DEAD_EXHAUSTED": "all attempts failed",
     "DEAD_TOO_OLD": "too old",
+    "DEAD_TOO_LATE": "not wanted that late",
     "DEAD_FORWARDED": "given up by its consumer",
     "DEAD_SENT_BACK": "sent back for good",
     "DEAD_BY_OPERATOR": "by hand",

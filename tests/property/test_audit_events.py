@@ -40,7 +40,7 @@ OF_OTHERS = {
     *(EventKind.RECALLED, EventKind.EXPIRED, EventKind.OFFSET_SET),
     *(EventKind.TOPIC_CHANGED, EventKind.TOPIC_REMOVED, EventKind.GROUP_REMOVED, EventKind.RESET),
     *(EventKind.HALF, EventKind.COMMITTED, EventKind.ROLLED_BACK, EventKind.TX_CHECKED, EventKind.TX_GIVEN_UP),
-    EventKind.TX_TOO_OLD,
+    *(EventKind.TX_TOO_OLD, EventKind.DEAD_TOO_LATE),
     *(EventKind.SENT, EventKind.SEND_FAILED, EventKind.SEND_DEAD, EventKind.REQUEUED, EventKind.DROPPED),
     *(EventKind.FORWARDED, EventKind.FORWARD_REFUSED, EventKind.FORWARD_IN_DOUBT, EventKind.FETCHED),
     EventKind.TAKEN_OVER,

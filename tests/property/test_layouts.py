@@ -53,5 +53,6 @@ def test_numbers_of_kinds_do_not_drift() -> None:
         "TOPIC_CHANGED", "TOPIC_REMOVED", "GROUP_REMOVED", "RESET", "OFFSET_SET",
         "FORWARDED", "FORWARD_REFUSED", "FORWARD_IN_DOUBT", "FETCHED",
         "QUEUED_FOR_GROUP", "TX_TOO_OLD", "CLOCK_CHANGED", "CLOCK_ACCEPTED", "TAKEN_OVER",
+        "DEAD_TOO_LATE",
     ]  # fmt: skip
-    assert [int(kind) for kind in sorted(events.EventKind)] == [*range(1, 52), 56, 57, 58]
+    assert [int(kind) for kind in sorted(events.EventKind)] == [*range(1, 52), 56, 57, 58, 69]

@@ -72,6 +72,7 @@ TOPIC, GROUP, LANE, SCOPE = 5, 6, 7, 5
 ID = b"\x01" + bytes(range(16))
 BODY = record.encode_body(ID, b"tag", b"group", b"wire")
 WIDE_BODY = record.encode_body(ID, b"t" * 256, b"", b"wire")
+DATED_BODY = record.encode_body(ID, b"tag", b"group", b"wire", NOW + 7)
 OLD_HISTORY = record.History(TOPIC, 2, 17, NOW - 9, NOW - 8, NOW - 7, 0)
 HISTORY = OLD_HISTORY._replace(epoch=1 << 32 | 5)
 DEAD_HISTORY = HISTORY._replace(reason=int(Reason.EXHAUSTED))
@@ -275,6 +276,13 @@ def queue() -> list[Case]:
             record.encode_queued(2, NOW, NOW - 1, WIDE_BODY),
             read,
             (17, plain._replace(tag="t" * 256, message_group="")),
+        ),
+        Case(
+            "message that is not wanted for ever",
+            key,
+            record.encode_queued(2, NOW, NOW - 1, DATED_BODY),
+            read,
+            (17, plain._replace(not_after_ms=NOW + 7)),
         ),
         Case("copy", key, copy(HISTORY), read, (17, plain._replace(history=HISTORY))),
         Case("copy of format 2", key, copy(OLD_HISTORY), read, (17, plain._replace(history=OLD_HISTORY))),

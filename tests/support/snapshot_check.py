@@ -25,7 +25,9 @@ Event = dict[str, Any]
 Place = tuple[str, str | None, int]  # topic, group of a lane, queue
 
 _EXITS = {"ACKED", "FILTERED"}
-_DEAD = {"DEAD_EXHAUSTED", "DEAD_TOO_OLD", "DEAD_FORWARDED", "DEAD_SENT_BACK", "DEAD_BY_OPERATOR"}
+_DEAD = {
+    *("DEAD_EXHAUSTED", "DEAD_TOO_OLD", "DEAD_TOO_LATE", "DEAD_FORWARDED", "DEAD_SENT_BACK", "DEAD_BY_OPERATOR"),
+}
 _NOT_TIMES = {"ACKED", "FILTERED", "LEASE_EXPIRED", "GIVEN_BACK", "TAIL_LOST", "GAP", "SUBSCRIBED", *_DEAD}
 
 

@@ -10,7 +10,7 @@ from support.trail_forge_cell import ForgedCell, Shape
 from support.trail_forge_parts import Group, Message, Progress, Queue, Way, groups_of
 
 EPOCH_2021_MS = 1_609_459_200_000
-REASONS = {"DEAD_FORWARDED": 0.15, "DEAD_SENT_BACK": 0.05, "DEAD_TOO_OLD": 0.05}
+REASONS = {"DEAD_FORWARDED": 0.15, "DEAD_SENT_BACK": 0.05, "DEAD_TOO_OLD": 0.05, "DEAD_TOO_LATE": 0.05}
 
 
 class ForgedDaemon(ForgedCell):

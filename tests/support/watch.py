@@ -20,6 +20,7 @@ _FLOOR, _CHUNK, _EXCEPTION, _OUTCOME = 1, 2, 3, 4  # kinds of rows of the group 
 DEAD = {
     EventKind.DEAD_EXHAUSTED,
     EventKind.DEAD_TOO_OLD,
+    EventKind.DEAD_TOO_LATE,
     EventKind.DEAD_FORWARDED,
     EventKind.DEAD_SENT_BACK,
     EventKind.DEAD_BY_OPERATOR,

@@ -19,7 +19,8 @@ from dmq.errors import StoreCorrupt
 # 1: counts of what waits in a row per minute.
 # 2: no identity, failed copies without an epoch, tags of at most 255 bytes, half messages with their body in their row.
 # Also in 2: no row of the clocks, ids aged by wall time.
-FORMAT_VERSION = 3
+# 3: no message says after which time it is not to be delivered.
+FORMAT_VERSION = 4
 
 _TIMELINE = struct.Struct(">QQ")
 _QUEUE = struct.Struct(">IHQ")

@@ -26,6 +26,8 @@
     with a tag of more than 255 bytes, since format version 3:
                0 | id length 1 | message group length 1 | tag length 2 | id | tag | message group | wire message
                no id is empty, so the first byte tells the two apart
+    that is not to be delivered after some time, since format version 4:
+               0 | 0 | not_after_ms 8 | one of the two above
 
 The two message values share what follows on their heads, so a hand-over copies it without looking inside.
 
@@ -47,6 +49,7 @@ _WAITING_FACTS = struct.Struct(">BHIIQQ")  # without the version
 _QUEUED = struct.Struct(">BBHQQ")
 _BODY = struct.Struct(">BBB")
 _WIDE_BODY = struct.Struct(">BBBH")
+_DATED = struct.Struct(">HQ")
 _HISTORY = struct.Struct(">IHQQQQB")
 _EPOCH = struct.Struct(">Q")
 _TERMS = struct.Struct(">QQ")
@@ -133,6 +136,7 @@ class QueuedMessage(NamedTuple):
     message_group: str
     payload: bytes
     history: History | None
+    not_after_ms: int = 0  # 0: there is no time after which it is not to be delivered
 
     @property
     def is_dead(self) -> bool:
@@ -150,30 +154,35 @@ class QueuedMessage(NamedTuple):
         return self.history.since_ms if self.history is not None and not self.is_dead else self.stored_at_ms
 
 
-def encode_body(message_id: bytes, tag: bytes, message_group: bytes, payload: bytes) -> bytes:
+def encode_body(message_id: bytes, tag: bytes, message_group: bytes, payload: bytes, not_after_ms: int = 0) -> bytes:
     """Join the parts of a message: an id of 1 to 255 bytes, a tag of at most 65,535, a message group of at most 255."""
     if len(tag) > _NARROW_TAG_BYTES_MAX:
         head = _WIDE_BODY.pack(0, len(message_id), len(message_group), len(tag))
     else:
         head = _BODY.pack(len(message_id), len(tag), len(message_group))
+    if not_after_ms:
+        head = _DATED.pack(0, not_after_ms) + head
     return head + message_id + tag + message_group + payload
 
 
 def _body_lengths(value: bytes, at: int) -> tuple[int, int, int, int]:
     """Return where the id of the body at ``at`` begins, and the lengths of id, tag and message group."""
+    if value[at : at + 2] == b"\0\0":
+        at += _DATED.size
     if len(value) >= at + _BODY.size:
         id_len, tag_len, group_len = _BODY.unpack_from(value, at)
         if id_len:
             return at + _BODY.size, id_len, tag_len, group_len
-        if len(value) >= at + _WIDE_BODY.size:
+        if tag_len and len(value) >= at + _WIDE_BODY.size:
             _, id_len, group_len, tag_len = _WIDE_BODY.unpack_from(value, at)
             return at + _WIDE_BODY.size, id_len, tag_len, group_len
     raise StoreCorrupt(f"a value of {len(value)} bytes is too short for the body it should have")
 
 
-def body_header_bytes(tag_bytes: int) -> int:
+def body_header_bytes(tag_bytes: int, not_after_ms: int) -> int:
     """Return the size of the head of a body whose tag has so many bytes."""
-    return _BODY.size if tag_bytes <= _NARROW_TAG_BYTES_MAX else _WIDE_BODY.size
+    size = _BODY.size if tag_bytes <= _NARROW_TAG_BYTES_MAX else _WIDE_BODY.size
+    return size + _DATED.size if not_after_ms else size
 
 
 def encode_waiting(  # noqa: PLR0917 - the layout, in its order; called once per message
@@ -323,7 +332,10 @@ def decode_queued(value: bytes) -> QueuedMessage:
         except UnicodeDecodeError as error:
             raise StoreCorrupt(f"a queue value of {len(value)} bytes holds a tag or a group that is no text") from error
     message_id, payload = value[start:tag_at], value[payload_at:]
-    return QueuedMessage(attempts_before, stored_at_ms, deliver_at_ms, message_id, tag, message_group, payload, history)
+    made = QueuedMessage(attempts_before, stored_at_ms, deliver_at_ms, message_id, tag, message_group, payload, history)
+    if start >= body_at + _DATED.size + _BODY.size:
+        made = made._replace(not_after_ms=_DATED.unpack_from(value, body_at)[1])
+    return made
 
 
 def body_facts(body: bytes) -> tuple[bytes, bytes]:

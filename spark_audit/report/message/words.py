@@ -104,6 +104,7 @@ _WORDS: Mapping[str, _Words] = {
     "RETRY_MOVED": _again("sees it again, moved by hand,"),
     "DEAD_EXHAUSTED": _dead("no attempts left"),
     "DEAD_TOO_OLD": _dead("too old"),
+    "DEAD_TOO_LATE": _dead("its sender did not want it that late"),
     "DEAD_FORWARDED": _dead("given up by its consumer"),
     "DEAD_SENT_BACK": _dead("sent back for good"),
     "DEAD_BY_OPERATOR": _dead("by hand"),

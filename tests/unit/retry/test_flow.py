@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -99,3 +100,27 @@ def test_kinds_are_told_apart() -> None:
     assert all(kinds)
     number: list[object] = [Nacked(1), SentBack(1), RetryAt(1), EXHAUSTED]
     assert [number.index(kind) for kind in number] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("failure", "at_ms"),
+    [(Nacked(), NOW + HOUR), (LeaseExpired(), NOW), (SentBack(0), NOW + HOUR), (SentBack(1), NOW + 1_000)],
+)
+def test_what_is_not_wanted_late_is_not_tried_late(failure: Failure, at_ms: int) -> None:
+    """In the last millisecond it is; one that nobody tried yet is dead as well once its time has passed."""
+    policy = replace(POLICY, max_age_ms=None)
+
+    def outcome(not_after_ms: int, attempt: int = 1) -> Outcome:
+        return after_failure(
+            policy, failure, attempt, NOW, Random(1), not_after_ms=not_after_ms, levels_ms=DELAY_LEVELS_MS
+        )
+
+    assert not isinstance(outcome(at_ms), DeadLetter)
+    assert outcome(at_ms - 1) == DeadLetter(Reason.TOO_LATE)
+    assert outcome(NOW - 1, attempt=0) == DeadLetter(Reason.TOO_LATE)
+
+
+def test_who_gave_it_up_is_believed_however_late_it_is() -> None:
+    """The reason is what somebody said, if somebody said one."""
+    assert after_failure(POLICY, Forwarded(), 1, NOW, Random(1), not_after_ms=NOW - 1) == FORWARDED
+    assert after_failure(POLICY, SentBack(-1), 1, NOW, Random(1), not_after_ms=NOW - 1) == SENT_BACK

@@ -295,4 +295,5 @@ def test_reasons_keep_their_numbers() -> None:
         "SENT_BACK": 4,
         "REFUSED": 6,
         "OPERATOR": 5,
+        "TOO_LATE": 7,
     }

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.limits import DELIVER_AT_MS_MAX
-from dmq.sidecar.delay import DELAY_LEVELS_MS_DEFAULT, DELAY_PROPERTIES, deliver_at_ms, timestamp_ms
+from broker_adapter.wire.mapping import NOT_AFTER_MS, not_after_of
+from dmq.sidecar.delay import (
+    DELAY_LEVELS_MS_DEFAULT,
+    DELAY_PROPERTIES,
+    check_not_after,
+    deliver_at_ms,
+    timestamp_ms,
+)
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000
@@ -161,3 +168,21 @@ def test_no_property_does_worse_than_being_refused(properties: dict[str, str]) -
     """Whatever text the properties hold."""
     at_ms = unless_refused(lambda: due(properties))
     assert at_ms is None or 0 <= at_ms <= DELIVER_AT_MS_MAX
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-5", "+5", "1.5", "\u0661", "9" * 16, "0"])
+def test_what_is_no_time_is_refused_and_never_passed_over(text: str) -> None:
+    """What a send would take for no time at all would be delivered late."""
+    with pytest.raises(Refused, match=NOT_AFTER_MS) as caught:
+        check_not_after({NOT_AFTER_MS: text}, None, NOW)
+    assert caught.value.rule is Rule.DELIVERY_TIME
+    assert not not_after_of({NOT_AFTER_MS: text})
+
+
+def test_a_time_until_which_nobody_can_have_the_message_is_refused() -> None:
+    """It has passed, or it is not after the delivery time; a millisecond later it is taken."""
+    for due_ms, earliest_ms in ((None, NOW + 1), (NOW - 5, NOW + 1), (NOW + HOUR, NOW + HOUR + 1)):
+        check_not_after({NOT_AFTER_MS: str(earliest_ms)}, due_ms, NOW)
+        with pytest.raises(Refused, match="nobody would get the message"):
+            check_not_after({NOT_AFTER_MS: str(earliest_ms - 1)}, due_ms, NOW)
+    check_not_after({}, NOW, NOW)
