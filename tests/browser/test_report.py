@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
+from support.effort import at_length
 
 MAKERS = ("ordinary", "extreme", "empty", "tiny", "clean", "late", "inconclusive", "inconsistent")
 SECTIONS = ("throughput", "heatmap", "lateness", "retries", "dead", "ledgers", "health", "findings")
@@ -259,8 +260,14 @@ def test_the_largest_report_is_small_enough(pages: Callable[[str], Path]) -> Non
     assert pages("extreme").stat().st_size < BYTES_MAX
 
 
-@pytest.mark.parametrize("width", [380, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        ("light", 1280),
+        ("dark", 380),
+        *(pytest.param(*each, marks=at_length) for each in (("light", 380), ("dark", 1280))),
+    ],
+)
 @pytest.mark.parametrize("name", ["ordinary", "extreme", "empty"])
 def test_screenshots(opened: Callable[..., Any], tmp_path: Path, name: str, scheme: str, width: int) -> None:
     """For people: the whole page as a picture in the test's folder."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
 import pytest
+from support.effort import EFFORT
 from support.outbox import read_outbox
 from support.rigs import GROUP, INVISIBLE_MS, TOPIC, EmbeddedRig, End, Rig, ack, every_broker, ids, receive, until
 
@@ -27,7 +28,7 @@ from dmq.store.ops import Batch
 from dmq.store.schema.keys import Family
 from dmq.store.store import StoreOptions
 
-MANY, EVERY = 100_000, 10_000  # one message in so many is wanted
+MANY, EVERY = (100_000, 10_000) if EFFORT > 1 else (20_000, 2_000)  # one message in so many is wanted
 WANTED = "wanted = 'yes' AND number >= 0"
 
 
