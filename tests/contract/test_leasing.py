@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.broker_rigs import Decider, a_message
-from support.consumers import Faulty, eventually
+from support.consumers import PATIENCE_S, Faulty, eventually
 from support.rigs import EmbeddedRig, play
 
 from broker_adapter.adapter import Subscription
@@ -27,6 +27,7 @@ from broker_adapter.wire.mapping import decode
 
 TOPIC, GROUP = "orders", "workers"
 INVISIBLE_MS, WAIT_MS = 30_000, 3_000
+PATIENCE_MS = int(PATIENCE_S * 1000)
 Scenario = Callable[["Site"], Coroutine[object, object, None]]
 
 
@@ -106,8 +107,8 @@ async def receive(
 
 
 async def one(broker: LeasingBroker, **facts: Any) -> Delivery:  # noqa: ANN401
-    """Receive one message, which there is."""
-    (found,) = await receive(broker, batch_max=1, **facts)
+    """Receive one message, which there is, once this member has its queue."""
+    (found,) = await receive(broker, batch_max=1, wait_ms=PATIENCE_MS, **facts)
     return found
 
 
