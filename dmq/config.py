@@ -251,6 +251,8 @@ class DaemonConfig(BaseSettings):
     held_bytes_max: Annotated[_Size, Field(ge=64 * _MIB)] = 256 * _MIB
     request_time: Annotated[_Duration, _between(timedelta(seconds=1), timedelta(hours=1))] = timedelta(seconds=30)
     sessions_max: Annotated[_Whole, Field(ge=1)] = 20_000
+    schedules_max: Annotated[_Whole, Field(ge=0, le=100_000)] = 10_000
+    schedules_per_topic_max: Annotated[_Whole, Field(ge=0, le=100_000)] = 1_000
     audit_outbox_bytes_max: Annotated[_Size, Field(ge=_MIB)] = 1024 * _MIB
     wal_bytes_max: Annotated[_Size, Field(ge=_MIB)] = 32 * _MIB
     memtable_bytes_max: Annotated[_Size, Field(ge=_MIB)] = 64 * _MIB

@@ -73,12 +73,12 @@ _IS_DUE = ~_KNOWN | _flags(
     *(EventKind.RETRY_MOVED, EventKind.POSTPONED, EventKind.INVISIBLE_CHANGED),
     *(EventKind.SENT, EventKind.SEND_FAILED, EventKind.REQUEUED, EventKind.HALF, EventKind.TX_CHECKED),
 )
-_MAY_BE_DUE = _flags(EventKind.QUEUED, EventKind.EXPIRED, EventKind.COMMITTED)
+_MAY_BE_DUE = _flags(EventKind.QUEUED, EventKind.EXPIRED, EventKind.COMMITTED, EventKind.SCHEDULE_CHANGED)
 _IS_DETAIL = _flags(
     *(EventKind.SEND_DEAD, EventKind.DROPPED, EventKind.REDRIVEN, EventKind.PURGED, EventKind.RESET),
     *(EventKind.QUEUED_FOR_GROUP, *_COUNTED),
     *(EventKind.CLOCK_CHANGED, EventKind.CLOCK_ACCEPTED),
-    *(EventKind.FORWARDED, EventKind.FETCHED, EventKind.TAKEN_OVER),
+    *(EventKind.FORWARDED, EventKind.FETCHED, EventKind.TAKEN_OVER, EventKind.OCCURRED),
 )
 # The record's offset is in the dead-letter queue; or the event says it already.
 _IS_LETTER = _flags(*_DEAD)

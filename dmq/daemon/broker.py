@@ -8,6 +8,7 @@ from dmq.config import DaemonConfig
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.catalog import AutoCreate
 from dmq.embedded.checks import CheckOptions
+from dmq.embedded.schedules import ScheduleLimits
 from dmq.store.schema.names import Keep
 from dmq.store.store import Store
 from dmq.units import ALL_TOPICS
@@ -35,6 +36,7 @@ def broker_of(config: DaemonConfig, store: Store) -> EmbeddedBroker:
         keep=_keep(config, config.keep_time),
         keep_forwarded=_keep(config, config.keep_time if "keep_time" in config.model_fields_set else FORWARDED_KEPT),
         stay=config.embedded_topics if config.broker != "embedded" else ALL_TOPICS,
+        schedules=ScheduleLimits(total=config.schedules_max, per_topic=config.schedules_per_topic_max),
     )
 
 

@@ -36,6 +36,7 @@ from dmq.embedded.recall import Recalls
 from dmq.embedded.receipt import ReceiptHandles
 from dmq.embedded.retention import KEEP_DEFAULT, Retention
 from dmq.embedded.retries import WaitingRetries
+from dmq.embedded.schedules import LIMITS_DEFAULT, ScheduleLimits, Schedules
 from dmq.embedded.sends import Note, Sends
 from dmq.embedded.subscriptions import Subscriptions
 from dmq.embedded.transactions import Transactions
@@ -63,6 +64,7 @@ class EmbeddedBroker:
         keep: Keep = KEEP_DEFAULT,
         keep_forwarded: Keep | None = None,
         stay: TopicPatterns = ALL_TOPICS,
+        schedules: ScheduleLimits = LIMITS_DEFAULT,
     ) -> None:
         """``stay``: the topics that are this broker's own. What others take leaves for a cluster, by the forwarder."""
         self.store = store
@@ -106,6 +108,7 @@ class EmbeddedBroker:
         )
         self.pulls = Pulls(catalog, commits, reader, subscriptions.ledgers)
         self.dead_letters = DeadLetters(catalog, commits, reader, subscriptions=subscriptions, placement=placement)
+        self.schedules = Schedules(catalog, commits, reader, schedules)
         self._add_classic(levels)
         self._add_upkeep(keep, keep_forwarded)
         store.attach(loop, self._on_appended)
@@ -150,6 +153,7 @@ class EmbeddedBroker:
             procedures=procedures,
             dead_letters=self.dead_letters,
             retention=self.retention,
+            schedules=self.schedules,
         )
 
     def _on_appended(self, appended: Appended) -> None:
@@ -159,6 +163,7 @@ class EmbeddedBroker:
 
     async def close(self) -> None:
         """Stop expiring leases and reading. The store stays open."""
+        await self.schedules.close()
         await self.retention.close()
         await self.procedures.close()
         await self.leases.close()

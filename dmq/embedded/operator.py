@@ -19,6 +19,7 @@ from dmq.embedded.procedures import Procedures
 from dmq.embedded.queue_log import Place, begin_of, offset_stored_at
 from dmq.embedded.reader import Reader
 from dmq.embedded.retention import Retention
+from dmq.embedded.schedules import Schedules
 from dmq.embedded.subscriptions import Subscriptions
 from dmq.embedded.topic_settings import KEEP_STAYS, KeepChange
 from dmq.store.ops import Emit
@@ -56,6 +57,7 @@ class Operator:
         procedures: Procedures,
         dead_letters: DeadLetters,
         retention: Retention,
+        schedules: Schedules,
     ) -> None:
         self._catalog = catalog
         self._names = catalog.names
@@ -67,6 +69,7 @@ class Operator:
         self._procedures = procedures
         self._dead_letters = dead_letters
         self._retention = retention
+        self._schedules = schedules
 
     # -- topics -------------------------------------------------------------------------------------------------------
 
@@ -105,6 +108,7 @@ class Operator:
             raise Refused(Rule.REQUEST, why, value=queues, limit=f"{topic.queues} queues")
         changed = topic._replace(queues=max(queues, topic.queues))
         if settings is not None:
+            self._schedules.check_type(topic, settings.message_type)
             changed = changed._replace(message_type=settings.message_type)
         changed = changed._replace(keep=keep.applied_to(changed.keep))
         ops = self._names.plan_change(changed)
@@ -133,9 +137,11 @@ class Operator:
         if name.startswith(DEAD_LETTER_PREFIX):
             await self._remove_letters(topic, is_forced=is_forced)
             return
+        self._schedules.check_none(topic)
         if not is_forced:
             await self._check_empty(topic)
             topic = self._catalog.known_topic(name)
+            self._schedules.check_none(topic)
             self._names.forget(topic)  # what came since is seen by a second look, and nothing comes behind it
             try:
                 await self._commits.flush()
@@ -144,7 +150,10 @@ class Operator:
                 self._names.add_topic(topic)
                 self._names.free_name(topic)
                 raise
-        await self._procedures.remove(topic if not is_forced else self._catalog.known_topic(name))
+        if is_forced:
+            topic = self._catalog.known_topic(name)
+            self._schedules.check_none(topic)
+        await self._procedures.remove(topic)
 
     async def _remove_letters(self, topic: Topic, *, is_forced: bool) -> None:
         """Remove the dead-letter queue of a group that is gone, with its ledger."""

@@ -37,7 +37,7 @@ class Placement:
     """Chooses queues unless the sender did: a message group always the same one, everything else round robin."""
 
     def __init__(self, names: Names) -> None:
-        self._names = names
+        self.names = names
         self._turns: dict[int, int] = {}
 
     def accept(self, topic: Topic, envelope: Envelope, now_ms: int) -> Schedule | Append:
@@ -86,7 +86,7 @@ class Placement:
                 _ANSWER,
             )
         if queue_id < 0:
-            queue_id = self._choose(topic, message_group)
+            queue_id = self.choose(topic, message_group)
         return Append(
             scope,
             message_id,
@@ -99,7 +99,7 @@ class Placement:
 
     def hand_over(self, rows: Sequence[tuple[bytes, bytes]], now_ms: int) -> list[HandOver]:
         """Return the ops that move due entries to their queues, in the order of ``rows``."""
-        topics = self._names.topics_by_id
+        topics = self.names.topics_by_id
         made: list[HandOver] = []
         for key, value in rows:
             kind, retry_count, topic_id, scope, deliver_at_ms, _accepted_at_ms = decode_waiting(value)
@@ -113,13 +113,14 @@ class Placement:
             message_id, message_group = body_facts(body)
             queue_id = retry_count - 1  # of a delayed send
             if queue_id < 0:
-                queue_id = self._choose(topic, message_group.decode() if message_group else "")
+                queue_id = self.choose(topic, message_group.decode() if message_group else "")
             record = encode_queued(0, now_ms, deliver_at_ms, body)
             event = encode_event(DELIVERED, topic_id, 0, queue_id, 0, deliver_at_ms, message_id)
             made.append(HandOver(key, scope, message_id, deliver_at_ms, topic_id, queue_id, record, event))
         return made
 
-    def _choose(self, topic: Topic, message_group: str) -> int:
+    def choose(self, topic: Topic, message_group: str) -> int:
+        """Return the queue of a topic for a message whose sender chose none."""
         if message_group:
             return queue_of_message_group(message_group, topic.queues)
         turn = self._turns.get(topic.topic_id, 0)

@@ -3,7 +3,8 @@
 One turn: take what is due (the live cursor first, then a share of the backlog), turn it into ops, commit them as one
 unit, go on at once if there may be more, else sleep until the next delivery time. There is one destination, a local
 queue, so nothing downstream can hold a turn up, and a crash between two turns repeats nothing. Half messages go back to
-the timeline instead, and their producers are asked behind the commit.
+the timeline instead, and their producers are asked behind the commit; a schedule goes back as well, in the op that puts
+its occurrence into a queue.
 
 A flood (100 000 retries of one group, due in the same second) is left to the backlog as soon as it fills the turns,
 and then has a small share of each: what falls due meanwhile, for anybody else, waits for that share and not for the
@@ -21,12 +22,13 @@ from typing import NamedTuple
 from broker_adapter.log import LibraryLog
 from dmq.embedded.checks import Checks
 from dmq.embedded.placement import Placement, message_group_of
+from dmq.embedded.recurring import Recurring
 from dmq.errors import StoreClosed, StoreError, StoreFailed, StoreNoDescriptors
 from dmq.scheduler.moves import Moves
 from dmq.store.marks import Cursor
-from dmq.store.ops import Done
+from dmq.store.ops import Done, HandOver, Recur, Reschedule
 from dmq.store.schema.keys import TIMELINE_END, Family, timeline_key, unpack_timeline_key
-from dmq.store.schema.record import is_half, waiting_scope
+from dmq.store.schema.record import is_recurring, stays, waiting_scope
 from dmq.store.store import Store
 
 ROWS_PER_CURSOR_MAX = 1024
@@ -71,6 +73,7 @@ class Scheduler:
         self._clock = store.clock
         self._placement = placement
         self._checks = checks
+        self._recurring = Recurring(placement.names, placement, store.get_many, store.is_disk_low)
         self._moves = Moves(store)
         self._on_failure = on_failure
         self._is_closing = False
@@ -107,17 +110,29 @@ class Scheduler:
         if not rows:
             is_done = is_live_done and is_backlog_done and not has_moves
             return Turn(int(has_moves), self._next_due_ms(now_ms) if is_done else now_ms)
-        halves = [row for row in rows if is_half(row[1])]
+        staying = [row for row in rows if stays(row[1])]
+        moved = self._placement.hand_over([row for row in rows if not stays(row[1])] if staying else rows, now_ms)
+        schedules = [row for row in staying if is_recurring(row[1])]
+        halves = [row for row in staying if not is_recurring(row[1])]
         checked = self._checks.plan(halves, now_ms, self._store.get_many) if halves else []
-        moved = self._placement.hand_over([row for row in rows if not is_half(row[1])] if halves else rows, now_ms)
-        receipts = self._store.commit([*moved, *checked, Done(self._marks.low())], is_urgent=True)
+        made = self._with_occurrences(moved, schedules, now_ms) if schedules else moved
+        receipts = self._store.commit([*made, *checked, Done(self._marks.low())], is_urgent=True)
         if checked:
-            self._checks.planned(checked, receipts[len(moved) : -1])
+            self._checks.planned(checked, receipts[len(made) : -1])
         done_ms = self._clock.now_ms()
         self._turn_s = self._clock.monotonic_s() - began_s
-        self.handed_over_total += len(moved)
-        self._observe([done_ms - op.deliver_at_ms for op in moved])
+        late_ms = [done_ms - op.deliver_at_ms for op in moved]
+        if schedules:
+            late_ms += [done_ms - op.due_ms for op in made if isinstance(op, Recur) and op.occurrences]
+        self.handed_over_total += len(late_ms)
+        self._observe(late_ms)
         return Turn(len(rows), done_ms)
+
+    def _with_occurrences(
+        self, moved: list[HandOver], schedules: list[tuple[bytes, bytes]], now_ms: int
+    ) -> list[HandOver | Recur | Reschedule]:
+        """Add what schedules send, in the order of time: an occurrence may be of the same message group."""
+        return sorted([*moved, *self._recurring.plan(schedules, now_ms)], key=lambda op: op.key)
 
     def _take_live(self, now_ms: int) -> tuple[list[tuple[bytes, bytes]], bool]:
         """Return rows of the live cursor that are no flood, also such that lie behind one, and whether that was all."""

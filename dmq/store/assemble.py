@@ -26,8 +26,10 @@ from dmq.store.ops import (
     HandOver,
     HoldOutbox,
     IfKnown,
+    Occurrence,
     Op,
     Put,
+    Recur,
     Reschedule,
     Schedule,
     SkipOutbox,
@@ -51,7 +53,8 @@ from dmq.store.schema.outbox import pack_record_head
 _WITHDRAWN_KEPT = 10_000
 _KEEP_CLOCK_MS = 5_000  # how often the clocks are kept, with a batch that is written anyway
 _REFUSE, _WRITE = IfKnown.REFUSE, IfKnown.WRITE
-_ANSWERS = frozenset((Schedule, Append, Withdraw, HandOver, Reschedule, Done))  # may be passed over; a receipt tells
+_READ = frozenset((HandOver, Reschedule, Recur))  # of what the reader took off the timeline
+_ANSWERS = frozenset((Schedule, Append, Withdraw, Done)) | _READ  # may be passed over; a receipt tells
 _NA = outbox.NOT_APPLICABLE
 _TIMELINE, _INDEX, _QUEUE = int(Family.TIMELINE), int(Family.INDEX), int(Family.QUEUE)  # quicker than enum members
 _WAITING, _QUEUED, _DELIVERED = EntryState.WAITING, EntryState.QUEUED, EntryState.DELIVERED
@@ -181,13 +184,17 @@ class Assembler:
                     if op.key in here or self._found(op) is None:  # type: ignore[union-attr,arg-type]
                         return False
                     here.add(op.key)  # type: ignore[union-attr]
-            elif kind is Reschedule:
-                is_gone = op.key in self._withdrawn or self._found(op) is None  # type: ignore[union-attr,arg-type]
-                if is_gone and op.if_gone is _REFUSE:  # type: ignore[union-attr]
-                    return False
-            elif kind is HandOver and op.key in self._withdrawn:  # type: ignore[union-attr]
+            elif kind in _READ and self._is_passed_over(op):  # type: ignore[arg-type]
                 return False
         return True
+
+    def _is_passed_over(self, op: Reschedule | Recur | HandOver) -> bool:
+        """Say whether what the reader had read is gone, and others rely on it."""
+        if type(op) is HandOver:
+            return op.key in self._withdrawn
+        if type(op) is Reschedule and op.if_gone is not _REFUSE:
+            return False
+        return op.key in self._withdrawn or self._found(op) is None  # type: ignore[arg-type]
 
     # -- ops ----------------------------------------------------------------------------------------------------------
 
@@ -272,7 +279,7 @@ class Assembler:
                 self._records[-2] = pack_record_head(len(other.event), waiting.sequence, told.queue_offset)
         return Receipt(EntryState.WITHDRAWN, waiting.sequence, -1, -1, self._now_ms, False)
 
-    def _found(self, op: Withdraw | Reschedule) -> Receipt | None:
+    def _found(self, op: Withdraw | Reschedule | Recur) -> Receipt | None:
         """Return what is known of an entry that is to be withdrawn or moved; ``None`` if it no longer waits there."""
         value = self._waiting[_WAITING_PREFIX + op.scope.to_bytes(4, "big") + op.message_id]
         waiting = decode_index(value) if value is not None else NO_RECEIPT
@@ -296,6 +303,30 @@ class Assembler:
         if event:
             self._records += (pack_record_head(len(event), sequence, _NA), event)
         return Receipt(_WAITING, sequence, -1, -1, key_ms, False)
+
+    def _recur(self, op: Recur) -> Receipt:
+        key, scope, message_id, due_ms, topic_id, occurrences, progress, deliver_at_ms, record, event = op
+        if key in self._withdrawn or self._found(op) is None:
+            return NO_RECEIPT
+        for each in occurrences:
+            self._occur(topic_id, each, int.from_bytes(key[8:], "big"))
+        self._put(progress)
+        if record:
+            return self._reschedule(Reschedule(key, scope, message_id, due_ms, deliver_at_ms, record, event))
+        return self._withdraw(Withdraw(key, scope, message_id, due_ms, event=event))
+
+    def _occur(self, topic_id: int, each: Occurrence, schedule: int) -> None:
+        sequence = self._sequence = self._sequence + 1
+        offset = self._place(topic_id, each.queue_id, each.record)
+        value = encode_index_finished(_DELIVERED_NUMBER, sequence, self._now_ms, each.queue_id, offset)
+        id_key = self._generation_prefix + topic_id.to_bytes(4, "big") + each.message_id
+        self._batch.puts.append((_INDEX, id_key, value))
+        for number, place, event in (
+            (sequence, _NA, each.accepted),
+            (sequence, offset, each.delivered),
+            (schedule, _NA, each.occurred),
+        ):
+            self._records += (pack_record_head(len(event), number, place), event)
 
     def _is_gone(self, key: bytes) -> bool:
         """Say whether this very batch takes a row off the timeline; the deletes are gone through once."""
@@ -345,6 +376,7 @@ class Assembler:
         HandOver: _hand_over,
         Withdraw: _withdraw,
         Reschedule: _reschedule,
+        Recur: _recur,
         Done: _done_op,
         Put: _put,
         Delete: _delete,
@@ -410,7 +442,7 @@ class Assembler:
             _WAITING_PREFIX + op.scope.to_bytes(4, "big") + op.message_id
             for unit in units
             for op in unit
-            if type(op) is Withdraw or type(op) is Reschedule
+            if type(op) is Withdraw or type(op) is Reschedule or type(op) is Recur
         ]
         return dict(zip(wanted, self._engine.get_many(Family.INDEX, wanted), strict=True)) if wanted else {}
 

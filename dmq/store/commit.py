@@ -16,7 +16,7 @@ from dmq.errors import StoreBusy, StoreClosed, StoreError, StoreFailed, StoreFor
 from dmq.store.assemble import Assembler
 from dmq.store.engine import Engine
 from dmq.store.marks import Marks
-from dmq.store.ops import Append, Appended, HandOver, Op, Schedule, Withdraw
+from dmq.store.ops import Append, Appended, HandOver, Op, Recur, Schedule, Withdraw
 from dmq.store.schema.index import Receipt
 
 OPS_PER_BATCH_MAX = 4096
@@ -46,6 +46,9 @@ class Unit:
             elif kind is Withdraw:
                 for other in op.instead:  # type: ignore[union-attr]
                     size += len(other.record) if type(other) is Append or type(other) is Schedule else 0
+            elif kind is Recur:
+                for each in op.occurrences:  # type: ignore[union-attr]
+                    size += len(each.record)
         self.size_bytes = size
 
 

@@ -132,10 +132,15 @@ class Reschedule(NamedTuple):
     if_gone: IfKnown = IfKnown.REFUSE
 
 
-class Done(NamedTuple):
-    """Everything on the timeline below ``mark`` is finished once this unit is committed."""
+class Occurrence(NamedTuple):
+    """A message that a schedule sends now: accepted and in its queue in one."""
 
-    mark: int
+    message_id: bytes  # packed
+    queue_id: int
+    record: bytes  # dmq.store.schema.record.encode_queued
+    accepted: bytes  # its events, in their order
+    delivered: bytes
+    occurred: bytes  # recorded with the sequence of the schedule's entry
 
 
 class Put(NamedTuple):
@@ -144,6 +149,31 @@ class Put(NamedTuple):
     family: Family
     key: bytes
     value: bytes
+
+
+class Recur(NamedTuple):
+    """Put occurrences of a schedule into a queue, and let its entry wait for its next time or, without a record, go.
+
+    All of it, or nothing if the entry was withdrawn since it was read; its receipt then has no state. The entry keeps
+    its sequence; each occurrence has one of its own.
+    """
+
+    key: bytes  # its timeline key
+    scope: int
+    message_id: bytes  # as it was scheduled
+    due_ms: int  # its time so far
+    topic_id: int
+    occurrences: Sequence[Occurrence]
+    progress: Put
+    deliver_at_ms: int = 0  # its new time
+    record: bytes = b""  # dmq.store.schema.record.encode_waiting; empty: the schedule is over, or pauses
+    event: bytes = b""  # that it is; none is recorded if it is empty
+
+
+class Done(NamedTuple):
+    """Everything on the timeline below ``mark`` is finished once this unit is committed."""
+
+    mark: int
 
 
 class Delete(NamedTuple):
@@ -191,6 +221,7 @@ Op = (
     | HandOver
     | Withdraw
     | Reschedule
+    | Recur
     | Done
     | Put
     | Delete
@@ -212,7 +243,7 @@ def scheduled_times(units: Sequence[Sequence[Op]]) -> tuple[list[int], bool]:
         for op in unit:
             if type(op) is Schedule:
                 times.append(op.deliver_at_ms)
-            elif type(op) is Reschedule:
+            elif type(op) is Reschedule or (type(op) is Recur and op.record):
                 times.append(op.deliver_at_ms)
                 keeps_sequence = True
             elif type(op) is Withdraw and op.instead:

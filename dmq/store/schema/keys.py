@@ -29,6 +29,7 @@ _U64 = struct.Struct(">Q")
 _HOUR = struct.Struct(">cIQ")
 _META_TOTAL = struct.Struct(">cI")
 _HALF_SCOPE = 0x8000_0000
+_RECURRING_SCOPE = 0x4000_0000
 
 WAITING_GENERATION = 0
 TIMELINE_END = b"\xff" * 17  # behind every time; bodies of half messages follow
@@ -58,6 +59,9 @@ META_BEGIN = b"b"  # where a queue begins, once something was removed from its f
 META_PROCEDURE = b"k"  # what an operator ordered and takes many units
 META_RESET = b"e"  # the last epoch before a group was reset on a topic: handles up to it are void
 META_JOB = b"j"  # on dead letters
+META_SCHEDULE = b"r"  # of a recurring message
+META_PROGRESS = b"u"  # how far a schedule is
+META_RECURRING = b"y"  # what a schedule sends
 META_SPOOL_TOTAL = b"w"  # what a spool holds of a type; no daemon has one
 
 
@@ -120,6 +124,16 @@ def unpack_mark(value: bytes) -> int:
 def half_scope(topic_id: int) -> int:
     """Return the scope of a topic's half messages; ids of names are far smaller."""
     return topic_id | _HALF_SCOPE
+
+
+def recurring_scope(topic_id: int) -> int:
+    """Return the scope of the schedules of a topic; ids of names are far smaller."""
+    return topic_id | _RECURRING_SCOPE
+
+
+def topic_of_scope(scope: int) -> int:
+    """Return the id of the topic, or of the group, that a scope belongs to."""
+    return scope & ~(_HALF_SCOPE | _RECURRING_SCOPE)
 
 
 def half_body_key(sequence: int) -> bytes:
@@ -225,6 +239,20 @@ def reset_range(group_id: int) -> tuple[bytes, bytes]:
 def job_key(job_id: int) -> bytes:
     """Return the meta key of a job on dead letters."""
     return META_JOB + job_id.to_bytes(8, "big")
+
+
+def schedule_keys(name: str) -> tuple[bytes, bytes, bytes]:
+    """Return the meta keys of a schedule, of how far it is, and of its message."""
+    encoded = name.encode()
+    return META_SCHEDULE + encoded, META_PROGRESS + encoded, META_RECURRING + encoded
+
+
+def schedule_name(key: bytes) -> str:
+    """Return the name of the schedule that a meta key is of; ``StoreCorrupt`` if it is no text."""
+    try:
+        return key[1:].decode()
+    except UnicodeDecodeError as error:
+        raise StoreCorrupt(f"the key {key.hex()} holds a name that is no text") from error
 
 
 def spool_total_key(type_id: int) -> bytes:

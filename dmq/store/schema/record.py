@@ -11,7 +11,7 @@
     28 history 39 or 47, of kind RETRY
     28 terms 16, of kind WHOLE_HALF
     28 vigil 30, of kind TRANSACTION
-       body; of kind TRANSACTION without its wire message
+       body; of kinds TRANSACTION and RECURRING without its wire message
 
     history    topic id 4 | queue id 2 | offset 8 | since_ms 8 | first_failed_at_ms 8 | last_failed_at_ms 8 | reason 1
                | epoch 8, if the highest bit of the reason is set: copies of format 2 and older have none
@@ -73,11 +73,14 @@ class EntryKind(IntEnum):
     WHOLE_HALF = 4  # as TRANSACTION with its body in the same row, as stores of format 2 have it
     TRANSACTION = 5  # a half message, under the time of its next check; the retry count is that of its checks
     DELAYED_FOR = 6  # as DELAYED; its delay counts from when it was accepted (format 3)
+    RECURRING = 7  # a schedule, under the time of its next occurrence (format 3)
 
 
 DELAYED_KINDS = frozenset((EntryKind.DELAYED, EntryKind.DELAYED_FOR))
 HALF_KINDS = frozenset((EntryKind.TRANSACTION, EntryKind.WHOLE_HALF))
 _HALVES = frozenset(bytes((kind,)) for kind in HALF_KINDS)
+_RECURRING = bytes((EntryKind.RECURRING,))
+_STAYING = _HALVES | {_RECURRING}
 
 
 class History(NamedTuple):
@@ -287,6 +290,16 @@ def half_body_at(kind: int) -> int:
 def is_half(value: bytes) -> bool:
     """Say whether a timeline value is that of a half message."""
     return value[1:2] in _HALVES
+
+
+def is_recurring(value: bytes) -> bool:
+    """Say whether a timeline value is that of a schedule."""
+    return value[1:2] == _RECURRING
+
+
+def stays(value: bytes) -> bool:
+    """Say whether what a timeline value is of goes back to the timeline as a rule: a half message or a schedule."""
+    return value[1:2] in _STAYING
 
 
 def encode_half_body(body: bytes) -> bytes:

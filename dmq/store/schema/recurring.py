@@ -1,0 +1,114 @@
+"""Rows of recurring messages, in the meta family, by the schedule's name: what it is, how far it is, what it sends.
+
+schedule   version 1 | JSON: topic_id, every_ms or cron and zone, start_ms, end_ms, count, jitter_ms, catch_up,
+           message_group, created_at_ms; what is 0 or empty is left out
+progress   version 1 | phase 1 | occurrences 8 | last_ms 8 | next_ms 8 | why, as text
+message    version 1 | body, as in a timeline value, whose message has no id yet
+
+While it waits there is an entry of the timeline, in a scope of its own per topic: kind RECURRING, with a body of which
+id and message group alone are there. The id is the name.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+from dmq.errors import StoreCorrupt
+
+VERSION = 1
+_VERSION = bytes((VERSION,))
+_PROGRESS = struct.Struct(">BBQQQ")
+
+
+class CatchUp(IntEnum):
+    """What becomes of times that passed while nothing could be sent."""
+
+    ONE = 1  # the last of them is sent, late
+    ALL = 2  # each is sent
+    SKIP = 3  # none is sent
+
+
+class Schedule(NamedTuple):
+    """When a message recurs: every ``every_ms``, or by ``cron`` in time zone ``zone``. 0: no start, end or count."""
+
+    topic_id: int
+    every_ms: int = 0
+    cron: str = ""
+    zone: str = ""
+    start_ms: int = 0
+    end_ms: int = 0
+    count: int = 0  # type: ignore[assignment]  # hides a method of tuples nobody calls
+    jitter_ms: int = 0
+    catch_up: CatchUp = CatchUp.ONE
+    message_group: str = ""
+    created_at_ms: int = 0
+
+
+class Phase(IntEnum):
+    """Whether a schedule goes on."""
+
+    WAITING = 1  # it has an entry of the timeline
+    PAUSED = 2
+    ENDED = 3
+
+
+class Progress(NamedTuple):
+    """How far a schedule is. Times are those of its rule, before any jitter; 0: none."""
+
+    phase: Phase
+    occurrences: int = 0  # so far; the next one has the next number
+    last_ms: int = 0
+    next_ms: int = 0
+    why: str = ""  # it was paused by the daemon itself
+
+
+def encode_schedule(schedule: Schedule) -> bytes:
+    """Encode what a schedule is."""
+    return _VERSION + json.dumps({name: value for name, value in schedule._asdict().items() if value}).encode()
+
+
+def decode_schedule(value: bytes) -> Schedule:
+    """Undo ``encode_schedule``; ``StoreCorrupt`` if it cannot be one."""
+    try:
+        if value[:1] != _VERSION:
+            raise ValueError("unknown version")
+        found = Schedule(**json.loads(value[1:]))
+        for default, given in zip(Schedule(0), found, strict=True):
+            if type(given) is not (str if isinstance(default, str) else int) or (isinstance(given, int) and given < 0):
+                raise ValueError(f"{given!r:.60} is no part of it")
+        if bool(found.every_ms) == bool(found.cron):
+            raise ValueError("it has no rule, or two")
+        return found._replace(catch_up=CatchUp(found.catch_up))
+    except (ValueError, TypeError) as error:
+        raise StoreCorrupt(f"a schedule cannot be read: {error}") from error
+
+
+def encode_progress(progress: Progress) -> bytes:
+    """Encode how far a schedule is."""
+    return _PROGRESS.pack(VERSION, *progress[:-1]) + progress.why.encode()
+
+
+def decode_progress(value: bytes) -> Progress:
+    """Undo ``encode_progress``; ``StoreCorrupt`` if it cannot be one."""
+    try:
+        version, phase, occurrences, last_ms, next_ms = _PROGRESS.unpack_from(value)
+        if version != VERSION:
+            raise ValueError("unknown version")
+        return Progress(Phase(phase), occurrences, last_ms, next_ms, value[_PROGRESS.size :].decode())
+    except (struct.error, ValueError) as error:
+        raise StoreCorrupt(f"how far a schedule is cannot be read: {error}") from error
+
+
+def encode_message(body: bytes) -> bytes:
+    """Encode what a schedule sends."""
+    return _VERSION + body
+
+
+def decode_message(value: bytes) -> bytes:
+    """Return the body; ``StoreCorrupt`` if it cannot be one."""
+    if value[:1] != _VERSION:
+        raise StoreCorrupt(f"the message of a schedule, {len(value)} bytes, has no version {VERSION} header")
+    return value[1:]
