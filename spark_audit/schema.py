@@ -124,6 +124,7 @@ OF_PLACE = ("LEASE_EXPIRED", "GIVEN_BACK", "POSTPONED", "INVISIBLE_CHANGED")
 OF_TRANSACTION = ("HALF", "TX_CHECKED", "COMMITTED", "ROLLED_BACK", *GIVEN_UP)
 IN_DOUBT = "FORWARD_IN_DOUBT"
 AT_BORDER = (IN_DOUBT, "FETCHED")  # beside what became of the message
+OF_SCHEDULES = ("OCCURRED", "SCHEDULE_CHANGED")  # of recurring messages, beside what became of each
 OF_CELL = (
     "OPENED",
     "CLOSED",
@@ -158,6 +159,7 @@ KNOWN = frozenset(
         *OF_PLACE,
         *OF_TRANSACTION,
         *AT_BORDER,
+        *OF_SCHEDULES,
         *OF_CELL,
         "EXPIRED",
     }

@@ -238,7 +238,7 @@ def _next_of_cron(cron: Cron, zone: tzinfo, after_ms: int) -> int | None:
     local = after.astimezone(zone).replace(tzinfo=None, fold=0)
     best: int | None = None
     begin = local - _turned_back(after, zone) if cron.is_hourly else local
-    for wanted in _wall_times(cron, begin.replace(second=0), begin.year):
+    for wanted in _wall_times(cron, begin.replace(second=0), max(begin.year, 1970)):
         for instant in _instants(wanted, zone, is_hourly=cron.is_hourly):
             at_ms = round(instant.timestamp()) * 1000
             if at_ms > after_ms and (best is None or at_ms < best):

@@ -44,6 +44,7 @@ from dmq.upkeep.findings import Checked, Total
 from dmq.upkeep.names import NAME_LETTERS, KnownNames, shown_id
 from dmq.upkeep.places import place_of, shown_id_of
 from dmq.upkeep.rows import Indexed, Waiting, read_begin, read_figure, read_index, read_progress, read_waiting
+from dmq.upkeep.schedules import SCHEDULE_LETTERS, ScheduleRows
 
 _PAGE = 512
 
@@ -111,11 +112,12 @@ class _Checker:
         self._ranges: dict[tuple[int, int], tuple[int, int]] = {}  # begin and end of each queue that held something
         self._counts: dict[int, _Count] = {}  # by scope
         self._figures: dict[bytes, bytes] = {}
+        self._schedules = ScheduleRows()
         self._last_sequence = 0
 
     def run(self) -> Checked:
         self._figures = {key: value for key, value in self._look.rows(Family.META, b"A", b"Z") if len(key) == 1}
-        for part in (self._timeline, self._queue, self._index, self._group, self._audit, self._meta):
+        for part in (self._timeline, self._queue, self._index, self._group, self._audit, self._meta, self._recurring):
             part()
         for hole in self._look.holes:
             self._find("damage", f"{hole} cannot be read: {hole.error}")
@@ -151,6 +153,8 @@ class _Checker:
                     self._count(f"timeline: {entries[-1].kind}", key, value)
                     if entries[-1].entry.kind == EntryKind.TRANSACTION:
                         bodies.add(keys.sequence_of(entries[-1].mark))
+                    elif entries[-1].entry.kind == EntryKind.RECURRING:
+                        self._schedules.saw_entry(entries[-1])
             wanted = [keys.pack_index_prefix(0, each.entry.scope) + each.index_id for each in entries]
             for each, row in zip(entries, self._look.get_many(Family.INDEX, wanted), strict=True):
                 self._waiting(each, row, done)
@@ -338,13 +342,22 @@ class _Checker:
         if last < self._last_sequence:
             self._find("mark", f"the last sequence is {last:,}, but {self._last_sequence:,} is there")
 
+    def _recurring(self) -> None:
+        for letter in SCHEDULE_LETTERS:
+            for key, value in self._look.rows(Family.META, *keys.meta_range(letter)):
+                with suppress(StoreCorrupt):  # told where the family is read
+                    self._schedules.saw_row(key, value)
+        for what, text in self._schedules.problems(self._names):
+            self._find(what, text)
+
     def _scope_name(self, scope: int) -> str:
         names = self._names
         if scope in names.groups_by_id:
             return f"group {names.groups_by_id[scope].name}"
-        topic_id = scope & ~keys.half_scope(0)
+        topic_id = keys.topic_of_scope(scope)
         name = names.topics_by_id[topic_id].name if topic_id in names.topics_by_id else str(topic_id)
-        return f"{'half messages of ' if topic_id != scope else ''}topic {name}"
+        of = {topic_id: "", keys.half_scope(topic_id): "half messages of "}.get(scope, "schedules of ")
+        return f"{of}topic {name}"
 
 
 @dataclass(slots=True)

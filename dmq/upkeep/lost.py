@@ -7,6 +7,7 @@
 {"kind": "offsets", "topic", "queue_id", "first", "end", "is_certain"}   of a queue; not certain: its begin is lost
 {"kind": "moved",   "topic", "queue_id", "first", "end", "to"}   saved, under other offsets
 {"kind": "name",    "id", "name"}                            a topic or a group whose record is lost, and its new name
+{"kind": "schedule", "name", "error"}                        not saved; or saved, but paused, as its entry is lost
 {"kind": "audit",   "first", "end"}                          events of the audit trail, by sequence
 {"kind": "twice",   "message_id"}                            an older state of an entry that was saved as well
 """

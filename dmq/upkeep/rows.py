@@ -25,6 +25,7 @@ from dmq.store.schema.index import Receipt, decode_index, failed_topic_id, ids_o
 from dmq.store.schema.orders import decode_job, decode_procedure
 from dmq.store.schema.outbox import decode_state
 from dmq.store.schema.record import EntryKind, WaitingEntry, decode_waiting
+from dmq.store.schema.recurring import decode_message, decode_progress, decode_schedule
 
 _FIGURES = {keys.META_FORMAT: 8, keys.META_BOOT: 8, keys.META_SEQUENCE: 8, keys.META_CLOSED: 8} | {
     keys.META_DONE: 16,
@@ -151,6 +152,9 @@ _META_ROWS: Mapping[bytes, tuple[Callable[[bytes], object], str]] = {
     keys.META_BEGIN: (keys.unpack_u64, "begin"),
     keys.META_JOB: (decode_job, "job"),
     keys.META_RESET: (keys.unpack_u64, "reset"),
+    keys.META_SCHEDULE: (decode_schedule, "schedule"),
+    keys.META_PROGRESS: (decode_progress, "progress of a schedule"),
+    keys.META_RECURRING: (decode_message, "message of a schedule"),
     keys.META_PROCEDURE: (partial(decode_procedure, bytes(9)), "procedure"),
 }
 

@@ -40,6 +40,7 @@ from dmq.upkeep.salvage_figures import Figures, save_audit, save_meta
 from dmq.upkeep.salvage_logs import tell_dropped
 from dmq.upkeep.salvage_names import Needed
 from dmq.upkeep.salvage_queues import Moves, measure, save_progress, save_queues
+from dmq.upkeep.schedules import is_whole, save_schedules
 
 REPORT_FILE = "SALVAGE.json"
 
@@ -110,7 +111,7 @@ class _Salvage:
         self._names = KnownNames(pieces, lambda key, why: self._bad_row(Family.META, key, why))
         self._needed = Needed(self._names, new, lost, self._now_ms)
         self._figures = Figures.of(pieces, self._now_ms)
-        self._bodiless: set[bytes] = set()  # index keys of half messages whose body cannot be read
+        self._bodiless: set[bytes] = set()  # index keys of half messages and schedules that cannot be read whole
 
     def run(self) -> None:
         pieces, new, lost = self._pieces, self._new, self._lost
@@ -127,6 +128,7 @@ class _Salvage:
         save_progress(pieces, moves, new, self._names, self._needed)
         save_audit(pieces, new, lost, self._figures)
         save_meta(pieces, moves, new, self._names, self._figures, self._bad_row)
+        save_schedules(pieces, new, self._names, lost)
         tell_dropped(pieces.look.dropped, lost, self._needed)
         new.finish()
 
@@ -185,6 +187,9 @@ class _Salvage:
                 self._bodiless.add(index_key)
                 return
             self._new.put(Family.TIMELINE, body_key, found or b"")
+        if entry.kind == EntryKind.RECURRING and not is_whole(self._pieces, each):  # told when schedules are saved
+            self._bodiless.add(index_key)
+            return
         self._needed.of_waiting(each, value, body)
         self._new.put(Family.TIMELINE, timeline_key(each.mark), value)
         receipt = keys.sequence_of(each.mark), each.mark >> 64

@@ -8,7 +8,7 @@ from broker_adapter.topics import DEAD_LETTER_PREFIX
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name
 from dmq.store.ops import Put
-from dmq.store.schema.keys import Family, half_scope
+from dmq.store.schema.keys import Family, topic_of_scope
 from dmq.store.schema.record import WAITING_HEADER_BYTES, EntryKind, QueuedMessage, body_payload, decode_history
 from dmq.upkeep.lost import Lost
 from dmq.upkeep.names import KnownNames, shown_id
@@ -72,7 +72,7 @@ class Needed:
 
     def scope_name(self, scope: int) -> str:
         """Return the name of the topic or the group that an entry waits for."""
-        return self.name(scope & ~half_scope(0))
+        return self.name(topic_of_scope(scope))
 
     def shown_id(self, packed: bytes) -> str:
         """Return a message id as clients know it."""

@@ -17,7 +17,8 @@ _ENDS = ("DELIVERED", "RECALLED", "SENT", "DROPPED", *IN_LANE, *DEAD)
 def held_orphans(rows: DataFrame, held: DataFrame, cells: DataFrame, *, window_ms: int) -> DataFrame:
     """Return findings for entries of a snapshot that the trail does not know as waiting at the snapshot's sequence.
 
-    A spool's dead set is left out: what is in it may have come with the directory of another process.
+    A spool's dead set is left out: what is in it may have come with the directory of another process. So are schedules,
+    which are no messages.
     """
     heads = F.broadcast(cells.select("cell", "snapshot", "is_retired", "entry_min", "gaps"))
     own = rows.where(kind_in(*_BEGINS, *_ENDS) & ~F.col("is_letter"))
@@ -27,7 +28,7 @@ def held_orphans(rows: DataFrame, held: DataFrame, cells: DataFrame, *, window_m
         F.count_if(kind_in(*_BEGINS)).alias("begins"), F.count_if(kind_in(*_ENDS)).alias("ends")
     )
     # of a message that failed in a queue the death names the entry it was delivered from, which has ended before
-    waiting = held.where(~kind_in("DEAD", "TRANSACTION")).withColumnRenamed("kind", "held_as")
+    waiting = held.where(~kind_in("DEAD", "TRANSACTION", "RECURRING")).withColumnRenamed("kind", "held_as")
     joined = waiting.join(known, on=["cell", "entry", "message_id"], how="left").join(heads, on="cell", how="inner")
     is_known = (F.coalesce("begins", F.lit(0)) > 0) & (F.coalesce("ends", F.lit(0)) == 0)
     is_excused = F.col("is_retired") & (F.col("entry") < F.coalesce("entry_min", F.lit(2**62)))

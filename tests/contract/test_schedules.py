@@ -1,4 +1,4 @@
-"""Recurring messages: what a schedule sends and when, what operators do to it, and what a kill or a clock leaves of it."""
+"""Recurring messages: what a schedule sends and when, what operators do to it, what kills and clocks leave of it."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_a_turn_is_bounded(rig: EmbeddedRig) -> None:
 
 @every_durable_broker()
 async def test_it_ends(rig: EmbeddedRig) -> None:
-    """After its count or its end, also while it catches up; it is still there and says so, and is replaced or removed."""
+    """After its count or its end, also while it catches up; it is still there, and is replaced or removed."""
     began_ms = rig.clock.now_ms()
     for policy in CatchUp:
         await add(rig, f"count-{policy.name}", count=3, catch_up=policy)
@@ -151,7 +151,7 @@ async def test_start_counts_and_what_lies_before_now_does_not(rig: EmbeddedRig) 
 
 @every_durable_broker()
 async def test_making_it_twice_is_making_it_once(rig: EmbeddedRig) -> None:
-    """The same content gets the same answer; another one is refused unless it is to be replaced, and begins anew then."""
+    """The same content gets the same answer; another one is refused, or begins anew."""
     schedules = rig.broker.schedules
     first = await add(rig)
     assert await schedules.add(wanted()) == (first, False)

@@ -41,7 +41,15 @@ def test_numbers_of_kinds_do_not_drift() -> None:
     """They stand in rows that were written; none is ever used for something else."""
     states = {"WAITING": 1, "QUEUED": 2, "DELIVERED": 3, "WITHDRAWN": 4, "COMMITTED": 5}
     assert {kind.name: int(kind) for kind in EntryState} == states
-    entries = {"DELAYED": 1, "RETRY": 2, "SPOOLED": 3, "WHOLE_HALF": 4, "TRANSACTION": 5, "DELAYED_FOR": 6}
+    entries = {
+        "DELAYED": 1,
+        "RETRY": 2,
+        "SPOOLED": 3,
+        "WHOLE_HALF": 4,
+        "TRANSACTION": 5,
+        "DELAYED_FOR": 6,
+        "RECURRING": 7,
+    }
     assert {kind.name: int(kind) for kind in record.EntryKind} == entries
     assert [kind.name for kind in sorted(events.EventKind)] == [
         "SCHEDULED", "QUEUED", "DELIVERED", "ACKED", "LEASE_EXPIRED", "GIVEN_BACK", "INVISIBLE_CHANGED", "FILTERED",
@@ -52,7 +60,7 @@ def test_numbers_of_kinds_do_not_drift() -> None:
         "HALF", "COMMITTED", "ROLLED_BACK", "TX_CHECKED", "TX_GIVEN_UP",
         "TOPIC_CHANGED", "TOPIC_REMOVED", "GROUP_REMOVED", "RESET", "OFFSET_SET",
         "FORWARDED", "FORWARD_REFUSED", "FORWARD_IN_DOUBT", "FETCHED",
-        "QUEUED_FOR_GROUP", "TX_TOO_OLD", "CLOCK_CHANGED", "CLOCK_ACCEPTED", "TAKEN_OVER",
-        "DEAD_TOO_LATE",
+        "QUEUED_FOR_GROUP", "TX_TOO_OLD", "CLOCK_CHANGED", "CLOCK_ACCEPTED", "TAKEN_OVER", "OCCURRED",
+        "SCHEDULE_CHANGED", "DEAD_TOO_LATE",
     ]  # fmt: skip
-    assert [int(kind) for kind in sorted(events.EventKind)] == [*range(1, 52), 56, 57, 58, 69]
+    assert [int(kind) for kind in sorted(events.EventKind)] == [*range(1, 52), 56, 57, 58, 60, 61, 69]

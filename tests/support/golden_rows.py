@@ -19,6 +19,7 @@ from dmq.acl.quotas import Holder, Quota, Quotas
 from dmq.audit.events import EventKind, decode_event, encode_event
 from dmq.embedded.group_queue import GroupQueue, Lease
 from dmq.embedded.names import Group, Names, Topic
+from dmq.embedded.recurring import waiting_record
 from dmq.store.memory import MemoryEngine
 from dmq.store.ops import Op, Put
 from dmq.store.schema import counts, keys, outbox, record
@@ -40,6 +41,18 @@ from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import FORMAT_VERSION, Family
 from dmq.store.schema.names import GROUPED, Keep
 from dmq.store.schema.orders import Procedure, decode_job, decode_procedure, encode_job, encode_procedure
+from dmq.store.schema.recurring import (
+    CatchUp,
+    Phase,
+    Progress,
+    Schedule,
+    decode_message,
+    decode_progress,
+    decode_schedule,
+    encode_message,
+    encode_progress,
+    encode_schedule,
+)
 from dmq.store.schema.spool import (
     Taken,
     Totals,
@@ -191,6 +204,17 @@ def timeline() -> list[Case]:
             record.encode_half_body(BODY),
             lambda key, value: (keys.is_half_body_key(key), key[-8:], record.decode_half_body(value)),
             (True, bytes(7) + b"\x09", BODY),
+        ),
+        Case(
+            "recurring",
+            key,
+            waiting_record(TOPIC, "nightly", "group", NOW, NOW - 10),
+            _read_waiting,
+            (
+                (NOW, 9),
+                record.WaitingEntry(record.EntryKind.RECURRING, 0, TOPIC, keys.recurring_scope(TOPIC), NOW, NOW - 10),
+                (b"\0nightly", b"group"),
+            ),
         ),
         Case(
             "spooled",
@@ -598,6 +622,32 @@ def _orders() -> list[Case]:
     ]
 
 
+def _schedules() -> list[Case]:
+    rows = keys.schedule_keys("nightly")
+    schedule = Schedule(
+        TOPIC,
+        cron="0 2 * * *",
+        zone="Europe/Berlin",
+        start_ms=NOW - 5,
+        end_ms=NOW + 5,
+        count=7,
+        jitter_ms=60_000,
+        catch_up=CatchUp.SKIP,
+        message_group="group",
+        created_at_ms=NOW - 10,
+    )
+    every = Schedule(TOPIC, 1_000, created_at_ms=NOW)
+    progress = Progress(Phase.WAITING, 3, NOW - 1, NOW)
+    paused = Progress(Phase.PAUSED, 3, NOW - 1, 0, "why")
+    return [
+        Case("schedule", rows[0], encode_schedule(schedule), lambda _, value: decode_schedule(value), schedule),
+        Case("schedule of an interval", rows[0], encode_schedule(every), lambda _, v: decode_schedule(v), every),
+        Case("progress", rows[1], encode_progress(progress), lambda _, value: decode_progress(value), progress),
+        Case("paused", rows[1], encode_progress(paused), lambda _, value: decode_progress(value), paused),
+        Case("message of a schedule", rows[2], encode_message(BODY), lambda _, value: decode_message(value), BODY),
+    ]
+
+
 def meta() -> list[Case]:
     """Figures, names, counts, and what operators ordered."""
     return [
@@ -606,6 +656,7 @@ def meta() -> list[Case]:
         *_settings_rows(),
         *_counts(),
         *_orders(),
+        *_schedules(),
         Case("begin", keys.begin_key(TOPIC, QUEUE), keys.pack_u64(17), lambda _, v: keys.unpack_u64(v), 17),
         Case("reset epoch", keys.reset_key(GROUP, TOPIC), keys.pack_u64(2**32), lambda _, v: keys.unpack_u64(v), 2**32),
         Case(

@@ -94,6 +94,7 @@ _WORDS: Mapping[str, _Words] = {
     "SCHEDULED": lambda event: f"accepted, to be delivered at {_due(event)}",
     "QUEUED": lambda event: f"accepted, at once in {place_in_words(event)}",
     "DELIVERED": lambda event: f"handed over{late_in_words(event)} to {place_in_words(event)}",
+    "OCCURRED": lambda event: f"sent by its schedule, as occurrence {text.count(event.get('detail') or 0)}",
     "RECALLED": lambda _: "cancelled by its sender",
     "EXPIRED": lambda event: f"removed from {place_in_words(event)}",
     "ACKED": lambda event: f"{_who(event)} finished {_attempt(event)}, {place_in_words(event)}",

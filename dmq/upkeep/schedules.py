@@ -1,0 +1,122 @@
+"""Schedules in the store of a stopped daemon: three rows each, and an entry of the timeline while they wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from broker_adapter.message import pack_id
+from dmq.errors import StoreCorrupt
+from dmq.store.schema import keys
+from dmq.store.schema.keys import Family
+from dmq.store.schema.recurring import (
+    Phase,
+    Progress,
+    Schedule,
+    decode_message,
+    decode_progress,
+    decode_schedule,
+    encode_progress,
+)
+from dmq.upkeep.lost import Lost
+from dmq.upkeep.names import KnownNames, shown_id
+from dmq.upkeep.new_store import NewStore
+from dmq.upkeep.pieces import Pieces
+from dmq.upkeep.rows import Waiting
+
+SCHEDULE_LETTERS = (keys.META_SCHEDULE, keys.META_PROGRESS, keys.META_RECURRING)
+_LOST_ENTRY = "its entry was lost, and how often it occurred since; resume it"
+
+
+class Parts(NamedTuple):
+    """What can be read of a schedule."""
+
+    schedule: Schedule
+    progress: Progress
+
+
+def parts_of(rows: list[bytes | None]) -> Parts:
+    """Read the three rows of a schedule; ``StoreCorrupt`` if they are not whole."""
+    if None in rows:
+        raise StoreCorrupt("a part of it is gone")
+    schedule, progress, message = (row or b"" for row in rows)
+    decode_message(message)
+    return Parts(decode_schedule(schedule), decode_progress(progress))
+
+
+class ScheduleRows:
+    """Notes what there is of each schedule, and says what does not belong together."""
+
+    def __init__(self) -> None:
+        self._rows: dict[bytes, dict[bytes, object]] = {}  # by name, as it stands in keys, and by letter
+        self._entries: dict[bytes, int] = {}  # topic ids by packed name
+
+    def saw_row(self, key: bytes, value: bytes) -> None:
+        """Take note of a row that can be read; messages are not kept."""
+        letter = key[:1]
+        found: object = None
+        if letter == keys.META_SCHEDULE:
+            found = decode_schedule(value)
+        elif letter == keys.META_PROGRESS:
+            found = decode_progress(value)
+        self._rows.setdefault(key[1:], {})[letter] = found
+
+    def saw_entry(self, each: Waiting) -> None:
+        """Take note of an entry of the timeline."""
+        self._entries[each.message_id] = each.entry.topic_id
+
+    def problems(self, names: KnownNames) -> Iterator[tuple[str, str]]:
+        """Yield the kind and the text of each finding."""
+        for name, rows in sorted(self._rows.items()):
+            try:
+                shown = f"the schedule {name.decode()!r}"
+                entry = self._entries.pop(pack_id(name.decode()), None)
+            except UnicodeDecodeError:
+                yield "row", f"the schedule {name.hex()} has a name that is no text"
+                continue
+            if rows.keys() != set(SCHEDULE_LETTERS):
+                yield "row", f"{shown} is not whole"
+                continue
+            schedule, progress = rows[keys.META_SCHEDULE], rows[keys.META_PROGRESS]
+            assert isinstance(schedule, Schedule)
+            assert isinstance(progress, Progress)
+            if schedule.topic_id not in names.topics_by_id:
+                yield "name", f"{shown} is of topic {schedule.topic_id}, which has no record"
+            if (progress.phase is Phase.WAITING) != (entry is not None):
+                has = "no entry" if entry is None else "an entry"
+                yield "row", f"{shown} is {progress.phase.name.lower()}, and has {has}"
+            elif entry is not None and entry != schedule.topic_id:
+                yield "row", f"{shown} is of topic {schedule.topic_id}, and its entry of topic {entry}"
+        for packed in self._entries:
+            yield "row", f"the schedule {shown_id(packed)!r} has an entry, and is not there"
+
+
+def save_schedules(pieces: Pieces, new: NewStore, names: KnownNames, lost: Lost) -> None:
+    """Write schedules that are whole. One whose entry is lost is paused: nobody can say what it sent meanwhile."""
+    for key, _ in pieces.rows(Family.META, *keys.meta_range(keys.META_SCHEDULE)):
+        rows = (key, keys.META_PROGRESS + key[1:], keys.META_RECURRING + key[1:])
+        values = pieces.get_many(Family.META, rows)
+        try:
+            name = keys.schedule_name(key)
+            schedule, progress = parts_of(values)
+            if not names.is_live(schedule.topic_id):
+                raise StoreCorrupt("its topic is gone")
+        except StoreCorrupt as error:
+            lost.tell("schedule", name=key[1:].decode(errors="replace"), error=str(error))
+            continue
+        index_key = keys.pack_index_prefix(0, keys.recurring_scope(schedule.topic_id)) + pack_id(name)
+        if progress.phase is Phase.WAITING and new.get_many(Family.INDEX, [index_key])[0] is None:
+            progress = progress._replace(phase=Phase.PAUSED, next_ms=0, why=_LOST_ENTRY)
+            lost.tell("schedule", name=name, error=_LOST_ENTRY)
+        for row, value in zip(rows, values, strict=True):
+            new.put(Family.META, row, encode_progress(progress) if row == rows[1] else value or b"")
+
+
+def is_whole(pieces: Pieces, each: Waiting) -> bool:
+    """Say whether the schedule of an entry can be read, and goes on."""
+    rows = keys.schedule_keys(shown_id(each.message_id))
+    try:
+        parts = parts_of(pieces.get_many(Family.META, rows))
+    except StoreCorrupt:
+        return False
+    return parts.progress.phase is Phase.WAITING and parts.schedule.topic_id == each.entry.topic_id
