@@ -14,7 +14,7 @@ from dmq.acl.rules import ADMIN, ADMIN_KEY, ANY, GROUP, PUB, TOPIC, AccessKey, N
 from dmq.acl.signature import Header
 from dmq.admin import admin_v1 as wire
 
-_REQUEST_MAX: Mapping[str, int] = MappingProxyType({"ReplayMessages": 16 * 1024 * 1024})
+_REQUEST_MAX: Mapping[str, int] = MappingProxyType({"ReplayMessages": 16 * 1024 * 1024, "AddSchedule": 8 * 1024 * 1024})
 _REQUEST_MAX_OTHERS: Final = 4 * 1024 * 1024  # filters and pages: they carry no message
 
 Admit = Callable[[Header, Message], object]

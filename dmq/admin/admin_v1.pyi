@@ -1219,5 +1219,129 @@ class ReplayMessagesResponse(_message.Message):
     results: _containers.RepeatedCompositeFieldContainer[Replayed]
     def __init__(self, results: _Optional[_Iterable[_Union[Replayed, _Mapping[str, _Any]]]] = ...) -> None: ...
 
+class Schedule(_message.Message):
+    __slots__ = ("name", "topic", "interval_ms", "cron", "time_zone", "start_at_ms", "end_at_ms", "count", "jitter_ms", "catch_up", "content", "created_at_ms", "state", "occurrences", "last_at_ms", "next_at_ms", "following_at_ms", "why")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    CRON_FIELD_NUMBER: _ClassVar[int]
+    TIME_ZONE_FIELD_NUMBER: _ClassVar[int]
+    START_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    END_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    JITTER_MS_FIELD_NUMBER: _ClassVar[int]
+    CATCH_UP_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    OCCURRENCES_FIELD_NUMBER: _ClassVar[int]
+    LAST_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWING_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    topic: str
+    interval_ms: int
+    cron: str
+    time_zone: str
+    start_at_ms: int
+    end_at_ms: int
+    count: int
+    jitter_ms: int
+    catch_up: str
+    content: Content
+    created_at_ms: int
+    state: str
+    occurrences: int
+    last_at_ms: int
+    next_at_ms: int
+    following_at_ms: _containers.RepeatedScalarFieldContainer[int]
+    why: str
+    def __init__(self, name: _Optional[str] = ..., topic: _Optional[str] = ..., interval_ms: _Optional[int] = ..., cron: _Optional[str] = ..., time_zone: _Optional[str] = ..., start_at_ms: _Optional[int] = ..., end_at_ms: _Optional[int] = ..., count: _Optional[int] = ..., jitter_ms: _Optional[int] = ..., catch_up: _Optional[str] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ..., created_at_ms: _Optional[int] = ..., state: _Optional[str] = ..., occurrences: _Optional[int] = ..., last_at_ms: _Optional[int] = ..., next_at_ms: _Optional[int] = ..., following_at_ms: _Optional[_Iterable[int]] = ..., why: _Optional[str] = ...) -> None: ...
+
+class AddScheduleRequest(_message.Message):
+    __slots__ = ("schedule", "replace")
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    schedule: Schedule
+    replace: bool
+    def __init__(self, schedule: _Optional[_Union[Schedule, _Mapping[str, _Any]]] = ..., replace: _Optional[bool] = ...) -> None: ...
+
+class AddScheduleResponse(_message.Message):
+    __slots__ = ("schedule", "is_new")
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    IS_NEW_FIELD_NUMBER: _ClassVar[int]
+    schedule: Schedule
+    is_new: bool
+    def __init__(self, schedule: _Optional[_Union[Schedule, _Mapping[str, _Any]]] = ..., is_new: _Optional[bool] = ...) -> None: ...
+
+class ListSchedulesRequest(_message.Message):
+    __slots__ = ("topic", "token", "limit")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    token: str
+    limit: int
+    def __init__(self, topic: _Optional[str] = ..., token: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListSchedulesResponse(_message.Message):
+    __slots__ = ("schedules", "next_token")
+    SCHEDULES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    schedules: _containers.RepeatedCompositeFieldContainer[Schedule]
+    next_token: str
+    def __init__(self, schedules: _Optional[_Iterable[_Union[Schedule, _Mapping[str, _Any]]]] = ..., next_token: _Optional[str] = ...) -> None: ...
+
+class GetScheduleRequest(_message.Message):
+    __slots__ = ("name", "with_body")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WITH_BODY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    with_body: bool
+    def __init__(self, name: _Optional[str] = ..., with_body: _Optional[bool] = ...) -> None: ...
+
+class GetScheduleResponse(_message.Message):
+    __slots__ = ("schedule",)
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    schedule: Schedule
+    def __init__(self, schedule: _Optional[_Union[Schedule, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class PauseScheduleRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class PauseScheduleResponse(_message.Message):
+    __slots__ = ("schedule",)
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    schedule: Schedule
+    def __init__(self, schedule: _Optional[_Union[Schedule, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class ResumeScheduleRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ResumeScheduleResponse(_message.Message):
+    __slots__ = ("schedule",)
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    schedule: Schedule
+    def __init__(self, schedule: _Optional[_Union[Schedule, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class RemoveScheduleRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class RemoveScheduleResponse(_message.Message):
+    __slots__ = ("schedule",)
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    schedule: Schedule
+    def __init__(self, schedule: _Optional[_Union[Schedule, _Mapping[str, _Any]]] = ...) -> None: ...
+
 SERVICE: str
 METHODS: _Mapping[str, _Method]

@@ -295,6 +295,39 @@ class AdminClient:
         """Give the daemon messages of the inner topic once more; what became of each, in order."""
         return self._call(wire.METHODS["ReplayMessages"], request, wire.ReplayMessagesResponse).results
 
+    def add_schedule(self, schedule: wire.Schedule, *, replace: bool = False) -> wire.AddScheduleResponse:
+        """Make a message recur. One of this name with the same content stays as it is, and is the answer.
+
+        ``CallRefused`` for what cannot be, and for another content under a name that is taken unless ``replace``.
+        """
+        request = wire.AddScheduleRequest(schedule=schedule, replace=replace)
+        return self._call(wire.METHODS["AddSchedule"], request, wire.AddScheduleResponse)
+
+    def schedules(self, *, topic: str = "", token: str = "", limit: int = 1000) -> wire.ListSchedulesResponse:
+        """Ask for a page of schedules, by name."""
+        request = wire.ListSchedulesRequest(topic=topic, token=token, limit=limit)
+        return self._call(wire.METHODS["ListSchedules"], request, wire.ListSchedulesResponse)
+
+    def schedule(self, name: str, *, with_body: bool = False) -> wire.Schedule:
+        """Ask for one schedule; raises ``NotFound``."""
+        request = wire.GetScheduleRequest(name=name, with_body=with_body)
+        return self._call(wire.METHODS["GetSchedule"], request, wire.GetScheduleResponse).schedule
+
+    def pause_schedule(self, name: str) -> wire.Schedule:
+        """Have a schedule send nothing until it is resumed; raises ``NotFound``."""
+        request = wire.PauseScheduleRequest(name=name)
+        return self._call(wire.METHODS["PauseSchedule"], request, wire.PauseScheduleResponse).schedule
+
+    def resume_schedule(self, name: str) -> wire.Schedule:
+        """Have a schedule go on from now; raises ``NotFound``."""
+        request = wire.ResumeScheduleRequest(name=name)
+        return self._call(wire.METHODS["ResumeSchedule"], request, wire.ResumeScheduleResponse).schedule
+
+    def remove_schedule(self, name: str) -> wire.Schedule:
+        """Remove a schedule, and return it as it was; raises ``NotFound``."""
+        request = wire.RemoveScheduleRequest(name=name)
+        return self._call(wire.METHODS["RemoveSchedule"], request, wire.RemoveScheduleResponse).schedule
+
     def _call(
         self, method: Method, request: Message, response_class: type[_Response], timeout_s: float | None = None
     ) -> _Response:

@@ -25,6 +25,7 @@ from dmq.admin.messages import Messages
 from dmq.admin.objects import ObjectCalls
 from dmq.admin.quotas import QuotaCalls
 from dmq.admin.replays import ReplayCalls
+from dmq.admin.schedules import ScheduleCalls
 from dmq.admin.status import MessageState
 from dmq.admin.topics import Topics
 from dmq.embedded.retries import WaitingRetries
@@ -85,6 +86,7 @@ class AdminService:
         backups: Backups | None = None,
         clock: Store | None = None,
         quotas: QuotaCalls | None = None,
+        schedules: ScheduleCalls | None = None,
     ) -> None:
         """Calls about ``snapshots``, ``backups`` or the ``clock`` of a store are refused where there is none."""
         self._cell, self._topics, self._groups, self._retries, self._letters, self._messages = operators
@@ -95,6 +97,7 @@ class AdminService:
         self.clock = ClockCalls(clock)
         self.clients = ClientCalls(operators.messages)
         self.quotas = quotas or QuotaCalls()
+        self.schedules = schedules or ScheduleCalls(operators.cell.broker.schedules)
         self.replays = ReplayCalls(operators.cell, operators.messages)
 
     async def get_status(self, _request: wire.GetStatusRequest) -> wire.GetStatusResponse:
@@ -266,6 +269,7 @@ def handlers(service: AdminService) -> Mapping[str, Handler]:
         "ListMessages": service.listing.list_messages,
         **service.objects.calls,
         **service.clock.calls,
+        **service.schedules.calls,
         "ListQuotas": service.quotas.list_quotas,
         "SetQuota": service.quotas.set_quota,
         "ListClients": service.clients.list_clients,

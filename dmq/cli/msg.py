@@ -15,7 +15,7 @@ from dmq.cli import output as out
 from dmq.cli.errors import CommandFailed, ExitCode, refused, refusing
 from dmq.cli.facts import content_facts
 from dmq.cli.nouns import noun
-from dmq.cli.options import Session, TopicArgument, with_session
+from dmq.cli.options import Session, TopicArgument, properties_of, with_session
 from dmq.cli.progress import Progress
 from dmq.cli.times import After, At, instant_ms, parse_when
 from dmq.units import parse_duration
@@ -63,7 +63,7 @@ def send(
     """Send one message and print its id."""
     due = _due(at, delay, level)
     until = _until(not_after)
-    properties = _properties(prop or [])
+    properties = properties_of(prop)
     payload = sys.stdin.buffer.read() if body == "-" else os.fsencode(body)
     from broker_adapter.clock import SystemClock
     from broker_adapter.wire import rocketmq_v2 as public
@@ -183,16 +183,6 @@ def _delay(message: public.Message, due: At | After | int | None) -> None:
             message.user_properties["TIMER_DELAY_MS"] = str(delay_ms)
         case int():
             message.user_properties["DELAY"] = str(due)
-
-
-def _properties(texts: list[str]) -> dict[str, str]:
-    properties: dict[str, str] = {}
-    for text in texts:
-        name, separator, value = text.partition("=")
-        if not separator or not name:
-            raise refused("KEY=VALUE is expected", "--property", given=text)
-        properties[name] = value
-    return properties
 
 
 def _check(status: public.Status) -> None:

@@ -14,6 +14,7 @@ NOUNS = {
     "status": "Show the state of the daemon; exit with 6 unless it is serving.",
     "topic": "Topics.",
     "msg": "Messages.",
+    "cron": "Recurring messages.",
     "group": "Consumer groups and their retry policies.",
     "retry": "Waiting retries.",
     "dead": "Dead letters.",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dmq.cli.errors import CommandFailed, ExitCode, refusing
+from dmq.cli.errors import CommandFailed, ExitCode, refused, refusing
 from dmq.units import parse_address, parse_duration
 
 if TYPE_CHECKING:
@@ -167,3 +167,14 @@ def _with(command: Callable[..., None], common: Mapping[str, object]) -> Callabl
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # what typer looks at
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
+
+
+def properties_of(texts: list[str] | None) -> dict[str, str]:
+    """Return user properties from KEY=VALUE each; a usage error for what is none."""
+    properties: dict[str, str] = {}
+    for text in texts or []:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise refused("KEY=VALUE is expected", "--property", given=text)
+        properties[name] = value
+    return properties

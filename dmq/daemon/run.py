@@ -21,6 +21,7 @@ from dmq.acl.quotas import RESERVE_PART, Bounds, Quotas
 from dmq.admin.backups import Backups
 from dmq.admin.cell import Cell
 from dmq.admin.quotas import QuotaCalls
+from dmq.admin.schedules import ScheduleCalls
 from dmq.admin.service import AdminService, Operators
 from dmq.admin.status import CellState
 from dmq.audit.events import EventKind, cell_event
@@ -36,6 +37,7 @@ from dmq.errors import AddressInUse, StoreCorrupt, StoreError
 from dmq.log import configure
 from dmq.metrics import Metrics, MetricsServer, start_http
 from dmq.scheduler.scheduler import Scheduler
+from dmq.sidecar.validate import check_recurring
 from dmq.store.ops import Emit, Put
 from dmq.store.schema.keys import META_QUOTAS, Family
 from dmq.store.store import Store
@@ -126,7 +128,8 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         front = await _front(config, cell, broker, metrics, stack)
         quotas = _quotas(config, store, front or broker.catalog)
         quota_calls = QuotaCalls(quotas, partial(_keep_quotas, store))
-        admin = AdminService(Operators.of(cell), snapshots, backups, store, quota_calls)
+        schedules = ScheduleCalls(broker.schedules, check_recurring, front.types_of if front is not None else None)
+        admin = AdminService(Operators.of(cell), snapshots, backups, store, quota_calls, schedules)
         own = store.clock, broker, metrics, admin, quotas
         server = transport_of(config, *own, front=front, connections_max=descriptors.connections)
         stack.push_async_callback(server.stop, config.shutdown_grace_s)

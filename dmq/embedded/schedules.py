@@ -272,7 +272,7 @@ class Schedules:
             if (before.schedule._replace(created_at_ms=now_ms), before.body) == (schedule, body):
                 return self._status(name, before.schedule, before.progress), False
             if not is_replacing:
-                why = "there is a schedule of this name with another content; replace it, or choose another name"
+                why = "there is a schedule of this name with another content; replace it (--replace), or choose another name"
                 raise Refused(Rule.REQUEST, why, value=name)
         if self._store.is_disk_low():
             raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
@@ -435,6 +435,13 @@ def _type_problem(message_type: MessageType | None, *, is_grouped: bool) -> str:
     if message_type is MessageType.NORMAL and is_grouped:
         return "a topic of type NORMAL takes no messages with a message group"
     return ""
+
+
+def check_types(topic: str, types: Sequence[MessageType], *, is_grouped: bool) -> None:
+    """Refuse a schedule for a topic of a cluster that takes none of what it would send."""
+    problems = [_type_problem(each, is_grouped=is_grouped) for each in types]
+    if problems and all(problems):
+        raise Refused(Rule.MESSAGE_TYPE, problems[0], value=topic)
 
 
 def _shown(names: Sequence[str]) -> str:

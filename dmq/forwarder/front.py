@@ -84,6 +84,10 @@ class ClusterFront:
                 raise
             return await self._local.route(topic)  # dead letters that only are here
 
+    async def types_of(self, topic: str) -> Sequence[MessageType]:
+        """Return which messages a topic takes, as far as the cluster is there to say so; ``Refused`` if it has none."""
+        return () if self._is_own(topic) else (await self.route(topic)).types
+
     async def _cluster_route(self, topic: str) -> TopicRoute:
         known = self._cluster.known_route(topic)
         if self.is_away and known is not None:

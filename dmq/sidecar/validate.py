@@ -29,6 +29,7 @@ from broker_adapter.limits import (
 from broker_adapter.topics import RETRY_PREFIX, check_group, check_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name
+from dmq.sidecar.delay import DELAY_PROPERTIES
 from dmq.sidecar.mapping import ANY_QUEUE
 
 # Property names that RocketMQ keeps for itself: a client that could set them would bypass delay, retry, transactions
@@ -152,6 +153,14 @@ def check_message(message: wire.Message) -> None:
         if message_type in _UNSERVED_TYPES:
             raise Refused(Rule.UNSUPPORTED, f"{_UNSERVED_TYPES[message_type]} not served yet")
         raise Refused(Rule.MESSAGE_TYPE, "the message type is unknown", value=int(message_type))
+
+
+def check_recurring(message: wire.Message) -> None:
+    """Check the message of a schedule as one that a client sends; when it is sent, the schedule says alone."""
+    check_message(message)
+    for name in DELAY_PROPERTIES:
+        if name in message.user_properties:
+            raise Refused(Rule.DELIVERY_TIME, "a schedule says when its message is sent", value=name)
 
 
 def check_undelayed(message: wire.Message) -> None:

@@ -1,0 +1,154 @@
+"""The calls of ``AdminService`` about recurring messages: a request in, a response or an exception out."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from google.protobuf.message import Message
+
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.limits import MESSAGE_ID_BYTES_MAX
+from broker_adapter.message import MessageType
+from broker_adapter.topics import check_topic
+from broker_adapter.wire import rocketmq_v2 as public
+from broker_adapter.wire.mapping import resource_of
+from dmq.admin import admin_v1 as wire
+from dmq.admin import mapping, validate
+from dmq.embedded.recurring import OCCURRENCE, SCHEDULE
+from dmq.embedded.schedules import Schedules, ScheduleStatus, Wanted, check_name, check_types
+from dmq.store.schema.recurring import CatchUp
+
+_ENCODINGS = {"": public.IDENTITY, "IDENTITY": public.IDENTITY, "GZIP": public.GZIP}
+CheckMessage = Callable[[public.Message], None]
+TypesOf = Callable[[str], Awaitable[Sequence[MessageType]]]
+
+
+class ScheduleCalls:
+    """The calls. Raises ``Refused`` for input that breaks a rule; what the broker raises passes through."""
+
+    def __init__(
+        self, schedules: Schedules, check_message: CheckMessage = lambda _: None, types_of: TypesOf | None = None
+    ) -> None:
+        """``check_message`` refuses what no client may send; ``types_of`` says what a cluster's topic takes."""
+        self._schedules = schedules
+        self._check_message = check_message
+        self._types_of = types_of
+        self.calls: Mapping[str, Callable[..., Awaitable[Message]]] = {
+            "AddSchedule": self.add_schedule,
+            "ListSchedules": self.list_schedules,
+            "GetSchedule": self.get_schedule,
+            "PauseSchedule": self.pause_schedule,
+            "ResumeSchedule": self.resume_schedule,
+            "RemoveSchedule": self.remove_schedule,
+        }
+
+    async def add_schedule(self, request: wire.AddScheduleRequest) -> wire.AddScheduleResponse:
+        """Make a message recur."""
+        wanted = self._wanted(request.schedule)
+        if self._types_of is not None:
+            types = await self._types_of(wanted.topic)
+            check_types(wanted.topic, types, is_grouped=bool(wanted.message_group))
+        found, is_new = await self._schedules.add(wanted, is_replacing=request.replace)
+        return wire.AddScheduleResponse(schedule=_shown(found), is_new=is_new)
+
+    async def list_schedules(self, request: wire.ListSchedulesRequest) -> wire.ListSchedulesResponse:
+        """List a page of schedules."""
+        topic = check_topic(request.topic) if request.topic else ""
+        token, limit = validate.check_token(request.token), validate.check_limit(request.limit)
+        found, next_token = await self._schedules.page(topic=topic, token=token, limit=limit)
+        return wire.ListSchedulesResponse(schedules=map(_shown, found), next_token=next_token)
+
+    async def get_schedule(self, request: wire.GetScheduleRequest) -> wire.GetScheduleResponse:
+        """Say how one schedule is, and what it sends."""
+        found = await self._schedules.show(request.name)
+        shown = _shown(found)
+        content = mapping.content_if_readable(found.payload, with_body=request.with_body)
+        if content is not None:
+            shown.content.CopyFrom(content)
+        return wire.GetScheduleResponse(schedule=shown)
+
+    async def pause_schedule(self, request: wire.PauseScheduleRequest) -> wire.PauseScheduleResponse:
+        """Pause a schedule."""
+        return wire.PauseScheduleResponse(schedule=_shown(await self._schedules.pause(request.name)))
+
+    async def resume_schedule(self, request: wire.ResumeScheduleRequest) -> wire.ResumeScheduleResponse:
+        """Resume a schedule."""
+        return wire.ResumeScheduleResponse(schedule=_shown(await self._schedules.resume(request.name)))
+
+    async def remove_schedule(self, request: wire.RemoveScheduleRequest) -> wire.RemoveScheduleResponse:
+        """Remove a schedule."""
+        return wire.RemoveScheduleResponse(schedule=_shown(await self._schedules.remove(request.name)))
+
+    def _wanted(self, asked: wire.Schedule) -> Wanted:
+        check_name(asked.name)
+        catch_up = asked.catch_up or "one"
+        if catch_up.upper() not in CatchUp.__members__:
+            raise Refused(Rule.REQUEST, "no such way to catch up", value=catch_up, limit="one, all, skip")
+        message = self._message(asked)
+        return Wanted(
+            asked.name,
+            check_topic(asked.topic),
+            message.SerializeToString(deterministic=True),
+            message.system_properties.tag,
+            every_ms=asked.interval_ms,
+            cron=asked.cron,
+            zone=asked.time_zone,
+            start_ms=asked.start_at_ms,
+            end_ms=asked.end_at_ms,
+            count=asked.count,
+            jitter_ms=asked.jitter_ms,
+            catch_up=CatchUp[catch_up.upper()],
+            message_group=message.system_properties.message_group,
+        )
+
+    def _message(self, asked: wire.Schedule) -> public.Message:
+        content = asked.content
+        if content.body_encoding not in _ENCODINGS:
+            limit = "IDENTITY, GZIP"
+            raise Refused(Rule.REQUEST, "no such encoding of a body", value=content.body_encoding, limit=limit)
+        properties = dict(content.properties)
+        for name in (SCHEDULE, OCCURRENCE):
+            if name in properties:
+                raise Refused(Rule.PROPERTY_KEY, "an occurrence has this property from its schedule", value=name)
+        message = public.Message(topic=resource_of(asked.topic), user_properties=properties, body=content.body)
+        system = message.system_properties
+        system.keys.extend(content.keys)
+        system.body_encoding = _ENCODINGS[content.body_encoding]
+        if content.tag:
+            system.tag = content.tag
+        if content.message_group:
+            system.message_group = content.message_group
+        self._check_message(_largest(message, asked.name))
+        return message
+
+
+def _largest(message: public.Message, name: str) -> public.Message:
+    """Return an occurrence of a message, as large as they get."""
+    found = public.Message()
+    found.CopyFrom(message)
+    found.system_properties.message_id = "0" * min(34, MESSAGE_ID_BYTES_MAX)
+    found.user_properties[SCHEDULE], found.user_properties[OCCURRENCE] = name, str(2**64)
+    return found
+
+
+def _shown(found: ScheduleStatus) -> wire.Schedule:
+    schedule, progress = found.schedule, found.progress
+    facts: dict[str, Any] = {"topic": found.topic, "interval_ms": schedule.every_ms, "cron": schedule.cron}
+    return wire.Schedule(
+        name=found.name,
+        **facts,
+        time_zone=schedule.zone,
+        start_at_ms=schedule.start_ms,
+        end_at_ms=schedule.end_ms,
+        count=schedule.count,
+        jitter_ms=schedule.jitter_ms,
+        catch_up=schedule.catch_up.name.lower(),
+        created_at_ms=schedule.created_at_ms,
+        state=progress.phase.name.lower(),
+        occurrences=progress.occurrences,
+        last_at_ms=progress.last_ms,
+        next_at_ms=found.next_due_ms,
+        following_at_ms=found.following_ms,
+        why=progress.why,
+    )
