@@ -272,7 +272,7 @@ class Schedules:
             if (before.schedule._replace(created_at_ms=now_ms), before.body) == (schedule, body):
                 return self._status(name, before.schedule, before.progress), False
             if not is_replacing:
-                why = "there is a schedule of this name with another content; replace it (--replace), or choose another name"
+                why = "there is a schedule of this name with another content; replace it (--replace), or take another name"
                 raise Refused(Rule.REQUEST, why, value=name)
         if self._store.is_disk_low():
             raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")

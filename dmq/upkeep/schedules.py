@@ -93,16 +93,17 @@ class ScheduleRows:
 
 def save_schedules(pieces: Pieces, new: NewStore, names: KnownNames, lost: Lost) -> None:
     """Write schedules that are whole. One whose entry is lost is paused: nobody can say what it sent meanwhile."""
-    for key, _ in pieces.rows(Family.META, *keys.meta_range(keys.META_SCHEDULE)):
-        rows = (key, keys.META_PROGRESS + key[1:], keys.META_RECURRING + key[1:])
+    found = {key[1:] for letter in SCHEDULE_LETTERS for key, _ in pieces.rows(Family.META, *keys.meta_range(letter))}
+    for encoded in sorted(found):
+        rows = [letter + encoded for letter in SCHEDULE_LETTERS]
         values = pieces.get_many(Family.META, rows)
         try:
-            name = keys.schedule_name(key)
+            name = keys.schedule_name(rows[0])
             schedule, progress = parts_of(values)
             if not names.is_live(schedule.topic_id):
                 raise StoreCorrupt("its topic is gone")
         except StoreCorrupt as error:
-            lost.tell("schedule", name=key[1:].decode(errors="replace"), error=str(error))
+            lost.tell("schedule", name=encoded.decode(errors="replace"), error=str(error))
             continue
         index_key = keys.pack_index_prefix(0, keys.recurring_scope(schedule.topic_id)) + pack_id(name)
         if progress.phase is Phase.WAITING and new.get_many(Family.INDEX, [index_key])[0] is None:

@@ -26,7 +26,7 @@ from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import Outcome
 
 GROUP, OTHER = "workers", "readers"
-RESET, KEPT, LETTERS = "reset", "kept", "letters"  # the scenarios' topics
+RESET, KEPT, LETTERS, TICKS = "reset", "kept", "letters", "ticks"  # the scenarios' topics
 _LATER_MS = 3_600_000
 pytestmark = pytest.mark.timeout(300)
 
@@ -56,6 +56,7 @@ def played(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pla
         remove_and_reset(daemon, client, admin)
         read = retain(daemon, client, admin)
         letter = redrive(daemon, client)
+        recur(daemon, admin)
         admin.take_snapshot()
         daemon.stop()
     return Played(data / "trail", run_audit(spark, str(data / "trail"), Options()), read, letter)
@@ -93,6 +94,14 @@ def test_dead_letters_of_a_group_that_goes_are_told_by_name(played: Played) -> N
     outcomes = explained(id_of(LETTERS, 8), played.trail, io.StringIO())["outcomes"]
     (letter, *_) = [each for each in outcomes if each["group"] == "givers-up"]
     assert letter["words"] == "had its dead letter thrown away"
+
+
+def test_schedules_leave_a_clean_trail(played: Played) -> None:
+    """Made, paused, resumed, replaced and removed, with a kill; what they sent is accepted and delivered, once each."""
+    assert (played.outcome.findings, played.outcome.exit_code) == ([], 0)
+    rows = [row for row in played.outcome.report["scheduled"] if row["topic"] == TICKS]
+    assert sum(row["fired"] for row in rows) >= 7
+    assert sum(row["pending"] for row in rows) == 0
 
 
 # -- the scenarios -----------------------------------------------------------------------------------------------------
@@ -176,6 +185,31 @@ def redrive(daemon: Daemon, client: WireClient) -> dict[str, Any]:
     assert len(client.drain(LETTERS, OTHER, 4)) == 4
     send(client, LETTERS, 100, 1)
     return shown
+
+
+def recur(daemon: Daemon, admin: AdminClient) -> None:
+    """Let messages recur, through a kill; one schedule waits when the snapshot is taken."""
+
+    def schedule(name: str, **rule: Any) -> wire.Schedule:  # noqa: ANN401
+        return wire.Schedule(name=name, topic=TICKS, content=wire.Content(body=b"tick"), **rule)
+
+    def wait(name: str, occurrences: int) -> None:
+        until_s = time.monotonic() + 60
+        while admin.schedule(name).occurrences < occurrences:
+            assert time.monotonic() < until_s
+            time.sleep(0.1)
+
+    admin.add_schedule(schedule("tick", interval_ms=1_000, catch_up="all"))
+    wait("tick", 2)
+    daemon.kill()
+    daemon.restart()
+    wait("tick", 4)
+    admin.pause_schedule("tick")
+    admin.resume_schedule("tick")
+    admin.add_schedule(schedule("tick", interval_ms=1_000, count=3), replace=True)
+    wait("tick", 3)
+    admin.remove_schedule("tick")
+    admin.add_schedule(schedule("later", cron="@yearly"))
 
 
 def send(client: WireClient, topic: str, first: int, count: int, *, delay_ms: int = 0) -> None:
