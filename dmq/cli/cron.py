@@ -36,6 +36,30 @@ class CatchUp(StrEnum):
     SKIP = "skip"
 
 
+EveryOption = Annotated[
+    str | None, typer.Option(metavar="DURATION", help="Fixed interval, such as 30s or 5m; at least 1s.")
+]
+ExpressionOption = Annotated[
+    str | None,
+    typer.Option(metavar="EXPRESSION", help="Cron expression of five fields, or @hourly, @daily, @weekly, ..."),
+]
+ZoneOption = Annotated[
+    str, typer.Option(metavar="ZONE", help="Time zone of the cron expression, such as Europe/Paris.  [default: UTC]")
+]
+StartOption = Annotated[str | None, typer.Option(metavar="TIME", help=f"Not before this time: {_TIMES}.")]
+EndOption = Annotated[str | None, typer.Option(metavar="TIME", help="Not after this time.")]
+CountOption = Annotated[
+    int, typer.Option(min=0, show_default=False, help="Number of occurrences in all.  [default: no bound]")
+]
+JitterOption = Annotated[
+    str | None, typer.Option(metavar="DURATION", help="Send each occurrence up to this much later.")
+]
+CatchUpOption = Annotated[
+    CatchUp,
+    typer.Option(help="After downtime: send one for all that were missed, all of them, or skip them."),
+]
+
+
 @app.command()
 @with_session
 def add(
@@ -44,29 +68,14 @@ def add(
     name: NameArgument,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to send to.")],
     body: Annotated[str, typer.Argument(metavar="BODY", help="Message body; - reads it from stdin.")],
-    every: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Fixed interval, such as 30s or 5m; at least 1s.")
-    ] = None,
-    cron: Annotated[
-        str | None,
-        typer.Option(metavar="EXPRESSION", help="Cron expression of five fields, or @hourly, @daily, @weekly, ..."),
-    ] = None,
-    zone: Annotated[
-        str,
-        typer.Option(metavar="ZONE", help="Time zone of the cron expression, such as Europe/Paris.  [default: UTC]"),
-    ] = "",
-    start: Annotated[str | None, typer.Option(metavar="TIME", help=f"Not before this time: {_TIMES}.")] = None,
-    end: Annotated[str | None, typer.Option(metavar="TIME", help="Not after this time.")] = None,
-    count: Annotated[
-        int, typer.Option(min=0, show_default=False, help="Number of occurrences in all.  [default: no bound]")
-    ] = 0,
-    jitter: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Send each occurrence up to this much later.")
-    ] = None,
-    catch_up: Annotated[
-        CatchUp,
-        typer.Option(help="After downtime: send one for all that were missed, all of them, or skip them."),
-    ] = CatchUp.ONE,
+    every: EveryOption = None,
+    cron: ExpressionOption = None,
+    zone: ZoneOption = "",
+    start: StartOption = None,
+    end: EndOption = None,
+    count: CountOption = 0,
+    jitter: JitterOption = None,
+    catch_up: CatchUpOption = CatchUp.ONE,
     tag: Annotated[str, typer.Option(help="Tag, one word to filter by.")] = "",
     key: Annotated[list[str] | None, typer.Option(help="Key, a word to look up by; may be repeated.")] = None,
     group: Annotated[str, typer.Option(help="Message group; messages of one group keep their order.")] = "",

@@ -6,9 +6,8 @@ from datetime import timedelta
 
 from dmq.config import DaemonConfig
 from dmq.embedded.broker import EmbeddedBroker
-from dmq.embedded.catalog import AutoCreate
+from dmq.embedded.catalog import AutoCreate, ScheduleLimits
 from dmq.embedded.checks import CheckOptions
-from dmq.embedded.schedules import ScheduleLimits
 from dmq.store.schema.names import Keep
 from dmq.store.store import Store
 from dmq.units import ALL_TOPICS

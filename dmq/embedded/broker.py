@@ -16,7 +16,16 @@ from broker_adapter.adapter import GroupSettings, Subscription, TopicRoute
 from broker_adapter.deferred import Deferred
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Delivery, Envelope, MessageType, RecallReceipt, SendReceipt
-from dmq.embedded.catalog import AUTO_CREATE, DEFAULT_POLICY, QUEUES_DEFAULT, AutoCreate, Catalog, check_not_forwarder
+from dmq.embedded.catalog import (
+    AUTO_CREATE,
+    DEFAULT_POLICY,
+    LIMITS_DEFAULT,
+    QUEUES_DEFAULT,
+    AutoCreate,
+    Catalog,
+    ScheduleLimits,
+    check_not_forwarder,
+)
 from dmq.embedded.checks import CheckOptions, Checks
 from dmq.embedded.commits import Commits
 from dmq.embedded.dead_letters import DeadLetters
@@ -36,7 +45,6 @@ from dmq.embedded.recall import Recalls
 from dmq.embedded.receipt import ReceiptHandles
 from dmq.embedded.retention import KEEP_DEFAULT, Retention
 from dmq.embedded.retries import WaitingRetries
-from dmq.embedded.schedules import LIMITS_DEFAULT, ScheduleLimits, Schedules
 from dmq.embedded.sends import Note, Sends
 from dmq.embedded.subscriptions import Subscriptions
 from dmq.embedded.transactions import Transactions
@@ -108,9 +116,8 @@ class EmbeddedBroker:
         )
         self.pulls = Pulls(catalog, commits, reader, subscriptions.ledgers)
         self.dead_letters = DeadLetters(catalog, commits, reader, subscriptions=subscriptions, placement=placement)
-        self.schedules = Schedules(catalog, commits, reader, schedules)
         self._add_classic(levels)
-        self._add_upkeep(keep, keep_forwarded)
+        self._add_upkeep(keep, keep_forwarded, schedules)
         store.attach(loop, self._on_appended)
 
     def _add_classic(self, levels_ms: Sequence[int]) -> None:
@@ -129,7 +136,7 @@ class EmbeddedBroker:
         )
         self.clients, self.sent_back = divided.clients, divided.sent_back
 
-    def _add_upkeep(self, keep: Keep, keep_forwarded: Keep | None) -> None:
+    def _add_upkeep(self, keep: Keep, keep_forwarded: Keep | None, limits: ScheduleLimits) -> None:
         """Add the parts that change names, move groups, and remove messages."""
         names, commits, reader, subscriptions = self.names, self.commits, self.reader, self.subscriptions
         self.procedures = procedures = Procedures(
@@ -153,8 +160,9 @@ class EmbeddedBroker:
             procedures=procedures,
             dead_letters=self.dead_letters,
             retention=self.retention,
-            schedules=self.schedules,
+            limits=limits,
         )
+        self.schedules = self.operator.schedules
 
     def _on_appended(self, appended: Appended) -> None:
         self.pulls.tails.on_appended(appended)

@@ -26,6 +26,16 @@ class AutoCreate(NamedTuple):
 AUTO_CREATE = AutoCreate()
 
 
+class ScheduleLimits(NamedTuple):
+    """How many schedules of recurring messages there may be, in all and of one topic."""
+
+    total: int = 10_000
+    per_topic: int = 1_000
+
+
+LIMITS_DEFAULT = ScheduleLimits()
+
+
 class Catalog:
     """Topics and groups by name. Belongs to the event loop."""
 

@@ -9,7 +9,7 @@ from broker_adapter.limits import QUEUES_PER_TOPIC_MAX
 from broker_adapter.message import MessageType
 from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic, retry_topic
 from dmq.audit.events import subscribed_event
-from dmq.embedded.catalog import Catalog, check_not_forwarder
+from dmq.embedded.catalog import Catalog, ScheduleLimits, check_not_forwarder
 from dmq.embedded.checks import GIVEN_UP_GROUP
 from dmq.embedded.commits import Commits
 from dmq.embedded.dead_letters import DeadLetters
@@ -57,7 +57,7 @@ class Operator:
         procedures: Procedures,
         dead_letters: DeadLetters,
         retention: Retention,
-        schedules: Schedules,
+        limits: ScheduleLimits,
     ) -> None:
         self._catalog = catalog
         self._names = catalog.names
@@ -69,7 +69,7 @@ class Operator:
         self._procedures = procedures
         self._dead_letters = dead_letters
         self._retention = retention
-        self._schedules = schedules
+        self.schedules = Schedules(catalog, commits, reader, limits)
 
     # -- topics -------------------------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class Operator:
             raise Refused(Rule.REQUEST, why, value=queues, limit=f"{topic.queues} queues")
         changed = topic._replace(queues=max(queues, topic.queues))
         if settings is not None:
-            self._schedules.check_type(topic, settings.message_type)
+            self.schedules.check_type(topic, settings.message_type)
             changed = changed._replace(message_type=settings.message_type)
         changed = changed._replace(keep=keep.applied_to(changed.keep))
         ops = self._names.plan_change(changed)
@@ -137,11 +137,11 @@ class Operator:
         if name.startswith(DEAD_LETTER_PREFIX):
             await self._remove_letters(topic, is_forced=is_forced)
             return
-        self._schedules.check_none(topic)
+        self.schedules.check_none(topic)
         if not is_forced:
             await self._check_empty(topic)
             topic = self._catalog.known_topic(name)
-            self._schedules.check_none(topic)
+            self.schedules.check_none(topic)
             self._names.forget(topic)  # what came since is seen by a second look, and nothing comes behind it
             try:
                 await self._commits.flush()
@@ -152,7 +152,7 @@ class Operator:
                 raise
         if is_forced:
             topic = self._catalog.known_topic(name)
-            self._schedules.check_none(topic)
+            self.schedules.check_none(topic)
         await self._procedures.remove(topic)
 
     async def _remove_letters(self, topic: Topic, *, is_forced: bool) -> None:

@@ -17,7 +17,7 @@ from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.limits import DELIVER_AT_MS_MAX, TOPIC_CHARS_MAX
 from broker_adapter.message import MessageType, pack_id
 from broker_adapter.topics import check_topic
-from dmq.embedded.catalog import Catalog
+from dmq.embedded.catalog import LIMITS_DEFAULT, Catalog, ScheduleLimits
 from dmq.embedded.commits import Commits, look_at
 from dmq.embedded.names import Topic
 from dmq.embedded.reader import Reader
@@ -64,17 +64,6 @@ _ROWS_MAX = 1_000_000
 _FOLLOWING_SHOWN = 3
 _SHOWN_MAX = 10  # names in a refusal
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleLimits:
-    """How many schedules there may be."""
-
-    total: int = 10_000
-    per_topic: int = 1_000
-
-
-LIMITS_DEFAULT = ScheduleLimits()
 
 
 class Wanted(NamedTuple):
@@ -272,7 +261,7 @@ class Schedules:
             if (before.schedule._replace(created_at_ms=now_ms), before.body) == (schedule, body):
                 return self._status(name, before.schedule, before.progress), False
             if not is_replacing:
-                why = "there is a schedule of this name with another content; replace it (--replace), or take another name"
+                why = "there is one of this name with another content; replace it (--replace), or choose another name"
                 raise Refused(Rule.REQUEST, why, value=name)
         if self._store.is_disk_low():
             raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -18,14 +19,16 @@ from broker_adapter.message import MessageType, pack_id
 from broker_adapter.wire.mapping import decode
 from dmq.audit.events import EventKind
 from dmq.embedded import recurrence, recurring
+from dmq.embedded.catalog import ScheduleLimits
 from dmq.embedded.recurring import OCCURRENCE, SCHEDULE, Recurring
-from dmq.embedded.schedules import ScheduleLimits, Schedules
+from dmq.embedded.schedules import Schedules
+from dmq.store.ops import Recur
 from dmq.store.schema.keys import recurring_scope
 from dmq.store.schema.names import TopicSettings
 from dmq.store.schema.recurring import CatchUp, Phase
 
 
-async def refused(rig: EmbeddedRig, name: str = NAME, **facts: object) -> Refused:
+async def refused(rig: EmbeddedRig, name: str = NAME, **facts: Any) -> Refused:  # noqa: ANN401
     """Ask for a schedule, and return why it is not made."""
     with pytest.raises(Refused) as caught:
         await rig.broker.schedules.add(wanted(name, **facts))
@@ -97,7 +100,7 @@ async def test_a_turn_is_bounded(rig: EmbeddedRig) -> None:
 
     def measured(self: Recurring, rows: list[tuple[bytes, bytes]], now_ms: int) -> object:
         made = real(self, rows, now_ms)
-        sizes.append(sum(len(each.record) for op in made if hasattr(op, "occurrences") for each in op.occurrences))
+        sizes.append(sum(len(each.record) for op in made if isinstance(op, Recur) for each in op.occurrences))
         return made
 
     with patch.object(Recurring, "plan", measured), patch.object(recurring, "BYTES_PER_TURN_MAX", 100_000):
@@ -214,7 +217,7 @@ async def test_what_is_unknown_is_said_to_be(rig: EmbeddedRig) -> None:
 async def test_what_cannot_be_is_refused_and_leaves_nothing(rig: EmbeddedRig) -> None:
     """Rules, names, topics; the error says what is allowed."""
     now_ms = rig.clock.now_ms()
-    bad: list[tuple[str, dict[str, object]]] = [
+    bad: list[tuple[str, dict[str, Any]]] = [
         ("one of them, and not both", {"every_ms": 0}),
         ("one of them, and not both", {"every_ms": 1_000, "cron": "* * * * *"}),
         ("1000 to", {"every_ms": 999}),

@@ -65,8 +65,8 @@ def test_everything_that_can_be_said_is_kept(live: LiveCell) -> None:
         "then 2023-11-20T01:30:00.000Z",
         "tag t",
         "keys k1 k2",
-        "properties a=b=c",
         "message group g",
+        "properties a=b=c",
         "body size 2 B",
         "body hi",
     ]
