@@ -15,8 +15,9 @@ from broker_adapter.wire import rocketmq_v2 as public
 from broker_adapter.wire.mapping import resource_of
 from dmq.admin import admin_v1 as wire
 from dmq.admin import mapping, validate
+from dmq.admin.cell import Cell
 from dmq.embedded.recurring import OCCURRENCE, SCHEDULE
-from dmq.embedded.schedules import Schedules, ScheduleStatus, Wanted, check_name, check_types
+from dmq.embedded.schedules import ScheduleStatus, Wanted, check_name, check_types
 from dmq.store.schema.recurring import CatchUp
 
 _ENCODINGS = {"": public.IDENTITY, "IDENTITY": public.IDENTITY, "GZIP": public.GZIP}
@@ -28,10 +29,10 @@ class ScheduleCalls:
     """The calls. Raises ``Refused`` for input that breaks a rule; what the broker raises passes through."""
 
     def __init__(
-        self, schedules: Schedules, check_message: CheckMessage = lambda _: None, types_of: TypesOf | None = None
+        self, cell: Cell, check_message: CheckMessage = lambda _: None, types_of: TypesOf | None = None
     ) -> None:
         """``check_message`` refuses what no client may send; ``types_of`` says what a cluster's topic takes."""
-        self._schedules = schedules
+        self._cell = cell
         self._check_message = check_message
         self._types_of = types_of
         self.calls: Mapping[str, Callable[..., Awaitable[Message]]] = {
@@ -49,19 +50,19 @@ class ScheduleCalls:
         if self._types_of is not None:
             types = await self._types_of(wanted.topic)
             check_types(wanted.topic, types, is_grouped=bool(wanted.message_group))
-        found, is_new = await self._schedules.add(wanted, is_replacing=request.replace)
+        found, is_new = await self._cell.broker.schedules.add(wanted, is_replacing=request.replace)
         return wire.AddScheduleResponse(schedule=_shown(found), is_new=is_new)
 
     async def list_schedules(self, request: wire.ListSchedulesRequest) -> wire.ListSchedulesResponse:
         """List a page of schedules."""
         topic = check_topic(request.topic) if request.topic else ""
         token, limit = validate.check_token(request.token), validate.check_limit(request.limit)
-        found, next_token = await self._schedules.page(topic=topic, token=token, limit=limit)
+        found, next_token = await self._cell.broker.schedules.page(topic=topic, token=token, limit=limit)
         return wire.ListSchedulesResponse(schedules=map(_shown, found), next_token=next_token)
 
     async def get_schedule(self, request: wire.GetScheduleRequest) -> wire.GetScheduleResponse:
         """Say how one schedule is, and what it sends."""
-        found = await self._schedules.show(request.name)
+        found = await self._cell.broker.schedules.show(request.name)
         shown = _shown(found)
         content = mapping.content_if_readable(found.payload, with_body=request.with_body)
         if content is not None:
@@ -70,15 +71,15 @@ class ScheduleCalls:
 
     async def pause_schedule(self, request: wire.PauseScheduleRequest) -> wire.PauseScheduleResponse:
         """Pause a schedule."""
-        return wire.PauseScheduleResponse(schedule=_shown(await self._schedules.pause(request.name)))
+        return wire.PauseScheduleResponse(schedule=_shown(await self._cell.broker.schedules.pause(request.name)))
 
     async def resume_schedule(self, request: wire.ResumeScheduleRequest) -> wire.ResumeScheduleResponse:
         """Resume a schedule."""
-        return wire.ResumeScheduleResponse(schedule=_shown(await self._schedules.resume(request.name)))
+        return wire.ResumeScheduleResponse(schedule=_shown(await self._cell.broker.schedules.resume(request.name)))
 
     async def remove_schedule(self, request: wire.RemoveScheduleRequest) -> wire.RemoveScheduleResponse:
         """Remove a schedule."""
-        return wire.RemoveScheduleResponse(schedule=_shown(await self._schedules.remove(request.name)))
+        return wire.RemoveScheduleResponse(schedule=_shown(await self._cell.broker.schedules.remove(request.name)))
 
     def _wanted(self, asked: wire.Schedule) -> Wanted:
         check_name(asked.name)

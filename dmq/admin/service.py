@@ -97,7 +97,7 @@ class AdminService:
         self.clock = ClockCalls(clock)
         self.clients = ClientCalls(operators.messages)
         self.quotas = quotas or QuotaCalls()
-        self.schedules = schedules or ScheduleCalls(operators.cell.broker.schedules)
+        self.schedules = schedules or ScheduleCalls(operators.cell)
         self.replays = ReplayCalls(operators.cell, operators.messages)
 
     async def get_status(self, _request: wire.GetStatusRequest) -> wire.GetStatusResponse:

@@ -128,7 +128,7 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         front = await _front(config, cell, broker, metrics, stack)
         quotas = _quotas(config, store, front or broker.catalog)
         quota_calls = QuotaCalls(quotas, partial(_keep_quotas, store))
-        schedules = ScheduleCalls(broker.schedules, check_recurring, front.types_of if front is not None else None)
+        schedules = ScheduleCalls(cell, check_recurring, front.types_of if front is not None else None)
         admin = AdminService(Operators.of(cell), snapshots, backups, store, quota_calls, schedules)
         own = store.clock, broker, metrics, admin, quotas
         server = transport_of(config, *own, front=front, connections_max=descriptors.connections)

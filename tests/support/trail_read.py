@@ -25,7 +25,7 @@ _DETAIL = {
     EventKind.QUEUED_FOR_GROUP,
 }
 _DETAIL |= {EventKind.CLOCK_CHANGED, EventKind.CLOCK_ACCEPTED, EventKind.FORWARDED, EventKind.FETCHED}
-_DETAIL |= {EventKind.TAKEN_OVER}
+_DETAIL |= {EventKind.TAKEN_OVER, EventKind.OCCURRED}
 
 
 def lines(trail: Path, cell: str) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ def expected_row(record: OutboxRecord, names: dict[int, str]) -> dict[str, Any]:
     due_ms = detail = None
     if kind in _DUE or kind is None:
         due_ms = time_ms
-    elif kind in {EventKind.QUEUED, EventKind.EXPIRED, EventKind.COMMITTED}:
+    elif kind in {EventKind.QUEUED, EventKind.EXPIRED, EventKind.COMMITTED, EventKind.SCHEDULE_CHANGED}:
         due_ms = time_ms or None
     elif kind in _DETAIL:
         detail = time_ms
