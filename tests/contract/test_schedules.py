@@ -20,12 +20,15 @@ from broker_adapter.wire.mapping import decode
 from dmq.audit.events import EventKind
 from dmq.embedded import recurrence, recurring
 from dmq.embedded.catalog import ScheduleLimits
+from dmq.embedded.deliveries import Forwarded
+from dmq.embedded.forwards import Forwards
 from dmq.embedded.recurring import OCCURRENCE, SCHEDULE, Recurring
 from dmq.embedded.schedules import Schedules
 from dmq.store.ops import Recur
 from dmq.store.schema.keys import recurring_scope
 from dmq.store.schema.names import TopicSettings
 from dmq.store.schema.recurring import CatchUp, Phase
+from dmq.units import parse_topic_patterns
 
 
 async def refused(rig: EmbeddedRig, name: str = NAME, **facts: Any) -> Refused:  # noqa: ANN401
@@ -502,3 +505,25 @@ def test_an_operator_is_quicker_or_the_occurrence_is(tmp_path: Path) -> None:
         check_rows(rig)
 
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False), scenario))
+
+
+def test_in_front_of_a_cluster_it_leaves_as_a_delayed_message_does(tmp_path: Path) -> None:
+    """What falls due of a cluster's topic is the forwarder's, once, also after a kill; what stays here is not."""
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        for run in range(2):
+            forwards = Forwards(rig.broker)
+            await forwards.open()
+            if not run:
+                await add(rig, "leaves")
+                await add(rig, "stays", topic="here")
+            await tick(rig, 1)
+            assert (forwards.topics(), TOPIC in forwards.topics()) == ([TOPIC], True)
+            await forwards.look_at(TOPIC)
+            found = await forwards.receive(TOPIC, batch_max=8, wait_ms=0)
+            assert [decode(each.payload).properties[OCCURRENCE] for each in found] == [str(run + 1)]
+            await forwards.forwarded(TOPIC, [Forwarded(found[0].receipt_handle, 1, 0)])
+            assert len(occurrences(rig, "stays", "here")) == run + 1
+            await rig.restart(End.KILL)
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, stay=parse_topic_patterns("here")), scenario))
