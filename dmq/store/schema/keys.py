@@ -19,7 +19,7 @@ from dmq.errors import StoreCorrupt
 # 1: counts of what waits in a row per minute.
 # 2: no identity, failed copies without an epoch, tags of at most 255 bytes, half messages with their body in their row.
 # Also in 2: no row of the clocks, ids aged by wall time.
-# 3: no message says after which time it is not to be delivered.
+# 3: no schedules of recurring messages, and no message says after which time it is not to be delivered.
 FORMAT_VERSION = 4
 
 _TIMELINE = struct.Struct(">QQ")
@@ -60,7 +60,7 @@ META_PROCEDURE = b"k"  # what an operator ordered and takes many units
 META_RESET = b"e"  # the last epoch before a group was reset on a topic: handles up to it are void
 META_JOB = b"j"  # on dead letters
 META_SCHEDULE = b"r"  # of a recurring message
-META_PROGRESS = b"u"  # how far a schedule is
+META_PROGRESS = b"s"  # how far a schedule is
 META_RECURRING = b"y"  # what a schedule sends
 META_SPOOL_TOTAL = b"w"  # what a spool holds of a type; no daemon has one
 
