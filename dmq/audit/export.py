@@ -22,6 +22,7 @@ from broker_adapter.log import LibraryLog
 from dmq.audit import manifest, recovery
 from dmq.audit.events import EventKind, cell_event, gap_event, tail_lost_event
 from dmq.audit.export_values import ExportFigures, ExportOptions, TrailUnavailable
+from dmq.audit.ledger import LEDGER_KINDS
 from dmq.audit.manifest import CellFile, Layout, Listed, Role
 from dmq.audit.names import TrailNames
 from dmq.audit.outbox_rows import Row, chunks_of, drop_of, files_of, read_rows
@@ -366,7 +367,13 @@ def export_all(data: Path, trail: Path, *, role: Role = "daemon") -> int:
         raise StoreError(f"{data} holds no store")
     forever = 2**62  # nothing is cut, and nothing forgotten, because somebody exports
     options = StoreOptions(
-        idempotency_window_ms=forever, outbox_bytes_max=forever, ballast_bytes=0, low_water_bytes=0, gap_event=gap_event
+        idempotency_window_ms=forever,
+        outbox_bytes_max=forever,
+        ballast_bytes=0,
+        low_water_bytes=0,
+        gap_event=gap_event,
+        ledger_kinds=LEDGER_KINDS,
+        begins_ledger=False,  # a spool has none
     )
     store = Store.open(data, SystemClock(), options)
     try:

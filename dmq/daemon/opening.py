@@ -12,6 +12,7 @@ from broker_adapter.clock import Clock
 from dmq.audit.events import EventKind, cell_event, gap_event
 from dmq.audit.export import Exporter
 from dmq.audit.export_values import ExportOptions
+from dmq.audit.ledger import LEDGER_KINDS
 from dmq.config import DaemonConfig
 from dmq.errors import StoreError
 from dmq.store.believed import ClockOptions
@@ -48,6 +49,7 @@ def open_store(config: DaemonConfig, clock: Clock, open_files_max: int = RocksOp
                 open_files_max=open_files_max,
             ),
             gap_event=gap_event,
+            ledger_kinds=LEDGER_KINDS,
         ),
     )
     recovery = store.recovery

@@ -42,10 +42,11 @@ from dmq.embedded.placement import Placement
 from dmq.embedded.reader import Reader
 from dmq.embedded.subscriptions import Subscriptions
 from dmq.errors import StoreCorrupt, StoreError
-from dmq.store.ops import Append, Delete, Emit, IfKnown, Op, Put
+from dmq.store.ops import Append, Delete, Emit, IfKnown, Op, Put, Tally
 from dmq.store.schema.group import Outcome, decode_outcome, encode_outcome, outcome_key
 from dmq.store.schema.index import redriven_history, redriven_id
 from dmq.store.schema.keys import META_JOB, Family, job_key, meta_range, pack_queue_key, queue_offset_of
+from dmq.store.schema.ledger import Term
 from dmq.store.schema.names import GROUPED, PLAIN
 from dmq.store.schema.orders import decode_job, encode_job
 from dmq.store.schema.record import QueuedMessage, decode_queued, encode_body, encode_history, encode_queued
@@ -446,7 +447,8 @@ class DeadLetters:
         group_id = group.group_id if group is not None else 0
         event = encode_event(kind, origin, group_id, NO_QUEUE, record.attempts_before, row.offset, record.message_id)
         row_of = Put(Family.GROUP, outcome_key(topic.topic_id, row.offset), encode_outcome(outcome))
-        return [row_of, Emit(event, row.offset)]
+        term = Term.LETTERS_REDRIVEN if job.kind is JobKind.REDRIVE else Term.LETTERS_PURGED
+        return [row_of, Emit(event, row.offset), Tally(topic.topic_id, 0, term, 1)]
 
 
 def _look(

@@ -26,7 +26,7 @@ from broker_adapter.clock import Moment
 from broker_adapter.errors import Refused, Rule
 from dmq.embedded.order import MessageOrder
 from dmq.embedded.receipt import Receipt
-from dmq.store.ops import Delete, Op, Put
+from dmq.store.ops import Delete, Op, Put, Tally
 from dmq.store.schema.group import (
     CHUNK_BYTES,
     CHUNK_OFFSETS,
@@ -39,6 +39,7 @@ from dmq.store.schema.group import (
     unpack_group_row,
 )
 from dmq.store.schema.keys import Family, pack_u64, unpack_u64
+from dmq.store.schema.ledger import Term
 from dmq.store.schema.record import QueuedMessage
 
 LEASES_MAX = 10_000
@@ -116,6 +117,7 @@ class GroupQueue:
             GroupQueue
         ] = ()  # where the same message groups may lie: the lane, or of a lane the queues
         self._rows: set[int] = set()  # offsets that have an exception row
+        self._owed: list[Op] = []  # to ride with the next rows
         self._chunks: dict[int, bytearray] = {}
 
     def load(self, rows: Sequence[tuple[bytes, bytes]], now: Moment = _NO_TIME) -> None:
@@ -152,16 +154,28 @@ class GroupQueue:
 
     def start_at(self, offset: int) -> list[Op]:
         """Begin a new group at ``offset``."""
+        return [*self._floor_at(offset), self._tally(Term.QUEUES, 1), self._tally(Term.BEFORE, offset)]
+
+    def go_on_at(self, offset: int, end: int) -> list[Op]:
+        """Let a group that has finished all below ``end``, and nothing above, go on from elsewhere."""
+        owed, self._owed = self._owed, []
+        return [*owed, *self._floor_at(offset), self._tally(Term.BEFORE, offset - end)]
+
+    def _floor_at(self, offset: int) -> list[Op]:
         self.floor = self.cursor = offset
         return [Put(Family.GROUP, self._key(_FLOOR, 0), pack_u64(offset))]
 
+    def _tally(self, term: Term, by: int) -> Tally:
+        return Tally(self.topic_id, self.group_id, term, by)
+
     def skip_to(self, begin: int) -> list[Op]:
-        """Finish all below ``begin``, which was removed; return the rows that say so, none if nothing changes.
+        """Finish all below ``begin``, which was removed; return the ops that say so, none if nothing changes.
 
         ``release`` what of it belongs to message groups once they are durable.
         """
         if begin <= self.floor:
             return []
+        finished = self.finished_count
         self.floor = begin
         for offsets in (self.leases, self._returned):
             for offset in [each for each in offsets if each < begin]:
@@ -174,11 +188,17 @@ class GroupQueue:
             del self._chunks[number]
         dropped += self._raise_floor()
         self.cursor = max(self.cursor, self.floor)
+        skipped = self.finished_count - finished
         return [
+            *([self._tally(Term.SKIPPED, skipped)] if skipped else []),
             Put(Family.GROUP, self._key(_FLOOR, 0), pack_u64(self.floor)),
             *(Delete(Family.GROUP, self._key(_CHUNK, number)) for number in dropped),
             *(Delete(Family.GROUP, self._key(_EXCEPTION, offset)) for offset in gone),
         ]
+
+    def skip_later(self, begin: int) -> None:
+        """As ``skip_to``, for who may only look: what says so rides with the next rows that are written, if any are."""
+        self._owed += self.skip_to(begin)
 
     def is_finished(self, offset: int) -> bool:
         """Say whether the group is done with an offset."""
@@ -291,7 +311,7 @@ class GroupQueue:
 
     def finish(self, offsets: Iterable[int]) -> list[Op]:
         """Mark offsets finished and return the rows that say so; ``release`` each once they are durable."""
-        ops: list[Op] = []
+        ops, self._owed = self._owed, []
         changed: dict[int, bytearray] = {}
         for offset in offsets:
             self.leases.pop(offset, None)

@@ -21,7 +21,7 @@ class Ledgers:
         ledger = GroupQueue(0, topic_id, 0)
         ((rows, begin, _),) = await self._reader.progress([ledger])
         ledger.load(rows)
-        ledger.skip_to(begin)
+        ledger.skip_later(begin)
         return self._loaded.setdefault(topic_id, ledger)
 
     def get(self, topic_id: int) -> GroupQueue | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 import structlog
 
@@ -29,11 +30,12 @@ from dmq.embedded.subscription import Subscription
 from dmq.embedded.subscriptions import Subscriptions
 from dmq.embedded.tail import Tails
 from dmq.errors import StoreError
-from dmq.store.ops import Append, Delete, Emit, Op, Put, Withdraw
+from dmq.store.ops import Append, CloseLedger, Delete, Emit, Op, Put, Tally, Withdraw
 from dmq.store.schema import keys
 from dmq.store.schema.group import NO_GROUP, committed_key, group_queue_range
 from dmq.store.schema.index import decode_index, failed_topic_id
 from dmq.store.schema.keys import Family
+from dmq.store.schema.ledger import Term
 from dmq.store.schema.orders import Procedure, decode_procedure, encode_procedure
 from dmq.store.schema.record import (
     HALF_KINDS,
@@ -45,6 +47,7 @@ from dmq.store.schema.record import (
     encode_queued,
     history_bytes,
 )
+from dmq.store.store import Store
 
 log = structlog.get_logger("dmq.embedded")
 
@@ -185,6 +188,7 @@ class Procedures:
                 await self._give_up_letters(topic)
             await self._empty(topic, groups)
             subject: Topic | Group = topic
+            ledgers = [CloseLedger(topic.topic_id)]
             left = [Subscription(group.group_id, topic) for group in groups]
             await self._commit([_progress_erased(NO_GROUP, topic.topic_id, number) for number in range(topic.queues)])
             await self._commit(
@@ -199,6 +203,7 @@ class Procedures:
             left = [await self.progress.load(group.group_id, each) for each in await self.progress.topics_of(group)]
             for found in left:
                 await self._leave(found, None)
+            ledgers = await self._reader.run(partial(_ledgers_of, group_id=group.group_id))
             for each in list(names.topics.values()):
                 committed = [committed_key(each.topic_id, number, group.group_id) for number in range(each.queues)]
                 await self._commit([Delete(Family.GROUP, key) for key in committed])
@@ -216,8 +221,8 @@ class Procedures:
             ops.append(Delete(Family.QUEUE, *_queue_range(lane.topic_id, 0)))
             ops.append(Delete(Family.META, keys.begin_key(lane.topic_id, 0)))
             ops.append(_progress_erased(key[0], lane.topic_id, 0))
-            ops += names.drop_lane(key)
-        await self._commit(ops)
+            ops += [*names.drop_lane(key), CloseLedger(lane.topic_id)]
+        await self._commit([*ops, *ledgers])
         self._subscriptions.let_go(procedure.topic_id, procedure.group_id)
         self._ledgers.forget(procedure.topic_id)
         self._tails.forget(procedure.topic_id)
@@ -334,7 +339,7 @@ class Procedures:
                     *(EventKind.PURGED, origin, group_id, NO_QUEUE, record.attempts_before),
                     *(at - 1, record.message_id),
                 )
-                ops.append(Emit(event, at - 1))
+                ops += (Emit(event, at - 1), Tally(topic.topic_id, 0, Term.LETTERS_PURGED, 1))
                 ended.append(at - 1)
             await self._commit([*ops, *ledger.finish(ended)])
 
@@ -381,7 +386,7 @@ class Procedures:
         for queue, at, end, begin in zip(found.queues, procedure.first, ends, begins, strict=False):
             first = max(at, begin)  # it may have moved since the order
             ops.append(_progress_erased(queue.group_id, queue.topic_id, queue.queue_id))
-            ops += queue.start_at(first)
+            ops += queue.go_on_at(first, end)
             event = reset_event(queue.topic_id, queue.group_id, queue.queue_id, end)
             ops.append(Emit(event, first))
         await self._commit(ops)
@@ -418,6 +423,11 @@ class Procedures:
 def _next_step(count: int, size: int) -> int:
     """Return twice as many as there were, within the bounds, taking the next ones to be as large."""
     return max(1, min(2 * count, ROWS_PER_UNIT_MAX, BYTES_PER_UNIT_MAX * count // max(1, size)))
+
+
+def _ledgers_of(store: Store, group_id: int) -> list[CloseLedger]:
+    """Return what forgets the ledger of a group in all topics: of messages that it only failed it has no progress."""
+    return [CloseLedger(*pair) for pair in store.ledger()[0] if pair[1] == group_id]
 
 
 def _queue_range(topic_id: int, queue_id: int) -> tuple[bytes, bytes]:

@@ -68,5 +68,5 @@ class Progress:
         for queue, (rows, begin, end) in zip(queues, await self._reader.progress(queues), strict=True):
             queue.end = end
             queue.load(rows)
-            queue.skip_to(begin)
+            queue.skip_later(begin)
         return found

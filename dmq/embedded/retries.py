@@ -14,10 +14,11 @@ from dmq.embedded.catalog import Catalog
 from dmq.embedded.commits import Commits
 from dmq.embedded.failures import Failures
 from dmq.embedded.names import Group
-from dmq.store.ops import Append, IfKnown, Op, Withdraw
+from dmq.store.ops import Append, IfKnown, Op, Tally, Withdraw
 from dmq.store.schema.counts import BUCKET_MS
 from dmq.store.schema.index import EntryState, failed_id
 from dmq.store.schema.keys import TIMELINE_END, Family, pack_timeline_key, timeline_key, unpack_timeline_key
+from dmq.store.schema.ledger import Term
 from dmq.store.schema.record import (
     WAITING_HEADER_BYTES,
     EntryKind,
@@ -79,7 +80,7 @@ class _Retry(NamedTuple):
     value: bytes  # of its lane
 
 
-_Instead = Callable[[_Retry], tuple[list[Op], list[Append]]]
+_Instead = Callable[[_Retry], tuple[list[Op], list[Append | Tally]]]
 
 
 class WaitingRetries:
@@ -152,7 +153,7 @@ class WaitingRetries:
         """Make waiting retries visible at once, durable on return."""
         found = self._catalog.known_group(group)
 
-        def moved(retry: _Retry) -> tuple[list[Op], list[Append]]:
+        def moved(retry: _Retry) -> tuple[list[Op], list[Append | Tally]]:
             history = retry.message.history
             assert history is not None
             event = encode_event(
@@ -172,14 +173,14 @@ class WaitingRetries:
         """Send waiting retries to the group's dead-letter queue, durable on return."""
         found = self._catalog.known_group(group)
 
-        def ended(retry: _Retry) -> tuple[list[Op], list[Append]]:
+        def ended(retry: _Retry) -> tuple[list[Op], list[Append | Tally]]:
             history = retry.message.history
             assert history is not None
             ended = history._replace(reason=Reason.OPERATOR)
             before, copy = self._failures.bury_ops(
                 found.group_id, history.topic_id, retry.message, ended, retry.message.attempts_before
             )
-            return before, [copy]
+            return before, [copy, Tally(history.topic_id, found.group_id, Term.DEAD_WAITING, 1)]
 
         outcomes = await self._withdraw(found, entries, ended)
         self._failures.dead_total += outcomes.moved

@@ -6,18 +6,20 @@ id is known. All figures it keeps are absolute values in the batch that changes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, NamedTuple
 
 from dmq.store.believed import BelievedClock
 from dmq.store.counts import Counts
 from dmq.store.engine import Engine, queue_end
+from dmq.store.ledger_rows import LedgerRows
 from dmq.store.marks import Marks
 from dmq.store.ops import (
     NO_RECEIPT,
     Append,
     Appended,
     Batch,
+    CloseLedger,
     Delete,
     Done,
     DropOutbox,
@@ -33,6 +35,7 @@ from dmq.store.ops import (
     Reschedule,
     Schedule,
     SkipOutbox,
+    Tally,
     Withdraw,
     scheduled_times,
 )
@@ -86,7 +89,9 @@ class Assembler:
         idempotency_window_ms: int,
         outbox_bytes_max: int,
         gap_event: Callable[[int, int], bytes],
+        ledger_kinds: Collection[int] = (),
     ) -> None:
+        """``ledger_kinds``: the kinds of events that the ledger counts; without any there is none."""
         self._engine = engine
         self._marks = marks
         self._clock = clock
@@ -102,6 +107,7 @@ class Assembler:
         )
         self._tails: dict[tuple[int, int], int] = {}
         self._counts = Counts(engine)
+        self._ledger = LedgerRows(engine, ledger_kinds) if ledger_kinds else None
         # Keys withdrawn while the reader may have had them in its hand already; see ``_withdraw``.
         self._withdrawn: set[bytes] = set()
         # Of the batch being assembled:
@@ -160,6 +166,8 @@ class Assembler:
             else:
                 puts.append((family, key, value))
         self._counts.put(batch)
+        if self._ledger is not None:
+            self._ledger.put(batch, self._records, self._appended)
         self.outbox.put(batch, self._records, self._now_ms)
         if self._sequence >= first_sequence:
             puts.append((Family.META, keys.META_SEQUENCE, pack_u64(self._sequence)))
@@ -358,6 +366,16 @@ class Assembler:
         self._records += (pack_record_head(len(op.event), _NA, offset), op.event)
         return NO_RECEIPT
 
+    def _tally(self, op: Tally) -> Receipt:
+        if self._ledger is not None:
+            self._ledger.add(*op)
+        return NO_RECEIPT
+
+    def _close_ledger(self, op: CloseLedger) -> Receipt:
+        if self._ledger is not None:
+            self._ledger.close(*op)
+        return NO_RECEIPT
+
     def _hold_outbox(self, op: HoldOutbox) -> Receipt:
         self.outbox.hold(op)
         return NO_RECEIPT
@@ -381,6 +399,8 @@ class Assembler:
         Put: _put,
         Delete: _delete,
         Emit: _emit,
+        Tally: _tally,
+        CloseLedger: _close_ledger,
         HoldOutbox: _hold_outbox,
         DropOutbox: _drop_outbox,
         SkipOutbox: _skip_outbox,

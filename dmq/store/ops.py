@@ -107,7 +107,7 @@ class Withdraw(NamedTuple):
     scope: int
     message_id: bytes  # as it was scheduled
     deliver_at_ms: int  # its true delivery time
-    instead: Sequence[Append | Delete | Emit | Put | Schedule] = ()
+    instead: Sequence[Append | Delete | Emit | Put | Schedule | Tally] = ()
     event: bytes = b""
     is_remembered: bool = False
     outcome: EntryState = EntryState.WITHDRAWN
@@ -191,6 +191,22 @@ class Emit(NamedTuple):
     queue_offset: int = -1
 
 
+class Tally(NamedTuple):
+    """Add ``by`` to a term of the ledger that no event tells; nothing in a store that keeps none."""
+
+    topic_id: int
+    group_id: int  # 0: the topic itself
+    term: int  # dmq.store.schema.ledger.Term
+    by: int
+
+
+class CloseLedger(NamedTuple):
+    """Forget the ledger of a topic and all its groups or, with a group, what the topic has for that."""
+
+    topic_id: int
+    group_id: int = 0
+
+
 class HoldOutbox(NamedTuple):
     """Do not cut audit events below ``below`` to keep the bound: they are being exported. 0 lets go."""
 
@@ -226,6 +242,8 @@ Op = (
     | Put
     | Delete
     | Emit
+    | Tally
+    | CloseLedger
     | HoldOutbox
     | DropOutbox
     | SkipOutbox

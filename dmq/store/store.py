@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -23,6 +23,7 @@ from dmq.store.counts import put_hours_of_format_1
 from dmq.store.disk import DiskGuard, DiskState
 from dmq.store.engine import Engine, EngineStats, Rows, queue_begin, queue_end
 from dmq.store.identity import draw
+from dmq.store.ledger_opening import open_ledger, read_head
 from dmq.store.marks import Marks
 from dmq.store.ops import Appended, Batch, Op, Put
 from dmq.store.rocks import RocksEngine, RocksOptions
@@ -32,6 +33,7 @@ from dmq.store.schema.counts import BUCKET_MS, HOUR_MS, DueCount, due_in
 from dmq.store.schema.identity import Identity, Place, decode_identity, encode_identity
 from dmq.store.schema.index import COPY_SUFFIX_MAX, EntryState, Receipt, decode_index, failed_message_id
 from dmq.store.schema.keys import FORMAT_VERSION, Family
+from dmq.store.schema.ledger import LedgerHead, decode_ledger, unpack_ledger_key
 from dmq.store.schema.outbox import OutboxState, decode_state
 
 _MIB = 1024 * 1024
@@ -61,9 +63,12 @@ class StoreOptions:
     clock: ClockOptions = field(default_factory=ClockOptions)
     rocks: RocksOptions = field(default_factory=RocksOptions)
     gap_event: Callable[[int, int], bytes] = _unknown_gap
+    ledger_kinds: Collection[int] = ()  # the kinds of events that the ledger counts; without any none is kept
+    begins_ledger: bool = True  # in a store that has none
 
 
 _COPIES_MAX = 1_000  # of one message for one group
+_LEDGER_ROWS_MAX = 10_000_000  # as many as there are names, and pairs of them that have to do with each other
 
 
 class Recovery(NamedTuple):
@@ -103,6 +108,7 @@ class Store:
         self.boot = recovered.boot
         self.identity = _identity(engine, cell)
         self.outbox_bytes_max = options.outbox_bytes_max
+        first, self.ledger_head = self._opening_batch(recovered, version, options)
         self.marks = Marks(recovered.done)
         self._assembler = Assembler(
             engine,
@@ -112,6 +118,7 @@ class Store:
             idempotency_window_ms=options.idempotency_window_ms,
             outbox_bytes_max=options.outbox_bytes_max,
             gap_event=options.gap_event,
+            ledger_kinds=options.ledger_kinds if self.ledger_head is not None else (),
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_appended: Callable[[Appended], None] | None = None
@@ -129,12 +136,29 @@ class Store:
             has_room=disk.has_room if disk is not None else lambda _: True,
         )
         self._disk = disk
-        engine.write(_first_batch(engine, recovered, self.identity, version, self.clock))
+        engine.write(first)
         engine.sync()
         self._writer.start()
         cut_bytes = engine.recovered_cut_bytes if isinstance(engine, RocksEngine) else 0
         took_s = clock.monotonic_s() - started_s
         self.recovery = Recovery(version is None, was_closed, cut_bytes, recovered.sequence, took_s)
+
+    def _opening_batch(
+        self, recovered: Recovered, version: int | None, options: StoreOptions
+    ) -> tuple[Batch, LedgerHead | None]:
+        """Return what opening writes, and the head of the ledger if one is kept from here on."""
+        batch = _first_batch(self._engine, recovered, self.identity, version, self.clock)
+        try:
+            if not options.ledger_kinds or (not options.begins_ledger and read_head(self._engine) is None):
+                return batch, None
+            with_ledger = Batch()
+            head = open_ledger(self._engine, with_ledger, run=recovered.boot, now_ms=self.clock.now_ms())
+        except StoreCorrupt as error:  # what is damaged is told by who needs it; a store is not shut for its ledger
+            log.warning("ledger_not_kept", error=str(error), why="what it begins with, or goes on from, is damaged")
+            return batch, None
+        batch.ranges += with_ledger.ranges
+        batch.puts += with_ledger.puts
+        return batch, head
 
     @classmethod
     def open(cls, path: Path, clock: Clock, options: StoreOptions | None = None) -> Self:
@@ -287,6 +311,10 @@ class Store:
         found = self._engine.scan(Family.META, *keys.meta_range(keys.META_TOTAL), limit=1_000_000)
         return {keys.meta_id(key): keys.unpack_u64(value) for key, value in found.rows}
 
+    def ledger(self) -> tuple[dict[tuple[int, int], dict[int, int]], dict[int, int]]:
+        """Return the ledger's counts by topic and group, and how many entries wait by scope, all of one instant."""
+        return read_ledger(self._engine)
+
     def due_counts(self, scope: int, from_ms: int, until_ms: int, *, limit: int = 10_000) -> list[DueCount]:
         """Return how many entries of ``scope`` are due when, in buckets of one minute, empty ones left out."""
         start, stop = keys.hour_range(scope, from_ms // HOUR_MS, -(-until_ms // HOUR_MS))
@@ -411,6 +439,19 @@ def _resolve(done: Future[list[Receipt]] | asyncio.Future[list[Receipt]], unit: 
         done.set_exception(unit.error)
     else:
         done.set_result(unit.receipts)
+
+
+def read_ledger(engine: Engine) -> tuple[dict[tuple[int, int], dict[int, int]], dict[int, int]]:
+    """As ``Store.ledger``, of a store that is not open."""
+    start, stop = keys.META_TOTAL, keys.meta_range(keys.META_LEDGER)[1]  # side by side: one scan sees one instant
+    rows: dict[tuple[int, int], dict[int, int]] = {}
+    pending: dict[int, int] = {}
+    for key, value in engine.scan(Family.META, start, stop, limit=_LEDGER_ROWS_MAX).rows:
+        if key[:1] == keys.META_TOTAL:
+            pending[keys.meta_id(key)] = keys.unpack_u64(value)
+        else:
+            rows[unpack_ledger_key(key)] = decode_ledger(value)
+    return rows, pending
 
 
 def _read_meta(engine: Engine) -> tuple[Recovered, int | None, bool]:

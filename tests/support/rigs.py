@@ -10,17 +10,20 @@ import gc
 import shutil
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import pytest
+from support.ledger_check import assert_balances
 from support.memory_broker import MemoryBroker
 
 from broker_adapter.adapter import GroupSettings, PopBroker, Subscription
 from broker_adapter.clock import ManualClock
 from broker_adapter.message import Delivery, Envelope, SendReceipt
 from dmq.audit.events import gap_event
+from dmq.audit.ledger import LEDGER_KINDS
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.errors import StoreError
 from dmq.scheduler.scheduler import Scheduler
@@ -116,7 +119,7 @@ class EmbeddedRig:
         self.queues = queues
         self._group_start = group_start
         self.stay = stay  # of the next run
-        self._options = options or StoreOptions(gap_event=gap_event)
+        self._options = replace(options or StoreOptions(gap_event=gap_event), ledger_kinds=LEDGER_KINDS)
         self._wrap = wrap
 
     async def open(self) -> None:
@@ -142,8 +145,15 @@ class EmbeddedRig:
     async def close(self) -> None:
         await self.broker.close()
         self.scheduler.close()
+        self.check_ledger()
         with suppress(StoreError):  # of a store that a test broke, or of an engine that crashed
             self.store.close()
+
+    def check_ledger(self) -> None:
+        """Whatever was done, by whomever: the ledger is what the rows say."""
+        with suppress(StoreError):  # of a store that a test broke, or of an engine that crashed
+            self.store.commit([])
+            assert_balances(self.store)
 
     async def settle(self) -> None:
         while self.scheduler.turn().handed_over:

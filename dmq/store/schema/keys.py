@@ -48,10 +48,12 @@ META_CLOCK = b"C"  # one reading of the clocks
 META_MOVES = b"M"  # steps back whose delays are being moved
 META_QUOTAS = b"Q"  # the limits of keys and addresses
 META_BORDER = b"W"  # what the forwarder left in doubt
+META_LEDGER_HEAD = b"U"  # since when there is a ledger
 # First letters of the keys of many.
 META_HOUR = b"m"  # how many entries of a scope are due in each minute of an hour
 META_MINUTE = b"c"  # the same by the minute, in format 1
 META_TOTAL = b"t"  # how many entries of a scope wait
+META_LEDGER = b"u"  # what became of messages; right behind the totals, so that one scan sees both at one instant
 META_NAME = b"n"  # a topic, a group or a lane
 META_SETTINGS = b"p"  # of a topic or a group
 META_HOLDS = b"h"  # what kinds of messages a topic took

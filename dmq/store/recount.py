@@ -1,0 +1,177 @@
+"""Counting, from the rows of a store, what the ledger says: all of it, or what it begins with.
+
+Nothing here reads a message that lies in a queue: queues are counted by their ends, progress by floors and bitmaps.
+Memory grows with names and queues, not with messages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dmq.errors import StoreCorrupt
+from dmq.store.engine import Engine, queue_end
+from dmq.store.schema import keys
+from dmq.store.schema.group import CHUNK_OFFSETS, GROUPS_END, NO_GROUP, GroupKind, group_queue_range, pack_group_key
+from dmq.store.schema.group import unpack_group_key, unpack_group_row
+from dmq.store.schema.index import failed_topic_id
+from dmq.store.schema.keys import TIMELINE_END, Family, unpack_u64
+from dmq.store.schema.names import NameKind, decode_name
+from dmq.store.schema.record import EntryKind, decode_waiting
+
+ROWS_PER_SLICE = 4_096
+_BYTES_PER_SLICE = 8 * 1024 * 1024  # values come with their payloads
+_ROWS_MAX = 10_000_000
+_RETRY = int(EntryKind.RETRY)
+
+Pair = tuple[int, int]  # topic (or lane) and group
+
+
+class Lane(NamedTuple):
+    """Whose retries of which topic a lane has."""
+
+    group_id: int
+    topic_id: int
+
+
+@dataclass(slots=True)
+class KnownIds:
+    """Everything that has a queue, and what is on its way out."""
+
+    queues: dict[int, int] = field(default_factory=dict)  # by topic or lane that is there: how many
+    names: dict[int, str] = field(default_factory=dict)  # of topics and groups, those that were removed included
+    lanes: dict[int, Lane] = field(default_factory=dict)  # by id
+    groups: set[int] = field(default_factory=set)  # that are there
+
+    @classmethod
+    def of(cls, engine: Engine) -> KnownIds:
+        """Read the names of a store; ``StoreCorrupt`` for a record that cannot be read."""
+        known = cls()
+        for key, value in engine.scan(Family.META, *keys.meta_range(keys.META_NAME), limit=_ROWS_MAX).rows:
+            name_id = keys.meta_id(key)
+            record = decode_name(name_id, value)
+            if record.kind is not NameKind.LANE:
+                known.names[name_id] = record.name
+            if record.is_removed:
+                continue
+            if record.kind is NameKind.GROUP:
+                known.groups.add(name_id)
+                continue
+            known.queues[name_id] = record.queues
+            if record.kind is NameKind.LANE:
+                known.lanes[name_id] = Lane(record.group_id, record.topic_id)
+        return known
+
+
+@dataclass(slots=True)
+class Recount:
+    """What the rows say. Unfinished of group 0: dead letters without an outcome."""
+
+    stored: dict[int, int] = field(default_factory=dict)  # sum of the ends of the queues, by topic or lane
+    queues: Counter[Pair] = field(default_factory=Counter)  # how many of a topic's queues a group reads
+    unfinished: Counter[Pair] = field(default_factory=Counter)
+    waiting: Mapping[int, int] = field(default_factory=dict)  # entries of the timeline, by scope
+    copies: Mapping[Pair, int] = field(default_factory=dict)  # retries that wait
+
+
+def recount_queues(engine: Engine, known: KnownIds, *, breathe: Callable[[int], None] = lambda _: None) -> Recount:
+    """Count all but what waits: one seek for each queue, and one scan of a group's bitmaps for each that it reads.
+
+    ``breathe`` is called now and then, with how many rows were looked at since. Of topics that are being removed only
+    what is still there of their readers' progress is found.
+    """
+    found = Recount()
+    ends: dict[Pair, int] = {}
+    for topic_id, queues in known.queues.items():
+        for queue_id in range(queues):
+            ends[topic_id, queue_id] = queue_end(engine, topic_id, queue_id)
+        found.stored[topic_id] = sum(ends[topic_id, queue_id] for queue_id in range(queues))
+        breathe(queues)
+    start = group_queue_range(NO_GROUP, 0, 0)[0]
+    while rows := engine.scan(Family.GROUP, start, GROUPS_END, limit=1).rows:
+        group_id, topic_id, queue_id, kind, _ = unpack_group_key(rows[0][0])
+        start = group_queue_range(group_id, topic_id, queue_id)[1]
+        if group_id == NO_GROUP and kind > GroupKind.CHUNK:  # outcomes, and offsets of groups that pull
+            continue
+        finished, looked = _finished(engine, group_id, topic_id, queue_id)
+        breathe(looked)
+        if (topic_id, queue_id) in ends:
+            found.unfinished[topic_id, group_id] += ends[topic_id, queue_id] - finished
+            found.queues[topic_id, group_id] += 1
+    return found
+
+
+def _finished(engine: Engine, group_id: int, topic_id: int, queue_id: int) -> tuple[int, int]:
+    """Return how many offsets of a queue a group has finished, and how many rows said so."""
+    start, stop = (
+        pack_group_key(group_id, topic_id, queue_id, kind, 0) for kind in (GroupKind.FLOOR, GroupKind.EXCEPTION)
+    )
+    rows = engine.scan(Family.GROUP, start, stop, limit=_ROWS_MAX).rows
+    floor = above = 0
+    for key, value in rows:
+        kind, number = unpack_group_row(key)
+        if kind == GroupKind.FLOOR:
+            floor = unpack_u64(value)
+        else:  # the floor's own chunk has bits of what lies below it, of all of that or of some
+            above += (int.from_bytes(value, "little") >> max(0, floor - number * CHUNK_OFFSETS)).bit_count()
+    return floor + above, len(rows)
+
+
+def recount_timeline(engine: Engine, known: KnownIds, found: Recount, breathe: Callable[[int], None]) -> None:
+    """Count all that waits: one scan of the timeline, in slices; ``breathe`` is called behind each with its rows."""
+    waiting: Counter[int] = Counter()
+    copies: Counter[int] = Counter()  # by lane
+    start = b""
+    while True:
+        slice_ = engine.scan(Family.TIMELINE, start, TIMELINE_END, limit=ROWS_PER_SLICE, bytes_max=_BYTES_PER_SLICE)
+        for _, value in slice_.rows:
+            kind, _, topic_id, scope, *_ = decode_waiting(value)
+            waiting[scope] += 1
+            if kind == _RETRY:
+                copies[topic_id] += 1
+        breathe(len(slice_.rows))
+        if slice_.is_complete:
+            break
+        start = slice_.rows[-1][0] + b"\0"
+    found.waiting, found.copies = waiting, copies_of(known, copies)
+
+
+def copies_of(known: KnownIds, by_lane: Mapping[int, int]) -> dict[Pair, int]:
+    """Return how many retries wait by topic and group, where it is known by lane."""
+    lanes = {lane_id: known.lanes[lane_id] for lane_id in by_lane if lane_id in known.lanes}
+    return {(lane.topic_id, lane.group_id): by_lane[lane_id] for lane_id, lane in lanes.items()}
+
+
+def assume_counts(engine: Engine, known: KnownIds, found: Recount) -> None:
+    """Take what waits from the counts that every store keeps.
+
+    They say how many retries of a group wait, and not of which topic: where it failed messages of several the index is
+    read, a short row for each retry.
+    """
+    rows = engine.scan(Family.META, *keys.meta_range(keys.META_TOTAL), limit=_ROWS_MAX).rows
+    found.waiting = {keys.meta_id(key): unpack_u64(value) for key, value in rows}
+    topics: dict[int, list[int]] = {}
+    for lane in known.lanes.values():
+        topics.setdefault(lane.group_id, []).append(lane.topic_id)
+    copies: Counter[Pair] = Counter()
+    for group_id, failed in topics.items():
+        if len(failed) == 1 or not found.waiting.get(group_id):
+            copies[failed[0], group_id] = found.waiting.get(group_id, 0)
+            continue
+        start, stop = keys.waiting_range(group_id)
+        while True:
+            page = engine.scan(Family.INDEX, start, stop, limit=ROWS_PER_SLICE)
+            copies.update((failed_topic_id(key), group_id) for key, _ in page.rows)
+            if page.is_complete:
+                break
+            start = page.rows[-1][0] + b"\0"
+    found.copies = copies
+
+
+def check_names(known: KnownIds) -> None:
+    """``StoreCorrupt`` for a lane whose topic or group has no record."""
+    for lane_id, lane in known.lanes.items():
+        if not {lane.group_id, lane.topic_id} <= known.names.keys():
+            raise StoreCorrupt(f"retry lane {lane_id} belongs to a topic or a group that has no record")
