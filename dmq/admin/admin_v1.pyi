@@ -1343,5 +1343,153 @@ class RemoveScheduleResponse(_message.Message):
     schedule: Schedule
     def __init__(self, schedule: _Optional[_Union[Schedule, _Mapping[str, _Any]]] = ...) -> None: ...
 
+class GetLedgerRequest(_message.Message):
+    __slots__ = ("topic", "with_groups")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    WITH_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    with_groups: bool
+    def __init__(self, topic: _Optional[str] = ..., with_groups: _Optional[bool] = ...) -> None: ...
+
+class GetLedgerResponse(_message.Message):
+    __slots__ = ("began_at_ms", "topics", "differences", "differences_total")
+    BEGAN_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENCES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    began_at_ms: int
+    topics: _containers.RepeatedCompositeFieldContainer[LedgerTopic]
+    differences: _containers.RepeatedCompositeFieldContainer[LedgerDifference]
+    differences_total: int
+    def __init__(self, began_at_ms: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[LedgerTopic, _Mapping[str, _Any]]]] = ..., differences: _Optional[_Iterable[_Union[LedgerDifference, _Mapping[str, _Any]]]] = ..., differences_total: _Optional[int] = ...) -> None: ...
+
+class LedgerTopic(_message.Message):
+    __slots__ = ("topic", "scheduled", "fired", "cancelled", "pending", "at_once", "half", "committed", "rolled_back", "given_up", "undecided", "expired", "due", "letters", "groups")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    FIRED_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    AT_ONCE_FIELD_NUMBER: _ClassVar[int]
+    HALF_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    UNDECIDED_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    DUE_FIELD_NUMBER: _ClassVar[int]
+    LETTERS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    scheduled: int
+    fired: int
+    cancelled: int
+    pending: int
+    at_once: int
+    half: int
+    committed: int
+    rolled_back: int
+    given_up: int
+    undecided: int
+    expired: int
+    due: LedgerDue
+    letters: LedgerLetters
+    groups: _containers.RepeatedCompositeFieldContainer[LedgerGroup]
+    def __init__(self, topic: _Optional[str] = ..., scheduled: _Optional[int] = ..., fired: _Optional[int] = ..., cancelled: _Optional[int] = ..., pending: _Optional[int] = ..., at_once: _Optional[int] = ..., half: _Optional[int] = ..., committed: _Optional[int] = ..., rolled_back: _Optional[int] = ..., given_up: _Optional[int] = ..., undecided: _Optional[int] = ..., expired: _Optional[int] = ..., due: _Optional[_Union[LedgerDue, _Mapping[str, _Any]]] = ..., letters: _Optional[_Union[LedgerLetters, _Mapping[str, _Any]]] = ..., groups: _Optional[_Iterable[_Union[LedgerGroup, _Mapping[str, _Any]]]] = ...) -> None: ...
+
+class LedgerDue(_message.Message):
+    __slots__ = ("overdue", "minute", "hour", "day", "week", "later")
+    OVERDUE_FIELD_NUMBER: _ClassVar[int]
+    MINUTE_FIELD_NUMBER: _ClassVar[int]
+    HOUR_FIELD_NUMBER: _ClassVar[int]
+    DAY_FIELD_NUMBER: _ClassVar[int]
+    WEEK_FIELD_NUMBER: _ClassVar[int]
+    LATER_FIELD_NUMBER: _ClassVar[int]
+    overdue: int
+    minute: int
+    hour: int
+    day: int
+    week: int
+    later: int
+    def __init__(self, overdue: _Optional[int] = ..., minute: _Optional[int] = ..., hour: _Optional[int] = ..., day: _Optional[int] = ..., week: _Optional[int] = ..., later: _Optional[int] = ...) -> None: ...
+
+class LedgerLetters(_message.Message):
+    __slots__ = ("letters", "redriven", "purged", "expired", "left")
+    LETTERS_FIELD_NUMBER: _ClassVar[int]
+    REDRIVEN_FIELD_NUMBER: _ClassVar[int]
+    PURGED_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    letters: int
+    redriven: int
+    purged: int
+    expired: int
+    left: int
+    def __init__(self, letters: _Optional[int] = ..., redriven: _Optional[int] = ..., purged: _Optional[int] = ..., expired: _Optional[int] = ..., left: _Optional[int] = ...) -> None: ...
+
+class LedgerGroup(_message.Message):
+    __slots__ = ("group", "fired", "acked", "forwarded", "dead", "filtered", "expired", "in_retry", "unread", "in_flight")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    FIRED_FIELD_NUMBER: _ClassVar[int]
+    ACKED_FIELD_NUMBER: _ClassVar[int]
+    FORWARDED_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    FILTERED_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    IN_RETRY_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    fired: int
+    acked: int
+    forwarded: int
+    dead: int
+    filtered: int
+    expired: int
+    in_retry: int
+    unread: int
+    in_flight: int
+    def __init__(self, group: _Optional[str] = ..., fired: _Optional[int] = ..., acked: _Optional[int] = ..., forwarded: _Optional[int] = ..., dead: _Optional[int] = ..., filtered: _Optional[int] = ..., expired: _Optional[int] = ..., in_retry: _Optional[int] = ..., unread: _Optional[int] = ..., in_flight: _Optional[int] = ...) -> None: ...
+
+class LedgerDifference(_message.Message):
+    __slots__ = ("topic", "group", "term", "counted", "found")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    group: str
+    term: str
+    counted: int
+    found: int
+    def __init__(self, topic: _Optional[str] = ..., group: _Optional[str] = ..., term: _Optional[str] = ..., counted: _Optional[int] = ..., found: _Optional[int] = ...) -> None: ...
+
+class VerifyLedgerRequest(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class VerifyLedgerResponse(_message.Message):
+    __slots__ = ("number", "started_at_ms", "ended_at_ms", "looked", "expected", "error", "differences", "differences_total")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    LOOKED_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENCES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    started_at_ms: int
+    ended_at_ms: int
+    looked: int
+    expected: int
+    error: str
+    differences: _containers.RepeatedCompositeFieldContainer[LedgerDifference]
+    differences_total: int
+    def __init__(self, number: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., ended_at_ms: _Optional[int] = ..., looked: _Optional[int] = ..., expected: _Optional[int] = ..., error: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[LedgerDifference, _Mapping[str, _Any]]]] = ..., differences_total: _Optional[int] = ...) -> None: ...
+
 SERVICE: str
 METHODS: _Mapping[str, _Method]

@@ -328,6 +328,16 @@ class AdminClient:
         request = wire.RemoveScheduleRequest(name=name)
         return self._call(wire.METHODS["RemoveSchedule"], request, wire.RemoveScheduleResponse).schedule
 
+    def ledger(self, topic: str = "", *, with_groups: bool = False) -> wire.GetLedgerResponse:
+        """Ask where every message is; raises ``NotFound`` for a topic that nobody knows."""
+        request = wire.GetLedgerRequest(topic=topic, with_groups=with_groups)
+        return self._call(wire.METHODS["GetLedger"], request, wire.GetLedgerResponse)
+
+    def verify_ledger(self, number: int = 0) -> wire.VerifyLedgerResponse:
+        """Have the ledger compared with the rows of the store, or ask how that goes."""
+        request = wire.VerifyLedgerRequest(number=number)
+        return self._call(wire.METHODS["VerifyLedger"], request, wire.VerifyLedgerResponse)
+
     def _call(
         self, method: Method, request: Message, response_class: type[_Response], timeout_s: float | None = None
     ) -> _Response:

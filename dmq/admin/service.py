@@ -19,6 +19,7 @@ from dmq.admin.client_source import ClientSilent
 from dmq.admin.clients import ClientCalls
 from dmq.admin.clock import ClockCalls
 from dmq.admin.groups import Groups
+from dmq.admin.ledger import LedgerCalls
 from dmq.admin.letters import Letters
 from dmq.admin.listing import ListingCalls
 from dmq.admin.messages import Messages
@@ -31,6 +32,7 @@ from dmq.admin.topics import Topics
 from dmq.embedded.retries import WaitingRetries
 from dmq.errors import DmqError, StoreCorrupt
 from dmq.store.store import Store
+from dmq.upkeep.ledger import LedgerVerifier
 from dmq.upkeep.snapshots import Snapshots
 
 # With bodies a page is cut before an answer gets too large for its receiver; one letter always fits.
@@ -87,6 +89,7 @@ class AdminService:
         clock: Store | None = None,
         quotas: QuotaCalls | None = None,
         schedules: ScheduleCalls | None = None,
+        verifier: LedgerVerifier | None = None,
     ) -> None:
         """Calls about ``snapshots``, ``backups`` or the ``clock`` of a store are refused where there is none."""
         self._cell, self._topics, self._groups, self._retries, self._letters, self._messages = operators
@@ -99,6 +102,7 @@ class AdminService:
         self.quotas = quotas or QuotaCalls()
         self.schedules = schedules or ScheduleCalls(operators.cell)
         self.replays = ReplayCalls(operators.cell, operators.messages)
+        self.ledger = LedgerCalls(operators.cell, verifier)
 
     async def get_status(self, _request: wire.GetStatusRequest) -> wire.GetStatusResponse:
         """Say how the daemon is."""
@@ -276,6 +280,8 @@ def handlers(service: AdminService) -> Mapping[str, Handler]:
         "GetClientStack": service.clients.get_client_stack,
         "ReplayMessages": service.replays.replay_messages,
         "VerifyClientMessage": service.clients.verify_client_message,
+        "GetLedger": service.ledger.get_ledger,
+        "VerifyLedger": service.ledger.verify_ledger,
     }
     return MappingProxyType(
         {method.path: Handler(method.request_class, calls[name]) for name, method in wire.METHODS.items()}

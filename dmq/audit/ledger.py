@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from broker_adapter.topics import DEAD_LETTER_PREFIX
 from dmq.audit.events import EventKind
-from dmq.store.recount import KnownIds, Pair, Recount
+from dmq.store.recount import KnownIds, Pair, Recount, Scanned, read_ledger
 from dmq.store.schema.keys import half_scope
 from dmq.store.schema.ledger import Term
 
@@ -172,6 +172,10 @@ class Ledger:
             unread=fired - acked - forwarded - dead - filtered - expired - in_retry,
         )
 
+    def name(self, name_id: int) -> str:
+        """Return the name of a topic or a group."""
+        return self._known.names[name_id]
+
     def topics(self) -> list[TopicBook]:
         """Return all topics, by name."""
         return [self.topic(each) for each in sorted(self._topics, key=lambda each: self._known.names[each])]
@@ -268,6 +272,16 @@ class Ledger:
         redriven, purged, expired = row(Term.LETTERS_REDRIVEN), row(Term.LETTERS_PURGED), row(Term.SKIPPED)
         left = letters - redriven - purged - expired
         return LettersBook(letters=letters, redriven=redriven, purged=purged, expired=expired, left=left)
+
+
+def read_books(source: Scanned) -> Ledger:
+    """Return the ledger of a store; names that change while it is read are read again."""
+    known = KnownIds.of(source)
+    while True:
+        counts = read_ledger(source)
+        before, known = known, KnownIds.of(source)
+        if before == known:
+            return Ledger(*counts, known)
 
 
 class _Row(NamedTuple):

@@ -45,12 +45,17 @@ def due_rows(buckets: Iterable[tuple[int, int]], waiting: int, now_ms: int) -> l
 
 def show_due(heading: str, buckets: Iterable[tuple[int, int]], waiting: int, now_ms: int) -> None:
     """Print ``due_rows`` with a bar each behind an empty line; nothing if there is no row."""
-    rows = due_rows(buckets, waiting, now_ms)
+    show_spans(heading, due_rows(buckets, waiting, now_ms))
+
+
+def show_spans(heading: str, spans: Iterable[tuple[str, int]]) -> None:
+    """Print how many are in each span of time, with a bar each behind an empty line; nothing if none is in any."""
+    rows = [(label, count) for label, count in spans if count]
     if rows:
-        most = max(row.messages for row in rows)
+        most = max(count for _, count in rows)
         typer.echo()
         show_table(
             ("DUE", heading, ""),
-            [(row.label, f"{row.messages:,}", "#" * -(-row.messages * _BAR_CHARS // most)) for row in rows],
+            [(label, f"{count:,}", "#" * -(-count * _BAR_CHARS // most)) for label, count in rows],
             numbers=(heading,),
         )

@@ -42,6 +42,7 @@ from dmq.store.ops import Emit, Put
 from dmq.store.schema.keys import META_QUOTAS, Family
 from dmq.store.store import Store
 from dmq.units import Address
+from dmq.upkeep.ledger import LedgerVerifier
 from dmq.upkeep.snapshots import Snapshots
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
             stack.push_async_callback(snapshots.close, config.shutdown_grace_s)
         backups = Backups(store, config.data)
         stack.push_async_callback(backups.close)
+        verifier = await stack.enter_async_context(LedgerVerifier(store, config.data))
         metrics = Metrics(version=_version(), cell_id=store.cell_id)
         _observe(store, metrics)
         broker = broker_of(config, store)
@@ -129,7 +131,7 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         quotas = _quotas(config, store, front or broker.catalog)
         quota_calls = QuotaCalls(quotas, partial(_keep_quotas, store))
         schedules = ScheduleCalls(cell, check_recurring, front.types_of if front is not None else None)
-        admin = AdminService(Operators.of(cell), snapshots, backups, store, quota_calls, schedules)
+        admin = AdminService(Operators.of(cell), snapshots, backups, store, quota_calls, schedules, verifier)
         own = store.clock, broker, metrics, admin, quotas
         server = transport_of(config, *own, front=front, connections_max=descriptors.connections)
         stack.push_async_callback(server.stop, config.shutdown_grace_s)

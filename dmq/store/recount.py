@@ -9,15 +9,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from dmq.errors import StoreCorrupt
-from dmq.store.engine import Engine, queue_end
+from dmq.store.engine import Engine, Rows, queue_end
 from dmq.store.schema import keys
-from dmq.store.schema.group import CHUNK_OFFSETS, GROUPS_END, NO_GROUP, GroupKind, group_queue_range, pack_group_key
-from dmq.store.schema.group import unpack_group_key, unpack_group_row
+from dmq.store.schema.group import (
+    CHUNK_OFFSETS,
+    GROUPS_END,
+    NO_GROUP,
+    GroupKind,
+    group_queue_range,
+    pack_group_key,
+    unpack_group_key,
+    unpack_group_row,
+)
 from dmq.store.schema.index import failed_topic_id
 from dmq.store.schema.keys import TIMELINE_END, Family, unpack_u64
+from dmq.store.schema.ledger import decode_ledger, unpack_ledger_key
 from dmq.store.schema.names import NameKind, decode_name
 from dmq.store.schema.record import EntryKind, decode_waiting
 
@@ -27,6 +35,14 @@ _ROWS_MAX = 10_000_000
 _RETRY = int(EntryKind.RETRY)
 
 Pair = tuple[int, int]  # topic (or lane) and group
+
+
+class Scanned(Protocol):
+    """What gives rows: an engine, or a store."""
+
+    def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int) -> Rows:
+        """As ``Engine.scan``."""
+        ...
 
 
 class Lane(NamedTuple):
@@ -46,10 +62,10 @@ class KnownIds:
     groups: set[int] = field(default_factory=set)  # that are there
 
     @classmethod
-    def of(cls, engine: Engine) -> KnownIds:
+    def of(cls, source: Scanned) -> KnownIds:
         """Read the names of a store; ``StoreCorrupt`` for a record that cannot be read."""
         known = cls()
-        for key, value in engine.scan(Family.META, *keys.meta_range(keys.META_NAME), limit=_ROWS_MAX).rows:
+        for key, value in source.scan(Family.META, *keys.meta_range(keys.META_NAME), limit=_ROWS_MAX).rows:
             name_id = keys.meta_id(key)
             record = decode_name(name_id, value)
             if record.kind is not NameKind.LANE:
@@ -74,6 +90,19 @@ class Recount:
     unfinished: Counter[Pair] = field(default_factory=Counter)
     waiting: Mapping[int, int] = field(default_factory=dict)  # entries of the timeline, by scope
     copies: Mapping[Pair, int] = field(default_factory=dict)  # retries that wait
+
+
+def read_ledger(source: Scanned) -> tuple[dict[tuple[int, int], dict[int, int]], dict[int, int]]:
+    """Return the ledger's counts by topic and group, and how many entries wait by scope, all of one instant."""
+    start, stop = keys.META_TOTAL, keys.meta_range(keys.META_LEDGER)[1]  # side by side: one scan sees one instant
+    rows: dict[tuple[int, int], dict[int, int]] = {}
+    pending: dict[int, int] = {}
+    for key, value in source.scan(Family.META, start, stop, limit=_ROWS_MAX).rows:
+        if key[:1] == keys.META_TOTAL:
+            pending[keys.meta_id(key)] = keys.unpack_u64(value)
+        else:
+            rows[unpack_ledger_key(key)] = decode_ledger(value)
+    return rows, pending
 
 
 def recount_queues(engine: Engine, known: KnownIds, *, breathe: Callable[[int], None] = lambda _: None) -> Recount:
@@ -168,10 +197,3 @@ def assume_counts(engine: Engine, known: KnownIds, found: Recount) -> None:
                 break
             start = page.rows[-1][0] + b"\0"
     found.copies = copies
-
-
-def check_names(known: KnownIds) -> None:
-    """``StoreCorrupt`` for a lane whose topic or group has no record."""
-    for lane_id, lane in known.lanes.items():
-        if not {lane.group_id, lane.topic_id} <= known.names.keys():
-            raise StoreCorrupt(f"retry lane {lane_id} belongs to a topic or a group that has no record")

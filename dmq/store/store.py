@@ -26,6 +26,7 @@ from dmq.store.identity import draw
 from dmq.store.ledger_opening import open_ledger, read_head
 from dmq.store.marks import Marks
 from dmq.store.ops import Appended, Batch, Op, Put
+from dmq.store.recount import read_ledger
 from dmq.store.rocks import RocksEngine, RocksOptions
 from dmq.store.schema import keys
 from dmq.store.schema.clock import decode_clock, encode_clock
@@ -33,7 +34,7 @@ from dmq.store.schema.counts import BUCKET_MS, HOUR_MS, DueCount, due_in
 from dmq.store.schema.identity import Identity, Place, decode_identity, encode_identity
 from dmq.store.schema.index import COPY_SUFFIX_MAX, EntryState, Receipt, decode_index, failed_message_id
 from dmq.store.schema.keys import FORMAT_VERSION, Family
-from dmq.store.schema.ledger import LedgerHead, decode_ledger, unpack_ledger_key
+from dmq.store.schema.ledger import LedgerHead
 from dmq.store.schema.outbox import OutboxState, decode_state
 
 _MIB = 1024 * 1024
@@ -68,7 +69,6 @@ class StoreOptions:
 
 
 _COPIES_MAX = 1_000  # of one message for one group
-_LEDGER_ROWS_MAX = 10_000_000  # as many as there are names, and pairs of them that have to do with each other
 
 
 class Recovery(NamedTuple):
@@ -313,7 +313,7 @@ class Store:
 
     def ledger(self) -> tuple[dict[tuple[int, int], dict[int, int]], dict[int, int]]:
         """Return the ledger's counts by topic and group, and how many entries wait by scope, all of one instant."""
-        return read_ledger(self._engine)
+        return read_ledger(self)
 
     def due_counts(self, scope: int, from_ms: int, until_ms: int, *, limit: int = 10_000) -> list[DueCount]:
         """Return how many entries of ``scope`` are due when, in buckets of one minute, empty ones left out."""
@@ -439,19 +439,6 @@ def _resolve(done: Future[list[Receipt]] | asyncio.Future[list[Receipt]], unit: 
         done.set_exception(unit.error)
     else:
         done.set_result(unit.receipts)
-
-
-def read_ledger(engine: Engine) -> tuple[dict[tuple[int, int], dict[int, int]], dict[int, int]]:
-    """As ``Store.ledger``, of a store that is not open."""
-    start, stop = keys.META_TOTAL, keys.meta_range(keys.META_LEDGER)[1]  # side by side: one scan sees one instant
-    rows: dict[tuple[int, int], dict[int, int]] = {}
-    pending: dict[int, int] = {}
-    for key, value in engine.scan(Family.META, start, stop, limit=_LEDGER_ROWS_MAX).rows:
-        if key[:1] == keys.META_TOTAL:
-            pending[keys.meta_id(key)] = keys.unpack_u64(value)
-        else:
-            rows[unpack_ledger_key(key)] = decode_ledger(value)
-    return rows, pending
 
 
 def _read_meta(engine: Engine) -> tuple[Recovered, int | None, bool]:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dmq.audit.ledger import Difference, Ledger
-from dmq.store.recount import KnownIds, recount_queues, recount_timeline
-from dmq.store.store import Store, read_ledger
+from dmq.audit.ledger import Difference
+from dmq.store.store import Store
+from dmq.upkeep.ledger import compare
 
 
 def differences(store: Store) -> list[Difference]:
     """Return what does not balance in a store that nobody changes now."""
-    engine = store._engine
-    known = KnownIds.of(engine)
-    found = recount_queues(engine, known)
-    recount_timeline(engine, known, found, lambda _: None)
-    return Ledger(*read_ledger(engine), known).against_rows(found)
+    return compare(store._engine)
 
 
 def assert_balances(store: Store) -> None:

@@ -1,0 +1,146 @@
+"""The RPCs of ``rockdmq.admin.v1.AdminService`` about the ledger: where every message is, and whether that adds up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+
+from broker_adapter.errors import BrokerUnavailable, Refused, Rule, topic_unknown
+from broker_adapter.topics import check_topic
+from dmq.admin import admin_v1 as wire
+from dmq.admin.cell import Cell
+from dmq.audit.ledger import Difference, GroupBook, Ledger, TopicBook, read_books
+from dmq.errors import StoreError
+from dmq.store.schema.counts import BUCKET_MS
+from dmq.upkeep.ledger import SHOWN_MAX, LedgerVerifier, Verification, no_ledger
+
+_MINUTE_MS, _HOUR_MS, _DAY_MS = 60_000, 3_600_000, 86_400_000
+_SPANS = (("minute", _MINUTE_MS), ("hour", _HOUR_MS), ("day", _DAY_MS), ("week", 7 * _DAY_MS))
+_BUCKETS_MAX = 20_000  # minutes of a week, and what is overdue
+
+
+class LedgerCalls:
+    """Shows the ledger, and has it verified. Raises ``Refused`` for wrong input, ``BrokerUnavailable`` for damage."""
+
+    def __init__(self, cell: Cell, verifier: LedgerVerifier | None) -> None:
+        """Without a ``verifier`` nothing is verified."""
+        self._cell = cell
+        self._verifier = verifier
+
+    async def get_ledger(self, request: wire.GetLedgerRequest) -> wire.GetLedgerResponse:
+        """Show the terms of a topic, or of all, and what does not balance."""
+        store = self._cell.store
+        if store.ledger_head is None:
+            raise no_ledger()
+        topic = check_topic(request.topic) if request.topic else ""
+        leased = self._leased()
+        loop = asyncio.get_running_loop()
+        try:
+            books, ledger = await loop.run_in_executor(None, self._books, topic)
+            differences = ledger.differences()
+            topics = await loop.run_in_executor(
+                None, lambda: [self._topic(book, ledger, leased, request) for book in books]
+            )
+        except StoreError as error:
+            raise BrokerUnavailable(str(error)) from error
+        return wire.GetLedgerResponse(
+            began_at_ms=store.ledger_head.began_at_ms,
+            topics=topics,
+            differences=[_difference(each) for each in differences[:SHOWN_MAX]],
+            differences_total=len(differences),
+        )
+
+    async def verify_ledger(self, request: wire.VerifyLedgerRequest) -> wire.VerifyLedgerResponse:
+        """Begin to compare the ledger with the rows of the store, or say how that goes."""
+        if self._verifier is None:
+            raise Refused(Rule.REQUEST, "this daemon has no store on disk to verify")
+        if request.number < 0:
+            raise Refused(Rule.REQUEST, "not a number of a verification", value=request.number)
+        return _verification(self._verifier.state(request.number) if request.number else await self._verifier.verify())
+
+    def _books(self, topic: str) -> tuple[list[TopicBook], Ledger]:
+        ledger = read_books(self._cell.store)
+        books = ledger.topics()
+        if topic:
+            books = [book for book in books if ledger.name(book.topic_id) == topic]
+            if not books:
+                raise topic_unknown(topic)
+        return books, ledger
+
+    def _leased(self) -> Counter[tuple[int, int]]:
+        """Return how many messages are in the hands of consumers, by topic and group."""
+        return Counter(
+            {
+                (found.topic.topic_id, found.group_id): sum(len(queue.leases) for queue in found.all_queues)
+                for found in self._cell.broker.subscriptions.all()
+            }
+        )
+
+    def _topic(
+        self, book: TopicBook, ledger: Ledger, leased: Counter[tuple[int, int]], request: wire.GetLedgerRequest
+    ) -> wire.LedgerTopic:
+        letters = book.letters
+        return wire.LedgerTopic(
+            topic=ledger.name(book.topic_id),
+            **{name: getattr(book, name) for name in _TOPIC_TERMS},
+            due=self._due(book) if book.pending > 0 else None,
+            letters=wire.LedgerLetters(**{name: getattr(letters, name) for name in _LETTER_TERMS}) if letters else None,
+            groups=[
+                _group(each, ledger, leased[book.topic_id, each.group_id])
+                for each in book.groups
+                if request.with_groups
+            ],
+        )
+
+    def _due(self, book: TopicBook) -> wire.LedgerDue:
+        """Say when what is pending is due. Minutes are counted whole, and a moment after the terms."""
+        store = self._cell.store
+        now_ms = store.clock.now_ms()
+        found = store.due_counts(book.topic_id, 0, now_ms + _SPANS[-1][1], limit=_BUCKETS_MAX)
+        due = wire.LedgerDue()
+        for bucket in found:
+            if bucket.until_ms <= now_ms:
+                due.overdue += bucket.count
+                continue
+            ahead_ms = bucket.until_ms - BUCKET_MS - now_ms
+            span = next((name for name, span_ms in _SPANS if ahead_ms < span_ms), None)
+            if span is not None:
+                setattr(due, span, getattr(due, span) + bucket.count)
+        due.later = max(
+            0, book.pending - sum(getattr(due, name) for name in ("overdue", *(name for name, _ in _SPANS)))
+        )
+        return due
+
+
+_LETTER_TERMS = tuple(field.name for field in wire.LedgerLetters.DESCRIPTOR.fields)
+_GROUP_TERMS = tuple(
+    field.name for field in wire.LedgerGroup.DESCRIPTOR.fields if field.name not in {"group", "in_flight"}
+)
+_TOPIC_TERMS = tuple(
+    field.name for field in wire.LedgerTopic.DESCRIPTOR.fields if field.message_type is None and field.name != "topic"
+)
+
+
+def _group(book: GroupBook, ledger: Ledger, leased: int) -> wire.LedgerGroup:
+    terms = {name: getattr(book, name) for name in _GROUP_TERMS}
+    in_flight = max(0, min(leased, book.unread))  # leases are known a moment before the rest
+    return wire.LedgerGroup(group=ledger.name(book.group_id), in_flight=in_flight, **terms)
+
+
+def _difference(each: Difference) -> wire.LedgerDifference:
+    return wire.LedgerDifference(**each._asdict())
+
+
+def _verification(made: Verification) -> wire.VerifyLedgerResponse:
+    differences: Iterable[Difference] = made.first
+    return wire.VerifyLedgerResponse(
+        number=made.number,
+        started_at_ms=made.started_at_ms,
+        ended_at_ms=made.ended_at_ms,
+        looked=made.looked,
+        expected=made.expected,
+        error=made.error,
+        differences=[_difference(each) for each in differences],
+        differences_total=made.differences,
+    )
