@@ -67,7 +67,7 @@ def _show(found: wire.GetLedgerResponse, topic: str, *, with_groups: bool) -> No
             _show_topic(each)
     else:
         _show_topics(found.topics)
-        if with_groups:
+        if with_groups and any(each.groups for each in found.topics):
             typer.echo()
             _show_groups(found.topics, with_topic=True)
     typer.echo()
@@ -123,7 +123,7 @@ def _show_groups(topics: Sequence[wire.LedgerTopic], *, with_topic: bool) -> Non
         *("GROUP", "FIRED", "= ACKED", "+ FORWARDED", "+ DEAD", "+ FILTERED", "+ EXPIRED", "+ IN RETRY", "+ UNREAD"),
         "IN FLIGHT",
     )
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (*((topic.topic,) if with_topic else ()), group.group, *_terms(group, _GROUP_TERMS))
         for topic in topics
         for group in topic.groups

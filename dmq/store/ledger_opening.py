@@ -6,7 +6,9 @@ ledger begins anew with what the store holds now. Nothing is a scan of messages;
 
 from __future__ import annotations
 
-from dmq.store.engine import Engine
+from functools import partial
+
+from dmq.store.engine import Engine, queue_end
 from dmq.store.ops import Batch
 from dmq.store.recount import KnownIds, Recount, assume_counts, recount_queues
 from dmq.store.schema.keys import META_LEDGER, META_LEDGER_HEAD, Family, half_scope, meta_range
@@ -25,7 +27,7 @@ def open_ledger(engine: Engine, batch: Batch, *, run: int, now_ms: int) -> Ledge
     if head is None or head.run != run - 1:
         head = LedgerHead(run, now_ms)
         known = KnownIds.of(engine)
-        found = recount_queues(engine, known)
+        found = recount_queues(engine, known, partial(queue_end, engine))
         assume_counts(engine, known, found)
         batch.ranges.append((Family.META, *meta_range(META_LEDGER)))
         batch.puts += [

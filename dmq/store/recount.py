@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from dmq.store.engine import Engine, Rows, queue_end
+from dmq.store.engine import Engine, Rows
 from dmq.store.schema import keys
 from dmq.store.schema.group import (
     CHUNK_OFFSETS,
@@ -27,7 +27,7 @@ from dmq.store.schema.index import failed_topic_id
 from dmq.store.schema.keys import TIMELINE_END, Family, unpack_u64
 from dmq.store.schema.ledger import decode_ledger, unpack_ledger_key
 from dmq.store.schema.names import NameKind, decode_name
-from dmq.store.schema.record import EntryKind, decode_waiting
+from dmq.store.schema.record import PLACE_BYTES, EntryKind, decode_place
 
 ROWS_PER_SLICE = 4_096
 _BYTES_PER_SLICE = 8 * 1024 * 1024  # values come with their payloads
@@ -105,26 +105,32 @@ def read_ledger(source: Scanned) -> tuple[dict[tuple[int, int], dict[int, int]],
     return rows, pending
 
 
-def recount_queues(engine: Engine, known: KnownIds, *, breathe: Callable[[int], None] = lambda _: None) -> Recount:
-    """Count all but what waits: one seek for each queue, and one scan of a group's bitmaps for each that it reads.
+def recount_queues(
+    source: Scanned,
+    known: KnownIds,
+    end_of: Callable[[int, int], int],
+    *,
+    breathe: Callable[[int], None] = lambda _: None,
+) -> Recount:
+    """Count all but what waits: a look at the end of each queue, and at a group's bitmaps for each that it reads.
 
-    ``breathe`` is called now and then, with how many rows were looked at since. Of topics that are being removed only
-    what is still there of their readers' progress is found.
+    ``end_of`` returns the end of a queue of a topic. ``breathe`` is called now and then, with how many rows were looked
+    at since. What is being removed is left out.
     """
     found = Recount()
     ends: dict[Pair, int] = {}
     for topic_id, queues in known.queues.items():
         for queue_id in range(queues):
-            ends[topic_id, queue_id] = queue_end(engine, topic_id, queue_id)
+            ends[topic_id, queue_id] = end_of(topic_id, queue_id)
         found.stored[topic_id] = sum(ends[topic_id, queue_id] for queue_id in range(queues))
         breathe(queues)
     start = group_queue_range(NO_GROUP, 0, 0)[0]
-    while rows := engine.scan(Family.GROUP, start, GROUPS_END, limit=1).rows:
+    while rows := source.scan(Family.GROUP, start, GROUPS_END, limit=1).rows:
         group_id, topic_id, queue_id, kind, _ = unpack_group_key(rows[0][0])
         start = group_queue_range(group_id, topic_id, queue_id)[1]
         if group_id == NO_GROUP and kind > GroupKind.CHUNK:  # outcomes, and offsets of groups that pull
             continue
-        finished, looked = _finished(engine, group_id, topic_id, queue_id)
+        finished, looked = _finished(source, group_id, topic_id, queue_id)
         breathe(looked)
         if (topic_id, queue_id) in ends:
             found.unfinished[topic_id, group_id] += ends[topic_id, queue_id] - finished
@@ -132,12 +138,12 @@ def recount_queues(engine: Engine, known: KnownIds, *, breathe: Callable[[int], 
     return found
 
 
-def _finished(engine: Engine, group_id: int, topic_id: int, queue_id: int) -> tuple[int, int]:
+def _finished(source: Scanned, group_id: int, topic_id: int, queue_id: int) -> tuple[int, int]:
     """Return how many offsets of a queue a group has finished, and how many rows said so."""
     start, stop = (
         pack_group_key(group_id, topic_id, queue_id, kind, 0) for kind in (GroupKind.FLOOR, GroupKind.EXCEPTION)
     )
-    rows = engine.scan(Family.GROUP, start, stop, limit=_ROWS_MAX).rows
+    rows = source.scan(Family.GROUP, start, stop, limit=_ROWS_MAX).rows
     floor = above = 0
     for key, value in rows:
         kind, number = unpack_group_row(key)
@@ -155,11 +161,11 @@ def recount_timeline(engine: Engine, known: KnownIds, found: Recount, breathe: C
     start = b""
     while True:
         slice_ = engine.scan(Family.TIMELINE, start, TIMELINE_END, limit=ROWS_PER_SLICE, bytes_max=_BYTES_PER_SLICE)
-        for _, value in slice_.rows:
-            kind, _, topic_id, scope, *_ = decode_waiting(value)
-            waiting[scope] += 1
+        for head, count in Counter([value[:PLACE_BYTES] for _, value in slice_.rows]).items():
+            kind, topic_id, scope = decode_place(head)
+            waiting[scope] += count
             if kind == _RETRY:
-                copies[topic_id] += 1
+                copies[topic_id] += count
         breathe(len(slice_.rows))
         if slice_.is_complete:
             break

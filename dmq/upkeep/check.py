@@ -8,6 +8,7 @@
     group      progress of a group beyond the end of a queue
     audit      audit events that are missing, and not told to be
     figure     a count that is wrong
+    ledger     a term of the ledger that the rows do not bear out
     mark       a mark under which something would never be read
 
 Nothing is changed. Memory grows with names and queues, not with messages.
@@ -22,6 +23,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from dmq.audit.ledger import read_books
 from dmq.audit.manifest import Layout, read_manifest
 from dmq.audit.snapshot_take import cell_of
 from dmq.errors import StoreCorrupt, StoreError
@@ -30,6 +32,7 @@ from dmq.spool.findings import Findings, Pages, check_outbox
 from dmq.spool.inspect import How, Look
 from dmq.spool.salvage_log import Tell
 from dmq.store.cell import Cell
+from dmq.store.recount import KnownIds, copies_of, recount_queues
 from dmq.store.rocks import RocksEngine, RocksOptions
 from dmq.store.schema import keys
 from dmq.store.schema.counts import due_in, end_of_minute
@@ -38,6 +41,7 @@ from dmq.store.schema.index import decode_index
 from dmq.store.schema.keys import (
     Family,
 )
+from dmq.store.schema.ledger import decode_head
 from dmq.store.schema.outbox import OutboxState, decode_state
 from dmq.store.schema.record import EntryKind, decode_half_body, decode_queued
 from dmq.upkeep.findings import Checked, Total
@@ -111,6 +115,7 @@ class _Checker:
         self._names = KnownNames(look, lambda key, why: self._find("row", f"meta {key.hex()}: {why}"))
         self._ranges: dict[tuple[int, int], tuple[int, int]] = {}  # begin and end of each queue that held something
         self._counts: dict[int, _Count] = {}  # by scope
+        self._copies: Counter[int] = Counter()  # retries that wait, by lane
         self._figures: dict[bytes, bytes] = {}
         self._schedules = ScheduleRows()
         self._last_sequence = 0
@@ -119,6 +124,8 @@ class _Checker:
         self._figures = {key: value for key, value in self._look.rows(Family.META, b"A", b"Z") if len(key) == 1}
         for part in (self._timeline, self._queue, self._index, self._group, self._audit, self._meta, self._recurring):
             part()
+        if not self._look.holes and not self._findings.count["row"]:
+            self._ledger()
         for hole in self._look.holes:
             self._find("damage", f"{hole} cannot be read: {hole.error}")
         return Checked(self._look.path, self._totals, self._findings)
@@ -178,6 +185,7 @@ class _Checker:
         name = f"message {shown_id(each.message_id)}, which waits at {each.mark:032x},"
         self._last_sequence = max(self._last_sequence, keys.sequence_of(each.mark))
         self._counts.setdefault(entry.scope, _Count()).add(end_of_minute(entry.deliver_at_ms), 1)
+        self._copies[entry.topic_id] += entry.kind == EntryKind.RETRY
         if row is None:
             self._find("index", f"{name} is not in the index")
         elif row and _mark_of(row) != each.mark:
@@ -349,6 +357,19 @@ class _Checker:
                     self._schedules.saw_row(key, value)
         for what, text in self._schedules.problems(self._names):
             self._find(what, text)
+
+    def _ledger(self) -> None:
+        source = self._look.source
+        with suppress(StoreCorrupt):  # told where the family is read
+            row = self._figures.get(keys.META_LEDGER_HEAD)
+            if row is None or keys.pack_u64(decode_head(row).run) != self._figures.get(keys.META_BOOT):
+                return  # there is none, or a later run kept none: it begins anew with the next
+            known = KnownIds.of(source)
+            found = recount_queues(source, known, lambda *place: self._ranges.get(place, (0, 0))[1])
+            found.waiting = {scope: count.total for scope, count in self._counts.items()}
+            found.copies = copies_of(known, self._copies)
+            for each in read_books(source).against_rows(found):
+                self._find("ledger", str(each))
 
     def _scope_name(self, scope: int) -> str:
         names = self._names

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -33,7 +34,7 @@ from dmq.audit.ledger import Difference, read_books
 from dmq.audit.snapshot_layout import open_quiet
 from dmq.embedded.commits import look_at
 from dmq.errors import StoreError
-from dmq.store.engine import Engine
+from dmq.store.engine import Engine, queue_end
 from dmq.store.recount import KnownIds, Recount, recount_queues, recount_timeline
 from dmq.store.store import Store
 
@@ -55,7 +56,7 @@ def compare(engine: Engine, breathe: Callable[[int], None] = lambda _: None) -> 
     read.
     """
     known = KnownIds.of(engine)
-    found: Recount = recount_queues(engine, known, breathe=breathe)
+    found: Recount = recount_queues(engine, known, partial(queue_end, engine), breathe=breathe)
     recount_timeline(engine, known, found, breathe)
     return read_books(engine).against_rows(found)
 
@@ -75,7 +76,7 @@ class Verification:
 
 
 class LedgerVerifier:
-    """Belongs to the event loop; a thread waits for the other process. One verification at a time; use it as a context."""
+    """One verification at a time. Use it as a context; belongs to the event loop, another thread waits."""
 
     def __init__(self, store: Store, data: Path) -> None:
         """``data`` is the directory of the cell. Removes what a killed run left there."""

@@ -22,6 +22,7 @@ from dmq.store.schema.group import (
 )
 from dmq.store.schema.identity import decode_identity
 from dmq.store.schema.index import Receipt, decode_index, failed_topic_id, ids_of
+from dmq.store.schema.ledger import decode_head, decode_ledger
 from dmq.store.schema.orders import decode_job, decode_procedure
 from dmq.store.schema.outbox import decode_state
 from dmq.store.schema.record import EntryKind, WaitingEntry, decode_waiting
@@ -145,6 +146,8 @@ _META_ROWS: Mapping[bytes, tuple[Callable[[bytes], object], str]] = {
     keys.META_IDENTITY: (decode_identity, "identity"),
     keys.META_CLOCK: (decode_clock, "figure"),
     keys.META_BORDER: (decode_border, "figure"),
+    keys.META_LEDGER_HEAD: (decode_head, "figure"),
+    keys.META_LEDGER: (decode_ledger, "ledger"),
     keys.META_MOVES: (decode_moves, "figure"),
     keys.META_HOUR: (unpack_hour, "count"),
     keys.META_OUTBOX: (decode_state, "figure"),

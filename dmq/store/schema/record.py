@@ -57,6 +57,8 @@ _VIGIL = struct.Struct(">QQQHI")
 _new_tuple = tuple.__new__  # what a NamedTuple's own constructor calls, without its argument list
 
 WAITING_HEADER_BYTES = _WAITING.size
+_PLACE = struct.Struct(">BBHII")  # what a waiting entry begins with
+PLACE_BYTES = _PLACE.size
 QUEUED_HEADER_BYTES = _QUEUED.size
 TERMS_BYTES = _TERMS.size
 _NARROW_TAG_BYTES_MAX = 255
@@ -200,6 +202,14 @@ def decode_waiting(value: bytes) -> WaitingEntry:
     if len(value) < WAITING_HEADER_BYTES or value[0] != VERSION:
         raise StoreCorrupt(f"a timeline value of {len(value)} bytes has no version {VERSION} header")
     return _new_tuple(WaitingEntry, _WAITING_FACTS.unpack_from(value, 1))
+
+
+def decode_place(head: bytes) -> tuple[int, int, int]:
+    """Return kind, topic and scope from the first ``PLACE_BYTES`` of a timeline value: as few as tell them apart."""
+    if len(head) < PLACE_BYTES or head[0] != VERSION:
+        raise StoreCorrupt(f"a timeline value of {len(head)} bytes has no version {VERSION} header")
+    _, kind, _, topic_id, scope = _PLACE.unpack(head)
+    return kind, topic_id, scope
 
 
 def waiting_scope(value: bytes) -> bytes:
