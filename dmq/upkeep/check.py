@@ -124,7 +124,7 @@ class _Checker:
         self._figures = {key: value for key, value in self._look.rows(Family.META, b"A", b"Z") if len(key) == 1}
         for part in (self._timeline, self._queue, self._index, self._group, self._audit, self._meta, self._recurring):
             part()
-        if not self._look.holes and not self._findings.count["row"]:
+        if not self._look.holes and not self._findings.count:  # else it differs from rows that are wrong themselves
             self._ledger()
         for hole in self._look.holes:
             self._find("damage", f"{hole} cannot be read: {hole.error}")

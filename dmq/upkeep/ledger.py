@@ -30,12 +30,12 @@ from typing import Self
 import structlog
 
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule
-from dmq.audit.ledger import Difference, read_books
+from dmq.audit.ledger import Difference, Ledger
 from dmq.audit.snapshot_layout import open_quiet
 from dmq.embedded.commits import look_at
 from dmq.errors import StoreError
 from dmq.store.engine import Engine, queue_end
-from dmq.store.recount import KnownIds, Recount, recount_queues, recount_timeline
+from dmq.store.recount import KnownIds, Recount, read_ledger, recount_queues, recount_timeline
 from dmq.store.store import Store
 
 log = structlog.get_logger("dmq.daemon")
@@ -58,7 +58,7 @@ def compare(engine: Engine, breathe: Callable[[int], None] = lambda _: None) -> 
     known = KnownIds.of(engine)
     found: Recount = recount_queues(engine, known, partial(queue_end, engine), breathe=breathe)
     recount_timeline(engine, known, found, breathe)
-    return read_books(engine).against_rows(found)
+    return Ledger(*read_ledger(engine), known).against_rows(found)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from support.store_rig import READY, CellRig, checked, files_of, fill
 from support.stores import all_rows, put_batch
 
 from broker_adapter.clock import SystemClock
+from dmq.audit.events import EventKind
 from dmq.audit.manifest import Layout, Listed, encode_line
 from dmq.errors import StoreCorrupt, StoreLocked
 from dmq.store.ops import Batch
@@ -29,6 +30,7 @@ from dmq.store.rocks import RocksEngine
 from dmq.store.schema import keys
 from dmq.store.schema.group import pack_group_key
 from dmq.store.schema.keys import Family, pack_pair, pack_queue_key, pack_u64
+from dmq.store.schema.ledger import decode_ledger, encode_ledger, unpack_ledger_key
 from dmq.store.schema.record import encode_body, encode_queued
 from dmq.store.store import Store, StoreOptions
 
@@ -82,6 +84,19 @@ def put(family: Family, key: bytes, value: bytes) -> Plant:
     return lambda _: put_batch((family, key, value))
 
 
+def miscounted(term: int, *, of_group: bool = False) -> Plant:
+    """Let the ledger count one more than there was, of the first topic that has the term."""
+
+    def plant(engine: RocksEngine) -> Batch:
+        for key, value in all_rows(engine, Family.META, keys.META_LEDGER):
+            counts = decode_ledger(value) if key[:1] == keys.META_LEDGER else {}
+            if term in counts and of_group == bool(unpack_ledger_key(key)[1]):
+                return put_batch((Family.META, key, encode_ledger(counts | {term: counts[term] + 1})))
+        raise AssertionError(term)
+
+    return plant
+
+
 FINISHED = keys.generation_range(1, 2)[0]  # of the index
 TOTAL = keys.META_TOTAL
 
@@ -122,6 +137,9 @@ _A_ROW = encode_queued(0, 1, 0, encode_body(b"\0m", b"", b"", b""))
         pytest.param(put(Family.META, keys.META_DONE, pack_pair(2**50, 0)), {"mark"}, id="what waits is passed over"),
         pytest.param(put(Family.META, keys.META_SEQUENCE, pack_u64(1)), {"mark"}, id="the sequence stepped back"),
         pytest.param(put(Family.META, keys.META_GENERATION, pack_pair(9, 0)), {"index"}, id="forgotten generations"),
+        pytest.param(miscounted(EventKind.SCHEDULED), {"ledger"}, id="a term of a topic is wrong"),
+        pytest.param(miscounted(EventKind.ACKED, of_group=True), {"ledger"}, id="a term of a group is wrong"),
+        pytest.param(changed(Family.META, lambda _: b"\7", start=keys.META_LEDGER), {"row"}, id="a ledger is cut"),
     ],
 )
 def test_what_is_planted_is_found(whole: Path, tmp_path: Path, plant: Plant, kinds: set[str]) -> None:

@@ -63,7 +63,7 @@ class BrokerMachine(BrokerRules):
             assert due == self.model.due_counts(name, BUCKET_MS)
             assert pending.get(scope, 0) == sum(due.values())
         assert self.rig.broker.lease_count == len(self.leases())
-        self.rig.check_ledger()
+        self.rig.check_ledger(every=4)
 
     def teardown(self) -> None:
         """Receive everything; compare the trail with what the model says happened."""

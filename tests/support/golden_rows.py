@@ -39,6 +39,16 @@ from dmq.store.schema.group import (
 from dmq.store.schema.identity import Identity, Place, decode_identity, encode_identity
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import FORMAT_VERSION, Family
+from dmq.store.schema.ledger import (
+    LedgerHead,
+    Term,
+    decode_head,
+    decode_ledger,
+    encode_head,
+    encode_ledger,
+    pack_pair,
+    unpack_ledger_key,
+)
 from dmq.store.schema.names import GROUPED, Keep
 from dmq.store.schema.orders import Procedure, decode_job, decode_procedure, encode_job, encode_procedure
 from dmq.store.schema.recurring import (
@@ -658,6 +668,20 @@ def meta() -> list[Case]:
         *_orders(),
         *_schedules(),
         Case("begin", keys.begin_key(TOPIC, QUEUE), keys.pack_u64(17), lambda _, v: keys.unpack_u64(v), 17),
+        Case(
+            "ledger",
+            keys.META_LEDGER + pack_pair(TOPIC, GROUP),
+            encode_ledger({int(EventKind.ACKED): 7, Term.BEFORE: -2, Term.SKIPPED: 0}),
+            lambda key, value: (unpack_ledger_key(key), decode_ledger(value)),
+            ((TOPIC, GROUP), {int(EventKind.ACKED): 7, int(Term.BEFORE): -2}),
+        ),
+        Case(
+            "ledger: head",
+            keys.META_LEDGER_HEAD,
+            encode_head(LedgerHead(3, NOW)),
+            lambda _, value: decode_head(value),
+            LedgerHead(3, NOW),
+        ),
         Case("reset epoch", keys.reset_key(GROUP, TOPIC), keys.pack_u64(2**32), lambda _, v: keys.unpack_u64(v), 2**32),
         Case(
             "spool: totals",

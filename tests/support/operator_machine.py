@@ -236,7 +236,7 @@ class OperatorRules(RuleBasedStateMachine):
             self.look_at_topic(topic)
         for group in GROUPS:
             self.look_at_letters(group)
-        self.rig.check_ledger()
+        self.rig.check_ledger(every=4)
         self.is_sound = True
 
     def look_at_topic(self, topic: str) -> None:

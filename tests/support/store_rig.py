@@ -18,6 +18,7 @@ from support.spool_damage import flip
 from broker_adapter.clock import ManualClock
 from broker_adapter.message import unpack_id
 from dmq.audit.events import gap_event
+from dmq.audit.ledger import LEDGER_KINDS
 from dmq.audit.snapshot_layout import open_quiet
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.scheduler.scheduler import Scheduler
@@ -43,7 +44,7 @@ class CellRig(EmbeddedRig):
         self.path = path
 
     async def open(self) -> None:
-        options = StoreOptions(ballast_bytes=0, gap_event=gap_event)
+        options = StoreOptions(ballast_bytes=0, gap_event=gap_event, ledger_kinds=LEDGER_KINDS)
         self.store = Store.open(self.path, self.clock, options)
         self.broker = EmbeddedBroker(self.store, queues_per_topic=2)
         self.broker.leases._task.cancel()
