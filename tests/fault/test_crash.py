@@ -21,7 +21,9 @@ from support.outbox import read_outbox
 
 from broker_adapter.clock import SystemClock
 from dmq.audit.events import gap_event
+from dmq.audit.snapshot_layout import open_quiet
 from dmq.store.store import Store, StoreOptions
+from dmq.upkeep.ledger import compare
 
 READY_S_MAX = 10.0
 _DRAIN_S_MAX = 60.0
@@ -86,6 +88,10 @@ def test_every_promise_survives_sigkill(tmp_path: Path) -> None:
         daemon.stop()
         slowest_s = max(daemon.started_s)
         ledger = load.ledger
+        engine = open_quiet(tmp_path / "data" / "rocksdb")
+        differing = compare(engine)
+        engine.close()
+        assert not differing, "\n".join(map(str, differing))
         print(
             f"{len(moments)} kills, {len(ledger.sent)} messages, {len(ledger.seen)} deliveries, "
             f"{ledger.nacked_total} nacks, {len(ledger.dead)} dead letters, "
