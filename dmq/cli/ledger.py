@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -148,7 +148,7 @@ def _verify(session: Session) -> None:
         while not found.ended_at_ms:
             of = max(found.expected, found.looked)
             progress.show(f"{found.looked:,} of about {of:,} rows", done=found.looked, of=of)
-            time.sleep(_POLL_S)
+            threading.Event().wait(_POLL_S)
             found = client.verify_ledger(found.number)
     if found.error:
         raise CommandFailed(f"the ledger could not be verified: {found.error}")

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -212,7 +211,7 @@ def main(arguments: list[str]) -> int:
         since_pause += rows
         if since_pause >= _ROWS_PER_PAUSE:
             since_pause = 0
-            time.sleep(_PAUSE_S)
+            threading.Event().wait(_PAUSE_S)
         if looked - told >= _TOLD_EVERY:
             told = looked
             _tell({"looked": looked})
