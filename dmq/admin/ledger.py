@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 
 from broker_adapter.errors import BrokerUnavailable, Refused, Rule, topic_unknown
 from broker_adapter.topics import check_topic
@@ -37,19 +38,11 @@ class LedgerCalls:
         leased = self._leased()
         loop = asyncio.get_running_loop()
         try:
-            books, ledger = await loop.run_in_executor(None, self._books, topic)
-            differences = ledger.differences()
-            topics = await loop.run_in_executor(
-                None, lambda: [self._topic(book, ledger, leased, request) for book in books]
+            return await loop.run_in_executor(
+                None, partial(self._answer, topic, leased, with_groups=request.with_groups)
             )
         except StoreError as error:
             raise BrokerUnavailable(str(error)) from error
-        return wire.GetLedgerResponse(
-            began_at_ms=store.ledger_head.began_at_ms,
-            topics=topics,
-            differences=[_difference(each) for each in differences[:SHOWN_MAX]],
-            differences_total=len(differences),
-        )
 
     async def verify_ledger(self, request: wire.VerifyLedgerRequest) -> wire.VerifyLedgerResponse:
         """Begin to compare the ledger with the rows of the store, or say how that goes."""
@@ -59,14 +52,19 @@ class LedgerCalls:
             raise Refused(Rule.REQUEST, "not a number of a verification", value=request.number)
         return _verification(self._verifier.state(request.number) if request.number else await self._verifier.verify())
 
-    def _books(self, topic: str) -> tuple[list[TopicBook], Ledger]:
-        ledger = read_books(self._cell.store)
-        books = ledger.topics()
+    def _answer(self, topic: str, leased: Counter[tuple[int, int]], *, with_groups: bool) -> wire.GetLedgerResponse:
+        head, ledger = self._cell.store.ledger_head, read_books(self._cell.store)
+        books, differences = ledger.topics(), ledger.differences()
         if topic:
             books = [book for book in books if ledger.name(book.topic_id) == topic]
             if not books:
                 raise topic_unknown(topic)
-        return books, ledger
+        return wire.GetLedgerResponse(
+            began_at_ms=head.began_at_ms if head is not None else 0,
+            topics=[self._topic(book, ledger, leased, with_groups=with_groups) for book in books],
+            differences=[_difference(each) for each in differences[:SHOWN_MAX]],
+            differences_total=len(differences),
+        )
 
     def _leased(self) -> Counter[tuple[int, int]]:
         """Return how many messages are in the hands of consumers, by topic and group."""
@@ -78,7 +76,7 @@ class LedgerCalls:
         )
 
     def _topic(
-        self, book: TopicBook, ledger: Ledger, leased: Counter[tuple[int, int]], request: wire.GetLedgerRequest
+        self, book: TopicBook, ledger: Ledger, leased: Counter[tuple[int, int]], *, with_groups: bool
     ) -> wire.LedgerTopic:
         letters = book.letters
         return wire.LedgerTopic(
@@ -86,11 +84,7 @@ class LedgerCalls:
             **{name: getattr(book, name) for name in _TOPIC_TERMS},
             due=self._due(book) if book.pending > 0 else None,
             letters=wire.LedgerLetters(**{name: getattr(letters, name) for name in _LETTER_TERMS}) if letters else None,
-            groups=[
-                _group(each, ledger, leased[book.topic_id, each.group_id])
-                for each in book.groups
-                if request.with_groups
-            ],
+            groups=[_group(each, ledger, leased[book.topic_id, each.group_id]) for each in book.groups if with_groups],
         )
 
     def _due(self, book: TopicBook) -> wire.LedgerDue:
