@@ -42,7 +42,7 @@ def ledger(
         bool, typer.Option("--verify", help="Count everything anew, from the rows of the store, and compare.")
     ] = False,
 ) -> None:
-    """Show where every message is, by topic; exit with 4 if that does not add up.
+    """Show where every message is; exit with 4 if that does not add up.
 
     scheduled = fired + cancelled + pending; of a group, fired = acked + forwarded + dead + filtered + expired +
     in retry + unread, of which some are in flight. --verify takes a while, beside the daemon; it is about all topics.

@@ -12,7 +12,7 @@ NOUNS = {
     "serve": "Run the daemon until SIGTERM or Ctrl-C.",
     "demo": "Kill a daemon half-way and see that nothing is lost.",
     "status": "Show the state of the daemon; exit with 6 unless it is serving.",
-    "ledger": "Show where every message is, and whether that adds up; exit with 4 if not.",
+    "ledger": "Show where every message is; exit with 4 if that does not add up.",
     "topic": "Topics.",
     "msg": "Messages.",
     "cron": "Recurring messages.",
