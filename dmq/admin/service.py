@@ -87,6 +87,7 @@ class AdminService:
         snapshots: Snapshots | None = None,
         backups: Backups | None = None,
         clock: Store | None = None,
+        *,
         quotas: QuotaCalls | None = None,
         schedules: ScheduleCalls | None = None,
         verifier: LedgerVerifier | None = None,

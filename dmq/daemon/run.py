@@ -129,9 +129,12 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         gauges.follow(metrics, store, broker, exporter)
         front = await _front(config, cell, broker, metrics, stack)
         quotas = _quotas(config, store, front or broker.catalog)
-        quota_calls = QuotaCalls(quotas, partial(_keep_quotas, store))
-        schedules = ScheduleCalls(cell, check_recurring, front.types_of if front is not None else None)
-        admin = AdminService(Operators.of(cell), snapshots, backups, store, quota_calls, schedules, verifier)
+        admin = AdminService(
+            *(Operators.of(cell), snapshots, backups, store),
+            quotas=QuotaCalls(quotas, partial(_keep_quotas, store)),
+            schedules=ScheduleCalls(cell, check_recurring, front.types_of if front is not None else None),
+            verifier=verifier,
+        )
         own = store.clock, broker, metrics, admin, quotas
         server = transport_of(config, *own, front=front, connections_max=descriptors.connections)
         stack.push_async_callback(server.stop, config.shutdown_grace_s)

@@ -23,9 +23,9 @@ def daemon(live: LiveCell) -> LiveCell:
     async def fill() -> None:
         first = a_message("Q0-0", body=BODY, tag="new", keys=("k1", "k2"))
         for each in (first, a_message("Q0-1"), a_message("Q0-2")):
-            with patch.object(rig.broker.placement, "_choose", lambda topic, group: 0):
+            with patch.object(rig.broker.placement, "choose", lambda topic, group: 0):
                 await rig.broker.send([each])
-        with patch.object(rig.broker.placement, "_choose", lambda topic, group: 2):
+        with patch.object(rig.broker.placement, "choose", lambda topic, group: 2):
             await rig.broker.send([a_message("Q2-0")._replace(payload=b"\xff\xff")])
         await rig.broker.send([a_message("W", deliver_at_ms=NOW + 60_000)])
 
