@@ -83,6 +83,7 @@ class EventKind(IntEnum):
     DEAD_TOO_LATE = 69  # as DEAD_TOO_OLD, since its sender did not want it any more [after this time]
     OCCURRED = 60  # a schedule sent this message; the entry is the schedule's, attempt 0 [number of the occurrence]
     SCHEDULE_CHANGED = 61  # a schedule was made, paused, resumed, removed, or ended: the id says what [its next time]
+    RESCHEDULED = 59  # waits until another time from here on [that time]
     GAP = 13  # events cut from the outbox before they were exported [sequence of the first; the id is their count]
 
 

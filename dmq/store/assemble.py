@@ -202,7 +202,7 @@ class Assembler:
             return op.key in self._withdrawn
         if type(op) is Reschedule and op.if_gone is not _REFUSE:
             return False
-        return op.key in self._withdrawn or self._found(op) is None  # type: ignore[arg-type]
+        return self._found(op) is None  # type: ignore[arg-type]
 
     # -- ops ----------------------------------------------------------------------------------------------------------
 
@@ -295,15 +295,19 @@ class Assembler:
         return waiting if is_there and not self._is_gone(op.key) else None
 
     def _reschedule(self, op: Reschedule) -> Receipt:
-        key, scope, message_id, due_ms, deliver_at_ms, record, event, half_body, _ = op
-        if key in self._withdrawn or self._found(op) is None:
+        key, scope, message_id, due_ms, deliver_at_ms, record, event, half_body, _, by_reader = op
+        if (waiting := self._found(op)) is None:
             return NO_RECEIPT
-        sequence = int.from_bytes(key[8:], "big")
+        if deliver_at_ms == due_ms and not by_reader:
+            return waiting._replace(repeated=False)
+        sequence = waiting.sequence
         # Not in the cursor's own millisecond: there only sequences that are new lie behind it for certain.
-        key_ms = max(deliver_at_ms, self._floor_ms + 1)
+        key_ms = self._free_ms(key, max(deliver_at_ms, self._floor_ms + 1))
+        if not by_reader:
+            self._withdrawn.add(key)
         self._batch.deletes.append((_TIMELINE, key))
-        waiting = (_INDEX, pack_index_prefix(0, scope) + message_id, encode_index_waiting(sequence, key_ms))
-        self._batch.puts += ((_TIMELINE, pack_timeline_key(key_ms, sequence), record), waiting)
+        index_row = (_INDEX, pack_index_prefix(0, scope) + message_id, encode_index_waiting(sequence, key_ms))
+        self._batch.puts += ((_TIMELINE, pack_timeline_key(key_ms, sequence), record), index_row)
         if half_body:
             self._batch.puts.append((_TIMELINE, half_body_key(sequence), half_body))
         self._counts.add(scope, due_ms, -1)
@@ -314,7 +318,7 @@ class Assembler:
 
     def _recur(self, op: Recur) -> Receipt:
         key, scope, message_id, due_ms, topic_id, occurrences, progress, deliver_at_ms, record, event = op
-        if key in self._withdrawn or self._found(op) is None:
+        if self._found(op) is None:
             return NO_RECEIPT
         for each in occurrences:
             self._occur(topic_id, each, int.from_bytes(key[8:], "big"))
@@ -335,6 +339,19 @@ class Assembler:
             (schedule, _NA, each.occurred),
         ):
             self._records += (pack_record_head(len(event), number, place), event)
+
+    def _free_ms(self, key: bytes, key_ms: int) -> int:
+        """Return the first time from ``key_ms`` on under which an entry that lies under ``key`` may lie anew.
+
+        Not its own key: who deletes that in the same batch would have deleted nothing. Nor one where the reader may
+        have read it before: that it was withdrawn there must be kept in mind. Of what was withdrawn, and the reader
+        cannot have, it need not: it reads the row there anew.
+        """
+        sequence, claimed = int.from_bytes(key[8:], "big"), keys.timeline_key(self._marks.high())
+        while (found := pack_timeline_key(key_ms, sequence)) == key or (found in self._withdrawn and found < claimed):
+            key_ms += 1
+        self._withdrawn.discard(found)
+        return key_ms
 
     def _is_gone(self, key: bytes) -> bool:
         """Say whether this very batch takes a row off the timeline; the deletes are gone through once."""

@@ -115,10 +115,12 @@ class Withdraw(NamedTuple):
 
 
 class Reschedule(NamedTuple):
-    """Let an entry that the reader took off the timeline wait again, under another time and with another record.
+    """Let an entry wait under another time and with another record.
 
-    It stays the same entry, with its sequence. Nothing is done if it was withdrawn since it was read; its receipt then
-    has no state.
+    It stays the same entry, with its sequence. Nothing is done if it no longer waits under ``key``; its receipt then
+    has no state. Unless the reader asks for it itself, about a row that it holds (``by_reader``), the reader may have
+    read the row already: it does not hand it over. An entry that is to wait until the time that it has is left as it
+    is, and its receipt says that it waits.
     """
 
     key: bytes  # its timeline key
@@ -130,6 +132,7 @@ class Reschedule(NamedTuple):
     event: bytes  # none is recorded if it is empty
     half_body: bytes = b""  # as in ``Schedule``, for a row that held its body itself
     if_gone: IfKnown = IfKnown.REFUSE
+    by_reader: bool = True
 
 
 class Occurrence(NamedTuple):

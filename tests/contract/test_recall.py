@@ -174,7 +174,7 @@ async def test_the_trail_has_the_recall_once(rig: EmbeddedRig) -> None:
     assert recalled.record.queue_offset == NOT_APPLICABLE
     assert (recalled.event.topic_id, recalled.event.group_id, recalled.event.queue_id) == (scope, 0, NO_QUEUE)
     assert recalled.event.time_ms == due_ms
-    assert rig.broker.recalls.recalled_total == 1
+    assert rig.broker.delayed.cancelled_total == 1
 
 
 @on_both

@@ -1,0 +1,203 @@
+"""Delayed messages that wait, in the hands of who looks after them: cancelled, delivered at another time, or now.
+
+The writer decides between a change and the hand-over, and between two changes; here is only found out what to ask it
+for, and what the answer means. Whatever is answered is durable and stays true: an entry that was delivered or cancelled
+waits no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from broker_adapter.errors import BrokerUnavailable, Overloaded
+from dmq.audit.events import NO_QUEUE, EventKind, encode_event
+from dmq.embedded.catalog import Catalog
+from dmq.embedded.commits import Commits
+from dmq.embedded.reader import Reader
+from dmq.store.ops import IfKnown, Reschedule, Withdraw
+from dmq.store.schema.index import EntryState, Receipt
+from dmq.store.schema.keys import Family
+from dmq.store.schema.record import DELAYED_KINDS, WAITING_HEADER_BYTES, EntryKind, decode_waiting, encode_waiting
+from dmq.store.store import Store
+
+ENTRIES_PER_UNIT_MAX = 128
+BYTES_PER_UNIT_MAX = 4 * 1024 * 1024  # a single message may be larger
+_TRIES_MAX = 16  # an entry that moves on between two looks at it is looked for again
+
+
+class Outcome(IntEnum):
+    """What became of a message that was to be changed; numbered as in ``rockdmq.admin.v1``."""
+
+    DONE = 1
+    TOO_LATE = 2  # it had been delivered
+    CANCELLED = 3  # it had been cancelled
+    UNKNOWN = 4  # it ended longer ago than ends are remembered, or was never accepted
+
+
+class Changed(NamedTuple):
+    """The answer for one message.
+
+    ``at_ms`` of one that is done: since when it is cancelled, or its delivery time; else when it was delivered or
+    cancelled, 0 if it is unknown.
+    """
+
+    outcome: Outcome
+    at_ms: int
+
+
+class Meant(NamedTuple):
+    """Which message is meant: its id, and the sequence of its entry if no later message with this id is; else 0."""
+
+    message_id: bytes  # packed
+    sequence: int = 0
+
+
+class _Found(NamedTuple):
+    """What is known of a message; ``value`` is ``None`` unless it waits."""
+
+    receipt: Receipt | None
+    value: bytes | None
+
+
+_UNKNOWN = Changed(Outcome.UNKNOWN, 0)
+_ENDED = {
+    EntryState.WITHDRAWN: Outcome.CANCELLED,
+    EntryState.DELIVERED: Outcome.TOO_LATE,
+    EntryState.QUEUED: Outcome.TOO_LATE,
+}
+_Change = Callable[[bytes, Receipt, bytes], Withdraw | Reschedule]
+
+
+class DelayedMessages:
+    """Changes what waits in topics. Belongs to the event loop; what it answers is durable.
+
+    ``Refused`` for a topic that does not exist. A call that fails may have changed some of the messages; repeated, it
+    says so of each. One op decides about each message, and no other one depends on it.
+    """
+
+    def __init__(self, catalog: Catalog, commits: Commits, reader: Reader) -> None:
+        self._catalog = catalog
+        self._commits = commits
+        self._reader = reader
+        self._store = commits.store
+        self.cancelled_total = 0
+        self.rescheduled_total = 0
+
+    async def cancel(self, topic: str, meant: Sequence[Meant]) -> list[Changed]:
+        """Cancel messages: none of them is delivered from then on."""
+        changed = await self._change(topic, meant, _cancelled)
+        self.cancelled_total += sum(each.outcome is Outcome.DONE for each in changed)
+        return changed
+
+    async def reschedule(self, topic: str, meant: Sequence[Meant], deliver_at_ms: int) -> list[Changed]:
+        """Give messages another delivery time; one that is over means now. ``Overloaded`` while the disk is low."""
+        if self._store.is_disk_low():
+            raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
+        now_ms = self._store.clock.now_ms
+
+        def change(message_id: bytes, receipt: Receipt, value: bytes) -> Reschedule:
+            return rescheduled(message_id, receipt, value, deliver_at_ms, now_ms())
+
+        changed = await self._change(topic, meant, change)
+        self.rescheduled_total += sum(each.outcome is Outcome.DONE for each in changed)
+        return changed
+
+    async def fire(self, topic: str, meant: Sequence[Meant]) -> list[Changed]:
+        """Deliver messages now: as ``reschedule`` to now."""
+        return await self.reschedule(topic, meant, 0)
+
+    async def _change(self, topic: str, meant: Sequence[Meant], change: _Change) -> list[Changed]:
+        scope = self._catalog.known_topic(topic).topic_id
+        changed: list[Changed] = []
+        for start in range(0, len(meant), ENTRIES_PER_UNIT_MAX):
+            changed += await self._change_some(scope, meant[start : start + ENTRIES_PER_UNIT_MAX], change)
+        return changed
+
+    async def _change_some(self, scope: int, meant: Sequence[Meant], change: _Change) -> list[Changed]:
+        changed: list[Changed | None] = [None] * len(meant)
+        # What was read may not be durable yet; nor is it final: the entry may have been on its way from one row to
+        # another. Behind a unit it is both, so what does not wait is looked at twice.
+        is_seen = [False] * len(meant)
+        tries = [0] * len(meant)
+        while left := [at for at, each in enumerate(changed) if each is None]:
+            found = await self._reader.run(lambda store: _look(store, scope, [meant[at] for at in left]))  # noqa: B023
+            ops: list[Withdraw | Reschedule] = []
+            asked: list[int] = []
+            for at, (receipt, value) in zip(left, found, strict=False):
+                tries[at] += 1
+                if tries[at] > _TRIES_MAX:
+                    raise BrokerUnavailable("the message moves all the time")
+                if receipt is not None and value is not None:
+                    ops.append(change(meant[at].message_id, receipt, value))
+                    asked.append(at)
+                elif receipt is None or receipt.state is not EntryState.WAITING:
+                    changed[at] = _answer(receipt) if is_seen[at] else None
+                    is_seen[at] = True
+            for at, op, told in zip(asked, ops, await self._commits.commit(ops), strict=True):
+                if told.state is EntryState.WITHDRAWN:
+                    changed[at] = Changed(Outcome.DONE, told.at_ms)
+                elif told.state is EntryState.WAITING:
+                    changed[at] = Changed(Outcome.DONE, op.deliver_at_ms)
+        return [each for each in changed if each is not None]
+
+
+def rescheduled(message_id: bytes, receipt: Receipt, value: bytes, wanted_ms: int, now_ms: int) -> Reschedule:
+    """Return the op that gives a waiting message another delivery time.
+
+    A time that is over means now, and one that is due already is on its way: it stays where it is. It is a time that
+    somebody gave, so no step of the clock moves it.
+    """
+    entry, rest = decode_waiting(value), value[WAITING_HEADER_BYTES:]
+    assert entry.kind in DELAYED_KINDS, "the scope of a topic has no other entries"
+    at_ms = wanted_ms if wanted_ms > now_ms else min(entry.deliver_at_ms, now_ms)
+    fields = entry.retry_count, entry.topic_id, entry.scope, at_ms, entry.accepted_at_ms
+    return Reschedule(
+        receipt.key,
+        entry.scope,
+        message_id,
+        entry.deliver_at_ms,
+        at_ms,
+        encode_waiting(EntryKind.DELAYED, *fields, rest),
+        encode_event(EventKind.RESCHEDULED, entry.topic_id, 0, NO_QUEUE, 0, at_ms, message_id),
+        if_gone=IfKnown.ANSWER,
+        by_reader=False,
+    )
+
+
+def _cancelled(message_id: bytes, receipt: Receipt, value: bytes) -> Withdraw:
+    entry = decode_waiting(value)
+    assert entry.kind in DELAYED_KINDS, "the scope of a topic has no other entries"
+    due_ms = entry.deliver_at_ms
+    event = encode_event(EventKind.RECALLED, entry.topic_id, 0, NO_QUEUE, 0, due_ms, message_id)
+    return Withdraw(
+        *(receipt.key, entry.scope, message_id, due_ms),
+        event=event,
+        is_remembered=True,
+        if_gone=IfKnown.ANSWER,
+    )
+
+
+def _look(store: Store, scope: int, meant: Sequence[Meant]) -> list[_Found]:
+    """Return what is known of messages: of the first ones, as many as their bodies let be held at a time."""
+    found: list[_Found] = []
+    size = 0
+    for message_id, sequence in meant:
+        receipt = store.find(scope, message_id, with_withdrawn=True)
+        if receipt is not None and sequence not in {0, receipt.sequence}:
+            receipt = None  # of a later message with the same id: the one that is meant is forgotten
+        value = None
+        if receipt is not None and receipt.state is EntryState.WAITING:
+            (value,) = store.get_many(Family.TIMELINE, [receipt.key])
+            size += len(value or b"")
+        found.append(_Found(receipt, value))
+        if size >= BYTES_PER_UNIT_MAX:
+            break
+    return found
+
+
+def _answer(receipt: Receipt | None) -> Changed:
+    if receipt is None or receipt.state is None:
+        return _UNKNOWN
+    return Changed(_ENDED[receipt.state], receipt.at_ms)
