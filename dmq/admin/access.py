@@ -1,4 +1,4 @@
-"""The admin service behind access keys: an admin key may call everything, another one what its group rules allow."""
+"""The admin service behind access keys: an admin key may call everything, another one what its rules allow."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def _of_group(request: Any) -> Iterable[Need]:  # noqa: ANN401 - requests of sev
     return (Need(ADMIN, GROUP, request.group),)
 
 
+def _of_topic(request: Any) -> Iterable[Need]:  # noqa: ANN401 - as above
+    """Who may send to a topic may take back what was sent, and say when it comes."""
+    return (Need(PUB, TOPIC, request.topic),)
+
+
 def _of_job(request: wire.StartJobRequest) -> Iterable[Need]:
     """A redrive goes back to its group; sent to another topic, it is a send. Other groups are for operators."""
     if request.all_groups:
@@ -36,7 +41,7 @@ def _of_jobs(request: wire.ListJobsRequest) -> Iterable[Need]:
     return _of_group(request) if request.group else (ADMIN_KEY,)
 
 
-# Those that can be about one group. Every other RPC takes an admin key.
+# Those that can be about one group, or one topic. Every other RPC takes an admin key.
 NEEDS: Mapping[str, Callable[[Any], Iterable[Need]]] = MappingProxyType(
     {
         "GetGroup": _of_group,
@@ -47,8 +52,10 @@ NEEDS: Mapping[str, Callable[[Any], Iterable[Need]]] = MappingProxyType(
         "ListDeadLetters": _of_group,
         "StartJob": _of_job,
         "ListJobs": _of_jobs,
+        "ChangeMessages": _of_topic,
     }
 )
+OF_TOPIC: Final = frozenset({"ChangeMessages"})
 
 
 def entrances() -> dict[str, Entrance]:
@@ -66,6 +73,8 @@ def entrances() -> dict[str, Entrance]:
 
 def _lacking(rpc: str) -> Callable[[AccessKey], Need | None]:
     need = Need(ADMIN, GROUP, ANY) if rpc in NEEDS else ADMIN_KEY
+    if rpc in OF_TOPIC:
+        need = Need(PUB, TOPIC, ANY)
     return lambda key: key.lacks(need)
 
 

@@ -1491,5 +1491,49 @@ class VerifyLedgerResponse(_message.Message):
     differences_total: int
     def __init__(self, number: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., ended_at_ms: _Optional[int] = ..., looked: _Optional[int] = ..., expected: _Optional[int] = ..., error: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[LedgerDifference, _Mapping[str, _Any]]]] = ..., differences_total: _Optional[int] = ...) -> None: ...
 
+class ChangeMessagesRequest(_message.Message):
+    __slots__ = ("topic", "message_ids", "recall_handles", "cancel", "fire", "deliver_at_ms")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_IDS_FIELD_NUMBER: _ClassVar[int]
+    RECALL_HANDLES_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    FIRE_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    message_ids: _containers.RepeatedScalarFieldContainer[str]
+    recall_handles: _containers.RepeatedScalarFieldContainer[str]
+    cancel: bool
+    fire: bool
+    deliver_at_ms: int
+    def __init__(self, topic: _Optional[str] = ..., message_ids: _Optional[_Iterable[str]] = ..., recall_handles: _Optional[_Iterable[str]] = ..., cancel: _Optional[bool] = ..., fire: _Optional[bool] = ..., deliver_at_ms: _Optional[int] = ...) -> None: ...
+
+class ChangedMessage(_message.Message):
+    __slots__ = ("message_id", "outcome", "at_ms")
+    class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        OUTCOME_UNSPECIFIED: _ClassVar[ChangedMessage.Outcome]
+        DONE: _ClassVar[ChangedMessage.Outcome]
+        TOO_LATE: _ClassVar[ChangedMessage.Outcome]
+        CANCELLED: _ClassVar[ChangedMessage.Outcome]
+        UNKNOWN: _ClassVar[ChangedMessage.Outcome]
+    OUTCOME_UNSPECIFIED: ChangedMessage.Outcome
+    DONE: ChangedMessage.Outcome
+    TOO_LATE: ChangedMessage.Outcome
+    CANCELLED: ChangedMessage.Outcome
+    UNKNOWN: ChangedMessage.Outcome
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    message_id: str
+    outcome: ChangedMessage.Outcome
+    at_ms: int
+    def __init__(self, message_id: _Optional[str] = ..., outcome: _Optional[_Union[ChangedMessage.Outcome, str]] = ..., at_ms: _Optional[int] = ...) -> None: ...
+
+class ChangeMessagesResponse(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[ChangedMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChangedMessage, _Mapping[str, _Any]]]] = ...) -> None: ...
+
 SERVICE: str
 METHODS: _Mapping[str, _Method]

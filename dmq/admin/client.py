@@ -24,6 +24,7 @@ _Response = TypeVar("_Response", bound=Message)
 
 _DRY_RUN_TIMEOUT_S = 600.0  # at least: it looks at every dead letter of a group within one call
 _REMOVAL_TIMEOUT_S = 600.0  # at least: it has an event for everything that is not finished
+_CHANGE_TIMEOUT_S = 60.0  # at least: a thousand messages may be gigabytes
 _ON_THE_WAY_S = 2.0  # from and to the daemon, beside the time that a client takes which it asks
 _SNAPSHOT_TIMEOUT_S = 600.0  # at least: it writes down everything that waits
 _BACKUP_TIMEOUT_S = 3_600.0  # at least: on another file system it copies the whole store
@@ -113,6 +114,42 @@ class AdminClient:
     def messages(self, request: wire.ListMessagesRequest) -> wire.ListMessagesResponse:
         """Ask for a page of what a topic holds; raises ``NotFound``."""
         return self._call(wire.METHODS["ListMessages"], request, wire.ListMessagesResponse)
+
+    def cancel(
+        self, topic: str, message_ids: Sequence[str] = (), *, recall_handles: Sequence[str] = ()
+    ) -> Sequence[wire.ChangedMessage]:
+        """Cancel up to 1000 delayed messages that wait; raises ``NotFound`` for a topic that nobody knows.
+
+        Of each that is ``DONE`` it is certain, and durable, that it is never delivered. All others are as they were: it
+        was ``TOO_LATE``, ``CANCELLED`` before, or is ``UNKNOWN``. May be repeated: the answers stay true.
+        """
+        request = wire.ChangeMessagesRequest(cancel=True)
+        return self._change(topic, message_ids, recall_handles, request)
+
+    def reschedule(
+        self, topic: str, message_ids: Sequence[str] = (), *, deliver_at_ms: int, recall_handles: Sequence[str] = ()
+    ) -> Sequence[wire.ChangedMessage]:
+        """Give up to 1000 delayed messages another delivery time, in epoch milliseconds; one that is over means now.
+
+        As ``cancel``; recall handles stay good. ``CallRefused`` for a time beyond the longest delay that is accepted.
+        """
+        request = wire.ChangeMessagesRequest(deliver_at_ms=deliver_at_ms)
+        return self._change(topic, message_ids, recall_handles, request)
+
+    def fire(
+        self, topic: str, message_ids: Sequence[str] = (), *, recall_handles: Sequence[str] = ()
+    ) -> Sequence[wire.ChangedMessage]:
+        """Deliver up to 1000 delayed messages now; as ``reschedule``."""
+        return self._change(topic, message_ids, recall_handles, wire.ChangeMessagesRequest(fire=True))
+
+    def _change(
+        self, topic: str, ids: Sequence[str], handles: Sequence[str], request: wire.ChangeMessagesRequest
+    ) -> Sequence[wire.ChangedMessage]:
+        request.topic = topic
+        request.message_ids.extend(ids)
+        request.recall_handles.extend(handles)
+        timeout_s = max(self._timeout_s, _CHANGE_TIMEOUT_S)
+        return self._call(wire.METHODS["ChangeMessages"], request, wire.ChangeMessagesResponse, timeout_s).messages
 
     def groups(self, *, with_removed: bool = False) -> Sequence[wire.Group]:
         """Ask for the consumer groups, without the histogram of each; and for names only dead letters lie under."""

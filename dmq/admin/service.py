@@ -15,6 +15,7 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin import mapping, validate
 from dmq.admin.backups import BackupCalls, Backups
 from dmq.admin.cell import Cell
+from dmq.admin.changes import BrokerChanges, ChangeCalls, Changes
 from dmq.admin.client_source import ClientSilent
 from dmq.admin.clients import ClientCalls
 from dmq.admin.clock import ClockCalls
@@ -68,13 +69,20 @@ class Operators(NamedTuple):
     retries: WaitingRetries
     letters: Letters
     messages: Messages
+    changes: Changes
 
     @classmethod
     def of(cls, cell: Cell) -> Self:
         """Return those of a running daemon."""
         store, broker = cell.store, cell.broker
         return cls(
-            cell, Topics(store, broker), Groups(store, broker), broker.retries, Letters(broker), Messages(store, broker)
+            cell,
+            Topics(store, broker),
+            Groups(store, broker),
+            broker.retries,
+            Letters(broker),
+            Messages(store, broker),
+            BrokerChanges(broker),
         )
 
 
@@ -93,10 +101,11 @@ class AdminService:
         verifier: LedgerVerifier | None = None,
     ) -> None:
         """Calls about ``snapshots``, ``backups`` or the ``clock`` of a store are refused where there is none."""
-        self._cell, self._topics, self._groups, self._retries, self._letters, self._messages = operators
+        self._cell, self._topics, self._groups, self._retries, self._letters, self._messages, _ = operators
         self._snapshots = snapshots
         self.objects = ObjectCalls(operators.topics, operators.groups)
         self.listing = ListingCalls(operators.messages)
+        self.changes = ChangeCalls(operators.changes)
         self.backups = BackupCalls(backups)
         self.clock = ClockCalls(clock)
         self.clients = ClientCalls(operators.messages)
@@ -283,6 +292,7 @@ def handlers(service: AdminService) -> Mapping[str, Handler]:
         "VerifyClientMessage": service.clients.verify_client_message,
         "GetLedger": service.ledger.get_ledger,
         "VerifyLedger": service.ledger.verify_ledger,
+        "ChangeMessages": service.changes.change_messages,
     }
     return MappingProxyType(
         {method.path: Handler(method.request_class, calls[name]) for name, method in wire.METHODS.items()}

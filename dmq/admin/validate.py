@@ -19,6 +19,7 @@ CLIENT_MS_MAX = 60_000  # how long a client that is asked may take
 RATE_MIN, RATE_MAX = 0.001, 1_000_000.0
 _TOKEN_CHARS_MAX = 1_000
 _ENTRY_CHARS_MAX = 100
+_HANDLE_CHARS_MAX = 2_000  # a topic, an id, and what keeps others from making one
 
 
 def check_message_id(message_id: str) -> str:
@@ -81,6 +82,24 @@ def check_entries(entries: Sequence[str]) -> tuple[str, ...]:
                 limit=f"1 to {_ENTRY_CHARS_MAX} characters",
             )
     return tuple(dict.fromkeys(entries))
+
+
+def check_change(request: wire.ChangeMessagesRequest) -> str:
+    """Return what is to be done with the messages that are named: the name of the field that says so."""
+    named = len(request.message_ids) + len(request.recall_handles)
+    if not 1 <= named <= ENTRIES_MAX:
+        why = "too many messages in one request" if named else "no message is named"
+        raise Refused(Rule.REQUEST, why, value=named, limit=f"1 to {ENTRIES_MAX}")
+    for handle in request.recall_handles:
+        if len(handle) > _HANDLE_CHARS_MAX:
+            raise Refused(Rule.REQUEST, "a recall handle is too long", limit=f"{_HANDLE_CHARS_MAX} characters")
+    kind: str | None = request.WhichOneof("change")
+    if kind is None or (kind != "deliver_at_ms" and not getattr(request, kind)):
+        raise Refused(Rule.REQUEST, "the request does not say what to do", limit="cancel, fire or deliver_at_ms")
+    if kind == "deliver_at_ms" and not 1 <= request.deliver_at_ms <= DELIVER_AT_MS_MAX:
+        limit = f"1 to {DELIVER_AT_MS_MAX} ms"
+        raise Refused(Rule.DELIVERY_TIME, "the delivery time is out of range", value=request.deliver_at_ms, limit=limit)
+    return kind
 
 
 def check_filter(chosen: wire.DeadFilter) -> DeadFilter:

@@ -12,10 +12,24 @@ import typer
 
 from broker_adapter.message_id import new_message_id
 from dmq.cli import output as out
+from dmq.cli.changes import (
+    FIRE,
+    RECALL,
+    AllFilter,
+    DryRunOption,
+    DueAfterFilter,
+    DueBeforeFilter,
+    KeyFilter,
+    TagFilter,
+    TargetsArgument,
+    rescheduling,
+    run_change,
+    targets_of,
+)
 from dmq.cli.errors import CommandFailed, ExitCode, refused, refusing
 from dmq.cli.facts import content_facts
 from dmq.cli.nouns import noun
-from dmq.cli.options import Session, TopicArgument, properties_of, with_session
+from dmq.cli.options import Session, TopicArgument, YesOption, properties_of, with_session
 from dmq.cli.progress import Progress
 from dmq.cli.times import After, At, instant_ms, parse_when
 from dmq.units import parse_duration
@@ -130,18 +144,93 @@ def get(
 def recall(
     session: Session,
     *,
-    handle: Annotated[str, typer.Argument(metavar="HANDLE", help="Recall handle, as returned by its send.")],
+    targets: TargetsArgument,
+    key: KeyFilter = "",
+    tag: TagFilter = "",
+    due_after: DueAfterFilter = None,
+    due_before: DueBeforeFilter = None,
+    everything: AllFilter = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
 ) -> None:
-    """Recall a delayed message before it is delivered, and print its id."""
-    from broker_adapter.errors import Refused
-    from dmq.embedded.recall import decode_recall
+    """Recall delayed messages before they are delivered.
 
-    try:
-        topic = decode_recall(handle).topic
-    except Refused as error:
-        raise refused(error.why, "HANDLE", given=handle) from error
+    By a recall handle, as returned by the send; or of a topic by message ids or by a filter. Each message is either
+    recalled or delivered, and the answer says which. Interrupted and run again it goes on with what is left. Ends with
+    1 if some were not recalled, with 3 if none was.
+    """
+    chosen = targets_of(targets, key=key, tag=tag, due_after=due_after, due_before=due_before, everything=everything)
     with session.connect() as client:
-        response = client.recall(topic, handle)
+        if chosen.handle and not dry_run:
+            _recall_one(session, client, chosen.topic, chosen.handle)
+        else:
+            run_change(session, client, chosen, RECALL, dry=dry_run, yes=yes)
+
+
+@app.command()
+@with_session
+def reschedule(
+    session: Session,
+    *,
+    targets: TargetsArgument,
+    at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="New delivery time: RFC 3339, epoch milliseconds, or +5m.")
+    ] = None,
+    in_: Annotated[
+        str | None, typer.Option("--in", metavar="DURATION", help="Delay from now, such as 5m or 1h30m.")
+    ] = None,
+    key: KeyFilter = "",
+    tag: TagFilter = "",
+    due_after: DueAfterFilter = None,
+    due_before: DueBeforeFilter = None,
+    everything: AllFilter = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+) -> None:
+    """Give delayed messages another delivery time; one that is over means now.
+
+    By a recall handle, which stays good; or of a topic by message ids or by a filter. With a time that does not depend
+    on now, --at with a date, the command may be run again after an interruption: what has that time already is done.
+    Messages of a message group are delivered in the order of their times, the new ones. Ends with 1 if some were not
+    rescheduled, with 3 if none was.
+    """
+    chosen = targets_of(targets, key=key, tag=tag, due_after=due_after, due_before=due_before, everything=everything)
+    due = _time(at, in_, "--in")
+    if due is None or (at is not None and in_ is not None):
+        raise refused("give one of them", "--at", "--in")
+    with session.connect() as client:
+        at_ms = client.status().now_ms + due.delay_ms if isinstance(due, After) else due.epoch_ms
+        run_change(session, client, chosen, rescheduling(at_ms), dry=dry_run, yes=yes)
+
+
+@app.command()
+@with_session
+def fire(
+    session: Session,
+    *,
+    targets: TargetsArgument,
+    key: KeyFilter = "",
+    tag: TagFilter = "",
+    due_after: DueAfterFilter = None,
+    due_before: DueBeforeFilter = None,
+    everything: AllFilter = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+) -> None:
+    """Deliver delayed messages now.
+
+    By a recall handle; or of a topic by message ids or by a filter. Interrupted and run again it goes on with what is
+    left; what was delivered already is as it should be. Ends with 1 if some had been cancelled or are not known, with 3
+    if all.
+    """
+    chosen = targets_of(targets, key=key, tag=tag, due_after=due_after, due_before=due_before, everything=everything)
+    with session.connect() as client:
+        run_change(session, client, chosen, FIRE, dry=dry_run, yes=yes)
+
+
+def _recall_one(session: Session, client: AdminClient, topic: str, handle: str) -> None:
+    """Recall as a client does, with what a client needs for it."""
+    response = client.recall(topic, handle)
     _check(response.status)
     is_repeated = response.status.message != "OK"
     if session.as_json:
@@ -152,16 +241,20 @@ def recall(
         out.note(f"{response.status.message}")
 
 
-def _due(at: str | None, delay: str | None, level: int | None) -> At | After | int | None:
-    if sum(option is not None for option in (at, delay, level)) > 1:
-        raise refused("give one of them only", "--at", "--delay", "--level")
+def _time(at: str | None, delay: str | None, delay_option: str = "--delay") -> At | After | None:
     if at is not None:
         with refusing("--at", at):
             return parse_when(at)
     if delay is not None:
-        with refusing("--delay", delay):
+        with refusing(delay_option, delay):
             return After(parse_duration(delay))
-    return level
+    return None
+
+
+def _due(at: str | None, delay: str | None, level: int | None) -> At | After | int | None:
+    if sum(option is not None for option in (at, delay, level)) > 1:
+        raise refused("give one of them only", "--at", "--delay", "--level")
+    return level if level is not None else _time(at, delay)
 
 
 def _until(not_after: str | None) -> At | After | None:

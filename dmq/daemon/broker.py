@@ -36,6 +36,7 @@ def broker_of(config: DaemonConfig, store: Store) -> EmbeddedBroker:
         keep_forwarded=_keep(config, config.keep_time if "keep_time" in config.model_fields_set else FORWARDED_KEPT),
         stay=config.embedded_topics if config.broker != "embedded" else ALL_TOPICS,
         schedules=ScheduleLimits(total=config.schedules_max, per_topic=config.schedules_per_topic_max),
+        delay_max_ms=config.delay_max_ms,
     )
 
 

@@ -74,6 +74,7 @@ class EmbeddedBroker:
         keep_forwarded: Keep | None = None,
         stay: TopicPatterns = ALL_TOPICS,
         schedules: ScheduleLimits = LIMITS_DEFAULT,
+        delay_max_ms: int | None = None,
     ) -> None:
         """``stay``: the topics that are this broker's own. What others take leaves for a cluster, by the forwarder."""
         self.store = store
@@ -93,7 +94,7 @@ class EmbeddedBroker:
         self.placement = placement = Placement(names)
         # The parts, each for one thing that clients or operators do.
         self.sends = Sends(catalog, commits, placement, handles)
-        self.delayed = DelayedMessages(catalog, commits, reader)
+        self.delayed = DelayedMessages(catalog, commits, reader, delay_max_ms=delay_max_ms)
         self.recalls = Recalls(catalog, self.delayed, handles)
         self.checks = Checks(names, checks, handles)
         on_refused = self.sends.count_refused

@@ -7,11 +7,13 @@ waits no more.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from enum import IntEnum
 from typing import NamedTuple
 
-from broker_adapter.errors import BrokerUnavailable, Overloaded
+from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.embedded.catalog import Catalog
 from dmq.embedded.commits import Commits
@@ -77,30 +79,41 @@ class DelayedMessages:
     says so of each. One op decides about each message, and no other one depends on it.
     """
 
-    def __init__(self, catalog: Catalog, commits: Commits, reader: Reader) -> None:
+    def __init__(self, catalog: Catalog, commits: Commits, reader: Reader, *, delay_max_ms: int | None = None) -> None:
+        """``delay_max_ms`` is the longest delay that is accepted."""
         self._catalog = catalog
         self._commits = commits
         self._reader = reader
         self._store = commits.store
+        self._delay_max_ms = delay_max_ms
+        # A few bytes of a request have messages of megabytes written anew: one unit at a time, whoever asks.
+        self._moving = asyncio.Lock()
         self.cancelled_total = 0
         self.rescheduled_total = 0
 
     async def cancel(self, topic: str, meant: Sequence[Meant]) -> list[Changed]:
         """Cancel messages: none of them is delivered from then on."""
-        changed = await self._change(topic, meant, _cancelled)
+        changed = await self._change(topic, meant, _cancelled, nullcontext())
         self.cancelled_total += sum(each.outcome is Outcome.DONE for each in changed)
         return changed
 
     async def reschedule(self, topic: str, meant: Sequence[Meant], deliver_at_ms: int) -> list[Changed]:
-        """Give messages another delivery time; one that is over means now. ``Overloaded`` while the disk is low."""
-        if self._store.is_disk_low():
-            raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
+        """Give messages another delivery time; one that is over means now.
+
+        ``Refused(DELIVERY_TIME)`` for a time beyond the longest delay, ``Overloaded`` while the disk is almost full.
+        """
         now_ms = self._store.clock.now_ms
+        delay_ms, delay_max_ms = deliver_at_ms - now_ms(), self._delay_max_ms
+        if delay_max_ms is not None and delay_ms > delay_max_ms:
+            why = f"the delivery time lies {delay_ms} ms ahead"
+            raise Refused(Rule.DELIVERY_TIME, why, value=deliver_at_ms, limit=f"{delay_max_ms} ms")
 
         def change(message_id: bytes, receipt: Receipt, value: bytes) -> Reschedule:
+            if self._store.is_disk_low():
+                raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
             return rescheduled(message_id, receipt, value, deliver_at_ms, now_ms())
 
-        changed = await self._change(topic, meant, change)
+        changed = await self._change(topic, meant, change, self._moving)
         self.rescheduled_total += sum(each.outcome is Outcome.DONE for each in changed)
         return changed
 
@@ -108,11 +121,14 @@ class DelayedMessages:
         """Deliver messages now: as ``reschedule`` to now."""
         return await self.reschedule(topic, meant, 0)
 
-    async def _change(self, topic: str, meant: Sequence[Meant], change: _Change) -> list[Changed]:
+    async def _change(
+        self, topic: str, meant: Sequence[Meant], change: _Change, turn: AbstractAsyncContextManager[object]
+    ) -> list[Changed]:
         scope = self._catalog.known_topic(topic).topic_id
         changed: list[Changed] = []
         for start in range(0, len(meant), ENTRIES_PER_UNIT_MAX):
-            changed += await self._change_some(scope, meant[start : start + ENTRIES_PER_UNIT_MAX], change)
+            async with turn:
+                changed += await self._change_some(scope, meant[start : start + ENTRIES_PER_UNIT_MAX], change)
         return changed
 
     async def _change_some(self, scope: int, meant: Sequence[Meant], change: _Change) -> list[Changed]:
@@ -122,7 +138,7 @@ class DelayedMessages:
         is_seen = [False] * len(meant)
         tries = [0] * len(meant)
         while left := [at for at, each in enumerate(changed) if each is None]:
-            found = await self._reader.run(lambda store: _look(store, scope, [meant[at] for at in left]))  # noqa: B023
+            found = await self._reader.run(lambda store: _look(store, scope, [meant[at] for at in left]))
             ops: list[Withdraw | Reschedule] = []
             asked: list[int] = []
             for at, (receipt, value) in zip(left, found, strict=False):

@@ -290,4 +290,4 @@ class FixedSource:
 def service_over(source: FixedSource) -> AdminService:
     """The service over fixed answers instead of a broker's."""
     each: Any = source
-    return AdminService(Operators(each, each, each, each, each, each))
+    return AdminService(Operators(each, each, each, each, each, each, each))
