@@ -104,6 +104,7 @@ CLOCKS_MS = 600_000  # by how much the clocks of daemons and brokers may differ
 
 ACCEPTS = ("SCHEDULED", "QUEUED")
 ENDS_OF_ENTRY = ("DELIVERED", "RECALLED")
+RESCHEDULED = "RESCHEDULED"  # waits until another time
 DEAD = (
     *("DEAD_EXHAUSTED", "DEAD_TOO_OLD", "DEAD_TOO_LATE", "DEAD_FORWARDED", "DEAD_SENT_BACK", "DEAD_BY_OPERATOR"),
     "FORWARD_REFUSED",
@@ -145,11 +146,13 @@ OF_CELL = (
 )
 # Few in number, and needed as rows: read in one go, whatever else is asked.
 READS = ("SUBSCRIBED", "RESET", "TOPIC_REMOVED")  # who reads what, from where on
-RARE = ("OPENED", "CLOSED", *READS, "GAP", "TAIL_LOST", "EXPIRED", *OF_LETTERS)
+CLOCK_CHANGED = "CLOCK_CHANGED"
+RARE = ("OPENED", "CLOSED", *READS, "GAP", "TAIL_LOST", CLOCK_CHANGED, "EXPIRED", *OF_LETTERS)
 KNOWN = frozenset(
     {
         *ACCEPTS,
         *ENDS_OF_ENTRY,
+        RESCHEDULED,
         *DEAD,
         *IN_LANE,
         *FOR_GROUP,
@@ -165,7 +168,7 @@ KNOWN = frozenset(
     }
 )
 # Events of one message, which decide its fate.
-OF_MESSAGE = (*ACCEPTS, *ENDS_OF_ENTRY, *IN_LANE, *FOR_GROUP, *EXITS, *LETTER_KINDS, *OF_SPOOL)
+OF_MESSAGE = (*ACCEPTS, *ENDS_OF_ENTRY, RESCHEDULED, *IN_LANE, *FOR_GROUP, *EXITS, *LETTER_KINDS, *OF_SPOOL)
 
 # --- findings ---------------------------------------------------------------------------------------------------------
 

@@ -105,8 +105,11 @@ def moved(key: bytes, value: bytes, by_ms: int, now_ms: int) -> Reschedule | Non
     if due_ms >= entry.deliver_at_ms:
         return None
     record = _with_times(entry, due_ms, accepted_ms, value[WAITING_HEADER_BYTES:])
-    _, entry_id, _ = ids_of(entry, value)
-    return Reschedule(key, entry.scope, entry_id, entry.deliver_at_ms, due_ms, record, b"", if_gone=IfKnown.ANSWER)
+    message_id, entry_id, _ = ids_of(entry, value)
+    event = b""
+    if entry.kind == EntryKind.DELAYED_FOR:
+        event = encode_event(EventKind.RESCHEDULED, entry.topic_id, 0, NO_QUEUE, 0, due_ms, message_id)
+    return Reschedule(key, entry.scope, entry_id, entry.deliver_at_ms, due_ms, record, event, if_gone=IfKnown.ANSWER)
 
 
 def _with_times(entry: WaitingEntry, due_ms: int, accepted_ms: int, rest: bytes) -> bytes:

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from spark_audit.jobs.health import CellState
 from spark_audit.jobs.options import Options
-from spark_audit.schema import DEAD, LETTER_KINDS, OF_LETTERS, RARE, READS, ROWS
+from spark_audit.schema import CLOCK_CHANGED, DEAD, LETTER_KINDS, OF_LETTERS, RARE, READS, ROWS
 from spark_audit.session import keep
 from spark_audit.tables import Listing, empty_table, local_table, read_contents
 from spark_audit.transforms.candidates import find_candidates
@@ -34,6 +34,7 @@ _SUBSCRIPTIONS = (
     "pass_number int, from_offset long, to_offset long, after_sequence long, to_sequence long"
 )
 _NO_END = 2**62
+_STEPPED_BACK = b" moved_ms=-"
 
 
 class _Pass(NamedTuple):
@@ -144,8 +145,14 @@ def _begin(passes: list[_Pass], row: Row, after: int) -> None:
         passes.append(_Pass(offset, after_sequence=after))
 
 
-def cells_table(spark: SparkSession, cells: Sequence[CellState], entry_min: dict[str, int]) -> DataFrame:
+def cells_table(
+    spark: SparkSession, cells: Sequence[CellState], entry_min: dict[str, int], rare: Sequence[Row]
+) -> DataFrame:
     """Return what verdicts need to know of cells, a row each."""
+    stepped: dict[str, list[int]] = {}
+    for row in rare:
+        if row["kind"] == CLOCK_CHANGED and _STEPPED_BACK in bytes(row["message_id"] or b""):
+            stepped.setdefault(row["cell"], []).append(row["sequence"])
     return local_table(
         spark,
         [
@@ -157,6 +164,7 @@ def cells_table(spark: SparkSession, cells: Sequence[CellState], entry_min: dict
                 cell.snapshot.sequence if cell.snapshot else None,
                 cell.is_silent,
                 [{"first": gap.first, "last": gap.last} for gap in (*cell.gaps, *cell.doubts)],
+                stepped.get(cell.cell, []),
             )
             for cell in cells
         ],

@@ -9,22 +9,22 @@ from __future__ import annotations
 import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
 from pyspark.sql import Column, DataFrame, Window
 
-from spark_audit.schema import ENDS_OF_ENTRY, OF_SPOOL
+from spark_audit.schema import ENDS_OF_ENTRY, OF_SPOOL, RESCHEDULED
 from spark_audit.session import gathered
 from spark_audit.transforms.rows import floor_to, kind_in
 
 CELLS = (
     "cell string, role string, is_retired boolean, entry_min long, snapshot long, is_silent boolean, "
-    "gaps array<struct<first: long, last: long>>"
+    "gaps array<struct<first: long, last: long>>, steps_back array<long>"
 )
-_OPEN = ("SCHEDULED", "REQUEUED", "SEND_FAILED")
+_OPEN = ("SCHEDULED", RESCHEDULED, "REQUEUED", "SEND_FAILED")
 _PLACE = ("cell", "topic", "group", "message_id", "entry", "due_ms", "window_start_ms")
 
 
 def entry_facts(rows: DataFrame, cells: DataFrame, held: DataFrame) -> DataFrame:
     """Sum up the events of each entry, beside what the newest snapshot of its cell (``held``) says of it."""
     sequence = F.col("sequence")
-    own = rows.where(kind_in("SCHEDULED", *ENDS_OF_ENTRY, *OF_SPOOL) & ~F.col("is_letter"))
+    own = rows.where(kind_in("SCHEDULED", RESCHEDULED, *ENDS_OF_ENTRY, *OF_SPOOL) & ~F.col("is_letter"))
 
     def count(*kinds: str) -> Column:
         return F.count_if(kind_in(*kinds))
@@ -43,12 +43,14 @@ def entry_facts(rows: DataFrame, cells: DataFrame, held: DataFrame) -> DataFrame
         first("at_ms", "SCHEDULED", "REQUEUED").alias("accepted_at_ms"),
         first("sequence", "DELIVERED", "RECALLED", "SENT", "DROPPED").alias("end_sequence"),
         first("at_ms", "DELIVERED").alias("fired_at_ms"),
+        first("due_ms", *ENDS_OF_ENTRY).alias("ended_due_ms"),
+        F.max(F.when(kind_in(RESCHEDULED), sequence)).alias("moved_sequence"),
         F.min("sequence").alias("first_sequence"),
         F.coalesce(
             F.max_by(F.when(kind_in(*_OPEN), F.col("due_ms")), F.when(kind_in(*_OPEN), sequence)),
             F.min("due_ms"),
             F.min("at_ms"),
-        ).alias("due_ms"),
+        ).alias("set_due_ms"),
         F.max_by("kind", sequence).alias("last_kind"),
     )
     there = held.select(
@@ -60,7 +62,14 @@ def entry_facts(rows: DataFrame, cells: DataFrame, held: DataFrame) -> DataFrame
         F.col("due_ms").alias("held_until_ms"),
     )
     joined = facts.join(there, on=["cell", "entry", "message_id"], how="left")
-    return gathered(joined.join(F.broadcast(cells), on="cell", how="inner"))
+    joined = joined.join(F.broadcast(cells), on="cell", how="inner")
+    # What set another time may lie in a gap; older daemons moved delays that a step of the clock stretched untold.
+    was_stepped = F.exists("steps_back", lambda step: (F.col("from_sequence") < step) & (F.col("end_sequence") > step))
+    is_untold = has_gap(F.col("from_sequence"), F.col("end_sequence")) | (
+        F.coalesce(was_stepped, F.lit(False)) & (F.col("ended_due_ms") < F.col("set_due_ms"))
+    )
+    due_ms = F.when(is_untold, F.coalesce("ended_due_ms", "set_due_ms")).otherwise(F.col("set_due_ms"))
+    return gathered(joined.withColumn("due_ms", due_ms))
 
 
 def judge_entries(facts: DataFrame, *, watermark_ms: int, grace_ms: int, window_ms: int) -> DataFrame:
@@ -125,6 +134,15 @@ def entry_findings(judged: DataFrame, *, late_after_ms: int) -> DataFrame:
         ),
         _finding(
             (F.col("delivered") > 0) & (F.col("recalled") > 0), "ILLEGAL", F.lit("delivered and recalled"), F.lit("")
+        ),
+        _finding(
+            F.col("ended_due_ms") != F.col("due_ms"),
+            "ILLEGAL",
+            F.lit("ended with another delivery time than was set last"),
+            F.concat(F.lit("by "), _ms(F.col("ended_due_ms") - F.col("due_ms"))),
+        ),
+        _finding(
+            F.col("moved_sequence") > F.col("end_sequence"), "ILLEGAL", F.lit("rescheduled after its end"), F.lit("")
         ),
         _finding(F.col("recalled") > 1, "ILLEGAL", F.lit("recalled more than once"), F.lit("")),
         _finding(F.col("end_sequence") < F.col("from_sequence"), "ILLEGAL", F.lit("ended before it began"), F.lit("")),

@@ -161,6 +161,16 @@ class MemoryMachine(BrokerMachine):
             self.model.recall(key, now_ms)
         self.begin_again(end)
 
+    @precondition(lambda self: self.model.waiting.keys() & self.recall_handles.keys())
+    @rule(pick=picks, ms=st.sampled_from((-1, 1, 1_500)), at_sync=st.booleans(), end=crashes)
+    def die_while_rescheduling(self, pick: int, ms: int, end: End, *, at_sync: bool) -> None:
+        """The message waits as before, or until its new time; never under both, never under none."""
+        found = sorted(self.model.waiting.keys() & self.recall_handles.keys())
+        key, now_ms = found[pick % len(found)], self.clock.now_ms()
+        if self.die(self.rescheduling(key, now_ms + ms, by_handle=False), end, at_sync=at_sync):
+            self.model.reschedule(key, now_ms + ms, now_ms)
+        self.begin_again(end, down_ms=2)
+
     @precondition(lambda self: self.unfinished())
     @rule(pick=picks, at_sync=st.booleans(), end=crashes)
     def die_while_acknowledging(self, pick: int, end: End, *, at_sync: bool) -> None:

@@ -37,9 +37,10 @@ from support.rigs import EmbeddedRig, an_envelope, receive
 from support.trail import read_facts, read_lines
 
 from broker_adapter.errors import Refused, Rule
-from broker_adapter.message import Delivery, Envelope, SendReceipt
+from broker_adapter.message import Delivery, Envelope, SendReceipt, pack_id
 from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic
 from dmq.audit.events import gap_event
+from dmq.embedded.delayed import Changed, Meant, Outcome
 from dmq.store.store import StoreOptions
 
 _T = TypeVar("_T")
@@ -143,6 +144,30 @@ class BrokerRules(RuleBasedStateMachine):
         if not is_repeated:
             self.model.recall(key, self.clock.now_ms())
         assert self.run(work) == (key[1], self.model.recalled[key], is_repeated)
+
+    @precondition(lambda self: self.recall_handles)
+    @rule(pick=picks, ms=st.sampled_from((-1_000, 0, 1, 20, 1_500, 61_000)))
+    def reschedule(self, pick: int, ms: int) -> None:
+        """What waits comes at its new time, under its old handle; of all else is said what became of it."""
+        found = sorted(self.model.waiting.keys() & self.recall_handles.keys()) or sorted(self.recall_handles)
+        key = found[pick % len(found)] if pick % 4 else sorted(self.recall_handles)[pick % len(self.recall_handles)]
+        now_ms = self.clock.now_ms()
+        ((outcome, at_ms),) = self.run(self.rescheduling(key, now_ms + ms, by_handle=bool(pick % 2)))
+        if key in self.model.waiting:
+            assert (outcome, at_ms) == (Outcome.DONE, self.model.reschedule(key, now_ms + ms, now_ms))
+        elif key in self.model.recalled:
+            assert (outcome, at_ms) == (Outcome.CANCELLED, self.model.recalled[key])
+        else:
+            assert outcome is Outcome.TOO_LATE
+        if ms <= 0:
+            self.advance(2)  # behind the reader, and not within its millisecond
+
+    def rescheduling(self, key: Key, at_ms: int, *, by_handle: bool) -> Coroutine[object, object, list[Changed]]:
+        """The call."""
+        meant = Meant(pack_id(key[1]))
+        if by_handle:
+            meant = self.rig.broker.recalls.meant(key[0], self.recall_handles[key])
+        return self.rig.broker.delayed.reschedule(key[0], [meant], at_ms)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 

@@ -157,6 +157,17 @@ class Model:
         self.facts.append(Fact(EventKind.RECALLED, key, at_ms=self.waiting.pop(key)))
         self.recalled[key] = now_ms
 
+    def reschedule(self, key: Key, deliver_at_ms: int, now_ms: int) -> int:
+        """Let what waits wait until another time; return that time. What is due already is on its way."""
+        was_ms = self.waiting[key]
+        at_ms = deliver_at_ms if deliver_at_ms > now_ms else min(was_ms, now_ms)
+        if at_ms != was_ms:
+            self.waiting[key] = at_ms
+            self.facts.append(Fact(EventKind.RESCHEDULED, key, at_ms=at_ms))
+        if at_ms <= now_ms:
+            self.overdue.add(key)
+        return at_ms
+
     def settle(self, now_ms: int, now_s: float) -> None:
         """Do what time does."""
         self.hand_over(now_ms)

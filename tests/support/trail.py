@@ -14,6 +14,7 @@ from dmq.store.schema.outbox import NOT_APPLICABLE, OutboxRecord
 from dmq.store.schema.record import decode_queued
 
 _OF_MESSAGES = {EventKind.SCHEDULED, EventKind.QUEUED, EventKind.DELIVERED, EventKind.RECALLED}
+_OF_MESSAGES |= {EventKind.RESCHEDULED}
 _OF_NAMES = {EventKind.TOPIC_CREATED, EventKind.GROUP_CREATED, EventKind.GROUP_CHANGED, EventKind.SUBSCRIBED}
 _OF_NAMES |= {EventKind.CLOCK_CHANGED, EventKind.CLOCK_ACCEPTED}  # of no message either
 _DEATHS = {EventKind.DEAD_EXHAUSTED, EventKind.DEAD_FORWARDED, EventKind.DEAD_SENT_BACK}
@@ -35,7 +36,7 @@ class _Reader:
         kind, offset = event.kind, record.queue_offset
         if kind in _OF_MESSAGES:
             key = (self._topics[event.topic_id], unpack_id(event.message_id))
-            if kind in {EventKind.SCHEDULED, EventKind.RECALLED}:
+            if kind in {EventKind.SCHEDULED, EventKind.RESCHEDULED, EventKind.RECALLED}:
                 assert (event.queue_id, offset) == (NO_QUEUE, NOT_APPLICABLE)
             else:
                 self._put((event.topic_id, 0, event.queue_id, offset), key)

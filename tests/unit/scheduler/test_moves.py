@@ -7,7 +7,7 @@ from support.scheduler_cell import Cell
 from support.stores import events
 
 from broker_adapter.clock import ManualClock
-from dmq.audit.events import NO_QUEUE, EventKind, decode_event
+from dmq.audit.events import NO_QUEUE, EventKind, decode_event, encode_event
 from dmq.errors import StoreCorrupt
 from dmq.scheduler.moves import moved
 from dmq.store.ops import IfKnown, Reschedule
@@ -47,8 +47,11 @@ def times(value: bytes) -> tuple[int, int] | None:
     before, after = decode_waiting(value), decode_waiting(op.record)
     assert after == before._replace(deliver_at_ms=after.deliver_at_ms, accepted_at_ms=after.accepted_at_ms)
     assert op.record[28:] == value[28:], "the rest is as it was"
+    told = b""
+    if before.kind == EntryKind.DELAYED_FOR:  # nothing else says until when a message waits
+        told = encode_event(EventKind.RESCHEDULED, 4, 0, NO_QUEUE, 0, after.deliver_at_ms, b"id")
     expected = Reschedule(
-        KEY, 5, b"id", before.deliver_at_ms, after.deliver_at_ms, op.record, b"", if_gone=IfKnown.ANSWER
+        KEY, 5, b"id", before.deliver_at_ms, after.deliver_at_ms, op.record, told, if_gone=IfKnown.ANSWER
     )
     assert op == expected
     return after.deliver_at_ms - NOW_MS, after.accepted_at_ms - NOW_MS
