@@ -169,7 +169,7 @@ class MemoryMachine(BrokerMachine):
         key, now_ms = found[pick % len(found)], self.clock.now_ms()
         if self.die(self.rescheduling(key, now_ms + ms, by_handle=False), end, at_sync=at_sync):
             self.model.reschedule(key, now_ms + ms, now_ms)
-        self.begin_again(end, down_ms=2)
+        self.begin_again(end, down_ms=3)
 
     @precondition(lambda self: self.unfinished())
     @rule(pick=picks, at_sync=st.booleans(), end=crashes)

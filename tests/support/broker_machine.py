@@ -160,7 +160,7 @@ class BrokerRules(RuleBasedStateMachine):
         else:
             assert outcome is Outcome.TOO_LATE
         if ms <= 0:
-            self.advance(2)  # behind the reader, and not within its millisecond
+            self.advance(3)  # behind the reader, not within its millisecond, and not where it was
 
     def rescheduling(self, key: Key, at_ms: int, *, by_handle: bool) -> Coroutine[object, object, list[Changed]]:
         """The call."""

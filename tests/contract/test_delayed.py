@@ -1,0 +1,282 @@
+"""Delayed messages in their users' hands: cancelled, moved and fired, with an answer that is true for good."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from support.outbox import read_outbox
+from support.rigs import TOPIC, EmbeddedRig, End, ack, an_envelope, ids, play, receive
+
+from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.message import pack_id
+from dmq.audit.events import NO_QUEUE, EventKind, gap_event
+from dmq.embedded import delayed
+from dmq.embedded.delayed import Changed, Meant, Outcome
+from dmq.store.believed import ClockOptions
+from dmq.store.schema.counts import BUCKET_MS
+from dmq.store.store import StoreOptions
+
+SOON_MS, LATER_MS = 5_000, 600_000
+
+
+def on_both(scenario: object) -> object:
+    """Run a scenario on both engines."""
+
+    def test(on_disk: bool, tmp_path: Path) -> None:
+        options = StoreOptions(gap_event=gap_event, idempotency_window_ms=10 * LATER_MS)
+        assert callable(scenario)
+        asyncio.run(play(EmbeddedRig(tmp_path, on_disk=on_disk, queues=1, options=options), scenario))
+
+    test.__name__, test.__doc__ = getattr(scenario, "__name__", ""), scenario.__doc__
+    return pytest.mark.parametrize("on_disk", [True, False], ids=["rocksdb", "memory"])(test)
+
+
+async def sent(rig: EmbeddedRig, *names: str, after_ms: int = SOON_MS, message_group: str = "") -> list[str]:
+    """Send delayed messages, all due at once, and return their handles."""
+    at_ms = rig.clock.now_ms() + after_ms
+    receipts = await rig.broker.send(
+        [an_envelope(each, deliver_at_ms=at_ms, message_group=message_group) for each in names]
+    )
+    return [each.recall_handle for each in receipts]
+
+
+async def taken(rig: EmbeddedRig) -> list[str]:
+    """Receive what is there, and acknowledge it."""
+    found = await receive(rig)
+    if found:
+        await ack(rig, *found)
+    return ids(found)
+
+
+def named(*names: str) -> list[Meant]:
+    return [Meant(pack_id(each)) for each in names]
+
+
+async def passed(rig: EmbeddedRig, ms: int) -> None:
+    """Let time pass, and the scheduler do what is due."""
+    rig.clock.advance(ms)
+    await rig.settle()
+
+
+@on_both
+async def test_a_message_comes_at_its_new_time(rig: EmbeddedRig) -> None:
+    """Later or earlier, to the millisecond; the others at theirs, and its delivery names the new time."""
+    await sent(rig, "later", "earlier", "stays")
+    now_ms = rig.clock.now_ms()
+    assert await rig.broker.delayed.reschedule(TOPIC, named("later"), now_ms + LATER_MS) == [
+        (Outcome.DONE, now_ms + LATER_MS)
+    ]
+    await rig.broker.delayed.reschedule(TOPIC, named("earlier"), now_ms + 1_000)
+    came: list[tuple[int, list[str]]] = []
+    for ms in (999, 1, SOON_MS - 1_001, 1, LATER_MS - SOON_MS - 1, 1):
+        await passed(rig, ms)
+        came.append((rig.clock.now_ms() - now_ms, await taken(rig)))
+    assert [each for each in came if each[1]] == [(1_000, ["earlier"]), (SOON_MS, ["stays"]), (LATER_MS, ["later"])]
+    told = {
+        each.event.message_id: each.event.time_ms - now_ms
+        for each in read_outbox(rig.store)
+        if each.event.kind is EventKind.DELIVERED
+    }
+    assert told == {pack_id("later"): LATER_MS, pack_id("earlier"): 1_000, pack_id("stays"): SOON_MS}
+
+
+@on_both
+async def test_a_fired_message_comes_at_once(rig: EmbeddedRig) -> None:
+    """As one whose new time is over does; what is due already stays where it is, and is said to be done."""
+    await sent(rig, "a", "b")
+    now_ms = rig.clock.now_ms()
+    assert await rig.broker.delayed.fire(TOPIC, named("a")) == [(Outcome.DONE, now_ms)]
+    assert await rig.broker.delayed.reschedule(TOPIC, named("b"), 1) == [(Outcome.DONE, now_ms)]
+    assert await rig.broker.delayed.fire(TOPIC, named("a", "b")) == [(Outcome.DONE, now_ms)] * 2
+    await passed(rig, 2)
+    assert sorted(ids(await receive(rig))) == ["a", "b"]
+    kinds = [each.event.kind for each in read_outbox(rig.store)]
+    assert kinds.count(EventKind.RESCHEDULED) == 2
+
+
+@on_both
+async def test_every_answer_is_true(rig: EmbeddedRig) -> None:
+    """Done, delivered at, cancelled at, unknown: one for each, in the order they were named, whatever is asked."""
+    await sent(rig, "comes", after_ms=1)
+    await passed(rig, 1)
+    delivered_ms = rig.clock.now_ms()
+    await sent(rig, "waits", "goes")
+    rig.clock.advance(1)
+    cancelled_ms = rig.clock.now_ms()
+    broker = rig.broker.delayed
+    assert await broker.cancel(TOPIC, named("goes")) == [(Outcome.DONE, cancelled_ms)]
+    rig.clock.advance(1)
+    ended = [
+        Changed(Outcome.TOO_LATE, delivered_ms),
+        Changed(Outcome.CANCELLED, cancelled_ms),
+        Changed(Outcome.UNKNOWN, 0),
+    ]
+    meant = named("comes", "goes", "never", "waits")
+    at_ms = rig.clock.now_ms() + LATER_MS
+    assert await broker.reschedule(TOPIC, meant, at_ms) == [*ended, (Outcome.DONE, at_ms)]
+    assert await broker.fire(TOPIC, meant) == [*ended, (Outcome.DONE, rig.clock.now_ms())]
+    assert await broker.cancel(TOPIC, meant) == [*ended, (Outcome.DONE, rig.clock.now_ms())]
+    assert not ids(await receive(rig))[1:]
+
+
+@on_both
+async def test_it_stays_the_same_entry(rig: EmbeddedRig) -> None:
+    """Its handle stays good, the counts follow it, and the trail tells of one entry."""
+    (handle,) = await sent(rig, "m")
+    scope = rig.broker.names.topics[TOPIC].topic_id
+    at_ms = rig.clock.now_ms() + LATER_MS
+    for wanted_ms in (at_ms, at_ms, at_ms + 1, at_ms):
+        await rig.broker.delayed.reschedule(TOPIC, [rig.broker.recalls.meant(TOPIC, handle)], wanted_ms)
+    (bucket,) = rig.store.due_counts(scope, 0, 2**50)
+    assert (bucket.count, rig.store.pending()[scope]) == (1, 1)
+    assert bucket.until_ms - BUCKET_MS <= at_ms < bucket.until_ms
+    await rig.broker.recall(TOPIC, handle)
+    trail = [each for each in read_outbox(rig.store) if each.event.message_id]
+    kinds = [each.event.kind for each in trail]
+    assert kinds == [EventKind.SCHEDULED, *[EventKind.RESCHEDULED] * 3, EventKind.RECALLED]
+    assert len({each.record.entry_sequence for each in trail}) == 1
+    moved = trail[1].event
+    assert (moved.topic_id, moved.group_id, moved.queue_id, moved.time_ms) == (scope, 0, NO_QUEUE, at_ms)
+    assert rig.store.pending().get(scope, 0) == 0
+    with pytest.raises(Refused, match="of a message of topic"):
+        await rig.broker.route("others")
+        rig.broker.recalls.meant("others", handle)
+
+
+@on_both
+async def test_a_change_outlives_a_kill(rig: EmbeddedRig) -> None:
+    """It is durable when it is answered: the message comes at its new time, and once."""
+    await sent(rig, "m", "n")
+    at_ms = rig.clock.now_ms() + 2 * SOON_MS
+    await rig.broker.delayed.reschedule(TOPIC, named("m"), at_ms)
+    await rig.broker.delayed.fire(TOPIC, named("n"))
+    await rig.restart(End.KILL, down_ms=SOON_MS)
+    await rig.settle()
+    assert ids(await receive(rig)) == ["n"]
+    await passed(rig, SOON_MS)
+    assert ids(await receive(rig)) == ["m"]
+
+
+@on_both
+async def test_a_message_group_goes_by_the_new_times(rig: EmbeddedRig) -> None:
+    """Moving one changes its place among those of its group, as its user asked for."""
+    await sent(rig, "m-1", "m-2", "m-3", message_group="g")
+    await rig.broker.delayed.reschedule(TOPIC, named("m-1"), rig.clock.now_ms() + SOON_MS + 1)
+    await passed(rig, 2 * SOON_MS)
+    assert ids(await receive(rig)) == ["m-2", "m-3", "m-1"]
+
+
+@on_both
+async def test_changes_of_one_message_take_turns(rig: EmbeddedRig) -> None:
+    """Fifty at once, of all kinds: one cancels it, all are told what is true, and nothing comes."""
+    await sent(rig, "m")
+    broker = rig.broker.delayed
+    now_ms = rig.clock.now_ms()
+    changes = [
+        broker.cancel(TOPIC, named("m")) if number % 5 == 4 else broker.reschedule(TOPIC, named("m"), now_ms + number)
+        for number in range(1, 50)
+    ]
+    told = [each for (each,) in await asyncio.gather(*changes)]
+    cancelled = [each for number, each in enumerate(told, start=1) if number % 5 == 4]
+    assert sorted(each.outcome for each in cancelled) == [Outcome.DONE] + [Outcome.CANCELLED] * (len(cancelled) - 1)
+    assert {each.outcome for each in told} <= {Outcome.DONE, Outcome.CANCELLED}
+    await passed(rig, LATER_MS)
+    assert not await receive(rig)
+
+
+@on_both
+async def test_many_are_changed_in_one_call(rig: EmbeddedRig) -> None:
+    """More than go into a unit, and one after another where they are large; each has its answer."""
+    names = [f"m-{number}" for number in range(2 * delayed.ENTRIES_PER_UNIT_MAX + 3)]
+    await sent(rig, *names)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(delayed, "BYTES_PER_UNIT_MAX", 200)
+        told = await rig.broker.delayed.fire(TOPIC, named(*names[:20], "never"))
+    assert [each.outcome for each in told] == [Outcome.DONE] * 20 + [Outcome.UNKNOWN]
+    told = await rig.broker.delayed.fire(TOPIC, named(*names))
+    assert {each.outcome for each in told} == {Outcome.DONE}
+    await passed(rig, 5)
+    assert len(await receive(rig, batch_max=1_000)) == len(names)
+
+
+@on_both
+async def test_what_must_not_be_is_refused(rig: EmbeddedRig) -> None:
+    """Beyond the longest delay, with a full disk, in a topic that is unknown: nothing is changed, and why is said."""
+    await sent(rig, "m")
+    broker, now_ms = rig.broker.delayed, rig.clock.now_ms()
+    with pytest.raises(Refused) as refused:
+        await broker.fire("never-named", named("m"))
+    assert refused.value.rule is Rule.TOPIC_UNKNOWN
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(broker, "_delay_max_ms", LATER_MS)
+        with pytest.raises(Refused) as refused:
+            await broker.reschedule(TOPIC, named("m"), now_ms + LATER_MS + 1)
+        assert (refused.value.rule, refused.value.limit) == (Rule.DELIVERY_TIME, f"{LATER_MS} ms")
+        await broker.reschedule(TOPIC, named("m"), now_ms + LATER_MS)
+        patch.setattr(rig.store, "is_disk_low", lambda: True)
+        with pytest.raises(Overloaded, match="disk"):
+            await broker.fire(TOPIC, named("m"))
+        assert await broker.cancel(TOPIC, named("m")) == [(Outcome.DONE, now_ms)]
+
+
+def test_a_change_in_doubt_is_told_when_it_is_repeated(tmp_path: Path) -> None:
+    """The sync failed: after a kill the message has its new time, after power loss the old one; it comes once."""
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        for end in (End.KILL, End.POWER_LOSS):
+            await sent(rig, f"m-{end.value}")
+            rig.memory.fail_next_sync = True
+            at_ms = rig.clock.now_ms() + LATER_MS
+            with pytest.raises(BrokerUnavailable):
+                await rig.broker.delayed.reschedule(TOPIC, named(f"m-{end.value}"), at_ms)
+            await rig.restart(end)
+            await passed(rig, SOON_MS)
+            assert await taken(rig) == ([] if end is End.KILL else [f"m-{end.value}"])
+        await passed(rig, LATER_MS)
+        assert await taken(rig) == [f"m-{End.KILL.value}"]
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False), scenario))
+
+
+@on_both
+async def test_a_time_that_was_given_is_moved_by_no_step(rig: EmbeddedRig) -> None:
+    """A delay that was stretched by a step back is moved; one that was rescheduled meanwhile waits for its time."""
+    rig.clock.step_to(rig.clock.now_ms() + LATER_MS)
+    ahead_ms = rig.clock.now_ms()
+    await rig.broker.send(
+        [an_envelope(each, deliver_at_ms=ahead_ms + SOON_MS)._replace(is_relative=True) for each in ("given", "delay")]
+    )
+    await rig.broker.delayed.reschedule(TOPIC, named("given"), ahead_ms + 2 * SOON_MS)
+    await passed(rig, 1_500)  # steps within a second are one
+    rig.clock.step_to(rig.clock.now_ms() - LATER_MS)
+    await rig.settle()
+    await passed(rig, SOON_MS)
+    assert await taken(rig) == ["delay"]
+    moved = [each.event for each in read_outbox(rig.store) if each.event.kind is EventKind.RESCHEDULED]
+    assert [each.message_id for each in moved] == [pack_id("given"), pack_id("delay")]
+    await passed(rig, LATER_MS + 2 * SOON_MS)
+    assert await taken(rig) == ["given"]
+
+
+def test_now_is_what_the_daemon_believes(tmp_path: Path) -> None:
+    """While a large step forward is held, firing delivers at once, and a time that only the host has reached waits."""
+    options = StoreOptions(gap_event=gap_event, clock=ClockOptions(jump_max_ms=LATER_MS))
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        await sent(rig, "fired", "waits", after_ms=LATER_MS)
+        believed_ms = rig.clock.now_ms()
+        rig.clock.step_to(believed_ms + 10 * LATER_MS)
+        assert rig.store.clock.status().is_held
+        at_ms = believed_ms + SOON_MS
+        assert await rig.broker.delayed.reschedule(TOPIC, named("waits"), at_ms) == [(Outcome.DONE, at_ms)]
+        assert await rig.broker.delayed.fire(TOPIC, named("fired")) == [(Outcome.DONE, believed_ms)]
+        await passed(rig, 5)
+        assert await taken(rig) == ["fired"]
+        await passed(rig, SOON_MS - 6)
+        assert await taken(rig) == []
+        await passed(rig, 1)
+        assert await taken(rig) == ["waits"]
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, options=options), scenario))
