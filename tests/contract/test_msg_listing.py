@@ -10,8 +10,10 @@ from support.letters import a_message, operator
 from support.rigs import TOPIC, EmbeddedRig, every_durable_broker, receive
 
 from broker_adapter.errors import Refused
+from broker_adapter.message import pack_id
 from dmq.admin import messages as listing
 from dmq.admin.messages import READY, WAITING, ListedMessage, Wanted
+from dmq.embedded.delayed import Meant
 from dmq.store.schema.keys import Family
 
 HOUR_MS = 3_600_000
@@ -129,6 +131,27 @@ async def test_other_topics_cost_no_look(rig: EmbeddedRig) -> None:
         looked = 0
         assert await listed(rig, Wanted(WAITING, newest_first=True), limit=1) == ["w-0", "w-1"]
         assert looked <= 300
+
+
+@every_durable_broker()
+async def test_a_page_goes_on_rightly_while_messages_are_rescheduled(rig: EmbeddedRig) -> None:
+    """Between any two pages some move, ahead of the list and behind it: all that stay where they are come once."""
+    _, waiting = await fill(rig)
+    moving, now_ms = waiting[::4], rig.clock.now_ms()
+    for newest_first in (False, True):
+        found, token = list[str](), ""
+        for turn in range(100):
+            wanted = Wanted(WAITING, now_ms, now_ms + 60 * HOUR_MS, newest_first=newest_first)
+            page = await operator(rig).messages(TOPIC, wanted, token=token, limit=3)
+            found += [each.message_id for each in page.messages]
+            token = page.next_token
+            if not token:
+                break
+            meant = [Meant(pack_id(each)) for each in (moving[turn % 10], moving[-turn % 10])]
+            await rig.broker.delayed.reschedule(TOPIC, meant, now_ms + (turn * 13 % 50 + 1) * HOUR_MS + turn % 2)
+        assert not token
+        still = [each for each in (waiting[::-1] if newest_first else waiting) if each not in moving]
+        assert [each for each in found if each not in moving] == still
 
 
 @every_durable_broker()

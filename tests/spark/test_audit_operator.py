@@ -26,7 +26,7 @@ from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import Outcome
 
 GROUP, OTHER = "workers", "readers"
-RESET, KEPT, LETTERS, TICKS = "reset", "kept", "letters", "ticks"  # the scenarios' topics
+RESET, KEPT, LETTERS, TICKS, MOVED = "reset", "kept", "letters", "ticks", "moved"  # the scenarios' topics
 _LATER_MS = 3_600_000
 pytestmark = pytest.mark.timeout(300)
 
@@ -57,6 +57,7 @@ def played(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pla
         read = retain(daemon, client, admin)
         letter = redrive(daemon, client)
         recur(daemon, admin)
+        reschedule(daemon, client, admin)
         admin.take_snapshot()
         daemon.stop()
     return Played(data / "trail", run_audit(spark, str(data / "trail"), Options()), read, letter)
@@ -67,7 +68,7 @@ def test_what_operators_do_leaves_a_clean_trail(played: Played) -> None:
     assert (played.outcome.findings, played.outcome.exit_code) == ([], 0)
     ledger = played.ledger(RESET)
     assert (ledger[GROUP]["expired"], ledger[OTHER]["expired"], ledger[GROUP]["unread"]) == (20, 20, 5)
-    assert sum(row["cancelled"] for row in played.outcome.report["scheduled"]) == 5
+    assert sum(row["cancelled"] for row in played.outcome.report["scheduled"] if row["topic"] == RESET) == 5
 
 
 def test_retention_leaves_a_clean_trail(played: Played) -> None:
@@ -102,6 +103,17 @@ def test_schedules_leave_a_clean_trail(played: Played) -> None:
     rows = [row for row in played.outcome.report["scheduled"] if row["topic"] == TICKS]
     assert sum(row["fired"] for row in rows) >= 7
     assert sum(row["pending"] for row in rows) == 0
+
+
+def test_what_was_rescheduled_leaves_a_clean_trail(played: Played) -> None:
+    """Later, earlier, fired, cancelled after it was moved: each is judged by the time that was set last."""
+    assert (played.outcome.findings, played.outcome.exit_code) == ([], 0)
+    own = [row for row in played.outcome.report["scheduled"] if row["topic"] == MOVED]
+    sums = {name: sum(row[name] for row in own) for name in ("scheduled", "fired", "cancelled", "pending", "late")}
+    assert sums == {"scheduled": 20, "fired": 12, "cancelled": 5, "pending": 3, "late": 0}
+    told = explained(id_of(MOVED, 0), played.trail, io.StringIO())
+    assert [each["kind"] for each in told["events"]][:4] == ["SCHEDULED", "RESCHEDULED", "RESCHEDULED", "DELIVERED"]
+    assert "instead" in told["events"][1]["words"]
 
 
 # -- the scenarios -----------------------------------------------------------------------------------------------------
@@ -212,6 +224,22 @@ def recur(daemon: Daemon, admin: AdminClient) -> None:
     admin.add_schedule(schedule("later", cron="@yearly"))
 
 
+def reschedule(daemon: Daemon, client: WireClient, admin: AdminClient) -> None:
+    """Move delayed messages forth and back, fire some, cancel some after they were moved, with a kill in between."""
+    send(client, MOVED, 0, 20, delay_ms=_LATER_MS)
+    names = [id_of(MOVED, number) for number in range(20)]
+    now_ms = admin.status().now_ms
+    admin.reschedule(MOVED, names, deliver_at_ms=now_ms + 24 * _LATER_MS)
+    daemon.kill()
+    daemon.restart()
+    assert {each.outcome for each in admin.fire(MOVED, names[:8])} == {wire.ChangedMessage.DONE}
+    admin.reschedule(MOVED, names[8:12], deliver_at_ms=now_ms + 1)
+    assert len(admin.cancel(MOVED, names[12:17])) == 5
+    assert len(client.drain(MOVED, GROUP, 12)) == 12
+    (late,) = admin.cancel(MOVED, names[:1])
+    assert late.outcome == wire.ChangedMessage.TOO_LATE
+
+
 def send(client: WireClient, topic: str, first: int, count: int, *, delay_ms: int = 0) -> None:
     due_ms = int(time.time() * 1000) + delay_ms if delay_ms else 0
     numbers = range(first, first + count)
@@ -221,7 +249,7 @@ def send(client: WireClient, topic: str, first: int, count: int, *, delay_ms: in
 
 def id_of(topic: str, number: int) -> str:
     """Return the id of a message of a topic."""
-    return f"{(RESET, KEPT, LETTERS).index(topic):02X}{number:032X}"
+    return f"{(RESET, KEPT, LETTERS, MOVED).index(topic):02X}{number:032X}"
 
 
 def ids_of(first: int, count: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from support.trail_files import LANE, Snapshot
@@ -10,6 +11,7 @@ from support.trail_forge_cell import ForgedCell, Shape
 from support.trail_forge_parts import Group, Message, Progress, Queue, Way, groups_of
 
 EPOCH_2021_MS = 1_609_459_200_000
+MOVED = 0.05  # of those that wait
 REASONS = {"DEAD_FORWARDED": 0.15, "DEAD_SENT_BACK": 0.05, "DEAD_TOO_OLD": 0.05, "DEAD_TOO_LATE": 0.05}
 
 
@@ -27,6 +29,7 @@ class ForgedDaemon(ForgedCell):
         self.deaths: list[dict[str, Any]] = []
         self.ladder: list[tuple[str, str, int, str]] = []
         self._node = self.random.randbytes(6)
+        self._moving = Random(f"{seed}/{name}")  # of its own, so that all else stays as it was
         self._planned = groups_of(shape)
         self.at(shape.start_ms, self._begin)
         for number in range(messages):
@@ -89,8 +92,22 @@ class ForgedDaemon(ForgedCell):
         self.emit("SCHEDULED", topic=topic, due_ms=due_ms, entry=message.entry, message_id=message_id)
         if random.random() < self.shape.recalled:
             self.at(random.randint(self.now_ms, due_ms), self._recall, message)
-        self.at(due_ms + int(random.expovariate(0.3)), self._deliver, message)
+        self.at(due_ms + int(random.expovariate(0.3)), self._deliver, message, due_ms)
+        if self._moving.random() < MOVED:
+            self.at(self._moving.randint(self.now_ms, due_ms), self._move, message)
         return message
+
+    def _move(self, message: Message) -> None:
+        """Let it wait until another time, sooner or later, some of them once more."""
+        if message.state != "waiting":
+            return
+        random = self._moving
+        message.due_ms = due_ms = self.now_ms + random.randint(0, self.shape.delay_ms_max // 2)
+        columns = {"topic": message.topic, "entry": message.entry, "message_id": message.message_id}
+        self.emit("RESCHEDULED", due_ms=due_ms, **columns)
+        self.at(due_ms + random.randint(0, 9), self._deliver, message, due_ms)
+        if random.random() < 0.3:
+            self.at(random.randint(self.now_ms, due_ms), self._move, message)
 
     def _place_for_group(self, name: str, topic: str, message_id: bytes, letter: int) -> None:
         """Put a redriven message into a group's lane: nobody else sees it."""
@@ -110,8 +127,8 @@ class ForgedDaemon(ForgedCell):
             columns = {"topic": message.topic, "entry": message.entry, "message_id": message.message_id}
             self.emit("RECALLED", due_ms=message.due_ms, **columns)
 
-    def _deliver(self, message: Message) -> None:
-        if message.state == "waiting":
+    def _deliver(self, message: Message, due_ms: int) -> None:
+        if message.state == "waiting" and message.due_ms == due_ms:
             del self.waiting[message.entry]
             self._fire(message, "DELIVERED")
 

@@ -154,6 +154,16 @@ def hasten(trail: Path, cell: str, count: int, seed: int, avoid: Iterable[str] =
     return _lie("EARLY", bent, ((None, life.message_id) for life in chosen))
 
 
+def misdate(trail: Path, cell: str, count: int, seed: int, avoid: Iterable[str] = ()) -> Lie:
+    """Hand-overs name another delivery time than the one that was set: nobody could say how late they were."""
+    bent = Bent(trail, cell)
+    chosen = bent.pick(count, seed, bent.lives(avoid))
+    for life in chosen:
+        bent.put(life.delivered._replace(due_ms=_due_ms(life) - 1))
+    bent.save()
+    return _lie("ILLEGAL", bent, ((None, life.message_id) for life in chosen))
+
+
 def reorder(trail: Path, cell: str, count: int, seed: int, avoid: Iterable[str] = ()) -> Lie:
     """Messages were handed over before they were accepted, by the numbers of the events."""
     bent = Bent(trail, cell)
@@ -207,5 +217,6 @@ MUTATORS: Mapping[str, Mutator] = {
     "delay": delay,
     "hasten": hasten,
     "reorder": reorder,
+    "misdate": misdate,
 }
 SPOOL_MUTATORS: Mapping[str, Mutator] = {"lose_sent": lose_sent}

@@ -96,7 +96,11 @@ class _Cell:
     def replay(self, said: Opinion) -> None:
         """Take in every event, and find what shows at once."""
         for event in self.events:
-            if event.kind in {"SCHEDULED", "SEND_FAILED", "REQUEUED"} or event.kind in ENDS or event.kind in SPOOL_ENDS:
+            if (
+                event.kind in {"SCHEDULED", "RESCHEDULED", "SEND_FAILED", "REQUEUED"}
+                or event.kind in ENDS
+                or event.kind in SPOOL_ENDS
+            ):
                 self._of_entry(event, said)
             if self.is_spool:
                 continue
@@ -120,12 +124,19 @@ class _Cell:
                 said.find("ILLEGAL", event.topic, None, event.message_id)
             entry.first = entry.first or event
             entry.due_ms = event.due_ms or 0
-        elif event.kind == "SEND_FAILED":
+        elif event.kind in {"SEND_FAILED", "RESCHEDULED"}:
+            if event.kind == "RESCHEDULED" and entry.ends:
+                said.find("ILLEGAL", event.topic, None, event.message_id)
             entry.due_ms = event.due_ms or 0
         elif event.kind == "REQUEUED":
             entry.ends.clear()
             entry.due_ms = event.due_ms or 0
         else:
+            if entry.first is not None and event.kind in ENDS and event.due_ms != entry.due_ms:
+                if self.has_gap(entry.first.sequence, event.sequence):
+                    entry.due_ms = event.due_ms or 0
+                else:
+                    said.find("ILLEGAL", event.topic, None, event.message_id)
             entry.ends.append(event)
 
     def _visible(self, event: Event, topic: str, queue_id: int, offset: int) -> None:

@@ -13,7 +13,7 @@ from broker_adapter.errors import Refused
 from dmq.acl.file import KeyFile
 from dmq.acl.guard import Guard
 from dmq.admin import admin_v1 as wire
-from dmq.admin.access import NEEDS, admitting
+from dmq.admin.access import NEEDS, OF_TOPIC, admitting
 from dmq.admin.service import refusal_of
 
 CLOCK = ManualClock()
@@ -46,13 +46,22 @@ def test_an_operator_may_call_everything_and_others_nothing(rpc: str, guard: Gua
     assert status_of(guard, Key("operator", "guess"), rpc, request) == UNAUTHORIZED
 
 
-@pytest.mark.parametrize("rpc", NEEDS)
+@pytest.mark.parametrize("rpc", sorted(NEEDS.keys() - OF_TOPIC))
 def test_a_group_has_its_own_administrators(rpc: str, guard: Guard) -> None:
     """They look after that group, and no other, and not all of them."""
     request_class = wire.METHODS[rpc].request_class
     assert status_of(guard, HOOK, rpc, request_class(group=OWN)) == ADMITTED
     assert status_of(guard, HOOK, rpc, request_class(group=OTHER)) == FORBIDDEN
     assert status_of(guard, HOOK, rpc, request_class()) == FORBIDDEN
+
+
+@pytest.mark.parametrize("rpc", sorted(OF_TOPIC))
+def test_a_topic_is_its_senders(rpc: str, guard: Guard) -> None:
+    """Who may send to it may change what waits in it, and in no other one."""
+    request_class = wire.METHODS[rpc].request_class
+    assert status_of(guard, SHOP, rpc, request_class(topic="orders")) == ADMITTED
+    assert status_of(guard, SHOP, rpc, request_class(topic="billing")) == FORBIDDEN
+    assert status_of(guard, HOOK, rpc, request_class(topic="orders")) == FORBIDDEN
 
 
 def test_a_redrive_to_another_topic_is_a_send(guard: Guard) -> None:

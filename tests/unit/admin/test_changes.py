@@ -1,0 +1,56 @@
+"""What a call that changes delayed messages may ask for."""
+
+from __future__ import annotations
+
+import pytest
+from support.live_cell import NOW, LiveCell, live_cell
+
+from broker_adapter.errors import Refused
+from broker_adapter.limits import DELIVER_AT_MS_MAX
+from dmq.admin import admin_v1 as wire
+from dmq.admin.changes import BrokerChanges, ChangeCalls
+from dmq.admin.validate import ENTRIES_MAX
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> object:
+    with live_cell(tmp_path_factory.mktemp("cell") / "data") as live:
+        live.run("msg", "send", "orders", "x", "--delay", "1h", "--id", "m")
+        yield live
+
+
+def asked(live: LiveCell, **fields: object) -> wire.ChangeMessagesResponse:
+    """The call."""
+    request = wire.ChangeMessagesRequest(topic="orders", **fields)
+    return live.do(ChangeCalls(BrokerChanges(live.rig.broker)).change_messages(request))
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"cancel": True}, "no message is named"),
+        ({"message_ids": ["m"] * (ENTRIES_MAX + 1), "cancel": True}, "too many messages"),
+        ({"message_ids": ["m"] * ENTRIES_MAX, "recall_handles": ["h"], "cancel": True}, "too many messages"),
+        ({"message_ids": [" "], "cancel": True}, "blank or too long"),
+        ({"message_ids": ["m"]}, "does not say what to do"),
+        ({"message_ids": ["m"], "cancel": False}, "does not say what to do"),
+        ({"message_ids": ["m"], "deliver_at_ms": 0}, "the delivery time is out of range"),
+        ({"message_ids": ["m"], "deliver_at_ms": DELIVER_AT_MS_MAX + 1}, "the delivery time is out of range"),
+        ({"recall_handles": ["x" * 3_000], "cancel": True}, "too long"),
+        ({"message_ids": ["m"], "recall_handles": ["nonsense"], "cancel": True}, "not one of this store"),
+    ],
+)
+def test_what_cannot_be_is_refused_whole(live: LiveCell, fields: dict[str, object], why: str) -> None:
+    """Nothing of it is done."""
+    with pytest.raises(Refused, match=why):
+        asked(live, **fields)
+    assert asked(live, message_ids=["m"], deliver_at_ms=NOW + 3_600_000).messages[0].outcome == wire.ChangedMessage.DONE
+
+
+def test_one_that_is_named_twice_is_answered_once(live: LiveCell) -> None:
+    """By id; a handle is a name of its own, which is answered by itself."""
+    found = asked(live, message_ids=["m", "other", "m"], deliver_at_ms=NOW + 3_600_000).messages
+    assert [(each.message_id, each.outcome) for each in found] == [
+        ("m", wire.ChangedMessage.DONE),
+        ("other", wire.ChangedMessage.UNKNOWN),
+    ]
