@@ -3,6 +3,7 @@
     from dmq import Spool                 # keeps what could not be sent, in RocksDB in this process
     from dmq import SidecarClient         # the same in the daemon
     from dmq import durable               # one line around a producer
+    from dmq import AdminClient           # asks a daemon what operators ask, and changes what waits
     from retry import Redelivery          # typed handlers, outcomes
 
 Importing this package is cheap: it loads neither gRPC nor RocksDB nor pydantic. What is named here is loaded when it is
@@ -22,14 +23,26 @@ if getattr(_retry, "DISTRIBUTION", None) != "rock-dmq":
     )
 
 if TYPE_CHECKING:
+    from dmq.admin.client import AdminClient
     from dmq.sidecar.client import SidecarClient
     from dmq.spool.durable import durable
     from dmq.spool.spool import Spool, SpoolOptions
     from retry import Delivered, Redelivery, Rejected, Spooled
 
-__all__ = ["Delivered", "Redelivery", "Rejected", "SidecarClient", "Spool", "SpoolOptions", "Spooled", "durable"]
+__all__ = [
+    "AdminClient",
+    "Delivered",
+    "Redelivery",
+    "Rejected",
+    "SidecarClient",
+    "Spool",
+    "SpoolOptions",
+    "Spooled",
+    "durable",
+]
 
 _HOMES = {
+    "AdminClient": "dmq.admin.client",
     "SidecarClient": "dmq.sidecar.client",
     "Spool": "dmq.spool.spool",
     "SpoolOptions": "dmq.spool.spool",

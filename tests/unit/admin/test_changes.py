@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from support.live_cell import NOW, LiveCell, live_cell
 
@@ -13,13 +15,13 @@ from dmq.admin.validate import ENTRIES_MAX
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> object:
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCell]:
     with live_cell(tmp_path_factory.mktemp("cell") / "data") as live:
         live.run("msg", "send", "orders", "x", "--delay", "1h", "--id", "m")
         yield live
 
 
-def asked(live: LiveCell, **fields: object) -> wire.ChangeMessagesResponse:
+def asked(live: LiveCell, **fields: Any) -> wire.ChangeMessagesResponse:
     """The call."""
     request = wire.ChangeMessagesRequest(topic="orders", **fields)
     return live.do(ChangeCalls(BrokerChanges(live.rig.broker)).change_messages(request))
@@ -40,7 +42,7 @@ def asked(live: LiveCell, **fields: object) -> wire.ChangeMessagesResponse:
         ({"message_ids": ["m"], "recall_handles": ["nonsense"], "cancel": True}, "not one of this store"),
     ],
 )
-def test_what_cannot_be_is_refused_whole(live: LiveCell, fields: dict[str, object], why: str) -> None:
+def test_what_cannot_be_is_refused_whole(live: LiveCell, fields: dict[str, Any], why: str) -> None:
     """Nothing of it is done."""
     with pytest.raises(Refused, match=why):
         asked(live, **fields)
