@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCell]:
         yield live
 
 
-def asked(live: LiveCell, **fields: Any) -> wire.ChangeMessagesResponse:
+def asked(live: LiveCell, **fields: Any) -> wire.ChangeMessagesResponse:  # noqa: ANN401 - those of the request
     """The call."""
     request = wire.ChangeMessagesRequest(topic="orders", **fields)
     return live.do(ChangeCalls(BrokerChanges(live.rig.broker)).change_messages(request))
