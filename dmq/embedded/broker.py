@@ -29,7 +29,6 @@ from dmq.embedded.catalog import (
 from dmq.embedded.checks import CheckOptions, Checks
 from dmq.embedded.commits import Commits
 from dmq.embedded.dead_letters import DeadLetters
-from dmq.embedded.delayed import DelayedMessages
 from dmq.embedded.deliveries import Deliveries
 from dmq.embedded.divided import Divided
 from dmq.embedded.entry_handle import EntryHandles
@@ -94,8 +93,8 @@ class EmbeddedBroker:
         self.placement = placement = Placement(names)
         # The parts, each for one thing that clients or operators do.
         self.sends = Sends(catalog, commits, placement, handles)
-        self.delayed = DelayedMessages(catalog, commits, reader, delay_max_ms=delay_max_ms)
-        self.recalls = Recalls(catalog, self.delayed, handles)
+        self.recalls = Recalls(catalog, commits, reader, handles, delay_max_ms=delay_max_ms)
+        self.delayed = self.recalls.delayed
         self.checks = Checks(names, checks, handles)
         on_refused = self.sends.count_refused
         self.transactions = Transactions(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import RecallReceipt, unpack_id
 from dmq.embedded.catalog import Catalog
+from dmq.embedded.commits import Commits
 from dmq.embedded.delayed import DelayedMessages, Meant, Outcome
 from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind, NotAHandle, read_handle
+from dmq.embedded.reader import Reader
 from dmq.units import format_time
 
 
@@ -27,11 +29,20 @@ def decode_recall(text: str, handles: EntryHandles | None = None) -> EntryHandle
 
 
 class Recalls:
-    """Recalls messages. Belongs to the event loop."""
+    """Recalls messages; ``delayed`` is what it does it with. Belongs to the event loop."""
 
-    def __init__(self, catalog: Catalog, delayed: DelayedMessages, handles: EntryHandles) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        commits: Commits,
+        reader: Reader,
+        handles: EntryHandles,
+        *,
+        delay_max_ms: int | None = None,
+    ) -> None:
+        """``delay_max_ms`` is the longest delay that ``delayed`` takes."""
+        self.delayed = DelayedMessages(catalog, commits, reader, delay_max_ms=delay_max_ms)
         self._catalog = catalog
-        self._delayed = delayed
         self._handles = handles
 
     def meant(self, topic_name: str, text: str) -> Meant:
@@ -46,7 +57,7 @@ class Recalls:
     async def recall(self, topic: str, text: str) -> RecallReceipt:
         """As ``PopBroker.recall``."""
         meant = self.meant(topic, text)
-        ((outcome, at_ms),) = await self._delayed.cancel(topic, [meant])
+        ((outcome, at_ms),) = await self.delayed.cancel(topic, [meant])
         message_id = unpack_id(meant.message_id)
         match outcome:
             case Outcome.UNKNOWN:
