@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 
 from prometheus_client import (
@@ -224,6 +225,10 @@ class Oldest(Collector):
         yield family
 
 
+def _gauge(registry: CollectorRegistry, name: str, documentation: str) -> Gauge:
+    return Gauge(f"dmq_{name}", documentation, registry=registry)
+
+
 class Metrics:
     """All figures of one daemon. Counters only grow; gauges are set, or read at scrape time with ``set_function``."""
 
@@ -274,10 +279,9 @@ class Metrics:
             if isinstance(collector, Calls | Oldest | Total | Distribution):
                 registry.register(collector)
 
-        def gauge(name: str, documentation: str) -> Gauge:
-            return Gauge(f"dmq_{name}", documentation, registry=registry)
-
+        gauge = partial(_gauge, registry)
         self.pending = gauge("pending_messages", "Messages waiting on the timeline.")
+        self.held = gauge("held_messages", "Of these, kept back by a pause or a rate of their topic.")
         self.overdue = gauge("overdue_messages", "Messages on the timeline that are due already.")
         self.next_due = gauge("next_due_timestamp_seconds", "When the next message is due; 0 if none waits.")
         self.commit_queue = gauge("commit_queue_ops", "Operations waiting for the writer.")

@@ -215,14 +215,20 @@ class Clock(_message.Message):
     def __init__(self, wall_ms: _Optional[int] = ..., believed_ms: _Optional[int] = ..., is_steady: _Optional[bool] = ..., is_held: _Optional[bool] = ..., steady_in_ms: _Optional[int] = ..., steps: _Optional[int] = ..., last_step_ms: _Optional[int] = ..., last_step_at_ms: _Optional[int] = ...) -> None: ...
 
 class Timeline(_message.Message):
-    __slots__ = ("pending", "overdue", "next_due_at_ms")
+    __slots__ = ("pending", "overdue", "next_due_at_ms", "held", "paused_topics", "paused_groups")
     PENDING_FIELD_NUMBER: _ClassVar[int]
     OVERDUE_FIELD_NUMBER: _ClassVar[int]
     NEXT_DUE_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_TOPICS_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_GROUPS_FIELD_NUMBER: _ClassVar[int]
     pending: int
     overdue: int
     next_due_at_ms: int
-    def __init__(self, pending: _Optional[int] = ..., overdue: _Optional[int] = ..., next_due_at_ms: _Optional[int] = ...) -> None: ...
+    held: int
+    paused_topics: int
+    paused_groups: int
+    def __init__(self, pending: _Optional[int] = ..., overdue: _Optional[int] = ..., next_due_at_ms: _Optional[int] = ..., held: _Optional[int] = ..., paused_topics: _Optional[int] = ..., paused_groups: _Optional[int] = ...) -> None: ...
 
 class Lateness(_message.Message):
     __slots__ = ("count", "p50_ms", "p99_ms", "max_ms")
@@ -317,7 +323,7 @@ class ListTopicsResponse(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[_Union[Topic, _Mapping[str, _Any]]]] = ...) -> None: ...
 
 class Topic(_message.Message):
-    __slots__ = ("name", "queues", "stored", "pending", "due", "type", "created_at_ms", "readers", "ranges", "oldest_at_ms", "keep_time_ms", "keep_bytes", "keep_unread", "keep_own")
+    __slots__ = ("name", "queues", "stored", "pending", "due", "type", "created_at_ms", "readers", "ranges", "oldest_at_ms", "keep_time_ms", "keep_bytes", "keep_unread", "keep_own", "paused_since_ms", "deliver_rate", "held")
     NAME_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
@@ -332,6 +338,9 @@ class Topic(_message.Message):
     KEEP_BYTES_FIELD_NUMBER: _ClassVar[int]
     KEEP_UNREAD_FIELD_NUMBER: _ClassVar[int]
     KEEP_OWN_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_RATE_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     name: str
     queues: int
     stored: int
@@ -346,7 +355,10 @@ class Topic(_message.Message):
     keep_bytes: int
     keep_unread: bool
     keep_own: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., queues: _Optional[int] = ..., stored: _Optional[int] = ..., pending: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ..., type: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., readers: _Optional[_Iterable[_Union[Reader, _Mapping[str, _Any]]]] = ..., ranges: _Optional[_Iterable[_Union[QueueRange, _Mapping[str, _Any]]]] = ..., oldest_at_ms: _Optional[int] = ..., keep_time_ms: _Optional[int] = ..., keep_bytes: _Optional[int] = ..., keep_unread: _Optional[bool] = ..., keep_own: _Optional[_Iterable[str]] = ...) -> None: ...
+    paused_since_ms: int
+    deliver_rate: int
+    held: int
+    def __init__(self, name: _Optional[str] = ..., queues: _Optional[int] = ..., stored: _Optional[int] = ..., pending: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ..., type: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., readers: _Optional[_Iterable[_Union[Reader, _Mapping[str, _Any]]]] = ..., ranges: _Optional[_Iterable[_Union[QueueRange, _Mapping[str, _Any]]]] = ..., oldest_at_ms: _Optional[int] = ..., keep_time_ms: _Optional[int] = ..., keep_bytes: _Optional[int] = ..., keep_unread: _Optional[bool] = ..., keep_own: _Optional[_Iterable[str]] = ..., paused_since_ms: _Optional[int] = ..., deliver_rate: _Optional[int] = ..., held: _Optional[int] = ...) -> None: ...
 
 class KeepChange(_message.Message):
     __slots__ = ("time_ms", "size_bytes", "unread")
@@ -397,16 +409,20 @@ class CreateTopicResponse(_message.Message):
     def __init__(self, topic: _Optional[_Union[Topic, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class SetTopicRequest(_message.Message):
-    __slots__ = ("topic", "queues", "type", "keep")
+    __slots__ = ("topic", "queues", "type", "keep", "is_paused", "deliver_rate")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
+    IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_RATE_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queues: int
     type: str
     keep: KeepChange
-    def __init__(self, topic: _Optional[str] = ..., queues: _Optional[int] = ..., type: _Optional[str] = ..., keep: _Optional[_Union[KeepChange, _Mapping[str, _Any]]] = ...) -> None: ...
+    is_paused: bool
+    deliver_rate: int
+    def __init__(self, topic: _Optional[str] = ..., queues: _Optional[int] = ..., type: _Optional[str] = ..., keep: _Optional[_Union[KeepChange, _Mapping[str, _Any]]] = ..., is_paused: _Optional[bool] = ..., deliver_rate: _Optional[int] = ...) -> None: ...
 
 class SetTopicResponse(_message.Message):
     __slots__ = ("topic",)
@@ -491,7 +507,7 @@ class GetMessageRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., message_id: _Optional[str] = ..., with_body: _Optional[bool] = ...) -> None: ...
 
 class GetMessageResponse(_message.Message):
-    __slots__ = ("topic", "message_id", "state", "deliver_at_ms", "stored_at_ms", "queue_id", "queue_offset", "content")
+    __slots__ = ("topic", "message_id", "state", "deliver_at_ms", "stored_at_ms", "queue_id", "queue_offset", "content", "is_held")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -500,6 +516,7 @@ class GetMessageResponse(_message.Message):
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    IS_HELD_FIELD_NUMBER: _ClassVar[int]
     topic: str
     message_id: str
     state: MessageState
@@ -508,7 +525,8 @@ class GetMessageResponse(_message.Message):
     queue_id: int
     queue_offset: int
     content: Content
-    def __init__(self, topic: _Optional[str] = ..., message_id: _Optional[str] = ..., state: _Optional[_Union[MessageState, str]] = ..., deliver_at_ms: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ...) -> None: ...
+    is_held: bool
+    def __init__(self, topic: _Optional[str] = ..., message_id: _Optional[str] = ..., state: _Optional[_Union[MessageState, str]] = ..., deliver_at_ms: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ..., is_held: _Optional[bool] = ...) -> None: ...
 
 class CountMessagesRequest(_message.Message):
     __slots__ = ("topic",)
@@ -690,7 +708,7 @@ class FixedBackoff(_message.Message):
     def __init__(self, delay_ms: _Optional[int] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("name", "created_at_ms", "policy", "is_default_policy", "is_fifo", "is_fifo_set", "waiting", "dead", "leased", "due", "is_removed", "unread", "retries")
+    __slots__ = ("name", "created_at_ms", "policy", "is_default_policy", "is_fifo", "is_fifo_set", "waiting", "dead", "leased", "due", "is_removed", "unread", "retries", "paused_since_ms")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -704,6 +722,7 @@ class Group(_message.Message):
     IS_REMOVED_FIELD_NUMBER: _ClassVar[int]
     UNREAD_FIELD_NUMBER: _ClassVar[int]
     RETRIES_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_SINCE_MS_FIELD_NUMBER: _ClassVar[int]
     name: str
     created_at_ms: int
     policy: Policy
@@ -717,7 +736,8 @@ class Group(_message.Message):
     is_removed: bool
     unread: _containers.RepeatedCompositeFieldContainer[Unread]
     retries: str
-    def __init__(self, name: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., policy: _Optional[_Union[Policy, _Mapping[str, _Any]]] = ..., is_default_policy: _Optional[bool] = ..., is_fifo: _Optional[bool] = ..., is_fifo_set: _Optional[bool] = ..., waiting: _Optional[int] = ..., dead: _Optional[int] = ..., leased: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ..., is_removed: _Optional[bool] = ..., unread: _Optional[_Iterable[_Union[Unread, _Mapping[str, _Any]]]] = ..., retries: _Optional[str] = ...) -> None: ...
+    paused_since_ms: int
+    def __init__(self, name: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., policy: _Optional[_Union[Policy, _Mapping[str, _Any]]] = ..., is_default_policy: _Optional[bool] = ..., is_fifo: _Optional[bool] = ..., is_fifo_set: _Optional[bool] = ..., waiting: _Optional[int] = ..., dead: _Optional[int] = ..., leased: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ..., is_removed: _Optional[bool] = ..., unread: _Optional[_Iterable[_Union[Unread, _Mapping[str, _Any]]]] = ..., retries: _Optional[str] = ..., paused_since_ms: _Optional[int] = ...) -> None: ...
 
 class Unread(_message.Message):
     __slots__ = ("topic", "unread")
@@ -754,18 +774,20 @@ class GetGroupResponse(_message.Message):
     def __init__(self, group: _Optional[_Union[Group, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class SetGroupRequest(_message.Message):
-    __slots__ = ("group", "policy", "reset_policy", "is_fifo", "retries")
+    __slots__ = ("group", "policy", "reset_policy", "is_fifo", "retries", "is_paused")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     RESET_POLICY_FIELD_NUMBER: _ClassVar[int]
     IS_FIFO_FIELD_NUMBER: _ClassVar[int]
     RETRIES_FIELD_NUMBER: _ClassVar[int]
+    IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
     group: str
     policy: Policy
     reset_policy: bool
     is_fifo: bool
     retries: str
-    def __init__(self, group: _Optional[str] = ..., policy: _Optional[_Union[Policy, _Mapping[str, _Any]]] = ..., reset_policy: _Optional[bool] = ..., is_fifo: _Optional[bool] = ..., retries: _Optional[str] = ...) -> None: ...
+    is_paused: bool
+    def __init__(self, group: _Optional[str] = ..., policy: _Optional[_Union[Policy, _Mapping[str, _Any]]] = ..., reset_policy: _Optional[bool] = ..., is_fifo: _Optional[bool] = ..., retries: _Optional[str] = ..., is_paused: _Optional[bool] = ...) -> None: ...
 
 class SetGroupResponse(_message.Message):
     __slots__ = ("group",)

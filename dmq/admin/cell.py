@@ -12,6 +12,7 @@ from dmq.admin.status import CellState, CellStatus, Cluster, Commits, Disk, Late
 from dmq.audit.export import Exporter
 from dmq.config import DaemonConfig
 from dmq.embedded.broker import EmbeddedBroker
+from dmq.embedded.names import Names
 from dmq.forwarder.inner import InnerTopic
 from dmq.metrics import Metrics
 from dmq.store.store import Store
@@ -63,7 +64,12 @@ class Cell:
             data=str(self.config.data.absolute()),
             durability=self.config.durability,
             timeline=Timeline(
-                pending=sum(pending.values()), overdue=overdue(store, pending, now_ms), next_due_at_ms=next_due_ms
+                pending=sum(pending.values()),
+                overdue=overdue(store, pending, now_ms),
+                next_due_at_ms=next_due_ms,
+                held=sum(store.held().values()),
+                paused_topics=paused_topics(self.broker.names),
+                paused_groups=len(self.broker.names.paused),
             ),
             lateness=Lateness(
                 count=metrics.lateness.count,
@@ -126,6 +132,11 @@ class Cell:
         elif not clock.is_steady:
             said.append("clock: stepped, nothing is removed by age for now; see dmq clock")
         return "\n".join(filter(None, said))
+
+
+def paused_topics(names: Names) -> int:
+    """Count the topics that are paused."""
+    return sum(topic.paused_since_ms is not None for topic in names.slowed.copy().values())
 
 
 def overdue(store: Store, pending: dict[int, int], now_ms: int) -> int:

@@ -169,10 +169,19 @@ class AdminClient:
         reset_policy: bool = False,
         is_fifo: bool | None = None,
         retries: str = "",
+        is_paused: bool | None = None,
     ) -> wire.Group:
-        """Change a group, or make it; what is ``None`` or empty stays as it is. Returns the group as it is now."""
+        """Change a group, or make it; what is ``None`` or empty stays as it is. Returns the group as it is now.
+
+        ``is_paused``: whether it gets nothing; raises ``NotFound`` if there is no such group.
+        """
         request = wire.SetGroupRequest(
-            group=name, policy=policy, reset_policy=reset_policy, is_fifo=is_fifo, retries=retries
+            group=name,
+            policy=policy,
+            reset_policy=reset_policy,
+            is_fifo=is_fifo,
+            retries=retries,
+            is_paused=is_paused,
         )
         return self._call(wire.METHODS["SetGroup"], request, wire.SetGroupResponse).group
 
@@ -188,10 +197,23 @@ class AdminClient:
         return self._call(wire.METHODS["CreateTopic"], request, wire.CreateTopicResponse).topic
 
     def set_topic(
-        self, name: str, *, queues: int = 0, type_: str = "", keep: wire.KeepChange | None = None
+        self,
+        name: str,
+        *,
+        queues: int = 0,
+        type_: str = "",
+        keep: wire.KeepChange | None = None,
+        is_paused: bool | None = None,
+        deliver_rate: int | None = None,
     ) -> wire.Topic:
-        """Change a topic; what is not given stays. Returns the topic as it is now."""
-        request = wire.SetTopicRequest(topic=name, queues=queues, type=type_, keep=keep)
+        """Change a topic; what is not given stays. Returns the topic as it is now.
+
+        ``is_paused``: whether delayed messages that fall due stay on the timeline. ``deliver_rate``: how many of them a
+        second go to its queues, the oldest first; 0: no limit.
+        """
+        request = wire.SetTopicRequest(
+            topic=name, queues=queues, type=type_, keep=keep, is_paused=is_paused, deliver_rate=deliver_rate
+        )
         return self._call(wire.METHODS["SetTopic"], request, wire.SetTopicResponse).topic
 
     def remove_topic(self, name: str, *, force: bool = False) -> None:

@@ -87,6 +87,7 @@ class Groups:
             dead=await self._broker.dead_letters.count(letters) if letters is not None else 0,
             leased=sum(len(queue.leases) for found in subscribed for queue in found.all_queues),
             due=due,
+            paused_since_ms=group.paused_since_ms or 0,
         )
 
     async def set_group(
@@ -97,9 +98,12 @@ class Groups:
         reset_policy: bool,
         is_fifo: bool | None,
         retries: str | None = None,
+        is_paused: bool | None = None,
     ) -> status.GroupStatus:
         """Change a group, durable on return."""
-        await self._broker.set_group(name, policy=policy, reset_policy=reset_policy, is_fifo=is_fifo, retries=retries)
+        await self._broker.set_group(
+            name, policy=policy, reset_policy=reset_policy, is_fifo=is_fifo, retries=retries, is_paused=is_paused
+        )
         return await self.group(name)
 
     def _known(self, name: str) -> Group:

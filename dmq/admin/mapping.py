@@ -117,6 +117,9 @@ def wire_topic(topic: TopicStatus) -> wire.Topic:
         keep_bytes=topic.keep.size_bytes,
         keep_unread=topic.keep.unread,
         keep_own=topic.keep_own,
+        paused_since_ms=topic.paused_since_ms,
+        deliver_rate=topic.deliver_rate,
+        held=topic.held,
     )
 
 
@@ -136,6 +139,7 @@ def wire_group(group: GroupStatus) -> wire.Group:
         due=[wire.DueBucket(**asdict(bucket)) for bucket in group.due],
         is_removed=group.is_removed,
         unread=[wire.Unread(**asdict(each)) for each in group.unread],
+        paused_since_ms=group.paused_since_ms,
     )
 
 

@@ -1,9 +1,9 @@
 """What a topic holds, page by page, in its queues and on the timeline, and where one message is.
 
-Forwards, the queues come first, by when each message was stored, then the timeline, by when each is due; backwards, all
-of it is turned round. A page looks at a bounded number of rows, a few at a time in the broker's reading thread, so that
-consumers' reads come in between. The token says where the next one goes on: an offset in each queue, or a place on the
-timeline.
+Forwards, the queues come first, by when each message was stored, then what the topic holds and the timeline, by when
+each is due; backwards, all of it is turned round. A page looks at a bounded number of rows, a few at a time in the
+broker's reading thread, so that consumers' reads come in between. The token says where the next one goes on: an offset
+in each queue, or a place on the timeline. Forwards, what comes to be held meanwhile was passed before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,16 @@ from dmq.embedded.queue_log import Place, messages_from
 from dmq.embedded.retries import next_of
 from dmq.store.schema.counts import BUCKET_MS
 from dmq.store.schema.index import EntryState, redriven_id
-from dmq.store.schema.keys import Family, pack_queue_key, timeline_key, timeline_mark
+from dmq.store.schema.keys import (
+    Family,
+    held_key,
+    held_mark,
+    held_range,
+    is_held_key,
+    pack_queue_key,
+    timeline_key,
+    timeline_mark,
+)
 from dmq.store.schema.record import (
     DELAYED_KINDS,
     WAITING_HEADER_BYTES,
@@ -45,7 +54,7 @@ WAITING, READY = 1, 2  # as ``MessageState`` of ``rockdmq.admin.v1`` has them
 ROWS_PER_CALL_MAX = 2_000
 _ROWS_PER_STEP = 128
 _BYTES_PER_STEP = 1024 * 1024
-_END = timeline_mark(2**63, 0)
+_END = timeline_mark(2**63, 0)  # of the timeline; behind it lies what is held
 _UNKNOWN = MessageStatus(state=MessageState.UNKNOWN)
 
 
@@ -134,6 +143,7 @@ class Messages:
                 deliver_at_ms=entry.deliver_at_ms,
                 stored_at_ms=entry.accepted_at_ms,
                 payload=body_payload(value[WAITING_HEADER_BYTES:]),
+                is_held=is_held_key(found.key),
             )
         key = pack_queue_key(topic.topic_id, found.queue_id, found.queue_offset)
         (value,) = self._store.get_many(Family.QUEUE, [key])
@@ -193,7 +203,8 @@ class Messages:
 
     async def _waiting(self, topic: Topic, wanted: Wanted, place: str, limit: int) -> tuple[list[ListedMessage], str]:
         look = self._later_first if wanted.newest_first else self._next_first
-        at: int | None = _mark_of(place) if place else (_END if wanted.newest_first else 0)
+        first = _END if wanted.newest_first else _held_marks(topic.topic_id)[0]
+        at: int | None = _mark_of(place, topic.topic_id) if place else first
         found: list[ListedMessage] = []
         looked = 0
         while at is not None and looked < ROWS_PER_CALL_MAX and len(found) < limit:
@@ -207,24 +218,40 @@ class Messages:
         return found, f"{at:x}" if at is not None else ""
 
     def _next_first(self, store: Store, topic_id: int, wanted: Wanted, at: int, limit: int) -> _Step:
+        if at > _END:
+            low, end = _held(store, topic_id, wanted)
+            return self._scan(store, topic_id, wanted, timeline_key(max(at, low)), end, limit, following=0)
         start = max(at, store.marks.low(), timeline_mark(wanted.due_after_ms, 0))
         key = next_of(store, topic_id, timeline_key(start))
         stop = min(timeline_mark(self._key_ms_max(wanted.due_before_ms), 0), _END)
-        rows = store.scan(Family.TIMELINE, key, timeline_key(stop), limit=_ROWS_PER_STEP, bytes_max=_BYTES_PER_STEP)
+        return self._scan(store, topic_id, wanted, key, timeline_key(stop), limit, following=None)
+
+    def _scan(  # noqa: PLR0917 - a range, and what is wanted of it
+        self, store: Store, topic_id: int, wanted: Wanted, start: bytes, stop: bytes, limit: int, following: int | None
+    ) -> _Step:
+        if start >= stop:
+            return _Step([], 0, following)
+        rows = store.scan(Family.TIMELINE, start, stop, limit=_ROWS_PER_STEP, bytes_max=_BYTES_PER_STEP)
         found: list[ListedMessage] = []
         for looked, (row, value) in enumerate(rows.rows):
             if len(found) == limit:
                 return _Step(found, looked, int.from_bytes(row, "big"))
             found += _waiting_shown(topic_id, wanted, value)
         if rows.is_complete:
-            return _Step(found, len(rows.rows), None)
+            return _Step(found, len(rows.rows), following)
         return _Step(found, len(rows.rows), int.from_bytes(rows.rows[-1][0], "big") + 1)
 
     def _later_first(self, store: Store, topic_id: int, wanted: Wanted, at: int, limit: int) -> _Step:
         """As ``_next_first``, below ``at``: a seek for each row, as nothing reads backwards."""
-        low = timeline_key(max(store.marks.low(), timeline_mark(wanted.due_after_ms, 0)))
-        at = min(at, timeline_mark(self._key_ms_max(wanted.due_before_ms), 0))
-        at = self._jump_back(store, topic_id, at)
+        following: int | None = None
+        if at > _END:
+            first, end = _held(store, topic_id, wanted)
+            low, at = timeline_key(first), min(at, int.from_bytes(end, "big"))
+        else:
+            following = _held_marks(topic_id)[1]
+            low = timeline_key(max(store.marks.low(), timeline_mark(wanted.due_after_ms, 0)))
+            at = min(at, timeline_mark(self._key_ms_max(wanted.due_before_ms), 0))
+            at = self._jump_back(store, topic_id, at)
         found: list[ListedMessage] = []
         size = 0
         for looked in range(_ROWS_PER_STEP):
@@ -232,7 +259,7 @@ class Messages:
                 return _Step(found, looked, at)
             row = store.last(Family.TIMELINE, low, timeline_key(at)) if timeline_key(at) > low else None
             if row is None:
-                return _Step(found, looked, None)
+                return _Step(found, looked, following)
             at = int.from_bytes(row[0], "big")
             size += len(row[1])
             found += _waiting_shown(topic_id, wanted, row[1])
@@ -294,6 +321,20 @@ class Messages:
             cursor.rows = await self._broker.reader.run(lambda store: _look(store, cursor, wanted, rows_max))
 
 
+def _held(store: Store, topic_id: int, wanted: Wanted) -> tuple[int, bytes]:
+    """Return where what a topic holds begins and ends, as far as it may be meant; twice the end if it holds nothing."""
+    end = _held_marks(topic_id)[1]
+    (count,) = store.get_many(Family.META, [held_key(topic_id)])
+    first = held_mark(topic_id, timeline_mark(wanted.due_after_ms, 0)) if count is not None else end
+    return first, timeline_key(end)
+
+
+def _held_marks(topic_id: int) -> tuple[int, int]:
+    """Return the marks where what a topic holds begins and ends."""
+    start, stop = held_range(topic_id)
+    return int.from_bytes(start, "big"), int.from_bytes(stop[: len(start)], "big")
+
+
 def _look(store: Store, cursor: _Cursor, wanted: Wanted, rows_max: int) -> list[_Row]:
     """Return the next rows of a queue, the first one last; the bodies of messages are let go of here."""
     at, place = cursor.at, cursor.place
@@ -352,9 +393,10 @@ def _shown(state: int, message: QueuedMessage, queue_id: int, offset: int) -> Li
     )
 
 
-def _mark_of(text: str) -> int:
+def _mark_of(text: str, topic_id: int) -> int:
     mark = _number(text)
-    if mark > _END:
+    first, end = _held_marks(topic_id)
+    if mark > _END and not first <= mark <= end:
         raise Refused(Rule.REQUEST, "the page token is damaged", value=text[:80])
     return mark
 

@@ -15,7 +15,7 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin import mapping
 from dmq.admin.groups import Groups
 from dmq.admin.topics import Topics
-from dmq.embedded.topic_settings import KEEP_STAYS, KeepChange
+from dmq.embedded.topic_settings import FLOW_STAYS, KEEP_STAYS, FlowChange, KeepChange
 
 MIXED: Literal["MIXED"] = "MIXED"
 
@@ -55,9 +55,15 @@ class ObjectCalls:
         """Change a topic, and say how it is now."""
         name, message_type = check_topic(request.topic), _type_of(request.type) if request.type else None
         keep = _keep_of(request.keep)
-        if message_type is None and not request.queues and keep == KEEP_STAYS:
+        flow = FlowChange(
+            request.is_paused if request.HasField("is_paused") else None,
+            request.deliver_rate if request.HasField("deliver_rate") else None,
+        )
+        if message_type is None and not request.queues and keep == KEEP_STAYS and flow == FLOW_STAYS:
             raise Refused(Rule.REQUEST, "the request changes nothing")
-        changed = await self._topics.set_topic(name, queues=request.queues, message_type=message_type, keep=keep)
+        changed = await self._topics.set_topic(
+            name, queues=request.queues, message_type=message_type, keep=keep, flow=flow
+        )
         return wire.SetTopicResponse(topic=mapping.wire_topic(changed))
 
     async def remove_topic(self, request: wire.RemoveTopicRequest) -> wire.RemoveTopicResponse:

@@ -136,6 +136,7 @@ class AdminService:
             queue_id=status.queue_id,
             queue_offset=status.queue_offset,
             content=_content(status.payload, with_body=request.with_body),
+            is_held=status.is_held,
         )
 
     async def count_messages(self, request: wire.CountMessagesRequest) -> wire.CountMessagesResponse:
@@ -182,6 +183,7 @@ class AdminService:
             reset_policy=request.reset_policy,
             is_fifo=is_fifo,
             retries=request.retries or None,
+            is_paused=request.is_paused if request.HasField("is_paused") else None,
         )
         return wire.SetGroupResponse(group=mapping.wire_group(group))
 

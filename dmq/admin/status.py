@@ -37,6 +37,9 @@ class Timeline:
     pending: int = 0
     overdue: int = 0
     next_due_at_ms: int = 0
+    held: int = 0
+    paused_topics: int = 0
+    paused_groups: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +225,9 @@ class TopicStatus:
     oldest_at_ms: int = 0  # when the oldest message in its queues was stored
     keep: Keep = KEEP_ALL
     keep_own: Sequence[str] = ()  # what of it was said of the topic itself
+    paused_since_ms: int = 0  # 0: it is not
+    deliver_rate: int = 0  # delayed messages a second; 0: no limit
+    held: int = 0  # of those pending: due, and kept back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +240,7 @@ class MessageStatus:
     queue_id: int = -1
     queue_offset: int = -1
     payload: bytes | None = None
+    is_held: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +276,7 @@ class GroupStatus:
     due: Sequence[DueBucket] = ()  # of the retries that wait
     is_removed: bool = False  # nobody has the name (any more), but dead letters lie under it
     unread: Sequence[Unread] = ()  # what it has not finished, by topic, if that was asked for
+    paused_since_ms: int = 0  # 0: it is not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

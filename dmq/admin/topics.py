@@ -14,7 +14,7 @@ from broker_adapter.topics import retry_topic
 from dmq.admin import status
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.removable import edges
-from dmq.embedded.topic_settings import KeepChange
+from dmq.embedded.topic_settings import FLOW_STAYS, FlowChange, KeepChange
 from dmq.store.schema.names import TopicSettings
 from dmq.store.store import Store
 
@@ -33,7 +33,7 @@ class Topics:
         return await asyncio.get_running_loop().run_in_executor(None, self._topics)
 
     def _topics(self) -> list[status.TopicStatus]:
-        pending = self._store.pending()
+        pending, held = self._store.pending(), self._store.held()
         found = self._retry_topics(pending)
         for name, topic in sorted(self._broker.names.topics.copy().items()):
             waiting = pending.get(topic.topic_id, 0)
@@ -51,6 +51,9 @@ class Topics:
                     due=self._due(topic.topic_id) if waiting else (),
                     type=topic.message_type.name if topic.message_type is not None else "MIXED",
                     created_at_ms=topic.created_at_ms,
+                    paused_since_ms=topic.paused_since_ms or 0,
+                    deliver_rate=topic.deliver_rate or 0,
+                    held=held.get(topic.topic_id, 0),
                 )
             )
         return sorted(found, key=lambda topic: topic.name)
@@ -94,13 +97,19 @@ class Topics:
         return await self.topic(name)
 
     async def set_topic(
-        self, name: str, *, queues: int, message_type: MessageType | Literal["MIXED"] | None, keep: KeepChange
+        self,
+        name: str,
+        *,
+        queues: int,
+        message_type: MessageType | Literal["MIXED"] | None,
+        keep: KeepChange,
+        flow: FlowChange = FLOW_STAYS,
     ) -> status.TopicStatus:
         """Change a topic."""
         settings = None
         if message_type is not None:
             settings = TopicSettings(message_type if isinstance(message_type, MessageType) else None)
-        await self._broker.operator.set_topic(name, queues=queues, settings=settings, keep=keep)
+        await self._broker.operator.set_topic(name, queues=queues, settings=settings, keep=keep, flow=flow)
         return await self.topic(name)
 
     async def remove_topic(self, name: str, *, is_forced: bool) -> None:

@@ -14,6 +14,7 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
+from broker_adapter.message import pack_id
 from dmq.errors import StoreCorrupt
 
 _EVENT = struct.Struct(">BIIHHQ")
@@ -47,7 +48,7 @@ class EventKind(IntEnum):
     DEAD_BY_OPERATOR = 21  # the same, by hand [0]
     REDRIVEN = 22  # a dead letter was sent again as a new message [its offset in the dead-letter queue]
     PURGED = 23  # a dead letter was thrown away by hand [its offset in the dead-letter queue]
-    GROUP_CHANGED = 24  # a group's settings
+    GROUP_CHANGED = 24  # a group's settings; the id says whether it was paused or resumed, if so
     SENT = 25  # of a spool: its handler sent it; attempt is the one that succeeded [when it was due]
     SEND_FAILED = 26  # of a spool: an attempt that counts failed, it waits again; attempt is that one [when it is due]
     SEND_DEAD = 27  # of a spool: in the dead set; attempt is the last one [when it was made]
@@ -65,7 +66,7 @@ class EventKind(IntEnum):
     TX_CHECKED = 39  # its producers are asked for its outcome; attempt is the number of the check [its next check]
     TX_GIVEN_UP = 40  # a dead letter after all its checks; attempt is their number [when it was accepted]
     TX_TOO_OLD = 51  # the same because of its age, which no producer decided [when it was accepted]
-    TOPIC_CHANGED = 41  # its queues or settings
+    TOPIC_CHANGED = 41  # its queues or settings; the id says what of its flow: paused, resumed, deliver_rate=N
     TOPIC_REMOVED = 42  # nobody finds it any more; what is left of it goes from here on
     GROUP_REMOVED = 43
     RESET = 44  # a group goes on from another offset, after it left all below an end [that end]
@@ -118,10 +119,11 @@ def decode_event(event: bytes) -> AuditEvent:
         raise StoreCorrupt(f"an audit event of {len(event)} bytes cannot be read: {error}") from error
 
 
-def name_event(kind: EventKind, name_id: int) -> bytes:
-    """Encode that a topic or a group was created, changed or removed."""
+def name_event(kind: EventKind, name_id: int, said: str = "") -> bytes:
+    """Encode that a topic or a group was created, changed or removed; ``said`` is what was changed of how it flows."""
     is_topic = kind in _OF_TOPICS  # else a group's
-    return encode_event(kind, name_id if is_topic else 0, 0 if is_topic else name_id, NO_QUEUE, 0, 0, b"")
+    message_id = pack_id(said) if said else b""
+    return encode_event(kind, name_id if is_topic else 0, 0 if is_topic else name_id, NO_QUEUE, 0, 0, message_id)
 
 
 def cell_event(kind: EventKind) -> bytes:

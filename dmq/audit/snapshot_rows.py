@@ -21,7 +21,15 @@ from dmq.store.schema.group import (
     unpack_group_key,
     unpack_group_row,
 )
-from dmq.store.schema.keys import TIMELINE_END, Family, pack_queue_key, queue_offset_of, sequence_of, unpack_u64
+from dmq.store.schema.keys import (
+    TIMELINE_END,
+    Family,
+    is_held_key,
+    pack_queue_key,
+    queue_offset_of,
+    sequence_of,
+    unpack_u64,
+)
 from dmq.store.schema.record import EntryKind
 from dmq.store.schema.spool import DEAD_HEAD_BYTES, SPOOL_DEAD, SPOOL_PARKED, spool_rows
 
@@ -30,6 +38,7 @@ _BYTES_PER_SCAN = 8 * 1024 * 1024  # values come with their payloads
 _OFFSETS_PER_BATCH = 200_000
 _PROGRESS_ROWS_PER_BATCH = 10_000
 _END = b"\xff" * 40
+HELD = "HELD"  # a delayed message that is due, and kept back by a pause or a rate of its topic
 
 
 def _schema(*fields: tuple[str, Any] | tuple[str, Any, bool]) -> pa.Schema:
@@ -87,7 +96,10 @@ def entries(engine: Engine, names: NamesOf, *, done: int) -> Iterator[pa.RecordB
     for rows in rows_of(engine, Family.TIMELINE, b"", TIMELINE_END):
         marks = [int.from_bytes(key, "big") for key, _ in rows]
         found = [read_waiting(value) for _, value in rows]
-        kinds = [_KINDS.get(each.kind, str(each.kind)) for each in found]
+        kinds = [
+            HELD if is_held_key(key) else _KINDS.get(each.kind, str(each.kind))
+            for (key, _), each in zip(rows, found, strict=True)
+        ]
         yield _entries(names, found, kinds, [sequence_of(mark) for mark in marks], [mark < done for mark in marks])
     for letter, kind, head in ((SPOOL_PARKED, "PARKED", 0), (SPOOL_DEAD, "DEAD", DEAD_HEAD_BYTES)):
         for rows in rows_of(engine, Family.GROUP, *spool_rows(letter)):

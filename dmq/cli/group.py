@@ -24,7 +24,7 @@ from dmq.cli.policy_options import (
     policy_of,
 )
 from dmq.cli.times import point_ms
-from dmq.units import format_duration
+from dmq.units import format_duration, format_time
 from retry.policy import RetryPolicy, delay_ms
 
 if TYPE_CHECKING:
@@ -83,9 +83,41 @@ def show(session: Session, *, group: GroupArgument) -> None:
             ("waiting", f"{found.waiting:,}"),
             ("dead", f"{found.dead:,}"),
             ("leased", f"{found.leased:,}"),
+            *_paused_facts(found),
             *_policy_facts(found),
         ]
     )
+
+
+@app.command()
+@with_session
+def pause(session: Session, *, group: GroupArgument) -> None:
+    """Hand nothing out to a consumer group until it is resumed, also over restarts; its consumers stay connected.
+
+    What it has in hand can be acknowledged. Its retries wait for it in their lane once they are due. Clients that read
+    by offset decide for themselves, and are not stopped.
+    """
+    _set_paused(session, group, is_paused=True)
+
+
+@app.command()
+@with_session
+def resume(session: Session, *, group: GroupArgument) -> None:
+    """Hand messages out again to a consumer group: 100 in the first second, then twice as many each second."""
+    _set_paused(session, group, is_paused=False)
+
+
+def _set_paused(session: Session, group: str, *, is_paused: bool) -> None:
+    with session.connect() as client:
+        changed = client.set_group(group, is_paused=is_paused)
+    if session.as_json:
+        out.show_json(out.to_plain(changed))
+    else:
+        out.show_facts([("group", changed.name), *(_paused_facts(changed) or [("paused", "no")])])
+
+
+def _paused_facts(group: wire.Group) -> list[tuple[str, str]]:
+    return [("paused", f"since {format_time(group.paused_since_ms)}")] if group.paused_since_ms else []
 
 
 @app.command()

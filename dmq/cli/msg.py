@@ -136,7 +136,8 @@ def get(
     if session.as_json:
         out.show_json(plain)
     else:
-        out.show_facts([("state", str(plain["state"]).lower()), *_message_facts(found)])
+        held = ", held: its topic is paused or slowed" if found.is_held else ""
+        out.show_facts([("state", str(plain["state"]).lower() + held), *_message_facts(found)])
 
 
 @app.command()

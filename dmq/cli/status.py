@@ -56,7 +56,8 @@ def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
         ("address", found.listen + (f", metrics {found.metrics_listen}" if found.metrics_listen else "")),
         ("data", f"{found.data}, durability {found.durability}"),
         ("opened", f"in {out.about(recovery.open_ms)}, {start}"),
-        ("pending", f"{timeline.pending:,}; overdue {timeline.overdue:,}{next_due}"),
+        ("pending", f"{timeline.pending:,}; overdue {timeline.overdue:,}{_held(timeline)}{next_due}"),
+        *_paused(timeline),
         ("clock", clock_line(found.clock) if found.HasField("clock") else ""),
         ("lateness", _lateness(found.lateness)),
         *(_cluster(found.cluster, now_ms) if found.HasField("cluster") else ()),
@@ -66,6 +67,16 @@ def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
         ("audit outbox", _outbox(found.outbox)),
         ("audit trail", _trail(found.outbox)),
     ]
+
+
+def _held(timeline: wire.Timeline) -> str:
+    return f"; held {timeline.held:,}" if timeline.held else ""
+
+
+def _paused(timeline: wire.Timeline) -> list[tuple[str, str]]:
+    counts = ((timeline.paused_topics, "topic"), (timeline.paused_groups, "group"))
+    said = [f"{count:,} {noun}{'s' if count > 1 else ''}" for count, noun in counts if count]
+    return [("paused", ", ".join(said))] if said else []
 
 
 def _cluster(cluster: wire.Cluster, now_ms: int) -> list[tuple[str, str]]:

@@ -39,6 +39,14 @@ ForceOption = Annotated[
     bool, typer.Option("--force", help="Remove it although messages wait or are unread; they are lost.")
 ]
 
+DeliverRateOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="How many delayed messages a second may leave for its queues, oldest first; 0: no limit.",
+    ),
+]
+
 _AS_CONFIGURED = -1
 
 
@@ -102,6 +110,14 @@ def keep_facts(topic: wire.Topic) -> list[tuple[str, str]]:
     ]
 
 
+def flow_facts(topic: wire.Topic) -> list[tuple[str, str]]:
+    """Return what is shown of what holds a topic's delayed messages back, if something does."""
+    paused = [("paused", f"since {format_time(topic.paused_since_ms)}")] if topic.paused_since_ms else []
+    rate = [("deliver rate", f"{topic.deliver_rate:,} a second at most")] if topic.deliver_rate else []
+    held = [("held", f"{topic.held:,} of these")] if topic.held or paused or rate else []
+    return [*held, *paused, *rate]
+
+
 @app.command()
 @with_session
 def ls(session: Session) -> None:
@@ -162,13 +178,40 @@ def set_(
     keep_time: KeepTimeOption = None,
     keep_bytes: KeepBytesOption = None,
     keep_unread: KeepUnreadOption = None,
+    deliver_rate: DeliverRateOption = None,
 ) -> None:
     """Change the settings of a topic and print the result; what is not given stays."""
     keep = keep_change(keep_time, keep_bytes, keep_unread)
-    if type_ is None and not queues and keep is None:
+    if type_ is None and not queues and keep is None and deliver_rate is None:
         raise CommandFailed("say what to change; see 'dmq topic set --help'", ExitCode.USAGE)
+    type_name = type_.name if type_ is not None else ""
     with session.connect() as client:
-        changed = client.set_topic(topic, queues=queues, type_=type_.name if type_ is not None else "", keep=keep)
+        changed = client.set_topic(topic, queues=queues, type_=type_name, keep=keep, deliver_rate=deliver_rate)
+    _show(session, changed)
+
+
+@app.command()
+@with_session
+def pause(session: Session, *, topic: TopicArgument) -> None:
+    """Hold the delayed messages of a topic that fall due on the timeline until it is resumed, also over restarts.
+
+    Nothing is lost; messages can be sent and recalled as before. What is in its queues, or is sent without a delay, is
+    delivered: 'dmq group pause' stops that for a group.
+    """
+    with session.connect() as client:
+        changed = client.set_topic(topic, is_paused=True)
+    _show(session, changed)
+
+
+@app.command()
+@with_session
+def resume(session: Session, *, topic: TopicArgument) -> None:
+    """Let the held messages of a topic go on, oldest first: 100 in the first second, then twice as many each second.
+
+    With a delivery rate, never faster than that.
+    """
+    with session.connect() as client:
+        changed = client.set_topic(topic, is_paused=False)
     _show(session, changed)
 
 
@@ -206,6 +249,7 @@ def _show(session: Session, topic: wire.Topic) -> None:
             ("queues", str(topic.queues)),
             ("stored", f"{topic.stored:,}"),
             ("pending", f"{topic.pending:,}"),
+            *flow_facts(topic),
             *keep_facts(topic),
             *((f"queue {each.queue_id}", f"{each.begin_offset:,} to {each.end_offset:,}") for each in topic.ranges),
             *((f"unread by {reader.group}", f"{reader.unread:,}") for reader in topic.readers),

@@ -116,6 +116,7 @@ class EmbeddedBroker:
             failures=failures,
             leases=self.leases,
         )
+        self.flows = self.deliveries.flows
         self.pulls = Pulls(catalog, commits, reader, subscriptions.ledgers)
         self.dead_letters = DeadLetters(catalog, commits, reader, subscriptions=subscriptions, placement=placement)
         self._add_classic(levels)
@@ -216,10 +217,16 @@ class EmbeddedBroker:
         reset_policy: bool = False,
         is_fifo: bool | None = None,
         retries: str | None = None,
+        is_paused: bool | None = None,
     ) -> None:
-        """Change a group's settings, durable on return; what is ``None`` stays. Connected clients are told."""
+        """Change a group's settings, durable on return; what is ``None`` stays. Connected clients are told.
+
+        A group that does not exist is made, unless it is to be paused or resumed.
+        """
         check_not_forwarder(name)
-        group = self.names.groups.get(name) or await self.catalog.make_group(name)
+        group = self.names.groups.get(name)
+        if group is None:
+            group = await self.catalog.make_group(name) if is_paused is None else self.catalog.known_group(name)
         if policy is not None or reset_policy:
             group = group._replace(policy=policy)
         if is_fifo is not None:
@@ -229,8 +236,10 @@ class EmbeddedBroker:
         if group.is_fifo and group.retries == "here":
             why = "the order of a FIFO group is the cluster's affair, so its retries are as well"
             raise Refused(Rule.GROUP, why, value=name, limit="retries = cluster, or no FIFO group")
-        done = self.commits.submit(self.names.plan_settings(group))
+        before, (group, said) = group, self.flows.change(group, is_paused=is_paused)
+        done = self.commits.submit(self.names.plan_settings(group, said))
         self.names.add_group(group)
+        self.flows.changed(before, group)
         await self.commits.committed(done)
         self.on_group_changed(name)
 

@@ -17,8 +17,9 @@ from dmq.embedded.catalog import Catalog
 from dmq.embedded.commits import Commits
 from dmq.embedded.failures import Failures
 from dmq.embedded.filters import filter_of
+from dmq.embedded.group_flows import GroupFlows
 from dmq.embedded.group_queue import ATTEMPT_MAX, Lease
-from dmq.embedded.hand_out import HandOut, Terms
+from dmq.embedded.hand_out import HandOut, Looked, Terms
 from dmq.embedded.lease_ends import LeaseEnds
 from dmq.embedded.leases import Leases
 from dmq.embedded.reader import Reader
@@ -70,6 +71,7 @@ class Deliveries:
         self._hand_out = HandOut(catalog, commits, reader, ends=ends, ledgers=subscriptions.ledgers, receipts=receipts)
         self._store = commits.store
         self._clock = self._store.clock
+        self.flows = GroupFlows(catalog.names, self._clock)
         self.handed_out_total = 0
         self.acked_total = 0
 
@@ -96,7 +98,10 @@ class Deliveries:
             if found.is_retired:
                 found = await self._subscriptions.successor(found)
             if found.has_available(queue_id):
-                deliveries, passed_over, look = await self._hand_out.take(found, terms, look)
+                looked = await self._take(found, group, terms, look, until_s)
+                if looked is None:
+                    return []
+                deliveries, passed_over, look = looked
                 if deliveries:
                     self.handed_out_total += len(deliveries)
                     return deliveries
@@ -114,6 +119,37 @@ class Deliveries:
                 await found.wait(queue_id, left_s)
                 if not found.has_available(queue_id):
                     found.wake_next()  # what it was woken for is gone, and it may have been woken for others too
+
+    async def _take(self, found: Subscription, group: str, terms: Terms, look: int, until_s: float) -> Looked | None:
+        """Take what is available, as far as its flow lets the group have it, or wait for that; ``None``: time is up."""
+        allowed = self.flows.take(group, terms.batch_max)
+        if not allowed:
+            is_left = await self._wait_for_flow(found, group, until_s - self._clock.monotonic_s())
+            return Looked([], None, look) if is_left else None
+        if allowed < terms.batch_max:
+            terms = terms._replace(batch_max=allowed)
+            look = look if terms.passes is not None else min(look, allowed)
+        unused = allowed
+        try:
+            looked = await self._hand_out.take(found, terms, look)
+            unused = allowed - len(looked.deliveries)
+        finally:
+            self.flows.give_back(group, unused)
+        return looked
+
+    async def _wait_for_flow(self, found: Subscription, group: str, left_s: float) -> bool:
+        """Wait until a group may be given what is available; say whether there is time left to look again."""
+        is_left = left_s > 0
+        try:
+            if is_left:
+                await self.flows.wait(group, left_s)
+        except BaseException:
+            is_left = False
+            raise
+        finally:
+            if not is_left:
+                found.wake_next()  # the wake-up that it had is for somebody who waits longer
+        return is_left
 
     # -- finishing ----------------------------------------------------------------------------------------------------
 

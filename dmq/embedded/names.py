@@ -45,7 +45,8 @@ _ROWS_MAX = 10_000_000  # lanes and dead-letter queues come with groups that fai
 class Topic(NamedTuple):
     """A topic. ``message_type`` is the only one it takes, ``None``: it is mixed. ``holds`` says what it ever took.
 
-    ``keep`` is how long it keeps what is in its queues, as far as that was said.
+    ``keep`` is how long it keeps what is in its queues, as far as that was said. What falls due is held while it is
+    paused, and above ``deliver_rate`` messages a second.
     """
 
     topic_id: int
@@ -55,6 +56,8 @@ class Topic(NamedTuple):
     holds: int = 0
     message_type: MessageType | None = None
     keep: Keep = AS_CONFIGURED
+    paused_since_ms: int | None = None
+    deliver_rate: int | None = None
 
     @property
     def is_fifo(self) -> bool:
@@ -66,7 +69,7 @@ class Group(NamedTuple):
     """A consumer group. What follows on ``created_at_ms`` is ``None`` where it was not set.
 
     ``retries`` says who keeps what it fails of a cluster's topics: "here" or "cluster". ``stay`` is of the forwarder:
-    the topics that the run before kept from it.
+    the topics that the run before kept from it. A group that is paused gets nothing.
     """
 
     group_id: int
@@ -76,6 +79,7 @@ class Group(NamedTuple):
     is_fifo: bool | None = None
     retries: str | None = None
     stay: str | None = None
+    paused_since_ms: int | None = None
 
 
 class Scanned(Protocol):
@@ -97,6 +101,8 @@ class Names:
         self.topics_by_id: dict[int, Topic] = {}  # lanes too
         self.groups_by_id: dict[int, Group] = {}
         self.lanes: dict[tuple[int, int], Topic] = {}  # by (group id, topic id)
+        self.slowed: dict[int, Topic] = {}  # topics that are paused or have a rate, by id
+        self.paused: set[str] = set()  # groups
         self.removing: set[tuple[type[Topic | Group], str]] = set()  # on their way out: their names are not free yet
         self._derived = 0  # retry topics and dead-letter queues, which are not counted as topics
         self._next_id = 1
@@ -139,14 +145,17 @@ class Names:
         return topic, [*rows, Emit(name_event(EventKind.TOPIC_CREATED, topic.topic_id))]
 
     @staticmethod
-    def plan_change(topic: Topic) -> list[Op]:
-        """Return the ops that make a topic's queues and settings durable; ``add_topic`` it once they are submitted."""
-        return [*_topic_rows(topic), Emit(name_event(EventKind.TOPIC_CHANGED, topic.topic_id))]
+    def plan_change(topic: Topic, said: str = "") -> list[Op]:
+        """Return the ops that make a topic's queues and settings durable; ``add_topic`` it once they are submitted.
+
+        ``said`` is what the trail says of the change.
+        """
+        return [*_topic_rows(topic), Emit(name_event(EventKind.TOPIC_CHANGED, topic.topic_id, said))]
 
     def add_topic(self, topic: Topic) -> None:
         """Make a topic known."""
         self._derived += self.is_derived(topic.name) and topic.name not in self.topics
-        self.topics[topic.name] = self.topics_by_id[topic.topic_id] = topic
+        self.change_topics([topic])
         self._next_id = max(self._next_id, topic.topic_id + 1)
 
     def plan_first(self, taken: Mapping[str, int]) -> tuple[list[Topic], list[Op]]:
@@ -161,9 +170,13 @@ class Names:
         ]
 
     def change_topics(self, topics: Iterable[Topic]) -> None:
-        """Make known what topics hold now."""
+        """Make known what is changed of topics."""
         for topic in topics:
             self.topics[topic.name] = self.topics_by_id[topic.topic_id] = topic
+            if topic.paused_since_ms is not None or topic.deliver_rate is not None:
+                self.slowed[topic.topic_id] = topic
+            else:
+                self.slowed.pop(topic.topic_id, None)
 
     def dead_letters(self, group: Group, now_ms: int) -> tuple[Topic, list[Op]]:
         """Return the group's dead-letter queue, and the ops that must ride with its first use."""
@@ -204,15 +217,12 @@ class Names:
             Emit(name_event(EventKind.GROUP_CREATED, group.group_id)),
         ]
 
-    def plan_settings(self, group: Group) -> list[Op]:
-        """Return the ops that make the group's settings durable; ``add_group`` it once they are submitted."""
+    def plan_settings(self, group: Group, said: str = "") -> list[Op]:
+        """As ``plan_change``, of a group; ``add_group`` it once they are submitted."""
+        settings = GroupSettings(group.policy, group.is_fifo, group.retries, group.stay, group.paused_since_ms)
         return [
-            Put(
-                Family.META,
-                keys.settings_key(group.group_id),
-                schema.encode_group_settings(GroupSettings(group.policy, group.is_fifo, group.retries, group.stay)),
-            ),
-            Emit(name_event(EventKind.GROUP_CHANGED, group.group_id)),
+            Put(Family.META, keys.settings_key(group.group_id), schema.encode_group_settings(settings)),
+            Emit(name_event(EventKind.GROUP_CHANGED, group.group_id, said)),
         ]
 
     def group_of_letters(self, name: str) -> Group | None:
@@ -231,6 +241,10 @@ class Names:
     def add_group(self, group: Group) -> None:
         """Make a group, or its new settings, known."""
         self.groups[group.name] = self.groups_by_id[group.group_id] = group
+        if group.paused_since_ms is not None:
+            self.paused.add(group.name)
+        else:
+            self.paused.discard(group.name)
         self._next_id = max(self._next_id, group.group_id + 1)
 
     # -- removing -----------------------------------------------------------------------------------------------------
@@ -254,8 +268,10 @@ class Names:
         if isinstance(found, Topic):
             self._derived -= self.is_derived(found.name) and found.name in self.topics
             self.topics.pop(found.name, None)
+            self.slowed.pop(found.topic_id, None)
         else:
             self.groups.pop(found.name, None)
+            self.paused.discard(found.name)
 
     def free_name(self, found: Topic | Group) -> None:
         """Let a name be taken again: nothing is left of who had it."""
@@ -315,13 +331,13 @@ class Names:
             if group is None:
                 raise ValueError("no such group")
             settings = schema.decode_group_settings(value)
-            self.groups[group.name] = self.groups_by_id[group_id] = group._replace(**settings._asdict())
+            self.add_group(group._replace(**settings._asdict()))
         except ValueError as error:
             raise StoreCorrupt(f"the settings of group {group_id} cannot be read: {error}") from error
 
 
 def _topic_rows(topic: Topic) -> list[Op]:
-    settings = TopicSettings(topic.message_type, topic.keep)
+    settings = TopicSettings(topic.message_type, topic.keep, topic.paused_since_ms, topic.deliver_rate)
     rows: list[Op] = [Put(Family.META, keys.name_key(topic.topic_id), _record(topic))]
     if settings != MIXED:
         rows.append(Put(Family.META, keys.settings_key(topic.topic_id), schema.encode_topic_settings(settings)))

@@ -21,7 +21,7 @@ from dmq.embedded.reader import Reader
 from dmq.embedded.retention import Retention
 from dmq.embedded.schedules import Schedules
 from dmq.embedded.subscriptions import Subscriptions
-from dmq.embedded.topic_settings import KEEP_STAYS, KeepChange
+from dmq.embedded.topic_settings import FLOW_STAYS, KEEP_STAYS, FlowChange, KeepChange
 from dmq.store.ops import Emit
 from dmq.store.schema.keys import half_scope
 from dmq.store.schema.names import AS_CONFIGURED, GROUPED, TopicSettings
@@ -86,9 +86,15 @@ class Operator:
         self._retention.look_again()
 
     async def set_topic(
-        self, name: str, *, queues: int, settings: TopicSettings | None, keep: KeepChange = KEEP_STAYS
+        self,
+        name: str,
+        *,
+        queues: int = 0,
+        settings: TopicSettings | None = None,
+        keep: KeepChange = KEEP_STAYS,
+        flow: FlowChange = FLOW_STAYS,
     ) -> None:
-        """Change a topic; with ``queues`` 0, and without ``settings`` (which are not for ``keep``), what it has stays.
+        """Change a topic; with ``queues`` 0, and without ``settings`` (whose type alone counts), what it has stays.
 
         Queues are only added: who reads the topic begins at the start of a new one, whatever the configuration says.
         """
@@ -96,6 +102,10 @@ class Operator:
         if topic.name.startswith(DEAD_LETTER_PREFIX) and (queues or settings is not None):
             raise Refused(
                 Rule.TOPIC, "a dead-letter queue stays as it is, but for how long it keeps letters", value=name
+            )
+        if flow != FLOW_STAYS and self._names.is_derived(name):
+            raise Refused(
+                Rule.TOPIC, "retries and dead letters are not delayed messages; pause their group", value=name
             )
         _check_queues(queues, topic.queues)
         groups = await self._progress.readers_of(topic)
@@ -111,7 +121,8 @@ class Operator:
             self.schedules.check_type(topic, settings.message_type)
             changed = changed._replace(message_type=settings.message_type)
         changed = changed._replace(keep=keep.applied_to(changed.keep))
-        ops = self._names.plan_change(changed)
+        changed = flow.applied_to(changed, self._commits.store.clock.now_ms())
+        ops = self._names.plan_change(changed, flow.said())
         group_ids = {group.group_id for group in groups if group.name in self._names.groups}
         loaded = self._subscriptions.to(topic.topic_id)
         for group_id in sorted(group_ids | {found.group_id for found in loaded if found.has_queues}):
@@ -124,6 +135,8 @@ class Operator:
             found.grow(changed)
         await self._commits.committed(done)
         self._retention.look_again()
+        if flow != FLOW_STAYS:
+            self._commits.store.marks.wake()
 
     async def remove_topic(self, name: str, *, is_forced: bool) -> None:
         """Remove a topic with all that is in it or waits for it; unless forced, not if there is anything to lose."""

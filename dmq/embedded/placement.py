@@ -38,6 +38,7 @@ class Placement:
 
     def __init__(self, names: Names) -> None:
         self.names = names
+        self.slowed = names.slowed
         self._turns: dict[int, int] = {}
 
     def accept(self, topic: Topic, envelope: Envelope, now_ms: int) -> Schedule | Append:

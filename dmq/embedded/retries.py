@@ -17,7 +17,7 @@ from dmq.embedded.names import Group
 from dmq.store.ops import Append, IfKnown, Op, Tally, Withdraw
 from dmq.store.schema.counts import BUCKET_MS
 from dmq.store.schema.index import EntryState, failed_id
-from dmq.store.schema.keys import TIMELINE_END, Family, pack_timeline_key, timeline_key, unpack_timeline_key
+from dmq.store.schema.keys import HELD_BEGIN, Family, pack_timeline_key, timeline_key, unpack_timeline_key
 from dmq.store.schema.ledger import Term
 from dmq.store.schema.record import (
     WAITING_HEADER_BYTES,
@@ -114,7 +114,7 @@ class WaitingRetries:
         while looked < ROWS_PER_CALL_MAX and size < BYTES_PER_CALL_MAX:
             at = next_of(self._store, group.group_id, at)
             rows = self._store.scan(
-                Family.TIMELINE, at, TIMELINE_END, limit=_ROWS_PER_SCAN, bytes_max=BYTES_PER_CALL_MAX - size
+                Family.TIMELINE, at, HELD_BEGIN, limit=_ROWS_PER_SCAN, bytes_max=BYTES_PER_CALL_MAX - size
             )
             for key, value in rows.rows:
                 looked += 1
@@ -222,7 +222,7 @@ def next_of(store: Store, scope: int, at: bytes) -> bytes:
         return at
     following = store.due_counts(scope, at_ms, 2**53, limit=1)
     if not following:
-        return TIMELINE_END[:16]
+        return HELD_BEGIN
     return max(at, pack_timeline_key(following[0].until_ms - BUCKET_MS, 0))
 
 

@@ -1,12 +1,16 @@
-"""What an operator may change of how long a topic keeps what is in its queues."""
+"""What an operator may change of how long a topic keeps what is in its queues, and of how fast it gets there."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from broker_adapter.errors import Refused, Rule
+from dmq.store.schema.keys import HELD_TOPIC_ID_MAX
 from dmq.store.schema.names import Keep
 from dmq.units import DURATION_MS_MAX
+
+if TYPE_CHECKING:
+    from dmq.embedded.names import Topic
 
 KEEP_TIME_MS_LEAST = 1_000
 BACK = -1
@@ -38,3 +42,41 @@ def _bound(change: int | None, before: int | None) -> int | None:
 
 
 KEEP_STAYS = KeepChange()
+DELIVER_RATE_MAX = 1_000_000
+
+
+class FlowChange(NamedTuple):
+    """What is to be changed of how delayed messages get to a topic's queues: ``None`` stays, rate 0 is no limit."""
+
+    is_paused: bool | None = None
+    deliver_rate: int | None = None
+
+    def applied_to(self, topic: Topic, now_ms: int) -> Topic:
+        """Return ``topic`` with the changes; ``Refused(REQUEST)`` for what cannot be."""
+        rate = self.deliver_rate
+        if rate is not None and not 0 <= rate <= DELIVER_RATE_MAX:
+            limit = f"1 to {DELIVER_RATE_MAX} messages a second, 0: no limit"
+            raise Refused(Rule.REQUEST, "the delivery rate is out of range", value=rate, limit=limit)
+        if (self.is_paused or rate) and topic.topic_id > HELD_TOPIC_ID_MAX:
+            why = f"the store gave out more than {HELD_TOPIC_ID_MAX} names before it: it cannot hold messages back"
+            raise Refused(Rule.REQUEST, why, value=topic.name)
+        return topic._replace(
+            paused_since_ms=paused_since(topic.paused_since_ms, self.is_paused, now_ms),
+            deliver_rate=topic.deliver_rate if rate is None else rate or None,
+        )
+
+    def said(self) -> str:
+        """Return what the trail says of it."""
+        said = {True: "paused", False: "resumed", None: ""}[self.is_paused]
+        rate = f"deliver_rate={self.deliver_rate}" if self.deliver_rate is not None else ""
+        return " ".join(filter(None, (said, rate)))
+
+
+def paused_since(before_ms: int | None, is_paused: bool | None, now_ms: int) -> int | None:
+    """Return since when a topic or a group is paused; one that is paused again is paused since it was."""
+    if is_paused is None:
+        return before_ms
+    return (now_ms if before_ms is None else before_ms) if is_paused else None
+
+
+FLOW_STAYS = FlowChange()

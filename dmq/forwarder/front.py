@@ -248,6 +248,9 @@ class ClusterFront:
         asked = Asked(group, subscription, batch_max, invisible_ms, renew_for)
         if self._is_own(subscription.topic):
             return await self._receive_here(asked, wait_ms)
+        wait_ms = await self._local.flows.left_ms(group, wait_ms)
+        if wait_ms < 0:
+            return ()
         if self._has_here(group, subscription.topic):
             return await self._receive_both(asked, wait_ms)
         if self.is_away:

@@ -6,6 +6,8 @@ queue, so nothing downstream can hold a turn up, and a crash between two turns r
 the timeline instead, and their producers are asked behind the commit; a schedule goes back as well, in the op that puts
 its occurrence into a queue.
 
+What falls due for a topic that is paused, or faster than its rate, is held behind all times (``held``).
+
 A flood (100 000 retries of one group, due in the same second) is left to the backlog as soon as it fills the turns,
 and then has a small share of each: what falls due meanwhile, for anybody else, waits for that share and not for the
 flood. Messages of a message group are the exception: they stay behind the backlog, where an earlier one of their group
@@ -24,10 +26,11 @@ from dmq.embedded.checks import Checks
 from dmq.embedded.placement import Placement, message_group_of
 from dmq.embedded.recurring import Recurring
 from dmq.errors import StoreClosed, StoreError, StoreFailed, StoreNoDescriptors
+from dmq.scheduler.held import HeldTopics
 from dmq.scheduler.moves import Moves
 from dmq.store.marks import Cursor
-from dmq.store.ops import Done, HandOver, Recur, Reschedule
-from dmq.store.schema.keys import TIMELINE_END, Family, timeline_key, unpack_timeline_key
+from dmq.store.ops import Done, HandOver, Hold, Recur, Reschedule
+from dmq.store.schema.keys import HELD_BEGIN, Family, timeline_key, unpack_timeline_key
 from dmq.store.schema.record import is_recurring, stays, waiting_scope
 from dmq.store.store import Store
 
@@ -75,6 +78,7 @@ class Scheduler:
         self._checks = checks
         self._recurring = Recurring(placement.names, placement, store.get_many, store.is_disk_low)
         self._moves = Moves(store)
+        self._held = HeldTopics(store, placement.slowed)
         self._on_failure = on_failure
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="dmq-scheduler", daemon=True)
@@ -101,13 +105,20 @@ class Scheduler:
         has_moves = self._moves.turn(now_ms)
         began_s = self._clock.monotonic_s()
         self._marks.split_backlog(now_ms, BUSY_LAG_MS if self._is_behind else None)
+        low = self._marks.low()
         rows, is_live_done = self._take_live(now_ms)
-        is_backlog_done = True
+        is_backlog_done, ahead = True, 0
         if self._marks.has_backlog():
             rows = self._without_grouped(rows)
+            ahead = len(rows)
             overdue, is_backlog_done = self._take(Cursor.BACKLOG, now_ms, self._backlog_share(is_live=bool(rows)))
             rows += _besides(rows, overdue)  # the backlog may go on over them
-        if not rows:
+        held: list[Hold] = []
+        if not self._held.is_idle:
+            freed = self._held.take(low, now_ms, self._backlog_share(is_live=bool(rows)))
+            rows, held = self._held.divide(rows, ahead)
+            rows = freed + rows
+        if not rows and not held:
             is_done = is_live_done and is_backlog_done and not has_moves
             return Turn(int(has_moves), self._next_due_ms(now_ms) if is_done else now_ms)
         staying = [row for row in rows if stays(row[1])]
@@ -116,9 +127,9 @@ class Scheduler:
         halves = [row for row in staying if not is_recurring(row[1])]
         checked = self._checks.plan(halves, now_ms, self._store.get_many) if halves else []
         made = self._with_occurrences(moved, schedules, now_ms) if schedules else moved
-        receipts = self._store.commit([*made, *checked, Done(self._marks.low())], is_urgent=True)
+        receipts = self._store.commit([*made, *checked, *held, Done(self._marks.low())], is_urgent=True)
         if checked:
-            self._checks.planned(checked, receipts[len(made) : -1])
+            self._checks.planned(checked, receipts[len(made) :][: len(checked)])
         done_ms = self._clock.now_ms()
         self._turn_s = self._clock.monotonic_s() - began_s
         late_ms = [done_ms - op.deliver_at_ms for op in moved]
@@ -126,13 +137,14 @@ class Scheduler:
             late_ms += [done_ms - op.due_ms for op in made if isinstance(op, Recur) and op.occurrences]
         self.handed_over_total += len(late_ms)
         self._observe(late_ms)
-        return Turn(len(rows), done_ms)
+        return Turn(len(rows) + len(held), done_ms)
 
     def _with_occurrences(
         self, moved: list[HandOver], schedules: list[tuple[bytes, bytes]], now_ms: int
     ) -> list[HandOver | Recur | Reschedule]:
         """Add what schedules send, in the order of time: an occurrence may be of the same message group."""
-        return sorted([*moved, *self._recurring.plan(schedules, now_ms)], key=lambda op: op.key)
+        made = [*moved, *self._recurring.plan(schedules, now_ms)]
+        return sorted(made, key=lambda op: (op.key < HELD_BEGIN, op.key))  # what was held is older than all others
 
     def _take_live(self, now_ms: int) -> tuple[list[tuple[bytes, bytes]], bool]:
         """Return rows of the live cursor that are no flood, also such that lie behind one, and whether that was all."""
@@ -197,13 +209,19 @@ class Scheduler:
         return rows, found.is_complete
 
     def _next_due_ms(self, now_ms: int) -> int | None:
-        """Return the key time of the first entry that waits; entries behind a batch in flight wake us themselves."""
+        """Return when the first entry that waits is due, or the next one that is held may go on.
+
+        Entries behind a batch in flight wake us themselves.
+        """
         start = timeline_key(self._marks.low())
         try:
-            first = self._store.scan(Family.TIMELINE, start, TIMELINE_END, limit=1).rows
+            first = self._store.scan(Family.TIMELINE, start, HELD_BEGIN, limit=1).rows
         except StoreNoDescriptors:
             return None
-        return max(unpack_timeline_key(first[0][0])[0], now_ms) if first else None
+        times = [max(unpack_timeline_key(first[0][0])[0], now_ms)] if first else []
+        if self._held.wait_s is not None:
+            times.append(now_ms + max(1, int(self._held.wait_s * 1000)))
+        return min(times, default=None)
 
     def _run(self) -> None:
         try:

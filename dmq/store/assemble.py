@@ -26,6 +26,7 @@ from dmq.store.ops import (
     Emit,
     Growth,
     HandOver,
+    Hold,
     HoldOutbox,
     IfKnown,
     Occurrence,
@@ -56,12 +57,13 @@ from dmq.store.schema.outbox import pack_record_head
 _WITHDRAWN_KEPT = 10_000
 _KEEP_CLOCK_MS = 5_000  # how often the clocks are kept, with a batch that is written anyway
 _REFUSE, _WRITE = IfKnown.REFUSE, IfKnown.WRITE
-_READ = frozenset((HandOver, Reschedule, Recur))  # of what the reader took off the timeline
+_READ = frozenset((HandOver, Reschedule, Recur, Hold))  # of what the reader took off the timeline
 _ANSWERS = frozenset((Schedule, Append, Withdraw, Done)) | _READ  # may be passed over; a receipt tells
 _NA = outbox.NOT_APPLICABLE
 _TIMELINE, _INDEX, _QUEUE = int(Family.TIMELINE), int(Family.INDEX), int(Family.QUEUE)  # quicker than enum members
 _WAITING, _QUEUED, _DELIVERED = EntryState.WAITING, EntryState.QUEUED, EntryState.DELIVERED
 _QUEUED_NUMBER, _DELIVERED_NUMBER = int(_QUEUED), int(_DELIVERED)
+_HELD_BYTE = keys.HELD_BEGIN[0]
 _WAITING_PREFIX = keys.WAITING_GENERATION.to_bytes(4, "big")
 
 
@@ -145,8 +147,9 @@ class Assembler:
         self.outbox.begin()
         first_sequence = self._sequence + 1
         if len(self._withdrawn) > _WITHDRAWN_KEPT:
-            claimed = keys.timeline_key(self._marks.high())
-            self._withdrawn = {key for key in self._withdrawn if key < claimed}  # the others were gone when read
+            claimed, held = keys.timeline_key(self._marks.high()), self._marks.held_range()
+            # The others were gone when read.
+            self._withdrawn = {key for key in self._withdrawn if key < claimed or held[0] <= key < held[1]}
         self._rotate_generation()
         self._generation_prefix = self._generation.to_bytes(4, "big")
         self._known = self._look_up(units)
@@ -196,9 +199,9 @@ class Assembler:
                 return False
         return True
 
-    def _is_passed_over(self, op: Reschedule | Recur | HandOver) -> bool:
+    def _is_passed_over(self, op: Reschedule | Recur | HandOver | Hold) -> bool:
         """Say whether what the reader had read is gone, and others rely on it."""
-        if type(op) is HandOver:
+        if type(op) is HandOver or type(op) is Hold:
             return op.key in self._withdrawn
         if type(op) is Reschedule and op.if_gone is not _REFUSE:
             return False
@@ -255,6 +258,8 @@ class Assembler:
         value = encode_index_finished(_DELIVERED_NUMBER, sequence, self._now_ms, queue_id, offset)
         batch.puts.append((_INDEX, self._generation_prefix + suffix, value))
         self._counts.add(scope, deliver_at_ms, -1)
+        if key[0] >= _HELD_BYTE:
+            self._counts.hold(scope, -1)
         self._records += (pack_record_head(len(event), sequence, offset), event)
         return Receipt(_DELIVERED, sequence, queue_id, offset, self._now_ms, False)
 
@@ -271,6 +276,8 @@ class Assembler:
         batch = self._batch
         batch.deletes += ((_TIMELINE, op.key), (_INDEX, id_key))
         self._counts.add(op.scope, op.deliver_at_ms, -1)
+        if op.key[0] >= _HELD_BYTE:
+            self._counts.hold(op.scope, -1)
         self._withdrawn.add(op.key)
         self._known.pop(id_key, None)
         if op.is_remembered:
@@ -312,6 +319,8 @@ class Assembler:
             self._batch.puts.append((_TIMELINE, half_body_key(sequence), half_body))
         self._counts.add(scope, due_ms, -1)
         self._counts.add(scope, deliver_at_ms, 1)
+        if key[0] >= _HELD_BYTE:
+            self._counts.hold(scope, -1)
         if event:
             self._records += (pack_record_head(len(event), sequence, _NA), event)
         return Receipt(_WAITING, sequence, -1, -1, key_ms, False)
@@ -352,6 +361,18 @@ class Assembler:
             key_ms += 1
         self._withdrawn.discard(found)
         return key_ms
+
+    def _hold(self, op: Hold) -> Receipt:
+        key, scope, message_id, record = op
+        if key in self._withdrawn:
+            return NO_RECEIPT
+        mark = keys.held_mark(scope, int.from_bytes(key, "big"))
+        key_ms, sequence = mark >> 64, keys.sequence_of(mark)
+        self._batch.deletes.append((_TIMELINE, key))
+        index_row = (_INDEX, pack_index_prefix(0, scope) + message_id, encode_index_waiting(sequence, key_ms))
+        self._batch.puts += ((_TIMELINE, keys.timeline_key(mark), record), index_row)
+        self._counts.hold(scope, 1)
+        return Receipt(_WAITING, sequence, -1, -1, key_ms, False)
 
     def _is_gone(self, key: bytes) -> bool:
         """Say whether this very batch takes a row off the timeline; the deletes are gone through once."""
@@ -412,6 +433,7 @@ class Assembler:
         Withdraw: _withdraw,
         Reschedule: _reschedule,
         Recur: _recur,
+        Hold: _hold,
         Done: _done_op,
         Put: _put,
         Delete: _delete,

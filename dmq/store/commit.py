@@ -16,7 +16,7 @@ from dmq.errors import StoreBusy, StoreClosed, StoreError, StoreFailed, StoreFor
 from dmq.store.assemble import Assembler
 from dmq.store.engine import Engine
 from dmq.store.marks import Marks
-from dmq.store.ops import Append, Appended, HandOver, Op, Recur, Reschedule, Schedule, Withdraw
+from dmq.store.ops import Append, Appended, HandOver, Hold, Op, Recur, Reschedule, Schedule, Withdraw
 from dmq.store.schema.index import Receipt
 
 OPS_PER_BATCH_MAX = 4096
@@ -39,7 +39,7 @@ class Unit:
         size = 0
         for op in ops:
             kind = type(op)
-            if kind is Append or kind is Schedule or kind is HandOver or kind is Reschedule:
+            if kind is Append or kind is Schedule or kind is HandOver or kind is Reschedule or kind is Hold:
                 size += len(op.record)  # type: ignore[union-attr]  # the kinds that carry a message
                 if kind is Schedule:
                     size += len(op.half_body)  # type: ignore[union-attr]

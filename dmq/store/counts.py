@@ -1,4 +1,7 @@
-"""How many entries wait, by scope and minute of delivery: absolute figures, in the batch that changes them."""
+"""How many entries wait, by scope and minute of delivery, and how many each topic holds.
+
+Absolute figures, in the batch that changes them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dmq.store.engine import Engine
 from dmq.store.ops import Batch
 from dmq.store.schema import keys
 from dmq.store.schema.counts import BUCKET_MS, HOUR_MS, pack_hour, unpack_hour
-from dmq.store.schema.keys import Family, hour_key, pack_u64, total_key, unpack_u64
+from dmq.store.schema.keys import Family, held_key, hour_key, pack_u64, total_key, unpack_u64
 
 _MINUTES = HOUR_MS // BUCKET_MS
 _CACHED_MAX = 8_192  # half a kilobyte each
@@ -25,10 +28,12 @@ class Counts:
         self._totals: dict[int, int] = {}  # by scope
         self._hours: dict[_Hour, list[int]] = {}
         self._deltas: dict[tuple[int, int], int] = {}  # by scope and minute
+        self._held: dict[int, int] = {}  # changes, by topic
 
     def begin(self) -> None:
         """Start a batch."""
         self._deltas = {}
+        self._held = {}
 
     def add(self, scope: int, deliver_at_ms: int, by: int) -> None:
         """Note that ``by`` more entries of ``scope`` are due then."""
@@ -36,8 +41,17 @@ class Counts:
         bucket = (scope, deliver_at_ms // BUCKET_MS)
         deltas[bucket] = deltas.get(bucket, 0) + by
 
+    def hold(self, topic_id: int, by: int) -> None:
+        """Note that a topic holds ``by`` more entries."""
+        self._held[topic_id] = self._held.get(topic_id, 0) + by
+
     def put(self, batch: Batch) -> None:
         """Put the new figures into the batch; what counts nothing any more has no row."""
+        if self._held:
+            rows = [held_key(topic_id) for topic_id in self._held]
+            for by, row, value in zip(self._held.values(), rows, self._engine.get_many(Family.META, rows), strict=True):
+                held = (unpack_u64(value) if value is not None else 0) + by
+                _set(batch, row, pack_u64(held) if held else None)
         if not self._deltas:
             return
         totals: dict[int, int] = {}

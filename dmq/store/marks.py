@@ -27,6 +27,7 @@ from dmq.store.schema.keys import timeline_mark
 
 BACKLOG_LAG_MS = 1_000
 _NEVER = 2**128
+_NOTHING = (b"", b"")
 
 
 class Cursor(Enum):
@@ -52,6 +53,7 @@ class Marks:
         self._live = done
         self._backlog: tuple[int, int] | None = None
         self._claimed = 0  # where the claims of the reader's turn end
+        self._held = _NOTHING  # what it reads of the entries that are held, in this turn
         self._in_flight: int | None = None
         self._released = _NEVER  # smallest key that became readable since the reader's turn began
         self._awaited = 0  # the reader waits for a key below
@@ -102,6 +104,7 @@ class Marks:
         with self._changed:
             self._released = _NEVER
             self._claimed = 0
+            self._held = _NOTHING
 
     def claim(self, which: Cursor, now_ms: int) -> Claim:
         """Take the range of a cursor that may be read now; a turn begins with ``begin_turn`` or ``split_backlog``."""
@@ -160,6 +163,16 @@ class Marks:
         """Return where the claims of the reader's turn end: it has nothing from here on in its hand."""
         with self._changed:
             return self._claimed
+
+    def read_held(self, start: bytes, stop: bytes) -> None:
+        """Note that the reader is about to read entries that are held, in this range and what it read before."""
+        with self._changed:
+            self._held = (min(start, self._held[0] or start), max(stop, self._held[1]))
+
+    def held_range(self) -> tuple[bytes, bytes]:
+        """Return the keys between which the reader may have entries in its hand that are held."""
+        with self._changed:
+            return self._held
 
     def has_backlog(self) -> bool:
         """Say whether some of the backlog was not taken yet."""

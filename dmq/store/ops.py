@@ -135,6 +135,19 @@ class Reschedule(NamedTuple):
     by_reader: bool = True
 
 
+class Hold(NamedTuple):
+    """Let a due entry wait behind all times, where its topic's held entries lie in the order in which they were due.
+
+    It stays the same entry, with its sequence, its record and its delivery time, and is counted as before. Nothing is
+    done if it was withdrawn since it was read; its receipt then has no state. There is no event: it waits as it did.
+    """
+
+    key: bytes  # its timeline key
+    scope: int  # the topic
+    message_id: bytes  # as it was scheduled
+    record: bytes  # its timeline value
+
+
 class Occurrence(NamedTuple):
     """A message that a schedule sends now: accepted and in its queue in one."""
 
@@ -241,6 +254,7 @@ Op = (
     | Withdraw
     | Reschedule
     | Recur
+    | Hold
     | Done
     | Put
     | Delete

@@ -315,6 +315,11 @@ class Store:
         """Return the ledger's counts by topic and group, and how many entries wait by scope, all of one instant."""
         return read_ledger(self)
 
+    def held(self) -> dict[int, int]:
+        """Return how many entries are held, by topic; topics that hold none are left out."""
+        found = self._engine.scan(Family.META, *keys.meta_range(keys.META_HELD), limit=1_000_000)
+        return {keys.meta_id(key): keys.unpack_u64(value) for key, value in found.rows}
+
     def due_counts(self, scope: int, from_ms: int, until_ms: int, *, limit: int = 10_000) -> list[DueCount]:
         """Return how many entries of ``scope`` are due when, in buckets of one minute, empty ones left out."""
         start, stop = keys.hour_range(scope, from_ms // HOUR_MS, -(-until_ms // HOUR_MS))
@@ -333,8 +338,8 @@ class Store:
         return 0
 
     def next_due_ms(self) -> int | None:
-        """Return the key time of the first entry that still waits."""
-        first = self._engine.scan(Family.TIMELINE, keys.timeline_key(self.marks.low()), keys.TIMELINE_END, limit=1).rows
+        """Return the key time of the first entry that still waits and is not held."""
+        first = self._engine.scan(Family.TIMELINE, keys.timeline_key(self.marks.low()), keys.HELD_BEGIN, limit=1).rows
         return keys.unpack_timeline_key(first[0][0])[0] if first else None
 
     @property

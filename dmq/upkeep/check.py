@@ -43,7 +43,7 @@ from dmq.store.schema.keys import (
 )
 from dmq.store.schema.ledger import decode_head
 from dmq.store.schema.outbox import OutboxState, decode_state
-from dmq.store.schema.record import EntryKind, decode_half_body, decode_queued
+from dmq.store.schema.record import DELAYED_KINDS, EntryKind, decode_half_body, decode_queued
 from dmq.upkeep.findings import Checked, Total
 from dmq.upkeep.names import NAME_LETTERS, KnownNames, shown_id
 from dmq.upkeep.places import place_of, shown_id_of
@@ -116,6 +116,7 @@ class _Checker:
         self._ranges: dict[tuple[int, int], tuple[int, int]] = {}  # begin and end of each queue that held something
         self._counts: dict[int, _Count] = {}  # by scope
         self._copies: Counter[int] = Counter()  # retries that wait, by lane
+        self._held: Counter[int] = Counter()  # by topic
         self._figures: dict[bytes, bytes] = {}
         self._schedules = ScheduleRows()
         self._last_sequence = 0
@@ -192,6 +193,10 @@ class _Checker:
             self._find("index", f"{name} waits elsewhere by the index")
         if entry.topic_id not in self._names.topics_by_id:
             self._find("name", f"{name} is of topic {entry.topic_id}, which has no record")
+        if keys.is_held_key(key := keys.timeline_key(each.mark)):
+            self._held[keys.held_topic_id(key)] += 1
+            if entry.kind not in DELAYED_KINDS or keys.held_topic_id(key) != entry.topic_id:
+                self._find("mark", f"{name} is held among those of another topic: it would never be delivered")
         if each.mark < done:
             self._find("mark", f"{name} lies below the mark {done:032x}: it would never be delivered")
 
@@ -344,6 +349,7 @@ class _Checker:
                 self._find("figure", text)
             if found != said and not is_format_1:
                 self._find("figure", f"the counts by the minute of {self._scope_name(scope)} are wrong")
+        self._compare_held()
         if keys.META_FORMAT not in self._figures:
             self._find("row", "the format version is missing")
         last = int.from_bytes(self._figures.get(keys.META_SEQUENCE, b""), "big")
@@ -370,6 +376,16 @@ class _Checker:
             found.copies = copies_of(known, self._copies)
             for each in read_books(source).against_rows(found):
                 self._find("ledger", str(each))
+
+    def _compare_held(self) -> None:
+        said: Counter[int] = Counter()
+        for key, value in self._look.rows(Family.META, *keys.meta_range(keys.META_HELD)):
+            with suppress(StoreCorrupt):  # told where the family is read
+                said[keys.meta_id(key)] = keys.unpack_u64(value)
+        for topic_id in sorted(self._held.keys() | said.keys()):
+            if self._held[topic_id] != said[topic_id]:
+                name, found = self._scope_name(topic_id), self._held[topic_id]
+                self._find("figure", f"{name} holds {found:,} entries, the figure says {said[topic_id]:,}")
 
     def _scope_name(self, scope: int) -> str:
         names = self._names

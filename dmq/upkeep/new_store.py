@@ -34,9 +34,11 @@ class NewStore:
         if len(self._batch.puts) >= _ROWS_PER_BATCH or self._bytes >= _BYTES_PER_BATCH:
             self.flush()
 
-    def waits(self, scope: int, deliver_at_ms: int) -> None:
+    def waits(self, scope: int, deliver_at_ms: int, *, is_held: bool = False) -> None:
         """Count an entry of the timeline."""
         self._counts.add(scope, deliver_at_ms, 1)
+        if is_held:
+            self._counts.hold(scope, 1)
         self._counted += 1
         if self._counted >= _COUNTED_MAX:
             self._put_counts()

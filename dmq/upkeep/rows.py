@@ -152,6 +152,7 @@ _META_ROWS: Mapping[bytes, tuple[Callable[[bytes], object], str]] = {
     keys.META_HOUR: (unpack_hour, "count"),
     keys.META_OUTBOX: (decode_state, "figure"),
     keys.META_TOTAL: (keys.unpack_u64, "count"),
+    keys.META_HELD: (keys.unpack_u64, "count"),
     keys.META_BEGIN: (keys.unpack_u64, "begin"),
     keys.META_JOB: (decode_job, "job"),
     keys.META_RESET: (keys.unpack_u64, "reset"),

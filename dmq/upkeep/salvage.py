@@ -191,10 +191,11 @@ class _Salvage:
             self._bodiless.add(index_key)
             return
         self._needed.of_waiting(each, value, body)
-        self._new.put(Family.TIMELINE, timeline_key(each.mark), value)
+        key = timeline_key(each.mark)
+        self._new.put(Family.TIMELINE, key, value)
         receipt = keys.sequence_of(each.mark), each.mark >> 64
         self._new.put(Family.INDEX, index_key, encode_index_waiting(*receipt))
-        self._new.waits(entry.scope, entry.deliver_at_ms)
+        self._new.waits(entry.scope, entry.deliver_at_ms, is_held=keys.is_held_key(key))
         self._figures.saw_mark(each.mark)
 
     def _rest(self) -> None:

@@ -92,7 +92,9 @@ def judge_entries(facts: DataFrame, *, watermark_ms: int, grace_ms: int, window_
         .when(seen & is_stranded, _say("lost", "stranded in the store"))
         .when(F.col("is_silent"), _say("inconclusive", "silent cell"))
         .when(seen & is_late & is_excused, _say("inconclusive", "gap"))
-        .when(seen & is_late & (F.col("held_as") != "PARKED"), _say("overdue", "in the snapshot after its time"))
+        .when(
+            seen & is_late & ~F.col("held_as").isin("PARKED", "HELD"), _say("overdue", "in the snapshot after its time")
+        )
         .when(~F.coalesce(seen, F.lit(False)) & is_late, _say("inconclusive", "no snapshot"))
         .otherwise(_say("pending", ""))
     )

@@ -184,6 +184,7 @@ class FixedSource:
         reset_policy: bool,
         is_fifo: bool | None,
         retries: str | None = None,
+        is_paused: bool | None = None,
     ) -> source.GroupStatus:
         """As the real one."""
         self._fail()
@@ -194,6 +195,8 @@ class FixedSource:
             group = replace(group, is_fifo=is_fifo, is_fifo_set=True)
         if retries is not None:
             group = replace(group, retries=retries)
+        if is_paused is not None:
+            group = replace(group, paused_since_ms=NOW if is_paused else 0)
         self.known[name] = group
         return await self.group(name)
 

@@ -174,6 +174,13 @@ def timeline() -> list[Case]:
     return [
         Case("delayed", key, _waiting(record.EntryKind.DELAYED), _read_waiting, ((NOW, 9), head, (ID, b"group"))),
         Case(
+            "held",
+            keys.timeline_key(keys.held_mark(TOPIC, NOW << 64 | 9)),
+            _waiting(record.EntryKind.DELAYED),
+            lambda key, value: (keys.is_held_key(key), keys.held_topic_id(key), record.decode_waiting(value)),
+            (True, TOPIC, head),
+        ),
+        Case(
             "delayed for a time, with a long tag",
             key,
             delayed_for,
@@ -513,11 +520,15 @@ def _settings_rows() -> list[Case]:
     set_group = group._replace(policy=RetryPolicy(), is_fifo=True)
     in_front = set_group._replace(retries="here", stay="bills;own*")
     of_topic = [op for op in Names.plan_change(set_topic) if isinstance(op, Put) and op.key[:1] == b"p"]
+    slowed, paused = topic._replace(paused_since_ms=NOW, deliver_rate=50), group._replace(paused_since_ms=NOW)
+    of_slowed = [op for op in Names.plan_change(slowed) if isinstance(op, Put) and op.key[:1] == b"p"]
     names = _new_names()
     names.add_topic(topic)
     of_holds = names.plan_first({"orders": GROUPED})[1]
     return [
         Case("settings of a topic", *put_of([*of_topic]), _read_settings, (set_topic, group)),
+        Case("settings of a topic that is slowed", *put_of([*of_slowed]), _read_settings, (slowed, group)),
+        Case("settings of a paused group", *put_of(names.plan_settings(paused)), _read_settings, (topic, paused)),
         Case("settings of a group", *put_of(names.plan_settings(set_group)), _read_settings, (topic, set_group)),
         Case(
             "settings in front of a cluster", *put_of(names.plan_settings(in_front)), _read_settings, (topic, in_front)
@@ -682,6 +693,7 @@ def meta() -> list[Case]:
             lambda _, value: decode_head(value),
             LedgerHead(3, NOW),
         ),
+        Case("held", keys.held_key(TOPIC), keys.pack_u64(17), lambda _, v: keys.unpack_u64(v), 17),
         Case("reset epoch", keys.reset_key(GROUP, TOPIC), keys.pack_u64(2**32), lambda _, v: keys.unpack_u64(v), 2**32),
         Case(
             "spool: totals",

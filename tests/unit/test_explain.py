@@ -267,6 +267,7 @@ LATER = OTHER | {"at_ms": T + 500_000}
     ("now", "held", "verdict"),
     [
         (OTHER, [HELD | {"is_stranded": False}], "pending"), (LATER, [HELD | {"is_stranded": False}], "overdue"),
+        (LATER, [HELD | {"kind": "HELD", "is_stranded": False}], "pending"),
         (OTHER, [HELD | {"is_stranded": True}], "lost"), (LATER, [], "lost"), (OTHER, [], "lost"),
     ],
 )  # fmt: skip

@@ -1,6 +1,8 @@
 """Families, and the keys of all but the group family. Fixed width, big-endian: byte order is the order that is meant.
 
-    timeline   deliver_at_ms 8 | sequence 8; behind all times: 0xff 17 | sequence 8, the body of a half message
+    timeline   deliver_at_ms 8 | sequence 8
+               behind all times: bit 1, topic_id bits 21, due ms bits 42 | sequence 8, an entry that is held;
+               0xff 17 | sequence 8, the body of a half message
     index      generation 4 | scope 4 | packed message id        generation 0: waits; else finished in that generation
     queue      topic_id 4 | queue_id 2 | queue_offset 8
     audit      sequence of the block's first event 8
@@ -19,7 +21,7 @@ from dmq.errors import StoreCorrupt
 # 1: counts of what waits in a row per minute.
 # 2: no identity, failed copies without an epoch, tags of at most 255 bytes, half messages with their body in their row.
 # Also in 2: no row of the clocks, ids aged by wall time.
-# 3: no schedules of recurring messages, and no message says after which time it is not to be delivered.
+# 3: no schedules of recurring messages, nothing held, and no message says after which time it is not to be delivered.
 FORMAT_VERSION = 4
 
 _TIMELINE = struct.Struct(">QQ")
@@ -30,9 +32,14 @@ _HOUR = struct.Struct(">cIQ")
 _META_TOTAL = struct.Struct(">cI")
 _HALF_SCOPE = 0x8000_0000
 _RECURRING_SCOPE = 0x4000_0000
+_HELD_MS_BITS = 42  # until the year 2109; what is due later lies under the last of them
+_HELD_TOPIC_BITS = 21
+_HELD = 1 << 63
 
 WAITING_GENERATION = 0
-TIMELINE_END = b"\xff" * 17  # behind every time; bodies of half messages follow
+TIMELINE_END = b"\xff" * 17  # behind every time and every held entry; bodies of half messages follow
+HELD_BEGIN = _HELD.to_bytes(8, "big") + bytes(8)  # behind every time; held entries follow
+HELD_TOPIC_ID_MAX = (1 << _HELD_TOPIC_BITS) - 1
 TIMELINE_KEY_BYTES, QUEUE_KEY_BYTES, INDEX_PREFIX_BYTES = _TIMELINE.size, _QUEUE.size, _INDEX.size
 
 # Keys of one row.
@@ -64,6 +71,7 @@ META_JOB = b"j"  # on dead letters
 META_SCHEDULE = b"r"  # of a recurring message
 META_PROGRESS = b"s"  # how far a schedule is
 META_RECURRING = b"y"  # what a schedule sends
+META_HELD = b"v"  # how many entries of a topic are held
 META_SPOOL_TOTAL = b"w"  # what a spool holds of a type; no daemon has one
 
 
@@ -121,6 +129,32 @@ def unpack_pair(value: bytes) -> tuple[int, int]:
 def unpack_mark(value: bytes) -> int:
     """Return the number of a timeline key that was kept as a figure; ``StoreCorrupt`` if it cannot be one."""
     return timeline_mark(*unpack_pair(value))
+
+
+def held_mark(topic_id: int, mark: int) -> int:
+    """Return the number of the key under which what was due under ``mark`` lies while its topic holds it.
+
+    ``topic_id`` is at most ``HELD_TOPIC_ID_MAX``. A topic's lie together, in the order in which they were due.
+    """
+    due_ms = min(mark >> 64, (1 << _HELD_MS_BITS) - 1)
+    return timeline_mark(_HELD | topic_id << _HELD_MS_BITS | due_ms, sequence_of(mark))
+
+
+def held_range(topic_id: int) -> tuple[bytes, bytes]:
+    """Return the timeline range of what a topic holds."""
+    start = _HELD | topic_id << _HELD_MS_BITS
+    stop = start + (1 << _HELD_MS_BITS)
+    return timeline_key(timeline_mark(start, 0)), timeline_key(stop << 64) if stop < 1 << 64 else TIMELINE_END
+
+
+def is_held_key(key: bytes) -> bool:
+    """Say whether a timeline key is that of an entry that is held."""
+    return key >= HELD_BEGIN and len(key) == TIMELINE_KEY_BYTES
+
+
+def held_topic_id(key: bytes) -> int:
+    """Return the topic in the key of an entry that is held."""
+    return (int.from_bytes(key[:8], "big") & ~_HELD) >> _HELD_MS_BITS
 
 
 def half_scope(topic_id: int) -> int:
@@ -196,6 +230,11 @@ def hour_of(key: bytes) -> int:
 def total_key(scope: int) -> bytes:
     """Return the meta key of how many entries of ``scope`` wait."""
     return _META_TOTAL.pack(META_TOTAL, scope)
+
+
+def held_key(topic_id: int) -> bytes:
+    """Return the meta key of how many entries of a topic are held."""
+    return META_HELD + topic_id.to_bytes(4, "big")
 
 
 def name_key(name_id: int) -> bytes:

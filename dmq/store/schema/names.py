@@ -3,10 +3,10 @@
     record     version 1 | kind 1 | queues 2 | created_at_ms 8 | name
                                                                | group id 4 | topic id 4      of a retry lane
                version 1 | 4 | queues 2 | created_at_ms 8 | kind 1 | name    of what was removed: its name outlives it
-    settings   version 1 | JSON: policy, is_fifo, retries, stay          of a group, under a key of its own; the last
-                                                                         two are left out where they were not set
-               version 1 | JSON: type, keep_time_ms, keep_bytes, keep_unread    of a topic, the same; without it the
-                                                                         topic is mixed, what is not said is left out
+    settings   version 1 | JSON: policy, is_fifo, retries, stay,         of a group, under a key of its own; what comes
+                                 paused_since_ms                         after is_fifo is left out where it was not set
+               version 1 | JSON: type, keep_time_ms, keep_bytes, keep_unread,   of a topic, the same; without it the
+                                 paused_since_ms, deliver_rate           topic is mixed, what is not said is left out
     holds      bits 1: PLAIN, GROUPED                                    of a topic, under a key of its own
 
 A lane has no name of its own, it goes by that of its group; the name of one that was removed is empty.
@@ -29,7 +29,8 @@ PLAIN, GROUPED = 1, 2
 _RECORD = struct.Struct(">BBHQ")
 _LANE = struct.Struct(">II")
 _KEEP_KEYS = ("keep_time_ms", "keep_bytes", "keep_unread")
-_LATER_KEYS = ("retries", "stay")
+_FLOW_KEYS = ("paused_since_ms", "deliver_rate")
+_LATER_KEYS = ("retries", "stay", "paused_since_ms")
 
 
 class NameKind(IntEnum):
@@ -82,10 +83,15 @@ AS_CONFIGURED = Keep()
 
 
 class TopicSettings(NamedTuple):
-    """``message_type`` is the only one the topic takes; ``None``: it takes them all."""
+    """``message_type`` is the only one the topic takes; ``None``: it takes them all.
+
+    ``deliver_rate`` is how many delayed messages may go to its queues in a second; ``None``: any number.
+    """
 
     message_type: MessageType | None = None
     keep: Keep = AS_CONFIGURED
+    paused_since_ms: int | None = None
+    deliver_rate: int | None = None
 
 
 MIXED = TopicSettings()
@@ -123,7 +129,8 @@ def decode_name(name_id: int, value: bytes) -> NameRecord:
 def encode_topic_settings(settings: TopicSettings) -> bytes:
     """Return the value of the settings' row: a version, and JSON in which what is not said is left out."""
     plain: dict[str, object] = {"type": settings.message_type.name} if settings.message_type is not None else {}
-    plain |= {key: value for key, value in zip(_KEEP_KEYS, settings.keep, strict=True) if value is not None}
+    said = zip((*_KEEP_KEYS, *_FLOW_KEYS), (*settings.keep, *settings[2:]), strict=True)
+    plain |= {key: value for key, value in said if value is not None}
     return bytes((VERSION,)) + json.dumps(plain).encode()
 
 
@@ -135,7 +142,10 @@ def decode_topic_settings(value: bytes) -> TopicSettings:
     keep = Keep(*(plain.get(key) for key in _KEEP_KEYS))
     if type(keep.unread) not in {bool, type(None)} or not all(_is_bound(each) for each in keep[:2]):
         raise ValueError("no such retention")
-    return TopicSettings(MessageType[plain["type"]] if "type" in plain else None, keep)
+    flow = [plain.get(key) for key in _FLOW_KEYS]
+    if not all(map(_is_bound, flow)):
+        raise ValueError("no such pause or rate")
+    return TopicSettings(MessageType[plain["type"]] if "type" in plain else None, keep, *flow)
 
 
 def _is_bound(value: object) -> bool:
@@ -152,6 +162,7 @@ class GroupSettings(NamedTuple):
     is_fifo: bool | None = None
     retries: str | None = None  # in front of a cluster: "here" or "cluster"
     stay: str | None = None
+    paused_since_ms: int | None = None
 
 
 def encode_group_settings(settings: GroupSettings) -> bytes:

@@ -217,6 +217,11 @@ def waiting_scope(value: bytes) -> bytes:
     return value[8:12]
 
 
+def waiting_topic_id(value: bytes) -> int:
+    """Return the topic in a timeline value without taking the head apart."""
+    return int.from_bytes(value[4:8], "big")
+
+
 def encode_history(history: History) -> bytes:
     """Encode a history; it stands in front of the body."""
     if not history.epoch:

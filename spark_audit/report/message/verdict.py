@@ -116,6 +116,9 @@ class Judge:
         if held and held[0].get("is_stranded"):
             why = "the snapshot calls it stranded"
             return _outcome(last, group, "lost", "LOST: in the store, where nobody will look", why)
+        if held and held[0].get("kind") == "HELD":
+            why = "the snapshot says that its topic keeps it back: it is paused, or has a rate"
+            return _outcome(last, group, "pending", "waits, and is due", why)
         if held:
             if is_past:
                 why = "the snapshot holds it, and due time and grace have passed"

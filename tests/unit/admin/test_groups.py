@@ -96,6 +96,8 @@ def test_what_is_not_given_stays_as_it_is() -> None:
     found = change(policy=wire_policy(POLICIES[2]))
     assert (policy_of(found.policy), found.is_default_policy, found.is_fifo) == (POLICIES[2], False, False)
     assert change(retries="cluster").retries == change().retries == "cluster"
+    assert change(is_paused=True).paused_since_ms == change().paused_since_ms > 0
+    assert change(is_paused=False).paused_since_ms == 0
     with pytest.raises(Refused, match="here, cluster"):
         change(retries="nowhere")
     found = change(reset_policy=True)

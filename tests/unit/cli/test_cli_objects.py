@@ -41,7 +41,10 @@ def test_topics(daemon: LiveCell) -> None:
     found = json.loads(daemon.run("topic", "ls", "-o", "json").stdout)[-1]
     assert found["due"] == [{"until_ms": NOW + 100_000, "count": 1}]
     kept = {"ranges", "oldest_at_ms", "keep_time_ms", "keep_bytes", "keep_unread", "keep_own"}
-    assert set(found) == {"name", "queues", "stored", "pending", "due", "type", "created_at_ms", "readers"} | kept
+    flow = {"paused_since_ms", "deliver_rate", "held"}
+    assert (
+        set(found) == {"name", "queues", "stored", "pending", "due", "type", "created_at_ms", "readers"} | kept | flow
+    )
 
 
 def test_a_topic_is_shown_with_its_readers(daemon: LiveCell) -> None:
@@ -165,3 +168,35 @@ def test_where_to_must_be_said_clearly(daemon: LiveCell) -> None:
     """A distance and nonsense are usage errors."""
     for to in ("+5m", "yesterday"):
         assert daemon.run("group", "reset", "billing", "orders", "--to", to, "--yes").exit_code == 2
+
+
+def test_a_topic_is_paused_and_slowed(daemon: LiveCell) -> None:
+    """Shown with since when, and how many it holds, also of one message and in the status; resumed it says nothing."""
+    told = daemon.run("topic", "pause", "orders").stdout
+    assert "paused             since 2023-11-14T22:13:20.000Z" in told
+    assert "held               0 of these" in told
+    daemon.rig.clock.advance(60_000)
+    daemon.do(daemon.rig.settle())
+    found = json.loads(daemon.run("topic", "show", "orders", "-o", "json").stdout)
+    assert (found["held"], found["pending"], found["paused_since_ms"]) == (1, 1, NOW)
+    assert "held: its topic is paused or slowed" in daemon.run("msg", "get", "orders", "W1").stdout
+    status = daemon.run("status").stdout
+    assert "held 1" in status
+    assert "1 topic" in status
+    assert "deliver rate       7 a second at most" in daemon.run("topic", "set", "orders", "--deliver-rate", "7").stdout
+    assert "paused" not in daemon.run("topic", "resume", "orders").stdout
+    assert json.loads(daemon.run("topic", "set", "orders", "--deliver-rate", "0", "-o", "json").stdout).get(
+        "deliver_rate"
+    ) in {None, 0}
+    assert daemon.run("topic", "pause", "nobody").exit_code == 3
+    assert daemon.run("topic", "pause", "%DLQ%billing").exit_code == 1
+    assert daemon.run("topic", "set", "orders", "--deliver-rate", "-1").exit_code == 2
+    assert "limit 1 to 1000000" in daemon.run("topic", "set", "orders", "--deliver-rate", "1000001").stderr
+
+
+def test_a_group_is_paused(daemon: LiveCell) -> None:
+    """Shown with since when; a group that is not there is exit code 3."""
+    assert daemon.run("group", "pause", "billing").stdout.splitlines()[1] == "paused  since 2023-11-14T22:13:20.000Z"
+    assert "paused" in daemon.run("group", "show", "billing").stdout
+    assert json.loads(daemon.run("group", "resume", "billing", "-o", "json").stdout).get("paused_since_ms") in {None, 0}
+    assert daemon.run("group", "pause", "nobody").exit_code == 3

@@ -55,7 +55,8 @@ def test_status_for_programs(daemon: type[FakeClient]) -> None:
     for arguments in (("status", "-o", "json"), ("-o", "json", "status")):
         found = json.loads(run(*arguments).stdout)
         assert found["state"] == "SERVING"
-        assert found["timeline"] == {"pending": 1_000_000, "overdue": 2, "next_due_at_ms": 1_700_000_005_000}
+        kept = {"held": 0, "paused_topics": 0, "paused_groups": 0}
+        assert found["timeline"] == {"pending": 1_000_000, "overdue": 2, "next_due_at_ms": 1_700_000_005_000} | kept
         assert found["recovery"]["was_clean"] is False
 
 

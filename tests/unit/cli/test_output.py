@@ -23,6 +23,7 @@ def test_json_has_every_key_with_plain_values() -> None:
         "queue_id": 0,
         "queue_offset": 0,
         "content": None,
+        "is_held": False,
     }
     message.content.properties.update({"b": "2", "a": "1"})
     message.content.body = b"\x00\xff"

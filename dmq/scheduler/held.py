@@ -1,0 +1,152 @@
+"""Topics that hold what falls due: because they are paused, or because more falls due than their rate lets go.
+
+What is held stays on the timeline, behind all times: the same entries, which wait as before for whoever asks, only that
+the reader of the timeline does not meet them any more. A topic's lie together in the order in which they were due, so
+they go on oldest first, and while a topic holds anything, what falls due for it lines up behind. A topic that is
+neither paused nor slowed, and holds nothing, costs a look-up for each message, and none while there is no other.
+
+Whether a topic is paused is in its settings, what it holds lies on disk: a kill leaves nothing to be done. What is held
+of a topic that is not paused (any more) goes on at the next start, slowly at first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from broker_adapter.log import LibraryLog
+from dmq.embedded.flow import Flow, full, ramp, refilled, taken, wait_s
+from dmq.embedded.names import Topic
+from dmq.errors import StoreNoDescriptors
+from dmq.store.ops import Hold
+from dmq.store.schema.keys import Family, held_mark, held_range, timeline_key, timeline_mark
+from dmq.store.schema.record import DELAYED_KINDS, WAITING_HEADER_BYTES, body_facts, waiting_topic_id
+from dmq.store.store import Store
+
+BYTES_PER_TURN_MAX = 8 * 1024 * 1024
+_PAUSE_S = 0.2  # before a read is tried again
+_DELAYED = frozenset(map(int, DELAYED_KINDS))
+
+Row = tuple[bytes, bytes]
+log = LibraryLog("dmq.scheduler")
+
+
+class HeldTopics:
+    """Decides what of the due rows is held, and what of the held ones goes on. Belongs to the scheduler's thread."""
+
+    def __init__(self, store: Store, slowed: Mapping[int, Topic]) -> None:
+        """``slowed`` are the topics that are paused or have a rate, by id; others may change it meanwhile."""
+        self._store = store
+        self._clock = store.clock
+        self._slowed = slowed
+        # By topic that holds something: the key from which on it lies. Before it are rows that were deleted.
+        self._first = {topic_id: held_range(topic_id)[0] for topic_id in store.held()}
+        self._paused: set[int] = set()  # of these, when they were last looked at
+        self._flows: dict[int, Flow] = {}
+        self.wait_s: float | None = None  # until more may go on, as far as the last ``take`` knows
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no topic is slowed or holds anything."""
+        return not (self._first or self._slowed or self._flows)
+
+    def take(self, low: int, now_ms: int, limit: int) -> list[Row]:
+        """Return held rows that may go on, at most ``limit``, the oldest of each topic first.
+
+        ``low`` is the mark below which the timeline was read before this turn. What was due behind it is not taken: an
+        older message of its topic may still be among what is to be read. Nor is what is not due by the clock as it is
+        now, after a step back.
+        """
+        self.wait_s = None
+        if self._flows:
+            self._flows = {
+                each: flow for each, flow in self._flows.items() if each in self._slowed or each in self._first
+            }
+        mark, now_s = min(low, timeline_mark(now_ms + 1, 0)), self._clock.monotonic_s()
+        rows: list[Row] = []
+        size = 0
+        for topic_id in list(self._first):
+            allowed = min(self._allowed(topic_id, now_s), limit - len(rows))
+            if allowed > 0 and size < BYTES_PER_TURN_MAX:
+                try:
+                    found = self._take_of(topic_id, mark, allowed, BYTES_PER_TURN_MAX - size)
+                except StoreNoDescriptors as error:  # nothing is wrong with what waits: it is read again a moment later
+                    log.warning("scheduler_cannot_read", error=str(error))
+                    self._wait(_PAUSE_S)
+                    break
+                size += sum(len(value) for _, value in found)
+                rows += found
+        return rows
+
+    def _allowed(self, topic_id: int, now_s: float) -> int:
+        """Return how many held rows of a topic may go on now."""
+        topic = self._slowed.get(topic_id)
+        if topic is not None and topic.paused_since_ms is not None:
+            self._paused.add(topic_id)
+            return 0
+        rate = topic.deliver_rate if topic is not None else None
+        flow = self._flows.get(topic_id)
+        if topic_id in self._paused or flow is None or (rate is None and flow.ramp_since_s is None):
+            is_ramped = rate is None or topic_id in self._paused
+            self._paused.discard(topic_id)
+            flow = ramp(now_s) if is_ramped else full(rate or 0, now_s)
+        flow = self._flows[topic_id] = refilled(flow, rate, now_s)
+        if left_s := wait_s(flow, rate, now_s):
+            self._wait(left_s)
+            return 0
+        return int(flow.allowed)
+
+    def _wait(self, left_s: float) -> None:
+        self.wait_s = left_s if self.wait_s is None else min(self.wait_s, left_s)
+
+    def _take_of(self, topic_id: int, mark: int, limit: int, bytes_max: int) -> Sequence[Row]:
+        start, end = self._first[topic_id], held_range(topic_id)[1]
+        stop = min(end, timeline_key(held_mark(topic_id, mark)))
+        self._store.marks.read_held(start, stop)
+        rows: list[Row] = []
+        if start < stop:
+            rows = self._store.scan(Family.TIMELINE, start, stop, limit=limit, bytes_max=bytes_max).rows
+        flow = self._flows[topic_id]
+        if rows:
+            del self._first[topic_id]  # it is behind the other topics then
+            self._first[topic_id] = timeline_key(int.from_bytes(rows[-1][0], "big") + 1)
+            self._flows[topic_id] = taken(flow, len(rows))
+        elif not self._store.scan(Family.TIMELINE, start, end, limit=1).rows:
+            del self._first[topic_id]
+            self._flows[topic_id] = flow._replace(ramp_since_s=None)
+        return rows
+
+    def divide(self, rows: list[Row], ahead: int) -> tuple[list[Row], list[Hold]]:
+        """Return the due rows that are handed over, and the ops by which the others are held.
+
+        The first ``ahead`` rows have others of the backlog before them that were not read yet: of a topic with a rate
+        they wait until those were.
+        """
+        passing: list[Row] = []
+        held: list[Hold] = []
+        now_s = self._clock.monotonic_s()
+        for number, row in enumerate(rows):
+            key, value = row
+            is_ahead = number < ahead
+            if value[1] not in _DELAYED or not self._holds(topic_id := waiting_topic_id(value), now_s, is_ahead):
+                passing.append(row)
+                continue
+            first = timeline_key(held_mark(topic_id, int.from_bytes(key, "big")))
+            self._first[topic_id] = min(first, self._first.get(topic_id, first))
+            held.append(Hold(key, topic_id, body_facts(value[WAITING_HEADER_BYTES:])[0], value))
+        return passing, held
+
+    def _holds(self, topic_id: int, now_s: float, is_ahead: bool) -> bool:
+        if topic_id in self._first:
+            return True
+        topic = self._slowed.get(topic_id)
+        if topic is None:
+            return False
+        if topic.paused_since_ms is not None or is_ahead:
+            return True
+        rate = topic.deliver_rate
+        if rate is None:  # it was set back a moment ago
+            return False
+        flow = refilled(self._flows.get(topic_id) or full(rate, now_s), rate, now_s)
+        is_held = flow.allowed < 1
+        self._flows[topic_id] = flow if is_held else taken(flow, 1)
+        return is_held
