@@ -52,7 +52,7 @@ from dmq.store.schema.recurring import (
 SCHEDULE, OCCURRENCE = "DMQ_SCHEDULE", "DMQ_OCCURRENCE"  # properties of an occurrence: which schedule, which number
 AT_ONCE_MAX = 64  # occurrences of one schedule in a turn
 BYTES_PER_TURN_MAX = 8 * 1024 * 1024
-_BUSY_MS, _NO_ROOM_MS = 20, 1_000  # until it is tried again
+_BUSY_MS, _NO_ROOM_MS, _PAUSED_MS = 20, 1_000, 5_000  # until it is tried again
 _GetMany = Callable[[Family, Sequence[bytes]], Sequence[bytes | None]]
 
 log = LibraryLog("dmq.scheduler")
@@ -103,7 +103,7 @@ class Recurring:
 
     def _plan(
         self, key: bytes, value: bytes, name: str, schedule: bytes | None, progress: bytes | None, now_ms: int
-    ) -> Recur | None:
+    ) -> Recur | Reschedule | None:
         (message,) = self._get_many(Family.META, [schedule_keys(name)[2]])
         if schedule is None or progress is None or message is None:
             if self._get_many(Family.TIMELINE, [key])[0] is not None:  # they are deleted together
@@ -116,6 +116,8 @@ class Recurring:
         due = _Due(key, value, name, topic, decode_schedule(schedule), decode_progress(progress))
         if due.progress.phase is not Phase.WAITING or not due.progress.next_ms:  # of a later one of this name
             return None
+        if topic.paused_since_ms is not None:
+            return _later(key, value, now_ms + _PAUSED_MS)
         body = decode_message(message)
         at_most = max(1, min(AT_ONCE_MAX, self._room_bytes // max(1, len(body))))
         why = ""

@@ -28,7 +28,7 @@ from broker_adapter.limits import (
 )
 from broker_adapter.topics import RETRY_PREFIX, check_group, check_topic
 from broker_adapter.wire import rocketmq_v2 as wire
-from broker_adapter.wire.mapping import full_name
+from broker_adapter.wire.mapping import NOT_AFTER_MS, full_name
 from dmq.sidecar.delay import DELAY_PROPERTIES
 from dmq.sidecar.mapping import ANY_QUEUE
 
@@ -161,6 +161,8 @@ def check_recurring(message: wire.Message) -> None:
     for name in DELAY_PROPERTIES:
         if name in message.user_properties:
             raise Refused(Rule.DELIVERY_TIME, "a schedule says when its message is sent", value=name)
+    if NOT_AFTER_MS in message.user_properties:
+        raise Refused(Rule.DELIVERY_TIME, "a schedule has an end instead of this property", value=NOT_AFTER_MS)
 
 
 def check_undelayed(message: wire.Message) -> None:

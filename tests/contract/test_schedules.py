@@ -24,6 +24,7 @@ from dmq.embedded.deliveries import Forwarded
 from dmq.embedded.forwards import Forwards
 from dmq.embedded.recurring import OCCURRENCE, SCHEDULE, Recurring
 from dmq.embedded.schedules import Schedules
+from dmq.embedded.topic_settings import FlowChange
 from dmq.store.ops import Recur
 from dmq.store.schema.keys import recurring_scope
 from dmq.store.schema.names import TopicSettings
@@ -373,6 +374,20 @@ async def test_a_full_disk_makes_it_wait(rig: EmbeddedRig) -> None:
         await rig.broker.schedules.add(wanted(catch_up=CatchUp.ALL))  # it is there
     await tick(rig, 3)
     assert [at for _, at in occurrences(rig)][-1] == began_ms + 6_000
+
+
+@every_durable_broker()
+async def test_nothing_recurs_in_a_topic_that_is_paused(rig: EmbeddedRig) -> None:
+    """Until it is resumed; what passed meanwhile is caught up as the schedule says."""
+    await add(rig, catch_up=CatchUp.ALL)
+    await tick(rig, 2)
+    before = len(occurrences(rig))
+    await rig.broker.operator.set_topic(TOPIC, flow=FlowChange(is_paused=True))
+    await tick(rig, 20)
+    assert len(occurrences(rig)) == before
+    await rig.broker.operator.set_topic(TOPIC, flow=FlowChange(is_paused=False))
+    await tick(rig, 6)
+    assert len(occurrences(rig)) >= before + 20
 
 
 @every_durable_broker()

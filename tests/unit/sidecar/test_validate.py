@@ -9,6 +9,7 @@ import pytest
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.limits import BODY_BYTES_MAX, MESSAGES_PER_SEND_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
+from broker_adapter.wire.mapping import NOT_AFTER_MS
 from dmq.sidecar import validate
 from dmq.sidecar.delay import DELAY_PROPERTIES
 
@@ -330,3 +331,13 @@ def test_an_acknowledgement_has_between_one_and_1024_entries() -> None:
     assert refusal(lambda: validate.check_entries([])).rule is Rule.REQUEST
     assert refusal(lambda: validate.check_entries([wire.AckMessageEntry()] * 1025)).rule is Rule.REQUEST
     validate.check_entries([wire.AckMessageEntry()] * 1024)
+
+
+@pytest.mark.parametrize("name", [*DELAY_PROPERTIES, NOT_AFTER_MS])
+def test_a_schedule_alone_says_when(name: str) -> None:
+    """Its message has no time of its own, neither when it is sent nor until when it is of use."""
+    good = message()
+    validate.check_recurring(good)
+    good.user_properties[name] = "1795700000000"
+    error = refusal(lambda: validate.check_recurring(good))
+    assert (error.rule, error.value) == (Rule.DELIVERY_TIME, name)
