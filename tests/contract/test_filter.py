@@ -237,6 +237,7 @@ def test_a_filter_that_matches_little_goes_through_a_backlog_once(tmp_path: Path
         reads = rig.engine.reads
         assert not await take(rig, WANTED)
         assert rig.engine.reads == reads
+        await rig.store.commit_async([])  # behind it, what the last look passed over is durable
         assert rig.filtered == MANY - len(wanted)
         await rig.restart(End.KILL)
         assert not await take(rig, WANTED)

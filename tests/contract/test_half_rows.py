@@ -18,7 +18,7 @@ from dmq.embedded.checks import GIVEN_UP_GROUP, PAUSE_MS_MAX, CheckOptions, paus
 from dmq.embedded.entry_handle import EntryHandle, HandleKind
 from dmq.store.engine import Engine
 from dmq.store.ops import Batch, Put, Schedule
-from dmq.store.schema.keys import META_FORMAT, Family, half_scope, pack_u64
+from dmq.store.schema.keys import FORMAT_VERSION, META_FORMAT, Family, half_scope, pack_u64
 from dmq.store.schema.record import EntryKind, Terms, encode_body, encode_terms, encode_waiting
 from retry.dead_letter import DeadFilter
 from retry.policy import Reason
@@ -147,7 +147,7 @@ async def take_over(how: str, rig: EmbeddedRig) -> None:
     producer = Producer(rig)
     handle = rig.broker.handles.encode(HandleKind.TRANSACTION, EntryHandle(receipt.sequence, TOPIC, packed))
     (version,) = rig.store.get_many(Family.META, [META_FORMAT])
-    assert version == pack_u64(3)
+    assert version == pack_u64(FORMAT_VERSION)
     if how == "check":
         await pass_time(rig, 5_000)
         (asked,) = await producer.heard(1)

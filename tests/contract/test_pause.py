@@ -457,6 +457,7 @@ def hold_of(rig: EmbeddedRig) -> Hold:
 @every_durable_broker(queues=1)
 async def test_what_was_withdrawn_since_it_was_read_is_not_held(rig: EmbeddedRig) -> None:
     """And what was held since it was read is not withdrawn there: who asks has to look again."""
+    rig.is_whole = False  # nobody is told of what is withdrawn here
     await delayed(rig, "m-1")
     hold = hold_of(rig)
     due_ms = rig.clock.now_ms() + SOON_MS
@@ -478,6 +479,7 @@ async def test_what_was_withdrawn_since_it_was_read_is_not_held(rig: EmbeddedRig
 @every_durable_broker(queues=1)
 async def test_what_was_recalled_since_it_was_read_does_not_come(rig: EmbeddedRig) -> None:
     """It is recalled while the scheduler has it in its hand, and so much else that the writer forgets what it can."""
+    rig.is_whole = False  # nobody is told of what is withdrawn here
     await pause(rig)
     await delayed(rig, *(f"m-{number}" for number in range(3)))
     await after(rig)

@@ -20,6 +20,7 @@ from dmq.store import counts
 from dmq.store.ops import NO_RECEIPT, Delete, Done, Emit, Op, Put
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import (
+    FORMAT_VERSION,
     META_DONE,
     META_FORMAT,
     META_HOUR,
@@ -267,7 +268,7 @@ def test_a_store_of_format_2_is_taken_over(bench: Bench) -> None:
     message = decode_queued(value)
     assert (message.message_id, message.tag, message.message_group) == (b"\0old", "t" * 255, "g")
     ((_, version),) = [row for row in all_rows(bench.store, Family.META) if row[0] == META_FORMAT]
-    assert version == pack_u64(3)
+    assert version == pack_u64(FORMAT_VERSION)
 
 
 # -- the outbox --------------------------------------------------------------------------------------------------------

@@ -264,6 +264,7 @@ def test_the_watch_can_fail(spoil: object, says: str) -> None:
         return engines[-1]
 
     async def scenario(rig: EmbeddedRig) -> None:
+        rig.is_whole = False
         await Player(rig).call("send", 1, 0, "x")
         assert engines[0].broken, says
 

@@ -164,12 +164,39 @@ def _read_retry(_: bytes, value: bytes) -> object:
     return record.decode_history(value, at), record.body_payload(value[at + record.history_bytes(value, at) :])
 
 
-def timeline() -> list[Case]:
-    """Everything that must happen later."""
+def _halves(head: record.WaitingEntry) -> list[Case]:
     key, body_key = keys.pack_timeline_key(NOW, 9), keys.half_body_key(9)
-    head = record.WaitingEntry(record.EntryKind.DELAYED, 2, TOPIC, SCOPE, NOW, NOW - 10)
     half = head._replace(kind=record.EntryKind.TRANSACTION)
     whole = half._replace(kind=record.EntryKind.WHOLE_HALF)
+    return [
+        Case(
+            "transaction",
+            key,
+            record.encode_half(half, VIGIL, ID),
+            lambda _, value: record.decode_half(value),
+            record.HalfRow(half, VIGIL, ID, None),
+        ),
+        Case(
+            "whole half message of format 2",
+            key,
+            _waiting(record.EntryKind.WHOLE_HALF, record.encode_terms(TERMS) + BODY),
+            lambda _, value: record.decode_half(value),
+            record.HalfRow(whole, record.Vigil(TERMS, 0, 0, 4), ID, BODY),
+        ),
+        Case(
+            "half body",
+            body_key,
+            record.encode_half_body(BODY),
+            lambda key, value: (keys.is_half_body_key(key), key[-8:], record.decode_half_body(value)),
+            (True, bytes(7) + b"\x09", BODY),
+        ),
+    ]
+
+
+def timeline() -> list[Case]:
+    """Everything that must happen later."""
+    key = keys.pack_timeline_key(NOW, 9)
+    head = record.WaitingEntry(record.EntryKind.DELAYED, 2, TOPIC, SCOPE, NOW, NOW - 10)
     delayed_for = _waiting(record.EntryKind.DELAYED_FOR, WIDE_BODY)
     return [
         Case("delayed", key, _waiting(record.EntryKind.DELAYED), _read_waiting, ((NOW, 9), head, (ID, b"group"))),
@@ -201,27 +228,7 @@ def timeline() -> list[Case]:
             _read_retry,
             (OLD_HISTORY, b"wire"),
         ),
-        Case(
-            "transaction",
-            key,
-            record.encode_half(half, VIGIL, ID),
-            lambda _, value: record.decode_half(value),
-            record.HalfRow(half, VIGIL, ID, None),
-        ),
-        Case(
-            "whole half message of format 2",
-            key,
-            _waiting(record.EntryKind.WHOLE_HALF, record.encode_terms(TERMS) + BODY),
-            lambda _, value: record.decode_half(value),
-            record.HalfRow(whole, record.Vigil(TERMS, 0, 0, 4), ID, BODY),
-        ),
-        Case(
-            "half body",
-            body_key,
-            record.encode_half_body(BODY),
-            lambda key, value: (keys.is_half_body_key(key), key[-8:], record.decode_half_body(value)),
-            (True, bytes(7) + b"\x09", BODY),
-        ),
+        *_halves(head),
         Case(
             "recurring",
             key,
