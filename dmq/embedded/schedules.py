@@ -268,7 +268,11 @@ class Schedules:
         self._check_room(name, schedule.topic_id)
         following = _following(schedule, now_ms, 1)
         if not following:
-            raise Refused(Rule.REQUEST, "the schedule never occurs from now on, or not within nine years", value=name)
+            raise Refused(
+                Rule.REQUEST,
+                "the schedule never occurs from now on, or not within nine years",
+                value=schedule.cron or name,
+            )
         if topic is None:
             await self._catalog.topic(wanted.topic)
         topic = self._catalog.known_topic(wanted.topic)  # nothing is awaited from here on
