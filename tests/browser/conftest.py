@@ -244,27 +244,34 @@ class Watched(NamedTuple):
 Open = Callable[..., Watched]
 
 
+def _open(browser: Browser, path: Path, wrong: list[str], **options: Any) -> BrowserContext:  # noqa: ANN401 - playwright's
+    def dismiss(dialog: Dialog) -> None:
+        wrong.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    context = browser.new_context(offline=True, **options)
+    page = context.new_page()
+    page.on("console", lambda said: wrong.append(f"console: {said.text}"))
+    page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+    page.on("dialog", dismiss)
+    page.on("request", lambda sent: None if sent.url == path.as_uri() else wrong.append(f"request: {sent.url}"))
+    page.goto(path.as_uri(), wait_until="load")
+    return context
+
+
+def _size(width: int) -> dict[str, Any]:
+    return {"width": width, "height": 900}
+
+
 @pytest.fixture
 def opened(browser: Browser, pages: Callable[[str], Path]) -> Iterator[Open]:
     """Open a report in a window of its own; when the test ends no page may have done what it must not."""
     contexts: list[BrowserContext] = []
     wrong: list[str] = []
 
-    def dismiss(dialog: Dialog) -> None:
-        wrong.append(f"dialog: {dialog.message}")
-        dialog.dismiss()
-
     def open_page(name: str, width: int = 1280, **options: Any) -> Watched:  # noqa: ANN401 - playwright's own options
-        path = pages(name)
-        context = browser.new_context(viewport={"width": width, "height": 900}, offline=True, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda said: wrong.append(f"console: {said.text}"))
-        page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
-        page.on("dialog", dismiss)
-        page.on("request", lambda sent: None if sent.url == path.as_uri() else wrong.append(f"request: {sent.url}"))
-        page.goto(path.as_uri(), wait_until="load")
-        return Watched(page, wrong)
+        contexts.append(_open(browser, pages(name), wrong, viewport=_size(width), **options))
+        return Watched(contexts[-1].pages[0], wrong)
 
     yield open_page
     for context in contexts:
@@ -273,3 +280,29 @@ def opened(browser: Browser, pages: Callable[[str], Path]) -> Iterator[Open]:
         except Error as error:
             wrong.append(f"close: {error}")
     assert wrong == []
+
+
+@pytest.fixture(scope="module")
+def windows(browser: Browser) -> Iterator[dict[str, Watched]]:
+    """The windows that tests share which only look, by the report in them."""
+    found: dict[str, Watched] = {}
+    yield found
+    for each in found.values():
+        each.page.context.close()
+
+
+@pytest.fixture
+def seen(browser: Browser, pages: Callable[[str], Path], windows: dict[str, Watched]) -> Iterator[Open]:
+    """As ``opened``, in a window that others look at as well: a large report takes seconds to be drawn."""
+
+    def look(name: str, width: int = 1280, color_scheme: Any = "light") -> Watched:  # noqa: ANN401 - as playwright has it
+        if name not in windows:
+            wrong: list[str] = []
+            windows[name] = Watched(_open(browser, pages(name), wrong, viewport=_size(width)).pages[0], wrong)
+        page = windows[name].page
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=color_scheme)
+        return windows[name]
+
+    yield look
+    assert [wrong for each in windows.values() for wrong in each.wrong] == []

@@ -84,9 +84,9 @@ CUT = """() => [...document.querySelectorAll("main svg text")].filter((e) => {
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_every_section_is_there(opened: Callable[..., Any], name: str) -> None:
+def test_every_section_is_there(seen: Callable[..., Any], name: str) -> None:
     """The band, then all sections, whatever the input is; each has something to see."""
-    page: Page = opened(name).page
+    page: Page = seen(name).page
     expect(page.locator("header.band h1")).to_be_visible()
     found = page.locator("main > section").evaluate_all("all => all.map(each => [each.id, each.offsetHeight])")
     assert [section for section, _ in found] == list(SECTIONS)
@@ -95,9 +95,9 @@ def test_every_section_is_there(opened: Callable[..., Any], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ordinary", "extreme"])
-def test_every_picture_is_there_and_whole(opened: Callable[..., Any], name: str) -> None:
+def test_every_picture_is_there_and_whole(seen: Callable[..., Any], name: str) -> None:
     """It has a size, shapes in it, and no text that its edge cuts off."""
-    page: Page = opened(name).page
+    page: Page = seen(name).page
     for picture in PICTURES:
         drawing = page.locator(f"#{picture}-svg")
         box = drawing.bounding_box()
@@ -109,9 +109,9 @@ def test_every_picture_is_there_and_whole(opened: Callable[..., Any], name: str)
 
 
 @pytest.mark.parametrize("name", ["ordinary", "extreme", "empty", "tiny"])
-def test_the_body_never_scrolls_sideways(opened: Callable[..., Any], name: str) -> None:
+def test_the_body_never_scrolls_sideways(seen: Callable[..., Any], name: str) -> None:
     """Wide pictures and tables scroll in their own frames, with every finding unfolded as well."""
-    page: Page = opened(name).page
+    page: Page = seen(name).page
     page.evaluate("document.querySelectorAll('details:nth-of-type(-n+30)').forEach(each => each.open = true)")
     for width in (380, 800, 1280, 2200):
         page.set_viewport_size({"width": width, "height": 900})
@@ -119,23 +119,23 @@ def test_the_body_never_scrolls_sideways(opened: Callable[..., Any], name: str) 
 
 
 @pytest.mark.parametrize("name", ["ordinary", "extreme", "empty"])
-def test_everything_has_a_name(opened: Callable[..., Any], name: str) -> None:
+def test_everything_has_a_name(seen: Callable[..., Any], name: str) -> None:
     """Drawings, regions, fields, buttons, tables; and headings leave no level out."""
-    assert opened(name).page.evaluate(NAMELESS) == []
+    assert seen(name).page.evaluate(NAMELESS) == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", [name for name in MAKERS if name != "extreme"])
-def test_text_can_be_read(opened: Callable[..., Any], name: str, scheme: str) -> None:
+def test_text_can_be_read(seen: Callable[..., Any], name: str, scheme: str) -> None:
     """At least 4.5 : 1 against what lies behind it."""
-    page: Page = opened(name, color_scheme=scheme).page
+    page: Page = seen(name, color_scheme=scheme).page
     page.evaluate("document.querySelectorAll('details:nth-of-type(-n+9)').forEach(each => each.open = true)")
     assert page.evaluate(PALE) == []
 
 
-def test_the_heat_map_does_not_speak_by_colour_alone(opened: Callable[..., Any]) -> None:
+def test_the_heat_map_does_not_speak_by_colour_alone(seen: Callable[..., Any]) -> None:
     """What is not clean has a letter in its field, and the legend says which."""
-    page: Page = opened("ordinary").page
+    page: Page = seen("ordinary").page
     letters = page.locator("#heatmap .letters_marks text").all_text_contents()
     assert {"L", "T"} <= set(letters) <= {"L", "T", "t", "?"}
     fills = ("var(--lost)", "var(--late)", "var(--few)", "url(#p-unsure)")
@@ -269,9 +269,9 @@ def test_the_largest_report_is_small_enough(pages: Callable[[str], Path]) -> Non
     ],
 )
 @pytest.mark.parametrize("name", ["ordinary", "extreme", "empty"])
-def test_screenshots(opened: Callable[..., Any], tmp_path: Path, name: str, scheme: str, width: int) -> None:
+def test_screenshots(seen: Callable[..., Any], tmp_path: Path, name: str, scheme: str, width: int) -> None:
     """For people: the whole page as a picture in the test's folder."""
-    page: Page = opened(name, width, color_scheme=scheme).page
+    page: Page = seen(name, width, color_scheme=scheme).page
     path = tmp_path / f"{name}-{scheme}-{width}.png"
     page.screenshot(path=path, clip={"x": 0, "y": 0, "width": width, "height": 6000}, full_page=True)
     assert path.stat().st_size > 20_000
