@@ -126,9 +126,11 @@ class SpoolRig:
             if self._on_disk:
                 assert end is End.KILL, "tests cannot take the page cache away"
                 copy_of_live(before, self._path / f"run-{self._runs}")
+                self.spool.close()
             else:
-                self.memory = self._left(end)
-            self.spool.close()
+                left = self._left(end)
+                self.spool.close()  # it may be about to open what it takes for its own directory
+                self.memory = left
             shutil.rmtree(before, ignore_errors=True)
         self.open()
 
