@@ -52,6 +52,7 @@ from dmq.store.schema.recurring import (
 SCHEDULE, OCCURRENCE = "DMQ_SCHEDULE", "DMQ_OCCURRENCE"  # properties of an occurrence: which schedule, which number
 AT_ONCE_MAX = 64  # occurrences of one schedule in a turn
 BYTES_PER_TURN_MAX = 8 * 1024 * 1024
+SCHEDULES_PER_TURN_MAX = 64  # finding the next time of a cron expression takes half a millisecond, and others wait
 _BUSY_MS, _NO_ROOM_MS, _PAUSED_MS = 20, 1_000, 5_000  # until it is tried again
 _GetMany = Callable[[Family, Sequence[bytes]], Sequence[bytes | None]]
 
@@ -95,7 +96,7 @@ class Recurring:
         planned: list[Recur | Reschedule] = []
         for number, (name, (key, value)) in enumerate(zip(names, rows, strict=True)):
             schedule, progress = found[2 * number : 2 * number + 2]
-            if self._room_bytes <= 0:
+            if self._room_bytes <= 0 or number >= SCHEDULES_PER_TURN_MAX:
                 planned.append(_later(key, value, now_ms + _BUSY_MS))
             elif (op := self._plan(key, value, name, schedule, progress, now_ms)) is not None:
                 planned.append(op)

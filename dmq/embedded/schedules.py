@@ -125,14 +125,16 @@ class Schedules:
         self._load()
 
     def _load(self) -> None:
-        now_ms = self._clock.now_ms()
+        of_cron: Schedule | None = None
         for key, value in self._store.scan(Family.META, *meta_range(META_SCHEDULE), limit=_ROWS_MAX).rows:
             schedule, name = decode_schedule(value), schedule_name(key)
             self._topics[name] = schedule.topic_id
             if schedule.message_group:
                 self._grouped.add(name)
             if schedule.cron:
-                _following(schedule, now_ms, 1)  # what finds times takes long to load, and is loaded now
+                of_cron = schedule
+        if of_cron is not None:
+            _following(of_cron, self._clock.now_ms(), 1)  # what finds times takes long to load, and is loaded now
 
     async def close(self) -> None:
         """Let changes that are under way come to their end."""

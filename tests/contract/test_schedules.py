@@ -18,7 +18,7 @@ from broker_adapter.errors import Overloaded, Refused, Rule
 from broker_adapter.message import MessageType, pack_id
 from broker_adapter.wire.mapping import decode
 from dmq.audit.events import EventKind
-from dmq.embedded import recurrence, recurring
+from dmq.embedded import recurrence, recurring, schedules
 from dmq.embedded.catalog import ScheduleLimits
 from dmq.embedded.deliveries import Forwarded
 from dmq.embedded.forwards import Forwards
@@ -116,6 +116,31 @@ async def test_a_turn_is_bounded(rig: EmbeddedRig) -> None:
     assert max(sizes) <= 100_000 + 6 * 21_000
     for number in range(6):
         assert [n for n, _ in occurrences(rig, f"s-{number}")] == list(range(1, 35))
+
+
+@every_durable_broker()
+async def test_many_of_one_time_do_not_fill_a_turn(rig: EmbeddedRig) -> None:
+    """What falls due beside them is handed over between their turns; each of them occurs all the same."""
+    made = [f"s-{number}" for number in range(12)]
+    with patch.object(recurring, "SCHEDULES_PER_TURN_MAX", 5):
+        for name in made:
+            await add(rig, name)
+        rig.clock.advance(1_000)
+        rig.scheduler.turn()
+        assert sum(len(occurrences(rig, name)) for name in made) == 5
+        for _ in range(3):
+            await pass_ms(rig, 20)
+    assert [len(occurrences(rig, name)) for name in made] == [1] * len(made)
+
+
+@every_durable_broker()
+async def test_opening_looks_for_no_times(rig: EmbeddedRig) -> None:
+    """But once, so that what finds them is loaded: a daemon with thousands of schedules starts as soon as any."""
+    for number in range(5):
+        await add(rig, f"s-{number}", every_ms=0, cron="30 6 * * *")
+    with patch.object(schedules, "next_time", wraps=schedules.next_time) as found:
+        await rig.restart(End.KILL)
+        assert found.call_count == 1
 
 
 @every_durable_broker()
