@@ -117,7 +117,7 @@ class EmbeddedBroker:
             leases=self.leases,
         )
         self.flows = self.deliveries.flows
-        self.pulls = Pulls(catalog, commits, reader, subscriptions.ledgers)
+        self.pulls = Pulls(catalog, commits, reader, subscriptions.settled)
         self.dead_letters = DeadLetters(catalog, commits, reader, subscriptions=subscriptions, placement=placement)
         self._add_classic(levels)
         self._add_upkeep(keep, keep_forwarded, schedules)
@@ -134,7 +134,7 @@ class EmbeddedBroker:
             sends=self.sends,
             failures=self.failures,
             receipts=self.receipts,
-            ledgers=self.subscriptions.ledgers,
+            settled=self.subscriptions.settled,
             levels_ms=levels_ms,
         )
         self.clients, self.sent_back = divided.clients, divided.sent_back

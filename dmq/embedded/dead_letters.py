@@ -1,7 +1,8 @@
 """Dead-letter queues as a place to work: looked through, sent again, thrown away, each with one outcome.
 
-``%DLQ%<group>`` is a topic with one queue. Which of its messages have an outcome is a *ledger* (the floor and bitmaps
-of ``dmq.embedded.group_queue``, of group 0), and what the outcome was is a row of its own. Redrives and purges are
+``%DLQ%<group>`` is a topic with one queue. Which of its messages are *settled*, since they have an outcome, is the
+progress (the floor and bitmaps of ``dmq.embedded.group_queue``) of group 0, and what the outcome was is a row of its
+own. Redrives and purges are
 *jobs*: a job looks at each message once, in order, and writes what it did and where it stands in one unit. A crash
 leaves a message before or after its outcome, and the job goes on from there.
 
@@ -111,7 +112,7 @@ class DeadLetters:
         self._commits = commits
         self._reader = reader
         self._subscriptions = subscriptions
-        self._ledgers = subscriptions.ledgers
+        self._settled = subscriptions.settled
         self._placement = placement
         self._store = commits.store
         self._clock = self._store.clock
@@ -141,22 +142,22 @@ class DeadLetters:
 
     async def count(self, topic: Topic) -> int:
         """Return how many dead letters have no outcome."""
-        ledger = await self._ledgers.load(topic.topic_id)
+        settled = await self._settled.load(topic.topic_id)
         end = await self._reader.end(topic.topic_id, 0)
-        return end - ledger.finished_count
+        return end - settled.finished_count
 
     async def page(self, group: str, chosen: DeadFilter, *, offset: int, limit: int, with_outcome: bool) -> Page:
         """Return up to ``limit`` letters from ``offset`` on, looking at ``ROWS_PER_CALL_MAX`` messages at most."""
         topic = self._names.topics.get(dead_letter_topic(group))
         if topic is None:
             return Page([], -1)
-        ledger = await self._ledgers.load(topic.topic_id)
-        first = offset if with_outcome else max(offset, ledger.floor)
+        settled = await self._settled.load(topic.topic_id)
+        first = offset if with_outcome else max(offset, settled.floor)
         rows, is_complete = await self._rows(topic, first, 2**63, ROWS_PER_CALL_MAX, BYTES_PER_CALL_MAX)
         next_offset = -1 if is_complete or not rows else rows[-1].offset + 1
         found: list[_Row] = []
         for row in rows:
-            if chosen.matches(row.dead) and (with_outcome or not ledger.is_finished(row.offset)):
+            if chosen.matches(row.dead) and (with_outcome or not settled.is_finished(row.offset)):
                 if len(found) == limit:
                     next_offset = row.offset
                     break
@@ -227,7 +228,7 @@ class DeadLetters:
         topic = self._names.topics.get(dead_letter_topic(job.group))
         first = end = 0
         if topic is not None:
-            first = (await self._ledgers.load(topic.topic_id)).floor
+            first = (await self._settled.load(topic.topic_id)).floor
             end = await self._reader.end(topic.topic_id, 0)
         job = replace(
             job, created_at_ms=self._clock.now_ms(), first_offset=first, next_offset=first, end_offset=end
@@ -272,8 +273,8 @@ class DeadLetters:
     async def _counted(self, topic: Topic | None, job: Job) -> Job:
         while topic is not None and job.state is JobState.RUNNING:
             rows, _ = await self._rows(topic, job.next_offset, job.end_offset, ROWS_PER_CALL_MAX, BYTES_PER_CALL_MAX)
-            ledger = await self._ledgers.load(topic.topic_id)
-            _, job = _look(job, ledger, partial(self._is_possible, job, is_dry_run=True), rows, len(rows))
+            settled = await self._settled.load(topic.topic_id)
+            _, job = _look(job, settled, partial(self._is_possible, job, is_dry_run=True), rows, len(rows))
         return job
 
     def _forget(self) -> list[Op]:
@@ -320,17 +321,17 @@ class DeadLetters:
         if job.rate_per_s:
             done_max = max(1, min(done_max, int(job.rate_per_s / UNITS_PER_S)))
         topic = self._names.topics[dead_letter_topic(job.group)]
-        ledger = await self._ledgers.load(topic.topic_id)
+        settled = await self._settled.load(topic.topic_id)
         rows, _ = await self._rows(topic, job.next_offset, job.end_offset, ROWS_PER_UNIT_MAX, BYTES_PER_UNIT_MAX)
         if self._jobs[job.job_id] is not job:  # stopped meanwhile
             return 0
-        meant, after = _look(job, ledger, partial(self._is_possible, job), rows, done_max)
+        meant, after = _look(job, settled, partial(self._is_possible, job), rows, done_max)
         self._make_lanes(job, meant)
         ops: list[Op] = [_job_row(after)]
         for row in meant:
             ops += self._redriven(topic, job, row) if job.kind is JobKind.REDRIVE else self._purged(topic, job, row)
         for row in meant:
-            ops += ledger.finish((row.offset,))
+            ops += settled.finish((row.offset,))
         self._jobs[job.job_id] = after
         await self._commits.commit(ops)
         if job.kind is JobKind.REDRIVE:
@@ -452,14 +453,14 @@ class DeadLetters:
 
 
 def _look(
-    job: Job, ledger: GroupQueue, is_possible: Callable[[_Row], bool], rows: Sequence[_Row], done_max: int
+    job: Job, settled: GroupQueue, is_possible: Callable[[_Row], bool], rows: Sequence[_Row], done_max: int
 ) -> tuple[list[_Row], Job]:
     """Return which of ``rows`` get their outcome now, at most ``done_max``, and the job after that."""
     meant: list[_Row] = []
     passed = failed = 0
     following = rows[-1].offset + 1 if rows else job.end_offset
     for row in rows:
-        if ledger.is_finished(row.offset) or not job.filter.matches(row.dead):
+        if settled.is_finished(row.offset) or not job.filter.matches(row.dead):
             passed += 1
         elif not is_possible(row):
             failed += 1

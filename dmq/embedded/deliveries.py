@@ -68,7 +68,7 @@ class Deliveries:
         self._receipts = receipts
         self._failures = failures
         self._leases = leases
-        self._hand_out = HandOut(catalog, commits, reader, ends=ends, ledgers=subscriptions.ledgers, receipts=receipts)
+        self._hand_out = HandOut(catalog, commits, reader, ends=ends, settled=subscriptions.settled, receipts=receipts)
         self._store = commits.store
         self._clock = self._store.clock
         self.flows = GroupFlows(catalog.names, self._clock)

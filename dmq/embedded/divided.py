@@ -9,11 +9,11 @@ from dmq.embedded.catalog import Catalog
 from dmq.embedded.clients import Clients
 from dmq.embedded.commits import Commits
 from dmq.embedded.failures import Failures
-from dmq.embedded.ledgers import Ledgers
 from dmq.embedded.reader import Reader
 from dmq.embedded.receipt import ReceiptHandles
 from dmq.embedded.sends import Sends
 from dmq.embedded.sent_back import SentBack
+from dmq.embedded.settled import Settled
 from dmq.embedded.transactions import Transactions
 
 
@@ -31,7 +31,7 @@ class Divided:
         sends: Sends,
         failures: Failures,
         receipts: ReceiptHandles,
-        ledgers: Ledgers,
+        settled: Settled,
         levels_ms: Sequence[int],
     ) -> None:
         self.clients = Clients(clock)
@@ -43,6 +43,6 @@ class Divided:
             sends=sends,
             failures=failures,
             receipts=receipts,
-            ledgers=ledgers,
+            settled=settled,
             levels_ms=levels_ms,
         )

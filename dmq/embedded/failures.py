@@ -375,8 +375,8 @@ class Failures:
         if letters is None:
             return False
         dead = await self._copies(letters.topic_id, topic, message_id)
-        ledger = await self._subscriptions.ledgers.load(letters.topic_id)
-        return not all(ledger.is_finished(each.queue_offset) for each in dead if each.queue_offset >= 0)
+        settled = await self._subscriptions.settled.load(letters.topic_id)
+        return not all(settled.is_finished(each.queue_offset) for each in dead if each.queue_offset >= 0)
 
     async def _copies(self, scope: int, topic: Topic, message_id: bytes) -> list[Stored]:
         found = await self._reader.run(lambda store: store.copies(scope, message_id))

@@ -20,10 +20,10 @@ from dmq.embedded.commits import Commits
 from dmq.embedded.filters import Passes
 from dmq.embedded.group_queue import Lease
 from dmq.embedded.lease_ends import LeaseEnds
-from dmq.embedded.ledgers import Ledgers
 from dmq.embedded.names import Names
 from dmq.embedded.reader import Reader
 from dmq.embedded.receipt import Receipt, ReceiptHandles, name_of
+from dmq.embedded.settled import Settled
 from dmq.embedded.subscription import SubscribedQueue, Subscription
 from dmq.store.ops import Emit, Op
 from dmq.store.schema.index import Receipt as Stored
@@ -74,14 +74,14 @@ class HandOut:
         reader: Reader,
         *,
         ends: LeaseEnds,
-        ledgers: Ledgers,
+        settled: Settled,
         receipts: ReceiptHandles,
     ) -> None:
         self._catalog = catalog
         self._commits = commits
         self._reader = reader
         self._ends = ends
-        self._ledgers = ledgers
+        self._settled = settled
         self._receipts = receipts
         self._clock = commits.store.clock
 
@@ -133,13 +133,13 @@ class HandOut:
         passed_over: list[Op] = []
         passed: list[_Taken] = []
         max_attempts = self._catalog.policy(found.group_id).max_attempts
-        ledger = self._ledgers.get(found.topic.topic_id)
+        settled = self._settled.get(found.topic.topic_id)
         condemned: set[str] = set()
         size = 0
         for each, record in zip(taken, records, strict=True):
             queue, offset, lease = each
             lease.know(record)
-            is_resolved = ledger is not None and queue is not found.lane and ledger.is_finished(offset)
+            is_resolved = settled is not None and queue is not found.lane and settled.is_finished(offset)
             if is_resolved or (terms.passes is not None and not terms.passes(record)):
                 passed_over += _filtered(found, each)
                 passed.append(each)

@@ -65,7 +65,7 @@ class Operator:
         self._reader = reader
         self._subscriptions = subscriptions
         self._progress = procedures.progress
-        self._ledgers = subscriptions.ledgers
+        self._settled = subscriptions.settled
         self._procedures = procedures
         self._dead_letters = dead_letters
         self._retention = retention
@@ -169,7 +169,7 @@ class Operator:
         await self._procedures.remove(topic)
 
     async def _remove_letters(self, topic: Topic, *, is_forced: bool) -> None:
-        """Remove the dead-letter queue of a group that is gone, with its ledger."""
+        """Remove the dead-letter queue of a group that is gone, with the outcomes of its letters."""
         left = 0 if is_forced else await self._letters_left(topic)
         if left:
             why = f"{left} dead letters have no outcome; purge them, or force it to give them up"
@@ -181,8 +181,8 @@ class Operator:
         await self._procedures.remove(topic)
 
     async def _letters_left(self, topic: Topic) -> int:
-        ledger = await self._ledgers.load(topic.topic_id)
-        return await self._reader.end(topic.topic_id, 0) - ledger.finished_count
+        settled = await self._settled.load(topic.topic_id)
+        return await self._reader.end(topic.topic_id, 0) - settled.finished_count
 
     def _check_no_job(self, group: str) -> None:
         if self._dead_letters.is_at_work(group):

@@ -77,7 +77,7 @@ class Procedures:
         self._reader = reader
         self._subscriptions = subscriptions
         self.progress = Progress(names, reader, subscriptions)
-        self._ledgers = subscriptions.ledgers
+        self._settled = subscriptions.settled
         self._tails = tails
         self._receipts = receipts
         self._store = commits.store
@@ -224,7 +224,7 @@ class Procedures:
             ops += [*names.drop_lane(key), CloseLedger(lane.topic_id)]
         await self._commit([*ops, *ledgers])
         self._subscriptions.let_go(procedure.topic_id, procedure.group_id)
-        self._ledgers.forget(procedure.topic_id)
+        self._settled.forget(procedure.topic_id)
         self._tails.forget(procedure.topic_id)
         names.free_name(subject)
 
@@ -316,8 +316,8 @@ class Procedures:
         """Give every dead letter without an outcome its last one: it is PURGED. Their queue is emptied after."""
         group = self._names.group_of_letters(topic.name.removeprefix(DEAD_LETTER_PREFIX))
         group_id = group.group_id if group is not None else 0
-        ledger = await self._ledgers.load(topic.topic_id)
-        at, is_complete = ledger.floor, False
+        settled = await self._settled.load(topic.topic_id)
+        at, is_complete = settled.floor, False
         while not is_complete:
             found = await self._reader.rows(
                 Family.QUEUE,
@@ -331,7 +331,7 @@ class Procedures:
             ended: list[int] = []
             for key, value in found.rows:
                 at = keys.queue_offset_of(key) + 1
-                if ledger.is_finished(at - 1):
+                if settled.is_finished(at - 1):
                     continue
                 record = decode_queued(value)
                 origin = record.history.topic_id if record.history is not None else topic.topic_id
@@ -341,7 +341,7 @@ class Procedures:
                 )
                 ops += (Emit(event, at - 1), Tally(topic.topic_id, 0, Term.LETTERS_PURGED, 1))
                 ended.append(at - 1)
-            await self._commit([*ops, *ledger.finish(ended)])
+            await self._commit([*ops, *settled.finish(ended)])
 
     async def _empty(self, topic: Topic, groups: Sequence[Group]) -> None:
         """Delete all messages of a topic; those that some group has not finished, or that nobody reads, are EXPIRED."""

@@ -20,12 +20,12 @@ from dmq.embedded.commits import Commits
 from dmq.embedded.filters import Passes, filter_of
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.hand_out import LOOK_BYTES_MAX, LOOK_MAX, RECEIVE_BYTES_MAX, facts_of
-from dmq.embedded.ledgers import Ledgers
 from dmq.embedded.names import Names, Topic
 from dmq.embedded.offsets import Offsets
 from dmq.embedded.pull_members import Members, QueueLocks
 from dmq.embedded.queue_log import Place, begin_of, messages_from, offset_stored_at
 from dmq.embedded.reader import Reader
+from dmq.embedded.settled import Settled
 from dmq.embedded.tail import Tail, Tails
 from dmq.store.schema.record import QueuedMessage
 
@@ -34,21 +34,21 @@ _LOOK_FIRST = 32  # messages, if some of them may not be wanted
 
 
 class _Queue(NamedTuple):
-    """A queue as a pull sees it. ``ledger`` says which dead letters have an outcome: those are not shown."""
+    """A queue as a pull sees it. ``settled`` says which dead letters have an outcome: those are not shown."""
 
     place: Place
     tail: Tail
-    ledger: GroupQueue | None
+    settled: GroupQueue | None
 
 
 class Pulls:
     """Serves those who read by offset. Belongs to the event loop."""
 
-    def __init__(self, catalog: Catalog, commits: Commits, reader: Reader, ledgers: Ledgers) -> None:
+    def __init__(self, catalog: Catalog, commits: Commits, reader: Reader, settled: Settled) -> None:
         self._catalog = catalog
         self._commits = commits
         self._reader = reader
-        self._ledgers = ledgers
+        self._settled = settled
         self.tails = Tails()
         self.offsets = Offsets(catalog, commits, reader)
         self._clock = commits.store.clock
@@ -69,7 +69,7 @@ class Pulls:
         until_s = self._clock.monotonic_s() + wait_ms / 1000
         queue = await self._queue(subscription.topic, subscription.queue_id)
         tail = queue.tail
-        takes_all = passes is None and queue.ledger is None
+        takes_all = passes is None and queue.settled is None
         at, passed_over, look = queue_offset, 0, batch_max if takes_all else max(batch_max, _LOOK_FIRST)
         if not 0 <= at <= tail.end:
             raise await self._outside(queue, at)
@@ -172,7 +172,7 @@ class Pulls:
             tail.grew(end)
             tail.is_known = True
         is_letters = name.startswith(DEAD_LETTER_PREFIX)
-        return _Queue(place, tail, await self._ledgers.load(topic.topic_id) if is_letters else None)
+        return _Queue(place, tail, await self._settled.load(topic.topic_id) if is_letters else None)
 
 
 def _place(topic: Topic, queue_id: int) -> Place:
@@ -190,7 +190,7 @@ def _choose(
     chosen: list[PulledMessage] = []
     size = 0
     for offset, record in rows:
-        is_resolved = queue.ledger is not None and queue.ledger.is_finished(offset)
+        is_resolved = queue.settled is not None and queue.settled.is_finished(offset)
         if is_resolved or (passes is not None and not passes(record)):
             continue
         size += len(record.payload)

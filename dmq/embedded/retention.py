@@ -103,7 +103,7 @@ class Retention:
         self._commits = commits
         self._reader = reader
         self._subscriptions = subscriptions
-        self._ledgers = subscriptions.ledgers
+        self._settled = subscriptions.settled
         self._offsets = offsets
         self._procedures = procedures
         self._store = commits.store
@@ -271,7 +271,7 @@ class Retention:
 
     async def _step(self, topic: Topic, place: Place, keep: Keep, over_bytes: int) -> _Step | None:
         """Take a little from the front of a queue, durable on return; ``None`` if nothing of it may go now."""
-        ledger = await self._ledgers.load(topic.topic_id) if topic.name.startswith(DEAD_LETTER_PREFIX) else None
+        settled = await self._settled.load(topic.topic_id) if topic.name.startswith(DEAD_LETTER_PREFIX) else None
         asleep = self._known_in(topic) - {each.group_id for each in self._loaded(topic) if each.has_queues}
         self._offsets.look(place)
         try:
@@ -289,7 +289,7 @@ class Retention:
             if not owed:  # the forwarder has not looked at it yet
                 return None
             found = found._replace(pulled=NOBODY)
-        step = _plan(topic, place, found, _Terms(keep, over_bytes, self._age_by_ms(), owed), loaded, ledger)
+        step = _plan(topic, place, found, _Terms(keep, over_bytes, self._age_by_ms(), owed), loaded, settled)
         if step is None:
             return None
         ops = step.ops
@@ -301,8 +301,8 @@ class Retention:
             ops += queue.skip_to(step.begin)
             at = [(queue, offset) for offset, _ in found.rows if offset < step.begin and queue.order.is_grouped(offset)]
             freed += [(subscription, at)] if at else []
-        if ledger is not None:
-            ops += [*ledger.skip_to(step.begin), _outcomes_erased(place, step.begin)]
+        if settled is not None:
+            ops += [*settled.skip_to(step.begin), _outcomes_erased(place, step.begin)]
         done = self._commits.submit(ops)
         self._note(place, step)
         for subscription, places in freed:
@@ -354,17 +354,17 @@ class _Terms(NamedTuple):
 
 
 def _plan(
-    topic: Topic, place: Place, found: Front, terms: _Terms, loaded: Sequence[Subscription], ledger: GroupQueue | None
+    topic: Topic, place: Place, found: Front, terms: _Terms, loaded: Sequence[Subscription], settled: GroupQueue | None
 ) -> _Step | None:
     """Return what goes now; ``None`` if the first message stays."""
     awake = [each.queues[place.queue_id] for each in loaded if each.has_queues]
     awake_ids = {each.group_id for each in loaded if each.has_queues}
     readers = [*awake, *(each for each in found.asleep if each.group_id not in awake_ids)]
-    readers += [ledger] if ledger is not None else []
+    readers += [settled] if settled is not None else []
     is_known = bool(readers) or found.pulled < NOBODY
     stop = min((min(queue.leases) for queue in awake if queue.leases), default=NOBODY)
     if terms.keep.unread:
-        owed = [each.floor for each in readers if each is ledger or each.group_id in terms.owed]
+        owed = [each.floor for each in readers if each is settled or each.group_id in terms.owed]
         stop = min(stop, found.pulled, *owed)
     events: list[Op] = []
     over_bytes, begin, count = terms.over_bytes, found.begin, 0

@@ -35,11 +35,11 @@ from dmq.embedded.catalog import Catalog
 from dmq.embedded.commits import Commits
 from dmq.embedded.failures import Failures
 from dmq.embedded.group_queue import ATTEMPT_MAX
-from dmq.embedded.ledgers import Ledgers
 from dmq.embedded.names import Topic
 from dmq.embedded.reader import Reader
 from dmq.embedded.receipt import ReceiptHandles
 from dmq.embedded.sends import Sends
+from dmq.embedded.settled import Settled
 from dmq.store.ops import Emit
 from dmq.store.schema.index import failed_id
 from dmq.store.schema.keys import WAITING_GENERATION, Family, pack_index_prefix, pack_queue_key
@@ -72,7 +72,7 @@ class SentBack:
         sends: Sends,
         failures: Failures,
         receipts: ReceiptHandles,
-        ledgers: Ledgers,
+        settled: Settled,
         levels_ms: Sequence[int],
     ) -> None:
         self._catalog = catalog
@@ -82,7 +82,7 @@ class SentBack:
         self._sends = sends
         self._failures = failures
         self._receipts = receipts
-        self._ledgers = ledgers
+        self._settled = settled
         self._levels_ms = tuple(levels_ms)
         self._store = commits.store
         self._clock = self._store.clock
@@ -203,9 +203,9 @@ class SentBack:
         if letters is None:
             return False
         copies = await self._reader.run(lambda store: store.copies(letters.topic_id, message_id))
-        ledger = await self._ledgers.load(letters.topic_id)
+        settled = await self._settled.load(letters.topic_id)
         return any(
-            copy_id[-_PLACE_BYTES:] == letter_id[-_PLACE_BYTES:] and not ledger.is_finished(found.queue_offset)
+            copy_id[-_PLACE_BYTES:] == letter_id[-_PLACE_BYTES:] and not settled.is_finished(found.queue_offset)
             for copy_id, found in copies
         )
 

@@ -13,12 +13,12 @@ from dmq.embedded.catalog import Catalog
 from dmq.embedded.commits import Commits
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.lease_ends import LeaseEnds
-from dmq.embedded.ledgers import Ledgers
 from dmq.embedded.names import Group, Topic
 from dmq.embedded.queue_log import Place
 from dmq.embedded.reader import Reader
 from dmq.embedded.recent import LAG_MAX
 from dmq.embedded.removable import finished_by_all
+from dmq.embedded.settled import Settled
 from dmq.embedded.subscription import SubscribedQueue, Subscription
 from dmq.store.ops import Appended, Emit, Op
 from dmq.store.schema.keys import Family, reset_key, unpack_u64
@@ -41,7 +41,7 @@ class Subscriptions:
         self._commits = commits
         self._clock = commits.store.clock
         self._reader = reader
-        self.ledgers = Ledgers(reader)
+        self.settled = Settled(reader)
         self._ends = ends
         self._group_start = group_start
         self._by_key: dict[tuple[int, int], Subscription] = {}  # by group and topic
@@ -169,7 +169,7 @@ class Subscriptions:
         found.reset_epoch = unpack_u64(reset) if reset is not None else 0
         queues = found.all_queues
         if found.topic.name.startswith(DEAD_LETTER_PREFIX):
-            await self.ledgers.load(found.topic.topic_id)
+            await self.settled.load(found.topic.topic_id)
         for queue, (rows, begin, end) in zip(queues, await self._reader.progress(queues), strict=True):
             queue.end = max(queue.end, end)
             begin = max(begin, self._begins.get(Place(queue.topic_id, queue.queue_id), 0))  # noqa: PLW2901

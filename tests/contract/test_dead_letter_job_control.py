@@ -149,7 +149,7 @@ async def test_a_job_goes_on_when_its_caller_goes_away(rig: EmbeddedRig) -> None
 async def test_a_failure_in_a_job_is_not_its_end(rig: EmbeddedRig) -> None:
     """Nothing of the unit that failed is done; after a pause it is tried again, and everything is done once."""
     await die_many(rig, 3)
-    ledger = await rig.broker.subscriptions.ledgers.load(rig.broker.names.topics[DEAD].topic_id)
+    settled = await rig.broker.subscriptions.settled.load(rig.broker.names.topics[DEAD].topic_id)
     calls = 0
     seen: list[tuple[int, int]] = []
 
@@ -161,7 +161,7 @@ async def test_a_failure_in_a_job_is_not_its_end(rig: EmbeddedRig) -> None:
         return new_message_id(*arguments)  # type: ignore[arg-type]
 
     def look() -> None:
-        seen.append((ledger.finished_count, len(children(rig))))
+        seen.append((settled.finished_count, len(children(rig))))
 
     with patch.object(dead_letters_module, "new_message_id", fails_once), sleeping_moves(rig.clock, look):
         assert counts(await finish(rig, REDRIVE)) == (3, 0, 0)

@@ -18,7 +18,7 @@ from broker_adapter.errors import Overloaded, Refused, Rule
 from broker_adapter.message import MessageType, pack_id
 from broker_adapter.wire.mapping import decode
 from dmq.audit.events import EventKind
-from dmq.embedded import recurrence, recurring, schedules
+from dmq.embedded import recurrence, recurring
 from dmq.embedded.catalog import ScheduleLimits
 from dmq.embedded.deliveries import Forwarded
 from dmq.embedded.forwards import Forwards
@@ -138,7 +138,7 @@ async def test_opening_looks_for_no_times(rig: EmbeddedRig) -> None:
     """But once, so that what finds them is loaded: a daemon with thousands of schedules starts as soon as any."""
     for number in range(5):
         await add(rig, f"s-{number}", every_ms=0, cron="30 6 * * *")
-    with patch.object(schedules, "next_time", wraps=schedules.next_time) as found:
+    with patch("dmq.embedded.schedules.next_time", wraps=recurrence.next_time) as found:
         await rig.restart(End.KILL)
         assert found.call_count == 1
 
