@@ -67,6 +67,8 @@ class RocksOptions(NamedTuple):
 
     ``recovery_mode`` "skip_any" is for salvage from a copy: it opens what is damaged, rows missing without a word.
     ``is_read_only`` replays the WAL into memory and changes no table: for a checkpoint, or a store nobody uses.
+    ``secondary`` opens what another process writes, to read it as it is now: a directory for RocksDB's log of that, and
+    ``open_files_max`` must be -1, since the other one removes tables. See ``RocksEngine.oldest_log``.
     ``corrupt`` is raised for damage, and says what to do about it.
     """
 
@@ -76,6 +78,7 @@ class RocksOptions(NamedTuple):
     open_files_max: int = 512  # tables
     recovery_mode: Literal["strict", "skip_any"] = "strict"
     is_read_only: bool = False
+    secondary: Path | None = None
     corrupt: type[StoreCorrupt] = StoreCorrupt
 
 
@@ -209,9 +212,11 @@ class RocksEngine:
         self._unsynced.sync = False
         is_strict = options.recovery_mode == "strict"
         families = {family.name.lower(): _family_options(family, self._cache, is_strict) for family in Family}
-        self._is_read_only = options.is_read_only
-        self.recovered_cut_bytes = check_logs(path) if is_strict else 0
+        self._is_read_only = options.is_read_only or options.secondary is not None
+        self.recovered_cut_bytes = check_logs(path) if is_strict and options.secondary is None else 0
         access = AccessType.read_only() if options.is_read_only else AccessType.read_write()
+        if options.secondary is not None:
+            access = AccessType.secondary(str(options.secondary))
         try:
             self._db: Rdict | None = Rdict(
                 str(path), _database_options(options), column_families=families, access_type=access
@@ -344,6 +349,14 @@ class RocksEngine:
             path.chmod(0o700)  # its tables are those of the store
         except Exception as error:
             raise self._told(error, path) from error
+
+    def oldest_log(self) -> int:
+        """Return the number of the oldest log that a recovery would need; older ones are removed at any time.
+
+        Another process that opens the database as its secondary reads the tables' list first and the logs after it. If
+        a log went in between, rows are missing there. If this number is the same before and after, none went.
+        """
+        return int(self._open_db().property_int_value("rocksdb.min-log-number-to-keep") or 0)
 
     def close(self) -> None:
         db, self._db = self._db, None

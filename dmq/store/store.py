@@ -410,6 +410,12 @@ class Store:
             raise StoreError("a store in memory has no checkpoint")
         self._engine.checkpoint(path)
 
+    def read_beside(self) -> tuple[Path, int]:
+        """Return the database that another process may open as its secondary, and its ``oldest_log`` now."""
+        if not isinstance(self._engine, RocksEngine):
+            raise StoreError("a store in memory has no database")
+        return self._engine.path, self._engine.oldest_log()
+
     def close(self) -> None:
         """Commit what was accepted, mark the clean end, sync, release the directory. Idempotent.
 

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import pytest
 from support.crash_load import Load
 from support.daemon import Daemon
 from support.fake_admin_client import run_dmq
+from support.store_driver import row, row_key
 from support.stores import all_rows, put_batch
 
+from broker_adapter.clock import SystemClock
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client import AdminClient
-from dmq.audit.events import EventKind
-from dmq.store.rocks import RocksEngine
+from dmq.audit.events import EventKind, gap_event
+from dmq.audit.ledger import LEDGER_KINDS
+from dmq.errors import StoreError
+from dmq.store.rocks import RocksEngine, RocksOptions
 from dmq.store.schema.keys import META_LEDGER, Family
 from dmq.store.schema.ledger import decode_ledger, encode_ledger, unpack_ledger_key
+from dmq.store.store import Store, StoreOptions
+from dmq.upkeep.ledger import LedgerVerifier, Verification
 
 PATIENCE_S = 60.0
 
@@ -82,3 +92,97 @@ def test_it_balances_under_load_and_over_a_kill(data: Path) -> None:
         assert said.exit_code == 4
         assert "the ledger does not balance: 1 terms differ" in said.stderr
         assert not list(data.glob(".ledger-*"))
+
+
+class Moving:
+    """A store whose log goes on while another process opens it, so many times."""
+
+    def __init__(self, store: Store, times: int) -> None:
+        self._store = store
+        self._looks_left = 2 * times
+        self.looks = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def read_beside(self) -> tuple[Path, int]:
+        """Return another number at each look, for the first ones."""
+        self.looks += 1
+        database, oldest_log = self._store.read_beside()
+        return database, oldest_log + min(self.looks, self._looks_left)
+
+
+async def verification(store: object, data: Path) -> Verification:
+    """Run one to its end."""
+    async with LedgerVerifier(store, data) as verifier:  # type: ignore[arg-type]
+        made = await verifier.verify()
+        await asyncio.gather(*(task for task in asyncio.all_tasks() if task.get_name() == "dmq-verify-ledger"))
+    return made
+
+
+@pytest.mark.parametrize(("times", "error"), [(2, ""), (1_000, "the store changes too fast")])
+def test_what_may_have_lost_a_log_is_opened_again(
+    data: Path, monkeypatch: pytest.MonkeyPatch, times: int, error: str
+) -> None:
+    """A log that was removed while the other process opened the database is no difference, and no verdict either."""
+    monkeypatch.setattr("dmq.upkeep.ledger._TRIES", 3)
+    store = Store.open(data, SystemClock(), StoreOptions(gap_event=gap_event, ledger_kinds=LEDGER_KINDS))
+    try:
+        moving = Moving(store, times)
+        made = asyncio.run(verification(moving, data))
+    finally:
+        store.close()
+    assert made.error.startswith(error)
+    assert not made.differences
+    assert moving.looks == 6
+    assert not list(data.glob(".ledger-*"))
+
+
+READER = """
+import sys
+from pathlib import Path
+from dmq.store.rocks import RocksEngine, RocksOptions
+from dmq.store.schema.keys import Family
+engine = RocksEngine(Path(sys.argv[1]), RocksOptions(secondary=Path(sys.argv[2]), open_files_max=-1))
+print("open", flush=True)
+sys.stdin.readline()
+print(len(engine.scan(Family.TIMELINE, b"", b"\\xff" * 17, limit=10**6).rows), flush=True)
+"""
+
+
+def test_another_process_reads_what_was_there_when_it_opened(tmp_path: Path) -> None:
+    """Rows in tables and in the log, synced or not; it keeps them when the tables and the log are gone."""
+    engine = RocksEngine(tmp_path / "db")
+    engine.write(put_batch(*((Family.TIMELINE, row_key(number), row(number)) for number in range(500))))
+    engine.reclaim(Family.TIMELINE, [])  # into a table
+    first = engine.oldest_log()
+    engine.write(put_batch(*((Family.TIMELINE, row_key(number), row(number)) for number in range(500, 700))))
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READER, str(tmp_path / "db"), str(tmp_path / "log")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "open\n"
+        assert engine.oldest_log() == first
+        tables = set((tmp_path / "db").glob("*.sst"))
+        engine.write(put_batch(*((Family.TIMELINE, row_key(number), b"new") for number in range(900))))
+        engine.reclaim(Family.TIMELINE, [(b"", b"\xff" * 17)])
+        assert not tables & set((tmp_path / "db").glob("*.sst"))
+        assert engine.oldest_log() > first
+        assert reader.communicate("\n")[0] == "700\n"
+    finally:
+        reader.kill()
+        reader.wait()
+        engine.close()
+
+
+def test_a_secondary_writes_nothing(tmp_path: Path) -> None:
+    """Who reads what another process writes cannot change it."""
+    RocksEngine(tmp_path / "db").close()
+    reader = RocksEngine(tmp_path / "db", RocksOptions(secondary=tmp_path / "log", open_files_max=-1))
+    with pytest.raises(StoreError):
+        reader.write(put_batch((Family.META, b"n", b"1")))
+    reader.close()
