@@ -18,8 +18,8 @@ import retry as _retry
 
 if getattr(_retry, "DISTRIBUTION", None) != "rock-dmq":
     raise ImportError(
-        f"the package 'retry' at {getattr(_retry, '__file__', None)} is not Rock-DMQ's: another distribution of that "
-        "name is installed in this environment. Uninstall 'retry', then reinstall 'rock-dmq'."
+        "files of PyPI's package 'retry' lie over those of Rock-DMQ's package of that name, or were removed with it; "
+        "mend it with: pip install --force-reinstall --no-deps rock-dmq (it offers all that 'retry' does, which may stay)"
     )
 
 if TYPE_CHECKING:

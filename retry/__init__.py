@@ -4,8 +4,9 @@
 
 What is named here is loaded when it is first used: importing ``retry`` costs nothing.
 
-``retry`` is also the name of an unrelated package on PyPI; installed into the same environment it would overwrite this
-one without a word. ``DISTRIBUTION`` is how ``dmq`` tells the two apart.
+``retry`` is also the name of an unrelated package on PyPI, and whichever is installed last overwrites the other. So this
+one offers all that that one does (``retry.api``): whoever uses it goes on working. The other way round ``import dmq`` says
+what happened; ``DISTRIBUTION`` is how it tells the two apart.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from retry import api as api
+    from retry.api import retry
     from retry.hook.breaker import BreakerState
     from retry.hook.classify import classify
     from retry.hook.closing import Closed
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 DISTRIBUTION = "rock-dmq"
 
 _HOMES = {
+    "retry.api": ("retry",),
     "retry.hook.breaker": ("BreakerState",),
     "retry.hook.classify": ("classify",),
     "retry.hook.closing": ("Closed",),
@@ -99,15 +103,18 @@ __all__ = [
     "Verdict",
     "classify",
     "durable",
+    "retry",
 ]
 
 
 def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name == "api":  # PyPI's is there after ``import retry``
+        return import_module("retry.api")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'retry' has no attribute {name!r}")
-    from importlib import import_module
-
     value: object = getattr(import_module(home), name)
     globals()[name] = value
     return value

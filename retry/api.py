@@ -1,0 +1,195 @@
+"""What PyPI's package ``retry`` offers, so that whoever has ours in its place goes on working: a call that is repeated.
+
+    from retry import retry
+    from retry.api import retry_call
+
+    @retry(ConnectionError, tries=5, delay=1, backoff=2, max_delay=30)
+    def fetch(): ...
+
+    @retry(ConnectionError, policy=RetryPolicy(backoff=Exponential(initial_ms=200, max_ms=30_000), max_attempts=5))
+    async def fetch(): ...
+
+Names, arguments, defaults and what they do are those of ``retry`` 0.9, seconds included. Beyond it, coroutine functions are
+repeated too (there they are called once), and a ``RetryPolicy`` can say when. What waits is in this process and gone with
+it: what must not be lost is sent with ``Redelivery``.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial, wraps
+from inspect import iscoroutinefunction
+from itertools import count
+from types import FunctionType, MethodType
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
+
+from broker_adapter.clock import SystemClock
+from retry.policy import RetryAt, RetryPolicy, decide
+
+__all__ = ["retry", "retry_call"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Exceptions = type[BaseException] | tuple[type[BaseException], ...]
+
+logging_logger = logging.getLogger(__name__)
+logging_logger.addHandler(logging.NullHandler())  # nothing on stderr unless the application sets up logging
+
+
+class Warns(Protocol):
+    """Who is told of each failure that is followed by another attempt."""
+
+    def warning(self, message: str, /, *arguments: object) -> object:
+        """Take one line."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    exceptions: Exceptions = Exception
+    tries: float = -1
+    delay: float = 0
+    max_delay: float | None = None
+    backoff: float = 1
+    jitter: float | tuple[float, float] = 0
+    logger: Warns | None = logging_logger
+    policy: RetryPolicy | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy is None:
+            return
+        of_time = ("tries", "delay", "max_delay", "backoff", "jitter")
+        given = [each.name for each in fields(self) if each.name in of_time and getattr(self, each.name) != each.default]
+        if given:
+            raise TypeError(f"policy says when to try again: {', '.join(given)} cannot be given beside it")
+
+    def pauses(self) -> Iterator[float]:
+        """Give the seconds before each further attempt; it ends where there is to be none."""
+        if self.policy is not None:
+            yield from _pauses_of(self.policy)
+            return
+        pause, left = self.delay, self.tries - 1
+        while left:  # from -1 on down it never ends
+            yield pause
+            pause = pause * self.backoff + self._extra()
+            pause = pause if self.max_delay is None else min(pause, self.max_delay)
+            left -= 1
+
+    def _extra(self) -> float:
+        return random.uniform(*self.jitter) if isinstance(self.jitter, tuple) else self.jitter
+
+    def pause_after(self, error: BaseException, pauses: Iterator[float]) -> float | None:
+        """Return the seconds to wait after a failure, told to the logger; ``None``: it was the last attempt."""
+        pause = next(pauses, None)
+        if pause is not None and self.logger is not None:
+            self.logger.warning("%s, retrying in %s seconds...", error, pause)
+        return pause
+
+
+def _pauses_of(policy: RetryPolicy) -> Iterator[float]:
+    clock, rng = SystemClock(), random.Random()
+    begun_s = clock.monotonic_s()
+    for attempt in count(1):
+        now_ms = round((clock.monotonic_s() - begun_s) * 1000)
+        after = decide(policy, attempt, now_ms, rng, since_ms=0)
+        if not isinstance(after, RetryAt):
+            return
+        yield (after.at_ms - now_ms) / 1000
+
+
+def retry(  # noqa: PLR0917 - the order of that package's
+    exceptions: Exceptions = Exception,
+    tries: float = -1,
+    delay: float = 0,
+    max_delay: float | None = None,
+    backoff: float = 1,
+    jitter: float | tuple[float, float] = 0,
+    logger: Warns | None = logging_logger,
+    *,
+    policy: RetryPolicy | None = None,
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return a decorator that calls a function again while it raises one of ``exceptions``; the last one is raised.
+
+    ``tries`` counts attempts: -1 is without end, 0 calls nothing. Before the second attempt it waits ``delay`` seconds; each
+    further wait is the one before times ``backoff`` plus ``jitter`` (a range is drawn from), at most ``max_delay``.
+    ``logger`` gets a warning before each wait; ``None``: nobody does. ``policy`` says when instead.
+    """
+    rules = _Rules(exceptions, tries, delay, max_delay, backoff, jitter, logger, policy)
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        if not _is_async(function):
+            return wraps(function)(lambda *args, **kwargs: _run(partial(function, *args, **kwargs), rules))
+
+        @wraps(function)
+        async def repeated(*args: P.args, **kwargs: P.kwargs) -> Any:  # noqa: ANN401 - what the function returns
+            return await _run_async(partial(function, *args, **kwargs), rules)
+
+        return cast("Callable[P, T]", repeated)
+
+    return decorate
+
+
+def retry_call(  # noqa: PLR0917 - the order of that package's
+    f: Callable[..., Any],
+    fargs: Sequence[Any] | None = None,
+    fkwargs: Mapping[str, Any] | None = None,
+    exceptions: Exceptions = Exception,
+    tries: float = -1,
+    delay: float = 0,
+    max_delay: float | None = None,
+    backoff: float = 1,
+    jitter: float | tuple[float, float] = 0,
+    logger: Warns | None = logging_logger,
+    *,
+    policy: RetryPolicy | None = None,
+) -> Any:  # noqa: ANN401 - what the function returns
+    """Call ``f(*fargs, **fkwargs)`` as a function decorated with ``retry`` is called, and return what it returns.
+
+    Of a coroutine function that is a coroutine, to be awaited.
+    """
+    rules = _Rules(exceptions, tries, delay, max_delay, backoff, jitter, logger, policy)
+    return (_run_async if _is_async(f) else _run)(partial(f, *(fargs or ()), **(fkwargs or {})), rules)
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    while isinstance(function, partial):
+        function = function.func
+    # By type: a double made after a function says that it is one, and answers every question with yes.
+    is_plain = type(function) in {FunctionType, MethodType}
+    return iscoroutinefunction(function if is_plain else type(function).__call__)
+
+
+def _run(call: Callable[[], Any], rules: _Rules) -> Any:  # noqa: ANN401 - what the function returns
+    if not rules.tries:
+        return None
+    pauses = rules.pauses()
+    while True:
+        try:
+            return call()
+        except rules.exceptions as error:
+            pause = rules.pause_after(error, pauses)
+            if pause is None:
+                raise
+            time.sleep(pause)
+
+
+async def _run_async(call: Callable[[], Any], rules: _Rules) -> Any:  # noqa: ANN401 - what the function returns
+    import asyncio  # who repeats no coroutine needs none of it
+
+    if not rules.tries:
+        return None
+    pauses = rules.pauses()
+    while True:
+        try:
+            return await call()
+        except asyncio.CancelledError:  # whoever ends a task means it, whatever is to be repeated
+            raise
+        except rules.exceptions as error:
+            pause = rules.pause_after(error, pauses)
+            if pause is None:
+                raise
+            await asyncio.sleep(pause)
