@@ -71,11 +71,17 @@ _VALUE_CHARS_MAX = 80
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; ``problems`` has one line for each fault, with key, value and source."""
+    """The configuration cannot be used; ``problems`` has one line for each fault, with key, value and source.
 
-    def __init__(self, problems: list[str]) -> None:
+    ``log_format`` is how the daemon was to log, so that this can be told likewise; ``auto`` if that is wrong itself.
+    """
+
+    def __init__(self, problems: list[str], log_format: object = "auto") -> None:
         super().__init__(*problems)
         self.problems = tuple(problems)
+        self.log_format: Literal["auto", "json", "console"] = "auto"
+        if log_format == "json" or log_format == "console":  # noqa: PLR1714 - which mypy does not narrow
+            self.log_format = log_format
 
     def __str__(self) -> str:
         return "\n".join(self.problems)
@@ -397,6 +403,16 @@ def load(flags: Mapping[str, object] | None = None, *, config_file: Path | None 
 
     Raises ConfigError with everything that is wrong, not only the first.
     """
+    return load_with_origins(flags, config_file=config_file)[0]
+
+
+def load_with_origins(
+    flags: Mapping[str, object] | None = None, *, config_file: Path | None = None
+) -> tuple[DaemonConfig, dict[str, str]]:
+    """Return the configuration as ``load`` does, and where each key's value is from.
+
+    That is the flag (``--listen``), the variable (``DMQ_LISTEN``), the path of the file, or ``default``.
+    """
     problems = _unknown_variables()
     values: dict[str, object] = {}
     origins: dict[str, str] = {}
@@ -416,8 +432,8 @@ def load(flags: Mapping[str, object] | None = None, *, config_file: Path | None 
         problems += [_problem(details, origins) for details in error.errors(include_url=False)]
     else:
         if not problems:
-            return config
-    raise ConfigError(problems)
+            return config, {key: origins.get(key, "default") for key in DaemonConfig.model_fields}
+    raise ConfigError(problems, values.get("log_format"))
 
 
 def _config_path(config_file: Path | None) -> Path:

@@ -15,6 +15,7 @@ DmqError
  |   +- StoreClosed        used after close
  |   +- StoreBusy          too much waits for the disk already; nothing was done
  |   +- UnitRefused        a part of the unit was done before, so nothing of it may be done again; nothing was done
+ +- StartRefused           it is known before the store is opened that the daemon cannot start
  +- AddressInUse           a port the daemon was told to listen on is taken
 """
 
@@ -110,6 +111,17 @@ class AddressInUse(DmqError):
     """The address to listen on is taken."""
 
 
+class StartRefused(DmqError):
+    """The daemon cannot start; nothing was touched."""
+
+
 def told(kind: type[StoreError], text: str) -> StoreError:
     """Return the error with its text and, in the same line, what to do."""
     return kind(f"{text} ({kind.advice})" if kind.advice else text)
+
+
+def with_advice(error: BaseException) -> str:
+    """Return what an error says, in one line, and what to do about it, if that is known and not said yet."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    advice = error.advice if isinstance(error, StoreError) else ""
+    return f"{text} ({advice})" if advice and advice not in text else text

@@ -40,7 +40,7 @@ def configure(
     ``auto`` is ``console`` on a terminal and ``json`` elsewhere. Timestamps come from ``clock``.
     """
     stream = stream or sys.stderr
-    for_people = format == "console" or (format == "auto" and stream.isatty())
+    for_people = is_for_people(format, stream)
     number = logging.getLevelNamesMapping()[level.upper()]
     # What every event gets, whichever way it came.
     shared: list[Processor] = [
@@ -74,6 +74,11 @@ def configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         cache_logger_on_first_use=False,  # loggers are made at import, before anybody configures
     )
+
+
+def is_for_people(format: str, stream: TextIO) -> bool:  # noqa: A002 - as above
+    """Say whether a log in this format is written for people, and not for programs."""
+    return format == "console" or (format == "auto" and stream.isatty())
 
 
 def _renderers(*, for_people: bool, colors: bool) -> list[Processor]:

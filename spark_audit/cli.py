@@ -23,7 +23,14 @@ _INTERNAL_ERROR = 1
 
 def main() -> None:
     """Run the command line; 1 is an internal error or a trail that cannot be read, 2 a wrong option."""
-    app()
+    try:
+        app()
+    except ModuleNotFoundError as error:
+        name = (error.name or "spark_audit").partition(".")[0]
+        if name == "spark_audit":
+            raise
+        extra = "server" if name == "pyarrow" else "audit"
+        sys.exit(f"spark_audit: {name} is missing: pip install 'rock-dmq[{extra}]'")
 
 
 def duration_ms(text: str) -> int:

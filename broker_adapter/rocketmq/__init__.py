@@ -12,7 +12,11 @@ Importing this package loads gRPC and the wire definitions.
 
 from __future__ import annotations
 
-from broker_adapter.rocketmq.broker import RocketMQBroker
-from broker_adapter.rocketmq.proxies import ClusterOptions
+from broker_adapter.extras import require
+
+require("a RocketMQ cluster behind its proxies", "client", "grpc", "google.protobuf")
+
+from broker_adapter.rocketmq.broker import RocketMQBroker  # noqa: E402 - nothing before it is known to be there
+from broker_adapter.rocketmq.proxies import ClusterOptions  # noqa: E402
 
 __all__ = ["ClusterOptions", "RocketMQBroker"]

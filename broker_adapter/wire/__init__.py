@@ -3,3 +3,9 @@
 ``rocketmq_v2``  messages, enums and the method table of ``apache.rocketmq.v2.MessagingService``
 ``pool``         the pool itself, and the loader that any other descriptor set of ours uses
 """
+
+from __future__ import annotations
+
+from broker_adapter.extras import require
+
+require("the protocol of RocketMQ 5", "client", "google.protobuf")

@@ -56,10 +56,14 @@ class Keys:
 
 @dataclass(slots=True)
 class KeyFile:
-    """Gives the keys that count now. While a new file is wrong, the ones before count, and the log says so once."""
+    """Gives the keys that count now. While a new file is wrong, the ones before count, and the log says so once.
+
+    ``problem`` is what is wrong with it meanwhile; empty: nothing.
+    """
 
     path: Path
     clock: Clock
+    problem: str = field(default="", init=False)
     _keys: Keys | None = field(default=None, init=False, repr=False)
     _stamp: _Stamp | None = field(default=None, init=False)
     _look_at_s: float = field(default=0.0, init=False)
@@ -79,7 +83,9 @@ class KeyFile:
                 if self._keys is None:
                     raise
                 log.error("access_keys_not_read", error=str(error), still="the ones before")  # noqa: TRY400
+                self.problem = f"{error}; the access keys before it count"
             else:
+                self.problem = ""
                 log.info("access_keys_read", path=str(self.path), keys=len(self._keys.by_name))
         return self._keys
 

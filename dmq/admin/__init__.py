@@ -14,3 +14,7 @@
 """
 
 from __future__ import annotations
+
+from broker_adapter.extras import require
+
+require("AdminClient, and what it asks,", "client", "grpc", "google.protobuf")

@@ -13,6 +13,7 @@ from dmq.audit.export import Exporter
 from dmq.config import DaemonConfig
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.names import Names
+from dmq.errors import with_advice
 from dmq.forwarder.inner import InnerTopic
 from dmq.metrics import Metrics
 from dmq.store.store import Store
@@ -34,6 +35,7 @@ class Cell:
     exporter: Exporter | None = None
     cluster: Callable[[], Cluster] | None = None
     say_cluster: Callable[[], str] = str
+    say_files: Callable[[], str] = str  # what is wrong with files that are read again while it serves
     inner: InnerTopic | None = None
 
     async def status(self) -> CellStatus:
@@ -56,7 +58,7 @@ class Cell:
             broker_name=self.config.broker_name,
             pid=os.getpid(),
             state=CellState.NOT_SERVING if failure is not None else self.state,
-            state_reason=str(failure) if failure is not None else "",
+            state_reason=with_advice(failure) if failure is not None else self.say_files(),
             started_at_ms=self.started_at_ms,
             now_ms=now_ms,
             listen=self.listen,
@@ -126,7 +128,7 @@ class Cell:
     def remark(self) -> str:
         """Return what somebody who asks for the health should know beside it; empty: nothing."""
         clock = self.store.clock.status()
-        said = [self.say_cluster()]
+        said = [self.say_files(), self.say_cluster()]
         if clock.is_held:
             said.append("clock: stepped forward by too much, not followed yet; see dmq clock")
         elif not clock.is_steady:

@@ -8,16 +8,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from broker_adapter.extras import ExtraMissing, require
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line (``sys.argv`` by default) and return the exit code."""
     try:
-        from dmq.cli.app import app
-    except ModuleNotFoundError as error:
-        if error.name != "typer":
-            raise
-        sys.stderr.write("dmq: the command line needs more than the library: pip install 'rock-dmq[server]'\n")
+        require("the command dmq", "server", "typer")
+    except ExtraMissing as error:
+        sys.stderr.write(f"dmq: {error}\n")
         return 1
+    from dmq.cli.app import app
+
     try:
         app(None if argv is None else list(argv), prog_name="dmq")
     except SystemExit as end:

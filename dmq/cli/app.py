@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from broker_adapter.extras import ExtraMissing, command
 from dmq.cli.errors import CommandFailed, ExitCode, describe, wants_json
 from dmq.cli.nouns import NOUNS, Group
 from dmq.cli.options import (
@@ -22,6 +23,9 @@ from dmq.cli.options import (
     TimeoutOption,
 )
 from dmq.errors import DmqError
+
+
+_EXTRA_OF = {"rocketmq": "demo", "pyspark": "audit", "spark_audit": "audit"}  # the others are the server's
 
 
 class _Commands(Mapping[str, Any]):  # of typer's vendored class of commands
@@ -79,6 +83,8 @@ def _told(error: Exception) -> tuple[str, int]:
         return _one_line(text) + hint, error.exit_code
     if isinstance(error, typer.Abort):
         return "aborted", ExitCode.FAILURE
+    if isinstance(error, ModuleNotFoundError) and (missing := _missing(error)):
+        return missing, ExitCode.FAILURE
     if isinstance(error, DmqError):
         return _one_line(str(error)), ExitCode.FAILURE
     if isinstance(error, BrokenPipeError):
@@ -89,6 +95,16 @@ def _told(error: Exception) -> tuple[str, int]:
         return _one_line(str(error)), ExitCode.FAILURE
     text = _one_line(f"unexpected {type(error).__name__}: {error}")
     return f"{text} (DMQ_DEBUG=1 shows where)", ExitCode.FAILURE
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    """Say which extra brings what is missing; empty if it is a module of ours."""
+    if isinstance(error, ExtraMissing):
+        return str(error)
+    name = (error.name or "").partition(".")[0]
+    if name in {"", "dmq", "retry", "broker_adapter"}:
+        return ""
+    return f"this command needs {name}, which is missing: {command(_EXTRA_OF.get(name, 'server'))}"
 
 
 def _one_line(text: str) -> str:

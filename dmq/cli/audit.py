@@ -7,12 +7,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from broker_adapter.extras import require
 from dmq.cli import output as out
 from dmq.cli.cluster import ClusterCaOption, ClusterKeyOption, ClusterTlsOption, remoting_of
 from dmq.cli.errors import CommandFailed, ExitCode, refused, refusing
@@ -135,8 +135,7 @@ def explain(
     if _is_elsewhere(where) or not Path(where).is_dir():
         raise CommandFailed(f"there is no trail at {where}", ExitCode.NOT_FOUND)
     package = package_folder("spark_audit")
-    if find_spec("pyarrow") is None:
-        raise CommandFailed("pyarrow is missing: pip install 'rock-dmq[server]'")
+    require("dmq audit explain", "server", "pyarrow")
     command = [sys.executable, "-m", "spark_audit", "explain", "--trail", where]
     command += ["--json"] if session.as_json else []
     ended = subprocess.run([*command, "--", message_id], env={**os.environ, **path_to(package)}, check=False)

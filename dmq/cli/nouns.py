@@ -10,6 +10,7 @@ from dmq.cli.errors import ExitCode
 # In the order of the help, which shows these lines and imports none of the modules.
 NOUNS = {
     "serve": "Run the daemon until SIGTERM or Ctrl-C.",
+    "config": "Check and show the settings of the daemon; needs none.",
     "demo": "Kill a daemon half-way and see that nothing is lost.",
     "status": "Show the state of the daemon; exit with 6 unless it is serving.",
     "ledger": "Show where every message is; exit with 4 if that does not add up.",

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from functools import wraps
+from inspect import Signature, signature
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dmq.cli.errors import CommandFailed, ExitCode
 from dmq.cli.nouns import single
+from dmq.cli.options import Session
+
+if TYPE_CHECKING:
+    from dmq.config import ConfigError
 
 app = single()
 
@@ -63,7 +71,36 @@ def serve(
     try:
         settings = load(flags, config_file=config)
     except ConfigError as error:
-        raise CommandFailed(str(error), ExitCode.USAGE) from error
+        raise _refused(error) from error
     from dmq.daemon import run
 
     raise typer.Exit(run(settings))
+
+
+def _refused(error: ConfigError) -> Exception:
+    """Tell programs by a line of the log, as all that the daemon says; people a line for each fault."""
+    from dmq.log import configure, is_for_people
+
+    if is_for_people(error.log_format, sys.stderr):
+        return CommandFailed(str(error), ExitCode.USAGE)
+    from broker_adapter.clock import SystemClock
+
+    configure("info", "json", SystemClock())
+    import structlog
+
+    structlog.get_logger("dmq.config").critical("not_served", error="; ".join(error.problems), code=ExitCode.USAGE)
+    return typer.Exit(ExitCode.USAGE)
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of ``dmq serve`` in place of its second parameter, which gets what ``load`` takes."""
+    options = signature(serve, eval_str=True).parameters
+    session, _, *own = signature(command, eval_str=True).parameters.values()
+
+    @wraps(command)
+    def run(session: Session, **given: Any) -> None:  # noqa: ANN401 - what the parser made of the options
+        of_daemon = {name: given.pop(name) for name in options}
+        command(session, (of_daemon, of_daemon.pop("config")), **given)
+
+    run.__signature__ = Signature([session, *own, *options.values()])  # type: ignore[attr-defined]
+    return run

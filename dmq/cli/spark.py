@@ -21,6 +21,7 @@ from typing import IO
 
 import typer
 
+from broker_adapter.extras import command
 from dmq.cli.errors import CommandFailed, refusing
 from dmq.units import parse_size
 
@@ -90,7 +91,7 @@ def package_folder(name: str) -> Path:
     spec = find_spec(name)
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     if not places:
-        raise CommandFailed(f"{name} is missing: pip install 'rock-dmq[audit]'")
+        raise CommandFailed(f"{name} is missing: {command('audit')}")
     return Path(places[0])
 
 

@@ -2,4 +2,13 @@
 
 from __future__ import annotations
 
-from dmq.daemon.run import run as run
+from broker_adapter.extras import require
+
+require(
+    "the daemon",
+    "server",
+    *("uvloop", "pydantic_settings", "prometheus_client", "grpc", "grpc_health", "google.protobuf"),
+    *("lark", "cryptography", "apscheduler"),
+)
+
+from dmq.daemon.run import run as run  # noqa: E402 - nothing before it is known to be there

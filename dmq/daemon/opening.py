@@ -9,6 +9,7 @@ from pathlib import Path
 import structlog
 
 from broker_adapter.clock import Clock
+from broker_adapter.extras import require
 from dmq.audit.events import EventKind, cell_event, gap_event
 from dmq.audit.export import Exporter
 from dmq.audit.export_values import ExportOptions
@@ -65,11 +66,17 @@ def open_store(config: DaemonConfig, clock: Clock, open_files_max: int = RocksOp
     return store
 
 
+def require_trail() -> None:
+    """Raise ``ExtraMissing`` if what writes the trail is not installed: it is never off without a word."""
+    require("the audit trail (trail = 'off' does without)", "server", "pyarrow", "numpy")
+
+
 def exporter_of(config: DaemonConfig, store: Store) -> Exporter | None:
     """Return what writes the trail, ``None`` if it is off."""
     trail = config.trail_path
     if trail is None:
         return None
+    require_trail()
     mode = 0o750 if config.trail_mode == "group" else 0o700
     with suppress(OSError):  # what is wrong with it, the export tells, again and again
         make_directory(trail, mode)

@@ -17,6 +17,7 @@ import structlog
 import uvloop
 
 from broker_adapter.clock import Clock, SystemClock
+from broker_adapter.extras import ExtraMissing
 from dmq.acl.quotas import RESERVE_PART, Bounds, Quotas
 from dmq.admin.backups import Backups
 from dmq.admin.cell import Cell
@@ -28,12 +29,14 @@ from dmq.audit.events import EventKind, cell_event
 from dmq.config import DaemonConfig
 from dmq.daemon import gauges
 from dmq.daemon.broker import broker_of
+from dmq.daemon.checks import refuse_start
 from dmq.daemon.descriptors import Descriptors, raise_limit, share
+from dmq.daemon.files import Files
 from dmq.daemon.opening import close_store, exporter_of, open_store
 from dmq.daemon.transport import transport_of
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.moved import MovedTopics
-from dmq.errors import AddressInUse, StoreCorrupt, StoreError
+from dmq.errors import AddressInUse, DmqError, StoreCorrupt, StoreError, with_advice
 from dmq.log import configure
 from dmq.metrics import Metrics, MetricsServer, start_http
 from dmq.scheduler.scheduler import Scheduler
@@ -62,7 +65,7 @@ log = structlog.get_logger("dmq.daemon")
 def run(config: DaemonConfig) -> int:
     """Serve until SIGTERM, SIGINT or a storage failure; return the exit code.
 
-    Raises what keeps a daemon from starting, ``dmq.errors.DmqError``, each with one clear line.
+    What keeps a daemon from starting, or ends it, is one line of the log, with what to do about it.
     """
     # What lies outside of directories that are closed anyway is the trail, if a group is to read it.
     os.umask(0o027 if config.trail_mode == "group" else 0o077)
@@ -78,8 +81,15 @@ def run(config: DaemonConfig) -> int:
     # A delivery goes through two threads beside a loop that computes all the time when clients send all they can. Each
     # step waits for the interpreter: with Python's 5 ms deliveries were 25 ms late in the middle, with this 5 ms.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, clock))
+    try:
+        refuse_start(config, clock)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(config, clock))
+    except (DmqError, ExtraMissing, OSError) as error:
+        log.critical("not_served", error=with_advice(error), code=EXIT_FAILED)  # noqa: TRY400 - it says what it is
+    except Exception as error:
+        log.critical("crashed", error=f"unexpected {type(error).__name__}: {with_advice(error)}", exc_info=True)
+    return EXIT_FAILED
 
 
 def _keep_freed_memory() -> None:
@@ -99,7 +109,7 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
             ending.set_result(reason)
 
     def fail(error: StoreError) -> None:
-        log.critical("storage_failed", error=str(error))
+        log.critical("storage_failed", error=with_advice(error))
         loop.call_soon_threadsafe(end, error)
 
     descriptors = _descriptors(config)
@@ -135,7 +145,9 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
             schedules=ScheduleCalls(cell, check_recurring, front.types_of if front is not None else None),
             verifier=verifier,
         )
-        own = store.clock, broker, metrics, admin, quotas
+        files = Files.of(config, store.clock)
+        cell.say_files = files.problems
+        own = store.clock, broker, metrics, admin, quotas, files
         server = transport_of(config, *own, front=front, connections_max=descriptors.connections)
         stack.push_async_callback(server.stop, config.shutdown_grace_s)
         metrics_server = _start_metrics(config, metrics, cell)
@@ -144,6 +156,8 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
             cell.metrics_listen = str(metrics_server.address)
         scheduler.start()
         port = await server.start()
+        watching = loop.create_task(files.watch(), name="dmq-files")
+        stack.callback(watching.cancel)
         cell.listen = str(Address(config.listen.host, port))
         cell.state = CellState.SERVING
         broker.retention.start()

@@ -6,22 +6,20 @@ from typing import TYPE_CHECKING, Protocol
 
 from broker_adapter.clock import Clock
 from broker_adapter.limits import REQUEST_BYTES_MAX
-from dmq.acl.file import KeyFile
 from dmq.acl.guard import Guard
 from dmq.acl.quotas import Quotas
 from dmq.admin import admin_v1
 from dmq.admin.service import AdminService
 from dmq.config import DaemonConfig
 from dmq.daemon.clients import Clients
+from dmq.daemon.files import Files
 from dmq.embedded.broker import EmbeddedBroker
-from dmq.errors import DmqError
 from dmq.metrics import Metrics
 from dmq.sidecar.access import Guarded
 from dmq.sidecar.dispatch import Dispatcher
 from dmq.sidecar.service import MessagingService
 from dmq.sidecar.sessions import Sessions
 from dmq.sidecar.settings import SidecarConfig
-from dmq.sidecar.tls import Certificates, self_signed
 
 if TYPE_CHECKING:
     from dmq.forwarder.front import ClusterFront
@@ -47,6 +45,7 @@ def transport_of(
     metrics: Metrics,
     admin: AdminService,
     quotas: Quotas,
+    files: Files,
     *,
     front: ClusterFront | None = None,
     connections_max: int,
@@ -68,11 +67,9 @@ def transport_of(
     sessions = Sessions(clock, sessions_max=config.sessions_max)
     service = _service(broker, front, clock, sessions, settings, quotas=quotas)
     admin.clients.attach(Clients(clock, sessions, service.streams))
-    guard = Guard(KeyFile(config.acl, clock), clock) if config.acl is not None else None
+    guard = Guard(files.keys, clock) if files.keys is not None else None
     dispatcher = Dispatcher(Guarded(service, guard) if guard else service, clock=clock, observer=metrics.calls)
     host, port = config.listen.host, config.listen.port
-    if config.tls_client_ca is not None and (config.transport == "grpcio" or config.tls_certificate == "off"):
-        raise DmqError("tls_client_ca asks clients for certificates: it needs TLS, and the transport http2")
     if config.transport == "grpcio":
         from dmq.admin.server import grpc_handler
         from dmq.sidecar.grpc_server import GrpcServer
@@ -89,10 +86,7 @@ def transport_of(
     from dmq.admin.http2 import methods
     from dmq.sidecar.http2_server import Http2Transport
 
-    tls = _certificates(config, clock)
-    if tls is not None:
-        tls.context()  # what cannot be used is said now, and not to the first client
-
+    tls = files.certificates
     return Http2Transport(
         service,
         dispatcher,
@@ -138,12 +132,3 @@ def _limits(config: DaemonConfig, connections_max: int) -> Limits:
         request_s=config.request_time.total_seconds(),
     )
 
-
-def _certificates(config: DaemonConfig, clock: Clock) -> Certificates | None:
-    if config.tls_certificate == "off":
-        return None
-    if config.tls_certificate == "auto":
-        made = self_signed(config.data / "tls", clock.now_ms())
-        return Certificates(*made, clock, config.tls_client_ca, tells_expiry=False)
-    key = config.tls_key or config.tls_certificate
-    return Certificates(config.tls_certificate, key, clock, config.tls_client_ca)

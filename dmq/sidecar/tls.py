@@ -38,7 +38,7 @@ class Certificates:
     """Gives the TLS context of the next connection.
 
     When the files change they are read again; while they are wrong, connections get what was right before, and the log
-    says so. With ``client_ca`` clients must show a certificate that it signed.
+    says so, as does ``problem``. With ``client_ca`` clients must show a certificate that it signed.
     """
 
     certificate: Path
@@ -46,6 +46,7 @@ class Certificates:
     clock: Clock
     client_ca: Path | None = None
     tells_expiry: bool = True  # not worth loading a library for one that was made here
+    problem: str = field(default="", init=False)
     _context: ssl.SSLContext | None = field(default=None, init=False)
     _stamp: _Stamp = field(default=(), init=False)
     _look_at_s: float = field(default=0.0, init=False)
@@ -65,6 +66,9 @@ class Certificates:
                 if self._context is None:
                     raise
                 log.error("certificate_not_read", error=str(error), still="the one before")  # noqa: TRY400
+                self.problem = f"{error}; the one before it is shown"
+            else:
+                self.problem = ""
         return self._context
 
     def _files(self) -> _Stamp:

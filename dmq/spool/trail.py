@@ -5,12 +5,12 @@ Off unless ``SpoolOptions.trail_path`` is set, because it needs pyarrow, which t
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from broker_adapter.extras import require
 from dmq.audit.events import EventKind, cell_event
 from dmq.errors import StoreError
 from dmq.store.ops import Emit
@@ -32,9 +32,8 @@ class SpoolTrail:
         self._every_s = every_s
         self._exporter: Exporter | None = None
         self._is_threaded = False
-        missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None] if path is not None else []
-        if missing:
-            raise ImportError(f"a spool's trail_path needs {' and '.join(missing)}: pip install rock-dmq[server]")
+        if path is not None:
+            require("a spool's trail_path", "server", *_LIBRARIES)
 
     def begin(self, store: Store, *, is_threaded: bool) -> None:
         """Go on with the trail of a directory that was opened, before anything else happens in it."""

@@ -33,6 +33,22 @@ print(redelivery.close().still_waiting)
 """
 
 
+_CLIENT = """
+import sys
+from dmq import AdminClient, SidecarClient
+from retry import Redelivery, Spooled
+
+def away(payload):
+    raise ConnectionError("away")
+
+redelivery = Redelivery(SidecarClient(sys.argv[1]))
+redelivery.add_handler("orders", away)
+assert isinstance(redelivery.send("orders", b"1"), Spooled)
+with AdminClient(sys.argv[1]) as admin:
+    print(admin.status().broker_name, redelivery.close().still_waiting)
+"""
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the wheel holds."""
@@ -54,12 +70,21 @@ def required(installed: Path, extra: str) -> set[str]:
         requirement, of = open_.pop()
         if requirement.marker and not requirement.marker.evaluate({"extra": of}):
             continue
+        if requirement.name == "rock-dmq":  # an extra that has another one in it
+            open_ += [(Requirement(each), own) for each in asked for own in requirement.extras]
+            continue
         if requirement.name in found:
             continue
         found.add(requirement.name)
         for own in ("", *requirement.extras):
             open_ += [(Requirement(each), own) for each in distribution(requirement.name).requires or ()]
     return found
+
+
+def megabytes(names: set[str]) -> float:
+    """How much lies on disk of these distributions, as they are locked and installed; what Python compiles is left out."""
+    files = [Path(str(file.locate())) for name in names for file in distribution(name).files or ()]
+    return sum(file.stat().st_size for file in files if file.is_file() and file.suffix != ".pyc") / 1e6
 
 
 @contextmanager
@@ -92,6 +117,59 @@ def test_the_base_is_the_hook(installed: Path, tmp_path: Path) -> None:
         assert "rock-dmq[server]" in done.stderr, done.stderr
 
 
+# What is said of sizes in docs/DEPLOY.md.
+@pytest.mark.parametrize(("extra", "most"), [("", 15), ("client", 40), ("daemon", 90), ("server", 320)])
+def test_what_an_extra_takes_on_disk(installed: Path, extra: str, most: float) -> None:
+    """The size of an installation is a promise: whatever makes one of them larger is noticed here."""
+    assert megabytes(required(installed, extra)) <= most
+
+
+_DOORS = {
+    "from dmq import SidecarClient": "client",
+    "from dmq import AdminClient": "client",
+    "from dmq.sidecar.client import SidecarClient": "client",
+    "from dmq.admin.admin_v1 import Schedule": "client",
+    "import dmq.daemon": "server",
+    "from dmq import Spool, SpoolOptions; Spool('spool', options=SpoolOptions(trail_path='trail'))": "server",
+    "import asyncio; from broker_adapter import connect; asyncio.run(connect('rocketmq://127.0.0.1:1'))": "client",
+    "import asyncio; from broker_adapter import connect; asyncio.run(connect('embedded:data'))": "server",
+}
+
+
+def test_what_needs_an_extra_says_so_in_a_line(installed: Path, tmp_path: Path) -> None:
+    """Every door of the packages, without any extra: the last line has the command that installs what is missing."""
+    tries = "".join(
+        f"try:\n    {code}\nexcept ImportError as error:\n    print(error)\nelse:\n    print('there')\n" for code in _DOORS
+    )
+    with environment(installed, tmp_path / "site", "") as env:
+        done = run(env, tmp_path, "-c", tries)
+        assert done.returncode == 0, done.stderr
+        said = done.stdout.splitlines()
+        for (code, extra), line in zip(_DOORS.items(), said, strict=True):
+            assert line.endswith(f"which is missing: pip install 'rock-dmq[{extra}]'"), (code, line)
+        for command, extra in (("dmq", "server"), ("spark_audit", "audit")):
+            done = run(env, tmp_path, "-m", command, "run")
+            assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+            assert f"pip install 'rock-dmq[{extra}]'" in done.stderr
+
+
+def test_one_extra_says_what_another_brings(installed: Path, tmp_path: Path) -> None:
+    """Where the command is there, and what one of its commands needs is not: a line, and no traceback."""
+    with environment(installed, tmp_path / "daemon", "daemon") as env:
+        done = run(env, tmp_path, "-m", "dmq", "serve", "--data", "data")
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert "trail = 'off' does without" in done.stderr
+        assert "pip install 'rock-dmq[server]'" in done.stderr
+        assert not (tmp_path / "data").exists()
+        (tmp_path / "trail").mkdir()
+        done = run(env, tmp_path, "-m", "dmq", "audit", "run", "--trail", "trail", "--out", "out")
+        assert (done.returncode, "pip install 'rock-dmq[audit]'" in done.stderr) == (1, True), done.stderr
+    with environment(installed, tmp_path / "audit", "audit") as env:
+        done = run(env, tmp_path, "-m", "dmq", "status")
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert "which is missing: pip install 'rock-dmq[" in done.stderr
+
+
 def test_the_server_serves(installed: Path, tmp_path: Path) -> None:
     """A daemon, and the command that sends to it and asks it."""
     address = f"127.0.0.1:{free_port()}"
@@ -107,6 +185,9 @@ def test_the_server_serves(installed: Path, tmp_path: Path) -> None:
                 assert sent.returncode == 0, sent.stderr
                 told = run(env, tmp_path, "-m", "dmq", "topic", "ls", "--address", address)
                 assert "orders" in told.stdout
+                with environment(installed, tmp_path / "client", "client") as of_client:
+                    used = run(of_client, tmp_path, "-c", _CLIENT, address)
+                    assert used.stdout == "rock-dmq 1\n", used.stderr
             finally:
                 daemon.terminate()
                 daemon.communicate(timeout=START_S_MAX)

@@ -59,7 +59,7 @@ def test_the_hook_costs_two_dependencies(metadata: Message) -> None:
 
 
 def test_the_extras_are_those_that_are_documented(metadata: Message) -> None:
-    assert set(metadata.get_all("Provides-Extra", [])) == {"server", "classic", "audit", "demo"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {"client", "daemon", "server", "classic", "audit", "demo"}
 
 
 def test_only_demo_and_tests_get_the_official_client(metadata: Message) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
-from dmq.sidecar.client.sink import SidecarClient
+from broker_adapter.extras import require
+
+require("SidecarClient", "client", "grpc", "google.protobuf")
+
+from dmq.sidecar.client.sink import SidecarClient  # noqa: E402 - nothing before it is known to be there
 
 __all__ = ["SidecarClient"]

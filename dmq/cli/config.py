@@ -1,0 +1,73 @@
+"""``dmq config``: the settings that ``dmq serve`` would run with, from the same flags, variables and file. Needs no daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmq.cli import output as out
+from dmq.cli.errors import CommandFailed, ExitCode
+from dmq.cli.nouns import noun
+from dmq.cli.options import Session, with_output
+from dmq.cli.serve import with_settings
+
+if TYPE_CHECKING:
+    from dmq.config import DaemonConfig
+
+app = noun("config")
+
+Given = tuple[Mapping[str, object], Path | None]  # flags, and the file
+
+
+@app.command()
+@with_output
+@with_settings
+def check(session: Session, given: Given) -> None:
+    """Check everything that can be before a start, and touch nothing; exit with 2 for a wrong setting, 1 for the rest."""
+    config, _ = _loaded(given)
+    from broker_adapter.clock import SystemClock
+    from dmq.daemon.checks import problems_of
+    from dmq.store.cell import holder_of
+
+    problems, holder = problems_of(config, SystemClock()), holder_of(config.data)
+    if session.as_json:
+        out.show_json({"is_good": not problems, "problems": problems, "pid": holder})
+    else:
+        if holder is not None:
+            typer.echo(f"a daemon runs on {config.data} (pid {holder}): its ports are not checked", err=True)
+        typer.echo("\n".join(problems) or "a daemon can start with these settings")
+    if problems:
+        raise typer.Exit(ExitCode.FAILURE)
+
+
+@app.command()
+@with_output
+@with_settings
+def show(
+    session: Session,
+    given: Given,
+    *,
+    source: Annotated[bool, typer.Option("--source", help="Where each value is from.")] = False,
+) -> None:
+    """Show every setting as one would write it in the file, secrets masked."""
+    config, origins = _loaded(given)
+    values = config.shown()
+    if session.as_json:
+        out.show_json({key: {"value": value, "source": origins[key]} for key, value in values.items()})
+        return
+    rows = [(key, str(value), origins[key]) for key, value in values.items()]
+    columns = ("SETTING", "VALUE", "SOURCE")
+    out.show_table(*((columns, rows) if source else (columns[:2], [row[:2] for row in rows])))
+
+
+def _loaded(given: Given) -> tuple[DaemonConfig, dict[str, str]]:
+    from dmq.config import ConfigError, load_with_origins
+
+    flags, file = given
+    try:
+        return load_with_origins(flags, config_file=file)
+    except ConfigError as error:
+        raise CommandFailed(str(error), ExitCode.USAGE) from error

@@ -1,0 +1,143 @@
+"""What keeps a daemon from starting and can be known before its store is opened: looked at, and nothing touched.
+
+A daemon that is started again and again, because its port is taken or a file of keys is wrong, would otherwise recover
+its store each time, and leave an event and a snapshot each time.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from broker_adapter.clock import Clock
+from broker_adapter.extras import ExtraMissing
+from dmq.acl.file import read as read_keys
+from dmq.config import DaemonConfig
+from dmq.daemon.files import certificates_of
+from dmq.daemon.opening import require_trail
+from dmq.errors import AddressInUse, DmqError, StartRefused
+from dmq.store.cell import holder_of
+from dmq.units import Address
+
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # such as a host's name for IPv6 where there is none
+
+
+def refuse_start(config: DaemonConfig, clock: Clock) -> None:
+    """Raise ``StartRefused`` with all that is wrong. What is wrong with the trail's folder alone keeps nobody waiting."""
+    found = _found([*_of_files(config, clock), *_of_addresses(config)])
+    if found:
+        raise StartRefused("; ".join(found))
+
+
+def problems_of(config: DaemonConfig, clock: Clock) -> list[str]:
+    """Return all that is wrong, a line each. The addresses of a daemon that runs on the same directory are taken by it."""
+    checks = [*_of_files(config, clock), partial(_check_trail, config)]
+    if holder_of(config.data) is None:
+        checks += _of_addresses(config)
+    return _found(checks)
+
+
+def _found(checks: list[Callable[[], None]]) -> list[str]:
+    said = []
+    for check in checks:
+        try:
+            check()
+        except (DmqError, ExtraMissing) as error:
+            said.append(str(error))
+    return said
+
+
+def _of_files(config: DaemonConfig, clock: Clock) -> Iterator[Callable[[], None]]:
+    yield partial(check_folder, "data", config.data)
+    if config.trail_path is not None:
+        yield require_trail
+    if config.acl is not None:
+        yield partial(read_keys, config.acl)
+    yield partial(_check_tls, config, clock)
+    if config.cluster_tls_ca is not None:
+        yield partial(_check_authority, config.cluster_tls_ca)
+
+
+def _of_addresses(config: DaemonConfig) -> list[Callable[[], None]]:
+    metrics = config.metrics_listen if config.metrics_listen_is_explicit else None  # one that nobody chose is replaced
+    return [
+        partial(_check_address, "listen", config.listen, "gRPC"),
+        *([partial(_check_address, "metrics_listen", metrics, "metrics")] if metrics is not None else []),
+        *([partial(_refuse_same, config.listen)] if metrics == config.listen and config.listen.port else []),
+    ]
+
+
+def check_folder(key: str, path: Path) -> None:
+    """Raise ``DmqError`` if ``path`` is no directory that can be written, nor one that can be made."""
+    place = path.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise DmqError(f"{path} cannot be the directory of {key}: {place} is a file")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise DmqError(f"{path} cannot be written: the user that serves may not write {place}")
+
+
+def _check_trail(config: DaemonConfig) -> None:
+    if config.trail_path is not None and config.trail != "auto":
+        check_folder("trail", config.trail_path)
+
+
+def _check_tls(config: DaemonConfig, clock: Clock) -> None:
+    certificates = certificates_of(config, clock, makes=False)
+    if certificates is not None:
+        certificates.tells_expiry = False  # that is told when it is used
+        certificates.context()
+
+
+def _check_authority(path: Path) -> None:
+    try:
+        ssl.create_default_context(cafile=str(path))
+    except (OSError, ssl.SSLError) as error:
+        why = getattr(error, "reason", None) or error.strerror or str(error)
+        raise DmqError(f"cluster_tls_ca: {path} cannot be used: {why}") from error
+
+
+def _check_address(key: str, address: Address, what: str) -> None:
+    if not address.port:  # any that is free
+        return
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise DmqError(f"cannot listen on {address} ({what}): {error.strerror or error}; {key} says so") from error
+    absent: OSError | None = None
+    for family, place in {(each[0], each[4]) for each in found}:
+        try:
+            _bind(family, place)
+            absent = None
+            break
+        except OSError as error:
+            if error.errno not in _NOT_HERE:
+                raise _taken(key, address, what, error) from error
+            absent = error
+    if absent is not None:
+        raise _taken(key, address, what, absent) from absent
+
+
+def _bind(family: int, place: tuple[object, ...]) -> None:
+    """Take an address and give it back; nobody can connect meanwhile, since nothing listens."""
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a daemon that ended leaves is in nobody's way
+        if family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        probe.bind(place)
+
+
+def _taken(key: str, address: Address, what: str, error: OSError) -> DmqError:
+    if error.errno == errno.EADDRINUSE:
+        return AddressInUse(f"{address} is in use by another process ({what}): end that one, or set {key}")
+    return DmqError(f"cannot listen on {address} ({what}): {error.strerror or error}; {key} says so")
+
+
+def _refuse_same(address: Address) -> None:
+    raise DmqError(f"listen and metrics_listen are both {address}: give one of them another port")
