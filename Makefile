@@ -97,6 +97,8 @@ release: $(STAMPS)/release ## build and check what is published, into dist (noth
 	@$(PY) -m twine check --strict dist/*
 	@$(PY) -W ignore -m cyclonedx_py requirements locks/run.txt --pyproject pyproject.toml --mc-type application \
 		--output-reproducible --validate -o dist/sbom.cdx.json
+	@! grep -q '^home = "https://rock-dmq.example' pyproject.toml || \
+		echo "release: the package's URLs lead nowhere yet: set home in pyproject.toml" >&2
 	@ls -l dist
 
 clean: ## remove caches and build products

@@ -27,6 +27,6 @@ def command(extra: str) -> str:
 
 def _is_there(module: str) -> bool:
     try:
-        return module in sys.modules or find_spec(module) is not None
-    except ModuleNotFoundError:  # of what the name stands in
+        return sys.modules.get(module) is not None or find_spec(module) is not None
+    except (ModuleNotFoundError, ValueError):  # of what the name stands in; kept out by somebody
         return False

@@ -78,6 +78,8 @@ class SpoolCorrupt(StoreCorrupt):
 class StoreLocked(StoreError):
     """Another process uses this directory."""
 
+    advice = "one process at a time can have it: end that one, or choose another directory"
+
 
 class StoreReadOnly(StoreError):
     """The directory cannot be written."""

@@ -8,7 +8,11 @@
 
 from __future__ import annotations
 
-from broker_adapter.popping.broker import PoppedBroker
-from broker_adapter.popping.consumer import PopConsumer
+from broker_adapter.extras import require
+
+require("a RocketMQ cluster behind its proxies", "client", "google.protobuf")
+
+from broker_adapter.popping.broker import PoppedBroker  # noqa: E402 - nothing before it is known to be there
+from broker_adapter.popping.consumer import PopConsumer  # noqa: E402
 
 __all__ = ["PopConsumer", "PoppedBroker"]

@@ -57,7 +57,7 @@ def _of_files(config: DaemonConfig, clock: Clock) -> Iterator[Callable[[], None]
     if config.trail_path is not None:
         yield require_trail
     if config.acl is not None:
-        yield partial(read_keys, config.acl)
+        yield partial(_check_keys, config.acl)
     yield partial(_check_tls, config, clock)
     if config.cluster_tls_ca is not None:
         yield partial(_check_authority, config.cluster_tls_ca)
@@ -88,11 +88,22 @@ def _check_trail(config: DaemonConfig) -> None:
         check_folder("trail", config.trail_path)
 
 
+def _check_keys(path: Path) -> None:
+    try:
+        read_keys(path)
+    except DmqError as error:
+        raise DmqError(f"acl: {error}") from error
+
+
 def _check_tls(config: DaemonConfig, clock: Clock) -> None:
     certificates = certificates_of(config, clock, makes=False)
-    if certificates is not None:
-        certificates.tells_expiry = False  # that is told when it is used
+    if certificates is None:
+        return
+    certificates.tells_expiry = False  # that is told when it is used
+    try:
         certificates.context()
+    except DmqError as error:
+        raise DmqError(f"tls_certificate: {error}") from error
 
 
 def _check_authority(path: Path) -> None:
@@ -109,7 +120,7 @@ def _check_address(key: str, address: Address, what: str) -> None:
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise DmqError(f"cannot listen on {address} ({what}): {error.strerror or error}; {key} says so") from error
+        raise DmqError(f"cannot listen on {address} ({what}): {error.strerror or error}: set {key} to an address of this host") from error
     absent: OSError | None = None
     for family, place in {(each[0], each[4]) for each in found}:
         try:
@@ -136,7 +147,7 @@ def _bind(family: int, place: tuple[object, ...]) -> None:
 def _taken(key: str, address: Address, what: str, error: OSError) -> DmqError:
     if error.errno == errno.EADDRINUSE:
         return AddressInUse(f"{address} is in use by another process ({what}): end that one, or set {key}")
-    return DmqError(f"cannot listen on {address} ({what}): {error.strerror or error}; {key} says so")
+    return DmqError(f"cannot listen on {address} ({what}): {error.strerror or error}: set {key} to an address of this host")
 
 
 def _refuse_same(address: Address) -> None:

@@ -84,6 +84,8 @@ class Certificates:
             context = make_context(str(self.certificate), str(self.key), str(self.client_ca or ""))
         except (OSError, ssl.SSLError) as error:
             why = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+            if "PEM lib" in why:  # all that the library says
+                why = "they are no certificate and key in PEM"
             clients = f" and {self.client_ca}, for clients," if self.client_ca else ""
             raise CertificateError(
                 f"the certificate {self.certificate} with {self.key}{clients} cannot be used: {why}"

@@ -94,8 +94,15 @@ def test_usage_errors() -> None:
 
 
 def test_serve_with_a_wrong_configuration(tmp_path: Path) -> None:
-    """Every fault on its line, and nothing is left behind."""
-    result = dmq("serve", "--listen", "x", "--metrics-listen", "y", cwd=tmp_path)
+    """A line of the log for programs, of each fault a line for people; nothing is left behind."""
+    arguments = ("serve", "--listen", "x", "--metrics-listen", "y")
+    result = dmq(*arguments, cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    line = json.loads(result.stderr)
+    assert (line["event"], line["code"]) == ("not_served", 2)
+    assert line["error"].startswith("--listen: ")
+    assert "; --metrics-listen: " in line["error"]
+    result = dmq(*arguments, "--log-format", "console", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
     assert [line.split(":")[1].strip() for line in result.stderr.splitlines()] == ["--listen", "--metrics-listen"]
     assert list(tmp_path.iterdir()) == []
@@ -113,9 +120,9 @@ def test_a_reader_that_left_is_no_traceback() -> None:
         process.wait(30)
 
 
-def test_without_the_server_extra(tmp_path: Path) -> None:
+def test_without_the_server_extra() -> None:
     """The library alone has the command, too; it says what to install."""
-    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError('no typer', name='typer')\n", encoding="utf-8")
-    result = dmq("status", env={"PYTHONPATH": str(tmp_path)})
+    code = "import sys; sys.modules['typer'] = None; from dmq.cli import main; sys.exit(main(['status']))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == "dmq: the command line needs more than the library: pip install 'rock-dmq[server]'\n"
+    assert result.stderr == "dmq: the command dmq needs typer, which is missing: pip install 'rock-dmq[server]'\n"

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from email.message import Message
 from email.parser import HeaderParser
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+HOME = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"]["custom"]["home"]
 PACKAGES = ("dmq", "retry", "broker_adapter", "spark_audit")
 NOT_SHIPPED = ("dmq/store/memory.py", "dmq/http2/testing/")  # for tests and bench alone
 # Nothing may be fetched: every way out leads to a closed port.
@@ -87,6 +89,22 @@ def test_the_wheel_has_its_licence_and_its_command(wheel: zipfile.ZipFile, metad
     assert "dmq = dmq.cli:main" in wheel.read(name).decode()
 
 
-def test_the_readme_is_the_long_description(metadata: Message) -> None:
-    """As soon as there is one; the line for it waits in pyproject.toml."""
-    assert (metadata["Description-Content-Type"] == "text/markdown") == (ROOT / "README.md").exists()
+def test_an_index_can_show_the_readme(metadata: Message) -> None:
+    """It is the long description, and each of its links is absolute and leads to what is there."""
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    page = str(metadata.get_payload())
+    targets = re.findall(r"\]\(([^)\s]+)\)", page)
+    paths = [target.removeprefix(f"{HOME}/").partition("/main/")[2].partition("#")[0] for target in targets]
+    assert all(target.startswith((f"{HOME}/blob/main/", f"{HOME}/raw/main/")) for target in targets), targets
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).is_file()] == []
+    assert "![" in page
+    assert all("/raw/main/" in target for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page))
+
+
+def test_the_urls_of_the_project_are_in_one_place(metadata: Message) -> None:
+    urls = dict(each.split(", ") for each in metadata.get_all("Project-URL", []))
+    assert set(urls) == {"Homepage", "Documentation", "Source", "Issues", "Changelog"}
+    assert all(url == HOME or url.startswith(f"{HOME}/") for url in urls.values())
+    named = [path for path in ROOT.glob("*") if path.is_file() and HOME in path.read_text(encoding="utf-8")]
+    assert named == [ROOT / "pyproject.toml"]

@@ -72,7 +72,7 @@ def test_serve_reads_the_file_it_is_given(served: list[DaemonConfig]) -> None:
 
 def test_a_wrong_configuration_is_a_usage_error_with_a_line_per_fault(served: list[DaemonConfig]) -> None:
     """Nothing is started."""
-    result = run("serve", "--listen", "x", "--durability", "maybe")
+    result = run("serve", "--listen", "x", "--durability", "maybe", "--log-format", "console")
     assert (result.exit_code, result.stdout, served) == (2, "", [])
     assert len(result.stderr.splitlines()) == 2
     assert all(line.startswith("dmq: --") for line in result.stderr.splitlines())
