@@ -42,7 +42,8 @@ def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
     timeline, disk, recovery = found.timeline, found.disk, found.recovery
     next_due = f"; next {out.when(timeline.next_due_at_ms, now_ms)}" if timeline.next_due_at_ms else ""
     low = "SENDS REFUSED, " if disk.refuses_sends else ""
-    reason = f": {found.state_reason}" if found.state_reason else ""
+    but = ", but" if _state(found) == "SERVING" else ""
+    reason = f"{but}: {found.state_reason}" if found.state_reason else ""
     if recovery.is_new:
         start = "as a new store"
     elif recovery.was_clean:

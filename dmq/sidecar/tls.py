@@ -66,7 +66,7 @@ class Certificates:
                 if self._context is None:
                     raise
                 log.error("certificate_not_read", error=str(error), still="the one before")  # noqa: TRY400
-                self.problem = f"{error}; the one before it is shown"
+                self.problem = f"{error}; the one before it is used"
             else:
                 self.problem = ""
         return self._context

@@ -120,9 +120,11 @@ def test_a_changed_file_is_read_within_a_second_and_a_wrong_one_told_once(tmp_pa
                 clock.advance(1000)
                 assert file.keys() is second
         assert [each["event"] for each in said] == ["access_keys_not_read"]
+        assert str(path) in file.problem
     write_acl(tmp_path)
     clock.advance(1000)
     assert set(file.keys().by_name) == set(first.by_name)
+    assert not file.problem
 
 
 def test_a_change_of_mode_is_a_change(tmp_path: Path) -> None:

@@ -1,0 +1,81 @@
+"""What is known to be wrong before a start: each fault has a line, and looking touches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker_adapter.clock import ManualClock
+from dmq.config import load
+from dmq.daemon.checks import problems_of, refuse_start
+from dmq.errors import StartRefused, StoreCorrupt, with_advice
+
+
+def _key_that_is_none(folder: Path) -> tuple[str, str]:
+    path = folder / "wrong.toml"
+    path.write_text("no key", encoding="utf-8")
+    path.chmod(0o600)
+    return f"acl = '{path}'", f"acl: {path}: "
+
+
+def _certificate_that_is_none(folder: Path) -> tuple[str, str]:
+    path = folder / "wrong.pem"
+    path.write_text("no certificate", encoding="utf-8")
+    return f"tls_certificate = '{path}'", "no certificate and key in PEM"
+
+
+def _file_in_the_way(folder: Path) -> tuple[str, str]:
+    path = folder / "file"
+    path.touch()
+    return f"data = '{path / 'data'}'", f"cannot be the directory of data: {path} is a file"
+
+
+def _client_authority_without_tls(folder: Path) -> tuple[str, str]:
+    return "tls_certificate = 'off'\ntls_client_ca = 'ca.pem'", "tls_client_ca asks clients for certificates"
+
+
+def _cluster_authority_that_is_none(folder: Path) -> tuple[str, str]:
+    cluster = "broker = 'rocketmq'\nendpoints = '127.0.0.1:1'\ncluster_tls = true\n"
+    return f"{cluster}cluster_tls_ca = '{folder / 'nothing.pem'}'", "cluster_tls_ca: "
+
+
+def _one_port_for_two(folder: Path) -> tuple[str, str]:
+    return "listen = '127.0.0.1:7'\nmetrics_listen = '127.0.0.1:7'", "are both 127.0.0.1:7: give one of them another port"
+
+
+def _no_address_of_this_host(folder: Path) -> tuple[str, str]:
+    return "listen = '192.0.2.1:8081'", "set listen to an address of this host"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(_key_that_is_none, _certificate_that_is_none, _file_in_the_way, _client_authority_without_tls),
+        *(_cluster_authority_that_is_none, _one_port_for_two, _no_address_of_this_host),
+    ],
+    ids=lambda each: each.__name__,
+)
+def test_what_is_wrong_is_found_and_nothing_is_touched(tmp_path: Path, wrong: Callable[[Path], tuple[str, str]]) -> None:
+    """By the check and by the start, alone of all settings; the folder is as it was."""
+    written, said = wrong(tmp_path)
+    file = tmp_path / "dmq.toml"
+    file.write_text(written, encoding="utf-8")
+    config = load({"listen": "127.0.0.1:0"} if "listen" not in written else {}, config_file=file)
+    if "data" not in written:
+        config = config.model_copy(update={"data": tmp_path / "data"})
+    there = sorted(tmp_path.rglob("*"))
+    (problem,) = problems_of(config, ManualClock())
+    assert said in problem
+    with pytest.raises(StartRefused) as refused:
+        refuse_start(config, ManualClock())
+    assert str(refused.value) == problem
+    assert sorted(tmp_path.rglob("*")) == there
+
+
+def test_damage_says_which_command_looks_at_it() -> None:
+    """And not only what RocksDB says; once."""
+    told = with_advice(StoreCorrupt("Corruption: block checksum mismatch"))
+    assert told.startswith("Corruption: block checksum mismatch ('dmq store check' lists the damage;")
+    assert with_advice(StoreCorrupt(told)) == told
