@@ -64,9 +64,11 @@ def certificates_of(config: DaemonConfig, clock: Clock, *, makes: bool = True) -
         return None
     if config.tls_certificate == "auto":
         folder = config.data / "tls"
-        if not makes and not (folder / "certificate.pem").exists():
+        made = folder / "certificate.pem", folder / "key.pem"
+        if makes:
+            made = self_signed(folder, clock.now_ms())
+        elif not all(each.exists() for each in made):  # both are made, then
             return None
-        made = self_signed(folder, clock.now_ms()) if makes else (folder / "certificate.pem", folder / "key.pem")
         return Certificates(*made, clock, config.tls_client_ca, tells_expiry=False)
     key = config.tls_key or config.tls_certificate
     return Certificates(config.tls_certificate, key, clock, config.tls_client_ca)

@@ -83,9 +83,11 @@ def test_a_new_certificate_needs_no_restart(tmp_path: Path) -> None:
     with capture_logs() as said:
         assert found.context() is first, "a key that does not fit"
     assert [each["event"] for each in said] == ["certificate_not_read"]
+    assert str(key) in found.problem
     other[0].replace(certificate)
     clock.advance(2_000)
     assert found.context() is not first
+    assert not found.problem
 
 
 def test_a_kill_while_a_certificate_is_made_leaves_none_that_does_not_fit(
