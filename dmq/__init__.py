@@ -19,7 +19,7 @@ import retry as _retry
 if getattr(_retry, "DISTRIBUTION", None) != "rock-dmq":
     raise ImportError(
         "files of PyPI's package 'retry' lie over those of Rock-DMQ's package of that name, or were removed with it; "
-        "mend it with: pip install --force-reinstall --no-deps rock-dmq (it offers all that 'retry' does, which may stay)"
+        "mend it with: pip install --force-reinstall --no-deps rock-dmq (which offers all that 'retry' does)"
     )
 
 if TYPE_CHECKING:

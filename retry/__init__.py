@@ -4,9 +4,9 @@
 
 What is named here is loaded when it is first used: importing ``retry`` costs nothing.
 
-``retry`` is also the name of an unrelated package on PyPI, and whichever is installed last overwrites the other. So this
-one offers all that that one does (``retry.api``): whoever uses it goes on working. The other way round ``import dmq`` says
-what happened; ``DISTRIBUTION`` is how it tells the two apart.
+``retry`` is also the name of an unrelated package on PyPI, and whichever is installed last overwrites the other. So
+this one offers all that that one does (``retry.api``): whoever uses it goes on working. The other way round
+``import dmq`` says what happened; ``DISTRIBUTION`` is how it tells the two apart.
 """
 
 from __future__ import annotations

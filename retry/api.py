@@ -9,9 +9,9 @@
     @retry(ConnectionError, policy=RetryPolicy(backoff=Exponential(initial_ms=200, max_ms=30_000), max_attempts=5))
     async def fetch(): ...
 
-Names, arguments, defaults and what they do are those of ``retry`` 0.9, seconds included. Beyond it, coroutine functions are
-repeated too (there they are called once), and a ``RetryPolicy`` can say when. What waits is in this process and gone with
-it: what must not be lost is sent with ``Redelivery``.
+Names, arguments, defaults and what they do are those of ``retry`` 0.9, seconds included. Beyond it, coroutine functions
+are repeated too (there they are called once), and a ``RetryPolicy`` can say when. What waits is in this process and gone
+with it: what must not be lost is sent with ``Redelivery``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ class _Rules:
         if self.policy is None:
             return
         of_time = ("tries", "delay", "max_delay", "backoff", "jitter")
-        given = [each.name for each in fields(self) if each.name in of_time and getattr(self, each.name) != each.default]
+        given = [
+            each.name for each in fields(self) if each.name in of_time and getattr(self, each.name) != each.default
+        ]
         if given:
             raise TypeError(f"policy says when to try again: {', '.join(given)} cannot be given beside it")
 
@@ -114,8 +116,8 @@ def retry(  # noqa: PLR0917 - the order of that package's
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a decorator that calls a function again while it raises one of ``exceptions``; the last one is raised.
 
-    ``tries`` counts attempts: -1 is without end, 0 calls nothing. Before the second attempt it waits ``delay`` seconds; each
-    further wait is the one before times ``backoff`` plus ``jitter`` (a range is drawn from), at most ``max_delay``.
+    ``tries`` counts attempts: -1 is without end, 0 calls nothing. Before the second attempt it waits ``delay`` seconds;
+    each further wait is the one before times ``backoff`` plus ``jitter`` (a range is drawn from), at most ``max_delay``.
     ``logger`` gets a warning before each wait; ``None``: nobody does. ``policy`` says when instead.
     """
     rules = _Rules(exceptions, tries, delay, max_delay, backoff, jitter, logger, policy)

@@ -1,7 +1,7 @@
 """What the metadata of the package says beside ``pyproject.toml``: URLs, and the README as an index shows it.
 
-There a link that is relative leads nowhere, so each is made absolute when the package is built. Where the source lies is
-said in one place, ``home`` of this hook in ``pyproject.toml``.
+There a link that is relative leads nowhere, so each is made absolute when the package is built. Where the source lies
+is said in one place, ``home`` of this hook in ``pyproject.toml``.
 """
 
 from __future__ import annotations

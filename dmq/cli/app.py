@@ -24,7 +24,6 @@ from dmq.cli.options import (
 )
 from dmq.errors import DmqError
 
-
 _EXTRA_OF = {"rocketmq": "demo", "pyspark": "audit", "spark_audit": "audit"}  # the others are the server's
 
 

@@ -1,4 +1,4 @@
-"""``dmq config``: the settings that ``dmq serve`` would run with, from the same flags, variables and file. Needs no daemon."""
+"""``dmq config``: the settings that ``dmq serve`` would run with, from the same flags, variables and file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Given = tuple[Mapping[str, object], Path | None]  # flags, and the file
 @with_output
 @with_settings
 def check(session: Session, given: Given) -> None:
-    """Check everything that can be before a start, and touch nothing; exit with 2 for a wrong setting, 1 for the rest."""
+    """Check all that can be before a start, and touch nothing; exit with 2 for a wrong setting, 1 for the rest."""
     config, _ = _loaded(given)
     from broker_adapter.clock import SystemClock
     from dmq.daemon.checks import problems_of

@@ -28,21 +28,21 @@ _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # such as a host's name f
 
 
 def refuse_start(config: DaemonConfig, clock: Clock) -> None:
-    """Raise ``StartRefused`` with all that is wrong. What is wrong with the trail's folder alone keeps nobody waiting."""
+    """Raise ``StartRefused`` with all that is wrong. Of the trail's folder the export tells: it keeps nobody waiting."""
     found = _found([*_of_files(config, clock), *_of_addresses(config)])
     if found:
         raise StartRefused("; ".join(found))
 
 
 def problems_of(config: DaemonConfig, clock: Clock) -> list[str]:
-    """Return all that is wrong, a line each. The addresses of a daemon that runs on the same directory are taken by it."""
-    checks = [*_of_files(config, clock), partial(_check_trail, config)]
+    """Return all that is wrong, a line each; beside a daemon that runs on the same directory, but for addresses."""
+    checks: list[Callable[[], object]] = [*_of_files(config, clock), partial(_check_trail, config)]
     if holder_of(config.data) is None:
         checks += _of_addresses(config)
     return _found(checks)
 
 
-def _found(checks: list[Callable[[], None]]) -> list[str]:
+def _found(checks: list[Callable[[], object]]) -> list[str]:
     said = []
     for check in checks:
         try:
@@ -52,7 +52,7 @@ def _found(checks: list[Callable[[], None]]) -> list[str]:
     return said
 
 
-def _of_files(config: DaemonConfig, clock: Clock) -> Iterator[Callable[[], None]]:
+def _of_files(config: DaemonConfig, clock: Clock) -> Iterator[Callable[[], object]]:
     yield partial(check_folder, "data", config.data)
     if config.trail_path is not None:
         yield require_trail
@@ -63,7 +63,7 @@ def _of_files(config: DaemonConfig, clock: Clock) -> Iterator[Callable[[], None]
         yield partial(_check_authority, config.cluster_tls_ca)
 
 
-def _of_addresses(config: DaemonConfig) -> list[Callable[[], None]]:
+def _of_addresses(config: DaemonConfig) -> list[Callable[[], object]]:
     metrics = config.metrics_listen if config.metrics_listen_is_explicit else None  # one that nobody chose is replaced
     return [
         partial(_check_address, "listen", config.listen, "gRPC"),
@@ -120,7 +120,9 @@ def _check_address(key: str, address: Address, what: str) -> None:
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise DmqError(f"cannot listen on {address} ({what}): {error.strerror or error}: set {key} to an address of this host") from error
+        raise DmqError(
+            f"cannot listen on {address} ({what}): {error.strerror or error}: set {key} to an address of this host"
+        ) from error
     absent: OSError | None = None
     for family, place in {(each[0], each[4]) for each in found}:
         try:
@@ -138,7 +140,9 @@ def _check_address(key: str, address: Address, what: str) -> None:
 def _bind(family: int, place: tuple[object, ...]) -> None:
     """Take an address and give it back; nobody can connect meanwhile, since nothing listens."""
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what a daemon that ended leaves is in nobody's way
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # what a daemon that ended leaves is in nobody's way
         if family == socket.AF_INET6:
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         probe.bind(place)
@@ -147,7 +151,9 @@ def _bind(family: int, place: tuple[object, ...]) -> None:
 def _taken(key: str, address: Address, what: str, error: OSError) -> DmqError:
     if error.errno == errno.EADDRINUSE:
         return AddressInUse(f"{address} is in use by another process ({what}): end that one, or set {key}")
-    return DmqError(f"cannot listen on {address} ({what}): {error.strerror or error}: set {key} to an address of this host")
+    return DmqError(
+        f"cannot listen on {address} ({what}): {error.strerror or error}: set {key} to an address of this host"
+    )
 
 
 def _refuse_same(address: Address) -> None:

@@ -86,7 +86,7 @@ def run(config: DaemonConfig) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(config, clock))
     except (DmqError, ExtraMissing, OSError) as error:
-        log.critical("not_served", error=with_advice(error), code=EXIT_FAILED)  # noqa: TRY400 - it says what it is
+        log.critical("not_served", error=with_advice(error), code=EXIT_FAILED)
     except Exception as error:
         log.critical("crashed", error=f"unexpected {type(error).__name__}: {with_advice(error)}", exc_info=True)
     return EXIT_FAILED
@@ -145,10 +145,9 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
             schedules=ScheduleCalls(cell, check_recurring, front.types_of if front is not None else None),
             verifier=verifier,
         )
-        files = Files.of(config, store.clock)
-        cell.say_files = files.problems
-        own = store.clock, broker, metrics, admin, quotas, files
-        server = transport_of(config, *own, front=front, connections_max=descriptors.connections)
+        own = store.clock, broker, metrics, admin, quotas
+        files = _files(config, cell, stack)
+        server = transport_of(config, *own, files=files, front=front, connections_max=descriptors.connections)
         stack.push_async_callback(server.stop, config.shutdown_grace_s)
         metrics_server = _start_metrics(config, metrics, cell)
         if metrics_server is not None:
@@ -156,8 +155,6 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
             cell.metrics_listen = str(metrics_server.address)
         scheduler.start()
         port = await server.start()
-        watching = loop.create_task(files.watch(), name="dmq-files")
-        stack.callback(watching.cancel)
         cell.listen = str(Address(config.listen.host, port))
         cell.state = CellState.SERVING
         broker.retention.start()
@@ -195,6 +192,14 @@ async def _front(
     await cluster.start()
     cell.cluster, cell.say_cluster, cell.inner = cluster.status, cluster.remark, cluster.inner
     return cluster.front
+
+
+def _files(config: DaemonConfig, cell: Cell, stack: AsyncExitStack) -> Files:
+    files = Files.of(config, cell.store.clock)
+    cell.say_files = files.problems
+    watching = asyncio.get_running_loop().create_task(files.watch(), name="dmq-files")
+    stack.callback(watching.cancel)
+    return files
 
 
 def _quotas(config: DaemonConfig, store: Store, names: Catalog | ClusterFront) -> Quotas:

@@ -45,8 +45,8 @@ def transport_of(
     metrics: Metrics,
     admin: AdminService,
     quotas: Quotas,
-    files: Files,
     *,
+    files: Files,
     front: ClusterFront | None = None,
     connections_max: int,
 ) -> Transport:
@@ -131,4 +131,3 @@ def _limits(config: DaemonConfig, connections_max: int) -> Limits:
         idle_s=None if config.connection_idle is None else config.connection_idle.total_seconds(),
         request_s=config.request_time.total_seconds(),
     )
-

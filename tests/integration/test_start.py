@@ -1,10 +1,9 @@
-"""What can be known before a start is said before the store is touched: ``dmq config``, and files that are read again."""
+"""What can be known before a start is said before the store is touched; and files that are read while it serves."""
 
 from __future__ import annotations
 
 import json
 import socket
-import time
 from pathlib import Path
 
 import pytest

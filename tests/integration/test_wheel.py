@@ -82,7 +82,7 @@ def required(installed: Path, extra: str) -> set[str]:
 
 
 def megabytes(names: set[str]) -> float:
-    """How much lies on disk of these distributions, as they are locked and installed; what Python compiles is left out."""
+    """How much lies on disk of these distributions, as they are locked; what Python compiles is left out."""
     files = [Path(str(file.locate())) for name in names for file in distribution(name).files or ()]
     return sum(file.stat().st_size for file in files if file.is_file() and file.suffix != ".pyc") / 1e6
 
@@ -157,7 +157,8 @@ _DOORS = {
 def test_what_needs_an_extra_says_so_in_a_line(installed: Path, tmp_path: Path) -> None:
     """Every door of the packages, without any extra: the last line has the command that installs what is missing."""
     tries = "".join(
-        f"try:\n    {code}\nexcept ImportError as error:\n    print(error)\nelse:\n    print('there')\n" for code in _DOORS
+        f"try:\n    {code}\nexcept ImportError as error:\n    print(error)\nelse:\n    print('there')\n"
+        for code in _DOORS
     )
     with environment(installed, tmp_path / "site", "") as env:
         done = run(env, tmp_path, "-c", tries)

@@ -1,4 +1,4 @@
-"""Our wheel and PyPI's ``retry`` in one environment: both have a package of that name, and the last one installed wins."""
+"""Our wheel and PyPI's ``retry`` in one environment: both have a package of that name, and the last one wins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ _THEIRS = {
     "retry-0.9.2.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
 }
 _USES = "from retry import retry; from retry.api import retry_call; print(retry_call(lambda: 'kept', **{}))"
-_OURS = "import dmq; from retry import RetryPolicy, retry; from retry.policy import decide; print(retry(tries=3)(str)())"
+_OURS = (
+    "import dmq; from retry import RetryPolicy, retry; from retry.policy import decide; print(retry(tries=3)(str)())"
+)
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +58,16 @@ class Environment:
 
     def pip(self, *arguments: str) -> None:
         command = [sys.executable, "-m", "pip", "--python", str(self.python), "--disable-pip-version-check", *arguments]
-        options = ["--no-index", "--no-compile", f"--find-links={self._wheels}"] if arguments[0] == "install" else ["-y"]
+        options = (
+            ["--no-index", "--no-compile", f"--find-links={self._wheels}"] if arguments[0] == "install" else ["-y"]
+        )
         subprocess.run([*command, *options], check=True, capture_output=True, timeout=100, cwd=self.python.parent)
 
     def run(self, code: str) -> subprocess.CompletedProcess[str]:
         env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         command = [str(self.python), "-c", code]
         elsewhere = self.python.parent  # not where our source lies
-        return subprocess.run(
-            command, env=env, cwd=elsewhere, capture_output=True, text=True, timeout=60, check=False
-        )
+        return subprocess.run(command, env=env, cwd=elsewhere, capture_output=True, text=True, timeout=60, check=False)
 
     def serves_both(self) -> None:
         """Assert that users of either package find what they use."""

@@ -42,7 +42,10 @@ def _cluster_authority_that_is_none(folder: Path) -> tuple[str, str]:
 
 
 def _one_port_for_two(folder: Path) -> tuple[str, str]:
-    return "listen = '127.0.0.1:7'\nmetrics_listen = '127.0.0.1:7'", "are both 127.0.0.1:7: give one of them another port"
+    return (
+        "listen = '127.0.0.1:7'\nmetrics_listen = '127.0.0.1:7'",
+        "are both 127.0.0.1:7: give one of them another port",
+    )
 
 
 def _no_address_of_this_host(folder: Path) -> tuple[str, str]:
@@ -57,7 +60,9 @@ def _no_address_of_this_host(folder: Path) -> tuple[str, str]:
     ],
     ids=lambda each: each.__name__,
 )
-def test_what_is_wrong_is_found_and_nothing_is_touched(tmp_path: Path, wrong: Callable[[Path], tuple[str, str]]) -> None:
+def test_what_is_wrong_is_found_and_nothing_is_touched(
+    tmp_path: Path, wrong: Callable[[Path], tuple[str, str]]
+) -> None:
     """By the check and by the start, alone of all settings; the folder is as it was."""
     written, said = wrong(tmp_path)
     file = tmp_path / "dmq.toml"
