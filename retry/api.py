@@ -10,8 +10,8 @@
     async def fetch(): ...
 
 Names, arguments, defaults and what they do are those of ``retry`` 0.9, seconds included. Beyond it, coroutine functions
-are repeated too (there they are called once), and a ``RetryPolicy`` can say when. What waits is in this process and gone
-with it: what must not be lost is sent with ``Redelivery``.
+are repeated too (there they are called once), and a ``RetryPolicy`` can say when. What waits is in this process and
+gone with it: what must not be lost is sent with ``Redelivery``.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def retry(  # noqa: PLR0917 - the order of that package's
     """Return a decorator that calls a function again while it raises one of ``exceptions``; the last one is raised.
 
     ``tries`` counts attempts: -1 is without end, 0 calls nothing. Before the second attempt it waits ``delay`` seconds;
-    each further wait is the one before times ``backoff`` plus ``jitter`` (a range is drawn from), at most ``max_delay``.
+    each further wait is the one before times ``backoff`` plus ``jitter`` (drawn from a range), at most ``max_delay``.
     ``logger`` gets a warning before each wait; ``None``: nobody does. ``policy`` says when instead.
     """
     rules = _Rules(exceptions, tries, delay, max_delay, backoff, jitter, logger, policy)

@@ -11,4 +11,4 @@ require(
     *("lark", "cryptography", "apscheduler"),
 )
 
-from dmq.daemon.run import run as run  # noqa: E402 - nothing before it is known to be there
+from dmq.daemon.process import run as run  # noqa: E402 - nothing before it is known to be there

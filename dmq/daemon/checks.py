@@ -28,7 +28,7 @@ _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # such as a host's name f
 
 
 def refuse_start(config: DaemonConfig, clock: Clock) -> None:
-    """Raise ``StartRefused`` with all that is wrong. Of the trail's folder the export tells: it keeps nobody waiting."""
+    """Raise ``StartRefused`` with all that is wrong. Of the trail the export tells: it keeps nobody waiting."""
     found = _found([*_of_files(config, clock), *_of_addresses(config)])
     if found:
         raise StartRefused("; ".join(found))

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
-import os
 import signal
-import sys
 from contextlib import AsyncExitStack
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 import structlog
-import uvloop
 
-from broker_adapter.clock import Clock, SystemClock
-from broker_adapter.extras import ExtraMissing
+from broker_adapter.clock import Clock
 from dmq.acl.quotas import RESERVE_PART, Bounds, Quotas
 from dmq.admin.backups import Backups
 from dmq.admin.cell import Cell
@@ -29,15 +23,13 @@ from dmq.audit.events import EventKind, cell_event
 from dmq.config import DaemonConfig
 from dmq.daemon import gauges
 from dmq.daemon.broker import broker_of
-from dmq.daemon.checks import refuse_start
 from dmq.daemon.descriptors import Descriptors, raise_limit, share
 from dmq.daemon.files import Files
 from dmq.daemon.opening import close_store, exporter_of, open_store
 from dmq.daemon.transport import transport_of
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.moved import MovedTopics
-from dmq.errors import AddressInUse, DmqError, StoreCorrupt, StoreError, with_advice
-from dmq.log import configure
+from dmq.errors import AddressInUse, StoreCorrupt, StoreError, with_advice
 from dmq.metrics import Metrics, MetricsServer, start_http
 from dmq.scheduler.scheduler import Scheduler
 from dmq.sidecar.validate import check_recurring
@@ -54,53 +46,12 @@ if TYPE_CHECKING:
 
 EXIT_OK = 0
 EXIT_FAILED = 1
-SWITCH_INTERVAL_S = 0.0005
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_FREED_BYTES_KEPT = 64 * 2**20
-_REQUEST_BYTES = 16 * 2**20  # what is larger goes back to the system at once
 
 log = structlog.get_logger("dmq.daemon")
 
 
-def run(config: DaemonConfig) -> int:
-    """Serve until SIGTERM, SIGINT or a storage failure; return the exit code.
-
-    What keeps a daemon from starting, or ends it, is one line of the log, with what to do about it.
-    """
-    # What lies outside of directories that are closed anyway is the trail, if a group is to read it.
-    os.umask(0o027 if config.trail_mode == "group" else 0o077)
-    clock = SystemClock()
-    configure(config.log_level, config.log_format, clock)
-    log.info("starting", version=_version(), pid=os.getpid(), **config.shown())
-    _keep_freed_memory()
-    # Messages are tuples and bytes without cycles: looking for some every 700 objects costs a tenth of a burst's
-    # and of a send's time. Every 5,000 it is 1 % of 256 sends in flight, and a millisecond at once; with 50,000
-    # nothing, but ten milliseconds each time while clients come and many objects are new.
-    gc.freeze()
-    gc.set_threshold(5_000, 1, 10_000)
-    # A delivery goes through two threads beside a loop that computes all the time when clients send all they can. Each
-    # step waits for the interpreter: with Python's 5 ms deliveries were 25 ms late in the middle, with this 5 ms.
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    try:
-        refuse_start(config, clock)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(config, clock))
-    except (DmqError, ExtraMissing, OSError) as error:
-        log.critical("not_served", error=with_advice(error), code=EXIT_FAILED)
-    except Exception as error:
-        log.critical("crashed", error=f"unexpected {type(error).__name__}: {with_advice(error)}", exc_info=True)
-    return EXIT_FAILED
-
-
-def _keep_freed_memory() -> None:
-    """Have the C library keep some of what was freed: to fetch a large request's pages anew costs milliseconds."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # glibc's, with the numbers of its malloc.h
-        mallopt(_M_TRIM_THRESHOLD, _FREED_BYTES_KEPT)
-        mallopt(_M_MMAP_THRESHOLD, _REQUEST_BYTES)
-
-
-async def _serve(config: DaemonConfig, clock: Clock) -> int:
+async def serve(config: DaemonConfig, clock: Clock) -> int:
+    """Serve until SIGTERM, SIGINT or a storage failure, and return the exit code; raise what keeps it from starting."""
     loop = asyncio.get_running_loop()
     ending: asyncio.Future[StoreError | None] = loop.create_future()
 
@@ -127,7 +78,7 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         backups = Backups(store, config.data)
         stack.push_async_callback(backups.close)
         verifier = await stack.enter_async_context(LedgerVerifier(store, config.data))
-        metrics = Metrics(version=_version(), cell_id=store.cell_id)
+        metrics = Metrics(version=version_here(), cell_id=store.cell_id)
         _observe(store, metrics)
         broker = broker_of(config, store)
         stack.push_async_callback(broker.close)
@@ -135,7 +86,7 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         await MovedTopics(broker).settle()
         scheduler = Scheduler(store, broker.placement, broker.checks, on_failure=fail, observe=metrics.became_visible)
         stack.callback(scheduler.close)
-        cell = Cell(config, store, broker, metrics, _version(), store.clock.now_ms(), exporter=exporter)
+        cell = Cell(config, store, broker, metrics, version_here(), store.clock.now_ms(), exporter=exporter)
         gauges.follow(metrics, store, broker, exporter)
         front = await _front(config, cell, broker, metrics, stack)
         quotas = _quotas(config, store, front or broker.catalog)
@@ -149,10 +100,7 @@ async def _serve(config: DaemonConfig, clock: Clock) -> int:
         files = _files(config, cell, stack)
         server = transport_of(config, *own, files=files, front=front, connections_max=descriptors.connections)
         stack.push_async_callback(server.stop, config.shutdown_grace_s)
-        metrics_server = _start_metrics(config, metrics, cell)
-        if metrics_server is not None:
-            stack.callback(metrics_server.stop)
-            cell.metrics_listen = str(metrics_server.address)
+        _serve_metrics(config, metrics, cell, stack)
         scheduler.start()
         port = await server.start()
         cell.listen = str(Address(config.listen.host, port))
@@ -234,6 +182,13 @@ def _on_signal(number: signal.Signals, end: object) -> None:
     end(None)
 
 
+def _serve_metrics(config: DaemonConfig, metrics: Metrics, cell: Cell, stack: AsyncExitStack) -> None:
+    server = _start_metrics(config, metrics, cell)
+    if server is not None:
+        stack.callback(server.stop)
+        cell.metrics_listen = str(server.address)
+
+
 def _start_metrics(config: DaemonConfig, metrics: Metrics, cell: Cell) -> MetricsServer | None:
     if config.metrics_listen is None:
         return None
@@ -252,7 +207,8 @@ def _start_metrics(config: DaemonConfig, metrics: Metrics, cell: Cell) -> Metric
         return server
 
 
-def _version() -> str:
+def version_here() -> str:
+    """Return the version of what is installed."""
     try:
         return version("rock-dmq")
     except PackageNotFoundError:

@@ -27,7 +27,7 @@ from typing import Any, NoReturn, TextIO
 
 _READ_AT_START = ("LD_", "PYTHON", "MALLOC_", "LANG", "LC_")
 _MESSAGE_BYTES_MAX = 256 * 1024
-_IMPORTED = ("dmq.cli.app", "dmq.cli.serve", "dmq.daemon.run", "dmq.admin.client")
+_IMPORTED = ("dmq.cli.app", "dmq.cli.serve", "dmq.daemon.process", "dmq.admin.client")
 _TESTS = Path(__file__).resolve().parents[1]
 _ROOT = _TESTS.parent
 
