@@ -8,6 +8,7 @@ from __future__ import annotations
 import zlib
 from enum import IntEnum
 
+from broker_adapter.extras import command, require
 from broker_adapter.limits import BODY_BYTES_MAX
 
 COMPRESS_FROM_BYTES = 4096  # default of RocketMQ's clients
@@ -34,11 +35,13 @@ def method_bits(method: Compression) -> int:
 def pack(body: bytes, method: Compression) -> bytes:
     """Return a body compressed; ``ImportError`` if the library for it is not there."""
     if method is Compression.LZ4:
+        require("compression by LZ4", "classic", "lz4")
         from lz4 import frame
 
         # blocks that refer to each other are what the Java client does not read
         return bytes(frame.compress(body, compression_level=_LEVEL, block_linked=False))
     if method is Compression.ZSTD:
+        require("compression by Zstandard", "classic", "zstandard")
         import zstandard
 
         return zstandard.ZstdCompressor(level=_LEVEL).compress(body)
@@ -55,7 +58,7 @@ def unpack(body: bytes, bits: int) -> bytes:
     try:
         unpacked, is_whole = _UNPACKED[method](body)
     except ImportError:
-        raise ValueError(f"its body is compressed with {method.name}: install rock-dmq[classic] to read it") from None
+        raise ValueError(f"its body is compressed with {method.name}: {command('classic')} to read it") from None
     if len(unpacked) > BODY_BYTES_MAX:
         raise ValueError(f"its body has more than {BODY_BYTES_MAX} bytes once it is unpacked")
     if not is_whole:

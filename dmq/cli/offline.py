@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from broker_adapter.extras import command
 from dmq.cli.errors import CommandFailed, ExitCode
 
 
@@ -37,6 +38,6 @@ def offline() -> Iterator[None]:
     except StoreCorrupt as error:
         raise CommandFailed(str(error), ExitCode.DAMAGED) from error
     except ModuleNotFoundError as error:
-        raise CommandFailed(f"{error.name} is missing: pip install 'rock-dmq[server]'") from error
+        raise CommandFailed(f"{error.name} is missing: {command('server')}") from error
     finally:
         structlog.configure(**was)

@@ -393,4 +393,4 @@ def test_missing_packages_are_named() -> None:
     """Whoever installed the base distribution only is told what to install."""
     code = "import sys; sys.modules['grpc'] = None\nimport dmq.sidecar.client"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
-    assert "pip install 'rock-dmq[server]'" in done.stderr.splitlines()[-1]
+    assert "pip install 'rock-dmq[client]'" in done.stderr.splitlines()[-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -124,8 +123,7 @@ def test_a_directory_stays_while_the_trail_cannot_be_written(tmp_path: Path, mon
 
 def test_a_missing_library_is_named_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is opened."""
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyarrow" else found(name))
-    with pytest.raises(ImportError, match=r"needs pyarrow: pip install rock-dmq\[server\]"):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ImportError, match=r"needs pyarrow, which is missing: pip install 'rock-dmq\[server\]'"):
         Spool(tmp_path / "spool", options=options(tmp_path / "trail"))
     assert not (tmp_path / "spool").exists()

@@ -14,18 +14,14 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
+import grpc
 import structlog
+from google.protobuf.message import Message
 
 from broker_adapter.limits import REQUEST_BYTES_MAX
 from broker_adapter.signature import Signer
 from broker_adapter.wire import rocketmq_v2 as wire
 from retry.sink import SinkError, SinkFull, SinkUnavailable
-
-try:
-    import grpc
-    from google.protobuf.message import Message
-except ImportError as error:
-    raise ImportError("SidecarClient needs grpcio and protobuf: pip install 'rock-dmq[server]'") from error
 
 log = structlog.get_logger("dmq.sidecar.client")
 

@@ -70,7 +70,7 @@ class SidecarClient:
       taken yet is not counted: the daemon does not say. Bytes and the oldest entry are not known either.
 
     Nothing connects before the first call. Every call has a deadline of ``timeout_s``; a daemon that is away is found
-    again by itself. Raises ImportError if the packages of the extra ``server`` are missing.
+    again by itself. Raises ImportError if the packages of the extra ``client`` are missing.
     """
 
     can_hold = False

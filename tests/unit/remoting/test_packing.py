@@ -75,5 +75,5 @@ def test_without_the_library_it_says_what_to_install(
     """The base distribution does not bring it."""
     packed = pack(b"hello", method)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ValueError, match=r"install rock-dmq\[classic\]"):
+    with pytest.raises(ValueError, match=r"pip install 'rock-dmq\[classic\]' to read it"):
         unpack(packed, method_bits(method))
