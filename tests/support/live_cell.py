@@ -27,6 +27,7 @@ from dmq.admin.quotas import QuotaCalls
 from dmq.admin.service import AdminService, Operators
 from dmq.admin.status import CellState
 from dmq.config import DaemonConfig
+from dmq.daemon.files import Files
 from dmq.daemon.transport import Transport, transport_of
 from dmq.metrics import Metrics
 from dmq.units import Address
@@ -74,7 +75,9 @@ class LiveCell:
         self.cell = Cell(config, rig.store, rig.broker, metrics, "1.2.3", NOW, CellState.SERVING)
         quotas = Quotas(rig.store.clock)
         admin = AdminService(Operators.of(self.cell), clock=rig.store, quotas=QuotaCalls(quotas, _keep_nothing))
-        self._server = transport_of(config, rig.store.clock, rig.broker, metrics, admin, quotas, connections_max=16)
+        files = Files.of(config, rig.store.clock)
+        own = rig.store.clock, rig.broker, metrics, admin, quotas
+        self._server = transport_of(config, *own, files=files, connections_max=16)
         self.cell.listen = str(Address("127.0.0.1", await self._server.start()))
 
     def do(self, work: Coroutine[Any, Any, _Answer]) -> _Answer:
