@@ -27,7 +27,22 @@ from typing import Any, NoReturn, TextIO
 
 _READ_AT_START = ("LD_", "PYTHON", "MALLOC_", "LANG", "LC_")
 _MESSAGE_BYTES_MAX = 256 * 1024
-_IMPORTED = ("dmq.cli.app", "dmq.cli.serve", "dmq.daemon.process", "dmq.admin.client")
+# What a daemon loads in any case, at its start, at its first connection or when the trail is written at its end.
+_IMPORTED = (
+    "dmq.cli.app",
+    "dmq.cli.serve",
+    "dmq.daemon.process",
+    "dmq.admin.client",
+    "dmq.admin.http2",
+    "dmq.sidecar.http2_server",
+    "dmq.audit.files",
+    "dmq.audit.snapshot",
+    "cryptography.hazmat.backends.openssl.backend",
+    "cryptography.hazmat.primitives.serialization.ssh",
+    "cryptography.x509",
+    "numpy.ma",
+)
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # numpy has one for each processor, and a fork would be without them
 _TESTS = Path(__file__).resolve().parents[1]
 _ROOT = _TESTS.parent
 
@@ -130,7 +145,7 @@ def _server() -> socket.socket:
         process = subprocess.Popen(
             [sys.executable, "-m", "support.forked", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(_TESTS), str(_ROOT)))},
+            env={**os.environ, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join((str(_TESTS), str(_ROOT)))},
             stdin=subprocess.DEVNULL,
         )
 
