@@ -7,8 +7,10 @@ name. Code that tests share lives in ``tests/support``; ``pythonpath = ["tests"]
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByUnit:
     """Hand out the tests by units, in the order that they have here."""
     config.option.loadscopereorder = False
     return ByUnit(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Let the collector of garbage leave alone what collecting makes: some million objects that stay to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
