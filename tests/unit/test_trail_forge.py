@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from support.effort import EFFORT, at_length
 from support.trail_damage import DAMAGERS
 from support.trail_files import (
     EVENT_SCHEMA,
@@ -26,13 +27,15 @@ from support.trail_oracle import ask, rows_of
 from bench.trail_maker import make_trail
 
 EXITS = {"ACKED", "NACKED", "FILTERED"}
+EVENTS = 20_000 if EFFORT > 1 else 5_000  # of a bench's trail
+MESSAGES = 2_500 if EFFORT > 1 else 1_500
 KEYS = {"window_start_ms", "topic", "group", "cell", "type"}
 
 
 @pytest.fixture(scope="module")
 def truth(tmp_path_factory: pytest.TempPathFactory) -> Truth:
     """A trail with a bit of everything, and three snapshots of each cell."""
-    return forge(tmp_path_factory.mktemp("forged"), messages=2_500, seed=7, snapshots=3, rows_per_file=300)
+    return forge(tmp_path_factory.mktemp("forged"), messages=MESSAGES, seed=7, snapshots=3, rows_per_file=300)
 
 
 @pytest.fixture
@@ -82,7 +85,7 @@ def test_ledgers_add_up(truth: Truth) -> None:
             assert row.get(whole, 0) == sum(row[name] for name in row.keys() - {*KEYS, whole, "accepted_at_once"})
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3 if EFFORT == 1 else 8))
 def test_second_opinion(tmp_path: Path, seed: int) -> None:
     """Who knows the files alone comes to the same ledgers, and finds nothing."""
     truth = forge(tmp_path, messages=(30, 300, 1_500)[seed % 3], seed=seed, snapshots=1 + seed % 3, failing=0.3)
@@ -107,7 +110,7 @@ def test_snapshots(truth: Truth) -> None:
         assert sequences[-1] == about["snapshot_sequence"] == about["last_sequence"]
 
 
-@pytest.mark.parametrize("count", [1, 10, 100])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=at_length), 10, pytest.param(100, marks=at_length)])
 @pytest.mark.parametrize("name", MUTATORS)
 def test_lies(copy: Path, name: str, count: int) -> None:
     """A mutator lies about the messages it names, and about nothing else."""
@@ -160,10 +163,10 @@ def test_altered_files(copy: Path) -> None:
 
 def test_long_trails(tmp_path: Path) -> None:
     """What the bench audits is a sound trail too, of about as many events as were asked for."""
-    made = make_trail(tmp_path / "trail", 20_000)
+    made = make_trail(tmp_path / "trail", EVENTS)
     said = ask(tmp_path / "trail")
     assert said.findings == set()
     assert said.gaps == {"bench": []}
-    assert made.events == pytest.approx(20_000, rel=0.05)
+    assert made.events == pytest.approx(EVENTS, rel=0.05)
     assert sum(row["scheduled"] for row in said.scheduled.values()) == made.scheduled
     assert sum(row["fired"] for row in said.fired.values()) == made.fired
