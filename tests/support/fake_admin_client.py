@@ -11,6 +11,7 @@ import pytest
 from google.protobuf.message import Message
 from support.admin_clients import FixedClients
 from support.admin_source import FixedSource, service_over
+from support.command_tree import keep
 from typer.testing import CliRunner, Result
 
 from broker_adapter.signature import Signer
@@ -78,6 +79,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
 
 def run_dmq(*arguments: str, stdin: bytes = b"", env: dict[str, str] | None = None) -> Result:
     """Run a command line in process."""
+    keep()
     return CliRunner().invoke(app, list(arguments), input=stdin, env=env)
 
 
