@@ -27,11 +27,11 @@ from dmq.sidecar.tls import self_signed
 _HEAP_MB = 384
 _HEAP_4_MB = 256
 # An index of messages that is small, because its files are made whole; a timer wheel that is compared with its file,
-# byte for byte, every ten seconds and not every one, which takes a third of a processor; and a broker that refuses
-# nothing because the machine stalled: by itself it does so after 0.2 s in its queue.
+# byte for byte, every minute and not every second, which takes a third of a processor; and a broker that refuses
+# nothing because the machine stalled: by itself it does so after 0.2 s in its queue, for which it looks every 10 ms.
 _BROKER = (
-    "messageIndexEnable=true\nmaxHashSlotNum=5000\nmaxIndexNum=20000\ntimerFlushIntervalMs=10000\n"
-    "waitTimeMillsInSendQueue=60000\nosPageCacheBusyTimeOutMills=60000\n"
+    "messageIndexEnable=true\nmaxHashSlotNum=5000\nmaxIndexNum=20000\ntimerFlushIntervalMs=60000\n"
+    "waitTimeMillsInSendQueue=60000\nosPageCacheBusyTimeOutMills=60000\nbrokerFastFailureEnable=false\n"
 )
 _GROUPS = itertools.count()
 BROKERS = ("east@broker-a", "west@broker-b")  # each in a machine room, as RocketMQ's own names have it
@@ -55,8 +55,6 @@ class Cluster:
         self.rocketmq = rocketmq
         self.certificate = certificate  # its proxies take TLS and plain text on one port
         self._topics = {kind: itertools.count() for kind in _TOPICS}
-        topics = {self._name(kind, number): kind for kind, count in _TOPICS.items() for number in range(count)}
-        rocketmq.make_topics({INNER_TOPIC: "NORMAL", ORDERS: "NORMAL", **topics})
         rocketmq.make_group(INNER_GROUP)
 
     @property
@@ -68,7 +66,7 @@ class Cluster:
         """Return an unused topic of a type."""
         number = next(self._topics[kind])
         assert number < _TOPICS[kind], f"more topics of type {kind} are needed than are made"
-        return self._name(kind, number)
+        return _name(kind, number)
 
     def group(self, *, attempts: int = 17, is_fifo: bool = False) -> str:
         """Make a consumer group."""
@@ -76,9 +74,9 @@ class Cluster:
         self.rocketmq.make_group(name, attempts=attempts, is_fifo=is_fifo)
         return name
 
-    @staticmethod
-    def _name(kind: str, number: int) -> str:
-        return f"{kind.lower()}-{number}"
+
+def _name(kind: str, number: int) -> str:
+    return f"{kind.lower()}-{number}"
 
 
 @cache
@@ -88,8 +86,16 @@ def cluster() -> Cluster:
         folder = _folder("dmq-cluster-")
         certificate, key = self_signed(folder, SystemClock().now_ms())
         tls = {"tlsTestModeEnable": False, "tlsCertPath": str(certificate), "tlsKeyPath": str(key)}
+        topics = {_name(kind, number): kind for kind, count in _TOPICS.items() for number in range(count)}
         started = RocketMQ(
-            folder, artifacts(), brokers=BROKERS, heap_mb=_HEAP_MB, proxy=tls, broker=_BROKER, jvm=SHORT_LIVED
+            folder,
+            artifacts(),
+            brokers=BROKERS,
+            heap_mb=_HEAP_MB,
+            proxy=tls,
+            broker=_BROKER,
+            jvm=SHORT_LIVED,
+            topics={INNER_TOPIC: "NORMAL", ORDERS: "NORMAL", **topics},
         )
     _ending.callback(cluster.cache_clear)
     _ending.callback(started.close)
