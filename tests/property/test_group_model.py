@@ -319,7 +319,7 @@ def stories(kinds: Sequence[str], *, picks: int, more: int) -> st.SearchStrategy
     return st.lists(st.sampled_from([*product(kinds, range(picks), range(more))]), min_size=60, max_size=140)
 
 
-@settings(max_examples=300 * EFFORT)
+@settings(max_examples=150 * EFFORT)
 @given(
     strategy=st.sampled_from((Averagely(), AveragelyByCircle(), ConsistentHash())),
     is_orderly=st.booleans(),
@@ -357,7 +357,7 @@ class Greedy:
 QUARREL = ("wait", "wait", "work", "work", "take", "renew", "hear", "look", "forget", "rebalance", "finish")
 
 
-@settings(max_examples=500 * EFFORT)
+@settings(max_examples=250 * EFFORT)
 @given(story=stories(QUARREL, picks=2, more=6))  # waits of up to 30 s: locks are believed often
 def test_two_who_want_the_same_queues_are_never_in_one_at_once(story: list[tuple[str, int, int]]) -> None:
     """Locks that are believed for too long, or after they were given back, would let both in."""

@@ -278,7 +278,7 @@ def run(overdue: list[int], lives: list[list[tuple[str, list[int]]]]) -> None:
         world.drain()
 
 
-@settings(max_examples=150 * EFFORT)
+@settings(max_examples=75 * EFFORT)
 @given(overdue=st.lists(st.integers(0, 30), max_size=6), lives=_LIVES)
 def test_no_interleaving_loses_repeats_or_hurries_a_row(
     overdue: list[int], lives: list[list[tuple[str, list[int]]]]
@@ -304,7 +304,7 @@ def test_no_random_interleaving_does_either() -> None:
             else:
                 yield kind, [rng.randint(-20, 20)]
 
-    for _ in range(2_500 * EFFORT):
+    for _ in range(1_200 * EFFORT):
         run([rng.randint(0, 30) for _ in range(rng.randint(0, 6))], [list(steps()) for _ in range(rng.randint(1, 3))])
 
 

@@ -84,6 +84,6 @@ class OnRocksDB(OperatorMachine):
 _PACE = settings(stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 TestOperatorsOnMemory = seed(SEED)(OnMemory.TestCase)
-TestOperatorsOnMemory.settings = settings(_PACE, max_examples=50 * EFFORT)
+TestOperatorsOnMemory.settings = settings(_PACE, max_examples=25 * EFFORT)
 TestOperatorsOnRocksDB = seed(SEED)(OnRocksDB.TestCase)
-TestOperatorsOnRocksDB.settings = settings(_PACE, max_examples=10 * EFFORT)
+TestOperatorsOnRocksDB.settings = settings(_PACE, max_examples=6 * EFFORT)

@@ -382,14 +382,14 @@ def check(history: History, *, on_disk: bool) -> None:
 _PACE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-@settings(_PACE, max_examples=75 * EFFORT)
+@settings(_PACE, max_examples=40 * EFFORT)
 @given(history=histories(End.KILL, End.POWER_LOSS))
 def test_each_letter_has_one_outcome_in_memory(history: History) -> None:
     """Wherever it breaks, and whether or not what was written and not synced is lost."""
     check(history, on_disk=False)
 
 
-@settings(_PACE, max_examples=15 * EFFORT)
+@settings(_PACE, max_examples=8 * EFFORT)
 @given(history=histories(End.KILL))
 def test_each_letter_has_one_outcome_on_rocksdb(history: History) -> None:
     """The same where a kill is a copy of the directory of a store that was never closed."""

@@ -394,9 +394,9 @@ class DiskMachine(SpoolMachine):
 
 TestMemory = MemoryMachine.TestCase
 TestMemory.settings = settings(
-    max_examples=40 * EFFORT, stateful_step_count=40, suppress_health_check=list(HealthCheck), deadline=None
+    max_examples=30 * EFFORT, stateful_step_count=40, suppress_health_check=list(HealthCheck), deadline=None
 )
 TestDisk = DiskMachine.TestCase
 TestDisk.settings = settings(
-    max_examples=12 * EFFORT, stateful_step_count=30, suppress_health_check=list(HealthCheck), deadline=None
+    max_examples=8 * EFFORT, stateful_step_count=30, suppress_health_check=list(HealthCheck), deadline=None
 )

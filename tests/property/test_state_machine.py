@@ -265,9 +265,9 @@ class RocksMachine(BrokerMachine):
 _PACE = settings(stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 TestOnMemory = MemoryMachine.TestCase
-TestOnMemory.settings = settings(_PACE, max_examples=100 * EFFORT)
+TestOnMemory.settings = settings(_PACE, max_examples=40 * EFFORT)
 TestOnRocksDB = RocksMachine.TestCase
-TestOnRocksDB.settings = settings(_PACE, max_examples=20 * EFFORT)
+TestOnRocksDB.settings = settings(_PACE, max_examples=15 * EFFORT)
 
 
 def test_a_step_that_smaller_ones_hide_moves_nothing() -> None:

@@ -218,7 +218,7 @@ def test_each_transaction_has_one_outcome_in_memory(history: list[Step]) -> None
     check(history, on_disk=False)
 
 
-@settings(_PACE, max_examples=15 * EFFORT)
+@settings(_PACE, max_examples=8 * EFFORT)
 @given(history=histories(End.KILL))
 def test_each_transaction_has_one_outcome_on_rocksdb(history: list[Step]) -> None:
     """The same where a kill is a copy of the directory of a store that was never closed."""
