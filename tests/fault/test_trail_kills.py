@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support import forked
 from support.crash_load import Load
 from support.daemon import Daemon
 from support.effort import EFFORT, SEED, at_length
@@ -104,17 +103,12 @@ def test_a_kill_at_any_step_leaves_no_gap_and_nothing_twice(tmp_path: Path, how:
     is_done = False
     while not is_done:
         at += 1
-        ran = subprocess.run(
-            [sys.executable, "-c", CHILD, str(data), str(trail), str(at), by_turns[at % 2] if how == "either" else how],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        told = by_turns[at % 2] if how == "either" else how
+        ran = forked.run_code(CHILD, str(data), str(trail), str(at), told, cwd=tmp_path, timeout_s=60)
         assert ran.returncode == -9, ran.stderr
-        told = ran.stdout.split()
-        committed = max(committed, int(told[0]) if told else 0)
-        is_done = told[1:] == ["done"]
+        said = ran.stdout.split()
+        committed = max(committed, int(said[0]) if said else 0)
+        is_done = said[1:] == ["done"]
         assert at < 120
     assert at > 20, "too few steps to mean anything"
     assert export_all(data, trail) == committed

@@ -106,27 +106,35 @@ def start(arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> For
 
 
 def run(
-    arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout_s: float
+    arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout_s: float, code: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``dmq`` with these arguments to its end."""
+    """Run ``dmq`` with these arguments to its end; or, if there is any, ``code``, as ``python -c`` runs it."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = _start(arguments, env, cwd, out.fileno(), err.fileno())
+        process = _start(arguments, env, cwd, out.fileno(), err.fileno(), code)
         try:
-            code = process.wait(timeout_s)
+            ended = process.wait(timeout_s)
         finally:
             process.kill()
         said = []
         for each in (out, err):
             each.seek(0)
             said.append(each.read().decode(errors="replace"))
-    return subprocess.CompletedProcess(["dmq", *arguments], code, *said)
+    return subprocess.CompletedProcess(["dmq", *arguments], ended, *said)
 
 
 _asking = threading.Lock()
 
 
-def _start(arguments: Sequence[str], env: Mapping[str, str], cwd: Path, out: int, err: int) -> Forked:
-    request = json.dumps({"arguments": list(arguments), "env": dict(env), "cwd": str(cwd)}).encode()
+def run_code(code: str, *arguments: str, cwd: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run ``python -c`` to its end, with what daemons load already loaded where that is the same."""
+    if may_fork(os.environ):
+        return run(arguments, env=os.environ, cwd=cwd, timeout_s=timeout_s, code=code)
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=cwd, check=False, capture_output=True, text=True, timeout=timeout_s)
+
+
+def _start(arguments: Sequence[str], env: Mapping[str, str], cwd: Path, out: int, err: int, code: str = "") -> Forked:
+    request = json.dumps({"arguments": list(arguments), "env": dict(env), "cwd": str(cwd), "code": code}).encode()
     assert len(request) < _MESSAGE_BYTES_MAX
     read, write = os.pipe()
     with _asking:
@@ -209,6 +217,10 @@ def _become(request: dict[str, Any], out: int, err: int) -> NoReturn:
     os.environ.clear()
     os.environ.update(request["env"])
     time.tzset()
+    if request["code"]:
+        sys.argv = ["-c", *request["arguments"]]
+        exec(compile(request["code"], "<string>", "exec"), {"__name__": "__main__"})
+        sys.exit()
     sys.argv = ["dmq", *request["arguments"]]
     from dmq.cli import main
 
