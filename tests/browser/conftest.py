@@ -206,7 +206,8 @@ def tiny() -> Made:
 
 
 MAKERS: dict[str, Callable[[], Made]] = {"ordinary": ordinary, "extreme": extreme, "empty": empty, "tiny": tiny} | {
-    verdict: lambda verdict=verdict: of_verdict(verdict) for verdict in ("clean", "late", "inconclusive", "inconsistent")
+    verdict: lambda verdict=verdict: of_verdict(verdict)
+    for verdict in ("clean", "late", "inconclusive", "inconsistent")
 }
 
 

@@ -10,7 +10,8 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from dmq.store.store import Store, StoreOptions
 INVISIBLE_MS = 10_000  # the least that RocketMQ takes
 REQUEST_MS = 30_000  # a machine that stalls is no broker that is away
 _GROUPS = itertools.count()
+_TOPICS_4 = 30
 PATIENCE_S = 60.0  # for what happens by itself; nothing waits that long unless it is broken
 
 
@@ -197,9 +199,10 @@ async def leased_5(path: Path) -> AsyncIterator[Rig]:
 @asynccontextmanager
 async def leased_4(path: Path) -> AsyncIterator[Rig]:
     """Leases over RocketMQ 4.9."""
-    running, name = cluster_4(), f"leased-topic-{next(_GROUPS)}"
-    await asyncio.to_thread(running.make_topics, {name: "NORMAL"})
-    async with leased(running, lambda _: name) as rig:
+    running, names = cluster_4(), [f"leased-topic-{number}" for number in range(_TOPICS_4)]
+    await asyncio.to_thread(running.make_topics, dict.fromkeys(names, "NORMAL"))
+    unused = iter(names)
+    async with leased(running, lambda _: next(unused)) as rig:
         yield rig
 
 
@@ -237,10 +240,8 @@ def every_broker(*, spins_rocketmq: bool = False, **differs: str) -> Callable[[S
     """
 
     def decorate(scenario: Scenario) -> Callable[..., None]:
-        def test(kind: str, tmp_path: Path) -> None:
-            if kind in _CLUSTERS:
-                _CLUSTERS[kind]()
-            asyncio.run(_play(kind, tmp_path, scenario))
+        def test(kind: str, at_once: AllAtOnce) -> None:
+            at_once.result(kind, scenario)
 
         def marks(kind: str) -> list[pytest.MarkDecorator]:
             found = [pytest.mark.xfail(strict=True, reason=differs[kind])] if kind in differs else []
@@ -248,11 +249,67 @@ def every_broker(*, spins_rocketmq: bool = False, **differs: str) -> Callable[[S
             return [*found, at_length] if is_long else found
 
         test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
+        test.scenario = scenario  # type: ignore[attr-defined]
         return pytest.mark.parametrize("kind", [pytest.param(kind, marks=marks(kind)) for kind in _MAKERS])(test)
 
     return decorate
 
 
-async def _play(kind: str, path: Path, scenario: Scenario) -> None:
-    async with _MAKERS[kind](path) as rig:
-        await scenario(rig)
+class AllAtOnce:
+    """What came of the scenarios of a run. Most of them wait, so all that are asked of one broker take place at once.
+
+    They begin when the first one is asked for. Each has a topic and groups of its own.
+    """
+
+    def __init__(self, folder: Callable[[str], Path], items: Iterable[pytest.Item]) -> None:
+        self._folder = folder
+        self._came: dict[str, dict[Scenario, Future[None]]] = {}
+        self._pool = ThreadPoolExecutor(max_workers=len(_MAKERS))
+        self._played: list[Future[None]] = []
+        self._wanted: dict[str, list[Scenario]] = {}
+        for item in items:
+            scenario = getattr(getattr(item, "function", None), "scenario", None)
+            if scenario is not None and isinstance(item, pytest.Function) and not _is_skipped(item):
+                self._wanted.setdefault(item.callspec.params["kind"], []).append(scenario)
+
+    def result(self, kind: str, scenario: Scenario) -> None:
+        """Return once a scenario has taken place on a broker; raises what it raised."""
+        if kind not in self._came:
+            if kind in _CLUSTERS:
+                _CLUSTERS[kind]()
+            self._came[kind] = {each: Future() for each in self._wanted[kind]}
+            self._played.append(self._pool.submit(self._play, kind, self._folder(kind)))
+        self._came[kind][scenario].result()
+
+    def close(self) -> None:
+        """Wait until all brokers have ended; raises what one of them raised at that."""
+        self._pool.shutdown()
+        for each in self._played:
+            each.result()
+
+    def _play(self, kind: str, folder: Path) -> None:
+        came = self._came[kind]
+
+        async def one(rig: Rig, scenario: Scenario) -> None:
+            try:
+                await scenario(rig)
+            except BaseException as error:  # noqa: BLE001 - the test raises it
+                came[scenario].set_exception(error)
+            else:
+                came[scenario].set_result(None)
+
+        async def play() -> None:
+            async with _MAKERS[kind](folder) as rig:
+                await asyncio.gather(*(one(rig, scenario) for scenario in came))
+
+        try:
+            asyncio.run(play())
+        except BaseException as error:
+            for each in came.values():
+                if not each.done():
+                    each.set_exception(error)
+            raise
+
+
+def _is_skipped(item: pytest.Item) -> bool:
+    return any(mark.args[0] for mark in item.iter_markers("skipif"))
