@@ -7,15 +7,15 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 from support.effort import EFFORT, SEED
+from support.java_programs import class_path
 from support.jvm import SHORT_LIVED
 
-from bench.rocketmq import PeerMissing, artifacts
+from bench.rocketmq import PeerMissing
 from broker_adapter.balance.allocation import (
     Averagely,
     AveragelyByCircle,
@@ -31,7 +31,6 @@ from broker_adapter.message_queue import MessageQueue
 from broker_adapter.remoting.packing import Compression, pack
 
 pytestmark = pytest.mark.timeout(900)  # the first one has Maven bring the client
-PROGRAM = Path(__file__).parents[1] / "support" / "Decisions.java"
 BROKERS = ("east@a", "east@b", "north@a", "west@b", "west@c@", "plain", "a@b@c", "@empty", "room@")
 ROOMS = ("east", "west", "north", "south", "")
 
@@ -74,12 +73,12 @@ def questions(random: Random, count: int) -> Iterator[tuple[dict[str, Any], obje
 def ask_java(asked: list[dict[str, Any]]) -> dict[str, Any]:
     """Have the Java client answer."""
     try:
-        lib = artifacts()
+        path = class_path()
     except PeerMissing as error:
         if os.environ.get("CI"):
             raise
         pytest.skip(f"no Apache RocketMQ: {error}")
-    command = ["java", *SHORT_LIVED, "-Dfile.encoding=UTF-8", "-cp", f"{lib}/*", str(PROGRAM)]
+    command = ["java", *SHORT_LIVED, "-Dfile.encoding=UTF-8", "-cp", path, "Decisions"]
     done = subprocess.run(
         command, input=json.dumps(asked), capture_output=True, text=True, encoding="utf-8", timeout=300, check=False
     )

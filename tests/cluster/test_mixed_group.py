@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -14,9 +13,9 @@ import pytest
 from support.cluster import BROKERS, cluster
 from support.consumers import Seen
 from support.effort import EFFORT
+from support.java_programs import class_path
 from support.jvm import SHORT_LIVED
 
-from bench.rocketmq import artifacts
 from broker_adapter import Client, ConsumerOptions, Message, Start
 from broker_adapter.balance.allocation import (
     Averagely,
@@ -33,7 +32,6 @@ from broker_adapter.producer import Producer
 from broker_adapter.remoting import RemotingBroker, RemotingOptions
 
 pytestmark = pytest.mark.timeout(600)  # the first one has Maven bring the cluster, and starts it
-SUPPORT = Path(__file__).parents[1] / "support"
 QUEUES_EACH = 4  # of a topic at each broker
 HERE, JAVA = "west", "east"  # the rooms of the two clients, which their ids begin with
 _AT_ONCE = "-Drocketmq.client.rebalance.waitInterval=500"  # ms; 20 s otherwise
@@ -88,21 +86,10 @@ class Java:
         self._process.stdin.write(json.dumps({"do": what, "group": group, **more}).encode() + b"\n")
 
 
-def compiled(folder: Path) -> str:
-    """Compile the program into a folder; return the class path of it."""
-    path = f"{folder}:{artifacts()}/*"
-    quick = ("-proc:none", *(f"-J{option}" for option in SHORT_LIVED))
-    sources = ("-sourcepath", str(SUPPORT), str(SUPPORT / "Member.java"))
-    subprocess.run(
-        ["javac", *quick, "-d", str(folder), "-cp", path, *sources], check=True, capture_output=True, timeout=300
-    )
-    return path
-
-
 @asynccontextmanager
 async def java(names: str, folder: Path) -> AsyncIterator[Java]:
     """One virtual machine for all strategies."""
-    options = (*SHORT_LIVED, _AT_ONCE, f"-Duser.home={folder}", "-cp", compiled(folder))
+    options = (*SHORT_LIVED, _AT_ONCE, f"-Duser.home={folder}", "-cp", class_path())
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec("java", *options, "Member", names, stdin=pipe, stdout=pipe)
     made = Java(process)
