@@ -28,7 +28,7 @@ from dmq.store.ops import Batch
 from dmq.store.schema.keys import Family
 from dmq.store.store import StoreOptions
 
-MANY, EVERY = (100_000, 10_000) if EFFORT > 1 else (20_000, 2_000)  # one message in so many is wanted
+MANY, EVERY = (100_000, 10_000) if EFFORT > 1 else (8_000, 800)  # one message in so many is wanted
 WANTED = "wanted = 'yes' AND number >= 0"
 
 

@@ -44,8 +44,8 @@ def test_no_second_has_more_than_the_rate_and_what_gathered(rate: int, steps_s: 
 @given(st.integers(1, 5_000))
 def test_the_rate_is_reached(rate: int) -> None:
     """Who always has more than may go on gets the whole rate."""
-    found = passed(full(rate, 0.0), rate, [0.01] * 1_000)
-    assert sum(count for _, count in found) >= rate * 9.9
+    found = passed(full(rate, 0.0), rate, [0.01] * 300)
+    assert sum(count for _, count in found) >= rate * 2.9
 
 
 def test_a_ramp_begins_slowly_and_doubles() -> None:
