@@ -149,7 +149,12 @@ $(STAMPS)/fuzz: locks/fuzz.txt $(STAMPS)/dev
 # What the tests use beside Python, built beside each other.
 clients: $(STAMPS)/dev
 	@$(MAKE) --silent --no-print-directory -j BESIDE_EACH_OTHER=1 \
-		node-client go-client java-client rust-client chromium
+		node-client go-client java-client rust-client chromium $(STAMPS)/collected
+
+# The tests once compiled: each worker of the first run would compile all of them for itself.
+$(STAMPS)/collected: $(STAMPS)/dev
+	@$(PY) -m pytest --collect-only --quiet >/dev/null 2>&1 || true  # the run itself says what is wrong
+	@touch $@
 
 # The tools of one target each; their packages fit beside those of development.
 $(STAMPS)/docs $(STAMPS)/mutants $(STAMPS)/release: $(STAMPS)/%: locks/%.txt $(STAMPS)/dev
