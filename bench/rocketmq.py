@@ -45,6 +45,7 @@ _PRELOAD = "loopback.so"
 _MAVEN_S_MAX, _READY_S_MAX = 600, 120
 _G1_FROM_MB = 1024
 _QUEUES = 4  # of a topic at each broker
+_NO_TLS = "-Dtls.server.mode=disabled"  # a certificate made at each start is half of what a name server's takes
 WARM_UP_S, _RESUME_S = 60.0, 2
 _BLOCK = 4
 _BLOCKS = range(12_000, 20_000, _BLOCK)
@@ -176,7 +177,7 @@ class RocketMQ:
         )
         try:
             self._name_server = self._spawn(
-                ["-Xms64m", "-Xmx128m", "-XX:+UseSerialGC"],
+                ["-Xms64m", "-Xmx128m", "-XX:+UseSerialGC", _NO_TLS],
                 ["namesrv.NamesrvStartup", "-c", str(data / "namesrv.conf")],
                 data,
             )
@@ -311,8 +312,9 @@ class RocketMQ:
         proxied = ("-pm", "local", "-pc", str(node.data / "proxy.json"), "-bc")
         main, *options = ("proxy.ProxyStartup", *proxied) if self._has_proxies else ("broker.BrokerStartup", "-c")
         collector = "-XX:+UseG1GC" if self._heap_mb >= _G1_FROM_MB else "-XX:+UseSerialGC"
+        memory = [f"-Xms{self._heap_mb}m", f"-Xmx{self._heap_mb}m", f"-XX:MaxDirectMemorySize={self._heap_mb}m"]
         node.process = self._spawn(
-            [f"-Xms{self._heap_mb}m", f"-Xmx{self._heap_mb}m", f"-XX:MaxDirectMemorySize={self._heap_mb}m", collector],
+            [*memory, collector, *(() if self._has_proxies else (_NO_TLS,))],  # the proxies' TLS is this one too
             [main, "-n", self._names, *options, str(node.data / "broker.conf")],
             node.data,
         )
