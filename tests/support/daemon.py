@@ -247,14 +247,7 @@ def serve_command(data: Path, listen: str, metrics: str, *options: str) -> list[
 
 def run_to_end(data: Path, listen: str, *options: str, metrics: str = "off") -> subprocess.CompletedProcess[str]:
     """Run a daemon that is expected not to start, and return its exit code and what it said."""
-    return subprocess.run(
-        serve_command(data, listen, metrics, *options),
-        capture_output=True,
-        text=True,
-        timeout=START_S_MAX,
-        check=False,
-        cwd=data.parent,
-    )
+    return run_command(*serve_command(data, listen, metrics, *options)[_BEFORE_ARGUMENTS:], cwd=data.parent)
 
 
 def _event(line: str) -> dict[str, Any]:
