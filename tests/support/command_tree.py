@@ -6,6 +6,7 @@ Building them and what their options are read with takes longer than most comman
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import typer.main
 import typer.testing
@@ -21,10 +22,14 @@ def keep() -> None:
     typer.main.get_command(app)
 
 
-def warm(name: str) -> None:
-    """Build a command, and what reads its options, before it is run."""
+def warm() -> None:
+    """Build all commands, and what reads their options, before one of them is run."""
     keep()
-    command = typer.main.get_command(app)
-    for each in (command, command.commands[name]):  # type: ignore[attr-defined]  # it is the root
-        for option in each.params:
-            option.get_runtime_param()
+    _warm(typer.main.get_command(app))
+
+
+def _warm(command: Any) -> None:  # noqa: ANN401 - of typer's vendored classes
+    for option in command.params:
+        option.get_runtime_param()
+    for each in getattr(command, "commands", {}).values():
+        _warm(each)

@@ -169,7 +169,7 @@ def _serve(connection: socket.socket) -> None:
     """Fork for each request, until nobody can send one any more."""
     for name in _IMPORTED:
         importlib.import_module(name)
-    importlib.import_module("support.command_tree").warm("serve")
+    importlib.import_module("support.command_tree").warm()
     gc.freeze()  # what is there now stays shared with the forks
     while True:
         request, fds, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES_MAX, 3)
