@@ -32,12 +32,10 @@ _SHARED = {
 _LONGEST = (
     "session",
     CLUSTER_5,
-    _BROKERS,
     CLUSTER_4,
     "tests/integration/test_client_restart.py",
     "tests/fault/test_clock_steps_daemon.py",
     "tests/integration/test_clients.py",
-    "tests/fault/test_trail_kills.py",
     "tests/integration/test_admission.py",
     "tests/integration/test_recall_clients.py",
     "tests/fault/test_hook_outage.py",
