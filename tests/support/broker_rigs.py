@@ -270,7 +270,7 @@ class AllAtOnce:
         for item in items:
             scenario = getattr(getattr(item, "function", None), "scenario", None)
             if scenario is not None and isinstance(item, pytest.Function) and not _is_skipped(item):
-                self._wanted.setdefault(item.callspec.params["kind"], []).append(scenario)
+                self._wanted.setdefault(str(item.callspec.params["kind"]), []).append(scenario)
 
     def result(self, kind: str, scenario: Scenario) -> None:
         """Return once a scenario has taken place on a broker; raises what it raised."""

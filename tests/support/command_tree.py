@@ -18,7 +18,7 @@ from dmq.cli.app import app
 def keep() -> None:
     """Build each command no more than once from now on, and the root now."""
     typer.main.get_command = cache(typer.main.get_command)
-    typer.testing._get_command = typer.main.get_command
+    typer.testing._get_command = typer.main.get_command  # type: ignore[attr-defined]  # what it imported by that name
     typer.main.get_command(app)
 
 
