@@ -169,9 +169,9 @@ def make(
 
 
 def ordinary() -> Made:
-    """Half a day of seven topics with a bad hour; in a long run all of it."""
+    """A day of seven topics with a bad hour."""
     names = ["orders", "payments.refund", "mail", "invoices", "loyalty-points", "stock", "%DLQ%billing"]
-    return make(names, 144 if EFFORT > 1 else 72, "lost", KINDS)
+    return make(names, 144, "lost", KINDS)
 
 
 def of_verdict(verdict: str) -> Made:
