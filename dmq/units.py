@@ -1,4 +1,4 @@
-"""How people write durations, sizes, instants, addresses and delay level tables; standard library only.
+"""How people write durations, sizes, instants, addresses and delay level tables; no library is loaded for it.
 
 Everything here is a pure function between text and numbers whose unit stands in their name. What cannot be read raises
 ``ValueError`` with a sentence that says what is expected.
@@ -7,8 +7,10 @@ Everything here is a pure function between text and numbers whose unit stands in
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
+
+from broker_adapter.limits import DELIVER_AT_MS_MAX
 
 # Apache RocketMQ's `messageDelayLevel` default.
 DELAY_LEVELS_DEFAULT = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
@@ -22,6 +24,10 @@ _DURATION_PART = re.compile(r"([0-9]+)(ms|[smhd])")
 _SIZE = re.compile(r"([0-9]+) ?([KMGT]iB|B)")
 _DIGITS = re.compile(r"[0-9]+")
 _NUMBER_CHARS_MAX = 18
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_INSTANT_MS_MIN = 100_000_000_000  # in 1973; a smaller number was meant as seconds
+RFC_3339 = "RFC 3339 with a time zone (2026-01-31T10:00:00Z)"
+_INSTANT = f"{RFC_3339}, epoch milliseconds or +5m is expected"
 _TOPIC_PATTERN = re.compile(r"[|a-zA-Z0-9_-]{1,127}\*?|\*")
 
 
@@ -53,6 +59,49 @@ def format_duration(duration_ms: int) -> str:
         if count:
             text += f"{count}{unit}"
     return text
+
+
+class At(NamedTuple):
+    """An instant."""
+
+    epoch_ms: int
+
+
+class After(NamedTuple):
+    """So long from when the daemon hears of it; the clock of whoever says so plays no part. Before it, if negative."""
+
+    delay_ms: int
+
+
+def parse_when(text: str, expected: str = _INSTANT) -> At | After:
+    """Return the instant or the distance that ``text`` means; raise ``ValueError`` with a sentence if it means none."""
+    text = text.strip()
+    if text.startswith("+"):
+        return After(parse_duration(text[1:]))
+    if text.isascii() and text.isdigit():
+        return At(_checked_ms(int(text[:20])))
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(expected) from None
+    if instant.tzinfo is None:
+        raise ValueError(f"the time zone is missing: {expected}")
+    # Rounded up: a message is never early, not even by the part of a millisecond that was asked for.
+    return At(-((_EPOCH - instant) // timedelta(milliseconds=1)))
+
+
+def parse_around(text: str) -> At | After:
+    """As ``parse_when``; ``-1h`` is allowed as well, for what may be over."""
+    text = text.strip()
+    return After(-parse_duration(text[1:])) if text.startswith("-") else parse_when(text)
+
+
+def _checked_ms(epoch_ms: int) -> int:
+    if epoch_ms < _INSTANT_MS_MIN:
+        raise ValueError("epoch milliseconds are expected, these look like seconds")
+    if epoch_ms > DELIVER_AT_MS_MAX:
+        raise ValueError("the time lies past the year 9999")
+    return epoch_ms
 
 
 def parse_delay_levels(text: str) -> tuple[int, ...]:

@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
 from broker_adapter.errors import Refused, Rule
-from broker_adapter.limits import MESSAGE_ID_BYTES_MAX
-from broker_adapter.message import MessageType
 from broker_adapter.topics import check_topic
 from broker_adapter.wire import rocketmq_v2 as public
-from broker_adapter.wire.mapping import resource_of
 from dmq.admin import admin_v1 as wire
 from dmq.admin import mapping, validate
 from dmq.admin.cell import Cell
-from dmq.embedded.recurring import OCCURRENCE, SCHEDULE
-from dmq.embedded.schedules import ScheduleStatus, Wanted, check_name, check_types
+from dmq.embedded.recurring import largest, sample
+from dmq.embedded.schedules import ScheduleStatus, Wanted, check_name
 from dmq.store.schema.recurring import CatchUp
 
 _ENCODINGS = {"": public.IDENTITY, "IDENTITY": public.IDENTITY, "GZIP": public.GZIP}
 CheckMessage = Callable[[public.Message], None]
-TypesOf = Callable[[str], Awaitable[Sequence[MessageType]]]
+
+
+class AddSchedule(Protocol):
+    """Makes a schedule: ``Schedules.add``."""
+
+    def __call__(self, wanted: Wanted, *, is_replacing: bool = False) -> Awaitable[tuple[ScheduleStatus, bool]]:
+        """Make it, durable on return."""
+        ...
+
 
 
 class ScheduleCalls:
     """The calls. Raises ``Refused`` for input that breaks a rule; what the broker raises passes through."""
 
     def __init__(
-        self, cell: Cell, check_message: CheckMessage = lambda _: None, types_of: TypesOf | None = None
+        self, cell: Cell, check_message: CheckMessage = lambda _: None, add: AddSchedule | None = None
     ) -> None:
-        """``check_message`` refuses what no client may send; ``types_of`` says what a cluster's topic takes."""
+        """``check_message`` refuses what no client may send; ``add`` is the broker's way to make one, if not its own."""
         self._cell = cell
         self._check_message = check_message
-        self._types_of = types_of
+        self._add = add
         self.calls: Mapping[str, Callable[..., Awaitable[Message]]] = {
             "AddSchedule": self.add_schedule,
             "ListSchedules": self.list_schedules,
@@ -47,10 +52,7 @@ class ScheduleCalls:
     async def add_schedule(self, request: wire.AddScheduleRequest) -> wire.AddScheduleResponse:
         """Make a message recur."""
         wanted = self._wanted(request.schedule)
-        if self._types_of is not None:
-            types = await self._types_of(wanted.topic)
-            check_types(wanted.topic, types, is_grouped=bool(wanted.message_group))
-        found, is_new = await self._cell.broker.schedules.add(wanted, is_replacing=request.replace)
+        found, is_new = await (self._add or self._cell.broker.schedules.add)(wanted, is_replacing=request.replace)
         return wire.AddScheduleResponse(schedule=_shown(found), is_new=is_new)
 
     async def list_schedules(self, request: wire.ListSchedulesRequest) -> wire.ListSchedulesResponse:
@@ -108,29 +110,17 @@ class ScheduleCalls:
         if content.body_encoding not in _ENCODINGS:
             limit = "IDENTITY, GZIP"
             raise Refused(Rule.REQUEST, "no such encoding of a body", value=content.body_encoding, limit=limit)
-        properties = dict(content.properties)
-        for name in (SCHEDULE, OCCURRENCE):
-            if name in properties:
-                raise Refused(Rule.PROPERTY_KEY, "an occurrence has this property from its schedule", value=name)
-        message = public.Message(topic=resource_of(asked.topic), user_properties=properties, body=content.body)
-        system = message.system_properties
-        system.keys.extend(content.keys)
-        system.body_encoding = _ENCODINGS[content.body_encoding]
-        if content.tag:
-            system.tag = content.tag
-        if content.message_group:
-            system.message_group = content.message_group
-        self._check_message(_largest(message, asked.name))
+        message = sample(
+            asked.topic,
+            content.body,
+            tag=content.tag,
+            keys=content.keys,
+            message_group=content.message_group,
+            encoding=_ENCODINGS[content.body_encoding],
+            properties=content.properties,
+        )
+        self._check_message(largest(message, asked.name))
         return message
-
-
-def _largest(message: public.Message, name: str) -> public.Message:
-    """Return an occurrence of a message, as large as they get."""
-    found = public.Message()
-    found.CopyFrom(message)
-    found.system_properties.message_id = "0" * min(34, MESSAGE_ID_BYTES_MAX)
-    found.user_properties[SCHEDULE], found.user_properties[OCCURRENCE] = name, str(2**64)
-    return found
 
 
 def _shown(found: ScheduleStatus) -> wire.Schedule:

@@ -25,8 +25,7 @@ from dmq.cli.policy_options import (
     TableOption,
     policy_of,
 )
-from dmq.cli.times import At, parse_when
-from dmq.units import format_duration, format_time, parse_duration
+from dmq.units import At, format_duration, format_time, parse_duration, parse_when
 from retry.policy import DeadLetter, Reason, RetryPolicy, decide, to_plain
 
 app = noun("backoff")

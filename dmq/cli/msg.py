@@ -31,8 +31,8 @@ from dmq.cli.facts import content_facts
 from dmq.cli.nouns import noun
 from dmq.cli.options import Session, TopicArgument, YesOption, properties_of, with_session
 from dmq.cli.progress import Progress
-from dmq.cli.times import After, At, instant_ms, parse_when
-from dmq.units import parse_duration
+from dmq.cli.times import instant_ms
+from dmq.units import After, At, parse_duration, parse_when
 
 if TYPE_CHECKING:
     from broker_adapter.wire import rocketmq_v2 as public

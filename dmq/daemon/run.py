@@ -93,7 +93,7 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         admin = AdminService(
             *(Operators.of(cell), snapshots, backups, store),
             quotas=QuotaCalls(quotas, partial(_keep_quotas, store)),
-            schedules=ScheduleCalls(cell, check_recurring, front.types_of if front is not None else None),
+            schedules=ScheduleCalls(cell, check_recurring, front.add_schedule if front is not None else None),
             verifier=verifier,
         )
         own = store.clock, broker, metrics, admin, quotas

@@ -113,10 +113,21 @@ def _service(
     quotas: Quotas,
 ) -> MessagingService:
     if front is not None:
-        service = MessagingService(front, clock, sessions, settings, front, quotas=quotas)
+        service = MessagingService(
+            front, clock, sessions, settings, front, quotas=quotas, add_schedule=front.add_schedule
+        )
         front.on_group_changed = broker.on_group_changed = service.group_changed
         return service
-    service = MessagingService(broker, clock, sessions, settings, broker.transactions, broker.pulls, quotas=quotas)
+    service = MessagingService(
+        broker,
+        clock,
+        sessions,
+        settings,
+        broker.transactions,
+        broker.pulls,
+        quotas=quotas,
+        add_schedule=broker.schedules.add,
+    )
     broker.on_group_changed = service.group_changed
     return service
 

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.limits import MESSAGE_ID_BYTES_MAX
 from broker_adapter.log import LibraryLog
 from broker_adapter.message import pack_id, unpack_id
 from broker_adapter.message_id import new_message_id
 from broker_adapter.wire import rocketmq_v2 as wire
-from broker_adapter.wire.mapping import set_timestamp, to_envelope
+from broker_adapter.wire.mapping import resource_of, set_timestamp, to_envelope
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.embedded.names import Names, Topic
 from dmq.embedded.placement import Placement
@@ -50,6 +52,13 @@ from dmq.store.schema.recurring import (
 )
 
 SCHEDULE, OCCURRENCE = "DMQ_SCHEDULE", "DMQ_OCCURRENCE"  # properties of an occurrence: which schedule, which number
+PREFIX = "DMQ_"  # of properties that we give a meaning
+# Properties of a send that makes a schedule instead of a message; see dmq.sidecar.recurring.
+NAME, CRON, EVERY, ZONE = "DMQ_SCHEDULE_NAME", "DMQ_CRON", "DMQ_EVERY", "DMQ_TIME_ZONE"
+START, END, COUNT = "DMQ_START", "DMQ_END", "DMQ_COUNT"
+JITTER, CATCH_UP = "DMQ_JITTER", "DMQ_CATCH_UP"
+SCHEDULE_PROPERTIES = (NAME, CRON, EVERY, ZONE, START, END, COUNT, JITTER, CATCH_UP)
+_SCHEDULE_PROPERTIES = frozenset(SCHEDULE_PROPERTIES)
 AT_ONCE_MAX = 64  # occurrences of one schedule in a turn
 BYTES_PER_TURN_MAX = 8 * 1024 * 1024
 SCHEDULES_PER_TURN_MAX = 64  # finding the next time of a cron expression takes half a millisecond, and others wait
@@ -168,6 +177,41 @@ class Recurring:
             event(EventKind.DELIVERED, queue_id, at_ms),
             event(EventKind.OCCURRED, NO_QUEUE, number),
         )
+
+
+def makes_schedule(properties: Mapping[str, str]) -> bool:
+    """Say whether a message with these user properties asks for a schedule."""
+    return not _SCHEDULE_PROPERTIES.isdisjoint(properties)
+
+
+def sample(
+    topic: str, body: bytes, *, tag: str, keys: Iterable[str], message_group: str, encoding: int, properties: Mapping[str, str]
+) -> wire.Message:
+    """Return the message that a schedule sends again and again, without an id; its encoding is one of the wire's.
+
+    ``Refused(PROPERTY_KEY)`` for a property that each occurrence has from its schedule.
+    """
+    for name in (SCHEDULE, OCCURRENCE):
+        if name in properties:
+            raise Refused(Rule.PROPERTY_KEY, "an occurrence has this property from its schedule", value=name)
+    message = wire.Message(topic=resource_of(topic), user_properties=dict(properties), body=body)
+    system = message.system_properties
+    system.keys.extend(keys)
+    system.body_encoding = encoding  # type: ignore[assignment]  # one of the wire's
+    if tag:
+        system.tag = tag
+    if message_group:
+        system.message_group = message_group
+    return message
+
+
+def largest(message: wire.Message, name: str) -> wire.Message:
+    """Return an occurrence of a schedule's message, as large as they get."""
+    found = wire.Message()
+    found.CopyFrom(message)
+    found.system_properties.message_id = "0" * min(34, MESSAGE_ID_BYTES_MAX)
+    found.user_properties[SCHEDULE], found.user_properties[OCCURRENCE] = name, str(2**64)
+    return found
 
 
 def changed_event(topic_id: int, what: str, name: str, next_ms: int) -> bytes:

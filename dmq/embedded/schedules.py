@@ -67,7 +67,11 @@ _Result = TypeVar("_Result")
 
 
 class Wanted(NamedTuple):
-    """A schedule that is asked for. ``payload`` is a serialized wire message without an id; see ``Schedule``."""
+    """A schedule that is asked for. ``payload`` is a serialized wire message without an id; see ``Schedule``.
+
+    With ``start_after_ms`` or ``end_after_ms`` it starts or ends so long after (or before) it is made: asked for again,
+    it is the same.
+    """
 
     name: str
     topic: str
@@ -82,6 +86,26 @@ class Wanted(NamedTuple):
     jitter_ms: int = 0
     catch_up: CatchUp = CatchUp.ONE
     message_group: str = ""
+    start_after_ms: int | None = None
+    end_after_ms: int | None = None
+
+    def made_at(self, topic_id: int, now_ms: int) -> Schedule:
+        """Return what is kept of it, once it is made at ``now_ms``."""
+        start_ms = self.start_ms if self.start_after_ms is None else max(1, now_ms + self.start_after_ms)
+        end_ms = self.end_ms if self.end_after_ms is None else max(1, now_ms + self.end_after_ms)
+        return Schedule(
+            topic_id=topic_id,
+            every_ms=self.every_ms,
+            cron=self.cron,
+            zone=self.zone,
+            start_ms=start_ms,
+            end_ms=end_ms,
+            count=self.count,
+            jitter_ms=self.jitter_ms,
+            catch_up=self.catch_up,
+            message_group=self.message_group,
+            created_at_ms=now_ms,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +242,7 @@ class Schedules:
         """
         check_name(wanted.name)
         _check_own(wanted.topic, self._names.is_derived(wanted.topic))
-        _check_rule(wanted)
+        _check_rule(wanted.made_at(0, self._clock.now_ms()))
         return await self._change(lambda: self._add(wanted, is_replacing=is_replacing))
 
     async def pause(self, name: str) -> ScheduleStatus:
@@ -257,17 +281,18 @@ class Schedules:
         name, now_ms = wanted.name, self._clock.now_ms()
         before = await self._find(name) if name in self._topics else None
         topic = self._names.topics.get(wanted.topic)
-        schedule = Schedule(topic.topic_id if topic is not None else 0, *wanted[4:], now_ms)
+        topic_id = topic.topic_id if topic is not None else 0
         body = encode_body(pack_id(name), wanted.tag.encode(), wanted.message_group.encode(), wanted.payload)
         if before is not None:
-            if (before.schedule._replace(created_at_ms=now_ms), before.body) == (schedule, body):
+            if (wanted.made_at(topic_id, before.schedule.created_at_ms), body) == (before.schedule, before.body):
                 return self._status(name, before.schedule, before.progress), False
             if not is_replacing:
                 why = "there is one of this name with another content; replace it (--replace), or choose another name"
                 raise Refused(Rule.REQUEST, why, value=name)
         if self._store.is_disk_low():
             raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
-        self._check_room(name, schedule.topic_id)
+        self._check_room(name, topic_id)
+        schedule = wanted.made_at(topic_id, now_ms)
         following = _following(schedule, now_ms, 1)
         if not following:
             raise Refused(
@@ -385,7 +410,7 @@ def _check_own(topic: str, is_derived: bool) -> None:
         raise Refused(Rule.TOPIC, "retries and dead letters are nothing to send to", value=topic)
 
 
-def _check_rule(wanted: Wanted) -> None:
+def _check_rule(wanted: Schedule) -> None:
     if bool(wanted.every_ms) == bool(wanted.cron):
         raise Refused(Rule.REQUEST, "a schedule has an interval or a cron expression: one of them, and not both")
     if wanted.every_ms and wanted.zone:

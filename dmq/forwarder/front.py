@@ -25,6 +25,7 @@ from broker_adapter.transactions import Checker, Half, HalfReceipt, Transactiona
 from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.names import Topic
+from dmq.embedded.schedules import ScheduleStatus, Wanted, check_types
 from dmq.forwarder.cluster import Cluster
 from dmq.forwarder.forwarder import Forwarder
 from dmq.forwarder.lane import forwarded_type
@@ -87,6 +88,11 @@ class ClusterFront:
     async def types_of(self, topic: str) -> Sequence[MessageType]:
         """Return which messages a topic takes, as far as the cluster is there to say so; ``Refused`` if it has none."""
         return () if self._is_own(topic) else (await self.route(topic)).types
+
+    async def add_schedule(self, wanted: Wanted, *, is_replacing: bool = False) -> tuple[ScheduleStatus, bool]:
+        """As ``Schedules.add``; ``Refused`` also for what the cluster's topic does not take."""
+        check_types(wanted.topic, await self.types_of(wanted.topic), is_grouped=bool(wanted.message_group))
+        return await self._local.schedules.add(wanted, is_replacing=is_replacing)
 
     async def _cluster_route(self, topic: str) -> TopicRoute:
         known = self._cluster.known_route(topic)

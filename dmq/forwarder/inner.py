@@ -28,6 +28,7 @@ from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.failures import UNREADABLE
 from dmq.embedded.names import Topic
+from dmq.embedded.recurring import makes_schedule
 
 log = structlog.get_logger("dmq.forwarder")
 
@@ -162,6 +163,8 @@ class InnerTopic:
         ``Refused`` for a message that cannot be read.
         """
         wrapped = unwrap(delivery.payload, self.topic)
+        if makes_schedule(wrapped.message.user_properties):
+            raise Refused(Rule.PROPERTY_KEY, "a schedule is made by a send to this daemon, and not through this topic")
         stored_at_ms = delivery.stored_at_ms or self._clock.now_ms()
         due_ms = wrapped.deliver_at_ms
         if wrapped.delay_level:

@@ -22,12 +22,14 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import to_envelope
 from dmq.acl.gate import holders_of
 from dmq.acl.quotas import Quota, Quotas
+from dmq.embedded.recurring import makes_schedule
 from dmq.sidecar import mapping, validate
 from dmq.sidecar.answers import received
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS, common_status, status_of
 from dmq.sidecar.delay import DELAY_PROPERTIES, check_not_after, deliver_at_ms, is_relative, timestamp_ms
 from dmq.sidecar.pulls import PullCalls
+from dmq.sidecar.recurring import AddSchedule, RecurringCalls
 from dmq.sidecar.sessions import Session, Sessions
 from dmq.sidecar.settings import CONSUMERS, SidecarConfig, client_type_of_heartbeat
 from dmq.sidecar.slots import Polls
@@ -57,9 +59,11 @@ class MessagingService:
         pulls: PullBroker | None = None,
         *,
         quotas: Quotas | None = None,
+        add_schedule: AddSchedule | None = None,
     ) -> None:
         self.quotas = self._quotas = quotas = quotas or Quotas(clock)
         self._broker = broker
+        self._recurring = RecurringCalls(add_schedule, quotas)
         self._transactions = TransactionCalls(transactions, config, sessions, quotas)
         self._clock = clock
         self._sessions = sessions
@@ -182,7 +186,8 @@ class MessagingService:
     def send_message(self, request: wire.SendMessageRequest, call: Call) -> Deferred[wire.SendMessageResponse]:
         """Accept all messages of the request or none; the answer leaves once they are durable.
 
-        A message that is delayed may be one of several, which the real server refuses.
+        A message that is delayed may be one of several, which the real server refuses. One that is to recur makes a
+        schedule and stores no message.
         """
         if self._sends_in_flight >= self._config.sends_in_flight_max:
             raise Overloaded("sends in flight", limit=self._config.sends_in_flight_max)
@@ -197,6 +202,8 @@ class MessagingService:
             topic = validate.check_send(messages)
             for message in messages:
                 validate.check_message(message)
+                if makes_schedule(message.user_properties):
+                    return self._counted(self._recurring.send(topic, messages, call), lambda answer: answer)
                 envelopes.append(self._envelope(topic, message, now_ms))
             if not self._quotas.is_known(Quota.TOPICS, topic):
                 self._quotas.make(Quota.TOPICS, holders_of(call.admission), topic)

@@ -20,6 +20,7 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name, not_after_of
 from dmq.acl.gate import holders_of
 from dmq.acl.quotas import Quota, Quotas
+from dmq.embedded.recurring import makes_schedule
 from dmq.sidecar import mapping, validate
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS, common_status, status_of
@@ -180,6 +181,8 @@ class TransactionCalls:
         if system.message_group:
             why = "a half message cannot have a message group"
             raise Refused(Rule.MESSAGE_TYPE, why, value=system.message_group)
+        if makes_schedule(properties):
+            raise Refused(Rule.MESSAGE_TYPE, "a half message cannot make a schedule: send it without a transaction")
         check_after_ms = validate.duration_ms(system.orphaned_transaction_recovery_duration, Rule.REQUEST)
         if not 0 <= check_after_ms <= RECOVERY_MS_MAX:
             bound = f"large, max is {RECOVERY_MS_MAX // 1000}" if check_after_ms > 0 else "small, min is 0"

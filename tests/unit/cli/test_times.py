@@ -6,7 +6,7 @@ import pytest
 
 from broker_adapter.message import pack_id, unpack_id
 from broker_adapter.message_id import new_message_id
-from dmq.cli.times import After, At, parse_when
+from dmq.units import After, At, parse_around, parse_when
 
 NOW = 1_700_000_000_000
 
@@ -59,6 +59,15 @@ def test_other_times_are_refused_with_a_reason(text: str, why: str | None) -> No
         return
     with pytest.raises(ValueError, match=why):
         parse_when(text)
+
+
+def test_what_may_be_over_is_read_too() -> None:
+    """A distance back from now; anything else as before."""
+    assert parse_around(" -1h") == After(-3_600_000)
+    assert parse_around("+1h") == After(3_600_000)
+    assert parse_around(str(NOW)) == At(NOW)
+    with pytest.raises(ValueError, match="duration"):
+        parse_around("-")
 
 
 def test_a_message_id_has_the_clients_format() -> None:
