@@ -49,6 +49,8 @@ _WRITTEN_NONE = {
     "metrics_listen": "off",
     **dict.fromkeys(("connections_max", "connections_per_address_max"), "auto"),
     **dict.fromkeys(("connection_idle", "delay_max", "keep_time", "keep_bytes", "tls_key", "tls_client_ca"), "none"),
+    **dict.fromkeys(("backup_every", "backup_at"), "off"),
+    "backup_dir": "none",
     **dict.fromkeys(("cluster_access_key", "cluster_secret_key", "cluster_tls_ca"), "none"),
     "disk_low_water_bytes": "auto",
     "acl": "off",
@@ -288,6 +290,13 @@ class DaemonConfig(BaseSettings):
     trail_mode: Literal["private", "group"] = "private"  # group: its files can be read by the group of the directory
     trail_keep: Annotated[_Duration, _between(timedelta(days=1), timedelta(days=3650))] = timedelta(days=14)
 
+    # -- backups by the daemon itself
+    backup_every: Annotated[_SwitchedDuration, _at_least(timedelta(minutes=1))] = None  # None: off
+    backup_at: Annotated[str | None, _or_none("off", str)] = None  # a cron expression; None: off
+    backup_zone: str = "UTC"  # of backup_at
+    backup_dir: _OptionalPath = None
+    backups_kept: Annotated[_Whole, Field(ge=1, le=10_000)] = 7
+
     # -- logs
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "console"] = "auto"  # auto: console on a terminal, JSON elsewhere
@@ -345,6 +354,11 @@ class DaemonConfig(BaseSettings):
         return self.transaction_max_age // timedelta(milliseconds=1)
 
     @property
+    def backup_every_ms(self) -> int:
+        """How often the daemon makes a backup by itself; 0: not at an interval."""
+        return 0 if self.backup_every is None else self.backup_every // timedelta(milliseconds=1)
+
+    @property
     def shutdown_grace_s(self) -> float:
         """How long a shutdown may take before it is cut short."""
         return self.shutdown_grace.total_seconds()
@@ -377,6 +391,22 @@ class DaemonConfig(BaseSettings):
             raise ValueError(f"inner_topic {self.inner_topic!r} is the cluster's, so it cannot be in embedded_topics")
         if self.inner_topic != "off" and self.broker == "embedded":
             raise ValueError("inner_topic is one of a cluster's, and with broker = embedded there is none")
+        return self
+
+    @model_validator(mode="after")
+    def _check_backups(self) -> DaemonConfig:
+        """Refuse backups without a folder or a rule, and two rules."""
+        if self.backup_every is not None and self.backup_at is not None:
+            raise ValueError("backup_every and backup_at say both when backups are made: one of them is allowed")
+        is_on = self.backup_every is not None or self.backup_at is not None
+        if is_on and self.backup_dir is None:
+            raise ValueError("backup_every and backup_at need backup_dir, a folder that is there, on another disk")
+        if self.backup_dir is not None and not is_on:
+            raise ValueError("backup_dir needs backup_every, such as 6h, or backup_at, such as '0 3 * * *'")
+        if self.backup_dir is not None and self.backup_dir.resolve().is_relative_to(self.data.resolve()):
+            raise ValueError(f"backup_dir {self.backup_dir} lies in the data directory: a backup needs another place")
+        if "backup_zone" in self.model_fields_set and self.backup_at is None:
+            raise ValueError("backup_zone is the time zone of backup_at, which is not given")
         return self
 
     @property

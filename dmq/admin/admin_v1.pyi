@@ -91,7 +91,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "cell_id", "broker_name", "pid", "state", "state_reason", "started_at_ms", "now_ms", "listen", "metrics_listen", "data", "durability", "timeline", "lateness", "totals", "commits", "disk", "outbox", "recovery", "clock", "cluster")
+    __slots__ = ("version", "cell_id", "broker_name", "pid", "state", "state_reason", "started_at_ms", "now_ms", "listen", "metrics_listen", "data", "durability", "timeline", "lateness", "totals", "commits", "disk", "outbox", "recovery", "clock", "cluster", "backups")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CELL_ID_FIELD_NUMBER: _ClassVar[int]
     BROKER_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +113,7 @@ class GetStatusResponse(_message.Message):
     RECOVERY_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    BACKUPS_FIELD_NUMBER: _ClassVar[int]
     version: str
     cell_id: str
     broker_name: str
@@ -134,7 +135,30 @@ class GetStatusResponse(_message.Message):
     recovery: Recovery
     clock: Clock
     cluster: Cluster
-    def __init__(self, version: _Optional[str] = ..., cell_id: _Optional[str] = ..., broker_name: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[_Union[CellState, str]] = ..., state_reason: _Optional[str] = ..., started_at_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., listen: _Optional[str] = ..., metrics_listen: _Optional[str] = ..., data: _Optional[str] = ..., durability: _Optional[str] = ..., timeline: _Optional[_Union[Timeline, _Mapping[str, _Any]]] = ..., lateness: _Optional[_Union[Lateness, _Mapping[str, _Any]]] = ..., totals: _Optional[_Union[Totals, _Mapping[str, _Any]]] = ..., commits: _Optional[_Union[Commits, _Mapping[str, _Any]]] = ..., disk: _Optional[_Union[Disk, _Mapping[str, _Any]]] = ..., outbox: _Optional[_Union[Outbox, _Mapping[str, _Any]]] = ..., recovery: _Optional[_Union[Recovery, _Mapping[str, _Any]]] = ..., clock: _Optional[_Union[Clock, _Mapping[str, _Any]]] = ..., cluster: _Optional[_Union[Cluster, _Mapping[str, _Any]]] = ...) -> None: ...
+    backups: PeriodicBackups
+    def __init__(self, version: _Optional[str] = ..., cell_id: _Optional[str] = ..., broker_name: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[_Union[CellState, str]] = ..., state_reason: _Optional[str] = ..., started_at_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., listen: _Optional[str] = ..., metrics_listen: _Optional[str] = ..., data: _Optional[str] = ..., durability: _Optional[str] = ..., timeline: _Optional[_Union[Timeline, _Mapping[str, _Any]]] = ..., lateness: _Optional[_Union[Lateness, _Mapping[str, _Any]]] = ..., totals: _Optional[_Union[Totals, _Mapping[str, _Any]]] = ..., commits: _Optional[_Union[Commits, _Mapping[str, _Any]]] = ..., disk: _Optional[_Union[Disk, _Mapping[str, _Any]]] = ..., outbox: _Optional[_Union[Outbox, _Mapping[str, _Any]]] = ..., recovery: _Optional[_Union[Recovery, _Mapping[str, _Any]]] = ..., clock: _Optional[_Union[Clock, _Mapping[str, _Any]]] = ..., cluster: _Optional[_Union[Cluster, _Mapping[str, _Any]]] = ..., backups: _Optional[_Union[PeriodicBackups, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class PeriodicBackups(_message.Message):
+    __slots__ = ("folder", "rule", "kept_max", "last_at_ms", "last_folder", "last_bytes", "next_at_ms", "failed_at_ms", "error")
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    KEPT_MAX_FIELD_NUMBER: _ClassVar[int]
+    LAST_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FOLDER_FIELD_NUMBER: _ClassVar[int]
+    LAST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    rule: str
+    kept_max: int
+    last_at_ms: int
+    last_folder: str
+    last_bytes: int
+    next_at_ms: int
+    failed_at_ms: int
+    error: str
+    def __init__(self, folder: _Optional[str] = ..., rule: _Optional[str] = ..., kept_max: _Optional[int] = ..., last_at_ms: _Optional[int] = ..., last_folder: _Optional[str] = ..., last_bytes: _Optional[int] = ..., next_at_ms: _Optional[int] = ..., failed_at_ms: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Cluster(_message.Message):
     __slots__ = ("endpoints", "away_since_ms", "proxies", "waiting", "in_flight", "forwarded", "refused", "in_doubt", "kept", "lateness", "lanes", "inner")

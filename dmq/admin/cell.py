@@ -8,7 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dmq.admin.clock import clock_of
-from dmq.admin.status import CellState, CellStatus, Cluster, Commits, Disk, Lateness, Outbox, Recovery, Timeline, Totals
+from dmq.admin.periodic_backups import PeriodicBackups
+from dmq.admin.status import (
+    CellState,
+    CellStatus,
+    Cluster,
+    Commits,
+    Disk,
+    Lateness,
+    Outbox,
+    Recovery,
+    Timeline,
+    Totals,
+)
 from dmq.audit.export import Exporter
 from dmq.config import DaemonConfig
 from dmq.embedded.broker import EmbeddedBroker
@@ -37,12 +49,14 @@ class Cell:
     say_cluster: Callable[[], str] = str
     say_files: Callable[[], str] = str  # what is wrong with files that are read again while it serves
     inner: InnerTopic | None = None
+    periodic: PeriodicBackups | None = None
 
     async def status(self) -> CellStatus:
         """Return how the daemon is now."""
         loop = asyncio.get_running_loop()
         cluster = self.cluster() if self.cluster is not None else None
-        return replace(await loop.run_in_executor(None, self._status), cluster=cluster)
+        backups = self.periodic.status() if self.periodic is not None else None
+        return replace(await loop.run_in_executor(None, self._status), cluster=cluster, backups=backups)
 
     def _status(self) -> CellStatus:
         store, metrics = self.store, self.metrics
@@ -129,6 +143,8 @@ class Cell:
         """Return what somebody who asks for the health should know beside it; empty: nothing."""
         clock = self.store.clock.status()
         said = [self.say_files(), self.say_cluster()]
+        if self.periodic is not None and self.periodic.error:
+            said.append("backups: the last attempt failed; see dmq status")
         if clock.is_held:
             said.append("clock: stepped forward by too much, not followed yet; see dmq clock")
         elif not clock.is_steady:

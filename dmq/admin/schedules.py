@@ -29,14 +29,13 @@ class AddSchedule(Protocol):
         ...
 
 
-
 class ScheduleCalls:
     """The calls. Raises ``Refused`` for input that breaks a rule; what the broker raises passes through."""
 
     def __init__(
         self, cell: Cell, check_message: CheckMessage = lambda _: None, add: AddSchedule | None = None
     ) -> None:
-        """``check_message`` refuses what no client may send; ``add`` is the broker's way to make one, if not its own."""
+        """``check_message`` refuses what no client may send; ``add`` makes a schedule, by default the cell's broker."""
         self._cell = cell
         self._check_message = check_message
         self._add = add

@@ -122,6 +122,21 @@ class ClockState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodicBackupStatus:
+    """Backups that the daemon makes by itself; fields as in ``admin_v1.proto``."""
+
+    folder: str
+    rule: str
+    kept_max: int
+    last_at_ms: int = 0
+    last_folder: str = ""
+    last_bytes: int = 0
+    next_at_ms: int = 0
+    failed_at_ms: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyTrouble:
     """A proxy that is left alone, and why."""
 
@@ -191,6 +206,7 @@ class CellStatus:
     recovery: Recovery = field(default_factory=Recovery)
     clock: ClockState = field(default_factory=ClockState)
     cluster: Cluster | None = None
+    backups: PeriodicBackupStatus | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from dmq.admin.cell import overdue
+from dmq.admin.periodic_backups import PeriodicBackups
 from dmq.audit.export import Exporter
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.metrics import Metrics
 from dmq.store.store import Store
 
 
-def follow(metrics: Metrics, store: Store, broker: EmbeddedBroker, exporter: Exporter | None) -> None:
+def follow(
+    metrics: Metrics,
+    store: Store,
+    broker: EmbeddedBroker,
+    exporter: Exporter | None,
+    periodic: PeriodicBackups | None = None,
+) -> None:
     """Let the metrics follow the counts of the parts."""
     metrics.accepted.follow(lambda: broker.sends.accepted_total)
     metrics.repeated.follow(lambda: broker.sends.repeated_total)
@@ -42,6 +49,8 @@ def follow(metrics: Metrics, store: Store, broker: EmbeddedBroker, exporter: Exp
         metrics.export_failures.follow(lambda: exporter.failures_total)
         metrics.export_lag.set_function(lambda: exporter.lag_ms() / 1000)
         metrics.export_stopped.set_function(lambda: bool(exporter.figures.error))
+    if periodic is not None:
+        metrics.last_backup.set_function(lambda: periodic.last_ms / 1000)
     metrics.recovery_cut_bytes.set(store.recovery.cut_bytes)
     metrics.open_seconds.set(store.recovery.took_s)
 

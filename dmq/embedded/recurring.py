@@ -185,7 +185,14 @@ def makes_schedule(properties: Mapping[str, str]) -> bool:
 
 
 def sample(
-    topic: str, body: bytes, *, tag: str, keys: Iterable[str], message_group: str, encoding: int, properties: Mapping[str, str]
+    topic: str,
+    body: bytes,
+    *,
+    tag: str,
+    keys: Iterable[str],
+    message_group: str,
+    encoding: int,
+    properties: Mapping[str, str],
 ) -> wire.Message:
     """Return the message that a schedule sends again and again, without an id; its encoding is one of the wire's.
 

@@ -55,7 +55,9 @@ AddSchedule = Callable[[Wanted], Awaitable[object]]
 
 WAITING_MAX: Final = 64  # changes of schedules come one after the other, those of operators among them
 _COUNT_DIGITS_MAX = 15
-_KNOWN = frozenset({*SCHEDULE_PROPERTIES, NOT_AFTER_MS, SCHEDULE, OCCURRENCE})  # the last three are refused with a reason
+_KNOWN = frozenset(
+    {*SCHEDULE_PROPERTIES, NOT_AFTER_MS, SCHEDULE, OCCURRENCE}
+)  # the last three are refused with a reason
 _Read = TypeVar("_Read")
 
 

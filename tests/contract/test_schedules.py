@@ -206,14 +206,18 @@ async def test_making_it_twice_is_making_it_once(rig: EmbeddedRig) -> None:
 
 @every_durable_broker()
 async def test_what_counts_from_when_it_is_made_is_the_same_again(rig: EmbeddedRig) -> None:
-    """A start or an end so long after it is made: asked for later, by a client that repeats, it is no other schedule."""
+    """A start or an end so long after it is made: asked for later, by who repeats a call, it is no other schedule."""
     began_ms = rig.clock.now_ms()
     facts = {"start_after_ms": 5_000, "end_after_ms": 7_000}
     await add(rig, **facts)
     for _ in range(2):
         await pass_ms(rig, 1_500)
         status, is_made = await rig.broker.schedules.add(wanted(**facts))
-        assert (is_made, status.schedule.start_ms, status.schedule.end_ms) == (False, began_ms + 5_000, began_ms + 7_000)
+        assert (is_made, status.schedule.start_ms, status.schedule.end_ms) == (
+            False,
+            began_ms + 5_000,
+            began_ms + 7_000,
+        )
     with pytest.raises(Refused, match="another content"):
         await rig.broker.schedules.add(wanted(start_after_ms=5_001, end_after_ms=7_000))
     await tick(rig, 5)

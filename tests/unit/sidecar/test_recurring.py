@@ -48,9 +48,7 @@ class Served:
         return wire.SendMessageResponse.FromString(answer)
 
 
-def run(
-    scenario: Callable[[Served], Coroutine[object, object, None]], tmp_path: Path, *, recurs: bool = True
-) -> None:
+def run(scenario: Callable[[Served], Coroutine[object, object, None]], tmp_path: Path, *, recurs: bool = True) -> None:
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False), lambda rig: scenario(Served(rig, recurs=recurs))))
 
 

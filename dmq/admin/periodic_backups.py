@@ -1,0 +1,196 @@
+"""Backups that a daemon makes by itself: every so often, or at the times of a cron expression.
+
+When the next one is due follows from when the last one that is whole was taken, which the folder says, and from the
+clock of the store. So a restart, a failure and a step of the clock change nothing but that time: what was missed while
+the daemon was down is made up for by one backup, and a clock that was set back waits no longer than the rule says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import structlog
+
+from broker_adapter.errors import BrokerError, Refused
+from dmq.admin.backups import Backups
+from dmq.admin.status import PeriodicBackupStatus
+from dmq.config import DaemonConfig
+from dmq.embedded.recurrence import RuleError, next_time, read_cron, zone_of
+from dmq.errors import DmqError, StoreFull
+from dmq.store.schema.recurring import Schedule
+from dmq.store.store import Store
+from dmq.units import format_duration
+from dmq.upkeep.backup_folder import BackupFolder, size_of
+
+log = structlog.get_logger("dmq.daemon")
+
+AGAIN_MS = 600_000  # at most, after a failure
+_NAP_S_MAX = 60.0  # the clock may be stepped
+_Result = TypeVar("_Result")
+
+
+class Rule(NamedTuple):
+    """When backups are due: every ``every_ms``, or by ``cron`` in a time zone."""
+
+    every_ms: int
+    cron: str = ""
+    zone: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.cron} {self.zone or 'UTC'}" if self.cron else f"every {format_duration(self.every_ms)}"
+
+
+def due_ms(rule: Rule, last_ms: int, now_ms: int) -> int | None:
+    """Return when the next backup is due, if the last one was taken at ``last_ms``, not later than now; 0: never.
+
+    Without one it is due now. ``None``: not within nine years.
+    """
+    if not last_ms:
+        return now_ms
+    if rule.every_ms:
+        return last_ms + rule.every_ms
+    return next_time(Schedule(0, cron=rule.cron, zone=rule.zone), last_ms)
+
+
+def rule_of(config: DaemonConfig) -> Rule | None:
+    """Return the rule that is configured, if any; ``DmqError`` for a cron expression that cannot be one."""
+    if config.backup_every is not None:
+        return Rule(config.backup_every_ms)
+    if config.backup_at is None:
+        return None
+    try:
+        read_cron(config.backup_at)
+        zone_of(config.backup_zone)
+    except RuleError as error:
+        raise DmqError(f"backup_at = {config.backup_at!r}, backup_zone = {config.backup_zone!r}: {error}") from error
+    return Rule(0, config.backup_at, config.backup_zone)
+
+
+class PeriodicBackups:
+    """Belongs to the event loop. ``open`` it, ``start`` it, ``close`` it before the store."""
+
+    def __init__(self, store: Store, backups: Backups, rule: Rule, folder: BackupFolder, count: int) -> None:
+        """``count`` backups are kept."""
+        self._store = store
+        self._clock = store.clock
+        self._backups = backups
+        self._rule = rule
+        self._folder = folder
+        self._count = count
+        self._task: asyncio.Task[None] | None = None
+        self._last_ms = 0
+        self._last: Path | None = None
+        self._last_bytes = 0
+        self._again_s = 0.0  # by the monotonic clock: not before this, after a failure
+        self._failed_at_ms = 0
+        self.error = ""  # why the last attempt failed; empty: it did not
+
+    async def open(self) -> None:
+        """Look at what earlier runs left in the folder."""
+        await self._in_thread(self._folder.sweep)
+        if kept := await self._in_thread(self._folder.kept):
+            newest = kept[-1]
+            self._last_ms, self._last = newest.taken_ms, newest.path
+            self._last_bytes = await self._in_thread(lambda: size_of(newest.path))
+        if self._last_ms > self._clock.now_ms():  # the clock was set back: nobody knows since when
+            self._last_ms = 0
+
+    def start(self) -> None:
+        """Make backups from here on, each at its time."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="dmq-backups")
+
+    async def close(self) -> None:
+        """Give up the one under way; the next run makes up for it."""
+        if self._task is not None:
+            self._folder.cancel()
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def look(self) -> float:
+        """Make a backup if one is due; return for how many seconds there is nothing to do."""
+        now_ms, now_s = self._clock.now_ms(), self._clock.monotonic_s()
+        self._last_ms = min(self._last_ms, now_ms)  # a clock that was set back is followed
+        due = due_ms(self._rule, self._last_ms, now_ms)
+        if due is None:
+            return _NAP_S_MAX
+        wait_s = max((due - now_ms) / 1000, self._again_s - now_s)
+        if wait_s > 0:
+            return min(wait_s, _NAP_S_MAX)
+        try:
+            await self._make(now_ms)
+        except (BrokerError, DmqError, OSError) as error:
+            self._failed(error)
+        else:
+            self.error, self._failed_at_ms = "", 0
+        return 0.0
+
+    def status(self) -> PeriodicBackupStatus:
+        """Return how they are, and when the next one is due."""
+        now_ms = self._clock.now_ms()
+        due = due_ms(self._rule, min(self._last_ms, now_ms), now_ms)
+        if due is not None:
+            due = max(due, now_ms + round((self._again_s - self._clock.monotonic_s()) * 1000))
+        return PeriodicBackupStatus(
+            folder=str(self._folder.path),
+            rule=str(self._rule),
+            kept_max=self._count,
+            last_at_ms=self._last_ms if self._last is not None else 0,
+            last_folder=str(self._last or ""),
+            last_bytes=self._last_bytes,
+            next_at_ms=due or 0,
+            failed_at_ms=self._failed_at_ms,
+            error=self.error,
+        )
+
+    @property
+    def last_ms(self) -> int:
+        """When the last one that is whole was taken; 0: none."""
+        return self._last_ms
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                wait_s = await self.look()
+            except Exception as error:
+                log.exception("backup_failed", folder=str(self._folder.path))
+                self._failed(error, is_logged=True)
+                wait_s = 1.0
+            await asyncio.sleep(max(wait_s, 0.001))
+
+    async def _make(self, now_ms: int) -> None:
+        target = await self._in_thread(lambda: self._folder.target(now_ms))
+        taken = await self._backups.back_up(target)
+        path = await self._in_thread(lambda: self._folder.accept(target))
+        self._last_ms, self._last, self._last_bytes = now_ms, path, taken.size_bytes
+        removed = await self._in_thread(lambda: self._folder.trim(self._count))
+        log.info(
+            "backup_made",
+            folder=str(path),
+            size_bytes=taken.size_bytes,
+            sequence=taken.sequence,
+            removed=[each.name for each in removed],
+        )
+
+    def _failed(self, error: Exception, *, is_logged: bool = False) -> None:
+        again_ms = min(AGAIN_MS, self._rule.every_ms or AGAIN_MS)
+        self._again_s = self._clock.monotonic_s() + again_ms / 1000
+        why = error.why if isinstance(error, Refused) else str(error)
+        self._failed_at_ms, self.error = self._clock.now_ms(), why
+        if not is_logged:
+            do, folder = _what_to_do(error, self._folder.path), str(self._folder.path)
+            log.error("backup_failed", folder=folder, why=why, do=do, again_in=format_duration(again_ms))
+
+    @staticmethod
+    async def _in_thread(work: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+def _what_to_do(error: Exception, folder: Path) -> str:
+    if isinstance(error, StoreFull) or isinstance(error.__cause__, StoreFull):
+        return f"make room on the disk of {folder}, or keep fewer (backups_kept); older backups stay until then"
+    if not folder.is_dir():
+        return f"mount the disk of {folder}; it is tried again until it is there"
+    return f"see that {folder} is there, writable and whole; earlier backups are untouched"

@@ -1,0 +1,155 @@
+"""The folder of periodic backups: which of it are backups of this store, whether a new one is whole, which go.
+
+<folder>/dmq-<store>-<number>-<time>                a backup that was looked through and is whole
+<folder>/dmq-<store>-<number>-<time>.unverified     one that was not looked through yet
+<folder>/.dmq-<store>-<number>-<time>.removing      one that is being removed
+
+``<store>`` is the number of the store's identity, so a store that was restored or copied leaves the backups of the
+other alone. Backups are in the order of their numbers, whatever the clock was. One that somebody renamed, or serves as
+a store, is not ours any more: it is not counted, and nobody removes it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from dmq.errors import DmqError, StoreCorrupt, StoreFailed
+from dmq.store.cell import unusable
+from dmq.store.durable import sync_directory
+from dmq.store.schema.files import CELL_FILE, decode_marker
+from dmq.upkeep.verify import DAMAGED
+
+_UNVERIFIED, _REMOVING = ".unverified", ".removing"
+_STAMP = "%Y%m%dT%H%M%SZ"
+_WHY_CHARS_MAX = 500
+
+
+class KeptBackup(NamedTuple):
+    """A backup that is whole; ``taken_ms`` by the clock of its day, to the second."""
+
+    number: int
+    taken_ms: int
+    path: Path
+
+
+class BackupFolder:
+    """The backups of one store in a folder that is there. Every call blocks; one at a time, but for ``cancel``."""
+
+    def __init__(self, folder: Path, identity: int) -> None:
+        """``DmqError`` if the folder is not there, or cannot be written."""
+        self.path = folder
+        self._prefix = f"dmq-{identity:016x}-"
+        self._name = re.compile(rf"{self._prefix}([0-9]{{6,18}})-([0-9]{{8}}T[0-9]{{6}}Z)")
+        self._child: subprocess.Popen[str] | None = None
+        self._is_cancelled = False
+        if not folder.is_dir():
+            why = "a daemon does not make it, for it may lie on a disk that is not mounted"
+            raise DmqError(f"backup_dir {folder} is not there: mount its disk, or make the folder; {why}")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise DmqError(f"backup_dir {folder} cannot be written by this user: change its owner or its mode")
+        self._device = folder.stat().st_dev
+
+    def sweep(self) -> None:
+        """Remove what a killed run left of backups of this store that were not finished."""
+        for path in self._own():
+            name = path.name.removeprefix(".")
+            if name.endswith((_UNVERIFIED, f"{_UNVERIFIED}.part", _REMOVING)):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def kept(self) -> list[KeptBackup]:
+        """Return the backups that are whole, the oldest first."""
+        found: list[KeptBackup] = []
+        for path in self._own():
+            match = self._name.fullmatch(path.name)
+            if match is not None and _is_copy(path):
+                taken = datetime.strptime(match[2], _STAMP).replace(tzinfo=UTC)
+                found.append(KeptBackup(int(match[1]), round(taken.timestamp()) * 1000, path))
+        return sorted(found)
+
+    def target(self, now_ms: int) -> Path:
+        """Return where the next backup is to be made; ``StoreFailed`` if that is on another disk by now."""
+        if self.path.stat().st_dev != self._device:
+            raise StoreFailed(f"{self.path} is on another disk than at the start: is the disk of the backups mounted?")
+        number = max((each.number for each in self.kept()), default=0) + 1
+        stamp = datetime.fromtimestamp(now_ms // 1000, UTC).strftime(_STAMP)
+        return self.path / f"{self._prefix}{number:06d}-{stamp}{_UNVERIFIED}"
+
+    def accept(self, target: Path) -> Path:
+        """Look through a backup at ``target``, all of it, and give it its name, durable on return.
+
+        ``StoreCorrupt`` if it is not whole; then it is removed. Another process does the work, at the lowest priority.
+        """
+        try:
+            self._look_through(target)
+            final = target.with_name(target.name.removesuffix(_UNVERIFIED))
+            target.rename(final)
+            sync_directory(self.path)
+        except OSError as error:
+            shutil.rmtree(target, ignore_errors=True)
+            raise unusable(target, error) from error
+        except BaseException:
+            shutil.rmtree(target, ignore_errors=True)
+            raise
+        return final
+
+    def trim(self, count: int) -> list[Path]:
+        """Remove the oldest backups but for ``count``, and return them."""
+        removed: list[Path] = []
+        for each in self.kept()[:-count]:
+            hidden = each.path.with_name(f".{each.path.name}{_REMOVING}")
+            each.path.rename(hidden)  # at once: half of a backup would look like one
+            shutil.rmtree(hidden, ignore_errors=True)
+            removed.append(each.path)
+        return removed
+
+    def cancel(self) -> None:
+        """Have ``accept`` end soon, without a backup; for any thread."""
+        self._is_cancelled = True
+        if (child := self._child) is not None:
+            child.kill()
+
+    def _own(self) -> list[Path]:
+        try:
+            found = [each for each in self.path.iterdir() if each.name.removeprefix(".").startswith(self._prefix)]
+            return [each for each in found if each.is_dir() and not each.is_symlink()]
+        except OSError as error:
+            raise unusable(self.path, error) from error
+
+    def _look_through(self, target: Path) -> None:
+        command = [sys.executable, "-m", "dmq.upkeep.verify", str(target)]
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as child:
+            self._child = child
+            try:
+                if self._is_cancelled:
+                    child.kill()
+                said = child.communicate()[1]
+            finally:
+                self._child = None
+        if self._is_cancelled:
+            raise StoreFailed("the check of the backup was given up")
+        why = " ".join(said.split())[-_WHY_CHARS_MAX:]
+        if child.returncode == DAMAGED:
+            raise StoreCorrupt(f"the new backup is not whole, and was removed: {why}")
+        if child.returncode:
+            raise StoreFailed(f"the new backup could not be checked, and was removed ({child.returncode}): {why}")
+
+
+def size_of(path: Path) -> int:
+    """Return the size of a backup's files, those shared with the store included."""
+    return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+
+
+def _is_copy(path: Path) -> bool:
+    try:
+        return decode_marker((path / CELL_FILE).read_text(encoding="utf-8")).is_copy
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,32 @@
+"""The process that looks through a new backup: ``python -m dmq.upkeep.verify DIR`` ends with 0 if it is whole."""
+
+from __future__ import annotations
+
+import os
+import sys
+from itertools import chain
+from pathlib import Path
+
+from dmq.errors import DmqError
+from dmq.upkeep.check import check
+
+DAMAGED, _FAILED = 4, 1
+
+
+def main(path: Path) -> int:
+    """Look through a backup, give way to everybody meanwhile, and say on stderr what is wrong."""
+    os.nice(19)
+    try:
+        findings = check(path, lambda _: None).findings
+    except DmqError as error:
+        sys.stderr.write(f"{error}\n")
+        return _FAILED
+    if not findings.count:
+        return 0
+    first = "; ".join(chain.from_iterable(findings.first.values()))
+    sys.stderr.write(f"{findings.count.total():,} findings: {first}\n")
+    return DAMAGED
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
