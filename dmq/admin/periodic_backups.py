@@ -19,7 +19,7 @@ from dmq.admin.backups import Backups
 from dmq.admin.status import PeriodicBackupStatus
 from dmq.config import DaemonConfig
 from dmq.embedded.recurrence import RuleError, next_time, read_cron, zone_of
-from dmq.errors import DmqError, StoreFull
+from dmq.errors import DmqError, StoreCorrupt, StoreFull
 from dmq.store.schema.recurring import Schedule
 from dmq.store.store import Store
 from dmq.units import format_duration
@@ -191,6 +191,8 @@ class PeriodicBackups:
 def _what_to_do(error: Exception, folder: Path) -> str:
     if isinstance(error, StoreFull) or isinstance(error.__cause__, StoreFull):
         return f"make room on the disk of {folder}, or keep fewer (backups_kept); older backups stay until then"
+    if isinstance(error, StoreCorrupt):
+        return "the store itself may be damaged: have 'dmq store check' look at it, or at a copy, as soon as you can"
     if not folder.is_dir():
         return f"mount the disk of {folder}; it is tried again until it is there"
     return f"see that {folder} is there, writable and whole; earlier backups are untouched"

@@ -75,7 +75,11 @@ class BackupFolder:
 
     def target(self, now_ms: int) -> Path:
         """Return where the next backup is to be made; ``StoreFailed`` if that is on another disk by now."""
-        if self.path.stat().st_dev != self._device:
+        try:
+            device = self.path.stat().st_dev
+        except OSError as error:
+            raise unusable(self.path, error) from error
+        if device != self._device:
             raise StoreFailed(f"{self.path} is on another disk than at the start: is the disk of the backups mounted?")
         number = max((each.number for each in self.kept()), default=0) + 1
         stamp = datetime.fromtimestamp(now_ms // 1000, UTC).strftime(_STAMP)
