@@ -147,7 +147,8 @@ OF_CELL = (
 # Few in number, and needed as rows: read in one go, whatever else is asked.
 READS = ("SUBSCRIBED", "RESET", "TOPIC_REMOVED")  # who reads what, from where on
 CLOCK_CHANGED = "CLOCK_CHANGED"
-RARE = ("OPENED", "CLOSED", *READS, "GAP", "TAIL_LOST", CLOCK_CHANGED, "EXPIRED", *OF_LETTERS)
+TOPIC_CHANGED = "TOPIC_CHANGED"
+RARE = ("OPENED", "CLOSED", *READS, "GAP", "TAIL_LOST", CLOCK_CHANGED, TOPIC_CHANGED, "EXPIRED", *OF_LETTERS)
 KNOWN = frozenset(
     {
         *ACCEPTS,

@@ -18,7 +18,7 @@ from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import Outcome, make_outcome
 from spark_audit.jobs.pipeline import Held, Judged, Known
 from spark_audit.jobs.state import Facts, State, load_state, save_state
-from spark_audit.schema import CLOCK_CHANGED, READS
+from spark_audit.schema import CLOCK_CHANGED, READS, TOPIC_CHANGED
 from spark_audit.session import Stopwatch, keep, set_for
 from spark_audit.tables import EventFile, Listing, list_trail
 from spark_audit.transforms.findings import first_findings, with_history
@@ -26,7 +26,7 @@ from spark_audit.transforms.rows import is_fired, kind_in, with_letters
 from spark_audit.transforms.totals import merge_counts, merge_fingerprints
 
 _BROADCAST_MAX = 1_000_000  # keys, of 8 bytes each
-_OF_CELLS = ("OPENED", "CLOSED", *READS, "GAP", "TAIL_LOST", CLOCK_CHANGED)
+_OF_CELLS = ("OPENED", "CLOSED", *READS, "GAP", "TAIL_LOST", CLOCK_CHANGED, TOPIC_CHANGED)
 
 
 class _StartOver(Exception):

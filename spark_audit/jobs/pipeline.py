@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from spark_audit.jobs.health import CellState
 from spark_audit.jobs.options import Options
+from spark_audit.jobs.pauses import pauses_of
 from spark_audit.schema import CLOCK_CHANGED, DEAD, LETTER_KINDS, OF_LETTERS, RARE, READS, ROWS
 from spark_audit.session import keep
 from spark_audit.tables import Listing, empty_table, local_table, read_contents
@@ -153,6 +154,7 @@ def cells_table(
     for row in rare:
         if row["kind"] == CLOCK_CHANGED and _STEPPED_BACK in bytes(row["message_id"] or b""):
             stepped.setdefault(row["cell"], []).append(row["sequence"])
+    pauses = pauses_of(rare)
     return local_table(
         spark,
         [
@@ -165,6 +167,7 @@ def cells_table(
                 cell.is_silent,
                 [{"first": gap.first, "last": gap.last} for gap in (*cell.gaps, *cell.doubts)],
                 stepped.get(cell.cell, []),
+                [each._asdict() for each in pauses.get(cell.cell, [])],
             )
             for cell in cells
         ],

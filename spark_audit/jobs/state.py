@@ -25,7 +25,7 @@ from spark_audit.session import gathered
 from spark_audit.transforms.integrity import FileFacts, Gap
 from spark_audit.transforms.rows import kind_in
 
-STATE_FORMAT = 2
+STATE_FORMAT = 3
 _TABLES = ("counts", "sums", "rare", "open", "closed")
 
 

@@ -15,7 +15,8 @@ from spark_audit.transforms.rows import floor_to, kind_in
 
 CELLS = (
     "cell string, role string, is_retired boolean, entry_min long, snapshot long, is_silent boolean, "
-    "gaps array<struct<first: long, last: long>>, steps_back array<long>"
+    "gaps array<struct<first: long, last: long>>, steps_back array<long>, "
+    "pauses array<struct<topic: string, from_ms: long, to_ms: long, why: string>>"
 )
 _OPEN = ("SCHEDULED", RESCHEDULED, "REQUEUED", "SEND_FAILED")
 _PLACE = ("cell", "topic", "group", "message_id", "entry", "due_ms", "window_start_ms")
@@ -160,7 +161,7 @@ def entry_findings(judged: DataFrame, *, late_after_ms: int) -> DataFrame:
             F.lit("ended without a beginning"),
             F.col("last_kind"),
         ),
-        _finding(late_ms > late_after_ms, "LATE", F.lit("fired late"), _ms(late_ms)),
+        _finding(late_ms > late_after_ms, "LATE", _why_late(), _ms(late_ms)),
         _finding(late_ms < 0, "EARLY", F.lit("fired early"), _ms(-late_ms)),
     )
     return _spread(judged, found)
@@ -195,6 +196,23 @@ def accept_findings(rows: DataFrame, cells: DataFrame, *, window_ms: int) -> Dat
         "due_ms",
         floor_to(F.col("basis_ms"), window_ms).alias("window_start_ms"),
         (F.col("count") - 1).alias("extra"),
+    )
+
+
+def _why_late() -> Column:
+    """Return why an entry was fired late, as far as that is known: its topic kept it back, somebody wanted that."""
+
+    def was(why: str) -> Column:
+        def is_reason(pause: Column) -> Column:
+            lasted = (pause["from_ms"] <= F.col("fired_at_ms")) & (pause["to_ms"] >= F.col("due_ms"))
+            return (pause["topic"] == F.col("topic")) & lasted & (pause["why"] == why)
+
+        return F.coalesce(F.exists("pauses", is_reason), F.lit(False))
+
+    return (
+        F.when(was("paused"), F.lit("fired late: its topic was paused"))
+        .when(was("slowed"), F.lit("fired late: its topic has a delivery rate"))
+        .otherwise(F.lit("fired late"))
     )
 
 

@@ -208,7 +208,7 @@ async def test_making_it_twice_is_making_it_once(rig: EmbeddedRig) -> None:
 async def test_what_counts_from_when_it_is_made_is_the_same_again(rig: EmbeddedRig) -> None:
     """A start or an end so long after it is made: asked for later, by who repeats a call, it is no other schedule."""
     began_ms = rig.clock.now_ms()
-    facts = {"start_after_ms": 5_000, "end_after_ms": 7_000}
+    facts: dict[str, Any] = {"start_after_ms": 5_000, "end_after_ms": 7_000}
     await add(rig, **facts)
     for _ in range(2):
         await pass_ms(rig, 1_500)

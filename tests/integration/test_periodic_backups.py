@@ -26,8 +26,8 @@ from dmq.admin.periodic_backups import AGAIN_MS, PeriodicBackups, Rule, due_ms
 from dmq.errors import DmqError, StoreCorrupt, StoreFull
 from dmq.store.backup import back_up
 from dmq.store.store import Store, StoreOptions
-from dmq.upkeep import verify
 from dmq.upkeep.backup_folder import BackupFolder
+from dmq.upkeep.check import check
 
 HOUR_MS, DAY_MS, PATIENCE_S = 3_600_000, 86_400_000, 60.0
 OPTIONS = StoreOptions(ballast_bytes=0)
@@ -73,7 +73,7 @@ def in_this_process() -> Iterator[None]:
     """Backups are looked through here: another process takes long to start. The daemon's test has one."""
 
     def look_through(_: BackupFolder, target: Path) -> None:
-        if verify.check(target, lambda _: None).findings.count:
+        if check(target, lambda _: None).findings.count:
             raise StoreCorrupt("the new backup is not whole, and was removed")
 
     with patch.object(BackupFolder, "_look_through", look_through):

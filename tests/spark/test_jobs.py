@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 from support.effort import at_length
+from support.trail_bend import Bent
 from support.trail_forge import Truth, forge, same_ledger
-from support.trail_mutations import MUTATORS
+from support.trail_mutations import LATE_AFTER_MS, MUTATORS
 
 from spark_audit import session
 from spark_audit.jobs.audit import run_audit
@@ -66,6 +68,37 @@ def test_how_it_is_asked_changes_no_byte(
     second = written(run_audit(spark, str(bent), options), tmp_path / "second")
     assert first["findings.csv"].count(b"\n") > len(MUTATORS)
     assert first == second
+
+
+@at_length
+def test_a_pause_is_the_reason_why_a_delivery_is_late(spark: SparkSession, truth: Truth, tmp_path: Path) -> None:
+    """Of what its topic kept back; what came late without one, or after another topic's, is late and no more."""
+    trail = shutil.copytree(truth.path, tmp_path / "trail")
+    lie = MUTATORS["delay"](trail, "daemon-0", 6, 7, set())
+    bent = Bent(trail, "daemon-0")
+    late = {life.message_id: life for life in bent.lives() if life.message_id in lie.message_ids}
+    topics = sorted({life.scheduled.topic or "" for life in late.values()})
+    begin = bent.events[0]
+
+    def change(topic: str, said: str, at_ms: int) -> None:
+        text = b"\0" + said.encode()
+        bent.add(begin, begin._replace(kind="TOPIC_CHANGED", topic=topic, at_ms=at_ms, message_id=text, detail=None))
+
+    def fired_ms(topic: str) -> list[int]:
+        return sorted(life.delivered.at_ms for life in late.values() if life.scheduled.topic == topic)
+
+    why = dict.fromkeys(topics, "fired late")
+    change("elsewhere", "paused", begin.at_ms)
+    if len(topics) > 1:
+        change(topics[1], "deliver_rate=5", begin.at_ms)
+        why[topics[1]] = "fired late: its topic has a delivery rate"
+    change(topics[0], "paused", begin.at_ms)
+    change(topics[0], "resumed", fired_ms(topics[0])[-1])
+    why[topics[0]] = "fired late: its topic was paused"
+    bent.save()
+    outcome = run_audit(spark, str(trail), Options(late_after_ms=LATE_AFTER_MS))
+    found = {each["message_id"]: each["rule"] for each in outcome.findings if each["kind"] == "LATE"}
+    assert found == {name: why[life.scheduled.topic or ""] for name, life in late.items()}
 
 
 def test_a_session_is_left_as_it_was(spark: SparkSession) -> None:

@@ -1,0 +1,48 @@
+"""When a topic kept back what was due, by the events that an operator's changes left: why a delivery may be late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+_NO_END = 2**63 - 1
+# What was held goes on slowly at first: so long after a pause or a rate ended, it is still the reason.
+_DRAIN_MS = 15_000
+PAUSED, SLOWED = "paused", "slowed"
+
+
+class Pause(NamedTuple):
+    """From when to when a topic was ``why``."""
+
+    topic: str
+    from_ms: int
+    to_ms: int
+    why: str
+
+
+def pauses_of(events: Iterable[Any]) -> dict[str, list[Pause]]:
+    """Return the pauses of topics by cell; ``events`` are rows by cell and sequence, of any kinds."""
+    found: dict[str, list[Pause]] = {}
+    for row in events:
+        if row["kind"] == "TOPIC_REMOVED":
+            said = ["resumed", "deliver_rate=0"]
+        elif row["kind"] == "TOPIC_CHANGED":
+            said = bytes(row["message_id"] or b"")[1:].decode(errors="replace").split()
+        else:
+            continue
+        for word in said:
+            _take(found.setdefault(row["cell"], []), row["topic"], row["at_ms"], word)
+    return found
+
+
+def _take(pauses: list[Pause], topic: str, at_ms: int, word: str) -> None:
+    why = SLOWED if word.startswith("deliver_rate=") else PAUSED
+    begins = word == PAUSED or (why is SLOWED and word != "deliver_rate=0")
+    if not begins and why is PAUSED and word != "resumed":
+        return
+    is_open = [(each.topic, each.to_ms, each.why) == (topic, _NO_END, why) for each in pauses]
+    number = is_open.index(True) if any(is_open) else None
+    if begins and number is None:
+        pauses.append(Pause(topic, at_ms, _NO_END, why))
+    elif not begins and number is not None:
+        pauses[number] = pauses[number]._replace(to_ms=at_ms + _DRAIN_MS)

@@ -1,0 +1,38 @@
+"""When topics kept back what was due, by what the trail says of changes."""
+
+from __future__ import annotations
+
+from spark_audit.jobs.pauses import Pause, pauses_of
+
+FOREVER = 2**63 - 1
+
+
+def test_pauses_and_rates_have_a_beginning_and_an_end() -> None:
+    """Twice is once; a pause is over a little after it was resumed, or with its topic; other changes say nothing."""
+
+    def row(at_ms: int, topic: str, said: str, kind: str = "TOPIC_CHANGED", cell: str = "c") -> dict[str, object]:
+        return {"cell": cell, "kind": kind, "topic": topic, "at_ms": at_ms, "message_id": b"\0" + said.encode()}
+
+    found = pauses_of(
+        [
+            row(1, "a", "paused"),
+            row(2, "a", "paused deliver_rate=7"),
+            row(3, "b", "paused"),
+            row(4, "b", "paused", cell="other"),
+            row(5, "b", "", kind="OPENED"),
+            row(6, "a", "resumed"),
+            row(7, "a", "") | {"message_id": None},
+            row(8, "b", "", kind="TOPIC_REMOVED"),
+            row(9, "a", "deliver_rate=9"),
+            row(10, "a", "paused"),
+            row(11, "b", "resumed deliver_rate=0"),
+            row(12, "b", "\udc00?".encode("utf-8", "replace").decode()),
+        ]
+    )
+    assert found["c"] == [
+        Pause("a", 1, 15_006, "paused"),
+        Pause("a", 2, FOREVER, "slowed"),
+        Pause("b", 3, 15_008, "paused"),
+        Pause("a", 10, FOREVER, "paused"),
+    ]
+    assert found["other"] == [Pause("b", 4, FOREVER, "paused")]
