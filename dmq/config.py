@@ -405,7 +405,7 @@ class DaemonConfig(BaseSettings):
             raise ValueError("backup_dir needs backup_every, such as 6h, or backup_at, such as '0 3 * * *'")
         if self.backup_dir is not None and self.backup_dir.resolve().is_relative_to(self.data.resolve()):
             raise ValueError(f"backup_dir {self.backup_dir} lies in the data directory: a backup needs another place")
-        if "backup_zone" in self.model_fields_set and self.backup_at is None:
+        if self.backup_zone != "UTC" and self.backup_at is None:
             raise ValueError("backup_zone is the time zone of backup_at, which is not given")
         return self
 

@@ -65,22 +65,24 @@ def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
         ("messages", _totals(found.totals)),
         ("commits", _commits(found.commits)),
         ("disk", f"{low}{format_size(disk.free_bytes)} free, sends refused below {format_size(disk.low_water_bytes)}"),
-        *([("backups", _backups(found.backups, now_ms))] if found.HasField("backups") else []),
+        *(_backups(found.backups, now_ms) if found.HasField("backups") else ()),
         ("audit outbox", _outbox(found.outbox)),
         ("audit trail", _trail(found.outbox)),
     ]
 
 
-def _backups(backups: wire.PeriodicBackups, now_ms: int) -> str:
-    failed = f"FAILED {out.when(backups.failed_at_ms, now_ms)}: {backups.error}; " if backups.error else ""
-    last = "none yet"
+def _backups(backups: wire.PeriodicBackups, now_ms: int) -> list[tuple[str, str]]:
+    last = f"none yet in {backups.folder}"
     if backups.last_at_ms:
         size = format_size(backups.last_bytes)
         last = f"last {out.when(backups.last_at_ms, now_ms)}, {size}, {backups.last_folder}"
-    else:
-        last = f"none yet in {backups.folder}"
     following = f"next {out.when(backups.next_at_ms, now_ms)}" if backups.next_at_ms else "no next one"
-    return f"{failed}{last}; {following} ({backups.rule}, {backups.kept_max:,} kept)"
+    failed = f"FAILED {out.when(backups.failed_at_ms, now_ms)}: {backups.error}"
+    return [
+        ("backups", last),
+        *([("", failed)] if backups.error else []),
+        ("", f"{following}; {backups.rule}, {backups.kept_max:,} kept"),
+    ]
 
 
 def _held(timeline: wire.Timeline) -> str:

@@ -303,7 +303,7 @@ def test_a_daemon_makes_and_shows_them(data: Path, tmp_path: Path) -> None:
                 assert f"dmq_last_backup_timestamp_seconds {found.last_at_ms / 1000}" in answer.read().decode()
         assert found.next_at_ms == found.last_at_ms + HOUR_MS
         shown = run_command("-a", daemon.address, "status")
-        assert re.search(r"backups +last .*, next .* \(every 1h, 7 kept\)", " ".join(shown.stdout.split()))
+        assert re.search(r"backups +last .* next .*; every 1h, 7 kept", " ".join(shown.stdout.split()))
         (path,) = folder.iterdir()
         assert found.last_folder == str(path)
         assert daemon.event("backup_made")["folder"] == str(path)

@@ -47,6 +47,17 @@ STATUS = source.CellStatus(
         lanes=(source.LaneTrouble(topic="orders", waiting=40, why="no answer"),),
         inner=source.Inner(topic="dmq_inner_topic", fetched=7, unreadable=1, error="away"),
     ),
+    backups=source.PeriodicBackupStatus(
+        folder="/backup",
+        rule="every 6h",
+        kept_max=7,
+        last_at_ms=NOW - 7_200_000,
+        last_folder="/backup/dmq-1",
+        last_bytes=2**30,
+        next_at_ms=NOW + 600_000,
+        failed_at_ms=NOW - 1_000,
+        error="no room",
+    ),
 )
 
 TOPICS = (

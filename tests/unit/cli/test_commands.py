@@ -45,6 +45,9 @@ def test_status_for_people(daemon: type[FakeClient]) -> None:
         "messages      accepted 10, delivered 9, acknowledged 8, leases expired 1",
         "commits       5 of 50 operations, 4KiB; p99 2.5ms, sync p50 0.9ms p99 2.25ms",
         "disk          1GiB free, sends refused below 32MiB",
+        "backups       last 2023-11-14T20:13:20.000Z (2h ago), 1GiB, /backup/dmq-1",
+        "              FAILED 2023-11-14T22:13:19.000Z (1s ago): no room",
+        "              next 2023-11-14T22:23:20.000Z (in 10m); every 6h, 7 kept",
         "audit outbox  12 events, 2KiB of 1GiB",
         "audit trail   somewhere/data/trail, exported up to 1,234, the oldest that waits is 42s old",
     ]
