@@ -9,8 +9,10 @@ import pytest
 
 from broker_adapter.adapter import PopBroker
 from broker_adapter.clock import SystemClock
-from broker_adapter.errors import BrokerUnavailable
-from broker_adapter.message import Delivery
+from broker_adapter.delay import INNER_TOPIC, wrap
+from broker_adapter.errors import BrokerUnavailable, Refused
+from broker_adapter.message import Delivery, Message
+from broker_adapter.wire.mapping import encode
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.forwarder import inner
 from dmq.forwarder.inner import InnerTopic
@@ -69,3 +71,36 @@ def test_a_cluster_that_is_back_is_asked_at_once(monkeypatch: pytest.MonkeyPatch
         await taking.close()
 
     asyncio.run(scenario())
+
+
+def test_a_schedule_is_not_made_through_the_topic() -> None:
+    """Its properties would be for nobody: whoever meant one hears of it by a dead letter."""
+    taking = InnerTopic(
+        cast("PopBroker", None),
+        cast("EmbeddedBroker", None),
+        SystemClock(),
+        topic=INNER_TOPIC,
+        group="group",
+        levels_ms=(1_000,),
+        delay_max_ms=None,
+    )
+    for properties, text in (({"DMQ_SCHEDULE_NAME": "tick"}, "made by a send to this daemon"), ({"color": "red"}, "")):
+        message = Message("orders", b"body", message_id="01A", properties=properties)
+        payload = encode(wrap(message, 0)).payload
+        delivery = Delivery(
+            INNER_TOPIC,
+            "01A",
+            payload,
+            0,
+            0,
+            receipt_handle="h",
+            delivery_attempt=1,
+            invisible_ms=1,
+            stored_at_ms=1,
+            deliver_at_ms=0,
+        )
+        if text:
+            with pytest.raises(Refused, match=text):
+                taking.envelope_of(delivery)
+        else:
+            assert taking.envelope_of(delivery).topic == "orders"
