@@ -24,8 +24,8 @@ from dmq.errors import DmqError, StoreCorrupt, StoreFailed
 from dmq.store.cell import unusable
 from dmq.store.durable import sync_directory
 from dmq.store.schema.files import CELL_FILE, decode_marker
-from dmq.upkeep.verify import DAMAGED
 
+DAMAGED = 4  # exit code of what looks through a backup
 _UNVERIFIED, _REMOVING = ".unverified", ".removing"
 _STAMP = "%Y%m%dT%H%M%SZ"
 _WHY_CHARS_MAX = 500

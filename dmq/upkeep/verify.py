@@ -8,9 +8,10 @@ from itertools import chain
 from pathlib import Path
 
 from dmq.errors import DmqError
+from dmq.upkeep.backup_folder import DAMAGED
 from dmq.upkeep.check import check
 
-DAMAGED, _FAILED = 4, 1
+_FAILED = 1
 
 
 def main(path: Path) -> int:

@@ -300,7 +300,9 @@ def test_a_daemon_makes_and_shows_them(data: Path, tmp_path: Path) -> None:
                 assert time.monotonic() < until_s
                 time.sleep(0.05)
             with urllib.request.urlopen(f"http://{admin.status().metrics_listen}/metrics") as answer:
-                assert f"dmq_last_backup_timestamp_seconds {found.last_at_ms / 1000}" in answer.read().decode()
+                metric = re.search(r"^dmq_last_backup_timestamp_seconds (\S+)$", answer.read().decode(), re.MULTILINE)
+            assert metric is not None
+            assert float(metric[1]) == found.last_at_ms / 1000
         assert found.next_at_ms == found.last_at_ms + HOUR_MS
         shown = run_command("-a", daemon.address, "status")
         assert re.search(r"backups +last .* next .*; every 1h, 7 kept", " ".join(shown.stdout.split()))
