@@ -90,12 +90,14 @@ class PeriodicBackups:
 
     async def open(self) -> None:
         """Look at what earlier runs left in the folder."""
+        now_ms = self._clock.now_ms()
+        due_ms(self._rule, now_ms, now_ms)  # what finds times takes long to load, and is loaded now
         await self._in_thread(self._folder.sweep)
         if kept := await self._in_thread(self._folder.kept):
             newest = kept[-1]
             self._last_ms, self._last = newest.taken_ms, newest.path
             self._last_bytes = await self._in_thread(lambda: size_of(newest.path))
-        if self._last_ms > self._clock.now_ms():  # the clock was set back: nobody knows since when
+        if self._last_ms > now_ms:  # the clock was set back: nobody knows since when
             self._last_ms = 0
 
     def start(self) -> None:
