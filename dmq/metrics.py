@@ -294,9 +294,7 @@ class Metrics:
         self.outbox_bytes = gauge("audit_outbox_bytes", "Audit events waiting for their export.")
         self.export_lag = gauge("audit_export_lag_seconds", "Age of the oldest audit event that waits for its export.")
         self.export_stopped = gauge("audit_export_stopped", "1 while the trail cannot be written.")
-        self.last_backup = gauge(
-            "last_backup_timestamp_seconds", "When the last periodic backup that is whole was taken; 0 if none was."
-        )
+        self.last_backup = gauge("last_backup_timestamp_seconds", "When the last periodic backup was taken; 0: none.")
         self.disk_free_bytes = gauge("disk_free_bytes", "Free space of the file system with the store.")
         self.disk_low_water_bytes = gauge("disk_low_water_bytes", "Free space below which sends are refused.")
         self.recovery_cut_bytes = gauge("recovery_cut_bytes", "Torn WAL tail dropped when the store was opened.")

@@ -13,9 +13,7 @@ import structlog
 
 from broker_adapter.clock import Clock
 from dmq.acl.quotas import RESERVE_PART, Bounds, Quotas
-from dmq.admin.backups import Backups
 from dmq.admin.cell import Cell
-from dmq.admin.periodic_backups import PeriodicBackups, rule_of
 from dmq.admin.quotas import QuotaCalls
 from dmq.admin.schedules import ScheduleCalls
 from dmq.admin.service import AdminService, Operators
@@ -27,6 +25,7 @@ from dmq.daemon.broker import broker_of
 from dmq.daemon.descriptors import Descriptors, raise_limit, share
 from dmq.daemon.files import Files
 from dmq.daemon.opening import close_store, exporter_of, open_store
+from dmq.daemon.periodic import backups_of, start_periodic
 from dmq.daemon.transport import transport_of
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.moved import MovedTopics
@@ -38,7 +37,6 @@ from dmq.store.ops import Emit, Put
 from dmq.store.schema.keys import META_QUOTAS, Family
 from dmq.store.store import Store
 from dmq.units import Address
-from dmq.upkeep.backup_folder import BackupFolder
 from dmq.upkeep.ledger import LedgerVerifier
 from dmq.upkeep.snapshots import Snapshots
 
@@ -77,7 +75,7 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         snapshots = Snapshots(store, exporter, config.data) if exporter is not None else None
         if snapshots is not None:
             stack.push_async_callback(snapshots.close, config.shutdown_grace_s)
-        backups, periodic = await _backups(config, store, stack)
+        backups, periodic = await backups_of(config, store, stack)
         verifier = await stack.enter_async_context(LedgerVerifier(store, config.data))
         metrics = Metrics(version=version_here(), cell_id=store.cell_id)
         _observe(store, metrics)
@@ -108,8 +106,7 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         port = await server.start()
         cell.listen = str(Address(config.listen.host, port))
         cell.state = CellState.SERVING
-        broker.retention.start()
-        _start_periodic(broker, snapshots, periodic)
+        start_periodic(broker, snapshots, periodic)
         metrics.set_state("serving")
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _on_signal, number, end)
@@ -127,27 +124,6 @@ def _observe(store: Store, metrics: Metrics) -> None:
     store.writer.observe = lambda ops, size, seconds, sync_s: metrics.committed(
         ops=ops, batch_bytes=size, seconds=seconds, sync_seconds=sync_s
     )
-
-
-async def _backups(config: DaemonConfig, store: Store, stack: AsyncExitStack) -> tuple[Backups, PeriodicBackups | None]:
-    """Return what makes backups when asked to, and what makes them by itself, not started yet, if that is wanted."""
-    backups = Backups(store, config.data)
-    stack.push_async_callback(backups.close)
-    rule = rule_of(config)
-    if rule is None or config.backup_dir is None:
-        return backups, None
-    folder = BackupFolder(config.backup_dir.absolute(), store.identity.number)
-    periodic = PeriodicBackups(store, backups, rule, folder, config.backups_kept)
-    stack.push_async_callback(periodic.close)
-    await periodic.open()
-    return backups, periodic
-
-
-def _start_periodic(broker: EmbeddedBroker, snapshots: Snapshots | None, periodic: PeriodicBackups | None) -> None:
-    if snapshots is not None:
-        snapshots.start(broker.subscriptions)
-    if periodic is not None:
-        periodic.start()
 
 
 async def _front(

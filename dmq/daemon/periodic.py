@@ -1,0 +1,38 @@
+"""What a daemon does by itself from time to time: retention, snapshots, backups."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+from dmq.admin.backups import Backups
+from dmq.admin.periodic_backups import PeriodicBackups, rule_of
+from dmq.config import DaemonConfig
+from dmq.embedded.broker import EmbeddedBroker
+from dmq.store.store import Store
+from dmq.upkeep.backup_folder import BackupFolder
+from dmq.upkeep.snapshots import Snapshots
+
+
+async def backups_of(
+    config: DaemonConfig, store: Store, stack: AsyncExitStack
+) -> tuple[Backups, PeriodicBackups | None]:
+    """Return what makes backups when asked to, and what makes them by itself, not started yet, if that is wanted."""
+    backups = Backups(store, config.data)
+    stack.push_async_callback(backups.close)
+    rule = rule_of(config)
+    if rule is None or config.backup_dir is None:
+        return backups, None
+    folder = BackupFolder(config.backup_dir.absolute(), store.identity.number)
+    periodic = PeriodicBackups(store, backups, rule, folder, config.backups_kept)
+    stack.push_async_callback(periodic.close)
+    await periodic.open()
+    return backups, periodic
+
+
+def start_periodic(broker: EmbeddedBroker, snapshots: Snapshots | None, periodic: PeriodicBackups | None) -> None:
+    """Begin with what a daemon does by itself from time to time."""
+    broker.retention.start()
+    if snapshots is not None:
+        snapshots.start(broker.subscriptions)
+    if periodic is not None:
+        periodic.start()
