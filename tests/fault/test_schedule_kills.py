@@ -19,7 +19,7 @@ from dmq.upkeep.check import check
 
 TOPIC, PATIENCE_S = "ticks", 60.0
 KILLS = min(20, 2 * EFFORT)
-BETWEEN_S = (0.2, 3.0)  # at 20 kills a minute in all
+BETWEEN_S, DOWN_S = (0.2, 2.2), (0.0, 1.8)  # at 20 kills a minute in all; times pass while it is down
 pytestmark = pytest.mark.timeout(180 + 30 * KILLS)
 
 
@@ -69,6 +69,7 @@ def test_occurrences_are_as_the_policy_says(tmp_path: Path) -> None:
         for _ in range(KILLS):
             time.sleep(rng.uniform(*BETWEEN_S))  # a kill at any moment
             daemon.kill()
+            time.sleep(rng.uniform(*DOWN_S))
             daemon.restart()
         until_ms = SystemClock().now_ms()
         with AdminClient(daemon.address) as admin:
