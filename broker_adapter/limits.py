@@ -16,6 +16,7 @@ BODY_BYTES_MAX = 4 * 1024 * 1024  # exactly 4 MiB is accepted, one byte more is 
 USER_PROPERTIES_MAX = 128
 PROPERTIES_BYTES_MAX = 16 * 1024  # user properties, tag and keys together; each of them may be as large
 MESSAGE_GROUP_BYTES_MAX = 63  # the server refuses 64
+OWN_KEY_BYTES_MAX = 128  # ours: what a sender names a delayed message by, see DMQ_KEY
 MESSAGE_ID_BYTES_MAX = 254  # ours: packed, with one byte more, it has a one-byte length in the store
 
 # -- one call ---------------------------------------------------------------------------------------------------------
@@ -51,7 +52,7 @@ QUEUES_PER_TOPIC_MAX = 1024
 assert GROUP_CHARS_MAX + len("%RETRY%") <= DERIVED_NAME_CHARS_MAX
 assert GROUP_CHARS_MAX + len("%RETRY%") + 1 + TOPIC_CHARS_MAX <= DERIVED_NAME_CHARS_MAX
 assert BODY_BYTES_MAX + PROPERTIES_BYTES_MAX < 8 * 1024 * 1024 <= REQUEST_BYTES_MAX
-assert MESSAGE_GROUP_BYTES_MAX < 256 and MESSAGE_ID_BYTES_MAX + 1 < 256
+assert MESSAGE_GROUP_BYTES_MAX < 256 and MESSAGE_ID_BYTES_MAX + 1 < 256 and OWN_KEY_BYTES_MAX < 256
 assert PROPERTIES_BYTES_MAX < 2**16, "a tag has a two-byte length in the store"
 assert POLLING_MS_MIN < INVISIBLE_MS_MIN_RECEIVE < AUTO_RENEW_INVISIBLE_MS < AUTO_RENEW_MS_MAX <= INVISIBLE_MS_MAX
 assert QUEUES_PER_TOPIC_DEFAULT <= QUEUES_PER_TOPIC_MAX < 2**16

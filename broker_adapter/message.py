@@ -78,6 +78,8 @@ class Envelope(NamedTuple):
     is_relative: bool = False  # due some time after it is sent, not at a time that somebody gave
     queue_id: int = -1  # where it is to lie, if its sender chose; -1: its broker chooses
     not_after_ms: int = 0  # epoch ms after which nobody is to get it any more; 0: there is no such time
+    own_key: str = ""  # by which its sender finds it while it waits; of a topic at most one message waits under it
+    keeps_first: bool = False  # what waits under its own key stays, and this message is not stored; else it is replaced
 
     @property
     def message_type(self) -> MessageType:
@@ -88,7 +90,10 @@ class Envelope(NamedTuple):
 
 
 class SendReceipt(NamedTuple):
-    """A durable send: where the message is, or that it waits."""
+    """A durable send: where the message is, or that it waits.
+
+    Of a message that was not stored, since another one waits under its own key and is to stay, it is that one's.
+    """
 
     message_id: str
     queue_id: int  # -1 while it waits for its delivery time

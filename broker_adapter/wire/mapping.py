@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from broker_adapter.limits import DELIVER_AT_MS_MAX
 from broker_adapter.message import BodyEncoding, Envelope, Message
+from broker_adapter.own_keys import keeps_first, own_key_of
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from broker_adapter.wire import rocketmq_v2 as wire
 
@@ -83,14 +84,24 @@ def to_envelope(
         system.message_type = actual
     for name in consumed:
         message.user_properties.pop(name, None)
-    return Envelope(
+    envelope = Envelope(
         topic or full_name(message.topic),
         system.message_id,
         message.SerializeToString(),
         system.tag,
         message_group,
         deliver_at_ms or 0,
-        not_after_ms=not_after_of(message.user_properties) if message.user_properties else 0,
+    )
+    return with_wishes(envelope, message.user_properties) if message.user_properties else envelope
+
+
+def with_wishes(envelope: Envelope, properties: Mapping[str, str]) -> Envelope:
+    """Return ``envelope`` with what these user properties of its message ask of a broker, but for its delay."""
+    own_key = own_key_of(properties)
+    return envelope._replace(
+        not_after_ms=not_after_of(properties),
+        own_key=own_key,
+        keeps_first=bool(own_key) and keeps_first(properties),
     )
 
 

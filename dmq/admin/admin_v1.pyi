@@ -521,14 +521,16 @@ class DueBucket(_message.Message):
     def __init__(self, until_ms: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class GetMessageRequest(_message.Message):
-    __slots__ = ("topic", "message_id", "with_body")
+    __slots__ = ("topic", "message_id", "with_body", "own_key")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     WITH_BODY_FIELD_NUMBER: _ClassVar[int]
+    OWN_KEY_FIELD_NUMBER: _ClassVar[int]
     topic: str
     message_id: str
     with_body: bool
-    def __init__(self, topic: _Optional[str] = ..., message_id: _Optional[str] = ..., with_body: _Optional[bool] = ...) -> None: ...
+    own_key: str
+    def __init__(self, topic: _Optional[str] = ..., message_id: _Optional[str] = ..., with_body: _Optional[bool] = ..., own_key: _Optional[str] = ...) -> None: ...
 
 class GetMessageResponse(_message.Message):
     __slots__ = ("topic", "message_id", "state", "deliver_at_ms", "stored_at_ms", "queue_id", "queue_offset", "content", "is_held")
@@ -617,7 +619,7 @@ class PeekedMessage(_message.Message):
     def __init__(self, message_id: _Optional[str] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., deliver_at_ms: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class ListMessagesRequest(_message.Message):
-    __slots__ = ("topic", "state", "due_after_ms", "due_before_ms", "key", "tag", "newest_first", "token", "limit")
+    __slots__ = ("topic", "state", "due_after_ms", "due_before_ms", "key", "tag", "newest_first", "token", "limit", "own_key")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     DUE_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
@@ -627,6 +629,7 @@ class ListMessagesRequest(_message.Message):
     NEWEST_FIRST_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    OWN_KEY_FIELD_NUMBER: _ClassVar[int]
     topic: str
     state: MessageState
     due_after_ms: int
@@ -636,7 +639,8 @@ class ListMessagesRequest(_message.Message):
     newest_first: bool
     token: str
     limit: int
-    def __init__(self, topic: _Optional[str] = ..., state: _Optional[_Union[MessageState, str]] = ..., due_after_ms: _Optional[int] = ..., due_before_ms: _Optional[int] = ..., key: _Optional[str] = ..., tag: _Optional[str] = ..., newest_first: _Optional[bool] = ..., token: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+    own_key: str
+    def __init__(self, topic: _Optional[str] = ..., state: _Optional[_Union[MessageState, str]] = ..., due_after_ms: _Optional[int] = ..., due_before_ms: _Optional[int] = ..., key: _Optional[str] = ..., tag: _Optional[str] = ..., newest_first: _Optional[bool] = ..., token: _Optional[str] = ..., limit: _Optional[int] = ..., own_key: _Optional[str] = ...) -> None: ...
 
 class ListMessagesResponse(_message.Message):
     __slots__ = ("messages", "next_token")
@@ -1538,23 +1542,25 @@ class VerifyLedgerResponse(_message.Message):
     def __init__(self, number: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., ended_at_ms: _Optional[int] = ..., looked: _Optional[int] = ..., expected: _Optional[int] = ..., error: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[LedgerDifference, _Mapping[str, _Any]]]] = ..., differences_total: _Optional[int] = ...) -> None: ...
 
 class ChangeMessagesRequest(_message.Message):
-    __slots__ = ("topic", "message_ids", "recall_handles", "cancel", "fire", "deliver_at_ms")
+    __slots__ = ("topic", "message_ids", "recall_handles", "cancel", "fire", "deliver_at_ms", "own_keys")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_IDS_FIELD_NUMBER: _ClassVar[int]
     RECALL_HANDLES_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     FIRE_FIELD_NUMBER: _ClassVar[int]
     DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    OWN_KEYS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     message_ids: _containers.RepeatedScalarFieldContainer[str]
     recall_handles: _containers.RepeatedScalarFieldContainer[str]
     cancel: bool
     fire: bool
     deliver_at_ms: int
-    def __init__(self, topic: _Optional[str] = ..., message_ids: _Optional[_Iterable[str]] = ..., recall_handles: _Optional[_Iterable[str]] = ..., cancel: _Optional[bool] = ..., fire: _Optional[bool] = ..., deliver_at_ms: _Optional[int] = ...) -> None: ...
+    own_keys: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, topic: _Optional[str] = ..., message_ids: _Optional[_Iterable[str]] = ..., recall_handles: _Optional[_Iterable[str]] = ..., cancel: _Optional[bool] = ..., fire: _Optional[bool] = ..., deliver_at_ms: _Optional[int] = ..., own_keys: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ChangedMessage(_message.Message):
-    __slots__ = ("message_id", "outcome", "at_ms")
+    __slots__ = ("message_id", "outcome", "at_ms", "own_key")
     class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OUTCOME_UNSPECIFIED: _ClassVar[ChangedMessage.Outcome]
@@ -1562,18 +1568,22 @@ class ChangedMessage(_message.Message):
         TOO_LATE: _ClassVar[ChangedMessage.Outcome]
         CANCELLED: _ClassVar[ChangedMessage.Outcome]
         UNKNOWN: _ClassVar[ChangedMessage.Outcome]
+        REPLACED: _ClassVar[ChangedMessage.Outcome]
     OUTCOME_UNSPECIFIED: ChangedMessage.Outcome
     DONE: ChangedMessage.Outcome
     TOO_LATE: ChangedMessage.Outcome
     CANCELLED: ChangedMessage.Outcome
     UNKNOWN: ChangedMessage.Outcome
+    REPLACED: ChangedMessage.Outcome
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     AT_MS_FIELD_NUMBER: _ClassVar[int]
+    OWN_KEY_FIELD_NUMBER: _ClassVar[int]
     message_id: str
     outcome: ChangedMessage.Outcome
     at_ms: int
-    def __init__(self, message_id: _Optional[str] = ..., outcome: _Optional[_Union[ChangedMessage.Outcome, str]] = ..., at_ms: _Optional[int] = ...) -> None: ...
+    own_key: str
+    def __init__(self, message_id: _Optional[str] = ..., outcome: _Optional[_Union[ChangedMessage.Outcome, str]] = ..., at_ms: _Optional[int] = ..., own_key: _Optional[str] = ...) -> None: ...
 
 class ChangeMessagesResponse(_message.Message):
     __slots__ = ("messages",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from broker_adapter.message import pack_id, unpack_id
@@ -18,6 +18,15 @@ class Changes(Protocol):
 
     def meant(self, topic: str, recall_handle: str) -> Meant:
         """Return which message a recall handle is of."""
+        ...
+
+    async def by_key(
+        self,
+        topic: str,
+        own_keys: Sequence[str],
+        change: Callable[[Sequence[Meant]], Awaitable[Sequence[Changed]]],
+    ) -> list[tuple[bytes, Changed]]:
+        """Change what waits under own keys."""
         ...
 
     async def cancel(self, topic: str, meant: Sequence[Meant]) -> list[Changed]:
@@ -38,6 +47,7 @@ class BrokerChanges:
 
     def __init__(self, broker: EmbeddedBroker) -> None:
         self.meant = broker.recalls.meant
+        self.by_key = broker.delayed.by_key
         self.cancel = broker.delayed.cancel
         self.reschedule = broker.delayed.reschedule
         self.fire = broker.delayed.fire
@@ -55,23 +65,29 @@ class ChangeCalls:
         named = [Meant(pack_id(validate.check_message_id(each))) for each in request.message_ids]
         named += [self._changes.meant(topic, each) for each in request.recall_handles]
         meant = list(dict.fromkeys(named))
-        if kind == "cancel":
-            changed = await self._changes.cancel(topic, meant)
-        elif kind == "fire":
-            changed = await self._changes.fire(topic, meant)
-        else:
-            changed = await self._changes.reschedule(topic, meant, request.deliver_at_ms)
-        answers = zip(meant, changed, strict=True)
-        return wire.ChangeMessagesResponse(
-            messages=[
-                wire.ChangedMessage(
-                    message_id=unpack_id(each.message_id),
-                    outcome=wire.ChangedMessage.Outcome.Name(answer.outcome),
-                    at_ms=answer.at_ms,
-                )
-                for each, answer in answers
-            ]
-        )
+
+        async def change(meant: Sequence[Meant]) -> Sequence[Changed]:
+            if kind == "cancel":
+                return await self._changes.cancel(topic, meant)
+            if kind == "fire":
+                return await self._changes.fire(topic, meant)
+            return await self._changes.reschedule(topic, meant, request.deliver_at_ms)
+
+        changed = await change(meant) if meant else ()
+        answers = [_told(each.message_id, answer) for each, answer in zip(meant, changed, strict=True)]
+        if own_keys := list(dict.fromkeys(request.own_keys)):
+            found = await self._changes.by_key(topic, own_keys, change)
+            answers += [_told(*each, own_key) for own_key, each in zip(own_keys, found, strict=True)]
+        return wire.ChangeMessagesResponse(messages=answers)
+
+
+def _told(message_id: bytes, changed: Changed, own_key: str = "") -> wire.ChangedMessage:
+    return wire.ChangedMessage(
+        message_id=unpack_id(message_id) if message_id else "",
+        outcome=wire.ChangedMessage.Outcome.Name(changed.outcome),
+        at_ms=changed.at_ms,
+        own_key=own_key,
+    )
 
 
 assert {each.name: each.value for each in Outcome}.items() <= dict(wire.ChangedMessage.Outcome.items()).items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.limits import PROPERTIES_BYTES_MAX
+from broker_adapter.own_keys import check_own_key
 from broker_adapter.topics import check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin import validate
@@ -48,5 +49,11 @@ def _wanted(request: wire.ListMessagesRequest) -> Wanted:
         if len(text.encode()) > PROPERTIES_BYTES_MAX:
             raise Refused(Rule.REQUEST, "a key or a tag is too long", limit=f"{PROPERTIES_BYTES_MAX} bytes")
     return Wanted(
-        request.state, request.due_after_ms, request.due_before_ms, request.key, request.tag, request.newest_first
+        request.state,
+        request.due_after_ms,
+        request.due_before_ms,
+        request.key,
+        request.tag,
+        request.newest_first,
+        check_own_key(request.own_key) if request.own_key else "",
     )

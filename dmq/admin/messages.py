@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from broker_adapter.adapter import QueueRange
 from broker_adapter.errors import Refused, Rule, topic_unknown
 from broker_adapter.message import pack_id, unpack_id
+from broker_adapter.own_keys import own_key_of
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
 from dmq.admin.mapping import content_if_readable
@@ -67,6 +68,7 @@ class Wanted(NamedTuple):
     key: str = ""
     tag: str = ""
     newest_first: bool = False
+    own_key: str = ""
 
 
 class ListedMessage(NamedTuple):
@@ -123,6 +125,13 @@ class Messages:
     def __init__(self, store: Store, broker: EmbeddedBroker) -> None:
         self._store = store
         self._broker = broker
+
+    async def under(self, topic: str, own_key: str) -> str:
+        """Return the id of the message of a topic that waits under an own key; empty if none does."""
+        if topic not in self._broker.names.topics:
+            return ""
+        (found,) = await self._broker.delayed.under(topic, [own_key])
+        return unpack_id(found.message_id) if found is not None else ""
 
     async def message(self, topic: str, message_id: str) -> MessageStatus:
         """Return where a message is."""
@@ -373,12 +382,15 @@ def _is_due(wanted: Wanted, due_ms: int) -> bool:
 def _is_meant(wanted: Wanted, message: QueuedMessage) -> bool:
     if wanted.tag and message.tag != wanted.tag:
         return False
-    if not wanted.key:
+    if not wanted.key and not wanted.own_key:
         return True
     try:
-        return wanted.key in public.Message.FromString(message.payload).system_properties.keys
+        sent = public.Message.FromString(message.payload)
     except DecodeError:
         return False
+    if wanted.own_key and own_key_of(sent.user_properties) != wanted.own_key:
+        return False
+    return not wanted.key or wanted.key in sent.system_properties.keys
 
 
 def _shown(state: int, message: QueuedMessage, queue_id: int, offset: int) -> ListedMessage:

@@ -10,6 +10,7 @@ from typing import NamedTuple, Self
 from google.protobuf.message import DecodeError, Message
 
 from broker_adapter.errors import Overloaded, Refused, Rule
+from broker_adapter.own_keys import check_own_key
 from broker_adapter.topics import check_group, check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin import mapping, validate
@@ -124,9 +125,12 @@ class AdminService:
 
     async def get_message(self, request: wire.GetMessageRequest) -> wire.GetMessageResponse:
         """Say where a message is, and what it is if it is at hand."""
-        topic = check_topic(request.topic)
-        message_id = validate.check_message_id(request.message_id)
-        status = await self._messages.message(topic, message_id)
+        topic, message_id = check_topic(request.topic), request.message_id
+        if request.own_key and not message_id:
+            message_id = await self._messages.under(topic, check_own_key(request.own_key))
+            if not message_id:
+                return wire.GetMessageResponse(topic=topic, state="UNKNOWN", queue_id=-1, queue_offset=-1)
+        status = await self._messages.message(topic, validate.check_message_id(message_id))
         return wire.GetMessageResponse(
             topic=topic,
             message_id=message_id,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.limits import DELIVER_AT_MS_MAX, MESSAGE_ID_BYTES_MAX, PROPERTIES_BYTES_MAX
+from broker_adapter.own_keys import check_own_key
 from broker_adapter.topics import check_group, check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin.mapping import filter_of
@@ -86,13 +87,15 @@ def check_entries(entries: Sequence[str]) -> tuple[str, ...]:
 
 def check_change(request: wire.ChangeMessagesRequest) -> str:
     """Return what is to be done with the messages that are named: the name of the field that says so."""
-    named = len(request.message_ids) + len(request.recall_handles)
+    named = len(request.message_ids) + len(request.recall_handles) + len(request.own_keys)
     if not 1 <= named <= ENTRIES_MAX:
         why = "too many messages in one request" if named else "no message is named"
         raise Refused(Rule.REQUEST, why, value=named, limit=f"1 to {ENTRIES_MAX}")
     for handle in request.recall_handles:
         if len(handle) > _HANDLE_CHARS_MAX:
             raise Refused(Rule.REQUEST, "a recall handle is too long", limit=f"{_HANDLE_CHARS_MAX} characters")
+    for own_key in request.own_keys:
+        check_own_key(own_key)
     kind: str | None = request.WhichOneof("change")
     if kind is None or (kind != "deliver_at_ms" and not getattr(request, kind)):
         raise Refused(Rule.REQUEST, "the request does not say what to do", limit="cancel, fire or deliver_at_ms")

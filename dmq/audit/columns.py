@@ -70,7 +70,7 @@ _KNOWN = _flags(*EventKind)
 # knows yet it is kept as the first.
 _IS_DUE = ~_KNOWN | _flags(
     *(EventKind.SCHEDULED, EventKind.DELIVERED, EventKind.RECALLED, EventKind.NACKED, EventKind.RETRIED),
-    EventKind.RESCHEDULED,
+    *(EventKind.RESCHEDULED, EventKind.REPLACED, EventKind.ABSORBED),
     *(EventKind.RETRY_MOVED, EventKind.POSTPONED, EventKind.INVISIBLE_CHANGED),
     *(EventKind.SENT, EventKind.SEND_FAILED, EventKind.REQUEUED, EventKind.HALF, EventKind.TX_CHECKED),
 )

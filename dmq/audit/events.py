@@ -85,6 +85,8 @@ class EventKind(IntEnum):
     OCCURRED = 60  # a schedule sent this message; the entry is the schedule's, attempt 0 [number of the occurrence]
     SCHEDULE_CHANGED = 61  # a schedule was made, paused, resumed, removed, or ended: the id says what [its next time]
     RESCHEDULED = 59  # waits until another time from here on [that time]
+    REPLACED = 62  # waited, until another message with its own key came: that one's event follows [its delivery time]
+    ABSORBED = 63  # not stored: another one waits under its own key, whose entry it is [that one's delivery time]
     GAP = 13  # events cut from the outbox before they were exported [sequence of the first; the id is their count]
 
 

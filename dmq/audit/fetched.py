@@ -10,7 +10,7 @@ from dmq.audit.cells import cells_of
 from dmq.audit.read import read_events
 
 _FETCHED = "FETCHED"
-_ENDED = ("FORWARDED", "RECALLED")
+_ENDED = ("FORWARDED", "RECALLED", "REPLACED", "ABSORBED")
 
 
 class Spared(NamedTuple):

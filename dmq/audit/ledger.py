@@ -40,7 +40,7 @@ _DEAD = (
 )
 LEDGER_KINDS = frozenset(
     {
-        *(_K.SCHEDULED, _K.DELIVERED, _K.RECALLED, _K.QUEUED, _K.EXPIRED, _K.HALF, *_HALF_ENDS),
+        *(_K.SCHEDULED, _K.DELIVERED, _K.RECALLED, _K.REPLACED, _K.QUEUED, _K.EXPIRED, _K.HALF, *_HALF_ENDS),
         *(_K.ACKED, _K.FORWARDED, _K.FILTERED, *_DEAD),
         *(_K.NACKED, _K.RETRIED, _K.RETRY_MOVED, _K.QUEUED_FOR_GROUP, _K.TAKEN_OVER),
     }
@@ -131,7 +131,7 @@ class Ledger:
         books = [self.group(topic_id, group_id) for group_id in self._groups.get(topic_id, ())]
         groups = self._all_groups.get(topic_id, ())
         given_up = sum(self._row(topic_id, group_id)(_K.TX_GIVEN_UP, _K.TX_TOO_OLD) for group_id in groups)
-        cancelled = row(_K.RECALLED)
+        cancelled = row(_K.RECALLED, _K.REPLACED)
         half, committed, rolled_back = row(Term.HALF_BEFORE, _K.HALF), row(_K.COMMITTED), row(_K.ROLLED_BACK)
         scheduled, fired = row(Term.PENDING_BEFORE, _K.SCHEDULED), row(_K.DELIVERED)
         return TopicBook(

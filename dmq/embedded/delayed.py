@@ -8,7 +8,7 @@ waits no more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from enum import IntEnum
 from typing import NamedTuple
@@ -20,7 +20,8 @@ from dmq.embedded.commits import Commits
 from dmq.embedded.reader import Reader
 from dmq.store.ops import IfKnown, Reschedule, Withdraw
 from dmq.store.schema.index import EntryState, Receipt
-from dmq.store.schema.keys import Family
+from dmq.store.schema.keys import Family, own_key_row
+from dmq.store.schema.own_keys import decode_key_holder, row_of
 from dmq.store.schema.record import DELAYED_KINDS, WAITING_HEADER_BYTES, EntryKind, decode_waiting, encode_waiting
 from dmq.store.store import Store
 
@@ -36,13 +37,14 @@ class Outcome(IntEnum):
     TOO_LATE = 2  # it had been delivered
     CANCELLED = 3  # it had been cancelled
     UNKNOWN = 4  # it ended longer ago than ends are remembered, or was never accepted
+    REPLACED = 5  # a later message with its own key had taken its place
 
 
 class Changed(NamedTuple):
     """The answer for one message.
 
-    ``at_ms`` of one that is done: since when it is cancelled, or its delivery time; else when it was delivered or
-    cancelled, 0 if it is unknown.
+    ``at_ms`` of one that is done: since when it is cancelled, or its delivery time; else when it was delivered,
+    cancelled or replaced, 0 if it is unknown.
     """
 
     outcome: Outcome
@@ -68,6 +70,8 @@ _ENDED = {
     EntryState.WITHDRAWN: Outcome.CANCELLED,
     EntryState.DELIVERED: Outcome.TOO_LATE,
     EntryState.QUEUED: Outcome.TOO_LATE,
+    EntryState.REPLACED: Outcome.REPLACED,
+    EntryState.ABSORBED: Outcome.UNKNOWN,
 }
 _Change = Callable[[bytes, Receipt, bytes], Withdraw | Reschedule]
 
@@ -120,6 +124,37 @@ class DelayedMessages:
     async def fire(self, topic: str, meant: Sequence[Meant]) -> list[Changed]:
         """Deliver messages now: as ``reschedule`` to now."""
         return await self.reschedule(topic, meant, 0)
+
+    async def by_key(
+        self,
+        topic: str,
+        own_keys: Sequence[str],
+        change: Callable[[Sequence[Meant]], Awaitable[Sequence[Changed]]],
+    ) -> list[tuple[bytes, Changed]]:
+        """Have what waits under own keys changed; return the packed id of each, empty if nothing waits, and its answer.
+
+        Where another message takes the place of one before it is changed, that other one is meant.
+        """
+        answers = [(b"", _UNKNOWN)] * len(own_keys)
+        left = list(range(len(own_keys)))
+        for _ in range(_TRIES_MAX):
+            found = await self.under(topic, [own_keys[at] for at in left])
+            there = [(at, each) for at, each in zip(left, found, strict=True) if each is not None]
+            if not there:
+                return answers
+            told = await change([each for _, each in there])
+            for (at, each), changed in zip(there, told, strict=True):
+                answers[at] = (each.message_id, changed)
+            left = [at for at, _ in there if answers[at][1].outcome is Outcome.REPLACED]
+        return answers
+
+    async def under(self, topic: str, own_keys: Sequence[str]) -> list[Meant | None]:
+        """Return which message of a topic waits under each own key; ``None`` for a key that is free, durably so."""
+        topic_id = self._catalog.known_topic(topic).topic_id
+        rows = [own_key_row(topic_id, each.encode()) for each in own_keys]
+        holders = [decode_key_holder(each) if each else None for each in await self._reader.values(Family.META, rows)]
+        await self._commits.flush()  # what was read may not have been durable
+        return [Meant(each.message_id, each.sequence) if each is not None else None for each in holders]
 
     async def _change(
         self, topic: str, meant: Sequence[Meant], change: _Change, turn: AbstractAsyncContextManager[object]
@@ -179,6 +214,7 @@ def rescheduled(message_id: bytes, receipt: Receipt, value: bytes, wanted_ms: in
         encode_event(EventKind.RESCHEDULED, entry.topic_id, 0, NO_QUEUE, 0, at_ms, message_id),
         if_gone=IfKnown.ANSWER,
         by_reader=False,
+        own_key=row_of(value),
     )
 
 
@@ -192,6 +228,7 @@ def _cancelled(message_id: bytes, receipt: Receipt, value: bytes) -> Withdraw:
         event=event,
         is_remembered=True,
         if_gone=IfKnown.ANSWER,
+        own_key=row_of(value),
     )
 
 

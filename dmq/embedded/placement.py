@@ -10,12 +10,14 @@ from broker_adapter.topics import queue_of_message_group
 from dmq.audit.events import LANE, NO_QUEUE, EventKind, encode_event
 from dmq.embedded.names import Names, Topic
 from dmq.errors import StoreCorrupt
-from dmq.store.ops import Append, HandOver, IfKnown, Schedule
+from dmq.store.ops import Append, HandOver, IfKnown, Schedule, UnderKey
 from dmq.store.schema.index import failed_id
+from dmq.store.schema.keys import own_key_row
 from dmq.store.schema.record import (
     HALF_KINDS,
     WAITING_HEADER_BYTES,
     EntryKind,
+    OwnKey,
     body_facts,
     decode_history,
     decode_waiting,
@@ -23,6 +25,7 @@ from dmq.store.schema.record import (
     encode_queued,
     encode_waiting,
     history_bytes,
+    split_own_key,
 )
 
 # Plain numbers: looking up an enum member for every message costs more than encoding the event.
@@ -44,9 +47,7 @@ class Placement:
     def accept(self, topic: Topic, envelope: Envelope, now_ms: int) -> Schedule | Append:
         """Return the op that accepts ``envelope``: into its queue if it is due, onto the timeline otherwise."""
         message_id, message_group = pack_id(envelope.message_id), envelope.message_group
-        body = encode_body(
-            message_id, envelope.tag.encode(), message_group.encode(), envelope.payload, envelope.not_after_ms
-        )
+        body = body_of(envelope, message_id)
         return self.put(
             topic,
             message_id,
@@ -70,8 +71,10 @@ class Placement:
         is_relative: bool = False,
         queue_id: int = -1,
     ) -> Schedule | Append:
-        """As ``accept``, of a message that is encoded already."""
+        """As ``accept``, of a message that is encoded already, with its own key."""
         scope = topic.topic_id
+        own_key, bare = split_own_key(body)
+        under = _under(scope, own_key, message_id) if own_key is not None else None
         # A delayed message of a message group goes by the timeline even if its time has come: it must not pass one
         # whose time came before it and that is still to be handed over.
         if deliver_at_ms > now_ms or (deliver_at_ms and message_group):
@@ -85,6 +88,8 @@ class Placement:
                 encode_event(SCHEDULED, scope, 0, NO_QUEUE, 0, deliver_at_ms, message_id),
                 False,
                 _ANSWER,
+                b"",
+                under,
             )
         if queue_id < 0:
             queue_id = self.choose(topic, message_group)
@@ -93,9 +98,10 @@ class Placement:
             message_id,
             scope,
             queue_id,
-            encode_queued(0, now_ms, deliver_at_ms, body),
+            encode_queued(0, now_ms, deliver_at_ms, bare),
             encode_event(QUEUED, scope, 0, queue_id, 0, deliver_at_ms, message_id),
             _ANSWER,
+            under,
         )
 
     def hand_over(self, rows: Sequence[tuple[bytes, bytes]], now_ms: int) -> list[HandOver]:
@@ -115,9 +121,14 @@ class Placement:
             queue_id = retry_count - 1  # of a delayed send
             if queue_id < 0:
                 queue_id = self.choose(topic, message_group.decode() if message_group else "")
+            own_row = b""
+            if not body[0]:
+                own_key, body = split_own_key(body)
+                own_row = own_key_row(topic_id, own_key.key) if own_key is not None else b""
             record = encode_queued(0, now_ms, deliver_at_ms, body)
             event = encode_event(DELIVERED, topic_id, 0, queue_id, 0, deliver_at_ms, message_id)
-            made.append(HandOver(key, scope, message_id, deliver_at_ms, topic_id, queue_id, record, event))
+            place = topic_id, queue_id, record
+            made.append(HandOver(key, scope, message_id, deliver_at_ms, *place, event, False, own_row))
         return made
 
     def choose(self, topic: Topic, message_group: str) -> int:
@@ -127,6 +138,22 @@ class Placement:
         turn = self._turns.get(topic.topic_id, 0)
         self._turns[topic.topic_id] = turn + 1
         return turn % topic.queues
+
+
+def body_of(envelope: Envelope, message_id: bytes) -> bytes:
+    """Return the body of a message that is accepted; ``message_id`` is its packed id."""
+    own_key = OwnKey(envelope.own_key.encode(), envelope.keeps_first) if envelope.own_key else None
+    tag, message_group = envelope.tag.encode(), envelope.message_group.encode()
+    return encode_body(message_id, tag, message_group, envelope.payload, envelope.not_after_ms, own_key)
+
+
+def _under(topic_id: int, own_key: OwnKey, message_id: bytes) -> UnderKey:
+    def event(due_ms: int, other_id: bytes) -> bytes:
+        if own_key.keeps_first:
+            return encode_event(EventKind.ABSORBED, topic_id, 0, NO_QUEUE, 0, due_ms, message_id)
+        return encode_event(EventKind.REPLACED, topic_id, 0, NO_QUEUE, 0, due_ms, other_id)
+
+    return UnderKey(own_key_row(topic_id, own_key.key), own_key.keeps_first, event)
 
 
 def wrong_type(topic: Topic, message_type: MessageType) -> Refused:

@@ -37,6 +37,7 @@ from dmq.store.schema.index import decode_index, failed_topic_id
 from dmq.store.schema.keys import Family
 from dmq.store.schema.ledger import Term
 from dmq.store.schema.orders import Procedure, decode_procedure, encode_procedure
+from dmq.store.schema.own_keys import row_of
 from dmq.store.schema.record import (
     HALF_KINDS,
     WAITING_HEADER_BYTES,
@@ -241,7 +242,7 @@ class Procedures:
                 body = (
                     (Delete(Family.TIMELINE, keys.half_body_key(keys.unpack_timeline_key(key)[1])),) if is_half else ()
                 )
-                ops.append(Withdraw(key, scope, message_id, entry.deliver_at_ms, body, event))
+                ops.append(Withdraw(key, scope, message_id, entry.deliver_at_ms, body, event, own_key=row_of(value)))
             await self._commit(ops)
 
     async def _waiting_of(self, scope: int) -> AsyncIterator[list[tuple[bytes, bytes, bytes]]]:

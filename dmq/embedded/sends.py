@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from broker_adapter.deferred import Deferred
 from broker_adapter.errors import BrokerUnavailable, Overloaded
-from broker_adapter.message import Envelope, SendReceipt
+from broker_adapter.message import Envelope, SendReceipt, unpack_id
 from dmq.embedded.catalog import Catalog
 from dmq.embedded.commits import Commits
 from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind
@@ -26,7 +26,7 @@ class Sends:
     """Sends messages to topics, and counts them."""
 
     def __init__(self, catalog: Catalog, commits: Commits, placement: Placement, handles: EntryHandles) -> None:
-        self.accepted_total = 0  # messages, without those that were known already
+        self.accepted_total = 0  # messages, without those that were known already, or absorbed
         self.repeated_total = 0
         self.refused_total = 0  # because a bound is reached
         self._catalog = catalog
@@ -83,8 +83,9 @@ class Sends:
             handles = self._handles
             receipts = [_receipt(handles, *each) for each in zip(envelopes, ops, unit.receipts, strict=False)]
             repeated = sum(receipt.repeated for receipt in receipts)
+            absorbed = sum(told.state is EntryState.ABSORBED and not told.repeated for told in unit.receipts)
             self.repeated_total += repeated
-            self.accepted_total += len(receipts) - repeated
+            self.accepted_total += len(receipts) - repeated - absorbed
             sent.settle(receipts)
 
         try:
@@ -98,10 +99,14 @@ class Sends:
 
 def _receipt(handles: EntryHandles, envelope: Envelope, op: Schedule | Append, stored: Stored) -> SendReceipt:
     message_id = envelope.message_id
-    state, _, queue_id, queue_offset, at_ms, repeated = stored
+    state, _, queue_id, queue_offset, at_ms, repeated, _ = stored
     if state is EntryState.QUEUED:
         return SendReceipt(message_id, queue_id, queue_offset, repeated)
     if state is EntryState.WITHDRAWN:
         return SendReceipt(message_id, -1, -1, repeated, recalled_at_ms=at_ms)
-    handle = handles.encode(RECALL, EntryHandle(stored.sequence, envelope.topic, op.message_id))
+    packed_id = op.message_id
+    if state is EntryState.ABSORBED:  # the message that waits, or did when this one came, is the one that counts
+        packed_id = stored.instead
+        message_id = unpack_id(packed_id)
+    handle = handles.encode(RECALL, EntryHandle(stored.sequence, envelope.topic, packed_id))
     return SendReceipt(message_id, queue_id, queue_offset, repeated, handle)

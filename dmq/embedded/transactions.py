@@ -27,7 +27,7 @@ from dmq.embedded.checks import GIVEN_UP_GROUP, Checks
 from dmq.embedded.commits import Commits
 from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind, NotAHandle
 from dmq.embedded.names import Topic
-from dmq.embedded.placement import Placement, wrong_type
+from dmq.embedded.placement import Placement, body_of, wrong_type
 from dmq.embedded.reader import Reader
 from dmq.store.ops import Delete, IfKnown, Op, Schedule, Withdraw
 from dmq.store.schema.index import EntryState, Receipt
@@ -41,7 +41,6 @@ from dmq.store.schema.record import (
     WaitingEntry,
     decode_half,
     decode_half_body,
-    encode_body,
     encode_half,
     encode_half_body,
 )
@@ -134,7 +133,7 @@ class Transactions:
         envelope, scope = half.envelope, half_scope(topic.topic_id)
         message_id = pack_id(envelope.message_id)
         check_ms = now_ms + (half.check_after_ms or self._checks.options.first_after_ms)
-        body = encode_body(message_id, envelope.tag.encode(), b"", envelope.payload, envelope.not_after_ms)
+        body = body_of(envelope, message_id)
         terms = Terms(0 if half.delay_ms else envelope.deliver_at_ms, half.delay_ms)
         entry = WaitingEntry(EntryKind.TRANSACTION, 0, topic.topic_id, scope, check_ms, now_ms)
         record = encode_half(entry, Vigil(terms, check_ms - now_ms, 0, len(envelope.payload)), message_id)

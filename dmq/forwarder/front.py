@@ -1,7 +1,8 @@
 """The broker that clients meet in front of a cluster: what must wait is kept here, everything else is passed on.
 
 kept here       what is delayed, until it is due; what the cluster does not take now, if sends are accepted meanwhile;
-                and what belongs to a message group of which something is here already
+                what belongs to a message group of which something is here already; and what has an own key, since it
+                may take the place of what waits here
 passed on       all other sends, transactions, receives and what becomes of them, groups, routes
 own             topics that are not the cluster's: everything of them is the embedded broker's
 
@@ -152,7 +153,7 @@ class ClusterFront:
             return self._local.send(envelopes)
         if own:
             raise Refused(Rule.UNSUPPORTED, "one send goes to the cluster or stays here", value=own[0].topic)
-        if not any(each.deliver_at_ms for each in envelopes):
+        if not any(each.deliver_at_ms or (each.own_key and not each.topic.startswith(_DERIVED)) for each in envelopes):
             return self._pass_on(envelopes)
         for each in envelopes:
             if each.deliver_at_ms and each.topic.startswith(_DERIVED):
@@ -225,6 +226,10 @@ class ClusterFront:
         """As ``TransactionalBroker.prepare``."""
         if all(self._is_own(half.envelope.topic) for half in halves):
             return await self._local.transactions.prepare(halves)
+        for half in halves:
+            if half.envelope.own_key:  # the cluster keeps it, and knows nothing of what waits here
+                why = "a half message of a cluster's topic cannot have an own key"
+                raise Refused(Rule.PROPERTY_KEY, why, value=half.envelope.own_key)
         return await self._cluster.prepare(halves)
 
     async def commit(self, topic: str, transaction_id: str) -> None:

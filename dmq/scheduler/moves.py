@@ -21,6 +21,7 @@ from dmq.store.ops import Delete, Emit, IfKnown, Op, Put, Reschedule
 from dmq.store.schema.clock import Move, decode_moves, encode_clock, encode_moves
 from dmq.store.schema.index import ids_of
 from dmq.store.schema.keys import META_CLOCK, META_MOVES, TIMELINE_END, Family, timeline_key, timeline_mark
+from dmq.store.schema.own_keys import row_of
 from dmq.store.schema.record import (
     HALF_KINDS,
     WAITING_HEADER_BYTES,
@@ -109,7 +110,10 @@ def moved(key: bytes, value: bytes, by_ms: int, now_ms: int) -> Reschedule | Non
     event = b""
     if entry.kind == EntryKind.DELAYED_FOR:
         event = encode_event(EventKind.RESCHEDULED, entry.topic_id, 0, NO_QUEUE, 0, due_ms, message_id)
-    return Reschedule(key, entry.scope, entry_id, entry.deliver_at_ms, due_ms, record, event, if_gone=IfKnown.ANSWER)
+    times = entry.deliver_at_ms, due_ms
+    return Reschedule(
+        *(key, entry.scope, entry_id, *times, record, event), if_gone=IfKnown.ANSWER, own_key=row_of(value)
+    )
 
 
 def _with_times(entry: WaitingEntry, due_ms: int, accepted_ms: int, rest: bytes) -> bytes:

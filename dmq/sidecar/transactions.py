@@ -17,7 +17,7 @@ from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Envelope
 from broker_adapter.transactions import Check, Half, HalfReceipt, TransactionalBroker
 from broker_adapter.wire import rocketmq_v2 as wire
-from broker_adapter.wire.mapping import full_name, not_after_of
+from broker_adapter.wire.mapping import full_name, with_wishes
 from dmq.acl.gate import holders_of
 from dmq.acl.quotas import Quota, Quotas
 from dmq.embedded.recurring import makes_schedule
@@ -208,9 +208,8 @@ class TransactionCalls:
             message.SerializeToString(),
             system.tag,
             deliver_at_ms=0 if delay_ms else due_ms or 0,
-            not_after_ms=not_after_of(properties),
         )
-        return Half(envelope, delay_ms, check_after_ms)
+        return Half(with_wishes(envelope, properties), delay_ms, check_after_ms)
 
 
 def _response(receipts: Sequence[HalfReceipt]) -> wire.SendMessageResponse:

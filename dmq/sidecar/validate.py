@@ -26,6 +26,7 @@ from broker_adapter.limits import (
     RECEIVE_BATCH_MAX,
     USER_PROPERTIES_MAX,
 )
+from broker_adapter.own_keys import ON_SAME_KEY, OWN_KEY, check_own_key_of
 from broker_adapter.topics import RETRY_PREFIX, check_group, check_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import NOT_AFTER_MS, full_name
@@ -163,6 +164,9 @@ def check_recurring(message: wire.Message) -> None:
             raise Refused(Rule.DELIVERY_TIME, "a schedule says when its message is sent", value=name)
     if NOT_AFTER_MS in message.user_properties:
         raise Refused(Rule.DELIVERY_TIME, "a schedule has an end instead of this property", value=NOT_AFTER_MS)
+    for name in (OWN_KEY, ON_SAME_KEY):
+        if name in message.user_properties:
+            raise Refused(Rule.PROPERTY_KEY, "what a schedule sends does not wait, and has no own key", value=name)
 
 
 def check_undelayed(message: wire.Message) -> None:
@@ -189,6 +193,8 @@ def _check_properties(properties: Mapping[str, str], tag: str, keys: str) -> Non
         name = next(name for name, value in properties.items() if _has_control(name + value))
         part = "key" if _has_control(name) else "value"
         raise Refused(Rule.PROPERTY_KEY, f"the {part} of property cannot contain control character", value=name)
+    if OWN_KEY in properties or ON_SAME_KEY in properties:
+        check_own_key_of(properties)
 
 
 def _check_text(rule: Rule, what: str, text: str) -> None:

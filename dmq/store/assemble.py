@@ -37,6 +37,7 @@ from dmq.store.ops import (
     Schedule,
     SkipOutbox,
     Tally,
+    UnderKey,
     Withdraw,
     scheduled_times,
 )
@@ -47,12 +48,14 @@ from dmq.store.schema.index import (
     EntryState,
     Receipt,
     decode_index,
+    encode_index_absorbed,
     encode_index_finished,
     encode_index_waiting,
     encode_index_withdrawn,
 )
 from dmq.store.schema.keys import Family, half_body_key, pack_index_prefix, pack_queue_key, pack_timeline_key, pack_u64
 from dmq.store.schema.outbox import pack_record_head
+from dmq.store.schema.own_keys import KeyHolder, decode_key_holder, encode_key_holder
 
 _WITHDRAWN_KEPT = 10_000
 _KEEP_CLOCK_MS = 5_000  # how often the clocks are kept, with a batch that is written anyway
@@ -117,7 +120,10 @@ class Assembler:
         self._now_ms = 0
         self._floor_ms = 0
         self._known: dict[bytes, Receipt] = {}
-        self._waiting: dict[bytes, bytes | None] = {}
+        self._waiting: dict[bytes, bytes | None] = {}  # index rows of what may be withdrawn or moved
+        self._holders: dict[
+            bytes, KeyHolder | None
+        ] = {}  # who waits under the own keys that are asked for, by their rows
         self._rows: dict[tuple[Family, bytes], bytes | None] = {}
         self._gone: set[tuple[int, bytes]] = set()  # the first ``_gone_count`` deletes
         self._gone_count = 0
@@ -154,6 +160,7 @@ class Assembler:
         self._generation_prefix = self._generation.to_bytes(4, "big")
         self._known = self._look_up(units)
         self._waiting = self._look_up_withdrawn(units)
+        self._holders = self._look_up_holders(units)
         self._reserve(units, first_sequence)
 
         handlers = self._HANDLERS
@@ -210,16 +217,22 @@ class Assembler:
     # -- ops ----------------------------------------------------------------------------------------------------------
 
     def _schedule(self, op: Schedule) -> Receipt:
-        scope, message_id, deliver_at_ms, record, event, _, if_known, half_body = op
+        scope, message_id, deliver_at_ms, record, event, _, if_known, half_body, under = op
         id_key = pack_index_prefix(0, scope) + message_id  # generation 0: waiting
         known = self._known.get(id_key)
         if known is not None and if_known is not _WRITE:
             return known._replace(repeated=True)
+        if under is not None and (absorbed := self._make_way(under, id_key)) is not None:
+            return absorbed
         sequence = self._sequence = self._sequence + 1
         key_ms = deliver_at_ms if deliver_at_ms > self._floor_ms else self._floor_ms  # noqa: FURB136 - hot
         puts = self._batch.puts
-        puts.append((_TIMELINE, pack_timeline_key(key_ms, sequence), record))
-        puts.append((_INDEX, id_key, encode_index_waiting(sequence, key_ms)))
+        if under is not None:
+            self._waits(key_ms, sequence, id_key, record)
+            self._hold_key(under.row, KeyHolder(sequence, deliver_at_ms, message_id))
+        else:
+            puts.append((_TIMELINE, pack_timeline_key(key_ms, sequence), record))
+            puts.append((_INDEX, id_key, encode_index_waiting(sequence, key_ms)))
         if half_body:
             puts.append((_TIMELINE, half_body_key(sequence), half_body))
         self._counts.add(scope, deliver_at_ms, 1)
@@ -229,11 +242,13 @@ class Assembler:
         return receipt
 
     def _append(self, op: Append) -> Receipt:
-        scope, message_id, topic_id, queue_id, record, event, if_known = op
+        scope, message_id, topic_id, queue_id, record, event, if_known, under = op
         id_key = pack_index_prefix(0, scope) + message_id
         known = self._known.get(id_key)
         if known is not None and if_known is not _WRITE:
             return known._replace(repeated=True)
+        if under is not None and (absorbed := self._make_way(under, id_key)) is not None:
+            return absorbed
         sequence = self._sequence = self._sequence + 1
         offset = self._place(topic_id, queue_id, record)
         value = encode_index_finished(_QUEUED_NUMBER, sequence, self._now_ms, queue_id, offset)
@@ -243,7 +258,7 @@ class Assembler:
         return receipt
 
     def _hand_over(self, op: HandOver) -> Receipt:
-        key, scope, message_id, deliver_at_ms, topic_id, queue_id, record, event, is_half = op
+        key, scope, message_id, deliver_at_ms, topic_id, queue_id, record, event, is_half, own_key = op
         if key in self._withdrawn:
             return NO_RECEIPT
         suffix = scope.to_bytes(4, "big") + message_id
@@ -255,6 +270,8 @@ class Assembler:
         delete((_INDEX, _WAITING_PREFIX + suffix))
         if is_half:
             delete((_TIMELINE, half_body_key(sequence)))
+        if own_key:
+            self._hold_key(own_key, None)
         value = encode_index_finished(_DELIVERED_NUMBER, sequence, self._now_ms, queue_id, offset)
         batch.puts.append((_INDEX, self._generation_prefix + suffix, value))
         self._counts.add(scope, deliver_at_ms, -1)
@@ -274,7 +291,11 @@ class Assembler:
             return NO_RECEIPT
         id_key = _WAITING_PREFIX + op.scope.to_bytes(4, "big") + op.message_id
         batch = self._batch
-        batch.deletes += ((_TIMELINE, op.key), (_INDEX, id_key))
+        for row in ((Family.TIMELINE, op.key), (Family.INDEX, id_key)):
+            self._rows.pop(row, None)  # what this very batch was to set
+            batch.deletes.append(row)
+        if op.own_key:
+            self._hold_key(op.own_key, None)
         self._counts.add(op.scope, op.deliver_at_ms, -1)
         if op.key[0] >= _HELD_BYTE:
             self._counts.hold(op.scope, -1)
@@ -290,7 +311,7 @@ class Assembler:
             if type(other) is Append or type(other) is Schedule:
                 other = other._replace(if_known=_WRITE)  # noqa: PLW2901
             told = self._HANDLERS[type(other)](self, other)
-            if type(other) is Append:  # the trail follows the entry to where it goes
+            if type(other) is Append and told.state is _QUEUED:  # the trail follows the entry to where it goes
                 self._records[-2] = pack_record_head(len(other.event), waiting.sequence, told.queue_offset)
         return Receipt(EntryState.WITHDRAWN, waiting.sequence, -1, -1, self._now_ms, False)
 
@@ -302,7 +323,7 @@ class Assembler:
         return waiting if is_there and not self._is_gone(op.key) else None
 
     def _reschedule(self, op: Reschedule) -> Receipt:
-        key, scope, message_id, due_ms, deliver_at_ms, record, event, half_body, _, by_reader = op
+        key, scope, message_id, due_ms, deliver_at_ms, record, event, half_body, _, by_reader, own_key = op
         if (waiting := self._found(op)) is None:
             return NO_RECEIPT
         if deliver_at_ms == due_ms and not by_reader:
@@ -313,8 +334,9 @@ class Assembler:
         if not by_reader:
             self._withdrawn.add(key)
         self._batch.deletes.append((_TIMELINE, key))
-        index_row = (_INDEX, pack_index_prefix(0, scope) + message_id, encode_index_waiting(sequence, key_ms))
-        self._batch.puts += ((_TIMELINE, pack_timeline_key(key_ms, sequence), record), index_row)
+        self._waits(key_ms, sequence, pack_index_prefix(0, scope) + message_id, record)
+        if own_key:
+            self._hold_key(own_key, KeyHolder(sequence, deliver_at_ms, message_id))
         if half_body:
             self._batch.puts.append((_TIMELINE, half_body_key(sequence), half_body))
         self._counts.add(scope, due_ms, -1)
@@ -349,6 +371,42 @@ class Assembler:
         ):
             self._records += (pack_record_head(len(event), number, place), event)
 
+    def _waits(self, key_ms: int, sequence: int, id_key: bytes, record: bytes) -> None:
+        """Let an entry wait in rows that this very batch may take away again."""
+        row = self._waiting[id_key] = encode_index_waiting(sequence, key_ms)
+        self._rows[Family.TIMELINE, pack_timeline_key(key_ms, sequence)] = record
+        self._rows[Family.INDEX, id_key] = row
+
+    def _hold_key(self, row: bytes, holder: KeyHolder | None) -> None:
+        """Let a message, or none, wait under an own key from here on."""
+        self._holders[row] = holder
+        self._rows[Family.META, row] = encode_key_holder(holder) if holder is not None else None
+
+    def _make_way(self, under: UnderKey, id_key: bytes) -> Receipt | None:
+        """Withdraw what waits under the own key of a message that is accepted; its receipt if it is absorbed instead.
+
+        The scope and the id of that message are in ``id_key``.
+        """
+        holder = self._holders[under.row]
+        if holder is None:
+            return None
+        sequence, due_ms, message_id = holder
+        value = self._waiting[id_key[:8] + message_id]
+        waiting = decode_index(value) if value is not None else NO_RECEIPT
+        if waiting.state is not _WAITING or waiting.sequence != sequence:
+            return None  # the row was left behind: in a sound store there is none such
+        key, event = waiting.key, under.event(due_ms, message_id)
+        if not under.keeps_first:
+            scope = int.from_bytes(id_key[4:8], "big")
+            gone = Withdraw(key, scope, message_id, due_ms, (), event, True, EntryState.REPLACED, own_key=under.row)
+            self._withdraw(gone)
+            return None
+        absorbed = encode_index_absorbed(sequence, self._now_ms, message_id)
+        self._batch.puts.append((_INDEX, self._generation_prefix + id_key[4:], absorbed))
+        self._records += (pack_record_head(len(event), sequence, _NA), event)
+        receipt = self._known[id_key] = decode_index(absorbed)._replace(repeated=False)
+        return receipt
+
     def _free_ms(self, key: bytes, key_ms: int) -> int:
         """Return the first time from ``key_ms`` on under which an entry that lies under ``key`` may lie anew.
 
@@ -369,8 +427,12 @@ class Assembler:
         mark = keys.held_mark(scope, int.from_bytes(key, "big"))
         key_ms, sequence = mark >> 64, keys.sequence_of(mark)
         self._batch.deletes.append((_TIMELINE, key))
-        index_row = (_INDEX, pack_index_prefix(0, scope) + message_id, encode_index_waiting(sequence, key_ms))
-        self._batch.puts += ((_TIMELINE, keys.timeline_key(mark), record), index_row)
+        id_key = pack_index_prefix(0, scope) + message_id
+        if id_key in self._waiting:
+            self._waits(key_ms, sequence, id_key, record)
+        else:
+            index_row = (_INDEX, id_key, encode_index_waiting(sequence, key_ms))
+            self._batch.puts += ((_TIMELINE, keys.timeline_key(mark), record), index_row)
         self._counts.hold(scope, 1)
         return Receipt(_WAITING, sequence, -1, -1, key_ms, False)
 
@@ -504,6 +566,26 @@ class Assembler:
             if type(op) is Withdraw or type(op) is Reschedule or type(op) is Recur
         ]
         return dict(zip(wanted, self._engine.get_many(Family.INDEX, wanted), strict=True)) if wanted else {}
+
+    def _look_up_holders(self, units: Sequence[Sequence[Op]]) -> dict[bytes, KeyHolder | None]:
+        """Find who waits under the own keys of what these units accept, and the index rows of those."""
+        asked: list[bytes] = []
+        for unit in units:
+            for op in unit:
+                if type(op) is Schedule or type(op) is Append:
+                    if op.under is not None:
+                        asked.append(op.under.row)
+                elif type(op) is Withdraw and op.instead:
+                    accepted = [each for each in op.instead if type(each) is Schedule or type(each) is Append]
+                    asked += [each.under.row for each in accepted if each.under is not None]
+        if not asked:
+            return {}
+        values = self._engine.get_many(Family.META, asked)
+        found = {row: decode_key_holder(value) if value else None for row, value in zip(asked, values, strict=True)}
+        wanted = [_WAITING_PREFIX + row[1:5] + each.message_id for row, each in found.items() if each is not None]
+        wanted = [each for each in wanted if each not in self._waiting]
+        self._waiting.update(zip(wanted, self._engine.get_many(Family.INDEX, wanted), strict=True))
+        return found
 
     def _rotate_generation(self) -> None:
         """Start a generation per window; drop, whole, those that ended more than one window ago.

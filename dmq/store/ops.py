@@ -15,7 +15,7 @@ Every op that changes state carries ``event``, the encoded audit event that goes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -31,11 +31,24 @@ class IfKnown(IntEnum):
     WRITE = 2  # it is written all the same, and the id is not looked for: it moves a message, and accepts none
 
 
+class UnderKey(NamedTuple):
+    """The own key of a message that is accepted, and what follows if another one waits under it.
+
+    That one is withdrawn, and remembered as REPLACED; or it stays, and nothing is written for this one but that it was
+    ABSORBED: its receipt says so, and by whom. Whichever it is, the writer decides between that and a hand-over.
+    """
+
+    row: bytes  # dmq.store.schema.keys.own_key_row
+    keeps_first: bool
+    event: Callable[[int, bytes], bytes]  # of what follows, from the time and the packed id of the message that waits
+
+
 class Schedule(NamedTuple):
     """Keep a message until it is due. The writer assigns its sequence and its timeline key.
 
     With ``is_new`` the id was made a moment ago, and is not looked for. No event: none is recorded. ``half_body`` is a
-    second row, under ``half_body_key`` of the sequence.
+    second row, under ``half_body_key`` of the sequence. With ``under`` it has an own key as long as it waits: the op
+    that takes it off the timeline, or moves it, names that key's row (``own_key``).
     """
 
     scope: int
@@ -46,6 +59,7 @@ class Schedule(NamedTuple):
     is_new: bool = False
     if_known: IfKnown = IfKnown.REFUSE
     half_body: bytes = b""  # dmq.store.schema.record.encode_half_body
+    under: UnderKey | None = None
 
 
 class Growth(NamedTuple):
@@ -64,7 +78,7 @@ Appended = dict[tuple[int, int], Growth]  # by topic id and queue id
 
 
 class Append(NamedTuple):
-    """Put a message at the end of a queue. The writer assigns its offset."""
+    """Put a message at the end of a queue. The writer assigns its offset. ``under`` decides what waits; see there."""
 
     scope: int
     message_id: bytes  # packed
@@ -73,6 +87,7 @@ class Append(NamedTuple):
     record: bytes  # dmq.store.schema.record.encode_queued
     event: bytes
     if_known: IfKnown = IfKnown.REFUSE
+    under: UnderKey | None = None
 
 
 class HandOver(NamedTuple):
@@ -90,6 +105,7 @@ class HandOver(NamedTuple):
     record: bytes  # dmq.store.schema.record.encode_queued
     event: bytes
     is_half: bool = False  # a half message, whose body in a row of its own goes with it
+    own_key: bytes = b""
 
 
 class Withdraw(NamedTuple):
@@ -112,6 +128,7 @@ class Withdraw(NamedTuple):
     is_remembered: bool = False
     outcome: EntryState = EntryState.WITHDRAWN
     if_gone: IfKnown = IfKnown.REFUSE
+    own_key: bytes = b""
 
 
 class Reschedule(NamedTuple):
@@ -133,6 +150,7 @@ class Reschedule(NamedTuple):
     half_body: bytes = b""  # as in ``Schedule``, for a row that held its body itself
     if_gone: IfKnown = IfKnown.REFUSE
     by_reader: bool = True
+    own_key: bytes = b""
 
 
 class Hold(NamedTuple):

@@ -32,7 +32,7 @@ from dmq.store.schema import keys
 from dmq.store.schema.clock import decode_clock, encode_clock
 from dmq.store.schema.counts import BUCKET_MS, HOUR_MS, DueCount, due_in
 from dmq.store.schema.identity import Identity, Place, decode_identity, encode_identity
-from dmq.store.schema.index import COPY_SUFFIX_MAX, EntryState, Receipt, decode_index, failed_message_id
+from dmq.store.schema.index import COPY_SUFFIX_MAX, REMEMBERED, Receipt, decode_index, failed_message_id
 from dmq.store.schema.keys import FORMAT_VERSION, Family
 from dmq.store.schema.ledger import LedgerHead
 from dmq.store.schema.outbox import OutboxState, decode_state
@@ -285,13 +285,13 @@ class Store:
     def find(self, scope: int, message_id: bytes, *, with_withdrawn: bool = False) -> Receipt | None:
         """Return what became of a message: waiting, or finished within the idempotency window; else ``None``.
 
-        One that was withdrawn counts as unknown unless it is asked for.
+        One that was withdrawn, replaced or absorbed counts as unknown unless it is asked for.
         """
         rows = self._engine.get_many(
             Family.INDEX, [keys.pack_index_prefix(g, scope) + message_id for g in self._assembler.generations()]
         )
         known = (decode_index(value) for value in rows if value is not None)
-        return next((each for each in known if with_withdrawn or each.state is not EntryState.WITHDRAWN), None)
+        return next((each for each in known if with_withdrawn or each.state not in REMEMBERED), None)
 
     def copies(self, scope: int, message_id: bytes) -> list[tuple[bytes, Receipt]]:
         """Return what ``find`` would of each copy of a message that a group failed, with the id it goes by."""

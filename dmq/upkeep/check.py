@@ -4,6 +4,7 @@
     row        a row that makes no sense
     name       something of a topic or a group that has no record
     index      an entry that the index does not know, or knows elsewhere; an index row that leads nowhere
+    key        an entry that its own key does not lead to, or an own key that leads nowhere
     queue      a gap in a queue, or a queue that its topic has not
     group      progress of a group beyond the end of a queue
     audit      audit events that are missing, and not told to be
@@ -43,6 +44,7 @@ from dmq.store.schema.keys import (
 )
 from dmq.store.schema.ledger import decode_head
 from dmq.store.schema.outbox import OutboxState, decode_state
+from dmq.store.schema.own_keys import KeyHolder, decode_key_holder, encode_key_holder, row_of
 from dmq.store.schema.record import DELAYED_KINDS, EntryKind, decode_half_body, decode_queued
 from dmq.upkeep.findings import Checked, Total
 from dmq.upkeep.names import NAME_LETTERS, KnownNames, shown_id
@@ -163,11 +165,31 @@ class _Checker:
                         bodies.add(keys.sequence_of(entries[-1].mark))
                     elif entries[-1].entry.kind == EntryKind.RECURRING:
                         self._schedules.saw_entry(entries[-1])
+            self._own_keys(entries, dict(page))
             wanted = [keys.pack_index_prefix(0, each.entry.scope) + each.index_id for each in entries]
             for each, row in zip(entries, self._look.get_many(Family.INDEX, wanted), strict=True):
                 self._waiting(each, row, done)
         for sequence in sorted(bodies):
             self._find("row", f"the half message with sequence {sequence} has no body")
+
+    def _own_keys(self, entries: list[Waiting], values: dict[bytes, bytes]) -> None:
+        """Compare entries that have an own key with the rows of those."""
+        rows = [(row, each) for each in entries if (row := row_of(values[keys.timeline_key(each.mark)]))]
+        found = self._look.get_many(Family.META, [row for row, _ in rows])
+        for (row, each), value in zip(rows, found, strict=True):
+            holder = KeyHolder(keys.sequence_of(each.mark), each.entry.deliver_at_ms, each.message_id)
+            if value != encode_key_holder(holder):
+                shown = shown_id(each.message_id)
+                self._find("key", f"message {shown} has the own key {_shown_key(row)}, which does not lead to it")
+
+    def _own_key(self, row: bytes, value: bytes) -> None:
+        """See whether the message waits that an own key leads to."""
+        holder = decode_key_holder(value)
+        index_key = keys.pack_index_prefix(0, keys.meta_id(row)) + holder.message_id
+        (found,) = self._look.get_many(Family.INDEX, [index_key])
+        if not found or keys.sequence_of(_mark_of(found)) != holder.sequence:
+            shown = shown_id(holder.message_id)
+            self._find("key", f"the own key {_shown_key(row)} leads to message {shown}, which does not wait")
 
     def _half_body(self, key: bytes, value: bytes, expected: set[int]) -> None:
         sequence = keys.unpack_u64(key[-8:])
@@ -337,7 +359,9 @@ class _Checker:
                     self._bad_row(Family.META, key, value, error)
                     continue
                 self._count(f"meta: {kind}", key, value)
-                if key[:1] == keys.META_TOTAL:
+                if key[:1] == keys.META_OWN_KEY:
+                    self._own_key(key, value)
+                elif key[:1] == keys.META_TOTAL:
                     totals[keys.meta_id(key)] = keys.unpack_u64(value)
                 elif key[:1] == keys.META_HOUR:
                     claimed.setdefault(keys.meta_id(key), _Count()).add_hour(key, value)
@@ -412,6 +436,10 @@ class _Count:
     def add_hour(self, key: bytes, value: bytes) -> None:
         for each in due_in(key, value):
             self.add(each.until_ms, each.count)
+
+
+def _shown_key(row: bytes) -> str:
+    return repr(keys.own_key_of_row(row).decode(errors="replace"))
 
 
 def _mark_of(row: bytes) -> int:

@@ -25,6 +25,7 @@ from dmq.store.schema.index import Receipt, decode_index, failed_topic_id, ids_o
 from dmq.store.schema.ledger import decode_head, decode_ledger
 from dmq.store.schema.orders import decode_job, decode_procedure
 from dmq.store.schema.outbox import decode_state
+from dmq.store.schema.own_keys import decode_key_holder
 from dmq.store.schema.record import EntryKind, WaitingEntry, decode_waiting
 from dmq.store.schema.recurring import decode_message, decode_progress, decode_schedule
 
@@ -153,6 +154,7 @@ _META_ROWS: Mapping[bytes, tuple[Callable[[bytes], object], str]] = {
     keys.META_OUTBOX: (decode_state, "figure"),
     keys.META_TOTAL: (keys.unpack_u64, "count"),
     keys.META_HELD: (keys.unpack_u64, "count"),
+    keys.META_OWN_KEY: (decode_key_holder, "own key"),
     keys.META_BEGIN: (keys.unpack_u64, "begin"),
     keys.META_JOB: (decode_job, "job"),
     keys.META_RESET: (keys.unpack_u64, "reset"),

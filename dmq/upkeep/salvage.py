@@ -27,6 +27,7 @@ from dmq.store.rocks import RocksEngine
 from dmq.store.schema import keys
 from dmq.store.schema.index import decode_index, encode_index_waiting
 from dmq.store.schema.keys import INDEX_PREFIX_BYTES, Family, pack_index_prefix, timeline_key
+from dmq.store.schema.own_keys import KeyHolder, encode_key_holder, row_of, without_own_key
 from dmq.store.schema.record import EntryKind, decode_half_body, decode_queued
 from dmq.upkeep.check import check_rows
 from dmq.upkeep.findings import Checked
@@ -192,11 +193,24 @@ class _Salvage:
             return
         self._needed.of_waiting(each, value, body)
         key = timeline_key(each.mark)
-        self._new.put(Family.TIMELINE, key, value)
+        self._new.put(Family.TIMELINE, key, self._with_key(each, value))
         receipt = keys.sequence_of(each.mark), each.mark >> 64
         self._new.put(Family.INDEX, index_key, encode_index_waiting(*receipt))
         self._new.waits(entry.scope, entry.deliver_at_ms, is_held=keys.is_held_key(key))
         self._figures.saw_mark(each.mark)
+
+    def _with_key(self, each: Waiting, value: bytes) -> bytes:
+        """Save the own key of an entry; return its value, without the key if another one that was saved has it.
+
+        Of two, one was replaced by the other, and a table that is lost had deleted it: it comes all the same.
+        """
+        if not (row := row_of(value)):
+            return value
+        if self._new.get_many(Family.META, [row])[0] is not None:
+            return without_own_key(value)
+        holder = KeyHolder(keys.sequence_of(each.mark), each.entry.deliver_at_ms, each.message_id)
+        self._new.put(Family.META, row, encode_key_holder(holder))
+        return value
 
     def _rest(self) -> None:
         """Ask for entries one by one that the index knows and that were not reached; tell of those that are gone."""

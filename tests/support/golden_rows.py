@@ -51,6 +51,14 @@ from dmq.store.schema.ledger import (
 )
 from dmq.store.schema.names import GROUPED, Keep
 from dmq.store.schema.orders import Procedure, decode_job, decode_procedure, encode_job, encode_procedure
+from dmq.store.schema.own_keys import (
+    KeyHolder,
+    decode_key_holder,
+    encode_key_holder,
+    own_key_in,
+    row_of,
+    without_own_key,
+)
 from dmq.store.schema.recurring import (
     CatchUp,
     Phase,
@@ -96,6 +104,8 @@ ID = b"\x01" + bytes(range(16))
 BODY = record.encode_body(ID, b"tag", b"group", b"wire")
 WIDE_BODY = record.encode_body(ID, b"t" * 256, b"", b"wire")
 DATED_BODY = record.encode_body(ID, b"tag", b"group", b"wire", NOW + 7)
+KEYED_BODY = record.encode_body(ID, b"tag", b"group", b"wire", 0, record.OwnKey(b"invoice-7", False))
+KEPT_BODY = record.encode_body(ID, b"t" * 256, b"", b"wire", NOW + 7, record.OwnKey(b"k", True))
 OLD_HISTORY = record.History(TOPIC, 2, 17, NOW - 9, NOW - 8, NOW - 7, 0)
 HISTORY = OLD_HISTORY._replace(epoch=1 << 32 | 5)
 DEAD_HISTORY = HISTORY._replace(reason=int(Reason.EXHAUSTED))
@@ -215,6 +225,23 @@ def timeline() -> list[Case]:
             ((NOW, 9), head._replace(kind=record.EntryKind.DELAYED_FOR), (ID, b"")),
         ),
         Case(
+            "delayed with an own key",
+            key,
+            _waiting(record.EntryKind.DELAYED, KEYED_BODY),
+            lambda key, value: (row_of(value), _read_waiting(key, value), without_own_key(value)[28:]),
+            (keys.own_key_row(TOPIC, b"invoice-7"), ((NOW, 9), head, (ID, b"group")), BODY),
+        ),
+        Case(
+            "delayed with an own key, until some time",
+            key,
+            _waiting(record.EntryKind.DELAYED_FOR, KEPT_BODY),
+            lambda _, value: (
+                own_key_in(value),
+                record.decode_queued(bytes((1, *bytes(19))) + value[28:]).not_after_ms,
+            ),
+            (record.OwnKey(b"k", True), NOW + 7),
+        ),
+        Case(
             "retry",
             key,
             _waiting(record.EntryKind.RETRY, record.encode_history(HISTORY) + BODY),
@@ -296,7 +323,14 @@ def index() -> list[Case]:
                 read,
                 Receipt(state, 9, -1, -1, NOW, True),
             )
-            for state in (EntryState.WITHDRAWN, EntryState.COMMITTED)
+            for state in (EntryState.WITHDRAWN, EntryState.COMMITTED, EntryState.REPLACED)
+        ),
+        Case(
+            "absorbed",
+            finished + ID,
+            of_index.encode_index_absorbed(9, NOW, ID[::-1]),
+            read,
+            Receipt(EntryState.ABSORBED, 9, -1, -1, NOW, True, ID[::-1]),
         ),
     ]
 
@@ -699,6 +733,13 @@ def meta() -> list[Case]:
             encode_head(LedgerHead(3, NOW)),
             lambda _, value: decode_head(value),
             LedgerHead(3, NOW),
+        ),
+        Case(
+            "own key",
+            keys.own_key_row(TOPIC, b"invoice-7"),
+            encode_key_holder(KeyHolder(9, NOW, ID)),
+            lambda key, value: (keys.meta_id(key), keys.own_key_of_row(key), decode_key_holder(value)),
+            (TOPIC, b"invoice-7", KeyHolder(9, NOW, ID)),
         ),
         Case("held", keys.held_key(TOPIC), keys.pack_u64(17), lambda _, v: keys.unpack_u64(v), 17),
         Case("reset epoch", keys.reset_key(GROUP, TOPIC), keys.pack_u64(2**32), lambda _, v: keys.unpack_u64(v), 2**32),

@@ -1,7 +1,9 @@
 """Values of the index, which has a row for each message id that is known, and the ids of copies that a group failed.
 
-index      state 1 | sequence 8 | at_ms 8               waits: at_ms is the key's time; or withdrawn, committed then
+index      state 1 | sequence 8 | at_ms 8               waits: at_ms is the key's time; or withdrawn, committed,
+                                                     replaced then
            state 1 | sequence 8 | at_ms 8 | queue_id 2 | offset 8   finished
+           state 1 | sequence 8 | at_ms 8 | message id              absorbed: both are of the message that waited
 
 failed id  message id | epoch 8 | topic id 4 | queue id 2 | offset 8 | attempt 2
            of a copy; the highest bit of the topic id says that there is an epoch in front of it
@@ -43,10 +45,15 @@ class EntryState(IntEnum):
     DELIVERED = 3  # waited, and was handed over when due
     WITHDRAWN = 4  # waited, and was taken away before it was due; kept only of those that are to be remembered
     COMMITTED = 5  # a half message whose transaction was committed; a receipt of its own has the message it became
+    REPLACED = 6  # waited, until another message with its own key was accepted (format 5)
+    ABSORBED = 7  # never waited: another message did under its own key, and was to stay (format 5)
 
 
 _WAITING_STATE, _WITHDRAWN_STATE = int(EntryState.WAITING), int(EntryState.WITHDRAWN)
-_SHORT_STATES = frozenset((_WAITING_STATE, _WITHDRAWN_STATE, int(EntryState.COMMITTED)))
+_SHORT_STATES = frozenset((_WAITING_STATE, _WITHDRAWN_STATE, int(EntryState.COMMITTED), int(EntryState.REPLACED)))
+_ABSORBED = int(EntryState.ABSORBED)
+# What is kept so that a repeated send is answered as the first was; else nothing is known of it.
+REMEMBERED = frozenset((EntryState.WITHDRAWN, EntryState.REPLACED, EntryState.ABSORBED))
 
 
 class Receipt(NamedTuple):
@@ -60,6 +67,7 @@ class Receipt(NamedTuple):
         int  # when it got into this state; for WAITING when it leaves it: its delivery time, later if it came overdue
     )
     repeated: bool
+    instead: bytes = b""  # of what was ABSORBED: the id of the message that waited, whose ``sequence`` it is, packed
 
     @property
     def mark(self) -> int:
@@ -131,6 +139,11 @@ def encode_index_withdrawn(sequence: int, at_ms: int, state: int = _WITHDRAWN_ST
     return _INDEX_WAITING.pack(state, sequence, at_ms)
 
 
+def encode_index_absorbed(sequence: int, at_ms: int, instead: bytes) -> bytes:
+    """Encode the index value of a message that was not stored, since the one with the id ``instead`` waited."""
+    return _INDEX_WAITING.pack(_ABSORBED, sequence, at_ms) + instead
+
+
 def encode_index_finished(state: int, sequence: int, at_ms: int, queue_id: int, queue_offset: int) -> bytes:
     """Encode the index value of a finished entry; ``state`` is the number of an ``EntryState``."""
     return _INDEX_FINISHED.pack(state, sequence, at_ms, queue_id, queue_offset)
@@ -144,4 +157,7 @@ def decode_index(value: bytes) -> Receipt:
     if len(value) == _INDEX_FINISHED.size and value[0] in {EntryState.QUEUED, EntryState.DELIVERED}:
         state, sequence, at_ms, queue_id, queue_offset = _INDEX_FINISHED.unpack(value)
         return Receipt(EntryState(state), sequence, queue_id, queue_offset, at_ms, True)
+    if len(value) > _INDEX_WAITING.size and value[0] == _ABSORBED:
+        _, sequence, at_ms = _INDEX_WAITING.unpack_from(value)
+        return Receipt(EntryState.ABSORBED, sequence, -1, -1, at_ms, True, value[_INDEX_WAITING.size :])
     raise StoreCorrupt(f"an index value of {len(value)} bytes that begins with {value[:1].hex() or 'nothing'}")

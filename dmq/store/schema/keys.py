@@ -22,7 +22,8 @@ from dmq.errors import StoreCorrupt
 # 2: no identity, failed copies without an epoch, tags of at most 255 bytes, half messages with their body in their row.
 # Also in 2: no row of the clocks, ids aged by wall time.
 # 3: no schedules of recurring messages, nothing held, and no message says after which time it is not to be delivered.
-FORMAT_VERSION = 4
+# 4: no own keys.
+FORMAT_VERSION = 5
 
 _TIMELINE = struct.Struct(">QQ")
 _QUEUE = struct.Struct(">IHQ")
@@ -71,6 +72,7 @@ META_JOB = b"j"  # on dead letters
 META_SCHEDULE = b"r"  # of a recurring message
 META_PROGRESS = b"s"  # how far a schedule is
 META_RECURRING = b"y"  # what a schedule sends
+META_OWN_KEY = b"x"  # which message of a topic waits under a key of its sender
 META_HELD = b"v"  # how many entries of a topic are held
 META_SPOOL_TOTAL = b"w"  # what a spool holds of a type; no daemon has one
 
@@ -235,6 +237,21 @@ def total_key(scope: int) -> bytes:
 def held_key(topic_id: int) -> bytes:
     """Return the meta key of how many entries of a topic are held."""
     return META_HELD + topic_id.to_bytes(4, "big")
+
+
+def own_key_row(topic_id: int, own_key: bytes) -> bytes:
+    """Return the meta key of which message of a topic waits under a sender's key."""
+    return META_OWN_KEY + topic_id.to_bytes(4, "big") + own_key
+
+
+def own_key_of_row(row: bytes) -> bytes:
+    """Return the sender's key in the meta key of a message that waits under it."""
+    return row[5:]
+
+
+def own_key_range(topic_id: int) -> tuple[bytes, bytes]:
+    """Return the range of all own keys of a topic."""
+    return own_key_row(topic_id, b""), own_key_row(topic_id + 1, b"")
 
 
 def name_key(name_id: int) -> bytes:

@@ -28,6 +28,9 @@
                no id is empty, so the first byte tells the two apart
     that is not to be delivered after some time, since format version 4:
                0 | 0 | not_after_ms 8 | one of the two above
+    that has an own key, since format version 5, as long as it waits:
+               0 | 0 | flags and not_after_ms 8 (0: none) | length of the key 1 | key | one of the first two
+               flags are the highest bits: 1 there is a key, always; 2 what waits under it was to stay
 
 The two message values share what follows on their heads, so a hand-over copies it without looking inside.
 
@@ -50,6 +53,8 @@ _QUEUED = struct.Struct(">BBHQQ")
 _BODY = struct.Struct(">BBB")
 _WIDE_BODY = struct.Struct(">BBBH")
 _DATED = struct.Struct(">HQ")
+_HAS_KEY, _KEEPS_FIRST, _TIME = 1 << 63, 1 << 62, (1 << 62) - 1  # of what is in front of a body
+_KEYED = (b"\0\0\x80", b"\0\0\xc0")  # how the body of a message with an own key begins
 _HISTORY = struct.Struct(">IHQQQQB")
 _EPOCH = struct.Struct(">Q")
 _TERMS = struct.Struct(">QQ")
@@ -159,13 +164,33 @@ class QueuedMessage(NamedTuple):
         return self.history.since_ms if self.history is not None and not self.is_dead else self.stored_at_ms
 
 
-def encode_body(message_id: bytes, tag: bytes, message_group: bytes, payload: bytes, not_after_ms: int = 0) -> bytes:
-    """Join the parts of a message: an id of 1 to 255 bytes, a tag of at most 65,535, a message group of at most 255."""
+class OwnKey(NamedTuple):
+    """By which a sender finds a message while it waits, and what becomes of another one that waits under it already."""
+
+    key: bytes
+    keeps_first: bool  # it stays, and this one is not stored; else it is replaced
+
+
+def encode_body(
+    message_id: bytes,
+    tag: bytes,
+    message_group: bytes,
+    payload: bytes,
+    not_after_ms: int = 0,
+    own_key: OwnKey | None = None,
+) -> bytes:
+    """Join the parts of a message.
+
+    An id of 1 to 255 bytes, a tag of at most 65,535, a message group and an own key of at most 255.
+    """
     if len(tag) > _NARROW_TAG_BYTES_MAX:
         head = _WIDE_BODY.pack(0, len(message_id), len(message_group), len(tag))
     else:
         head = _BODY.pack(len(message_id), len(tag), len(message_group))
-    if not_after_ms:
+    if own_key is not None:
+        flags = _HAS_KEY | _KEEPS_FIRST if own_key.keeps_first else _HAS_KEY
+        head = _DATED.pack(0, flags | not_after_ms) + bytes((len(own_key.key),)) + own_key.key + head
+    elif not_after_ms:
         head = _DATED.pack(0, not_after_ms) + head
     return head + message_id + tag + message_group + payload
 
@@ -174,6 +199,8 @@ def _body_lengths(value: bytes, at: int) -> tuple[int, int, int, int]:
     """Return where the id of the body at ``at`` begins, and the lengths of id, tag and message group."""
     if value[at : at + 2] == b"\0\0":
         at += _DATED.size
+        if len(value) > at and value[at - 8] & 0x80:
+            at += 1 + value[at]
     if len(value) >= at + _BODY.size:
         id_len, tag_len, group_len = _BODY.unpack_from(value, at)
         if id_len:
@@ -182,6 +209,17 @@ def _body_lengths(value: bytes, at: int) -> tuple[int, int, int, int]:
             _, id_len, group_len, tag_len = _WIDE_BODY.unpack_from(value, at)
             return at + _WIDE_BODY.size, id_len, tag_len, group_len
     raise StoreCorrupt(f"a value of {len(value)} bytes is too short for the body it should have")
+
+
+def split_own_key(body: bytes) -> tuple[OwnKey | None, bytes]:
+    """Return a body's own key, ``None`` if it has none, and the body without it; both sound as ``body`` is."""
+    if not body.startswith(_KEYED) or len(body) <= _DATED.size:
+        return None, body
+    (_, flags), at = _DATED.unpack_from(body), _DATED.size
+    end = at + 1 + body[at]
+    not_after_ms = flags & _TIME
+    rest = (_DATED.pack(0, not_after_ms) if not_after_ms else b"") + body[end:]
+    return OwnKey(body[at + 1 : end], bool(flags & _KEEPS_FIRST)), rest
 
 
 def body_header_bytes(tag_bytes: int, not_after_ms: int) -> int:
@@ -362,7 +400,7 @@ def decode_queued(value: bytes) -> QueuedMessage:
     message_id, payload = value[start:tag_at], value[payload_at:]
     made = QueuedMessage(attempts_before, stored_at_ms, deliver_at_ms, message_id, tag, message_group, payload, history)
     if start >= body_at + _DATED.size + _BODY.size:
-        made = made._replace(not_after_ms=_DATED.unpack_from(value, body_at)[1])
+        made = made._replace(not_after_ms=_DATED.unpack_from(value, body_at)[1] & _TIME)
     return made
 
 

@@ -1,0 +1,58 @@
+"""Rows of own keys: which message of a topic waits under a key that its sender gave it.
+
+    own key    version 1 | sequence 8 | deliver_at_ms 8 | packed message id
+
+The row is there exactly as long as the message waits, so at most one of a topic waits under a key. The time is the
+message's true one: what takes it off the timeline need not read it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from dmq.errors import StoreCorrupt
+from dmq.store.schema.keys import own_key_row
+from dmq.store.schema.record import DELAYED_KINDS, WAITING_HEADER_BYTES, OwnKey, decode_waiting, split_own_key
+
+VERSION = 1
+_HOLDER = struct.Struct(">BQQ")
+
+
+class KeyHolder(NamedTuple):
+    """The message that waits under an own key."""
+
+    sequence: int  # of its entry
+    deliver_at_ms: int
+    message_id: bytes  # packed
+
+
+def encode_key_holder(holder: KeyHolder) -> bytes:
+    """Encode the row of an own key."""
+    return _HOLDER.pack(VERSION, holder.sequence, holder.deliver_at_ms) + holder.message_id
+
+
+def decode_key_holder(value: bytes) -> KeyHolder:
+    """Read the row of an own key; ``StoreCorrupt`` if it cannot be one."""
+    if len(value) <= _HOLDER.size or value[0] != VERSION:
+        raise StoreCorrupt(f"the row of an own key of {len(value)} bytes has no version {VERSION} header")
+    _, sequence, deliver_at_ms = _HOLDER.unpack_from(value)
+    return KeyHolder(sequence, deliver_at_ms, value[_HOLDER.size :])
+
+
+def own_key_in(value: bytes) -> OwnKey | None:
+    """Return the own key of an entry of the timeline; ``None`` if it has none."""
+    if decode_waiting(value).kind not in DELAYED_KINDS:  # half messages have theirs once they are committed
+        return None
+    return split_own_key(value[WAITING_HEADER_BYTES:])[0]
+
+
+def row_of(value: bytes) -> bytes:
+    """Return the key of the row that goes with an entry of the timeline; empty if it has no own key."""
+    found = own_key_in(value)
+    return own_key_row(decode_waiting(value).topic_id, found.key) if found is not None else b""
+
+
+def without_own_key(value: bytes) -> bytes:
+    """Return the value of an entry of the timeline without its own key."""
+    return value[:WAITING_HEADER_BYTES] + split_own_key(value[WAITING_HEADER_BYTES:])[1]

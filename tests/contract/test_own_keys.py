@@ -1,0 +1,331 @@
+"""Messages with a key of their sender: of a topic at most one waits under it, and what becomes of the others is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from support.half import a_half, prepare
+from support.outbox import read_outbox
+from support.own_keys import KEY, SOON_MS, keyed, put, waiting_under_keys
+from support.rigs import TOPIC, EmbeddedRig, End, ack, every_durable_broker, ids, receive
+
+from broker_adapter.errors import Refused
+from broker_adapter.message import pack_id, unpack_id
+from broker_adapter.own_keys import OWN_KEY
+from broker_adapter.wire.mapping import decode
+from dmq.audit.events import EventKind
+from dmq.embedded.delayed import Changed, Meant, Outcome
+from dmq.embedded.topic_settings import FlowChange
+
+LATER_MS = 60_000
+_OF_KEYS = {
+    *(EventKind.SCHEDULED, EventKind.QUEUED, EventKind.DELIVERED, EventKind.RECALLED),
+    *(EventKind.REPLACED, EventKind.ABSORBED, EventKind.COMMITTED),
+}
+
+
+async def taken(rig: EmbeddedRig) -> list[str]:
+    """Receive what is there, and acknowledge it."""
+    found = await receive(rig)
+    if found:
+        await ack(rig, *found)
+    return ids(found)
+
+
+async def after(rig: EmbeddedRig, ms: int) -> list[str]:
+    """Let time pass, and return what comes."""
+    rig.clock.advance(ms)
+    await rig.settle()
+    waiting_under_keys(rig.store)
+    return await taken(rig)
+
+
+def told(rig: EmbeddedRig) -> list[tuple[str, str]]:
+    """What the trail says of messages, in its order."""
+    return [
+        (each.event.kind.name, unpack_id(each.event.message_id))
+        for each in read_outbox(rig.store)
+        if each.event.kind in _OF_KEYS
+    ]
+
+
+@every_durable_broker()
+async def test_a_later_message_replaces_what_waits(rig: EmbeddedRig) -> None:
+    """Debounce: its body and its time are the ones that count, sooner or later; what it replaced never comes."""
+    await put(rig, "a")
+    await put(rig, "b", LATER_MS)
+    assert waiting_under_keys(rig.store) == {KEY: "b"}
+    assert await after(rig, SOON_MS) == []
+    await put(rig, "c")
+    assert await after(rig, SOON_MS) == ["c"]
+    assert await after(rig, LATER_MS) == []
+    assert told(rig) == [
+        *[("SCHEDULED", "a"), ("REPLACED", "a"), ("SCHEDULED", "b"), ("REPLACED", "b"), ("SCHEDULED", "c")],
+        ("DELIVERED", "c"),
+    ]
+
+
+@every_durable_broker()
+async def test_the_first_message_stays_if_the_later_one_says_so(rig: EmbeddedRig) -> None:
+    """Throttle: the later one is not stored, and is answered with the one that waits; after that the key is free."""
+    first = await put(rig, "a", keeps=True)
+    later = await put(rig, "b", 1, keeps=True)
+    assert (later.message_id, later.recall_handle) == ("a", first.recall_handle)
+    assert not later.repeated
+    assert rig.broker.sends.accepted_total == 1
+    assert await after(rig, SOON_MS) == ["a"]
+    assert (await put(rig, "c", keeps=True)).message_id == "c"
+    assert told(rig)[:3] == [("SCHEDULED", "a"), ("ABSORBED", "b"), ("DELIVERED", "a")]
+
+
+@every_durable_broker()
+async def test_a_repeated_send_is_answered_as_the_first_was(rig: EmbeddedRig) -> None:
+    """Also one that was replaced since, or absorbed, or delivered: it never takes the place of what came after it."""
+    sent = {name: await put(rig, name) for name in ("a", "b")}
+    sent["c"] = await put(rig, "c", keeps=True)
+    for _ in range(2):
+        for name, first in sent.items():
+            again = await put(rig, name, keeps=name == "c")
+            assert again == first._replace(repeated=True)
+        assert waiting_under_keys(rig.store) == {KEY: "b"}
+        await rig.restart(End.KILL)
+    assert await after(rig, SOON_MS) == ["b"]
+    await put(rig, "d")
+    for name, first in sent.items():
+        again = await put(rig, name, keeps=name == "c")
+        assert (again.message_id, again.repeated) == (first.message_id, True)
+    assert waiting_under_keys(rig.store) == {KEY: "d"}
+    assert await after(rig, SOON_MS) == ["d"]
+
+
+@every_durable_broker()
+async def test_an_undelayed_message_decides_about_what_waits(rig: EmbeddedRig) -> None:
+    """It replaces it and goes out at once, or is absorbed by it; where nothing waits it leaves the key free."""
+    assert (await put(rig, "a", 0)).queue_id >= 0
+    assert (await put(rig, "b", 0, keeps=True)).queue_id >= 0
+    assert sorted(await after(rig, 0)) == ["a", "b"]
+    await put(rig, "c")
+    assert (await put(rig, "d", 0, keeps=True)).message_id == "c"
+    assert await after(rig, 0) == []
+    await put(rig, "e", 0)
+    assert waiting_under_keys(rig.store) == {}
+    assert await after(rig, SOON_MS) == ["e"]
+    assert told(rig)[-4:] == [("SCHEDULED", "c"), ("ABSORBED", "d"), ("REPLACED", "c"), ("QUEUED", "e")]
+
+
+@every_durable_broker()
+async def test_messages_of_one_batch_decide_in_their_order(rig: EmbeddedRig) -> None:
+    """The last one of a request waits; of those that keep what waits, the first one. Other keys are others' affair."""
+    at_ms = rig.clock.now_ms() + SOON_MS
+    receipts = await rig.broker.send(
+        [
+            *(keyed(each, at_ms) for each in ("a", "b", "a", "c")),
+            *(keyed(each, at_ms, key="other", keeps=True) for each in ("d", "e", "e")),
+            keyed("f", at_ms, topic="elsewhere"),
+        ]
+    )
+    assert [each.message_id for each in receipts] == ["a", "b", "a", "c", "d", "d", "d", "f"]
+    assert [each.repeated for each in receipts] == [False, False, True, False, False, False, True, False]
+    rows = rig.store.pending()
+    assert [rows[rig.broker.names.topics[each].topic_id] for each in (TOPIC, "elsewhere")] == [2, 1]
+    assert sorted(await after(rig, SOON_MS)) == ["c", "d"]
+
+
+@every_durable_broker()
+async def test_units_of_one_batch_that_move_and_replace(rig: EmbeddedRig) -> None:
+    """What is rescheduled and replaced in one batch, in whichever order, leaves one entry, and one row of its key."""
+    await put(rig, "a")
+    moved = asyncio.ensure_future(rig.broker.delayed.reschedule(TOPIC, [Meant(pack_id("a"))], LATER_MS * 10**6))
+    others: list[asyncio.Future[object]] = []
+    for number in range(20):
+        others.append(asyncio.ensure_future(put(rig, f"b-{number}")))
+        await asyncio.sleep(0)
+        if number % 4 == 0:
+            cancelled = rig.broker.delayed.cancel(TOPIC, [Meant(pack_id(f"b-{number}"))])
+            others.append(asyncio.ensure_future(cancelled))
+    ((outcome, _),) = await moved
+    assert outcome in {Outcome.DONE, Outcome.REPLACED}
+    await asyncio.gather(*others)
+    assert waiting_under_keys(rig.store) == {KEY: "b-19"}
+    assert await after(rig, SOON_MS) == ["b-19"]
+
+
+@every_durable_broker()
+async def test_what_was_replaced_says_so(rig: EmbeddedRig) -> None:
+    """To who would recall or move it: it does not wait, and another message comes."""
+    handle = (await put(rig, "a")).recall_handle
+    rig.clock.advance(1)
+    replaced_ms = rig.clock.now_ms()
+    await put(rig, "b")
+    rig.clock.advance(1)
+    assert await rig.broker.delayed.fire(TOPIC, [Meant(pack_id("a"))]) == [Changed(Outcome.REPLACED, replaced_ms)]
+    with pytest.raises(Refused, match="a message with the same own key took its place at"):
+        await rig.broker.recall(TOPIC, handle)
+    assert await rig.broker.delayed.cancel(TOPIC, [Meant(pack_id("b"))]) == [(Outcome.DONE, rig.clock.now_ms())]
+    assert waiting_under_keys(rig.store) == {}
+
+
+@every_durable_broker()
+async def test_what_waits_is_found_by_its_key(rig: EmbeddedRig) -> None:
+    """It is moved, fired and cancelled by it, and follows no key that is free."""
+    await put(rig, "a")
+    broker = rig.broker.delayed
+    later_ms = rig.clock.now_ms() + LATER_MS
+    a = pack_id("a")
+    changed = await broker.by_key(TOPIC, [KEY, "free"], lambda meant: broker.reschedule(TOPIC, meant, later_ms))
+    assert changed == [(a, (Outcome.DONE, later_ms)), (b"", (Outcome.UNKNOWN, 0))]
+    assert await after(rig, SOON_MS) == []
+    assert await broker.under(TOPIC, [KEY, "free"]) == [Meant(a, 1), None]
+    changed = await broker.by_key(TOPIC, [KEY], lambda meant: broker.fire(TOPIC, meant))
+    assert changed == [(a, (Outcome.DONE, rig.clock.now_ms()))]
+    assert await after(rig, 2) == ["a"]
+    await put(rig, "b")
+    assert await broker.by_key(TOPIC, [KEY] * 2, lambda meant: broker.cancel(TOPIC, meant)) == [
+        (pack_id("b"), (Outcome.DONE, rig.clock.now_ms())),
+        (pack_id("b"), (Outcome.CANCELLED, rig.clock.now_ms())),
+    ]
+
+
+@every_durable_broker()
+async def test_a_change_by_key_follows_a_replacement(rig: EmbeddedRig) -> None:
+    """What takes the place of the message that was found is meant; what comes of one that is delivered is its answer."""
+    await put(rig, "a")
+    broker = rig.broker.delayed
+    turns = iter(("replace", "go on", "deliver"))
+
+    async def cancel(meant: Sequence[Meant]) -> Sequence[Changed]:
+        turn = next(turns)
+        if turn == "replace":
+            await put(rig, "b")
+        elif turn == "deliver":
+            assert await after(rig, SOON_MS) == ["c"]
+        return await broker.cancel(TOPIC, meant)
+
+    assert await broker.by_key(TOPIC, [KEY], cancel) == [(pack_id("b"), (Outcome.DONE, rig.clock.now_ms()))]
+    await put(rig, "c")
+    ((message_id, (outcome, at_ms)),) = await broker.by_key(TOPIC, [KEY], cancel)
+    assert (message_id, outcome, at_ms) == (pack_id("c"), Outcome.TOO_LATE, rig.clock.now_ms())
+
+
+@every_durable_broker()
+async def test_the_hand_over_frees_the_key(rig: EmbeddedRig) -> None:
+    """Whoever receives the message sees its key as a property; its retries and a kill leave the key free."""
+    await put(rig, "a")
+    assert await after(rig, SOON_MS - 1) == []
+    rig.clock.advance(1)
+    await rig.settle()
+    assert waiting_under_keys(rig.store) == {}
+    await rig.restart(End.KILL)
+    (came,) = await receive(rig)
+    assert decode(came.payload).properties == {OWN_KEY: KEY}
+    await put(rig, "b")
+    await rig.broker.send_back("workers", TOPIC, came.receipt_handle, 1)
+    assert waiting_under_keys(rig.store) == {KEY: "b"}
+    assert sorted(await after(rig, LATER_MS)) == ["a", "b"]
+
+
+@every_durable_broker()
+async def test_a_half_message_has_its_key_from_its_commit_on(rig: EmbeddedRig) -> None:
+    """Until then it replaces nothing; a rolled back one never does, and a committed one may be absorbed."""
+    await put(rig, "a")
+
+    async def half(name: str, *, keeps: bool = False, due_ms: int = 0) -> str:
+        wanted = keyed(name, due_ms, keeps=keeps)
+        (receipt,) = await prepare(rig, a_half(name)._replace(envelope=wanted))
+        return receipt.transaction_id
+
+    soon_ms = rig.clock.now_ms() + SOON_MS
+    kept, gone, replaces, goes = [
+        await half("kept", keeps=True),
+        await half("gone"),
+        await half("replaces", due_ms=soon_ms),
+        await half("goes"),
+    ]
+    assert waiting_under_keys(rig.store) == {KEY: "a"}
+    await rig.restart(End.KILL)
+    await rig.broker.transactions.commit(TOPIC, kept)
+    await rig.broker.transactions.roll_back(TOPIC, gone)
+    assert waiting_under_keys(rig.store) == {KEY: "a"}
+    await rig.broker.transactions.commit(TOPIC, kept)
+    await rig.broker.transactions.commit(TOPIC, replaces)
+    assert waiting_under_keys(rig.store) == {KEY: "replaces"}
+    await rig.broker.transactions.commit(TOPIC, goes)
+    assert waiting_under_keys(rig.store) == {}
+    assert await after(rig, SOON_MS) == ["goes"]
+    assert told(rig)[1:] == [
+        *[("COMMITTED", "kept"), ("ABSORBED", "kept")],
+        *[("COMMITTED", "replaces"), ("REPLACED", "a"), ("SCHEDULED", "replaces")],
+        *[("COMMITTED", "goes"), ("REPLACED", "replaces"), ("QUEUED", "goes")],
+    ]
+
+
+@every_durable_broker()
+async def test_messages_of_a_group_keep_the_order_of_their_times(rig: EmbeddedRig) -> None:
+    """One that is replaced leaves its place, and the other one comes at its own time, in whichever group it is."""
+    at_ms = rig.clock.now_ms() + SOON_MS
+    await rig.broker.send(
+        [
+            *(keyed(each, at_ms + number, key=each, message_group="g") for number, each in enumerate("abc")),
+            keyed("A", at_ms + 3, key="a", message_group="g"),
+            keyed("B", at_ms, key="b", message_group="other"),
+        ]
+    )
+    rig.clock.advance(SOON_MS + 3)
+    await rig.settle()
+    came = await taken(rig)
+    assert sorted(came) == ["A", "B", "c"]
+    assert came.index("c") < came.index("A")
+
+
+@every_durable_broker()
+async def test_what_a_paused_topic_holds_is_replaced(rig: EmbeddedRig) -> None:
+    """Due or not, it waits; a replacement of it that is due is held as well."""
+    await put(rig, "a")
+    await rig.broker.operator.set_topic(TOPIC, flow=FlowChange(is_paused=True))
+    assert await after(rig, SOON_MS) == []
+    assert rig.store.held()
+    await put(rig, "b", 1)
+    assert not rig.store.held()
+    assert await after(rig, 1) == []
+    assert (await put(rig, "c", keeps=True)).message_id == "b"
+    await rig.broker.operator.set_topic(TOPIC, flow=FlowChange(is_paused=False))
+    assert await after(rig, LATER_MS) == ["b"]
+
+
+@every_durable_broker()
+async def test_the_keys_of_a_removed_topic_go_with_it(rig: EmbeddedRig) -> None:
+    """A topic made anew under its name knows nothing of them."""
+    await put(rig, "a")
+    await rig.broker.operator.remove_topic(TOPIC, is_forced=True)
+    assert waiting_under_keys(rig.store) == {}
+    assert (await put(rig, "b", keeps=True)).message_id == "b"
+    assert await after(rig, SOON_MS) == ["b"]
+
+
+@every_durable_broker()
+async def test_a_delay_that_a_step_of_the_clock_moves_keeps_its_key(rig: EmbeddedRig) -> None:
+    """What waits is replaced, under its new time and with its counts, after a step back as before it."""
+    rig.clock.step_to(rig.clock.now_ms() + 3_600_000)
+    wanted = keyed("a", rig.clock.now_ms() + LATER_MS)._replace(is_relative=True)
+    await rig.broker.send([wanted])
+    rig.clock.step_to(rig.clock.now_ms() - 3_600_000)
+    await rig.settle()
+    assert waiting_under_keys(rig.store) == {KEY: "a"}
+    assert EventKind.RESCHEDULED in {each.event.kind for each in read_outbox(rig.store)}
+    await put(rig, "b")
+    assert await after(rig, SOON_MS) == ["b"]
+    assert await after(rig, 2 * 3_600_000) == []
+
+
+@every_durable_broker()
+async def test_a_restored_backup_has_its_keys(rig: EmbeddedRig) -> None:
+    """Those of the moment it was made: what was replaced since waits, and is replaced again."""
+    await put(rig, "a")
+    backup = rig.back_up()
+    await put(rig, "b")
+    await rig.restore(backup)
+    assert waiting_under_keys(rig.store) == {KEY: "a"}
+    await put(rig, "c")
+    assert await after(rig, SOON_MS) == ["c"]
