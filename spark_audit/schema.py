@@ -103,7 +103,9 @@ CLOCKS_MS = 600_000  # by how much the clocks of daemons and brokers may differ
 # --- kinds of events, by what they mean -------------------------------------------------------------------------------
 
 ACCEPTS = ("SCHEDULED", "QUEUED")
-ENDS_OF_ENTRY = ("DELIVERED", "RECALLED")
+CANCELLED = ("RECALLED", "REPLACED")  # by somebody, or since another message has its own key
+ENDS_OF_ENTRY = ("DELIVERED", *CANCELLED)
+ABSORBED = "ABSORBED"  # a send that was answered with what waits under its own key: nothing was stored
 RESCHEDULED = "RESCHEDULED"  # waits until another time
 DEAD = (
     *("DEAD_EXHAUSTED", "DEAD_TOO_OLD", "DEAD_TOO_LATE", "DEAD_FORWARDED", "DEAD_SENT_BACK", "DEAD_BY_OPERATOR"),
@@ -165,6 +167,7 @@ KNOWN = frozenset(
         *AT_BORDER,
         *OF_SCHEDULES,
         *OF_CELL,
+        ABSORBED,
         "EXPIRED",
     }
 )

@@ -125,8 +125,10 @@ class _Checker:
 
     def run(self) -> Checked:
         self._figures = {key: value for key, value in self._look.rows(Family.META, b"A", b"Z") if len(key) == 1}
-        for part in (self._timeline, self._queue, self._index, self._group, self._audit, self._meta, self._recurring):
+        for part in (self._timeline, self._key_holders, self._queue, self._index, self._group, self._audit):
             part()
+        self._meta()
+        self._recurring()
         if not self._look.holes and not self._findings.count:  # else it differs from rows that are wrong themselves
             self._ledger()
         for hole in self._look.holes:
@@ -182,14 +184,19 @@ class _Checker:
                 shown = shown_id(each.message_id)
                 self._find("key", f"message {shown} has the own key {_shown_key(row)}, which does not lead to it")
 
-    def _own_key(self, row: bytes, value: bytes) -> None:
-        """See whether the message waits that an own key leads to."""
-        holder = decode_key_holder(value)
-        index_key = keys.pack_index_prefix(0, keys.meta_id(row)) + holder.message_id
-        (found,) = self._look.get_many(Family.INDEX, [index_key])
-        if not found or keys.sequence_of(_mark_of(found)) != holder.sequence:
-            shown = shown_id(holder.message_id)
-            self._find("key", f"the own key {_shown_key(row)} leads to message {shown}, which does not wait")
+    def _key_holders(self) -> None:
+        """See whether the messages wait that own keys lead to."""
+        rows = self._look.rows(Family.META, *keys.meta_range(keys.META_OWN_KEY))
+        for page in self._read.of(rows, "own keys"):
+            holders: dict[bytes, KeyHolder] = {}
+            for key, value in page:
+                with suppress(StoreCorrupt):  # told where the family is read
+                    holders[key] = decode_key_holder(value)
+            wanted = [keys.pack_index_prefix(0, keys.meta_id(row)) + each.message_id for row, each in holders.items()]
+            for (row, each), found in zip(holders.items(), self._look.get_many(Family.INDEX, wanted), strict=True):
+                if not found or keys.sequence_of(_mark_of(found)) != each.sequence:
+                    shown = shown_id(each.message_id)
+                    self._find("key", f"the own key {_shown_key(row)} leads to message {shown}, which does not wait")
 
     def _half_body(self, key: bytes, value: bytes, expected: set[int]) -> None:
         sequence = keys.unpack_u64(key[-8:])
@@ -359,9 +366,7 @@ class _Checker:
                     self._bad_row(Family.META, key, value, error)
                     continue
                 self._count(f"meta: {kind}", key, value)
-                if key[:1] == keys.META_OWN_KEY:
-                    self._own_key(key, value)
-                elif key[:1] == keys.META_TOTAL:
+                if key[:1] == keys.META_TOTAL:
                     totals[keys.meta_id(key)] = keys.unpack_u64(value)
                 elif key[:1] == keys.META_HOUR:
                     claimed.setdefault(keys.meta_id(key), _Count()).add_hour(key, value)

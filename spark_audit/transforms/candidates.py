@@ -14,8 +14,8 @@ from spark_audit.transforms.rows import group_side, id_window, key_of, kind_in
 from spark_audit.transforms.totals import is_equal
 
 _BEGINS = ("SCHEDULED", "REQUEUED")
-_ENDS = ("DELIVERED", "RECALLED", "SENT", "SEND_DEAD", "DROPPED")
-_LAST = ("DELIVERED", "RECALLED", "SENT", "DROPPED")
+_ENDS = (*ENDS_OF_ENTRY, "SENT", "SEND_DEAD", "DROPPED")
+_LAST = (*ENDS_OF_ENTRY, "SENT", "DROPPED")
 
 
 def find_candidates(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
 from pyspark.sql import Column, DataFrame, Window
 
-from spark_audit.schema import ENDS_OF_ENTRY, OF_SPOOL, RESCHEDULED
+from spark_audit.schema import CANCELLED, ENDS_OF_ENTRY, OF_SPOOL, RESCHEDULED
 from spark_audit.session import gathered
 from spark_audit.transforms.rows import floor_to, kind_in
 
@@ -36,13 +36,13 @@ def entry_facts(rows: DataFrame, cells: DataFrame, held: DataFrame) -> DataFrame
     facts = own.groupBy("cell", "entry", "topic", "message_id").agg(
         count("SCHEDULED").alias("scheduled"),
         count("DELIVERED").alias("delivered"),
-        count("RECALLED").alias("recalled"),
+        count(*CANCELLED).alias("recalled"),
         count("SENT").alias("sent"),
         count("DROPPED").alias("dropped"),
         # a spool that took over a dead entry knows it from its requeueing on
         first("sequence", "SCHEDULED", "REQUEUED").alias("from_sequence"),
         first("at_ms", "SCHEDULED", "REQUEUED").alias("accepted_at_ms"),
-        first("sequence", "DELIVERED", "RECALLED", "SENT", "DROPPED").alias("end_sequence"),
+        first("sequence", *ENDS_OF_ENTRY, "SENT", "DROPPED").alias("end_sequence"),
         first("at_ms", "DELIVERED").alias("fired_at_ms"),
         first("due_ms", *ENDS_OF_ENTRY).alias("ended_due_ms"),
         F.max(F.when(kind_in(RESCHEDULED), sequence)).alias("moved_sequence"),

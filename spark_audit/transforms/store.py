@@ -5,13 +5,13 @@ from __future__ import annotations
 import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
 from pyspark.sql import DataFrame
 
-from spark_audit.schema import DEAD, IN_LANE
+from spark_audit.schema import DEAD, ENDS_OF_ENTRY, IN_LANE
 from spark_audit.session import gathered
 from spark_audit.transforms.entries import has_gap
 from spark_audit.transforms.rows import floor_to, kind_in
 
 _BEGINS = ("SCHEDULED", "REQUEUED", "NACKED")
-_ENDS = ("DELIVERED", "RECALLED", "SENT", "DROPPED", *IN_LANE, *DEAD)
+_ENDS = (*ENDS_OF_ENTRY, "SENT", "DROPPED", *IN_LANE, *DEAD)
 
 
 def held_orphans(rows: DataFrame, held: DataFrame, cells: DataFrame, *, window_ms: int) -> DataFrame:

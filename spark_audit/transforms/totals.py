@@ -9,7 +9,7 @@ from __future__ import annotations
 import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
 from pyspark.sql import Column, DataFrame, Window
 
-from spark_audit.schema import DEAD, ENDS_OF_ENTRY, FINISHED
+from spark_audit.schema import CANCELLED, DEAD, ENDS_OF_ENTRY, FINISHED
 from spark_audit.transforms.rows import (
     bar_of,
     floor_to,
@@ -108,7 +108,7 @@ def scheduled_totals(counts: DataFrame, spools: list[str]) -> DataFrame:
         F.sum(F.when(F.col("kind") == "QUEUED", F.col("count")).otherwise(0)).alias("accepted_at_once"),
         F.sum(F.when(F.col("kind") == "SCHEDULED", F.col("count")).otherwise(0)).alias("scheduled"),
         F.sum(F.when(F.col("kind") == "DELIVERED", F.col("count")).otherwise(0)).alias("fired"),
-        F.sum(F.when(F.col("kind") == "RECALLED", F.col("count")).otherwise(0)).alias("cancelled"),
+        F.sum(F.when(kind_in(*CANCELLED), F.col("count")).otherwise(0)).alias("cancelled"),
         F.sum("late").alias("late"),
         F.sum("early").alias("early"),
         F.max("lateness_max_ms").alias("lateness_max_ms"),
@@ -141,7 +141,7 @@ def entry_totals(rows: DataFrame, window_ms: int) -> DataFrame:
     return own.groupBy(window.alias("window_start_ms"), "topic", "cell").agg(
         F.count_if(kind == "SCHEDULED").alias("scheduled"),
         F.count_if(kind == "DELIVERED").alias("fired"),
-        F.count_if(kind == "RECALLED").alias("cancelled"),
+        F.count_if(kind_in(*CANCELLED)).alias("cancelled"),
     )
 
 

@@ -1,4 +1,4 @@
-"""Messages with a key of their sender: of a topic at most one waits under it, and what becomes of the others is told."""
+"""Messages with a key of their sender: at most one of a topic waits under it, and what becomes of others is told."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ async def test_what_waits_is_found_by_its_key(rig: EmbeddedRig) -> None:
 
 @every_durable_broker()
 async def test_a_change_by_key_follows_a_replacement(rig: EmbeddedRig) -> None:
-    """What takes the place of the message that was found is meant; what comes of one that is delivered is its answer."""
+    """What takes the place of the message that was found is meant; one that was delivered is said to be."""
     await put(rig, "a")
     broker = rig.broker.delayed
     turns = iter(("replace", "go on", "deliver"))

@@ -37,7 +37,14 @@ GROUPS, TOPICS = ("one", "two"), (TOPIC, "%DLQ%one")
 OF_OTHERS = {
     *(EventKind.OPENED, EventKind.CLOSED, EventKind.GAP, EventKind.HEARTBEAT, EventKind.TAIL_LOST),
     *(EventKind.CLOCK_CHANGED, EventKind.CLOCK_ACCEPTED),
-    *(EventKind.RECALLED, EventKind.RESCHEDULED, EventKind.EXPIRED, EventKind.OFFSET_SET),
+    *(
+        EventKind.RECALLED,
+        EventKind.REPLACED,
+        EventKind.ABSORBED,
+        EventKind.RESCHEDULED,
+        EventKind.EXPIRED,
+        EventKind.OFFSET_SET,
+    ),
     *(EventKind.TOPIC_CHANGED, EventKind.TOPIC_REMOVED, EventKind.GROUP_REMOVED, EventKind.RESET),
     *(EventKind.HALF, EventKind.COMMITTED, EventKind.ROLLED_BACK, EventKind.TX_CHECKED, EventKind.TX_GIVEN_UP),
     *(EventKind.TX_TOO_OLD, EventKind.DEAD_TOO_LATE),

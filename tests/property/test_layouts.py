@@ -40,6 +40,7 @@ def test_layouts_do_not_drift(made: bytes, expected: str) -> None:
 def test_numbers_of_kinds_do_not_drift() -> None:
     """They stand in rows that were written; none is ever used for something else."""
     states = {"WAITING": 1, "QUEUED": 2, "DELIVERED": 3, "WITHDRAWN": 4, "COMMITTED": 5}
+    states |= {"REPLACED": 6, "ABSORBED": 7}
     assert {kind.name: int(kind) for kind in EntryState} == states
     entries = {
         "DELAYED": 1,
@@ -61,6 +62,6 @@ def test_numbers_of_kinds_do_not_drift() -> None:
         "TOPIC_CHANGED", "TOPIC_REMOVED", "GROUP_REMOVED", "RESET", "OFFSET_SET",
         "FORWARDED", "FORWARD_REFUSED", "FORWARD_IN_DOUBT", "FETCHED",
         "QUEUED_FOR_GROUP", "TX_TOO_OLD", "CLOCK_CHANGED", "CLOCK_ACCEPTED", "TAKEN_OVER", "RESCHEDULED", "OCCURRED",
-        "SCHEDULE_CHANGED", "DEAD_TOO_LATE",
+        "SCHEDULE_CHANGED", "REPLACED", "ABSORBED", "DEAD_TOO_LATE",
     ]  # fmt: skip
-    assert [int(kind) for kind in sorted(events.EventKind)] == [*range(1, 52), *range(56, 62), 69]
+    assert [int(kind) for kind in sorted(events.EventKind)] == [*range(1, 52), *range(56, 64), 69]

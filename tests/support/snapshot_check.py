@@ -52,7 +52,7 @@ class Replayed:
         kind, topic, group = event["kind"], event["topic"], event["group"]
         if kind in {"SCHEDULED", "NACKED"}:
             self.waiting[event["entry"]] = event
-        if kind in {"DELIVERED", "RETRIED", "RETRY_MOVED", "RECALLED"}:
+        if kind in {"DELIVERED", "RETRIED", "RETRY_MOVED", "RECALLED", "REPLACED"}:
             del self.waiting[event["entry"]]
         if kind in {"QUEUED", "DELIVERED"}:
             self._visible((topic, None, event["queue_id"]), event["queue_offset"], event["message_id"])

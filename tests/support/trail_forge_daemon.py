@@ -121,11 +121,20 @@ class ForgedDaemon(ForgedCell):
         self._wake(name, topic, LANE)
 
     def _recall(self, message: Message) -> None:
-        if message.state == "waiting":
-            message.state = "cancelled"
-            del self.waiting[message.entry]
-            columns = {"topic": message.topic, "entry": message.entry, "message_id": message.message_id}
+        """Cancel a message; every other one is replaced by a message with its own key, which keeps out another one."""
+        if message.state != "waiting":
+            return
+        message.state = "cancelled"
+        del self.waiting[message.entry]
+        columns = {"topic": message.topic, "entry": message.entry, "message_id": message.message_id}
+        if message.entry % 2:
             self.emit("RECALLED", due_ms=message.due_ms, **columns)
+            return
+        self.emit("REPLACED", due_ms=message.due_ms, **columns)
+        name = f"-{self.name}-{message.entry:07}".encode()
+        new = self._place_new(message.topic, b"\0instead" + name, is_immediate=False)
+        columns = {"topic": new.topic, "entry": new.entry, "message_id": b"\0absorbed" + name}
+        self.emit("ABSORBED", due_ms=new.due_ms, **columns)
 
     def _deliver(self, message: Message, due_ms: int) -> None:
         if message.state == "waiting" and message.due_ms == due_ms:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from support.trail_files import LANE, Event, Snapshot, cells_of, read_events, read_snapshots, text_of
 
 GRACE_MS, LATE_AFTER_MS, WINDOW_MS = 120_000, 60_000, 600_000
-ENDS = {"DELIVERED": "fired", "RECALLED": "cancelled"}
+ENDS = {"DELIVERED": "fired", "RECALLED": "cancelled", "REPLACED": "cancelled"}
 SPOOL_ENDS = {"SENT": "sent", "SEND_DEAD": "dead", "DROPPED": "dropped"}
 
 

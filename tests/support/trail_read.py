@@ -17,7 +17,7 @@ HOUR_MS = 3_600_000
 NAMES = {EventKind.TOPIC_CREATED, EventKind.GROUP_CREATED}
 _DUE = {
     *(EventKind.SCHEDULED, EventKind.DELIVERED, EventKind.RECALLED, EventKind.NACKED, EventKind.RETRIED),
-    EventKind.RESCHEDULED,
+    *(EventKind.RESCHEDULED, EventKind.REPLACED, EventKind.ABSORBED),
     *(EventKind.RETRY_MOVED, EventKind.POSTPONED, EventKind.INVISIBLE_CHANGED),
     *(EventKind.SENT, EventKind.SEND_FAILED, EventKind.REQUEUED, EventKind.HALF, EventKind.TX_CHECKED),
 }

@@ -70,7 +70,18 @@ def test_every_way(truth: Truth) -> None:
     """A trail holds every kind of event that a daemon and a spool write when nothing is wrong with them."""
     kinds = {event.kind for cell in cells_of(truth.path) for event in read_events(truth.path, cell)}
     assert kinds >= EXITS | {
-        *("SCHEDULED", "QUEUED", "DELIVERED", "RECALLED", "EXPIRED", "RETRIED", "RETRY_MOVED", "LEASE_EXPIRED"),
+        *(
+            "SCHEDULED",
+            "QUEUED",
+            "DELIVERED",
+            "RECALLED",
+            "REPLACED",
+            "ABSORBED",
+            "EXPIRED",
+            "RETRIED",
+            "RETRY_MOVED",
+            "LEASE_EXPIRED",
+        ),
         *("GIVEN_BACK", "POSTPONED", "INVISIBLE_CHANGED", "REDRIVEN", "PURGED", "DEAD_EXHAUSTED", "DEAD_TOO_OLD"),
         "QUEUED_FOR_GROUP",
         *("DEAD_FORWARDED", "DEAD_SENT_BACK", "DEAD_BY_OPERATOR", "SENT", "SEND_FAILED", "SEND_DEAD", "REQUEUED"),

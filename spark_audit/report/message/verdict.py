@@ -14,6 +14,7 @@ from spark_audit.report.message.files import Gap, Row, Snapshot
 LANE = -1  # the queue of a group's retry lane
 _ENDS = {
     "DELIVERED": "was handed over", "RECALLED": "was cancelled", "SENT": "was sent",
+    "REPLACED": "was replaced by a message with its own key",
     "SEND_DEAD": "is in the dead set", "DROPPED": "was dropped, as configured",
 }  # fmt: skip
 _GROUP_ENDS = {

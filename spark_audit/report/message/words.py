@@ -97,6 +97,8 @@ _WORDS: Mapping[str, _Words] = {
     "OCCURRED": lambda event: f"sent by its schedule, as occurrence {text.count(event.get('detail') or 0)}",
     "RESCHEDULED": lambda event: f"to be delivered at {_due(event)} instead",
     "RECALLED": lambda _: "cancelled",
+    "REPLACED": lambda _: "cancelled, since a message with the same own key took its place",
+    "ABSORBED": lambda event: f"not stored: another message with its own key waits until {_due(event)}",
     "EXPIRED": lambda event: f"removed from {place_in_words(event)}",
     "ACKED": lambda event: f"{_who(event)} finished {_attempt(event)}, {place_in_words(event)}",
     "NACKED": lambda event: f"{_who(event)} failed {_attempt(event)}, a copy waits until {_due(event)}",
