@@ -92,9 +92,11 @@ class AdminClient:
         """Ask for the topics."""
         return self._call(wire.METHODS["ListTopics"], wire.ListTopicsRequest(), wire.ListTopicsResponse)
 
-    def message(self, topic: str, message_id: str, *, with_body: bool = False) -> wire.GetMessageResponse:
-        """Ask where a message is."""
-        request = wire.GetMessageRequest(topic=topic, message_id=message_id, with_body=with_body)
+    def message(
+        self, topic: str, message_id: str = "", *, own_key: str = "", with_body: bool = False
+    ) -> wire.GetMessageResponse:
+        """Ask where a message is; or, without an id, for the one that waits under an own key."""
+        request = wire.GetMessageRequest(topic=topic, message_id=message_id, with_body=with_body, own_key=own_key)
         return self._call(wire.METHODS["GetMessage"], request, wire.GetMessageResponse)
 
     def count(self, topic: str) -> wire.CountMessagesResponse:
@@ -116,31 +118,49 @@ class AdminClient:
         return self._call(wire.METHODS["ListMessages"], request, wire.ListMessagesResponse)
 
     def cancel(
-        self, topic: str, message_ids: Sequence[str] = (), *, recall_handles: Sequence[str] = ()
+        self,
+        topic: str,
+        message_ids: Sequence[str] = (),
+        *,
+        recall_handles: Sequence[str] = (),
+        own_keys: Sequence[str] = (),
     ) -> Sequence[wire.ChangedMessage]:
         """Cancel up to 1000 delayed messages that wait; raises ``NotFound`` for a topic that nobody knows.
 
         Of each that is ``DONE`` it is certain, and durable, that it is never delivered. All others are as they were: it
-        was ``TOO_LATE``, ``CANCELLED`` before, or is ``UNKNOWN``. May be repeated: the answers stay true.
+        was ``TOO_LATE``, ``CANCELLED`` or ``REPLACED`` before, or is ``UNKNOWN``. May be repeated: the answers stay
+        true. By an own key that one is meant that waits under it when it is changed; if none does, it is ``UNKNOWN``.
         """
-        request = wire.ChangeMessagesRequest(cancel=True)
+        request = wire.ChangeMessagesRequest(cancel=True, own_keys=own_keys)
         return self._change(topic, message_ids, recall_handles, request)
 
     def reschedule(
-        self, topic: str, message_ids: Sequence[str] = (), *, deliver_at_ms: int, recall_handles: Sequence[str] = ()
+        self,
+        topic: str,
+        message_ids: Sequence[str] = (),
+        *,
+        deliver_at_ms: int,
+        recall_handles: Sequence[str] = (),
+        own_keys: Sequence[str] = (),
     ) -> Sequence[wire.ChangedMessage]:
         """Give up to 1000 delayed messages another delivery time, in epoch milliseconds; one that is over means now.
 
         As ``cancel``; recall handles stay good. ``CallRefused`` for a time beyond the longest delay that is accepted.
         """
-        request = wire.ChangeMessagesRequest(deliver_at_ms=deliver_at_ms)
+        request = wire.ChangeMessagesRequest(deliver_at_ms=deliver_at_ms, own_keys=own_keys)
         return self._change(topic, message_ids, recall_handles, request)
 
     def fire(
-        self, topic: str, message_ids: Sequence[str] = (), *, recall_handles: Sequence[str] = ()
+        self,
+        topic: str,
+        message_ids: Sequence[str] = (),
+        *,
+        recall_handles: Sequence[str] = (),
+        own_keys: Sequence[str] = (),
     ) -> Sequence[wire.ChangedMessage]:
         """Deliver up to 1000 delayed messages now; as ``reschedule``."""
-        return self._change(topic, message_ids, recall_handles, wire.ChangeMessagesRequest(fire=True))
+        request = wire.ChangeMessagesRequest(fire=True, own_keys=own_keys)
+        return self._change(topic, message_ids, recall_handles, request)
 
     def _change(
         self, topic: str, ids: Sequence[str], handles: Sequence[str], request: wire.ChangeMessagesRequest

@@ -34,6 +34,10 @@ TargetsArgument = Annotated[
     typer.Argument(metavar="TOPIC [ID]...|HANDLE", help="Topic and message ids; or a recall handle."),
 ]
 KeyFilter = Annotated[str, typer.Option("--key", metavar="KEY", help="All that wait with this key.")]
+OwnKeyOption = Annotated[
+    list[str] | None,
+    typer.Option("--own-key", metavar="KEY", help="The one that waits under this own key; may be repeated."),
+]
 TagFilter = Annotated[str, typer.Option("--tag", metavar="TAG", help="All that wait with this tag.")]
 DueAfterFilter = Annotated[
     str | None, typer.Option(metavar="TIME", help=f"All that are due at this time or later: {_TIMES}.")
@@ -50,6 +54,15 @@ class Targets(NamedTuple):
     ids: Sequence[str] = ()
     handle: str = ""
     filter: wire.ListMessagesRequest | None = None
+    own_keys: Sequence[str] = ()
+
+
+class Named(NamedTuple):
+    """Messages of one call."""
+
+    ids: Sequence[str] = ()
+    handles: Sequence[str] = ()
+    own_keys: Sequence[str] = ()
 
 
 class Change(NamedTuple):
@@ -58,7 +71,7 @@ class Change(NamedTuple):
     name: str
     would: str  # "would be cancelled"
     done: str  # "cancelled"
-    call: Callable[[AdminClient, str, Sequence[str], Sequence[str]], Sequence[wire.ChangedMessage]]
+    call: Callable[[AdminClient, str, Named], Sequence[wire.ChangedMessage]]
     reached: Sequence[str]  # outcomes after which things are as they were asked for
     deliver_at_ms: int = 0
 
@@ -67,14 +80,14 @@ RECALL = Change(
     "recall",
     "would be recalled",
     "recalled",
-    lambda client, topic, ids, handles: client.cancel(topic, ids, recall_handles=handles),
+    lambda client, topic, named: client.cancel(topic, named.ids, recall_handles=named.handles, own_keys=named.own_keys),
     ("DONE", "CANCELLED"),
 )
 FIRE = Change(
     "fire",
     "would be delivered now",
     "fired",
-    lambda client, topic, ids, handles: client.fire(topic, ids, recall_handles=handles),
+    lambda client, topic, named: client.fire(topic, named.ids, recall_handles=named.handles, own_keys=named.own_keys),
     ("DONE", "TOO_LATE"),
 )
 
@@ -85,7 +98,9 @@ def rescheduling(at_ms: int) -> Change:
         "reschedule",
         f"would be delivered at {out.when(at_ms)}",
         "rescheduled",
-        lambda client, topic, ids, handles: client.reschedule(topic, ids, deliver_at_ms=at_ms, recall_handles=handles),
+        lambda client, topic, named: client.reschedule(
+            topic, named.ids, deliver_at_ms=at_ms, recall_handles=named.handles, own_keys=named.own_keys
+        ),
         ("DONE",),
         at_ms,
     )
@@ -99,10 +114,15 @@ def targets_of(
     due_after: str | None = None,
     due_before: str | None = None,
     everything: bool = False,
+    own_keys: Sequence[str] | None = None,
 ) -> Targets:
     """Return what the command line means; a usage error if that is nothing, or two things at once."""
     is_filtered = bool(key or tag or due_after is not None or due_before is not None)
     options = ("--key", "--tag", "--due-after", "--due-before", "--all")
+    if own_keys:
+        if everything or is_filtered or len(given) > 1:
+            raise refused("an own key names one message: give it behind the topic alone", "--own-key", "ID", *options)
+        return Targets(given[0], own_keys=tuple(dict.fromkeys(own_keys)))
     if everything and is_filtered:
         raise refused("--all means all that wait: give it without a filter", *options)
     if everything or is_filtered:
@@ -191,9 +211,11 @@ def _answers(
     client: AdminClient, targets: Targets, ids: Sequence[str], change: Change
 ) -> Iterator[Sequence[wire.ChangedMessage]]:
     if targets.handle:
-        yield change.call(client, targets.topic, (), (targets.handle,))
+        yield change.call(client, targets.topic, Named(handles=(targets.handle,)))
+    for start in range(0, len(targets.own_keys), PER_CALL):
+        yield change.call(client, targets.topic, Named(own_keys=targets.own_keys[start : start + PER_CALL]))
     for start in range(0, len(ids), PER_CALL):
-        yield change.call(client, targets.topic, ids[start : start + PER_CALL], ())
+        yield change.call(client, targets.topic, Named(ids[start : start + PER_CALL]))
 
 
 def _interrupted(error: BaseException, done: int, of: int) -> CommandFailed | None:
@@ -250,7 +272,11 @@ def _show(session: Session, targets: Targets, change: Change, changed: Sequence[
     else:
         shown = list(islice((each for each in changed if _outcome(each) != "DONE"), _SHOWN))
     if shown:
-        out.show_table(("MESSAGE ID", "OUTCOME"), [(each.message_id, _told(change, each)) for each in shown])
+        rows = [(each.message_id, each.own_key, _told(change, each)) for each in shown]
+        if targets.own_keys:
+            out.show_table(("MESSAGE ID", "OWN KEY", "OUTCOME"), rows)
+        else:
+            out.show_table(("MESSAGE ID", "OUTCOME"), [(row[0], row[2]) for row in rows])
     if targets.filter is not None:
         typer.echo(
             f"{_counted(done)} {change.done}" + (f", {len(changed) - done:,} not" if done < len(changed) else "")
@@ -268,6 +294,10 @@ def _told(change: Change, message: wire.ChangedMessage) -> str:
             return f"was delivered at {at}"
         case "CANCELLED":
             return f"was cancelled at {at}"
+        case "REPLACED":
+            return f"was replaced at {at} by a message with its own key"
+        case "UNKNOWN" if message.own_key and not message.message_id:
+            return f"nothing waits under the own key {message.own_key}"
         case "UNKNOWN":
             return "not known: never sent there, or ended longer ago than is remembered"
         case other:

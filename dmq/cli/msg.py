@@ -20,6 +20,7 @@ from dmq.cli.changes import (
     DueAfterFilter,
     DueBeforeFilter,
     KeyFilter,
+    OwnKeyOption,
     TagFilter,
     TargetsArgument,
     rescheduling,
@@ -45,6 +46,13 @@ app = noun("msg")
 _NOT_FOUND_CODES = range(40400, 40500)
 _NOT_ALLOWED_CODES = frozenset({40100, 40300})
 _LATER_CODES = range(42900, 43000)
+
+
+class OnSameKey(StrEnum):
+    """What becomes of a message that waits under the own key of one that is sent."""
+
+    REPLACE = "replace"
+    KEEP = "keep"
 
 
 @app.command()
@@ -73,11 +81,18 @@ def send(
     message_id: Annotated[
         str | None, typer.Option("--id", help="Message id; a repeated send with the same id is stored once.")
     ] = None,
+    own_key: Annotated[
+        str, typer.Option(metavar="KEY", help="Own key: while the message waits, nothing else of its topic has it.")
+    ] = "",
+    on_same_key: Annotated[
+        OnSameKey | None,
+        typer.Option(help="What waits under the own key already is replaced, or kept.  [default: replace]"),
+    ] = None,
 ) -> None:
-    """Send one message and print its id."""
+    """Send one message and print its id; if another one is kept instead, that one's."""
     due = _due(at, delay, level)
     until = _until(not_after)
-    properties = properties_of(prop)
+    properties = properties_of(prop) | _own_key(own_key, on_same_key)
     payload = sys.stdin.buffer.read() if body == "-" else os.fsencode(body)
     from broker_adapter.clock import SystemClock
     from broker_adapter.wire import rocketmq_v2 as public
@@ -110,11 +125,14 @@ def send(
             raise
     entry = response.entries[0] if response.entries else None
     _check(entry.status if entry is not None else response.status)
+    stored_id = entry.message_id if entry is not None else message_id  # another one if that was kept instead
     if not session.as_json:
-        typer.echo(message_id)
+        typer.echo(stored_id)
+        if stored_id != message_id:
+            out.note(f"not stored: {stored_id} waits under the own key {own_key}")
         return
     recall_handle = entry.recall_handle if entry is not None else ""
-    out.show_json({"topic": topic, "message_id": message_id, "recall_handle": recall_handle or None})
+    out.show_json({"topic": topic, "message_id": stored_id, "recall_handle": recall_handle or None})
 
 
 @app.command()
@@ -123,13 +141,19 @@ def get(
     session: Session,
     *,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic it was sent to.")],
-    message_id: Annotated[str, typer.Argument(metavar="ID", help="Its message id.")],
+    message_id: Annotated[str, typer.Argument(metavar="[ID]", help="Its message id.")] = "",
+    own_key: Annotated[str, typer.Option(metavar="KEY", help="Instead of an id: what waits under this own key.")] = "",
     body: Annotated[bool, typer.Option("--body", help="Include the body (base64 in JSON).")] = False,
 ) -> None:
     """Show one message: where it is, and what it holds."""
+    if bool(message_id) == bool(own_key):
+        raise refused("give one of them", "ID", "--own-key")
     with session.connect() as client:
-        found = client.message(topic, message_id, with_body=body)
+        found = client.message(topic, message_id, own_key=own_key, with_body=body)
     plain = out.to_plain(found)
+    if plain["state"] == "UNKNOWN" and own_key:
+        text = f"nothing waits in topic {topic} under the own key {own_key}"
+        raise CommandFailed(text, ExitCode.NOT_FOUND)
     if plain["state"] == "UNKNOWN":
         text = f"message {message_id} is not known in topic {topic}: never sent there, or forgotten since"
         raise CommandFailed(text, ExitCode.NOT_FOUND)
@@ -146,6 +170,7 @@ def recall(
     session: Session,
     *,
     targets: TargetsArgument,
+    own_key: OwnKeyOption = None,
     key: KeyFilter = "",
     tag: TagFilter = "",
     due_after: DueAfterFilter = None,
@@ -160,7 +185,15 @@ def recall(
     recalled or delivered, and the answer says which. Interrupted and run again it goes on with what is left. Ends with
     1 if some were not recalled, with 3 if none was.
     """
-    chosen = targets_of(targets, key=key, tag=tag, due_after=due_after, due_before=due_before, everything=everything)
+    chosen = targets_of(
+        targets,
+        key=key,
+        tag=tag,
+        due_after=due_after,
+        due_before=due_before,
+        everything=everything,
+        own_keys=own_key,
+    )
     with session.connect() as client:
         if chosen.handle and not dry_run:
             _recall_one(session, client, chosen.topic, chosen.handle)
@@ -180,6 +213,7 @@ def reschedule(
     in_: Annotated[
         str | None, typer.Option("--in", metavar="DURATION", help="Delay from now, such as 5m or 1h30m.")
     ] = None,
+    own_key: OwnKeyOption = None,
     key: KeyFilter = "",
     tag: TagFilter = "",
     due_after: DueAfterFilter = None,
@@ -195,7 +229,15 @@ def reschedule(
     Messages of a message group are delivered in the order of their times, the new ones. Ends with 1 if some were not
     rescheduled, with 3 if none was.
     """
-    chosen = targets_of(targets, key=key, tag=tag, due_after=due_after, due_before=due_before, everything=everything)
+    chosen = targets_of(
+        targets,
+        key=key,
+        tag=tag,
+        due_after=due_after,
+        due_before=due_before,
+        everything=everything,
+        own_keys=own_key,
+    )
     due = _time(at, in_, "--in")
     if due is None or (at is not None and in_ is not None):
         raise refused("give one of them", "--at", "--in")
@@ -210,6 +252,7 @@ def fire(
     session: Session,
     *,
     targets: TargetsArgument,
+    own_key: OwnKeyOption = None,
     key: KeyFilter = "",
     tag: TagFilter = "",
     due_after: DueAfterFilter = None,
@@ -224,7 +267,15 @@ def fire(
     left; what was delivered already is as it should be. Ends with 1 if some had been cancelled or are not known, with 3
     if all.
     """
-    chosen = targets_of(targets, key=key, tag=tag, due_after=due_after, due_before=due_before, everything=everything)
+    chosen = targets_of(
+        targets,
+        key=key,
+        tag=tag,
+        due_after=due_after,
+        due_before=due_before,
+        everything=everything,
+        own_keys=own_key,
+    )
     with session.connect() as client:
         run_change(session, client, chosen, FIRE, dry=dry_run, yes=yes)
 
@@ -263,6 +314,15 @@ def _until(not_after: str | None) -> At | After | None:
         return None
     with refusing("--not-after", not_after):
         return parse_when(not_after)
+
+
+def _own_key(own_key: str, on_same_key: OnSameKey | None) -> dict[str, str]:
+    from broker_adapter.own_keys import ON_SAME_KEY, OWN_KEY
+
+    if on_same_key is not None and not own_key:
+        raise refused("it is about what waits under an own key: give that as well", "--on-same-key", "--own-key")
+    made = {OWN_KEY: own_key} if own_key else {}
+    return made | ({ON_SAME_KEY: on_same_key.value} if on_same_key is not None else {})
 
 
 def _delay(message: public.Message, due: At | After | int | None) -> None:
@@ -325,6 +385,7 @@ def ls(
     due_after: Annotated[str | None, typer.Option(metavar="TIME", help=f"Due at this time or later: {_TIMES}.")] = None,
     due_before: Annotated[str | None, typer.Option(metavar="TIME", help="Due before this time.")] = None,
     key: Annotated[str, typer.Option(metavar="KEY", help="With this key.")] = "",
+    own_key: Annotated[str, typer.Option(metavar="KEY", help="Sent with this own key.")] = "",
     tag: Annotated[str, typer.Option(metavar="TAG", help="With this tag.")] = "",
     newest: Annotated[bool, typer.Option("--newest", help="Newest first.")] = False,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=_LIMIT_MAX, help="Maximum number of rows.")] = 20,
@@ -346,6 +407,7 @@ def ls(
         due_after_ms=instant_ms(due_after, "--due-after") or 0,
         due_before_ms=instant_ms(due_before, "--due-before") or 0,
         key=key,
+        own_key=own_key,
         tag=tag,
         newest_first=newest,
         token=after,

@@ -59,6 +59,19 @@ def test_nonsense_is_refused(process: OfficialClient, topic: str) -> None:
 
 
 @having("recall")
+def test_own_keys(process: OfficialClient, topic: str) -> None:
+    """The last one sent replaces what waits; one that keeps it is answered with its id and its handle."""
+    sent = [send_later(process, topic, 5_000, body=each, properties={"DMQ_KEY": "k"}) for each in ("first", "last")]
+    kept = send_later(process, topic, properties={"DMQ_KEY": "k", "DMQ_ON_SAME_KEY": "keep"})
+    assert kept == sent[1]
+    with pytest.raises(ClientError, match="took its place at"):
+        recall(process, topic, sent[0][1])
+    process.start(f"c-{topic}", "simple", topic, group=f"g-{topic}", wait_s=1)
+    (found,) = process.receive_until(f"c-{topic}", 1)
+    assert (found["body"], found["properties"]["DMQ_KEY"]) == ("last", "k")
+
+
+@having("recall")
 def test_what_the_command_line_recalls(process: OfficialClient, topic: str) -> None:
     """With the handle a client was given; its exit code tells what is not found from what is wrong."""
     message_id, handle = send_later(process, topic)

@@ -35,6 +35,8 @@ def asked(live: LiveCell, **fields: Any) -> wire.ChangeMessagesResponse:  # noqa
         ({"message_ids": ["m"] * (ENTRIES_MAX + 1), "cancel": True}, "too many messages"),
         ({"message_ids": ["m"] * ENTRIES_MAX, "recall_handles": ["h"], "cancel": True}, "too many messages"),
         ({"message_ids": [" "], "cancel": True}, "blank or too long"),
+        ({"own_keys": [" "], "cancel": True}, "no printable text, or spaces alone"),
+        ({"own_keys": ["k"] * ENTRIES_MAX, "message_ids": ["m"], "cancel": True}, "too many messages"),
         ({"message_ids": ["m"]}, "does not say what to do"),
         ({"message_ids": ["m"], "cancel": False}, "does not say what to do"),
         ({"message_ids": ["m"], "deliver_at_ms": 0}, "the delivery time is out of range"),
@@ -56,4 +58,15 @@ def test_one_that_is_named_twice_is_answered_once(live: LiveCell) -> None:
     assert [(each.message_id, each.outcome) for each in found] == [
         ("m", wire.ChangedMessage.DONE),
         ("other", wire.ChangedMessage.UNKNOWN),
+    ]
+
+
+def test_what_waits_under_own_keys_is_changed(live: LiveCell) -> None:
+    """Behind what was named otherwise; each key is answered once, with the id of its message."""
+    live.run("msg", "send", "orders", "x", "--delay", "1h", "--id", "n", "--own-key", "k")
+    found = asked(live, own_keys=["k", "free", "k"], message_ids=["m"], deliver_at_ms=NOW + 3_600_000).messages
+    assert [(each.message_id, each.own_key, each.outcome) for each in found] == [
+        ("m", "", wire.ChangedMessage.DONE),
+        ("n", "k", wire.ChangedMessage.DONE),
+        ("", "free", wire.ChangedMessage.UNKNOWN),
     ]

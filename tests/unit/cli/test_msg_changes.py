@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.letters import a_message
 from support.live_cell import NOW, LiveCell
+from typer.testing import Result
 
 from broker_adapter.message import pack_id
 from dmq.admin.client import DaemonUnavailable
@@ -166,3 +167,48 @@ def test_a_recall_handle_names_one_message(daemon: LiveCell) -> None:
     scope = daemon.rig.broker.names.topics["orders"].topic_id
     assert daemon.rig.store.find(scope, pack_id("H")) is not None
     assert daemon.run("msg", "recall", handle).stdout == "H\n"
+
+
+def test_what_waits_under_an_own_key(live: LiveCell) -> None:
+    """Sent, shown, listed, moved and recalled by it; a later send replaces it, or is told which one is kept."""
+
+    def send(name: str, *more: str) -> Result:
+        return live.run("msg", "send", "orders", name, "--id", name, "--delay", "1h", "--own-key", "k", *more)
+
+    assert send("A").stdout == "A\n"
+    assert send("B").stdout == "B\n"
+    kept = send("C", "--on-same-key", "keep")
+    assert (kept.stdout, kept.stderr) == ("B\n", "not stored: B waits under the own key k\n")
+    assert waiting(live) == {"B": HOUR_MS}
+    told, code = answers(live, "recall", "orders", "A")
+    assert (code, told["messages"][0]["outcome"]) == (3, "REPLACED")
+    assert json.loads(live.run("msg", "get", "orders", "--own-key", "k", "-o", "json").stdout)["message_id"] == "B"
+    listed = json.loads(live.run("msg", "ls", "orders", "--own-key", "k", "-o", "json").stdout)["messages"]
+    assert [each["message_id"] for each in listed] == ["B"]
+    assert not json.loads(live.run("msg", "ls", "orders", "--own-key", "l", "-o", "json").stdout)["messages"]
+    moved = live.run("msg", "reschedule", "orders", "--own-key", "k", "--at", LATER)
+    assert moved.stdout.splitlines()[1].split(maxsplit=2) == ["B", "k", f"will be delivered at {LATER}"]
+    told, code = answers(live, "recall", "orders", "--own-key", "k", "--own-key", "free")
+    assert (code, [(each["own_key"], each["outcome"]) for each in told["messages"]]) == (
+        1,
+        [("k", "DONE"), ("free", "UNKNOWN")],
+    )
+    assert "nothing waits under the own key k" in live.run("msg", "fire", "orders", "--own-key", "k").stderr
+    gone = live.run("msg", "get", "orders", "--own-key", "k")
+    assert (gone.exit_code, gone.stderr) == (3, "dmq: nothing waits in topic orders under the own key k\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("get orders", "give one of them"),
+        ("get orders A --own-key k", "give one of them"),
+        ("send orders x --on-same-key keep", "what waits under an own key"),
+        ("recall orders A --own-key k", "an own key names one message"),
+        ("recall orders --all --own-key k", "an own key names one message"),
+    ],
+)
+def test_own_keys_that_cannot_be(live: LiveCell, command: str, why: str) -> None:
+    """A usage error that says what to give."""
+    result = live.run("msg", *command.split())
+    assert (result.exit_code, why in result.stderr) == (2, True), result.stderr

@@ -8,8 +8,9 @@ import pytest
 
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.limits import BODY_BYTES_MAX, MESSAGES_PER_SEND_MAX
+from broker_adapter.own_keys import ON_SAME_KEY, OWN_KEY
 from broker_adapter.wire import rocketmq_v2 as wire
-from broker_adapter.wire.mapping import NOT_AFTER_MS
+from broker_adapter.wire.mapping import NOT_AFTER_MS, to_envelope
 from dmq.sidecar import validate
 from dmq.sidecar.delay import DELAY_PROPERTIES
 
@@ -56,6 +57,13 @@ def refusal(check: Callable[[], object]) -> Refused:
         (with_properties({"TIMER_OUT_MS": "1"}), Rule.PROPERTY_KEY, "'TIMER_OUT_MS'"),
         (with_properties({"fine": "", "a\x01b": "x"}), Rule.PROPERTY_KEY, "control character, got 'a\\x01b'"),
         (with_properties({"a": "x\x02y"}), Rule.PROPERTY_KEY, "control character, got 'a'"),
+        (with_properties({OWN_KEY: ""}), Rule.PROPERTY_KEY, "limit 1 to 128 bytes of UTF-8"),
+        (with_properties({OWN_KEY: "  "}), Rule.PROPERTY_KEY, "spaces alone, got '  '"),
+        (with_properties({OWN_KEY: "\u2028"}), Rule.PROPERTY_KEY, "no printable text"),
+        (with_properties({OWN_KEY: "k" * 129}), Rule.PROPERTY_KEY, "limit 1 to 128 bytes"),
+        (with_properties({OWN_KEY: "\u00fc" * 65}), Rule.PROPERTY_KEY, "limit 1 to 128 bytes"),
+        (with_properties({OWN_KEY: "k", ON_SAME_KEY: "refuse"}), Rule.PROPERTY_KEY, "replace nor keep, got 'refuse'"),
+        (with_properties({ON_SAME_KEY: "keep"}), Rule.PROPERTY_KEY, "says nothing without property DMQ_KEY"),
         (message(tag="  "), Rule.TAG, "whitespace"),
         (message(tag="a|b"), Rule.TAG, "'a|b'"),
         (message(tag="a\x7f"), Rule.TAG, "control"),
@@ -331,6 +339,23 @@ def test_an_acknowledgement_has_between_one_and_1024_entries() -> None:
     assert refusal(lambda: validate.check_entries([])).rule is Rule.REQUEST
     assert refusal(lambda: validate.check_entries([wire.AckMessageEntry()] * 1025)).rule is Rule.REQUEST
     validate.check_entries([wire.AckMessageEntry()] * 1024)
+
+
+@pytest.mark.parametrize("key", ["k", "k" * 128, "\u00fc" * 64, "order 7/\U0001f600"])
+@pytest.mark.parametrize("wish", [None, "replace", "keep"])
+def test_an_own_key_is_a_printable_text(key: str, wish: str | None) -> None:
+    """It reaches the broker with what is to become of what waits under it."""
+    made = with_properties({OWN_KEY: key} | ({ON_SAME_KEY: wish} if wish else {}))
+    validate.check_message(made)
+    envelope = to_envelope(made, deliver_at_ms=7)
+    assert (envelope.own_key, envelope.keeps_first) == (key, wish == "keep")
+
+
+def test_what_a_schedule_sends_has_no_own_key() -> None:
+    """It does not wait."""
+    for properties in ({OWN_KEY: "k"}, {OWN_KEY: "k", ON_SAME_KEY: "keep"}):
+        made = with_properties(properties)
+        assert "has no own key" in refusal(lambda made=made: validate.check_recurring(made)).why  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("name", [*DELAY_PROPERTIES, NOT_AFTER_MS])
