@@ -123,6 +123,12 @@ def send(
                 text = f"{error} (if in doubt, repeat with --id {message_id})"
                 raise CommandFailed(text, ExitCode.UNAVAILABLE) from error
             raise
+    _show_sent(session, topic, message_id, own_key, response)
+
+
+def _show_sent(
+    session: Session, topic: str, message_id: str, own_key: str, response: public.SendMessageResponse
+) -> None:
     entry = response.entries[0] if response.entries else None
     _check(entry.status if entry is not None else response.status)
     stored_id = entry.message_id if entry is not None else message_id  # another one if that was kept instead

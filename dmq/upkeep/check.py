@@ -44,7 +44,7 @@ from dmq.store.schema.keys import (
 )
 from dmq.store.schema.ledger import decode_head
 from dmq.store.schema.outbox import OutboxState, decode_state
-from dmq.store.schema.own_keys import KeyHolder, decode_key_holder, encode_key_holder, row_of
+from dmq.store.schema.own_keys import KeyHolder, decode_key_holder, encode_key_holder, own_key_of_row, row_of
 from dmq.store.schema.record import DELAYED_KINDS, EntryKind, decode_half_body, decode_queued
 from dmq.upkeep.findings import Checked, Total
 from dmq.upkeep.names import NAME_LETTERS, KnownNames, shown_id
@@ -444,7 +444,7 @@ class _Count:
 
 
 def _shown_key(row: bytes) -> str:
-    return repr(keys.own_key_of_row(row).decode(errors="replace"))
+    return repr(own_key_of_row(row).decode(errors="replace"))
 
 
 def _mark_of(row: bytes) -> int:

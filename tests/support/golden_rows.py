@@ -56,6 +56,7 @@ from dmq.store.schema.own_keys import (
     decode_key_holder,
     encode_key_holder,
     own_key_in,
+    own_key_of_row,
     row_of,
     without_own_key,
 )
@@ -203,6 +204,28 @@ def _halves(head: record.WaitingEntry) -> list[Case]:
     ]
 
 
+def _keyed(key: bytes, head: record.WaitingEntry) -> list[Case]:
+    return [
+        Case(
+            "delayed with an own key",
+            key,
+            _waiting(record.EntryKind.DELAYED, KEYED_BODY),
+            lambda key, value: (row_of(value), _read_waiting(key, value), without_own_key(value)[28:]),
+            (keys.own_key_row(TOPIC, b"invoice-7"), ((NOW, 9), head, (ID, b"group")), BODY),
+        ),
+        Case(
+            "delayed with an own key, until some time",
+            key,
+            _waiting(record.EntryKind.DELAYED_FOR, KEPT_BODY),
+            lambda _, value: (
+                own_key_in(value),
+                record.decode_queued(bytes((1, *bytes(19))) + value[28:]).not_after_ms,
+            ),
+            (record.OwnKey(b"k", True), NOW + 7),
+        ),
+    ]
+
+
 def timeline() -> list[Case]:
     """Everything that must happen later."""
     key = keys.pack_timeline_key(NOW, 9)
@@ -224,23 +247,7 @@ def timeline() -> list[Case]:
             _read_waiting,
             ((NOW, 9), head._replace(kind=record.EntryKind.DELAYED_FOR), (ID, b"")),
         ),
-        Case(
-            "delayed with an own key",
-            key,
-            _waiting(record.EntryKind.DELAYED, KEYED_BODY),
-            lambda key, value: (row_of(value), _read_waiting(key, value), without_own_key(value)[28:]),
-            (keys.own_key_row(TOPIC, b"invoice-7"), ((NOW, 9), head, (ID, b"group")), BODY),
-        ),
-        Case(
-            "delayed with an own key, until some time",
-            key,
-            _waiting(record.EntryKind.DELAYED_FOR, KEPT_BODY),
-            lambda _, value: (
-                own_key_in(value),
-                record.decode_queued(bytes((1, *bytes(19))) + value[28:]).not_after_ms,
-            ),
-            (record.OwnKey(b"k", True), NOW + 7),
-        ),
+        *_keyed(key, head),
         Case(
             "retry",
             key,
@@ -738,7 +745,7 @@ def meta() -> list[Case]:
             "own key",
             keys.own_key_row(TOPIC, b"invoice-7"),
             encode_key_holder(KeyHolder(9, NOW, ID)),
-            lambda key, value: (keys.meta_id(key), keys.own_key_of_row(key), decode_key_holder(value)),
+            lambda key, value: (keys.meta_id(key), own_key_of_row(key), decode_key_holder(value)),
             (TOPIC, b"invoice-7", KeyHolder(9, NOW, ID)),
         ),
         Case("held", keys.held_key(TOPIC), keys.pack_u64(17), lambda _, v: keys.unpack_u64(v), 17),

@@ -13,10 +13,9 @@ from dmq.store.schema.keys import (
     Family,
     meta_id,
     meta_range,
-    own_key_of_row,
     pack_index_prefix,
 )
-from dmq.store.schema.own_keys import KeyHolder, decode_key_holder, row_of
+from dmq.store.schema.own_keys import KeyHolder, decode_key_holder, own_key_of_row, row_of
 from dmq.store.schema.record import decode_waiting
 from dmq.store.store import Store
 

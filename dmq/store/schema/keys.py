@@ -244,16 +244,6 @@ def own_key_row(topic_id: int, own_key: bytes) -> bytes:
     return META_OWN_KEY + topic_id.to_bytes(4, "big") + own_key
 
 
-def own_key_of_row(row: bytes) -> bytes:
-    """Return the sender's key in the meta key of a message that waits under it."""
-    return row[5:]
-
-
-def own_key_range(topic_id: int) -> tuple[bytes, bytes]:
-    """Return the range of all own keys of a topic."""
-    return own_key_row(topic_id, b""), own_key_row(topic_id + 1, b"")
-
-
 def name_key(name_id: int) -> bytes:
     """Return the meta key of a topic's or group's record."""
     return META_NAME + name_id.to_bytes(4, "big")

@@ -40,6 +40,11 @@ def decode_key_holder(value: bytes) -> KeyHolder:
     return KeyHolder(sequence, deliver_at_ms, value[_HOLDER.size :])
 
 
+def own_key_of_row(row: bytes) -> bytes:
+    """Return the own key in the key of its row, behind the letter and the topic."""
+    return row[5:]
+
+
 def own_key_in(value: bytes) -> OwnKey | None:
     """Return the own key of an entry of the timeline; ``None`` if it has none."""
     if decode_waiting(value).kind not in DELAYED_KINDS:  # half messages have theirs once they are committed

@@ -178,7 +178,7 @@ def test_what_waits_under_an_own_key(live: LiveCell) -> None:
     assert send("A").stdout == "A\n"
     assert send("B").stdout == "B\n"
     kept = send("C", "--on-same-key", "keep")
-    assert (kept.stdout, kept.stderr) == ("B\n", "not stored: B waits under the own key k\n")
+    assert (kept.stdout, kept.stderr) == ("B\n", "dmq: not stored: B waits under the own key k\n")
     assert waiting(live) == {"B": HOUR_MS}
     told, code = answers(live, "recall", "orders", "A")
     assert (code, told["messages"][0]["outcome"]) == (3, "REPLACED")
