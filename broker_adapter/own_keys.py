@@ -38,7 +38,7 @@ def keeps_first(properties: Mapping[str, str]) -> bool:
 def check_own_key(key: str, name: str = "the own key") -> str:
     """Return a key if it can be an own key, else raise ``Refused(PROPERTY_KEY)``; ``name`` is where it was given."""
     if not _is_own_key(key):
-        why, limit = f"{name} is no printable text, or spaces alone", f"1 to {OWN_KEY_BYTES_MAX} bytes of UTF-8"
+        why, limit = f"{name} is not printable text, or is spaces alone", f"1 to {OWN_KEY_BYTES_MAX} bytes of UTF-8"
         raise Refused(Rule.PROPERTY_KEY, why, value=key, limit=limit)
     return key
 

@@ -295,7 +295,7 @@ def _told(change: Change, message: wire.ChangedMessage) -> str:
         case "CANCELLED":
             return f"was cancelled at {at}"
         case "REPLACED":
-            return f"was replaced at {at} by a message with its own key"
+            return f"was replaced at {at} by a later message under its own key"
         case "UNKNOWN" if message.own_key and not message.message_id:
             return f"nothing waits under the own key {message.own_key}"
         case "UNKNOWN":

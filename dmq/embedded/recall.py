@@ -64,7 +64,7 @@ class Recalls:
                 why = "the message is unknown: it ended longer ago than ends are remembered, or was never accepted here"
                 raise Refused(Rule.NOT_FOUND, why, value=message_id)
             case Outcome.REPLACED:
-                why = f"a message with the same own key took its place at {format_time(at_ms)}"
+                why = f"a later message under its own key took its place at {format_time(at_ms)}"
                 raise Refused(Rule.NOT_FOUND, why, value=message_id)
             case Outcome.TOO_LATE:
                 raise Refused(Rule.NOT_FOUND, f"the message was delivered at {format_time(at_ms)}", value=message_id)

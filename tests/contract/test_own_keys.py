@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from support.half import a_half, prepare
 from support.outbox import read_outbox
 from support.own_keys import KEY, SOON_MS, keyed, put, waiting_under_keys
-from support.rigs import TOPIC, EmbeddedRig, End, ack, every_durable_broker, ids, receive
+from support.rigs import TOPIC, EmbeddedRig, End, Rig, ack, every_durable_broker, ids, play, receive
 
+from broker_adapter.adapter import TopicRoute
 from broker_adapter.errors import Refused
-from broker_adapter.message import pack_id, unpack_id
+from broker_adapter.message import MessageType, pack_id, unpack_id
 from broker_adapter.own_keys import OWN_KEY
 from broker_adapter.wire.mapping import decode
-from dmq.audit.events import EventKind
-from dmq.embedded.delayed import Changed, Meant, Outcome
+from dmq.audit.events import NO_QUEUE, EventKind, encode_event
+from dmq.embedded.delayed import Changed, Meant, Outcome, rescheduled
 from dmq.embedded.topic_settings import FlowChange
+from dmq.forwarder.front import ClusterFront
+from dmq.store.ops import HandOver, Hold, Reschedule, Withdraw
+from dmq.store.schema.keys import Family
+from dmq.units import TopicPatterns
 
 LATER_MS = 60_000
 _OF_KEYS = {
@@ -153,6 +160,36 @@ async def test_units_of_one_batch_that_move_and_replace(rig: EmbeddedRig) -> Non
 
 
 @every_durable_broker()
+async def test_what_happens_to_it_in_the_batch_that_replaces_it(rig: EmbeddedRig) -> None:
+    """One entry, one row of the key and one count for what is left, whatever the batch did with it before."""
+    for first in ("hold", "reschedule", "hand over", "withdraw"):
+        await put(rig, first)
+        store, placement, due_ms = rig.store, rig.broker.placement, rig.clock.now_ms() + SOON_MS
+        topic, message_id = rig.broker.names.topics[TOPIC], pack_id(first)
+        receipt = store.find(topic.topic_id, message_id)
+        assert receipt is not None
+        (value,) = store.get_many(Family.TIMELINE, [receipt.key])
+        assert value is not None
+        (handed,) = placement.hand_over([(receipt.key, value)], due_ms)
+        op: Hold | Reschedule | HandOver | Withdraw = handed
+        if first == "hold":
+            op = Hold(receipt.key, topic.topic_id, message_id, value)
+        elif first == "reschedule":
+            op = rescheduled(message_id, receipt, value, due_ms + LATER_MS, due_ms)
+        elif first == "withdraw":
+            event = encode_event(EventKind.RECALLED, topic.topic_id, 0, NO_QUEUE, 0, due_ms, message_id)
+            op = Withdraw(receipt.key, topic.topic_id, message_id, due_ms, event=event, own_key=handed.own_key)
+        later = [keyed(f"{first} {each}", due_ms + LATER_MS) for each in ("b", "c")]
+        answers = await store.commit_async([op, *(placement.accept(topic, each, due_ms) for each in later)])
+        assert all(each.state is not None for each in answers)
+        assert waiting_under_keys(store) == {KEY: f"{first} c"}
+        assert store.pending() == {topic.topic_id: 1}
+        assert not store.held()
+        rig.clock.advance(SOON_MS)
+        assert sorted(await after(rig, LATER_MS)) == ([first] if first == "hand over" else []) + [f"{first} c"]
+
+
+@every_durable_broker()
 async def test_what_was_replaced_says_so(rig: EmbeddedRig) -> None:
     """To who would recall or move it: it does not wait, and another message comes."""
     handle = (await put(rig, "a")).recall_handle
@@ -161,7 +198,7 @@ async def test_what_was_replaced_says_so(rig: EmbeddedRig) -> None:
     await put(rig, "b")
     rig.clock.advance(1)
     assert await rig.broker.delayed.fire(TOPIC, [Meant(pack_id("a"))]) == [Changed(Outcome.REPLACED, replaced_ms)]
-    with pytest.raises(Refused, match="a message with the same own key took its place at"):
+    with pytest.raises(Refused, match="a later message under its own key took its place at"):
         await rig.broker.recall(TOPIC, handle)
     assert await rig.broker.delayed.cancel(TOPIC, [Meant(pack_id("b"))]) == [(Outcome.DONE, rig.clock.now_ms())]
     assert waiting_under_keys(rig.store) == {}
@@ -329,3 +366,31 @@ async def test_a_restored_backup_has_its_keys(rig: EmbeddedRig) -> None:
     assert waiting_under_keys(rig.store) == {KEY: "a"}
     await put(rig, "c")
     assert await after(rig, SOON_MS) == ["c"]
+
+
+class Elsewhere:
+    """A cluster that must not be asked, and a forwarder that has nothing."""
+
+    def __init__(self) -> None:
+        self.is_away = False
+        self.lanes: dict[str, object] = {}
+
+    def known_route(self, topic: str) -> TopicRoute:
+        return TopicRoute(topic, 1, (MessageType.NORMAL, MessageType.TRANSACTION))
+
+
+def test_in_front_of_a_cluster_what_has_a_key_comes_here(tmp_path: Path) -> None:
+    """Delayed or not, it decides about what waits here; the cluster's half messages cannot have one."""
+
+    async def scenario(rig: Rig) -> None:
+        assert isinstance(rig, EmbeddedRig)
+        away: Any = Elsewhere()
+        front = ClusterFront(rig.broker, away, away, accepts_while_away=True, timeout_ms=1, here=away)
+        await front.send([keyed("a", rig.clock.now_ms() + SOON_MS)])
+        await front.send([keyed("b")])
+        assert waiting_under_keys(rig.store) == {}
+        assert told(rig) == [("SCHEDULED", "a"), ("REPLACED", "a"), ("QUEUED", "b")]
+        with pytest.raises(Refused, match="cannot have an own key"):
+            await front.prepare([a_half("h")._replace(envelope=keyed("h"))])
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, stay=TopicPatterns()), scenario))

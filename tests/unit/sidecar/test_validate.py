@@ -59,7 +59,7 @@ def refusal(check: Callable[[], object]) -> Refused:
         (with_properties({"a": "x\x02y"}), Rule.PROPERTY_KEY, "control character, got 'a'"),
         (with_properties({OWN_KEY: ""}), Rule.PROPERTY_KEY, "limit 1 to 128 bytes of UTF-8"),
         (with_properties({OWN_KEY: "  "}), Rule.PROPERTY_KEY, "spaces alone, got '  '"),
-        (with_properties({OWN_KEY: "\u2028"}), Rule.PROPERTY_KEY, "no printable text"),
+        (with_properties({OWN_KEY: "\u2028"}), Rule.PROPERTY_KEY, "not printable text"),
         (with_properties({OWN_KEY: "k" * 129}), Rule.PROPERTY_KEY, "limit 1 to 128 bytes"),
         (with_properties({OWN_KEY: "\u00fc" * 65}), Rule.PROPERTY_KEY, "limit 1 to 128 bytes"),
         (with_properties({OWN_KEY: "k", ON_SAME_KEY: "refuse"}), Rule.PROPERTY_KEY, "replace nor keep, got 'refuse'"),
