@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from broker_adapter.limits import DELIVER_AT_MS_MAX
 from broker_adapter.message import BodyEncoding, Envelope, Message
-from broker_adapter.own_keys import keeps_first, own_key_of
+from broker_adapter.own_keys import OWN_KEY, keeps_first, own_key_of
 from broker_adapter.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from broker_adapter.wire import rocketmq_v2 as wire
 
@@ -97,6 +97,8 @@ def to_envelope(
 
 def with_wishes(envelope: Envelope, properties: Mapping[str, str]) -> Envelope:
     """Return ``envelope`` with what these user properties of its message ask of a broker, but for its delay."""
+    if NOT_AFTER_MS not in properties and OWN_KEY not in properties:
+        return envelope
     own_key = own_key_of(properties)
     return envelope._replace(
         not_after_ms=not_after_of(properties),

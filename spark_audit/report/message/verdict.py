@@ -15,6 +15,7 @@ LANE = -1  # the queue of a group's retry lane
 _ENDS = {
     "DELIVERED": "was handed over", "RECALLED": "was cancelled", "SENT": "was sent",
     "REPLACED": "was replaced by a message with its own key",
+    "ABSORBED": "was not stored, since another message waited under its own key",
     "SEND_DEAD": "is in the dead set", "DROPPED": "was dropped, as configured",
 }  # fmt: skip
 _GROUP_ENDS = {
