@@ -164,6 +164,29 @@ def test_a_timeline_in_plain_words(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("rows", "said_of_it", "outcome"),
+    [
+        (
+            (SCHEDULED, event(2, "REPLACED", due_ms=T + 5000, entry=7)),
+            "cancelled, since a message with the same own key took its place",
+            "was replaced by a message with its own key [rule: REPLACED ends the waiting]",
+        ),
+        (
+            (event(2, "ABSORBED", due_ms=T + 5000, entry=6),),
+            "not stored: another message with its own key waits until 2026-11-21 00:00:05 UTC",
+            "was not stored, since another message waited under its own key [rule: ABSORBED ends the waiting]",
+        ),
+    ],
+)
+def test_what_own_keys_end_in_plain_words(tmp_path: Path, rows: Sequence[Row], said_of_it: str, outcome: str) -> None:
+    """A replaced message waited, an absorbed one never did; neither is missing."""
+    write(tmp_path, *rows)
+    lines = said(tmp_path).splitlines()
+    assert any(line.endswith(said_of_it) for line in lines), lines
+    assert lines[-1] == f"orders: {outcome}"
+
+
 def test_a_redriven_message_is_followed_for_its_group_alone(tmp_path: Path) -> None:
     """Others that read the topic have nothing to do with it."""
     made = {"group": "billing", "queue_id": -1, "queue_offset": 3}
