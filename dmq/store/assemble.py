@@ -121,9 +121,7 @@ class Assembler:
         self._floor_ms = 0
         self._known: dict[bytes, Receipt] = {}
         self._waiting: dict[bytes, bytes | None] = {}  # index rows of what may be withdrawn or moved
-        self._holders: dict[
-            bytes, KeyHolder | None
-        ] = {}  # who waits under the own keys that are asked for, by their rows
+        self._holders: dict[bytes, KeyHolder | None] = {}  # by the row of an own key that is asked for
         self._rows: dict[tuple[Family, bytes], bytes | None] = {}
         self._gone: set[tuple[int, bytes]] = set()  # the first ``_gone_count`` deletes
         self._gone_count = 0
@@ -582,7 +580,8 @@ class Assembler:
             return {}
         values = self._engine.get_many(Family.META, asked)
         found = {row: decode_key_holder(value) if value else None for row, value in zip(asked, values, strict=True)}
-        wanted = [_WAITING_PREFIX + row[1:5] + each.message_id for row, each in found.items() if each is not None]
+        holders = ((keys.meta_id(row), each.message_id) for row, each in found.items() if each is not None)
+        wanted = [pack_index_prefix(0, scope) + message_id for scope, message_id in holders]
         wanted = [each for each in wanted if each not in self._waiting]
         self._waiting.update(zip(wanted, self._engine.get_many(Family.INDEX, wanted), strict=True))
         return found
