@@ -39,7 +39,7 @@ class Interrupted(Placement):
         self.sent: list[str] = []
         self.late: list[asyncio.Future[None]] = []
 
-    async def put(self, names: Sequence[str]) -> None:
+    async def send_all(self, names: Sequence[str]) -> None:
         """Send messages side by side, each under the key that its name begins with; a few are not delayed."""
 
         async def one(name: str) -> None:
@@ -55,13 +55,13 @@ class Interrupted(Placement):
         taken = [unpack_id(body_facts(value[WAITING_HEADER_BYTES:])[0]) for _, value in rows]
         later = [_next(each) for each in taken if int(each.split("-")[1]) < ROUNDS]
         draws = {each: self._rng.randrange(3) for each in later}
-        now = self.put([each for each in later if draws[each] == 0])
+        now = self.send_all([each for each in later if draws[each] == 0])
         asyncio.run_coroutine_threadsafe(now, self._loop).result(30)
         self._loop.call_soon_threadsafe(self._start, [each for each in later if draws[each] == 1])
         return super().hand_over(rows, now_ms)
 
     def _start(self, names: list[str]) -> None:
-        self.late.append(asyncio.ensure_future(self.put(names)))
+        self.late.append(asyncio.ensure_future(self.send_all(names)))
 
 
 def _next(name: str) -> str:
@@ -78,7 +78,7 @@ def test_a_replacement_between_the_read_and_the_commit_of_a_hand_over(tmp_path: 
         rig = EmbeddedRig(tmp_path, on_disk=on_disk, options=StoreOptions(gap_event=gap_event))
         await rig.open()
         placement = Interrupted(rig, random.Random(SEED))
-        await placement.put([f"k{number}-0" for number in range(KEYS)])
+        await placement.send_all([f"k{number}-0" for number in range(KEYS)])
         rig.scheduler = Scheduler(rig.store, placement, rig.broker.checks, on_failure=rig.failures.append)
         loop = asyncio.get_running_loop()
         while rig.store.pending():
