@@ -35,7 +35,7 @@ def asked(live: LiveCell, **fields: Any) -> wire.ChangeMessagesResponse:  # noqa
         ({"message_ids": ["m"] * (ENTRIES_MAX + 1), "cancel": True}, "too many messages"),
         ({"message_ids": ["m"] * ENTRIES_MAX, "recall_handles": ["h"], "cancel": True}, "too many messages"),
         ({"message_ids": [" "], "cancel": True}, "blank or too long"),
-        ({"own_keys": [" "], "cancel": True}, "no printable text, or spaces alone"),
+        ({"own_keys": [" "], "cancel": True}, "not printable text, or is spaces alone"),
         ({"own_keys": ["k"] * ENTRIES_MAX, "message_ids": ["m"], "cancel": True}, "too many messages"),
         ({"message_ids": ["m"]}, "does not say what to do"),
         ({"message_ids": ["m"], "cancel": False}, "does not say what to do"),
