@@ -8,6 +8,7 @@ import socket
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self, TypeVar
+from urllib.parse import quote
 
 import grpc
 from google.protobuf.message import Message
@@ -17,7 +18,9 @@ from broker_adapter.signature import Signer
 from broker_adapter.wire import rocketmq_v2 as public
 from broker_adapter.wire.pool import Method
 from dmq.admin import admin_v1 as wire
-from dmq.admin.validate import CLIENT_MS_MAX
+from dmq.admin.channel import open_channel, told_of_tls
+from dmq.admin.validate import CLIENT_MS_MAX, WHY_HEADER
+from dmq.contexts import ClientTls
 from dmq.errors import DmqError
 
 _Response = TypeVar("_Response", bound=Message)
@@ -65,12 +68,25 @@ class CallFailed(DmqError):
 class AdminClient:
     """A connection to one daemon; opened by the first call, closed by ``close`` or at the end of a ``with``."""
 
-    def __init__(self, address: str, *, timeout_s: float = 5.0, signer: Signer | None = None) -> None:
-        """``signer`` is for daemons that want access keys."""
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout_s: float = 5.0,
+        signer: Signer | None = None,
+        tls: ClientTls | None = None,
+        why: str = "",
+    ) -> None:
+        """``signer`` is for daemons that want access keys; ``why`` is kept beside what is changed.
+
+        ``ContextError`` if a file of ``tls`` cannot be used.
+        """
         self._address = address
         self._timeout_s = timeout_s
         self._signer = signer
-        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self._tls = tls
+        self._why = ((WHY_HEADER, quote(why)),) if why else ()
+        self._channel = open_channel(address, tls, _OPTIONS)
 
     def __enter__(self) -> Self:
         return self
@@ -429,7 +445,7 @@ class AdminClient:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             signed = self._signer.metadata() if self._signer is not None else ()
-            return call(request, timeout=timeout_s, metadata=(*_metadata(), *signed))
+            return call(request, timeout=timeout_s, metadata=(*_metadata(), *signed, *self._why))
         except grpc.RpcError as error:
             # its own text is ten lines of debug output
             raise self._told(error.code(), error.details() or "", timeout_s) from None
@@ -440,7 +456,8 @@ class AdminClient:
             case grpc.StatusCode.UNAVAILABLE if "onnection refused" in details or not details:
                 return DaemonUnavailable(f"no daemon answers at {self._address}; is `dmq serve` running?")
             case grpc.StatusCode.UNAVAILABLE:
-                return DaemonUnavailable(f"the daemon at {self._address} is unavailable: {details}")
+                told = told_of_tls(self._address, self._tls, details)
+                return DaemonUnavailable(told or f"the daemon at {self._address} is unavailable: {details}")
             case grpc.StatusCode.DEADLINE_EXCEEDED:
                 return DaemonUnavailable(f"no answer from {self._address} within {timeout_s:g} s")
             case grpc.StatusCode.UNIMPLEMENTED:

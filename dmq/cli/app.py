@@ -15,13 +15,19 @@ from dmq.cli.errors import CommandFailed, ExitCode, describe, wants_json
 from dmq.cli.nouns import NOUNS, Group
 from dmq.cli.options import (
     AccessKeyOption,
-    Output,
+    AddressOption,
+    ContextOption,
     OutputOption,
-    RootAddressOption,
     SecretFileOption,
     Session,
     TimeoutOption,
+    TlsCaOption,
+    TlsCertOption,
+    TlsKeyOption,
+    TlsOption,
+    TlsServerNameOption,
 )
+from dmq.contexts import Context
 from dmq.errors import DmqError
 
 _EXTRA_OF = {"rocketmq": "demo", "pyspark": "audit", "spark_audit": "audit"}  # the others are the server's
@@ -134,15 +140,28 @@ app = typer.Typer(
 def _root(
     ctx: typer.Context,
     *,
-    address: RootAddressOption = None,
+    address: AddressOption = None,
+    context: ContextOption = None,
     output: OutputOption = None,
     timeout: TimeoutOption = None,
     access_key: AccessKeyOption = None,
     secret_file: SecretFileOption = None,
+    tls: TlsOption = None,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    tls_server_name: TlsServerNameOption = None,
     version: Annotated[  # noqa: ARG001 - acted upon by its callback
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    ctx.obj = Session(access_key=access_key or "", secret_file=secret_file).but(
-        address, output or Output.TABLE, timeout
+    given = Context(
+        tls=tls,
+        tls_ca=tls_ca,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_server_name=tls_server_name or "",
+        access_key=access_key or "",
+        secret_file=secret_file,
     )
+    ctx.obj = Session(given=given).but(address, output, timeout, context)

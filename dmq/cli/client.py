@@ -9,7 +9,7 @@ import typer
 from dmq.cli import output as out
 from dmq.cli.errors import CommandFailed
 from dmq.cli.nouns import noun
-from dmq.cli.options import Session, with_session
+from dmq.cli.options import Session, with_reason, with_session
 
 app = noun("client")
 
@@ -60,7 +60,7 @@ def stack(session: Session, *, client: ClientArgument) -> None:
 
 
 @app.command()
-@with_session
+@with_reason
 def verify(
     session: Session,
     *,

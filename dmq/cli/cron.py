@@ -13,7 +13,7 @@ from dmq.cli import output as out
 from dmq.cli.errors import refused, refusing
 from dmq.cli.facts import content_facts
 from dmq.cli.nouns import noun
-from dmq.cli.options import Session, properties_of, with_session
+from dmq.cli.options import Session, properties_of, with_reason, with_session
 from dmq.cli.times import instant_ms
 from dmq.units import format_duration, parse_duration
 
@@ -61,7 +61,7 @@ CatchUpOption = Annotated[
 
 
 @app.command()
-@with_session
+@with_reason
 def add(
     session: Session,
     *,
@@ -181,7 +181,7 @@ def show(
 
 
 @app.command()
-@with_session
+@with_reason
 def pause(session: Session, *, name: NameArgument) -> None:
     """Send nothing until the schedule is resumed."""
     with session.connect() as client:
@@ -190,7 +190,7 @@ def pause(session: Session, *, name: NameArgument) -> None:
 
 
 @app.command()
-@with_session
+@with_reason
 def resume(session: Session, *, name: NameArgument) -> None:
     """Go on with a schedule from now; what passed meanwhile is not sent."""
     with session.connect() as client:
@@ -199,7 +199,7 @@ def resume(session: Session, *, name: NameArgument) -> None:
 
 
 @app.command()
-@with_session
+@with_reason
 def rm(session: Session, *, name: NameArgument) -> None:
     """Remove a schedule; what it sent stays."""
     with session.connect() as client:

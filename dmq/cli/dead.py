@@ -26,6 +26,7 @@ from dmq.cli.options import (
     OutFileOption,
     Session,
     YesOption,
+    with_reason,
     with_session,
 )
 from dmq.cli.progress import Progress
@@ -297,7 +298,7 @@ def _facts(letter: wire.DeadLetter, now_ms: int) -> list[tuple[str, str]]:
 
 
 @app.command()
-@with_session
+@with_reason
 def redrive(
     session: Session,
     *,
@@ -410,7 +411,7 @@ def jobs(
 
 
 @app.command()
-@with_session
+@with_reason
 def stop(
     session: Session,
     *,

@@ -12,7 +12,7 @@ from dmq.cli import output as out
 from dmq.cli.confirm import confirm
 from dmq.cli.errors import CommandFailed, ExitCode, refused
 from dmq.cli.nouns import noun
-from dmq.cli.options import GroupArgument, Session, TopicArgument, YesOption, with_session
+from dmq.cli.options import GroupArgument, Session, TopicArgument, YesOption, with_reason, with_session
 from dmq.cli.policy_options import (
     ExponentialOption,
     FixedOption,
@@ -90,7 +90,7 @@ def show(session: Session, *, group: GroupArgument) -> None:
 
 
 @app.command()
-@with_session
+@with_reason
 def pause(session: Session, *, group: GroupArgument) -> None:
     """Hand nothing out to a consumer group until it is resumed, also over restarts; its consumers stay connected.
 
@@ -101,7 +101,7 @@ def pause(session: Session, *, group: GroupArgument) -> None:
 
 
 @app.command()
-@with_session
+@with_reason
 def resume(session: Session, *, group: GroupArgument) -> None:
     """Hand messages out again to a consumer group: 100 in the first second, then twice as many each second."""
     _set_paused(session, group, is_paused=False)
@@ -121,7 +121,7 @@ def _paused_facts(group: wire.Group) -> list[tuple[str, str]]:
 
 
 @app.command()
-@with_session
+@with_reason
 def set_policy(
     session: Session,
     *,
@@ -233,7 +233,7 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Remove it although i
 
 
 @app.command()
-@with_session
+@with_reason
 def create(session: Session, *, group: GroupArgument) -> None:
     """Create a consumer group with the default policy; fail if it exists."""
     with session.connect() as client:
@@ -245,7 +245,7 @@ def create(session: Session, *, group: GroupArgument) -> None:
 
 
 @app.command()
-@with_session
+@with_reason
 def rm(
     session: Session,
     *,
@@ -291,7 +291,7 @@ def _lying(group: wire.Group, *, removes: bool) -> list[str]:
 
 
 @app.command()
-@with_session
+@with_reason
 def reset(
     session: Session,
     *,

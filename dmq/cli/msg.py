@@ -30,7 +30,7 @@ from dmq.cli.changes import (
 from dmq.cli.errors import CommandFailed, ExitCode, refused, refusing
 from dmq.cli.facts import content_facts
 from dmq.cli.nouns import noun
-from dmq.cli.options import Session, TopicArgument, YesOption, properties_of, with_session
+from dmq.cli.options import Session, TopicArgument, YesOption, properties_of, with_reason, with_session
 from dmq.cli.progress import Progress
 from dmq.cli.times import instant_ms
 from dmq.units import After, At, parse_duration, parse_when
@@ -171,7 +171,7 @@ def get(
 
 
 @app.command()
-@with_session
+@with_reason
 def recall(
     session: Session,
     *,
@@ -208,7 +208,7 @@ def recall(
 
 
 @app.command()
-@with_session
+@with_reason
 def reschedule(
     session: Session,
     *,
@@ -253,7 +253,7 @@ def reschedule(
 
 
 @app.command()
-@with_session
+@with_reason
 def fire(
     session: Session,
     *,

@@ -28,6 +28,7 @@ NOUNS = {
     "spool": "Spools of the producer hook on this host; needs no daemon.",
     "replay": "Give messages of the inner topic to the daemon once more.",
     "audit": "The audit trail: what became of every message.",
+    "context": "Daemons by name: their addresses, TLS and access keys.",
     "acl": "Access keys and what they may do.",
     "store": "Back up, check and salvage the store.",
 }

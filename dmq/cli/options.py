@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -15,14 +15,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dmq.cli.errors import CommandFailed, ExitCode, refused, refusing
+from dmq.contexts import (
+    ADDRESS_DEFAULT,
+    CONTEXT_VARIABLE,
+    Chosen,
+    Context,
+    ContextError,
+    ContextUnknown,
+    Said,
+    Target,
+    choose,
+    load,
+)
 from dmq.units import parse_address, parse_duration
 
 if TYPE_CHECKING:
     from broker_adapter.signature import Signer
     from dmq.admin.client import AdminClient
 
-ADDRESS_DEFAULT = "127.0.0.1:8081"
 TIMEOUT_S_DEFAULT = 5.0
+WHY_CHARS_MAX = 200
 
 
 class Output(StrEnum):
@@ -32,24 +44,47 @@ class Output(StrEnum):
     JSON = "json"
 
 
-# The same three before and after the command, so that both `dmq -o json status` and `dmq status -o json` work.
-_ADDRESS_HELP = f"Address of the daemon.  [default: {ADDRESS_DEFAULT}]"
-RootAddressOption = Annotated[str | None, typer.Option("--address", "-a", envvar="DMQ_ADDRESS", help=_ADDRESS_HELP)]
-# Without the variable: it would beat an address given before the command.
+# The same before and after the command, so that both `dmq -o json status` and `dmq status -o json` work.
+_ADDRESS_HELP = f"Address of the daemon.  [env var: DMQ_ADDRESS; default: {ADDRESS_DEFAULT}]"
 AddressOption = Annotated[str | None, typer.Option("--address", "-a", help=_ADDRESS_HELP)]
 OutputOption = Annotated[Output | None, typer.Option("--output", "-o", help="Output format.  [default: table]")]
+ContextOption = Annotated[
+    str | None,
+    typer.Option(
+        "--context", metavar="NAME", help="Use this context.  [env var: DMQ_CONTEXT; default: the current one]"
+    ),
+]
 AccessKeyOption = Annotated[
     str | None,
     typer.Option(
-        "--access-key", envvar="DMQ_ACCESS_KEY", metavar="KEY", help="Access key; its secret: DMQ_SECRET_KEY."
+        "--access-key", metavar="KEY", help="Access key; its secret: DMQ_SECRET_KEY.  [env var: DMQ_ACCESS_KEY]"
     ),
 ]
 SecretFileOption = Annotated[
     Path | None,
-    typer.Option("--secret-file", envvar="DMQ_SECRET_FILE", metavar="FILE", help="File that holds the secret."),
+    typer.Option("--secret-file", metavar="FILE", help="File that holds the secret.  [env var: DMQ_SECRET_FILE]"),
+]
+TlsOption = Annotated[
+    bool | None, typer.Option("--tls/--no-tls", help="Speak TLS.  [default: if an option of TLS is given]")
+]
+TlsCaOption = Annotated[
+    Path | None,
+    typer.Option("--tls-ca", metavar="FILE", help="Certificate of the authority to trust.  [env var: DMQ_TLS_CA]"),
+]
+TlsCertOption = Annotated[
+    Path | None, typer.Option("--tls-cert", metavar="FILE", help="Client certificate, for a daemon that asks for one.")
+]
+TlsKeyOption = Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Key of the client certificate.")]
+TlsServerNameOption = Annotated[
+    str | None,
+    typer.Option("--tls-server-name", metavar="NAME", help="Name in the daemon's certificate, if not the host's."),
 ]
 TimeoutOption = Annotated[
     str | None, typer.Option("--timeout", help="Timeout of each call, such as 500ms.  [default: 5s]")
+]
+
+WhyOption = Annotated[
+    str | None, typer.Option("--why", metavar="TEXT", help="Reason, kept in 'dmq activity' and the audit trail.")
 ]
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
@@ -66,35 +101,69 @@ OutFileOption = Annotated[
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation, which needs a terminal.")]
 
 
+_VARIABLES = "DMQ_ADDRESS", "DMQ_TLS_CA", "DMQ_TLS_CLIENT_CERT", "DMQ_TLS_CLIENT_KEY", "DMQ_TLS_SERVER_NAME"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
     """The common options, as they hold for one command."""
 
-    address: str = ADDRESS_DEFAULT
+    given: Context = field(default_factory=Context)  # by options
+    context: str | None = None
     output: Output = Output.TABLE
     timeout_s: float = TIMEOUT_S_DEFAULT
-    access_key: str = ""
-    secret_file: Path | None = None
+    why: str = ""
 
-    def but(self, address: str | None, output: Output | None, timeout: str | None) -> Session:
+    def but(
+        self,
+        address: str | None = None,
+        output: Output | None = None,
+        timeout: str | None = None,
+        context: str | None = None,
+        why: str | None = None,
+    ) -> Session:
         """Return this session with what was given instead; a usage error for what cannot be read."""
         with refusing("--address", address):
-            address = self.address if address is None else str(parse_address(address))
+            given = self.given if address is None else replace(self.given, address=str(parse_address(address)))
         with refusing("--timeout", timeout):
             timeout_s = self.timeout_s if timeout is None else parse_duration(timeout) / 1000
-        return replace(self, address=address, output=output or self.output, timeout_s=timeout_s)
+        return replace(
+            self,
+            given=given,
+            context=self.context if context is None else context,
+            output=output or self.output,
+            timeout_s=timeout_s,
+            why=self.why if why is None else _check_why(why),
+        )
 
     @property
     def as_json(self) -> bool:
         """Whether the answer is for a program."""
         return self.output is Output.JSON
 
+    def chosen(self) -> Chosen:
+        """Return what counts of options, environment and context, and where each is from; a usage error otherwise."""
+        try:
+            return _chosen(self.given, self.context)
+        except ContextUnknown as error:
+            raise CommandFailed(f"{error}; 'dmq context add' makes one", ExitCode.USAGE) from error
+        except ContextError as error:
+            raise CommandFailed(str(error), ExitCode.USAGE) from error
+
     @contextmanager
     def connect(self) -> Iterator[AdminClient]:
         """Give a client of the daemon; its errors end the command with the code that fits."""
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it logs of a handshake is told in one line
         from dmq.admin.client import AdminClient, CallFailed, CallRefused, DaemonUnavailable, NotAllowed, NotFound
 
-        with AdminClient(self.address, timeout_s=self.timeout_s, signer=self._signer()) as client:
+        try:
+            target = self.chosen().target()
+            client = AdminClient(
+                target.address, timeout_s=self.timeout_s, signer=_signer(target), tls=target.tls, why=self.why
+            )
+        except ContextError as error:
+            raise CommandFailed(str(error), ExitCode.USAGE) from error
+        with client:
             try:
                 yield client
             except NotAllowed as error:
@@ -106,41 +175,78 @@ class Session:
             except (CallRefused, CallFailed) as error:
                 raise CommandFailed(str(error)) from error
 
-    def _signer(self) -> Signer | None:
-        """Return what signs the calls. The secret comes from a file or the environment: anybody can read arguments."""
-        if not self.access_key:
-            return None
-        from broker_adapter.clock import SystemClock
-        from broker_adapter.signature import Signer
 
-        if self.secret_file is not None:
-            secret = self.secret_file.read_text(encoding="utf-8").strip()
-        else:
-            secret = os.environ.get("DMQ_SECRET_KEY", "")
-        if not secret:
-            text = f"there is no secret for access key {self.access_key}: set DMQ_SECRET_KEY, or name a --secret-file"
-            raise CommandFailed(text, ExitCode.USAGE)
-        return Signer(self.access_key, secret, SystemClock())
+def _signer(target: Target) -> Signer | None:
+    if not target.access_key:
+        return None
+    from broker_adapter.clock import SystemClock
+    from broker_adapter.signature import Signer
+
+    return Signer(target.access_key, target.secret, SystemClock())
 
 
-def session_of(
-    ctx: typer.Context, address: str | None = None, output: Output | None = None, timeout: str | None = None
-) -> Session:
+def _chosen(given: Context, named: str | None) -> Chosen:
+    environment = _environment()
+    options, variables = Said("option", given), Said("environment", environment)
+    if named is None and (given.address or environment.address):
+        return choose(options, variables)  # another daemon: what is secret of a context is not for it
+    contexts = load()
+    name = os.environ.get(CONTEXT_VARIABLE) or contexts.current if named is None else named
+    if not name:
+        return choose(options, variables)
+    context = Said(f"context {name}", contexts.get(name))
+    if named:  # asked for by an option, which beats the environment
+        return choose(options, context, variables)
+    return choose(options, variables, context)
+
+
+def _environment() -> Context:
+    """Return what the environment says. The secret is never an option: anybody can read arguments."""
+    address, ca, certificate, key, name = (os.environ.get(variable, "") for variable in _VARIABLES)
+    secret_file = os.environ.get("DMQ_SECRET_FILE", "")
+    with refusing("DMQ_ADDRESS", address):
+        address = str(parse_address(address)) if address else ""
+    return Context(
+        address=address,
+        tls_ca=Path(ca) if ca else None,
+        tls_cert=Path(certificate) if certificate else None,
+        tls_key=Path(key) if key else None,
+        tls_server_name=name,
+        access_key=os.environ.get("DMQ_ACCESS_KEY", ""),
+        secret=os.environ.get("DMQ_SECRET_KEY", ""),
+        secret_file=Path(secret_file) if secret_file else None,
+    )
+
+
+def _check_why(why: str) -> str:
+    """Return a reason; a usage error for what cannot be kept."""
+    text = why.strip()
+    if len(text) > WHY_CHARS_MAX or not text.isprintable():
+        raise refused(f"up to {WHY_CHARS_MAX} printable characters are expected", "--why", given=why[:WHY_CHARS_MAX])
+    return text
+
+
+def session_of(ctx: typer.Context, **given: Any) -> Session:  # noqa: ANN401 - what ``but`` takes
     """Return the global options with those given after the command in their place."""
     session = ctx.find_object(Session)
     assert session is not None  # the root command sets it
-    return session.but(address, output, timeout)
+    return session.but(**given)
 
 
-_COMMON = {"address": AddressOption, "output": OutputOption, "timeout": TimeoutOption}
+_COMMON = {"address": AddressOption, "context": ContextOption, "output": OutputOption, "timeout": TimeoutOption}
 
 
 def with_session(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command its session, and the options ``--address``, ``--output`` and ``--timeout`` behind its own.
+    """Give a command its session, and the options ``--address``, ``--output`` and so on behind its own.
 
     Its first parameter is the session; all others are by keyword.
     """
     return _with(command, _COMMON)
+
+
+def with_reason(command: Callable[..., None]) -> Callable[..., None]:
+    """As ``with_session`` for a command that changes something: also ``--why``, the reason that is kept with it."""
+    return _with(command, {**_COMMON, "why": WhyOption})
 
 
 def with_output(command: Callable[..., None]) -> Callable[..., None]:

@@ -9,7 +9,7 @@ import typer
 
 from dmq.cli import output as out
 from dmq.cli.nouns import noun
-from dmq.cli.options import Session, with_session
+from dmq.cli.options import Session, with_reason, with_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,7 +48,7 @@ def ls(session: Session) -> None:
 
 
 @app.command("set")
-@with_session
+@with_reason
 def set_(
     session: Session,
     *,
@@ -63,7 +63,7 @@ def set_(
 
 
 @app.command()
-@with_session
+@with_reason
 def unset(
     session: Session,
     *,

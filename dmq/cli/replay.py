@@ -22,7 +22,7 @@ from dmq.cli import output as out
 from dmq.cli.cluster import ClusterCaOption, ClusterKeyOption, ClusterTlsOption, asking_cluster, remoting_of
 from dmq.cli.errors import CommandFailed, ExitCode, refused
 from dmq.cli.nouns import single
-from dmq.cli.options import Session, with_session
+from dmq.cli.options import Session, with_reason
 from dmq.cli.progress import Progress
 from dmq.cli.times import past_ms
 
@@ -69,7 +69,7 @@ class _Tally:
 
 
 @app.command()
-@with_session
+@with_reason
 def replay(
     session: Session,
     *,

@@ -12,7 +12,7 @@ from dmq.cli.confirm import confirm
 from dmq.cli.errors import CommandFailed, ExitCode, refused
 from dmq.cli.histogram import show_due
 from dmq.cli.nouns import noun
-from dmq.cli.options import GroupArgument, LimitOption, MessageIdsOption, Session, YesOption, with_session
+from dmq.cli.options import GroupArgument, LimitOption, MessageIdsOption, Session, YesOption, with_reason, with_session
 from dmq.cli.progress import Progress
 from dmq.errors import DmqError
 
@@ -122,7 +122,7 @@ def stats(
 
 
 @app.command()
-@with_session
+@with_reason
 def run_now(
     session: Session,
     *,
@@ -145,7 +145,7 @@ def run_now(
 
 
 @app.command()
-@with_session
+@with_reason
 def to_dead(
     session: Session,
     *,

@@ -12,7 +12,7 @@ from dmq.cli import output as out
 from dmq.cli.errors import CommandFailed, ExitCode
 from dmq.cli.nouns import noun
 from dmq.cli.offline import stopped
-from dmq.cli.options import Session, with_output, with_session
+from dmq.cli.options import Session, with_output, with_reason
 from dmq.cli.progress import Progress
 from dmq.units import format_size
 
@@ -23,7 +23,7 @@ app = noun("store")
 
 
 @app.command()
-@with_session
+@with_reason
 def backup(
     session: Session,
     *,

@@ -12,7 +12,7 @@ from dmq.cli import output as out
 from dmq.cli.confirm import confirm
 from dmq.cli.errors import CommandFailed, ExitCode, refusing
 from dmq.cli.nouns import noun
-from dmq.cli.options import Session, TopicArgument, YesOption, with_session
+from dmq.cli.options import Session, TopicArgument, YesOption, with_reason, with_session
 from dmq.units import format_duration, format_size, format_time, parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def show(session: Session, *, topic: TopicArgument) -> None:
 
 
 @app.command()
-@with_session
+@with_reason
 def create(
     session: Session,
     *,
@@ -168,7 +168,7 @@ def create(
 
 
 @app.command("set")
-@with_session
+@with_reason
 def set_(
     session: Session,
     *,
@@ -191,7 +191,7 @@ def set_(
 
 
 @app.command()
-@with_session
+@with_reason
 def pause(session: Session, *, topic: TopicArgument) -> None:
     """Hold the delayed messages of a topic that fall due on the timeline until it is resumed, also over restarts.
 
@@ -204,7 +204,7 @@ def pause(session: Session, *, topic: TopicArgument) -> None:
 
 
 @app.command()
-@with_session
+@with_reason
 def resume(session: Session, *, topic: TopicArgument) -> None:
     """Let the held messages of a topic go on, oldest first: 100 in the first second, then twice as many each second.
 
@@ -216,7 +216,7 @@ def resume(session: Session, *, topic: TopicArgument) -> None:
 
 
 @app.command()
-@with_session
+@with_reason
 def rm(
     session: Session,
     *,

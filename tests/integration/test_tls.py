@@ -7,15 +7,13 @@ import socket
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from structlog.testing import capture_logs
+from support.certificates import Signed, signed
 from support.daemon import Daemon, run_command, run_to_end
 from support.wire_client import WireClient, a_message
 
@@ -23,14 +21,6 @@ from broker_adapter.clock import ManualClock, SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.sidecar import tls
 from dmq.sidecar.tls import CertificateError, Certificates, self_signed
-
-
-class Signed(NamedTuple):
-    """A certificate, and what signs with it."""
-
-    certificate: Path
-    key: Path
-    pair: tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
 
 
 def serial_of(port: int) -> int:
@@ -118,31 +108,6 @@ def test_a_certificate_that_expires_is_told_of(tmp_path: Path) -> None:
     with capture_logs() as said:
         Certificates(certificate, key, SystemClock()).context()
     assert (said[0]["event"], said[0]["days"]) == ("certificate_expires", 9)
-
-
-def signed(folder: Path, name: str, by: tuple[x509.Certificate, ec.EllipticCurvePrivateKey] | None = None) -> Signed:
-    """A certificate of ``name`` in ``folder``: an authority, or signed by one, as whoever asks for it would make it."""
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(by[0].subject if by else subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=by is None, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(by[1] if by else key, hashes.SHA256())
-    )
-    secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    paths = folder / f"{name}.pem", folder / f"{name}.key"
-    paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    paths[1].write_bytes(secret)
-    return Signed(*paths, (made, key))
 
 
 def test_clients_must_show_a_certificate(tmp_path: Path) -> None:

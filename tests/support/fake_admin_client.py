@@ -19,6 +19,7 @@ from broker_adapter.wire.pool import Method
 from dmq.admin import client
 from dmq.admin.service import handlers, refusal_of
 from dmq.cli.app import app
+from dmq.contexts import ClientTls
 
 _Response = TypeVar("_Response", bound=Message)
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
@@ -36,8 +37,16 @@ class FakeClient(client.AdminClient):
     deadlines: ClassVar[list[tuple[str, float]]]  # in seconds, of each call
     failure: ClassVar[Exception | None]
 
-    def __init__(self, address: str, *, timeout_s: float, signer: Signer | None = None) -> None:
-        self._address, self._timeout_s = address, timeout_s
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout_s: float,
+        signer: Signer | None = None,
+        tls: ClientTls | None = None,
+        why: str = "",
+    ) -> None:
+        self._address, self._timeout_s, self._tls, self._why = address, timeout_s, tls, ()
         self.signers.append(signer)
         self.opened.append((address, timeout_s))
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from dmq.admin import admin_v1 as admin_wire
+from dmq.admin.channel import open_channel, told_of_tls
 from dmq.admin.client import AdminClient, CallRefused, DaemonUnavailable, NotFound
 from dmq.errors import DmqError
-from dmq.sidecar.client.calls import Calls
 from retry.sink import SinkError, SinkUnavailable
 
-__all__ = ["AdminClient", "CallRefused", "NotFound", "admin", "admin_wire"]
+if TYPE_CHECKING:
+    from dmq.sidecar.client.calls import Calls
+
+__all__ = ["AdminClient", "CallRefused", "NotFound", "admin", "admin_wire", "open_channel", "told_of_tls"]
 
 
 @contextmanager
@@ -21,7 +25,7 @@ def admin(calls: Calls) -> Iterator[AdminClient]:
     A new one each time: one that failed would wait long before it connects again.
     """
     try:
-        with AdminClient(calls.address, timeout_s=calls.timeout_s, signer=calls.signer) as client:
+        with AdminClient(calls.address, timeout_s=calls.timeout_s, signer=calls.signer, tls=calls.tls) as client:
             yield client
     except DaemonUnavailable as error:
         raise SinkUnavailable(str(error)) from error

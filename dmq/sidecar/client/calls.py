@@ -21,6 +21,8 @@ from google.protobuf.message import Message
 from broker_adapter.limits import REQUEST_BYTES_MAX
 from broker_adapter.signature import Signer
 from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.contexts import ClientTls
+from dmq.sidecar.client.admin import open_channel, told_of_tls
 from retry.sink import SinkError, SinkFull, SinkUnavailable
 
 log = structlog.get_logger("dmq.sidecar.client")
@@ -45,11 +47,14 @@ class HoldLost(SinkError):
 class Calls:
     """One connection. ``told`` functions run one after the other in a thread of their own, and must not wait."""
 
-    def __init__(self, address: str, *, timeout_s: float, signer: Signer | None = None) -> None:
+    def __init__(
+        self, address: str, *, timeout_s: float, signer: Signer | None = None, tls: ClientTls | None = None
+    ) -> None:
         self.address = address
+        self.tls = tls
         self.timeout_s = timeout_s
         self.signer = signer
-        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self._channel = open_channel(address, tls, _OPTIONS)
         self._own_metadata = (
             ("x-mq-client-id", f"{socket.gethostname()}@{os.getpid()}@redelivery-{secrets.token_hex(4)}"),
             ("x-mq-language", "PYTHON"),
@@ -182,7 +187,9 @@ class Calls:
             code, details = error.code(), " ".join((error.details() or "").split())
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 return SinkUnavailable(f"no answer from the daemon at {self.address} in time")
-            return SinkUnavailable(f"the daemon at {self.address} is unavailable: {details} ({code.name.lower()})")
+            told = told_of_tls(self.address, self.tls, details) if code is grpc.StatusCode.UNAVAILABLE else ""
+            said = f"the daemon at {self.address} is unavailable: {details} ({code.name.lower()})"
+            return SinkUnavailable(told or said)
         return SinkUnavailable(f"the call to {self.address} was given up: {type(error).__name__} {error}")
 
 

@@ -23,6 +23,7 @@ from broker_adapter.signature import Signer
 from broker_adapter.topics import check_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_duration
+from dmq.contexts import ClientTls, target_of
 from dmq.sidecar.client.calls import Calls, HoldLost, check
 from dmq.sidecar.client.dead import DeadSet
 from dmq.sidecar.client.entries import GROUP, Facts, decode, encode, topic_of
@@ -83,18 +84,39 @@ class SidecarClient:
         clock: Clock | None = None,
         access_key: str = "",
         secret_key: str = "",
+        tls: ClientTls | None = None,
     ) -> None:
-        """``access_key`` and ``secret_key`` are for daemons that want them."""
+        """``access_key`` and ``secret_key`` are for daemons that want them; without ``tls`` nothing is encrypted.
+
+        ``dmq.contexts.ContextError`` if a file of ``tls`` cannot be used.
+        """
         self.address = address
         self._clock = clock or SystemClock()
         self._pid = os.getpid()
         signer = Signer(access_key, secret_key, self._clock) if access_key else None
-        self._calls = Calls(address, timeout_s=timeout_s, signer=signer)
+        self._calls = Calls(address, timeout_s=timeout_s, signer=signer, tls=tls)
         self._holds = Holds(self._calls, self._clock)
         self._dead = DeadSet(self._clock, self._calls)
         self._setup = Setup(self._calls, timeout_s)
         self._batches: dict[str, int] = {}  # by topic: how many to ask for at once
         self._is_closed = False
+
+    @classmethod
+    def from_context(cls, name: str = "", *, timeout_s: float = TIMEOUT_S, clock: Clock | None = None) -> Self:
+        """Return a client of the daemon to which a context leads, one that ``dmq context add`` made.
+
+        Without a name that is the one of ``DMQ_CONTEXT``, or else the current one. Of the environment nothing else
+        counts. ``dmq.contexts.ContextError`` if there is none, or it names what cannot be used.
+        """
+        target = target_of(name)
+        return cls(
+            target.address,
+            timeout_s=timeout_s,
+            clock=clock,
+            access_key=target.access_key,
+            secret_key=target.secret,
+            tls=target.tls,
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,81 @@
+"""A gRPC channel to a daemon, with TLS or without, and why there is none in words that say what to do."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc
+
+from dmq.contexts import ClientTls, ContextError
+
+
+def open_channel(address: str, tls: ClientTls | None, options: Sequence[tuple[str, object]]) -> grpc.Channel:
+    """Return a channel, which connects at its first call; ``ContextError`` if a file of ``tls`` cannot be used."""
+    if tls is None:
+        return grpc.insecure_channel(address, options=options)
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=_read(tls.ca, "the authority's certificate"),
+        private_key=_read(tls.key, "the key of the client certificate"),
+        certificate_chain=_read(tls.certificate, "the client certificate"),
+    )
+    _check(tls)
+    if tls.server_name:
+        options = (*options, ("grpc.ssl_target_name_override", tls.server_name))
+    return grpc.secure_channel(address, credentials, options=options)
+
+
+def told_of_tls(address: str, tls: ClientTls | None, details: str) -> str:
+    """Return what went wrong with TLS, from what gRPC says of a call that failed; empty if it was something else."""
+    if tls is None:
+        if "Connection reset" in details or "Socket closed" in details:
+            return f"{address} ended the connection at once: if it speaks TLS only, say whom to trust with --tls-ca"
+        return ""
+    trusted = f"the authority {tls.ca}" if tls.ca else "an authority that this host knows"
+    shown = f"the certificate of {address}"
+    if "certificate has expired" in details:
+        return f"{shown} has expired: the daemon needs a new one (it reads its files again by itself)"
+    if "certificate is not yet valid" in details:
+        return f"{shown} is not valid yet: are the clocks of both hosts right?"
+    if "CERTIFICATE_VERIFY_FAILED" in details:
+        return f"{shown} is not signed by {trusted}: name the one that signed it with --tls-ca"
+    if "Hostname Verification" in details:
+        name = tls.server_name or address.rpartition(":")[0]
+        return f"{shown} is not for {name!r}: name one that it is for with --tls-server-name"
+    if "WRONG_VERSION_NUMBER" in details:
+        return f"{address} speaks no TLS: leave the options of TLS out (or is it another port?)"
+    if "handshake" in details or "Unwrap failed" in details or "Connection reset" in details:
+        if tls.certificate is None:
+            return f"{address} ended the TLS connection: it wants a client certificate, --tls-cert with --tls-key"
+        return (
+            f"{address} refuses the client certificate {tls.certificate}: it has expired, or the daemon's tls_client_ca"
+            " did not sign it"
+        )
+    return ""
+
+
+def _read(path: Path | None, what: str) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ContextError(f"{what} {path} cannot be read: {error.strerror}") from error
+
+
+def _check(tls: ClientTls) -> None:
+    """Refuse what gRPC would only call a failure to connect."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if tls.ca is not None:
+            context.load_verify_locations(cafile=tls.ca)
+    except (OSError, ssl.SSLError):
+        raise ContextError(f"the authority's certificate {tls.ca} cannot be used: a PEM file is expected") from None
+    try:
+        if tls.certificate is not None:
+            context.load_cert_chain(tls.certificate, tls.key, password="")
+    except (OSError, ssl.SSLError, ValueError) as error:
+        why = getattr(error, "reason", None) or "two PEM files are expected, the key without a password"
+        files = f"the client certificate {tls.certificate} with the key {tls.key}"
+        raise ContextError(f"{files} cannot be used: {why}") from None

@@ -1,0 +1,323 @@
+"""Where a daemon is and how to speak to it, by a name: the file of contexts, and what of it counts for one command.
+
+    {"version": 1, "current": "prod", "contexts": {"prod": {"address": "dmq.example:8081", "tls_ca": "...", ...}}}
+
+It lies in the user's configuration folder, ``$XDG_CONFIG_HOME/dmq/contexts.json`` (``~/.config`` without the
+variable), and may hold secrets, so nobody but its owner may read it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from dmq.errors import DmqError
+from dmq.units import parse_address
+
+ADDRESS_DEFAULT: Final = "127.0.0.1:8081"
+CONTEXT_VARIABLE: Final = "DMQ_CONTEXT"
+_VERSION: Final = 1
+_BYTES_MAX: Final = 1024 * 1024
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_PATHS: Final = ("tls_ca", "tls_cert", "tls_key", "secret_file")
+_WORDS: Final = ("address", "tls_server_name", "access_key", "secret")
+
+
+class ContextError(DmqError):
+    """The file of contexts, or what a context names, cannot be used; the text says why and never holds a secret."""
+
+
+class ContextUnknown(ContextError):
+    """There is no context of this name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTls:
+    """How a client speaks TLS: whom it trusts (``None``: the authorities that gRPC knows), and who it is."""
+
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    server_name: str = ""  # the name in the daemon's certificate, where it is not that of the address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What is said of a daemon; empty or ``None``: nothing. Secrets are in no ``repr``."""
+
+    address: str = ""
+    tls: bool | None = None
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_server_name: str = ""
+    access_key: str = ""
+    secret: str = field(default="", repr=False)
+    secret_file: Path | None = None
+
+    def shown(self) -> dict[str, str]:
+        """Return what is said, by name, without the secret."""
+        said = {each.name: getattr(self, each.name) for each in fields(self)}
+        said["secret"] = "stored" if self.secret else ""
+        return {name: _written(value) for name, value in said.items() if value not in {None, ""}}
+
+
+class Target(NamedTuple):
+    """A daemon, and how to speak to it."""
+
+    address: str = ADDRESS_DEFAULT
+    tls: ClientTls | None = None
+    access_key: str = ""
+    secret: str = ""
+
+
+class Said(NamedTuple):
+    """What one source says, and what that source is called: ``option``, ``environment`` or ``context prod``."""
+
+    source: str
+    what: Context
+
+
+class Chosen(NamedTuple):
+    """What counts, taken together from its sources, and where each part of it is from."""
+
+    what: Context
+    sources: Mapping[str, str]
+
+    def target(self) -> Target:
+        """Return what to connect to; ``ContextError`` if a secret is missing or cannot be read."""
+        what = self.what
+        tls_is_meant = any((what.tls_ca, what.tls_cert, what.tls_key, what.tls_server_name))
+        if what.tls is False or not (what.tls or tls_is_meant):
+            tls = None
+        else:
+            if (what.tls_cert is None) != (what.tls_key is None):
+                raise ContextError("a client certificate and its key go together: --tls-cert and --tls-key")
+            tls = ClientTls(
+                ca=what.tls_ca, certificate=what.tls_cert, key=what.tls_key, server_name=what.tls_server_name
+            )
+        secret = _secret_of(what) if what.access_key else ""
+        return Target(what.address or ADDRESS_DEFAULT, tls, what.access_key, secret)
+
+
+def choose(*said: Said) -> Chosen:
+    """Take each thing from the first source that says it.
+
+    What belongs together is taken together: a client certificate with its key, an access key with its secret. A secret
+    counts with the access key of its own source, and else the first whose source names no key.
+    """
+    made: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for names in (
+        ("address",),
+        ("tls", "tls_ca"),
+        ("tls_cert", "tls_key"),
+        ("tls_server_name",),
+        ("access_key",),
+    ):
+        for source, what in said:
+            found = {name: getattr(what, name) for name in names if getattr(what, name) not in {None, ""}}
+            if found:
+                made |= found
+                sources |= dict.fromkeys(found, source)
+                break
+    for source, what in _by_secret(said, made.get("access_key", "")):
+        if what.secret_file is not None or what.secret:
+            name = "secret" if what.secret_file is None else "secret_file"
+            made[name], sources[name] = getattr(what, name), source
+            break
+    return Chosen(Context(**made), sources)
+
+
+def _by_secret(said: tuple[Said, ...], access_key: str) -> list[Said]:
+    """Order sources by whose secret is meant: those with this access key, then those that name none."""
+    if not access_key:
+        return []
+    own = [each for each in said if each.what.access_key == access_key]
+    return own + [each for each in said if not each.what.access_key]
+
+
+def _secret_of(what: Context) -> str:
+    if what.secret_file is not None:
+        try:
+            secret = what.secret_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is not in UTF-8"
+            raise ContextError(f"the file of the secret {what.secret_file} cannot be read: {why}") from error
+        if not secret:
+            raise ContextError(f"the file of the secret {what.secret_file} is empty")
+        return secret
+    if not what.secret:
+        text = f"there is no secret for access key {what.access_key}: set DMQ_SECRET_KEY, or name a --secret-file"
+        raise ContextError(text)
+    return what.secret
+
+
+def target_of(name: str = "") -> Target:
+    """Return where the context ``name`` leads; without a name the one of ``DMQ_CONTEXT``, or the current one."""
+    contexts = load()
+    name = name or os.environ.get(CONTEXT_VARIABLE, "") or contexts.current
+    if not name:
+        raise ContextError("no context is chosen: name one, set DMQ_CONTEXT, or run 'dmq context use NAME'")
+    return choose(Said(f"context {name}", contexts.get(name))).target()
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contexts:
+    """What the file holds. ``current`` may name one that is gone."""
+
+    current: str = ""
+    by_name: Mapping[str, Context] = field(default_factory=dict)
+
+    def get(self, name: str) -> Context:
+        """Return a context; raises ``ContextUnknown``."""
+        found = self.by_name.get(name)
+        if found is None:
+            known = ", ".join(sorted(self.by_name)) or "none"
+            raise ContextUnknown(f"there is no context {name!r} in {path_of_file()}; known: {known}")
+        return found
+
+    def holding(self, name: str, context: Context) -> Contexts:
+        """Return these with one more, or another one, of this name; the first becomes the current one."""
+        return replace(self, by_name={**self.by_name, name: context}, current=self.current or name)
+
+    def without(self, name: str) -> Contexts:
+        """Return these without one; raises ``ContextUnknown``."""
+        self.get(name)
+        left = {each: context for each, context in self.by_name.items() if each != name}
+        return replace(self, by_name=left, current="" if self.current == name else self.current)
+
+
+def check_name(name: str) -> str:
+    """Return ``name``; ``ValueError`` if no context can be called that."""
+    if not _NAME.fullmatch(name):
+        raise ValueError("1 to 64 letters, digits and any of . _ - are expected")
+    return name
+
+
+def path_of_file() -> Path:
+    """Return where the file of contexts is, or would be."""
+    folder = os.environ.get("XDG_CONFIG_HOME", "")
+    base = folder if folder.startswith("/") else os.path.expanduser("~/.config")  # noqa: PTH111 - without a home no error
+    return Path(base, "dmq", "contexts.json")
+
+
+def load(*, to_change: bool = False) -> Contexts:
+    """Read the file; without one there are no contexts. Raises ``ContextError``.
+
+    One that lies where this user may not look is none of his, unless he wants ``to_change`` it.
+    """
+    path = path_of_file()
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise ContextError(f"{path} may hold secrets and is open to others (mode {mode:04o}): chmod 600 {path}")
+            content = file.read(_BYTES_MAX + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return Contexts()
+    except OSError as error:
+        if isinstance(error, PermissionError) and not to_change:
+            return Contexts()
+        raise ContextError(f"the file of contexts {path} cannot be read: {error.strerror}") from error
+    if len(content) > _BYTES_MAX:
+        raise ContextError(f"the file of contexts {path} is larger than {_BYTES_MAX} bytes")
+    try:
+        return _parse(json.loads(content))
+    except (ValueError, RecursionError) as error:
+        what = "no JSON" if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)) else str(error)
+        raise ContextError(f"the file of contexts {path} cannot be used: {what}") from None
+
+
+@contextmanager
+def changing() -> Iterator[list[Contexts]]:
+    """Give the contexts as the one item of a list; what that item is at the end is kept, durably, or nothing is."""
+    path = path_of_file()
+    if not path.is_absolute():
+        raise ContextError("this user has no home: say where contexts are to be kept with XDG_CONFIG_HOME")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(path.parent / ".contexts.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ContextError(f"the folder {path.parent} cannot be written: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        held = [load(to_change=True)]
+        yield held
+        _write(path, held[0])
+    finally:
+        os.close(lock)
+
+
+def _write(path: Path, contexts: Contexts) -> None:
+    document = {
+        "version": _VERSION,
+        "current": contexts.current,
+        "contexts": {name: _plain(each) for name, each in sorted(contexts.by_name.items())},
+    }
+    part = path.with_name(f".{path.name}.tmp")  # nobody else writes it: the caller holds the lock
+    try:
+        part.unlink(missing_ok=True)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(document, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise ContextError(f"the file of contexts {path} cannot be written: {error.strerror}") from error
+
+
+def _plain(context: Context) -> dict[str, object]:
+    values = {each.name: getattr(context, each.name) for each in fields(context)}
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in values.items()
+        if value not in {None, ""}
+    }
+
+
+def _parse(document: object) -> Contexts:
+    if not isinstance(document, dict) or document.get("version") != _VERSION:
+        raise ValueError(f"a JSON object with version {_VERSION} is expected; a newer dmq may have written it")
+    tables, current = document.get("contexts", {}), document.get("current", "")
+    if not isinstance(tables, dict) or not isinstance(current, str):
+        raise ValueError("contexts: an object is expected, and current: a name")
+    return Contexts(current=current, by_name={name: _context(name, table) for name, table in tables.items()})
+
+
+def _context(name: str, table: object) -> Context:
+    if not _NAME.fullmatch(name) or not isinstance(table, dict):
+        raise ValueError(f"context {name[:64]!r}: a name of letters and digits and an object are expected")
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key == "tls" and isinstance(value, bool):
+            values[key] = value
+        elif key in _PATHS and isinstance(value, str):
+            values[key] = Path(value)
+        elif key in _WORDS and isinstance(value, str):
+            values[key] = value
+        else:
+            raise ValueError(f"context {name!r}: {str(key)[:64]!r} is unknown, or not what is expected there")
+    if values.get("address"):
+        try:
+            parse_address(values["address"])
+        except ValueError as error:
+            raise ValueError(f"context {name!r}: address: {error}") from None
+    return Context(**values)
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
