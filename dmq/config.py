@@ -35,6 +35,7 @@ from dmq.units import (
     TopicPatterns,
     format_delay_levels,
     format_duration,
+    is_loopback,
     parse_address,
     parse_delay_levels,
     parse_duration,
@@ -212,6 +213,7 @@ class DaemonConfig(BaseSettings):
     tls_key: _OptionalPath = None  # None: in the file of the certificate
     tls_client_ca: _OptionalPath = None  # who signs the certificates that clients must show
     acl: _Acl = None  # a file of access keys
+    insecure: bool = False  # may listen beyond this host without access keys and TLS
     broker_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,127}$")] = "rock-dmq"
 
     # -- what is promised
@@ -408,6 +410,23 @@ class DaemonConfig(BaseSettings):
             raise ValueError(f"backup_dir {self.backup_dir} lies in the data directory: a backup needs another place")
         if self.backup_zone != "UTC" and self.backup_at is None:
             raise ValueError("backup_zone is the time zone of backup_at, which is not given")
+        return self
+
+    @model_validator(mode="after")
+    def _check_listen(self) -> DaemonConfig:
+        """Refuse to serve other hosts without knowing who calls, or so that others can read along, by accident."""
+        if self.insecure or is_loopback(self.listen.host):
+            return self
+        missing = []
+        if self.acl is None and self.tls_client_ca is None:
+            missing.append("access keys (acl; 'dmq acl new' makes one)")
+        if self.tls_certificate == "off" or self.transport == "grpcio":
+            missing.append("TLS (tls_certificate, and the transport http2)")
+        if missing:
+            raise ValueError(
+                f"listen = {self.listen} serves other hosts without {' and '.join(missing)}: set that up, listen on "
+                "127.0.0.1, or say insecure = true (DMQ_INSECURE=true, --insecure) where the network is to be trusted"
+            )
         return self
 
     @property

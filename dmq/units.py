@@ -6,6 +6,7 @@ Everything here is a pure function between text and numbers whose unit stands in
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -157,6 +158,16 @@ def parse_address(text: str) -> Address:
     if not readable or not _DIGITS.fullmatch(port) or len(port) > 5 or int(port) > 65535:
         raise ValueError("host:port is expected, such as 127.0.0.1:8081 or [::1]:8081")
     return Address(host, int(port))
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this host reaches what listens on ``host``; a name counts as no, but for ``localhost``."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class TopicPatterns(NamedTuple):

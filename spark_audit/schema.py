@@ -145,6 +145,7 @@ OF_CELL = (
     "TAIL_LOST",
     "CLOCK_CHANGED",
     "CLOCK_ACCEPTED",
+    "OPERATED",
 )
 # Few in number, and needed as rows: read in one go, whatever else is asked.
 READS = ("SUBSCRIBED", "RESET", "TOPIC_REMOVED")  # who reads what, from where on

@@ -7,6 +7,11 @@ secret = "..."
 topics = { "orders-*" = "PUB|SUB", "prices" = "SUB" }
 groups = { "shop-*" = "SUB" }
 
+[keys.dashboard]
+secret = "..."
+role = "viewer"                     # or "operator", or "admin", which is `admin = true`
+bodies = true                       # optional: with message bodies
+
 [keys.operator]
 secret = "..."
 admin = true
@@ -26,7 +31,7 @@ from typing import Any, Final
 import structlog
 
 from broker_adapter.clock import Clock
-from dmq.acl.rules import ACTIONS, GROUP, TOPIC, AccessKey, Rule
+from dmq.acl.rules import ACTIONS, ADMIN, ADMINISTRATOR, GROUP, OPERATE, OPERATOR, ROLES, TOPIC, AccessKey, Rule
 from dmq.errors import DmqError
 from dmq.units import parse_duration
 
@@ -146,17 +151,41 @@ def _access_key(name: str, table: object) -> AccessKey:
         raise ValueError(f"{where}: an access key is 1 to 128 visible ASCII characters but , and /")
     if not isinstance(table, dict):
         raise ValueError(f"{where}: a table is expected")
-    _check_names(table, {"secret", "admin", "topics", "groups"}, where)
+    _check_names(table, {"secret", "admin", "role", "bodies", "topics", "groups"}, where)
     secret, is_admin = table.get("secret"), table.get("admin", False)
     if not isinstance(secret, str) or not 1 <= len(secret) <= _SECRET_CHARS_MAX:
         raise ValueError(f"{where}: secret: a string of 1 to {_SECRET_CHARS_MAX} characters is expected")
     if not isinstance(is_admin, bool):
         raise ValueError(f"{where}: admin: true or false is expected")
-    rules = (*_rules(where, TOPIC, table.get("topics", {})), *_rules(where, GROUP, table.get("groups", {})))
-    return AccessKey(name=name, secret=secret.encode(), is_admin=is_admin, rules=rules)
+    role, with_bodies = _role(where, table, is_admin=is_admin)
+    given = [(kind, table.get(f"{kind}s", {})) for kind in (TOPIC, GROUP)]
+    rules = tuple(rule for kind, each in given for rule in _rules(where, kind, each, is_operator=role == OPERATOR))
+    if role == OPERATOR and not any(OPERATE in rule.actions for rule in rules):
+        raise ValueError(f"{where}: an operator looks after topics or groups: give it ADMIN on some")
+    return AccessKey(
+        name=name,
+        secret=secret.encode(),
+        is_admin=is_admin or role == ADMINISTRATOR,
+        rules=rules,
+        role=role,
+        with_bodies=with_bodies,
+    )
 
 
-def _rules(where: str, kind: str, table: object) -> list[Rule]:
+def _role(where: str, table: Mapping[str, Any], *, is_admin: bool) -> tuple[str, bool]:
+    role, with_bodies = table.get("role", ADMINISTRATOR if is_admin else ""), table.get("bodies", False)
+    if "role" in table and role not in ROLES:
+        raise ValueError(f"{where}: role: {', '.join(ROLES)} are the roles")
+    if "admin" in table and "role" in table and is_admin != (role == ADMINISTRATOR):
+        raise ValueError(f"{where}: admin and role contradict each other: leave admin out")
+    if not isinstance(with_bodies, bool):
+        raise ValueError(f"{where}: bodies: true or false is expected")
+    if "bodies" in table and role in {"", ADMINISTRATOR}:
+        raise ValueError(f"{where}: bodies goes with role = viewer or operator")
+    return role, with_bodies
+
+
+def _rules(where: str, kind: str, table: object, *, is_operator: bool) -> list[Rule]:
     if not isinstance(table, dict):
         raise ValueError(f'{where}: {kind}s: a table such as {{ "orders-*" = "SUB" }} is expected')
     rules = []
@@ -167,7 +196,11 @@ def _rules(where: str, kind: str, table: object) -> list[Rule]:
         actions = frozenset(value.split("|")) if isinstance(value, str) else frozenset()
         if not actions or not actions <= ACTIONS[kind]:
             known = sorted(ACTIONS[kind])
-            raise ValueError(f"{here}: {known[0]}, {known[1]} or {'|'.join(known)} is expected")
+            raise ValueError(f"{here}: {', '.join(known)} or several, such as {'|'.join(known[:2])}, are expected")
+        if ADMIN in actions and is_operator:
+            actions |= {OPERATE}
+        elif ADMIN in actions and kind == TOPIC:
+            raise ValueError(f'{here}: ADMIN on a topic takes role = "operator"')
         rules.append(Rule(kind, pattern, actions))
     return rules
 

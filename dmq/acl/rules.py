@@ -17,27 +17,42 @@ TOPIC: Final = "topic"
 GROUP: Final = "group"
 PUB: Final = "PUB"  # send to a topic, end transactions, recall
 SUB: Final = "SUB"  # consume a topic; consume as a group
-ADMIN: Final = "ADMIN"  # look after a group: its policy, retries, dead letters
+ADMIN: Final = "ADMIN"  # look after a group: its policy, retries, dead letters; of an operator also after a topic
+OPERATE: Final = "OPERATE"  # what ADMIN means beside that in the hand of an operator; in no file
 
-ACTIONS: Mapping[str, frozenset[str]] = {TOPIC: frozenset({PUB, SUB}), GROUP: frozenset({SUB, ADMIN})}
+ACTIONS: Mapping[str, frozenset[str]] = {TOPIC: frozenset({PUB, SUB, ADMIN}), GROUP: frozenset({SUB, ADMIN})}
+
+# Roles. Each may do what the ones before it may; what a key has beside its role are its rules.
+VIEWER: Final = "viewer"  # look at everything but message bodies
+OPERATOR: Final = "operator"  # and change the topics and groups that its rules give it with ADMIN
+ADMINISTRATOR: Final = "admin"  # everything
+ROLES: Final = (VIEWER, OPERATOR, ADMINISTRATOR)
+BODIES: Final = "bodies"  # a viewer, or an operator, that may look at message bodies
+_ROLE_WORDS: Final = {VIEWER: "the role viewer", BODIES: "the role viewer with bodies = true"}
 ANY: Final = "*"  # no topic or group has this name
 NAME_CHARS_MAX: Final = max(DERIVED_NAME_CHARS_MAX, GROUP_CHARS_MAX, TOPIC_CHARS_MAX)
 
 
 class Need(NamedTuple):
-    """What a call takes: one of ``actions``, separated by ``|``, on a topic or group. Without a kind: an admin key."""
+    """What a call takes: one of ``actions``, separated by ``|``, on a topic or group, or a role, or an admin key.
+
+    Without a kind no rule is enough.
+    """
 
     actions: str
     kind: str = ""
     name: str = ""
+    role: str = ADMINISTRATOR  # VIEWER or BODIES: whose keys need no rule
 
     def __str__(self) -> str:
+        role = _ROLE_WORDS.get(self.role, "")
         if not self.kind:
-            return "an admin key"
-        what = self.actions.replace("|", " or ")
-        if self.name == ANY:
-            return f"{what} on any {self.kind}"
-        return f"{what} on {self.kind} {self.name[:NAME_CHARS_MAX]!r}"
+            return role or "an admin key"
+        what = " or ".join(ADMIN if action == OPERATE else action for action in self.actions.split("|"))
+        if OPERATE in self.actions:
+            what += ", as an operator,"
+        where = f"any {self.kind}" if self.name == ANY else f"{self.kind} {self.name[:NAME_CHARS_MAX]!r}"
+        return f"{what} on {where}" + (f", or {role}" if role else "")
 
 
 ADMIN_KEY: Final = Need(ADMIN)
@@ -59,8 +74,13 @@ class Rule:
             and matches(self.pattern, need.name)
         )
 
+    @property
+    def written(self) -> list[str]:
+        """The actions, as the file has them."""
+        return sorted(self.actions - {OPERATE})
+
     def __str__(self) -> str:
-        return f"{self.kind} {self.pattern} = {'|'.join(sorted(self.actions))}"
+        return f"{self.kind} {self.pattern} = {'|'.join(self.written)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,6 +91,14 @@ class AccessKey:
     secret: bytes = field(repr=False)
     is_admin: bool = False
     rules: tuple[Rule, ...] = ()
+    role: str = ""  # empty: none
+    with_bodies: bool = False
+
+    def has(self, role: str) -> bool:
+        """Say whether the key needs no rule for what takes ``role``."""
+        if self.is_admin or role == ADMINISTRATOR:
+            return self.is_admin
+        return self.role in {VIEWER, OPERATOR} and (role == VIEWER or self.with_bodies)
 
     def rule_for(self, need: Need) -> Rule | None:
         """Return the first rule that allows ``need``."""
@@ -81,6 +109,8 @@ class AccessKey:
         if self.is_admin:
             return None
         for need in needs:
+            if self.has(need.role):
+                continue
             wanted = need.actions.split("|")
             if not any(rule.kind == need.kind and not rule.actions.isdisjoint(wanted) for rule in self.rules):
                 return need
@@ -88,7 +118,7 @@ class AccessKey:
 
     def may(self, need: Need) -> bool:
         """Say whether the key is enough for ``need``."""
-        return self.is_admin or self.rule_for(need) is not None
+        return self.has(need.role) or self.rule_for(need) is not None
 
 
 def matches(pattern: str, name: str) -> bool:

@@ -1,61 +1,181 @@
-"""The admin service behind access keys: an admin key may call everything, another one what its rules allow."""
+"""What each call of operators takes: one table of all of them, by which a key looks, changes, or is refused.
+
+An admin key may call everything. A viewer may look at everything, at message bodies with ``bodies = true``; so may an
+operator, who also changes the topics and groups that its rules give it. Any other key looks at the topics that it may
+send to or consume, and looks after the groups that it has ``ADMIN`` on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Final
-
-from google.protobuf.message import Message
+from typing import Any, Final, NamedTuple
 
 from dmq.acl.gate import Entrance
-from dmq.acl.guard import Guard
-from dmq.acl.rules import ADMIN, ADMIN_KEY, ANY, GROUP, PUB, TOPIC, AccessKey, Need
-from dmq.acl.signature import Header
+from dmq.acl.rules import ADMIN, ADMIN_KEY, ANY, BODIES, GROUP, OPERATE, PUB, SUB, TOPIC, VIEWER, AccessKey, Need
 from dmq.admin import admin_v1 as wire
 
 _REQUEST_MAX: Mapping[str, int] = MappingProxyType({"ReplayMessages": 16 * 1024 * 1024, "AddSchedule": 8 * 1024 * 1024})
 _REQUEST_MAX_OTHERS: Final = 4 * 1024 * 1024  # filters and pages: they carry no message
 
-Admit = Callable[[Header, Message], object]
+_ANY_OF_TOPIC: Final = f"{PUB}|{SUB}|{ADMIN}"
+_VIEW: Final = Need("", role=VIEWER)
 
 
-def _of_group(request: Any) -> Iterable[Need]:  # noqa: ANN401 - requests of several RPCs
+class Access(NamedTuple):
+    """What a call takes, and whether it changes anything; a call that does is recorded.
+
+    ``at_all`` is what a key must have some rule for whatever the request names, ``needs`` what it takes by the request.
+    Where that is found by what the request names (``of_schedule``, ``of_job``), ``needs_of`` says what it takes there.
+    """
+
+    needs: Callable[[Any], Iterable[Need]]
+    at_all: Need = ADMIN_KEY
+    changes: Callable[[Any], bool] = lambda _: False
+    of_schedule: Callable[[str, Any], Need] | None = None  # by the topic of the schedule
+    of_job: Callable[[str, Any], Need] | None = None  # by the group of the job
+
+
+def _changes(_: object) -> bool:
+    return True
+
+
+def _unless_dry(request: Any) -> bool:  # noqa: ANN401 - requests of several RPCs, here and below
+    return not request.is_dry_run
+
+
+def _look_at(topic: str) -> Need:
+    return Need(_ANY_OF_TOPIC, TOPIC, topic, VIEWER)
+
+
+def _body_of(topic: str) -> Need:
+    return Need(SUB, TOPIC, topic, BODIES)
+
+
+def _look_at_topic(request: Any) -> Iterable[Need]:  # noqa: ANN401
+    return (_body_of(request.topic),) if getattr(request, "with_body", False) else (_look_at(request.topic),)
+
+
+def _look_at_topic_or_all(request: Any) -> Iterable[Need]:  # noqa: ANN401
+    return (_look_at(request.topic),) if request.topic else (_VIEW,)
+
+
+def _look_at_group(request: Any) -> Iterable[Need]:  # noqa: ANN401
+    role = BODIES if getattr(request, "with_body", False) else VIEWER
+    return (Need(ADMIN, GROUP, request.group, role),)
+
+
+def _look_at_jobs(request: wire.ListJobsRequest) -> Iterable[Need]:
+    return _look_at_group(request) if request.group else (_VIEW,)
+
+
+def _look_after_group(request: Any) -> Iterable[Need]:  # noqa: ANN401
     return (Need(ADMIN, GROUP, request.group),)
 
 
-def _of_topic(request: Any) -> Iterable[Need]:  # noqa: ANN401 - as above
-    """Who may send to a topic may take back what was sent, and say when it comes."""
-    return (Need(PUB, TOPIC, request.topic),)
-
-
-def _of_job(request: wire.StartJobRequest) -> Iterable[Need]:
-    """A redrive goes back to its group; sent to another topic, it is a send. Other groups are for operators."""
+def _start_job(request: wire.StartJobRequest) -> Iterable[Need]:
+    """A redrive goes back to its group; sent to another topic, it is a send. Other groups are for admins."""
     if request.all_groups:
-        return (ADMIN_KEY,)
-    needs = _of_group(request)
-    return (*needs, Need(PUB, TOPIC, request.to_topic)) if request.to_topic else needs
+        return (_VIEW if request.is_dry_run else ADMIN_KEY,)
+    needs = (Need(ADMIN, GROUP, request.group, VIEWER) if request.is_dry_run else Need(ADMIN, GROUP, request.group),)
+    return (*needs, Need(PUB, TOPIC, request.to_topic)) if request.to_topic and not request.is_dry_run else needs
 
 
-def _of_jobs(request: wire.ListJobsRequest) -> Iterable[Need]:
-    return _of_group(request) if request.group else (ADMIN_KEY,)
+def _change_messages(request: wire.ChangeMessagesRequest) -> Iterable[Need]:
+    """Who may send to a topic may take back what was sent, and say when it comes."""
+    return (Need(f"{PUB}|{OPERATE}", TOPIC, request.topic),)
 
 
-# Those that can be about one group, or one topic. Every other RPC takes an admin key.
-NEEDS: Mapping[str, Callable[[Any], Iterable[Need]]] = MappingProxyType(
+def _operate(kind: str) -> Callable[[Any], Iterable[Need]]:
+    return lambda request: (Need(OPERATE, kind, getattr(request, kind)),)
+
+
+def _view(_: object) -> Iterable[Need]:
+    return (_VIEW,)
+
+
+def _admin(_: object) -> Iterable[Need]:
+    return (ADMIN_KEY,)
+
+
+def _nothing(_: object) -> Iterable[Need]:
+    return ()
+
+
+def _verify_ledger(request: wire.VerifyLedgerRequest) -> Iterable[Need]:
+    """To look how a comparison goes is for viewers; to begin one, which reads the whole store, is not."""
+    return (_VIEW if request.number else ADMIN_KEY,)
+
+
+_FOR_VIEWERS: Final = Access(_view, _VIEW)
+_OF_TOPIC: Final = Access(_look_at_topic, Need(_ANY_OF_TOPIC, TOPIC, ANY, VIEWER))
+_OF_TOPIC_OR_ALL: Final = Access(_look_at_topic_or_all, _OF_TOPIC.at_all)
+_OF_GROUP: Final = Access(_look_at_group, Need(ADMIN, GROUP, ANY, VIEWER))
+_AFTER_GROUP: Final = Access(_look_after_group, Need(ADMIN, GROUP, ANY), _changes)
+_ON_TOPIC: Final = Access(_operate(TOPIC), Need(OPERATE, TOPIC, ANY), _changes)
+_ON_GROUP: Final = Access(_operate(GROUP), Need(OPERATE, GROUP, ANY), _changes)
+_ON_SCHEDULE: Final = Access(
+    _nothing, _ON_TOPIC.at_all, _changes, of_schedule=lambda topic, _: Need(OPERATE, TOPIC, topic)
+)
+_FOR_ADMINS: Final = Access(_admin, ADMIN_KEY, _changes)
+
+# Every RPC. One that is missing here cannot be served, and a test fails.
+RPCS: Mapping[str, Access] = MappingProxyType(
     {
-        "GetGroup": _of_group,
-        "SetGroup": _of_group,
-        "ListRetries": _of_group,
-        "RunRetriesNow": _of_group,
-        "EndRetries": _of_group,
-        "ListDeadLetters": _of_group,
-        "StartJob": _of_job,
-        "ListJobs": _of_jobs,
-        "ChangeMessages": _of_topic,
+        "GetStatus": _FOR_VIEWERS,
+        "GetClock": _FOR_VIEWERS,
+        "ListGroups": _FOR_VIEWERS,
+        "ListClients": _FOR_VIEWERS,
+        "GetClientStack": _FOR_VIEWERS,
+        "ListQuotas": _FOR_VIEWERS,
+        "ListActivity": _FOR_VIEWERS,
+        "VerifyLedger": Access(_verify_ledger, _VIEW),
+        "ListTopics": Access(_nothing, _OF_TOPIC.at_all),  # its answer has those that the key may look at
+        "GetTopic": _OF_TOPIC,
+        "GetMessage": _OF_TOPIC,
+        "CountMessages": _OF_TOPIC,
+        "PeekMessages": _OF_TOPIC,
+        "ListMessages": _OF_TOPIC,
+        "GetLedger": _OF_TOPIC_OR_ALL,
+        "ListSchedules": _OF_TOPIC_OR_ALL,
+        "GetSchedule": Access(
+            _nothing,
+            _OF_TOPIC.at_all,
+            of_schedule=lambda topic, request: _body_of(topic) if request.with_body else _look_at(topic),
+        ),
+        "GetGroup": _OF_GROUP,
+        "ListRetries": _OF_GROUP,
+        "ListDeadLetters": _OF_GROUP,
+        "ListJobs": Access(_look_at_jobs, _OF_GROUP.at_all),
+        "SetGroup": _AFTER_GROUP,
+        "RunRetriesNow": _AFTER_GROUP,
+        "EndRetries": _AFTER_GROUP,
+        "StartJob": Access(_start_job, _OF_GROUP.at_all, _unless_dry),
+        "StopJob": Access(_nothing, _ON_GROUP.at_all, _changes, of_job=lambda group, _: Need(OPERATE, GROUP, group)),
+        "CreateGroup": _ON_GROUP,
+        "RemoveGroup": _ON_GROUP,
+        "ResetGroup": _ON_GROUP,
+        "CreateTopic": _ON_TOPIC,
+        "SetTopic": _ON_TOPIC,
+        "RemoveTopic": _ON_TOPIC,
+        "ChangeMessages": Access(_change_messages, Need(f"{PUB}|{OPERATE}", TOPIC, ANY), _changes),
+        "AddSchedule": _ON_SCHEDULE._replace(needs=lambda request: (Need(OPERATE, TOPIC, request.schedule.topic),)),
+        "PauseSchedule": _ON_SCHEDULE,
+        "ResumeSchedule": _ON_SCHEDULE,
+        "RemoveSchedule": _ON_SCHEDULE,
+        "SetQuota": _FOR_ADMINS,
+        "AcceptClock": _FOR_ADMINS,
+        "TakeSnapshot": _FOR_ADMINS,
+        "BackUpStore": _FOR_ADMINS,
+        "VerifyClientMessage": _FOR_ADMINS,
+        "ReplayMessages": _FOR_ADMINS._replace(changes=_unless_dry),
     }
 )
-OF_TOPIC: Final = frozenset({"ChangeMessages"})
+
+
+def may_look_at(key: AccessKey, topic: str) -> bool:
+    """Say whether a key may look at a topic."""
+    return key.may(_look_at(topic))
 
 
 def entrances() -> dict[str, Entrance]:
@@ -64,36 +184,14 @@ def entrances() -> dict[str, Entrance]:
         method.path: Entrance(
             rpc=rpc,
             request_max=_REQUEST_MAX.get(rpc, _REQUEST_MAX_OTHERS),
-            lacks=_lacking(rpc),
+            lacks=lacking(rpc),
             is_operators=True,
         )
         for rpc, method in wire.METHODS.items()
     }
 
 
-def _lacking(rpc: str) -> Callable[[AccessKey], Need | None]:
-    need = Need(ADMIN, GROUP, ANY) if rpc in NEEDS else ADMIN_KEY
-    if rpc in OF_TOPIC:
-        need = Need(PUB, TOPIC, ANY)
+def lacking(rpc: str) -> Callable[[AccessKey], Need | None]:
+    """Return what says which rule a key lacks for an RPC whatever the request names."""
+    need = RPCS[rpc].at_all
     return lambda key: key.lacks(need)
-
-
-def admitting(path: str, guard: Guard | None) -> Admit:
-    """Return what lets a call of the RPC at ``path`` through, or raises; without a guard it lets all through."""
-    if guard is None:
-        return _admit_all
-    rpc = path.rpartition("/")[2]
-    needs, admit = NEEDS.get(rpc, _of_operator), guard.admit
-
-    def admit_needed(header: Header, request: Message) -> None:
-        admit(rpc, header, needs(request))
-
-    return admit_needed
-
-
-def _of_operator(_: Message) -> Iterable[Need]:
-    return (ADMIN_KEY,)
-
-
-def _admit_all(_: Header, __: Message) -> None:
-    return None

@@ -1591,5 +1591,53 @@ class ChangeMessagesResponse(_message.Message):
     messages: _containers.RepeatedCompositeFieldContainer[ChangedMessage]
     def __init__(self, messages: _Optional[_Iterable[_Union[ChangedMessage, _Mapping[str, _Any]]]] = ...) -> None: ...
 
+class ListActivityRequest(_message.Message):
+    __slots__ = ("since_ms", "key", "before", "limit")
+    SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    since_ms: int
+    key: str
+    before: int
+    limit: int
+    def __init__(self, since_ms: _Optional[int] = ..., key: _Optional[str] = ..., before: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class Activity(_message.Message):
+    __slots__ = ("number", "rpc", "began_at_ms", "ended_at_ms", "outcome", "key", "address", "topic", "group", "what", "why", "error")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RPC_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    rpc: str
+    began_at_ms: int
+    ended_at_ms: int
+    outcome: str
+    key: str
+    address: str
+    topic: str
+    group: str
+    what: str
+    why: str
+    error: str
+    def __init__(self, number: _Optional[int] = ..., rpc: _Optional[str] = ..., began_at_ms: _Optional[int] = ..., ended_at_ms: _Optional[int] = ..., outcome: _Optional[str] = ..., key: _Optional[str] = ..., address: _Optional[str] = ..., topic: _Optional[str] = ..., group: _Optional[str] = ..., what: _Optional[str] = ..., why: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+
+class ListActivityResponse(_message.Message):
+    __slots__ = ("activities", "next_before")
+    ACTIVITIES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    activities: _containers.RepeatedCompositeFieldContainer[Activity]
+    next_before: int
+    def __init__(self, activities: _Optional[_Iterable[_Union[Activity, _Mapping[str, _Any]]]] = ..., next_before: _Optional[int] = ...) -> None: ...
+
 SERVICE: str
 METHODS: _Mapping[str, _Method]

@@ -423,6 +423,13 @@ class AdminClient:
         request = wire.RemoveScheduleRequest(name=name)
         return self._call(wire.METHODS["RemoveSchedule"], request, wire.RemoveScheduleResponse).schedule
 
+    def activity(
+        self, *, since_ms: int = 0, key: str = "", before: int = 0, limit: int = 1000
+    ) -> wire.ListActivityResponse:
+        """Ask for a page of what operators changed, the newest first."""
+        request = wire.ListActivityRequest(since_ms=since_ms, key=key, before=before, limit=limit)
+        return self._call(wire.METHODS["ListActivity"], request, wire.ListActivityResponse)
+
     def ledger(self, topic: str = "", *, with_groups: bool = False) -> wire.GetLedgerResponse:
         """Ask where every message is; raises ``NotFound`` for a topic that nobody knows."""
         request = wire.GetLedgerRequest(topic=topic, with_groups=with_groups)

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping
 import structlog
 
 from dmq.acl.guard import Guard
-from dmq.admin.access import Admit, admitting
-from dmq.admin.service import AdminService, Handler, handlers, refusal_of
+from dmq.acl.rules import AccessKey
+from dmq.admin.desk import Desk
+from dmq.admin.service import AdminService, refusal_of
 from dmq.http2 import CallEnded, Method, RequestHeaders, Status, Unary
 
 log = structlog.get_logger("dmq.admin")
@@ -16,20 +17,20 @@ log = structlog.get_logger("dmq.admin")
 
 def methods(service: AdminService, guard: Guard | None = None) -> Mapping[str, Method]:
     """Return the methods of the admin service, by path; behind ``guard``, if there is one."""
-    return {path: Unary(_answer(path, handler, admitting(path, guard))) for path, handler in handlers(service).items()}
+    desk = Desk(service, guard)
+    return {path: Unary(_answer(desk, path)) for path in desk.paths}
 
 
-def _answer(path: str, handler: Handler, admit: Admit) -> Callable[[bytes, RequestHeaders], Awaitable[bytes]]:
-    parse = handler.request_class.FromString
-
+def _answer(desk: Desk, path: str) -> Callable[[bytes, RequestHeaders], Awaitable[bytes]]:
     async def answer(body: bytes, headers: RequestHeaders) -> bytes:
+        admission = headers.admission
         try:
-            admission = headers.admission
-            if admission is not None and admission.refusal is not None:
+            if admission is None:
+                return await desk.serve(path, body, headers.get, "")
+            if admission.refusal is not None:
                 raise admission.refusal
-            request = parse(body)
-            admit(headers.get, request)
-            return (await handler.call(request)).SerializeToString()
+            key = admission.credential if isinstance(admission.credential, AccessKey) else None
+            return await desk.serve(path, body, headers.get, admission.address, key)
         except Exception as error:  # the rim: every error becomes a status, and ours are logged
             refusal = refusal_of(error)
             if refusal.is_ours:

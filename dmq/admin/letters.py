@@ -43,6 +43,10 @@ class Letters:
         """End a running job where it is, durable on return."""
         return await self._broker.dead_letters.stop(job_id)
 
+    def group_of_job(self, job_id: int) -> str:
+        """Return the group of a job; empty if there is no such job."""
+        return next((job.group for job in self._broker.dead_letters.jobs() if job.job_id == job_id), "")
+
     def _known_letters(self, group: str) -> None:
         """Refuse a group that does not exist, unless it left dead letters."""
         names = self._broker.names

@@ -54,6 +54,13 @@ class ScheduleCalls:
         found, is_new = await (self._add or self._cell.broker.schedules.add)(wanted, is_replacing=request.replace)
         return wire.AddScheduleResponse(schedule=_shown(found), is_new=is_new)
 
+    async def topic_of(self, name: str) -> str:
+        """Return the topic of a schedule; empty if there is no such schedule."""
+        try:
+            return (await self._cell.broker.schedules.show(name)).topic
+        except Refused:
+            return ""
+
     async def list_schedules(self, request: wire.ListSchedulesRequest) -> wire.ListSchedulesResponse:
         """List a page of schedules."""
         topic = check_topic(request.topic) if request.topic else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from urllib.parse import unquote
 
 import grpc
 import structlog
@@ -10,8 +11,9 @@ import structlog
 from dmq.acl.guard import Guard
 from dmq.acl.signature import Header
 from dmq.admin import admin_v1 as wire
-from dmq.admin.access import Admit, admitting
-from dmq.admin.service import AdminService, Handler, handlers, refusal_of
+from dmq.admin.desk import Desk
+from dmq.admin.service import AdminService, refusal_of
+from dmq.http2 import address_of
 
 log = structlog.get_logger("dmq.admin")
 
@@ -22,14 +24,12 @@ _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
 def grpc_handler(service: AdminService, guard: Guard | None = None) -> grpc.GenericRpcHandler:
     """Return what ``server.add_generic_rpc_handlers`` takes; behind ``guard``, if there is one."""
-    by_path = handlers(service)
+    desk = Desk(service, guard)
     return grpc.method_handlers_generic_handler(
         wire.SERVICE,
         {
             # Bytes in and bytes out: what cannot be read is then an answer of ours, not an exception in grpcio's log.
-            name: grpc.unary_unary_rpc_method_handler(
-                _answer(name, by_path[method.path], admitting(method.path, guard))
-            )
+            name: grpc.unary_unary_rpc_method_handler(_answer(desk, name, method.path))
             for name, method in wire.METHODS.items()
         },
     )
@@ -40,16 +40,19 @@ def _header_of(context: grpc.aio.ServicerContext[bytes, bytes]) -> Header:
     return metadata.get
 
 
-def _answer(
-    name: str, handler: Handler, admit: Admit
-) -> Callable[[bytes, grpc.aio.ServicerContext[bytes, bytes]], Awaitable[bytes]]:
-    parse = handler.request_class.FromString
+def _address_of(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
+    """Return what ``ipv4:10.0.0.7:5123`` or ``ipv6:[::1]:5123``, percent-encoded perhaps, counts as."""
+    kind, _, place = unquote(context.peer()).partition(":")
+    host = place.rpartition(":")[0].strip("[]")
+    return address_of((host,) if kind.startswith("ip") else None)
 
+
+def _answer(
+    desk: Desk, name: str, path: str
+) -> Callable[[bytes, grpc.aio.ServicerContext[bytes, bytes]], Awaitable[bytes]]:
     async def answer(body: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         try:
-            request = parse(body)
-            admit(_header_of(context), request)
-            return (await handler.call(request)).SerializeToString()
+            return await desk.serve(path, body, _header_of(context), _address_of(context))
         except Exception as error:  # the rim: every error becomes a status, and ours are logged
             refusal = refusal_of(error)
             if refusal.is_ours:

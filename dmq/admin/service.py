@@ -14,6 +14,7 @@ from broker_adapter.own_keys import check_own_key
 from broker_adapter.topics import check_group, check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin import mapping, validate
+from dmq.admin.activity import ActivityCalls, ActivityLog
 from dmq.admin.backups import BackupCalls, Backups
 from dmq.admin.cell import Cell
 from dmq.admin.changes import BrokerChanges, ChangeCalls, Changes
@@ -100,8 +101,12 @@ class AdminService:
         quotas: QuotaCalls | None = None,
         schedules: ScheduleCalls | None = None,
         verifier: LedgerVerifier | None = None,
+        activity: ActivityLog | None = None,
     ) -> None:
-        """Calls about ``snapshots``, ``backups`` or the ``clock`` of a store are refused where there is none."""
+        """Calls about ``snapshots``, ``backups`` or the ``clock`` of a store are refused where there is none.
+
+        Without ``activity`` nothing is recorded of who changed what.
+        """
         self._cell, self._topics, self._groups, self._retries, self._letters, self._messages, _ = operators
         self._snapshots = snapshots
         self.objects = ObjectCalls(operators.topics, operators.groups)
@@ -114,6 +119,7 @@ class AdminService:
         self.schedules = schedules or ScheduleCalls(operators.cell)
         self.replays = ReplayCalls(operators.cell, operators.messages)
         self.ledger = LedgerCalls(operators.cell, verifier)
+        self.activity = ActivityCalls(activity)
 
     async def get_status(self, _request: wire.GetStatusRequest) -> wire.GetStatusResponse:
         """Say how the daemon is."""
@@ -249,6 +255,10 @@ class AdminService:
         job = await self._letters.stop_job(validate.check_job_id(request.job_id))
         return wire.StopJobResponse(job=mapping.wire_job(job))
 
+    def group_of_job(self, job_id: int) -> str:
+        """Return the group of a job; empty if there is no such job."""
+        return self._letters.group_of_job(job_id)
+
     # -- the audit trail ----------------------------------------------------------------------------------------------
 
     async def take_snapshot(self, _request: wire.TakeSnapshotRequest) -> wire.TakeSnapshotResponse:
@@ -299,6 +309,7 @@ def handlers(service: AdminService) -> Mapping[str, Handler]:
         "GetLedger": service.ledger.get_ledger,
         "VerifyLedger": service.ledger.verify_ledger,
         "ChangeMessages": service.changes.change_messages,
+        "ListActivity": service.activity.list_activity,
     }
     return MappingProxyType(
         {method.path: Handler(method.request_class, calls[name]) for name, method in wire.METHODS.items()}

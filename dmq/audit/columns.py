@@ -78,7 +78,7 @@ _MAY_BE_DUE = _flags(EventKind.QUEUED, EventKind.EXPIRED, EventKind.COMMITTED, E
 _IS_DETAIL = _flags(
     *(EventKind.SEND_DEAD, EventKind.DROPPED, EventKind.REDRIVEN, EventKind.PURGED, EventKind.RESET),
     *(EventKind.QUEUED_FOR_GROUP, *_COUNTED),
-    *(EventKind.CLOCK_CHANGED, EventKind.CLOCK_ACCEPTED),
+    *(EventKind.CLOCK_CHANGED, EventKind.CLOCK_ACCEPTED, EventKind.OPERATED),
     *(EventKind.FORWARDED, EventKind.FETCHED, EventKind.TAKEN_OVER, EventKind.OCCURRED),
 )
 # The record's offset is in the dead-letter queue; or the event says it already.

@@ -87,6 +87,7 @@ class EventKind(IntEnum):
     RESCHEDULED = 59  # waits until another time from here on [that time]
     REPLACED = 62  # waited, until another message with its own key came: that one's event follows [its delivery time]
     ABSORBED = 63  # not stored: another one waits under its own key, whose entry it is [that one's delivery time]
+    OPERATED = 64  # an operator's call changed something, or tried to; the id says who, what, why, as JSON [its number]
     GAP = 13  # events cut from the outbox before they were exported [sequence of the first; the id is their count]
 
 
@@ -126,6 +127,11 @@ def name_event(kind: EventKind, name_id: int, said: str = "") -> bytes:
     is_topic = kind in _OF_TOPICS  # else a group's
     message_id = pack_id(said) if said else b""
     return encode_event(kind, name_id if is_topic else 0, 0 if is_topic else name_id, NO_QUEUE, 0, 0, message_id)
+
+
+def operated_event(number: int, said: str) -> bytes:
+    """Encode that an operator's call ended; ``said`` is who made it, what it changed, and how it ended."""
+    return encode_event(EventKind.OPERATED, 0, 0, NO_QUEUE, 0, number, pack_id(said))
 
 
 def cell_event(kind: EventKind) -> bytes:

@@ -40,13 +40,15 @@ def ls(session: Session, *, file: FileOption = None) -> None:
                 {
                     "access_key": key.name,
                     "is_admin": key.is_admin,
+                    "role": key.role,
+                    "with_bodies": key.with_bodies or key.is_admin,
                     "rules": [_plain(rule) for rule in key.rules],
                 }
                 for key in keys
             ]
         )
         return
-    out.show_table(("ACCESS KEY", "ADMIN", "RULE"), [row for key in keys for row in _rows(key)])
+    out.show_table(("ACCESS KEY", "ROLE", "RULE"), [row for key in keys for row in _rows(key)])
 
 
 @app.command()
@@ -119,13 +121,13 @@ def _need(action: str, resource: str) -> Need:
     if kind not in ACTIONS or not separator or not name:
         raise refused("topic:NAME or group:NAME is expected", "RESOURCE", given=resource)
     if action not in ACTIONS[kind]:
-        known = " or ".join(sorted(ACTIONS[kind]))
-        raise refused(f"with a {kind}, {known} is expected", "ACTION", given=action)
+        known = ", ".join(sorted(ACTIONS[kind]))
+        raise refused(f"with a {kind}, one of {known} is expected", "ACTION", given=action)
     return Need(action, kind, name)
 
 
 def _plain(rule: Rule) -> dict[str, object]:
-    return {"kind": rule.kind, "pattern": rule.pattern, "actions": sorted(rule.actions)}
+    return {"kind": rule.kind, "pattern": rule.pattern, "actions": rule.written}
 
 
 def _verdict(key: AccessKey, need: Need, rule: Rule | None) -> str:
@@ -136,7 +138,7 @@ def _verdict(key: AccessKey, need: Need, rule: Rule | None) -> str:
 
 def _rows(key: AccessKey) -> Iterator[tuple[str, str, str]]:
     """Give each rule a line of its own; its key is named on the first."""
-    name, is_admin = key.name, "yes" if key.is_admin else ""
+    name, role = key.name, key.role + (", with bodies" if key.with_bodies else "")
     for rule in key.rules or ("",):
-        yield name, is_admin, str(rule)
-        name = is_admin = ""
+        yield name, role, str(rule)
+        name = role = ""

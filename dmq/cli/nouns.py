@@ -22,6 +22,7 @@ NOUNS = {
     "dead": "Dead letters.",
     "client": "Connected clients.",
     "clock": "The clock of the daemon's host.",
+    "activity": "What operators changed: who, when, why.",
     "quota": "Quotas of access keys and client addresses.",
     "backoff": "Preview a retry policy; needs no daemon.",
     "broker": "What lies where in a RocketMQ cluster; needs no daemon.",

@@ -56,6 +56,10 @@ def serve(
     trail_every: Annotated[str | None, _key("How often the audit trail is written (1m).", "DURATION")] = None,
     shutdown_grace: Annotated[str | None, _key("Time a shutdown may take (10s).", "DURATION")] = None,
     acl: Annotated[str | None, _key("File of access keys, or off (off).", "FILE")] = None,
+    insecure: Annotated[
+        bool | None,
+        typer.Option("--insecure", help="Listen beyond this host without access keys and TLS.", show_default=False),
+    ] = None,
     broker_name: Annotated[str | None, _key("Name clients see (rock-dmq).", "NAME")] = None,
     log_level: Annotated[str | None, _key("debug, info, warning or error (info).", "LEVEL")] = None,
     log_format: Annotated[str | None, _key("auto, json or console (auto).", "FORMAT")] = None,

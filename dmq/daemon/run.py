@@ -13,6 +13,7 @@ import structlog
 
 from broker_adapter.clock import Clock
 from dmq.acl.quotas import RESERVE_PART, Bounds, Quotas
+from dmq.admin.activity import ActivityLog
 from dmq.admin.cell import Cell
 from dmq.admin.quotas import QuotaCalls
 from dmq.admin.schedules import ScheduleCalls
@@ -96,6 +97,7 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
             quotas=QuotaCalls(quotas, partial(_keep_quotas, store)),
             schedules=ScheduleCalls(cell, check_recurring, front.add_schedule if front is not None else None),
             verifier=verifier,
+            activity=await _activity(store, stack),
         )
         own = store.clock, broker, metrics, admin, quotas
         files = _files(config, cell, stack)
@@ -165,6 +167,14 @@ def _quotas(config: DaemonConfig, store: Store, names: Catalog | ClusterFront) -
 
 async def _keep_quotas(store: Store, encoded: bytes) -> None:
     await store.commit_async([Put(Family.META, META_QUOTAS, encoded)])
+
+
+async def _activity(store: Store, stack: AsyncExitStack) -> ActivityLog:
+    """Return who changed what, with all that an earlier run left open settled."""
+    activity = ActivityLog(store)
+    await activity.settle()
+    stack.push_async_callback(activity.close)
+    return activity
 
 
 def _descriptors(config: DaemonConfig) -> Descriptors:

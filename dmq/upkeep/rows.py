@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt
 from dmq.store.schema import keys
+from dmq.store.schema.activity import decode_activity
 from dmq.store.schema.border import decode_border
 from dmq.store.schema.clock import decode_clock, decode_moves
 from dmq.store.schema.counts import unpack_hour
@@ -157,6 +158,7 @@ _META_ROWS: Mapping[bytes, tuple[Callable[[bytes], object], str]] = {
     keys.META_OWN_KEY: (decode_key_holder, "own key"),
     keys.META_BEGIN: (keys.unpack_u64, "begin"),
     keys.META_JOB: (decode_job, "job"),
+    keys.META_ACTIVITY: (partial(decode_activity, 0), "activity"),
     keys.META_RESET: (keys.unpack_u64, "reset"),
     keys.META_SCHEDULE: (decode_schedule, "schedule"),
     keys.META_PROGRESS: (decode_progress, "progress of a schedule"),

@@ -154,7 +154,7 @@ def save_meta(pieces: Pieces, moves: HasMoves, new: NewStore, names: Names, figu
             new.put(Family.META, key, _job(value, moves, names))
         elif kind == "procedure":
             new.put(Family.META, key, _procedure(decode_procedure(key, value), moves))
-        elif kind in {"other", "reset"} or (kind == "begin" and read_begin(key, value)[0] not in moved):
+        elif kind in {"other", "reset", "activity"} or (kind == "begin" and read_begin(key, value)[0] not in moved):
             new.put(Family.META, key, value)
     done = figures.done if figures.first_mark is None else min(figures.done, figures.first_mark)
     generation = max(figures.generation, _FIRST_GENERATION)

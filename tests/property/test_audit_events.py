@@ -50,7 +50,7 @@ OF_OTHERS = {
     *(EventKind.TX_TOO_OLD, EventKind.DEAD_TOO_LATE),
     *(EventKind.SENT, EventKind.SEND_FAILED, EventKind.SEND_DEAD, EventKind.REQUEUED, EventKind.DROPPED),
     *(EventKind.FORWARDED, EventKind.FORWARD_REFUSED, EventKind.FORWARD_IN_DOUBT, EventKind.FETCHED),
-    *(EventKind.TAKEN_OVER, EventKind.OCCURRED, EventKind.SCHEDULE_CHANGED),
+    *(EventKind.TAKEN_OVER, EventKind.OCCURRED, EventKind.SCHEDULE_CHANGED, EventKind.OPERATED),
 }
 
 picks, message_groups = st.integers(0, 50), st.sampled_from(("", "", "a", "b"))

@@ -178,6 +178,7 @@ def test_meta_rows_are_apart(scope: int, name: int, job: int) -> None:
         "settings": keys.settings_key(name),
         "holds": keys.holds_key(name),
         "job": keys.job_key(job),
+        "activity": keys.activity_key(job),
         "begin": keys.begin_key(name, 1),
         "procedure": keys.procedure_key(name, scope),
         "reset": keys.reset_key(name, scope),
@@ -190,6 +191,7 @@ def test_meta_rows_are_apart(scope: int, name: int, job: int) -> None:
         "settings": keys.meta_range(keys.META_SETTINGS),
         "holds": keys.meta_range(keys.META_HOLDS),
         "job": keys.meta_range(keys.META_JOB),
+        "activity": keys.meta_range(keys.META_ACTIVITY),
         "procedure": keys.meta_range(keys.META_PROCEDURE),
         "reset": keys.reset_range(name),
     }

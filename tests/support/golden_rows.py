@@ -24,6 +24,7 @@ from dmq.store.memory import MemoryEngine
 from dmq.store.ops import Op, Put
 from dmq.store.schema import counts, keys, outbox, record
 from dmq.store.schema import index as of_index
+from dmq.store.schema.activity import Activity, CallOutcome, decode_activity, encode_activity
 from dmq.store.schema.border import Border, decode_border, encode_border
 from dmq.store.schema.clock import ClockRow, Move, decode_clock, decode_moves, encode_clock, encode_moves
 from dmq.store.schema.group import (
@@ -661,6 +662,10 @@ def _figures() -> list[Case]:
     ]
 
 
+BEGUN = Activity(7, "SetTopic", NOW, CallOutcome.BEGUN, address="10.0.0.7", topic="orders", what="is_paused=True")
+DONE = BEGUN._replace(outcome=CallOutcome.REFUSED, ended_ms=NOW + 1, key="shop", group="g", why="disk", error="no")
+
+
 def _orders() -> list[Case]:
     limits = Quotas(ManualClock())
     limits.change(Holder("key", "shop"), Quota.TOPICS, 5)
@@ -688,6 +693,10 @@ def _orders() -> list[Case]:
             Job(**{name: getattr(JOB, name) for name in old_job} | {"all_groups": True}),
         ),
         Case("limits", keys.META_QUOTAS, value, read_limits, set_limits),
+        *(
+            Case(name, keys.activity_key(7), encode_activity(each), lambda _, row: decode_activity(7, row), each)
+            for name, each in (("activity", DONE), ("activity that began", BEGUN))
+        ),
     ]
 
 

@@ -22,6 +22,7 @@ from typer.testing import Result
 from broker_adapter.wire.pool import Method
 from dmq.acl.quotas import Quotas
 from dmq.admin import client
+from dmq.admin.activity import ActivityLog
 from dmq.admin.cell import Cell
 from dmq.admin.quotas import QuotaCalls
 from dmq.admin.service import AdminService, Operators
@@ -74,7 +75,12 @@ class LiveCell:
         metrics = Metrics(process=False)
         self.cell = Cell(config, rig.store, rig.broker, metrics, "1.2.3", NOW, CellState.SERVING)
         quotas = Quotas(rig.store.clock)
-        admin = AdminService(Operators.of(self.cell), clock=rig.store, quotas=QuotaCalls(quotas, _keep_nothing))
+        admin = AdminService(
+            Operators.of(self.cell),
+            clock=rig.store,
+            quotas=QuotaCalls(quotas, _keep_nothing),
+            activity=ActivityLog(rig.store),
+        )
         files = Files.of(config, rig.store.clock)
         own = rig.store.clock, rig.broker, metrics, admin, quotas
         self._server = transport_of(config, *own, files=files, connections_max=16)

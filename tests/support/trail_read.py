@@ -26,7 +26,7 @@ _DETAIL = {
     EventKind.QUEUED_FOR_GROUP,
 }
 _DETAIL |= {EventKind.CLOCK_CHANGED, EventKind.CLOCK_ACCEPTED, EventKind.FORWARDED, EventKind.FETCHED}
-_DETAIL |= {EventKind.TAKEN_OVER, EventKind.OCCURRED}
+_DETAIL |= {EventKind.TAKEN_OVER, EventKind.OCCURRED, EventKind.OPERATED}
 
 
 def lines(trail: Path, cell: str) -> list[dict[str, Any]]:

@@ -277,3 +277,30 @@ def test_a_cluster_is_named_by_its_proxies() -> None:
     config = load({"broker": "rocketmq", "endpoints": "10.0.0.1:8081;[::1]:8082"})
     assert config.endpoints == (Address("10.0.0.1", 8081), Address("::1", 8082))
     assert config.shown()["endpoints"] == "10.0.0.1:8081;[::1]:8082"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({}, "access keys"),
+        ({"acl": "acl.toml", "tls_certificate": "off"}, "TLS"),
+        ({"acl": "acl.toml", "transport": "grpcio"}, "TLS"),
+    ],
+)
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.0.0.7", "dmq.example"])
+def test_other_hosts_are_not_served_by_accident(flags: dict[str, str], said: str, host: str) -> None:
+    """Without keys, or without TLS, it takes ``insecure``; the refusal says what is missing and what to do."""
+    listen = {"listen": f"{host}:8081", **flags}
+    (found,) = problems(listen)
+    assert said in found
+    assert "insecure = true" in found
+    assert load({**listen, "insecure": "true"}).insecure
+
+
+@pytest.mark.parametrize(
+    "flags", [{"listen": "0.0.0.0:8081", "acl": "a"}, {"listen": "[::1]:1"}, {"listen": "localhost:1"}]
+)
+def test_who_has_keys_and_tls_or_listens_here_needs_no_more(flags: dict[str, str]) -> None:
+    """Access keys and the certificate that signs itself are enough; so is a client's certificate in a key's stead."""
+    load(flags)
+    load({"listen": "0.0.0.0:1", "tls_client_ca": "ca.pem"})

@@ -69,6 +69,7 @@ META_BEGIN = b"b"  # where a queue begins, once something was removed from its f
 META_PROCEDURE = b"k"  # what an operator ordered and takes many units
 META_RESET = b"e"  # the last epoch before a group was reset on a topic: handles up to it are void
 META_JOB = b"j"  # on dead letters
+META_ACTIVITY = b"a"  # what an operator changed
 META_SCHEDULE = b"r"  # of a recurring message
 META_PROGRESS = b"s"  # how far a schedule is
 META_RECURRING = b"y"  # what a schedule sends
@@ -287,6 +288,11 @@ def reset_range(group_id: int) -> tuple[bytes, bytes]:
 def job_key(job_id: int) -> bytes:
     """Return the meta key of a job on dead letters."""
     return META_JOB + job_id.to_bytes(8, "big")
+
+
+def activity_key(number: int) -> bytes:
+    """Return the meta key of what an operator changed."""
+    return META_ACTIVITY + number.to_bytes(8, "big")
 
 
 def schedule_keys(name: str) -> tuple[bytes, bytes, bytes]:

@@ -139,3 +139,45 @@ def test_a_change_of_mode_is_a_change(tmp_path: Path) -> None:
         file.keys()
     assert [each["event"] for each in said] == ["access_keys_not_read"]
     assert all(key.secret_key not in str(said) for key in KEYS)
+
+
+def test_roles_are_read() -> None:
+    """A role, its bodies, and ADMIN on topics in the hand of an operator; a key of an older file has none."""
+    keys = parse(
+        """
+        [keys.old]
+        secret = "s"
+        admin = true
+        [keys.looks]
+        secret = "s"
+        role = "viewer"
+        bodies = true
+        [keys.works]
+        secret = "s"
+        role = "operator"
+        topics = { "orders*" = "ADMIN" }
+        """
+    ).by_name
+    assert [(key.role, key.is_admin, key.with_bodies) for key in keys.values()] == [
+        ("admin", True, False),
+        ("viewer", False, True),
+        ("operator", False, False),
+    ]
+    assert str(keys["works"].rules[0]) == "topic orders* = ADMIN"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('role = "root"', "viewer, operator, admin are the roles"),
+        ('role = "viewer"\nadmin = true', "contradict"),
+        ('role = "operator"', "give it ADMIN on some"),
+        ("bodies = true", "role = viewer or operator"),
+        ('role = "viewer"\nbodies = "yes"', "true or false"),
+        ('topics = { "orders" = "ADMIN" }', 'takes role = "operator"'),
+    ],
+)
+def test_roles_that_make_no_sense_are_refused(text: str, said: str) -> None:
+    """Each says what is wrong, and nothing is guessed."""
+    with pytest.raises(ValueError, match=said):
+        parse(f'[keys.k]\nsecret = "s"\n{text}\n')

@@ -1,0 +1,210 @@
+"""Who changed what: a row of each call that changes something, before it is carried out and when it has ended.
+
+The row says that a call has begun before the call does anything, durably; so whatever a kill interrupts is known at the
+next start, as of unknown outcome. The call's one audit event, ``OPERATED``, is in the batch that says how it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple, TypeVar
+
+import structlog
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from broker_adapter.errors import Refused
+from dmq.admin import admin_v1 as wire
+from dmq.admin import validate
+from dmq.audit.events import operated_event
+from dmq.errors import DmqError, StoreError
+from dmq.store.ops import Delete, Emit, Op, Put
+from dmq.store.schema.activity import Activity, CallOutcome, decode_activity, encode_activity, text_of
+from dmq.store.schema.keys import META_ACTIVITY, Family, activity_key, meta_range
+from dmq.store.store import Store
+
+log = structlog.get_logger("dmq.admin")
+
+KEPT: Final = 1_000
+_ROWS_MAX: Final = 1_000_000
+_NAME_CHARS_MAX: Final = 255
+_TEXT_CHARS_MAX: Final = 300
+_SHOWN_OF_LIST: Final = 3
+_OF_MESSAGES: Final = frozenset({"body", "content", "payload", "properties", "messages"})  # are counted, not shown
+_TOLD_ELSEWHERE: Final = frozenset({"topic", "group", "why"})
+_Response = TypeVar("_Response", bound=Message)
+
+
+class Caller(NamedTuple):
+    """Who makes a call, and why. ``key`` is empty where there are no access keys."""
+
+    key: str = ""
+    address: str = ""
+    why: str = ""
+
+
+class ActivityLog:
+    """The newest ``KEPT`` activities of a store, durable. Belongs to the event loop."""
+
+    def __init__(self, store: Store) -> None:
+        """``StoreCorrupt`` if a row cannot be read."""
+        self._store = store
+        found = store.scan(Family.META, *meta_range(META_ACTIVITY), limit=_ROWS_MAX).rows
+        read = [decode_activity(int.from_bytes(key[1:], "big"), value) for key, value in found]
+        self._by_number = {each.number: each for each in read}
+        self._last = max(self._by_number, default=0)
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def settle(self) -> None:
+        """Record of what an earlier run began, and did not see the end of, that its outcome is not known."""
+        begun = [each for each in self._by_number.values() if each.outcome is CallOutcome.BEGUN]
+        if begun:
+            text = "the daemon ended before it did"
+            await self._write(each._replace(outcome=CallOutcome.UNKNOWN, error=text) for each in begun)
+
+    async def close(self) -> None:
+        """Wait for what is being recorded."""
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+    def newest(self, *, since_ms: int, key: str, before: int) -> Iterator[Activity]:
+        """Give the activities before a number (0: all), the newest first."""
+        for activity in reversed(self._by_number.values()):
+            if activity.began_ms >= since_ms and key in {"", activity.key} and not 0 < before <= activity.number:
+                yield activity
+
+    async def run(
+        self, caller: Caller, rpc: str, request: Message, call: Callable[[Any], Awaitable[_Response]], topic: str = ""
+    ) -> _Response:
+        """Carry out a call, and record it. ``topic`` is that of what the request names, if it says none itself."""
+        begun = await self._begin(caller, rpc, request, topic)
+        try:
+            response = await call(request)
+        except asyncio.CancelledError:
+            task = asyncio.create_task(self._end(begun, CallOutcome.UNKNOWN, "its caller gave up"))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+            raise
+        except Exception as error:
+            outcome = CallOutcome.REFUSED if isinstance(error, Refused) else CallOutcome.FAILED
+            known = isinstance(error, (DmqError, Refused))
+            await self._end(begun, outcome, str(error) if known else type(error).__name__)
+            raise
+        await self._end(begun, CallOutcome.DONE)
+        return response
+
+    async def _begin(self, caller: Caller, rpc: str, request: Message, topic: str) -> Activity:
+        self._last += 1
+        begun = Activity(
+            self._last,
+            rpc,
+            self._store.clock.now_ms(),
+            CallOutcome.BEGUN,
+            key=caller.key,
+            address=caller.address,
+            topic=_cut(_named(request, "topic") or topic, _NAME_CHARS_MAX),
+            group=_cut(_named(request, "group"), _NAME_CHARS_MAX),
+            what=_cut(what_of(request), _TEXT_CHARS_MAX),
+            why=_cut(caller.why or _named(request, "why"), _TEXT_CHARS_MAX),
+        )
+        self._by_number[begun.number] = begun
+        ops: list[Op] = [Put(Family.META, activity_key(begun.number), encode_activity(begun))]
+        for number in list(self._by_number)[: max(0, len(self._by_number) - KEPT)]:
+            if self._by_number[number].outcome is not CallOutcome.BEGUN:  # those are few: operators have a bound
+                del self._by_number[number]
+                ops.append(Delete(Family.META, activity_key(number)))
+        await self._store.commit_async(ops)
+        return begun
+
+    async def _end(self, begun: Activity, outcome: CallOutcome, error: str = "") -> None:
+        try:
+            await self._write([begun._replace(outcome=outcome, error=_cut(error, _TEXT_CHARS_MAX))])
+        except StoreError as failure:  # the daemon ends; its next run records that the outcome is not known
+            log.warning("activity_not_recorded", number=begun.number, error=str(failure))
+
+    async def _write(self, ended: Iterable[Activity]) -> None:
+        ops: list[Op] = []
+        now_ms = self._store.clock.now_ms()
+        for each in ended:
+            activity = each._replace(ended_ms=max(now_ms, each.began_ms))
+            self._by_number[activity.number] = activity
+            ops.append(Put(Family.META, activity_key(activity.number), encode_activity(activity)))
+            ops.append(Emit(operated_event(activity.number, text_of(activity))))
+            told = {name: value for name, value in activity._asdict().items() if value}
+            log.info("operated", **{**told, "outcome": str(activity.outcome)})
+        await self._store.commit_async(ops)
+
+
+class ActivityCalls:
+    """The call about activities."""
+
+    def __init__(self, log_: ActivityLog | None) -> None:
+        self.log = log_
+
+    async def list_activity(self, request: wire.ListActivityRequest) -> wire.ListActivityResponse:
+        """List a page of the activities, the newest first."""
+        limit = validate.check_limit(request.limit)
+        response = wire.ListActivityResponse()
+        if self.log is None:
+            return response
+        for each in self.log.newest(since_ms=request.since_ms, key=request.key, before=request.before):
+            if len(response.activities) == limit:
+                response.next_before = response.activities[-1].number
+                break
+            response.activities.append(_wire(each))
+        return response
+
+
+def what_of(message: Message) -> str:
+    """Return what a request asks for, in short: nothing that belongs to a message is in it."""
+    return " ".join(_parts(message, _TOLD_ELSEWHERE))
+
+
+def _parts(message: Message, without: frozenset[str] = frozenset()) -> Iterator[str]:
+    for field, value in message.ListFields():
+        if field.name in without:
+            continue
+        if field.name in _OF_MESSAGES or field.type == FieldDescriptor.TYPE_BYTES:
+            yield f"{field.name}=({len(value)})" if hasattr(value, "__len__") else f"{field.name}=(...)"
+        elif field.is_repeated:
+            shown = [_cut(str(each), _NAME_CHARS_MAX) for each in value[:_SHOWN_OF_LIST]]
+            more = f" and {len(value) - len(shown):,} more" if len(value) > len(shown) else ""
+            yield f"{field.name}={','.join(shown)}{more}"
+        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+            yield f"{field.name}=({' '.join(_parts(value))})"
+        elif field.enum_type is not None:
+            known = field.enum_type.values_by_number.get(value)
+            yield f"{field.name}={known.name if known else value}"
+        else:
+            yield f"{field.name}={_cut(str(value), _NAME_CHARS_MAX)}"
+
+
+def _named(request: Message, field: str) -> str:
+    if field in request.DESCRIPTOR.fields_by_name:
+        return str(getattr(request, field))
+    schedule = getattr(request, "schedule", None)
+    return str(getattr(schedule, field, "")) if schedule is not None else ""
+
+
+def _cut(text: str, chars_max: int) -> str:
+    """Return a text on one line, and not longer than that."""
+    shown = "".join(each if each.isprintable() else " " for each in text[: chars_max + 1])
+    return shown if len(shown) <= chars_max else f"{shown[: chars_max - 3]}..."
+
+
+def _wire(activity: Activity) -> wire.Activity:
+    return wire.Activity(
+        number=activity.number,
+        rpc=activity.rpc,
+        began_at_ms=activity.began_ms,
+        ended_at_ms=activity.ended_ms,
+        outcome=str(activity.outcome),
+        key=activity.key,
+        address=activity.address,
+        topic=activity.topic,
+        group=activity.group,
+        what=activity.what,
+        why=activity.why,
+        error=activity.error,
+    )

@@ -1,0 +1,75 @@
+"""Where operators' calls come in, whatever brought them: read, judged by the caller's key, recorded, answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from broker_adapter.errors import Refused, Rule
+from dmq.acl.guard import Guard
+from dmq.acl.rules import AccessKey, Need
+from dmq.acl.signature import Header
+from dmq.admin import admin_v1 as wire
+from dmq.admin.access import RPCS, lacking, may_look_at
+from dmq.admin.activity import Caller
+from dmq.admin.service import AdminService, Handler, handlers
+from dmq.admin.validate import HEADER_WHY_CHARS_MAX, WHY_HEADER
+
+
+class Desk:
+    """Serves calls by their paths; behind ``guard``, if there is one. Raises what ``refusal_of`` makes an answer of."""
+
+    def __init__(self, service: AdminService, guard: Guard | None = None) -> None:
+        self._service = service
+        self._guard = guard
+        self._handlers: Mapping[str, Handler] = handlers(service)
+
+    @property
+    def paths(self) -> Iterable[str]:
+        """Those that are served."""
+        return self._handlers
+
+    async def serve(self, path: str, body: bytes, header: Header, address: str, key: AccessKey | None = None) -> bytes:
+        """Answer a call. ``key`` is who signed it, if that was looked at already."""
+        handler, rpc = self._handlers[path], path.rpartition("/")[2]
+        access = RPCS[rpc]
+        if self._guard is not None and key is None:
+            key = self._guard.enter(rpc, header, lacking(rpc))
+        request = handler.request_class.FromString(body)
+        topic = await self._judge(rpc, key, request)
+        activity = self._service.activity.log
+        if activity is None or not access.changes(request):
+            response = await handler.call(request)
+        else:
+            caller = Caller(key.name if key is not None else "", address, why_of(header))
+            response = await activity.run(caller, rpc, request, handler.call, topic)
+        if key is not None and isinstance(response, wire.ListTopicsResponse):
+            shown = [each for each in response.topics if may_look_at(key, each.name)]
+            response = wire.ListTopicsResponse(topics=shown)
+        return response.SerializeToString()
+
+    async def _judge(self, rpc: str, key: AccessKey | None, request: Any) -> str:  # noqa: ANN401 - of any RPC
+        """Refuse what the key is not enough for; return the topic of the schedule that is meant, if one is."""
+        access, topic = RPCS[rpc], ""
+        needs: list[Need] = list(access.needs(request)) if key is not None else []
+        if access.of_schedule is not None:
+            name = request.schedule.name if isinstance(request, wire.AddScheduleRequest) else request.name
+            topic = await self._service.schedules.topic_of(name)
+            needs += [access.of_schedule(topic, request)] if topic else []
+        if access.of_job is not None:
+            group = self._service.group_of_job(request.job_id)
+            needs += [access.of_job(group, request)] if group else []
+        if self._guard is not None and key is not None:
+            self._guard.check(rpc, key, needs)
+        return topic
+
+
+def why_of(header: Header) -> str:
+    """Return the reason that a call gives; ``Refused`` for one that cannot be kept."""
+    given = header(WHY_HEADER) or ""
+    why = unquote(given).strip() if len(given) <= 12 * HEADER_WHY_CHARS_MAX else None
+    if why is None or len(why) > HEADER_WHY_CHARS_MAX or not why.isprintable():
+        text = f"the reason may have up to {HEADER_WHY_CHARS_MAX} printable characters"
+        raise Refused(Rule.REQUEST, text, value=given[:HEADER_WHY_CHARS_MAX])
+    return why

@@ -1,0 +1,64 @@
+"""``dmq activity``: what operators changed, and who it was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dmq.cli import output as out
+from dmq.cli.nouns import noun
+from dmq.cli.options import LimitOption, Session, with_session
+from dmq.cli.times import instant_ms
+
+if TYPE_CHECKING:
+    from dmq.admin import admin_v1 as wire
+
+app = noun("activity")
+
+_PAGE = 1_000
+
+
+@app.command()
+@with_session
+def ls(
+    session: Session,
+    *,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="WHEN", help="Only what began then or later, such as -1h.")
+    ] = None,
+    key: Annotated[str, typer.Option("--key", metavar="KEY", help="Only what this access key changed.")] = "",
+    limit: LimitOption = 100,
+) -> None:
+    """List what operators changed, the newest first: when, who, from where, what, why, and how it ended.
+
+    The daemon keeps the last 1,000; the audit trail has all of them, as events OPERATED.
+    """
+    since_ms = instant_ms(since, "--since") or 0
+    found: list[wire.Activity] = []
+    with session.connect() as client:
+        before = 0
+        while len(found) < limit:
+            page = client.activity(since_ms=since_ms, key=key, before=before, limit=min(_PAGE, limit - len(found)))
+            found += page.activities
+            before = page.next_before
+            if not before:
+                break
+    if session.as_json:
+        out.show_json([out.to_plain(each) for each in found])
+        return
+    out.show_table(
+        ("WHEN", "KEY", "ADDRESS", "CALL", "OF", "OUTCOME", "WHY"),
+        [
+            (
+                *(out.when(each.began_at_ms), each.key or "-", each.address, each.rpc, _of(each)),
+                *(f"{each.outcome}: {each.error}" if each.error else each.outcome, each.why),
+            )
+            for each in found
+        ],
+    )
+
+
+def _of(activity: wire.Activity) -> str:
+    named = [f"topic {activity.topic}" if activity.topic else "", f"group {activity.group}" if activity.group else ""]
+    return ", ".join(each for each in (*named, activity.what) if each)

@@ -1,0 +1,199 @@
+"""Who changed what: recorded with key, address and reason, listed, in the trail, and over a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from google.protobuf.message import Message
+from support.acl import Key, write_acl
+from support.daemon import Daemon, run_command
+from support.outbox import read_outbox
+from support.rigs import EmbeddedRig, End
+
+from broker_adapter.errors import Refused, Rule
+from broker_adapter.message import unpack_id
+from dmq.admin import activity as module
+from dmq.admin import admin_v1 as wire
+from dmq.admin.activity import ActivityLog, Caller, what_of
+from dmq.admin.client import AdminClient, CallRefused, NotAllowed, NotFound
+from dmq.audit.events import EventKind
+from dmq.store.schema.activity import CallOutcome
+
+BOSS, ON_CALL, VIEWER = Key("boss", "b"), Key("on-call", "o"), Key("viewer", "v")
+KEYS = """
+[keys.boss]
+secret = "b"
+role = "admin"
+[keys.on-call]
+secret = "o"
+role = "operator"
+topics = { "orders*" = "ADMIN" }
+groups = { "billing*" = "ADMIN" }
+[keys.viewer]
+secret = "v"
+role = "viewer"
+"""
+
+
+@pytest.mark.parametrize("transport", ["http2", "grpcio"])
+def test_what_operators_change_is_recorded(tmp_path: Path, transport: str) -> None:
+    """Each changing call once, with key, address, reason and outcome; what is looked at, or not allowed, is not."""
+    acl = str(write_acl(tmp_path, KEYS))
+    with Daemon(tmp_path / "data", "--acl", acl, env={"DMQ_TRANSPORT": transport}) as daemon:
+
+        def as_(key: Key, why: str = "") -> AdminClient:
+            return AdminClient(daemon.address, signer=key.signer(), why=why)
+
+        with as_(BOSS, "neue Bücher") as boss, as_(ON_CALL) as on_call, as_(VIEWER) as viewer:
+            boss.create_topic("orders")
+            boss.create_topic("prices")
+            on_call.set_topic("orders", is_paused=True)
+            with pytest.raises(NotAllowed):
+                on_call.set_topic("prices", is_paused=True)
+            with pytest.raises(NotFound):
+                on_call.remove_topic("orders-gone")
+            with pytest.raises(CallRefused):
+                on_call.create_topic("orders", queues=-1)
+            on_call.add_schedule(wire.Schedule(name="hourly", topic="orders", interval_ms=3_600_000))
+            boss.add_schedule(wire.Schedule(name="prices", topic="prices", interval_ms=3_600_000))
+            with pytest.raises(NotAllowed, match="ADMIN, as an operator, on topic 'prices'"):
+                on_call.pause_schedule("prices")
+            taking_over = wire.Schedule(name="prices", topic="orders", interval_ms=3_600_000)
+            with pytest.raises(NotAllowed):
+                on_call.add_schedule(taking_over, replace=True)
+            on_call.pause_schedule("hourly")
+            assert [each.name for each in viewer.topics().topics] == ["orders", "prices"]
+            found = list(viewer.activity().activities)
+        shown = [(each.key, each.rpc, each.topic, each.outcome) for each in reversed(found)]
+        assert shown == [
+            ("boss", "CreateTopic", "orders", "done"),
+            ("boss", "CreateTopic", "prices", "done"),
+            ("on-call", "SetTopic", "orders", "done"),
+            ("on-call", "RemoveTopic", "orders-gone", "refused"),
+            ("on-call", "CreateTopic", "orders", "refused"),
+            ("on-call", "AddSchedule", "orders", "done"),
+            ("boss", "AddSchedule", "prices", "done"),
+            ("on-call", "PauseSchedule", "orders", "done"),
+        ]
+        assert {each.address for each in found} == {"loopback"}
+        assert found[-1].why == "neue Bücher"
+        assert found[-3].what == "is_paused=True"
+        signed = ("--address", daemon.address, "--access-key", "on-call")
+        env = {"DMQ_SECRET_KEY": "o"}
+        done = run_command(*signed, "topic", "resume", "orders", "--why", "disk is new", env=env)
+        assert done.returncode == 0, done.stderr
+        listed = run_command(*signed, "-o", "json", "activity", "ls", "--key", "on-call", "--limit", "1", env=env)
+        assert [(each["rpc"], each["why"]) for each in json.loads(listed.stdout)] == [("SetTopic", "disk is new")]
+        assert [each["rpc"] for each in daemon.events("operated")] == [*(rpc for _, rpc, *_ in shown), "SetTopic"]
+        daemon.kill()
+        daemon.restart()
+        with as_(VIEWER) as viewer:
+            assert len(viewer.activity().activities) == 9
+        daemon.stop()
+
+
+async def _opened(path: Path, *, on_disk: bool = False) -> EmbeddedRig:
+    rig = EmbeddedRig(path, on_disk=on_disk, queues=1)
+    await rig.open()
+    return rig
+
+
+def _said(rig: EmbeddedRig) -> list[dict[str, object]]:
+    found = [each.event for each in read_outbox(rig.store) if each.event.kind is EventKind.OPERATED]
+    return [json.loads(unpack_id(each.message_id)) for each in found]
+
+
+async def _do_nothing(_: object) -> Message:
+    return wire.RemoveTopicResponse()
+
+
+def test_a_call_that_was_cut_short_is_of_unknown_outcome(tmp_path: Path) -> None:
+    """It is on disk before it does anything: a kill leaves it, and the next run says so, once, with one event."""
+
+    async def body() -> None:
+        rig = await _opened(tmp_path, on_disk=True)
+        began = asyncio.Event()
+
+        async def hang(_: object) -> Message:
+            began.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        task = asyncio.create_task(
+            ActivityLog(rig.store).run(Caller("boss", "10.0.0.7", "spring"), "RemoveTopic", _request(), hang)
+        )
+        await began.wait()
+        await rig.restart(End.KILL)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for _ in range(2):
+            again = ActivityLog(rig.store)
+            await again.settle()
+        (found,) = again.newest(since_ms=0, key="", before=0)
+        assert (found.outcome, found.key, found.why, found.topic) == (CallOutcome.UNKNOWN, "boss", "spring", "orders")
+        assert [each["outcome"] for each in _said(rig)] == ["unknown"]
+        await rig.close()
+
+    asyncio.run(body())
+
+
+def _request() -> wire.RemoveTopicRequest:
+    return wire.RemoveTopicRequest(topic="orders", force=True)
+
+
+def test_how_it_ended_is_told(tmp_path: Path) -> None:
+    """Done, refused, failed, or given up by its caller: one event each, and the error goes on to the caller."""
+
+    async def body() -> None:
+        rig = await _opened(tmp_path)
+        activity = ActivityLog(rig.store)
+
+        async def fail(error: BaseException) -> None:
+            async def call(_: object) -> Message:
+                raise error
+
+            with pytest.raises(type(error)):
+                await activity.run(Caller(), "RemoveTopic", _request(), call)
+
+        await activity.run(Caller(), "RemoveTopic", _request(), _do_nothing)
+        await fail(Refused(Rule.REQUEST, "not so"))
+        await fail(RuntimeError("a secret perhaps"))
+        await fail(asyncio.CancelledError())
+        await activity.close()
+        assert [each["outcome"] for each in _said(rig)] == ["done", "refused", "failed", "unknown"]
+        assert "secret" not in str(_said(rig))
+        await rig.close()
+
+    asyncio.run(body())
+
+
+def test_only_the_newest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In memory and in the store; pages go on where the one before ended."""
+    monkeypatch.setattr(module, "KEPT", 5)
+
+    async def body() -> None:
+        rig = await _opened(tmp_path)
+        activity = ActivityLog(rig.store)
+        for number in range(9):
+            await activity.run(Caller("odd" if number % 2 else "even"), "RemoveTopic", _request(), _do_nothing)
+        for each in (activity, ActivityLog(rig.store)):
+            assert [found.number for found in each.newest(since_ms=0, key="", before=0)] == [9, 8, 7, 6, 5]
+        assert [found.number for found in activity.newest(since_ms=0, key="odd", before=8)] == [6]
+        await rig.close()
+
+    asyncio.run(body())
+
+
+def test_nothing_of_messages_is_in_it() -> None:
+    """Bodies and properties are counted, long lists and texts are cut."""
+    schedule = wire.Schedule(name="hourly", topic="orders", content=wire.Content(body=b"secret", tag="secret"))
+    assert what_of(wire.AddScheduleRequest(schedule=schedule, replace=True)) == (
+        "schedule=(name=hourly topic=orders content=(...)) replace=True"
+    )
+    many = wire.ChangeMessagesRequest(topic="orders", message_ids=list("abcde"), cancel=True)
+    assert what_of(many) == "message_ids=a,b,c and 2 more cancel=True"
+    replay = wire.ReplayMessagesRequest(inner_topic="inner", messages=[wire.InnerMessage()] * 3)
+    assert what_of(replay) == "inner_topic=inner messages=(3)"
