@@ -13,6 +13,7 @@ from urllib.parse import quote
 import grpc
 from google.protobuf.message import Message
 
+from broker_adapter.clock import SystemClock
 from broker_adapter.limits import REQUEST_BYTES_MAX
 from broker_adapter.signature import Signer
 from broker_adapter.wire import rocketmq_v2 as public
@@ -20,7 +21,7 @@ from broker_adapter.wire.pool import Method
 from dmq.admin import admin_v1 as wire
 from dmq.admin.channel import open_channel, told_of_tls
 from dmq.admin.validate import CLIENT_MS_MAX, WHY_HEADER
-from dmq.contexts import ClientTls
+from dmq.contexts import ClientTls, target_of
 from dmq.errors import DmqError
 
 _Response = TypeVar("_Response", bound=Message)
@@ -87,6 +88,16 @@ class AdminClient:
         self._tls = tls
         self._why = ((WHY_HEADER, quote(why)),) if why else ()
         self._channel = open_channel(address, tls, _OPTIONS)
+
+    @classmethod
+    def from_context(cls, name: str = "", *, timeout_s: float = 5.0, why: str = "") -> Self:
+        """Return a client of the daemon to which a context of ``dmq context add`` leads; ``ContextError`` if none does.
+
+        Without a name that is the one of ``DMQ_CONTEXT``, or else the current one.
+        """
+        target = target_of(name)
+        signer = Signer(target.access_key, target.secret, SystemClock()) if target.access_key else None
+        return cls(target.address, timeout_s=timeout_s, signer=signer, tls=target.tls, why=why)
 
     def __enter__(self) -> Self:
         return self

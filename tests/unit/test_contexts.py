@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dmq.admin.client import AdminClient, DaemonUnavailable
 from dmq.contexts import (
     Context,
     ContextError,
@@ -140,6 +141,8 @@ def test_the_hooks_client_comes_from_a_context(monkeypatch: pytest.MonkeyPatch, 
     keep("two", Context(address="two:1"))
     with SidecarClient.from_context("two") as two, SidecarClient.from_context() as one:
         assert (two.address, one.address) == ("two:1", "one:1")
+    with AdminClient.from_context("two") as admin, pytest.raises(DaemonUnavailable, match="two:1"):
+        admin.status()
     monkeypatch.setenv("DMQ_CONTEXT", "two")
     assert target_of().address == "two:1"
     keep("bad", Context(tls_ca=tmp_path / "missing.pem"))

@@ -85,13 +85,13 @@ def request_of(rpc: str, topic: str, group: str) -> Message:
     return request
 
 
-def test_every_rpc_is_in_the_table() -> None:
+def test_every_call_of_operators_is_classed() -> None:
     """One that was added and not classed is found here, and so is one that is gone."""
     assert set(RPCS) == set(wire.METHODS)
 
 
 @pytest.mark.parametrize("rpc", sorted(wire.METHODS))
-def test_an_admin_key_may_call_everything_and_strangers_nothing(rpc: str, desk: Desk) -> None:
+def test_an_operator_may_call_everything_and_others_nothing(rpc: str, desk: Desk) -> None:
     """Whatever the request says."""
     request = wire.METHODS[rpc].request_class()
     assert status_of(desk, OPERATOR, rpc, request) == ADMITTED
