@@ -149,7 +149,7 @@ class Quotas:
 
     def judge(self, key: AccessKey) -> None:
         """Note whether a key has any rule."""
-        if key.is_admin or key.rules:
+        if key.is_admin or key.role or key.rules:
             self._ruleless.discard(key.name)
         elif len(self._ruleless) < _HOLDERS_KEPT:
             self._ruleless.add(key.name)

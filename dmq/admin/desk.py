@@ -52,17 +52,19 @@ class Desk:
     async def _judge(self, rpc: str, key: AccessKey | None, request: Any) -> str:  # noqa: ANN401 - of any RPC
         """Refuse what the key is not enough for; return the topic of the schedule that is meant, if one is."""
         access, topic = RPCS[rpc], ""
-        needs: list[Need] = list(access.needs(request)) if key is not None else []
+        self._check(rpc, key, access.needs(request))
         if access.of_schedule is not None:
             name = request.schedule.name if isinstance(request, wire.AddScheduleRequest) else request.name
             topic = await self._service.schedules.topic_of(name)
-            needs += [access.of_schedule(topic, request)] if topic else []
+            self._check(rpc, key, [access.of_schedule(topic, request)] if topic else ())
         if access.of_job is not None:
             group = self._service.group_of_job(request.job_id)
-            needs += [access.of_job(group, request)] if group else []
+            self._check(rpc, key, [access.of_job(group, request)] if group else ())
+        return topic
+
+    def _check(self, rpc: str, key: AccessKey | None, needs: Iterable[Need]) -> None:
         if self._guard is not None and key is not None:
             self._guard.check(rpc, key, needs)
-        return topic
 
 
 def why_of(header: Header) -> str:

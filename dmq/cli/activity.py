@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dmq.cli import output as out
+from dmq.cli.errors import CommandFailed, ExitCode
 from dmq.cli.nouns import noun
 from dmq.cli.options import LimitOption, Session, with_session
 from dmq.cli.times import instant_ms
@@ -48,14 +49,42 @@ def ls(
         out.show_json([out.to_plain(each) for each in found])
         return
     out.show_table(
-        ("WHEN", "KEY", "ADDRESS", "CALL", "OF", "OUTCOME", "WHY"),
+        ("#", "WHEN", "KEY", "ADDRESS", "CALL", "OF", "OUTCOME", "WHY"),
         [
             (
-                *(out.when(each.began_at_ms), each.key or "-", each.address, each.rpc, _of(each)),
+                *(str(each.number), out.when(each.began_at_ms), each.key or "-", each.address, each.rpc, _of(each)),
                 *(f"{each.outcome}: {each.error}" if each.error else each.outcome, each.why),
             )
             for each in found
         ],
+        numbers=("#",),
+    )
+
+
+@app.command()
+@with_session
+def show(
+    session: Session,
+    *,
+    number: Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="Its number, as listed by 'dmq activity ls'.")],
+) -> None:
+    """Show all that is known of one."""
+    with session.connect() as client:
+        found = client.activity(before=number + 1, limit=1).activities
+    if not found or found[0].number != number:
+        raise CommandFailed(f"there is no activity {number}, or it is no longer kept", ExitCode.NOT_FOUND)
+    (activity,) = found
+    if session.as_json:
+        out.show_json(out.to_plain(activity))
+        return
+    ended = out.when(activity.ended_at_ms) if activity.ended_at_ms else "-"
+    out.show_facts(
+        [
+            *(("call", activity.rpc), ("topic", activity.topic), ("group", activity.group), ("what", activity.what)),
+            *(("key", activity.key or "-"), ("address", activity.address), ("why", activity.why or "-")),
+            *(("began", out.when(activity.began_at_ms)), ("ended", ended)),
+            ("outcome", f"{activity.outcome}: {activity.error}" if activity.error else activity.outcome),
+        ]
     )
 
 

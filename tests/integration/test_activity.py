@@ -38,6 +38,10 @@ role = "viewer"
 """
 
 
+def a_schedule(name: str, topic: str) -> wire.Schedule:
+    return wire.Schedule(name=name, topic=topic, interval_ms=3_600_000, content=wire.Content(body=b"tick"))
+
+
 @pytest.mark.parametrize("transport", ["http2", "grpcio"])
 def test_what_operators_change_is_recorded(tmp_path: Path, transport: str) -> None:
     """Each changing call once, with key, address, reason and outcome; what is looked at, or not allowed, is not."""
@@ -57,11 +61,11 @@ def test_what_operators_change_is_recorded(tmp_path: Path, transport: str) -> No
                 on_call.remove_topic("orders-gone")
             with pytest.raises(CallRefused):
                 on_call.create_topic("orders", queues=-1)
-            on_call.add_schedule(wire.Schedule(name="hourly", topic="orders", interval_ms=3_600_000))
-            boss.add_schedule(wire.Schedule(name="prices", topic="prices", interval_ms=3_600_000))
+            on_call.add_schedule(a_schedule("hourly", "orders"))
+            boss.add_schedule(a_schedule("prices", "prices"))
             with pytest.raises(NotAllowed, match="ADMIN, as an operator, on topic 'prices'"):
                 on_call.pause_schedule("prices")
-            taking_over = wire.Schedule(name="prices", topic="orders", interval_ms=3_600_000)
+            taking_over = a_schedule("prices", "orders")
             with pytest.raises(NotAllowed):
                 on_call.add_schedule(taking_over, replace=True)
             on_call.pause_schedule("hourly")
@@ -87,6 +91,8 @@ def test_what_operators_change_is_recorded(tmp_path: Path, transport: str) -> No
         assert done.returncode == 0, done.stderr
         listed = run_command(*signed, "-o", "json", "activity", "ls", "--key", "on-call", "--limit", "1", env=env)
         assert [(each["rpc"], each["why"]) for each in json.loads(listed.stdout)] == [("SetTopic", "disk is new")]
+        assert "disk is new" in run_command(*signed, "activity", "show", "9", env=env).stdout
+        assert run_command(*signed, "activity", "show", "10", env=env).returncode == 3
         assert [each["rpc"] for each in daemon.events("operated")] == [*(rpc for _, rpc, *_ in shown), "SetTopic"]
         daemon.kill()
         daemon.restart()

@@ -31,7 +31,7 @@ def test_ls_shows_keys_and_rules_without_secrets() -> None:
     """A line for each rule; for programs a list with stable keys."""
     shown = run("acl", "ls")
     assert [line.split() for line in shown.stdout.splitlines()] == [
-        ["ACCESS", "KEY", "ADMIN", "RULE"],
+        ["ACCESS", "KEY", "ROLE", "RULE"],
         ["shop", "topic", "orders*", "=", "PUB|SUB"],
         ["group", "billing*", "=", "SUB"],
         ["reader", "topic", "orders*", "=", "SUB"],
@@ -40,12 +40,14 @@ def test_ls_shows_keys_and_rules_without_secrets() -> None:
         ["topic", "%DLQ%redelivery-notes", "=", "PUB"],
         ["group", "redelivery", "=", "ADMIN|SUB"],
         ["group", "redelivery-notes", "=", "ADMIN"],
-        ["operator", "yes"],
+        ["operator", "admin"],
     ]
     found = run("acl", "ls", "-o", "json").stdout
     assert json.loads(found)[1] == {
         "access_key": "reader",
         "is_admin": False,
+        "role": "",
+        "with_bodies": False,
         "rules": [
             {"kind": "topic", "pattern": "orders*", "actions": ["SUB"]},
             {"kind": "group", "pattern": "reading*", "actions": ["SUB"]},
@@ -77,8 +79,8 @@ def test_check_says_yes_or_no_and_why(arguments: tuple[str, ...], code: int, sai
     [
         (("nobody", "PUB", "topic:orders"), 3, "no access key nobody"),
         (("shop", "PUB", "orders"), 2, "topic:NAME or group:NAME"),
-        (("shop", "PUB", "group:billing"), 2, "with a group, ADMIN or SUB is expected"),
-        (("shop", "READ", "topic:orders"), 2, "with a topic, PUB or SUB is expected"),
+        (("shop", "PUB", "group:billing"), 2, "with a group, one of ADMIN, SUB is expected"),
+        (("shop", "READ", "topic:orders"), 2, "with a topic, one of ADMIN, PUB, SUB is expected"),
         (("shop", "PUB", "topic:orders", "--file", "gone.toml"), 1, "gone.toml cannot be read"),
     ],
 )
