@@ -49,10 +49,9 @@ class Need(NamedTuple):
         if not self.kind:
             return role or "an admin key"
         what = " or ".join(ADMIN if action == OPERATE else action for action in self.actions.split("|"))
-        if OPERATE in self.actions:
-            what += ", as an operator,"
         where = f"any {self.kind}" if self.name == ANY else f"{self.kind} {self.name[:NAME_CHARS_MAX]!r}"
-        return f"{what} on {where}" + (f", or {role}" if role else "")
+        as_operator = " with the role operator" if OPERATE in self.actions else ""
+        return f"{what} on {where}{as_operator}" + (f", or {role}" if role else "")
 
 
 ADMIN_KEY: Final = Need(ADMIN)

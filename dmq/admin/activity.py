@@ -14,7 +14,7 @@ import structlog
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from broker_adapter.errors import Refused
+from broker_adapter.errors import BrokerError, Refused
 from dmq.admin import admin_v1 as wire
 from dmq.admin import validate
 from dmq.audit.events import operated_event
@@ -88,7 +88,7 @@ class ActivityLog:
             raise
         except Exception as error:
             outcome = CallOutcome.REFUSED if isinstance(error, Refused) else CallOutcome.FAILED
-            known = isinstance(error, (DmqError, Refused))
+            known = isinstance(error, (DmqError, BrokerError))
             await self._end(begun, outcome, str(error) if known else type(error).__name__)
             raise
         await self._end(begun, CallOutcome.DONE)

@@ -222,7 +222,7 @@ def _check_why(why: str) -> str:
     """Return a reason; a usage error for what cannot be kept."""
     text = why.strip()
     if len(text) > WHY_CHARS_MAX or not text.isprintable():
-        raise refused(f"up to {WHY_CHARS_MAX} printable characters are expected", "--why", given=why[:WHY_CHARS_MAX])
+        raise refused(f"up to {WHY_CHARS_MAX} printable characters are expected", "--why", given=f"{text[:20]}..." if len(text) > WHY_CHARS_MAX else why)
     return text
 
 
