@@ -219,10 +219,10 @@ def _environment() -> Context:
 
 
 def _check_why(why: str) -> str:
-    """Return a reason; a usage error for what cannot be kept."""
     text = why.strip()
     if len(text) > WHY_CHARS_MAX or not text.isprintable():
-        raise refused(f"up to {WHY_CHARS_MAX} printable characters are expected", "--why", given=f"{text[:20]}..." if len(text) > WHY_CHARS_MAX else why)
+        given = f"{text[:20]}..." if len(text) > WHY_CHARS_MAX else why
+        raise refused(f"up to {WHY_CHARS_MAX} printable characters are expected", "--why", given=given)
     return text
 
 
