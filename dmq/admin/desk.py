@@ -53,11 +53,12 @@ class Desk:
         """Refuse what the key is not enough for; return the topic of the schedule that is meant, if one is."""
         access, topic = RPCS[rpc], ""
         self._check(rpc, key, access.needs(request))
-        if access.of_schedule is not None:
+        is_judged, is_recorded = key is not None, self._service.activity.log is not None
+        if access.of_schedule is not None and (is_judged or is_recorded):
             name = request.schedule.name if isinstance(request, wire.AddScheduleRequest) else request.name
             topic = await self._service.schedules.topic_of(name)
             self._check(rpc, key, [access.of_schedule(topic, request)] if topic else ())
-        if access.of_job is not None:
+        if access.of_job is not None and is_judged:
             group = self._service.group_of_job(request.job_id)
             self._check(rpc, key, [access.of_job(group, request)] if group else ())
         return topic

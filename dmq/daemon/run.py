@@ -78,8 +78,7 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
             stack.push_async_callback(snapshots.close, config.shutdown_grace_s)
         backups, periodic = await backups_of(config, store, stack)
         verifier = await stack.enter_async_context(LedgerVerifier(store, config.data))
-        metrics = Metrics(version=version_here(), cell_id=store.cell_id)
-        _observe(store, metrics)
+        metrics = _metrics(store)
         broker = broker_of(config, store)
         stack.push_async_callback(broker.close)
         await store.commit_async([Emit(cell_event(EventKind.OPENED))])
@@ -122,10 +121,13 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
     return EXIT_OK if failure is None else EXIT_FAILED
 
 
-def _observe(store: Store, metrics: Metrics) -> None:
+def _metrics(store: Store) -> Metrics:
+    """Return the metrics, which hear of each batch."""
+    metrics = Metrics(version=_version(), cell_id=store.cell_id)
     store.writer.observe = lambda ops, size, seconds, sync_s: metrics.committed(
         ops=ops, batch_bytes=size, seconds=seconds, sync_seconds=sync_s
     )
+    return metrics
 
 
 async def _front(
