@@ -65,8 +65,8 @@ def test_the_command_and_the_hook_speak_tls(tmp_path: Path, ours: Signed, monkey
         nameless = ClientTls(ca=ca, certificate=who[0], key=who[1])
         assert "is not for '127.0.0.1'" in failure(daemon.address, nameless)
         shown = run_command("--address", by_name, "--tls-ca", str(there.certificate), "status")
-        told = [line for line in shown.stderr.splitlines() if not line.startswith("I")]  # of gRPC, if it is a fork
-        assert (shown.returncode, len(told)) == (6, 1), shown.stderr
+        lines = [line for line in shown.stderr.splitlines() if not line.startswith("I")]  # of gRPC, if it is a fork
+        assert (shown.returncode, len(lines)) == (6, 1), shown.stderr
         daemon.stop()
 
 
