@@ -288,9 +288,9 @@ def test_a_cluster_is_named_by_its_proxies() -> None:
     ],
 )
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.0.0.7", "dmq.example"])
-def test_other_hosts_are_not_served_by_accident(flags: dict[str, str], said: str, host: str) -> None:
+def test_other_hosts_are_not_served_by_accident(flags: dict[str, object], said: str, host: str) -> None:
     """Without keys, or without TLS, it takes ``insecure``; the refusal says what is missing and what to do."""
-    listen = {"listen": f"{host}:8081", **flags}
+    listen: dict[str, object] = {"listen": f"{host}:8081", **flags}
     (found,) = problems(listen)
     assert said in found
     assert "insecure = true" in found
@@ -300,7 +300,7 @@ def test_other_hosts_are_not_served_by_accident(flags: dict[str, str], said: str
 @pytest.mark.parametrize(
     "flags", [{"listen": "0.0.0.0:8081", "acl": "a"}, {"listen": "[::1]:1"}, {"listen": "localhost:1"}]
 )
-def test_who_has_keys_and_tls_or_listens_here_needs_no_more(flags: dict[str, str]) -> None:
+def test_who_has_keys_and_tls_or_listens_here_needs_no_more(flags: dict[str, object]) -> None:
     """Access keys and the certificate that signs itself are enough; so is a client's certificate in a key's stead."""
     load(flags)
     load({"listen": "0.0.0.0:1", "tls_client_ca": "ca.pem"})
