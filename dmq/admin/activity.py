@@ -18,7 +18,7 @@ from broker_adapter.errors import BrokerError, Refused
 from dmq.admin import admin_v1 as wire
 from dmq.admin import validate
 from dmq.audit.events import operated_event
-from dmq.errors import DmqError, StoreError
+from dmq.errors import DmqError, StoreBusy, StoreError
 from dmq.store.ops import Delete, Emit, Op, Put
 from dmq.store.schema.activity import Activity, CallOutcome, decode_activity, encode_activity, text_of
 from dmq.store.schema.keys import META_ACTIVITY, Family, activity_key, meta_range
@@ -27,6 +27,8 @@ from dmq.store.store import Store
 log = structlog.get_logger("dmq.admin")
 
 KEPT: Final = 1_000
+_AGAIN_S: Final = 0.1
+_CLOSE_S: Final = 5.0
 _ROWS_MAX: Final = 1_000_000
 _NAME_CHARS_MAX: Final = 255
 _TEXT_CHARS_MAX: Final = 300
@@ -64,9 +66,9 @@ class ActivityLog:
             await self._write(each._replace(outcome=CallOutcome.UNKNOWN, error=text) for each in begun)
 
     async def close(self) -> None:
-        """Wait for what is being recorded."""
+        """Wait for what is being recorded, but not for ever: the next run settles what is left."""
         if self._ending:
-            await asyncio.wait(self._ending)
+            await asyncio.wait(self._ending, timeout=_CLOSE_S)
 
     def newest(self, *, since_ms: int, key: str, before: int) -> Iterator[Activity]:
         """Give the activities before a number (0: all), the newest first."""
@@ -78,25 +80,28 @@ class ActivityLog:
         self, caller: Caller, rpc: str, request: Message, call: Callable[[Any], Awaitable[_Response]], topic: str = ""
     ) -> _Response:
         """Carry out a call, and record it. ``topic`` is that of what the request names, if it says none itself."""
-        begun = await self._begin(caller, rpc, request, topic)
+        begun = self._begun(caller, rpc, request, topic)
+        try:
+            await self._begin(begun)
+        except asyncio.CancelledError:
+            _ = self._end(begun, CallOutcome.REFUSED, "its caller gave up before it was begun")
+            raise
         try:
             response = await call(request)
         except asyncio.CancelledError:
-            task = asyncio.create_task(self._end(begun, CallOutcome.UNKNOWN, "its caller gave up"))
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            _ = self._end(begun, CallOutcome.UNKNOWN, "its caller gave up")
             raise
         except Exception as error:
             outcome = CallOutcome.REFUSED if isinstance(error, Refused) else CallOutcome.FAILED
             known = isinstance(error, (DmqError, BrokerError))
-            await self._end(begun, outcome, str(error) if known else type(error).__name__)
+            await asyncio.shield(self._end(begun, outcome, str(error) if known else type(error).__name__))
             raise
-        await self._end(begun, CallOutcome.DONE)
+        await asyncio.shield(self._end(begun, CallOutcome.DONE))
         return response
 
-    async def _begin(self, caller: Caller, rpc: str, request: Message, topic: str) -> Activity:
+    def _begun(self, caller: Caller, rpc: str, request: Message, topic: str) -> Activity:
         self._last += 1
-        begun = Activity(
+        return Activity(
             self._last,
             rpc,
             self._store.clock.now_ms(),
@@ -108,32 +113,52 @@ class ActivityLog:
             what=_cut(what_of(request), _TEXT_CHARS_MAX),
             why=_cut(caller.why or _named(request, "why"), _TEXT_CHARS_MAX),
         )
+
+    async def _begin(self, begun: Activity) -> None:
         self._by_number[begun.number] = begun
         ops: list[Op] = [Put(Family.META, activity_key(begun.number), encode_activity(begun))]
         for number in list(self._by_number)[: max(0, len(self._by_number) - KEPT)]:
             if self._by_number[number].outcome is not CallOutcome.BEGUN:  # those are few: operators have a bound
                 del self._by_number[number]
                 ops.append(Delete(Family.META, activity_key(number)))
-        await self._store.commit_async(ops)
-        return begun
-
-    async def _end(self, begun: Activity, outcome: CallOutcome, error: str = "") -> None:
         try:
-            await self._write([begun._replace(outcome=outcome, error=_cut(error, _TEXT_CHARS_MAX))])
-        except StoreError as failure:  # the daemon ends; its next run records that the outcome is not known
-            log.warning("activity_not_recorded", number=begun.number, error=str(failure))
+            await self._store.commit_async(ops)
+        except StoreError:  # nothing of it is done
+            del self._by_number[begun.number]
+            raise
+
+    def _end(self, begun: Activity, outcome: CallOutcome, error: str = "") -> asyncio.Task[None]:
+        """Record how a call ended, also if its caller is gone by then."""
+        ended = begun._replace(outcome=outcome, error=_cut(error, _TEXT_CHARS_MAX))
+        task = asyncio.create_task(self._record(ended))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        return task
+
+    async def _record(self, ended: Activity) -> None:
+        while True:
+            try:
+                await self._write([ended])
+            except StoreBusy:
+                await asyncio.sleep(_AGAIN_S)
+            except StoreError as error:  # the daemon ends; its next run records that the outcome is not known
+                log.warning("activity_not_recorded", number=ended.number, error=str(error))
+                return
+            else:
+                return
 
     async def _write(self, ended: Iterable[Activity]) -> None:
-        ops: list[Op] = []
         now_ms = self._store.clock.now_ms()
-        for each in ended:
-            activity = each._replace(ended_ms=max(now_ms, each.began_ms))
-            self._by_number[activity.number] = activity
-            ops.append(Put(Family.META, activity_key(activity.number), encode_activity(activity)))
-            ops.append(Emit(operated_event(activity.number, text_of(activity))))
-            told = {name: value for name, value in activity._asdict().items() if value}
-            log.info("operated", **{**told, "outcome": str(activity.outcome)})
+        activities = [each._replace(ended_ms=max(now_ms, each.began_ms)) for each in ended]
+        ops: list[Op] = []
+        for each in activities:
+            ops.append(Put(Family.META, activity_key(each.number), encode_activity(each)))
+            ops.append(Emit(operated_event(each.number, text_of(each))))
         await self._store.commit_async(ops)
+        for each in activities:
+            self._by_number[each.number] = each
+            told = {name: value for name, value in each._asdict().items() if value}
+            log.info("operated", **{**told, "outcome": str(each.outcome)})
 
 
 class ActivityCalls:

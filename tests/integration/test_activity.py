@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,10 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin.activity import ActivityLog, Caller, what_of
 from dmq.admin.client import AdminClient, CallRefused, NotAllowed, NotFound
 from dmq.audit.events import EventKind
+from dmq.errors import StoreBusy
+from dmq.store.ops import Emit, Op
 from dmq.store.schema.activity import CallOutcome
+from dmq.store.schema.index import Receipt
 
 BOSS, ON_CALL, VIEWER = Key("boss", "b"), Key("on-call", "o"), Key("viewer", "v")
 KEYS = """
@@ -171,6 +175,41 @@ def test_how_it_ended_is_told(tmp_path: Path) -> None:
         await activity.close()
         assert [each["outcome"] for each in _said(rig)] == ["done", "refused", "failed", "unknown"]
         assert "secret" not in str(_said(rig))
+        await rig.close()
+
+    asyncio.run(body())
+
+
+def test_a_caller_that_goes_while_it_is_recorded_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given up before its start nothing is done; at its end, also while the store is busy, it is recorded as done."""
+
+    async def body() -> None:
+        rig = await _opened(tmp_path)
+        activity = ActivityLog(rig.store)
+        early = asyncio.create_task(activity.run(Caller(), "RemoveTopic", _request(), _do_nothing))
+        await asyncio.sleep(0)
+        early.cancel()
+        await asyncio.gather(early, return_exceptions=True)
+        await activity.close()
+        late = asyncio.create_task(activity.run(Caller(), "RemoveTopic", _request(), _do_nothing))
+        commit, busy = rig.store.commit_async, [StoreBusy("too much waits")]
+
+        def commit_later(ops: Sequence[Op]) -> asyncio.Future[list[Receipt]]:
+            if busy and any(isinstance(op, Emit) for op in ops):
+                late.cancel()
+                raise busy.pop()
+            return commit(ops)
+
+        monkeypatch.setattr(rig.store, "commit_async", commit_later)
+        (gone,) = await asyncio.gather(late, return_exceptions=True)
+        assert isinstance(gone, asyncio.CancelledError)
+        await activity.close()
+        found = [(each.outcome, each.error) for each in activity.newest(since_ms=0, key="", before=0)]
+        assert found == [("done", ""), ("refused", "its caller gave up before it was begun")]
+        assert [each["outcome"] for each in _said(rig)] == ["refused", "done"]
+        monkeypatch.undo()
         await rig.close()
 
     asyncio.run(body())
