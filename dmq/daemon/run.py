@@ -123,7 +123,7 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
 
 def _metrics(store: Store) -> Metrics:
     """Return the metrics, which hear of each batch."""
-    metrics = Metrics(version=_version(), cell_id=store.cell_id)
+    metrics = Metrics(version=version_here(), cell_id=store.cell_id)
     store.writer.observe = lambda ops, size, seconds, sync_s: metrics.committed(
         ops=ops, batch_bytes=size, seconds=seconds, sync_seconds=sync_s
     )
