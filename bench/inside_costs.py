@@ -106,7 +106,7 @@ class _Path:
         self._timed("sync", size, self._engine.sync, clock=time.perf_counter_ns)
         self._assembler.outbox.synced()
         self._marks.release()
-        return [receipt for told in receipts for receipt in told or ()]
+        return [receipt for told in receipts if isinstance(told, list) for receipt in told]
 
     def _timed(
         self, step: str, size: int, do: Callable[[], _Value], clock: Callable[[], int] = time.thread_time_ns

@@ -14,6 +14,7 @@ DmqError
  |   +- StoreForked        used in a child of the process that opened it
  |   +- StoreClosed        used after close
  |   +- StoreBusy          too much waits for the disk already; nothing was done
+ |   +- OverBound          more would wait than a topic may have waiting; nothing was done
  |   +- UnitRefused        a part of the unit was done before, so nothing of it may be done again; nothing was done
  +- StartRefused           it is known before the store is opened that the daemon cannot start
  +- AddressInUse           a port the daemon was told to listen on is taken
@@ -103,6 +104,22 @@ class StoreBusy(StoreError):
     """Too much waits to be written already; nothing was done."""
 
     retriable = True
+
+
+class OverBound(StoreError):
+    """A unit would leave more waiting than its ``Bound`` allows: nothing of it was done."""
+
+    retriable = True
+
+    def __init__(self, scope: int, what: str, *, waiting: int, more: int, limit: int, next_due_ms: int | None) -> None:
+        """``what`` is ``"entries"``, ``"bytes"`` or ``"closed"``; ``next_due_ms``: about when the next entry is due."""
+        super().__init__(f"scope {scope}: {waiting} {what} wait, {more} more would be above {limit}")
+        self.scope = scope
+        self.what = what
+        self.waiting = waiting
+        self.more = more
+        self.limit = limit
+        self.next_due_ms = next_due_ms
 
 
 class UnitRefused(StoreError):

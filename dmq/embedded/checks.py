@@ -163,7 +163,9 @@ class Checks:
         record = encode_queued(checks, now_ms, 0, encode_history(history) + body, has_history=True)
         event = encode_event(kind, entry.topic_id, group.group_id, NO_QUEUE, checks, accepted_ms, message_id)
         place = letters.topic_id, 0
-        return HandOver(key, entry.scope, message_id, entry.deliver_at_ms, *place, record, event, is_half=True)
+        return HandOver(
+            key, entry.scope, message_id, entry.deliver_at_ms, *place, record, event, half.size, is_half=True
+        )
 
     def _has_room(self, payload_bytes: int) -> bool:
         with self._lock:

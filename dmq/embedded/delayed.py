@@ -224,7 +224,7 @@ def _cancelled(message_id: bytes, receipt: Receipt, value: bytes) -> Withdraw:
     due_ms = entry.deliver_at_ms
     event = encode_event(EventKind.RECALLED, entry.topic_id, 0, NO_QUEUE, 0, due_ms, message_id)
     return Withdraw(
-        *(receipt.key, entry.scope, message_id, due_ms),
+        *(receipt.key, entry.scope, message_id, due_ms, len(value)),
         event=event,
         is_remembered=True,
         if_gone=IfKnown.ANSWER,

@@ -128,7 +128,7 @@ class Placement:
             record = encode_queued(0, now_ms, deliver_at_ms, body)
             event = encode_event(DELIVERED, topic_id, 0, queue_id, 0, deliver_at_ms, message_id)
             place = topic_id, queue_id, record
-            made.append(HandOver(key, scope, message_id, deliver_at_ms, *place, event, False, own_row))
+            made.append(HandOver(key, scope, message_id, deliver_at_ms, *place, event, len(value), False, own_row))
         return made
 
     def choose(self, topic: Topic, message_group: str) -> int:
@@ -175,7 +175,8 @@ def _retry(  # noqa: PLR0917 - an entry, taken apart
     message_id, _ = body_facts(body[history_bytes(body, 0) :])
     record = encode_queued(failed, now_ms, 0, body, has_history=True)
     event = encode_event(RETRIED, history.topic_id, group_id, LANE, failed + 1, due_ms, message_id)
-    return HandOver(key, group_id, failed_id(message_id, history, failed), due_ms, lane_id, 0, record, event)
+    size = WAITING_HEADER_BYTES + len(body)
+    return HandOver(key, group_id, failed_id(message_id, history, failed), due_ms, lane_id, 0, record, event, size)
 
 
 def message_group_of(value: bytes) -> bytes:

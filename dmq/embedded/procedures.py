@@ -47,6 +47,7 @@ from dmq.store.schema.record import (
     decode_waiting,
     encode_queued,
     history_bytes,
+    waiting_bytes,
 )
 from dmq.store.store import Store
 
@@ -242,7 +243,8 @@ class Procedures:
                 body = (
                     (Delete(Family.TIMELINE, keys.half_body_key(keys.unpack_timeline_key(key)[1])),) if is_half else ()
                 )
-                ops.append(Withdraw(key, scope, message_id, entry.deliver_at_ms, body, event, own_key=row_of(value)))
+                place = key, scope, message_id, entry.deliver_at_ms, waiting_bytes(value)
+                ops.append(Withdraw(*place, body, event, own_key=row_of(value)))
             await self._commit(ops)
 
     async def _waiting_of(self, scope: int) -> AsyncIterator[list[tuple[bytes, bytes, bytes]]]:
@@ -311,7 +313,7 @@ class Procedures:
             message_id,
         )
         copy = Append(entry.scope, entry_id, lane_id, 0, record, event)
-        return Withdraw(key, entry.scope, entry_id, entry.deliver_at_ms, (copy,))
+        return Withdraw(key, entry.scope, entry_id, entry.deliver_at_ms, len(value), (copy,))
 
     async def _give_up_letters(self, topic: Topic) -> None:
         """Give every dead letter without an outcome its last one: it is PURGED. Their queue is emptied after."""

@@ -208,7 +208,11 @@ class WaitingRetries:
             retry_id = _index_id(retry)
             ops.append(
                 # What is beside it makes a dead-letter queue, which may stay empty.
-                Withdraw(key, group.group_id, retry_id, entry.deliver_at_ms, tuple(then), if_gone=IfKnown.ANSWER)
+                Withdraw(
+                    *(key, group.group_id, retry_id, entry.deliver_at_ms, len(value)),
+                    instead=tuple(then),
+                    if_gone=IfKnown.ANSWER,
+                )
             )
         # Also with nothing to write: what is gone may be so by a unit that is not durable yet.
         receipts = await self._commits.commit(ops)

@@ -380,7 +380,7 @@ class Schedules:
             return []
         if not found.key:
             raise StoreCorrupt(f"the schedule {name!r} waits, and has no entry on the timeline")
-        return [Withdraw(found.key, recurring_scope(found.schedule.topic_id), pack_id(name), found.due_ms)]
+        return [Withdraw(found.key, recurring_scope(found.schedule.topic_id), pack_id(name), found.due_ms, 0)]
 
     @staticmethod
     def _kept(name: str, progress: Progress) -> Put:

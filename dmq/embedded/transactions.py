@@ -218,6 +218,7 @@ class Transactions:
             entry.scope,
             transaction.message_id,
             entry.deliver_at_ms,
+            half.size,
             (message, _drop_body(transaction)),
             event,
             is_remembered=True,
@@ -279,7 +280,10 @@ def _roll_back_op(topic: Topic, transaction: EntryHandle, key: bytes, half: Half
     entry, message_id = half.entry, transaction.message_id
     event = encode_event(EventKind.ROLLED_BACK, topic.topic_id, 0, NO_QUEUE, entry.retry_count, 0, message_id)
     return Withdraw(
-        key, entry.scope, message_id, entry.deliver_at_ms, (_drop_body(transaction),), event, is_remembered=True
+        *(key, entry.scope, message_id, entry.deliver_at_ms, half.size),
+        instead=(_drop_body(transaction),),
+        event=event,
+        is_remembered=True,
     )
 
 

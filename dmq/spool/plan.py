@@ -58,7 +58,7 @@ def withdrawn(ticket: Ticket, entry: Entry, instead: Sequence[Op]) -> list[Op]:
     key = timeline_key(ticket.mark)
     plain = [op for op in instead if isinstance(op, Append | Delete | Emit | Put | Schedule)]
     assert len(plain) == len(instead), "these are all that a spool does"
-    return [Withdraw(key, ticket.type_id, entry_id(entry.uid, ticket.turn), ticket.due_at_ms, plain)]
+    return [Withdraw(key, ticket.type_id, entry_id(entry.uid, ticket.turn), ticket.due_at_ms, 0, plain)]
 
 
 def event_of(kind: EventKind, type_id: int, entry: Entry, attempt: int, time_ms: int) -> bytes:

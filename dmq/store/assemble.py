@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar, NamedTuple
 
+from dmq.errors import OverBound
 from dmq.store.believed import BelievedClock
 from dmq.store.counts import Counts
 from dmq.store.engine import Engine, queue_end
@@ -19,6 +20,7 @@ from dmq.store.ops import (
     Append,
     Appended,
     Batch,
+    Bound,
     CloseLedger,
     Delete,
     Done,
@@ -56,6 +58,7 @@ from dmq.store.schema.index import (
 from dmq.store.schema.keys import Family, half_body_key, pack_index_prefix, pack_queue_key, pack_timeline_key, pack_u64
 from dmq.store.schema.outbox import pack_record_head
 from dmq.store.schema.own_keys import KeyHolder, decode_key_holder, encode_key_holder
+from dmq.store.schema.record import waiting_bytes, whole_half_bytes
 
 _WITHDRAWN_KEPT = 10_000
 _KEEP_CLOCK_MS = 5_000  # how often the clocks are kept, with a batch that is written anyway
@@ -95,8 +98,12 @@ class Assembler:
         outbox_bytes_max: int,
         gap_event: Callable[[int, int], bytes],
         ledger_kinds: Collection[int] = (),
+        bytes_since: int = 0,
     ) -> None:
-        """``ledger_kinds``: the kinds of events that the ledger counts; without any there is none."""
+        """``ledger_kinds``: the kinds of events that the ledger counts; without any there is none.
+
+        ``bytes_since``: as of ``Counts``.
+        """
         self._engine = engine
         self._marks = marks
         self._clock = clock
@@ -111,7 +118,7 @@ class Assembler:
             engine, recovered.boot, recovered.outbox, bytes_max=outbox_bytes_max, gap_event=gap_event
         )
         self._tails: dict[tuple[int, int], int] = {}
-        self._counts = Counts(engine)
+        self._counts = Counts(engine, bytes_since)
         self._ledger = LedgerRows(engine, ledger_kinds) if ledger_kinds else None
         # Keys withdrawn while the reader may have had them in its hand already; see ``_withdraw``.
         self._withdrawn: set[bytes] = set()
@@ -138,10 +145,11 @@ class Assembler:
         """Index generations in which a message id may be: waiting, and finished in this window or the one before."""
         return keys.WAITING_GENERATION, self._generation, self._generation - 1
 
-    def assemble(self, units: Sequence[Sequence[Op]]) -> tuple[Batch, list[list[Receipt] | None], Appended]:
+    def assemble(self, units: Sequence[Sequence[Op]]) -> tuple[Batch, list[list[Receipt] | OverBound | None], Appended]:
         """Return the batch, the receipts of every unit, and what was appended to which queue.
 
-        There are no receipts of a unit that is refused because it would not be whole: the batch has nothing of it.
+        There are no receipts of a unit that is refused, because it would not be whole or for its bound: the batch has
+        nothing of it.
         """
         batch = self._batch = Batch()
         self._now_ms = self._clock.now_ms()
@@ -162,10 +170,13 @@ class Assembler:
         self._reserve(units, first_sequence)
 
         handlers = self._HANDLERS
-        receipts = [
-            [handlers[type(op)](self, op) for op in unit] if len(unit) == 1 or self._is_whole(unit) else None
-            for unit in units
-        ]
+        receipts: list[list[Receipt] | OverBound | None] = []
+        for unit in units:
+            over = None
+            if len(unit) > 1 and (not self._is_whole(unit) or (over := self._over(unit)) is not None):
+                receipts.append(over)
+            else:
+                receipts.append([handlers[type(op)](self, op) for op in unit])
 
         puts = batch.puts
         for (family, key), value in self._rows.items():
@@ -204,6 +215,54 @@ class Assembler:
                 return False
         return True
 
+    def _over(self, unit: Sequence[Op]) -> OverBound | None:
+        """Return why a unit is refused whose last ops are bounds, if it is. Nothing is done before."""
+        for op in reversed(unit):
+            if type(op) is not Bound:
+                return None
+            if (over := self._over_bound(unit, op)) is not None:
+                return over
+        return None
+
+    def _over_bound(self, unit: Sequence[Op], bound: Bound) -> OverBound | None:
+        scope = bound.scopes[0]
+        new: set[bytes] = set()
+        under: dict[bytes, int | None] = {}  # bytes of what the unit lets wait under each own key
+        count = size = 0
+        for op in unit:
+            if (type(op) is not Schedule and type(op) is not Append) or op.scope not in bound.scopes:
+                continue
+            id_key = pack_index_prefix(0, op.scope) + op.message_id
+            if id_key in new or id_key in self._known:
+                continue
+            new.add(id_key)
+            more = waiting_bytes(op.record) if type(op) is Schedule else None
+            if op.under is not None:
+                row = op.under.row
+                holder = self._holders[row]
+                there = under[row] if row in under else holder.size if holder is not None else None
+                if there is not None and op.under.keeps_first:
+                    continue
+                if there is not None:
+                    count, size = count - 1, size - there
+                under[row] = more
+            if more is not None:
+                count, size = count + 1, size + more
+        if bound.is_closed and new:
+            return OverBound(scope, "closed", waiting=0, more=len(new), limit=0, next_due_ms=None)
+        if count <= 0 and size <= 0:
+            return None
+        figures = [self._counts.waiting(each) for each in bound.scopes]
+        waiting, waiting_size = sum(each[0] for each in figures), sum(each[1] for each in figures)
+        for what, there, more, limit in (
+            ("entries", waiting, count, bound.count_max),
+            ("bytes", waiting_size, size, bound.bytes_max),
+        ):
+            if limit is not None and more > 0 and there + more > limit:
+                due_ms = self._counts.next_due_ms(scope, self._now_ms)
+                return OverBound(scope, what, waiting=there, more=more, limit=limit, next_due_ms=due_ms)
+        return None
+
     def _is_passed_over(self, op: Reschedule | Recur | HandOver | Hold) -> bool:
         """Say whether what the reader had read is gone, and others rely on it."""
         if type(op) is HandOver or type(op) is Hold:
@@ -227,13 +286,15 @@ class Assembler:
         puts = self._batch.puts
         if under is not None:
             self._waits(key_ms, sequence, id_key, record)
-            self._hold_key(under.row, KeyHolder(sequence, deliver_at_ms, message_id))
+            self._hold_key(under.row, KeyHolder(sequence, deliver_at_ms, len(record), message_id))
         else:
             puts.append((_TIMELINE, pack_timeline_key(key_ms, sequence), record))
             puts.append((_INDEX, id_key, encode_index_waiting(sequence, key_ms)))
         if half_body:
             puts.append((_TIMELINE, half_body_key(sequence), half_body))
         self._counts.add(scope, deliver_at_ms, 1)
+        if size := waiting_bytes(record):
+            self._counts.grow(scope, sequence, size)
         if event:
             self._records += (pack_record_head(len(event), sequence, _NA), event)
         receipt = self._known[id_key] = Receipt(_WAITING, sequence, -1, -1, key_ms, False)
@@ -256,7 +317,7 @@ class Assembler:
         return receipt
 
     def _hand_over(self, op: HandOver) -> Receipt:
-        key, scope, message_id, deliver_at_ms, topic_id, queue_id, record, event, is_half, own_key = op
+        key, scope, message_id, deliver_at_ms, topic_id, queue_id, record, event, size, is_half, own_key = op
         if key in self._withdrawn:
             return NO_RECEIPT
         suffix = scope.to_bytes(4, "big") + message_id
@@ -273,6 +334,7 @@ class Assembler:
         value = encode_index_finished(_DELIVERED_NUMBER, sequence, self._now_ms, queue_id, offset)
         batch.puts.append((_INDEX, self._generation_prefix + suffix, value))
         self._counts.add(scope, deliver_at_ms, -1)
+        self._counts.grow(scope, sequence, -size)
         if key[0] >= _HELD_BYTE:
             self._counts.hold(scope, -1)
         self._records += (pack_record_head(len(event), sequence, offset), event)
@@ -295,6 +357,8 @@ class Assembler:
         if op.own_key:
             self._hold_key(op.own_key, None)
         self._counts.add(op.scope, op.deliver_at_ms, -1)
+        if op.size:
+            self._counts.grow(op.scope, waiting.sequence, -op.size)
         if op.key[0] >= _HELD_BYTE:
             self._counts.hold(op.scope, -1)
         self._withdrawn.add(op.key)
@@ -334,9 +398,10 @@ class Assembler:
         self._batch.deletes.append((_TIMELINE, key))
         self._waits(key_ms, sequence, pack_index_prefix(0, scope) + message_id, record)
         if own_key:
-            self._hold_key(own_key, KeyHolder(sequence, deliver_at_ms, message_id))
+            self._hold_key(own_key, KeyHolder(sequence, deliver_at_ms, len(record), message_id))
         if half_body:
             self._batch.puts.append((_TIMELINE, half_body_key(sequence), half_body))
+            self._counts.grow(scope, sequence, waiting_bytes(record) - whole_half_bytes(half_body))
         self._counts.add(scope, due_ms, -1)
         self._counts.add(scope, deliver_at_ms, 1)
         if key[0] >= _HELD_BYTE:
@@ -354,7 +419,7 @@ class Assembler:
         self._put(progress)
         if record:
             return self._reschedule(Reschedule(key, scope, message_id, due_ms, deliver_at_ms, record, event))
-        return self._withdraw(Withdraw(key, scope, message_id, due_ms, event=event))
+        return self._withdraw(Withdraw(key, scope, message_id, due_ms, 0, event=event))  # a schedule counts no bytes
 
     def _occur(self, topic_id: int, each: Occurrence, schedule: int) -> None:
         sequence = self._sequence = self._sequence + 1
@@ -388,7 +453,7 @@ class Assembler:
         holder = self._holders[under.row]
         if holder is None:
             return None
-        sequence, due_ms, message_id = holder
+        sequence, due_ms, size, message_id = holder
         value = self._waiting[id_key[:8] + message_id]
         waiting = decode_index(value) if value is not None else NO_RECEIPT
         if waiting.state is not _WAITING or waiting.sequence != sequence:
@@ -396,7 +461,8 @@ class Assembler:
         key, event = waiting.key, under.event(due_ms, message_id)
         if not under.keeps_first:
             scope = int.from_bytes(id_key[4:8], "big")
-            gone = Withdraw(key, scope, message_id, due_ms, (), event, True, EntryState.REPLACED, own_key=under.row)
+            place = key, scope, message_id, due_ms, size
+            gone = Withdraw(*place, (), event, True, EntryState.REPLACED, own_key=under.row)
             self._withdraw(gone)
             return None
         absorbed = encode_index_absorbed(sequence, self._now_ms, message_id)
@@ -469,6 +535,9 @@ class Assembler:
             self._ledger.add(*op)
         return NO_RECEIPT
 
+    def _bound(self, _op: Bound) -> Receipt:
+        return NO_RECEIPT  # looked at before its unit was done
+
     def _close_ledger(self, op: CloseLedger) -> Receipt:
         if self._ledger is not None:
             self._ledger.close(*op)
@@ -499,6 +568,7 @@ class Assembler:
         Delete: _delete,
         Emit: _emit,
         Tally: _tally,
+        Bound: _bound,
         CloseLedger: _close_ledger,
         HoldOutbox: _hold_outbox,
         DropOutbox: _drop_outbox,

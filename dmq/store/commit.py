@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from broker_adapter.clock import Clock
-from dmq.errors import StoreBusy, StoreClosed, StoreError, StoreFailed, StoreForked, UnitRefused
+from dmq.errors import OverBound, StoreBusy, StoreClosed, StoreError, StoreFailed, StoreForked, UnitRefused
 from dmq.store.assemble import Assembler
 from dmq.store.engine import Engine
 from dmq.store.marks import Marks
@@ -223,6 +223,8 @@ class Writer:
         for unit, answer in zip(units, receipts, strict=True):
             if answer is None:
                 unit.error = UnitRefused(f"a part of a unit of {len(unit.ops)} operations was done before: see IfKnown")
+            elif isinstance(answer, OverBound):
+                unit.error = answer
             else:
                 unit.receipts = answer
             ops += len(unit.ops)

@@ -1,6 +1,10 @@
-"""How many entries wait, by scope and minute of delivery, and how many each topic holds.
+"""How many entries wait, by scope and minute of delivery, how many bytes, and how many each topic holds.
 
 Absolute figures, in the batch that changes them.
+
+Bytes are counted of entries that came since the store was first opened by a build that counts them: what waited before
+is known by its sequence, and counts nothing when it leaves either. So opening reads no entry. A run that did not count
+(the run in the head is not the one before) has the counting begin anew.
 """
 
 from __future__ import annotations
@@ -10,8 +14,19 @@ from collections.abc import Iterable
 from dmq.store.engine import Engine
 from dmq.store.ops import Batch
 from dmq.store.schema import keys
-from dmq.store.schema.counts import BUCKET_MS, HOUR_MS, pack_hour, unpack_hour
-from dmq.store.schema.keys import Family, held_key, hour_key, pack_u64, total_key, unpack_u64
+from dmq.store.schema.counts import BUCKET_MS, HOUR_MS, due_in, pack_hour, unpack_hour
+from dmq.store.schema.keys import (
+    Family,
+    bytes_key,
+    held_key,
+    hour_key,
+    hour_range,
+    pack_pair,
+    pack_u64,
+    total_key,
+    unpack_pair,
+    unpack_u64,
+)
 
 _MINUTES = HOUR_MS // BUCKET_MS
 _CACHED_MAX = 8_192  # half a kilobyte each
@@ -23,16 +38,23 @@ _Delta = tuple[int, int]  # minute of the hour, and by how many
 class Counts:
     """The figures a batch changes, and those of the last batches, which need not be read again."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, bytes_since: int = 0) -> None:
+        """``bytes_since``: of entries up to this sequence the bytes are not counted."""
         self._engine = engine
+        self._bytes_since = bytes_since
         self._totals: dict[int, int] = {}  # by scope
+        self._bytes: dict[int, int] = {}  # by scope, as far as the totals
         self._hours: dict[_Hour, list[int]] = {}
         self._deltas: dict[tuple[int, int], int] = {}  # by scope and minute
+        self._grown: dict[int, int] = {}  # bytes, by scope
+        self._watched: dict[int, int] = {}  # changes by scope, of those that were asked for
         self._held: dict[int, int] = {}  # changes, by topic
 
     def begin(self) -> None:
         """Start a batch."""
         self._deltas = {}
+        self._grown = {}
+        self._watched = {}
         self._held = {}
 
     def add(self, scope: int, deliver_at_ms: int, by: int) -> None:
@@ -40,6 +62,26 @@ class Counts:
         deltas = self._deltas
         bucket = (scope, deliver_at_ms // BUCKET_MS)
         deltas[bucket] = deltas.get(bucket, 0) + by
+        if scope in self._watched:
+            self._watched[scope] += by
+
+    def grow(self, scope: int, sequence: int, by: int) -> None:
+        """Note that ``by`` more bytes of ``scope`` wait with the entry of this sequence."""
+        if sequence > self._bytes_since:
+            self._grown[scope] = self._grown.get(scope, 0) + by
+
+    def waiting(self, scope: int) -> tuple[int, int]:
+        """Return how many entries of ``scope``, and bytes of them, wait behind what the batch has so far."""
+        self._load((scope,), ())
+        if scope not in self._watched:  # gone through once, and kept up from here on
+            self._watched[scope] = sum(by for (each, _), by in self._deltas.items() if each == scope)
+        count = self._totals[scope] + self._watched[scope]
+        return count, max(0, self._bytes[scope] + self._grown.get(scope, 0))
+
+    def next_due_ms(self, scope: int, now_ms: int) -> int | None:
+        """Return the end of the first minute from ``now_ms`` on in which an entry of ``scope`` is due, as far as read."""
+        rows = self._engine.scan(Family.META, *hour_range(scope, now_ms // HOUR_MS, 2**40), limit=2).rows
+        return next((each.until_ms for row in rows for each in due_in(*row) if each.until_ms > now_ms), None)
 
     def hold(self, topic_id: int, by: int) -> None:
         """Note that a topic holds ``by`` more entries."""
@@ -63,6 +105,9 @@ class Counts:
         for scope, by in totals.items():
             total = self._totals[scope] = self._totals[scope] + by
             _set(batch, total_key(scope), pack_u64(total) if total else None)
+        for scope, by in self._grown.items():
+            size = self._bytes[scope] = max(0, self._bytes[scope] + by)
+            _set(batch, bytes_key(scope), pack_u64(size) if size else None)
         for hour, deltas in hours.items():
             minutes = self._hours[hour]
             for minute, by in deltas:
@@ -73,15 +118,30 @@ class Counts:
         if len(self._hours) + len(self._totals) > _CACHED_MAX:
             self._hours.clear()  # they are all on disk
             self._totals.clear()
+            self._bytes.clear()
         missing = [each for each in scopes if each not in self._totals]
         missing_hours = [each for each in hours if each not in self._hours]
         if missing or missing_hours:
-            wanted = [*map(total_key, missing), *(hour_key(*each) for each in missing_hours)]
+            wanted = [*map(total_key, missing), *map(bytes_key, missing), *(hour_key(*each) for each in missing_hours)]
             rows = self._engine.get_many(Family.META, wanted)
-            for scope, value in zip(missing, rows, strict=False):
-                self._totals[scope] = unpack_u64(value) if value is not None else 0
-            for hour, value in zip(missing_hours, rows[len(missing) :], strict=True):
+            for number, scope in enumerate(missing):
+                total, size = rows[number], rows[len(missing) + number]
+                self._totals[scope] = unpack_u64(total) if total is not None else 0
+                self._bytes[scope] = unpack_u64(size) if size is not None else 0
+            for hour, value in zip(missing_hours, rows[2 * len(missing) :], strict=True):
                 self._hours[hour] = list(unpack_hour(value)) if value is not None else [0] * _MINUTES
+
+
+def begin_bytes(engine: Engine, batch: Batch, *, run: int, sequence: int) -> int:
+    """Put into the first batch of ``run`` that it counts bytes; return up to which sequence they are not counted."""
+    (value,) = engine.get_many(Family.META, [keys.META_BYTES_HEAD])
+    last, since = unpack_pair(value) if value is not None else (-1, sequence)
+    if last != run - 1:
+        since = sequence
+        if value is not None:
+            batch.ranges.append((Family.META, *keys.meta_range(keys.META_BYTES)))
+    batch.puts.append((Family.META, keys.META_BYTES_HEAD, pack_pair(run, since)))
+    return since
 
 
 def put_hours_of_format_1(engine: Engine, batch: Batch) -> None:

@@ -62,6 +62,20 @@ class Schedule(NamedTuple):
     under: UnderKey | None = None
 
 
+class Bound(NamedTuple):
+    """What a topic may have waiting: the last ops of a unit, which is refused with ``OverBound`` if it would be more.
+
+    Only what the unit itself schedules in ``scopes``, and what is not known already, counts as more. The writer
+    decides, with all that was committed before: there is no moment in which two units are both let through for the
+    same room. ``is_closed``: nothing new is accepted, whatever waits, not even into a queue.
+    """
+
+    scopes: Sequence[int]  # counted together: a topic, and its half messages
+    count_max: int | None  # entries; None: no bound
+    bytes_max: int | None
+    is_closed: bool = False
+
+
 class Growth(NamedTuple):
     """What a batch put at the end of a queue: queue values, and the offset of the first."""
 
@@ -104,6 +118,7 @@ class HandOver(NamedTuple):
     queue_id: int
     record: bytes  # dmq.store.schema.record.encode_queued
     event: bytes
+    size: int  # dmq.store.schema.record.waiting_bytes of its row
     is_half: bool = False  # a half message, whose body in a row of its own goes with it
     own_key: bytes = b""
 
@@ -123,6 +138,7 @@ class Withdraw(NamedTuple):
     scope: int
     message_id: bytes  # as it was scheduled
     deliver_at_ms: int  # its true delivery time
+    size: int  # dmq.store.schema.record.waiting_bytes of its row
     instead: Sequence[Append | Delete | Emit | Put | Schedule | Tally] = ()
     event: bytes = b""
     is_remembered: bool = False
@@ -278,6 +294,7 @@ Op = (
     | Delete
     | Emit
     | Tally
+    | Bound
     | CloseLedger
     | HoldOutbox
     | DropOutbox

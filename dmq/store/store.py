@@ -19,7 +19,7 @@ from dmq.store.assemble import Assembler, Recovered
 from dmq.store.believed import BelievedClock, ClockOptions
 from dmq.store.cell import Cell, tighten, unusable
 from dmq.store.commit import CommitStats, Unit, Writer
-from dmq.store.counts import put_hours_of_format_1
+from dmq.store.counts import begin_bytes, put_hours_of_format_1
 from dmq.store.disk import DiskGuard, DiskState
 from dmq.store.engine import Engine, EngineStats, Rows, queue_begin, queue_end
 from dmq.store.identity import draw
@@ -109,6 +109,7 @@ class Store:
         self.identity = _identity(engine, cell)
         self.outbox_bytes_max = options.outbox_bytes_max
         first, self.ledger_head = self._opening_batch(recovered, version, options)
+        self.bytes_since = begin_bytes(engine, first, run=recovered.boot, sequence=recovered.sequence)
         self.marks = Marks(recovered.done)
         self._assembler = Assembler(
             engine,
@@ -119,6 +120,7 @@ class Store:
             outbox_bytes_max=options.outbox_bytes_max,
             gap_event=options.gap_event,
             ledger_kinds=options.ledger_kinds if self.ledger_head is not None else (),
+            bytes_since=self.bytes_since,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._on_appended: Callable[[Appended], None] | None = None
@@ -309,6 +311,11 @@ class Store:
     def pending(self) -> dict[int, int]:
         """Return how many entries wait, by scope."""
         found = self._engine.scan(Family.META, *keys.meta_range(keys.META_TOTAL), limit=1_000_000)
+        return {keys.meta_id(key): keys.unpack_u64(value) for key, value in found.rows}
+
+    def pending_bytes(self) -> dict[int, int]:
+        """Return how many bytes wait, by scope: of entries whose sequence is above ``bytes_since``."""
+        found = self._engine.scan(Family.META, *keys.meta_range(keys.META_BYTES), limit=1_000_000)
         return {keys.meta_id(key): keys.unpack_u64(value) for key, value in found.rows}
 
     def ledger(self) -> tuple[dict[tuple[int, int], dict[int, int]], dict[int, int]]:

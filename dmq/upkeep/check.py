@@ -45,7 +45,7 @@ from dmq.store.schema.keys import (
 from dmq.store.schema.ledger import decode_head
 from dmq.store.schema.outbox import OutboxState, decode_state
 from dmq.store.schema.own_keys import KeyHolder, decode_key_holder, encode_key_holder, own_key_of_row, row_of
-from dmq.store.schema.record import DELAYED_KINDS, EntryKind, decode_half_body, decode_queued
+from dmq.store.schema.record import DELAYED_KINDS, EntryKind, decode_half_body, decode_queued, waiting_bytes
 from dmq.upkeep.findings import Checked, Total
 from dmq.upkeep.names import NAME_LETTERS, KnownNames, shown_id
 from dmq.upkeep.places import place_of, shown_id_of
@@ -119,12 +119,15 @@ class _Checker:
         self._counts: dict[int, _Count] = {}  # by scope
         self._copies: Counter[int] = Counter()  # retries that wait, by lane
         self._held: Counter[int] = Counter()  # by topic
+        self._bytes: Counter[int] = Counter()  # that wait, by scope, as far as they are counted
+        self._bytes_since: int | None = None
         self._figures: dict[bytes, bytes] = {}
         self._schedules = ScheduleRows()
         self._last_sequence = 0
 
     def run(self) -> Checked:
         self._figures = {key: value for key, value in self._look.rows(Family.META, b"A", b"Z") if len(key) == 1}
+        self._bytes_since = self._find_bytes_since()
         for part in (self._timeline, self._key_holders, self._queue, self._index, self._group, self._audit):
             part()
         self._meta()
@@ -134,6 +137,14 @@ class _Checker:
         for hole in self._look.holes:
             self._find("damage", f"{hole} cannot be read: {hole.error}")
         return Checked(self._look.path, self._totals, self._findings)
+
+    def _find_bytes_since(self) -> int | None:
+        """Return above which sequence the bytes of what waits are counted; ``None`` if the last run counted none."""
+        with suppress(StoreCorrupt):  # told where the family is read
+            run, since = keys.unpack_pair(self._figures.get(keys.META_BYTES_HEAD, b""))
+            if keys.pack_u64(run) == self._figures.get(keys.META_BOOT):
+                return since
+        return None
 
     def _pages(self, family: Family) -> Iterator[list[tuple[bytes, bytes]]]:
         return self._read.of(self._look.rows(family), family.name.lower())
@@ -163,6 +174,8 @@ class _Checker:
                     self._bad_row(Family.TIMELINE, key, value, error)
                 else:
                     self._count(f"timeline: {entries[-1].kind}", key, value)
+                    if self._bytes_since is not None and keys.sequence_of(entries[-1].mark) > self._bytes_since:
+                        self._bytes[entries[-1].entry.scope] += waiting_bytes(value)
                     if entries[-1].entry.kind == EntryKind.TRANSACTION:
                         bodies.add(keys.sequence_of(entries[-1].mark))
                     elif entries[-1].entry.kind == EntryKind.RECURRING:
@@ -179,7 +192,7 @@ class _Checker:
         rows = [(row, each) for each in entries if (row := row_of(values[keys.timeline_key(each.mark)]))]
         found = self._look.get_many(Family.META, [row for row, _ in rows])
         for (row, each), value in zip(rows, found, strict=True):
-            holder = KeyHolder(keys.sequence_of(each.mark), each.entry.deliver_at_ms, each.message_id)
+            holder = KeyHolder(keys.sequence_of(each.mark), each.entry.deliver_at_ms, len(value), each.message_id)
             if value != encode_key_holder(holder):
                 shown = shown_id(each.message_id)
                 self._find("key", f"message {shown} has the own key {_shown_key(row)}, which does not lead to it")
@@ -378,7 +391,9 @@ class _Checker:
                 self._find("figure", text)
             if found != said and not is_format_1:
                 self._find("figure", f"the counts by the minute of {self._scope_name(scope)} are wrong")
-        self._compare_held()
+        self._compare(self._held, keys.META_HELD, "entries are held for")
+        if self._bytes_since is not None:
+            self._compare(self._bytes, keys.META_BYTES, "bytes wait for")
         if keys.META_FORMAT not in self._figures:
             self._find("row", "the format version is missing")
         last = int.from_bytes(self._figures.get(keys.META_SEQUENCE, b""), "big")
@@ -406,15 +421,15 @@ class _Checker:
             for each in read_books(source).against_rows(found):
                 self._find("ledger", str(each))
 
-    def _compare_held(self) -> None:
+    def _compare(self, found: Counter[int], letter: bytes, what: str) -> None:
         said: Counter[int] = Counter()
-        for key, value in self._look.rows(Family.META, *keys.meta_range(keys.META_HELD)):
+        for key, value in self._look.rows(Family.META, *keys.meta_range(letter)):
             with suppress(StoreCorrupt):  # told where the family is read
                 said[keys.meta_id(key)] = keys.unpack_u64(value)
-        for topic_id in sorted(self._held.keys() | said.keys()):
-            if self._held[topic_id] != said[topic_id]:
-                name, found = self._scope_name(topic_id), self._held[topic_id]
-                self._find("figure", f"{name} holds {found:,} entries, the figure says {said[topic_id]:,}")
+        for scope in sorted(found.keys() | said.keys()):
+            if found[scope] != said[scope]:
+                text = f"{found[scope]:,} {what} {self._scope_name(scope)}, the figure says {said[scope]:,}"
+                self._find("figure", text)
 
     def _scope_name(self, scope: int) -> str:
         names = self._names

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dmq.store.counts import Counts
 from dmq.store.engine import Engine
 from dmq.store.ops import Batch
-from dmq.store.schema.keys import Family
+from dmq.store.schema.keys import Family, is_held_key, sequence_of, timeline_key
+from dmq.upkeep.rows import Waiting
 
 _ROWS_PER_BATCH = 1_000
 _BYTES_PER_BATCH = 4 * 1024 * 1024
@@ -34,10 +35,13 @@ class NewStore:
         if len(self._batch.puts) >= _ROWS_PER_BATCH or self._bytes >= _BYTES_PER_BATCH:
             self.flush()
 
-    def waits(self, scope: int, deliver_at_ms: int, *, is_held: bool = False) -> None:
-        """Count an entry of the timeline."""
-        self._counts.add(scope, deliver_at_ms, 1)
-        if is_held:
+    def waits(self, each: Waiting, size: int) -> None:
+        """Count an entry of the timeline, and its bytes."""
+        scope = each.entry.scope
+        self._counts.add(scope, each.entry.deliver_at_ms, 1)
+        if size:
+            self._counts.grow(scope, sequence_of(each.mark), size)
+        if is_held_key(timeline_key(each.mark)):
             self._counts.hold(scope, 1)
         self._counted += 1
         if self._counted >= _COUNTED_MAX:

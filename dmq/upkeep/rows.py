@@ -156,6 +156,8 @@ _META_ROWS: Mapping[bytes, tuple[Callable[[bytes], object], str]] = {
     keys.META_TOTAL: (keys.unpack_u64, "count"),
     keys.META_HELD: (keys.unpack_u64, "count"),
     keys.META_OWN_KEY: (decode_key_holder, "own key"),
+    keys.META_BYTES: (keys.unpack_u64, "count"),
+    keys.META_BYTES_HEAD: (keys.unpack_pair, "figure"),
     keys.META_BEGIN: (keys.unpack_u64, "begin"),
     keys.META_JOB: (decode_job, "job"),
     keys.META_ACTIVITY: (partial(decode_activity, 0), "activity"),

@@ -28,7 +28,7 @@ from dmq.store.schema import keys
 from dmq.store.schema.index import decode_index, encode_index_waiting
 from dmq.store.schema.keys import INDEX_PREFIX_BYTES, Family, pack_index_prefix, timeline_key
 from dmq.store.schema.own_keys import KeyHolder, encode_key_holder, row_of, without_own_key
-from dmq.store.schema.record import EntryKind, decode_half_body, decode_queued
+from dmq.store.schema.record import EntryKind, decode_half_body, decode_queued, waiting_bytes
 from dmq.upkeep.check import check_rows
 from dmq.upkeep.findings import Checked
 from dmq.upkeep.lost import LOST_FILE, Lost
@@ -196,7 +196,7 @@ class _Salvage:
         self._new.put(Family.TIMELINE, key, self._with_key(each, value))
         receipt = keys.sequence_of(each.mark), each.mark >> 64
         self._new.put(Family.INDEX, index_key, encode_index_waiting(*receipt))
-        self._new.waits(entry.scope, entry.deliver_at_ms, is_held=keys.is_held_key(key))
+        self._new.waits(each, waiting_bytes(value))
         self._figures.saw_mark(each.mark)
 
     def _with_key(self, each: Waiting, value: bytes) -> bytes:
@@ -208,7 +208,7 @@ class _Salvage:
             return value
         if self._new.get_many(Family.META, [row])[0] is not None:
             return without_own_key(value)
-        holder = KeyHolder(keys.sequence_of(each.mark), each.entry.deliver_at_ms, each.message_id)
+        holder = KeyHolder(keys.sequence_of(each.mark), each.entry.deliver_at_ms, len(value), each.message_id)
         self._new.put(Family.META, row, encode_key_holder(holder))
         return value
 

@@ -162,6 +162,7 @@ def save_meta(pieces: Pieces, moves: HasMoves, new: NewStore, names: Names, figu
     for key, value in (
         (keys.META_FORMAT, pack_u64(FORMAT_VERSION)),
         (keys.META_BOOT, pack_u64(figures.boot)),
+        (keys.META_BYTES_HEAD, pack_pair(figures.boot, 0)),  # all that was saved was counted
         (keys.META_SEQUENCE, pack_u64(figures.sequence)),
         (keys.META_DONE, timeline_key(done)),
         (keys.META_GENERATION, pack_pair(generation, 0)),

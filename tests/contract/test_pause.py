@@ -461,7 +461,7 @@ async def test_what_was_withdrawn_since_it_was_read_is_not_held(rig: EmbeddedRig
     await delayed(rig, "m-1")
     hold = hold_of(rig)
     due_ms = rig.clock.now_ms() + SOON_MS
-    withdraw = Withdraw(hold.key, hold.scope, hold.message_id, due_ms)
+    withdraw = Withdraw(hold.key, hold.scope, hold.message_id, due_ms, len(hold.record))
     told = await rig.store.commit_async([withdraw])
     told += await rig.store.commit_async([hold])
     assert told[0].state is not None
@@ -492,7 +492,7 @@ async def test_what_was_recalled_since_it_was_read_does_not_come(rig: EmbeddedRi
         if family is Family.TIMELINE and is_held_key(start) and not recalled:
             for op in rig.broker.placement.hand_over(found.rows, 0):
                 recalled.append(op.message_id)
-                store.commit([Withdraw(op.key, op.scope, op.message_id, op.deliver_at_ms)])
+                store.commit([Withdraw(op.key, op.scope, op.message_id, op.deliver_at_ms, op.size)])
             others = {b"\xff" * 12 + number.to_bytes(4, "big") for number in range(_WITHDRAWN_KEPT)}
             store._assembler._withdrawn |= others
             store.commit([])

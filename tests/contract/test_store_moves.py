@@ -38,7 +38,7 @@ def cancelled(row: Row) -> Withdraw:
     key, value = row
     entry = decode_waiting(value)
     ids = entry.scope, body_facts(value[WAITING_HEADER_BYTES:])[0], entry.deliver_at_ms
-    return Withdraw(key, *ids, event=b"cancelled", is_remembered=True, if_gone=IfKnown.ANSWER)
+    return Withdraw(key, *ids, len(value), event=b"cancelled", is_remembered=True, if_gone=IfKnown.ANSWER)
 
 
 def read(bench: Bench) -> list[Row]:

@@ -36,7 +36,8 @@ def withdrawn(row: tuple[bytes, bytes], *instead: Append | Schedule) -> Withdraw
     """The op that takes a row away."""
     key, value = row
     entry = decode_waiting(value)
-    return Withdraw(key, entry.scope, body_facts(value[WAITING_HEADER_BYTES:])[0], entry.deliver_at_ms, instead)
+    message_id = body_facts(value[WAITING_HEADER_BYTES:])[0]
+    return Withdraw(key, entry.scope, message_id, entry.deliver_at_ms, len(value), instead)
 
 
 def read(bench: Bench) -> Rows:

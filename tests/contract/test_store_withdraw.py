@@ -41,7 +41,7 @@ class Row(NamedTuple):
         """The op that takes it away."""
         entry = decode_waiting(self.value)
         message_id, _ = body_facts(self.value[WAITING_HEADER_BYTES:])
-        return Withdraw(self.key, entry.scope, message_id, entry.deliver_at_ms, instead)
+        return Withdraw(self.key, entry.scope, message_id, entry.deliver_at_ms, len(self.value), instead)
 
     def handed_over(self) -> HandOver:
         """The op that hands it over."""

@@ -29,7 +29,7 @@ def test_a_unit_is_as_large_as_the_messages_it_carries() -> None:
     first, second, later = append(1), append(200_000), schedule(3, NOW_MS)
     delivered = hand_over(b"k" * 16, later.record)
     half = later._replace(half_body=b"half")
-    withdrawn = Withdraw(b"k" * 16, 1, b"id", NOW_MS, (first, Emit(b"event"), later))
+    withdrawn = Withdraw(b"k" * 16, 1, b"id", NOW_MS, 0, (first, Emit(b"event"), later))
     assert size_of() == size_of(Emit(b"event")) == 0
     assert size_of(first, second) == len(first.record) + len(second.record)
     assert size_of(later, delivered) == len(later.record) + len(delivered.record)

@@ -183,6 +183,7 @@ def test_meta_rows_are_apart(scope: int, name: int, job: int) -> None:
         "procedure": keys.procedure_key(name, scope),
         "reset": keys.reset_key(name, scope),
         "spool total": keys.spool_total_key(name),
+        "bytes": keys.bytes_key(scope),
     }
     ranges = {
         "total": keys.meta_range(keys.META_TOTAL),
@@ -190,13 +191,14 @@ def test_meta_rows_are_apart(scope: int, name: int, job: int) -> None:
         "hour": keys.hour_range(scope, 0, 2**64 - 1),
         "settings": keys.meta_range(keys.META_SETTINGS),
         "holds": keys.meta_range(keys.META_HOLDS),
+        "bytes": keys.meta_range(keys.META_BYTES),
         "job": keys.meta_range(keys.META_JOB),
         "activity": keys.meta_range(keys.META_ACTIVITY),
         "procedure": keys.meta_range(keys.META_PROCEDURE),
         "reset": keys.reset_range(name),
     }
     single = [keys.META_FORMAT, keys.META_BOOT, keys.META_SEQUENCE, keys.META_DONE, keys.META_OUTBOX,
-              keys.META_GENERATION, keys.META_CLOSED]  # fmt: skip
+              keys.META_GENERATION, keys.META_CLOSED, keys.META_BYTES_HEAD]  # fmt: skip
     for kind, (start, stop) in ranges.items():
         assert [name for name, key in rows.items() if start <= key < stop] == [kind]
         assert not [key for key in single if start <= key < stop]

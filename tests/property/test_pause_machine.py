@@ -129,7 +129,9 @@ class Pauses(RuleBasedStateMachine):
         found = store.find(topic.topic_id, pack_id(message_id))
         if found is None or found.state is not EntryState.WAITING:
             return
-        op = Withdraw(found.key, topic.topic_id, pack_id(message_id), self.due[message_id], is_remembered=True)
+        (value,) = store.get_many(Family.TIMELINE, [found.key])
+        size = len(value or b"")
+        op = Withdraw(found.key, topic.topic_id, pack_id(message_id), self.due[message_id], size, is_remembered=True)
         (told,) = store.commit([op])
         assert told.state is EntryState.WITHDRAWN
         del self.due[message_id]

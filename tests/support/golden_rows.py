@@ -186,14 +186,14 @@ def _halves(head: record.WaitingEntry) -> list[Case]:
             key,
             record.encode_half(half, VIGIL, ID),
             lambda _, value: record.decode_half(value),
-            record.HalfRow(half, VIGIL, ID, None),
+            record.HalfRow(half, VIGIL, ID, None, len(record.encode_half(half, VIGIL, ID)) + VIGIL.payload_bytes),
         ),
         Case(
             "whole half message of format 2",
             key,
             _waiting(record.EntryKind.WHOLE_HALF, record.encode_terms(TERMS) + BODY),
             lambda _, value: record.decode_half(value),
-            record.HalfRow(whole, record.Vigil(TERMS, 0, 0, 4), ID, BODY),
+            record.HalfRow(whole, record.Vigil(TERMS, 0, 0, 4), ID, BODY, record.WAITING_HEADER_BYTES + record.TERMS_BYTES + len(BODY)),
         ),
         Case(
             "half body",
@@ -753,10 +753,12 @@ def meta() -> list[Case]:
         Case(
             "own key",
             keys.own_key_row(TOPIC, b"invoice-7"),
-            encode_key_holder(KeyHolder(9, NOW, ID)),
+            encode_key_holder(KeyHolder(9, NOW, 132, ID)),
             lambda key, value: (keys.meta_id(key), own_key_of_row(key), decode_key_holder(value)),
-            (TOPIC, b"invoice-7", KeyHolder(9, NOW, ID)),
+            (TOPIC, b"invoice-7", KeyHolder(9, NOW, 132, ID)),
         ),
+        Case("bytes that wait", keys.bytes_key(SCOPE), keys.pack_u64(900), lambda _, v: keys.unpack_u64(v), 900),
+        Case("bytes: head", keys.META_BYTES_HEAD, keys.pack_pair(3, 9), lambda _, v: keys.unpack_pair(v), (3, 9)),
         Case("held", keys.held_key(TOPIC), keys.pack_u64(17), lambda _, v: keys.unpack_u64(v), 17),
         Case("reset epoch", keys.reset_key(GROUP, TOPIC), keys.pack_u64(2**32), lambda _, v: keys.unpack_u64(v), 2**32),
         Case(

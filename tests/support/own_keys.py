@@ -67,7 +67,7 @@ def waiting_under_keys(store: Store) -> dict[str, str]:
             receipt = store.find(entry.scope, message_id)
             assert receipt is not None
             assert receipt.key == key
-            found[row] = KeyHolder(receipt.sequence, entry.deliver_at_ms, message_id)
+            found[row] = KeyHolder(receipt.sequence, entry.deliver_at_ms, len(value), message_id)
             assert store.get_many(Family.INDEX, [pack_index_prefix(0, meta_id(row)) + message_id])[0]
     assert found == said
     return {own_key_of_row(row).decode(): unpack_id(each.message_id) for row, each in said.items()}

@@ -12,7 +12,7 @@ from dmq.store.ops import Append, Batch, HandOver, Schedule
 from dmq.store.schema.counts import BUCKET_MS
 from dmq.store.schema.keys import Family, is_half_body_key, unpack_u64
 from dmq.store.schema.outbox import OutboxRecord, decode_block
-from dmq.store.schema.record import decode_waiting, encode_body, encode_queued, encode_waiting
+from dmq.store.schema.record import decode_waiting, encode_body, encode_queued, encode_waiting, waiting_bytes
 from dmq.store.store import Store
 
 SCOPE, TOPIC = 7, 3
@@ -44,7 +44,7 @@ def hand_over(key: bytes, value: bytes, *, queue_id: int = 0, event: bytes = b"d
     entry = decode_waiting(value)
     body = value[28:]
     record = encode_queued(0, 0, entry.deliver_at_ms, body)
-    return HandOver(key, entry.scope, body[3:20], entry.deliver_at_ms, TOPIC, queue_id, record, event)
+    return HandOver(key, entry.scope, body[3:20], entry.deliver_at_ms, TOPIC, queue_id, record, event, len(value))
 
 
 def put_batch(*rows: tuple[Family, bytes, bytes]) -> Batch:
@@ -79,8 +79,18 @@ def recount(store: Store) -> tuple[dict[int, int], dict[tuple[int, int], int]]:
     return dict(Counter(entry.scope for entry in entries)), dict(buckets)
 
 
+def recount_bytes(store: Store) -> dict[int, int]:
+    """Count from the timeline how many bytes of each scope wait; of what came before they were counted, none."""
+    found: Counter[int] = Counter()
+    for key, value in waiting_rows(store):
+        if int.from_bytes(key[8:], "big") > store.bytes_since:
+            found[decode_waiting(value).scope] += waiting_bytes(value)
+    return {scope: size for scope, size in found.items() if size}
+
+
 def counted(store: Store, scopes: Sequence[int]) -> tuple[dict[int, int], dict[tuple[int, int], int]]:
-    """What the counters say, in the shape of ``recount``."""
+    """What the counters say, in the shape of ``recount``; they are also right about bytes."""
+    assert store.pending_bytes() == recount_bytes(store)
     buckets = {(scope, each.until_ms): each.count for scope in scopes for each in store.due_counts(scope, 0, 2**48)}
     return store.pending(), buckets
 

@@ -57,6 +57,7 @@ META_MOVES = b"M"  # steps back whose delays are being moved
 META_QUOTAS = b"Q"  # the limits of keys and addresses
 META_BORDER = b"W"  # what the forwarder left in doubt
 META_LEDGER_HEAD = b"U"  # since when there is a ledger
+META_BYTES_HEAD = b"Z"  # since when bytes that wait are counted
 # First letters of the keys of many.
 META_HOUR = b"m"  # how many entries of a scope are due in each minute of an hour
 META_MINUTE = b"c"  # the same by the minute, in format 1
@@ -75,6 +76,7 @@ META_PROGRESS = b"s"  # how far a schedule is
 META_RECURRING = b"y"  # what a schedule sends
 META_OWN_KEY = b"x"  # which message of a topic waits under a key of its sender
 META_HELD = b"v"  # how many entries of a topic are held
+META_BYTES = b"z"  # how many bytes of a scope wait
 META_SPOOL_TOTAL = b"w"  # what a spool holds of a type; no daemon has one
 
 
@@ -233,6 +235,11 @@ def hour_of(key: bytes) -> int:
 def total_key(scope: int) -> bytes:
     """Return the meta key of how many entries of ``scope`` wait."""
     return _META_TOTAL.pack(META_TOTAL, scope)
+
+
+def bytes_key(scope: int) -> bytes:
+    """Return the meta key of how many bytes of ``scope`` wait."""
+    return _META_TOTAL.pack(META_BYTES, scope)
 
 
 def held_key(topic_id: int) -> bytes:

@@ -1,9 +1,9 @@
 """Rows of own keys: which message of a topic waits under a key that its sender gave it.
 
-    own key    version 1 | sequence 8 | deliver_at_ms 8 | packed message id
+    own key    version 1 | sequence 8 | deliver_at_ms 8 | bytes 4 | packed message id
 
 The row is there exactly as long as the message waits, so at most one of a topic waits under a key. The time is the
-message's true one: what takes it off the timeline need not read it.
+message's true one, the bytes are those of its row (``waiting_bytes``): what takes it off the timeline need not read it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dmq.store.schema.keys import own_key_row
 from dmq.store.schema.record import DELAYED_KINDS, WAITING_HEADER_BYTES, OwnKey, decode_waiting, split_own_key
 
 VERSION = 1
-_HOLDER = struct.Struct(">BQQ")
+_HOLDER = struct.Struct(">BQQI")
 
 
 class KeyHolder(NamedTuple):
@@ -24,20 +24,21 @@ class KeyHolder(NamedTuple):
 
     sequence: int  # of its entry
     deliver_at_ms: int
+    size: int  # of its row, in bytes
     message_id: bytes  # packed
 
 
 def encode_key_holder(holder: KeyHolder) -> bytes:
     """Encode the row of an own key."""
-    return _HOLDER.pack(VERSION, holder.sequence, holder.deliver_at_ms) + holder.message_id
+    return _HOLDER.pack(VERSION, *holder[:3]) + holder.message_id
 
 
 def decode_key_holder(value: bytes) -> KeyHolder:
     """Read the row of an own key; ``StoreCorrupt`` if it cannot be one."""
     if len(value) <= _HOLDER.size or value[0] != VERSION:
         raise StoreCorrupt(f"the row of an own key of {len(value)} bytes has no version {VERSION} header")
-    _, sequence, deliver_at_ms = _HOLDER.unpack_from(value)
-    return KeyHolder(sequence, deliver_at_ms, value[_HOLDER.size :])
+    _, *figures = _HOLDER.unpack_from(value)
+    return KeyHolder(*figures, value[_HOLDER.size :])
 
 
 def own_key_of_row(row: bytes) -> bytes:

@@ -87,6 +87,8 @@ DELAYED_KINDS = frozenset((EntryKind.DELAYED, EntryKind.DELAYED_FOR))
 HALF_KINDS = frozenset((EntryKind.TRANSACTION, EntryKind.WHOLE_HALF))
 _HALVES = frozenset(bytes((kind,)) for kind in HALF_KINDS)
 _RECURRING = bytes((EntryKind.RECURRING,))
+_COUNTED_WHOLE = frozenset(map(int, (EntryKind.DELAYED, EntryKind.DELAYED_FOR, EntryKind.RETRY, EntryKind.WHOLE_HALF)))
+_PAYLOAD_BYTES_AT = WAITING_HEADER_BYTES + _VIGIL.size - 4
 _STAYING = _HALVES | {_RECURRING}
 
 
@@ -250,6 +252,24 @@ def decode_place(head: bytes) -> tuple[int, int, int]:
     return kind, topic_id, scope
 
 
+def waiting_bytes(value: bytes) -> int:
+    """Return what an entry counts towards the bytes that wait: its row and, of a half message, the body beside it.
+
+    It is the same however often the entry moves, but for a half message whose body leaves its row. Schedules, and what a spool counts itself, count nothing.
+    """
+    kind = value[1]
+    if kind in _COUNTED_WHOLE:
+        return len(value)
+    if kind == EntryKind.TRANSACTION:
+        return len(value) + int.from_bytes(value[_PAYLOAD_BYTES_AT : _PAYLOAD_BYTES_AT + 4], "big")
+    return 0
+
+
+def whole_half_bytes(half_body: bytes) -> int:
+    """Return ``waiting_bytes`` of a half message while its body was in its row; ``half_body`` is its own row now."""
+    return WAITING_HEADER_BYTES + TERMS_BYTES + len(half_body) - 1
+
+
 def waiting_scope(value: bytes) -> bytes:
     """Return the scope of a timeline value as it is packed: what tells scopes apart without taking the head apart."""
     return value[8:12]
@@ -307,6 +327,7 @@ class HalfRow(NamedTuple):
     vigil: Vigil
     message_id: bytes  # packed
     body: bytes | None  # of a store of format 2; else it has a row of its own
+    size: int  # ``waiting_bytes`` of its row
 
 
 def encode_half(entry: WaitingEntry, vigil: Vigil, message_id: bytes) -> bytes:
@@ -326,9 +347,9 @@ def decode_half(value: bytes) -> HalfRow:
     if entry.kind == EntryKind.WHOLE_HALF:
         body = value[at:]
         terms = decode_terms(value, WAITING_HEADER_BYTES)
-        return HalfRow(entry, Vigil(terms, 0, 0, len(body_payload(body))), message_id, body)
+        return HalfRow(entry, Vigil(terms, 0, 0, len(body_payload(body))), message_id, body, len(value))
     deliver_at_ms, delay_ms, *rest = _VIGIL.unpack_from(value, WAITING_HEADER_BYTES)
-    return HalfRow(entry, Vigil(Terms(deliver_at_ms, delay_ms), *rest), message_id, None)
+    return HalfRow(entry, Vigil(Terms(deliver_at_ms, delay_ms), *rest), message_id, None, waiting_bytes(value))
 
 
 def half_body_at(kind: int) -> int:
