@@ -231,6 +231,11 @@ class DaemonConfig(BaseSettings):
     keep_bytes: _OptionalSize = None
     keep_unread: bool = True
 
+    # -- quotas of topics that say nothing of their own
+    topic_max_pending: Annotated[int | None, Field(gt=0, le=2**40), _or_none("none", _whole)] = None
+    topic_max_pending_bytes: _OptionalSize = None
+    topic_send_rate: Annotated[int | None, Field(gt=0, le=1_000_000), _or_none("none", _whole)] = None
+
     # -- the host's clock
     clock_jump_max: Annotated[_SwitchedDuration, _at_least(timedelta(seconds=1))] = timedelta(minutes=10)  # None: off
     clock_steady_after: Annotated[_Duration, _between(timedelta(seconds=1), timedelta(days=7))] = timedelta(minutes=10)

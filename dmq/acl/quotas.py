@@ -15,6 +15,7 @@ from broker_adapter.clock import Clock
 from broker_adapter.errors import Overloaded
 from broker_adapter.limits import GROUPS_MAX, TOPICS_MAX
 from dmq.acl.rules import AccessKey
+from dmq.embedded.rates import Purse, refilled, spent
 from dmq.http2 import LOOPBACK
 from dmq.store.schema.orders import Limit, decode_limits, encode_limits
 
@@ -103,7 +104,7 @@ class _Use:
 
     held: dict[Quota, int] = field(default_factory=dict)
     names: dict[Quota, set[str]] = field(default_factory=dict)
-    left: dict[Quota, tuple[float, float]] = field(default_factory=dict)  # of a rate: how many, and when
+    left: dict[Quota, Purse] = field(default_factory=dict)  # of a rate
 
 
 class Use(NamedTuple):
@@ -186,19 +187,18 @@ class Quotas:
         What is there at most is what one period brings, or a single call: a send of many messages waits, and is served.
         """
         now_s, period_s = self._clock.monotonic_s(), RATES_S[quota]
-        paid: list[tuple[_Use, float]] = []
+        paid: list[tuple[_Use, Purse]] = []
         for holder in holders:
             limit = self.limit(quota, holder)
             if limit is None:
                 continue
             use = self._use(holder)
-            left, at_s = use.left.get(quota, (float(limit), now_s))
-            left = min(float(limit), left + (now_s - at_s) * limit / period_s)
-            if left < min(count, limit):
+            left = spent(refilled(use.left.get(quota), limit, now_s, period_s), limit, count)
+            if left is None:
                 raise OverQuota(quota, holder, used=limit, limit=limit)
-            paid.append((use, left - count))
+            paid.append((use, left))
         for use, left in paid:
-            use.left[quota] = left, now_s
+            use.left[quota] = left
 
     def make(self, quota: Quota, holders: tuple[Holder, ...], name: str) -> None:
         """Count a topic or a group that is about to be made. Raises OverQuota."""
@@ -251,12 +251,10 @@ class Quotas:
         if use is None:
             return 0
         if quota in RATES_S:
-            left, at_s = use.left.get(quota, (0.0, -1.0))
-            limit = self.limit(quota, holder)
-            if at_s < 0 or limit is None:
+            left, limit = use.left.get(quota), self.limit(quota, holder)
+            if left is None or limit is None:
                 return 0
-            back = (self._clock.monotonic_s() - at_s) * limit / RATES_S[quota]
-            return max(0, round(limit - left - back))
+            return max(0, round(limit - refilled(left, limit, self._clock.monotonic_s(), RATES_S[quota]).left))
         return len(use.names.get(quota, ())) or use.held.get(quota, 0)
 
     def _use(self, holder: Holder) -> _Use:

@@ -45,11 +45,12 @@ from dmq.embedded.recall import Recalls
 from dmq.embedded.receipt import ReceiptHandles
 from dmq.embedded.retention import KEEP_DEFAULT, Retention
 from dmq.embedded.retries import WaitingRetries
+from dmq.embedded.send_quotas import SendQuotas
 from dmq.embedded.sends import Note, Sends
 from dmq.embedded.subscriptions import Subscriptions
 from dmq.embedded.transactions import Transactions
 from dmq.store.ops import Appended
-from dmq.store.schema.names import Keep
+from dmq.store.schema.names import NO_QUOTAS, Keep, TopicQuotas
 from dmq.store.store import Store
 from dmq.units import ALL_TOPICS, TopicPatterns
 from retry.policy import DELAY_LEVELS_MS, RetryPolicy, delays_ms
@@ -74,8 +75,9 @@ class EmbeddedBroker:
         stay: TopicPatterns = ALL_TOPICS,
         schedules: ScheduleLimits = LIMITS_DEFAULT,
         delay_max_ms: int | None = None,
+        quotas: TopicQuotas = NO_QUOTAS,
     ) -> None:
-        """``stay``: the topics that are this broker's own. What others take leaves for a cluster, by the forwarder."""
+        """``quotas``: of topics that say nothing of their own. ``stay``: the topics that are this broker's own. What others take leaves for a cluster, by the forwarder."""
         self.store = store
         self.on_group_changed: Callable[[str], None] = lambda _: None
         self.on_appended: Callable[[Appended], None] = lambda _: None
@@ -92,13 +94,21 @@ class EmbeddedBroker:
         self.subscriptions = subscriptions = Subscriptions(catalog, commits, reader, ends, group_start=group_start)
         self.placement = placement = Placement(names)
         # The parts, each for one thing that clients or operators do.
-        self.sends = Sends(catalog, commits, placement, handles)
+        self.quotas = SendQuotas(names, store.clock, quotas)
+        self.sends = Sends(catalog, commits, placement, handles, self.quotas)
         self.recalls = Recalls(catalog, commits, reader, handles, delay_max_ms=delay_max_ms)
         self.delayed = self.recalls.delayed
         self.checks = Checks(names, checks, handles)
         on_refused = self.sends.count_refused
         self.transactions = Transactions(
-            catalog, commits, reader, placement=placement, checks=self.checks, handles=handles, on_refused=on_refused
+            catalog,
+            commits,
+            reader,
+            placement=placement,
+            checks=self.checks,
+            handles=handles,
+            quotas=self.quotas,
+            on_refused=on_refused,
         )
         levels = delay_levels_ms
         self.failures = failures = Failures(

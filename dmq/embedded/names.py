@@ -28,10 +28,12 @@ from dmq.store.schema.names import (
     AS_CONFIGURED,
     GROUPED,
     MIXED,
+    NO_QUOTAS,
     GroupSettings,
     Keep,
     NameKind,
     NameRecord,
+    TopicQuotas,
     TopicSettings,
 )
 from dmq.units import ALL_TOPICS, TopicPatterns
@@ -46,7 +48,7 @@ class Topic(NamedTuple):
     """A topic. ``message_type`` is the only one it takes, ``None``: it is mixed. ``holds`` says what it ever took.
 
     ``keep`` is how long it keeps what is in its queues, as far as that was said. What falls due is held while it is
-    paused, and above ``deliver_rate`` messages a second.
+    paused, and above ``deliver_rate`` messages a second. ``quotas`` are its own, as far as they were said.
     """
 
     topic_id: int
@@ -58,6 +60,7 @@ class Topic(NamedTuple):
     keep: Keep = AS_CONFIGURED
     paused_since_ms: int | None = None
     deliver_rate: int | None = None
+    quotas: TopicQuotas = NO_QUOTAS
 
     @property
     def is_fifo(self) -> bool:
@@ -102,6 +105,7 @@ class Names:
         self.groups_by_id: dict[int, Group] = {}
         self.lanes: dict[tuple[int, int], Topic] = {}  # by (group id, topic id)
         self.slowed: dict[int, Topic] = {}  # topics that are paused or have a rate, by id
+        self.limited: dict[int, Topic] = {}  # topics that have quotas of their own, by id
         self.paused: set[str] = set()  # groups
         self.removing: set[tuple[type[Topic | Group], str]] = set()  # on their way out: their names are not free yet
         self._derived = 0  # retry topics and dead-letter queues, which are not counted as topics
@@ -177,6 +181,10 @@ class Names:
                 self.slowed[topic.topic_id] = topic
             else:
                 self.slowed.pop(topic.topic_id, None)
+            if topic.quotas != NO_QUOTAS:
+                self.limited[topic.topic_id] = topic
+            else:
+                self.limited.pop(topic.topic_id, None)
 
     def dead_letters(self, group: Group, now_ms: int) -> tuple[Topic, list[Op]]:
         """Return the group's dead-letter queue, and the ops that must ride with its first use."""
@@ -269,6 +277,7 @@ class Names:
             self._derived -= self.is_derived(found.name) and found.name in self.topics
             self.topics.pop(found.name, None)
             self.slowed.pop(found.topic_id, None)
+            self.limited.pop(found.topic_id, None)
         else:
             self.groups.pop(found.name, None)
             self.paused.discard(found.name)
@@ -337,7 +346,7 @@ class Names:
 
 
 def _topic_rows(topic: Topic) -> list[Op]:
-    settings = TopicSettings(topic.message_type, topic.keep, topic.paused_since_ms, topic.deliver_rate)
+    settings = TopicSettings(topic.message_type, topic.keep, topic.paused_since_ms, topic.deliver_rate, topic.quotas)
     rows: list[Op] = [Put(Family.META, keys.name_key(topic.topic_id), _record(topic))]
     if settings != MIXED:
         rows.append(Put(Family.META, keys.settings_key(topic.topic_id), schema.encode_topic_settings(settings)))

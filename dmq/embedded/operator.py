@@ -21,7 +21,7 @@ from dmq.embedded.reader import Reader
 from dmq.embedded.retention import Retention
 from dmq.embedded.schedules import Schedules
 from dmq.embedded.subscriptions import Subscriptions
-from dmq.embedded.topic_settings import FLOW_STAYS, KEEP_STAYS, FlowChange, KeepChange
+from dmq.embedded.topic_settings import FLOW_STAYS, KEEP_STAYS, QUOTAS_STAY, FlowChange, KeepChange, QuotaChange
 from dmq.store.ops import Emit
 from dmq.store.schema.keys import half_scope
 from dmq.store.schema.names import AS_CONFIGURED, GROUPED, TopicSettings
@@ -93,6 +93,7 @@ class Operator:
         settings: TopicSettings | None = None,
         keep: KeepChange = KEEP_STAYS,
         flow: FlowChange = FLOW_STAYS,
+        quotas: QuotaChange = QUOTAS_STAY,
     ) -> None:
         """Change a topic; with ``queues`` 0, and without ``settings`` (whose type alone counts), what it has stays.
 
@@ -107,6 +108,8 @@ class Operator:
             raise Refused(
                 Rule.TOPIC, "retries and dead letters are not delayed messages; pause their group", value=name
             )
+        if quotas != QUOTAS_STAY and self._names.is_derived(name):
+            raise Refused(Rule.TOPIC, "retries and dead letters are never refused", value=name)
         _check_queues(queues, topic.queues)
         groups = await self._progress.readers_of(topic)
         while loading := [each for each in self._subscriptions.to(topic.topic_id) if not each.is_loaded.is_set()]:
@@ -122,7 +125,8 @@ class Operator:
             changed = changed._replace(message_type=settings.message_type)
         changed = changed._replace(keep=keep.applied_to(changed.keep))
         changed = flow.applied_to(changed, self._commits.store.clock.now_ms())
-        ops = self._names.plan_change(changed, flow.said())
+        changed = changed._replace(quotas=quotas.applied_to(changed.quotas))
+        ops = self._names.plan_change(changed, " ".join(filter(None, (flow.said(), quotas.said()))))
         group_ids = {group.group_id for group in groups if group.name in self._names.groups}
         loaded = self._subscriptions.to(topic.topic_id)
         for group_id in sorted(group_ids | {found.group_id for found in loaded if found.has_queues}):

@@ -12,6 +12,8 @@ from dmq.embedded.commits import Commits
 from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.embedded.names import Topic
 from dmq.embedded.placement import Placement, wrong_type
+from dmq.embedded.send_quotas import SendQuotas
+from dmq.errors import OverBound
 from dmq.store.commit import Unit
 from dmq.store.ops import Append, Emit, Schedule
 from dmq.store.schema.index import EntryState
@@ -25,7 +27,9 @@ RECALL = HandleKind.RECALL  # an enum's member, looked up once
 class Sends:
     """Sends messages to topics, and counts them."""
 
-    def __init__(self, catalog: Catalog, commits: Commits, placement: Placement, handles: EntryHandles) -> None:
+    def __init__(
+        self, catalog: Catalog, commits: Commits, placement: Placement, handles: EntryHandles, quotas: SendQuotas
+    ) -> None:
         self.accepted_total = 0  # messages, without those that were known already, or absorbed
         self.repeated_total = 0
         self.refused_total = 0  # because a bound is reached
@@ -34,6 +38,7 @@ class Sends:
         self._commits = commits
         self._placement = placement
         self._handles = handles
+        self.quotas = quotas
         self._store = commits.store
         self._clock = self._store.clock
 
@@ -41,27 +46,39 @@ class Sends:
         """Count messages that another path refused because a bound is reached."""
         self.refused_total += messages
 
-    def send(self, envelopes: Sequence[Envelope], note: Note | None = None) -> Deferred[Sequence[SendReceipt]]:
-        """As ``PopBroker.send``; what ``note`` returns for each is recorded with it, also if it was known already."""
+    def send(
+        self, envelopes: Sequence[Envelope], note: Note | None = None, *, is_spent: bool = False
+    ) -> Deferred[Sequence[SendReceipt]]:
+        """As ``PopBroker.send``; what ``note`` returns for each is recorded with it, also if it was known already.
+
+        A send with a note is of what was accepted elsewhere: no quota refuses it. Nor, if it is all due now, one of
+        which the rate ``is_spent`` already.
+        """
+        is_free = is_spent or note is not None
         if self._store.is_disk_low():
             self.refused_total += len(envelopes)
             raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
         topics = self._names.topics
         for envelope in envelopes:
             if envelope.topic not in topics:
-                return Deferred.of(self._send_to_new(envelopes, note))
-        return self._send(envelopes, note)
+                return Deferred.of(self._send_to_new(envelopes, note, is_free=is_free))
+        return self._send(envelopes, note, is_free=is_free)
 
-    async def _send_to_new(self, envelopes: Sequence[Envelope], note: Note | None) -> Sequence[SendReceipt]:
+    async def _send_to_new(
+        self, envelopes: Sequence[Envelope], note: Note | None, *, is_free: bool
+    ) -> Sequence[SendReceipt]:
         for envelope in envelopes:
             if envelope.topic not in self._names.topics:
                 await self._catalog.topic(envelope.topic)
-        return await self._send(envelopes, note)
+        return await self._send(envelopes, note, is_free=is_free)
 
-    def _send(self, envelopes: Sequence[Envelope], note: Note | None) -> Deferred[Sequence[SendReceipt]]:
+    def _send(
+        self, envelopes: Sequence[Envelope], note: Note | None, *, is_free: bool
+    ) -> Deferred[Sequence[SendReceipt]]:
         topics = self._names.topics
         now_ms = self._clock.now_ms()
         ops: list[Schedule | Append] = []
+        sent_to: list[Topic] = []
         taken: dict[str, int] = {}
         for envelope in envelopes:  # a topic that was removed meanwhile takes nothing
             topic = topics.get(envelope.topic) or self._catalog.known_topic(envelope.topic)
@@ -71,26 +88,41 @@ class Sends:
             if not topic.holds & holds:
                 taken[topic.name] = taken.get(topic.name, 0) | holds
             ops.append(self._placement.accept(topic, envelope, now_ms))
+            sent_to.append(topic)
+        quotas = self.quotas
+        asked = quotas.ask(() if is_free else sent_to)
         changed, more = self._names.plan_first(taken) if taken else ([], [])
         notes = [Emit(note(topics[each.topic], each)) for each in envelopes] if note is not None else []
         sent: Deferred[Sequence[SendReceipt]] = Deferred()
 
         def settle(unit: Unit) -> None:
             if unit.error is not None:
-                sent.fail(BrokerUnavailable(str(unit.error)))
+                quotas.give_back(asked.spent)
+                if isinstance(unit.error, OverBound):
+                    self.refused_total += len(envelopes)
+                    sent.fail(quotas.refusal(unit.error, asked, self._clock.now_ms()))
+                else:
+                    sent.fail(BrokerUnavailable(str(unit.error)))
                 return
             # The receipts of ``more`` come last.
             handles = self._handles
             receipts = [_receipt(handles, *each) for each in zip(envelopes, ops, unit.receipts, strict=False)]
             repeated = sum(receipt.repeated for receipt in receipts)
             absorbed = sum(told.state is EntryState.ABSORBED and not told.repeated for told in unit.receipts)
+            if repeated and asked.spent:
+                quotas.give_back_repeated(asked, [receipt.repeated for receipt in receipts], sent_to)
             self.repeated_total += repeated
             self.accepted_total += len(receipts) - repeated - absorbed
             sent.settle(receipts)
 
         try:
-            self._commits.submit_then([*ops, *more, *notes], settle)
+            if asked.bounds and more:  # others go by them from here on, whatever becomes of this send
+                self._commits.submit_then(more, lambda _: None)
+                self._names.change_topics(changed)
+                changed, more = [], []
+            self._commits.submit_then([*ops, *more, *notes, *asked.bounds], settle)
         except Overloaded:
+            quotas.give_back(asked.spent)
             self.refused_total += len(envelopes)
             raise
         self._names.change_topics(changed)

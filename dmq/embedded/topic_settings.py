@@ -1,4 +1,4 @@
-"""What an operator may change of how long a topic keeps what is in its queues, and of how fast it gets there."""
+"""What an operator may change of a topic: how long it keeps messages, how fast they get there, how many may be sent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from broker_adapter.errors import Refused, Rule
 from dmq.store.schema.keys import HELD_TOPIC_ID_MAX
-from dmq.store.schema.names import Keep
+from dmq.store.schema.names import Keep, TopicQuotas
 from dmq.units import DURATION_MS_MAX
 
 if TYPE_CHECKING:
@@ -80,3 +80,33 @@ def paused_since(before_ms: int | None, is_paused: bool | None, now_ms: int) -> 
 
 
 FLOW_STAYS = FlowChange()
+PENDING_MAX = 2**40  # messages
+SEND_RATE_MAX = 1_000_000
+
+
+class QuotaChange(NamedTuple):
+    """What is to be changed of the quotas of a topic: ``None`` stays, ``BACK`` is as configured again, 0 is no bound."""
+
+    max_pending: int | None = None
+    max_pending_bytes: int | None = None
+    send_rate: int | None = None
+
+    def applied_to(self, quotas: TopicQuotas) -> TopicQuotas:
+        """Return ``quotas`` with the changes; ``Refused(REQUEST)`` for what cannot be."""
+        for what, value, most in (
+            ("number of messages that may be pending", self.max_pending, PENDING_MAX),
+            ("number of bytes that may be pending", self.max_pending_bytes, 2**63 - 1),
+            ("send rate", self.send_rate, SEND_RATE_MAX),
+        ):
+            if value is not None and not BACK <= value <= most:
+                limit = f"1 to {most}, 0: no limit, {BACK}: as configured"
+                raise Refused(Rule.REQUEST, f"the {what} is out of range", value=value, limit=limit)
+        return TopicQuotas(*(_bound(change, before) for change, before in zip(self, quotas, strict=True)))
+
+    def said(self) -> str:
+        """Return what the trail says of it."""
+        told = {name: value for name, value in self._asdict().items() if value is not None}
+        return " ".join(f"{name}={'default' if value == BACK else value}" for name, value in told.items())
+
+
+QUOTAS_STAY = QuotaChange()

@@ -29,6 +29,8 @@ from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind, Not
 from dmq.embedded.names import Topic
 from dmq.embedded.placement import Placement, body_of, wrong_type
 from dmq.embedded.reader import Reader
+from dmq.embedded.send_quotas import SendQuotas
+from dmq.errors import OverBound
 from dmq.store.ops import Delete, IfKnown, Op, Schedule, Withdraw
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, half_body_key, half_scope
@@ -63,6 +65,7 @@ class Transactions:
         placement: Placement,
         checks: Checks,
         handles: EntryHandles,
+        quotas: SendQuotas,
         on_refused: Callable[[int], None],
     ) -> None:
         """``on_refused`` is told how many half messages were refused because a bound is reached."""
@@ -73,6 +76,7 @@ class Transactions:
         self._placement = placement
         self._checks = checks
         self._handles = handles
+        self._quotas = quotas
         self._on_refused = on_refused
         self._store = commits.store
         self._clock = self._store.clock
@@ -112,13 +116,28 @@ class Transactions:
                 raise wrong_type(topic, MessageType.TRANSACTION)
         ops: list[Op] = [self._accept(topic, half, now_ms) for topic, half in zip(topics, halves, strict=True)]
         changed, more = self._names.plan_first({topic.name: PLAIN for topic in topics})
+        asked = self._quotas.ask(topics)
         try:
-            done = self._commits.submit([*ops, *more], is_urgent=False)
+            if asked.bounds and more:  # others go by them from here on, whatever becomes of this send
+                self._commits.submit_then(more, lambda _: None)
+                self._names.change_topics(changed)
+                changed, more = [], []
+            done = self._commits.submit([*ops, *more, *asked.bounds], is_urgent=False)
         except Overloaded:
+            self._quotas.give_back(asked.spent)
             self._on_refused(len(halves))
             raise
         self._names.change_topics(changed)
-        receipts = (await self._commits.committed(done))[: len(halves)]
+        try:
+            receipts = (await self._commits.committed(done))[: len(halves)]
+        except BrokerUnavailable as error:
+            self._quotas.give_back(asked.spent)
+            if not isinstance(error.__cause__, OverBound):
+                raise
+            self._on_refused(len(halves))
+            raise self._quotas.refusal(error.__cause__, asked, self._clock.now_ms()) from None
+        if asked.spent:
+            self._quotas.give_back_repeated(asked, [receipt.repeated for receipt in receipts], topics)
         self.accepted_total += sum(not receipt.repeated for receipt in receipts)
         return [_receipt(self._handles, half, receipt) for half, receipt in zip(halves, receipts, strict=True)]
 

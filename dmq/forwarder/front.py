@@ -154,6 +154,7 @@ class ClusterFront:
         if own:
             raise Refused(Rule.UNSUPPORTED, "one send goes to the cluster or stays here", value=own[0].topic)
         if not any(each.deliver_at_ms or (each.own_key and not each.topic.startswith(_DERIVED)) for each in envelopes):
+            self._local.quotas.spend_at_once(envelopes)
             return self._pass_on(envelopes)
         for each in envelopes:
             if each.deliver_at_ms and each.topic.startswith(_DERIVED):
@@ -206,7 +207,7 @@ class ClusterFront:
         is_derived = any(each.topic.startswith(_DERIVED) for each in envelopes)  # those here never leave
         if error is not None and (is_derived or not self._accepts_while_away):
             raise error
-        receipts = await self._local.send(envelopes, _in_doubt if is_in_doubt else None)
+        receipts = await self._local.sends.send(envelopes, _in_doubt if is_in_doubt else None, is_spent=True)
         self.kept_total += len(envelopes)
         return receipts
 

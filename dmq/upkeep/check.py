@@ -192,7 +192,8 @@ class _Checker:
         rows = [(row, each) for each in entries if (row := row_of(values[keys.timeline_key(each.mark)]))]
         found = self._look.get_many(Family.META, [row for row, _ in rows])
         for (row, each), value in zip(rows, found, strict=True):
-            holder = KeyHolder(keys.sequence_of(each.mark), each.entry.deliver_at_ms, len(value), each.message_id)
+            size = len(values[keys.timeline_key(each.mark)])
+            holder = KeyHolder(keys.sequence_of(each.mark), each.entry.deliver_at_ms, size, each.message_id)
             if value != encode_key_holder(holder):
                 shown = shown_id(each.message_id)
                 self._find("key", f"message {shown} has the own key {_shown_key(row)}, which does not lead to it")

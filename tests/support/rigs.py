@@ -19,6 +19,7 @@ import pytest
 from support.effort import EFFORT
 from support.ledger_check import assert_balances
 from support.memory_broker import MemoryBroker
+from support.stores import recount_bytes
 
 from broker_adapter.adapter import GroupSettings, PopBroker, Subscription
 from broker_adapter.clock import ManualClock
@@ -33,6 +34,7 @@ from dmq.store.memory import MemoryEngine
 from dmq.store.ops import Batch
 from dmq.store.rocks import RocksEngine
 from dmq.store.schema.keys import META_IDENTITY, Family
+from dmq.store.schema.names import NO_QUOTAS, TopicQuotas
 from dmq.store.store import Store, StoreOptions
 from dmq.units import ALL_TOPICS, TopicPatterns
 from retry.policy import RetryPolicy, Table
@@ -105,6 +107,7 @@ class EmbeddedRig:
         options: StoreOptions | None = None,
         clock: ManualClock | None = None,
         wrap: Callable[[Engine], Engine] = lambda engine: engine,
+        quotas: TopicQuotas = NO_QUOTAS,
     ) -> None:
         self.clock = clock or ManualClock()
         self.broker: EmbeddedBroker
@@ -125,6 +128,7 @@ class EmbeddedRig:
         self.stay = stay  # of the next run
         self._options = replace(options or StoreOptions(gap_event=gap_event), ledger_kinds=LEDGER_KINDS)
         self._wrap = wrap
+        self.quotas = quotas  # of the next run
 
     async def open(self) -> None:
         engine: Engine = RocksEngine(self._database) if self._on_disk else self.memory
@@ -135,7 +139,11 @@ class EmbeddedRig:
             engine.write(batch)
         self.store = Store(self._wrap(engine), self.clock, self._options)
         self.broker = EmbeddedBroker(
-            self.store, queues_per_topic=self.queues, group_start=self._group_start, stay=self.stay
+            self.store,
+            queues_per_topic=self.queues,
+            group_start=self._group_start,
+            stay=self.stay,
+            quotas=self.quotas,
         )
         self.broker.leases._task.cancel()  # leases end when a test says so, not when a nap in real time is over
         self.scheduler = Scheduler(
@@ -166,6 +174,7 @@ class EmbeddedRig:
             reached = self.store, self.store.outbox_state.next_sequence
             if reached != self._checked:
                 assert_balances(self.store)
+                assert self.store.pending_bytes() == recount_bytes(self.store)
                 self._checked = reached
 
     async def settle(self) -> None:

@@ -6,7 +6,8 @@
     settings   version 1 | JSON: policy, is_fifo, retries, stay,         of a group, under a key of its own; what comes
                                  paused_since_ms                         after is_fifo is left out where it was not set
                version 1 | JSON: type, keep_time_ms, keep_bytes, keep_unread,   of a topic, the same; without it the
-                                 paused_since_ms, deliver_rate           topic is mixed, what is not said is left out
+                                 paused_since_ms, deliver_rate,          topic is mixed, what is not said is left out
+                                 max_pending, max_pending_bytes, send_rate
     holds      bits 1: PLAIN, GROUPED                                    of a topic, under a key of its own
 
 A lane has no name of its own, it goes by that of its group; the name of one that was removed is empty.
@@ -30,6 +31,7 @@ _RECORD = struct.Struct(">BBHQ")
 _LANE = struct.Struct(">II")
 _KEEP_KEYS = ("keep_time_ms", "keep_bytes", "keep_unread")
 _FLOW_KEYS = ("paused_since_ms", "deliver_rate")
+_QUOTA_KEYS = ("max_pending", "max_pending_bytes", "send_rate")
 _LATER_KEYS = ("retries", "stay", "paused_since_ms")
 
 
@@ -82,6 +84,26 @@ class Keep(NamedTuple):
 AS_CONFIGURED = Keep()
 
 
+class TopicQuotas(NamedTuple):
+    """What may be sent to a topic; of a topic, ``None`` is what the configuration says. 0 is no bound.
+
+    ``max_pending`` messages may wait for their time, or for the end of their transaction, and ``max_pending_bytes`` of
+    them; ``send_rate`` messages may be sent in a second.
+    """
+
+    max_pending: int | None = None
+    max_pending_bytes: int | None = None
+    send_rate: int | None = None
+
+    def over(self, other: TopicQuotas) -> TopicQuotas:
+        """Return what counts where this is said, and else ``other``."""
+        said = (own if own is not None else theirs for own, theirs in zip(self, other, strict=True))
+        return TopicQuotas(*said)
+
+
+NO_QUOTAS = TopicQuotas()
+
+
 class TopicSettings(NamedTuple):
     """``message_type`` is the only one the topic takes; ``None``: it takes them all.
 
@@ -92,6 +114,7 @@ class TopicSettings(NamedTuple):
     keep: Keep = AS_CONFIGURED
     paused_since_ms: int | None = None
     deliver_rate: int | None = None
+    quotas: TopicQuotas = NO_QUOTAS
 
 
 MIXED = TopicSettings()
@@ -129,7 +152,8 @@ def decode_name(name_id: int, value: bytes) -> NameRecord:
 def encode_topic_settings(settings: TopicSettings) -> bytes:
     """Return the value of the settings' row: a version, and JSON in which what is not said is left out."""
     plain: dict[str, object] = {"type": settings.message_type.name} if settings.message_type is not None else {}
-    said = zip((*_KEEP_KEYS, *_FLOW_KEYS), (*settings.keep, *settings[2:]), strict=True)
+    flow = settings.paused_since_ms, settings.deliver_rate
+    said = zip((*_KEEP_KEYS, *_FLOW_KEYS, *_QUOTA_KEYS), (*settings.keep, *flow, *settings.quotas), strict=True)
     plain |= {key: value for key, value in said if value is not None}
     return bytes((VERSION,)) + json.dumps(plain).encode()
 
@@ -143,9 +167,11 @@ def decode_topic_settings(value: bytes) -> TopicSettings:
     if type(keep.unread) not in {bool, type(None)} or not all(_is_bound(each) for each in keep[:2]):
         raise ValueError("no such retention")
     flow = [plain.get(key) for key in _FLOW_KEYS]
-    if not all(map(_is_bound, flow)):
-        raise ValueError("no such pause or rate")
-    return TopicSettings(MessageType[plain["type"]] if "type" in plain else None, keep, *flow)
+    quotas = TopicQuotas(*(plain.get(key) for key in _QUOTA_KEYS))
+    if not all(map(_is_bound, (*flow, *quotas))):
+        raise ValueError("no such pause, rate or quota")
+    message_type = MessageType[plain["type"]] if "type" in plain else None
+    return TopicSettings(message_type, keep, flow[0], flow[1], quotas)
 
 
 def _is_bound(value: object) -> bool:
