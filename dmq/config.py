@@ -52,6 +52,7 @@ _WRITTEN_NONE = {
     **dict.fromkeys(("connection_idle", "delay_max", "keep_time", "keep_bytes", "tls_key", "tls_client_ca"), "none"),
     **dict.fromkeys(("backup_every", "backup_at"), "off"),
     "backup_dir": "none",
+    **dict.fromkeys(("topic_max_pending", "topic_max_pending_bytes", "topic_send_rate"), "none"),
     **dict.fromkeys(("cluster_access_key", "cluster_secret_key", "cluster_tls_ca"), "none"),
     "disk_low_water_bytes": "auto",
     "acl": "off",

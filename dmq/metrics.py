@@ -206,6 +206,25 @@ class Calls(Collector):
         yield seconds
 
 
+class Refusals(Collector):
+    """Messages that quotas of topics refused, by quota."""
+
+    def __init__(self) -> None:
+        self._read: Callable[[], Mapping[str, int]] = dict
+
+    def follow(self, read: Callable[[], Mapping[str, int]]) -> None:
+        """Show these counts; ``read`` is called from any thread."""
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """Show the counts to a registry."""
+        text = "Messages refused by a quota of their topic, a part of dmq_messages_refused."
+        family = CounterMetricFamily("dmq_messages_over_quota", text, labels=("quota",))
+        for quota, count in self._read().items():
+            family.add_metric((quota,), count)
+        yield family
+
+
 class Oldest(Collector):
     """When the oldest message of each topic was stored, as retention last saw it."""
 
@@ -243,6 +262,7 @@ class Metrics:
         self.accepted = Total("dmq_messages_accepted", "Messages answered OK, durable.")
         self.repeated = Total("dmq_messages_repeated", "Sends repeated with a known message id.")
         self.refused = Total("dmq_messages_refused", "Sends refused because a bound is reached.")
+        self.over_quota = Refusals()
         self.delivered = Total("dmq_messages_delivered", "Hand-outs to consumers, repetitions included.")
         self.pulled = Total("dmq_messages_pulled", "Messages read by offset, repetitions included.")
         self.acked = Total("dmq_messages_acked", "Deliveries finished by a consumer.")
@@ -276,11 +296,14 @@ class Metrics:
         self.commit_ops = Distribution("dmq_commit_ops", "Operations in one batch.", COMMIT_OPS_BOUNDS)
         self.commit_bytes = Distribution("dmq_commit_bytes", "Size of one batch.", COMMIT_BYTES_BOUNDS)
         for collector in vars(self).values():
-            if isinstance(collector, Calls | Oldest | Total | Distribution):
+            if isinstance(collector, Calls | Oldest | Refusals | Total | Distribution):
                 registry.register(collector)
 
         gauge = partial(_gauge, registry)
-        self.pending = gauge("pending_messages", "Messages waiting on the timeline.")
+        self.pending, self.pending_bytes = (
+            gauge("pending_messages", "Messages waiting on the timeline."),
+            gauge("pending_bytes", "Bytes of these, as far as they are counted."),
+        )
         self.held = gauge("held_messages", "Of these, kept back by a pause or a rate of their topic.")
         self.overdue = gauge("overdue_messages", "Messages on the timeline that are due already.")
         self.next_due = gauge("next_due_timestamp_seconds", "When the next message is due; 0 if none waits.")

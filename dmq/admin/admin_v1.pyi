@@ -91,7 +91,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "cell_id", "broker_name", "pid", "state", "state_reason", "started_at_ms", "now_ms", "listen", "metrics_listen", "data", "durability", "timeline", "lateness", "totals", "commits", "disk", "outbox", "recovery", "clock", "cluster", "backups")
+    __slots__ = ("version", "cell_id", "broker_name", "pid", "state", "state_reason", "started_at_ms", "now_ms", "listen", "metrics_listen", "data", "durability", "timeline", "lateness", "totals", "commits", "disk", "outbox", "recovery", "clock", "cluster", "backups", "topic_quotas", "quota_refusals")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CELL_ID_FIELD_NUMBER: _ClassVar[int]
     BROKER_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +114,8 @@ class GetStatusResponse(_message.Message):
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     BACKUPS_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_QUOTAS_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_REFUSALS_FIELD_NUMBER: _ClassVar[int]
     version: str
     cell_id: str
     broker_name: str
@@ -136,7 +138,17 @@ class GetStatusResponse(_message.Message):
     clock: Clock
     cluster: Cluster
     backups: PeriodicBackups
-    def __init__(self, version: _Optional[str] = ..., cell_id: _Optional[str] = ..., broker_name: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[_Union[CellState, str]] = ..., state_reason: _Optional[str] = ..., started_at_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., listen: _Optional[str] = ..., metrics_listen: _Optional[str] = ..., data: _Optional[str] = ..., durability: _Optional[str] = ..., timeline: _Optional[_Union[Timeline, _Mapping[str, _Any]]] = ..., lateness: _Optional[_Union[Lateness, _Mapping[str, _Any]]] = ..., totals: _Optional[_Union[Totals, _Mapping[str, _Any]]] = ..., commits: _Optional[_Union[Commits, _Mapping[str, _Any]]] = ..., disk: _Optional[_Union[Disk, _Mapping[str, _Any]]] = ..., outbox: _Optional[_Union[Outbox, _Mapping[str, _Any]]] = ..., recovery: _Optional[_Union[Recovery, _Mapping[str, _Any]]] = ..., clock: _Optional[_Union[Clock, _Mapping[str, _Any]]] = ..., cluster: _Optional[_Union[Cluster, _Mapping[str, _Any]]] = ..., backups: _Optional[_Union[PeriodicBackups, _Mapping[str, _Any]]] = ...) -> None: ...
+    topic_quotas: _containers.RepeatedCompositeFieldContainer[Quota]
+    quota_refusals: _containers.RepeatedCompositeFieldContainer[QuotaRefusals]
+    def __init__(self, version: _Optional[str] = ..., cell_id: _Optional[str] = ..., broker_name: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[_Union[CellState, str]] = ..., state_reason: _Optional[str] = ..., started_at_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., listen: _Optional[str] = ..., metrics_listen: _Optional[str] = ..., data: _Optional[str] = ..., durability: _Optional[str] = ..., timeline: _Optional[_Union[Timeline, _Mapping[str, _Any]]] = ..., lateness: _Optional[_Union[Lateness, _Mapping[str, _Any]]] = ..., totals: _Optional[_Union[Totals, _Mapping[str, _Any]]] = ..., commits: _Optional[_Union[Commits, _Mapping[str, _Any]]] = ..., disk: _Optional[_Union[Disk, _Mapping[str, _Any]]] = ..., outbox: _Optional[_Union[Outbox, _Mapping[str, _Any]]] = ..., recovery: _Optional[_Union[Recovery, _Mapping[str, _Any]]] = ..., clock: _Optional[_Union[Clock, _Mapping[str, _Any]]] = ..., cluster: _Optional[_Union[Cluster, _Mapping[str, _Any]]] = ..., backups: _Optional[_Union[PeriodicBackups, _Mapping[str, _Any]]] = ..., topic_quotas: _Optional[_Iterable[_Union[Quota, _Mapping[str, _Any]]]] = ..., quota_refusals: _Optional[_Iterable[_Union[QuotaRefusals, _Mapping[str, _Any]]]] = ...) -> None: ...
+
+class QuotaRefusals(_message.Message):
+    __slots__ = ("quota", "messages")
+    QUOTA_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    quota: str
+    messages: int
+    def __init__(self, quota: _Optional[str] = ..., messages: _Optional[int] = ...) -> None: ...
 
 class PeriodicBackups(_message.Message):
     __slots__ = ("folder", "rule", "kept_max", "last_at_ms", "last_folder", "last_bytes", "next_at_ms", "failed_at_ms", "error")
@@ -347,7 +359,7 @@ class ListTopicsResponse(_message.Message):
     def __init__(self, topics: _Optional[_Iterable[_Union[Topic, _Mapping[str, _Any]]]] = ...) -> None: ...
 
 class Topic(_message.Message):
-    __slots__ = ("name", "queues", "stored", "pending", "due", "type", "created_at_ms", "readers", "ranges", "oldest_at_ms", "keep_time_ms", "keep_bytes", "keep_unread", "keep_own", "paused_since_ms", "deliver_rate", "held")
+    __slots__ = ("name", "queues", "stored", "pending", "due", "type", "created_at_ms", "readers", "ranges", "oldest_at_ms", "keep_time_ms", "keep_bytes", "keep_unread", "keep_own", "paused_since_ms", "deliver_rate", "held", "pending_bytes", "quotas")
     NAME_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
@@ -365,6 +377,8 @@ class Topic(_message.Message):
     PAUSED_SINCE_MS_FIELD_NUMBER: _ClassVar[int]
     DELIVER_RATE_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    PENDING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUOTAS_FIELD_NUMBER: _ClassVar[int]
     name: str
     queues: int
     stored: int
@@ -382,7 +396,9 @@ class Topic(_message.Message):
     paused_since_ms: int
     deliver_rate: int
     held: int
-    def __init__(self, name: _Optional[str] = ..., queues: _Optional[int] = ..., stored: _Optional[int] = ..., pending: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ..., type: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., readers: _Optional[_Iterable[_Union[Reader, _Mapping[str, _Any]]]] = ..., ranges: _Optional[_Iterable[_Union[QueueRange, _Mapping[str, _Any]]]] = ..., oldest_at_ms: _Optional[int] = ..., keep_time_ms: _Optional[int] = ..., keep_bytes: _Optional[int] = ..., keep_unread: _Optional[bool] = ..., keep_own: _Optional[_Iterable[str]] = ..., paused_since_ms: _Optional[int] = ..., deliver_rate: _Optional[int] = ..., held: _Optional[int] = ...) -> None: ...
+    pending_bytes: int
+    quotas: _containers.RepeatedCompositeFieldContainer[Quota]
+    def __init__(self, name: _Optional[str] = ..., queues: _Optional[int] = ..., stored: _Optional[int] = ..., pending: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ..., type: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., readers: _Optional[_Iterable[_Union[Reader, _Mapping[str, _Any]]]] = ..., ranges: _Optional[_Iterable[_Union[QueueRange, _Mapping[str, _Any]]]] = ..., oldest_at_ms: _Optional[int] = ..., keep_time_ms: _Optional[int] = ..., keep_bytes: _Optional[int] = ..., keep_unread: _Optional[bool] = ..., keep_own: _Optional[_Iterable[str]] = ..., paused_since_ms: _Optional[int] = ..., deliver_rate: _Optional[int] = ..., held: _Optional[int] = ..., pending_bytes: _Optional[int] = ..., quotas: _Optional[_Iterable[_Union[Quota, _Mapping[str, _Any]]]] = ...) -> None: ...
 
 class KeepChange(_message.Message):
     __slots__ = ("time_ms", "size_bytes", "unread")
@@ -433,20 +449,26 @@ class CreateTopicResponse(_message.Message):
     def __init__(self, topic: _Optional[_Union[Topic, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class SetTopicRequest(_message.Message):
-    __slots__ = ("topic", "queues", "type", "keep", "is_paused", "deliver_rate")
+    __slots__ = ("topic", "queues", "type", "keep", "is_paused", "deliver_rate", "max_pending", "max_pending_bytes", "send_rate")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
     IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
     DELIVER_RATE_FIELD_NUMBER: _ClassVar[int]
+    MAX_PENDING_FIELD_NUMBER: _ClassVar[int]
+    MAX_PENDING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEND_RATE_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queues: int
     type: str
     keep: KeepChange
     is_paused: bool
     deliver_rate: int
-    def __init__(self, topic: _Optional[str] = ..., queues: _Optional[int] = ..., type: _Optional[str] = ..., keep: _Optional[_Union[KeepChange, _Mapping[str, _Any]]] = ..., is_paused: _Optional[bool] = ..., deliver_rate: _Optional[int] = ...) -> None: ...
+    max_pending: int
+    max_pending_bytes: int
+    send_rate: int
+    def __init__(self, topic: _Optional[str] = ..., queues: _Optional[int] = ..., type: _Optional[str] = ..., keep: _Optional[_Union[KeepChange, _Mapping[str, _Any]]] = ..., is_paused: _Optional[bool] = ..., deliver_rate: _Optional[int] = ..., max_pending: _Optional[int] = ..., max_pending_bytes: _Optional[int] = ..., send_rate: _Optional[int] = ...) -> None: ...
 
 class SetTopicResponse(_message.Message):
     __slots__ = ("topic",)
@@ -736,7 +758,7 @@ class FixedBackoff(_message.Message):
     def __init__(self, delay_ms: _Optional[int] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("name", "created_at_ms", "policy", "is_default_policy", "is_fifo", "is_fifo_set", "waiting", "dead", "leased", "due", "is_removed", "unread", "retries", "paused_since_ms")
+    __slots__ = ("name", "created_at_ms", "policy", "is_default_policy", "is_fifo", "is_fifo_set", "waiting", "dead", "leased", "due", "is_removed", "unread", "retries", "paused_since_ms", "deliver_rate", "waiting_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -751,6 +773,8 @@ class Group(_message.Message):
     UNREAD_FIELD_NUMBER: _ClassVar[int]
     RETRIES_FIELD_NUMBER: _ClassVar[int]
     PAUSED_SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_RATE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     created_at_ms: int
     policy: Policy
@@ -765,7 +789,9 @@ class Group(_message.Message):
     unread: _containers.RepeatedCompositeFieldContainer[Unread]
     retries: str
     paused_since_ms: int
-    def __init__(self, name: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., policy: _Optional[_Union[Policy, _Mapping[str, _Any]]] = ..., is_default_policy: _Optional[bool] = ..., is_fifo: _Optional[bool] = ..., is_fifo_set: _Optional[bool] = ..., waiting: _Optional[int] = ..., dead: _Optional[int] = ..., leased: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ..., is_removed: _Optional[bool] = ..., unread: _Optional[_Iterable[_Union[Unread, _Mapping[str, _Any]]]] = ..., retries: _Optional[str] = ..., paused_since_ms: _Optional[int] = ...) -> None: ...
+    deliver_rate: int
+    waiting_bytes: int
+    def __init__(self, name: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., policy: _Optional[_Union[Policy, _Mapping[str, _Any]]] = ..., is_default_policy: _Optional[bool] = ..., is_fifo: _Optional[bool] = ..., is_fifo_set: _Optional[bool] = ..., waiting: _Optional[int] = ..., dead: _Optional[int] = ..., leased: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ..., is_removed: _Optional[bool] = ..., unread: _Optional[_Iterable[_Union[Unread, _Mapping[str, _Any]]]] = ..., retries: _Optional[str] = ..., paused_since_ms: _Optional[int] = ..., deliver_rate: _Optional[int] = ..., waiting_bytes: _Optional[int] = ...) -> None: ...
 
 class Unread(_message.Message):
     __slots__ = ("topic", "unread")
@@ -802,20 +828,22 @@ class GetGroupResponse(_message.Message):
     def __init__(self, group: _Optional[_Union[Group, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class SetGroupRequest(_message.Message):
-    __slots__ = ("group", "policy", "reset_policy", "is_fifo", "retries", "is_paused")
+    __slots__ = ("group", "policy", "reset_policy", "is_fifo", "retries", "is_paused", "deliver_rate")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     RESET_POLICY_FIELD_NUMBER: _ClassVar[int]
     IS_FIFO_FIELD_NUMBER: _ClassVar[int]
     RETRIES_FIELD_NUMBER: _ClassVar[int]
     IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_RATE_FIELD_NUMBER: _ClassVar[int]
     group: str
     policy: Policy
     reset_policy: bool
     is_fifo: bool
     retries: str
     is_paused: bool
-    def __init__(self, group: _Optional[str] = ..., policy: _Optional[_Union[Policy, _Mapping[str, _Any]]] = ..., reset_policy: _Optional[bool] = ..., is_fifo: _Optional[bool] = ..., retries: _Optional[str] = ..., is_paused: _Optional[bool] = ...) -> None: ...
+    deliver_rate: int
+    def __init__(self, group: _Optional[str] = ..., policy: _Optional[_Union[Policy, _Mapping[str, _Any]]] = ..., reset_policy: _Optional[bool] = ..., is_fifo: _Optional[bool] = ..., retries: _Optional[str] = ..., is_paused: _Optional[bool] = ..., deliver_rate: _Optional[int] = ...) -> None: ...
 
 class SetGroupResponse(_message.Message):
     __slots__ = ("group",)

@@ -21,6 +21,7 @@ from dmq.admin.status import (
     Timeline,
     Totals,
 )
+from dmq.admin.topic_quotas import fullest, refusals
 from dmq.audit.export import Exporter
 from dmq.config import DaemonConfig
 from dmq.embedded.broker import EmbeddedBroker
@@ -118,6 +119,8 @@ class Cell:
                 is_new=store.recovery.is_new,
             ),
             clock=clock_of(store),
+            topic_quotas=fullest(store, self.broker, pending),
+            quota_refusals=refusals(self.broker),
         )
 
     def _outbox(self) -> Outbox:

@@ -217,10 +217,12 @@ class AdminClient:
         is_fifo: bool | None = None,
         retries: str = "",
         is_paused: bool | None = None,
+        deliver_rate: int | None = None,
     ) -> wire.Group:
         """Change a group, or make it; what is ``None`` or empty stays as it is. Returns the group as it is now.
 
-        ``is_paused``: whether it gets nothing; raises ``NotFound`` if there is no such group.
+        ``is_paused``: whether it gets nothing. ``deliver_rate``: how many messages a second it is handed out; 0: no
+        limit. Either raises ``NotFound`` if there is no such group.
         """
         request = wire.SetGroupRequest(
             group=name,
@@ -229,6 +231,7 @@ class AdminClient:
             is_fifo=is_fifo,
             retries=retries,
             is_paused=is_paused,
+            deliver_rate=deliver_rate,
         )
         return self._call(wire.METHODS["SetGroup"], request, wire.SetGroupResponse).group
 
@@ -252,14 +255,27 @@ class AdminClient:
         keep: wire.KeepChange | None = None,
         is_paused: bool | None = None,
         deliver_rate: int | None = None,
+        max_pending: int | None = None,
+        max_pending_bytes: int | None = None,
+        send_rate: int | None = None,
     ) -> wire.Topic:
         """Change a topic; what is not given stays. Returns the topic as it is now.
 
         ``is_paused``: whether delayed messages that fall due stay on the timeline. ``deliver_rate``: how many of them a
-        second go to its queues, the oldest first; 0: no limit.
+        second go to its queues, the oldest first; 0: no limit. ``max_pending``: how many messages may wait for their
+        time, ``max_pending_bytes``: how many bytes of them, ``send_rate``: how many messages may be sent in a second;
+        0: no limit, -1: as the configuration says. Sends above a limit are refused.
         """
         request = wire.SetTopicRequest(
-            topic=name, queues=queues, type=type_, keep=keep, is_paused=is_paused, deliver_rate=deliver_rate
+            topic=name,
+            queues=queues,
+            type=type_,
+            keep=keep,
+            is_paused=is_paused,
+            deliver_rate=deliver_rate,
+            max_pending=max_pending,
+            max_pending_bytes=max_pending_bytes,
+            send_rate=send_rate,
         )
         return self._call(wire.METHODS["SetTopic"], request, wire.SetTopicResponse).topic
 

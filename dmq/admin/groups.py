@@ -14,6 +14,7 @@ from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.catalog import DEFAULT_POLICY
 from dmq.embedded.names import Group, Topic
 from dmq.embedded.operator import BEGIN, END
+from dmq.embedded.topic_settings import FLOW_STAYS, FlowChange
 from dmq.store.store import Store
 from retry.policy import RetryPolicy
 
@@ -30,8 +31,8 @@ class Groups:
     async def groups(self, *, with_removed: bool = False) -> Sequence[status.GroupStatus]:
         """Return every consumer group, by name; and names that only dead letters lie under."""
         names = self._broker.names
-        pending = await asyncio.get_running_loop().run_in_executor(None, self._store.pending)
-        found = [await self._group(group, pending) for group in list(names.groups.values())]
+        figures = await asyncio.get_running_loop().run_in_executor(None, self._figures)
+        found = [await self._group(group, figures) for group in list(names.groups.values())]
         if with_removed:
             letters = [each for each in names.topics.values() if each.name.startswith(DEAD_LETTER_PREFIX)]
             left = [each for each in letters if names.is_left(each)]
@@ -57,9 +58,9 @@ class Groups:
         """Return one group, with when its retries are due; if asked for, with what it has not finished by topic."""
         group = self._known(name)
         loop = asyncio.get_running_loop()
-        pending = await loop.run_in_executor(None, self._store.pending)
+        figures = await loop.run_in_executor(None, self._figures)
         due = await loop.run_in_executor(None, self._due_counts, group.group_id)
-        found = await self._group(group, pending, due)
+        found = await self._group(group, figures, due)
         if not with_unread:
             return found
         return replace(
@@ -70,9 +71,16 @@ class Groups:
         found = self._store.due_counts(scope, 0, 2**53, limit=_DUE_BUCKETS_MAX)
         return [status.DueBucket(until_ms=bucket.until_ms, count=bucket.count) for bucket in found]
 
+    def _figures(self) -> tuple[dict[int, int], dict[int, int]]:
+        return self._store.pending(), self._store.pending_bytes()
+
     async def _group(
-        self, group: Group, pending: dict[int, int], due: Sequence[status.DueBucket] = ()
+        self,
+        group: Group,
+        figures: tuple[dict[int, int], dict[int, int]],
+        due: Sequence[status.DueBucket] = (),
     ) -> status.GroupStatus:
+        pending, sizes = figures
         letters = self._broker.names.topics.get(dead_letter_topic(group.name))
         subscribed = [found for found in self._broker.subscriptions.all() if found.group_id == group.group_id]
         return status.GroupStatus(
@@ -88,6 +96,8 @@ class Groups:
             leased=sum(len(queue.leases) for found in subscribed for queue in found.all_queues),
             due=due,
             paused_since_ms=group.paused_since_ms or 0,
+            deliver_rate=group.deliver_rate or 0,
+            waiting_bytes=sizes.get(group.group_id, 0),
         )
 
     async def set_group(
@@ -98,11 +108,11 @@ class Groups:
         reset_policy: bool,
         is_fifo: bool | None,
         retries: str | None = None,
-        is_paused: bool | None = None,
+        flow: FlowChange = FLOW_STAYS,
     ) -> status.GroupStatus:
         """Change a group, durable on return."""
         await self._broker.set_group(
-            name, policy=policy, reset_policy=reset_policy, is_fifo=is_fifo, retries=retries, is_paused=is_paused
+            name, policy=policy, reset_policy=reset_policy, is_fifo=is_fifo, retries=retries, flow=flow
         )
         return await self.group(name)
 

@@ -120,6 +120,8 @@ def wire_topic(topic: TopicStatus) -> wire.Topic:
         paused_since_ms=topic.paused_since_ms,
         deliver_rate=topic.deliver_rate,
         held=topic.held,
+        pending_bytes=topic.pending_bytes,
+        quotas=[wire.Quota(**asdict(each)) for each in topic.quotas],
     )
 
 
@@ -140,6 +142,8 @@ def wire_group(group: GroupStatus) -> wire.Group:
         is_removed=group.is_removed,
         unread=[wire.Unread(**asdict(each)) for each in group.unread],
         paused_since_ms=group.paused_since_ms,
+        deliver_rate=group.deliver_rate,
+        waiting_bytes=group.waiting_bytes,
     )
 
 

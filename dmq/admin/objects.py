@@ -15,7 +15,7 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin import mapping
 from dmq.admin.groups import Groups
 from dmq.admin.topics import Topics
-from dmq.embedded.topic_settings import FLOW_STAYS, KEEP_STAYS, FlowChange, KeepChange
+from dmq.embedded.topic_settings import FLOW_STAYS, KEEP_STAYS, QUOTAS_STAY, FlowChange, KeepChange, QuotaChange
 
 MIXED: Literal["MIXED"] = "MIXED"
 
@@ -59,10 +59,13 @@ class ObjectCalls:
             request.is_paused if request.HasField("is_paused") else None,
             request.deliver_rate if request.HasField("deliver_rate") else None,
         )
-        if message_type is None and not request.queues and keep == KEEP_STAYS and flow == FLOW_STAYS:
+        fields = QuotaChange._fields
+        quotas = QuotaChange(*(getattr(request, each) if request.HasField(each) else None for each in fields))
+        stays = keep == KEEP_STAYS and flow == FLOW_STAYS and quotas == QUOTAS_STAY
+        if message_type is None and not request.queues and stays:
             raise Refused(Rule.REQUEST, "the request changes nothing")
         changed = await self._topics.set_topic(
-            name, queues=request.queues, message_type=message_type, keep=keep, flow=flow
+            name, queues=request.queues, message_type=message_type, keep=keep, flow=flow, quotas=quotas
         )
         return wire.SetTopicResponse(topic=mapping.wire_topic(changed))
 

@@ -33,6 +33,7 @@ from dmq.admin.schedules import ScheduleCalls
 from dmq.admin.status import MessageState
 from dmq.admin.topics import Topics
 from dmq.embedded.retries import WaitingRetries
+from dmq.embedded.topic_settings import FlowChange
 from dmq.errors import DmqError, StoreCorrupt
 from dmq.store.store import Store
 from dmq.upkeep.ledger import LedgerVerifier
@@ -193,7 +194,10 @@ class AdminService:
             reset_policy=request.reset_policy,
             is_fifo=is_fifo,
             retries=request.retries or None,
-            is_paused=request.is_paused if request.HasField("is_paused") else None,
+            flow=FlowChange(
+                request.is_paused if request.HasField("is_paused") else None,
+                request.deliver_rate if request.HasField("deliver_rate") else None,
+            ),
         )
         return wire.SetGroupResponse(group=mapping.wire_group(group))
 

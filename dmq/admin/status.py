@@ -182,6 +182,26 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaStatus:
+    """What a topic may have, and what it has of it."""
+
+    name: str
+    quota: str
+    used: int
+    limit: int
+    is_set: bool  # of the topic itself, not by the configuration
+    kind: str = "topic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaRefusals:
+    """How many messages a quota refused since the start of the process."""
+
+    quota: str
+    messages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CellStatus:
     """How a daemon is; each part may be left at its zero where nothing is known."""
 
@@ -207,6 +227,8 @@ class CellStatus:
     clock: ClockState = field(default_factory=ClockState)
     cluster: Cluster | None = None
     backups: PeriodicBackupStatus | None = None
+    topic_quotas: Sequence[QuotaStatus] = ()
+    quota_refusals: Sequence[QuotaRefusals] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +266,8 @@ class TopicStatus:
     paused_since_ms: int = 0  # 0: it is not
     deliver_rate: int = 0  # delayed messages a second; 0: no limit
     held: int = 0  # of those pending: due, and kept back
+    pending_bytes: int = 0  # half messages included
+    quotas: Sequence[QuotaStatus] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,6 +317,8 @@ class GroupStatus:
     is_removed: bool = False  # nobody has the name (any more), but dead letters lie under it
     unread: Sequence[Unread] = ()  # what it has not finished, by topic, if that was asked for
     paused_since_ms: int = 0  # 0: it is not
+    deliver_rate: int = 0  # messages a second that are handed out to it; 0: no limit
+    waiting_bytes: int = 0  # of the retries that wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

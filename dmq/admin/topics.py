@@ -12,9 +12,10 @@ from broker_adapter.errors import topic_unknown
 from broker_adapter.message import MessageType
 from broker_adapter.topics import retry_topic
 from dmq.admin import status
+from dmq.admin.topic_quotas import quotas_of, with_halves
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.removable import edges
-from dmq.embedded.topic_settings import FLOW_STAYS, FlowChange, KeepChange
+from dmq.embedded.topic_settings import FLOW_STAYS, QUOTAS_STAY, FlowChange, KeepChange, QuotaChange
 from dmq.store.schema.names import TopicSettings
 from dmq.store.store import Store
 
@@ -33,7 +34,7 @@ class Topics:
         return await asyncio.get_running_loop().run_in_executor(None, self._topics)
 
     def _topics(self) -> list[status.TopicStatus]:
-        pending, held = self._store.pending(), self._store.held()
+        pending, sizes, held = self._store.pending(), self._store.pending_bytes(), self._store.held()
         found = self._retry_topics(pending)
         for name, topic in sorted(self._broker.names.topics.copy().items()):
             waiting = pending.get(topic.topic_id, 0)
@@ -54,6 +55,8 @@ class Topics:
                     paused_since_ms=topic.paused_since_ms or 0,
                     deliver_rate=topic.deliver_rate or 0,
                     held=held.get(topic.topic_id, 0),
+                    pending_bytes=with_halves(sizes, topic),
+                    quotas=quotas_of(self._broker, topic, pending, sizes),
                 )
             )
         return sorted(found, key=lambda topic: topic.name)
@@ -104,12 +107,15 @@ class Topics:
         message_type: MessageType | Literal["MIXED"] | None,
         keep: KeepChange,
         flow: FlowChange = FLOW_STAYS,
+        quotas: QuotaChange = QUOTAS_STAY,
     ) -> status.TopicStatus:
         """Change a topic."""
         settings = None
         if message_type is not None:
             settings = TopicSettings(message_type if isinstance(message_type, MessageType) else None)
-        await self._broker.operator.set_topic(name, queues=queues, settings=settings, keep=keep, flow=flow)
+        await self._broker.operator.set_topic(
+            name, queues=queues, settings=settings, keep=keep, flow=flow, quotas=quotas
+        )
         return await self.topic(name)
 
     async def remove_topic(self, name: str, *, is_forced: bool) -> None:

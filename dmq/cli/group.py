@@ -84,6 +84,7 @@ def show(session: Session, *, group: GroupArgument) -> None:
             ("dead", f"{found.dead:,}"),
             ("leased", f"{found.leased:,}"),
             *_paused_facts(found),
+            *_rate_facts(found),
             *_policy_facts(found),
         ]
     )
@@ -105,6 +106,33 @@ def pause(session: Session, *, group: GroupArgument) -> None:
 def resume(session: Session, *, group: GroupArgument) -> None:
     """Hand messages out again to a consumer group: 100 in the first second, then twice as many each second."""
     _set_paused(session, group, is_paused=False)
+
+
+@app.command("set")
+@with_session
+def set_(
+    session: Session,
+    *,
+    group: GroupArgument,
+    deliver_rate: Annotated[
+        int,
+        typer.Option(min=0, help="How many messages a second may be handed out to it; 0: no limit."),
+    ],
+) -> None:
+    """Change how fast a consumer group gets messages and print the result; the rest wait in the queues.
+
+    It applies at once and is kept over restarts. Clients that read by offset decide for themselves.
+    """
+    with session.connect() as client:
+        changed = client.set_group(group, deliver_rate=deliver_rate)
+    if session.as_json:
+        out.show_json(out.to_plain(changed))
+    else:
+        out.show_facts([("group", changed.name), *(_rate_facts(changed) or [("deliver rate", "no limit")])])
+
+
+def _rate_facts(group: wire.Group) -> list[tuple[str, str]]:
+    return [("deliver rate", f"{group.deliver_rate:,} a second at most")] if group.deliver_rate else []
 
 
 def _set_paused(session: Session, group: str, *, is_paused: bool) -> None:

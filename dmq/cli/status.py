@@ -11,6 +11,7 @@ from dmq.cli.errors import ExitCode
 from dmq.cli.facts import clock_line
 from dmq.cli.nouns import single
 from dmq.cli.options import Session, with_session
+from dmq.cli.topic import shown_quota
 from dmq.units import format_size
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
         ("opened", f"in {out.about(recovery.open_ms)}, {start}"),
         ("pending", f"{timeline.pending:,}; overdue {timeline.overdue:,}{_held(timeline)}{next_due}"),
         *_paused(timeline),
+        *_quotas(found),
         ("clock", clock_line(found.clock) if found.HasField("clock") else ""),
         ("lateness", _lateness(found.lateness)),
         *(_cluster(found.cluster, now_ms) if found.HasField("cluster") else ()),
@@ -93,6 +95,13 @@ def _paused(timeline: wire.Timeline) -> list[tuple[str, str]]:
     counts = ((timeline.paused_topics, "topic"), (timeline.paused_groups, "group"))
     said = [f"{count:,} {noun}{'s' if count > 1 else ''}" for count, noun in counts if count]
     return [("paused", ", ".join(said))] if said else []
+
+
+def _quotas(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
+    said = [f"{each.quota} of {each.name}: {shown_quota(each)}" for each in found.topic_quotas]
+    refused = ", ".join(f"{each.messages:,} by {each.quota}" for each in found.quota_refusals)
+    said += [f"refused {refused}"] if refused else []
+    return [("quotas" if not number else "", each) for number, each in enumerate(said)]
 
 
 def _cluster(cluster: wire.Cluster, now_ms: int) -> list[tuple[str, str]]:

@@ -48,6 +48,20 @@ DeliverRateOption = Annotated[
 ]
 
 _AS_CONFIGURED = -1
+MaxPendingOption = Annotated[
+    str | None,
+    typer.Option(
+        "--max-pending",
+        help="Messages that may wait for their time; more are refused. none: no limit; default: as configured.",
+    ),
+]
+MaxPendingBytesOption = Annotated[
+    str | None, typer.Option("--max-pending-bytes", help="Bytes that may wait: 512MiB, none, or default.")
+]
+SendRateOption = Annotated[
+    str | None,
+    typer.Option("--send-rate", help="Messages that may be sent in a second; more are refused. none, or default."),
+]
 
 
 class Unread(StrEnum):
@@ -97,6 +111,37 @@ def _number(text: str | None, parse: Callable[[str], int], option: str) -> int |
     return number
 
 
+def quota_of(text: str | None, parse: Callable[[str], int], option: str) -> int | None:
+    """Return a quota as it is asked for; a usage error for what cannot be read."""
+    if text is None:
+        return None
+    if text in {"none", "off", "default"}:
+        return _AS_CONFIGURED if text == "default" else 0
+    with refusing(option, text):
+        return parse(text)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError("a whole number, none or default is expected")
+    return int(text)
+
+
+def shown_quota(quota: wire.Quota) -> str:
+    """Return what is used of a quota, and its limit."""
+    if quota.quota.endswith("bytes"):
+        return f"{format_size(quota.used)} of {format_size(quota.limit)}"
+    return f"{quota.used:,} of {quota.limit:,}" + (" a second" if quota.quota.endswith("rate") else "")
+
+
+def quota_facts(topic: wire.Topic) -> list[tuple[str, str]]:
+    """Return what is shown of the quotas that limit a topic, if any do."""
+    return [
+        (each.quota.replace("_", " "), shown_quota(each) + ("" if each.is_set else " (default)"))
+        for each in topic.quotas
+    ]
+
+
 def keep_facts(topic: wire.Topic) -> list[tuple[str, str]]:
     """Return what is shown of a topic's retention, and of what it has kept."""
     facts = [
@@ -121,18 +166,24 @@ def flow_facts(topic: wire.Topic) -> list[tuple[str, str]]:
 @app.command()
 @with_session
 def ls(session: Session) -> None:
-    """List the topics with their type, queues, stored messages and delayed messages."""
+    """List the topics with their type, queues, stored messages, delayed messages and quotas."""
     with session.connect() as client:
         topics = client.topics().topics
     if session.as_json:
         out.show_json([out.to_plain(topic) for topic in topics])
         return
+    rows = [
+        (
+            *(topic.name, str(topic.queues), f"{topic.stored:,}", f"{topic.pending:,}", topic.type.lower()),
+            "; ".join(f"{each.quota} {shown_quota(each)}" for each in topic.quotas),
+        )
+        for topic in topics
+    ]
+    columns = ("TOPIC", "QUEUES", "STORED", "PENDING", "TYPE", "QUOTAS")
+    shown = len(columns) if any(topic.quotas for topic in topics) else len(columns) - 1
     out.show_table(
-        ("TOPIC", "QUEUES", "STORED", "PENDING", "TYPE"),
-        [
-            (topic.name, str(topic.queues), f"{topic.stored:,}", f"{topic.pending:,}", topic.type.lower())
-            for topic in topics
-        ],
+        columns[:shown],
+        [row[:shown] for row in rows],
         numbers=("QUEUES", "STORED", "PENDING"),
     )
 
@@ -179,14 +230,31 @@ def set_(
     keep_bytes: KeepBytesOption = None,
     keep_unread: KeepUnreadOption = None,
     deliver_rate: DeliverRateOption = None,
+    max_pending: MaxPendingOption = None,
+    max_pending_bytes: MaxPendingBytesOption = None,
+    send_rate: SendRateOption = None,
 ) -> None:
     """Change the settings of a topic and print the result; what is not given stays."""
     keep = keep_change(keep_time, keep_bytes, keep_unread)
-    if type_ is None and not queues and keep is None and deliver_rate is None:
+    limits = (
+        quota_of(max_pending, _count, "--max-pending"),
+        quota_of(max_pending_bytes, parse_size, "--max-pending-bytes"),
+        quota_of(send_rate, _count, "--send-rate"),
+    )
+    if type_ is None and not queues and all(each is None for each in (keep, deliver_rate, *limits)):
         raise CommandFailed("say what to change; see 'dmq topic set --help'", ExitCode.USAGE)
     type_name = type_.name if type_ is not None else ""
     with session.connect() as client:
-        changed = client.set_topic(topic, queues=queues, type_=type_name, keep=keep, deliver_rate=deliver_rate)
+        changed = client.set_topic(
+            topic,
+            queues=queues,
+            type_=type_name,
+            keep=keep,
+            deliver_rate=deliver_rate,
+            max_pending=limits[0],
+            max_pending_bytes=limits[1],
+            send_rate=limits[2],
+        )
     _show(session, changed)
 
 
@@ -250,6 +318,7 @@ def _show(session: Session, topic: wire.Topic) -> None:
             ("stored", f"{topic.stored:,}"),
             ("pending", f"{topic.pending:,}"),
             *flow_facts(topic),
+            *quota_facts(topic),
             *keep_facts(topic),
             *((f"queue {each.queue_id}", f"{each.begin_offset:,} to {each.end_offset:,}") for each in topic.ranges),
             *((f"unread by {reader.group}", f"{reader.unread:,}") for reader in topic.readers),

@@ -8,7 +8,7 @@ from dmq.config import DaemonConfig
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.catalog import AutoCreate, ScheduleLimits
 from dmq.embedded.checks import CheckOptions
-from dmq.store.schema.names import Keep
+from dmq.store.schema.names import Keep, TopicQuotas
 from dmq.store.store import Store
 from dmq.units import ALL_TOPICS
 
@@ -37,6 +37,7 @@ def broker_of(config: DaemonConfig, store: Store) -> EmbeddedBroker:
         stay=config.embedded_topics if config.broker != "embedded" else ALL_TOPICS,
         schedules=ScheduleLimits(total=config.schedules_max, per_topic=config.schedules_per_topic_max),
         delay_max_ms=config.delay_max_ms,
+        quotas=TopicQuotas(config.topic_max_pending, config.topic_max_pending_bytes, config.topic_send_rate),
     )
 
 

@@ -48,6 +48,7 @@ from dmq.embedded.retries import WaitingRetries
 from dmq.embedded.send_quotas import SendQuotas
 from dmq.embedded.sends import Note, Sends
 from dmq.embedded.subscriptions import Subscriptions
+from dmq.embedded.topic_settings import FLOW_STAYS, FlowChange
 from dmq.embedded.transactions import Transactions
 from dmq.store.ops import Appended
 from dmq.store.schema.names import NO_QUOTAS, Keep, TopicQuotas
@@ -77,7 +78,10 @@ class EmbeddedBroker:
         delay_max_ms: int | None = None,
         quotas: TopicQuotas = NO_QUOTAS,
     ) -> None:
-        """``quotas``: of topics that say nothing of their own. ``stay``: the topics that are this broker's own. What others take leaves for a cluster, by the forwarder."""
+        """``stay``: the topics that are this broker's own. What others take leaves for a cluster, by the forwarder.
+
+        ``quotas``: of topics that say nothing of their own.
+        """
         self.store = store
         self.on_group_changed: Callable[[str], None] = lambda _: None
         self.on_appended: Callable[[Appended], None] = lambda _: None
@@ -227,16 +231,16 @@ class EmbeddedBroker:
         reset_policy: bool = False,
         is_fifo: bool | None = None,
         retries: str | None = None,
-        is_paused: bool | None = None,
+        flow: FlowChange = FLOW_STAYS,
     ) -> None:
         """Change a group's settings, durable on return; what is ``None`` stays. Connected clients are told.
 
-        A group that does not exist is made, unless it is to be paused or resumed.
+        A group that does not exist is made, unless ``flow`` is to be changed of how fast it gets messages.
         """
         check_not_forwarder(name)
         group = self.names.groups.get(name)
         if group is None:
-            group = await self.catalog.make_group(name) if is_paused is None else self.catalog.known_group(name)
+            group = await self.catalog.make_group(name) if flow == FLOW_STAYS else self.catalog.known_group(name)
         if policy is not None or reset_policy:
             group = group._replace(policy=policy)
         if is_fifo is not None:
@@ -246,7 +250,7 @@ class EmbeddedBroker:
         if group.is_fifo and group.retries == "here":
             why = "the order of a FIFO group is the cluster's affair, so its retries are as well"
             raise Refused(Rule.GROUP, why, value=name, limit="retries = cluster, or no FIFO group")
-        before, (group, said) = group, self.flows.change(group, is_paused=is_paused)
+        before, (group, said) = group, self.flows.change(group, flow)
         done = self.commits.submit(self.names.plan_settings(group, said))
         self.names.add_group(group)
         self.flows.changed(before, group)

@@ -72,7 +72,8 @@ class Group(NamedTuple):
     """A consumer group. What follows on ``created_at_ms`` is ``None`` where it was not set.
 
     ``retries`` says who keeps what it fails of a cluster's topics: "here" or "cluster". ``stay`` is of the forwarder:
-    the topics that the run before kept from it. A group that is paused gets nothing.
+    the topics that the run before kept from it. A group that is paused gets nothing, and one with a ``deliver_rate``
+    so many messages a second.
     """
 
     group_id: int
@@ -83,6 +84,7 @@ class Group(NamedTuple):
     retries: str | None = None
     stay: str | None = None
     paused_since_ms: int | None = None
+    deliver_rate: int | None = None
 
 
 class Scanned(Protocol):
@@ -107,6 +109,7 @@ class Names:
         self.slowed: dict[int, Topic] = {}  # topics that are paused or have a rate, by id
         self.limited: dict[int, Topic] = {}  # topics that have quotas of their own, by id
         self.paused: set[str] = set()  # groups
+        self.rates: dict[str, int] = {}  # of groups that have one
         self.removing: set[tuple[type[Topic | Group], str]] = set()  # on their way out: their names are not free yet
         self._derived = 0  # retry topics and dead-letter queues, which are not counted as topics
         self._next_id = 1
@@ -227,7 +230,7 @@ class Names:
 
     def plan_settings(self, group: Group, said: str = "") -> list[Op]:
         """As ``plan_change``, of a group; ``add_group`` it once they are submitted."""
-        settings = GroupSettings(group.policy, group.is_fifo, group.retries, group.stay, group.paused_since_ms)
+        settings = GroupSettings(*group[3:])
         return [
             Put(Family.META, keys.settings_key(group.group_id), schema.encode_group_settings(settings)),
             Emit(name_event(EventKind.GROUP_CHANGED, group.group_id, said)),
@@ -253,6 +256,10 @@ class Names:
             self.paused.add(group.name)
         else:
             self.paused.discard(group.name)
+        if group.deliver_rate is not None:
+            self.rates[group.name] = group.deliver_rate
+        else:
+            self.rates.pop(group.name, None)
         self._next_id = max(self._next_id, group.group_id + 1)
 
     # -- removing -----------------------------------------------------------------------------------------------------
@@ -281,6 +288,7 @@ class Names:
         else:
             self.groups.pop(found.name, None)
             self.paused.discard(found.name)
+            self.rates.pop(found.name, None)
 
     def free_name(self, found: Topic | Group) -> None:
         """Let a name be taken again: nothing is left of who had it."""

@@ -62,16 +62,16 @@ class SendQuotas:
         self.refused = dict.fromkeys(QUOTAS, 0)  # messages, by quota
         self._names = names
         self._clock = clock
-        self._defaults = defaults
+        self.defaults = defaults
         self._purses: dict[int, Purse] = {}  # of topics with a rate that something was sent to
 
     def of(self, topic: Topic) -> TopicQuotas:
         """Return the quotas that count for a topic. Retries and dead letters have none."""
-        return NO_QUOTAS if self._names.is_derived(topic.name) else topic.quotas.over(self._defaults)
+        return NO_QUOTAS if self._names.is_derived(topic.name) else topic.quotas.over(self.defaults)
 
     def ask(self, topics: Iterable[Topic]) -> Asked:
         """Return what rides with a send of one message to each of ``topics``; ``settle`` it whatever comes of it."""
-        if not self._names.limited and not any(self._defaults):
+        if not self._names.limited and not any(self.defaults):
             return _NOTHING
         return self._ask(topics)
 
@@ -97,7 +97,7 @@ class SendQuotas:
         Raises ``OverTopicQuota``, and then spends nothing.
         """
         topics = [topic for each in envelopes if (topic := self._names.topics.get(each.topic)) is not None]
-        if not self._names.limited and not self._defaults.send_rate:
+        if not self._names.limited and not self.defaults.send_rate:
             return
         asked = self._ask(topics)
         closed = next((each for each in asked.bounds if each.is_closed), None)

@@ -46,17 +46,18 @@ DELIVER_RATE_MAX = 1_000_000
 
 
 class FlowChange(NamedTuple):
-    """What is to be changed of how delayed messages get to a topic's queues: ``None`` stays, rate 0 is no limit."""
+    """What is to be changed of how delayed messages get to a topic's queues, or a group gets what it is handed out.
+
+    ``None`` stays, rate 0 is no limit.
+    """
 
     is_paused: bool | None = None
     deliver_rate: int | None = None
 
     def applied_to(self, topic: Topic, now_ms: int) -> Topic:
         """Return ``topic`` with the changes; ``Refused(REQUEST)`` for what cannot be."""
+        self.check()
         rate = self.deliver_rate
-        if rate is not None and not 0 <= rate <= DELIVER_RATE_MAX:
-            limit = f"1 to {DELIVER_RATE_MAX} messages a second, 0: no limit"
-            raise Refused(Rule.REQUEST, "the delivery rate is out of range", value=rate, limit=limit)
         if (self.is_paused or rate) and topic.topic_id > HELD_TOPIC_ID_MAX:
             why = f"the store gave out more than {HELD_TOPIC_ID_MAX} names before it: it cannot hold messages back"
             raise Refused(Rule.REQUEST, why, value=topic.name)
@@ -64,6 +65,12 @@ class FlowChange(NamedTuple):
             paused_since_ms=paused_since(topic.paused_since_ms, self.is_paused, now_ms),
             deliver_rate=topic.deliver_rate if rate is None else rate or None,
         )
+
+    def check(self) -> None:
+        """Raise ``Refused(REQUEST)`` for a rate that cannot be."""
+        if self.deliver_rate is not None and not 0 <= self.deliver_rate <= DELIVER_RATE_MAX:
+            limit = f"1 to {DELIVER_RATE_MAX} messages a second, 0: no limit"
+            raise Refused(Rule.REQUEST, "the delivery rate is out of range", value=self.deliver_rate, limit=limit)
 
     def said(self) -> str:
         """Return what the trail says of it."""
@@ -85,7 +92,7 @@ SEND_RATE_MAX = 1_000_000
 
 
 class QuotaChange(NamedTuple):
-    """What is to be changed of the quotas of a topic: ``None`` stays, ``BACK`` is as configured again, 0 is no bound."""
+    """What is to be changed of the quotas of a topic: ``None`` stays, ``BACK`` is as configured, 0 is no bound."""
 
     max_pending: int | None = None
     max_pending_bytes: int | None = None

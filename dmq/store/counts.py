@@ -79,7 +79,7 @@ class Counts:
         return count, max(0, self._bytes[scope] + self._grown.get(scope, 0))
 
     def next_due_ms(self, scope: int, now_ms: int) -> int | None:
-        """Return the end of the first minute from ``now_ms`` on in which an entry of ``scope`` is due, as far as read."""
+        """Return the end of the first minute from ``now_ms`` on in which an entry of ``scope`` is due, if known."""
         rows = self._engine.scan(Family.META, *hour_range(scope, now_ms // HOUR_MS, 2**40), limit=2).rows
         return next((each.until_ms for row in rows for each in due_in(*row) if each.until_ms > now_ms), None)
 

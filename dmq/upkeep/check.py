@@ -392,9 +392,7 @@ class _Checker:
                 self._find("figure", text)
             if found != said and not is_format_1:
                 self._find("figure", f"the counts by the minute of {self._scope_name(scope)} are wrong")
-        self._compare(self._held, keys.META_HELD, "entries are held for")
-        if self._bytes_since is not None:
-            self._compare(self._bytes, keys.META_BYTES, "bytes wait for")
+        self._compare_held_and_bytes()
         if keys.META_FORMAT not in self._figures:
             self._find("row", "the format version is missing")
         last = int.from_bytes(self._figures.get(keys.META_SEQUENCE, b""), "big")
@@ -421,6 +419,11 @@ class _Checker:
             found.copies = copies_of(known, self._copies)
             for each in read_books(source).against_rows(found):
                 self._find("ledger", str(each))
+
+    def _compare_held_and_bytes(self) -> None:
+        self._compare(self._held, keys.META_HELD, "entries are held for")
+        if self._bytes_since is not None:
+            self._compare(self._bytes, keys.META_BYTES, "bytes wait for")
 
     def _compare(self, found: Counter[int], letter: bytes, what: str) -> None:
         said: Counter[int] = Counter()

@@ -52,7 +52,9 @@ def together(bench: Bench, *units: Sequence[Op]) -> list[list[Receipt] | Excepti
 def withdraw(told: Receipt, number: int, *instead: Append | Schedule | Put | Emit) -> Withdraw:
     """Take message ``number`` off the timeline."""
     key = pack_timeline_key(told.at_ms, told.sequence)
-    return Withdraw(key, SCOPE, packed_id(number), LATER_MS, len(schedule(number, LATER_MS).record), instead, b"withdrawn")
+    return Withdraw(
+        key, SCOPE, packed_id(number), LATER_MS, len(schedule(number, LATER_MS).record), instead, b"withdrawn"
+    )
 
 
 @pytest.mark.parametrize(

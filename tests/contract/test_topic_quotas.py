@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from support.half import a_half, prepare
 from support.outbox import read_outbox
-from support.rigs import TOPIC, EmbeddedRig, End, an_envelope, every_durable_broker, receive, send
+from support.rigs import GROUP, TOPIC, EmbeddedRig, End, an_envelope, every_durable_broker, receive, send
 
 from broker_adapter.errors import BrokerError, Refused
 from broker_adapter.message import Envelope, SendReceipt, pack_id, unpack_id
@@ -56,7 +56,7 @@ def pending(rig: EmbeddedRig, topic: str = TOPIC) -> int:
 
 @every_durable_broker()
 async def test_what_would_be_more_than_may_be_pending_is_refused(rig: EmbeddedRig) -> None:
-    """A call of several is accepted whole or not at all; the error says which quota, what is there, and when to retry."""
+    """Of several in a call all are accepted or none; the error names the quota, what is there and when to retry."""
     await limit(rig, max_pending=3)
     await delayed(rig, "m-1", "m-2")
     error = await over(rig, "m-3", "m-4")
@@ -124,9 +124,7 @@ async def test_a_repeated_send_is_answered_above_the_limit(rig: EmbeddedRig) -> 
 async def test_concurrent_sends_never_go_above_the_limit(rig: EmbeddedRig) -> None:
     """Each call decides by all that were accepted before it, however many are under way at a time."""
     await limit(rig, max_pending=10)
-    found = await asyncio.gather(
-        *(delayed(rig, f"m-{number}") for number in range(64)), return_exceptions=True
-    )
+    found = await asyncio.gather(*(delayed(rig, f"m-{number}") for number in range(64)), return_exceptions=True)
     assert sum(isinstance(each, OverTopicQuota) for each in found) == 54
     assert pending(rig) == 10
 
@@ -258,9 +256,10 @@ async def test_a_message_that_was_refused_leaves_the_topic_as_it_was(rig: Embedd
 @every_durable_broker()
 async def test_what_cannot_be_a_quota_is_refused(rig: EmbeddedRig) -> None:
     """And retries and dead letters have none, not even those of the configuration."""
-    for wrong in ({"max_pending": -2}, {"max_pending_bytes": 2**63}, {"send_rate": 1_000_001}):
+    await rig.broker.catalog.topic(TOPIC)
+    for wrong in (QuotaChange(-2), QuotaChange(max_pending_bytes=2**63), QuotaChange(send_rate=1_000_001)):
         with pytest.raises(Refused, match="out of range"):
-            await limit(rig, **wrong)
+            await rig.broker.operator.set_topic(TOPIC, quotas=wrong)
     await rig.broker.catalog.make_group("g")
     letters = await rig.broker.catalog.topic("%DLQ%g")
     with pytest.raises(Refused, match="never refused"):
@@ -293,3 +292,70 @@ def test_the_error_is_one_of_a_broker() -> None:
     """So every way in answers it as a bound that is reached."""
     assert issubclass(OverTopicQuota, BrokerError)
     assert OverTopicQuota.retriable
+
+
+# -- what groups are handed out ---------------------------------------------------------------------------------------
+
+
+async def slow(rig: EmbeddedRig, rate: int) -> None:
+    """Give the group a rate."""
+    await rig.broker.catalog.group(GROUP)
+    await rig.broker.set_group(GROUP, flow=FlowChange(deliver_rate=rate))
+
+
+@every_durable_broker()
+async def test_a_group_is_handed_out_so_many_a_second(rig: EmbeddedRig) -> None:
+    """A quarter of a second's worth at once, then as fast as the rate; another group is not slowed; over a kill."""
+    await send(rig, *(f"m-{number}" for number in range(40)))
+    await slow(rig, 20)
+    for _ in range(2):
+        assert len(await receive(rig, batch_max=32)) == 5
+        assert not await receive(rig, batch_max=32)
+        rig.clock.advance(100)
+        assert len(await receive(rig, batch_max=32)) == 2
+        await rig.restart(End.KILL)
+    assert rig.broker.names.groups[GROUP].deliver_rate == 20
+    assert len(await receive(rig, group=OTHER, batch_max=32)) == 32
+    await slow(rig, 0)
+    assert GROUP not in rig.broker.names.rates
+    assert len(await receive(rig, batch_max=32)) == 32
+
+
+@every_durable_broker()
+async def test_a_receive_waits_for_the_rate(rig: EmbeddedRig) -> None:
+    """It gets a message once there is one for it, and what it was not given is there for others."""
+    await send(rig, "m-1", "m-2")
+    await slow(rig, 2)
+    (first,) = await receive(rig)
+    waiting = asyncio.ensure_future(receive(rig, wait_ms=20_000))
+    while not waiting.done():
+        rig.clock.advance(50)
+        await asyncio.sleep(0.01)
+    (second,) = await waiting
+    assert {first.message_id, second.message_id} == {"m-1", "m-2"}
+
+
+@every_durable_broker()
+async def test_a_group_that_was_paused_goes_on_no_faster_than_its_rate(rig: EmbeddedRig) -> None:
+    """The ramp and the rate hold both."""
+    await send(rig, *(f"m-{number}" for number in range(40)))
+    await slow(rig, 4)
+    await rig.broker.set_group(GROUP, flow=FlowChange(is_paused=True))
+    assert not await receive(rig, batch_max=32)
+    await rig.broker.set_group(GROUP, flow=FlowChange(is_paused=False))
+    assert len(await receive(rig, batch_max=32)) == 1
+    got = 0
+    for _ in range(40):
+        rig.clock.advance(500)
+        got += len(await receive(rig, batch_max=32))
+    assert got <= 39
+    assert got >= 38
+
+
+@every_durable_broker()
+async def test_a_rate_of_a_group_that_cannot_be_is_refused(rig: EmbeddedRig) -> None:
+    """Nor has a group that nobody knows one."""
+    with pytest.raises(Refused, match="there is none"):
+        await rig.broker.set_group("nobody", flow=FlowChange(deliver_rate=1))
+    with pytest.raises(Refused, match="out of range"):
+        await slow(rig, -1)

@@ -11,6 +11,7 @@ from support.admin_status import NOW, STATUS, TOPICS
 from broker_adapter.errors import Refused, Rule, group_unknown
 from broker_adapter.message import Message
 from broker_adapter.wire.mapping import encode
+from dmq.embedded.topic_settings import FLOW_STAYS, FlowChange
 from dmq.admin import status as source
 from dmq.admin.service import AdminService, Operators
 from dmq.embedded.retries import RetryOutcomes, RetryPage, WaitingRetry
@@ -184,7 +185,7 @@ class FixedSource:
         reset_policy: bool,
         is_fifo: bool | None,
         retries: str | None = None,
-        is_paused: bool | None = None,
+        flow: FlowChange = FLOW_STAYS,
     ) -> source.GroupStatus:
         """As the real one."""
         self._fail()
@@ -195,8 +196,10 @@ class FixedSource:
             group = replace(group, is_fifo=is_fifo, is_fifo_set=True)
         if retries is not None:
             group = replace(group, retries=retries)
-        if is_paused is not None:
-            group = replace(group, paused_since_ms=NOW if is_paused else 0)
+        if flow.is_paused is not None:
+            group = replace(group, paused_since_ms=NOW if flow.is_paused else 0)
+        if flow.deliver_rate is not None:
+            group = replace(group, deliver_rate=flow.deliver_rate)
         self.known[name] = group
         return await self.group(name)
 

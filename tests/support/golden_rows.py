@@ -193,7 +193,13 @@ def _halves(head: record.WaitingEntry) -> list[Case]:
             key,
             _waiting(record.EntryKind.WHOLE_HALF, record.encode_terms(TERMS) + BODY),
             lambda _, value: record.decode_half(value),
-            record.HalfRow(whole, record.Vigil(TERMS, 0, 0, 4), ID, BODY, record.WAITING_HEADER_BYTES + record.TERMS_BYTES + len(BODY)),
+            record.HalfRow(
+                whole,
+                record.Vigil(TERMS, 0, 0, 4),
+                ID,
+                BODY,
+                record.whole_half_bytes(b"\1" + BODY),
+            ),
         ),
         Case(
             "half body",

@@ -4,7 +4,7 @@
                                                                | group id 4 | topic id 4      of a retry lane
                version 1 | 4 | queues 2 | created_at_ms 8 | kind 1 | name    of what was removed: its name outlives it
     settings   version 1 | JSON: policy, is_fifo, retries, stay,         of a group, under a key of its own; what comes
-                                 paused_since_ms                         after is_fifo is left out where it was not set
+                                 paused_since_ms, deliver_rate           after is_fifo is left out where it was not set
                version 1 | JSON: type, keep_time_ms, keep_bytes, keep_unread,   of a topic, the same; without it the
                                  paused_since_ms, deliver_rate,          topic is mixed, what is not said is left out
                                  max_pending, max_pending_bytes, send_rate
@@ -32,7 +32,7 @@ _LANE = struct.Struct(">II")
 _KEEP_KEYS = ("keep_time_ms", "keep_bytes", "keep_unread")
 _FLOW_KEYS = ("paused_since_ms", "deliver_rate")
 _QUOTA_KEYS = ("max_pending", "max_pending_bytes", "send_rate")
-_LATER_KEYS = ("retries", "stay", "paused_since_ms")
+_LATER_KEYS = ("retries", "stay", "paused_since_ms", "deliver_rate")
 
 
 class NameKind(IntEnum):
@@ -189,6 +189,7 @@ class GroupSettings(NamedTuple):
     retries: str | None = None  # in front of a cluster: "here" or "cluster"
     stay: str | None = None
     paused_since_ms: int | None = None
+    deliver_rate: int | None = None  # messages a second that are handed out to it
 
 
 def encode_group_settings(settings: GroupSettings) -> bytes:

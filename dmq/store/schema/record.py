@@ -255,7 +255,8 @@ def decode_place(head: bytes) -> tuple[int, int, int]:
 def waiting_bytes(value: bytes) -> int:
     """Return what an entry counts towards the bytes that wait: its row and, of a half message, the body beside it.
 
-    It is the same however often the entry moves, but for a half message whose body leaves its row. Schedules, and what a spool counts itself, count nothing.
+    It is the same however often the entry moves, but for a half message whose body leaves its row. Schedules, and what
+    a spool counts itself, count nothing.
     """
     kind = value[1]
     if kind in _COUNTED_WHOLE:

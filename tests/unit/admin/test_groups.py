@@ -98,6 +98,7 @@ def test_what_is_not_given_stays_as_it_is() -> None:
     assert change(retries="cluster").retries == change().retries == "cluster"
     assert change(is_paused=True).paused_since_ms == change().paused_since_ms > 0
     assert change(is_paused=False).paused_since_ms == 0
+    assert change(deliver_rate=7).deliver_rate == change().deliver_rate == 7
     with pytest.raises(Refused, match="here, cluster"):
         change(retries="nowhere")
     found = change(reset_policy=True)

@@ -9,6 +9,8 @@ from support.letters import a_message, die, fail
 from support.live_cell import NOW, LiveCell
 from support.rigs import receive
 
+from broker_adapter.errors import Overloaded
+
 
 @pytest.fixture
 def daemon(live: LiveCell) -> LiveCell:
@@ -41,7 +43,7 @@ def test_topics(daemon: LiveCell) -> None:
     found = json.loads(daemon.run("topic", "ls", "-o", "json").stdout)[-1]
     assert found["due"] == [{"until_ms": NOW + 100_000, "count": 1}]
     kept = {"ranges", "oldest_at_ms", "keep_time_ms", "keep_bytes", "keep_unread", "keep_own"}
-    flow = {"paused_since_ms", "deliver_rate", "held"}
+    flow = {"paused_since_ms", "deliver_rate", "held", "pending_bytes", "quotas"}
     assert (
         set(found) == {"name", "queues", "stored", "pending", "due", "type", "created_at_ms", "readers"} | kept | flow
     )
@@ -192,6 +194,41 @@ def test_a_topic_is_paused_and_slowed(daemon: LiveCell) -> None:
     assert daemon.run("topic", "pause", "%DLQ%billing").exit_code == 1
     assert daemon.run("topic", "set", "orders", "--deliver-rate", "-1").exit_code == 2
     assert "limit 1 to 1000000" in daemon.run("topic", "set", "orders", "--deliver-rate", "1000001").stderr
+
+
+def test_a_topic_is_given_quotas(daemon: LiveCell) -> None:
+    """What is used of each is shown, by all that show a topic; what cannot be is a usage error, or refused."""
+    told = daemon.run("topic", "set", "orders", "--max-pending", "1", "--max-pending-bytes", "1MiB").stdout
+    assert "max pending        1 of 1" in told
+    assert "max pending bytes  " in told
+
+    async def send_one_more() -> None:
+        await daemon.rig.broker.send([a_message("W2", deliver_at_ms=NOW + 60_000)])
+
+    with pytest.raises(Overloaded, match="quota max_pending of topic orders"):
+        daemon.do(send_one_more())
+    assert "max_pending 1 of 1; max_pending_bytes " in daemon.run("topic", "ls").stdout
+    assert "refused 1 by max_pending" in daemon.run("status").stdout
+    assert "max_pending of orders: 1 of 1" in daemon.run("status").stdout
+    told = daemon.run("topic", "set", "orders", "--max-pending", "off", "--max-pending-bytes", "default").stdout
+    assert "max pending" not in told
+    assert "send rate          0 of 7 a second" in daemon.run("topic", "set", "orders", "--send-rate", "7").stdout
+    assert "send rate" not in daemon.run("topic", "set", "orders", "--send-rate", "0").stdout
+    for option, value in (("--max-pending", "many"), ("--max-pending", "-1"), ("--max-pending-bytes", "1 cow")):
+        assert daemon.run("topic", "set", "orders", option, value).exit_code == 2
+    assert "limit 1 to 1000000" in daemon.run("topic", "set", "orders", "--send-rate", "1000001").stderr
+    assert daemon.run("topic", "set", "%DLQ%billing", "--max-pending", "1").exit_code == 1
+
+
+def test_a_group_is_given_a_rate(daemon: LiveCell) -> None:
+    """Shown wherever the group is; 0 takes it away."""
+    told = daemon.run("group", "set", "billing", "--deliver-rate", "5").stdout.splitlines()
+    assert told == ["group         billing", "deliver rate  5 a second at most"]
+    assert "5 a second at most" in daemon.run("group", "show", "billing").stdout
+    assert "no limit" in daemon.run("group", "set", "billing", "--deliver-rate", "0").stdout
+    assert daemon.run("group", "set", "nobody", "--deliver-rate", "5").exit_code == 3
+    assert daemon.run("group", "set", "billing").exit_code == 2
+    assert "limit 1 to 1000000" in daemon.run("group", "set", "billing", "--deliver-rate", "1000001").stderr
 
 
 def test_a_group_is_paused(daemon: LiveCell) -> None:

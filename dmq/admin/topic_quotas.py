@@ -1,0 +1,50 @@
+"""What topics may have, and what they have of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from heapq import nlargest
+
+from dmq.admin import status
+from dmq.embedded.broker import EmbeddedBroker
+from dmq.embedded.names import Topic
+from dmq.store.schema.keys import half_scope
+from dmq.store.store import Store
+
+_SHOWN_MAX = 10
+
+
+def with_halves(figures: Mapping[int, int], topic: Topic) -> int:
+    """Return the figure of a topic with that of its half messages."""
+    return figures.get(topic.topic_id, 0) + figures.get(half_scope(topic.topic_id), 0)
+
+
+def quotas_of(
+    broker: EmbeddedBroker, topic: Topic, pending: Mapping[int, int], sizes: Mapping[int, int]
+) -> list[status.QuotaStatus]:
+    """Return the quotas that limit a topic; ``pending`` and ``sizes`` are what the store says, by scope."""
+    limits = broker.quotas.of(topic)
+    if not any(limits):
+        return []
+    used = with_halves(pending, topic), with_halves(sizes, topic), broker.quotas.used_rate(topic)
+    found = zip(limits._fields, used, limits, topic.quotas, strict=True)
+    return [
+        status.QuotaStatus(name=topic.name, quota=quota, used=there, limit=limit, is_set=own is not None)
+        for quota, there, limit, own in found
+        if limit
+    ]
+
+
+def fullest(store: Store, broker: EmbeddedBroker, pending: Mapping[int, int]) -> list[status.QuotaStatus]:
+    """Return the quotas of topics that are used most, the fullest first. Any thread."""
+    names, sizes = broker.names, store.pending_bytes()
+    topics = list((names.topics.copy() if any(broker.quotas.defaults) else names.limited.copy()).values())
+    rows = [row for topic in topics for row in quotas_of(broker, topic, pending, sizes)]
+    return nlargest(_SHOWN_MAX, rows, key=lambda row: row.used / row.limit)
+
+
+def refusals(broker: EmbeddedBroker) -> list[status.QuotaRefusals]:
+    """Return what quotas of topics refused."""
+    return [
+        status.QuotaRefusals(quota=quota, messages=count) for quota, count in broker.quotas.refused.items() if count
+    ]
