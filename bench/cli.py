@@ -24,6 +24,7 @@ from bench import (
     hostile,
     lateness,
     nack,
+    neighbours,
     overload,
     pending,
     queue_clients,
@@ -62,6 +63,7 @@ class Name(StrEnum):
     SIZES = "sizes"
     NACK = "nack"
     FAIRNESS = "fairness"
+    NEIGHBOURS = "neighbours"
     HOOK = "hook"
     SPOOL = "spool"
     AUDIT = "audit"
@@ -84,6 +86,7 @@ MEASURES: Mapping[Name, Callable[[Plan], list[Figure]]] = {
     Name.SIZES: sizes.measure,
     Name.NACK: nack.measure,
     Name.FAIRNESS: fairness.measure,
+    Name.NEIGHBOURS: neighbours.measure,
     Name.HOOK: hook.measure,
     Name.SPOOL: hook.measure_spool,
     Name.AUDIT: audit.measure,
@@ -93,7 +96,9 @@ MEASURES: Mapping[Name, Callable[[Plan], list[Figure]]] = {
     Name.QUEUE_CLIENTS: queue_clients.measure,
 }
 # Measured only by name or with --all: they have goals of their own, and take long.
-OTHERS = (Name.NACK, Name.FAIRNESS, Name.HOOK, Name.SPOOL, Name.AUDIT, Name.HOSTILE, Name.QUEUE_CLIENTS)
+OTHERS = (
+    *(Name.NACK, Name.FAIRNESS, Name.NEIGHBOURS, Name.HOOK, Name.SPOOL, Name.AUDIT, Name.HOSTILE, Name.QUEUE_CLIENTS),
+)
 
 
 class Kind(StrEnum):
@@ -131,6 +136,9 @@ def main(
     retries: Annotated[
         int | None, typer.Option(min=100, help="Messages that disturb, for fairness (100 000, with --quick 2000).")
     ] = None,
+    overdue: Annotated[
+        int | None, typer.Option(min=0, help="Messages of one topic due at once, for neighbours (500 000, 2000).")
+    ] = None,
     spooled: Annotated[
         int | None, typer.Option(min=100, help="Entries of a spool that is opened (1 000 000, with --quick 20 000).")
     ] = None,
@@ -151,6 +159,7 @@ def main(
         "pending": pending,
         "many": many,
         "retries": retries or (2_000 if quick else 100_000),
+        "overdue": overdue if overdue is not None else (2_000 if quick else 500_000),
         "spooled": spooled or (20_000 if quick else 1_000_000),
         "events": events or (100_000 if quick else 10_000_000),
     }

@@ -32,6 +32,7 @@ from bench.inside_costs import assembler_of, costs
 from bench.inside_fairness import fairness
 from bench.inside_hook import hook_drain, hook_send, hook_spool
 from bench.inside_nack import ack, delay_lateness, nack, raw_nack, retry_lateness
+from bench.inside_neighbours import neighbours
 from bench.inside_receive import receive
 from bench.inside_spool import (
     hand_off,
@@ -216,6 +217,7 @@ _ACTIONS: dict[str, Callable[..., Awaitable[None]]] = {
     "retry_lateness": retry_lateness,
     "delay_lateness": delay_lateness,
     "fairness": fairness,
+    "neighbours": neighbours,
     "hook_send": hook_send,
     "hook_spool": hook_spool,
     "hook_drain": hook_drain,

@@ -27,6 +27,7 @@ class Plan:
     pending: int
     many: int
     retries: int
+    overdue: int
     spooled: int
     events: int
     load: Load

@@ -66,7 +66,7 @@ class EventKind(IntEnum):
     TX_CHECKED = 39  # its producers are asked for its outcome; attempt is the number of the check [its next check]
     TX_GIVEN_UP = 40  # a dead letter after all its checks; attempt is their number [when it was accepted]
     TX_TOO_OLD = 51  # the same because of its age, which no producer decided [when it was accepted]
-    TOPIC_CHANGED = 41  # its queues or settings; the id says what of its flow: paused, resumed, deliver_rate=N
+    TOPIC_CHANGED = 41  # its queues or settings; the id says what: paused, resumed, deliver_rate=N, max_pending=N ...
     TOPIC_REMOVED = 42  # nobody finds it any more; what is left of it goes from here on
     GROUP_REMOVED = 43
     RESET = 44  # a group goes on from another offset, after it left all below an end [that end]

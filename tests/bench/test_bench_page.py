@@ -185,7 +185,7 @@ def test_rounds_end_with_their_time_but_never_before_the_first() -> None:
                 peer=None,
                 pending=1,
                 many=0,
-                retries=1,
+                overdue=1, retries=1,
                 spooled=1,
                 events=1,
                 load=Load(command=(), is_native=False),

@@ -109,6 +109,19 @@ def test_what_disturbs_is_compared_with_nothing(tmp_path: Path) -> None:
 
 
 @at_length
+@pytest.mark.timeout(200)
+def test_topics_beside_trouble_are_compared_with_topics_without(tmp_path: Path) -> None:
+    kept = run_bench(tmp_path / "results.json", "neighbours", "--overdue", "500")
+    assert isinstance(kept["figures"], list)
+    figures = {figure["name"]: figure for figure in kept["figures"]}
+    assert figures["neighbours.early"]["value"] == 0
+    for place in ("queue", "consumer"):
+        p99, added = figures[f"neighbours.{place}.p99"], figures[f"neighbours.{place}.p99_added"]
+        assert added["value"] == pytest.approx(p99["value"] - p99["beside"]["value"])  # one round: one pair
+        assert p99["details"]["handed_over_beside"] >= 500
+
+
+@at_length
 def test_a_daemon_is_loaded_without_go(tmp_path: Path) -> None:
     """The generator in Python stands in where there is no Go."""
     kept = run_bench(tmp_path / "results.json", "--only", "burst")

@@ -11,10 +11,10 @@ from support.admin_status import NOW, STATUS, TOPICS
 from broker_adapter.errors import Refused, Rule, group_unknown
 from broker_adapter.message import Message
 from broker_adapter.wire.mapping import encode
-from dmq.embedded.topic_settings import FLOW_STAYS, FlowChange
 from dmq.admin import status as source
 from dmq.admin.service import AdminService, Operators
 from dmq.embedded.retries import RetryOutcomes, RetryPage, WaitingRetry
+from dmq.embedded.topic_settings import FLOW_STAYS, FlowChange
 from retry.dead_letter import Dead, DeadFilter, Job, JobState
 from retry.policy import Exponential, Reason, RetryPolicy
 
