@@ -14,13 +14,14 @@ round in turn, because a machine's speed drifts: read ratios.
 ``echo`` ``echo_http2``   floors: servers that do nothing, on grpcio and on our transport
 ``rocketmq``   the peer: Apache RocketMQ, with ``--peer``
 ``inside``     what runs in a process of its own: enqueue, floor, burst, fill; ``child`` is its other end
-``inside_receive`` ``inside_costs`` ``inside_nack`` ``inside_fairness`` ``inside_neighbours`` ``inside_hook`` ``inside_spool``   more of it;
-               ``cell``, ``consumer`` and ``retries`` are what they are made of
+``inside_receive`` ``inside_costs`` ``inside_nack`` ``inside_fairness`` ``inside_neighbours`` ``inside_hook``
+               ``inside_spool``   more of it; ``cell``, ``consumer`` and ``retries`` are what they are made of
 ``cluster`` ``cluster_away`` ``queue_clients``   figures with ``--peer``; ``queue_client`` is a client that is measured,
                ``QueueClient.java`` the same with Apache's
 ``trail_maker`` ``trail_files``   long audit trails; ``audit_peer`` is what DuckDB makes of them
 ``enqueue`` ``send`` ``receive`` ``lateness`` ``wakeup`` ``burst`` ``overload`` ``costs`` ``pending`` ``sizes``   the
-               figures of the page; ``nack`` ``fairness`` ``neighbours`` ``hook`` ``audit``   those measured by name, or with --all
+               figures of the page; ``nack`` ``fairness`` ``neighbours`` ``hook`` ``audit``   those measured by name,
+               or with --all
 """
 
 from __future__ import annotations

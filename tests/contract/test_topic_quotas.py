@@ -359,3 +359,17 @@ async def test_a_rate_of_a_group_that_cannot_be_is_refused(rig: EmbeddedRig) -> 
         await rig.broker.set_group("nobody", flow=FlowChange(deliver_rate=1))
     with pytest.raises(Refused, match="out of range"):
         await slow(rig, -1)
+
+
+@every_durable_broker()
+async def test_what_is_passed_on_to_a_cluster_spends_the_rate(rig: EmbeddedRig) -> None:
+    """It counts once, also if it is kept here in the end; of a topic that nobody knows here there is no rate."""
+    await limit(rig, send_rate=2)
+    two = [an_envelope("m-1"), an_envelope("m-2")]
+    rig.broker.quotas.spend_at_once(two)
+    await rig.broker.sends.send(two, is_spent=True)
+    with pytest.raises(OverTopicQuota, match="send_rate"):
+        rig.broker.quotas.spend_at_once([an_envelope("m-3")])
+    rig.clock.advance(500)
+    rig.broker.quotas.spend_at_once([an_envelope("m-3"), an_envelope("x", topic="unknown")])
+    assert rig.broker.quotas.refused["send_rate"] == 1

@@ -132,6 +132,10 @@ _A_ROW = encode_queued(0, 1, 0, encode_body(b"\0m", b"", b"", b""))
             changed(Family.META, lambda _: b"\1", start=keys.META_NAME, at=1), {"row", "name"}, id="a name is cut"
         ),
         pytest.param(changed(Family.META, lambda _: pack_u64(7), start=TOTAL), {"figure"}, id="a total is wrong"),
+        pytest.param(
+            changed(Family.META, lambda _: pack_u64(7), start=keys.META_BYTES), {"figure"}, id="bytes are miscounted"
+        ),
+        pytest.param(without(Family.META, start=keys.META_BYTES), {"figure"}, id="bytes are not counted"),
         pytest.param(changed(Family.META, lambda _: b"\7" * 60, start=b"m"), {"figure"}, id="a count is wrong"),
         pytest.param(changed(Family.META, lambda _: pack_u64(7), start=b"m"), {"row", "figure"}, id="a count is cut"),
         pytest.param(put(Family.META, keys.META_DONE, pack_pair(2**50, 0)), {"mark"}, id="what waits is passed over"),
