@@ -35,6 +35,7 @@ _WARM_UP_MS = 500
 _LEAD_MS = AHEAD_MS + _WARM_UP_MS + 200
 _FILLS_PER_MS = 8  # less than a store takes, so that all wait before the run begins
 _FILL_BATCH = 32
+_FILL_MS_LEAST = 1_000
 
 
 async def neighbours(data: Path, count: int, *, with_trouble: int, seconds: int) -> None:
@@ -52,7 +53,7 @@ async def neighbours(data: Path, count: int, *, with_trouble: int, seconds: int)
 
         with scheduler_of(broker, observe):
             overdue = count if with_trouble else 0
-            start_ms = clock.now_ms() + _LEAD_MS + overdue // _FILLS_PER_MS
+            start_ms = clock.now_ms() + _LEAD_MS + _FILL_MS_LEAST + overdue // _FILLS_PER_MS
             await _fill(broker, overdue, start_ms)
             if clock.now_ms() + _LEAD_MS > start_ms:
                 raise RuntimeError("writing what is due at once took until the run; this machine is too slow for it")

@@ -300,10 +300,7 @@ class Metrics:
                 registry.register(collector)
 
         gauge = partial(_gauge, registry)
-        self.pending, self.pending_bytes = (
-            gauge("pending_messages", "Messages waiting on the timeline."),
-            gauge("pending_bytes", "Bytes of these, as far as they are counted."),
-        )
+        self.pending = gauge("pending_messages", "Messages waiting on the timeline.")
         self.held = gauge("held_messages", "Of these, kept back by a pause or a rate of their topic.")
         self.overdue = gauge("overdue_messages", "Messages on the timeline that are due already.")
         self.next_due = gauge("next_due_timestamp_seconds", "When the next message is due; 0 if none waits.")

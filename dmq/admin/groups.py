@@ -112,7 +112,7 @@ class Groups:
     ) -> status.GroupStatus:
         """Change a group, durable on return."""
         await self._broker.set_group(
-            name, policy=policy, reset_policy=reset_policy, is_fifo=is_fifo, retries=retries, flow=flow
+            name, policy=policy, reset_policy=reset_policy, is_fifo=is_fifo, retries=retries, **flow._asdict()
         )
         return await self.group(name)
 

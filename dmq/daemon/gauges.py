@@ -36,7 +36,6 @@ def follow(
     metrics.redriven.follow(lambda: broker.dead_letters.redriven_total)
     metrics.purged.follow(lambda: broker.dead_letters.purged_total)
     metrics.pending.set_function(lambda: sum(store.pending().values()))
-    metrics.pending_bytes.set_function(lambda: sum(store.pending_bytes().values()))
     metrics.next_due.set_function(lambda: (store.next_due_ms() or 0) / 1000)
     metrics.overdue.set_function(lambda: overdue(store, store.pending(), store.clock.now_ms()))
     metrics.held.set_function(lambda: sum(store.held().values()))

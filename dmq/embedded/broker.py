@@ -45,10 +45,8 @@ from dmq.embedded.recall import Recalls
 from dmq.embedded.receipt import ReceiptHandles
 from dmq.embedded.retention import KEEP_DEFAULT, Retention
 from dmq.embedded.retries import WaitingRetries
-from dmq.embedded.send_quotas import SendQuotas
 from dmq.embedded.sends import Note, Sends
 from dmq.embedded.subscriptions import Subscriptions
-from dmq.embedded.topic_settings import FLOW_STAYS, FlowChange
 from dmq.embedded.transactions import Transactions
 from dmq.store.ops import Appended
 from dmq.store.schema.names import NO_QUOTAS, Keep, TopicQuotas
@@ -98,21 +96,13 @@ class EmbeddedBroker:
         self.subscriptions = subscriptions = Subscriptions(catalog, commits, reader, ends, group_start=group_start)
         self.placement = placement = Placement(names)
         # The parts, each for one thing that clients or operators do.
-        self.quotas = SendQuotas(names, store.clock, quotas)
-        self.sends = Sends(catalog, commits, placement, handles, self.quotas)
+        self.sends = Sends(catalog, commits, placement, handles, quotas)
+        self.quotas = self.sends.quotas
         self.recalls = Recalls(catalog, commits, reader, handles, delay_max_ms=delay_max_ms)
         self.delayed = self.recalls.delayed
         self.checks = Checks(names, checks, handles)
-        on_refused = self.sends.count_refused
         self.transactions = Transactions(
-            catalog,
-            commits,
-            reader,
-            placement=placement,
-            checks=self.checks,
-            handles=handles,
-            quotas=self.quotas,
-            on_refused=on_refused,
+            catalog, commits, reader, placement=placement, checks=self.checks, handles=handles, sends=self.sends
         )
         levels = delay_levels_ms
         self.failures = failures = Failures(
@@ -231,16 +221,18 @@ class EmbeddedBroker:
         reset_policy: bool = False,
         is_fifo: bool | None = None,
         retries: str | None = None,
-        flow: FlowChange = FLOW_STAYS,
+        is_paused: bool | None = None,
+        deliver_rate: int | None = None,
     ) -> None:
         """Change a group's settings, durable on return; what is ``None`` stays. Connected clients are told.
 
-        A group that does not exist is made, unless ``flow`` is to be changed of how fast it gets messages.
+        A group that does not exist is made, unless it is to be paused, resumed or given a rate.
         """
         check_not_forwarder(name)
         group = self.names.groups.get(name)
         if group is None:
-            group = await self.catalog.make_group(name) if flow == FLOW_STAYS else self.catalog.known_group(name)
+            is_new = is_paused is None and deliver_rate is None
+            group = await self.catalog.make_group(name) if is_new else self.catalog.known_group(name)
         if policy is not None or reset_policy:
             group = group._replace(policy=policy)
         if is_fifo is not None:
@@ -250,7 +242,7 @@ class EmbeddedBroker:
         if group.is_fifo and group.retries == "here":
             why = "the order of a FIFO group is the cluster's affair, so its retries are as well"
             raise Refused(Rule.GROUP, why, value=name, limit="retries = cluster, or no FIFO group")
-        before, (group, said) = group, self.flows.change(group, flow)
+        before, (group, said) = group, self.flows.change(group, is_paused, deliver_rate)
         done = self.commits.submit(self.names.plan_settings(group, said))
         self.names.add_group(group)
         self.flows.changed(before, group)

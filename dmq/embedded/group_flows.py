@@ -72,11 +72,12 @@ class GroupFlows:
         await self.wait(group, wait_ms / 1000)
         return -1 if group in self._names.paused else max(0, int((until_s - self._clock.monotonic_s()) * 1000))
 
-    def change(self, group: Group, change: FlowChange) -> tuple[Group, str]:
+    def change(self, group: Group, is_paused: bool | None, deliver_rate: int | None) -> tuple[Group, str]:
         """Return a group that is paused, resumed or given a rate, as far as that is said, and what the trail says.
 
         ``Refused(REQUEST)`` for a rate that cannot be.
         """
+        change = FlowChange(is_paused, deliver_rate)
         change.check()
         since_ms = paused_since(group.paused_since_ms, change.is_paused, self._clock.now_ms())
         rate = group.deliver_rate if change.deliver_rate is None else change.deliver_rate or None

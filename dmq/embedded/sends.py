@@ -18,7 +18,7 @@ from dmq.store.commit import Unit
 from dmq.store.ops import Append, Emit, Schedule
 from dmq.store.schema.index import EntryState
 from dmq.store.schema.index import Receipt as Stored
-from dmq.store.schema.names import GROUPED, PLAIN
+from dmq.store.schema.names import GROUPED, PLAIN, TopicQuotas
 
 Note = Callable[[Topic, Envelope], bytes]  # an encoded audit event
 RECALL = HandleKind.RECALL  # an enum's member, looked up once
@@ -28,7 +28,7 @@ class Sends:
     """Sends messages to topics, and counts them."""
 
     def __init__(
-        self, catalog: Catalog, commits: Commits, placement: Placement, handles: EntryHandles, quotas: SendQuotas
+        self, catalog: Catalog, commits: Commits, placement: Placement, handles: EntryHandles, quotas: TopicQuotas
     ) -> None:
         self.accepted_total = 0  # messages, without those that were known already, or absorbed
         self.repeated_total = 0
@@ -38,9 +38,9 @@ class Sends:
         self._commits = commits
         self._placement = placement
         self._handles = handles
-        self.quotas = quotas
         self._store = commits.store
         self._clock = self._store.clock
+        self.quotas = SendQuotas(catalog.names, self._clock, quotas)
 
     def count_refused(self, messages: int) -> None:
         """Count messages that another path refused because a bound is reached."""

@@ -29,7 +29,7 @@ from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind, Not
 from dmq.embedded.names import Topic
 from dmq.embedded.placement import Placement, body_of, wrong_type
 from dmq.embedded.reader import Reader
-from dmq.embedded.send_quotas import SendQuotas
+from dmq.embedded.sends import Sends
 from dmq.errors import OverBound
 from dmq.store.ops import Delete, IfKnown, Op, Schedule, Withdraw
 from dmq.store.schema.index import EntryState, Receipt
@@ -65,10 +65,9 @@ class Transactions:
         placement: Placement,
         checks: Checks,
         handles: EntryHandles,
-        quotas: SendQuotas,
-        on_refused: Callable[[int], None],
+        sends: Sends,
     ) -> None:
-        """``on_refused`` is told how many half messages were refused because a bound is reached."""
+        """``sends`` has the quotas, and counts what is refused because a bound is reached."""
         self._catalog = catalog
         self._names = catalog.names
         self._commits = commits
@@ -76,8 +75,8 @@ class Transactions:
         self._placement = placement
         self._checks = checks
         self._handles = handles
-        self._quotas = quotas
-        self._on_refused = on_refused
+        self._quotas = sends.quotas
+        self._on_refused = sends.count_refused
         self._store = commits.store
         self._clock = self._store.clock
         self._checkers: list[Checker] = []

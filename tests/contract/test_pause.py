@@ -511,7 +511,7 @@ async def test_what_was_recalled_since_it_was_read_does_not_come(rig: EmbeddedRi
 
 async def pause_group(rig: EmbeddedRig, *, is_paused: bool = True) -> None:
     """Pause the group, or let it go on."""
-    await rig.broker.set_group(GROUP, flow=FlowChange(is_paused))
+    await rig.broker.set_group(GROUP, is_paused=is_paused)
 
 
 @every_durable_broker(queues=1)

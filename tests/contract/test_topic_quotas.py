@@ -300,7 +300,7 @@ def test_the_error_is_one_of_a_broker() -> None:
 async def slow(rig: EmbeddedRig, rate: int) -> None:
     """Give the group a rate."""
     await rig.broker.catalog.group(GROUP)
-    await rig.broker.set_group(GROUP, flow=FlowChange(deliver_rate=rate))
+    await rig.broker.set_group(GROUP, deliver_rate=rate)
 
 
 @every_durable_broker()
@@ -340,9 +340,9 @@ async def test_a_group_that_was_paused_goes_on_no_faster_than_its_rate(rig: Embe
     """The ramp and the rate hold both."""
     await send(rig, *(f"m-{number}" for number in range(40)))
     await slow(rig, 4)
-    await rig.broker.set_group(GROUP, flow=FlowChange(is_paused=True))
+    await rig.broker.set_group(GROUP, is_paused=True)
     assert not await receive(rig, batch_max=32)
-    await rig.broker.set_group(GROUP, flow=FlowChange(is_paused=False))
+    await rig.broker.set_group(GROUP, is_paused=False)
     assert len(await receive(rig, batch_max=32)) == 1
     got = 0
     for _ in range(40):
@@ -356,7 +356,7 @@ async def test_a_group_that_was_paused_goes_on_no_faster_than_its_rate(rig: Embe
 async def test_a_rate_of_a_group_that_cannot_be_is_refused(rig: EmbeddedRig) -> None:
     """Nor has a group that nobody knows one."""
     with pytest.raises(Refused, match="there is none"):
-        await rig.broker.set_group("nobody", flow=FlowChange(deliver_rate=1))
+        await rig.broker.set_group("nobody", deliver_rate=1)
     with pytest.raises(Refused, match="out of range"):
         await slow(rig, -1)
 
