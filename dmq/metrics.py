@@ -248,13 +248,18 @@ def _gauge(registry: CollectorRegistry, name: str, documentation: str) -> Gauge:
     return Gauge(f"dmq_{name}", documentation, registry=registry)
 
 
+def _registry(*, process: bool) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    if process:
+        ProcessCollector(registry=registry)
+    return registry
+
+
 class Metrics:
     """All figures of one daemon. Counters only grow; gauges are set, or read at scrape time with ``set_function``."""
 
     def __init__(self, *, version: str = "", cell_id: str = "", process: bool = True) -> None:
-        registry = self.registry = CollectorRegistry()
-        if process:
-            ProcessCollector(registry=registry)
+        registry = self.registry = _registry(process=process)
         self._info = Info("dmq", "Which daemon this is.", registry=registry)
         self.identify(version=version, cell_id=cell_id)
 

@@ -240,7 +240,7 @@ class Assembler:
             if op.under is not None:
                 row = op.under.row
                 holder = self._holders[row]
-                there = under[row] if row in under else holder.size if holder is not None else None
+                there = under.get(row, holder.size if holder is not None else None)
                 if there is not None and op.under.keeps_first:
                     continue
                 if there is not None:

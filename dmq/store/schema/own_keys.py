@@ -37,8 +37,8 @@ def decode_key_holder(value: bytes) -> KeyHolder:
     """Read the row of an own key; ``StoreCorrupt`` if it cannot be one."""
     if len(value) <= _HOLDER.size or value[0] != VERSION:
         raise StoreCorrupt(f"the row of an own key of {len(value)} bytes has no version {VERSION} header")
-    _, *figures = _HOLDER.unpack_from(value)
-    return KeyHolder(*figures, value[_HOLDER.size :])
+    _, sequence, deliver_at_ms, size = _HOLDER.unpack_from(value)
+    return KeyHolder(sequence, deliver_at_ms, size, value[_HOLDER.size :])
 
 
 def own_key_of_row(row: bytes) -> bytes:
