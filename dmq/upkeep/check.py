@@ -126,7 +126,7 @@ class _Checker:
         self._last_sequence = 0
 
     def run(self) -> Checked:
-        self._figures = {key: value for key, value in self._look.rows(Family.META, b"A", b"Z") if len(key) == 1}
+        self._figures = {key: value for key, value in self._look.rows(Family.META, b"A", b"[") if len(key) == 1}
         self._bytes_since = self._find_bytes_since()
         for part in (self._timeline, self._key_holders, self._queue, self._index, self._group, self._audit):
             part()
