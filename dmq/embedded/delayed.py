@@ -20,8 +20,8 @@ from dmq.embedded.commits import Commits
 from dmq.embedded.reader import Reader
 from dmq.store.ops import IfKnown, Reschedule, Withdraw
 from dmq.store.schema.index import EntryState, Receipt
-from dmq.store.schema.keys import Family, own_key_row
-from dmq.store.schema.own_keys import decode_key_holder, row_of
+from dmq.store.schema.keys import Family
+from dmq.store.schema.own_keys import decode_key_holder, own_key_row, row_of
 from dmq.store.schema.record import DELAYED_KINDS, WAITING_HEADER_BYTES, EntryKind, decode_waiting, encode_waiting
 from dmq.store.store import Store
 

@@ -12,7 +12,7 @@ from dmq.embedded.names import Names, Topic
 from dmq.errors import StoreCorrupt
 from dmq.store.ops import Append, HandOver, IfKnown, Schedule, UnderKey
 from dmq.store.schema.index import failed_id
-from dmq.store.schema.keys import own_key_row
+from dmq.store.schema.own_keys import own_key_row
 from dmq.store.schema.record import (
     HALF_KINDS,
     WAITING_HEADER_BYTES,

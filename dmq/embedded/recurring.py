@@ -30,7 +30,7 @@ from dmq.embedded.placement import Placement
 from dmq.embedded.recurrence import RuleError, Turn, due_ms, turn
 from dmq.errors import StoreCorrupt
 from dmq.store.ops import IfKnown, Occurrence, Put, Recur, Reschedule
-from dmq.store.schema.keys import Family, recurring_scope, schedule_keys
+from dmq.store.schema.keys import Family, recurring_scope
 from dmq.store.schema.record import (
     WAITING_HEADER_BYTES,
     EntryKind,
@@ -49,6 +49,7 @@ from dmq.store.schema.recurring import (
     decode_progress,
     decode_schedule,
     encode_progress,
+    schedule_keys,
 )
 
 SCHEDULE, OCCURRENCE = "DMQ_SCHEDULE", "DMQ_OCCURRENCE"  # properties of an occurrence: which schedule, which number

@@ -40,8 +40,6 @@ from dmq.store.schema.keys import (
     Family,
     meta_range,
     recurring_scope,
-    schedule_keys,
-    schedule_name,
 )
 from dmq.store.schema.names import GROUPED, PLAIN
 from dmq.store.schema.record import body_payload, decode_waiting, encode_body
@@ -56,6 +54,8 @@ from dmq.store.schema.recurring import (
     encode_message,
     encode_progress,
     encode_schedule,
+    schedule_keys,
+    schedule_name,
 )
 from dmq.store.store import Store
 

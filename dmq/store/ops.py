@@ -38,7 +38,7 @@ class UnderKey(NamedTuple):
     ABSORBED: its receipt says so, and by whom. Whichever it is, the writer decides between that and a hand-over.
     """
 
-    row: bytes  # dmq.store.schema.keys.own_key_row
+    row: bytes  # dmq.store.schema.own_keys.own_key_row
     keeps_first: bool
     event: Callable[[int, bytes], bytes]  # of what follows, from the time and the packed id of the message that waits
 

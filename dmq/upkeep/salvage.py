@@ -193,7 +193,8 @@ class _Salvage:
             return
         self._needed.of_waiting(each, value, body)
         key = timeline_key(each.mark)
-        self._new.put(Family.TIMELINE, key, self._with_key(each, value))
+        value = self._with_key(each, value)
+        self._new.put(Family.TIMELINE, key, value)
         receipt = keys.sequence_of(each.mark), each.mark >> 64
         self._new.put(Family.INDEX, index_key, encode_index_waiting(*receipt))
         self._new.waits(each, waiting_bytes(value))

@@ -17,6 +17,8 @@ from dmq.store.schema.recurring import (
     decode_progress,
     decode_schedule,
     encode_progress,
+    schedule_keys,
+    schedule_name,
 )
 from dmq.upkeep.lost import Lost
 from dmq.upkeep.names import KnownNames, shown_id
@@ -98,7 +100,7 @@ def save_schedules(pieces: Pieces, new: NewStore, names: KnownNames, lost: Lost)
         rows = [letter + encoded for letter in SCHEDULE_LETTERS]
         values = pieces.get_many(Family.META, rows)
         try:
-            name = keys.schedule_name(rows[0])
+            name = schedule_name(rows[0])
             schedule, progress = parts_of(values)
             if not names.is_live(schedule.topic_id):
                 raise StoreCorrupt("its topic is gone")
@@ -115,7 +117,7 @@ def save_schedules(pieces: Pieces, new: NewStore, names: KnownNames, lost: Lost)
 
 def is_whole(pieces: Pieces, each: Waiting) -> bool:
     """Say whether the schedule of an entry can be read, and goes on."""
-    rows = keys.schedule_keys(shown_id(each.message_id))
+    rows = schedule_keys(shown_id(each.message_id))
     try:
         parts = parts_of(pieces.get_many(Family.META, rows))
     except StoreCorrupt:

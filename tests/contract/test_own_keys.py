@@ -178,7 +178,8 @@ async def test_what_happens_to_it_in_the_batch_that_replaces_it(rig: EmbeddedRig
             op = rescheduled(message_id, receipt, value, due_ms + LATER_MS, due_ms)
         elif first == "withdraw":
             event = encode_event(EventKind.RECALLED, topic.topic_id, 0, NO_QUEUE, 0, due_ms, message_id)
-            op = Withdraw(receipt.key, topic.topic_id, message_id, due_ms, len(value), event=event, own_key=handed.own_key)
+            place = receipt.key, topic.topic_id, message_id, due_ms, len(value)
+            op = Withdraw(*place, event=event, own_key=handed.own_key)
         later = [keyed(f"{first} {each}", due_ms + LATER_MS) for each in ("b", "c")]
         answers = await store.commit_async([op, *(placement.accept(topic, each, due_ms) for each in later)])
         assert all(each.state is not None for each in answers)

@@ -16,10 +16,9 @@ from support.stores import all_rows
 from broker_adapter.clock import ManualClock
 from dmq.store.ops import Batch
 from dmq.store.rocks import RocksEngine
-from dmq.store.schema import keys
 from dmq.store.schema.keys import Family
 from dmq.store.schema.record import is_recurring
-from dmq.store.schema.recurring import Phase
+from dmq.store.schema.recurring import Phase, schedule_keys
 from dmq.upkeep.salvage import salvage
 
 NOW = 1_700_000_000_000
@@ -63,7 +62,7 @@ def damaged(whole: Path, target: Path, *gone: bytes) -> Path:
     return path
 
 
-ROWS = keys.schedule_keys("waits")
+ROWS = schedule_keys("waits")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +73,7 @@ ROWS = keys.schedule_keys("waits")
         ((ROWS[0],), ["'waits' is not whole"]),
         ((ROWS[1],), ["'waits' is not whole"]),
         (ROWS, ["'waits' has an entry, and is not there"]),
-        ((keys.schedule_keys("ended")[2],), ["'ended' is not whole"]),
+        ((schedule_keys("ended")[2],), ["'ended' is not whole"]),
     ],
 )
 def test_a_check_finds_what_does_not_belong_together(

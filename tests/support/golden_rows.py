@@ -58,6 +58,7 @@ from dmq.store.schema.own_keys import (
     encode_key_holder,
     own_key_in,
     own_key_of_row,
+    own_key_row,
     row_of,
     without_own_key,
 )
@@ -72,6 +73,7 @@ from dmq.store.schema.recurring import (
     encode_message,
     encode_progress,
     encode_schedule,
+    schedule_keys,
 )
 from dmq.store.schema.spool import (
     Taken,
@@ -218,7 +220,7 @@ def _keyed(key: bytes, head: record.WaitingEntry) -> list[Case]:
             key,
             _waiting(record.EntryKind.DELAYED, KEYED_BODY),
             lambda key, value: (row_of(value), _read_waiting(key, value), without_own_key(value)[28:]),
-            (keys.own_key_row(TOPIC, b"invoice-7"), ((NOW, 9), head, (ID, b"group")), BODY),
+            (own_key_row(TOPIC, b"invoice-7"), ((NOW, 9), head, (ID, b"group")), BODY),
         ),
         Case(
             "delayed with an own key, until some time",
@@ -707,7 +709,7 @@ def _orders() -> list[Case]:
 
 
 def _schedules() -> list[Case]:
-    rows = keys.schedule_keys("nightly")
+    rows = schedule_keys("nightly")
     schedule = Schedule(
         TOPIC,
         cron="0 2 * * *",
@@ -758,7 +760,7 @@ def meta() -> list[Case]:
         ),
         Case(
             "own key",
-            keys.own_key_row(TOPIC, b"invoice-7"),
+            own_key_row(TOPIC, b"invoice-7"),
             encode_key_holder(KeyHolder(9, NOW, 132, ID)),
             lambda key, value: (keys.meta_id(key), own_key_of_row(key), decode_key_holder(value)),
             (TOPIC, b"invoice-7", KeyHolder(9, NOW, 132, ID)),

@@ -247,11 +247,6 @@ def held_key(topic_id: int) -> bytes:
     return META_HELD + topic_id.to_bytes(4, "big")
 
 
-def own_key_row(topic_id: int, own_key: bytes) -> bytes:
-    """Return the meta key of which message of a topic waits under a sender's key."""
-    return META_OWN_KEY + topic_id.to_bytes(4, "big") + own_key
-
-
 def name_key(name_id: int) -> bytes:
     """Return the meta key of a topic's or group's record."""
     return META_NAME + name_id.to_bytes(4, "big")
@@ -300,20 +295,6 @@ def job_key(job_id: int) -> bytes:
 def activity_key(number: int) -> bytes:
     """Return the meta key of what an operator changed."""
     return META_ACTIVITY + number.to_bytes(8, "big")
-
-
-def schedule_keys(name: str) -> tuple[bytes, bytes, bytes]:
-    """Return the meta keys of a schedule, of how far it is, and of its message."""
-    encoded = name.encode()
-    return META_SCHEDULE + encoded, META_PROGRESS + encoded, META_RECURRING + encoded
-
-
-def schedule_name(key: bytes) -> str:
-    """Return the name of the schedule that a meta key is of; ``StoreCorrupt`` if it is no text."""
-    try:
-        return key[1:].decode()
-    except UnicodeDecodeError as error:
-        raise StoreCorrupt(f"the key {key.hex()} holds a name that is no text") from error
 
 
 def spool_total_key(type_id: int) -> bytes:

@@ -12,7 +12,7 @@ import struct
 from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt
-from dmq.store.schema.keys import own_key_row
+from dmq.store.schema.keys import META_OWN_KEY
 from dmq.store.schema.record import DELAYED_KINDS, WAITING_HEADER_BYTES, OwnKey, decode_waiting, split_own_key
 
 VERSION = 1
@@ -39,6 +39,11 @@ def decode_key_holder(value: bytes) -> KeyHolder:
         raise StoreCorrupt(f"the row of an own key of {len(value)} bytes has no version {VERSION} header")
     _, sequence, deliver_at_ms, size = _HOLDER.unpack_from(value)
     return KeyHolder(sequence, deliver_at_ms, size, value[_HOLDER.size :])
+
+
+def own_key_row(topic_id: int, own_key: bytes) -> bytes:
+    """Return the meta key of which message of a topic waits under a sender's key."""
+    return META_OWN_KEY + topic_id.to_bytes(4, "big") + own_key
 
 
 def own_key_of_row(row: bytes) -> bytes:

@@ -17,6 +17,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt
+from dmq.store.schema.keys import META_PROGRESS, META_RECURRING, META_SCHEDULE
 
 VERSION = 1
 _VERSION = bytes((VERSION,))
@@ -112,3 +113,17 @@ def decode_message(value: bytes) -> bytes:
     if value[:1] != _VERSION:
         raise StoreCorrupt(f"the message of a schedule, {len(value)} bytes, has no version {VERSION} header")
     return value[1:]
+
+
+def schedule_keys(name: str) -> tuple[bytes, bytes, bytes]:
+    """Return the meta keys of a schedule, of how far it is, and of its message."""
+    encoded = name.encode()
+    return META_SCHEDULE + encoded, META_PROGRESS + encoded, META_RECURRING + encoded
+
+
+def schedule_name(key: bytes) -> str:
+    """Return the name of the schedule that a meta key is of; ``StoreCorrupt`` if it is no text."""
+    try:
+        return key[1:].decode()
+    except UnicodeDecodeError as error:
+        raise StoreCorrupt(f"the key {key.hex()} holds a name that is no text") from error
