@@ -8,6 +8,7 @@ import pytest
 from support.half import a_half, prepare
 from support.outbox import read_outbox
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, an_envelope, every_durable_broker, receive, send
+from support.stores import recount_bytes
 
 from broker_adapter.errors import BrokerError, Refused
 from broker_adapter.message import Envelope, SendReceipt, pack_id, unpack_id
@@ -373,3 +374,29 @@ async def test_what_is_passed_on_to_a_cluster_spends_the_rate(rig: EmbeddedRig) 
     rig.clock.advance(500)
     rig.broker.quotas.spend_at_once([an_envelope("m-3"), an_envelope("x", topic="unknown")])
     assert rig.broker.quotas.refused["send_rate"] == 1
+
+
+@every_durable_broker()
+async def test_a_message_that_takes_the_place_of_another_is_not_one_more(rig: EmbeddedRig) -> None:
+    """By an own key, above the limit too; nor is one that is absorbed. Bytes count by how much larger it is."""
+    at_ms = rig.clock.now_ms() + DELAY_MS
+
+    def under(message_id: str, payload: bytes = b"1", *, keeps_first: bool = False) -> Envelope:
+        found = an_envelope(message_id, payload=payload, deliver_at_ms=at_ms)
+        return found._replace(own_key="k", keeps_first=keeps_first)
+
+    await limit(rig, max_pending=1)
+    await rig.broker.send([under("m-1")])
+    for number in range(2, 5):
+        await rig.broker.send([under(f"m-{number}")])
+    await rig.broker.send([under("m-5", keeps_first=True)])
+    assert pending(rig) == 1
+    assert rig.store.pending_bytes() == recount_bytes(rig.store)
+    await over(rig, "n-1")
+    ((_, size),) = rig.store.pending_bytes().items()
+    await limit(rig, max_pending_bytes=size + 5)
+    await rig.broker.send([under("m-6", b"123456")])
+    with pytest.raises(OverTopicQuota, match=f"{size + 5} bytes pending, 1 more"):
+        await rig.broker.send([under("m-7", b"1234567")])
+    await rig.broker.send([under("m-8")])
+    assert rig.store.pending_bytes() == recount_bytes(rig.store)
