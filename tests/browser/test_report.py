@@ -256,7 +256,7 @@ def test_it_prints(opened: Callable[..., Any]) -> None:
 
 
 def test_the_largest_report_is_small_enough(pages: Callable[[str], Path]) -> None:
-    """In a long run 1 500 windows of 240 topics, 1 500 findings with long histories: under 3 MB. Needs no browser."""
+    """1 500 windows of 240 topics, 1 500 findings with long histories: under 3 MB. Needs no browser."""
     assert pages("extreme").stat().st_size < BYTES_MAX
 
 
