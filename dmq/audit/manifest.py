@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -25,7 +25,11 @@ Role = Literal["daemon", "spool"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A line of a manifest: one file of events. ``path`` is relative to the trail."""
+    """A line of a manifest: one file of events. ``path`` is relative to the trail.
+
+    ``previous`` is the SHA-256 of the line before it in its cell, by sequence, as it stands in its manifest: empty for
+    the first line, ``None`` for lines of earlier builds, which have none.
+    """
 
     path: str
     cell: str
@@ -37,6 +41,7 @@ class Listed:
     bytes: int
     sha256: str
     version: int = _VERSION
+    previous: str | None = None
 
     @property
     def date(self) -> str:
@@ -57,7 +62,8 @@ class CellFile:
 
 def encode_line(listed: Listed) -> bytes:
     """Return a line as it stands in a manifest."""
-    return json.dumps(asdict(listed)).encode() + b"\n"
+    known = {name: value for name, value in asdict(listed).items() if name != "previous" or value is not None}
+    return json.dumps(known).encode() + b"\n"
 
 
 class Layout:
@@ -69,6 +75,7 @@ class Layout:
         self.events = trail / "events" / f"cell={cell}"
         self.manifests = trail / "manifest" / f"cell={cell}"
         self.cell_file = trail / "cells" / f"{cell}.json"
+        self.tail: tuple[int, str] | None = None  # last sequence and digest of the newest line, once that is known
 
     def hour(self, at_ms: int) -> Path:
         """Return the directory of the events committed in the hour of ``at_ms``."""
@@ -117,7 +124,8 @@ def read_manifest(path: Path) -> tuple[list[Listed], int]:
 
 
 def append(layout: Layout, listed: Listed) -> None:
-    """Add a line to the manifest of its date, durable on return."""
+    """Add a line to the manifest of its date, durable on return. It names the line before it by its digest."""
+    listed = replace(listed, previous=_digest_before(layout, listed.first_sequence))
     path = layout.manifest(listed.date)
     is_new = not path.exists()
     if is_new:
@@ -128,6 +136,24 @@ def append(layout: Layout, listed: Listed) -> None:
         os.fsync(file.fileno())
     if is_new:
         sync_directory(path.parent)
+    layout.tail = listed.last_sequence, _digest_of(encode_line(listed))
+
+
+def _digest_before(layout: Layout, first_sequence: int) -> str:
+    """Return the digest of the last line in front of a sequence; empty if there is none."""
+    if layout.tail is not None and layout.tail[0] < first_sequence:
+        return layout.tail[1]
+    newest = 0, ""
+    for path in layout.manifests.glob("????-??-??.jsonl"):
+        for line in path.read_bytes().splitlines(keepends=True):
+            last = int(json.loads(line)["last_sequence"])
+            if newest[0] < last < first_sequence:
+                newest = last, _digest_of(line)
+    return newest[1]
+
+
+def _digest_of(line: bytes) -> str:
+    return hashlib.sha256(line.rstrip(b"\n")).hexdigest()
 
 
 def read_cell(layout: Layout) -> CellFile | None:

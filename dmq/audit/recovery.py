@@ -29,6 +29,7 @@ class Recovered(NamedTuple):
 
 def recover(layout: Layout, role: manifest.Role, host: str) -> Recovered:
     """Bring a cell's trail in order and return what it holds; OSError if it cannot be read or written."""
+    layout.tail = None
     cell = _cell(layout, role, host)
     last, listed, broken = _manifests(layout)
     last = max(last, cell.retired_sequence)
@@ -112,7 +113,9 @@ def _take_in(layout: Layout, path: Path, found: tuple[int, int]) -> Listed | Non
         _put_aside(path, str(error))
         return None
     sync_directory(path.parent)
+    layout.tail = None  # it may belong between lines that are there
     manifest.append(layout, listed)
+    layout.tail = None
     log.info("trail_file_taken_in", path=listed.path, rows=listed.rows)
     return listed
 

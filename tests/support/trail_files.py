@@ -190,8 +190,21 @@ def add_to_manifest(trail: Path, cell: str, lines: Iterable[dict[str, Any]]) -> 
     for line in lines:
         path = _manifest_of(trail, cell, line)
         path.parent.mkdir(parents=True, exist_ok=True)
+        before = [
+            each for each in _raw_lines(trail, cell) if json.loads(each)["last_sequence"] < line["first_sequence"]
+        ]
+        newest = max(before, default="", key=lambda each: int(json.loads(each)["last_sequence"]))
+        previous = hashlib.sha256(newest.encode()).hexdigest() if newest else ""
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(line | {"previous": previous}) + "\n")
+
+
+def _raw_lines(trail: Path, cell: str) -> list[str]:
+    found: list[str] = []
+    for path in (trail / "manifest" / f"cell={cell}").glob("*.jsonl"):
+        text = path.read_text(encoding="utf-8")
+        found += text[: text.rfind("\n") + 1].splitlines()
+    return found
 
 
 def write_manifest(trail: Path, cell: str, lines: Iterable[dict[str, Any]]) -> None:

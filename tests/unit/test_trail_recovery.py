@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 from collections.abc import Iterator
 from datetime import timedelta
@@ -228,3 +229,33 @@ def test_the_newest_date_stays_however_old(cell: Cell) -> None:
     cell.restart()
     cell.exporter.flush()
     assert cell.numbers() == [1, 2]
+
+
+def chain_of(cell: Cell) -> list[tuple[str, str]]:
+    """What each line of the cell's manifests says of the one before, beside its own digest."""
+    raw = [
+        line
+        for path in sorted((cell.trail / "manifest").rglob("????-??-??.jsonl"))
+        for line in path.read_bytes().splitlines()
+    ]
+    return [(json.loads(line)["previous"], hashlib.sha256(line).hexdigest()) for line in raw]
+
+
+def test_each_line_names_the_one_before_whatever_happens(cell: Cell) -> None:
+    """Over a restart, a day, a torn line, and a manifest that is made anew: it is what it was, so the chain goes on."""
+    for days in (0, 0, 1):
+        cell.clock.advance(days * DAY_MS)
+        cell.emit(2)
+        cell.exporter.flush()
+    paths = sorted((cell.trail / "manifest").rglob("????-??-??.jsonl"))
+    assert len(paths) == 2
+    before = chain_of(cell)
+    assert [previous for previous, _ in before] == ["", *(digest for _, digest in before[:-1])]
+    paths[0].write_bytes(paths[0].read_bytes().replace(b'"rows"', b"rows", 1))  # is put aside
+    paths[1].write_bytes(paths[1].read_bytes()[:-3])
+    cell.restart()
+    assert chain_of(cell)[: len(before)] == before
+    cell.emit(1)
+    cell.exporter.flush()
+    after = chain_of(cell)
+    assert [previous for previous, _ in after] == ["", *(digest for _, digest in after[:-1])]
