@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from spark_audit.frames.table import Engine
 
 app = typer.Typer(
     help="Audits a trail: was anything lost, late or delivered twice?",
@@ -16,6 +20,14 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+class EngineName(StrEnum):
+    """What runs the rules. The outcome is the same to the byte."""
+
+    duckdb = "duckdb"
+    spark = "spark"
+
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _INTERNAL_ERROR = 1
@@ -29,7 +41,7 @@ def main() -> None:
         name = (error.name or "spark_audit").partition(".")[0]
         if name == "spark_audit":
             raise
-        extra = "server" if name == "pyarrow" else "audit"
+        extra = {"pyarrow": "server", "duckdb": "audit-local"}.get(name, "audit")
         sys.exit(f"spark_audit: {name} is missing: pip install 'rock-dmq[{extra}]'")
 
 
@@ -75,6 +87,10 @@ def run(
         str | None, typer.Option(help="directory of what was read back from a cluster, to compare")
     ] = None,
     findings_max: Annotated[int, typer.Option(min=0, help="findings that are listed; all are counted")] = 100_000,
+    engine: Annotated[
+        EngineName, typer.Option(help="duckdb, in this process, of a trail on this machine; or spark")
+    ] = EngineName.spark,
+    threads: Annotated[int | None, typer.Option(min=1, help="of duckdb; all processors if not given")] = None,
 ) -> None:
     """Audit a trail: 0 clean, 10 late or duplicates, 20 loss, 30 inconclusive, 40 inconsistent."""
     if incremental != (state is not None):
@@ -98,32 +114,51 @@ def run(
     }
     if chosen["window_ms"] <= 0:
         raise typer.BadParameter("a window has a length")
-    raise typer.Exit(_audit(trail, out, chosen, state, read_back))
+    raise typer.Exit(_audit(trail, out, chosen, state, read_back, opened=_ENGINES[engine](threads)))
 
 
-def _audit(trail: str, out: Path, chosen: dict[str, Any], state: str | None, read_back: str | None) -> int:
+def _duckdb(threads: int | None) -> Engine:
+    from spark_audit.frames.duck import DuckEngine
+
+    return DuckEngine(threads)
+
+
+def _spark(threads: int | None) -> Engine:
+    if threads is not None:
+        raise typer.BadParameter("--threads is duckdb's; Spark's are said by its master")
+    _say("starting Spark")
+    from spark_audit.frames.spark import SparkEngine
+    from spark_audit.session import open_session
+
+    return SparkEngine(open_session())
+
+
+_ENGINES = {EngineName.duckdb: _duckdb, EngineName.spark: _spark}
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _audit(
+    trail: str, out: Path, chosen: dict[str, Any], state: str | None, read_back: str | None, *, opened: Engine
+) -> int:
     from spark_audit.jobs.audit import run_audit
     from spark_audit.jobs.options import Options
     from spark_audit.jobs.outcome import write_outcome
     from spark_audit.schema import TrailError
-    from spark_audit.session import READ_ERRORS, open_session
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    say("starting Spark")
-    spark = open_session()
     try:
-        outcome = run_audit(spark, trail, Options(say=say, **chosen), state=state, read_back=read_back)
+        outcome = run_audit(opened, trail, Options(say=_say, **chosen), state=state, read_back=read_back)
         write_outcome(outcome, out)
     except TrailError as error:
-        say(f"error: {error}")
+        _say(f"error: {error}")
         return _INTERNAL_ERROR
-    except READ_ERRORS as error:
-        say(f"error: the audit failed: {str(error)[:2000]}")
+    except opened.errors as error:
+        _say(f"error: the audit failed: {str(error)[:2000]}")
         return _INTERNAL_ERROR
     finally:
-        spark.stop()
+        opened.close()
     _show(outcome.report, out)
     return outcome.exit_code
 

@@ -1,103 +1,90 @@
-"""The trail as Spark sees it: columns, kinds by what they mean, kinds of findings and what they weigh.
+"""The trail as a reader sees it: columns, kinds by what they mean, kinds of findings and what they weigh.
 
 docs/TRAIL.md is where this comes from. Kinds that are not named here are kept, counted and reported.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-)
+from typing import Final, TypeAlias
 
 FORMAT = 1
 TRAIL_VERSION = 1
 LANE = -1
 LETTERS = "%DLQ%"
-# Official message ids hold the second of their making since this one (2021-01-01 UTC).
-ID_EPOCH_S = 1_609_459_200
 
 
 class TrailError(Exception):
     """What was found in place of a trail cannot be audited; the message says why, and where."""
 
 
-def _columns(*columns: tuple[str, type[LongType | IntegerType | StringType | BinaryType | BooleanType]]) -> StructType:
-    return StructType([StructField(name, kind(), nullable=True) for name, kind in columns])
+# Columns of a table: name and type, as Spark's DDL has it.
+Fields: TypeAlias = tuple[tuple[str, str], ...]
 
-
-EVENTS: Final = _columns(
-    ("sequence", LongType),
-    ("boot", IntegerType),
-    ("kind", StringType),
-    ("at_ms", LongType),
-    ("topic", StringType),
-    ("group", StringType),
-    ("queue_id", IntegerType),
-    ("queue_offset", LongType),
-    ("attempt", IntegerType),
-    ("due_ms", LongType),
-    ("detail", LongType),
-    ("entry", LongType),
-    ("message_id", BinaryType),
+EVENTS: Final[Fields] = (
+    ("sequence", "bigint"),
+    ("boot", "int"),
+    ("kind", "string"),
+    ("at_ms", "bigint"),
+    ("topic", "string"),
+    ("group", "string"),
+    ("queue_id", "int"),
+    ("queue_offset", "bigint"),
+    ("attempt", "int"),
+    ("due_ms", "bigint"),
+    ("detail", "bigint"),
+    ("entry", "bigint"),
+    ("message_id", "binary"),
 )
 # An event with its cell, whose path names it.
-ROWS: Final = StructType([StructField("cell", StringType(), nullable=True), *EVENTS.fields])
+ROWS: Final[Fields] = (("cell", "string"), *EVENTS)
 
-ENTRIES: Final = _columns(
-    ("entry", LongType),
-    ("kind", StringType),
-    ("topic", StringType),
-    ("group", StringType),
-    ("message_id", BinaryType),
-    ("due_ms", LongType),
-    ("attempt", IntegerType),
-    ("accepted_at_ms", LongType),
-    ("is_stranded", BooleanType),
+ENTRIES: Final[Fields] = (
+    ("entry", "bigint"),
+    ("kind", "string"),
+    ("topic", "string"),
+    ("group", "string"),
+    ("message_id", "binary"),
+    ("due_ms", "bigint"),
+    ("attempt", "int"),
+    ("accepted_at_ms", "bigint"),
+    ("is_stranded", "boolean"),
 )
-QUEUES: Final = _columns(
-    ("topic", StringType),
-    ("group", StringType),
-    ("queue_id", IntegerType),
-    ("first_offset", LongType),
-    ("end_offset", LongType),
+QUEUES: Final[Fields] = (
+    ("topic", "string"),
+    ("group", "string"),
+    ("queue_id", "int"),
+    ("first_offset", "bigint"),
+    ("end_offset", "bigint"),
 )
-PROGRESS: Final = StructType(
-    [
-        *_columns(("group", StringType), ("topic", StringType), ("queue_id", IntegerType), ("floor", LongType)).fields,
-        StructField("done", ArrayType(LongType()), nullable=True),
-        StructField("hidden", ArrayType(LongType()), nullable=True),
-        StructField("cursor", LongType(), nullable=True),
-    ]
+PROGRESS: Final[Fields] = (
+    ("group", "string"),
+    ("topic", "string"),
+    ("queue_id", "int"),
+    ("floor", "bigint"),
+    ("done", "array<bigint>"),
+    ("hidden", "array<bigint>"),
+    ("cursor", "bigint"),
 )
 
 # What was read back from a cluster.
-READ_MESSAGES: Final = _columns(
-    ("topic", StringType),
-    ("broker", StringType),
-    ("queue_id", IntegerType),
-    ("queue_offset", LongType),
-    ("message_id", BinaryType),
+READ_MESSAGES: Final[Fields] = (
+    ("topic", "string"),
+    ("broker", "string"),
+    ("queue_id", "int"),
+    ("queue_offset", "bigint"),
+    ("message_id", "binary"),
 )
-READ_QUEUES: Final = _columns(
-    ("topic", StringType),
-    ("broker", StringType),
-    ("queue_id", IntegerType),
-    ("from_offset", LongType),
-    ("to_offset", LongType),
-    ("end_offset", LongType),
-    ("since_ms", LongType),
-    ("why", StringType),
+READ_QUEUES: Final[Fields] = (
+    ("topic", "string"),
+    ("broker", "string"),
+    ("queue_id", "int"),
+    ("from_offset", "bigint"),
+    ("to_offset", "bigint"),
+    ("end_offset", "bigint"),
+    ("since_ms", "bigint"),
+    ("why", "string"),
 )
-READ_CELLS: Final = _columns(("cell", StringType), ("sequence", LongType))
+READ_CELLS: Final[Fields] = (("cell", "string"), ("sequence", "bigint"))
 CLOCKS_MS = 600_000  # by how much the clocks of daemons and brokers may differ
 
 # --- kinds of events, by what they mean -------------------------------------------------------------------------------
@@ -124,7 +111,9 @@ FAILED = ("NACKED", "POSTPONED")  # and DEAD that name a queue
 OF_LETTERS = ("REDRIVEN", "PURGED")
 OF_SPOOL = ("SENT", "SEND_FAILED", "SEND_DEAD", "REQUEUED", "DROPPED")
 OF_PLACE = ("LEASE_EXPIRED", "GIVEN_BACK", "POSTPONED", "INVISIBLE_CHANGED")
-OF_TRANSACTION = ("HALF", "TX_CHECKED", "COMMITTED", "ROLLED_BACK", *GIVEN_UP)
+HALF, COMMITTED = "HALF", "COMMITTED"
+ENDS_OF_TRANSACTION = (COMMITTED, "ROLLED_BACK", *GIVEN_UP)
+OF_TRANSACTION = (HALF, "TX_CHECKED", *ENDS_OF_TRANSACTION)
 IN_DOUBT = "FORWARD_IN_DOUBT"
 AT_BORDER = (IN_DOUBT, "FETCHED")  # beside what became of the message
 OF_SCHEDULES = ("OCCURRED", "SCHEDULE_CHANGED")  # of recurring messages, beside what became of each
@@ -185,6 +174,7 @@ SEVERITY: Final = {
     "RECORD_REPEATED": "inconsistent",
     "LOST": "lost",
     "FILE_MISSING": "inconclusive",
+    "UNPROVEN": "inconclusive",
     "INCONCLUSIVE": "inconclusive",
     "TRAIL_GAP": "inconclusive",
     "DUPLICATE_ACCEPT": "late",
@@ -193,6 +183,7 @@ SEVERITY: Final = {
     "EARLY": "late",
     "LATE": "late",
     "OVERDUE": "late",
+    "UNCHAINED": "notice",
     "UNKNOWN_KIND": "notice",
 }
 EXIT_CODES: Final = {"inconsistent": 40, "lost": 20, "inconclusive": 30, "late": 10, "clean": 0}

@@ -11,7 +11,7 @@ from typing import Any
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -111,8 +111,8 @@ def _know_classes(spark: SparkSession) -> None:
 @contextmanager
 def set_for(spark: SparkSession, trail_bytes: int) -> Iterator[None]:
     """Set a session of this machine for a trail of this size; as it was after the block."""
-    is_small = trail_bytes <= SMALL_BYTES and (spark.sparkContext.master or "").startswith("local")
-    chosen = _OF_A_SMALL_ONE if is_small else {}
+    is_little = trail_bytes <= SMALL_BYTES and (spark.sparkContext.master or "").startswith("local")
+    chosen = _OF_A_SMALL_ONE if is_little else {}
     before = {name: spark.conf.get(name, None) for name in chosen}
     try:
         for name, value in chosen.items():
@@ -123,34 +123,6 @@ def set_for(spark: SparkSession, trail_bytes: int) -> Iterator[None]:
             spark.conf.unset(name) if known is None else spark.conf.set(name, known)
 
 
-def gathered(table: DataFrame) -> DataFrame:
-    """Return a table of a small trail (``set_for``) as one partition, any other as it is.
-
-    Asked for where files are read, and behind joins of which Spark does not see that one partition is what they give.
-    """
-    is_small = table.sparkSession.conf.get(_IS_SMALL, "false") == "true"
-    return table.coalesce(1) if is_small else table
-
-
-def keep(table: DataFrame) -> DataFrame:
-    """Return a table that is computed once, and whose plan says nothing of how.
-
-    Unlike ``persist`` it forgets its history: plans that are built on plans grow, and Spark looks at all of a plan
-    each time something is asked. The rows live with the executors, on their disks when memory is short.
-    """
-    return table.localCheckpoint(eager=False)
-
-
-class Stopwatch:
-    """Measures how long a stage took, on the JVM's own monotonic clock."""
-
-    def __init__(self, spark: SparkSession) -> None:
-        jvm = spark.sparkContext._jvm
-        assert jvm is not None
-        self._nanos = jvm.java.lang.System.nanoTime
-        self._start = int(self._nanos())
-
-    def lap_s(self) -> float:
-        """Return the seconds since the last call, or since the beginning."""
-        before, self._start = self._start, int(self._nanos())
-        return round((self._start - before) / 1e9, 3)
+def is_small(spark: SparkSession) -> bool:
+    """Say whether a session is set for a small trail."""
+    return spark.conf.get(_IS_SMALL, "false") == "true"

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
-from pyspark import StorageLevel
-from pyspark.sql import DataFrame, Row, SparkSession
-
+from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.frames.table import Engine, Row, Table, keep
 from spark_audit.jobs import health, ledgers, pipeline
 from spark_audit.jobs.border import Border, look_at_border
 from spark_audit.jobs.health import CellState, Files, Finding
@@ -19,7 +17,6 @@ from spark_audit.jobs.outcome import Outcome, make_outcome
 from spark_audit.jobs.pipeline import Held, Judged, Known
 from spark_audit.jobs.state import Facts, State, load_state, save_state
 from spark_audit.schema import CLOCK_CHANGED, READS, TOPIC_CHANGED
-from spark_audit.session import Stopwatch, keep, set_for
 from spark_audit.tables import EventFile, Listing, list_trail
 from spark_audit.transforms.findings import first_findings, with_history
 from spark_audit.transforms.rows import is_fired, kind_in, with_letters
@@ -27,6 +24,19 @@ from spark_audit.transforms.totals import merge_counts, merge_fingerprints
 
 _BROADCAST_MAX = 1_000_000  # keys, of 8 bytes each
 _OF_CELLS = ("OPENED", "CLOSED", *READS, "GAP", "TAIL_LOST", CLOCK_CHANGED, TOPIC_CHANGED)
+
+
+class Stopwatch:
+    """Measures how long a stage took."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._start = engine.nanos()
+
+    def lap_s(self) -> float:
+        """Return the seconds since the last call, or since the beginning."""
+        before, self._start = self._start, self._engine.nanos()
+        return round((self._start - before) / 1e9, 3)
 
 
 class _StartOver(Exception):
@@ -37,7 +47,7 @@ class _StartOver(Exception):
 class _Run:
     """What a run knows so far."""
 
-    spark: SparkSession
+    engine: Engine
     listing: Listing
     options: Options
     state: State | None
@@ -52,7 +62,7 @@ class _Run:
 
 
 def run_audit(
-    spark: SparkSession, trail: str, options: Options, *, state: str | None = None, read_back: str | None = None
+    engine: Engine, trail: str, options: Options, *, state: str | None = None, read_back: str | None = None
 ) -> Outcome:
     """Audit a trail. With ``state`` (a directory) only files that were not seen before are read.
 
@@ -63,20 +73,18 @@ def run_audit(
     in, or ``exact``. ``TrailError`` when there is no trail that can be read.
     """
     assert state is None or read_back is None
-    listing = list_trail(spark, trail)
-    with set_for(spark, sum(file.bytes for file in listing.files)):
-        kept = load_state(spark, state, options) if state is not None else None
+    listing = list_trail(engine, trail)
+    with engine.set_for(sum(file.bytes for file in listing.files)):
+        kept = load_state(engine, state, options) if state is not None else None
         try:
-            return _audit(spark, listing, options, kept, state, read_back)
+            return _audit(engine, listing, options, kept, state, read_back)
         except _StartOver as why:
             options.say(f"starting over: {why}")
-            return _audit(spark, listing, options, None, state)
-        finally:
-            spark.catalog.clearCache()
+            return _audit(engine, listing, options, None, state)
 
 
 def _audit(
-    spark: SparkSession,
+    engine: Engine,
     listing: Listing,
     options: Options,
     kept: State | None,
@@ -84,9 +92,9 @@ def _audit(
     read_back: str | None = None,
 ) -> Outcome:
     mode = "batch" if where is None else "incremental"
-    run = _Run(spark, listing, options, kept, Stopwatch(spark), {"mode": mode, "stages": []})
+    run = _Run(engine, listing, options, kept, Stopwatch(engine), {"mode": mode, "stages": []})
     new = _new_files(listing, kept)
-    found, raw = health.look_at_files(spark, listing, new, options)
+    found, raw = health.look_at_files(engine, listing, new, options)
     files = _merge_files(found, kept)
     run.figures |= {"files": len(new), "bytes": sum(file.bytes for file in new)}
     run.done("files", sum(facts.rows for facts in found.facts.values()))
@@ -95,14 +103,15 @@ def _audit(
     counts, rare = scan.counts, scan.rare
     if kept is not None:
         counts = keep(merge_counts(kept.counts, counts))
-        rare = keep(kept.rare.unionByName(rare))
-    of_cells = rare.where(kind_in(*_OF_CELLS)).orderBy("cell", "sequence").collect()
-    cells = health.cell_states(listing, files, of_cells, options)
+        rare = keep(kept.rare.union(rare))
+    of_cells = rare.where(kind_in(*_OF_CELLS)).order_by("cell", "sequence").collect()
+    snapshots, of_snapshots = health.sound_snapshots(engine, listing, options)
+    cells = health.cell_states(listing, files, of_cells, snapshots, options)
     entry_min = {
-        row["cell"]: row["first"] for row in counts.groupBy("cell").agg(F.min("entry_min").alias("first")).collect()
+        row["cell"]: row["first"] for row in counts.group_by("cell").agg(F.min_of("entry_min").alias("first")).collect()
     }
-    held = pipeline.read_held(spark, listing, cells)
-    subscriptions = pipeline.subscriptions_of(spark, of_cells, cells, held)
+    held = pipeline.read_held(engine, listing, cells)
+    subscriptions = pipeline.subscriptions_of(engine, of_cells, cells, held)
     _check_subscriptions(kept, of_cells)
     run.done("counts")
 
@@ -113,17 +122,18 @@ def _audit(
     run.figures |= {"windows": windows, "windows_skipped": 0 if options.exact else windows - unequal}
     run.done("prefilter")
 
-    rows, candidates = _rows_to_judge(run, scan.rows, subscriptions, sums if unequal else None, held)
+    spools = [cell.cell for cell in cells if cell.role == "spool"]
+    rows, candidates = _rows_to_judge(run, scan.rows, subscriptions, sums if unequal else None, held, spools)
     judged: Judged | None = None
     if rows is not None:
-        table = pipeline.cells_table(spark, cells, entry_min, of_cells)
+        table = pipeline.cells_table(engine, cells, entry_min, of_cells)
         known = Known(subscriptions, table, held, pipeline.ends_of(rare), health.watermark_of(cells))
         judged = pipeline.judge(rows, known, options)
     border = None
     if read_back is not None:
-        border = look_at_border(spark, scan.rows, cells, read_back, options)
+        border = look_at_border(engine, scan.rows, cells, read_back, options)
         run.done("cluster", sum(row["sent"] for row in border.table))
-    outcome = _conclude(run, cells, files, (counts, sums, rare), (judged, rows), border)
+    outcome = _conclude(run, cells, files, of_snapshots, (counts, sums, rare), (judged, rows), border)
     if where is not None:
         facts = Facts(
             files=files,
@@ -131,11 +141,11 @@ def _audit(
             sums=sums,
             rare=rare,
             new_rows=scan.rows,
-            open_rows=rows if rows is not None else pipeline.keyed(pipeline.empty_rows(spark), options),
+            open_rows=rows if rows is not None else pipeline.keyed(pipeline.empty_rows(engine), options),
             candidates=candidates,
             tops=_tops(scan.rows, kept),
         )
-        save_state(spark, where, options, kept, facts)
+        save_state(engine, where, options, kept, facts)
         run.done("state")
     return outcome
 
@@ -183,10 +193,10 @@ def _check_subscriptions(kept: State | None, rare: Sequence[Row]) -> None:
             raise _StartOver(f"group {row['group']} begins at messages that were taken in before it was there")
 
 
-def _tops(rows: DataFrame, kept: State | None) -> dict[tuple[str, str, int], int]:
+def _tops(rows: Table, kept: State | None) -> dict[tuple[str, str, int], int]:
     """Return the greatest offset that was taken in of each queue."""
     found = dict(kept.tops) if kept is not None else {}
-    fired = rows.where(is_fired()).groupBy("cell", "topic", "queue_id").agg(F.max("queue_offset").alias("top"))
+    fired = rows.where(is_fired()).group_by("cell", "topic", "queue_id").agg(F.max_of("queue_offset").alias("top"))
     for row in fired.collect():
         key = (row["cell"], row["topic"], row["queue_id"])
         found[key] = max(found.get(key, -1), row["top"])
@@ -194,20 +204,22 @@ def _tops(rows: DataFrame, kept: State | None) -> dict[tuple[str, str, int], int
 
 
 def _rows_to_judge(
-    run: _Run, new: DataFrame, subscriptions: DataFrame, sums: DataFrame | None, held: Held
-) -> tuple[DataFrame | None, DataFrame | None]:
+    run: _Run, new: Table, subscriptions: Table, sums: Table | None, held: Held, spools: Sequence[str]
+) -> tuple[Table | None, Table | None]:
     """Return all events of the messages to look at, kept, and their keys; nothing when all is well."""
     options, kept = run.options, run.state
     if options.exact and kept is None:
-        rows = pipeline.keyed(new, options).persist(StorageLevel.MEMORY_AND_DISK)
+        rows = keep(pipeline.keyed(new, options))
         run.figures["candidates"] = None
         return rows, rows.select("key").distinct()
-    work = new if kept is None else kept.open_rows.drop("key").unionByName(new)
-    candidates = pipeline.candidates_of(work, subscriptions, sums, held, options)
+    work = new if kept is None else kept.open_rows.drop("key").union(new)
+    candidates = pipeline.candidates_of(work, subscriptions, sums, held, options, spools)
     if kept is not None:
         again = pipeline.keyed(new, options).where(kind_in("SCHEDULED", "QUEUED") & ~F.col("is_letter"))
-        again = kept.closed.where("is_accepted").join(again.select("key"), on="key", how="left_semi").select("key")
-        candidates = candidates.unionByName(again).distinct()
+        again = (
+            kept.closed.where(F.col("is_accepted")).join(again.select("key"), on="key", how="left_semi").select("key")
+        )
+        candidates = candidates.union(again).distinct()
     candidates = keep(candidates)
     count = candidates.count()
     run.figures["candidates"] = count
@@ -221,17 +233,18 @@ def _rows_to_judge(
         past = keep(past)
         if past.count():
             old = [file for file in run.listing.files if file.path in kept.files.facts]
-            again = with_letters(health.rows_of(run.spark, run.listing, old, kept.files))
-            rows = rows.unionByName(pipeline.keyed(again, options).join(past, on="key", how="left_semi"))
+            again = with_letters(health.rows_of(run.engine, run.listing, old, kept.files))
+            rows = rows.union(pipeline.keyed(again, options).join(past, on="key", how="left_semi"))
     return keep(rows), candidates
 
 
-def _conclude(
+def _conclude(  # noqa: PLR0917 - what a run found, each once
     run: _Run,
     cells: list[CellState],
     files: Files,
-    tables_of: tuple[DataFrame, DataFrame, DataFrame],
-    judgement: tuple[Judged | None, DataFrame | None],
+    of_snapshots: Sequence[Finding],
+    tables_of: tuple[Table, Table, Table],
+    judgement: tuple[Judged | None, Table | None],
     border: Border | None,
 ) -> Outcome:
     """Make the ledgers and findings of what was judged; the tables are counts, sums and rare events."""
@@ -240,7 +253,7 @@ def _conclude(
     judged, rows = judgement
     totals = ledgers.totals_of(counts, sums, rare, cells, options)
     run.done("totals")
-    exact: dict[str, ledgers.Table] = {}
+    exact: dict[str, ledgers.Ledger] = {}
     if judged is not None and rows is not None:
         exact = ledgers.judged_of(judged, rows, cells, options)
         run.done("verdicts")
@@ -250,6 +263,8 @@ def _conclude(
     own: list[Finding] = [
         *files.findings,
         *health.missing_files(run.listing),
+        *health.unproven(run.listing),
+        *of_snapshots,
         *health.gap_findings(cells),
         *ledgers.unknown_kinds(totals),
         *ledgers.check_ledgers(scheduled, fired, spooled),
@@ -267,7 +282,7 @@ def _conclude(
 
 
 def _messages_found(
-    findings: DataFrame | None, rows: DataFrame | None, options: Options
+    findings: Table | None, rows: Table | None, options: Options
 ) -> tuple[list[Row], dict[tuple[str, str], int]]:
     """Return the first findings about messages with their histories, and how many there are of each kind."""
     if findings is None or rows is None:
@@ -275,13 +290,14 @@ def _messages_found(
     found = findings
     if options.from_ms is not None:
         found = found.where(
-            F.col("window_start_ms").isNull() | (F.col("window_start_ms") + options.window_ms > options.from_ms)
+            F.col("window_start_ms").is_null() | (F.col("window_start_ms") + options.window_ms > options.from_ms)
         )
     if options.to_ms is not None:
-        found = found.where(F.col("window_start_ms").isNull() | (F.col("window_start_ms") < options.to_ms))
+        found = found.where(F.col("window_start_ms").is_null() | (F.col("window_start_ms") < options.to_ms))
     found = keep(found)
     by_kind = {
-        (row["kind"], row["severity"]): row["count"] for row in found.groupBy("kind", "severity").count().collect()
+        (row["kind"], row["severity"]): row["count"]
+        for row in found.group_by("kind", "severity").agg(F.count_rows().alias("count")).collect()
     }
     if not by_kind:
         return [], {}

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
-from pyspark.sql import DataFrame, Row, SparkSession
-
+from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.frames.local import plain
+from spark_audit.frames.table import Engine, Row, Table
 from spark_audit.jobs.options import Options
 from spark_audit.schema import EVENTS, SEVERITY
-from spark_audit.session import READ_ERRORS
-from spark_audit.tables import EventFile, Listing, Snapshot, check_schema, plain, read_events, read_sums
+from spark_audit.tables import EventFile, Listing, ManifestLine, Snapshot, read_events, read_sums
 from spark_audit.transforms.integrity import (
     FileFacts,
     Gap,
@@ -66,34 +65,38 @@ class CellState(NamedTuple):
 
 
 def look_at_files(
-    spark: SparkSession, listing: Listing, files: Sequence[EventFile], options: Options
-) -> tuple[Files, DataFrame]:
+    engine: Engine, listing: Listing, files: Sequence[EventFile], options: Options
+) -> tuple[Files, Table]:
     """Check files and return what was found, with their rows: each record once, from files that can be read."""
     found = Files()
-    altered = _altered(spark, listing, files, options)
+    altered = _altered(engine, listing, files, options)
     sound = [file for file in files if file.path not in altered]
-    check_schema(spark, _some(listing, sound), EVENTS)
-    if not _take_facts(spark, listing, sound, found):
+    engine.check_schema(_some(listing, sound), EVENTS)
+    if not _take_facts(engine, listing, sound, found):
         for file in sound:  # one of them cannot be read: which one?
-            if not _take_facts(spark, listing, [file], found):
+            if not _take_facts(engine, listing, [file], found):
                 altered[file.path] = "cannot be read"
+    for file in sound:
+        facts = found.facts.get(file.path)
+        if facts is not None and (facts.first < file.first or facts.last > file.last):
+            altered[file.path] = "holds other records than its name says"
     for file in files:
         if file.path in altered:
-            is_readable = _can_be_read(spark, listing, file) and _take_facts(spark, listing, [file], found)
+            is_readable = _can_be_read(engine, listing, file) and _take_facts(engine, listing, [file], found)
             why = altered[file.path] if is_readable else f"{altered[file.path]}, and cannot be read"
             found.findings.append(finding("FILE_ALTERED", why, file.cell, file.path))
             if not is_readable:
                 found.gaps.append(Gap(file.cell, file.first, file.last, "file cannot be read"))
-    return found, rows_of(spark, listing, files, found)
+    return found, rows_of(engine, listing, files, found)
 
 
-def _altered(spark: SparkSession, listing: Listing, files: Sequence[EventFile], options: Options) -> dict[str, str]:
+def _altered(engine: Engine, listing: Listing, files: Sequence[EventFile], options: Options) -> dict[str, str]:
     """Return files that are not those of the manifest, with how that is known."""
     lines = {line.path: line for line in listing.lines}
     known = [file for file in files if file.path in lines]
     altered = {file.path: "not as long as written" for file in known if file.bytes != lines[file.path].bytes}
     if options.verify:
-        sums = read_sums(spark, listing, [file.path for file in known])
+        sums = read_sums(engine, listing, [file.path for file in known])
         for file in known:
             if sums[file.path] != lines[file.path].sha256:
                 altered[file.path] = "sha256 is another one"
@@ -108,13 +111,13 @@ def _some(listing: Listing, files: Sequence[EventFile]) -> list[str]:
     return sorted({url for urls in ends.values() for url in (urls[0], urls[-1])})
 
 
-def _take_facts(spark: SparkSession, listing: Listing, files: Sequence[EventFile], found: Files) -> bool:
+def _take_facts(engine: Engine, listing: Listing, files: Sequence[EventFile], found: Files) -> bool:
     if not files:
         return True
     paths = {plain(listing.url(file.path)): file.path for file in files}
     try:
-        facts = file_facts(read_events(spark, listing, files))
-    except READ_ERRORS:
+        facts = file_facts(read_events(engine, listing, files))
+    except engine.errors:
         return False
     for each in facts:
         path = paths[plain(each.path)]
@@ -122,17 +125,17 @@ def _take_facts(spark: SparkSession, listing: Listing, files: Sequence[EventFile
     return True
 
 
-def _can_be_read(spark: SparkSession, listing: Listing, file: EventFile) -> bool:
+def _can_be_read(engine: Engine, listing: Listing, file: EventFile) -> bool:
     """Say whether every column of a file can be read to its end."""
-    columns = [field.name for field in EVENTS]
+    columns = [name for name, _ in EVENTS]
     try:
-        read_events(spark, listing, [file]).agg(F.bit_xor(F.xxhash64(*columns))).collect()
-    except READ_ERRORS:
+        read_events(engine, listing, [file]).agg(F.bit_xor(F.hash64(*columns)).alias("all")).collect()
+    except engine.errors:
         return False
     return True
 
 
-def rows_of(spark: SparkSession, listing: Listing, files: Sequence[EventFile], found: Files) -> DataFrame:
+def rows_of(engine: Engine, listing: Listing, files: Sequence[EventFile], found: Files) -> Table:
     """Return the rows of files, each once; note what is missing or repeated inside of them."""
     readable = [file for file in files if file.path in found.facts]
     overlapping = _overlapping(readable)
@@ -141,17 +144,17 @@ def rows_of(spark: SparkSession, listing: Listing, files: Sequence[EventFile], f
         for file in readable
         if file.path in overlapping or not found.facts[file.path].is_whole(file.first, file.last)
     ]
-    sound = read_events(spark, listing, [file for file in readable if file not in odd]).drop("path")
+    sound = read_events(engine, listing, [file for file in readable if file not in odd]).drop("path")
     if not odd:
         return sound
-    rows = read_events(spark, listing, odd).drop("path")
+    rows = read_events(engine, listing, odd).drop("path")
     found.gaps += missing_in(rows, [(file.cell, file.first, file.last) for file in odd])
-    for row in repeated_in(rows).orderBy("cell", "sequence").collect():
+    for row in repeated_in(rows).order_by("cell", "sequence").collect():
         detail = f"sequence {row['sequence']}, {row['count']} times"
         rule = "the same again" if row["is_same"] else "with other content"
         one = finding("RECORD_REPEATED", rule, row["cell"], detail)
         found.findings.append(one | {"severity": "notice"} if row["is_same"] else one)
-    return sound.unionByName(once_each(rows))
+    return sound.union(once_each(rows))
 
 
 def _overlapping(files: Iterable[EventFile]) -> set[str]:
@@ -179,7 +182,74 @@ def missing_files(listing: Listing) -> list[Finding]:
     ]
 
 
-def cell_states(listing: Listing, files: Files, events: Sequence[Row], options: Options) -> list[CellState]:
+def unproven(listing: Listing) -> list[Finding]:
+    """Return what manifests do not vouch for: files that none names, and lines that do not continue the one before.
+
+    A writer that was killed leaves one file, its last, that is not listed yet.
+    """
+    found = []
+    for cell in sorted({file.cell for file in listing.files}):
+        retired = _retired(listing, cell)
+        files = [file for file in listing.files if file.cell == cell and file.last > retired]
+        lines = [line for line in listing.lines if line.cell == cell and line.last > retired]
+        if files and not lines:
+            found.append(finding("UNPROVEN", "no manifest names its files", cell, f"{len(files)} files"))
+            continue
+        listed = {line.path for line in lines}
+        newest = max((file.last for file in files), default=0)
+        missed = [file.path for file in files if file.path not in listed and file.last < newest]
+        found += [finding("UNPROVEN", "in no manifest, though later files are", cell, path) for path in missed]
+        found += _chain_findings(cell, lines, is_whole=retired == 0)
+    return found
+
+
+def _chain_findings(cell: str, lines: Sequence[ManifestLine], *, is_whole: bool) -> list[Finding]:
+    """Return where the chain of a cell's lines is broken, and how many older ones have none."""
+    found: list[Finding] = []
+    unchained = 0
+    before: ManifestLine | None = None
+    for number, line in enumerate(lines):
+        if line.previous is None and unchained == number:
+            unchained += 1
+        elif before is None and not is_whole:
+            pass  # what it continues was retired
+        elif line.previous != ("" if before is None else before.digest):
+            found.append(finding("UNPROVEN", "its manifest does not continue the one before", cell, line.path))
+        before = line
+    if unchained:
+        detail = f"{unchained} of {len(lines)} lines"
+        found.append(finding("UNCHAINED", "its manifests are of a build that did not chain them", cell, detail))
+    return found
+
+
+def sound_snapshots(engine: Engine, listing: Listing, options: Options) -> tuple[list[Snapshot], list[Finding]]:
+    """Return the newest snapshot of each cell that is what was written, and a finding for each that is not."""
+    sound: list[Snapshot] = []
+    found: list[Finding] = []
+    for cell in sorted({each.cell for each in listing.snapshots}):
+        for snapshot in sorted((each for each in listing.snapshots if each.cell == cell), key=_sequence, reverse=True):
+            altered = _altered_in(engine, listing, snapshot) if options.verify else []
+            if not altered:
+                sound.append(snapshot)
+                break
+            rule = "the snapshot is not what was written"
+            found.append(finding("UNPROVEN", rule, cell, f"{snapshot.path}: {', '.join(altered)}"))
+    return sound, found
+
+
+def _altered_in(engine: Engine, listing: Listing, snapshot: Snapshot) -> list[str]:
+    """Return the names of a snapshot's files that are missing, or are not those that were written."""
+    names = sorted(snapshot.sha256)
+    try:
+        sums = engine.sums([listing.url(f"{snapshot.path}/{name}") for name in names])
+    except engine.errors:
+        return names
+    return [name for name, one in zip(names, sums, strict=True) if one != snapshot.sha256[name]]
+
+
+def cell_states(
+    listing: Listing, files: Files, events: Sequence[Row], snapshots: Sequence[Snapshot], options: Options
+) -> list[CellState]:
     """Return where each cell stands; ``events`` are the rare ones about cells (``kind``, ``boot``, ``detail``...)."""
     by_cell: dict[str, list[FileFacts]] = {}
     for path, facts in files.facts.items():
@@ -193,7 +263,7 @@ def cell_states(listing: Listing, files: Files, events: Sequence[Row], options: 
         opened = {row["boot"] for row in own if row["kind"] == "OPENED"}
         closed = {row["boot"] for row in own if row["kind"] == "CLOSED"}
         is_closed = any(row["kind"] == "CLOSED" and row["sequence"] == last for row in own)
-        snapshot = max((each for each in listing.snapshots if each.cell == cell), default=None, key=_sequence)
+        snapshot = max((each for each in snapshots if each.cell == cell), default=None, key=_sequence)
         gaps = _gaps(listing, files, cell, own, snapshot)
         states.append(
             CellState(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
-from typing import Any
+from typing import Any, TypeAlias
 
-import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
-from pyspark.sql import DataFrame
-
+from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.frames.table import Table
 from spark_audit.jobs.health import CellState, Finding, finding
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pipeline import Judged, letters_of
@@ -18,7 +15,7 @@ from spark_audit.transforms.groups import STATES
 from spark_audit.transforms.rows import is_fired_to_group, kind_in
 from spark_audit.transforms.totals import entry_totals, group_totals, histogram, scheduled_totals
 
-Table = list[dict[str, Any]]
+Ledger: TypeAlias = list[dict[str, Any]]
 _ENTRY_STATES = ("fired", "cancelled", "expired", "pending", "overdue", "lost", "inconclusive")
 _SPOOL_STATES = ("sent", "dead", "dropped", "pending", "overdue", "lost", "inconclusive")
 _PERCENTILES = tuple(f"lateness_{name}_ms" for name in ("p50", "p90", "p99", "p999", "max"))
@@ -33,82 +30,70 @@ _OF_SPOOL = {
 }
 
 
-def collect_all(tables: Mapping[str, DataFrame]) -> dict[str, Table]:
-    """Return the rows of several small tables, fetched in one job: each job has a price of its own."""
-    packed = [
-        table.select(F.lit(name).alias("name"), F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).alias("row"))
-        for name, table in tables.items()
-    ]
-    found: dict[str, Table] = {name: [] for name in tables}
-    for row in reduce(DataFrame.unionByName, packed).collect():
-        found[row["name"]].append(json.loads(row["row"]))
-    return found
-
-
 def totals_of(
-    counts: DataFrame, sums: DataFrame, rare: DataFrame, cells: Sequence[CellState], options: Options
-) -> dict[str, Table]:
+    counts: Table, sums: Table, rare: Table, cells: Sequence[CellState], options: Options
+) -> dict[str, Ledger]:
     """Fetch what the report needs of totals."""
     spools = _spools(cells)
-    kind, count = F.col("kind"), F.sum("count").alias("count")
+    kind, count = F.col("kind"), F.sum_of("count").alias("count")
     own = counts.where(~F.col("is_letter"))
     bars = own.where((kind == "DELIVERED") & _is_chosen(options))
     failed = kind_in(*FAILED) | (kind.startswith("DEAD_") & F.col("has_queue"))
-    tried = own.where(F.col("group").isNotNull() & (failed | kind_in(*FINISHED, *IN_LANE)))
-    ladder = tried.groupBy("topic", "group", "attempt").agg(
-        F.sum(F.when(failed, F.col("count")).otherwise(0)).alias("failed"),
-        F.sum(F.when(kind_in(*IN_LANE), F.col("count")).otherwise(0)).alias("retried"),
-        F.sum(F.when(kind_in(*FINISHED), F.col("count")).otherwise(0)).alias("acked"),
+    tried = own.where(F.col("group").is_not_null() & (failed | kind_in(*FINISHED, *IN_LANE)))
+    ladder = tried.group_by("topic", "group", "attempt").agg(
+        F.sum_of(F.when(failed, F.col("count")).otherwise(0)).alias("failed"),
+        F.sum_of(F.when(kind_in(*IN_LANE), F.col("count")).otherwise(0)).alias("retried"),
+        F.sum_of(F.when(kind_in(*FINISHED), F.col("count")).otherwise(0)).alias("acked"),
     )
     of_spools = own.where(F.col("cell").isin(*spools, "") & kind_in(*_OF_SPOOL))
-    return collect_all(
+    return counts.engine.collect_all(
         {
             "scheduled": scheduled_totals(counts, spools),
-            "fired": sums.groupBy("topic", "group").agg(F.sum("fired").alias("fired")),
+            "fired": sums.group_by("topic", "group").agg(F.sum_of("fired").alias("fired")),
             "exits": group_totals(counts, spools),
-            "spooled": of_spools.groupBy("cell", "topic", "kind").agg(count),
-            "bars": bars.groupBy("topic", "bar_ms").agg(count),
+            "spooled": of_spools.group_by("cell", "topic", "kind").agg(count),
+            "bars": bars.group_by("topic", "bar_ms").agg(count),
             "retries": ladder,
             "dead": letters_of(rare),
-            "unknown": own.where(~kind_in(*KNOWN)).groupBy("cell", "kind").agg(count),
+            "unknown": own.where(~kind_in(*KNOWN)).group_by("cell", "kind").agg(count),
         }
     )
 
 
-def judged_of(judged: Judged, rows: DataFrame, cells: Sequence[CellState], options: Options) -> dict[str, Table]:
+def judged_of(judged: Judged, rows: Table, cells: Sequence[CellState], options: Options) -> dict[str, Ledger]:
     """Fetch what the ledgers need of judged messages: their part of the totals, and what to put in its place."""
     spools = _spools(cells)
     kind = F.col("kind")
     of_daemons = entry_totals(rows, options.window_ms).where(~F.col("cell").isin(*spools, ""))
     of_spools = rows.where(F.col("cell").isin(*spools, "") & kind_in(*_OF_SPOOL) & ~F.col("is_letter"))
-    extra = F.sum(F.greatest(F.col("delivered") - 1, F.lit(0))).alias("duplicated")
-    entries = judged.entries.where(F.col("from_sequence").isNotNull())
-    side = judged.side.groupBy("topic", "group").agg(
+    extra = F.sum_of(F.greatest(F.col("delivered") - 1, F.lit(0))).alias("duplicated")
+    entries = judged.entries.where(F.col("from_sequence").is_not_null())
+    side = judged.side.group_by("topic", "group").agg(
         F.count_if(is_fired_to_group()).alias("fired"),
         F.count_if(kind_in(*FINISHED)).alias("acked"),
         F.count_if(kind == "FILTERED").alias("filtered"),
         F.count_if(kind_in(*DEAD) & ((F.col("visible") < 0) | (F.col("copies") < 0))).alias("dead"),
     )
-    exact = judged.groups.groupBy("topic", "group").agg(
-        *(F.sum(name).alias(name) for name in ("fired", *STATES)), F.sum("surplus").alias("duplicated")
+    exact = judged.groups.group_by("topic", "group").agg(
+        *(F.sum_of(name).alias(name) for name in ("fired", *STATES)), F.sum_of("surplus").alias("duplicated")
     )
-    return collect_all(
+    return rows.engine.collect_all(
         {
             "scheduled": of_daemons,
-            "entries": entries.groupBy("cell", "window_start_ms", "topic", "state").agg(
-                F.count(F.lit(1)).alias("count"), extra
+            "entries": entries.group_by("cell", "window_start_ms", "topic", "state").agg(
+                F.count_rows().alias("count"), extra
             ),
-            "accepts": judged.accepts.groupBy("window_start_ms", "topic").agg(F.sum("extra").alias("extra")),
+            "accepts": judged.accepts.group_by("window_start_ms", "topic").agg(F.sum_of("extra").alias("extra")),
             "side": side,
             "groups": exact,
-            "spooled": of_spools.groupBy("cell", "topic", "kind").agg(F.count(F.lit(1)).alias("count")),
+            "spooled": of_spools.group_by("cell", "topic", "kind").agg(F.count_rows().alias("count")),
         }
     )
 
 
 def scheduled_table(
-    totals: Mapping[str, Table], judged: Mapping[str, Table], cells: Sequence[CellState], options: Options
-) -> Table:
+    totals: Mapping[str, Ledger], judged: Mapping[str, Ledger], cells: Sequence[CellState], options: Options
+) -> Ledger:
     """Return the ledger of what was scheduled, by window and topic."""
     spools = set(_spools(cells))
     table: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -136,7 +121,7 @@ def scheduled_table(
     return [made for made in chosen if made["scheduled"] or made["accepted_at_once"] or made["duplicated"]]
 
 
-def fired_table(totals: Mapping[str, Table], judged: Mapping[str, Table]) -> Table:
+def fired_table(totals: Mapping[str, Ledger], judged: Mapping[str, Ledger]) -> Ledger:
     """Return the ledger of what became visible to groups."""
     table: dict[tuple[Any, ...], dict[str, Any]] = {}
 
@@ -154,7 +139,7 @@ def fired_table(totals: Mapping[str, Table], judged: Mapping[str, Table]) -> Tab
     return [made for _, made in sorted(table.items()) if any(made[name] for name in _GROUP_COUNTS)]
 
 
-def spooled_table(totals: Mapping[str, Table], judged: Mapping[str, Table], cells: Sequence[CellState]) -> Table:
+def spooled_table(totals: Mapping[str, Ledger], judged: Mapping[str, Ledger], cells: Sequence[CellState]) -> Ledger:
     """Return the ledger of spools. An entry that another spool took over is in that one's."""
     spools = set(_spools(cells))
     names = ("spooled", *_SPOOL_STATES)
@@ -174,7 +159,7 @@ def spooled_table(totals: Mapping[str, Table], judged: Mapping[str, Table], cell
     return [made for _, made in sorted(table.items()) if any(made[name] for name in names)]
 
 
-def other_tables(totals: Mapping[str, Table]) -> dict[str, Table]:
+def other_tables(totals: Mapping[str, Ledger]) -> dict[str, Ledger]:
     """Return the histogram of lateness, the ladder of attempts, and the dead letters."""
     bars = [(row["topic"], row["bar_ms"], row["count"]) for row in totals["bars"]]
     return {
@@ -184,13 +169,13 @@ def other_tables(totals: Mapping[str, Table]) -> dict[str, Table]:
     }
 
 
-def unknown_kinds(totals: Mapping[str, Table]) -> list[Finding]:
+def unknown_kinds(totals: Mapping[str, Ledger]) -> list[Finding]:
     """Return a finding for each kind of event that is not known here."""
     rows = sorted(totals["unknown"], key=lambda row: (row["cell"], row["kind"]))
     return [finding("UNKNOWN_KIND", row["kind"], row["cell"], f"{row['count']} events") for row in rows]
 
 
-def check_ledgers(scheduled: Table, fired: Table, spooled: Table) -> list[Finding]:
+def check_ledgers(scheduled: Ledger, fired: Ledger, spooled: Ledger) -> list[Finding]:
     """Return a finding for each row of a ledger that does not add up, or counts less than nothing."""
     return [
         *_check("scheduled", scheduled, _ENTRY_STATES),
@@ -199,7 +184,7 @@ def check_ledgers(scheduled: Table, fired: Table, spooled: Table) -> list[Findin
     ]
 
 
-def _check(total: str, table: Table, parts: Iterable[str]) -> list[Finding]:
+def _check(total: str, table: Ledger, parts: Iterable[str]) -> list[Finding]:
     names = tuple(parts)
     found = []
     for row in table:

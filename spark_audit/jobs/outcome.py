@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import Row
-
+from spark_audit.frames.table import Row
 from spark_audit.jobs.health import CellState, Finding
 from spark_audit.jobs.options import Options
 from spark_audit.schema import EXIT_CODES, FORMAT

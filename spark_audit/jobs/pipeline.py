@@ -9,30 +9,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import and_
 from typing import NamedTuple
 
-import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
-from pyspark.sql import DataFrame, Row, SparkSession
-
+from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.frames.table import Engine, Row, Table, keep
 from spark_audit.jobs.health import CellState
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pauses import pauses_of
-from spark_audit.schema import CLOCK_CHANGED, DEAD, LETTER_KINDS, OF_LETTERS, RARE, READS, ROWS
-from spark_audit.session import keep
-from spark_audit.tables import Listing, empty_table, local_table, read_contents
+from spark_audit.schema import CLOCK_CHANGED, DEAD, LETTER_KINDS, OF_LETTERS, RARE, READS, ROWS, Fields
+from spark_audit.tables import Listing, read_contents
 from spark_audit.transforms.candidates import find_candidates
+from spark_audit.transforms.copies import copy_findings
 from spark_audit.transforms.entries import CELLS, accept_findings, entry_facts, entry_findings, judge_entries
 from spark_audit.transforms.findings import join_findings
 from spark_audit.transforms.groups import group_findings, judge_places, message_facts, open_side, place_facts
 from spark_audit.transforms.rows import key_of, kind_in, with_letters
 from spark_audit.transforms.store import held_orphans, waiting_copies
-from spark_audit.transforms.totals import count_rows, fingerprints, is_equal
+from spark_audit.transforms.totals import count_rows, fingerprints, is_equal, unnamed_keys
+from spark_audit.transforms.transactions import transaction_findings
 
-_SUBSCRIPTIONS = (
-    "cell string, topic string, group string, queue_id int, "
-    "pass_number int, from_offset long, to_offset long, after_sequence long, to_sequence long"
+_SUBSCRIPTIONS: Fields = (
+    ("cell", "string"),
+    ("topic", "string"),
+    ("group", "string"),
+    ("queue_id", "int"),
+    ("pass_number", "int"),
+    ("from_offset", "bigint"),
+    ("to_offset", "bigint"),
+    ("after_sequence", "bigint"),
+    ("to_sequence", "bigint"),
 )
 _NO_END = 2**62
 _STEPPED_BACK = b" moved_ms=-"
@@ -51,19 +56,19 @@ class _Pass(NamedTuple):
 class Held:
     """The newest snapshots, one per cell."""
 
-    entries: DataFrame
-    queues: DataFrame
-    progress: DataFrame
+    entries: Table
+    queues: Table
+    progress: Table
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
     """What verdicts are based on, beside a message's own events."""
 
-    subscriptions: DataFrame
-    cells: DataFrame
+    subscriptions: Table
+    cells: Table
     held: Held
-    ends: DataFrame
+    ends: Table
     watermark_ms: int
 
 
@@ -71,23 +76,23 @@ class Known:
 class Scan:
     """What one pass over rows gave. Two of them can be added up."""
 
-    rows: DataFrame  # with letters
-    counts: DataFrame
-    rare: DataFrame
+    rows: Table  # with letters
+    counts: Table
+    rare: Table
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
     """Everything that is said about single messages."""
 
-    entries: DataFrame
-    groups: DataFrame
-    side: DataFrame  # of the messages in groups
-    accepts: DataFrame
-    findings: DataFrame
+    entries: Table
+    groups: Table
+    side: Table  # of the messages in groups
+    accepts: Table
+    findings: Table
 
 
-def scan_rows(rows: DataFrame, options: Options) -> Scan:
+def scan_rows(rows: Table, options: Options) -> Scan:
     """Count rows, and keep those of kinds that are rare."""
     rare = keep(rows.where(kind_in(*RARE, *LETTER_KINDS)))
     lettered = with_letters(rows, rare)
@@ -95,18 +100,18 @@ def scan_rows(rows: DataFrame, options: Options) -> Scan:
     return Scan(lettered, keep(counts), rare)
 
 
-def read_held(spark: SparkSession, listing: Listing, cells: Sequence[CellState]) -> Held:
+def read_held(engine: Engine, listing: Listing, cells: Sequence[CellState]) -> Held:
     """Read the newest snapshot of each cell."""
     newest = [cell.snapshot for cell in cells if cell.snapshot is not None]
     entries, queues, progress = (
-        read_contents(spark, listing, newest, name) for name in ("entries", "queues", "progress")
+        read_contents(engine, listing, newest, name) for name in ("entries", "queues", "progress")
     )
     if not newest:
         return Held(entries, queues, progress)  # known to be empty by whoever plans with them
     return Held(keep(entries), keep(queues), keep(progress))
 
 
-def subscriptions_of(spark: SparkSession, rare: Sequence[Row], cells: Sequence[CellState], held: Held) -> DataFrame:
+def subscriptions_of(engine: Engine, rare: Sequence[Row], cells: Sequence[CellState], held: Held) -> Table:
     """Return from which offset on each group reads each queue, and up to where: a group that is reset reads in passes.
 
     A pass ends with the offsets that the group left before the reset, and with its topic: one that is made anew under
@@ -130,7 +135,7 @@ def subscriptions_of(spark: SparkSession, rare: Sequence[Row], cells: Sequence[C
         for row in rest.select("cell", "topic", "group", "queue_id").distinct().collect():
             found.setdefault((row["cell"], row["topic"], row["group"], row["queue_id"]), [_Pass(0)])
     rows = sorted((*key, number, *each) for key, passes in found.items() for number, each in enumerate(passes))
-    return local_table(spark, rows, _SUBSCRIPTIONS)
+    return engine.local_table(rows, _SUBSCRIPTIONS)
 
 
 def _begin(passes: list[_Pass], row: Row, after: int) -> None:
@@ -146,17 +151,14 @@ def _begin(passes: list[_Pass], row: Row, after: int) -> None:
         passes.append(_Pass(offset, after_sequence=after))
 
 
-def cells_table(
-    spark: SparkSession, cells: Sequence[CellState], entry_min: dict[str, int], rare: Sequence[Row]
-) -> DataFrame:
+def cells_table(engine: Engine, cells: Sequence[CellState], entry_min: dict[str, int], rare: Sequence[Row]) -> Table:
     """Return what verdicts need to know of cells, a row each."""
     stepped: dict[str, list[int]] = {}
     for row in rare:
         if row["kind"] == CLOCK_CHANGED and _STEPPED_BACK in bytes(row["message_id"] or b""):
             stepped.setdefault(row["cell"], []).append(row["sequence"])
     pauses = pauses_of(rare)
-    return local_table(
-        spark,
+    return engine.local_table(
         [
             (
                 cell.cell,
@@ -175,46 +177,48 @@ def cells_table(
     )
 
 
-def sum_up(rows: DataFrame, subscriptions: DataFrame, options: Options) -> DataFrame:
+def sum_up(rows: Table, subscriptions: Table, options: Options) -> Table:
     """Return fingerprints of rows, kept."""
-    sums = fingerprints(rows, subscriptions, window_ms=options.window_ms, bits=options.key_bits)
+    unnamed = unnamed_keys(rows, options.key_bits)
+    sums = fingerprints(rows, subscriptions, unnamed, bits=options.key_bits)
     return keep(sums)
 
 
-def windows_of(sums: DataFrame) -> tuple[int, int]:
+def windows_of(sums: Table) -> tuple[int, int]:
     """Return how many windows of messages there are, and in how many something differs."""
-    row = sums.agg(F.count(F.lit(1)).alias("all"), F.count_if(~is_equal()).alias("unequal")).collect()[0]
+    row = sums.agg(F.count_rows().alias("all"), F.count_if(~is_equal()).alias("unequal")).collect()[0]
     return row["all"], row["unequal"]
 
 
 def candidates_of(
-    rows: DataFrame, subscriptions: DataFrame, sums: DataFrame | None, held: Held, options: Options
-) -> DataFrame:
+    rows: Table, subscriptions: Table, sums: Table | None, held: Held, options: Options, spools: Sequence[str]
+) -> Table:
     """Return the keys of messages to look at: those that may be wrong, and those a snapshot names."""
     found = find_candidates(
         rows,
         subscriptions,
         sums,
-        window_ms=options.window_ms,
+        unnamed_keys(rows, options.key_bits),
         late_after_ms=options.late_after_ms,
         bits=options.key_bits,
+        spools=spools,
     )
     named = held.entries.select(key_of(F.col("topic"), F.col("message_id"), options.key_bits).alias("key"))
-    return found.unionByName(named).distinct()
+    return found.union(named).distinct()
 
 
-def keyed(rows: DataFrame, options: Options) -> DataFrame:
+def keyed(rows: Table, options: Options) -> Table:
     """Return the rows that tell of messages, with their key."""
-    own = rows.where(F.col("message_id").isNotNull() & F.col("topic").isNotNull())
-    return own.withColumn("key", key_of(F.col("topic"), F.col("message_id"), options.key_bits))
+    own = rows.where(F.col("message_id").is_not_null() & F.col("topic").is_not_null())
+    return own.with_column("key", key_of(F.col("topic"), F.col("message_id"), options.key_bits))
 
 
-def ends_of(rare: DataFrame) -> DataFrame:
+def ends_of(rare: Table) -> Table:
     """Return the places that retention or an operator emptied."""
     own = rare.where(kind_in("EXPIRED", "PURGED"))
     is_letter = F.col("kind") == "PURGED"
     # somebody sent it to the dead-letter queue of no group: its topic is that
-    is_named = is_letter & F.col("group").isNotNull()
+    is_named = is_letter & F.col("group").is_not_null()
     return (
         own.select(
             "cell",
@@ -224,12 +228,12 @@ def ends_of(rare: DataFrame) -> DataFrame:
             "message_id",
             F.when(is_letter, F.lit("purged")).otherwise(F.lit("expired")).alias("ended"),
         )
-        .groupBy("cell", "topic", "queue_id", "queue_offset", "message_id")
-        .agg(F.max("ended").alias("ended"))
+        .group_by("cell", "topic", "queue_id", "queue_offset", "message_id")
+        .agg(F.max_of("ended").alias("ended"))
     )
 
 
-def judge(rows: DataFrame, known: Known, options: Options) -> Judged:
+def judge(rows: Table, known: Known, options: Options) -> Judged:
     """Judge all messages that ``rows`` tell of."""
     cells, held = known.cells, known.held
     facts = entry_facts(rows, cells, held.entries)
@@ -247,12 +251,14 @@ def judge(rows: DataFrame, known: Known, options: Options) -> Judged:
             group_findings(groups),
             accepts,
             held_orphans(rows, held.entries, cells, window_ms=options.window_ms),
+            transaction_findings(rows, held.entries, cells),
+            copy_findings(rows, cells),
         ]
     )
     return Judged(entries, groups, side, accepts, findings)
 
 
-def letters_of(rare: DataFrame) -> DataFrame:
+def letters_of(rare: Table) -> Table:
     """Return dead letters by topic, group and reason, with what became of them.
 
     A letter is known by its place and its message: a dead-letter queue that was removed and made anew begins at 0.
@@ -261,32 +267,28 @@ def letters_of(rare: DataFrame) -> DataFrame:
     place = ("cell", "detail", "message_id")
     fate = (
         rare.where(kind_in(*OF_LETTERS))
-        .groupBy(*place, F.col("group").alias("of_group"))
+        .group_by(*place, F.col("group").alias("of_group"))
         .agg(
-            F.max((F.col("kind") == "REDRIVEN").cast("int")).alias("redriven"),
-            F.max((F.col("kind") == "PURGED").cast("int")).alias("purged"),
+            F.max_of((F.col("kind") == "REDRIVEN").cast("int")).alias("redriven"),
+            F.max_of((F.col("kind") == "PURGED").cast("int")).alias("purged"),
         )
     )
+    fate = fate.select(*(F.col(name).alias(f"f_{name}") for name in place), "of_group", "redriven", "purged")
     dead = rare.where(kind_in(*DEAD)).select(*place, "group", "topic", F.col("kind").alias("reason"))
-    is_same = reduce(and_, (F.col(f"d.{name}") == F.col(f"f.{name}") for name in place))
-    is_its = F.col("of_group").isNull() | (F.col("of_group") == F.col("d.group"))
+    is_its = F.col("of_group").is_null() | (F.col("of_group") == F.col("group"))
+    for name in place:
+        is_its &= F.col(name) == F.col(f"f_{name}")
     return (
-        dead.alias("d")
-        .join(fate.alias("f"), on=is_same & is_its, how="left")
-        .groupBy("topic", "group", "reason")
+        dead.join(fate, on=is_its, how="left")
+        .group_by("topic", "group", "reason")
         .agg(
-            F.count(F.lit(1)).alias("count"),
-            F.coalesce(F.sum("redriven"), F.lit(0)).alias("redriven"),
-            F.coalesce(F.sum("purged"), F.lit(0)).alias("purged"),
+            F.count_rows().alias("count"),
+            F.coalesce(F.sum_of("redriven"), F.lit(0)).alias("redriven"),
+            F.coalesce(F.sum_of("purged"), F.lit(0)).alias("purged"),
         )
     )
 
 
-def empty_rows(spark: SparkSession) -> DataFrame:
+def empty_rows(engine: Engine) -> Table:
     """Return no rows, with all columns of ``with_letters``."""
-    return with_letters(empty_table(spark, ROWS))
-
-
-def union(parts: Sequence[DataFrame]) -> DataFrame:
-    """Put tables of the same columns together."""
-    return reduce(DataFrame.unionByName, parts)
+    return with_letters(engine.local_table([], ROWS))

@@ -14,18 +14,16 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
-from pyspark.sql import DataFrame, SparkSession
-
+from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.frames.table import Engine, Table
 from spark_audit.jobs.health import Files
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pipeline import keyed
 from spark_audit.schema import READS
-from spark_audit.session import gathered
 from spark_audit.transforms.integrity import FileFacts, Gap
 from spark_audit.transforms.rows import kind_in
 
-STATE_FORMAT = 3
+STATE_FORMAT = 4
 _TABLES = ("counts", "sums", "rare", "open", "closed")
 
 
@@ -36,11 +34,11 @@ class State:
     number: int
     files: Files
     unreadable: set[str]
-    counts: DataFrame
-    sums: DataFrame
-    rare: DataFrame
-    open_rows: DataFrame
-    closed: DataFrame  # key, is_accepted: of messages that are well
+    counts: Table
+    sums: Table
+    rare: Table
+    open_rows: Table
+    closed: Table  # key, is_accepted: of messages that are well
     subscribed: set[tuple[str, int]]  # cell, sequence
     tops: dict[tuple[str, str, int], int] = field(default_factory=dict)
 
@@ -50,27 +48,28 @@ class Facts:
     """What a run found, and the next one goes on from."""
 
     files: Files
-    counts: DataFrame
-    sums: DataFrame
-    rare: DataFrame
-    new_rows: DataFrame  # of this run, with letters
-    open_rows: DataFrame  # of messages that were looked at
-    candidates: DataFrame | None  # their keys
+    counts: Table
+    sums: Table
+    rare: Table
+    new_rows: Table  # of this run, with letters
+    open_rows: Table  # of messages that were looked at
+    candidates: Table | None  # their keys
     tops: dict[tuple[str, str, int], int]  # the greatest offset that was taken in, by cell, topic and queue
 
 
-def load_state(spark: SparkSession, where: str, options: Options) -> State | None:
+def load_state(engine: Engine, where: str, options: Options) -> State | None:
     """Return the newest version; None when there is none, or it was made with other options."""
-    numbers = _versions(spark, where)
+    numbers = _versions(engine, where)
     if not numbers:
         return None
     number = max(numbers)
     base = f"{where.rstrip('/')}/v{number}"
-    meta = json.loads(_read(spark, f"{base}/meta.json"))
-    if meta["format"] != STATE_FORMAT or meta["options"] != _lasting(options):
-        options.say("the state was made by another version or with other options; starting over")
+    meta = json.loads(engine.texts(base, ["meta.json"])["meta.json"])
+    about = (STATE_FORMAT, engine.version, _lasting(options))
+    if (meta["format"], meta.get("engine"), meta["options"]) != about:
+        options.say("the state was made by another version or engine, or with other options; starting over")
         return None
-    tables = {name: gathered(spark.read.parquet(f"{base}/{name}")) for name in _TABLES}
+    tables = {name: engine.read(f"{base}/{name}", meta["columns"][name]) for name in _TABLES}
     files = Files(
         {each[0]: FileFacts(*each) for each in meta["files"]}, [Gap(*each) for each in meta["gaps"]], meta["findings"]
     )
@@ -89,7 +88,7 @@ def load_state(spark: SparkSession, where: str, options: Options) -> State | Non
 
 
 def save_state(
-    spark: SparkSession,
+    engine: Engine,
     where: str,
     options: Options,
     kept: State | None,
@@ -97,21 +96,23 @@ def save_state(
 ) -> None:
     """Write the next version, and remove all but it and the one before."""
     files = facts.files
-    numbers = _versions(spark, where)
+    numbers = _versions(engine, where)
     number = max(numbers, default=0) + 1
     base = f"{where.rstrip('/')}/v{number}"
-    _remove(spark, base)  # what a killed run left
+    engine.remove(base)  # what a killed run left
     closed = _closed(facts, kept, options)
     written = {"counts": facts.counts, "sums": facts.sums, "rare": facts.rare, "open": facts.open_rows}
     written["closed"] = closed
     for name, table in written.items():
-        table.write.mode("overwrite").parquet(f"{base}/{name}")
+        engine.write(table, f"{base}/{name}")
     rare = facts.rare.where(kind_in(*READS)).select("cell", "sequence").collect()
     readable = files.facts.keys()
     altered = [each["detail"] for each in files.findings if each["kind"] == "FILE_ALTERED"]
     meta = {
         "format": STATE_FORMAT,
+        "engine": engine.version,
         "options": _lasting(options),
+        "columns": {name: table.columns for name, table in written.items()},
         "files": sorted(files.facts.values()),
         "gaps": sorted(files.gaps),
         "findings": files.findings,
@@ -119,10 +120,10 @@ def save_state(
         "subscribed": sorted((row["cell"], row["sequence"]) for row in rare),
         "tops": sorted((*key, top) for key, top in facts.tops.items()),
     }
-    _write(spark, f"{base}/meta.json", json.dumps(meta, sort_keys=True))
+    engine.write_text(f"{base}/meta.json", json.dumps(meta, sort_keys=True))
     for old in numbers:
         if old < number - 1:
-            _remove(spark, f"{where.rstrip('/')}/v{old}")
+            engine.remove(f"{where.rstrip('/')}/v{old}")
 
 
 def _lasting(options: Options) -> dict[str, Any]:
@@ -130,62 +131,19 @@ def _lasting(options: Options) -> dict[str, Any]:
     return {"window_ms": options.window_ms, "late_after_ms": options.late_after_ms, "key_bits": options.key_bits}
 
 
-def _closed(facts: Facts, kept: State | None, options: Options) -> DataFrame:
+def _closed(facts: Facts, kept: State | None, options: Options) -> Table:
     """Return the keys of messages that are well, so that what comes later for one of them is noticed."""
     is_accept = kind_in("SCHEDULED", "QUEUED") & ~F.col("is_letter")
-    keys = keyed(facts.new_rows, options).groupBy("key").agg(F.max(is_accept).alias("is_accepted"))
+    keys = keyed(facts.new_rows, options).group_by("key").agg(F.max_of(is_accept).alias("is_accepted"))
     if kept is not None:
-        of_open = keyed(kept.open_rows.drop("key"), options).groupBy("key").agg(F.max(is_accept).alias("is_accepted"))
-        both = kept.closed.unionByName(keys).unionByName(of_open)
-        keys = both.groupBy("key").agg(F.max("is_accepted").alias("is_accepted"))
+        of_open = (
+            keyed(kept.open_rows.drop("key"), options).group_by("key").agg(F.max_of(is_accept).alias("is_accepted"))
+        )
+        both = kept.closed.union(keys).union(of_open)
+        keys = both.group_by("key").agg(F.max_of("is_accepted").alias("is_accepted"))
     return keys if facts.candidates is None else keys.join(facts.candidates, on="key", how="left_anti")
 
 
-# --- files, wherever they are -----------------------------------------------------------------------------------------
-
-
-def _path(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    """Return a file system and a path in it, as Hadoop has them."""
-    jvm, context = spark.sparkContext._jvm, spark.sparkContext._jsc
-    assert jvm is not None
-    assert context is not None
-    where = jvm.org.apache.hadoop.fs.Path(path)
-    return where.getFileSystem(context.hadoopConfiguration()), where
-
-
-def _versions(spark: SparkSession, where: str) -> list[int]:
-    system, path = _path(spark, where)
-    if not system.exists(path):
-        return []
-    names = [str(status.getPath().getName()) for status in system.listStatus(path)]
-    numbers = [int(name[1:]) for name in names if name[:1] == "v" and name[1:].isdigit()]
-    return [number for number in numbers if system.exists(_path(spark, f"{where.rstrip('/')}/v{number}/meta.json")[1])]
-
-
-def _read(spark: SparkSession, path: str) -> str:
-    system, where = _path(spark, path)
-    jvm = spark.sparkContext._jvm
-    assert jvm is not None
-    stream = system.open(where)
-    try:
-        return bytes(jvm.org.apache.commons.io.IOUtils.toByteArray(stream)).decode()
-    finally:
-        stream.close()
-
-
-def _write(spark: SparkSession, path: str, text: str) -> None:
-    """Write a file so that it is there whole or not at all."""
-    system, where = _path(spark, path)
-    _, other = _path(spark, path + ".tmp")
-    stream = system.create(other, True)
-    try:
-        stream.write(text.encode())
-    finally:
-        stream.close()
-    if not system.rename(other, where):
-        raise OSError(f"{path} cannot be written")
-
-
-def _remove(spark: SparkSession, path: str) -> None:
-    system, where = _path(spark, path)
-    system.delete(where, True)
+def _versions(engine: Engine, where: str) -> list[int]:
+    numbers = [int(name[1:]) for name in engine.names_in(where) if name[:1] == "v" and name[1:].isdigit()]
+    return [number for number in numbers if engine.is_there(f"{where.rstrip('/')}/v{number}/meta.json")]

@@ -23,6 +23,7 @@ KINDS = {
     "ORPHAN": ("s-lost", "an event or a snapshot's row without a beginning"),
     "FILE_MISSING": ("s-unsure", "a manifest names a file that is not there"),
     "TRAIL_GAP": ("s-unsure", "numbers of a cell are missing"),
+    "UNPROVEN": ("s-unsure", "manifests or a snapshot do not vouch for what is there"),
     "INCONCLUSIVE": ("s-unsure", "no end, and the trail has a hole there"),
     "OVERDUE": ("s-late", "its time has passed and it still waits in the store"),
     "DUPLICATE_DELIVERY": ("s-late", "put into its queue more than once"),
@@ -30,6 +31,7 @@ KINDS = {
     "DUPLICATE_EXIT": ("s-late", "a group left the same place twice"),
     "EARLY": ("s-late", "fired before its delivery time"),
     "LATE": ("s-late", "fired too long after its delivery time"),
+    "UNCHAINED": ("s-wait", "manifests of a build that did not chain them"),
     "UNKNOWN_KIND": ("s-wait", "an event of a kind the audit does not know"),
 }
 _UNKNOWN = ("s-wait", "a kind this page does not know")

@@ -19,6 +19,7 @@ _TOLD = (
     ("DUPLICATE_EXIT", "left its place twice", "left their place twice"),
     ("TRAIL_GAP", "gap in the trail", "gaps in the trail"),
     ("FILE_MISSING", "file missing", "files missing"),
+    ("UNPROVEN", "unproven", "unproven"),
     ("FILE_ALTERED", "file altered", "files altered"),
     ("RECORD_REPEATED", "number used twice", "numbers used twice"),
     ("ILLEGAL", "impossible order", "impossible orders"),

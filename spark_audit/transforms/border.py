@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
-from pyspark.sql import Column, DataFrame
-
+from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.frames.columns import Column
+from spark_audit.frames.table import Table
 from spark_audit.schema import CLOCKS_MS, FIRED, IN_DOUBT, QUEUED_FOR_GROUP
 from spark_audit.transforms.rows import floor_to, kind_in
 
@@ -26,12 +26,12 @@ STATES = ("there", "not_there", "not_read_back", "lost")
 class ReadBack:
     """What was read back, as docs/TRAIL.md says it is written."""
 
-    messages: DataFrame
-    queues: DataFrame
-    cells: DataFrame
+    messages: Table
+    queues: Table
+    cells: Table
 
 
-def compare(rows: DataFrame, read: ReadBack, broken: Collection[str], *, window_ms: int) -> DataFrame:
+def compare(rows: Table, read: ReadBack, broken: Collection[str], *, window_ms: int) -> Table:
     """Return each message that went to the cluster, or may have, with its ``state`` and its copies.
 
     What a cell's trail tells behind the reading counts as an explanation, and demands nothing. ``broken`` are cells
@@ -39,14 +39,14 @@ def compare(rows: DataFrame, read: ReadBack, broken: Collection[str], *, window_
     """
     sent = _sent(rows, read.cells)
     copies = (
-        read.messages.where(F.col("message_id").isNotNull())
-        .groupBy(*KEY)
+        read.messages.where(F.col("message_id").is_not_null())
+        .group_by(*KEY)
         .agg(
             F.count_distinct("broker", "queue_id", "queue_offset").alias("copies"),
             F.collect_set("queue_offset").alias("offsets"),
         )
     )
-    found = sent.join(copies, on=list(KEY), how="left").fillna(0, ["copies"])
+    found = sent.join(copies, on=list(KEY), how="left").filled(0, ["copies"])
     missing = found.where(F.col("copies") == 0).select(*KEY, "said_offset", "first_at_ms")
     judged = found.join(_ruled_out(missing, read), on=list(KEY), how="left")
     is_forwarded, is_there = F.col("forwarded") > 0, F.col("copies") > 0
@@ -58,7 +58,7 @@ def compare(rows: DataFrame, read: ReadBack, broken: Collection[str], *, window_
     )
     has_gap = F.arrays_overlap("cells", F.array(*(F.lit(cell) for cell in broken))) if broken else F.lit(False)
     surplus = F.when(has_gap, F.lit(0)).otherwise(F.greatest(F.col("copies") - F.col("explained"), F.lit(0)))
-    is_elsewhere = is_there & F.col("said_offset").isNotNull() & ~F.array_contains("offsets", F.col("said_offset"))
+    is_elsewhere = is_there & F.col("said_offset").is_not_null() & ~F.array_contains("offsets", F.col("said_offset"))
     return judged.select(
         *KEY,
         F.array_min("cells").alias("cell"),
@@ -73,19 +73,19 @@ def compare(rows: DataFrame, read: ReadBack, broken: Collection[str], *, window_
     )
 
 
-def border_totals(compared: DataFrame) -> DataFrame:
+def border_totals(compared: Table) -> Table:
     """Return the ledger of what went to the cluster, by topic."""
-    return compared.groupBy("topic").agg(
-        F.count(F.lit(1)).alias("sent"),
+    return compared.group_by("topic").agg(
+        F.count_rows().alias("sent"),
         *(F.count_if(F.col("state") == state).alias(state) for state in STATES),
         F.count_if(F.col("in_doubt") > 0).alias("in_doubt"),
         F.count_if("is_elsewhere").alias("elsewhere"),
-        F.sum(F.greatest(F.col("copies") - 1, F.lit(0)) - F.col("surplus")).alias("copies"),
-        F.sum("surplus").alias("duplicated"),
+        F.sum_of(F.greatest(F.col("copies") - 1, F.lit(0)) - F.col("surplus")).alias("copies"),
+        F.sum_of("surplus").alias("duplicated"),
     )
 
 
-def border_findings(compared: DataFrame) -> DataFrame:
+def border_findings(compared: Table) -> Table:
     """Return what is lost, and what is there more often than the trail explains."""
     at = F.coalesce(F.concat(F.lit("offset "), F.col("said_offset").cast("string")), F.lit("an unknown offset"))
     lost = compared.where(F.col("state") == "lost").select(
@@ -98,48 +98,50 @@ def border_findings(compared: DataFrame) -> DataFrame:
         "*",
         F.lit("DUPLICATE_DELIVERY").alias("kind"),
         F.lit("the cluster has more copies than the trail explains").alias("rule"),
-        F.format_string("%d copies, %d explained", F.col("copies"), F.col("explained")).alias("detail"),
+        F.concat(
+            F.col("copies").cast("string"), F.lit(" copies, "), F.col("explained").cast("string"), F.lit(" explained")
+        ).alias("detail"),
     )
-    none = {"group": "string", "entry": "long", "due_ms": "long"}
-    return lost.unionByName(twice).select("*", *(F.lit(None).cast(kind).alias(name) for name, kind in none.items()))
+    none = {"group": "string", "entry": "bigint", "due_ms": "bigint"}
+    return lost.union(twice).select("*", *(F.lit(None).cast(kind).alias(name) for name, kind in none.items()))
 
 
-def _sent(rows: DataFrame, cells: DataFrame) -> DataFrame:
+def _sent(rows: Table, cells: Table) -> Table:
     kind = F.col("kind")
-    own = rows.where(~F.col("is_letter") & kind_in(_FORWARDED, IN_DOUBT, *_BEFORE) & F.col("message_id").isNotNull())
+    own = rows.where(~F.col("is_letter") & kind_in(_FORWARDED, IN_DOUBT, *_BEFORE) & F.col("message_id").is_not_null())
     upto = F.broadcast(cells.select("cell", F.col("sequence").alias("upto")))
     is_before = F.col("sequence") <= F.coalesce("upto", F.lit(0))
     is_said = (kind == _FORWARDED) & is_before & (F.col("detail") >= 0)
     return (
         own.join(upto, on="cell", how="left")
-        .groupBy(*KEY)
+        .group_by(*KEY)
         .agg(
-            F.sort_array(F.collect_set("cell")).alias("cells"),
-            F.min("at_ms").alias("first_at_ms"),
+            F.collect_set("cell").alias("cells"),
+            F.min_of("at_ms").alias("first_at_ms"),
             F.count_if((kind == _FORWARDED) & is_before).alias("forwarded"),
             F.count_if((kind == IN_DOUBT) & is_before).alias("in_doubt"),
             F.count_if(kind_in(_FORWARDED, IN_DOUBT)).alias("explained"),
-            F.max(F.when(is_said, F.col("detail"))).alias("said_offset"),
+            F.max_of(F.when(is_said, F.col("detail"))).alias("said_offset"),
         )
         .where(F.col("forwarded") + F.col("in_doubt") > 0)
     )
 
 
-def _ruled_out(missing: DataFrame, read: ReadBack) -> DataFrame:
+def _ruled_out(missing: Table, read: ReadBack) -> Table:
     """Say of messages whose id was not found whether nothing that was not read can hold them."""
     queues = F.broadcast(read.queues)
     unreadable = F.broadcast(
-        read.messages.where(F.col("message_id").isNull())
-        .groupBy("topic")
+        read.messages.where(F.col("message_id").is_null())
+        .group_by("topic")
         .agg(F.collect_set("queue_offset").alias("unreadable"))
     )
     ruled_out = (
         missing.join(queues, on="topic", how="left")
-        .groupBy(*KEY, "said_offset")
+        .group_by(*KEY, "said_offset")
         .agg(F.bool_and(F.coalesce(_is_ruled_out_by_queue(), F.lit(False))).alias("by_queues"))
         .join(unreadable, on="topic", how="left")
     )
-    is_maybe = F.when(F.col("said_offset").isNull(), F.col("unreadable").isNotNull()).otherwise(
+    is_maybe = F.when(F.col("said_offset").is_null(), F.col("unreadable").is_not_null()).otherwise(
         F.coalesce(F.array_contains("unreadable", F.col("said_offset")), F.lit(False))
     )
     return ruled_out.select(*KEY, (F.col("by_queues") & ~is_maybe).alias("is_ruled_out"))
@@ -149,8 +151,8 @@ def _is_ruled_out_by_queue() -> Column:
     said, begin, reached, end = (F.col(name) for name in ("said_offset", "from_offset", "to_offset", "end_offset"))
     is_later = F.col("since_ms") <= F.col("first_at_ms") - CLOCKS_MS  # than all that was not read in front
     return (
-        F.when(said.isNull(), is_later & (reached >= end)).otherwise(
+        F.when(said.is_null(), is_later & (reached >= end)).otherwise(
             ((said >= begin) & (said < reached)) | ((said >= reached) & (said >= end)) | ((said < begin) & is_later)
         )
-        & F.col("broker").isNotNull()
+        & F.col("broker").is_not_null()
     )

@@ -6,11 +6,14 @@ the right order, is not late, waited until the time it was accepted for, and lef
 
 from __future__ import annotations
 
-import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
-from pyspark.sql import Column, DataFrame
+from collections.abc import Sequence
 
-from spark_audit.schema import ENDS_OF_ENTRY, RESCHEDULED
-from spark_audit.transforms.rows import group_side, id_window, key_of, kind_in
+from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.frames.columns import Column
+from spark_audit.frames.table import Table, gathered
+from spark_audit.schema import COMMITTED, ENDS_OF_ENTRY, ENDS_OF_TRANSACTION, HALF, RESCHEDULED
+from spark_audit.transforms.copies import copy_facts, is_odd_copy
+from spark_audit.transforms.rows import group_side, id_window, key_of, kind_in, place_key, placed
 from spark_audit.transforms.totals import is_equal
 
 _BEGINS = ("SCHEDULED", "REQUEUED")
@@ -19,88 +22,115 @@ _LAST = (*ENDS_OF_ENTRY, "SENT", "DROPPED")
 
 
 def find_candidates(
-    rows: DataFrame,
-    subscriptions: DataFrame,
-    sums: DataFrame | None,
+    rows: Table,
+    subscriptions: Table,
+    sums: Table | None,
+    unnamed: Table,
     *,
-    window_ms: int,
     late_after_ms: int,
     bits: int,
-) -> DataFrame:
-    """Return the keys (one column, ``key``) of messages to look at.
+    spools: Sequence[str],
+) -> Table:
+    """Return the keys (one column, ``key``) of messages to look at; ``spools`` are the cells that are one's.
 
     ``sums`` are fingerprints; group events are only looked at in windows where those differ, not at all without.
     """
-    narrow = _entry_side(rows, late_after_ms, bits)
-    if sums is not None:
-        narrow = narrow.unionByName(_group_side(rows, subscriptions, sums, window_ms, bits))
-    facts = narrow.groupBy("key").agg(
-        F.sum("accepts").alias("accepts"),
-        F.sum("lasts").alias("lasts"),
-        F.min(F.when(F.col("accepts") == 1, F.col("sequence"))).alias("first_accept"),
-        F.min(F.when(F.col("accepts") == 0, F.col("sequence"))).alias("first_end"),
-        F.sum("entry_sign").alias("entry_sum"),
-        F.sum("visible_sign").alias("visible_sum"),
-        F.sum("copies_sign").alias("copies_sum"),
-        F.max("is_odd").alias("is_odd"),
-        F.max(F.when(F.col("accepts") == 1, F.col("due_ms"))).alias("accepted_due_ms"),
-        F.max(F.when(F.col("accepts") == 0, F.col("due_ms"))).alias("ended_due_ms"),
+    side = _entry_side(rows, bits, spools)
+    facts = side.group_by("key").agg(
+        F.sum_of("accepts").alias("accepts"),
+        F.sum_of("lasts").alias("lasts"),
+        F.sum_of("commits").alias("commits"),
+        F.min_of(F.when(F.col("accepts") == 1, F.col("sequence"))).alias("first_accept"),
+        F.min_of(F.when(F.col("accepts") == 0, F.col("sequence"))).alias("first_end"),
+        F.bit_xor("entry_mark").alias("entry_marks"),
+        F.sum_of("entry_sign").alias("entry_sum"),
     )
     is_wrong = (
         (F.col("accepts") > 1)
         | (F.col("lasts") > F.col("accepts"))
+        | (F.col("commits") > F.col("accepts"))
         | (F.col("first_end") < F.col("first_accept"))
         | (F.col("entry_sum") != 0)
-        | (F.col("visible_sum") != 0)
-        | (F.col("copies_sum") != 0)
-        | F.col("is_odd")
-        | F.coalesce(F.col("accepted_due_ms") != F.col("ended_due_ms"), F.lit(False))
+        | (F.col("entry_marks") != 0)
     )
-    return facts.where(is_wrong).select("key")
+    found = facts.where(is_wrong).select("key")
+    for others in (
+        _odd(rows, late_after_ms, bits),
+        _transactions(rows, bits),
+        copy_facts(rows).where(is_odd_copy()).select(_key(bits)),
+        _strays(rows, subscriptions, unnamed, bits),
+    ):
+        found = found.union(others)
+    if sums is None:
+        return found
+    open_sums = (F.sum_of(name).alias(name) for name in ("visible", "copies", "placed"))
+    sides = _group_side(rows, subscriptions, sums, bits).group_by("key").agg(*open_sums)
+    is_open = (F.col("visible") != 0) | (F.col("copies") != 0) | (F.col("placed") != 0)
+    return found.union(sides.where(is_open).select("key"))
 
 
-def _weight(*columns: str) -> Column:
+def _weight(*columns: str | Column) -> Column:
     """Return some 40 bits of a hash, so that a sum of millions of them stays a long."""
-    return F.shiftright(F.xxhash64(*columns), 24)
+    return F.shift_right(F.hash64(*columns), 24)
 
 
-def _entry_side(rows: DataFrame, late_after_ms: int, bits: int) -> DataFrame:
-    """Beginnings and ends of entries, of daemons and spools."""
-    kind = F.col("kind")
-    lateness = F.col("at_ms") - F.col("due_ms")
-    own = rows.where(kind_in(*_BEGINS, *_ENDS, "QUEUED", RESCHEDULED) & ~F.col("is_letter"))
+def _entry_side(rows: Table, bits: int, spools: Sequence[str]) -> Table:
+    """Beginnings and ends of entries, of daemons and spools, and what is accepted with a transaction."""
+    own = rows.where(kind_in(*_BEGINS, *_ENDS, "QUEUED", COMMITTED) & ~F.col("is_letter"))
     sign = F.when(kind_in(*_BEGINS), 1).when(kind_in(*_ENDS), -1).otherwise(0)
-    zero = F.lit(0).cast("long")
+    # A daemon says of an end which time was set last; a spool says when it is due next, and its entry has another
+    # number whenever it waits again.
+    is_of_spool = F.col("cell").isin(*spools, "")
+    mark = F.when(is_of_spool, F.hash64("cell")).otherwise(F.hash64("cell", "entry", "due_ms"))
     return own.select(
-        key_of(F.col("topic"), F.col("message_id"), bits).alias("key"),
+        _key(bits),
         F.when(kind_in("SCHEDULED", "QUEUED"), 1).otherwise(0).alias("accepts"),
         F.when(kind_in(*_LAST), 1).otherwise(0).alias("lasts"),
-        F.when(~kind_in("REQUEUED", RESCHEDULED), F.col("sequence")).alias("sequence"),
-        (sign * _weight("cell", "entry")).alias("entry_sign"),
-        zero.alias("visible_sign"),
-        zero.alias("copies_sign"),
-        F.coalesce(
-            (kind == RESCHEDULED) | (kind == "DELIVERED") & ((lateness > late_after_ms) | (lateness < 0)), F.lit(False)
-        ).alias("is_odd"),
-        # A daemon says of an end which time was set last; a spool says when it is due next.
-        F.when(kind_in("SCHEDULED", *ENDS_OF_ENTRY), F.col("due_ms")).alias("due_ms"),
+        F.when(kind_in(COMMITTED), 1).otherwise(0).alias("commits"),
+        F.when(~kind_in("REQUEUED", COMMITTED), F.col("sequence")).alias("sequence"),
+        F.when(sign == 0, 0).otherwise(mark).alias("entry_mark"),
+        sign.alias("entry_sign"),
     )
 
 
-def _group_side(rows: DataFrame, subscriptions: DataFrame, sums: DataFrame, window_ms: int, bits: int) -> DataFrame:
+def _odd(rows: Table, late_after_ms: int, bits: int) -> Table:
+    """Return messages that were delivered late or early, or wait until another time than at first."""
+    lateness = F.col("at_ms") - F.col("due_ms")
+    is_odd = (F.col("kind") == "DELIVERED") & ((lateness > late_after_ms) | (lateness < 0))
+    return rows.where((is_odd | kind_in(RESCHEDULED)) & ~F.col("is_letter")).select(_key(bits))
+
+
+def _transactions(rows: Table, bits: int) -> Table:
+    """Return half messages that have not one end."""
+    own = rows.where(kind_in(HALF, *ENDS_OF_TRANSACTION) & ~F.col("is_letter"))
+    sign = F.when(kind_in(HALF), 1).otherwise(-1)
+    return own.group_by(_key(bits)).agg(F.sum_of(sign).alias("sum")).where(F.col("sum") != 0).select("key")
+
+
+def _key(bits: int) -> Column:
+    return key_of(F.col("topic"), F.col("message_id"), bits).alias("key")
+
+
+def _group_side(rows: Table, subscriptions: Table, sums: Table, bits: int) -> Table:
     """Slots, exits and copies in windows that are not equal."""
-    side = group_side(rows, subscriptions).withColumn("key", key_of(F.col("topic"), F.col("message_id"), bits))
-    side = side.withColumn("id_window", id_window(F.col("message_id"), F.col("key"), window_ms))
+    side = group_side(rows, subscriptions).with_column("key", key_of(F.col("topic"), F.col("message_id"), bits))
+    side = side.with_column("id_window", id_window(F.col("message_id"), F.col("key")))
     unequal = F.broadcast(sums.where(~is_equal()).select("cell", "topic", "group", "id_window"))
     side = side.join(unequal, on=["cell", "topic", "group", "id_window"], how="left_semi")
     return side.select(
         "key",
-        F.lit(0).alias("accepts"),
-        F.lit(0).alias("lasts"),
-        F.lit(None).cast("long").alias("sequence"),
-        F.lit(0).cast("long").alias("entry_sign"),
-        (F.col("visible") * _weight("cell", "topic", "group")).alias("visible_sign"),
-        (F.col("copies") * _weight("cell", "topic", "group")).alias("copies_sign"),
-        F.lit(False).alias("is_odd"),
-        F.lit(None).cast("long").alias("due_ms"),
+        (F.col("visible") * _weight("cell", "topic", "group")).alias("visible"),
+        (F.col("copies") * _weight("cell", "topic", "group")).alias("copies"),
+        (placed() * F.shift_right(place_key(), 24)).alias("placed"),
     )
+
+
+def _strays(rows: Table, subscriptions: Table, unnamed: Table, bits: int) -> Table:
+    """Return messages that a group left at a place they were not at, of those whose places are in no fingerprint."""
+    few = rows.with_column("key", key_of(F.col("topic"), F.col("message_id"), bits))
+    few = gathered(few.join(F.broadcast(unnamed), on="key", how="left_semi"))
+    side = group_side(few, subscriptions).where(F.col("queue_offset").is_not_null())
+    places = side.group_by("key", "cell", "topic", "group", "message_id", "queue_id", "queue_offset").agg(
+        F.count_if(F.col("visible") > 0).alias("came"), F.count_if(F.col("visible") < 0).alias("left")
+    )
+    return places.where((F.col("left") > 0) & (F.col("came") == 0)).select("key")

@@ -6,63 +6,71 @@ it (``CELLS``). A verdict is only said when the trail proves it.
 
 from __future__ import annotations
 
-import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
-from pyspark.sql import Column, DataFrame, Window
-
-from spark_audit.schema import CANCELLED, ENDS_OF_ENTRY, OF_SPOOL, RESCHEDULED
-from spark_audit.session import gathered
+from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.frames.columns import Column, Window
+from spark_audit.frames.table import Table, gathered
+from spark_audit.schema import CANCELLED, ENDS_OF_ENTRY, OF_SPOOL, RESCHEDULED, Fields
 from spark_audit.transforms.rows import floor_to, kind_in
 
-CELLS = (
-    "cell string, role string, is_retired boolean, entry_min long, snapshot long, is_silent boolean, "
-    "gaps array<struct<first: long, last: long>>, steps_back array<long>, "
-    "pauses array<struct<topic: string, from_ms: long, to_ms: long, why: string>>"
+CELLS: Fields = (
+    ("cell", "string"),
+    ("role", "string"),
+    ("is_retired", "boolean"),
+    ("entry_min", "bigint"),
+    ("snapshot", "bigint"),
+    ("is_silent", "boolean"),
+    ("gaps", "array<struct<first: bigint, last: bigint>>"),
+    ("steps_back", "array<bigint>"),
+    ("pauses", "array<struct<topic: string, from_ms: bigint, to_ms: bigint, why: string>>"),
 )
 _OPEN = ("SCHEDULED", RESCHEDULED, "REQUEUED", "SEND_FAILED")
 _PLACE = ("cell", "topic", "group", "message_id", "entry", "due_ms", "window_start_ms")
 
 
-def entry_facts(rows: DataFrame, cells: DataFrame, held: DataFrame) -> DataFrame:
+def entry_facts(rows: Table, cells: Table, held: Table) -> Table:
     """Sum up the events of each entry, beside what the newest snapshot of its cell (``held``) says of it."""
     sequence = F.col("sequence")
+    roles = F.broadcast(cells.select("cell", "role"))
     own = rows.where(kind_in("SCHEDULED", RESCHEDULED, *ENDS_OF_ENTRY, *OF_SPOOL) & ~F.col("is_letter"))
+    own = gathered(with_life(own.join(roles, on="cell")))
 
     def count(*kinds: str) -> Column:
         return F.count_if(kind_in(*kinds))
 
     def first(name: str, *kinds: str) -> Column:
-        return F.min(F.when(kind_in(*kinds), F.col(name)))
+        return F.min_of(F.when(kind_in(*kinds), F.col(name)))
 
-    facts = own.groupBy("cell", "entry", "topic", "message_id").agg(
+    facts = own.group_by("cell", "life", "topic", "message_id").agg(
+        F.max_by("entry", F.when(F.col("entry").is_not_null(), sequence)).alias("entry"),
         count("SCHEDULED").alias("scheduled"),
         count("DELIVERED").alias("delivered"),
         count(*CANCELLED).alias("recalled"),
         count("SENT").alias("sent"),
         count("DROPPED").alias("dropped"),
-        # a spool that took over a dead entry knows it from its requeueing on
-        first("sequence", "SCHEDULED", "REQUEUED").alias("from_sequence"),
-        first("at_ms", "SCHEDULED", "REQUEUED").alias("accepted_at_ms"),
+        # a spool that took over a dead entry knows it from its requeueing on, and drops new ones when it is full
+        first("sequence", "SCHEDULED", "REQUEUED", "DROPPED").alias("from_sequence"),
+        first("at_ms", "SCHEDULED", "REQUEUED", "DROPPED").alias("accepted_at_ms"),
         first("sequence", *ENDS_OF_ENTRY, "SENT", "DROPPED").alias("end_sequence"),
         first("at_ms", "DELIVERED").alias("fired_at_ms"),
         first("due_ms", *ENDS_OF_ENTRY).alias("ended_due_ms"),
-        F.max(F.when(kind_in(RESCHEDULED), sequence)).alias("moved_sequence"),
-        F.min("sequence").alias("first_sequence"),
+        F.max_of(F.when(kind_in(RESCHEDULED), sequence)).alias("moved_sequence"),
+        F.min_of("sequence").alias("first_sequence"),
         F.coalesce(
             F.max_by(F.when(kind_in(*_OPEN), F.col("due_ms")), F.when(kind_in(*_OPEN), sequence)),
-            F.min("due_ms"),
-            F.min("at_ms"),
+            F.min_of("due_ms"),
+            F.min_of("at_ms"),
         ).alias("set_due_ms"),
         F.max_by("kind", sequence).alias("last_kind"),
     )
-    there = held.select(
+    there = with_life(held.join(roles, on="cell")).select(
         "cell",
-        "entry",
+        "life",
         "message_id",
         F.col("kind").alias("held_as"),
         "is_stranded",
         F.col("due_ms").alias("held_until_ms"),
     )
-    joined = facts.join(there, on=["cell", "entry", "message_id"], how="left")
+    joined = facts.join(there, on=["cell", "life", "message_id"], how="left")
     joined = joined.join(F.broadcast(cells), on="cell", how="inner")
     # What set another time may lie in a gap; older daemons moved delays that a step of the clock stretched untold.
     was_stepped = F.exists("steps_back", lambda step: (F.col("from_sequence") < step) & (F.col("end_sequence") > step))
@@ -70,10 +78,19 @@ def entry_facts(rows: DataFrame, cells: DataFrame, held: DataFrame) -> DataFrame
         F.coalesce(was_stepped, F.lit(False)) & (F.col("ended_due_ms") < F.col("set_due_ms"))
     )
     due_ms = F.when(is_untold, F.coalesce("ended_due_ms", "set_due_ms")).otherwise(F.col("set_due_ms"))
-    return gathered(joined.withColumn("due_ms", due_ms))
+    return gathered(joined.with_column("due_ms", due_ms))
 
 
-def judge_entries(facts: DataFrame, *, watermark_ms: int, grace_ms: int, window_ms: int) -> DataFrame:
+def with_life(table: Table) -> Table:
+    """Add ``life``: what is one life of a message in its cell, whose ``role`` is known.
+
+    A daemon's entry has a number from its acceptance to its end. A spool's changes whenever it waits again, and is
+    unknown while it waits behind another one of its key, and at its end: there all events of a message are one life.
+    """
+    return table.with_column("life", F.when(F.col("role") == "spool", -1).otherwise(F.col("entry")))
+
+
+def judge_entries(facts: Table, *, watermark_ms: int, grace_ms: int, window_ms: int) -> Table:
     """Add ``state`` (a column of the ledgers, or ``moved``, ``unknown``) and ``rule``, why."""
     is_spool = F.col("role") == "spool"
     seen = F.col("snapshot") >= F.col("from_sequence")
@@ -81,10 +98,10 @@ def judge_entries(facts: DataFrame, *, watermark_ms: int, grace_ms: int, window_
     # by the snapshot it was put off, or given up: what says so may lie in a gap
     has_gone_on = (F.col("held_until_ms") > F.col("due_ms")) | (F.col("held_as") == "DEAD")
     is_excused = has_gone_on & has_gap(F.col("from_sequence"), F.col("snapshot"))
-    is_held, is_stranded = F.col("held_as").isNotNull(), F.coalesce("is_stranded", F.lit(False))
+    is_held, is_stranded = F.col("held_as").is_not_null(), F.coalesce("is_stranded", F.lit(False))
     # a directory that another spool took over: its entries go on there
-    newer = Window.partitionBy("topic", "message_id", "role")
-    accepts = F.max(F.struct("accepted_at_ms", "cell")).over(newer)
+    newer = Window.of("topic", "message_id", "role")
+    accepts = F.max_of(F.struct(F.coalesce("accepted_at_ms", F.lit(-1)).alias("at_ms"), "cell")).over(newer)
     is_moved = is_spool & (accepts["cell"] != F.col("cell"))
     opened = (
         F.when(is_moved & ~is_held, F.struct(F.lit("moved").alias("state"), F.lit("taken over").alias("rule")))
@@ -111,15 +128,17 @@ def judge_entries(facts: DataFrame, *, watermark_ms: int, grace_ms: int, window_
         .when(F.col("recalled") > 0, _say("cancelled", ""))
         .otherwise(opened)
     )
-    verdict = F.when(F.col("from_sequence").isNull(), _say("unknown", "")).when(is_spool, of_spool).otherwise(of_daemon)
+    verdict = (
+        F.when(F.col("from_sequence").is_null(), _say("unknown", "")).when(is_spool, of_spool).otherwise(of_daemon)
+    )
     return (
-        facts.withColumn("verdict", verdict)
-        .select(*facts.columns, "verdict.*")
-        .withColumn("window_start_ms", floor_to(F.col("due_ms"), window_ms))
+        facts.with_column("verdict", verdict)
+        .select(*facts.columns, *_fields("verdict", "state", "rule"))
+        .with_column("window_start_ms", floor_to(F.col("due_ms"), window_ms))
     )
 
 
-def entry_findings(judged: DataFrame, *, late_after_ms: int) -> DataFrame:
+def entry_findings(judged: Table, *, late_after_ms: int) -> Table:
     """Return what is wrong with entries, one row per finding."""
     late_ms = F.col("fired_at_ms") - F.col("due_ms")
     is_unknown = F.col("state") == "unknown"
@@ -167,15 +186,15 @@ def entry_findings(judged: DataFrame, *, late_after_ms: int) -> DataFrame:
     return _spread(judged, found)
 
 
-def accept_findings(rows: DataFrame, cells: DataFrame, *, window_ms: int) -> DataFrame:
+def accept_findings(rows: Table, cells: Table, *, window_ms: int) -> Table:
     """Return messages that daemons accepted more than once, with ``extra``: how often too much."""
     daemons = F.broadcast(cells.where(F.col("role") == "daemon").select("cell"))
     accepts = rows.where(kind_in("SCHEDULED", "QUEUED") & ~F.col("is_letter"))
     accepts = accepts.join(daemons, on="cell", how="left_semi")
     order = F.struct("at_ms", "cell", "sequence")
     window_of = F.when(F.col("kind") == "SCHEDULED", F.col("due_ms")).otherwise(F.col("at_ms"))
-    facts = accepts.groupBy("topic", "message_id").agg(
-        F.count(F.lit(1)).alias("count"),
+    facts = accepts.group_by("topic", "message_id").agg(
+        F.count_rows().alias("count"),
         F.count_distinct("cell").alias("cells"),
         F.max_by("cell", order).alias("cell"),
         F.max_by("entry", order).alias("entry"),
@@ -183,7 +202,7 @@ def accept_findings(rows: DataFrame, cells: DataFrame, *, window_ms: int) -> Dat
         F.min_by(window_of, order).alias("basis_ms"),
     )
     twice = facts.where(F.col("count") > 1)
-    detail = F.concat_ws(" ", F.col("count").cast("string"), F.lit("times, in cells:"), F.col("cells").cast("string"))
+    detail = F.concat(F.col("count").cast("string"), F.lit(" times, in cells: "), F.col("cells").cast("string"))
     return twice.select(
         F.lit("DUPLICATE_ACCEPT").alias("kind"),
         F.when(F.col("cells") > 1, F.lit("in more than one cell")).otherwise(F.lit("in one cell")).alias("rule"),
@@ -221,6 +240,11 @@ def has_gap(low: Column, high: Column) -> Column:
     return F.coalesce(F.exists("gaps", lambda gap: (gap["last"] >= low) & (gap["first"] <= high)), F.lit(False))
 
 
+def _fields(name: str, *fields: str) -> list[Column]:
+    """Return what is in a struct as columns."""
+    return [F.col(name)[field].alias(field) for field in fields]
+
+
 def _say(state: str, rule: str) -> Column:
     return F.struct(F.lit(state).alias("state"), F.lit(rule).alias("rule"))
 
@@ -229,14 +253,14 @@ def _finding(when: Column, kind: str, rule: Column, detail: Column) -> Column:
     return F.when(when, F.struct(F.lit(kind).alias("kind"), rule.alias("rule"), detail.alias("detail")))
 
 
-def _spread(facts: DataFrame, found: Column) -> DataFrame:
+def _spread(facts: Table, found: Column) -> Table:
     with_found = facts.select(
         *_PLACE[:2],
         F.lit(None).cast("string").alias("group"),
         *_PLACE[3:],
-        F.explode(F.array_compact(found)).alias("found"),
+        F.explode(found).alias("found"),
     )
-    return with_found.select("found.*", *_PLACE)
+    return with_found.select(*_fields("found", "kind", "rule", "detail"), *_PLACE)
 
 
 def _since(sequence: Column) -> Column:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
-from pyspark.sql import Column, DataFrame
-
+from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.frames.columns import Column
+from spark_audit.frames.table import Table, gathered
 from spark_audit.schema import SEVERITY
-from spark_audit.session import gathered
 from spark_audit.transforms.rows import key_of
 
 ORDER = ("kind", "cell", "topic", "group", "message_id", "entry")
@@ -29,39 +28,40 @@ COLUMNS = (
 HISTORY = ("sequence", "at_ms", "kind", "queue_id", "queue_offset", "attempt", "due_ms", "boot")
 
 
-def join_findings(parts: Sequence[DataFrame]) -> DataFrame:
+def join_findings(parts: Sequence[Table]) -> Table:
     """Put findings together, with their severity; ``packed_id`` is the id as it is in the trail."""
     names = [name for name in COLUMNS if name != "severity"]
-    united = reduce(DataFrame.unionByName, [part.select(*names) for part in parts])
-    severity = F.create_map(*(F.lit(value) for pair in SEVERITY.items() for value in pair))
+    united = reduce(lambda one, other: one.union(other), [part.select(*names) for part in parts])
+    severity = F.Case(())
+    for name in sorted(set(SEVERITY.values())):
+        severity = severity.when(F.col("kind").isin(*(kind for kind, value in SEVERITY.items() if value == name)), name)
     return united.select(
         "*",
-        severity[F.col("kind")].alias("severity"),
+        severity.alias("severity"),
         F.col("message_id").alias("packed_id"),
-    ).withColumn("message_id", id_text(F.col("message_id")))
+    ).with_column("message_id", id_text(F.col("message_id")))
 
 
 def id_text(message_id: Column) -> Column:
     """Return a packed id as people know it: its hex digits, or the text."""
-    is_text = F.substring(message_id, 1, 1) == F.lit(b"\x00")
-    text = F.try_validate_utf8(F.substring(message_id, 2, 1 << 20).cast("string"))
-    return F.when(is_text, F.coalesce(text, F.hex(message_id))).otherwise(F.hex(message_id))
+    digits = F.hex_of(message_id)
+    return F.when(digits.startswith("00"), F.coalesce(F.text_of(message_id, 2), digits)).otherwise(digits)
 
 
-def first_findings(findings: DataFrame, count: int) -> DataFrame:
+def first_findings(findings: Table, count: int) -> Table:
     """Return the first ``count`` findings in the order they are written in."""
     order = [F.coalesce(F.col(name).cast("string"), F.lit("")) for name in ORDER[:-1]]
     rest = [F.coalesce("entry", F.lit(-1)), F.col("rule"), F.col("detail")]
-    return findings.orderBy(*order, *rest).limit(count)
+    return findings.order_by(*order, *rest, limit=count)
 
 
-def with_history(findings: DataFrame, rows: DataFrame, bits: int) -> DataFrame:
+def with_history(findings: Table, rows: Table, bits: int) -> Table:
     """Add ``history``: the events of the finding's message, those of its group only if it is a group's.
 
     ``rows`` hold all events of these messages. The order is that of cells and sequences.
     """
-    numbered = findings.withColumn("number", F.monotonically_increasing_id())
-    wanted = numbered.where(F.col("packed_id").isNotNull()).select(
+    numbered = findings.with_column("number", F.row_id())
+    wanted = numbered.where(F.col("packed_id").is_not_null()).select(
         "number",
         F.col("topic").alias("f_topic"),
         F.col("group").alias("f_group"),
@@ -72,7 +72,7 @@ def with_history(findings: DataFrame, rows: DataFrame, bits: int) -> DataFrame:
     renamed = {"topic": "e_topic", "group": "e_group", "message_id": "e_id"}
     events = rows.select("key", *(F.col(name).alias(new) for name, new in renamed.items()), event.alias("event"))
     matches = (F.col("e_topic") == F.col("f_topic")) & (F.col("e_id") == F.col("f_id"))
-    of_group = F.col("f_group").isNull() | F.col("e_group").isNull() | (F.col("e_group") == F.col("f_group"))
+    of_group = F.col("f_group").is_null() | F.col("e_group").is_null() | (F.col("e_group") == F.col("f_group"))
     found = gathered(F.broadcast(wanted).join(events, on="key", how="inner")).where(matches & of_group)
-    histories = found.groupBy("number").agg(F.array_sort(F.collect_list("event")).alias("history"))
+    histories = found.group_by("number").agg(F.collect_sorted("event").alias("history"))
     return numbered.join(histories, on="number", how="left").drop("number", "packed_id")

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
-from pyspark.sql import Column, DataFrame, Window
-
+from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.frames.columns import Column, Window
+from spark_audit.frames.table import Table, gathered
 from spark_audit.schema import DEAD, FINISHED, IN_LANE, LANE
-from spark_audit.session import gathered
 from spark_audit.transforms.entries import has_gap
-from spark_audit.transforms.rows import group_side, is_fired_to_group, kind_in
+from spark_audit.transforms.rows import group_side, is_fired_to_group, kind_in, place_key, placed
 
 KEY = ("cell", "topic", "group", "message_id")
 STATES = (
@@ -31,21 +30,27 @@ STATES = (
 )
 
 
-def unbalanced(side: DataFrame) -> DataFrame:
-    """Return the messages (``KEY``) that a group has not finished exactly once; ``side`` is that of ``group_side``."""
-    sums = side.groupBy(*KEY).agg(
-        F.sum("visible").alias("visible_sum"), F.sum("copies").alias("copies_sum"), F.max("sequence").alias("last")
+def unbalanced(side: Table) -> Table:
+    """Return the messages (``KEY``) that a group has not finished exactly once, by name of each place.
+
+    ``side`` is that of ``group_side``. Those that a group left without naming the place are among them.
+    """
+    sums = side.group_by(*KEY).agg(
+        F.sum_of("visible").alias("visible_sum"),
+        F.sum_of("copies").alias("copies_sum"),
+        F.sum_of(placed() * F.shift_right(place_key(), 24)).alias("placed_sum"),
     )
-    return sums.where((F.col("visible_sum") != 0) | (F.col("copies_sum") != 0)).select(*KEY)
+    is_open = (F.col("visible_sum") != 0) | (F.col("copies_sum") != 0) | (F.col("placed_sum") != 0)
+    return sums.where(is_open).select(*KEY)
 
 
-def open_side(rows: DataFrame, subscriptions: DataFrame) -> DataFrame:
+def open_side(rows: Table, subscriptions: Table) -> Table:
     """Return the rows of ``group_side`` of messages that are not finished exactly once."""
     side = group_side(rows, subscriptions)
     return side.join(unbalanced(side), on=list(KEY), how="left_semi")
 
 
-def place_facts(side: DataFrame) -> DataFrame:
+def place_facts(side: Table) -> Table:
     """Return each place, and each exit without one: how often the group left it, left it too much, and is still there.
 
     A group that is reset passes by a place again, and is to leave it once in each pass.
@@ -56,40 +61,40 @@ def place_facts(side: DataFrame) -> DataFrame:
     is_visible = F.col("visible") > 0
     named = (
         side.where(is_visible | is_named)
-        .groupBy(*place)
+        .group_by(*place)
         .agg(
             F.count_if(is_visible).alias("visible"),
             F.count_if(kind_in(*FINISHED)).alias("acks"),
             F.count_if(kind == "FILTERED").alias("filters"),
             F.count_distinct(F.when(is_visible, F.col("pass_number"))).alias("passes"),
-            F.min(F.when(is_visible, F.col("sequence"))).alias("from_sequence"),
-            F.max(is_fired_to_group().cast("int")).alias("is_original"),
+            F.min_of(F.when(is_visible, F.col("sequence"))).alias("from_sequence"),
+            F.max_of(is_fired_to_group().cast("int")).alias("is_original"),
             F.max_by("kind", "sequence").alias("last_kind"),
-            F.min("sequence").alias("first_sequence"),
+            F.min_of("sequence").alias("first_sequence"),
         )
     )
     left = (
         side.where((F.col("visible") < 0) & ~is_named)
-        .groupBy(*KEY, "queue_id")
+        .group_by(*KEY, "queue_id")
         .agg(
-            F.count(F.lit(1)).alias("unnamed"),
+            F.count_rows().alias("unnamed"),
             F.count_if(kind == "NACKED").alias("nacks"),
-            F.min("sequence").alias("unnamed_sequence"),
+            F.min_of("sequence").alias("unnamed_sequence"),
         )
     )
     both = gathered(named.join(left, on=[*KEY, "queue_id"], how="full"))
-    both = both.fillna(0, ["visible", "acks", "filters", "passes", "unnamed", "nacks"])
+    both = both.filled(0, ["visible", "acks", "filters", "passes", "unnamed", "nacks"])
     exits = F.col("acks") + F.col("filters")
-    both = both.withColumn("named", F.least(exits, F.col("passes")))  # exits by name, one a pass
-    both = both.withColumn("free", F.col("passes") - F.col("named"))
-    queue = Window.partitionBy(*KEY, "queue_id")
+    both = both.with_column("named", F.least(exits, F.col("passes")))  # exits by name, one a pass
+    both = both.with_column("free", F.col("passes") - F.col("named"))
+    queue = Window.of(*KEY, "queue_id")
     # a place without its beginning has no pass, and takes no exit away from one that has it
-    turn = queue.orderBy(F.col("from_sequence").asc_nulls_last(), F.col("queue_offset"))
-    before = turn.rowsBetween(Window.unboundedPreceding, -1)
-    both = both.withColumn("turn", F.row_number().over(turn))
-    both = both.withColumn("free_before", F.coalesce(F.sum("free").over(before), F.lit(0)))
-    both = both.withColumn("free_in_queue", F.sum("free").over(queue))
-    both = both.withColumn("places", F.sum("visible").over(queue))
+    turn = queue.in_order(F.nulls_last("from_sequence"), "queue_offset")
+    before = turn.before()
+    both = both.with_column("turn", F.row_number().over(turn))
+    both = both.with_column("free_before", F.coalesce(F.sum_of("free").over(before), F.lit(0)))
+    both = both.with_column("free_in_queue", F.sum_of("free").over(queue))
+    both = both.with_column("places", F.sum_of("visible").over(queue))
     is_first = F.col("turn") == 1
     taken = F.least(F.greatest(F.col("unnamed") - F.col("free_before"), F.lit(0)), F.col("free"))
     # of exits by name that are too many, the last one is what became of it
@@ -113,9 +118,7 @@ def place_facts(side: DataFrame) -> DataFrame:
     )
 
 
-def judge_places(
-    places: DataFrame, cells: DataFrame, queues: DataFrame, progress: DataFrame, ends: DataFrame
-) -> DataFrame:
+def judge_places(places: Table, cells: Table, queues: Table, progress: Table, ends: Table) -> Table:
     """Add ``state`` and ``rule`` to places that are open; null for the others.
 
     ``queues`` and ``progress`` are the newest snapshot's, ``ends`` what retention and operators removed (cell, topic,
@@ -124,17 +127,19 @@ def judge_places(
     offset = F.col("queue_offset")
     in_lane = F.col("queue_id") == LANE
     of_topic = queues.select(
-        "cell", "topic", "queue_id", F.col("group").alias("lane_group"), "first_offset", "end_offset"
+        *(F.col(name).alias(f"q_{name}") for name in ("cell", "topic", "queue_id", "group")),
+        "first_offset",
+        "end_offset",
     )
-    joined = gathered(places.join(F.broadcast(cells), on="cell", how="inner")).alias("p")
+    joined = gathered(places.join(F.broadcast(cells), on="cell", how="inner"))
     joined = joined.join(
-        F.broadcast(of_topic).alias("q"),
-        on=(F.col("p.cell") == F.col("q.cell"))
-        & (F.col("p.topic") == F.col("q.topic"))
-        & (F.col("p.queue_id") == F.col("q.queue_id"))
-        & (~in_lane_of("p") | (F.col("p.group") == F.col("q.lane_group"))),
+        F.broadcast(of_topic),
+        on=(F.col("cell") == F.col("q_cell"))
+        & (F.col("topic") == F.col("q_topic"))
+        & (F.col("queue_id") == F.col("q_queue_id"))
+        & (~in_lane | (F.col("group") == F.col("q_group"))),
         how="left",
-    ).select("p.*", "q.first_offset", "q.end_offset")
+    )
     joined = joined.join(F.broadcast(progress), on=["cell", "topic", "group", "queue_id"], how="left")
     joined = joined.join(ends, on=["cell", "topic", "queue_id", "queue_offset", "message_id"], how="left")
     seen = F.coalesce(F.col("snapshot") >= F.col("from_sequence"), F.lit(False))
@@ -143,18 +148,19 @@ def judge_places(
     handed = F.coalesce(F.array_contains("hidden", offset) | (F.col("cursor") > offset), F.lit(False))
     is_lost = seen & (finished | gone)
     verdict = (
-        F.when(F.col("ended").isNotNull() & ~in_lane, _say(F.col("ended"), F.lit("")))
+        F.when(F.col("ended").is_not_null() & ~in_lane, _say(F.col("ended"), F.lit("")))
         .when(is_lost & has_gap(F.col("from_sequence"), F.col("snapshot")), _text("inconclusive", "gap"))
         .when(is_lost & finished, _text("lost", "finished by the snapshot, without an exit"))
         .when(is_lost, _text("lost", "not in its queue by the snapshot"))
         .when(seen & handed, _text("in_flight", ""))
         .otherwise(_text("unread", ""))
     )
-    judged = joined.withColumn("verdict", F.when(F.col("open") > 0, verdict))
-    return judged.select(*(f"`{name}`" for name in places.columns), "is_retired", "gaps", "snapshot", "verdict.*")
+    judged = joined.with_column("verdict", F.when(F.col("open") > 0, verdict))
+    fields = (F.col("verdict")[name].alias(name) for name in ("state", "rule"))
+    return judged.select(*places.columns, "is_retired", "gaps", "snapshot", *fields)
 
 
-def message_facts(side: DataFrame, judged: DataFrame, copies: DataFrame, cells: DataFrame) -> DataFrame:
+def message_facts(side: Table, judged: Table, copies: Table, cells: Table) -> Table:
     """Return per message and group its numbers of the ledger (``fired`` and ``STATES``), and what is surplus.
 
     ``copies`` are those that wait by the newest snapshot (``KEY``, ``waiting_there``). The numbers add up: an exit too
@@ -163,38 +169,40 @@ def message_facts(side: DataFrame, judged: DataFrame, copies: DataFrame, cells: 
     kind = F.col("kind")
 
     def open_as(state: str) -> Column:
-        return F.sum(F.when(F.col("state") == state, F.col("open")).otherwise(0))
+        return F.sum_of(F.when(F.col("state") == state, F.col("open")).otherwise(0))
 
-    events = side.groupBy(*KEY).agg(
+    events = side.group_by(*KEY).agg(
         F.count_if(kind == "NACKED").alias("nacked"),
         F.count_if(kind_in(*IN_LANE)).alias("retried"),
-        F.count_if(kind_in(*DEAD) & F.col("queue_id").isNull() & (F.col("copies") < 0)).alias("dead_copies"),
+        F.count_if(kind_in(*DEAD) & F.col("queue_id").is_null() & (F.col("copies") < 0)).alias("dead_copies"),
         F.count_if(kind_in(*DEAD) & (F.col("visible") < 0)).alias("dead_places"),
-        F.max(F.when(kind == "NACKED", F.col("sequence"))).alias("nacked_sequence"),
-        F.max("sequence").alias("last_sequence"),
+        F.max_of(F.when(kind == "NACKED", F.col("sequence"))).alias("nacked_sequence"),
+        F.max_of("sequence").alias("last_sequence"),
     )
-    on_places = judged.groupBy(*KEY).agg(
-        *(F.sum(name).alias(name) for name in ("fired", "acked", "filtered")),
-        F.sum(F.least("unnamed_surplus", "nacks")).alias("nack_surplus"),
-        F.sum(F.col("unnamed_surplus") - F.least("unnamed_surplus", "nacks")).alias("dead_surplus"),
-        F.sum("named_surplus").alias("named_surplus"),
-        F.sum(F.when(F.col("is_known_queue"), F.col("unnamed_surplus")).otherwise(0)).alias("implied_surplus"),
-        F.sum(F.when(F.col("is_known_queue"), 0).otherwise(F.col("unnamed_surplus")) + F.col("named_orphans")).alias(
+    on_places = judged.group_by(*KEY).agg(
+        *(F.sum_of(name).alias(name) for name in ("fired", "acked", "filtered")),
+        F.sum_of(F.least("unnamed_surplus", "nacks")).alias("nack_surplus"),
+        F.sum_of(F.col("unnamed_surplus") - F.least("unnamed_surplus", "nacks")).alias("dead_surplus"),
+        F.sum_of("named_surplus").alias("named_surplus"),
+        F.sum_of(F.when(F.col("is_known_queue"), F.col("unnamed_surplus")).otherwise(0)).alias("implied_surplus"),
+        F.sum_of(F.when(F.col("is_known_queue"), 0).otherwise(F.col("unnamed_surplus")) + F.col("named_orphans")).alias(
             "orphan_exits"
         ),
         *(open_as(state).alias(state) for state in STATES if state not in _COUNTED),
         open_as("lost").alias("lost_places"),
-        F.min(F.when(F.col("state") == "lost", F.col("rule"))).alias("lost_rule"),
+        F.min_of(F.when(F.col("state") == "lost", F.col("rule"))).alias("lost_rule"),
         open_as("inconclusive").alias("inconclusive_places"),
     )
     joined = events.join(on_places, on=list(KEY), how="left").join(copies, on=list(KEY), how="left")
-    joined = joined.fillna(0)  # a message of which only the death of a copy is known was at no place
+    # a message of which only the death of a copy is known was at no place
+    counts = [name for name in joined.columns if name not in {*KEY, "lost_rule", "nacked_sequence", "last_sequence"}]
+    joined = joined.filled(0, counts)
     joined = gathered(joined.join(F.broadcast(cells), on="cell", how="inner"))
     # An exit without a place of its own, of a message that was there before, is one too much; unless the trail has a
     # gap, in which the message may have come back.
     is_excused = has_gap(F.lit(0), F.col("last_sequence"))
     implied = F.col("implied_surplus")
-    joined = joined.withColumns(
+    joined = joined.with_columns(
         {
             "surplus": F.col("named_surplus") + F.when(is_excused, 0).otherwise(implied),
             "orphan_exits": F.col("orphan_exits") + F.when(is_excused, implied).otherwise(0),
@@ -206,18 +214,18 @@ def message_facts(side: DataFrame, judged: DataFrame, copies: DataFrame, cells: 
 _COUNTED = ("acked", "dead", "filtered", "in_retry")
 
 
-def _with_copies(facts: DataFrame) -> DataFrame:
+def _with_copies(facts: Table) -> Table:
     """Add what waits as a copy: in the snapshot, or nowhere."""
     balance = F.col("nacked") - F.col("nack_surplus") - F.col("retried") - F.col("dead_copies")
-    facts = facts.withColumn("balance", balance).withColumn("waiting", F.greatest(F.col("balance"), F.lit(0)))
+    facts = facts.with_column("balance", balance).with_column("waiting", F.greatest(F.col("balance"), F.lit(0)))
     seen = F.coalesce(F.col("snapshot") >= F.col("nacked_sequence"), F.lit(False))
     missing = F.when(seen, F.greatest(F.col("waiting") - F.col("waiting_there"), F.lit(0))).otherwise(0)
-    facts = facts.withColumn("missing_copies", missing)
+    facts = facts.with_column("missing_copies", missing)
     is_gap = has_gap(F.col("nacked_sequence"), F.col("snapshot"))
-    facts = facts.withColumn("copies_lost", F.when(is_gap, 0).otherwise(F.col("missing_copies")))
-    facts = facts.withColumn("copies_unclear", F.col("missing_copies") - F.col("copies_lost"))
+    facts = facts.with_column("copies_lost", F.when(is_gap, 0).otherwise(F.col("missing_copies")))
+    facts = facts.with_column("copies_unclear", F.col("missing_copies") - F.col("copies_lost"))
     orphans = F.greatest(-F.col("balance"), F.lit(0))
-    facts = facts.withColumn("orphan_copies", orphans)
+    facts = facts.with_column("orphan_copies", orphans)
     counted = {
         "inconclusive": F.col("inconclusive") + F.col("copies_unclear"),
         "acked": F.col("acked"),
@@ -225,7 +233,7 @@ def _with_copies(facts: DataFrame) -> DataFrame:
         "unread": F.col("unread"),
         "in_flight": F.col("in_flight"),
     }
-    return facts.withColumns(
+    return facts.with_columns(
         {
             "in_retry": F.col("waiting") - F.col("missing_copies"),
             "lost": F.col("lost") + F.col("copies_lost"),
@@ -247,7 +255,7 @@ def _without_orphans(counted: Mapping[str, Column]) -> dict[str, Column]:
     return made
 
 
-def group_findings(facts: DataFrame) -> DataFrame:
+def group_findings(facts: Table) -> Table:
     """Return what is wrong with messages of groups, one row per finding."""
     unclear = has_gap(F.lit(0), F.col("last_sequence"))
     orphans = F.col("orphan_exits") + F.col("orphan_copies")
@@ -271,21 +279,16 @@ def group_findings(facts: DataFrame) -> DataFrame:
             F.lit(""),
         ),
     )
-    listed = facts.select(*KEY, F.explode(F.array_compact(found)).alias("found"))
-    nothing = {"entry": "long", "due_ms": "long", "window_start_ms": "long"}
+    listed = facts.select(*KEY, F.explode(found).alias("found"))
+    nothing = {"entry": "bigint", "due_ms": "bigint", "window_start_ms": "bigint"}
     return listed.select(
-        "found.*",
+        *(F.col("found")[name].alias(name) for name in ("kind", "rule", "detail")),
         "cell",
         "topic",
         "group",
         "message_id",
         *(F.lit(None).cast(kind).alias(name) for name, kind in nothing.items()),
     )
-
-
-def in_lane_of(alias: str) -> Column:
-    """Say whether a row of a joined table is of a lane."""
-    return F.col(f"{alias}.queue_id") == LANE
 
 
 def _say(state: Column, rule: Column) -> Column:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
-from pyspark.sql import DataFrame, Window
-
+from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.frames.columns import Window
+from spark_audit.frames.table import Table
 from spark_audit.schema import ROWS
-from spark_audit.tables import local_table
 
 
 class FileFacts(NamedTuple):
@@ -42,39 +41,37 @@ class Gap(NamedTuple):
     why: str
 
 
-def file_facts(rows: DataFrame) -> list[FileFacts]:
+def file_facts(rows: Table) -> list[FileFacts]:
     """Sum up each file of ``rows`` (with ``path``)."""
-    name = F.regexp_extract("path", r"([0-9]{20})-[0-9]{20}\.parquet$", 1).cast("long")
+    name = F.regexp_extract("path", r"([0-9]{20})-[0-9]{20}\.parquet$", 1).cast("bigint")
     distance = F.col("sequence") - F.col("name")
     facts = (
         rows.select("path", "sequence", "at_ms", name.alias("name"))
-        .groupBy("path")
+        .group_by("path")
         .agg(
-            F.count(F.lit(1)).alias("rows"),
-            F.min("sequence").alias("first"),
-            F.max("sequence").alias("last"),
-            F.sum(distance).alias("total"),
-            F.sum(distance * distance).alias("squares"),
+            F.count_rows().alias("rows"),
+            F.min_of("sequence").alias("first"),
+            F.max_of("sequence").alias("last"),
+            F.sum_of(distance).alias("total"),
+            F.sum_of(distance * distance).alias("squares"),
             F.bit_xor(distance).alias("xor"),
-            F.min("at_ms").alias("first_at_ms"),
+            F.min_of("at_ms").alias("first_at_ms"),
             F.max_by("at_ms", "sequence").alias("last_at_ms"),
-            F.max("at_ms").alias("at_ms_max"),
+            F.max_of("at_ms").alias("at_ms_max"),
         )
     )
-    return [FileFacts(*row) for row in facts.collect()]
+    return [FileFacts(**row) for row in facts.collect()]
 
 
-def missing_in(rows: DataFrame, ranges: Sequence[tuple[str, int, int]]) -> list[Gap]:
+def missing_in(rows: Table, ranges: Sequence[tuple[str, int, int]]) -> list[Gap]:
     """Return what ``rows`` lack of each (cell, first, last), exactly."""
-    spark = rows.sparkSession
-    edges = local_table(
-        spark,
+    edges = rows.engine.local_table(
         [(cell, edge) for cell, first, last in ranges for edge in (first - 1, last + 1)],
-        "cell string, sequence long",
+        (("cell", "string"), ("sequence", "bigint")),
     )
-    both = rows.select("cell", "sequence").unionByName(edges).distinct()
-    after = F.lead("sequence").over(Window.partitionBy("cell").orderBy("sequence"))
-    holes = both.withColumn("next", after).where(F.col("next") > F.col("sequence") + 1)
+    both = rows.select("cell", "sequence").union(edges).distinct()
+    after = F.lead("sequence").over(Window.of("cell").in_order("sequence"))
+    holes = both.with_column("next", after).where(F.col("next") > F.col("sequence") + 1)
     found = []
     for row in holes.collect():
         for cell, first, last in ranges:
@@ -84,21 +81,20 @@ def missing_in(rows: DataFrame, ranges: Sequence[tuple[str, int, int]]) -> list[
     return sorted(set(found))
 
 
-def repeated_in(rows: DataFrame) -> DataFrame:
+def repeated_in(rows: Table) -> Table:
     """Return (cell, sequence, count, is_same) of records that are there more than once."""
-    content = F.xxhash64(*(field.name for field in ROWS))
-    grouped = rows.groupBy("cell", "sequence").agg(
-        F.count(F.lit(1)).alias("count"), (F.min(content) == F.max(content)).alias("is_same")
+    content = F.hash64(*(name for name, _ in ROWS))
+    grouped = rows.group_by("cell", "sequence").agg(
+        F.count_rows().alias("count"), (F.min_of(content) == F.max_of(content)).alias("is_same")
     )
     return grouped.where(F.col("count") > 1)
 
 
-def once_each(rows: DataFrame) -> DataFrame:
+def once_each(rows: Table) -> Table:
     """Return each record once. Of those with other content any one is taken, always the same."""
-    names = [field.name for field in ROWS]
-    content = F.xxhash64(*names)
-    order = Window.partitionBy("cell", "sequence").orderBy(content, F.hex("message_id"))
-    return rows.withColumn("turn", F.row_number().over(order)).where(F.col("turn") == 1).select(*names)
+    names = [name for name, _ in ROWS]
+    order = Window.of("cell", "sequence").in_order(*names)
+    return rows.with_column("turn", F.row_number().over(order)).where(F.col("turn") == 1).select(*names)
 
 
 def join_gaps(gaps: Iterable[Gap]) -> list[Gap]:

@@ -1,6 +1,6 @@
 """Columns that all questions share: the key of a message, windows, bars of lateness, what an event does to a ledger.
 
-A message's *key* is a 64-bit hash of topic and id. It only ever selects: whatever is said about a message is found
+A message's *key* is a 63-bit hash of topic and id. It only ever selects: whatever is said about a message is found
 with its full id. ``bits`` makes it shorter, so that tests can let messages collide.
 """
 
@@ -8,25 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
-from pyspark.sql import Column, DataFrame
+from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.frames.columns import Column
+from spark_audit.frames.table import Table, gathered
+from spark_audit.schema import BARS_MS, DEAD, EXITS, FIRED, FOR_GROUP, IN_LANE, LETTER_KINDS, LETTERS
 
-from spark_audit.schema import BARS_MS, DEAD, EXITS, FIRED, FOR_GROUP, ID_EPOCH_S, IN_LANE, LETTER_KINDS, LETTERS
-from spark_audit.session import gathered
-
-BITS = 64
+BITS = 63
 _BUCKETS = 64
 
 
 def key_of(topic: Column, message_id: Column, bits: int = BITS) -> Column:
     """Return the key of a message."""
-    key = F.xxhash64(topic, message_id)
-    return key if bits >= BITS else key.bitwiseAND(F.lit((1 << bits) - 1))
+    key = F.hash64(topic, message_id)
+    return key if bits >= BITS else F.bit_and(key, (1 << bits) - 1)
 
 
 def kind_in(*kinds: str) -> Column:
-    """Say whether a row is of one of these kinds. As text: ``isin`` calls the JVM three times for each of them."""
-    return F.expr(f"kind IN ({', '.join(map(repr, kinds))})")
+    """Say whether a row is of one of these kinds."""
+    return F.col("kind").isin(*kinds)
 
 
 def floor_to(at_ms: Column, window_ms: int) -> Column:
@@ -34,24 +33,23 @@ def floor_to(at_ms: Column, window_ms: int) -> Column:
     return at_ms - F.pmod(at_ms, F.lit(window_ms))
 
 
-def id_window(message_id: Column, key: Column, window_ms: int) -> Column:
+def id_window(message_id: Column, key: Column) -> Column:
     """Return a window that is the same for all events of a message, from its id alone.
 
-    It is that in which an official id was made; other ids are spread over a few negative numbers.
+    Of official ids that is when they were made, but for the last byte of the second: some four minutes. Other ids are
+    spread over a few negative numbers.
     """
-    second = F.conv(F.hex(F.substring(message_id, 10, 4)), 16, 10).cast("long")
-    is_official = (F.length(message_id) == 17) & (F.substring(message_id, 1, 1) == F.lit(b"\x01"))
-    return F.when(is_official, floor_to((second + ID_EPOCH_S) * 1000, window_ms)).otherwise(
-        -1 - F.pmod(key, F.lit(_BUCKETS))
-    )
+    is_official = (F.octet_length(message_id) == 17) & (message_id >= b"\x01") & (message_id < b"\x02")
+    made = F.hash64(F.bytes_of(message_id, 10, 3))
+    return F.when(is_official, made).otherwise(-1 - F.pmod(key, F.lit(_BUCKETS)))
 
 
 def lateness_bar(lateness_ms: Column) -> Column:
     """Round a lateness up to three digits: exact up to a second, 1 % beyond. Never early is 0."""
     late = F.greatest(lateness_ms, F.lit(0))
-    steps = F.lit(1).cast("long")
+    steps = F.lit(1).cast("bigint")
     for power in range(1, 8):
-        steps = F.when(late > 10 ** (power + 2), F.lit(10**power).cast("long")).otherwise(steps)
+        steps = F.when(late > 10 ** (power + 2), F.lit(10**power).cast("bigint")).otherwise(steps)
     return (late + steps - 1) - F.pmod(late + steps - 1, steps)
 
 
@@ -60,7 +58,7 @@ def bar_of(lateness_ms: int) -> int:
     return next((bound for bound in BARS_MS if lateness_ms <= bound), -1)
 
 
-def with_letters(events: DataFrame, deaths: DataFrame | None = None) -> DataFrame:
+def with_letters(events: Table, deaths: Table | None = None) -> Table:
     """Add a row for each dead letter as what it is in its own topic: fired there. ``is_letter`` marks those.
 
     ``deaths`` are the events that letters come of, where they are known already: it saves a look at all the others.
@@ -70,14 +68,14 @@ def with_letters(events: DataFrame, deaths: DataFrame | None = None) -> DataFram
         "group": F.lit(None).cast("string"),
         "queue_id": F.lit(0),
         "queue_offset": F.col("detail"),
-        "entry": F.lit(None).cast("long"),
-        "due_ms": F.lit(None).cast("long"),
+        "entry": F.lit(None).cast("bigint"),
+        "due_ms": F.lit(None).cast("bigint"),
     }
     source = events if deaths is None else deaths
-    letters = source.where(kind_in(*LETTER_KINDS) & F.col("detail").isNotNull())
-    own = events.withColumn("is_letter", F.lit(False))
+    letters = source.where(kind_in(*LETTER_KINDS) & F.col("detail").is_not_null())
+    own = events.with_column("is_letter", F.lit(False))
     columns = (changed.get(name, F.col(name)).alias(name) for name in events.columns)
-    return own.unionByName(letters.select(*columns, F.lit(True).alias("is_letter")))
+    return own.union(letters.select(*columns, F.lit(True).alias("is_letter")))
 
 
 def is_fired() -> Column:
@@ -92,15 +90,15 @@ def is_fired_to_group() -> Column:
 
 def is_exit() -> Column:
     """Say whether a row is an exit of a group from a place."""
-    return ~F.col("is_letter") & (kind_in(*EXITS) | (kind_in(*DEAD) & F.col("queue_id").isNotNull()))
+    return ~F.col("is_letter") & (kind_in(*EXITS) | (kind_in(*DEAD) & F.col("queue_id").is_not_null()))
 
 
 def is_dead_copy() -> Column:
     """Say whether a row buries a copy that waited."""
-    return ~F.col("is_letter") & kind_in(*DEAD) & F.col("queue_id").isNull()
+    return ~F.col("is_letter") & kind_in(*DEAD) & F.col("queue_id").is_null()
 
 
-def for_groups(fired: DataFrame, subscriptions: DataFrame) -> DataFrame:
+def for_groups(fired: Table, subscriptions: Table) -> Table:
     """Return the rows of ``fired`` once for each group that reads their queue, and for each of its passes over them.
 
     ``pass_number`` tells passes apart.
@@ -128,21 +126,31 @@ def for_groups(fired: DataFrame, subscriptions: DataFrame) -> DataFrame:
     return gathered(read)
 
 
-def group_side(rows: DataFrame, subscriptions: DataFrame) -> DataFrame:
+def group_side(rows: Table, subscriptions: Table) -> Table:
     """Return what groups did: ``visible`` is 1 for a place, -1 for an exit; ``copies`` 1 for a nack, -1 for its end."""
-    fired = for_groups(rows.where(is_fired()), subscriptions).withColumn("visible", F.lit(1))
+    fired = for_groups(rows.where(is_fired()), subscriptions).with_column("visible", F.lit(1))
     # A lane's places are those of one group: where one is named twice, a group of that name was made anew.
-    others = rows.where(~is_fired() & F.col("group").isNotNull()).withColumn("pass_number", F.col("sequence"))
+    others = rows.where(~is_fired() & F.col("group").is_not_null()).with_column("pass_number", F.col("sequence"))
     visible = F.when(kind_in(*IN_LANE, *FOR_GROUP), 1).when(is_exit(), -1).otherwise(0)
-    others = others.withColumn("visible", visible)
+    others = others.with_column("visible", visible)
     copies = (
         F.when(F.col("is_letter"), 0)
         .when(F.col("kind") == "NACKED", 1)
         .when(kind_in(*IN_LANE) | is_dead_copy(), -1)
         .otherwise(0)
     )
-    both = fired.unionByName(others).withColumn("copies", copies)
+    both = fired.union(others).with_column("copies", copies)
     return both.where((F.col("visible") != 0) | (F.col("copies") != 0))
+
+
+def placed() -> Column:
+    """Return what a row of ``group_side`` does to the places of its message: 1 came there, -1 left it by name."""
+    return F.when(F.col("queue_offset").is_not_null(), F.col("visible")).when(F.col("visible") > 0, 1).otherwise(0)
+
+
+def place_key() -> Column:
+    """Return a hash of a message at a place. It differs where one left a place that is another one's."""
+    return F.hash64("topic", "message_id", "queue_id", "queue_offset")
 
 
 def signed_sums(key: Column, sign: Column, name: str) -> Sequence[Column]:
@@ -150,10 +158,10 @@ def signed_sums(key: Column, sign: Column, name: str) -> Sequence[Column]:
 
     Count, sum of the hash (in two halves, so that nothing overflows) and the exclusive or of it.
     """
-    high, low = F.shiftright(key, 32), key.bitwiseAND(F.lit(0xFFFFFFFF))
+    high, low = F.shift_right(key, 32), F.bit_and(key, 0xFFFFFFFF)
     return (
-        F.sum(sign).alias(f"{name}_count"),
-        F.sum(sign * high).alias(f"{name}_high"),
-        F.sum(sign * low).alias(f"{name}_low"),
-        F.bit_xor(F.when(sign != 0, key).otherwise(F.lit(0).cast("long"))).alias(f"{name}_xor"),
+        F.sum_of(sign).alias(f"{name}_count"),
+        F.sum_of(sign * high).alias(f"{name}_high"),
+        F.sum_of(sign * low).alias(f"{name}_low"),
+        F.bit_xor(F.when(sign != 0, key).otherwise(0)).alias(f"{name}_xor"),
     )

@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
-from pyspark.sql import DataFrame
-
+from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.frames.table import Table, gathered
 from spark_audit.schema import DEAD, ENDS_OF_ENTRY, IN_LANE
-from spark_audit.session import gathered
-from spark_audit.transforms.entries import has_gap
+from spark_audit.transforms.entries import has_gap, with_life
 from spark_audit.transforms.rows import floor_to, kind_in
 
 _BEGINS = ("SCHEDULED", "REQUEUED", "NACKED")
-_ENDS = (*ENDS_OF_ENTRY, "SENT", "DROPPED", *IN_LANE, *DEAD)
+_ENDS = (*ENDS_OF_ENTRY, *IN_LANE, *DEAD)
+_OF_SPOOL = ("SCHEDULED", "REQUEUED", "SEND_FAILED", "SENT", "SEND_DEAD", "DROPPED")
+_WAITS = ("SCHEDULED", "REQUEUED", "SEND_FAILED")
 
 
-def held_orphans(rows: DataFrame, held: DataFrame, cells: DataFrame, *, window_ms: int) -> DataFrame:
+def held_orphans(rows: Table, held: Table, cells: Table, *, window_ms: int) -> Table:
     """Return findings for entries of a snapshot that the trail does not know as waiting at the snapshot's sequence.
 
     A spool's dead set is left out: what is in it may have come with the directory of another process. So are schedules,
     which are no messages.
     """
-    heads = F.broadcast(cells.select("cell", "snapshot", "is_retired", "entry_min", "gaps"))
-    own = rows.where(kind_in(*_BEGINS, *_ENDS) & ~F.col("is_letter"))
-    until = gathered(own.join(heads, on="cell", how="inner"))
-    until = until.where(F.col("entry").isNotNull() & (F.col("sequence") <= F.col("snapshot")))
-    known = until.groupBy("cell", "entry", "message_id").agg(
-        F.count_if(kind_in(*_BEGINS)).alias("begins"), F.count_if(kind_in(*_ENDS)).alias("ends")
+    heads = F.broadcast(cells.select("cell", "role", "snapshot", "is_retired", "entry_min", "gaps"))
+    own = rows.where(kind_in(*_BEGINS, *_ENDS, *_OF_SPOOL) & ~F.col("is_letter"))
+    until = with_life(gathered(own.join(heads, on="cell", how="inner")))
+    until = until.where(F.col("life").is_not_null() & (F.col("sequence") <= F.col("snapshot")))
+    known = until.group_by("cell", "life", "message_id").agg(
+        F.count_if(kind_in(*_BEGINS)).alias("begins"),
+        F.count_if(kind_in(*_ENDS)).alias("ends"),
+        F.max_by("kind", "sequence").alias("last_kind"),
     )
     # of a message that failed in a queue the death names the entry it was delivered from, which has ended before
-    waiting = held.where(~kind_in("DEAD", "TRANSACTION", "RECURRING")).withColumnRenamed("kind", "held_as")
-    joined = waiting.join(known, on=["cell", "entry", "message_id"], how="left").join(heads, on="cell", how="inner")
-    is_known = (F.coalesce("begins", F.lit(0)) > 0) & (F.coalesce("ends", F.lit(0)) == 0)
+    waiting = held.where(~kind_in("DEAD", "TRANSACTION", "RECURRING")).renamed("kind", "held_as")
+    joined = with_life(waiting.join(heads, on="cell")).join(known, on=["cell", "life", "message_id"], how="left")
+    waits = F.coalesce(F.col("last_kind").isin(*_WAITS), F.lit(False))
+    is_known = F.when(F.col("role") == "spool", waits).otherwise(
+        (F.coalesce("begins", F.lit(0)) > 0) & (F.coalesce("ends", F.lit(0)) == 0)
+    )
     is_excused = F.col("is_retired") & (F.col("entry") < F.coalesce("entry_min", F.lit(2**62)))
     unclear = has_gap(F.lit(0), F.col("snapshot"))
     found = joined.where(~is_known & ~is_excused)
@@ -48,7 +53,7 @@ def held_orphans(rows: DataFrame, held: DataFrame, cells: DataFrame, *, window_m
     )
 
 
-def waiting_copies(held: DataFrame) -> DataFrame:
+def waiting_copies(held: Table) -> Table:
     """Return how many copies of each message wait for each group in the snapshot."""
     copies = held.where((F.col("kind") == "RETRY") & ~F.coalesce("is_stranded", F.lit(False)))
-    return copies.groupBy("cell", "topic", "group", "message_id").agg(F.count(F.lit(1)).alias("waiting_there"))
+    return copies.group_by("cell", "topic", "group", "message_id").agg(F.count_rows().alias("waiting_there"))

@@ -6,28 +6,31 @@ it. ``fingerprints`` says for which windows of messages what became visible and 
 
 from __future__ import annotations
 
-import pyspark.sql.functions as F  # noqa: N812 - the name that Spark code goes by
-from pyspark.sql import Column, DataFrame, Window
-
+from spark_audit.frames import functions as F  # noqa: N812 - the name that Spark code goes by
+from spark_audit.frames.columns import Column, Window
+from spark_audit.frames.table import Table, gathered
 from spark_audit.schema import CANCELLED, DEAD, ENDS_OF_ENTRY, FINISHED
 from spark_audit.transforms.rows import (
     bar_of,
     floor_to,
     group_side,
     id_window,
+    is_exit,
     is_fired_to_group,
     key_of,
     kind_in,
     lateness_bar,
+    place_key,
+    placed,
     signed_sums,
 )
 
 _COUNT_KEYS = ("cell", "kind", "topic", "group", "attempt", "is_letter", "has_queue", "window_start_ms", "bar_ms")
-_SUMS = tuple(f"{side}_{part}" for side in ("visible", "copies") for part in ("count", "high", "low", "xor"))
+_SUMS = tuple(f"{side}_{part}" for side in ("visible", "copies", "placed") for part in ("count", "high", "low", "xor"))
 _SUM_KEYS = ("cell", "topic", "group", "id_window")
 
 
-def count_rows(rows: DataFrame, *, window_ms: int, late_after_ms: int) -> DataFrame:
+def count_rows(rows: Table, *, window_ms: int, late_after_ms: int) -> Table:
     """Count events by what ledgers ask for; ``rows`` are those of ``with_letters``."""
     kind = F.col("kind")
     due_ms = F.coalesce("due_ms", "at_ms")
@@ -40,53 +43,67 @@ def count_rows(rows: DataFrame, *, window_ms: int, late_after_ms: int) -> DataFr
         "kind",
         "topic",
         "group",
-        F.when(F.col("group").isNotNull(), F.col("attempt")).alias("attempt"),
+        F.when(F.col("group").is_not_null(), F.col("attempt")).alias("attempt"),
         "is_letter",
-        F.col("queue_id").isNotNull().alias("has_queue"),
+        F.col("queue_id").is_not_null().alias("has_queue"),
         window.alias("window_start_ms"),
-        F.when(lateness.isNotNull(), lateness_bar(lateness)).alias("bar_ms"),
+        F.when(lateness.is_not_null(), lateness_bar(lateness)).alias("bar_ms"),
         lateness.alias("lateness_ms"),
         F.when(kind_in("SCHEDULED", "QUEUED", "NACKED"), F.col("entry")).alias("accepted_entry"),
     )
-    return per_row.groupBy(*_COUNT_KEYS).agg(
-        F.count(F.lit(1)).alias("count"),
+    return per_row.group_by(*_COUNT_KEYS).agg(
+        F.count_rows().alias("count"),
         F.count_if(F.col("lateness_ms") > late_after_ms).alias("late"),
         F.count_if(F.col("lateness_ms") < 0).alias("early"),
-        F.max("lateness_ms").alias("lateness_max_ms"),
-        F.min("accepted_entry").alias("entry_min"),
+        F.max_of("lateness_ms").alias("lateness_max_ms"),
+        F.min_of("accepted_entry").alias("entry_min"),
     )
 
 
-def merge_counts(first: DataFrame, second: DataFrame) -> DataFrame:
+def merge_counts(first: Table, second: Table) -> Table:
     """Add up two tables of ``count_rows``."""
     return (
-        first.unionByName(second)
-        .groupBy(*_COUNT_KEYS)
+        first.union(second)
+        .group_by(*_COUNT_KEYS)
         .agg(
-            *(F.sum(name).alias(name) for name in ("count", "late", "early")),
-            F.max("lateness_max_ms").alias("lateness_max_ms"),
-            F.min("entry_min").alias("entry_min"),
+            *(F.sum_of(name).alias(name) for name in ("count", "late", "early")),
+            F.max_of("lateness_max_ms").alias("lateness_max_ms"),
+            F.min_of("entry_min").alias("entry_min"),
         )
     )
 
 
-def fingerprints(rows: DataFrame, subscriptions: DataFrame, *, window_ms: int, bits: int) -> DataFrame:
-    """Sum up hashes of what became visible to each group, and of what it left, by windows of message ids."""
-    side = group_side(rows, subscriptions).withColumn("key", key_of(F.col("topic"), F.col("message_id"), bits))
-    side = side.withColumn("id_window", id_window(F.col("message_id"), F.col("key"), window_ms))
-    return side.groupBy(*_SUM_KEYS).agg(
+def unnamed_keys(rows: Table, bits: int) -> Table:
+    """Return the keys of messages that a group left without naming the place."""
+    own = rows.where(is_exit() & F.col("queue_offset").is_null() & F.col("group").is_not_null())
+    return own.select(key_of(F.col("topic"), F.col("message_id"), bits).alias("key")).distinct()
+
+
+def fingerprints(rows: Table, subscriptions: Table, unnamed: Table, *, bits: int) -> Table:
+    """Sum up hashes of what became visible to each group, and of what it left, by windows of message ids.
+
+    Those of places leave out the messages in ``unnamed`` (``unnamed_keys``), of which places cannot be told.
+    """
+    side = group_side(rows, subscriptions).with_column("key", key_of(F.col("topic"), F.col("message_id"), bits))
+    side = side.with_column("id_window", id_window(F.col("message_id"), F.col("key")))
+    flagged = F.broadcast(unnamed.with_column("is_unnamed", F.lit(1)))
+    side = gathered(side.join(flagged, on="key", how="left"))
+    places = F.when(F.col("is_unnamed").is_null(), placed()).otherwise(0)
+    return side.group_by(*_SUM_KEYS).agg(
         F.count_if(is_fired_to_group()).alias("fired"),
         *signed_sums(F.col("key"), F.col("visible"), "visible"),
         *signed_sums(F.col("key"), F.col("copies"), "copies"),
+        *signed_sums(place_key(), places, "placed"),
     )
 
 
-def merge_fingerprints(first: DataFrame, second: DataFrame) -> DataFrame:
+def merge_fingerprints(first: Table, second: Table) -> Table:
     """Add up two tables of ``fingerprints``."""
     sums = [
-        F.bit_xor(name).alias(name) if name.endswith("_xor") else F.sum(name).alias(name) for name in ("fired", *_SUMS)
+        F.bit_xor(name).alias(name) if name.endswith("_xor") else F.sum_of(name).alias(name)
+        for name in ("fired", *_SUMS)
     ]
-    return first.unionByName(second).groupBy(*_SUM_KEYS).agg(*sums)
+    return first.union(second).group_by(*_SUM_KEYS).agg(*sums)
 
 
 def is_equal() -> Column:
@@ -100,27 +117,27 @@ def is_equal() -> Column:
 # --- tables of the report ---------------------------------------------------------------------------------------------
 
 
-def scheduled_totals(counts: DataFrame, spools: list[str]) -> DataFrame:
+def scheduled_totals(counts: Table, spools: list[str]) -> Table:
     """Return per window and topic what was accepted, and how late it was fired, with percentiles."""
-    own = counts.where(~F.col("is_letter") & F.col("window_start_ms").isNotNull() & ~F.col("cell").isin(*spools, ""))
+    own = counts.where(~F.col("is_letter") & F.col("window_start_ms").is_not_null() & ~F.col("cell").isin(*spools, ""))
     keys = ("window_start_ms", "topic")
-    sums = own.groupBy(*keys).agg(
-        F.sum(F.when(F.col("kind") == "QUEUED", F.col("count")).otherwise(0)).alias("accepted_at_once"),
-        F.sum(F.when(F.col("kind") == "SCHEDULED", F.col("count")).otherwise(0)).alias("scheduled"),
-        F.sum(F.when(F.col("kind") == "DELIVERED", F.col("count")).otherwise(0)).alias("fired"),
-        F.sum(F.when(kind_in(*CANCELLED), F.col("count")).otherwise(0)).alias("cancelled"),
-        F.sum("late").alias("late"),
-        F.sum("early").alias("early"),
-        F.max("lateness_max_ms").alias("lateness_max_ms"),
+    sums = own.group_by(*keys).agg(
+        F.sum_of(F.when(F.col("kind") == "QUEUED", F.col("count")).otherwise(0)).alias("accepted_at_once"),
+        F.sum_of(F.when(F.col("kind") == "SCHEDULED", F.col("count")).otherwise(0)).alias("scheduled"),
+        F.sum_of(F.when(F.col("kind") == "DELIVERED", F.col("count")).otherwise(0)).alias("fired"),
+        F.sum_of(F.when(kind_in(*CANCELLED), F.col("count")).otherwise(0)).alias("cancelled"),
+        F.sum_of("late").alias("late"),
+        F.sum_of("early").alias("early"),
+        F.max_of("lateness_max_ms").alias("lateness_max_ms"),
     )
-    bars = own.where(F.col("kind") == "DELIVERED").groupBy(*keys, "bar_ms").agg(F.sum("count").alias("count"))
-    upwards = Window.partitionBy(*keys).orderBy("bar_ms").rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    ranked = bars.withColumn("rank", F.sum("count").over(upwards)).withColumn(
-        "total", F.sum("count").over(Window.partitionBy(*keys))
+    bars = own.where(F.col("kind") == "DELIVERED").group_by(*keys, "bar_ms").agg(F.sum_of("count").alias("count"))
+    upwards = Window.of(*keys).in_order("bar_ms").up_to()
+    ranked = bars.with_column("rank", F.sum_of("count").over(upwards)).with_column(
+        "total", F.sum_of("count").over(Window.of(*keys))
     )
     quantiles = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
     at = [
-        F.min(F.when(F.col("rank") >= F.ceil(F.col("total") * share), F.col("bar_ms"))).alias(f"lateness_{name}_ms")
+        F.min_of(F.when(F.col("rank") >= F.ceil(F.col("total") * share), F.col("bar_ms"))).alias(f"lateness_{name}_ms")
         for name, share in quantiles.items()
     ]
     capped = [
@@ -129,31 +146,31 @@ def scheduled_totals(counts: DataFrame, spools: list[str]) -> DataFrame:
         )
         for name in quantiles
     ]
-    joined = sums.join(ranked.groupBy(*keys).agg(*at), on=list(keys), how="left")
+    joined = sums.join(ranked.group_by(*keys).agg(*at), on=list(keys), how="left")
     return joined.select(*sums.columns, *capped)
 
 
-def entry_totals(rows: DataFrame, window_ms: int) -> DataFrame:
+def entry_totals(rows: Table, window_ms: int) -> Table:
     """Return per window and topic what ``scheduled_totals`` counts of some rows, without lateness."""
     kind = F.col("kind")
     own = rows.where(kind_in("SCHEDULED", *ENDS_OF_ENTRY) & ~F.col("is_letter"))
     window = floor_to(F.coalesce("due_ms", "at_ms"), window_ms)
-    return own.groupBy(window.alias("window_start_ms"), "topic", "cell").agg(
+    return own.group_by(window.alias("window_start_ms"), "topic", "cell").agg(
         F.count_if(kind == "SCHEDULED").alias("scheduled"),
         F.count_if(kind == "DELIVERED").alias("fired"),
         F.count_if(kind_in(*CANCELLED)).alias("cancelled"),
     )
 
 
-def group_totals(counts: DataFrame, spools: list[str]) -> DataFrame:
+def group_totals(counts: Table, spools: list[str]) -> Table:
     """Return per topic and group how many acks, deaths and filtered messages there are."""
-    own = counts.where(~F.col("is_letter") & F.col("group").isNotNull() & ~F.col("cell").isin(*spools, ""))
+    own = counts.where(~F.col("is_letter") & F.col("group").is_not_null() & ~F.col("cell").isin(*spools, ""))
     kind, count = F.col("kind"), F.col("count")
     own = own.where(kind_in(*FINISHED, "FILTERED", *DEAD))
-    return own.groupBy("topic", "group").agg(
-        F.sum(F.when(kind_in(*FINISHED), count).otherwise(0)).alias("acked"),
-        F.sum(F.when(kind == "FILTERED", count).otherwise(0)).alias("filtered"),
-        F.sum(F.when(kind_in(*DEAD), count).otherwise(0)).alias("dead"),
+    return own.group_by("topic", "group").agg(
+        F.sum_of(F.when(kind_in(*FINISHED), count).otherwise(0)).alias("acked"),
+        F.sum_of(F.when(kind == "FILTERED", count).otherwise(0)).alias("filtered"),
+        F.sum_of(F.when(kind_in(*DEAD), count).otherwise(0)).alias("dead"),
     )
 
 

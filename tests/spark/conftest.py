@@ -1,12 +1,20 @@
-"""One Spark session for all tests of this folder: starting one takes seconds."""
+"""The engines that audits run on: DuckDB by default, in a long run Spark too.
+
+``test_engines`` holds them to the same bytes in every run; all other tests ask one of them what it finds. There is one
+Spark session for all tests of this folder: starting one takes seconds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from pyspark.sql import SparkSession
+from support.effort import EFFORT
 from support.jvm import SPARK
+
+from spark_audit.frames.table import Engine
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +39,17 @@ def spark() -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("ERROR")
     yield open_session()
     session.stop()
+
+
+@pytest.fixture(scope="session", params=["duckdb", "spark"] if EFFORT > 1 else ["duckdb"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """What a test's audits run on."""
+    if request.param == "spark":
+        from spark_audit.frames.spark import SparkEngine
+
+        yield SparkEngine(request.getfixturevalue("spark"))
+        return
+    from spark_audit.frames.duck import DuckEngine
+
+    with closing(DuckEngine(threads=2)) as made:
+        yield made

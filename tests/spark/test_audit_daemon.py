@@ -14,7 +14,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 from support.crash_load import GROUP, LETTERS, TOPIC, Load
 from support.crash_operators import Operators
 from support.daemon import Daemon, run_command
@@ -22,17 +21,19 @@ from support.delayed_load import consume, send_delayed
 from support.effort import EFFORT, SEED
 from support.trail_judge import Outcome, audit_with
 
+from spark_audit.frames.table import Engine
+
 KILLS = 10 if EFFORT > 1 else 3
 _BUGGY = Path(__file__).parents[1] / "support" / "buggy_daemon.py"
 _ONE_IN, _MESSAGES = (10_000, 32_000) if EFFORT > 1 else (1_000, 3_500)  # none of the last ones
 _ENV = os.environ | {"DMQ_TRAIL_EVERY": "1s"}
 
 
-def audited(spark: SparkSession, daemon: Daemon, out: Path) -> Outcome:
+def audited(engine: Engine, daemon: Daemon, out: Path) -> Outcome:
     """Take a snapshot, as the command does, and audit the trail of a daemon that runs."""
     taken = run_command("-a", daemon.address, "audit", "snapshot")
     assert taken.returncode == 0, taken.stderr
-    outcome = audit_with(spark, daemon.data / "trail", out, late_after_ms=60_000)
+    outcome = audit_with(engine, daemon.data / "trail", out, late_after_ms=60_000)
     assert (out / "report.html").stat().st_size > 10_000
     return outcome
 
@@ -45,7 +46,7 @@ def total(audit: Outcome, ledger: str, column: str, **where: str) -> int:
 
 @pytest.mark.timeout(600)
 def test_a_daemon_that_is_killed_again_and_again_leaves_a_clean_and_complete_trail(
-    spark: SparkSession, tmp_path: Path
+    engine: Engine, tmp_path: Path
 ) -> None:
     """SIGKILLs under load, operators at work, a trail: exit code 0, and the ledgers are what clients saw."""
     print(f"DMQ_TEST_SEED={SEED}")
@@ -62,7 +63,7 @@ def test_a_daemon_that_is_killed_again_and_again_leaves_a_clean_and_complete_tra
             operators.wait_until_each_was_done(60)
             load.end_sending()
             load.drain(60)
-        audit = audited(spark, daemon, tmp_path / "audit")
+        audit = audited(engine, daemon, tmp_path / "audit")
         daemon.stop()
     ledger = load.ledger
     assert audit.exit_code == 0, audit.findings[:20]
@@ -82,7 +83,7 @@ def test_a_daemon_that_is_killed_again_and_again_leaves_a_clean_and_complete_tra
 
 
 @pytest.mark.timeout(600)
-def test_a_daemon_that_loses_a_message_now_and_then_is_convicted_by_id(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_daemon_that_loses_a_message_now_and_then_is_convicted_by_id(engine: Engine, tmp_path: Path) -> None:
     """A bug is planted in the hand-over: the audit names what it lost (in a long run 1 in 10,000), nothing else."""
     lost = tmp_path / "lost.txt"
     prefix = [sys.executable, str(_BUGGY), str(_ONE_IN), str(lost)]
@@ -91,7 +92,7 @@ def test_a_daemon_that_loses_a_message_now_and_then_is_convicted_by_id(spark: Sp
         consume(daemon.address, _MESSAGES - _MESSAGES // _ONE_IN)
         guilty = lost.read_text(encoding="utf-8").split()
         assert len(guilty) == _MESSAGES // _ONE_IN
-        audit = audited(spark, daemon, tmp_path / "audit")
+        audit = audited(engine, daemon, tmp_path / "audit")
         daemon.stop()
     assert audit.exit_code == 20
     assert audit.report["verdict"] == "lost"

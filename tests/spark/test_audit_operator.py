@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from pyspark.sql import SparkSession
 from support.daemon import Daemon, run_command
 from support.wire_client import WireClient, a_message
 
@@ -21,6 +20,7 @@ from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client import AdminClient, CallRefused
 from spark_audit.explain import explained
+from spark_audit.frames.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import Outcome
@@ -45,7 +45,7 @@ class Played(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def played(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Played:
+def played(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Played:
     """All scenarios one after another, with kills in between, and their audit."""
     data = tmp_path_factory.mktemp("operators") / "data"
     with (
@@ -60,7 +60,7 @@ def played(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pla
         reschedule(daemon, client, admin)
         admin.take_snapshot()
         daemon.stop()
-    return Played(data / "trail", run_audit(spark, str(data / "trail"), Options()), read, letter)
+    return Played(data / "trail", run_audit(engine, str(data / "trail"), Options()), read, letter)
 
 
 def test_what_operators_do_leaves_a_clean_trail(played: Played) -> None:

@@ -10,7 +10,6 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 from support.broker_rigs import new_id
 from support.effort import at_length
 
@@ -18,6 +17,7 @@ from broker_adapter.classic import ReceivedMessage, Start
 from broker_adapter.client import connect
 from broker_adapter.consumer import ConsumerOptions, Later
 from broker_adapter.message import Message
+from spark_audit.frames.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 
@@ -55,7 +55,7 @@ def _consume(path: str, done: str, *, is_killed: bool) -> None:
     Path(done).touch()
 
 
-def test_the_trail_of_classic_consumers_is_clean(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_trail_of_classic_consumers_is_clean(engine: Engine, tmp_path: Path) -> None:
     """Copies in the retry topic are fired once each, letters are the group's, and a killed run loses nothing."""
     path, done = tmp_path / "dmq", tmp_path / "done"
     for is_killed in (True, False):
@@ -66,7 +66,7 @@ def test_the_trail_of_classic_consumers_is_clean(spark: SparkSession, tmp_path: 
         process.join(200)
         assert process.exitcode == (-signal.SIGKILL if is_killed else 0)
     assert done.exists()
-    outcome = run_audit(spark, str(path / "trail"), Options())
+    outcome = run_audit(engine, str(path / "trail"), Options())
     assert (outcome.exit_code, outcome.report["verdict"]) == (0, "clean")
     (dead,) = (row for row in outcome.report["dead"] if row["group"] == "workers")
     assert dead["topic"] == "orders"

@@ -12,12 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 from support.effort import at_length
 from support.jvm import SHORT_LIVED, SPARK, UNCOMPILED_OPTIONS
 from support.trail_forge import forge
 from support.trail_mutations import MUTATORS
 
+from spark_audit.frames.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import write_outcome
@@ -97,10 +97,10 @@ def bent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(spark: SparkSession, bent: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def expected(engine: Engine, bent: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What the job writes in this process."""
     out = tmp_path_factory.mktemp("expected")
-    outcome = run_audit(spark, str(bent), Options())
+    outcome = run_audit(engine, str(bent), Options())
     assert outcome.report["findings"]["by_kind"] == {"LOST": 2}
     write_outcome(outcome, out)
     return {name: (out / name).read_bytes() for name in COMPARED}
@@ -138,11 +138,11 @@ def test_on_a_cluster_it_writes_the_same_bytes(bent: Path, expected: dict[str, b
         (["--trail", "nowhere", "--incremental"], 2, "--state"),
         (["--trail", "nowhere", "--grace", "soon"], 2, "not a duration"),
         (["--trail", "nowhere", "--from", "tomorrow"], 2, "ISO 8601"),
-        (["--trail", "nowhere"], 1, "no such directory"),
+        (["--trail", "nowhere", "--engine", "duckdb"], 1, "no such directory"),
     ],
 )
 def test_what_cannot_be_run_is_said(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
-    """Wrong options end with 2 before Java starts, a trail that is not there with 1; nothing is written."""
+    """Wrong options end with 2 before an engine starts, a trail that is not there with 1; nothing is written."""
     command = [sys.executable, "-m", "spark_audit", "run", "--out", str(tmp_path / "out"), *arguments]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert (done.returncode, words in done.stderr) == (code, True), done.stderr

@@ -7,14 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 from support.effort import EFFORT, at_length
 from support.trail_files import cells_of, files_of
 from support.trail_forge import forge
 from support.trail_mutations import MUTATORS
 
 from spark_audit import session
-from spark_audit.jobs import state
+from spark_audit.frames.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import Outcome, write_outcome
@@ -56,48 +55,48 @@ def grow(whole: Path, trail: Path, part: int, parts: int) -> None:
 
 
 def test_in_steps_and_at_once_are_the_same_to_the_byte(
-    spark: SparkSession, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of new files only; in a long run then once more with nothing new. At once it is read as a long trail is."""
     steps = 3 if EFFORT > 1 else 2
     with monkeypatch.context() as patch:
         patch.setattr(session, "SMALL_BYTES", 0)
-        expected = written(run_audit(spark, str(whole), Options()), tmp_path / "batch")
+        expected = written(run_audit(engine, str(whole), Options()), tmp_path / "batch")
     trail, kept = tmp_path / "trail", str(tmp_path / "state")
     rows = []
     outcome: Outcome | None = None
     for part in range(1, steps + 1):
         grow(whole, trail, part, steps)
-        outcome = run_audit(spark, str(trail), Options(), state=kept)
+        outcome = run_audit(engine, str(trail), Options(), state=kept)
         rows.append(outcome.figures["stages"][0]["rows"])
         if part < steps and EFFORT > 1:  # what a step says is what one look at the same files says
-            alone = written(run_audit(spark, str(trail), Options()), tmp_path / f"alone-{part}")
+            alone = written(run_audit(engine, str(trail), Options()), tmp_path / f"alone-{part}")
             assert written(outcome, tmp_path / f"step-{part}") == alone
     assert outcome is not None
     assert written(outcome, tmp_path / "steps") == expected
     assert sum(rows) == sum(cell["events"] for cell in outcome.report["cells"])
     if EFFORT > 1:
-        again = run_audit(spark, str(trail), Options(), state=kept)
+        again = run_audit(engine, str(trail), Options(), state=kept)
         assert again.figures["stages"][0]["rows"] == 0
         assert written(again, tmp_path / "again") == expected
 
 
 @at_length
 def test_a_run_that_was_killed_has_taken_in_nothing(
-    spark: SparkSession, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it had written by then is not a version; the next run takes the same files in."""
     trail, kept = tmp_path / "trail", tmp_path / "state"
     grow(whole, trail, 1, 2)
-    run_audit(spark, str(trail), Options(), state=str(kept))
+    run_audit(engine, str(trail), Options(), state=str(kept))
     grow(whole, trail, 2, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(state, "_write", _fail)
+        patch.setattr(type(engine), "write_text", _fail)
         with pytest.raises(KeyboardInterrupt):
-            run_audit(spark, str(trail), Options(), state=str(kept))
+            run_audit(engine, str(trail), Options(), state=str(kept))
     assert (kept / "v2" / "counts").is_dir()
-    outcome = run_audit(spark, str(trail), Options(), state=str(kept))
-    expected = written(run_audit(spark, str(whole), Options()), tmp_path / "batch")
+    outcome = run_audit(engine, str(trail), Options(), state=str(kept))
+    expected = written(run_audit(engine, str(whole), Options()), tmp_path / "batch")
     assert written(outcome, tmp_path / "steps") == expected
     assert outcome.figures["stages"][0]["rows"] > 0
 
@@ -107,17 +106,17 @@ def _fail(*arguments: object) -> None:
 
 
 @at_length
-def test_what_was_kept_is_given_up_when_it_does_not_fit(spark: SparkSession, whole: Path, tmp_path: Path) -> None:
+def test_what_was_kept_is_given_up_when_it_does_not_fit(engine: Engine, whole: Path, tmp_path: Path) -> None:
     """With another window, or when a file that was taken in is gone, everything is read again."""
     trail, kept = tmp_path / "trail", str(tmp_path / "state")
     grow(whole, trail, 2, 2)
-    all_rows = run_audit(spark, str(trail), Options(), state=kept).figures["stages"][0]["rows"]
+    all_rows = run_audit(engine, str(trail), Options(), state=kept).figures["stages"][0]["rows"]
     said: list[str] = []
     other = Options(window_ms=60_000, say=said.append)
-    assert run_audit(spark, str(trail), other, state=kept).figures["stages"][0]["rows"] == all_rows
+    assert run_audit(engine, str(trail), other, state=kept).figures["stages"][0]["rows"] == all_rows
     gone = files_of(trail, "daemon-0")[1]
     missing = str(gone.relative_to(trail))
     gone.unlink()
-    outcome = run_audit(spark, str(trail), other, state=kept)
+    outcome = run_audit(engine, str(trail), other, state=kept)
     assert any("starting over" in line and missing in line for line in said)
     assert json.dumps(outcome.report).count("file missing") == 1

@@ -14,6 +14,7 @@ from support.trail_forge import Truth, forge, same_ledger
 from support.trail_mutations import LATE_AFTER_MS, MUTATORS
 
 from spark_audit import session
+from spark_audit.frames.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import Outcome, write_outcome
@@ -46,9 +47,9 @@ def written(outcome: Outcome, out: Path) -> dict[str, bytes]:
 
 
 @at_length
-def test_a_clean_trail_is_clean_and_its_ledgers_are_the_truth(spark: SparkSession, truth: Truth) -> None:
+def test_a_clean_trail_is_clean_and_its_ledgers_are_the_truth(engine: Engine, truth: Truth) -> None:
     """Nothing is found, and most windows of messages need no look at single ones."""
-    outcome = run_audit(spark, str(truth.path), Options())
+    outcome = run_audit(engine, str(truth.path), Options())
     assert outcome.findings == []
     assert (outcome.report["verdict"], outcome.exit_code) == ("clean", 0)
     assert same_ledger(truth.scheduled, outcome.report["scheduled"], ("window_start_ms", "topic")) == []
@@ -60,18 +61,18 @@ def test_a_clean_trail_is_clean_and_its_ledgers_are_the_truth(spark: SparkSessio
 @at_length
 @pytest.mark.parametrize("changed", [{"exact": True}, {"key_bits": 5}, {"verify": False}, {}])
 def test_how_it_is_asked_changes_no_byte(
-    spark: SparkSession, bent: Path, tmp_path: Path, changed: dict[str, object]
+    engine: Engine, bent: Path, tmp_path: Path, changed: dict[str, object]
 ) -> None:
     """A look at every message, keys so short that messages collide, no checksums, or a second run: all the same."""
-    first = written(run_audit(spark, str(bent), Options()), tmp_path / "first")
+    first = written(run_audit(engine, str(bent), Options()), tmp_path / "first")
     options = dataclasses.replace(Options(), **changed)  # type: ignore[arg-type]
-    second = written(run_audit(spark, str(bent), options), tmp_path / "second")
+    second = written(run_audit(engine, str(bent), options), tmp_path / "second")
     assert first["findings.csv"].count(b"\n") > len(MUTATORS)
     assert first == second
 
 
 @at_length
-def test_a_pause_is_the_reason_why_a_delivery_is_late(spark: SparkSession, truth: Truth, tmp_path: Path) -> None:
+def test_a_pause_is_the_reason_why_a_delivery_is_late(engine: Engine, truth: Truth, tmp_path: Path) -> None:
     """Of what its topic kept back; what came late without one, or after another topic's, is late and no more."""
     trail = shutil.copytree(truth.path, tmp_path / "trail")
     lie = MUTATORS["delay"](trail, "daemon-0", 6, 7, set())
@@ -96,11 +97,12 @@ def test_a_pause_is_the_reason_why_a_delivery_is_late(spark: SparkSession, truth
     change(topics[0], "resumed", fired_ms(topics[0])[-1])
     why[topics[0]] = "fired late: its topic was paused"
     bent.save()
-    outcome = run_audit(spark, str(trail), Options(late_after_ms=LATE_AFTER_MS))
+    outcome = run_audit(engine, str(trail), Options(late_after_ms=LATE_AFTER_MS))
     found = {each["message_id"]: each["rule"] for each in outcome.findings if each["kind"] == "LATE"}
     assert found == {name: why[life.scheduled.topic or ""] for name, life in late.items()}
 
 
+@at_length
 def test_a_session_is_left_as_it_was(spark: SparkSession) -> None:
     """What is set for a small trail does not slow down a long one after it; a long one is not set for at all."""
 
@@ -116,21 +118,21 @@ def test_a_session_is_left_as_it_was(spark: SparkSession) -> None:
 
 
 @at_length
-def test_a_range_chooses_windows(spark: SparkSession, truth: Truth) -> None:
+def test_a_range_chooses_windows(engine: Engine, truth: Truth) -> None:
     """With a range only its windows are in the ledger of what was scheduled."""
     starts = sorted({row["window_start_ms"] for row in truth.scheduled})
     low, high = starts[2], starts[5]
-    outcome = run_audit(spark, str(truth.path), Options(from_ms=low, to_ms=high))
+    outcome = run_audit(engine, str(truth.path), Options(from_ms=low, to_ms=high))
     assert {row["window_start_ms"] for row in outcome.report["scheduled"]} == set(starts[2:5])
     expected = [row for row in truth.scheduled if low <= row["window_start_ms"] < high]
     assert same_ledger(expected, outcome.report["scheduled"], ("window_start_ms", "topic")) == []
 
 
 @at_length
-def test_no_more_findings_are_listed_than_asked_for(spark: SparkSession, bent: Path) -> None:
+def test_no_more_findings_are_listed_than_asked_for(engine: Engine, bent: Path) -> None:
     """All are counted, the first are listed, with their histories."""
-    everything = run_audit(spark, str(bent), Options())
-    some = run_audit(spark, str(bent), Options(findings_max=3))
+    everything = run_audit(engine, str(bent), Options())
+    some = run_audit(engine, str(bent), Options(findings_max=3))
     assert some.findings == everything.findings[:3]
     assert some.report["findings"]["total"] == everything.report["findings"]["total"] > 3
     assert some.report["verdict"] == everything.report["verdict"]

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 from support.effort import EFFORT, at_length
 from support.trail_damage import DAMAGERS, Damage
 from support.trail_forge import Truth, forge
 from support.trail_judge import Outcome, audit_with, check_clean, check_damage, check_lies
 from support.trail_mutations import MUTATORS, SPOOL_MUTATORS, Lie
+
+from spark_audit.frames.table import Engine
 
 # Kinds of lies by the exit code of a trail in which nothing else is wrong.
 LOSSES = ("lose_hand_over", "lose_exit")
@@ -41,9 +42,9 @@ def trail(truth: Truth, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def audit(spark: SparkSession, tmp_path: Path) -> Audit:
+def audit(engine: Engine, tmp_path: Path) -> Audit:
     """Audits a trail in this process, and reads what was left."""
-    return lambda trail: audit_with(spark, trail, tmp_path / "out")
+    return lambda trail: audit_with(engine, trail, tmp_path / "out")
 
 
 def tell(trail: Path, count: int, names: Sequence[str], cell: str, told: set[str]) -> list[Lie]:

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 from support import trail_mutations
 from support.daemon import Daemon, run_command
 from support.delayed_load import consume, send_delayed
@@ -15,6 +14,8 @@ from support.effort import at_length
 from support.trail_damage import DAMAGERS
 from support.trail_judge import audit_with, check_lies
 from support.trail_mutations import MUTATORS
+
+from spark_audit.frames.table import Engine
 
 pytestmark = [pytest.mark.timeout(240), at_length]
 _MESSAGES = 12_000
@@ -52,16 +53,16 @@ def cell(made: Path) -> str:
     return found.name.removeprefix("cell=")
 
 
-def test_nothing_is_found_in_what_it_left(spark: SparkSession, made: Path, tmp_path: Path) -> None:
+def test_nothing_is_found_in_what_it_left(engine: Engine, made: Path, tmp_path: Path) -> None:
     """Every message was handed over and acknowledged."""
-    outcome = audit_with(spark, made, tmp_path / "out", late_after_ms=_LATE_AFTER_MS)
+    outcome = audit_with(engine, made, tmp_path / "out", late_after_ms=_LATE_AFTER_MS)
     assert (outcome.findings, outcome.exit_code) == ([], 0)
     assert sum(row["acked"] for row in outcome.report["fired"]) == _MESSAGES
 
 
 @pytest.mark.parametrize(("count", "names"), _TOLD)
 def test_every_lie_is_found(
-    spark: SparkSession,
+    engine: Engine,
     trail: Path,
     cell: str,
     tmp_path: Path,
@@ -76,21 +77,21 @@ def test_every_lie_is_found(
     for name in names:
         lies.append(MUTATORS[name](trail, cell, count, count, told))
         told |= lies[-1].message_ids
-    check_lies(audit_with(spark, trail, tmp_path / "out", late_after_ms=_LATE_AFTER_MS), lies)
+    check_lies(audit_with(engine, trail, tmp_path / "out", late_after_ms=_LATE_AFTER_MS), lies)
 
 
 @pytest.mark.parametrize("count", [1, 2, 10, 1_000])
-def test_missing_records_are_named(spark: SparkSession, trail: Path, cell: str, tmp_path: Path, count: int) -> None:
+def test_missing_records_are_named(engine: Engine, trail: Path, cell: str, tmp_path: Path, count: int) -> None:
     """As gaps; what they hide is inconclusive, and nothing is lost because of it."""
     damage = DAMAGERS["cut_records"](trail, cell, count, count)
-    outcome = audit_with(spark, trail, tmp_path / "out")
+    outcome = audit_with(engine, trail, tmp_path / "out")
     check_lies(outcome, [], [damage])
     assert outcome.exit_code == 30
 
 
-def test_a_missing_file_is_named(spark: SparkSession, trail: Path, cell: str, tmp_path: Path) -> None:
+def test_a_missing_file_is_named(engine: Engine, trail: Path, cell: str, tmp_path: Path) -> None:
     """By its path, and its records as a gap."""
     damage = DAMAGERS["remove_files"](trail, cell, 1, 1)
-    outcome = audit_with(spark, trail, tmp_path / "out")
+    outcome = audit_with(engine, trail, tmp_path / "out")
     check_lies(outcome, [], [damage])
     assert outcome.exit_code == 30

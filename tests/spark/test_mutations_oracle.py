@@ -6,13 +6,14 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from pyspark.sql import SparkSession
 from support.effort import EFFORT, SEED
 from support.trail_damage import DAMAGERS, Damage
 from support.trail_forge import forge, same_ledger
 from support.trail_judge import audit_with
 from support.trail_mutations import MUTATORS
 from support.trail_oracle import ask, rows_of
+
+from spark_audit.frames.table import Engine
 
 LEDGERS = (
     ("scheduled", ("window_start_ms", "topic")),
@@ -71,7 +72,7 @@ def damage(path: Path, random: Random) -> Damage | None:
 
 
 @pytest.mark.parametrize("number", range(1 if EFFORT == 1 else 5 * EFFORT))
-def test_second_opinion(spark: SparkSession, tmp_path: Path, number: int) -> None:
+def test_second_opinion(engine: Engine, tmp_path: Path, number: int) -> None:
     """Findings are the same, and the ledgers to the last message."""
     print(f"DMQ_TEST_SEED={SEED}")
     random = Random(f"{SEED}/{number}")
@@ -79,7 +80,7 @@ def test_second_opinion(spark: SparkSession, tmp_path: Path, number: int) -> Non
     draw(trail, random)
     lie(trail, random)
     done = damage(trail, random)
-    outcome, said = audit_with(spark, trail, tmp_path / "out"), ask(trail)
+    outcome, said = audit_with(engine, trail, tmp_path / "out"), ask(trail)
     assert outcome.report["range"]["watermark_ms"] == said.watermark_ms
     found: Found = {
         (row["kind"], row["topic"], row["group"] or None, row["message_id"])

@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 from support.broker_rigs import PATIENCE_S, a_message
 from support.daemon import Daemon
 from support.effort import at_length
@@ -19,6 +18,7 @@ from broker_adapter.wire.mapping import decode
 from dmq.admin.client import AdminClient
 from dmq.admin.mapping import wire_policy
 from retry.policy import Fixed, RetryPolicy
+from spark_audit.frames.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 
@@ -77,15 +77,15 @@ def trail(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return front.data / "trail"
 
 
-def test_it_is_clean(spark: SparkSession, trail: Path) -> None:
+def test_it_is_clean(engine: Engine, trail: Path) -> None:
     """Each failure at the cluster has its end here."""
-    outcome = run_audit(spark, str(trail), Options())
+    outcome = run_audit(engine, str(trail), Options())
     assert not outcome.findings
     (row,) = [row for row in outcome.report["fired"] if (row["topic"], row["group"]) == ("orders", "readers")]
     assert (row["fired"], row["acked"], row["dead"], row["in_retry"]) == (_FINE + _DIES + _WAITS, _FINE, _DIES, _WAITS)
 
 
-def test_a_lost_retry_is_named(spark: SparkSession, trail: Path) -> None:
+def test_a_lost_retry_is_named(engine: Engine, trail: Path) -> None:
     """Without the event of a retry its message is lost, by its id."""
     (cell,) = [path.stem for path in (trail / "cells").glob("*.json")]
     bent = Bent(trail, cell)
@@ -95,5 +95,5 @@ def test_a_lost_retry_is_named(spark: SparkSession, trail: Path) -> None:
     for event in [each for each in later if each.sequence >= victim.sequence]:
         bent.drop(event)
     bent.save()
-    found = run_audit(spark, str(trail), Options()).findings
+    found = run_audit(engine, str(trail), Options()).findings
     assert [(each["kind"], each["group"]) for each in found] == [("LOST", "readers")]

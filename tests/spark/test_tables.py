@@ -8,14 +8,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
 from support.trail_files import cells_of, files_of
 from support.trail_forge import forge
 
+from spark_audit.frames.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.schema import EVENTS, TrailError
-from spark_audit.tables import list_trail, local_table, read_events
+from spark_audit.tables import list_trail, read_events
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -28,7 +28,7 @@ def trail(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_there(spark: SparkSession, trail: Path) -> None:
+def test_what_is_there(engine: Engine, trail: Path) -> None:
     """All files, cells and snapshots are listed, hidden ones are not; rows come with their cell."""
     expected = sorted(str(path.relative_to(trail)) for cell in cells_of(trail) for path in files_of(trail, cell))
     some = files_of(trail, "daemon-0")[0]
@@ -36,20 +36,20 @@ def test_what_is_there(spark: SparkSession, trail: Path) -> None:
     (some.parent / "_unexpected-x.parquet").write_bytes(b"")
     (trail / "snapshots" / "cell=daemon-0" / ".half").mkdir()
     (trail / "snapshots" / "cell=daemon-0" / ".half" / "manifest.json").write_text("{")
-    listing = list_trail(spark, str(trail))
+    listing = list_trail(engine, str(trail))
     assert set(listing.cells) == set(cells_of(trail))
     assert [file.path for file in listing.files] == expected
-    rows = read_events(spark, listing, listing.files)
+    rows = read_events(engine, listing, listing.files)
     assert rows.count() == sum(line.rows for line in listing.lines)
     assert {row["cell"] for row in rows.select("cell").distinct().collect()} == set(cells_of(trail))
 
 
-def test_a_line_without_its_end_is_not_there_yet(spark: SparkSession, trail: Path) -> None:
+def test_a_line_without_its_end_is_not_there_yet(engine: Engine, trail: Path) -> None:
     """The last line of a manifest counts only with its newline; its file is taken all the same."""
     path = next((trail / "manifest" / "cell=daemon-0").iterdir())
-    before = list_trail(spark, str(trail))
+    before = list_trail(engine, str(trail))
     path.write_bytes(path.read_bytes()[:-1])
-    after = list_trail(spark, str(trail))
+    after = list_trail(engine, str(trail))
     assert len(after.lines) == len(before.lines) - 1
     assert after.files == before.files
 
@@ -66,24 +66,24 @@ def test_a_line_without_its_end_is_not_there_yet(spark: SparkSession, trail: Pat
         ),
     ],
 )
-def test_what_cannot_be_a_trail_is_refused(spark: SparkSession, trail: Path, break_it: object, words: str) -> None:
+def test_what_cannot_be_a_trail_is_refused(engine: Engine, trail: Path, break_it: object, words: str) -> None:
     """The error names the file and says what is wrong with it."""
     assert callable(break_it)
     break_it(trail)
     with pytest.raises(TrailError, match=words):
-        list_trail(spark, str(trail))
+        list_trail(engine, str(trail))
 
 
-def test_there_must_be_a_trail(spark: SparkSession, tmp_path: Path) -> None:
+def test_there_must_be_a_trail(engine: Engine, tmp_path: Path) -> None:
     """Neither a directory that is not there nor one of other things is an empty trail."""
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(TrailError):
-            list_trail(spark, str(path))
+            list_trail(engine, str(path))
 
 
 @pytest.mark.parametrize(("column", "kind"), [("sequence", pa.string()), ("attempt", pa.int64()), ("entry", None)])
 def test_columns_of_another_kind_are_refused(
-    spark: SparkSession, trail: Path, column: str, kind: pa.DataType | None
+    engine: Engine, trail: Path, column: str, kind: pa.DataType | None
 ) -> None:
     """A column that is missing or of another type is named, before anything is counted."""
     for path in files_of(trail, "daemon-0"):
@@ -95,17 +95,18 @@ def test_columns_of_another_kind_are_refused(
         pq.write_table(changed, path)
     shutil.rmtree(trail / "manifest")  # it would say that the files are not those that were written
     with pytest.raises(TrailError, match=f"column {column} is"):
-        run_audit(spark, str(trail), Options(verify=False))
+        run_audit(engine, str(trail), Options(verify=False))
 
 
-def test_local_tables_hold_what_they_are_given(spark: SparkSession) -> None:
+def test_local_tables_hold_what_they_are_given(engine: Engine) -> None:
     """Nulls, long numbers, nested lists and odd text come back; an empty one keeps its columns."""
     rows = [("a'\"\\n é", 2**62, [{"first": 1, "last": 2}]), (None, None, [])]
-    schema = "name string, number long, gaps array<struct<first: long, last: long>>"
-    found = [row.asDict(recursive=True) for row in local_table(spark, rows, schema).collect()]
+    fields = (("name", "string"), ("number", "bigint"), ("gaps", "array<struct<first: bigint, last: bigint>>"))
+    found = engine.local_table(rows, fields).collect()
     assert found[0] == {"name": rows[0][0], "number": 2**62, "gaps": [{"first": 1, "last": 2}]}
     assert found[1] == {"name": None, "number": None, "gaps": []}
-    assert local_table(spark, [], schema).columns == ["name", "number", "gaps"]
+    assert engine.local_table([], fields).collect() == []
+    assert engine.local_table([], fields).columns == ("name", "number", "gaps")
 
 
 def test_the_schema_is_the_formats() -> None:
@@ -115,4 +116,4 @@ def test_the_schema_is_the_formats() -> None:
     listed = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
     types = {"int64": "bigint", "int32": "int", "string": "string", "binary": "binary"}
     expected = [(name.strip(" `"), types[kind.strip().split(",")[0]]) for name, kind in listed]
-    assert [(field.name, field.dataType.simpleString()) for field in EVENTS] == expected
+    assert list(EVENTS) == expected

@@ -11,99 +11,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from pyspark.sql import SparkSession
 from support.effort import at_length
 from support.read_back import Lies, Range, write_read_back
-from support.trail_files import CellWriter, Event, Snapshot, write_snapshot
+from support.trail_hand import GROUP, START_MS, TOPIC, Hand
 
+from spark_audit.frames.table import Engine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import Outcome
 from spark_audit.report.ledgers import CLUSTER, residue
 
 pytestmark = pytest.mark.timeout(240)
-START_MS = 1_795_248_000_000
-TOPIC, GROUP = "orders", "billing"
-
-
-class Hand:
-    """Writes one cell of a trail, event by event."""
-
-    def __init__(self, trail: Path, cell: str = "one", role: str = "daemon", *, of: str = "") -> None:
-        self.trail, self.cell, self.sequence = trail, cell, 0
-        self.of, self.topic, self.group = of, TOPIC + of, GROUP + of  # ``of``: what makes its names its own
-        self.writer = CellWriter(trail, cell, role=role)
-        self.add("OPENED", 0)
-
-    def add(self, kind: str, at_ms: int, **columns: Any) -> int:  # noqa: ANN401 - columns of rows
-        """Write the next event, ``at_ms`` after the beginning."""
-        self.sequence += 1
-        made: dict[str, Any] = dict.fromkeys(Event._fields)
-        made |= {"sequence": self.sequence, "boot": 1, "kind": kind, "at_ms": START_MS + at_ms, "attempt": 0}
-        self.writer.add(Event(**(made | columns)))
-        return self.sequence
-
-    def skip(self, count: int) -> None:
-        """Leave a gap."""
-        self.sequence += count
-
-    def scheduled(self, entry: int, due_ms: int, at_ms: int = 0) -> int:
-        """Accept a message for later."""
-        return self.add(
-            "SCHEDULED", at_ms, topic=self.topic, due_ms=START_MS + due_ms, entry=entry, message_id=self.id_of(entry)
-        )
-
-    def queued(self, entry: int, offset: int, at_ms: int = 0) -> int:
-        """Accept a message into queue 0."""
-        place: dict[str, Any] = {"queue_id": 0, "queue_offset": offset}
-        return self.add("QUEUED", at_ms, topic=self.topic, entry=entry, message_id=self.id_of(entry), **place)
-
-    def of_group(self, kind: str, number: int, at_ms: int = 0, **columns: Any) -> int:  # noqa: ANN401 - columns of rows
-        """Let the group do something with a message."""
-        return self.add(kind, at_ms, topic=self.topic, group=self.group, message_id=self.id_of(number), **columns)
-
-    def subscribed(self) -> None:
-        """Let the group read queue 0 from its beginning."""
-        self.add("SUBSCRIBED", 0, topic=self.topic, group=self.group, queue_id=0, queue_offset=0)
-
-    def snapshot(self, entries: list[dict[str, Any]], floor: int = 0, end: int = 0, **progress: Any) -> None:  # noqa: ANN401 - columns of rows
-        """Write a snapshot of what the store holds now."""
-        place = {"group": self.group, "topic": self.topic, "queue_id": 0}
-        way = place | {"floor": floor, "done": [], "hidden": [], "cursor": None} | progress
-        queue = {"topic": self.topic, "group": None, "queue_id": 0, "first_offset": 0, "end_offset": end}
-        write_snapshot(
-            self.trail,
-            Snapshot(
-                cell=self.cell,
-                sequence=self.sequence,
-                boot=1,
-                taken_ms=START_MS,
-                entries=entries,
-                progress=[way],
-                queues=[queue],
-            ),
-        )
-
-    def end(self, at_ms: int, **options: Any) -> None:  # noqa: ANN401 - columns of rows
-        """Let time go on until ``at_ms``, and finish the files."""
-        self.add("HEARTBEAT", at_ms)
-        self.writer.close(**options)
-
-    def id_of(self, number: int) -> bytes:
-        """Return a text id."""
-        return b"\0" + f"message-{number}{self.of}".encode()
-
-    def held(self, entry: int, due_ms: int, kind: str = "DELAYED", **columns: Any) -> dict[str, Any]:  # noqa: ANN401 - columns of rows
-        """Return a row of a snapshot."""
-        row: dict[str, Any] = {
-            "entry": entry,
-            "kind": kind,
-            "topic": self.topic,
-            "group": None,
-            "message_id": self.id_of(entry),
-            "attempt": 0,
-        }
-        return row | {"due_ms": START_MS + due_ms, "accepted_at_ms": START_MS, "is_stranded": False} | columns
 
 
 Scenario = Callable[[Hand], None]
@@ -147,13 +65,13 @@ class Found(NamedTuple):
 class Audited:
     """All scenarios, each a cell of one trail, and what the audit says of it."""
 
-    def __init__(self, spark: SparkSession, trail: Path) -> None:
+    def __init__(self, engine: Engine, trail: Path) -> None:
         self._hands: dict[Scenario, Hand] = {}
         for write in _SCENARIOS:
             self._hands[write] = hand = Hand(trail, write.__name__, of=f" of {write.__name__}")
             write(hand)
             hand.end(1_000)
-        self._outcome = run_audit(spark, str(trail), Options())
+        self._outcome = run_audit(engine, str(trail), Options())
         hands = self._hands.values()
         assert {each["cell"] for each in self._outcome.findings} <= {hand.cell for hand in hands}
         assert {row["topic"] for row in self._outcome.report["fired"]} <= {hand.topic for hand in hands}
@@ -166,12 +84,12 @@ class Audited:
 
 
 @pytest.fixture(scope="module")
-def audited(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Audited:
+def audited(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Audited:
     """One audit of all scenarios."""
-    return Audited(spark, tmp_path_factory.mktemp("scenarios"))
+    return Audited(engine, tmp_path_factory.mktemp("scenarios"))
 
 
-def test_open_entries_by_the_snapshot(spark: SparkSession, tmp_path: Path) -> None:
+def test_open_entries_by_the_snapshot(engine: Engine, tmp_path: Path) -> None:
     """Not in it: lost. In it: pending, overdue after its time, lost when stranded. Accepted behind it: no proof.
 
     What its topic keeps back after its time is pending.
@@ -184,7 +102,7 @@ def test_open_entries_by_the_snapshot(spark: SparkSession, tmp_path: Path) -> No
     hand.scheduled(5, 1_000)
     hand.scheduled(6, 900_000)
     hand.end(500_000)
-    outcome = run_audit(spark, str(tmp_path), Options())
+    outcome = run_audit(engine, str(tmp_path), Options())
     assert said(outcome) == [
         ("INCONCLUSIVE", "no snapshot", "message-5"),
         ("LOST", "not in the snapshot", "message-1"),
@@ -197,7 +115,7 @@ def test_open_entries_by_the_snapshot(spark: SparkSession, tmp_path: Path) -> No
     assert [sum(row[name] for row in rows) for name in names] == [7, 3, 1, 2, 1]
 
 
-def test_a_gap_takes_the_proof_away(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_gap_takes_the_proof_away(engine: Engine, tmp_path: Path) -> None:
     """What was accepted before a gap may have ended in it; what was accepted behind it is lost all the same."""
     hand = Hand(tmp_path)
     hand.scheduled(1, 1_000)
@@ -205,7 +123,7 @@ def test_a_gap_takes_the_proof_away(spark: SparkSession, tmp_path: Path) -> None
     hand.scheduled(2, 1_000)
     hand.snapshot([])
     hand.end(500_000)
-    outcome = run_audit(spark, str(tmp_path), Options())
+    outcome = run_audit(engine, str(tmp_path), Options())
     found = said(outcome)
     assert ("INCONCLUSIVE", "gap", "message-1") in found
     assert ("LOST", "not in the snapshot", "message-2") in found
@@ -214,7 +132,7 @@ def test_a_gap_takes_the_proof_away(spark: SparkSession, tmp_path: Path) -> None
 
 
 @at_length
-def test_a_gap_excuses_an_exit_too_much(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_gap_excuses_an_exit_too_much(engine: Engine, tmp_path: Path) -> None:
     """A second nack in the lane may be of a visit that lies in the gap; a second ack of one place is one too much."""
     hand = Hand(tmp_path)
     hand.subscribed()
@@ -231,7 +149,7 @@ def test_a_gap_excuses_an_exit_too_much(spark: SparkSession, tmp_path: Path) -> 
     for _ in range(2):
         hand.of_group("ACKED", 2, queue_id=0, queue_offset=2)
     hand.end(1_000)
-    outcome = run_audit(spark, str(tmp_path), Options())
+    outcome = run_audit(engine, str(tmp_path), Options())
     assert [each for each in said(outcome) if each[2]] == [
         ("DUPLICATE_EXIT", "a place was left more than once", "message-2"),
         ("INCONCLUSIVE", "gap", "message-1"),
@@ -306,7 +224,7 @@ def test_what_goes_to_a_cluster(audited: Audited) -> None:
     assert "cluster" not in found.report
 
 
-def test_what_was_read_back_is_compared(spark: SparkSession, tmp_path: Path) -> None:
+def test_what_was_read_back_is_compared(engine: Engine, tmp_path: Path) -> None:
     """Lost only where every queue rules it out; copies are explained by doubt; the rest was not read back."""
     hand = Hand(tmp_path / "trail")
     numbers = range(13)
@@ -354,7 +272,7 @@ def test_what_was_read_back_is_compared(spark: SparkSession, tmp_path: Path) -> 
         Range("quick", 0, 0, 4, 4),
     ]
     write_read_back(tmp_path / "cluster", messages, queues, {"one": before})
-    outcome = run_audit(spark, str(tmp_path / "trail"), Options(), read_back=str(tmp_path / "cluster"))
+    outcome = run_audit(engine, str(tmp_path / "trail"), Options(), read_back=str(tmp_path / "cluster"))
     of_cluster = [each for each in outcome.findings if "cluster" in each["rule"]]
     assert [(each["kind"], each["topic"], each["message_id"], each["detail"]) for each in of_cluster] == [
         ("DUPLICATE_DELIVERY", TOPIC, "message-7", "3 copies, 2 explained"),
@@ -382,16 +300,16 @@ def test_what_was_read_back_is_compared(spark: SparkSession, tmp_path: Path) -> 
 def taken_over(hand: Hand) -> None:
     for number, copies in ((1, 2), (2, 1), (3, 1)):
         hand.of_group("TAKEN_OVER", number, queue_id=-1, attempt=1, detail=number)
-        hand.of_group("NACKED", number, queue_id=-1, entry=10 * number, attempt=1, due_ms=START_MS + 10)
+        hand.of_group("NACKED", number, queue_id=-1, entry=10 * number, attempt=1, due_ms=START_MS)
         for copy in range(copies - 1):
             lane: dict[str, Any] = {"queue_id": -1, "queue_offset": copy}
-            hand.of_group("RETRIED", number, entry=10 * number, attempt=2, due_ms=START_MS + 10, **lane)
+            hand.of_group("RETRIED", number, entry=10 * number, attempt=2, due_ms=START_MS, **lane)
             hand.of_group("TAKEN_OVER", number, queue_id=-1, attempt=2, detail=9)  # it was there once more
-            hand.of_group("NACKED", number, queue_id=-1, entry=10 * number + 1, attempt=2, due_ms=START_MS + 10)
+            hand.of_group("NACKED", number, queue_id=-1, entry=10 * number + 1, attempt=2, due_ms=START_MS)
             hand.of_group("ACKED", number, attempt=2, **lane)
     hand.of_group("TAKEN_OVER", 4, queue_id=-1, attempt=3, detail=4)
     hand.of_group("DEAD_EXHAUSTED", 4, queue_id=-1, attempt=3, detail=0)
-    hand.of_group("NACKED", 5, queue_id=-1, entry=50, attempt=1, due_ms=START_MS + 10)
+    hand.of_group("NACKED", 5, queue_id=-1, entry=50, attempt=1, due_ms=START_MS)
     hand.snapshot(
         [
             hand.held(number, 10, "RETRY", group=hand.group, message_id=hand.id_of(of))
@@ -494,7 +412,7 @@ def test_copies_that_wait(audited: Audited) -> None:
 
 
 @at_length
-def test_what_the_store_holds_and_the_trail_does_not_know(spark: SparkSession, tmp_path: Path) -> None:
+def test_what_the_store_holds_and_the_trail_does_not_know(engine: Engine, tmp_path: Path) -> None:
     """An entry nobody accepted, and one that was handed over before the snapshot, are orphans."""
     hand = Hand(tmp_path)
     hand.scheduled(1, 1_000)
@@ -503,20 +421,20 @@ def test_what_the_store_holds_and_the_trail_does_not_know(spark: SparkSession, t
     hand.add("DELIVERED", 1_000, **ids, **place)
     hand.snapshot([hand.held(1, 1_000), hand.held(7, 1_000)])
     hand.end(2_000)
-    outcome = run_audit(spark, str(tmp_path), Options())
+    outcome = run_audit(engine, str(tmp_path), Options())
     rule = "in the snapshot, not waiting by the trail"
     assert said(outcome) == [("ORPHAN", rule, "message-1"), ("ORPHAN", rule, "message-7")]
     assert outcome.exit_code == 40
 
 
 @at_length
-def test_the_watermark_waits_for_slow_cells_and_not_for_dead_ones(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_watermark_waits_for_slow_cells_and_not_for_dead_ones(engine: Engine, tmp_path: Path) -> None:
     """It is that of the slowest cell; one silent for too long holds nobody up, and its own entries stay open."""
     for cell, at_ms in (("quick", 1_000_000), ("slow", 700_000), ("silent", 0)):
         hand = Hand(tmp_path, cell)
         hand.scheduled(1 if cell == "silent" else 2, 900_000)
         hand.end(at_ms)
-    outcome = run_audit(spark, str(tmp_path), Options())
+    outcome = run_audit(engine, str(tmp_path), Options())
     assert outcome.report["range"]["watermark_ms"] == START_MS + 700_000
     kinds = [(each["kind"], each["cell"], each["rule"]) for each in outcome.findings]
     assert kinds == [
@@ -526,7 +444,7 @@ def test_the_watermark_waits_for_slow_cells_and_not_for_dead_ones(spark: SparkSe
 
 
 @at_length
-def test_events_without_a_beginning(spark: SparkSession, tmp_path: Path) -> None:
+def test_events_without_a_beginning(engine: Engine, tmp_path: Path) -> None:
     """They are orphans, unless the beginning was retired or lies in a gap."""
     for cell, retired in (("whole", 0), ("retired", 10)):
         hand = Hand(tmp_path, cell)
@@ -537,13 +455,13 @@ def test_events_without_a_beginning(spark: SparkSession, tmp_path: Path) -> None
         hand.of_group("ACKED", 50 + retired, queue_id=0, queue_offset=9)
         hand.add("SCHEDULED", 0, topic=TOPIC, entry=2, message_id=hand.id_of(100 + retired), due_ms=START_MS + 9_000)
         hand.end(0, retired_sequence=retired + 1 if retired else 0)
-    outcome = run_audit(spark, str(tmp_path), Options())
+    outcome = run_audit(engine, str(tmp_path), Options())
     assert {(each["kind"], each["cell"]) for each in outcome.findings} == {("ORPHAN", "whole")}
     assert [each["message_id"] for each in outcome.findings] == ["message-0", "message-50"]
 
 
 @at_length
-def test_a_spool_directory_that_was_taken_over(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_spool_directory_that_was_taken_over(engine: Engine, tmp_path: Path) -> None:
     """What another spool goes on with is neither lost nor counted twice; a parked one is not overdue."""
     first = Hand(tmp_path, "first", "spool")
     for entry in (1, 2):
@@ -557,7 +475,7 @@ def test_a_spool_directory_that_was_taken_over(spark: SparkSession, tmp_path: Pa
     second.scheduled(3, 0)
     second.snapshot([second.held(3, 0, "PARKED")])
     second.end(500_000)
-    outcome = run_audit(spark, str(tmp_path), Options())
+    outcome = run_audit(engine, str(tmp_path), Options())
     assert said(outcome) == [("LOST", "not in the snapshot", "message-2")]
     table = {
         row["cell"]: (row["spooled"], row["sent"], row["pending"], row["lost"]) for row in outcome.report["spooled"]
@@ -566,11 +484,11 @@ def test_a_spool_directory_that_was_taken_over(spark: SparkSession, tmp_path: Pa
 
 
 @at_length
-def test_kinds_that_nobody_knows_are_said(spark: SparkSession, tmp_path: Path) -> None:
+def test_kinds_that_nobody_knows_are_said(engine: Engine, tmp_path: Path) -> None:
     """They are kept, counted, and change nothing."""
     hand = Hand(tmp_path)
     hand.add("KIND_99", 0, topic=TOPIC, message_id=hand.id_of(1))
     hand.end(0)
-    outcome = run_audit(spark, str(tmp_path), Options())
+    outcome = run_audit(engine, str(tmp_path), Options())
     assert said(outcome) == [("UNKNOWN_KIND", "KIND_99", "")]
     assert outcome.exit_code == 0

@@ -10,27 +10,36 @@ from __future__ import annotations
 import os
 
 import pytest
+from support.effort import EFFORT
 from xdist.scheduler import LoadScopeScheduling
 
 WORKERS_MAX = 16
 _BROKERS = "tests/contract/test_brokers.py"
 CLUSTER_5, CLUSTER_4 = "cluster of RocketMQ 5", "cluster of RocketMQ 4"
-# A session takes seconds to start, and its first audits are slow.
-_SHARED = {
-    "tests/spark/test_audit_daemon": "session",
-    "tests/spark/test_audit_operator": "session",
-    "tests/spark/test_cluster": "session",
-    "tests/spark/test_incremental": "session",
-    "tests/spark/test_jobs": "session",
-    "tests/spark/test_mutations": "session",
-    "tests/spark/test_mutations_daemon": "session",
-    "tests/spark/test_mutations_oracle": "session",
-    "tests/spark/test_retries_here": "session",
-    "tests/spark/test_tables": "session",
-    "tests/spark/test_verdict": "session",
-}
+# In a long run all audits are made on Spark too, and a session takes seconds to start.
+_SHARED = (
+    {}
+    if EFFORT == 1
+    else {
+        "tests/spark/test_audit_daemon": "session",
+        "tests/spark/test_agreement": "session",
+        "tests/spark/test_audit_operator": "session",
+        "tests/spark/test_audit_spool": "session",
+        "tests/spark/test_cluster": "session",
+        "tests/spark/test_engines": "session",
+        "tests/spark/test_incremental": "session",
+        "tests/spark/test_jobs": "session",
+        "tests/spark/test_mutations": "session",
+        "tests/spark/test_mutations_daemon": "session",
+        "tests/spark/test_mutations_oracle": "session",
+        "tests/spark/test_retries_here": "session",
+        "tests/spark/test_tables": "session",
+        "tests/spark/test_verdict": "session",
+    }
+)
 _LONGEST = (
     "session",
+    "tests/spark/test_engines.py",
     CLUSTER_5,
     CLUSTER_4,
     "tests/integration/test_client_restart.py",

@@ -58,7 +58,8 @@ def cut_records_unmended(trail: Path, cell: str, count: int, seed: int) -> Damag
 def _cut(trail: Path, cell: str, count: int, seed: int, *, is_mended: bool) -> Damage:
     files = {path: read_file(path) for path in files_of(trail, cell)}
     # The first and the last record of a file are in its name, and the very last of the cell shows in nothing else.
-    inner = [(path, event) for path, events in files.items() for event in events[1:-1]]
+    # Without the record of who reads a queue nothing can be said of any message in it.
+    inner = [(path, event) for path, events in files.items() for event in events[1:-1] if event.kind != "SUBSCRIBED"]
     chosen = Random(seed).sample(inner, count)
     cut = {event.sequence: event for _, event in chosen}
     changed = {path for path, _ in chosen}

@@ -329,7 +329,8 @@ class ForgedDaemon(ForgedCell):
             columns = {"topic": message.topic, "group": death["group"], "message_id": message.message_id}
             self.emit(death["fate"].upper(), detail=death["offset"], **columns)
             reader = message.ways.get("undertaker")
-            if death["fate"] == "purged" and reader is not None and reader.state in {"unread", "in_flight"}:
+            is_read = death["fate"] == "purged" and death["group"] == "readers-0"  # other letters it does not read
+            if is_read and reader is not None and reader.state in {"unread", "in_flight"}:
                 reader.state = "purged"
                 self._leave(reader)
             if death["fate"] == "redriven":

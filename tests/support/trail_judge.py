@@ -14,7 +14,7 @@ from support.trail_forge import Truth, same_ledger
 from support.trail_mutations import LATE_AFTER_MS, Lie
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from spark_audit.frames.table import Engine
 
 _OF_TRAIL = {"TRAIL_GAP", "FILE_MISSING", "FILE_ALTERED", "RECORD_REPEATED"}
 Row = Mapping[str, Any]
@@ -45,13 +45,13 @@ def read_outcome(out: Path, exit_code: int) -> Outcome:
     return outcome
 
 
-def audit_with(spark: SparkSession, trail: Path, out: Path, late_after_ms: int = LATE_AFTER_MS) -> Outcome:
+def audit_with(engine: Engine, trail: Path, out: Path, late_after_ms: int = LATE_AFTER_MS) -> Outcome:
     """Audit a trail in this process, and return what was written into ``out``."""
     from spark_audit.jobs.audit import run_audit
     from spark_audit.jobs.options import Options
     from spark_audit.jobs.outcome import write_outcome
 
-    done = run_audit(spark, str(trail), Options(late_after_ms=late_after_ms))
+    done = run_audit(engine, str(trail), Options(late_after_ms=late_after_ms))
     write_outcome(done, out)
     return read_outcome(out, done.exit_code)
 

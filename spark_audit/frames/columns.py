@@ -1,0 +1,210 @@
+"""Columns: expressions over the rows of a table, said once and written as SQL in the words of either engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+Value: TypeAlias = bool | int | float | str | bytes | None
+
+
+class Dialect(Enum):
+    """Whose SQL is written."""
+
+    SPARK = "spark"
+    DUCKDB = "duckdb"
+
+    def quoted(self, name: str) -> str:
+        """Return a name as an identifier."""
+        return f"`{name}`" if self is Dialect.SPARK else f'"{name}"'
+
+    def literal(self, value: Value) -> str:
+        """Return a value as SQL."""
+        if value is None:
+            return "NULL"
+        if isinstance(value, bool):
+            return "TRUE" if value else "FALSE"
+        if isinstance(value, int):
+            return str(value) if value >= 0 else f"({value})"
+        if isinstance(value, float):
+            return f"CAST({value!r} AS DOUBLE)"
+        if isinstance(value, bytes):
+            return f"X'{value.hex()}'" if self is Dialect.SPARK else f"from_hex('{value.hex()}')"
+        if self is Dialect.DUCKDB:
+            return "'" + value.replace("'", "''") + "'"
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+class Column:
+    """An expression. Operators make another one of it; a value beside an operator is a literal."""
+
+    __hash__ = None  # type: ignore[assignment]  # == makes a column
+    __slots__ = ("_write", "name")
+
+    def __init__(self, write: Callable[[Dialect], str], name: str | None = None) -> None:
+        self._write = write
+        self.name = name  # of the column that it makes; None where it was given none
+
+    def sql(self, dialect: Dialect) -> str:
+        """Return the expression in an engine's SQL."""
+        return self._write(dialect)
+
+    def alias(self, name: str) -> Column:
+        """Name the column that it makes."""
+        return Column(self._write, name)
+
+    def cast(self, kind: str) -> Column:
+        """Return it as another type: ``bigint``, ``int`` or ``string``."""
+        return made(f"CAST({{0}} AS {kind})", self)
+
+    def isin(self, *values: Value) -> Column:
+        """Say whether it is one of some values."""
+        slots = ", ".join(f"{{{number}}}" for number in range(1, len(values) + 1))
+        return made(f"({{0}} IN ({slots}))", self, *map(lit, values))
+
+    def is_null(self) -> Column:
+        """Say whether it is null."""
+        return made("({0} IS NULL)", self)
+
+    def is_not_null(self) -> Column:
+        """Say whether it is not null."""
+        return made("({0} IS NOT NULL)", self)
+
+    def startswith(self, text: str) -> Column:
+        """Say whether a text begins so."""
+        return made("startswith({0}, {1})", self, lit(text), duckdb="starts_with({0}, {1})")
+
+    def __getitem__(self, name: str) -> Column:
+        """Return a field of a struct."""
+        return Column(lambda dialect: f"({self.sql(dialect)}).{dialect.quoted(name)}", name)
+
+    def __eq__(self, other: Column | Value) -> Column:  # type: ignore[override]  # as SQL has it
+        return self._with("=", other)
+
+    def __ne__(self, other: Column | Value) -> Column:  # type: ignore[override]  # as SQL has it
+        return self._with("<>", other)
+
+    def __lt__(self, other: Column | Value) -> Column:
+        return self._with("<", other)
+
+    def __le__(self, other: Column | Value) -> Column:
+        return self._with("<=", other)
+
+    def __gt__(self, other: Column | Value) -> Column:
+        return self._with(">", other)
+
+    def __ge__(self, other: Column | Value) -> Column:
+        return self._with(">=", other)
+
+    def __and__(self, other: Column) -> Column:
+        return self._with("AND", other)
+
+    def __or__(self, other: Column) -> Column:
+        return self._with("OR", other)
+
+    def __invert__(self) -> Column:
+        return made("(NOT {0})", self)
+
+    def __neg__(self) -> Column:
+        return made("(- {0})", self)
+
+    def __add__(self, other: Column | Value) -> Column:
+        return self._with("+", other)
+
+    def __sub__(self, other: Column | Value) -> Column:
+        return self._with("-", other)
+
+    def __rsub__(self, other: Value) -> Column:
+        return lit(other) - self
+
+    def __mul__(self, other: Column | Value) -> Column:
+        return self._with("*", other)
+
+    def _with(self, operator: str, other: Column | Value) -> Column:
+        return made(f"({{0}} {operator} {{1}})", self, other if isinstance(other, Column) else lit(other))
+
+
+class Aggregate(Column):
+    """What sums up rows, or ranks them: of a group, or of a window around each row."""
+
+    __slots__ = ("_kind", "_of_rows")
+
+    def __init__(self, of_rows: Column, kind: str | None = None) -> None:
+        # what DuckDB sums up is wider than what it was made of; in Spark with ANSI too much is an error
+        self._of_rows, self._kind = of_rows, kind
+        super().__init__(self._cast(of_rows).sql)
+
+    def over(self, window: Window) -> Column:
+        """Return it for each row, of the rows in its window."""
+        return self._cast(Column(lambda dialect: f"{self._of_rows.sql(dialect)} OVER ({window.sql(dialect)})"))
+
+    def _cast(self, of_rows: Column) -> Column:
+        return of_rows if self._kind is None else made("{0}", of_rows, duckdb=f"CAST({{0}} AS {self._kind})")
+
+
+class Order(NamedTuple):
+    """A column to order by, upwards; nulls come first but where it is said otherwise."""
+
+    column: Column
+    has_nulls_last: bool = False
+
+    def sql(self, dialect: Dialect) -> str:
+        """Return what stands behind ORDER BY."""
+        return f"{self.column.sql(dialect)} ASC NULLS {'LAST' if self.has_nulls_last else 'FIRST'}"
+
+
+class Window(NamedTuple):
+    """The rows that belong together, in an order; of ``frame`` (SQL) only some around each row."""
+
+    keys: tuple[Column, ...] = ()
+    order: tuple[Order, ...] = ()
+    frame: str = ""
+
+    def sql(self, dialect: Dialect) -> str:
+        """Return what stands behind OVER."""
+        keys = ", ".join(each.sql(dialect) for each in self.keys)
+        order = ", ".join(each.sql(dialect) for each in self.order)
+        return f"{f'PARTITION BY {keys} ' if keys else ''}{f'ORDER BY {order} ' if order else ''}{self.frame}"
+
+    @staticmethod
+    def of(*keys: str) -> Window:
+        """Return the window of the rows that have these columns in common."""
+        return Window(tuple(map(col, keys)))
+
+    def in_order(self, *order: str | Column | Order) -> Window:
+        """Put the rows into an order."""
+        return self._replace(order=tuple(order_of(each) for each in order))
+
+    def before(self) -> Window:
+        """Return only the rows in front of each row."""
+        return self._replace(frame="ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING")
+
+    def up_to(self) -> Window:
+        """Return only the rows up to each row, and itself."""
+        return self._replace(frame="ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW")
+
+
+def made(template: str, *parts: Column, duckdb: str | None = None) -> Column:
+    """Return the column of a template whose ``{0}`` is the first part; DuckDB's may be another one."""
+
+    def write(dialect: Dialect) -> str:
+        chosen = duckdb if duckdb is not None and dialect is Dialect.DUCKDB else template
+        return chosen.format(*(part.sql(dialect) for part in parts))
+
+    return Column(write)
+
+
+def col(name: str) -> Column:
+    """Return a column of the table."""
+    return Column(lambda dialect: dialect.quoted(name), name)
+
+
+def lit(value: Value) -> Column:
+    """Return a value as a column."""
+    return Column(lambda dialect: dialect.literal(value))
+
+
+def order_of(what: str | Column | Order) -> Order:
+    """Return what to order by, of a name or a column."""
+    return what if isinstance(what, Order) else Order(what if isinstance(what, Column) else col(what))

@@ -1,0 +1,276 @@
+"""What can be asked of columns: the functions that the rules need, by the names that Spark code goes by.
+
+A text in the place of a column is a column's name, but for ``lit``, and the results of ``when``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from spark_audit.frames import columns
+from spark_audit.frames.columns import Aggregate, Column, Dialect, Order, Value, made
+from spark_audit.frames.table import Table
+
+Operand: TypeAlias = Column | str
+col, lit = columns.col, columns.lit
+
+
+def broadcast(table: Table) -> Table:
+    """Return a table that is small enough to be everywhere, where there is more than one place."""
+    return table.broadcast()
+
+
+def _of(operand: Operand) -> Column:
+    return operand if isinstance(operand, Column) else col(operand)
+
+
+def _all_of(operands: Iterable[Operand]) -> list[Column]:
+    return [_of(each) for each in operands]
+
+
+def _call(name: str, *operands: Operand, duckdb: str | None = None) -> Column:
+    slots = ", ".join(f"{{{number}}}" for number in range(len(operands)))
+    return made(f"{name}({slots})", *_all_of(operands), duckdb=None if duckdb is None else f"{duckdb}({slots})")
+
+
+# --- of one row -------------------------------------------------------------------------------------------------------
+
+
+class Case(Column):
+    """What ``when`` begins: null where nothing of it holds."""
+
+    __slots__ = ("_branches",)
+
+    def __init__(self, branches: tuple[tuple[Column, Column], ...], rest: Column | None = None) -> None:
+        self._branches = branches
+
+        def write(dialect: Dialect) -> str:
+            said = " ".join(f"WHEN {when.sql(dialect)} THEN {then.sql(dialect)}" for when, then in branches)
+            return f"(CASE {said}{'' if rest is None else f' ELSE {rest.sql(dialect)}'} END)"
+
+        super().__init__(write)
+
+    def when(self, condition: Operand, value: Column | Value) -> Case:
+        """Go on: where nothing before holds, and this does."""
+        return Case((*self._branches, (_of(condition), value if isinstance(value, Column) else lit(value))))
+
+    def otherwise(self, value: Column | Value) -> Column:
+        """End it."""
+        return Case(self._branches, value if isinstance(value, Column) else lit(value))
+
+
+def when(condition: Operand, value: Column | Value) -> Case:
+    """Return a value where a condition holds."""
+    return Case(()).when(condition, value)
+
+
+def coalesce(*operands: Operand) -> Column:
+    """Return the first that is not null."""
+    return _call("coalesce", *operands)
+
+
+def greatest(*operands: Operand) -> Column:
+    """Return the greatest; nulls are passed over."""
+    return _call("greatest", *operands)
+
+
+def least(*operands: Operand) -> Column:
+    """Return the least; nulls are passed over."""
+    return _call("least", *operands)
+
+
+def concat(*operands: Operand) -> Column:
+    """Put texts together; null if one is."""
+    slots = " || ".join(f"{{{number}}}" for number in range(len(operands)))
+    return made(f"({slots})", *_all_of(operands))
+
+
+def struct(*operands: Operand) -> Column:
+    """Return some columns as one, each under its name."""
+    parts = _all_of(operands)
+
+    def write(dialect: Dialect) -> str:
+        if dialect is Dialect.SPARK:
+            return f"named_struct({', '.join(f'{dialect.literal(part.name)}, {part.sql(dialect)}' for part in parts)})"
+        return "{" + ", ".join(f"{dialect.literal(part.name)}: {part.sql(dialect)}" for part in parts) + "}"
+
+    return Column(write)
+
+
+def pmod(operand: Operand, divisor: Operand) -> Column:
+    """Return what is left of a division, never negative."""
+    return made("pmod({0}, {1})", _of(operand), _of(divisor), duckdb="((({0} % {1}) + {1}) % {1})")
+
+
+def ceil(operand: Operand) -> Column:
+    """Round up."""
+    return _call("ceil", operand)
+
+
+def bit_and(operand: Operand, mask: int) -> Column:
+    """Return the bits that a mask leaves."""
+    return made("({0} & {1})", _of(operand), lit(mask))
+
+
+def shift_right(operand: Operand, count: int) -> Column:
+    """Return a number that is not negative without its last bits."""
+    return made("shiftright({0}, {1})", _of(operand), lit(count), duckdb="({0} >> {1})")
+
+
+def hash64(*operands: Operand) -> Column:
+    """Return a hash of 63 bits, never negative. Each engine has its own: it selects, and is in no outcome."""
+    slots = ", ".join(f"{{{number}}}" for number in range(len(operands)))
+    spark = f"shiftrightunsigned(xxhash64({slots}), 1)"
+    return made(spark, *_all_of(operands), duckdb=f"CAST(hash({slots}) >> 1 AS BIGINT)")
+
+
+def hex_of(operand: Operand) -> Column:
+    """Return bytes as upper-case hex digits."""
+    return _call("hex", operand)
+
+
+def octet_length(operand: Operand) -> Column:
+    """Return how many bytes there are."""
+    return _call("octet_length", operand)
+
+
+def bytes_of(operand: Operand, begin: int, count: int) -> Column:
+    """Return a part of bytes; they begin with 1."""
+    spark, duckdb = f"substring({{0}}, {begin}, {count})", f"array_slice({{0}}, {begin}, {begin + count - 1})"
+    return made(spark, _of(operand), duckdb=duckdb)
+
+
+def text_of(operand: Operand, begin: int) -> Column:
+    """Return the bytes behind the first ones as text; null if they are no UTF-8."""
+    spark = f"try_validate_utf8(CAST(substring({{0}}, {begin}) AS string))"
+    return made(spark, _of(operand), duckdb=f"TRY(decode(from_hex(substr(hex({{0}}), {2 * begin - 1}))))")
+
+
+def regexp_extract(operand: Operand, pattern: str, group: int) -> Column:
+    """Return what a group of a pattern matched."""
+    return made("regexp_extract({0}, {1}, {2})", _of(operand), lit(pattern), lit(group))
+
+
+# --- lists ------------------------------------------------------------------------------------------------------------
+
+
+def array(*operands: Operand) -> Column:
+    """Return columns as a list."""
+    slots = ", ".join(f"{{{number}}}" for number in range(len(operands)))
+    return made(f"array({slots})", *_all_of(operands), duckdb=f"[{slots}]")
+
+
+def explode(operand: Operand) -> Column:
+    """Return a row for each element that is not null."""
+    duckdb = "unnest(list_filter({0}, lambda each: each IS NOT NULL))"
+    return made("explode(array_compact({0}))", _of(operand), duckdb=duckdb)
+
+
+def exists(operand: Operand, condition: Callable[[Column], Column]) -> Column:
+    """Say whether a condition holds of an element; null of a list that is null."""
+    inner = condition(Column(lambda _: "element"))
+    duckdb = "(len(list_filter({0}, lambda element: {1})) > 0)"
+    return made("exists({0}, element -> {1})", _of(operand), inner, duckdb=duckdb)
+
+
+def array_contains(operand: Operand, element: Column | Value) -> Column:
+    """Say whether a list has an element; null if either is."""
+    sought = element if isinstance(element, Column) else lit(element)
+    return made("array_contains({0}, {1})", _of(operand), sought, duckdb="list_contains({0}, {1})")
+
+
+def array_min(operand: Operand) -> Column:
+    """Return the least element."""
+    return _call("array_min", operand, duckdb="list_min")
+
+
+def arrays_overlap(operand: Operand, other: Operand) -> Column:
+    """Say whether two lists have an element in common."""
+    return _call("arrays_overlap", operand, other, duckdb="list_has_any")
+
+
+# --- of many rows -----------------------------------------------------------------------------------------------------
+
+
+def count_rows() -> Aggregate:
+    """Return how many rows there are."""
+    return Aggregate(made("count(*)"))
+
+
+def count_if(condition: Operand) -> Aggregate:
+    """Return of how many rows something holds."""
+    return Aggregate(made("count_if({0})", _of(condition), duckdb="count(*) FILTER (WHERE {0})"))
+
+
+def count_distinct(*operands: Operand) -> Aggregate:
+    """Return how many values there are; nulls are not counted."""
+    slots = ", ".join(f"{{{number}}}" for number in range(len(operands)))
+    duckdb = f"count(DISTINCT {slots if len(operands) == 1 else f'({slots})'})"
+    return Aggregate(made(f"count(DISTINCT {slots})", *_all_of(operands), duckdb=duckdb))
+
+
+def sum_of(operand: Operand) -> Aggregate:
+    """Return a sum; null of nothing. One that is beyond 64 bits is an error."""
+    return Aggregate(_call("sum", operand), "BIGINT")
+
+
+def max_of(operand: Operand) -> Aggregate:
+    """Return the greatest."""
+    return Aggregate(_call("max", operand))
+
+
+def min_of(operand: Operand) -> Aggregate:
+    """Return the least."""
+    return Aggregate(_call("min", operand))
+
+
+def max_by(operand: Operand, by: Operand) -> Aggregate:
+    """Return a column of the row in which another one is greatest; null if it is null there."""
+    return Aggregate(_call("max_by", operand, by, duckdb="arg_max_null"))
+
+
+def min_by(operand: Operand, by: Operand) -> Aggregate:
+    """Return a column of the row in which another one is least; null if it is null there."""
+    return Aggregate(_call("min_by", operand, by, duckdb="arg_min_null"))
+
+
+def bit_xor(operand: Operand) -> Aggregate:
+    """Return the exclusive or of numbers."""
+    return Aggregate(_call("bit_xor", operand))
+
+
+def bool_and(operand: Operand) -> Aggregate:
+    """Say whether something holds of all rows."""
+    return Aggregate(_call("bool_and", operand))
+
+
+def collect_set(operand: Operand) -> Aggregate:
+    """Return the values that are not null, each once, in no order."""
+    spark, duckdb = "collect_set({0})", "coalesce(list(DISTINCT {0}) FILTER (WHERE {0} IS NOT NULL), [])"
+    return Aggregate(made(spark, _of(operand), duckdb=duckdb))
+
+
+def collect_sorted(operand: Operand) -> Aggregate:
+    """Return the values in their order."""
+    return Aggregate(made("array_sort(collect_list({0}))", _of(operand), duckdb="list_sort(list({0}))"))
+
+
+def row_number() -> Aggregate:
+    """Return the number of each row of a window, from 1."""
+    return Aggregate(made("row_number()"))
+
+
+def lead(operand: Operand) -> Aggregate:
+    """Return the value of the next row of a window."""
+    return Aggregate(_call("lead", operand))
+
+
+def row_id() -> Column:
+    """Return a number of each row, in no order."""
+    return made("monotonically_increasing_id()", duckdb="row_number() OVER ()")
+
+
+def nulls_last(operand: Operand) -> Order:
+    """Order by a column, nulls behind."""
+    return Order(_of(operand), has_nulls_last=True)

@@ -1,0 +1,44 @@
+"""Files of this machine, for either engine; and what kinds of columns Parquet files have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import unquote
+
+from spark_audit.schema import Fields, TrailError
+
+_HIDDEN = re.compile(r"/[._][^/]*(?:/|$)|\.tmp(?:/|$)")
+_PARQUET = {"bigint": "int64", "int": "int32", "string": "binary (STRING)", "binary": "binary", "boolean": "boolean"}
+
+
+def is_hidden(path: str) -> bool:
+    """Say whether a file is no part of a trail, by its path in it."""
+    return _HIDDEN.search("/" + path) is not None
+
+
+def walk_folder(folder: Path) -> list[tuple[str, int]]:
+    """Return all visible files with their sizes, sorted."""
+    found = [(str(path.relative_to(folder)), path.stat().st_size) for path in folder.rglob("*") if path.is_file()]
+    return sorted(each for each in found if not is_hidden(each[0]))
+
+
+def read_texts(folder: Path, paths: Sequence[str]) -> dict[str, str]:
+    """Return what is in files, by their path."""
+    return {path: (folder / path).read_text(encoding="utf-8", errors="replace") for path in paths}
+
+
+def plain(url: str) -> str:
+    """Return a form of a URL that is the same whoever wrote it: ``file:/a``, ``file:///a``, escaped or not."""
+    return re.sub(r"^([a-z0-9]+):/*", r"\1:/", unquote(url))
+
+
+def check_types(url: str, types: Mapping[str, str], fields: Fields) -> None:
+    """Raise ``TrailError`` for the first column of a file that is missing or of another type."""
+    for name, kind in fields:
+        wanted = _PARQUET.get(kind, "group (LIST)")
+        if name not in types:
+            raise TrailError(f"{url}: column {name} is missing")
+        if types[name] != wanted:
+            raise TrailError(f"{url}: column {name} is {types[name]}, not {wanted}")

@@ -1,0 +1,69 @@
+"""Both engines say the same to the byte: of a sound trail, of one that lies in every way, of one that is damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from support.trail_damage import DAMAGERS
+from support.trail_disagreements import DISAGREEMENTS
+from support.trail_forge import forge
+from support.trail_hand import Hand
+from support.trail_mutations import MUTATORS, SPOOL_MUTATORS
+
+from spark_audit.frames.duck import DuckEngine
+from spark_audit.frames.spark import SparkEngine
+from spark_audit.frames.table import Engine
+from spark_audit.jobs.audit import run_audit
+from spark_audit.jobs.options import Options
+from spark_audit.jobs.outcome import write_outcome
+
+pytestmark = pytest.mark.timeout(240)
+COMPARED = ("report.json", "findings.csv", "findings.jsonl", "report.html")
+
+
+@pytest.fixture(scope="module")
+def engines(spark: SparkSession) -> Iterator[Mapping[str, Engine]]:
+    """One of each."""
+    with closing(DuckEngine(threads=2)) as duckdb:
+        yield {"duckdb": duckdb, "spark": SparkEngine(spark)}
+
+
+def audited(engines: Mapping[str, Engine], trail: Path, out: Path) -> int:
+    """Audit a trail with both; fail unless all that they write is the same. Return the exit code."""
+    codes = set()
+    for name, engine in engines.items():
+        outcome = run_audit(engine, str(trail), Options())
+        write_outcome(outcome, out / name)
+        codes.add(outcome.exit_code)
+    for name in COMPARED:
+        one, other = ((out / engine / name).read_bytes() for engine in engines)
+        assert one == other, name
+    (code,) = codes
+    return code
+
+
+def test_of_a_sound_trail(engines: Mapping[str, Engine], tmp_path: Path) -> None:
+    """Nothing is found, and the ledgers and pictures are the same."""
+    forge(tmp_path / "trail", messages=600, seed=4, rows_per_file=300, snapshots=2)
+    assert audited(engines, tmp_path / "trail", tmp_path / "out") == 0
+
+
+def test_of_a_trail_that_lies_and_is_damaged(engines: Mapping[str, Engine], tmp_path: Path) -> None:
+    """Every kind of lie that there is, events that disagree, records that are missing, repeated and changed."""
+    trail = tmp_path / "trail"
+    forge(trail, messages=2_000, seed=5, rows_per_file=1_000)
+    told: set[str] = set()
+    for name in sorted(MUTATORS):
+        told |= MUTATORS[name](trail, "daemon-0", 2, 7, told).message_ids
+    SPOOL_MUTATORS["lose_sent"](trail, "spool-0", 2, 1, ())
+    for name in ("cut_records", "repeat_records", "repeat_records_changed"):
+        DAMAGERS[name](trail, "daemon-1", 3, 2)
+    for write in DISAGREEMENTS:
+        hand = Hand(trail, write.__name__, of=f" of {write.__name__}")
+        write(hand)
+        hand.end(620_000)
+    assert audited(engines, trail, tmp_path / "out") == 40

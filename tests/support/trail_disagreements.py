@@ -1,0 +1,64 @@
+"""Cells of trails in which events disagree with what came before them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.trail_hand import START_MS, Hand
+
+
+def delivered(hand: Hand, entry: int, at_ms: int, due_ms: int) -> None:
+    """Hand a message over."""
+    ids: dict[str, Any] = {"topic": hand.topic, "entry": entry, "message_id": hand.id_of(entry)}
+    hand.add("DELIVERED", at_ms, **ids, due_ms=START_MS + due_ms, queue_id=0, queue_offset=entry)
+
+
+def of_transaction(hand: Hand, kind: str, number: int) -> None:
+    """Let a transaction go on."""
+    hand.add(kind, 10, topic=hand.topic, entry=number if kind == "HALF" else None, message_id=hand.id_of(number))
+
+
+def other_times(hand: Hand) -> None:
+    for entry, at_ms in ((1, 5_000), (2, 610_000)):  # due at 10 s
+        hand.scheduled(entry, 10_000)
+        delivered(hand, entry, at_ms, at_ms)
+
+
+def other_places(hand: Hand) -> None:
+    hand.subscribed()
+    for number in range(4):
+        hand.queued(number, number)
+    for number, offset in ((0, 1), (1, 0), (2, 2)):
+        hand.of_group("ACKED", number, queue_id=0, queue_offset=offset)
+    hand.of_group("NACKED", 3, queue_id=0, entry=13, attempt=1)
+    hand.of_group("RETRIED", 3, queue_id=-1, queue_offset=0, entry=13, attempt=2)
+    hand.of_group("ACKED", 3, queue_id=-1, queue_offset=7, attempt=2)
+
+
+def other_copies(hand: Hand) -> None:
+    """Fail a message four times: one copy comes as it should, others early, for another time, as another attempt."""
+    hand.subscribed()
+    for number, (at_ms, due_ms, attempt) in enumerate(((50, 50, 2), (40, 50, 2), (60, 60, 2), (50, 50, 3))):
+        hand.queued(number, number)
+        copy: dict[str, Any] = {"queue_id": -1, "queue_offset": number}
+        failed_due: dict[str, Any] = {"due_ms": START_MS + 50, "attempt": 1}
+        hand.of_group("NACKED", number, 10, queue_id=0, entry=10 + number, **failed_due)
+        back: dict[str, Any] = {"due_ms": START_MS + due_ms, "attempt": attempt}
+        hand.of_group("RETRIED", number, at_ms, entry=10 + number, **copy, **back)
+        hand.of_group("ACKED", number, 70, attempt=attempt, **copy)
+
+
+def transactions(hand: Hand) -> None:
+    for number in range(1, 7):
+        of_transaction(hand, "HALF", number)
+    for number in (1, 2, 3):
+        of_transaction(hand, "COMMITTED", number)
+    hand.queued(1, 1)  # well
+    hand.queued(2, 2)
+    of_transaction(hand, "ROLLED_BACK", 2)  # ended twice; 3 is committed, and nobody has it
+    of_transaction(hand, "ROLLED_BACK", 4)  # well; 5 is gone
+    of_transaction(hand, "ROLLED_BACK", 9)  # never began
+    hand.snapshot([hand.held(6, 20_000, "TRANSACTION")])
+
+
+DISAGREEMENTS = (other_times, other_places, other_copies, transactions)
