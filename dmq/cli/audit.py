@@ -15,6 +15,7 @@ import typer
 from broker_adapter.extras import require
 from dmq.cli import output as out
 from dmq.cli.cluster import ClusterCaOption, ClusterKeyOption, ClusterTlsOption, remoting_of
+from dmq.cli.engines import Engine, chosen, run_here
 from dmq.cli.errors import CommandFailed, ExitCode, refused, refusing
 from dmq.cli.nouns import noun
 from dmq.cli.offline import stopped
@@ -34,6 +35,7 @@ _CODES = (
     "contradicts itself, 1 internal error, 2 usage."
 )
 _GAPS_SHOWN = 20
+_MASTER = "local[*]"
 
 DataOption = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="Directory of a stopped daemon, or of a spool's process.")
@@ -84,39 +86,38 @@ def run(
     cluster_key: ClusterKeyOption = None,
     cluster_tls: ClusterTlsOption = False,
     cluster_ca: ClusterCaOption = None,
-    master: Annotated[str, typer.Option(metavar="URL", help="Spark's master.")] = "local[*]",
+    engine: Annotated[
+        Engine, typer.Option(help="What judges it: DuckDB on this machine, or Spark; the outcome is the same.")
+    ] = Engine.auto,
+    master: Annotated[str | None, typer.Option(metavar="URL", help="Spark's master.  [default: local[*]]")] = None,
     driver_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Java memory (half, at most 4g).")] = None,
     conf: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Spark setting; may be repeated.")] = None,
 ) -> None:
-    """Audit the trail with Spark: was anything lost, late, duplicated? Message by message, with the evidence."""
+    """Audit the trail: was anything lost, late, duplicated? Message by message, with the evidence."""
     arguments = [
         *("--out", str(into)),
         *_times_asked(since, until, late_after, grace),
         *_counts_asked(late_max, duplicates_max, exact=exact),
         *_steps_asked(state, incremental=incremental, is_bounded=since is not None or until is not None),
     ]
-    settings = _settings(conf or ())
-    memory = java_memory(driver_memory)
+    settings, memory = _settings(conf or ()), java_memory(driver_memory)
     where = _trail_of(trail, data, config)
     remoting = None
     if cluster is not None:
-        _check_place(where, master, incremental=incremental)
+        _check_place(where, master or _MASTER, incremental=incremental)
         remoting = remoting_of(cluster, "--cluster", cluster_key, cluster_ca, tls=cluster_tls)
         arguments += ["--read-back", str(into.resolve() / "cluster")]
     timeout_s = _seconds("--cluster-timeout", cluster_timeout)
-    if not _is_elsewhere(where) and not Path(where).is_dir():
-        raise CommandFailed(f"there is no trail at {where}", ExitCode.NOT_FOUND)
-    spark = find_spark()
-    log = _log_in(into)
+    engine = _engine_for(where, engine, is_for_spark=bool(master or driver_memory or settings))
+    spark, log = (find_spark(), _log_in(into)) if engine is Engine.spark else (None, None)
     taken = None if snapshot is False else _snapshot(session, is_wanted=snapshot is True)
     found: dict[str, object] = {}
     if remoting is not None:
         found["read_back"] = _read_back(session, Path(where), remoting, into.resolve() / "cluster", timeout_s)
-    code = _run_job(spark, log, where, arguments, master=master, memory=memory, conf=settings, quiet=session.as_json)
+    code = _judge(spark, log, where, arguments, master=master, memory=memory, conf=settings, quiet=session.as_json)
     if session.as_json:
-        meaning = MEANINGS.get(code, "failed")
-        answer = {"exit_code": code, "meaning": meaning, "out": str(into), "log": str(log), "snapshot": taken}
-        out.show_json(answer | found)
+        of_run = {"out": str(into), "engine": engine.value, "log": None if log is None else str(log), "snapshot": taken}
+        out.show_json({"exit_code": code, "meaning": MEANINGS.get(code, "failed")} | of_run | found)
     raise typer.Exit(code)
 
 
@@ -295,26 +296,41 @@ def _log_in(into: Path) -> Path:
     return log
 
 
-def _run_job(
-    spark: Spark,
-    log: Path,
+def _engine_for(trail: str, asked: Engine, *, is_for_spark: bool) -> Engine:
+    is_elsewhere = _is_elsewhere(trail)
+    if not is_elsewhere and not Path(trail).is_dir():
+        raise CommandFailed(f"there is no trail at {trail}", ExitCode.NOT_FOUND)
+    return chosen(asked, trail, is_elsewhere=is_elsewhere, is_for_spark=is_for_spark)
+
+
+def _judge(
+    spark: Spark | None,
+    log: Path | None,
     trail: str,
     arguments: list[str],
     *,
-    master: str,
+    master: str | None,
     memory: str,
     conf: Sequence[str],
     quiet: bool,
 ) -> int:
-    """Run the job and return the verdict, or how it failed as an exit code of ours."""
+    """Run the job, here without Spark, and return the verdict, or how it failed as an exit code of ours."""
+    if spark is None or log is None:
+        return _verdict(run_here(trail, arguments, quiet=quiet), "")
+    master = master or _MASTER
     with tempfile.TemporaryDirectory(prefix="dmq-audit-") as scratch:
         command = submit_command(
             spark, Path(scratch), log, master=master, memory=memory, conf=conf, trail=trail, arguments=arguments
         )
         code = run_job(command, spark.environment, log, quiet=quiet)
+    return _verdict(code, f"; Spark's log is {log}")
+
+
+def _verdict(code: int, where_to_look: str) -> int:
+    """Return the exit code of a job if it is a verdict; else say that it failed, and return what that is here."""
     if code in MEANINGS:
         return code
-    out.note(f"the audit failed ({code}); Spark's log is {log}")
+    out.note(f"the audit failed ({code}){where_to_look}")
     return code if code == ExitCode.USAGE else ExitCode.FAILURE
 
 

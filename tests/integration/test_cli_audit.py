@@ -19,9 +19,12 @@ from support.daemon import Daemon, run_command
 from support.remoting_peer import HeldQueue, remoting_peer
 from support.stored_messages import NOW, a_stored
 from support.trail_files import CellWriter, Event
+from support.trail_forge import forge
 from support.wire_client import WireClient, a_message
 
+from dmq.cli import engines
 from dmq.cli import spark as jobs
+from dmq.cli.engines import Engine
 from dmq.cli.errors import CommandFailed
 
 TIMEOUT_S = 60
@@ -187,6 +190,9 @@ def test_there_must_be_a_trail(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+ON_SPARK = ("--engine", "spark")
+
+
 # -- run ---------------------------------------------------------------------------------------------------------------
 
 
@@ -196,7 +202,7 @@ def test_the_jobs_exit_code_is_passed_through(code: int, spark: FakeSpark, tmp_p
     trail, into = tmp_path / "trail", tmp_path / "out"
     trail.mkdir()
     spark.will(code, NOISE + "stage join: 7 rows\n")
-    arguments = ["audit", "run", "--trail", str(trail), "--out", str(into), "--no-snapshot"]
+    arguments = ["audit", "run", *ON_SPARK, "--trail", str(trail), "--out", str(into), "--no-snapshot"]
     ended = dmq(*arguments, env=spark.env)
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, "the ledgers\n", "stage join: 7 rows\n")
     assert NOISE in (into / "spark.log").read_text(encoding="utf-8")
@@ -206,6 +212,7 @@ def test_the_jobs_exit_code_is_passed_through(code: int, spark: FakeSpark, tmp_p
         "exit_code": code,
         "meaning": jobs.MEANINGS[code],
         "out": str(into),
+        "engine": "spark",
         "log": str(into / "spark.log"),
         "snapshot": None,
     }
@@ -217,7 +224,7 @@ def test_a_job_that_failed_tells_where_its_log_is(code: int, becomes: int, spark
     (tmp_path / "trail").mkdir()
     spark.will(code, NOISE)
     arguments = ["--trail", str(tmp_path / "trail"), "--out", str(tmp_path / "out"), "--no-snapshot"]
-    ended = dmq("audit", "run", *arguments, env=spark.env)
+    ended = dmq("audit", "run", *ON_SPARK, *arguments, env=spark.env)
     assert ended.returncode == becomes
     assert ended.stderr == f"dmq: the audit failed ({code}); Spark's log is {tmp_path / 'out' / 'spark.log'}\n"
 
@@ -231,7 +238,7 @@ def test_what_is_asked_for_reaches_the_job(spark: FakeSpark, tmp_path: Path, mem
     given += ["--duplicates-max", "4", "--grace", "2m", "--exact"]
     of_spark = ["--master", "local[2]", "--driver-memory", memory, "--conf", "spark.a=b=c"]
     of_spark += ["--conf", "spark.driver.extraJavaOptions=-Dx=y"]
-    assert dmq("audit", "run", *base, *given, *of_spark, "--no-snapshot", env=spark.env).returncode == 0
+    assert dmq("audit", "run", *ON_SPARK, *base, *given, *of_spark, "--no-snapshot", env=spark.env).returncode == 0
     arguments = spark.arguments
     at = arguments.index("run")
     passed = ["--from", "1795219200000", "--to", "1795305600000", "--late-after", "60000ms", "--grace", "120000ms"]
@@ -246,7 +253,7 @@ def test_what_is_asked_for_reaches_the_job(spark: FakeSpark, tmp_path: Path, mem
     environment = (spark.home / "environment").read_text(encoding="utf-8").splitlines()
     assert f"PYSPARK_PYTHON={sys.executable}" in environment
     for more in ([], ["--incremental", "--state", str(tmp_path / "state")]):
-        assert dmq("audit", "run", *base, *more, "--no-snapshot", env=spark.env).returncode == 0
+        assert dmq("audit", "run", *ON_SPARK, *base, *more, "--no-snapshot", env=spark.env).returncode == 0
         assert spark.arguments[spark.arguments.index("run") :] == ["run", *base, *more]
 
 
@@ -256,7 +263,7 @@ def test_a_long_trail_gets_the_collector_and_the_compilers_that_pay(spark: FakeS
     with (tmp_path / "trail" / "long.parquet").open("wb") as file:
         file.truncate(500_001)
     base = ["--trail", str(tmp_path / "trail"), "--out", str(tmp_path / "out"), "--no-snapshot"]
-    assert dmq("audit", "run", *base, env=spark.env).returncode == 0
+    assert dmq("audit", "run", *ON_SPARK, *base, env=spark.env).returncode == 0
     options = spark.arguments[spark.arguments.index("--driver-java-options") + 1]
     assert re.findall(r"-XX:\S+", options) == ["-XX:+UseParallelGC"]
 
@@ -266,7 +273,7 @@ def test_a_garbage_collector_that_is_asked_for_is_the_only_one(spark: FakeSpark,
     (tmp_path / "trail").mkdir()
     base = ["--trail", str(tmp_path / "trail"), "--out", str(tmp_path / "out"), "--no-snapshot"]
     asked = ["--conf", "spark.driver.extraJavaOptions=-Xss4m -XX:+UseSerialGC"]
-    assert dmq("audit", "run", *base, *asked, env=spark.env).returncode == 0
+    assert dmq("audit", "run", *ON_SPARK, *base, *asked, env=spark.env).returncode == 0
     assert re.findall(r"-XX:\S+", spark.arguments[spark.arguments.index("--driver-java-options") + 1]) == [
         "-XX:+UseSerialGC"
     ]
@@ -317,7 +324,8 @@ def test_options_are_checked_before_anything_starts(spark: FakeSpark, tmp_path: 
 def test_what_is_missing_is_said(spark: FakeSpark, tmp_path: Path) -> None:
     """Java, Spark, or the job, each in one line, before anything starts."""
     (tmp_path / "trail").mkdir()
-    base = ["audit", "run", "--trail", str(tmp_path / "trail"), "--out", str(tmp_path / "out"), "--no-snapshot"]
+    base = ["audit", "run", *ON_SPARK, "--trail", str(tmp_path / "trail"), "--out", str(tmp_path / "out")]
+    base.append("--no-snapshot")
     ended = dmq(*base, env={**spark.env, "JAVA_HOME": str(tmp_path)})
     assert (ended.returncode, "there is no Java in JAVA_HOME" in ended.stderr) == (1, True)
     ended = dmq(*base, env={**spark.env, "SPARK_HOME": str(tmp_path)})
@@ -325,6 +333,49 @@ def test_what_is_missing_is_said(spark: FakeSpark, tmp_path: Path) -> None:
     ended = dmq(*base, env={"JAVA_HOME": "", "PATH": str(tmp_path), "SPARK_HOME": str(spark.home)})
     assert (ended.returncode, ended.stderr) == (1, "dmq: there is no Java: Spark needs Java 17 or newer\n")
     assert not spark.was_called()
+
+
+def test_a_trail_is_judged_without_java(tmp_path: Path) -> None:
+    """By DuckDB if nobody asks for another engine: the verdict is the exit code, the report is there."""
+    forge(tmp_path / "trail", messages=60, seed=3)
+    base = ["audit", "run", "--trail", str(tmp_path / "trail"), "--out", str(tmp_path / "out"), "--no-snapshot"]
+    ended = dmq(*base, "-o", "json", env={"JAVA_HOME": str(tmp_path), "SPARK_HOME": str(tmp_path)})
+    assert ended.returncode == 0, ended.stderr
+    answer = json.loads(ended.stdout)
+    assert (answer["engine"], answer["meaning"], answer["log"]) == ("duckdb", "clean", None)
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"report.html", "report.json", "findings.csv"}
+
+
+def test_what_duckdb_cannot_do_is_refused(tmp_path: Path) -> None:
+    """Trails elsewhere, and options that only Spark has; what to do instead is said."""
+    (tmp_path / "trail").mkdir()
+    base = ["audit", "run", "--engine", "duckdb", "--out", str(tmp_path / "out"), "--no-snapshot"]
+    for given in (["--trail", "s3a://bucket/trail"], ["--trail", str(tmp_path / "trail"), "--conf", "spark.a=b"]):
+        ended = dmq(*base, *given)
+        assert (ended.returncode, "--engine" in ended.stderr) == (2, True), ended.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("has", "of_events", "expected"),
+    [
+        ({"duckdb", "pyspark"}, 0, Engine.duckdb),
+        ({"pyspark"}, 0, Engine.spark),
+        ({"duckdb"}, 5_001, Engine.duckdb),
+        ({"duckdb", "pyspark"}, 5_001, Engine.spark),
+    ],
+)
+def test_an_engine_is_chosen_by_what_is_there_and_by_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has: set[str], of_events: int, expected: Engine
+) -> None:
+    """DuckDB, unless it is missing or the trail is a long one and Spark is there."""
+    monkeypatch.setattr(engines, "AUTO_MAX_BYTES", 5_000)
+    monkeypatch.setattr(engines, "find_spec", lambda name: name if name in has else None)
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    (tmp_path / "events").mkdir()
+    with (tmp_path / "events" / "long.parquet").open("wb") as file:
+        file.truncate(of_events)
+    assert engines.chosen(Engine.auto, str(tmp_path), is_elsewhere=False, is_for_spark=False) is expected
 
 
 def test_a_missing_package_names_what_to_install(monkeypatch: pytest.MonkeyPatch, spark: FakeSpark) -> None:
@@ -352,7 +403,7 @@ def test_nothing_of_spark_is_imported_to_start_it() -> None:
 def test_a_run_takes_a_snapshot_first(daemon: Daemon, spark: FakeSpark, tmp_path: Path) -> None:
     """If somebody answers; if nobody does that is one line, and the end only where it was asked for."""
     trail, into = daemon.data / "trail", tmp_path / "out"
-    base = ["audit", "run", "--trail", str(trail), "--out", str(into)]
+    base = ["audit", "run", *ON_SPARK, "--trail", str(trail), "--out", str(into)]
     found = answer_of(dmq("-a", daemon.address, *base, "-o", "json", env=spark.env))
     assert Path(found["snapshot"]["path"]).is_dir()
     ended = dmq("-a", "127.0.0.1:1", *base, env=spark.env)
@@ -371,7 +422,8 @@ def test_a_cluster_is_read_back_before_the_job(tmp_path: Path, spark: FakeSpark)
     writer.add(Event(**(made | {"topic": "orders", "message_id": b"\0M1"})))
     writer.close()
     out = tmp_path / "out"
-    asked = ("audit", "run", "--trail", str(tmp_path / "trail"), "--no-snapshot", "--out", str(out), "-o", "json")
+    asked = ["audit", "run", *ON_SPARK, "--trail", str(tmp_path / "trail"), "--no-snapshot"]
+    asked += ["--out", str(out), "-o", "json"]
     with remoting_peer() as peer:
         peer.topics["orders"] = [HeldQueue([a_stored(offset=0)]), HeldQueue()]
         found = answer_of(dmq(*asked, "--cluster", peer.address, env=spark.env))

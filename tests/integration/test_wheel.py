@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from support.daemon import START_S_MAX, free_port
-from support.jvm import SHORT_LIVED
+from support.trail_forge import forge
 
 ROOT = Path(__file__).parents[2]
 _HOOK = """
@@ -185,7 +185,7 @@ def test_one_extra_says_what_another_brings(installed: Path, tmp_path: Path) -> 
             pass
         (tmp_path / "trail").mkdir()
         done = run(env, tmp_path, "-m", "dmq", "audit", "run", "--trail", "trail", "--out", "out")
-        assert (done.returncode, "pip install 'rock-dmq[audit]'" in done.stderr) == (1, True), done.stderr
+        assert (done.returncode, "pip install 'rock-dmq[audit-local]'" in done.stderr) == (1, True), done.stderr
     with environment(installed, tmp_path / "audit", "audit") as env:
         done = run(env, tmp_path, "-m", "dmq", "status")
         assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
@@ -204,11 +204,14 @@ def test_the_server_serves(installed: Path, tmp_path: Path) -> None:
             assert used.stdout == "rock-dmq 1\n", used.stderr
 
 
-def test_the_audit_has_its_job(installed: Path, tmp_path: Path) -> None:
-    """It starts, reads its options, and says which trail is not there."""
-    with environment(installed, tmp_path / "site", "audit") as env:
-        arguments = ("-m", "spark_audit", "run", "--trail", "nowhere", "--out", str(tmp_path / "out"))
-        done = run(env | {"SPARK_SUBMIT_OPTS": SHORT_LIVED[0]}, tmp_path, *arguments)
+def test_a_trail_is_judged_on_one_machine(installed: Path, tmp_path: Path) -> None:
+    """With what ``audit-local`` brings, and without Spark; a trail that is not there is said."""
+    forge(tmp_path / "trail", messages=40, seed=1)
+    with environment(installed, tmp_path / "site", "audit-local") as env:
+        base = ("-m", "spark_audit", "run", "--engine", "duckdb", "--out", str(tmp_path / "out"), "--trail")
+        done = run(env, tmp_path, *base, str(tmp_path / "trail"))
+        assert (done.returncode, "verdict: clean" in done.stdout) == (0, True), done.stderr
+        done = run(env, tmp_path, *base, "nowhere")
         assert (done.returncode, "no such directory" in done.stderr) == (1, True), done.stderr
 
 

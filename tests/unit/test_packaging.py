@@ -61,7 +61,8 @@ def test_the_hook_costs_two_dependencies(metadata: Message) -> None:
 
 
 def test_the_extras_are_those_that_are_documented(metadata: Message) -> None:
-    assert set(metadata.get_all("Provides-Extra", [])) == {"client", "daemon", "server", "classic", "audit", "demo"}
+    extras = {"client", "daemon", "server", "classic", "audit", "audit-local", "demo"}
+    assert set(metadata.get_all("Provides-Extra", [])) == extras
 
 
 def test_only_demo_and_tests_get_the_official_client(metadata: Message) -> None:
