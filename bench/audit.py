@@ -1,4 +1,4 @@
-"""The audit of a long trail: what a whole run of the Spark job takes, beside DuckDB on the same files."""
+"""The audit of a long trail: what a whole run takes on each engine, beside plain questions to DuckDB."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from bench.trail_maker import Made, make_trail
 from broker_adapter.clock import SystemClock
 
 CORES, DRIVER_MEMORY, WALL_S_PER_10M, RSS_MB = 2, "4g", 60.0, 6_000
+DUCKDB_WALL_S_PER_10M, SMALLEST = 6.0, 1_000_000
 _LOOK_S = 0.1
 _RUN_S_MAX = 1_800
 
@@ -34,8 +35,9 @@ class _Run(NamedTuple):
 
 def measure(plan: Plan) -> list[Figure]:
     """Return wall time and memory of an audit of one trail, each run in a process of its own, start-up included."""
-    plan.expect(2 + plan.rounds)
+    plan.expect(2 + 2 * plan.rounds)
     runs: list[_Run] = []
+    of_duckdb: list[_Run] = []
     with directory() as data:
         plan.step(f"make {plan.events} events")
         clock = SystemClock()
@@ -50,7 +52,16 @@ def measure(plan: Plan) -> list[Figure]:
             out = data / f"out-{number}"
             runs.append(_watched(_command(data / "trail", out)))
             details |= _checked(runs[-1], out, made)
-    return _figures(made, runs, peer, details)
+            plan.step("audit with DuckDB")
+            out = data / f"out-duckdb-{number}"
+            of_duckdb.append(_watched(_command_of_duckdb(data / "trail", out)))
+            details |= {"duckdb": _checked(of_duckdb[-1], out, made)["run"]}
+    return [*_figures(made, runs, peer, details), _figure_of_duckdb(made, of_duckdb, peer)]
+
+
+def _command_of_duckdb(trail: Path, out: Path) -> list[str]:
+    job = ["run", "--engine", "duckdb", "--threads", str(CORES), "--trail", str(trail), "--out", str(out)]
+    return [sys.executable, "-m", "spark_audit", *job]
 
 
 def _command(trail: Path, out: Path) -> list[str]:
@@ -154,3 +165,16 @@ def _figures(made: Made, runs: Sequence[_Run], peer: _Run, details: Mapping[str,
             beside=Beside(what=beside, rounds=[max(peer.rss_mb, 1.0)]),
         ),
     ]
+
+
+def _figure_of_duckdb(made: Made, runs: Sequence[_Run], peer: _Run) -> Figure:
+    goal_s = DUCKDB_WALL_S_PER_10M * max(SMALLEST, made.events) / 10_000_000
+    return Figure(
+        name="audit.duckdb",
+        what=f"the same audit with DuckDB in one process: whole run with start-up, {CORES} threads",
+        unit="s",
+        rounds=[run.wall_s for run in runs],
+        goal=Goal(sign="<=", bound=goal_s),
+        beside=Beside(what="DuckDB, the same questions without histories", rounds=[peer.wall_s]),
+        details={"cpu_s": [run.cpu_s for run in runs], "rss_mb": [run.rss_mb for run in runs]},
+    )
