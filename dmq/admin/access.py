@@ -165,7 +165,7 @@ RPCS: Mapping[str, Access] = MappingProxyType(
         "RemoveSchedule": _ON_SCHEDULE,
         "SetQuota": _FOR_ADMINS,
         "AcceptClock": _FOR_ADMINS,
-        "TakeSnapshot": _FOR_ADMINS,
+        "TakeSnapshot": Access(_admin, ADMIN_KEY),  # an event of its own would make each of them a new one
         "BackUpStore": _FOR_ADMINS,
         "VerifyClientMessage": _FOR_ADMINS,
         "ReplayMessages": _FOR_ADMINS._replace(changes=_unless_dry),

@@ -19,7 +19,7 @@ from dmq.cli.engines import Engine, chosen, run_here
 from dmq.cli.errors import CommandFailed, ExitCode, refused, refusing
 from dmq.cli.nouns import noun
 from dmq.cli.offline import stopped
-from dmq.cli.options import Session, with_output, with_reason, with_session
+from dmq.cli.options import Session, with_output, with_session
 from dmq.cli.progress import Progress
 from dmq.cli.spark import MEANINGS, Spark, find_spark, java_memory, package_folder, path_to, run_job, submit_command
 from dmq.cli.times import point_ms
@@ -144,7 +144,7 @@ def explain(
 
 
 @app.command()
-@with_reason
+@with_session
 def snapshot(
     session: Session,
     *,

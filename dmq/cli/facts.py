@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dmq.cli import output as out
-from dmq.units import format_duration, format_time
+from dmq.units import format_duration, format_size, format_time
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
@@ -39,3 +39,10 @@ def clock_line(clock: wire.Clock) -> str:
 
 def _signed(ms: int) -> str:
     return ("-" if ms < 0 else "+") + format_duration(abs(ms))
+
+
+def shown_quota(quota: wire.Quota) -> str:
+    """Return what is used of a quota, and its limit."""
+    if quota.quota.endswith("bytes"):
+        return f"{format_size(quota.used)} of {format_size(quota.limit)}"
+    return f"{quota.used:,} of {quota.limit:,}" + (" a second" if quota.quota.endswith("rate") else "")

@@ -8,10 +8,9 @@ import typer
 
 from dmq.cli import output as out
 from dmq.cli.errors import ExitCode
-from dmq.cli.facts import clock_line
+from dmq.cli.facts import clock_line, shown_quota
 from dmq.cli.nouns import single
 from dmq.cli.options import Session, with_session
-from dmq.cli.topic import shown_quota
 from dmq.units import format_size
 
 if TYPE_CHECKING:

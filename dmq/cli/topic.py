@@ -11,6 +11,7 @@ import typer
 from dmq.cli import output as out
 from dmq.cli.confirm import confirm
 from dmq.cli.errors import CommandFailed, ExitCode, refusing
+from dmq.cli.facts import shown_quota
 from dmq.cli.nouns import noun
 from dmq.cli.options import Session, TopicArgument, YesOption, with_reason, with_session
 from dmq.units import format_duration, format_size, format_time, parse_duration, parse_size
@@ -125,13 +126,6 @@ def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ValueError("a whole number, none or default is expected")
     return int(text)
-
-
-def shown_quota(quota: wire.Quota) -> str:
-    """Return what is used of a quota, and its limit."""
-    if quota.quota.endswith("bytes"):
-        return f"{format_size(quota.used)} of {format_size(quota.limit)}"
-    return f"{quota.used:,} of {quota.limit:,}" + (" a second" if quota.quota.endswith("rate") else "")
 
 
 def quota_facts(topic: wire.Topic) -> list[tuple[str, str]]:

@@ -148,7 +148,7 @@ def _translated(error: Exception, path: Path | None = None, corrupt: type[StoreC
     if path is not None and str(path) not in text:
         text = f"{path}: {text}"
     if "lock hold by current process" in lowered or "while lock file" in lowered:
-        return StoreLocked(text)
+        return told(StoreLocked, text)
     for kind, signs in _SYSTEM:
         if any(sign in lowered for sign in signs):
             return told(kind, text)

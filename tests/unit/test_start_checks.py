@@ -49,7 +49,7 @@ def _one_port_for_two(folder: Path) -> tuple[str, str]:
 
 
 def _no_address_of_this_host(folder: Path) -> tuple[str, str]:
-    return "listen = '192.0.2.1:8081'", "set listen to an address of this host"
+    return "listen = '192.0.2.1:8081'\ninsecure = true", "set listen to an address of this host"
 
 
 @pytest.mark.parametrize(
