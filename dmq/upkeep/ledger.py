@@ -1,12 +1,12 @@
 """Comparing the ledger of a running store with its rows: in a process of its own, which disturbs the daemon least.
 
-    python -m dmq.upkeep.ledger DATABASE DIRECTORY
+    python -m dmq.background dmq.upkeep.ledger DATABASE DIRECTORY
 
 opens the database as its secondary and says ``{"looked": 0}``. It goes on at a line on stdin, which comes if what it
-opened is whole, and counts with a low priority and a pause behind each slice of rows. It answers with lines of JSON:
-``{"looked": rows}`` now and then, at the end ``{"looked": rows, "differences": [...]}``; or with one line on stderr and
-1. It ends when its stdin does: then whoever asked for it is dead. What a killed daemon leaves, the directory of
-RocksDB's log, the next one removes.
+opened is whole, and counts with the lowest priority and a pause behind each slice of rows. It answers with lines of
+JSON: ``{"looked": rows}`` now and then, at the end ``{"looked": rows, "differences": [...]}``; or with one line on
+stderr and 1. It ends when its stdin does: then whoever asked for it is dead. What a killed daemon leaves, the directory
+of RocksDB's log, the next one removes.
 
 A checkpoint would be the simpler cut. Making one takes RocksDB 40 to 75 ms on a small machine, most of it syncs, and
 rocksdict holds Python's lock for as long: all that falls due meanwhile is late.
@@ -34,6 +34,7 @@ import structlog
 
 from broker_adapter.errors import Refused, Rule
 from dmq.audit.ledger import Difference, Ledger
+from dmq.background import background
 from dmq.embedded.commits import look_at
 from dmq.errors import StoreError
 from dmq.store.engine import Engine, queue_end
@@ -46,8 +47,7 @@ log = structlog.get_logger("dmq.daemon")
 SHOWN_MAX = 1_000  # differences that are told one by one
 _DIRECTORY = ".ledger-"
 _TRIES = 20  # to open the database while no log of it is removed; at 25,000 messages a second one goes each second
-_NICE = 10
-_PAUSE_S = 0.001  # behind each slice
+_PAUSE_S = 0.005  # behind each slice, which takes twice as long
 _ROWS_PER_PAUSE = 4_096
 _TOLD_EVERY = 65_536  # rows
 _IS_OVER = 3  # exit code of a process whose parent is dead
@@ -160,7 +160,7 @@ class LedgerVerifier:
         with (
             tempfile.TemporaryFile("w+", encoding="utf-8") as said,
             subprocess.Popen(
-                [sys.executable, "-m", "dmq.upkeep.ledger", str(database), str(directory)],
+                background("dmq.upkeep.ledger", database, directory),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=said,
@@ -212,7 +212,6 @@ def no_ledger() -> Refused:
 
 def main(arguments: list[str]) -> int:
     """Compare the database that is named; return the exit code."""
-    os.nice(_NICE)
     looked = since_pause = told = 0
 
     def breathe(rows: int) -> None:

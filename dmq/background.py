@@ -1,0 +1,27 @@
+"""Work in a process of its own that takes what nobody else wants of the processors, from its first import on.
+
+    python -m dmq.background MODULE ARGUMENT...
+
+Where others want all of them it hardly goes on: it is for what may take long, and not for what somebody waits for.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+_NICE = 19
+
+
+def background(module: str, *arguments: object) -> list[str]:
+    """Return the command that runs a module so; its name and arguments are what it gets from ``python -m``."""
+    return [sys.executable, "-m", "dmq.background", module, *map(str, arguments)]
+
+
+if __name__ == "__main__":
+    os.nice(_NICE)
+    if sys.platform == "linux":  # a process that is only nice still takes turns from those that wake up
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
