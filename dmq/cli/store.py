@@ -98,6 +98,8 @@ def check(
     if count := found.findings.count.total():
         text = f"{directory} is not whole: {count:,} findings; 'dmq store salvage' saves what can be read"
         raise CommandFailed(text, ExitCode.DAMAGED)
+    if not session.as_json:
+        typer.echo(f"{directory} is whole")
 
 
 @app.command()

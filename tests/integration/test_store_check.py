@@ -242,7 +242,8 @@ def spool_at(root: Path) -> Path:
 
 def test_the_command(whole: Path, tmp_path: Path) -> None:
     """0 for a whole store, 4 for findings, 3 where there is none, 6 while it is in use; one line each."""
-    assert run("store", "check", str(whole)).exit_code == 0
+    told = run("store", "check", str(whole))
+    assert (told.exit_code, told.stdout.splitlines()[-1]) == (0, f"{whole} is whole")
     path = Path(shutil.copytree(whole, tmp_path / "store"))
     engine = RocksEngine(path / "rocksdb")
     engine.write(without(Family.QUEUE, at=5)(engine))
