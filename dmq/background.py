@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from contextlib import suppress
 
 _NICE = 19
 
@@ -22,6 +23,7 @@ def background(module: str, *arguments: object) -> list[str]:
 if __name__ == "__main__":
     os.nice(_NICE)
     if sys.platform == "linux":  # a process that is only nice still takes turns from those that wake up
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        with suppress(OSError):  # a sandbox may not know of it, or not allow it
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -15,7 +15,7 @@ from broker_adapter.clock import Clock
 from broker_adapter.errors import Overloaded
 from broker_adapter.limits import GROUPS_MAX, TOPICS_MAX
 from dmq.acl.rules import AccessKey
-from dmq.embedded.rates import Purse, refilled, spent
+from dmq.embedded.rates import TokenBucket, refilled, spent
 from dmq.http2 import LOOPBACK
 from dmq.store.schema.orders import Limit, decode_limits, encode_limits
 
@@ -104,7 +104,7 @@ class _Use:
 
     held: dict[Quota, int] = field(default_factory=dict)
     names: dict[Quota, set[str]] = field(default_factory=dict)
-    left: dict[Quota, Purse] = field(default_factory=dict)  # of a rate
+    left: dict[Quota, TokenBucket] = field(default_factory=dict)  # of a rate
 
 
 class Use(NamedTuple):
@@ -187,7 +187,7 @@ class Quotas:
         What is there at most is what one period brings, or a single call: a send of many messages waits, and is served.
         """
         now_s, period_s = self._clock.monotonic_s(), RATES_S[quota]
-        paid: list[tuple[_Use, Purse]] = []
+        paid: list[tuple[_Use, TokenBucket]] = []
         for holder in holders:
             limit = self.limit(quota, holder)
             if limit is None:

@@ -19,7 +19,7 @@ from broker_adapter.clock import Clock
 from broker_adapter.errors import Overloaded
 from broker_adapter.message import Envelope
 from dmq.embedded.names import Names, Topic
-from dmq.embedded.rates import Purse, refilled, spent, wait_s
+from dmq.embedded.rates import TokenBucket, refilled, spent, wait_s
 from dmq.errors import OverBound
 from dmq.store.ops import Bound
 from dmq.store.schema.keys import half_scope
@@ -63,7 +63,7 @@ class SendQuotas:
         self._names = names
         self._clock = clock
         self.defaults = defaults
-        self._purses: dict[int, Purse] = {}  # of topics with a rate that something was sent to
+        self._buckets: dict[int, TokenBucket] = {}  # of topics with a rate that something was sent to
 
     def of(self, topic: Topic) -> TopicQuotas:
         """Return the quotas that count for a topic. Retries and dead letters have none."""
@@ -109,18 +109,18 @@ class SendQuotas:
 
     def _spend(self, topic_id: int, rate: int, count: int) -> bool:
         if not rate:
-            self._purses.pop(topic_id, None)
+            self._buckets.pop(topic_id, None)
             return True
-        purse = refilled(self._purses.get(topic_id), rate, self._clock.monotonic_s())
-        left = spent(purse, rate, count)
-        self._purses[topic_id] = purse if left is None else left
+        bucket = refilled(self._buckets.get(topic_id), rate, self._clock.monotonic_s())
+        left = spent(bucket, rate, count)
+        self._buckets[topic_id] = bucket if left is None else left
         return left is not None
 
     def give_back(self, spent_by: Counter[int]) -> None:
         """Let others send what was spent for what was refused, or was known already."""
         for topic_id, count in spent_by.items():
-            if (purse := self._purses.get(topic_id)) is not None:
-                self._purses[topic_id] = purse._replace(left=purse.left + count)
+            if (bucket := self._buckets.get(topic_id)) is not None:
+                self._buckets[topic_id] = bucket._replace(left=bucket.left + count)
 
     def give_back_repeated(self, asked: Asked, repeated: Sequence[bool], topics: Sequence[Topic]) -> None:
         """As ``give_back``, for those messages of a send that were known already."""
@@ -135,8 +135,8 @@ class SendQuotas:
         self.refused[quota] += asked.counts.total()
         if quota == "send_rate":
             rate = quotas.send_rate or 1
-            purse = refilled(self._purses.get(topic.topic_id), rate, self._clock.monotonic_s())
-            retry = _retry(round(wait_s(purse, rate, asked.counts[topic.topic_id]) * 1000))
+            bucket = refilled(self._buckets.get(topic.topic_id), rate, self._clock.monotonic_s())
+            retry = _retry(round(wait_s(bucket, rate, asked.counts[topic.topic_id]) * 1000))
             used = f"sent as many in a second, {error.more} more asked for"
             return OverTopicQuota(quota, topic.name, used, limit=rate, retry=retry)
         unit = " bytes" if error.what == "bytes" else ""
@@ -153,10 +153,10 @@ class SendQuotas:
 
     def used_rate(self, topic: Topic) -> int:
         """Return how many messages of what a second allows were sent a moment ago."""
-        rate, purse = self.of(topic).send_rate, self._purses.get(topic.topic_id)
-        if not rate or purse is None:
+        rate, bucket = self.of(topic).send_rate, self._buckets.get(topic.topic_id)
+        if not rate or bucket is None:
             return 0
-        return max(0, round(rate - refilled(purse, rate, self._clock.monotonic_s()).left))
+        return max(0, round(rate - refilled(bucket, rate, self._clock.monotonic_s()).left))
 
 
 def _retry(left_ms: int) -> str:

@@ -68,8 +68,7 @@ class BackupFolder:
         found: list[KeptBackup] = []
         for path in self._own():
             match = self._name.fullmatch(path.name)
-            if match is not None and _is_copy(path):
-                taken = datetime.strptime(match[2], _STAMP).replace(tzinfo=UTC)
+            if match is not None and (taken := _time_of(match[2])) is not None and _is_copy(path):
                 found.append(KeptBackup(int(match[1]), round(taken.timestamp()) * 1000, path))
         return sorted(found)
 
@@ -150,6 +149,14 @@ class BackupFolder:
 def size_of(path: Path) -> int:
     """Return the size of a backup's files, those shared with the store included."""
     return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+
+
+def _time_of(stamp: str) -> datetime | None:
+    """Return the time in a name; ``None`` if it is none, so that somebody else gave the name."""
+    try:
+        return datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC)
+    except ValueError:
+        return None
 
 
 def _is_copy(path: Path) -> bool:

@@ -138,7 +138,8 @@ def test_only_what_this_store_made_is_removed(tmp_path: Path) -> None:
         (first,) = made.folder.kept()
         others = ["by-hand", "notes.txt"]
         (made.path / "notes.txt").write_text("mine")
-        for name in (f"dmq-{1:016x}-000001-20230101T000000Z", f"{first.path.name}.keep"):
+        no_time = first.path.name.replace("-000001-", "-000010-")[: -len("20230101T000000Z")] + "20239999T999999Z"
+        for name in (f"dmq-{1:016x}-000001-20230101T000000Z", f"{first.path.name}.keep", no_time):
             shutil.copytree(first.path, made.path / name)
             others.append(name)
         link, file, served = (first.path.name.replace("-000001-", f"-{n:06d}-") for n in (7, 8, 9))
