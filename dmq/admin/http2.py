@@ -8,7 +8,7 @@ import structlog
 
 from dmq.acl.guard import Guard
 from dmq.acl.rules import AccessKey
-from dmq.admin.desk import Desk
+from dmq.admin.dispatch import AdminDispatcher
 from dmq.admin.service import AdminService, refusal_of
 from dmq.http2 import CallEnded, Method, RequestHeaders, Status, Unary
 
@@ -17,20 +17,20 @@ log = structlog.get_logger("dmq.admin")
 
 def methods(service: AdminService, guard: Guard | None = None) -> Mapping[str, Method]:
     """Return the methods of the admin service, by path; behind ``guard``, if there is one."""
-    desk = Desk(service, guard)
-    return {path: Unary(_answer(desk, path)) for path in desk.paths}
+    dispatcher = AdminDispatcher(service, guard)
+    return {path: Unary(_answer(dispatcher, path)) for path in dispatcher.paths}
 
 
-def _answer(desk: Desk, path: str) -> Callable[[bytes, RequestHeaders], Awaitable[bytes]]:
+def _answer(dispatcher: AdminDispatcher, path: str) -> Callable[[bytes, RequestHeaders], Awaitable[bytes]]:
     async def answer(body: bytes, headers: RequestHeaders) -> bytes:
         admission = headers.admission
         try:
             if admission is None:
-                return await desk.serve(path, body, headers.get, "")
+                return await dispatcher.serve(path, body, headers.get, "")
             if admission.refusal is not None:
                 raise admission.refusal
             key = admission.credential if isinstance(admission.credential, AccessKey) else None
-            return await desk.serve(path, body, headers.get, admission.address, key)
+            return await dispatcher.serve(path, body, headers.get, admission.address, key)
         except Exception as error:  # the rim: every error becomes a status, and ours are logged
             refusal = refusal_of(error)
             if refusal.is_ours:

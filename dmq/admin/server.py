@@ -11,7 +11,7 @@ import structlog
 from dmq.acl.guard import Guard
 from dmq.acl.signature import Header
 from dmq.admin import admin_v1 as wire
-from dmq.admin.desk import Desk
+from dmq.admin.dispatch import AdminDispatcher
 from dmq.admin.service import AdminService, refusal_of
 from dmq.http2 import address_of
 
@@ -24,12 +24,12 @@ _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
 def grpc_handler(service: AdminService, guard: Guard | None = None) -> grpc.GenericRpcHandler:
     """Return what ``server.add_generic_rpc_handlers`` takes; behind ``guard``, if there is one."""
-    desk = Desk(service, guard)
+    dispatcher = AdminDispatcher(service, guard)
     return grpc.method_handlers_generic_handler(
         wire.SERVICE,
         {
             # Bytes in and bytes out: what cannot be read is then an answer of ours, not an exception in grpcio's log.
-            name: grpc.unary_unary_rpc_method_handler(_answer(desk, name, method.path))
+            name: grpc.unary_unary_rpc_method_handler(_answer(dispatcher, name, method.path))
             for name, method in wire.METHODS.items()
         },
     )
@@ -48,11 +48,11 @@ def _address_of(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
 
 
 def _answer(
-    desk: Desk, name: str, path: str
+    dispatcher: AdminDispatcher, name: str, path: str
 ) -> Callable[[bytes, grpc.aio.ServicerContext[bytes, bytes]], Awaitable[bytes]]:
     async def answer(body: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         try:
-            return await desk.serve(path, body, _header_of(context), _address_of(context))
+            return await dispatcher.serve(path, body, _header_of(context), _address_of(context))
         except Exception as error:  # the rim: every error becomes a status, and ours are logged
             refusal = refusal_of(error)
             if refusal.is_ours:

@@ -15,7 +15,7 @@ from dmq.acl.file import KeyFile
 from dmq.acl.guard import Guard
 from dmq.admin import admin_v1 as wire
 from dmq.admin.access import RPCS
-from dmq.admin.desk import Desk, why_of
+from dmq.admin.dispatch import AdminDispatcher, why_of
 from dmq.admin.service import refusal_of
 
 CLOCK = ManualClock()
@@ -57,14 +57,14 @@ LOOKING = sorted(RPCS.keys() - set(CHANGING))
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
+def dispatcher(tmp_path_factory: pytest.TempPathFactory) -> AdminDispatcher:
     guard = Guard(KeyFile(write_acl(tmp_path_factory.mktemp("acl"), ROLES), CLOCK), CLOCK)
-    return Desk(service_over(FixedSource()), guard)
+    return AdminDispatcher(service_over(FixedSource()), guard)
 
 
-def status_of(desk: Desk, key: Key, rpc: str, request: Message) -> int:
+def status_of(dispatcher: AdminDispatcher, key: Key, rpc: str, request: Message) -> int:
     """Return the status with which a call ends, as far as the key is concerned."""
-    serve = desk.serve(
+    serve = dispatcher.serve(
         wire.METHODS[rpc].path, request.SerializeToString(), dict(key.signer(CLOCK).metadata()).get, "loopback"
     )
     try:
@@ -91,34 +91,34 @@ def test_every_call_of_operators_is_classed() -> None:
 
 
 @pytest.mark.parametrize("rpc", sorted(wire.METHODS))
-def test_an_operator_may_call_everything_and_others_nothing(rpc: str, desk: Desk) -> None:
+def test_an_operator_may_call_everything_and_others_nothing(rpc: str, dispatcher: AdminDispatcher) -> None:
     """Whatever the request says."""
     request = wire.METHODS[rpc].request_class()
-    assert status_of(desk, OPERATOR, rpc, request) == ADMITTED
-    assert status_of(desk, Key("operator", "guess"), rpc, request) == UNAUTHORIZED
+    assert status_of(dispatcher, OPERATOR, rpc, request) == ADMITTED
+    assert status_of(dispatcher, Key("operator", "guess"), rpc, request) == UNAUTHORIZED
 
 
-def test_a_viewer_looks_at_everything_and_changes_nothing(desk: Desk) -> None:
+def test_a_viewer_looks_at_everything_and_changes_nothing(dispatcher: AdminDispatcher) -> None:
     """By the table's own word on what changes something, all RPCs; bodies are for one that was given them."""
     assert len(CHANGING) > 20
     for rpc in CHANGING:
         for key in (VIEWER, READER):
-            assert status_of(desk, key, rpc, request_of(rpc, "orders", "billing")) == FORBIDDEN, rpc
+            assert status_of(dispatcher, key, rpc, request_of(rpc, "orders", "billing")) == FORBIDDEN, rpc
     for rpc in LOOKING:
         request = request_of(rpc, "orders", "billing")
         if rpc == "TakeSnapshot":
-            assert status_of(desk, VIEWER, rpc, request) == FORBIDDEN, "it writes a file"
+            assert status_of(dispatcher, VIEWER, rpc, request) == FORBIDDEN, "it writes a file"
             continue
         if rpc == "VerifyLedger":
-            assert status_of(desk, VIEWER, rpc, request) == FORBIDDEN, "to begin one reads the whole store"
+            assert status_of(dispatcher, VIEWER, rpc, request) == FORBIDDEN, "to begin one reads the whole store"
             request = wire.VerifyLedgerRequest(number=1)
-        assert status_of(desk, VIEWER, rpc, request) == ADMITTED, rpc
+        assert status_of(dispatcher, VIEWER, rpc, request) == ADMITTED, rpc
         if "with_body" in request.DESCRIPTOR.fields_by_name and rpc != "GetSchedule":  # there is no schedule here
             request = type(request)(**{"group" if rpc == "ListDeadLetters" else "topic": "orders"}, with_body=True)
-            assert status_of(desk, VIEWER, rpc, request) == FORBIDDEN, rpc
-            assert status_of(desk, READER, rpc, request) == ADMITTED, rpc
+            assert status_of(dispatcher, VIEWER, rpc, request) == FORBIDDEN, rpc
+            assert status_of(dispatcher, READER, rpc, request) == ADMITTED, rpc
     dry = wire.StartJobRequest(group="billing", is_dry_run=True)
-    assert status_of(desk, VIEWER, "StartJob", dry) == ADMITTED
+    assert status_of(dispatcher, VIEWER, "StartJob", dry) == ADMITTED
 
 
 OF_TOPICS = ("CreateTopic", "SetTopic", "RemoveTopic", "ChangeMessages", "AddSchedule")
@@ -128,54 +128,57 @@ OF_GROUPS = (
 )
 
 
-def test_an_operator_changes_what_is_his(desk: Desk) -> None:
+def test_an_operator_changes_what_is_his(dispatcher: AdminDispatcher) -> None:
     """The topics and groups that he has ADMIN on, no others, and not the cell."""
     by_name = {"StopJob", "PauseSchedule", "ResumeSchedule", "RemoveSchedule"}  # of what there is none here
     for rpc in CHANGING:
         if rpc in by_name:
             continue
         of_them = rpc in {*OF_TOPICS, *OF_GROUPS}
-        own = status_of(desk, ON_CALL, rpc, request_of(rpc, "orders-eu", "billing-eu"))
+        own = status_of(dispatcher, ON_CALL, rpc, request_of(rpc, "orders-eu", "billing-eu"))
         assert own == (ADMITTED if of_them else FORBIDDEN), rpc
-        assert status_of(desk, ON_CALL, rpc, request_of(rpc, "prices", "shipping")) == FORBIDDEN, rpc
-    assert status_of(desk, ON_CALL, "GetStatus", wire.GetStatusRequest()) == ADMITTED
+        assert status_of(dispatcher, ON_CALL, rpc, request_of(rpc, "prices", "shipping")) == FORBIDDEN, rpc
+    assert status_of(dispatcher, ON_CALL, "GetStatus", wire.GetStatusRequest()) == ADMITTED
 
 
 @pytest.mark.parametrize("rpc", OF_GROUPS)
-def test_a_group_has_its_own_administrators(rpc: str, desk: Desk) -> None:
+def test_a_group_has_its_own_administrators(rpc: str, dispatcher: AdminDispatcher) -> None:
     """As ever they look after that group, and no other, and not all; to make, remove or reset it takes an operator."""
     request_class = wire.METHODS[rpc].request_class
     may = FORBIDDEN if rpc in {"CreateGroup", "RemoveGroup", "ResetGroup"} else ADMITTED
-    assert status_of(desk, HOOK, rpc, request_class(group=OWN)) == may
-    assert status_of(desk, HOOK, rpc, request_class(group=OTHER)) == FORBIDDEN
-    assert status_of(desk, HOOK, rpc, request_class()) == FORBIDDEN
-    assert status_of(desk, SHOP, rpc, request_class(group="billing")) == FORBIDDEN
+    assert status_of(dispatcher, HOOK, rpc, request_class(group=OWN)) == may
+    assert status_of(dispatcher, HOOK, rpc, request_class(group=OTHER)) == FORBIDDEN
+    assert status_of(dispatcher, HOOK, rpc, request_class()) == FORBIDDEN
+    assert status_of(dispatcher, SHOP, rpc, request_class(group="billing")) == FORBIDDEN
 
 
 @pytest.mark.parametrize(
     "rpc", ["GetTopic", "CountMessages", "GetMessage", "PeekMessages", "ListMessages", "GetLedger", "ListSchedules"]
 )
-def test_a_key_looks_at_its_own_topics(rpc: str, desk: Desk) -> None:
+def test_a_key_looks_at_its_own_topics(rpc: str, dispatcher: AdminDispatcher) -> None:
     """Those that it may send to or consume, with bodies those that it may consume, and no others."""
     request_class = wire.METHODS[rpc].request_class
-    assert status_of(desk, SHOP, rpc, request_class(topic="orders")) == ADMITTED
-    assert status_of(desk, SHOP, rpc, request_class(topic="prices")) == FORBIDDEN
-    assert status_of(desk, SHOP, rpc, request_class()) == FORBIDDEN
-    assert status_of(desk, HOOK, rpc, request_class(topic="orders")) == FORBIDDEN
+    assert status_of(dispatcher, SHOP, rpc, request_class(topic="orders")) == ADMITTED
+    assert status_of(dispatcher, SHOP, rpc, request_class(topic="prices")) == FORBIDDEN
+    assert status_of(dispatcher, SHOP, rpc, request_class()) == FORBIDDEN
+    assert status_of(dispatcher, HOOK, rpc, request_class(topic="orders")) == FORBIDDEN
 
 
-def test_a_topic_is_its_senders(desk: Desk) -> None:
+def test_a_topic_is_its_senders(dispatcher: AdminDispatcher) -> None:
     """Who may send to it may change what waits in it, and in no other one."""
-    assert status_of(desk, SHOP, "ChangeMessages", wire.ChangeMessagesRequest(topic="orders")) == ADMITTED
-    assert status_of(desk, SHOP, "ChangeMessages", wire.ChangeMessagesRequest(topic="billing")) == FORBIDDEN
-    assert status_of(desk, HOOK, "ChangeMessages", wire.ChangeMessagesRequest(topic="orders")) == FORBIDDEN
+    assert status_of(dispatcher, SHOP, "ChangeMessages", wire.ChangeMessagesRequest(topic="orders")) == ADMITTED
+    assert status_of(dispatcher, SHOP, "ChangeMessages", wire.ChangeMessagesRequest(topic="billing")) == FORBIDDEN
+    assert status_of(dispatcher, HOOK, "ChangeMessages", wire.ChangeMessagesRequest(topic="orders")) == FORBIDDEN
 
 
-def test_a_redrive_to_another_topic_is_a_send(desk: Desk) -> None:
-    """Who looks after a group does not send wherever he likes."""
-    assert status_of(desk, HOOK, "StartJob", wire.StartJobRequest(group=OWN, to_topic="redelivery_orders")) == ADMITTED
-    assert status_of(desk, HOOK, "StartJob", wire.StartJobRequest(group=OWN, to_topic="orders")) == FORBIDDEN
-    assert status_of(desk, HOOK, "StartJob", wire.StartJobRequest(group=OWN, all_groups=True)) == FORBIDDEN
+def test_a_redrive_to_another_topic_is_a_send(dispatcher: AdminDispatcher) -> None:
+    """Who looks after a group may not send wherever they like."""
+    assert (
+        status_of(dispatcher, HOOK, "StartJob", wire.StartJobRequest(group=OWN, to_topic="redelivery_orders"))
+        == ADMITTED
+    )
+    assert status_of(dispatcher, HOOK, "StartJob", wire.StartJobRequest(group=OWN, to_topic="orders")) == FORBIDDEN
+    assert status_of(dispatcher, HOOK, "StartJob", wire.StartJobRequest(group=OWN, all_groups=True)) == FORBIDDEN
 
 
 @pytest.mark.parametrize("given", ["x" * 201, "a%0Ab", "%00", "x" * 10_000])

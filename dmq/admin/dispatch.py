@@ -17,7 +17,7 @@ from dmq.admin.service import AdminService, Handler, handlers
 from dmq.admin.validate import HEADER_WHY_CHARS_MAX, WHY_HEADER
 
 
-class Desk:
+class AdminDispatcher:
     """Serves calls by their paths; behind ``guard``, if there is one. Raises what ``refusal_of`` makes an answer of."""
 
     def __init__(self, service: AdminService, guard: Guard | None = None) -> None:
