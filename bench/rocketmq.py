@@ -208,12 +208,13 @@ class RocketMQ:
         return tuple(node.address for node in self.nodes)
 
     def start(self, node: Node) -> None:
-        """Start a broker with its proxy, and wait until both serve. Raises PeerMissing.
+        """Start a broker with its proxy, and wait until both serve and it is known. Raises PeerMissing.
 
         It ends with the thread that started it, by SIGKILL: what is killed must leave no cluster behind.
         """
         self._launch(node)
         self._until_it_serves(node)
+        self._until_it_is_known(node)
 
     def kill(self, node: Node) -> None:
         """End a broker and its proxy by SIGKILL."""
@@ -322,6 +323,17 @@ class RocketMQ:
     def _until_it_serves(self, node: Node) -> None:
         assert node.process is not None
         self._serves(node.process, node.grpc if self._has_proxies else node.listen, node.name)
+
+    def _until_it_is_known(self, node: Node) -> None:
+        """A broker tells the name server of itself some time after it serves."""
+        clock = SystemClock()
+        until_s = clock.monotonic_s() + _READY_S_MAX
+        while clock.monotonic_s() < until_s:
+            with suppress(BrokerError):
+                if node.name in administer(self._names, RemotingAdmin.cluster).addresses:
+                    return
+            time.sleep(0.1)
+        raise PeerMissing(f"the name server does not know {node.name}")
 
     def _signal(self, number: signal.Signals) -> None:
         for process in self.processes:

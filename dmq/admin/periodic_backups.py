@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -93,6 +94,8 @@ class PeriodicBackups:
         now_ms = self._clock.now_ms()
         due_ms(self._rule, now_ms, now_ms)  # what finds times takes long to load, and is loaded now
         await self._in_thread(self._folder.sweep)
+        with suppress(OSError):  # a run may have been killed before it did; why it cannot, the next backup says
+            await self._in_thread(lambda: self._folder.trim(self._count))
         if kept := await self._in_thread(self._folder.kept):
             newest = kept[-1]
             self._last_ms, self._last = newest.taken_ms, newest.path

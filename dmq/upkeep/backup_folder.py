@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -61,7 +62,8 @@ class BackupFolder:
         for path in self._own():
             name = path.name.removeprefix(".")
             if name.endswith((_UNVERIFIED, f"{_UNVERIFIED}.part", _REMOVING)):
-                shutil.rmtree(path, ignore_errors=True)
+                with suppress(OSError):
+                    self._remove(path)
 
     def kept(self) -> list[KeptBackup]:
         """Return the backups that are whole, the oldest first."""
@@ -106,9 +108,7 @@ class BackupFolder:
         """Remove the oldest backups but for ``count``, and return them."""
         removed: list[Path] = []
         for each in self.kept()[:-count]:
-            hidden = each.path.with_name(f".{each.path.name}{_REMOVING}")
-            each.path.rename(hidden)  # at once: half of a backup would look like one
-            shutil.rmtree(hidden, ignore_errors=True)
+            self._remove(each.path)
             removed.append(each.path)
         return removed
 
@@ -117,6 +117,14 @@ class BackupFolder:
         self._is_cancelled = True
         if (child := self._child) is not None:
             child.kill()
+
+    @staticmethod
+    def _remove(path: Path) -> None:
+        hidden = path
+        if not path.name.endswith(_REMOVING):
+            hidden = path.with_name(f".{path.name.removeprefix('.')}{_REMOVING}")
+            path.rename(hidden)  # at once: half of a backup would look like one, and nobody finds it to write into it
+        shutil.rmtree(hidden, ignore_errors=True)
 
     def _own(self) -> list[Path]:
         try:
@@ -128,13 +136,15 @@ class BackupFolder:
     def _look_through(self, target: Path) -> None:
         command = [sys.executable, "-m", "dmq.upkeep.verify", str(target)]
         with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         ) as child:
             self._child = child
             try:
                 if self._is_cancelled:
                     child.kill()
-                said = child.communicate()[1]
+                assert child.stderr is not None
+                said = child.stderr.read()  # not by communicate(): it would close stdin, which tells the child to end
+                child.wait()
             finally:
                 self._child = None
         if self._is_cancelled:

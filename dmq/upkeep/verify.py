@@ -1,9 +1,13 @@
-"""The process that looks through a new backup: ``python -m dmq.upkeep.verify DIR`` ends with 0 if it is whole."""
+"""The process that looks through a new backup: ``python -m dmq.upkeep.verify DIR`` ends with 0 if it is whole.
+
+It ends with whoever began it: when nobody holds the other end of its stdin any more.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from itertools import chain
 from pathlib import Path
 
@@ -12,6 +16,17 @@ from dmq.upkeep.backup_folder import DAMAGED
 from dmq.upkeep.check import check
 
 _FAILED = 1
+
+
+def end_with_stdin() -> None:
+    """Have this process end, at once and whatever it does, when its stdin does."""
+
+    def wait() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(_FAILED)
+
+    threading.Thread(target=wait, name="dmq-stdin", daemon=True).start()
 
 
 def main(path: Path) -> int:
@@ -30,4 +45,5 @@ def main(path: Path) -> int:
 
 
 if __name__ == "__main__":
+    end_with_stdin()
     sys.exit(main(Path(sys.argv[1])))

@@ -130,9 +130,11 @@ def test_brokers_and_queues_are_told(names: str, topic: str) -> None:
 
 
 async def _knows(names: str, topic: str) -> bool:
-    """Whether the name server heard of a topic."""
-    ended = await asyncio.to_thread(run_dmq, "broker", "routes", topic, "--namesrv", names)
-    return ended.exit_code == 0
+    """Whether the name server heard of a topic from every broker."""
+    ended = await asyncio.to_thread(run_dmq, "broker", "routes", topic, "--namesrv", names, "-o", "json")
+    if ended.exit_code:
+        return False
+    return len(json.loads(ended.stdout)) == len((await asked(names, "routes"))["brokers"])
 
 
 async def _is(owners: Any, expected: set[str]) -> bool:  # noqa: ANN401

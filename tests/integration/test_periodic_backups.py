@@ -6,12 +6,14 @@ import asyncio
 import os
 import re
 import shutil
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 from support.daemon import Daemon, run_command
@@ -154,6 +156,40 @@ def test_only_what_this_store_made_is_removed(tmp_path: Path) -> None:
         assert {each.name for each in made.path.iterdir()} == {*others, link, file, served, *kept}
 
     run(tmp_path, scenario)
+
+
+def test_what_a_killed_run_left_is_gone_after_the_start(tmp_path: Path) -> None:
+    """One too many, killed before it was removed; and one not looked through, in which somebody goes on writing."""
+
+    async def scenario(made: Made) -> None:
+        for _ in range(3):
+            await made.pass_by(6 * HOUR_MS)
+        oldest, newest = made.folder.kept()[0].path, made.folder.kept()[-1].path
+        one_more = newest.name.replace("-000003-", "-000004-")
+        shutil.copytree(newest, made.path / one_more)
+        shutil.copytree(newest, made.path / f"{one_more}.unverified")
+
+        def one_file_stays(path: Path, **_: object) -> None:
+            shutil.rmtree(path / "db")
+
+        with patch("dmq.upkeep.backup_folder.shutil", Mock(rmtree=one_file_stays)):
+            await made.open()
+        assert not oldest.exists()
+        assert all(each.name.endswith((".removing", "Z")) for each in made.path.iterdir())
+        await made.open()
+        assert made.numbers() == [2, 3, 4]
+        assert len(list(made.path.iterdir())) == 3
+
+    run(tmp_path, scenario)
+
+
+def test_what_looks_through_a_backup_ends_with_who_began_it() -> None:
+    """A killed daemon leaves nobody behind who works in the folder of backups."""
+    code = "import time; from dmq.upkeep.verify import end_with_stdin; end_with_stdin(); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        child.stdin.close()
+        assert child.wait(60) == 1
 
 
 def test_a_copy_of_the_store_leaves_the_others_backups_alone(tmp_path: Path) -> None:
