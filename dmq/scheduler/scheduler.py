@@ -10,8 +10,9 @@ What falls due for a topic that is paused, or faster than its rate, is held behi
 
 A flood (100 000 retries of one group, due in the same second) is left to the backlog as soon as it fills the turns,
 and then has a small share of each: what falls due meanwhile, for anybody else, waits for that share and not for the
-flood. Messages of a message group are the exception: they stay behind the backlog, where an earlier one of their group
-may be.
+flood. One that is too large to be read through in a turn is skipped; what lies in it of others is looked for from then
+on, a little in each turn. Messages of a message group are the exception: they stay behind the backlog, where an earlier
+one of their group may be.
 """
 
 from __future__ import annotations
@@ -53,6 +54,14 @@ class Turn(NamedTuple):
 
     handed_over: int  # also 1 if there is more to do for the clock
     next_due_ms: int | None
+
+
+class Read(NamedTuple):
+    """Rows that a turn takes of a cursor."""
+
+    rows: list[tuple[bytes, bytes]]
+    is_done: bool  # whether there is nothing more to read now
+    is_flood: bool  # whether the turn's reads ended within a flood
 
 
 class Scheduler:
@@ -106,13 +115,18 @@ class Scheduler:
         began_s = self._clock.monotonic_s()
         self._marks.split_backlog(now_ms, BUSY_LAG_MS if self._is_behind else None)
         low = self._marks.low()
-        rows, is_live_done = self._take_live(now_ms)
+        rows, is_live_done, is_flood = self._take_around_floods(Cursor.LIVE, now_ms)
+        self._is_behind = not is_live_done and not is_flood
+        if is_flood:
+            self._marks.skip(now_ms)
         is_backlog_done, ahead = True, 0
         if self._marks.has_backlog():
-            rows = self._without_grouped(rows)
+            skipped, is_skipped_done, _ = self._take_around_floods(Cursor.SKIPPED, now_ms)
+            rows = self._without_grouped(skipped + _besides(skipped, rows))
             ahead = len(rows)
             overdue, is_backlog_done = self._take(Cursor.BACKLOG, now_ms, self._backlog_share(is_live=bool(rows)))
             rows += _besides(rows, overdue)  # the backlog may go on over them
+            is_backlog_done = is_backlog_done and is_skipped_done
         held: list[Hold] = []
         if not self._held.is_idle:
             freed = self._held.take(low, now_ms, self._backlog_share(is_live=bool(rows)))
@@ -146,17 +160,16 @@ class Scheduler:
         made = [*moved, *self._recurring.plan(schedules, now_ms)]
         return sorted(made, key=lambda op: (op.key < HELD_BEGIN, op.key))  # what was held is older than all others
 
-    def _take_live(self, now_ms: int) -> tuple[list[tuple[bytes, bytes]], bool]:
-        """Return rows of the live cursor that are no flood, also such that lie behind one, and whether that was all."""
+    def _take_around_floods(self, which: Cursor, now_ms: int) -> Read:
+        """Return rows of a cursor that are no flood, also such that lie behind one."""
         rows: list[tuple[bytes, bytes]] = []
         for _ in range(READS_PER_TURN_MAX):
-            found, is_done = self._take(Cursor.LIVE, now_ms, ROWS_PER_CURSOR_MAX)
+            found, is_done = self._take(which, now_ms, ROWS_PER_CURSOR_MAX)
             kept = self._without_floods(found)
             rows += _besides(rows, kept)  # the cursor may have been lowered between two reads
-            self._is_behind = not is_done and len(kept) == len(found)
-            if is_done or self._is_behind:
-                return rows, is_done
-        return rows, False
+            if is_done or len(kept) == len(found):
+                return Read(rows, is_done, is_flood=False)
+        return Read(rows, is_done=False, is_flood=True)
 
     def _backlog_share(self, *, is_live: bool) -> int:
         now_s = self._clock.monotonic_s()

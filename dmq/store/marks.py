@@ -3,7 +3,8 @@
 Marks are timeline keys as numbers (``timeline_mark``). The *live* cursor is the next key the reader reads. When the
 reader lags (after a restart, after a burst) what is overdue gets a second cursor, the *backlog* ``[cursor, end)``, so
 that it is drained in order beside what is due now instead of in front of it. The reader may also leave rows of the
-live cursor to it (``defer``).
+live cursor to it (``defer``), or all that it has not read yet (``skip``); a third cursor, *skipped*, then goes through
+those ahead of the backlog, for what must not wait for it.
 
 Rule 1, kept by ``reserve``: the writer never assigns a key below the live cursor; a message that is due already gets
 the cursor's time, its true time stays in the value. If the wall clock has stepped back, so that the cursor lies in the
@@ -31,10 +32,11 @@ _NOTHING = (b"", b"")
 
 
 class Cursor(Enum):
-    """Which of the reader's two cursors."""
+    """Which of the reader's cursors."""
 
     LIVE = "live"
     BACKLOG = "backlog"
+    SKIPPED = "skipped"
 
 
 class Claim(NamedTuple):
@@ -52,6 +54,7 @@ class Marks:
         self._changed = threading.Condition()
         self._live = done
         self._backlog: tuple[int, int] | None = None
+        self._skipped: tuple[int, int] | None = None  # lies within the backlog
         self._claimed = 0  # where the claims of the reader's turn end
         self._held = _NOTHING  # what it reads of the entries that are held, in this turn
         self._in_flight: int | None = None
@@ -114,6 +117,13 @@ class Marks:
                     return Claim(which, 0, 0)
                 cursor, end = self._backlog
                 stop = min(end, timeline_mark(now_ms + 1, 0))
+            elif which is Cursor.SKIPPED:
+                if self._skipped is None or self._backlog is None:
+                    return Claim(which, 0, 0)
+                cursor, stop = (
+                    max(self._skipped[0], self._backlog[0]),
+                    min(self._skipped[1], timeline_mark(now_ms + 1, 0)),
+                )
             else:
                 cursor, stop = self._live, timeline_mark(now_ms + 1, 0)
             if self._in_flight is not None:
@@ -135,8 +145,8 @@ class Marks:
     def retreat(self, which: Cursor, mark: int) -> None:
         """The claim was read only up to ``mark``; what follows is read next time."""
         with self._changed:
-            cursor = self._live if which is Cursor.LIVE or self._backlog is None else self._backlog[0]
-            if mark < cursor:
+            of = {Cursor.BACKLOG: self._backlog, Cursor.SKIPPED: self._skipped}.get(which) or (self._live,)
+            if mark < of[0]:
                 self._move(which, mark)
 
     def split_backlog(self, now_ms: int, lag_ms: int | None = None) -> bool:
@@ -147,7 +157,7 @@ class Marks:
         self.begin_turn()
         with self._changed:
             if self._backlog is not None and self._backlog[0] >= self._backlog[1]:
-                self._backlog = None
+                self._backlog = self._skipped = None
             if self._backlog is None and self._live >> 64 < now_ms - (BACKLOG_LAG_MS if lag_ms is None else lag_ms):
                 boundary = timeline_mark(now_ms, 0)
                 self._backlog = (self._live, boundary)
@@ -192,6 +202,21 @@ class Marks:
             if cursor < end:
                 self._backlog = (cursor, end)
 
+    def skip(self, now_ms: int) -> None:
+        """Leave what is due and was not read by the live cursor to the backlog, and to the cursor ``SKIPPED``.
+
+        For a flood of which there is no end in sight: what falls due now does not wait until all of it was read.
+        """
+        with self._changed:
+            boundary = timeline_mark(now_ms, 0)
+            if boundary <= self._live:
+                return
+            cursor, _ = self._backlog or (self._live, 0)
+            first = self._live if self._skipped is None or self._skipped[0] >= self._skipped[1] else self._skipped[0]
+            self._skipped = (min(first, self._live), boundary)
+            self._backlog = (min(cursor, self._live), boundary)
+            self._live = boundary
+
     def wait(self, until_ms: int, timeout_s: float) -> None:
         """Sleep until a key below ``until_ms`` becomes readable, ``wake`` or ``close`` is called, or time is up."""
         with self._changed:
@@ -214,5 +239,7 @@ class Marks:
     def _move(self, which: Cursor, mark: int) -> None:
         if which is Cursor.LIVE:
             self._live = mark
-        elif self._backlog is not None:
+        elif which is Cursor.BACKLOG and self._backlog is not None:
             self._backlog = (mark, self._backlog[1])
+        elif self._skipped is not None:
+            self._skipped = (mark, self._skipped[1])

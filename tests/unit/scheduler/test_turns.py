@@ -15,7 +15,8 @@ from broker_adapter.message import Envelope, unpack_id
 from dmq.errors import StoreFailed, StoreNoDescriptors
 from dmq.scheduler import scheduler as scheduler_module
 from dmq.store.engine import Rows
-from dmq.store.schema.keys import Family, timeline_mark
+from dmq.store.schema.keys import Family, pack_queue_key, timeline_mark
+from dmq.store.schema.record import decode_queued
 
 
 @pytest.fixture
@@ -137,6 +138,46 @@ def test_what_lies_among_a_flood_is_handed_over_once(cell: Cell, clock: ManualCl
     cell.drain()
     found = [each.message_id for each in cell.log()]
     assert len(found) == len(set(found)) == cell.scheduler.handed_over_total == 301
+    assert cell.store.pending() == {}
+
+
+def test_a_flood_that_takes_many_reads_holds_up_nothing_that_is_due_behind_it(
+    cell: Cell, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What falls due goes with the next turn; what lies in the flood goes soon; each once, a message group in order."""
+    monkeypatch.setattr(scheduler_module, "READS_PER_TURN_MAX", 2)
+    monkeypatch.setattr(scheduler_module, "ROWS_PER_CURSOR_MAX", 200)
+    began_ms, mails = clock.now_ms(), cell.topic_of("mails")
+
+    def mail(name: str, at_ms: int, message_group: str = "") -> None:
+        mailed = Envelope("mails", name, b"", deliver_at_ms=at_ms, message_group=message_group)
+        cell.store.commit([cell.placement.accept(mails, mailed, 0)])
+
+    def mailed() -> list[str]:
+        rows = cell.store.scan(Family.QUEUE, pack_queue_key(mails.topic_id, 0, 0), b"\xff" * 14, limit=100).rows
+        return [unpack_id(decode_queued(value).message_id) for _, value in rows]
+
+    flood = [began_ms + 5] * 1_500
+    cell.schedule(*flood)
+    mail("first of a group", began_ms + 5, "g")
+    mail("among", began_ms + 5)
+    cell.schedule(*flood)
+    mail("second of a group", began_ms + 11, "g")
+    clock.advance(10)
+    cell.scheduler.turn()
+    mail("behind", began_ms + 11)
+    clock.advance(1)
+    cell.scheduler.turn()
+    assert mailed() == ["behind"]
+    for _ in range(2):
+        cell.scheduler.turn()
+    assert mailed() == ["behind", "among"]
+    assert cell.scheduler.handed_over_total < len(flood)
+    cell.drain()
+    assert mailed() == ["behind", "among", "first of a group", "second of a group"]
+    found = [each.message_id for each in cell.log()]
+    assert len(found) == len(set(found)) == 2 * len(flood) + 4
+    assert cell.scheduler.handed_over_total == 2 * len(flood) + 4
     assert cell.store.pending() == {}
 
 
