@@ -94,12 +94,12 @@ class TlsPipe:
 def make_context(certificate: str, key: str, client_ca: str = "") -> ssl.SSLContext:
     """Make a context for files in PEM form; with ``client_ca`` clients must show a certificate that it signed.
 
-    Raises OSError or ssl.SSLError.
+    Raises OSError or ssl.SSLError, also for a key with a passphrase.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
-    context.load_cert_chain(certificate, key)
+    context.load_cert_chain(certificate, key, password="")  # without one, OpenSSL asks for it at a terminal and waits
     context.set_alpn_protocols(["h2"])
     if client_ca:
         context.load_verify_locations(client_ca)

@@ -84,7 +84,12 @@ class Certificates:
             context = make_context(str(self.certificate), str(self.key), str(self.client_ca or ""))
         except (OSError, ssl.SSLError) as error:
             why = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
-            if "PEM lib" in why:  # all that the library says
+            if _has_passphrase(self.key):
+                why = (
+                    "the key has a passphrase, which nobody is there to type: write it without one (openssl pkey -in KEY "
+                    "-out NEW), to be read by the daemon's user only"
+                )
+            elif "PEM lib" in why:  # all that the library says
                 why = "they are no certificate and key in PEM"
             clients = f" and {self.client_ca}, for clients," if self.client_ca else ""
             raise CertificateError(
@@ -96,6 +101,12 @@ class Certificates:
             if left < timedelta(days=_WARN_DAYS):
                 log.warning("certificate_expires", path=str(self.certificate), until=until.isoformat(), days=left.days)
         return context
+
+
+def _has_passphrase(key: Path) -> bool:
+    with suppress(OSError):
+        return b"ENCRYPTED" in key.read_bytes()[:4096]
+    return False
 
 
 def self_signed(directory: Path, now_ms: int) -> tuple[Path, Path]:

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from structlog.testing import capture_logs
 from support.certificates import Signed, signed
 from support.daemon import Daemon, run_command, run_to_end
@@ -153,6 +154,27 @@ def test_client_certificates_without_tls_are_refused(
     ended = run_to_end(tmp_path / "data", "127.0.0.1:0")
     assert ended.returncode == 1
     assert "tls_client_ca" in ended.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("form", [serialization.PrivateFormat.PKCS8, serialization.PrivateFormat.TraditionalOpenSSL])
+def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(
+    tmp_path: Path, form: serialization.PrivateFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever typed it at the start would not be there when the files are read again."""
+    made = signed(tmp_path, "server")
+    locked = serialization.BestAvailableEncryption(b"secret")
+    made.key.write_bytes(made.pair[1].private_bytes(serialization.Encoding.PEM, form, locked))
+    asked: list[object] = []
+    load = ssl.SSLContext.load_cert_chain
+
+    def noting(self: ssl.SSLContext, *args: Any, **more: Any) -> None:  # noqa: ANN401
+        asked.append(more.get("password"))
+        load(self, *args, **{"password": "", **more})
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", noting)
+    with pytest.raises(CertificateError, match="passphrase"):
+        Certificates(made.certificate, made.key, SystemClock()).context()
+    assert asked == [""]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n"])
