@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
 from prometheus_client import (
     CONTENT_TYPE_PLAIN_0_0_4,
@@ -43,6 +45,7 @@ COMMIT_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0
 _CALLS_AT_ONCE = 128  # counted together: one by one costs three times as much
 _CONNECTIONS_MAX = 16  # of scrapers and probes
 _NO_DESCRIPTOR_S = 0.1
+LAG_PAIRS_MAX = 1_000  # of topic and group: five series each
 COMMIT_OPS_BOUNDS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000)
 COMMIT_BYTES_BOUNDS = tuple(4.0**power for power in range(4, 14))  # 256 B to 64 MiB
 
@@ -244,6 +247,115 @@ class Oldest(Collector):
         yield family
 
 
+class GroupLag(Protocol):
+    """How far a group is behind in a topic; ``None`` is not known."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def group(self) -> str: ...
+    @property
+    def unread(self) -> int | None: ...
+    @property
+    def oldest_unread_age_ms(self) -> int | None: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def in_retry(self) -> int: ...
+    @property
+    def dead(self) -> int: ...
+
+
+class _Rest(NamedTuple):
+    """What is not shown pair by pair. No topic and no group can have such a name."""
+
+    topic: str = "(others)"
+    group: str = "(others)"
+    unread: int | None = None
+    oldest_unread_age_ms: int | None = None
+    in_flight: int = 0
+    in_retry: int = 0
+    dead: int = 0
+
+    def plus(self, other: GroupLag) -> _Rest:
+        return self._replace(
+            unread=_known(sum, self.unread, other.unread),
+            oldest_unread_age_ms=_known(max, self.oldest_unread_age_ms, other.oldest_unread_age_ms),
+            in_flight=self.in_flight + other.in_flight,
+            in_retry=self.in_retry + other.in_retry,
+            dead=self.dead + other.dead,
+        )
+
+
+def _known(combine: Callable[[list[int]], int], *values: int | None) -> int | None:
+    known = [each for each in values if each is not None]
+    return combine(known) if known else None
+
+
+class GroupLags(Collector):
+    """How far groups are behind. Of too many pairs of topic and group those with the most to do are shown one by one.
+
+    One that is shown gives way only to one with twice as much to do, so that series do not come and go.
+    """
+
+    def __init__(self, pairs_max: int = LAG_PAIRS_MAX) -> None:
+        self._pairs_max = pairs_max
+        self._shown: set[tuple[str, str]] = set()
+        self._read: Callable[[], Sequence[GroupLag]] = tuple
+
+    def follow(self, read: Callable[[], Sequence[GroupLag]]) -> None:
+        """Show what ``read`` returns, each pair once; it is called from any thread."""
+        self._read = read
+
+    def _to_show(self) -> list[GroupLag]:
+        found = list(self._read())
+        if len(found) > self._pairs_max:
+            found.sort(key=self._rank)
+            rest = _Rest()
+            for each in found[self._pairs_max :]:
+                rest = rest.plus(each)
+            self._shown = {(each.topic, each.group) for each in found[: self._pairs_max]}
+            return [*sorted(found[: self._pairs_max], key=_by_name), rest]
+        self._shown = {(each.topic, each.group) for each in found}
+        return sorted(found, key=_by_name)
+
+    def _rank(self, lag: GroupLag) -> tuple[int, int, str, str]:
+        is_new = (lag.topic, lag.group) not in self._shown
+        to_do = (lag.unread or 0) + lag.in_retry
+        return -to_do if is_new else -2 * to_do, is_new, lag.topic, lag.group
+
+    def collect(self) -> Iterator[Metric]:
+        """Show the figures to a registry."""
+        found = self._to_show()
+        for field, (name, scale, text) in _LAG_FAMILIES.items():
+            family = GaugeMetricFamily(f"dmq_group_{name}", text, labels=_LAG_LABELS)
+            for each in found:
+                value = getattr(each, field)
+                if value is not None:
+                    family.add_metric((each.topic, each.group), value * scale)
+            yield family
+
+
+# The attributes messaging.destination.name and messaging.consumer.group.name of OpenTelemetry's semantic conventions.
+_LAG_LABELS = ("messaging_destination_name", "messaging_consumer_group_name")
+_LAG_FAMILIES: Mapping[str, tuple[str, float, str]] = MappingProxyType(
+    {
+        "unread": ("unread_messages", 1, "Messages of the topic that the group has not finished."),
+        "oldest_unread_age_ms": (
+            *("oldest_unread_age_seconds", 0.001),
+            "How long the oldest of these has been in its queue; 0 if there is none.",
+        ),
+        "in_flight": ("in_flight_messages", 1, "Of these, in the hands of consumers."),
+        "in_retry": ("in_retry_messages", 1, "Messages that the group failed and that wait for their next attempt."),
+        "dead": ("dead_messages", 1, "Messages that came to the group's dead-letter queue since the ledger began."),
+    }
+)
+
+
+def _by_name(lag: GroupLag) -> tuple[str, str]:
+    return lag.topic, lag.group
+
+
 def _gauge(registry: CollectorRegistry, name: str, documentation: str) -> Gauge:
     return Gauge(f"dmq_{name}", documentation, registry=registry)
 
@@ -281,6 +393,7 @@ class Metrics:
         self.removed_unread = Total("dmq_messages_expired", "Messages removed before everybody, or anybody, read them.")
         self.removed_bytes = Total("dmq_removed_bytes", "Size of what retention removed, retries included.")
         self.oldest = Oldest()
+        self.lag = GroupLags()
         self.exported = Total("dmq_audit_events_exported", "Audit events written to the trail.")
         self.export_failures = Total("dmq_audit_export_failures", "Failed attempts to write the trail.")
         self.dispatched = Total("dmq_messages_dispatched", "Delayed messages moved to their queue when due.")
@@ -301,7 +414,7 @@ class Metrics:
         self.commit_ops = Distribution("dmq_commit_ops", "Operations in one batch.", COMMIT_OPS_BOUNDS)
         self.commit_bytes = Distribution("dmq_commit_bytes", "Size of one batch.", COMMIT_BYTES_BOUNDS)
         for collector in vars(self).values():
-            if isinstance(collector, Calls | Oldest | Refusals | Total | Distribution):
+            if isinstance(collector, Calls | GroupLags | Oldest | Refusals | Total | Distribution):
                 registry.register(collector)
 
         gauge = partial(_gauge, registry)

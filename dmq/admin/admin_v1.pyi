@@ -411,12 +411,20 @@ class KeepChange(_message.Message):
     def __init__(self, time_ms: _Optional[int] = ..., size_bytes: _Optional[int] = ..., unread: _Optional[str] = ...) -> None: ...
 
 class Reader(_message.Message):
-    __slots__ = ("group", "unread")
+    __slots__ = ("group", "unread", "oldest_unread_age_ms", "in_flight", "in_retry", "dead")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     UNREAD_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_UNREAD_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    IN_RETRY_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
     group: str
     unread: int
-    def __init__(self, group: _Optional[str] = ..., unread: _Optional[int] = ...) -> None: ...
+    oldest_unread_age_ms: int
+    in_flight: int
+    in_retry: int
+    dead: int
+    def __init__(self, group: _Optional[str] = ..., unread: _Optional[int] = ..., oldest_unread_age_ms: _Optional[int] = ..., in_flight: _Optional[int] = ..., in_retry: _Optional[int] = ..., dead: _Optional[int] = ...) -> None: ...
 
 class GetTopicRequest(_message.Message):
     __slots__ = ("topic",)
@@ -758,7 +766,7 @@ class FixedBackoff(_message.Message):
     def __init__(self, delay_ms: _Optional[int] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("name", "created_at_ms", "policy", "is_default_policy", "is_fifo", "is_fifo_set", "waiting", "dead", "leased", "due", "is_removed", "unread", "retries", "paused_since_ms", "deliver_rate", "waiting_bytes")
+    __slots__ = ("name", "created_at_ms", "policy", "is_default_policy", "is_fifo", "is_fifo_set", "waiting", "dead", "leased", "due", "is_removed", "unread", "retries", "paused_since_ms", "deliver_rate", "waiting_bytes", "unread_messages", "oldest_unread_age_ms", "lags")
     NAME_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -775,6 +783,9 @@ class Group(_message.Message):
     PAUSED_SINCE_MS_FIELD_NUMBER: _ClassVar[int]
     DELIVER_RATE_FIELD_NUMBER: _ClassVar[int]
     WAITING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_UNREAD_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    LAGS_FIELD_NUMBER: _ClassVar[int]
     name: str
     created_at_ms: int
     policy: Policy
@@ -791,7 +802,26 @@ class Group(_message.Message):
     paused_since_ms: int
     deliver_rate: int
     waiting_bytes: int
-    def __init__(self, name: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., policy: _Optional[_Union[Policy, _Mapping[str, _Any]]] = ..., is_default_policy: _Optional[bool] = ..., is_fifo: _Optional[bool] = ..., is_fifo_set: _Optional[bool] = ..., waiting: _Optional[int] = ..., dead: _Optional[int] = ..., leased: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ..., is_removed: _Optional[bool] = ..., unread: _Optional[_Iterable[_Union[Unread, _Mapping[str, _Any]]]] = ..., retries: _Optional[str] = ..., paused_since_ms: _Optional[int] = ..., deliver_rate: _Optional[int] = ..., waiting_bytes: _Optional[int] = ...) -> None: ...
+    unread_messages: int
+    oldest_unread_age_ms: int
+    lags: _containers.RepeatedCompositeFieldContainer[Lag]
+    def __init__(self, name: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., policy: _Optional[_Union[Policy, _Mapping[str, _Any]]] = ..., is_default_policy: _Optional[bool] = ..., is_fifo: _Optional[bool] = ..., is_fifo_set: _Optional[bool] = ..., waiting: _Optional[int] = ..., dead: _Optional[int] = ..., leased: _Optional[int] = ..., due: _Optional[_Iterable[_Union[DueBucket, _Mapping[str, _Any]]]] = ..., is_removed: _Optional[bool] = ..., unread: _Optional[_Iterable[_Union[Unread, _Mapping[str, _Any]]]] = ..., retries: _Optional[str] = ..., paused_since_ms: _Optional[int] = ..., deliver_rate: _Optional[int] = ..., waiting_bytes: _Optional[int] = ..., unread_messages: _Optional[int] = ..., oldest_unread_age_ms: _Optional[int] = ..., lags: _Optional[_Iterable[_Union[Lag, _Mapping[str, _Any]]]] = ...) -> None: ...
+
+class Lag(_message.Message):
+    __slots__ = ("topic", "unread", "oldest_unread_age_ms", "in_flight", "in_retry", "dead")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_UNREAD_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    IN_RETRY_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    unread: int
+    oldest_unread_age_ms: int
+    in_flight: int
+    in_retry: int
+    dead: int
+    def __init__(self, topic: _Optional[str] = ..., unread: _Optional[int] = ..., oldest_unread_age_ms: _Optional[int] = ..., in_flight: _Optional[int] = ..., in_retry: _Optional[int] = ..., dead: _Optional[int] = ...) -> None: ...
 
 class Unread(_message.Message):
     __slots__ = ("topic", "unread")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from broker_adapter.errors import group_unknown
@@ -12,6 +13,7 @@ from broker_adapter.topics import DEAD_LETTER_PREFIX, dead_letter_topic
 from dmq.admin import status
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.catalog import DEFAULT_POLICY
+from dmq.embedded.lag import Lag
 from dmq.embedded.names import Group, Topic
 from dmq.embedded.operator import BEGIN, END
 from dmq.embedded.topic_settings import FLOW_STAYS, FlowChange
@@ -31,8 +33,15 @@ class Groups:
     async def groups(self, *, with_removed: bool = False) -> Sequence[status.GroupStatus]:
         """Return every consumer group, by name; and names that only dead letters lie under."""
         names = self._broker.names
-        figures = await asyncio.get_running_loop().run_in_executor(None, self._figures)
-        found = [await self._group(group, figures) for group in list(names.groups.values())]
+        loop = asyncio.get_running_loop()
+        figures = await loop.run_in_executor(None, self._figures)
+        lags: dict[str, list[Lag]] = {}
+        for each in await loop.run_in_executor(None, self._broker.lags.look):
+            lags.setdefault(each.group, []).append(each)
+        found = [
+            _with_lag(await self._group(group, figures), lags.get(group.name, ()))
+            for group in list(names.groups.values())
+        ]
         if with_removed:
             letters = [each for each in names.topics.values() if each.name.startswith(DEAD_LETTER_PREFIX)]
             left = [each for each in letters if names.is_left(each)]
@@ -54,13 +63,30 @@ class Groups:
             is_removed=True,
         )
 
-    async def group(self, name: str, *, with_unread: bool = False) -> status.GroupStatus:
-        """Return one group, with when its retries are due; if asked for, with what it has not finished by topic."""
+    async def group(self, name: str, *, with_lag: bool = False, with_unread: bool = False) -> status.GroupStatus:
+        """Return one group, with when its retries are due; if asked for, with how far it is behind by topic.
+
+        ``with_unread``: also with what it has not finished by the rows of its progress, as a removal counts it.
+        """
         group = self._known(name)
         loop = asyncio.get_running_loop()
         figures = await loop.run_in_executor(None, self._figures)
         due = await loop.run_in_executor(None, self._due_counts, group.group_id)
         found = await self._group(group, figures, due)
+        if with_lag:
+            lags = await loop.run_in_executor(None, partial(self._broker.lags.look, group_id=group.group_id))
+            by_topic = [
+                status.TopicLag(
+                    topic=each.topic,
+                    unread=each.unread,
+                    oldest_unread_age_ms=each.oldest_unread_age_ms,
+                    in_flight=each.in_flight,
+                    in_retry=each.in_retry,
+                    dead=each.dead,
+                )
+                for each in lags
+            ]
+            found = replace(_with_lag(found, lags), lags=by_topic)
         if not with_unread:
             return found
         return replace(
@@ -135,3 +161,14 @@ class Groups:
         """Let a group go on from elsewhere."""
         marks = {"begin": BEGIN, "end": END}
         return await self._broker.operator.reset_group(group, topic, to if isinstance(to, int) else marks[to])
+
+
+def _with_lag(group: status.GroupStatus, lags: Sequence[Lag]) -> status.GroupStatus:
+    """Return a group with how far it is behind in all topics, as far as that is known."""
+    unread = [each.unread for each in lags if each.unread is not None]
+    ages_ms = [each.oldest_unread_age_ms for each in lags if each.oldest_unread_age_ms is not None]
+    return replace(
+        group,
+        unread_messages=sum(unread) if unread else None,
+        oldest_unread_age_ms=max(ages_ms, default=None),
+    )

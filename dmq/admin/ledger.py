@@ -12,6 +12,7 @@ from broker_adapter.topics import check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin.cell import Cell
 from dmq.audit.ledger import Difference, GroupBook, Ledger, TopicBook, read_books
+from dmq.embedded.lag import in_flight
 from dmq.errors import StoreError
 from dmq.store.schema.counts import BUCKET_MS
 from dmq.upkeep.ledger import SHOWN_MAX, LedgerVerifier, Verification, no_ledger
@@ -35,7 +36,7 @@ class LedgerCalls:
         if store.ledger_head is None:
             raise no_ledger()
         topic = check_topic(request.topic) if request.topic else ""
-        leased = self._leased()
+        leased = self._cell.broker.lags.leased()
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(
@@ -64,15 +65,6 @@ class LedgerCalls:
             topics=[self._topic(book, ledger, leased, with_groups=with_groups) for book in books],
             differences=[_difference(each) for each in differences[:SHOWN_MAX]],
             differences_total=len(differences),
-        )
-
-    def _leased(self) -> Counter[tuple[int, int]]:
-        """Return how many messages are in the hands of consumers, by topic and group."""
-        return Counter(
-            {
-                (found.topic.topic_id, found.group_id): sum(len(queue.leases) for queue in found.all_queues)
-                for found in self._cell.broker.subscriptions.all()
-            }
         )
 
     def _topic(
@@ -118,8 +110,7 @@ _TOPIC_TERMS = tuple(
 
 def _group(book: GroupBook, ledger: Ledger, leased: int) -> wire.LedgerGroup:
     terms = {name: getattr(book, name) for name in _GROUP_TERMS}
-    in_flight = max(0, min(leased, book.unread))  # leases are known a moment before the rest
-    return wire.LedgerGroup(group=ledger.name(book.group_id), in_flight=in_flight, **terms)
+    return wire.LedgerGroup(group=ledger.name(book.group_id), in_flight=in_flight(book, leased), **terms)
 
 
 def _difference(each: Difference) -> wire.LedgerDifference:

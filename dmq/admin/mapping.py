@@ -144,6 +144,9 @@ def wire_group(group: GroupStatus) -> wire.Group:
         paused_since_ms=group.paused_since_ms,
         deliver_rate=group.deliver_rate,
         waiting_bytes=group.waiting_bytes,
+        unread_messages=group.unread_messages,
+        oldest_unread_age_ms=group.oldest_unread_age_ms,
+        lags=[wire.Lag(**asdict(each)) for each in group.lags],
     )
 
 

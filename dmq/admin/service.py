@@ -176,7 +176,7 @@ class AdminService:
 
     async def get_group(self, request: wire.GetGroupRequest) -> wire.GetGroupResponse:
         """Say how one group is."""
-        found = await self._groups.group(check_group(request.group), with_unread=request.with_unread)
+        found = await self._groups.group(check_group(request.group), with_lag=True, with_unread=request.with_unread)
         return wire.GetGroupResponse(group=mapping.wire_group(found))
 
     async def set_group(self, request: wire.SetGroupRequest) -> wire.SetGroupResponse:

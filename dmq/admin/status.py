@@ -241,10 +241,26 @@ class DueBucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """A group that reads a topic, and how much of it the group has not finished."""
+    """A group that reads a topic, and how far it is behind; fields as in ``admin_v1.proto``."""
 
     group: str
     unread: int
+    oldest_unread_age_ms: int | None = None
+    in_flight: int = 0
+    in_retry: int = 0
+    dead: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicLag:
+    """How far a group is behind in a topic; fields as in ``admin_v1.proto``."""
+
+    topic: str
+    unread: int | None = None
+    oldest_unread_age_ms: int | None = None
+    in_flight: int = 0
+    in_retry: int = 0
+    dead: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,6 +335,9 @@ class GroupStatus:
     paused_since_ms: int = 0  # 0: it is not
     deliver_rate: int = 0  # messages a second that are handed out to it; 0: no limit
     waiting_bytes: int = 0  # of the retries that wait
+    unread_messages: int | None = None  # of all topics, as far as they are known here
+    oldest_unread_age_ms: int | None = None
+    lags: Sequence[TopicLag] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from broker_adapter.adapter import Pulled, Subscription
@@ -14,6 +15,7 @@ from broker_adapter.topics import retry_topic
 from dmq.admin import status
 from dmq.admin.topic_quotas import quotas_of, with_halves
 from dmq.embedded.broker import EmbeddedBroker
+from dmq.embedded.names import Topic
 from dmq.embedded.removable import edges
 from dmq.embedded.topic_settings import FLOW_STAYS, QUOTAS_STAY, FlowChange, KeepChange, QuotaChange
 from dmq.store.schema.names import TopicSettings
@@ -87,10 +89,25 @@ class Topics:
         if found is None:
             raise topic_unknown(name)
         topic = self._broker.names.topics.get(name)
-        readings = await self._broker.operator.readings(topic) if topic is not None else ()
         ranges = (await self.count(name)).queues if topic is not None else ()
-        readers = [status.Reader(group=each.group, unread=each.unread) for each in readings]
+        readers = await self._readers(topic) if topic is not None else ()
         return replace(found, readers=readers, ranges=ranges)
+
+    async def _readers(self, topic: Topic) -> list[status.Reader]:
+        look = partial(self._broker.lags.look, topic_id=topic.topic_id)
+        lags = await asyncio.get_running_loop().run_in_executor(None, look)
+        return [
+            status.Reader(
+                group=each.group,
+                unread=each.unread,
+                oldest_unread_age_ms=each.oldest_unread_age_ms,
+                in_flight=each.in_flight,
+                in_retry=each.in_retry,
+                dead=each.dead,
+            )
+            for each in sorted(lags, key=lambda lag: lag.group)
+            if each.unread is not None
+        ]
 
     async def create_topic(
         self, name: str, *, queues: int, message_type: MessageType | None, keep: KeepChange

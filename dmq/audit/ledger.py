@@ -108,6 +108,14 @@ class TopicBook:
     letters: LettersBook | None = None
 
 
+class ProgressMark(NamedTuple):
+    """By which a group's progress on a topic is known again."""
+
+    row: Mapping[int, int]
+    skipped: int
+    expired: int
+
+
 class Ledger:
     """The counts of a store at one instant, as they are told."""
 
@@ -171,6 +179,20 @@ class Ledger:
             in_retry=in_retry,
             unread=fired - acked - forwarded - dead - filtered - expired - in_retry,
         )
+
+    def pairs(self) -> Iterator[tuple[int, GroupBook]]:
+        """Go through the topics, each with the terms of every group that reads it, or failed something of it."""
+        for topic_id in self._topics:
+            for group_id in self._groups.get(topic_id, ()):
+                book = self.group(topic_id, group_id)
+                if book.fired or self._row(topic_id, group_id)(Term.QUEUES):
+                    yield topic_id, book
+
+    def mark(self, topic_id: int, group_id: int) -> ProgressMark:
+        """Return what is another value once the group finished something of the topic, was set, or lost something."""
+        lane = self._lanes.get((topic_id, group_id))
+        skipped = self._row(lane, group_id)(Term.SKIPPED) if lane is not None else 0
+        return ProgressMark(self._rows.get((topic_id, group_id), {}), skipped, self._row(topic_id)(_K.EXPIRED))
 
     def name(self, name_id: int) -> str:
         """Return the name of a topic or a group."""
@@ -274,11 +296,14 @@ class Ledger:
         return LettersBook(letters=letters, redriven=redriven, purged=purged, expired=expired, left=left)
 
 
-def read_books(source: Scanned) -> Ledger:
-    """Return the ledger of a store; names that change while it is read are read again."""
+def read_books(source: Scanned, rows_max: int = 2**31) -> Ledger:
+    """Return the ledger of a store; names that change while it is read are read again.
+
+    ``Overloaded`` if it has more than ``rows_max`` rows.
+    """
     known = KnownIds.of(source)
     while True:
-        counts = read_ledger(source)
+        counts = read_ledger(source, rows_max)
         before, known = known, KnownIds.of(source)
         if before == known:
             return Ledger(*counts, known)

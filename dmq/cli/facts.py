@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import typer
 
 from dmq.cli import output as out
 from dmq.units import format_duration, format_size, format_time
@@ -23,6 +26,38 @@ def content_facts(content: wire.Content) -> list[tuple[str, str]]:
         ("body size", f"{content.body_bytes} B{encoding}"),
         ("body", out.body_text(content.body) if content.HasField("body") else ""),
     ]
+
+
+def unread_fact(group: wire.Group) -> str:
+    """Return how much a group has not finished, and for how long the oldest of it waits; empty: nothing is known."""
+    if not group.HasField("unread_messages"):
+        return ""
+    oldest = shown_age(group, group.unread_messages)
+    return f"{group.unread_messages:,}" + (f", the oldest for {oldest}" if oldest else "")
+
+
+def shown_age(lag: wire.Group | wire.Lag | wire.Reader, unread: int) -> str:
+    """Return how long the oldest unread message waits; empty if there is none, or it is not known."""
+    return out.about(lag.oldest_unread_age_ms) if unread and lag.HasField("oldest_unread_age_ms") else ""
+
+
+def show_lags(heading: str, lags: Sequence[tuple[str, wire.Lag | wire.Reader]]) -> None:
+    """Print how far groups are behind, each line with the topic or group that it is about."""
+    columns = ("UNREAD", "OLDEST", "IN FLIGHT", "IN RETRY", "DEAD")
+    rows = [
+        (
+            *(name, "-" if _is_unknown(lag) else f"{lag.unread:,}", shown_age(lag, lag.unread)),
+            *(f"{lag.in_flight:,}", f"{lag.in_retry:,}", f"{lag.dead:,}"),
+        )
+        for name, lag in lags
+    ]
+    if rows:
+        typer.echo()
+        out.show_table((heading, *columns), rows, numbers=columns)
+
+
+def _is_unknown(lag: wire.Lag | wire.Reader) -> bool:
+    return lag.DESCRIPTOR.fields_by_name["unread"].has_presence and not lag.HasField("unread")
 
 
 def clock_line(clock: wire.Clock) -> str:

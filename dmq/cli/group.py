@@ -11,6 +11,7 @@ import typer
 from dmq.cli import output as out
 from dmq.cli.confirm import confirm
 from dmq.cli.errors import CommandFailed, ExitCode, refused
+from dmq.cli.facts import show_lags, shown_age, unread_fact
 from dmq.cli.nouns import noun
 from dmq.cli.options import GroupArgument, Session, TopicArgument, YesOption, with_reason, with_session
 from dmq.cli.policy_options import (
@@ -47,29 +48,35 @@ class Retries(StrEnum):
 @app.command()
 @with_session
 def ls(session: Session) -> None:
-    """List the consumer groups with their retries, dead letters, leases, policy and order."""
+    """List the consumer groups: what is unread and for how long, retries, dead letters, leases, policy and order."""
     with session.connect() as client:
         groups = client.groups()
     if session.as_json:
         out.show_json([out.to_plain(group) for group in groups])
         return
     out.show_table(
-        ("GROUP", "WAITING", "DEAD", "LEASED", "POLICY", "ORDER", "RETRIES"),
+        ("GROUP", "UNREAD", "OLDEST", "WAITING", "DEAD", "LEASED", "POLICY", "ORDER", "RETRIES"),
         [
             (
-                *(group.name, f"{group.waiting:,}", f"{group.dead:,}", f"{group.leased:,}"),
+                *(group.name, f"{group.unread_messages:,}" if group.HasField("unread_messages") else "-"),
+                *(
+                    shown_age(group, group.unread_messages),
+                    f"{group.waiting:,}",
+                    f"{group.dead:,}",
+                    f"{group.leased:,}",
+                ),
                 *("default" if group.is_default_policy else "set", "fifo" if group.is_fifo else "", group.retries),
             )
             for group in groups
         ],
-        numbers=("WAITING", "DEAD", "LEASED"),
+        numbers=("UNREAD", "OLDEST", "WAITING", "DEAD", "LEASED"),
     )
 
 
 @app.command()
 @with_session
 def show(session: Session, *, group: GroupArgument) -> None:
-    """Show a consumer group: its retries, dead letters, and the retry policy in force."""
+    """Show a consumer group: its retries, dead letters, the retry policy in force, and how far it is behind."""
     with session.connect() as client:
         found = client.group(group)
         now_ms = client.status().now_ms
@@ -80,6 +87,7 @@ def show(session: Session, *, group: GroupArgument) -> None:
         [
             ("group", found.name),
             ("created at", out.when(found.created_at_ms, now_ms)),
+            ("unread", unread_fact(found)),
             ("waiting", f"{found.waiting:,}"),
             ("dead", f"{found.dead:,}"),
             ("leased", f"{found.leased:,}"),
@@ -88,6 +96,7 @@ def show(session: Session, *, group: GroupArgument) -> None:
             *_policy_facts(found),
         ]
     )
+    show_lags("TOPIC", [(lag.topic, lag) for lag in found.lags])
 
 
 @app.command()

@@ -11,7 +11,7 @@ import typer
 from dmq.cli import output as out
 from dmq.cli.confirm import confirm
 from dmq.cli.errors import CommandFailed, ExitCode, refusing
-from dmq.cli.facts import shown_quota
+from dmq.cli.facts import show_lags, shown_quota
 from dmq.cli.nouns import noun
 from dmq.cli.options import Session, TopicArgument, YesOption, with_reason, with_session
 from dmq.units import format_duration, format_size, format_time, parse_duration, parse_size
@@ -185,7 +185,7 @@ def ls(session: Session) -> None:
 @app.command()
 @with_session
 def show(session: Session, *, topic: TopicArgument) -> None:
-    """Show a topic: its type, queues, stored messages, and the unread count of each group."""
+    """Show a topic: its type, queues, stored messages, and how far each group that reads it is behind."""
     with session.connect() as client:
         found = client.topic(topic)
     _show(session, found)
@@ -315,6 +315,6 @@ def _show(session: Session, topic: wire.Topic) -> None:
             *quota_facts(topic),
             *keep_facts(topic),
             *((f"queue {each.queue_id}", f"{each.begin_offset:,} to {each.end_offset:,}") for each in topic.ranges),
-            *((f"unread by {reader.group}", f"{reader.unread:,}") for reader in topic.readers),
         ]
     )
+    show_lags("GROUP", [(reader.group, reader) for reader in topic.readers])

@@ -30,6 +30,7 @@ def follow(
     metrics.removed_unread.follow(lambda: broker.retention.total.unread)
     metrics.removed_bytes.follow(lambda: broker.retention.total.size_bytes)
     metrics.oldest.follow(lambda: broker.retention.oldest_ms)
+    metrics.lag.follow(broker.lags.recent)
     metrics.held_queues.set_function(lambda: broker.retention.held_queues)
     metrics.retried.follow(lambda: broker.failures.retried_total)
     metrics.dead.follow(lambda: broker.failures.dead_total)

@@ -169,7 +169,7 @@ class EmbeddedBroker:
             retention=self.retention,
             limits=limits,
         )
-        self.schedules = self.operator.schedules
+        self.schedules, self.lags = self.operator.schedules, self.operator.lags
 
     def _on_appended(self, appended: Appended) -> None:
         self.pulls.tails.on_appended(appended)

@@ -14,6 +14,7 @@ from dmq.embedded.checks import GIVEN_UP_GROUP
 from dmq.embedded.commits import Commits
 from dmq.embedded.dead_letters import DeadLetters
 from dmq.embedded.group_queue import GroupQueue
+from dmq.embedded.lag import Lags
 from dmq.embedded.names import Group, Topic
 from dmq.embedded.procedures import Procedures
 from dmq.embedded.queue_log import Place, begin_of, offset_stored_at
@@ -70,6 +71,7 @@ class Operator:
         self._dead_letters = dead_letters
         self._retention = retention
         self.schedules = Schedules(catalog, commits, reader, limits)
+        self.lags = Lags(commits.store, catalog.names, subscriptions)
 
     # -- topics -------------------------------------------------------------------------------------------------------
 

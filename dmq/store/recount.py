@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from broker_adapter.errors import Overloaded
 from dmq.store.engine import Engine, Rows
 from dmq.store.schema import keys
 from dmq.store.schema.group import (
@@ -92,12 +93,20 @@ class Recount:
     copies: Mapping[Pair, int] = field(default_factory=dict)  # retries that wait
 
 
-def read_ledger(source: Scanned) -> tuple[dict[tuple[int, int], dict[int, int]], dict[int, int]]:
-    """Return the ledger's counts by topic and group, and how many entries wait by scope, all of one instant."""
+def read_ledger(
+    source: Scanned, rows_max: int = _ROWS_MAX
+) -> tuple[dict[tuple[int, int], dict[int, int]], dict[int, int]]:
+    """Return the ledger's counts by topic and group, and how many entries wait by scope, all of one instant.
+
+    ``Overloaded`` if these are more than ``rows_max`` rows.
+    """
     start, stop = keys.META_TOTAL, keys.meta_range(keys.META_LEDGER)[1]  # side by side: one scan sees one instant
     rows: dict[tuple[int, int], dict[int, int]] = {}
     pending: dict[int, int] = {}
-    for key, value in source.scan(Family.META, start, stop, limit=_ROWS_MAX).rows:
+    found = source.scan(Family.META, start, stop, limit=rows_max)
+    if not found.is_complete:
+        raise Overloaded("the ledger has too many rows to be looked through", limit=rows_max)
+    for key, value in found.rows:
         if key[:1] == keys.META_TOTAL:
             pending[keys.meta_id(key)] = keys.unpack_u64(value)
         else:

@@ -7,9 +7,11 @@ import json
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from support.crash_load import Load
 from support.daemon import Daemon
 from support.fake_admin_client import run_dmq
@@ -42,6 +44,23 @@ def verified(admin: AdminClient) -> wire.VerifyLedgerResponse:
     return found
 
 
+def scraped(daemon: Daemon) -> dict[tuple[str, str], dict[str, float]]:
+    """What metrics tell of each topic and group."""
+    with urllib.request.urlopen(f"http://{daemon.metrics_address}/metrics", timeout=PATIENCE_S) as answer:
+        text = answer.read().decode()
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for sample in (each for family in text_string_to_metric_families(text) for each in family.samples):
+        if sample.name.startswith("dmq_group_"):
+            pair = sample.labels["messaging_destination_name"], sample.labels["messaging_consumer_group_name"]
+            found.setdefault(pair, {})[sample.name] = sample.value
+    return found
+
+
+def books(ledger: wire.GetLedgerResponse) -> list[wire.LedgerGroup]:
+    """The books of all groups, topic by topic."""
+    return [group for topic in ledger.topics for group in topic.groups]
+
+
 def miscount(data: Path, kind: EventKind, by: int) -> None:
     """Let the ledger of a stopped daemon be wrong by so many events of a kind, of the first group that has one."""
     engine = RocksEngine(data / "rocksdb")
@@ -56,8 +75,8 @@ def miscount(data: Path, kind: EventKind, by: int) -> None:
 
 
 def test_it_balances_under_load_and_over_a_kill(data: Path) -> None:
-    """While consumers fail and messages fall due; a wrong count is found by both commands, by name."""
-    with Daemon(data) as daemon, AdminClient(daemon.address) as admin:
+    """While consumers fail and messages fall due, and metrics say the same; a wrong count is found by both commands."""
+    with Daemon(data, metrics="127.0.0.1:0") as daemon, AdminClient(daemon.address) as admin:
         load = Load(daemon.address, 1)
         try:
             with load.ledger.news:
@@ -72,6 +91,14 @@ def test_it_balances_under_load_and_over_a_kill(data: Path) -> None:
         found = admin.ledger(with_groups=True)
         assert not found.differences_total
         assert any(group.acked for topic in found.topics for group in topic.groups)
+        told, later = scraped(daemon), admin.ledger(with_groups=True)  # nobody consumes; what falls due is unread
+        groups = [(topic.topic, group.group) for topic in found.topics for group in topic.groups]
+        assert sorted(told) == sorted(groups)
+        for pair, before, after in zip(groups, books(found), books(later), strict=True):
+            to_do = told[pair]["dmq_group_unread_messages"] + told[pair]["dmq_group_in_retry_messages"]
+            assert before.unread + before.in_retry <= to_do <= after.unread + after.in_retry
+            assert told[pair]["dmq_group_dead_messages"] == before.dead
+            assert told[pair]["dmq_group_oldest_unread_age_seconds"] >= 0
         daemon.kill()
         left = data / ".ledger-of-a-killed-run"
         left.mkdir()

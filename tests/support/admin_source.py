@@ -164,7 +164,7 @@ class FixedSource:
         """As the real one."""
         return [replace(await self.group(name), due=()) for name in sorted(self.known)]
 
-    async def group(self, name: str, *, with_unread: bool = False) -> source.GroupStatus:
+    async def group(self, name: str, *, with_lag: bool = False, with_unread: bool = False) -> source.GroupStatus:
         """As the real one."""
         self._fail()
         if name not in self.known:

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 
 import pytest
 from support.effort import EFFORT
+from support.lag_check import assert_lags
 from support.ledger_check import assert_balances
 from support.memory_broker import MemoryBroker
 from support.stores import recount_bytes
@@ -110,6 +111,7 @@ class EmbeddedRig:
         quotas: TopicQuotas = NO_QUOTAS,
     ) -> None:
         self.clock = clock or ManualClock()
+        self._apart_ms = _apart_ms(self.clock)
         self.broker: EmbeddedBroker
         self.scheduler: Scheduler
         self.store: Store
@@ -174,6 +176,7 @@ class EmbeddedRig:
             reached = self.store, self.store.outbox_state.next_sequence
             if reached != self._checked:
                 assert_balances(self.store)
+                assert_lags(self.broker, with_ages=_apart_ms(self.clock) == self._apart_ms)
                 assert self.store.pending_bytes() == recount_bytes(self.store)
                 self._checked = reached
 
@@ -237,6 +240,11 @@ class EmbeddedRig:
     @property
     def _database(self) -> Path:
         return self._path / f"run-{self._runs}"
+
+
+def _apart_ms(clock: ManualClock) -> int:
+    """Return how far the wall clock is from the one that nobody sets."""
+    return clock.now_ms() - clock.boot_ms()
 
 
 def copy_at_rest(source: Path, target: Path) -> None:

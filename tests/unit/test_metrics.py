@@ -8,15 +8,16 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dmq.errors import AddressInUse, DmqError
-from dmq.metrics import LATENESS_BOUNDS_S, Distribution, Metrics, MetricsServer, start_http
+from dmq.metrics import LATENESS_BOUNDS_S, Distribution, GroupLags, Metrics, MetricsServer, start_http
 from dmq.units import Address
 
 
@@ -144,6 +145,84 @@ def test_counts_from_many_threads_add_up() -> None:
         thread.join()
     assert (metrics.accepted.value, metrics.lateness.count) == (2000, 4000)
     assert 'dmq_calls_total{code="20000",rpc="AckMessage"} 2000.0' in generate_latest(metrics.registry).decode()
+
+
+class Behind(NamedTuple):
+    """A group that is behind."""
+
+    topic: str
+    group: str
+    unread: int | None = 0
+    oldest_unread_age_ms: int | None = 0
+    in_flight: int = 0
+    in_retry: int = 0
+    dead: int = 0
+
+
+def told(collector: GroupLags, *lags: Behind) -> dict[tuple[str, str], dict[str, float]]:
+    """What is told of each topic and group, by figure, as a scraper reads it."""
+    collector.follow(lambda: lags)
+    registry = CollectorRegistry()
+    registry.register(collector)
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            figures = found.setdefault(
+                (sample.labels["messaging_destination_name"], sample.labels["messaging_consumer_group_name"]), {}
+            )
+            figures[family.name.removeprefix("dmq_group_")] = sample.value
+    return found
+
+
+OTHERS = ("(others)", "(others)")
+
+
+def test_too_many_groups_are_summed() -> None:
+    """Those with the most to do are told one by one; of the others sums, the greatest age, and only what is known."""
+    lags = [Behind("t", f"g-{number}", number, number * 1_000, 1, 0, 2) for number in range(5)]
+    found = told(GroupLags(3), *lags, Behind("t", "retries", 0, 0, 0, 50), Behind("cluster", "g", None, None, 1, 0, 1))
+    assert found.keys() == {("t", "g-3"), ("t", "g-4"), ("t", "retries"), OTHERS}
+    assert found["t", "g-4"] == {
+        "unread_messages": 4,
+        "oldest_unread_age_seconds": 4,
+        "in_flight_messages": 1,
+        "in_retry_messages": 0,
+        "dead_messages": 2,
+    }
+    assert found[OTHERS] == {
+        "unread_messages": 3,
+        "oldest_unread_age_seconds": 2,
+        "in_flight_messages": 4,
+        "in_retry_messages": 0,
+        "dead_messages": 7,
+    }
+    assert OTHERS not in told(GroupLags(3), *lags[:3])
+
+
+def test_who_is_told_stays() -> None:
+    """Until somebody has twice as much to do; equals are chosen by name, and always the same."""
+    collector = GroupLags(1)
+    assert told(collector, Behind("t", "b", 10), Behind("t", "a", 10)).keys() == {("t", "a"), OTHERS}
+    assert told(collector, Behind("t", "b", 19), Behind("t", "a", 10)).keys() == {("t", "a"), OTHERS}
+    assert told(collector, Behind("t", "b", 21), Behind("t", "a", 10)).keys() == {("t", "b"), OTHERS}
+    assert told(collector, Behind("t", "b", 11), Behind("t", "a", 20)).keys() == {("t", "b"), OTHERS}
+
+
+def test_what_is_not_known_is_absent() -> None:
+    """Not 0, which would be a claim."""
+    found = told(GroupLags(), Behind("t", "g", None, None, 1), Behind("t", "new", 3, None))
+    assert "unread_messages" not in found["t", "g"]
+    assert "oldest_unread_age_seconds" not in found["t", "g"] | found["t", "new"]
+    assert told(GroupLags()) == {}
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=20), min_size=1, max_size=5, unique=True))
+def test_no_name_breaks_the_format(names: list[str]) -> None:
+    """Whatever a name is, it is read as it was, and no other line of the page is."""
+    found = told(GroupLags(), *(Behind(name, name, 7) for name in names))
+    assert {pair: figures["unread_messages"] for pair, figures in found.items()} == dict.fromkeys(
+        [(name, name) for name in names], 7
+    )
 
 
 class Port:

@@ -55,9 +55,9 @@ def facts(text: str) -> dict[str, str]:
 def test_groups(daemon: LiveCell) -> None:
     """A table, or a list with stable keys."""
     assert daemon.run("group", "ls").stdout.splitlines() == [
-        "GROUP     WAITING  DEAD  LEASED  POLICY   ORDER  RETRIES",
-        "billing         3     3       7  default",
-        "shipping        0     0       0  set      fifo   cluster",
+        "GROUP     UNREAD  OLDEST  WAITING  DEAD  LEASED  POLICY   ORDER  RETRIES",
+        "billing        7     0ms        3     3       7  default",
+        "shipping       -                0     0       0  set      fifo   cluster",
     ]
     found = json.loads(daemon.run("group", "ls", "-o", "json").stdout)
     assert [(group["name"], group["waiting"], group["dead"]) for group in found] == [
@@ -78,9 +78,11 @@ def test_a_group_for_people(daemon: LiveCell) -> None:
     """What waits, what is dead, and what follows on each failure."""
     result = daemon.run("group", "show", "billing")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert facts(result.stdout) == {
+    told, _, lag = result.stdout.partition("\n\n")
+    assert facts(told) == {
         "group": "billing",
         "created at": "2023-11-14T22:13:20.000Z (1h 30m ago)",
+        "unread": "7, the oldest for 0ms",
         "waiting": "3",
         "dead": "3",
         "leased": "7",
@@ -88,6 +90,10 @@ def test_a_group_for_people(daemon: LiveCell) -> None:
         "delay after": LEVELS,
         "order": "not kept, as its topics are",
     }
+    assert lag.splitlines() == [
+        "TOPIC   UNREAD  OLDEST  IN FLIGHT  IN RETRY  DEAD",
+        "orders       7     0ms          7         3     3",
+    ]
     found = facts(daemon.run("group", "show", "shipping").stdout)
     assert found["policy"] == "4 attempts, none later than 3d, set by an operator"
     assert found["delay after"] == "1: 5s, 2: 10s, 3: 20s and up to 0.25 of it more"
@@ -98,6 +104,11 @@ def test_a_group_for_programs(daemon: LiveCell) -> None:
     """The keys are the fields of the protocol."""
     found = json.loads(daemon.run("group", "show", "billing", "-o", "json").stdout)
     assert (found["is_fifo_set"], found["leased"], found["due"][0]["count"]) == (False, 7, 3)
+    terms = {"unread": 7, "oldest_unread_age_ms": 0, "in_flight": 7, "in_retry": 3, "dead": 3}
+    assert found["lags"] == [{"topic": "orders", **terms}]
+    assert (found["unread_messages"], found["oldest_unread_age_ms"]) == (7, 0)
+    found = json.loads(daemon.run("group", "show", "shipping", "-o", "json").stdout)
+    assert (found["unread_messages"], found["oldest_unread_age_ms"], found["lags"]) == (None, None, [])
 
 
 def test_an_unknown_group_is_not_found(daemon: LiveCell) -> None:

@@ -51,22 +51,28 @@ def test_topics(daemon: LiveCell) -> None:
 
 def test_a_topic_is_shown_with_its_readers(daemon: LiveCell) -> None:
     """For people and for programs; a name nobody knows is exit code 3."""
+    daemon.rig.clock.advance(1_000)
     lines = daemon.run("topic", "show", "orders").stdout.splitlines()
     assert lines[:9] == [
-        "topic              orders",
-        "type               mixed",
-        "queues             3",
-        "stored             5",
-        "pending            1",
-        "oldest             2023-11-14T22:13:20.000Z",
-        "keep time          3d (default)",
-        "keep bytes         no bound (default)",
-        "keep unread        yes (default)",
+        "topic        orders",
+        "type         mixed",
+        "queues       3",
+        "stored       5",
+        "pending      1",
+        "oldest       2023-11-14T22:13:20.000Z",
+        "keep time    3d (default)",
+        "keep bytes   no bound (default)",
+        "keep unread  yes (default)",
     ]
     assert [line.split(maxsplit=2)[:2] for line in lines[9:12]] == [["queue", str(number)] for number in range(3)]
-    assert lines[12] == "unread by billing  2"
+    assert lines[12:] == [
+        "",
+        "GROUP    UNREAD  OLDEST  IN FLIGHT  IN RETRY  DEAD",
+        "billing       2      1s          1         2     1",
+    ]
     found = json.loads(daemon.run("topic", "show", "orders", "-o", "json").stdout)
-    assert found["readers"] == [{"group": "billing", "unread": 2}]
+    terms = {"unread": 2, "oldest_unread_age_ms": 1_000, "in_flight": 1, "in_retry": 2, "dead": 1}
+    assert found["readers"] == [{"group": "billing", **terms}]
     assert daemon.run("topic", "show", "nobody").exit_code == 3
 
 
@@ -163,7 +169,7 @@ def test_a_group_is_reset(daemon: LiveCell, to: str, unread: int) -> None:
         *([str(queue), str(offset)] for queue, offset in enumerate(offsets)),
     ]
     found = json.loads(daemon.run("topic", "show", "orders", "-o", "json").stdout)
-    assert found["readers"] == [{"group": "billing", "unread": unread}]
+    assert [(each["group"], each["unread"]) for each in found["readers"]] == [("billing", unread)]
 
 
 def test_where_to_must_be_said_clearly(daemon: LiveCell) -> None:
@@ -175,8 +181,8 @@ def test_where_to_must_be_said_clearly(daemon: LiveCell) -> None:
 def test_a_topic_is_paused_and_slowed(daemon: LiveCell) -> None:
     """Shown with since when, and how many it holds, also of one message and in the status; resumed it says nothing."""
     told = daemon.run("topic", "pause", "orders").stdout
-    assert "paused             since 2023-11-14T22:13:20.000Z" in told
-    assert "held               0 of these" in told
+    assert "paused       since 2023-11-14T22:13:20.000Z" in told
+    assert "held         0 of these" in told
     daemon.rig.clock.advance(60_000)
     daemon.do(daemon.rig.settle())
     found = json.loads(daemon.run("topic", "show", "orders", "-o", "json").stdout)
@@ -185,7 +191,7 @@ def test_a_topic_is_paused_and_slowed(daemon: LiveCell) -> None:
     status = daemon.run("status").stdout
     assert "held 1" in status
     assert "1 topic" in status
-    assert "deliver rate       7 a second at most" in daemon.run("topic", "set", "orders", "--deliver-rate", "7").stdout
+    assert "deliver rate  7 a second at most" in daemon.run("topic", "set", "orders", "--deliver-rate", "7").stdout
     assert "paused" not in daemon.run("topic", "resume", "orders").stdout
     assert json.loads(daemon.run("topic", "set", "orders", "--deliver-rate", "0", "-o", "json").stdout).get(
         "deliver_rate"
@@ -212,7 +218,7 @@ def test_a_topic_is_given_quotas(daemon: LiveCell) -> None:
     assert "max_pending of orders: 1 of 1" in daemon.run("status").stdout
     told = daemon.run("topic", "set", "orders", "--max-pending", "off", "--max-pending-bytes", "default").stdout
     assert "max pending" not in told
-    assert "send rate          0 of 7 a second" in daemon.run("topic", "set", "orders", "--send-rate", "7").stdout
+    assert "send rate    0 of 7 a second" in daemon.run("topic", "set", "orders", "--send-rate", "7").stdout
     assert "send rate" not in daemon.run("topic", "set", "orders", "--send-rate", "0").stdout
     for option, value in (("--max-pending", "many"), ("--max-pending", "-1"), ("--max-pending-bytes", "1 cow")):
         assert daemon.run("topic", "set", "orders", option, value).exit_code == 2
