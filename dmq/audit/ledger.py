@@ -30,7 +30,7 @@ from broker_adapter.topics import DEAD_LETTER_PREFIX
 from dmq.audit.events import EventKind
 from dmq.store.recount import KnownIds, Pair, Recount, Scanned, read_ledger
 from dmq.store.schema.keys import half_scope
-from dmq.store.schema.ledger import Term
+from dmq.store.schema.ledger import Term, encode_ledger
 
 _K = EventKind
 _HALF_ENDS = (_K.COMMITTED, _K.ROLLED_BACK, _K.TX_GIVEN_UP, _K.TX_TOO_OLD)
@@ -108,14 +108,6 @@ class TopicBook:
     letters: LettersBook | None = None
 
 
-class ProgressMark(NamedTuple):
-    """By which a group's progress on a topic is known again."""
-
-    row: Mapping[int, int]
-    skipped: int
-    expired: int
-
-
 class Ledger:
     """The counts of a store at one instant, as they are told."""
 
@@ -188,11 +180,12 @@ class Ledger:
                 if book.fired or self._row(topic_id, group_id)(Term.QUEUES):
                     yield topic_id, book
 
-    def mark(self, topic_id: int, group_id: int) -> ProgressMark:
+    def mark(self, topic_id: int, group_id: int) -> bytes:
         """Return what is another value once the group finished something of the topic, was set, or lost something."""
         lane = self._lanes.get((topic_id, group_id))
         skipped = self._row(lane, group_id)(Term.SKIPPED) if lane is not None else 0
-        return ProgressMark(self._rows.get((topic_id, group_id), {}), skipped, self._row(topic_id)(_K.EXPIRED))
+        besides: dict[int, int] = {Term.SKIPPED: skipped, _K.EXPIRED: self._row(topic_id)(_K.EXPIRED)}
+        return encode_ledger(self._rows.get((topic_id, group_id), {})) + encode_ledger(besides)
 
     def name(self, name_id: int) -> str:
         """Return the name of a topic or a group."""

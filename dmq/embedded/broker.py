@@ -178,6 +178,7 @@ class EmbeddedBroker:
 
     async def close(self) -> None:
         """Stop expiring leases and reading. The store stays open."""
+        await asyncio.get_running_loop().run_in_executor(None, self.lags.close)
         await self.schedules.close()
         await self.retention.close()
         await self.procedures.close()

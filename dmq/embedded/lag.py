@@ -7,6 +7,7 @@ boot clock, so that a step of the wall clock changes none that is known. Reads b
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 from broker_adapter.clock import Moment, moment
 from broker_adapter.errors import Overloaded
-from dmq.audit.ledger import GroupBook, Ledger, ProgressMark, read_books
+from dmq.audit.ledger import GroupBook, Ledger, read_books
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.names import Names
 from dmq.embedded.subscriptions import Subscriptions
@@ -46,7 +47,7 @@ class Lag(NamedTuple):
 class _Head(NamedTuple):
     """Since when the oldest unread message waits, as of a look."""
 
-    mark: ProgressMark
+    mark: bytes
     since_boot_ms: int | None
     look: int
 
@@ -57,7 +58,7 @@ class _Wanted(NamedTuple):
     last_look: int
     topic_id: int
     group_id: int
-    mark: ProgressMark
+    mark: bytes
 
 
 class Lags:
@@ -72,6 +73,11 @@ class Lags:
         self._looks = 0
         self._recent: Sequence[Lag] = ()
         self._recent_until_s = 0.0
+
+    def close(self) -> None:
+        """Let metrics tell nothing from here on; a look for them that is under way is waited for."""
+        with self._lock:
+            self._recent, self._recent_until_s = (), math.inf
 
     def leased(self) -> Counter[tuple[int, int]]:
         """Return how many messages are in the hands of consumers, by topic and group; also for the event loop."""

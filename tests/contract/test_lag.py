@@ -182,6 +182,9 @@ async def test_what_cannot_be_read_is_not_told(rig: EmbeddedRig) -> None:
     with patch.object(lag_module, "LEDGER_ROWS_MAX", 1):
         assert not scraped(rig)
     assert rig.broker.lags.look()  # operators are told
+    assert scraped(rig)
+    rig.broker.lags.close()
+    assert not scraped(rig)
     rig._options = replace(rig._options, ledger_kinds=())
     await rig.restart(End.CLOSE)
     assert not rig.broker.lags.look()

@@ -94,15 +94,15 @@ async def test_a_group_tells_its_settings_and_its_counts(rig: EmbeddedRig) -> No
     await rig.broker.send([a_message("m-5")])
     await receive_one(rig)
     for leased in (1, 0):
-        found = await operator(rig).group(GROUP)
-        assert (found.waiting, found.dead, found.leased) == (3, 1, leased)
+        found = await operator(rig).group(GROUP, with_lag=True)
+        assert (found.waiting, found.dead, found.leased, found.unread_messages) == (3, 1, leased, 1)
         assert [each.count for each in found.due] == [2, 1]
         due = [each.until_ms for each in found.due]
         assert due[0] > rig.clock.now_ms() + HOUR_MS - 600_000 >= due[0] - 60_000
         assert due[1] - due[0] == 600_000
         every = await operator(rig).groups()
         assert [each.name for each in every] == [OTHERS, GROUP]
-        assert every[1] == replace(found, due=())
+        assert every[1] == replace(found, due=(), lags=())
         assert (every[0].is_default_policy, every[0].waiting, every[0].dead) == (True, 0, 0)
         await rig.restart(End.KILL)
 
