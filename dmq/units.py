@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -33,20 +34,28 @@ _TOPIC_PATTERN = re.compile(r"[|a-zA-Z0-9_-]{1,127}\*?|\*")
 
 
 def parse_duration(text: str) -> int:
-    """Return milliseconds for ``500ms``, ``15m``, ``1h30m``, or a plain number of milliseconds."""
+    """Return milliseconds for ``500ms``, ``15m``, ``1h30m``; a number needs its unit, unless it is 0."""
     text = text.strip()
+    if text == "0":
+        return 0
     if _DIGITS.fullmatch(text):
-        parts = [(text, "ms")]
-    elif _DURATION.fullmatch(text):
-        parts = _DURATION_PART.findall(text)
-    else:
+        number = text if len(text) <= _NUMBER_CHARS_MAX else f"{text[:_NUMBER_CHARS_MAX]}..."
+        raise ValueError(f"a duration needs a unit: {number}ms, {number}s or {number}m")
+    if not _DURATION.fullmatch(text):
         raise ValueError("a duration is expected, such as 500ms, 10s, 15m, 1h30m or 2d")
+    parts = _DURATION_PART.findall(text)
     if any(len(number) > _NUMBER_CHARS_MAX for number, _ in parts):
         raise ValueError(f"the duration is longer than {format_duration(DURATION_MS_MAX)}")
     duration_ms = sum(int(number) * _UNITS_MS[unit] for number, unit in parts)
     if duration_ms > DURATION_MS_MAX:
         raise ValueError(f"the duration is longer than {format_duration(DURATION_MS_MAX)}")
     return duration_ms
+
+
+def parse_sent_duration(text: str) -> int:
+    """As ``parse_duration``, of what programs send: a number without a unit is milliseconds there, and stays so."""
+    number = text.strip()
+    return parse_duration(f"{number}ms" if _DIGITS.fullmatch(number) else text)
 
 
 def format_duration(duration_ms: int) -> str:
@@ -74,11 +83,11 @@ class After(NamedTuple):
     delay_ms: int
 
 
-def parse_when(text: str, expected: str = _INSTANT) -> At | After:
+def parse_when(text: str, expected: str = _INSTANT, *, distance: Callable[[str], int] = parse_duration) -> At | After:
     """Return the instant or the distance that ``text`` means; raise ``ValueError`` with a sentence if it means none."""
     text = text.strip()
     if text.startswith("+"):
-        return After(parse_duration(text[1:]))
+        return After(distance(text[1:]))
     if text.isascii() and text.isdigit():
         return At(_checked_ms(int(text[:20])))
     try:
@@ -91,10 +100,15 @@ def parse_when(text: str, expected: str = _INSTANT) -> At | After:
     return At(-((_EPOCH - instant) // timedelta(milliseconds=1)))
 
 
-def parse_around(text: str) -> At | After:
+def parse_around(text: str, *, distance: Callable[[str], int] = parse_duration) -> At | After:
     """As ``parse_when``; ``-1h`` is allowed as well, for what may be over."""
     text = text.strip()
-    return After(-parse_duration(text[1:])) if text.startswith("-") else parse_when(text)
+    return After(-distance(text[1:])) if text.startswith("-") else parse_when(text, distance=distance)
+
+
+def parse_sent_around(text: str) -> At | After:
+    """As ``parse_around``, of what programs send: see ``parse_sent_duration``."""
+    return parse_around(text, distance=parse_sent_duration)
 
 
 def _checked_ms(epoch_ms: int) -> int:

@@ -46,11 +46,15 @@ def main() -> None:
 
 
 def duration_ms(text: str) -> int:
-    """Return ``90s``, ``10m``, ``250ms``, ``2h`` or ``1d`` in milliseconds; a bare number is milliseconds."""
-    match = re.fullmatch(r"(\d+)(ms|s|m|h|d)?", text.strip())
+    """Return ``90s``, ``10m``, ``250ms``, ``2h`` or ``1d`` in milliseconds; a number needs its unit, unless it is 0."""
+    if text.strip() == "0":
+        return 0
+    match = re.fullmatch(r"([0-9]+)(ms|s|m|h|d)?", text.strip())
     if match is None:
         raise typer.BadParameter(f"{text!r} is not a duration, such as 90s, 10m or 250ms")
-    return int(match[1]) * _UNITS_MS[match[2] or "ms"]
+    if not match[2]:
+        raise typer.BadParameter(f"a duration needs a unit: {text}ms, {text}s or {text}m; got {text}")
+    return int(match[1]) * _UNITS_MS[match[2]]
 
 
 def instant_ms(text: str) -> int:

@@ -140,9 +140,9 @@ def _window_ms(value: object) -> int | None:
     if value == "none":
         return None
     try:
-        return parse_duration(value if isinstance(value, str) else "")
+        return parse_duration(str(value) if isinstance(value, (str, int)) else "")
     except ValueError as error:
-        raise ValueError(f"signature_window: none, or {error}") from None
+        raise ValueError(f"signature_window: {error}, or none") from None
 
 
 def _access_key(name: str, table: object) -> AccessKey:

@@ -11,6 +11,9 @@
 ``DMQ_CATCH_UP``       after downtime: ``one``, ``all`` or ``skip``
 =====================  ==============================================================================
 
+A duration without a unit is milliseconds here: applications send it so, and the same send must go on meaning the same.
+Operators' durations need their unit.
+
 Such a send stores no message: it is answered OK once the schedule is durable, or if there is one of this name with the
 same content. Occurrences carry the body, tag, keys, message group and other user properties, and ids of their own.
 """
@@ -49,7 +52,7 @@ from dmq.sidecar import mapping, validate
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import status_of
 from dmq.store.schema.recurring import CatchUp
-from dmq.units import After, parse_around, parse_duration
+from dmq.units import After, parse_sent_around, parse_sent_duration
 
 AddSchedule = Callable[[Wanted], Awaitable[object]]
 
@@ -165,7 +168,7 @@ def _text(properties: Mapping[str, str], name: str) -> str:
 def _duration_ms(properties: Mapping[str, str], name: str) -> int:
     if name not in properties:
         return 0
-    duration_ms = _read(properties, name, parse_duration)
+    duration_ms = _read(properties, name, parse_sent_duration)
     if not duration_ms:
         raise Refused(Rule.PROPERTY_KEY, f"property {name}: more than 0 is expected", value=properties[name])
     return duration_ms
@@ -175,7 +178,7 @@ def _instant(properties: Mapping[str, str], name: str) -> tuple[int, int | None]
     """Return an instant, or how long after the schedule is made."""
     if name not in properties:
         return 0, None
-    found = _read(properties, name, parse_around)
+    found = _read(properties, name, parse_sent_around)
     return (0, found.delay_ms) if isinstance(found, After) else (found.epoch_ms, None)
 
 

@@ -175,6 +175,21 @@ def test_every_fault_has_a_line_with_source_key_value_and_what_is_allowed(
     ]
 
 
+def test_a_duration_without_a_unit_is_refused_wherever_it_is_from(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In milliseconds it was taken before: who upgrades is told the key, where it is set, and what it may mean."""
+    (elsewhere / "dmq.toml").write_text('delay_max = 3\nkeep_time = "72"\ntrail_every = 0\n', encoding="utf-8")
+    monkeypatch.setenv("DMQ_REQUEST_TIME", "30000")
+    assert sorted(problems({"delay_levels": "1s 5 10s"})) == [
+        "--delay-levels: delay_levels = '1s 5 10s': a duration needs a unit: 5ms, 5s or 5m",
+        "DMQ_REQUEST_TIME: request_time = '30000': a duration needs a unit: 30000ms, 30000s or 30000m",
+        "dmq.toml: delay_max = 3: a duration needs a unit: 3ms, 3s or 3m",
+        "dmq.toml: keep_time = '72': a duration needs a unit: 72ms, 72s or 72m",
+        "dmq.toml: trail_every = 0: 1s to 1h is allowed",
+    ]
+
+
 @pytest.mark.parametrize("value", [[], {}, 1.5, True, "1s 2q", [1, 2], "\0"])
 def test_values_of_any_type_are_refused_with_a_line(value: object) -> None:
     """TOML has lists, tables, floats and dates; none of them gets an exception of another kind."""
@@ -195,7 +210,7 @@ def test_words_for_none(elsewhere: Path) -> None:
 def test_what_is_shown_can_be_loaded_again() -> None:
     """shown() writes every key as the file would have it."""
     config = load(
-        {"listen": "[::1]:0", "delay_levels": "1s 500ms 2", "delay_max": "36h", "disk_low_water_bytes": "1GiB"}
+        {"listen": "[::1]:0", "delay_levels": "1s 500ms 2ms", "delay_max": "36h", "disk_low_water_bytes": "1GiB"}
     )
     assert config.delay_levels_ms == (1000, 500, 2)
     assert load(config.shown()) == config

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dmq import units
+from spark_audit.cli import duration_ms
 
 
 @pytest.mark.parametrize(
-    ("text", "duration_ms"),
+    ("text", "expected_ms"),
     [
         ("0", 0),
-        ("250", 250),
         ("500ms", 500),
         (" 10s ", 10_000),
         ("15m", 900_000),
@@ -23,9 +24,9 @@ from dmq import units
         ("3650000d", units.DURATION_MS_MAX),
     ],
 )
-def test_durations_are_read(text: str, duration_ms: int) -> None:
-    """Every unit, their sums, and plain milliseconds."""
-    assert units.parse_duration(text) == duration_ms
+def test_durations_are_read(text: str, expected_ms: int) -> None:
+    """Every unit, their sums, and 0."""
+    assert units.parse_duration(text) == expected_ms
 
 
 @pytest.mark.parametrize(
@@ -37,10 +38,39 @@ def test_other_durations_are_refused(text: str) -> None:
         units.parse_duration(text)
 
 
+@pytest.mark.parametrize("text", ["5", " 5 ", "05", "00", "9" * 5000])
+def test_a_duration_needs_a_unit(text: str) -> None:
+    """A number alone means milliseconds to one and seconds to another; the refusal says what it may have meant."""
+    number = text.strip() if len(text) < 99 else "9" * 18 + "..."
+    with pytest.raises(ValueError, match=f"a duration needs a unit: {number}ms, {number}s or {number}m"):
+        units.parse_duration(text)
+    with pytest.raises(ValueError, match="a duration needs a unit"):
+        units.parse_when(f"+{text.strip()}")
+
+
+def test_what_programs_send_without_a_unit_is_milliseconds() -> None:
+    """The same send must mean the same as before."""
+    assert units.parse_sent_duration(" 250 ") == 250
+    assert units.parse_sent_duration("15m") == 900_000
+    assert units.parse_sent_around("-250") == units.After(-250)
+    assert units.parse_sent_around("+250") == units.After(250)
+    for text in ("", "5w", "9" * 5000):
+        with pytest.raises(ValueError, match="duration"):
+            units.parse_sent_duration(text)
+
+
+def test_the_audit_by_itself_reads_durations_alike() -> None:
+    """It imports nothing of the daemon's."""
+    assert [duration_ms(text) for text in ("0", "250ms", "90s", "10m", "1d")] == [0, 250, 90_000, 600_000, 86_400_000]
+    for text in ("60", "soon", "-1s", "٣s"):
+        with pytest.raises(typer.BadParameter, match="a duration needs a unit: 60ms" if text == "60" else "duration"):
+            duration_ms(text)
+
+
 @given(st.integers(0, units.DURATION_MS_MAX))
-def test_durations_survive_the_way_there_and_back(duration_ms: int) -> None:
+def test_durations_survive_the_way_there_and_back(given_ms: int) -> None:
     """What is shown can be typed in again and means the same."""
-    assert units.parse_duration(units.format_duration(duration_ms)) == duration_ms
+    assert units.parse_duration(units.format_duration(given_ms)) == given_ms
 
 
 def test_the_default_level_table_is_rocketmqs() -> None:

@@ -47,16 +47,13 @@ def test_times_are_read(text: str, expected: At | After) -> None:
         ("253402300800000", "past the year 9999"),
         ("9" * 5000, "past the year 9999"),
         ("+", "duration"),
-        ("+5", None),
+        ("+5", "needs a unit"),
         ("+5w", "duration"),
         ("+-5m", "duration"),
     ],
 )
-def test_other_times_are_refused_with_a_reason(text: str, why: str | None) -> None:
+def test_other_times_are_refused_with_a_reason(text: str, why: str) -> None:
     """Seconds instead of milliseconds, and local times, are the mistakes people make."""
-    if why is None:
-        assert parse_when(text) == After(5)
-        return
     with pytest.raises(ValueError, match=why):
         parse_when(text)
 

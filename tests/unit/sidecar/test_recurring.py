@@ -124,6 +124,7 @@ def test_every_property_is_read() -> None:
     assert (found.every_ms, found.start_ms, found.start_after_ms) == (0, 1_798_761_600_000, None)
     assert (found.end_ms, found.end_after_ms, found.count, found.jitter_ms) == (0, 30 * 86_400_000, 9, 90_000)
     assert found.catch_up is CatchUp.ALL
+    assert wanted_of("orders", recurring(DMQ_EVERY="60000", DMQ_START="+250")).every_ms == 60_000  # as it is sent today
     assert wanted_of("orders", recurring(DMQ_START="-1h")).start_after_ms == -3_600_000
 
 
