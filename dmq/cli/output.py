@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,11 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import FieldDescriptor
     from google.protobuf.message import Message
 
-_PIPE_COLUMNS = 400  # without a terminal nothing is cut
+_PIPE_COLUMNS = 400  # without a terminal hardly anything is folded
+_GAP = 2  # between two columns
+_WHOLE_CHARS = 255  # the longest names, ids and handles; a longer word is a body, and folds anywhere
+_BODY_COLUMNS = 20
+_BREAK = re.compile(r"(\b\d{4}-\d\d-\d\dT)(?=\d\d:\d\d:)")  # where an instant may fold: behind its date
 
 
 def show_json(value: object) -> None:
@@ -49,35 +55,70 @@ def _plain(value: Any, field: FieldDescriptor) -> object:  # noqa: ANN401 - what
         return to_plain(value)
     if field.enum_type is not None:
         known = field.enum_type.values_by_number.get(value)
-        return known.name if known is not None else value  # of a newer daemon
+        if known is None:
+            return value  # of a newer daemon
+        return known.name if not known.name.endswith("_UNSPECIFIED") else None
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
 def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
-    """Print aligned columns; those named in ``numbers`` to the right."""
-    from rich.table import Table
-    from rich.text import Text
+    """Print aligned columns; those named in ``numbers`` to the right.
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in numbers else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    _print(table)
+    A word, such as an id, is whole on one line, however narrow the terminal: it is there to be copied. Where a table
+    does not fit, columns without any value are left out, and the widest columns of several words fold.
+    """
+    cells = [[printable(cell) for cell in row] for row in rows]
+    columns = terminal_columns()
+    widths = _widths(headings, cells, columns)
+    if columns is not None and cells and sum(widths) + _GAP * (len(widths) - 1) > columns:
+        kept = [at for at, _ in enumerate(headings) if any(row[at] for row in cells)]
+        headings, cells = [headings[at] for at in kept], [[row[at] for at in kept] for row in cells]
+        widths = _widths(headings, cells, columns)
+    _print(headings, cells, widths, [heading in numbers for heading in headings])
 
 
 def show_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Print one fact per line, names in one column; facts without text are left out."""
-    from rich.table import Table
-    from rich.text import Text
+    """Print one fact per line, names in one column, words whole as in a table; facts without text are left out."""
+    cells = [[name, printable(text)] for name, text in facts if text]
+    _print(None, cells, _widths(("", ""), cells, terminal_columns(), is_facts=True), [False, False])
 
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, text in facts:
-        if text:
-            table.add_row(name, Text(printable(text)))
-    _print(table)
+
+def terminal_columns() -> int | None:
+    """Return how wide the terminal is that the answer goes to; ``None``: it goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _widths(
+    headings: Sequence[str], cells: Sequence[Sequence[str]], columns: int | None, *, is_facts: bool = False
+) -> list[int]:
+    """Return how wide each column is to be: as wide as its widest cell, less where that is too much for the terminal.
+
+    None is narrower than its longest word, so that all of them may be wider than the terminal.
+    """
+    from rich.cells import cell_len
+
+    room = max((_PIPE_COLUMNS if columns is None else columns) - _GAP * (len(headings) - 1), 0)
+    widths: list[int] = []
+    least: list[int] = []
+    for at, heading in enumerate(headings):
+        texts = [heading, *(row[at] for row in cells)]
+        widths.append(max(map(cell_len, texts)))
+        named = [heading, *(row[at] for row in cells if not is_facts or row[0] != "body")]
+        longest = max((cell_len(word) for text in named for word in _words(text)), default=0)
+        is_whole = longest <= _WHOLE_CHARS and heading != "BODY"
+        least.append(longest if is_whole else min(longest, _BODY_COLUMNS))
+    if is_facts:
+        least[0] = widths[0]
+    # The widest columns of those that can fold become equally wide.
+    most = min(max(widths, default=0), room + 1)
+    while sum(widths) > room and most > 0:
+        most -= 1
+        widths = [max(min(width, most), floor) for width, floor in zip(widths, least, strict=True)]
+    return widths
+
+
+def _words(text: str) -> list[str]:
+    return _BREAK.sub(r"\1\n", text).split()
 
 
 def printable(text: str) -> str:
@@ -123,10 +164,31 @@ def about(duration_ms: float) -> str:
     raise AssertionError
 
 
-def _print(table: object) -> None:
+def _print(
+    headings: Sequence[str] | None, cells: Sequence[Sequence[str]], widths: Sequence[int], are_numbers: Sequence[bool]
+) -> None:
+    from rich.cells import cell_len
     from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=headings is not None)
+    for at, width in enumerate(widths):
+        table.add_column(
+            headings[at] if headings is not None else "",
+            justify="right" if are_numbers[at] else "left",
+            style="" if headings is not None or at else "bold",
+            overflow="fold",
+            width=max(width, 1),
+        )
+    for row in cells:
+        table.add_row(
+            *(
+                Text(cell if cell_len(cell) <= width else _BREAK.sub(r"\1\n", cell))
+                for cell, width in zip(row, widths, strict=True)
+            )
+        )
+    console = Console(highlight=False, width=max(sum(widths) + _GAP * len(widths), 1))
     with console.capture() as captured:
         console.print(table)
     # A table pads its lines to full width, which is noise in a pipe.

@@ -46,6 +46,42 @@ def test_columns_are_aligned_and_never_cut(capsys: pytest.CaptureFixture[str]) -
     assert len(second) == len(third)
 
 
+MESSAGE_ID = "01C0FFEE00C0FFEE000012340000000001"
+
+
+@pytest.mark.parametrize("columns", [10, 40, 80, 120, None])
+def test_a_name_is_whole_on_one_line_however_narrow_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int | None
+) -> None:
+    """It can be copied: an id, a key, a handle. Sentences fold between words, instants behind the date, bodies too."""
+    monkeypatch.setattr("dmq.cli.output.terminal_columns", lambda: columns)
+    handle, why, body = "h" * 255, "it was sent twice, and one is enough", "b" * 200
+    show_table(("DUE", "MESSAGE ID", "WHY", "N", "BODY"), [(when(NOW), MESSAGE_ID, why, "1,000", body)], numbers=("N",))
+    show_facts([("message id", MESSAGE_ID), ("handle", handle), ("deliver at", when(NOW)), ("why", why)])
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    for whole in (MESSAGE_ID, handle, "1,000"):
+        assert any(whole in line.split() for line in lines), printed
+    assert printed.count("b") == 200
+    assert all(word in printed for word in (*why.split(), "2023-11-14T", "22:13:20.000Z"))
+    assert (len(lines) == 6) == (columns is None)
+    assert max(len(line) for line in lines if MESSAGE_ID in line) <= max(columns or 400, 120)
+
+
+def test_columns_that_say_nothing_give_way_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of delayed messages fits 80 columns; where there is room, and in a pipe, all columns are there."""
+    headings = ("STATE", "DUE", "STORED", "MESSAGE ID", "QUEUE", "OFFSET", "TAG", "KEYS", "BYTES")
+    rows = [("waiting", when(NOW), when(NOW), MESSAGE_ID, "", "", "", "", "300")]
+    for columns, shown in ((80, False), (200, True), (None, True)):
+        monkeypatch.setattr("dmq.cli.output.terminal_columns", lambda columns=columns: columns)
+        show_table(headings, rows, numbers=("QUEUE", "OFFSET", "BYTES"))
+        printed = capsys.readouterr().out
+        assert ("OFFSET" in printed, MESSAGE_ID in printed, "300" in printed) == (shown, True, True)
+        assert max(map(len, printed.splitlines())) <= (columns or 400)
+
+
 def test_a_value_wider_than_everything_is_folded(capsys: pytest.CaptureFixture[str]) -> None:
     """No character of it is lost."""
     show_table(("NAME", "N"), [("x" * 1000, "1")])
