@@ -40,7 +40,7 @@ class Dead:
 class DeadFilter:
     """Which dead letters are meant; empty means all. ``since_ms <= last failure < until_ms``."""
 
-    reasons: frozenset[Reason] = frozenset()
+    reasons: frozenset[Reason | None] = frozenset()  # None: those that somebody sent to the dead-letter queue
     topics: frozenset[str] = frozenset()
     keys: frozenset[str] = frozenset()
     message_ids: frozenset[str] = frozenset()

@@ -24,10 +24,20 @@ class MessageState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WAITING: _ClassVar[MessageState]
     QUEUED: _ClassVar[MessageState]
     UNKNOWN: _ClassVar[MessageState]
+    READY: _ClassVar[MessageState]
+    LEASED: _ClassVar[MessageState]
+    RETRYING: _ClassVar[MessageState]
+    ACKNOWLEDGED: _ClassVar[MessageState]
+    DEAD: _ClassVar[MessageState]
+    FINISHED: _ClassVar[MessageState]
+    RECALLED: _ClassVar[MessageState]
+    REPLACED: _ClassVar[MessageState]
+    ABSORBED: _ClassVar[MessageState]
+    EXPIRED: _ClassVar[MessageState]
 
 class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    REASON_UNSPECIFIED: _ClassVar[Reason]
+    SENT_HERE: _ClassVar[Reason]
     EXHAUSTED: _ClassVar[Reason]
     TOO_OLD: _ClassVar[Reason]
     FORWARDED: _ClassVar[Reason]
@@ -65,7 +75,17 @@ MESSAGE_STATE_UNSPECIFIED: MessageState
 WAITING: MessageState
 QUEUED: MessageState
 UNKNOWN: MessageState
-REASON_UNSPECIFIED: Reason
+READY: MessageState
+LEASED: MessageState
+RETRYING: MessageState
+ACKNOWLEDGED: MessageState
+DEAD: MessageState
+FINISHED: MessageState
+RECALLED: MessageState
+REPLACED: MessageState
+ABSORBED: MessageState
+EXPIRED: MessageState
+SENT_HERE: Reason
 EXHAUSTED: Reason
 TOO_OLD: Reason
 FORWARDED: Reason
@@ -563,7 +583,7 @@ class GetMessageRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., message_id: _Optional[str] = ..., with_body: _Optional[bool] = ..., own_key: _Optional[str] = ...) -> None: ...
 
 class GetMessageResponse(_message.Message):
-    __slots__ = ("topic", "message_id", "state", "deliver_at_ms", "stored_at_ms", "queue_id", "queue_offset", "content", "is_held")
+    __slots__ = ("topic", "message_id", "state", "deliver_at_ms", "stored_at_ms", "queue_id", "queue_offset", "content", "is_held", "groups", "ended_at_ms")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -573,6 +593,8 @@ class GetMessageResponse(_message.Message):
     QUEUE_OFFSET_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     IS_HELD_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     message_id: str
     state: MessageState
@@ -582,7 +604,21 @@ class GetMessageResponse(_message.Message):
     queue_offset: int
     content: Content
     is_held: bool
-    def __init__(self, topic: _Optional[str] = ..., message_id: _Optional[str] = ..., state: _Optional[_Union[MessageState, str]] = ..., deliver_at_ms: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ..., is_held: _Optional[bool] = ...) -> None: ...
+    groups: _containers.RepeatedCompositeFieldContainer[GroupState]
+    ended_at_ms: int
+    def __init__(self, topic: _Optional[str] = ..., message_id: _Optional[str] = ..., state: _Optional[_Union[MessageState, str]] = ..., deliver_at_ms: _Optional[int] = ..., stored_at_ms: _Optional[int] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ..., is_held: _Optional[bool] = ..., groups: _Optional[_Iterable[_Union[GroupState, _Mapping[str, _Any]]]] = ..., ended_at_ms: _Optional[int] = ...) -> None: ...
+
+class GroupState(_message.Message):
+    __slots__ = ("group", "state", "attempt", "at_ms")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    state: MessageState
+    attempt: int
+    at_ms: int
+    def __init__(self, group: _Optional[str] = ..., state: _Optional[_Union[MessageState, str]] = ..., attempt: _Optional[int] = ..., at_ms: _Optional[int] = ...) -> None: ...
 
 class CountMessagesRequest(_message.Message):
     __slots__ = ("topic",)

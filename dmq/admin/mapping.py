@@ -189,7 +189,7 @@ def wire_dead_letter(letter: DeadStatus, *, with_body: bool) -> wire.DeadLetter:
 def wire_filter(chosen: DeadFilter) -> wire.DeadFilter:
     """Undo ``filter_of``; lists in the order of their values."""
     return wire.DeadFilter(
-        reasons=[reason.name for reason in sorted(chosen.reasons)],
+        reasons=sorted(wire.Reason.Name(reason or 0) for reason in chosen.reasons),
         topics=sorted(chosen.topics),
         keys=sorted(chosen.keys),
         message_ids=sorted(chosen.message_ids),
@@ -200,11 +200,11 @@ def wire_filter(chosen: DeadFilter) -> wire.DeadFilter:
 
 def filter_of(chosen: wire.DeadFilter) -> DeadFilter:
     """Return a filter from the wire; its names and times are not checked here."""
-    known = {int(reason) for reason in Reason}
+    known = {wire.SENT_HERE, *(int(reason) for reason in Reason)}
     if unknown := [number for number in chosen.reasons if number not in known]:
         raise Refused(Rule.REQUEST, "unknown reason of death", value=unknown[0])
     return DeadFilter(
-        reasons=frozenset(Reason(number) for number in chosen.reasons),
+        reasons=frozenset(Reason(number) if number else None for number in chosen.reasons),
         topics=frozenset(chosen.topics),
         keys=frozenset(chosen.keys),
         message_ids=frozenset(chosen.message_ids),

@@ -1,4 +1,4 @@
-"""``dmq backoff``: what a retry policy means, attempt by attempt; needs no daemon."""
+"""``dmq backoff``: what a retry policy means, attempt by attempt; needs a daemon only for the policy of a group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from broker_adapter.limits import DELIVER_AT_MS_MAX
 from dmq.cli import output as out
 from dmq.cli.errors import refused, refusing
 from dmq.cli.nouns import noun
-from dmq.cli.options import Session, with_output
+from dmq.cli.options import Session, with_session
 from dmq.cli.policy_options import (
     ExponentialOption,
     FixedOption,
@@ -29,6 +29,10 @@ from dmq.units import At, format_duration, format_time, parse_duration, parse_wh
 from retry.policy import DeadLetter, Reason, RetryPolicy, decide, to_plain
 
 app = noun("backoff")
+
+GroupOption = Annotated[
+    str, typer.Option("--group", metavar="GROUP", help="Begin with the policy of this consumer group, of a daemon.")
+]
 
 
 class _Attempt(NamedTuple):
@@ -48,10 +52,11 @@ class _Run(NamedTuple):
 
 
 @app.command()
-@with_output
+@with_session
 def show(
     session: Session,
     *,
+    group: GroupOption = "",
     table: TableOption = None,
     exponential: ExponentialOption = None,
     multiplier: MultiplierOption = None,
@@ -62,9 +67,10 @@ def show(
 ) -> None:
     """Show the attempts of a policy and the delays between them.
 
-    Without options: of the default policy. The times are the earliest possible ones: jitter and the time that each
-    attempt takes are added to them.
+    Without options: of the default policy. With --group: of that group's, changed by the other options. The times are
+    the earliest possible ones: jitter and the time that each attempt takes are added to them.
     """
+    base = _policy_of_group(session, group)
     policy = policy_of(
         table=table,
         exponential=exponential,
@@ -73,8 +79,9 @@ def show(
         max_attempts=max_attempts,
         jitter=jitter,
         max_age=max_age,
+        base=base,
     )
-    policy = policy or RetryPolicy()
+    policy = policy or base or RetryPolicy()
     run = _run(replace(policy, jitter=0.0), 0, 0, Random(0))
     if session.as_json:
         out.show_json(
@@ -109,10 +116,11 @@ def show(
 
 
 @app.command()
-@with_output
+@with_session
 def simulate(
     session: Session,
     *,
+    group: GroupOption = "",
     table: TableOption = None,
     exponential: ExponentialOption = None,
     multiplier: MultiplierOption = None,
@@ -129,8 +137,10 @@ def simulate(
 ) -> None:
     """Show when each attempt happens for a message that always fails.
 
-    The last line says when it is a dead letter, and why. Without options: by the default policy, from now on.
+    The last line says when it is a dead letter, and why. Without options: by the default policy, from now on. With
+    --group: by that group's, changed by the other options.
     """
+    base = _policy_of_group(session, group)
     policy = policy_of(
         table=table,
         exponential=exponential,
@@ -139,8 +149,9 @@ def simulate(
         max_attempts=max_attempts,
         jitter=jitter,
         max_age=max_age,
+        base=base,
     )
-    policy = policy or RetryPolicy()
+    policy = policy or base or RetryPolicy()
     start_ms, processing_ms = _start_ms(start), _processing_ms(processing)
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     run = _run(policy, start_ms, processing_ms, Random(seed))
@@ -167,6 +178,15 @@ def simulate(
     )
     after = format_duration(run.dead_at_ms - start_ms)
     typer.echo(f"dead letter at {format_time(run.dead_at_ms)}, {after} after the first delivery: {_why(run, policy)}")
+
+
+def _policy_of_group(session: Session, group: str) -> RetryPolicy | None:
+    if not group:
+        return None
+    from dmq.admin.mapping import policy_of as policy_from_wire
+
+    with session.connect() as client:
+        return policy_from_wire(client.group(group).policy)
 
 
 def _simulated_plain(run: _Run, start_ms: int) -> dict[str, object]:

@@ -69,8 +69,8 @@ class Change(NamedTuple):
     """What a command does, in words and as a call."""
 
     name: str
-    would: str  # "would be cancelled"
-    done: str  # "cancelled"
+    would: str  # "would be recalled"
+    done: str  # "recalled"
     call: Callable[[AdminClient, str, Named], Sequence[wire.ChangedMessage]]
     reached: Sequence[str]  # outcomes after which things are as they were asked for
     deliver_at_ms: int = 0
@@ -149,7 +149,10 @@ def targets_of(
     try:
         return Targets(decode_recall(given[0]).topic, handle=given[0])
     except Refused as error:
-        why = f"{error.why}; behind a topic give message ids or a filter ({', '.join(options)})"
+        why = (
+            "it is no recall handle; a message id needs its topic in front of it, TOPIC ID, and behind a topic give "
+            f"message ids or a filter ({', '.join(options)})"
+        )
         raise refused(why, "HANDLE", given=given[0]) from error
 
 
@@ -293,7 +296,7 @@ def _told(change: Change, message: wire.ChangedMessage) -> str:
         case "TOO_LATE":
             return f"was delivered at {at}"
         case "CANCELLED":
-            return f"was cancelled at {at}"
+            return f"was recalled at {at}"
         case "REPLACED":
             return f"was replaced at {at} by a later message under its own key"
         case "UNKNOWN" if message.own_key and not message.message_id:

@@ -44,8 +44,9 @@ PAGE = 1_000
 
 
 class ReasonName(StrEnum):
-    """Reasons as operators write them."""
+    """Reasons as operators read and write them. SENT_HERE: somebody sent it to the dead-letter queue."""
 
+    SENT_HERE = "sent_here"
     EXHAUSTED = "exhausted"
     TOO_OLD = "too_old"
     FORWARDED = "forwarded"
@@ -55,7 +56,7 @@ class ReasonName(StrEnum):
     TOO_LATE = "too_late"
 
 
-assert [name.name for name in ReasonName] == [reason.name for reason in Reason]
+assert [name.name for name in ReasonName] == ["SENT_HERE", *(reason.name for reason in Reason)]
 
 _TIME = "RFC 3339, epoch milliseconds, or -1h for an hour ago"
 ReasonOption = Annotated[
@@ -64,7 +65,7 @@ ReasonOption = Annotated[
         "--reason",
         metavar="REASON",
         case_sensitive=False,
-        help="Reason of death: exhausted, too_old, forwarded, sent_back or operator; may be repeated.",
+        help=f"Reason of death: {', '.join(ReasonName)}; may be repeated.",
     ),
 ]
 TopicOption = Annotated[
@@ -272,8 +273,7 @@ def _cells(letter: wire.DeadLetter) -> tuple[str, ...]:
 
 
 def _reason(letter: wire.DeadLetter) -> str:
-    name = str(out.to_plain(letter)["reason"])
-    return "sent here" if name == "REASON_UNSPECIFIED" else name.lower()
+    return str(out.to_plain(letter)["reason"]).lower()
 
 
 def _facts(letter: wire.DeadLetter, now_ms: int) -> list[tuple[str, str]]:

@@ -55,7 +55,7 @@ def ls(session: Session) -> None:
         out.show_json([out.to_plain(group) for group in groups])
         return
     out.show_table(
-        ("GROUP", "UNREAD", "OLDEST", "WAITING", "DEAD", "LEASED", "POLICY", "ORDER", "RETRIES"),
+        ("GROUP", "UNREAD", "OLDEST", "RETRYING", "DEAD", "LEASED", "POLICY", "ORDER", "RETRIES"),
         [
             (
                 *(group.name, f"{group.unread_messages:,}" if group.HasField("unread_messages") else "-"),
@@ -69,7 +69,7 @@ def ls(session: Session) -> None:
             )
             for group in groups
         ],
-        numbers=("UNREAD", "OLDEST", "WAITING", "DEAD", "LEASED"),
+        numbers=("UNREAD", "OLDEST", "RETRYING", "DEAD", "LEASED"),
     )
 
 
@@ -88,7 +88,7 @@ def show(session: Session, *, group: GroupArgument) -> None:
             ("group", found.name),
             ("created at", out.when(found.created_at_ms, now_ms)),
             ("unread", unread_fact(found)),
-            ("waiting", f"{found.waiting:,}"),
+            ("retrying", f"{found.waiting:,}"),
             ("dead", f"{found.dead:,}"),
             ("leased", f"{found.leased:,}"),
             *_paused_facts(found),

@@ -24,7 +24,7 @@ NOUNS = {
     "clock": "The clock of the daemon's host.",
     "activity": "What operators changed: who, when, why.",
     "quota": "Quotas of access keys and client addresses.",
-    "backoff": "Preview a retry policy; needs no daemon.",
+    "backoff": "Preview a retry policy, or that of a group.",
     "broker": "What lies where in a RocketMQ cluster; needs no daemon.",
     "spool": "Spools of the producer hook on this host; needs no daemon.",
     "replay": "Give messages of the inner topic to the daemon once more.",

@@ -85,7 +85,7 @@ def _show(session: Session, quotas: Iterable[wire.Quota]) -> None:
         [
             (
                 *(each.kind, each.name, each.quota, f"{each.used:,}"),
-                *(f"{each.limit:,}" if each.HasField("limit") else "none", "yes" if each.is_set else "default"),
+                *(str(each.limit) if each.HasField("limit") else "none", "yes" if each.is_set else "default"),
             )
             for each in quotas
         ],

@@ -112,9 +112,9 @@ def stats(
         )
         return
     out.show_table(
-        ("GROUP", "WAITING", "NEXT DUE"),
+        ("GROUP", "RETRYING", "NEXT DUE"),
         [(found.name, f"{found.waiting:,}", out.when(next_due_ms[found.name], now_ms)) for found in groups],
-        numbers=("WAITING",),
+        numbers=("RETRYING",),
     )
     waiting = sum(found.waiting for found in groups)
     due = [(bucket.until_ms, bucket.count) for found in groups for bucket in found.due]

@@ -199,8 +199,8 @@ def create(
     topic: TopicArgument,
     type_: TypeOption = None,
     queues: Annotated[
-        int, typer.Option(min=0, show_default=False, help="Number of queues.  [default: queues_per_topic]")
-    ] = 0,
+        int | None, typer.Option(min=1, help="Number of queues.  [default: as configured, queues_per_topic]")
+    ] = None,
     keep_time: KeepTimeOption = None,
     keep_bytes: KeepBytesOption = None,
     keep_unread: KeepUnreadOption = None,
@@ -208,7 +208,7 @@ def create(
     """Create a topic; fail if it exists."""
     keep = keep_change(keep_time, keep_bytes, keep_unread)
     with session.connect() as client:
-        made = client.create_topic(topic, queues=queues, type_=type_.name if type_ is not None else "", keep=keep)
+        made = client.create_topic(topic, queues=queues or 0, type_=type_.name if type_ is not None else "", keep=keep)
     _show(session, made)
 
 
@@ -219,7 +219,9 @@ def set_(
     *,
     topic: TopicArgument,
     type_: TypeOption = None,
-    queues: Annotated[int, typer.Option("--queues", min=0, help="New number of queues; they can only be added.")] = 0,
+    queues: Annotated[
+        int | None, typer.Option(min=1, help="New number of queues, not fewer than there are.  [default: as many]")
+    ] = None,
     keep_time: KeepTimeOption = None,
     keep_bytes: KeepBytesOption = None,
     keep_unread: KeepUnreadOption = None,
@@ -241,7 +243,7 @@ def set_(
     with session.connect() as client:
         changed = client.set_topic(
             topic,
-            queues=queues,
+            queues=queues or 0,
             type_=type_name,
             keep=keep,
             deliver_rate=deliver_rate,

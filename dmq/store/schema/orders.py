@@ -79,7 +79,8 @@ def decode_limits(value: bytes) -> Iterator[Limit]:
 def encode_job(job: Job) -> bytes:
     """Return ``job`` as JSON."""
     plain = asdict(job)
-    plain["filter"] = {name: sorted(v) if isinstance(v, frozenset) else v for name, v in plain["filter"].items()}
+    chosen = plain["filter"] | {"reasons": frozenset(reason or 0 for reason in job.filter.reasons)}
+    plain["filter"] = {name: sorted(v) if isinstance(v, frozenset) else v for name, v in chosen.items()}
     return json.dumps(plain, separators=(",", ":")).encode()
 
 
@@ -112,7 +113,7 @@ def decode_job(value: bytes) -> Job:
 
 def _filter_of(plain: dict[str, Any]) -> DeadFilter:
     return DeadFilter(
-        reasons=frozenset(Reason(number) for number in _read(plain, "reasons", list)),
+        reasons=frozenset(None if number == 0 else Reason(number) for number in _read(plain, "reasons", list)),
         topics=_texts(plain, "topics"),
         keys=_texts(plain, "keys"),
         message_ids=_texts(plain, "message_ids"),

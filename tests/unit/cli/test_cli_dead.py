@@ -73,13 +73,13 @@ def test_dead_letters_are_listed_in_the_order_of_their_death(daemon: LiveCell) -
         "DEAD AT                   LAST FAILED               TOPIC    MESSAGE ID  REASON     ATTEMPTS  TAG  KEYS",
         "2023-11-14T22:13:20.000Z  2023-11-14T22:13:20.000Z  orders   D0          exhausted         1",
         "2023-11-14T22:14:20.000Z  2023-11-14T22:14:20.000Z  refunds  D1          forwarded         1  new  k1 k2",
-        "2023-11-14T22:16:20.000Z  2023-11-14T22:16:20.000Z           D3          sent here         0       k3",
+        "2023-11-14T22:16:20.000Z  2023-11-14T22:16:20.000Z           D3          sent_here         0       k3",
     ]
     lines = daemon.run("dead", "ls", GROUP, "--all-outcomes").stdout.splitlines()
     assert lines[0].endswith("KEYS   OUTCOME")
     assert lines[3].endswith(" redriven")
     found = json.loads(daemon.run("dead", "ls", GROUP, "-o", "json").stdout)
-    assert (found[0]["reason"], found[2]["reason"]) == ("EXHAUSTED", "REASON_UNSPECIFIED")
+    assert (found[0]["reason"], found[2]["reason"]) == ("EXHAUSTED", "SENT_HERE")
     assert found[0]["content"]["body"] is None
 
 
@@ -88,6 +88,8 @@ def test_dead_letters_are_listed_in_the_order_of_their_death(daemon: LiveCell) -
     [
         (["--reason", "forwarded"], [1]),
         (["--reason", "FORWARDED", "--reason", "exhausted"], [0, 1]),
+        (["--reason", "sent_here"], [3]),
+        (["--reason", "SENT_HERE", "--reason", "exhausted"], [0, 3]),
         (["--topic", "orders", "--topic", "x"], [0]),
         (["--key", "k2", "--key", "k3"], [1, 3]),
         (["--since", "2023-11-14T22:14:20Z"], [1, 3]),

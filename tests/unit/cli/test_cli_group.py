@@ -55,9 +55,9 @@ def facts(text: str) -> dict[str, str]:
 def test_groups(daemon: LiveCell) -> None:
     """A table, or a list with stable keys."""
     assert daemon.run("group", "ls").stdout.splitlines() == [
-        "GROUP     UNREAD  OLDEST  WAITING  DEAD  LEASED  POLICY   ORDER  RETRIES",
-        "billing        7     0ms        3     3       7  default",
-        "shipping       -                0     0       0  set      fifo   cluster",
+        "GROUP     UNREAD  OLDEST  RETRYING  DEAD  LEASED  POLICY   ORDER  RETRIES",
+        "billing        7     0ms         3     3       7  default",
+        "shipping       -                 0     0       0  set      fifo   cluster",
     ]
     found = json.loads(daemon.run("group", "ls", "-o", "json").stdout)
     assert [(group["name"], group["waiting"], group["dead"]) for group in found] == [
@@ -83,7 +83,7 @@ def test_a_group_for_people(daemon: LiveCell) -> None:
         "group": "billing",
         "created at": "2023-11-14T22:13:20.000Z (1h 30m ago)",
         "unread": "7, the oldest for 0ms",
-        "waiting": "3",
+        "retrying": "3",
         "dead": "3",
         "leased": "7",
         "policy": "17 attempts, the default",
@@ -193,3 +193,16 @@ def test_wrong_usage_changes_nothing(daemon: LiveCell, options: list[str]) -> No
     result = daemon.run("group", "set-policy", "billing", *options)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert (settings(daemon, "billing").policy, "SetGroup" in daemon.calls) == (before, False)
+
+
+def test_a_groups_policy_can_be_previewed(daemon: LiveCell) -> None:
+    """As it is, and with what other options would change; a group that nobody knows is told."""
+    shown = json.loads(daemon.run("backoff", "show", "--group", "shipping", "-o", "json").stdout)
+    assert (shown["policy"]["max_attempts"], len(shown["attempts"])) == (4, 4)
+    assert [each["delay_ms"] for each in shown["attempts"]] == [5_000, 10_000, 20_000, None]
+    asked = ("--group", "shipping", "--max-attempts", "2", "--jitter", "0", "-o", "json")
+    run = json.loads(daemon.run("backoff", "simulate", *asked).stdout)
+    assert [each["delay_ms"] for each in run["attempts"]] == [5_000, None]
+    assert len(daemon.run("backoff", "show", "--group", "billing").stdout.splitlines()) == 1 + 17 + 1
+    nobody = daemon.run("backoff", "show", "--group", "nobody")
+    assert (nobody.exit_code, nobody.stderr.count("\n")) == (3, 1)

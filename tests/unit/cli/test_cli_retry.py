@@ -88,8 +88,8 @@ def test_statistics_of_all_groups_that_wait(daemon: LiveCell) -> None:
     """How many, when the next, and how many when; groups without retries are left out unless one is named."""
     daemon.run("group", "create", "shipping")
     assert daemon.run("retry", "stats").stdout.splitlines() == [
-        "GROUP    WAITING  NEXT DUE",
-        "billing        3  2023-11-14T22:13:35.000Z (in 0ms)",
+        "GROUP    RETRYING  NEXT DUE",
+        "billing         3  2023-11-14T22:13:35.000Z (in 0ms)",
         "",
         "DUE                                         RETRIES",
         "until 2023-11-14T22:14:00.000Z (in 25s)           2  ########################################",
@@ -100,7 +100,7 @@ def test_statistics_of_all_groups_that_wait(daemon: LiveCell) -> None:
     assert [bucket["count"] for bucket in found["due"]] == [2, 1]
     found = json.loads(daemon.run("retry", "stats", "shipping", "-o", "json").stdout)
     assert found == [{"group": "shipping", "waiting": 0, "next_due_at_ms": 0, "due": []}]
-    assert daemon.run("retry", "stats", "shipping").stdout.splitlines()[1:] == ["shipping        0"]
+    assert daemon.run("retry", "stats", "shipping").stdout.splitlines()[1:] == ["shipping         0"]
     assert daemon.run("retry", "stats", "nobody").exit_code == 3
 
 

@@ -57,7 +57,7 @@ def test_messages_are_changed_by_their_ids(daemon: LiveCell) -> None:
     assert [each["outcome"] for each in told["messages"]] == ["DONE", "TOO_LATE", "UNKNOWN"]
     assert [each["at_ms"] for each in told["messages"]] == [NOW, NOW, 0]
     again = daemon.run("msg", "recall", "orders", "A")
-    assert (again.exit_code, again.stdout.splitlines()[1].split()[1:4]) == (0, ["was", "cancelled", "at"])
+    assert (again.exit_code, again.stdout.splitlines()[1].split()[1:4]) == (0, ["was", "recalled", "at"])
     result = daemon.run("msg", "fire", "orders", "A", "B")
     assert (result.exit_code, result.stderr) == (1, "dmq: 1 of 2 delayed messages were not fired\n")
     assert "B" not in waiting(daemon) or waiting(daemon)["B"] == 0
@@ -72,6 +72,11 @@ def test_messages_are_changed_by_their_ids(daemon: LiveCell) -> None:
         (["fire", "orders", "x", "y"], 3, "2 of 2 delayed messages were not fired"),
         (["fire", "nowhere", "x"], 3, "topic not found"),
         (["fire", "orders"], 2, "behind a topic give message ids or a filter"),
+        (
+            ["recall", "01C0FFEE00C0FFEE000012340000000001"],
+            2,
+            "no recall handle; a message id needs its topic in front",
+        ),
         (["fire", "orders", "A", "--all"], 2, "give message ids or a filter, not both"),
         (["fire", "orders", "--all", "--key", "k"], 2, "--all means all that wait"),
         (["fire", "orders", "--due-after", "soon"], 2, "--due-after"),

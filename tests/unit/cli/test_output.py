@@ -24,6 +24,8 @@ def test_json_has_every_key_with_plain_values() -> None:
         "queue_offset": 0,
         "content": None,
         "is_held": False,
+        "groups": [],
+        "ended_at_ms": 0,
     }
     message.content.properties.update({"b": "2", "a": "1"})
     message.content.body = b"\x00\xff"

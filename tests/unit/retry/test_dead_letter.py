@@ -75,9 +75,11 @@ def test_a_filter_means_what_fits_all_its_parts(chosen: DeadFilter, is_meant: bo
 
 
 def test_a_message_that_was_sent_to_a_dead_letter_queue_has_no_reason() -> None:
-    """It is meant by a filter without reasons only."""
+    """It is meant by a filter without reasons, and by one that says so."""
     sent = Dead(offset=1, message_id="m")
     assert DeadFilter().matches(sent)
+    assert DeadFilter(reasons=frozenset({None, Reason.EXHAUSTED})).matches(sent)
+    assert not DeadFilter(reasons=frozenset({None})).matches(DEAD)
     assert not DeadFilter(reasons=frozenset(Reason)).matches(sent)
 
 
@@ -87,6 +89,7 @@ def test_a_message_that_was_sent_to_a_dead_letter_queue_has_no_reason() -> None:
         JOB,
         Job(job_id=0, kind=JobKind.PURGE, group="g"),
         replace(JOB, rate_per_s=3),
+        replace(JOB, filter=DeadFilter(reasons=frozenset({None, Reason.OPERATOR}))),
         replace(JOB, state=JobState.DONE, kind=JobKind.PURGE, filter=DeadFilter()),
     ],
 )
@@ -95,7 +98,7 @@ def test_a_job_is_read_as_it_was_written(job: Job) -> None:
     read = decode_job(encode_job(job))
     assert read == job
     assert (type(read.kind), type(read.state)) == (JobKind, JobState)
-    assert {type(reason) for reason in read.filter.reasons} <= {Reason}
+    assert {type(reason) for reason in read.filter.reasons if reason} <= {Reason}
     assert encode_job(read) == encode_job(job)
 
 
