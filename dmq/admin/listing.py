@@ -8,7 +8,7 @@ from broker_adapter.own_keys import check_own_key
 from broker_adapter.topics import check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin import validate
-from dmq.admin.messages import READY, WAITING, Messages, Wanted
+from dmq.admin.messages import QUEUED, WAITING, Messages, Wanted
 
 _TOKEN_CHARS_MAX = 32 * 1024  # it has a place in each queue
 
@@ -42,7 +42,7 @@ class ListingCalls:
 
 
 def _wanted(request: wire.ListMessagesRequest) -> Wanted:
-    if request.state not in {0, WAITING, READY}:
+    if request.state not in {0, WAITING, QUEUED}:
         raise Refused(Rule.REQUEST, "unknown message state", value=int(request.state), limit="WAITING, QUEUED")
     validate.check_times(request.due_after_ms, request.due_before_ms)
     for text in (request.key, request.tag):

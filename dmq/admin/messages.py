@@ -23,11 +23,13 @@ from broker_adapter.own_keys import own_key_of
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
 from dmq.admin.mapping import content_if_readable
-from dmq.admin.status import MessageState, MessageStatus
+from dmq.admin.status import MessageStatus
 from dmq.embedded.broker import EmbeddedBroker
+from dmq.embedded.group_states import GroupState, Where
 from dmq.embedded.names import Topic
 from dmq.embedded.queue_log import Place, messages_from
 from dmq.embedded.retries import next_of
+from dmq.states import MessageState
 from dmq.store.schema.counts import BUCKET_MS
 from dmq.store.schema.index import EntryState, redriven_id
 from dmq.store.schema.keys import (
@@ -51,11 +53,16 @@ from dmq.store.schema.record import (
 )
 from dmq.store.store import Store
 
-WAITING, READY = 1, 2  # as ``MessageState`` of ``rockdmq.admin.v1`` has them
+WAITING, QUEUED = int(MessageState.WAITING), int(MessageState.QUEUED)
 ROWS_PER_CALL_MAX = 2_000
 _ROWS_PER_STEP = 128
 _BYTES_PER_STEP = 1024 * 1024
 _END = timeline_mark(2**63, 0)  # of the timeline; behind it lies what is held
+_ENDED = {
+    EntryState.WITHDRAWN: MessageState.RECALLED,
+    EntryState.REPLACED: MessageState.REPLACED,
+    EntryState.ABSORBED: MessageState.ABSORBED,
+}
 _UNKNOWN = MessageStatus(state=MessageState.UNKNOWN)
 
 
@@ -137,11 +144,30 @@ class Messages:
         """Return where a message is."""
         return await asyncio.get_running_loop().run_in_executor(None, self._message, topic, message_id)
 
+    async def group_states(self, topic_name: str, message_id: str, status: MessageStatus) -> Sequence[GroupState]:
+        """Return what each group did with a message that ``message`` found in a queue, or gone from there; by name."""
+        topic = self._broker.names.topics.get(topic_name)
+        if topic is None or status.state not in {MessageState.QUEUED, MessageState.EXPIRED}:
+            return ()
+        where = Where(
+            topic,
+            pack_id(message_id),
+            status.queue_id,
+            status.queue_offset,
+            is_there=status.state is MessageState.QUEUED,
+            is_redriven=status.queue_id < 0,
+        )
+        return await self._broker.operator.group_states.of(where)
+
     def _message(self, topic_name: str, message_id: str) -> MessageStatus:
         topic = self._broker.names.topics.get(topic_name)
-        found = self._store.find(topic.topic_id, pack_id(message_id)) if topic is not None else None
-        if topic is None or found is None:
-            return self._redriven(topic, message_id) if topic is not None else _UNKNOWN
+        if topic is None:
+            return _UNKNOWN
+        found = self._store.find(topic.topic_id, pack_id(message_id), with_withdrawn=True)
+        if found is None:
+            return self._redriven(topic, message_id)
+        if found.state in _ENDED:
+            return MessageStatus(state=_ENDED[found.state], ended_at_ms=found.at_ms)
         if found.state is EntryState.WAITING:
             (value,) = self._store.get_many(Family.TIMELINE, [found.key])
             if value is None:  # handed over since
@@ -158,7 +184,7 @@ class Messages:
         (value,) = self._store.get_many(Family.QUEUE, [key])
         record = decode_queued(value) if value is not None else None
         return MessageStatus(
-            state=MessageState.QUEUED,
+            state=MessageState.QUEUED if record is not None else MessageState.EXPIRED,
             deliver_at_ms=record.deliver_at_ms if record is not None else 0,
             stored_at_ms=found.at_ms,
             queue_id=found.queue_id,
@@ -188,9 +214,9 @@ class Messages:
         found = self._broker.names.topics.get(topic)
         if found is None:
             raise topic_unknown(topic)
-        order = (WAITING, READY) if wanted.newest_first else (READY, WAITING)
+        order = (WAITING, QUEUED) if wanted.newest_first else (QUEUED, WAITING)
         parts = [each for each in order if wanted.state in {0, each}]
-        letters = {READY: "q", WAITING: "w"}
+        letters = {QUEUED: "q", WAITING: "w"}
         backwards = "-" if wanted.newest_first else ""
         if token:
             known = {f"{backwards}{letters[each]}": each for each in parts}
@@ -362,7 +388,7 @@ def _row(place: Place, wanted: Wanted, offset: int, message: QueuedMessage) -> _
     due_ms = message.deliver_at_ms or message.stored_at_ms
     shown = None
     if _is_due(wanted, due_ms) and _is_meant(wanted, message):
-        shown = _shown(READY, message, place.queue_id, offset)
+        shown = _shown(QUEUED, message, place.queue_id, offset)
     return _Row(offset, message.stored_at_ms, shown)
 
 
@@ -417,6 +443,3 @@ def _number(text: str) -> int:
     if not text or len(text) > 32 or not set(text) <= set("0123456789abcdef"):
         raise Refused(Rule.REQUEST, "the page token is damaged", value=text[:80])
     return int(text, 16)
-
-
-assert (wire.WAITING, wire.QUEUED) == (WAITING, READY)

@@ -14,8 +14,8 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin import validate
 from dmq.admin.cell import Cell
 from dmq.admin.messages import Messages
-from dmq.admin.status import MessageState
 from dmq.forwarder.inner import Fate, InnerTopic, Taken
+from dmq.states import MessageState
 
 REPLAY_MAX: Final = 32  # messages of one call
 

@@ -30,11 +30,11 @@ from dmq.admin.objects import ObjectCalls
 from dmq.admin.quotas import QuotaCalls
 from dmq.admin.replays import ReplayCalls
 from dmq.admin.schedules import ScheduleCalls
-from dmq.admin.status import MessageState
 from dmq.admin.topics import Topics
 from dmq.embedded.retries import WaitingRetries
 from dmq.embedded.topic_settings import FlowChange
 from dmq.errors import DmqError, StoreCorrupt
+from dmq.states import MessageState
 from dmq.store.store import Store
 from dmq.upkeep.ledger import LedgerVerifier
 from dmq.upkeep.snapshots import Snapshots
@@ -138,6 +138,7 @@ class AdminService:
             if not message_id:
                 return wire.GetMessageResponse(topic=topic, state="UNKNOWN", queue_id=-1, queue_offset=-1)
         status = await self._messages.message(topic, validate.check_message_id(message_id))
+        groups = await self._messages.group_states(topic, message_id, status)
         return wire.GetMessageResponse(
             topic=topic,
             message_id=message_id,
@@ -148,6 +149,8 @@ class AdminService:
             queue_offset=status.queue_offset,
             content=_content(status.payload, with_body=request.with_body),
             is_held=status.is_held,
+            groups=[wire.GroupState(**each._asdict()) for each in groups],
+            ended_at_ms=status.ended_at_ms,
         )
 
     async def count_messages(self, request: wire.CountMessagesRequest) -> wire.CountMessagesResponse:

@@ -8,6 +8,7 @@ from enum import IntEnum
 
 from broker_adapter.adapter import QueueRange
 from dmq.embedded.retention import KEEP_ALL
+from dmq.states import MessageState
 from dmq.store.schema.names import Keep
 from retry.dead_letter import Dead
 from retry.policy import RetryPolicy
@@ -20,14 +21,6 @@ class CellState(IntEnum):
     SERVING = 2
     NOT_SERVING = 3
     STOPPING = 4
-
-
-class MessageState(IntEnum):
-    """Numbers of ``rockdmq.admin.v1``."""
-
-    WAITING = 1
-    QUEUED = 2
-    UNKNOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,6 +290,7 @@ class MessageStatus:
     queue_offset: int = -1
     payload: bytes | None = None
     is_held: bool = False
+    ended_at_ms: int = 0  # when it was recalled or replaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ from dmq.cli.nouns import noun
 from dmq.cli.options import Session, TopicArgument, YesOption, properties_of, with_reason, with_session
 from dmq.cli.progress import Progress
 from dmq.cli.times import instant_ms
+from dmq.states import MessageState
 from dmq.units import After, At, parse_duration, parse_when
 
 if TYPE_CHECKING:
@@ -151,9 +152,9 @@ def get(
     own_key: Annotated[str, typer.Option(metavar="KEY", help="Instead of an id: what waits under this own key.")] = "",
     body: Annotated[bool, typer.Option("--body", help="Include the body (base64 in JSON).")] = False,
 ) -> None:
-    """Show one message: where it is, and what it holds."""
+    """Show one message: where it is, what each group did with it, and what it holds."""
     if bool(message_id) == bool(own_key):
-        raise refused("give one of them", "ID", "--own-key")
+        raise refused("give one of them, behind the topic", "ID", "--own-key")
     with session.connect() as client:
         found = client.message(topic, message_id, own_key=own_key, with_body=body)
     plain = out.to_plain(found)
@@ -167,7 +168,8 @@ def get(
         out.show_json(plain)
     else:
         held = ", held: its topic is paused or slowed" if found.is_held else ""
-        out.show_facts([("state", str(plain["state"]).lower() + held), *_message_facts(found)])
+        ended = f" {out.when(found.ended_at_ms)}" if found.ended_at_ms else ""
+        out.show_facts([("state", state_word(found) + held + ended), *_group_facts(found), *_message_facts(found)])
 
 
 @app.command()
@@ -270,7 +272,7 @@ def fire(
     """Deliver delayed messages now.
 
     By a recall handle; or of a topic by message ids or by a filter. Interrupted and run again it goes on with what is
-    left; what was delivered already is as it should be. Ends with 1 if some had been cancelled or are not known, with 3
+    left; what was delivered already is as it should be. Ends with 1 if some had been recalled or are not known, with 3
     if all.
     """
     chosen = targets_of(
@@ -358,6 +360,38 @@ def _check(status: public.Status) -> None:
     raise CommandFailed(text, ExitCode.UNAVAILABLE if status.code in _LATER_CODES else ExitCode.FAILURE)
 
 
+def state_word(message: wire.GetMessageResponse | wire.ListedMessage | wire.GroupState) -> str:
+    """Return a state as it is written, and as an option takes it; that of a newer daemon as its number."""
+    try:
+        return MessageState(message.state).word
+    except ValueError:
+        return str(message.state)
+
+
+def _group_facts(found: wire.GetMessageResponse) -> list[tuple[str, str]]:
+    if found.queue_offset < 0:
+        return []
+    facts = [f"{each.group}: {_group_state(each)}" for each in found.groups] or ["none has read the topic"]
+    return [("groups" if not number else " ", fact) for number, fact in enumerate(facts)]
+
+
+def _group_state(group: wire.GroupState) -> str:
+    word, at = state_word(group), out.when(group.at_ms)
+    match word:
+        case "leased":
+            return f"{word}, attempt {group.attempt}" + (f", until {at}" if at else "")
+        case "retrying":
+            return f"{word}, attempt {group.attempt} at {at}"
+        case "ready" if group.attempt > 1:
+            return f"{word}, attempt {group.attempt}"
+        case "dead":
+            return f"{word} since {at}"
+        case "finished":
+            return f"{word}: acknowledged, or passed over"
+        case _:
+            return word
+
+
 def _message_facts(found: wire.GetMessageResponse) -> list[tuple[str, str]]:
     return [
         ("topic", found.topic),
@@ -375,10 +409,10 @@ _TIMES = "RFC 3339, epoch milliseconds, +5m or -1h from now"
 
 
 class State(StrEnum):
-    """Where messages are: on the timeline until their time, or in a queue."""
+    """The states of what a topic holds."""
 
-    WAITING = "waiting"
-    READY = "ready"
+    WAITING = MessageState.WAITING.word
+    QUEUED = MessageState.QUEUED.word
 
 
 @app.command()
@@ -387,7 +421,9 @@ def ls(
     session: Session,
     *,
     topic: TopicArgument,
-    state: Annotated[State | None, typer.Option(help="Only delayed messages, or only those in queues.")] = None,
+    state: Annotated[
+        State | None, typer.Option(case_sensitive=False, help="Only delayed messages, or only those in queues.")
+    ] = None,
     due_after: Annotated[str | None, typer.Option(metavar="TIME", help=f"Due at this time or later: {_TIMES}.")] = None,
     due_before: Annotated[str | None, typer.Option(metavar="TIME", help="Due before this time.")] = None,
     key: Annotated[str, typer.Option(metavar="KEY", help="With this key.")] = "",
@@ -401,15 +437,15 @@ def ls(
 ) -> None:
     """List the messages of a topic: those in its queues, acknowledged or not, then the delayed ones, next due first.
 
+    'dmq msg get' says of one in a queue what each group did with it.
     A message without a delivery time counts as due when it was stored. The daemon scans a bounded number of messages at
     a time, so a search that finds little takes a while, and disturbs nobody.
     """
     from dmq.admin import admin_v1 as wire
 
-    states = {State.WAITING: wire.WAITING, State.READY: wire.QUEUED}
     request = wire.ListMessagesRequest(
         topic=topic,
-        state=states[state] if state is not None else None,
+        state=state.name if state is not None else None,
         due_after_ms=instant_ms(due_after, "--due-after") or 0,
         due_before_ms=instant_ms(due_before, "--due-before") or 0,
         key=key,
@@ -439,14 +475,14 @@ def ls(
 
 def _listed_row(message: wire.ListedMessage) -> tuple[str, ...]:
     content = message.content if message.HasField("content") else None
-    is_ready = message.queue_id >= 0
+    is_queued = message.queue_id >= 0
     return (
-        State.READY if is_ready else State.WAITING,
+        state_word(message),
         out.when(message.deliver_at_ms),
         out.when(message.stored_at_ms),
         message.message_id,
-        str(message.queue_id) if is_ready else "",
-        str(message.queue_offset) if is_ready else "",
+        str(message.queue_id) if is_queued else "",
+        str(message.queue_offset) if is_queued else "",
         content.tag if content is not None else "",
         " ".join(content.keys) if content is not None else "",
         f"{content.body_bytes}" if content is not None else "cannot be read",
@@ -464,7 +500,7 @@ def count(session: Session, *, topic: TopicArgument) -> None:
         out.show_json({**out.to_plain(found), "messages": total})
         return
     rows = [
-        (str(each.queue_id), *(f"{number:,}" for number in _range(each)), f"{each.end_offset - each.begin_offset:,}")
+        (str(each.queue_id), *map(str, _range(each)), f"{each.end_offset - each.begin_offset:,}")
         for each in found.queues
     ]
     numbers = ("QUEUE", "BEGIN", "END", "MESSAGES")

@@ -19,7 +19,6 @@ from rich.console import Console
 
 from broker_adapter.clock import Clock, SystemClock
 from dmq.admin.client import AdminClient
-from dmq.admin.status import MessageState
 from dmq.demo.behind import Behind, in_doubt
 from dmq.demo.children import Client, Daemon, DemoFailed, clean_environment, free_port
 from dmq.demo.ledger import Ledger
@@ -28,6 +27,7 @@ from dmq.demo.result import Life, lines_of, missing_lines
 from dmq.demo.screen import Screen
 from dmq.demo.verdict import Outage, Verdict, judge
 from dmq.errors import DmqError
+from dmq.states import MessageState
 from dmq.units import format_delay_levels, format_duration
 
 if TYPE_CHECKING:

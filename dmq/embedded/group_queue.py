@@ -335,6 +335,10 @@ class GroupQueue:
             ops += [Delete(Family.GROUP, self._key(_CHUNK, each)) for each in dropped]
         return ops
 
+    def next_attempt(self, offset: int) -> int:
+        """Return which attempt in this queue the next hand-out of an offset is."""
+        return self._returned.get(offset, _FIRST).attempt
+
     def release(self, offset: int) -> None:
         """Let what waits behind a finished offset go.
 

@@ -14,6 +14,7 @@ from dmq.embedded.checks import GIVEN_UP_GROUP
 from dmq.embedded.commits import Commits
 from dmq.embedded.dead_letters import DeadLetters
 from dmq.embedded.group_queue import GroupQueue
+from dmq.embedded.group_states import GroupStates
 from dmq.embedded.lag import Lags
 from dmq.embedded.names import Group, Topic
 from dmq.embedded.procedures import Procedures
@@ -66,6 +67,7 @@ class Operator:
         self._reader = reader
         self._subscriptions = subscriptions
         self._progress = procedures.progress
+        self.group_states = GroupStates(self._names, commits, reader, subscriptions, self._progress)
         self._settled = subscriptions.settled
         self._procedures = procedures
         self._dead_letters = dead_letters
@@ -178,7 +180,7 @@ class Operator:
         """Remove the dead-letter queue of a group that is gone, with the outcomes of its letters."""
         left = 0 if is_forced else await self._letters_left(topic)
         if left:
-            why = f"{left} dead letters have no outcome; purge them, or force it to give them up"
+            why = f"{left} dead letters have no outcome; 'dmq dead purge' gives each one, --force loses them"
             raise Refused(Rule.REQUEST, why, value=topic.name)
         topic = self._catalog.known_topic(topic.name)  # nothing is awaited from here on
         if not self._names.is_left(topic):
@@ -201,7 +203,7 @@ class Operator:
         stored = await self.stored(topic) if not readings else 0
         facts += [f"{stored} lie there and no group reads them"] if stored else []
         if facts:
-            raise Refused(Rule.REQUEST, f"the topic holds messages: {', '.join(facts)}; force it to lose them")
+            raise Refused(Rule.REQUEST, f"the topic holds messages: {', '.join(facts)}; --force loses them")
 
     async def waiting(self, topic: Topic) -> int:
         """Return how many messages and half messages of a topic wait on the timeline."""
@@ -254,7 +256,7 @@ class Operator:
             facts += [f"{waiting} retries wait"] if waiting else []
             facts += [f"{each.unread} of topic {each.topic!r} are unread" for each in await self.unread(group)]
             if facts:
-                why = f"the group still has work: {', '.join(facts)}; force it to give that up"
+                why = f"the group still has work: {', '.join(facts)}; --force gives that up"
                 raise Refused(Rule.REQUEST, why)
         group = self._catalog.known_group(name)  # nothing is awaited from here on
         letters = self._names.topics.get(dead_letter_topic(name)) if with_dead_letters else None

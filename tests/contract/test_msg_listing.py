@@ -12,7 +12,7 @@ from support.rigs import TOPIC, EmbeddedRig, every_durable_broker, receive
 from broker_adapter.errors import Refused
 from broker_adapter.message import pack_id
 from dmq.admin import messages as listing
-from dmq.admin.messages import READY, WAITING, ListedMessage, Wanted
+from dmq.admin.messages import QUEUED, WAITING, ListedMessage, Wanted
 from dmq.embedded.delayed import Meant
 from dmq.store.schema.keys import Family
 
@@ -62,9 +62,9 @@ async def test_all_of_it_in_order(rig: EmbeddedRig) -> None:
         assert await listed(rig, Wanted(), limit=limit) == ready + waiting
         assert await listed(rig, Wanted(newest_first=True), limit=limit) == (ready + waiting)[::-1]
         assert await listed(rig, Wanted(WAITING), limit=limit) == waiting
-        assert await listed(rig, Wanted(READY, newest_first=True), limit=limit) == ready[::-1]
+        assert await listed(rig, Wanted(QUEUED, newest_first=True), limit=limit) == ready[::-1]
     shown = (await pages(rig, Wanted(), limit=1000))[0][0]
-    assert (shown.state, shown.queue_offset, shown.content is not None) == (READY, 0, True)
+    assert (shown.state, shown.queue_offset, shown.content is not None) == (QUEUED, 0, True)
 
 
 @every_durable_broker()
@@ -160,7 +160,7 @@ async def test_a_token_of_another_list_is_refused(rig: EmbeddedRig) -> None:
     await fill(rig)
     first = await operator(rig).messages(TOPIC, Wanted(), token="", limit=1)
     for token in ("x", "w:", "q:zz", "w:" + "f" * 32, "q:" + ".".join("0" * 99), f"-{first.next_token}", "q:1.2.3.4.5"):
-        wanted = Wanted(READY) if token == "w:" else Wanted()
+        wanted = Wanted(QUEUED) if token == "w:" else Wanted()
         with pytest.raises(Refused):
             await operator(rig).messages(TOPIC, wanted, token=token, limit=1)
     with pytest.raises(Refused):

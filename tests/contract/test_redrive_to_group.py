@@ -35,9 +35,9 @@ from support.rigs import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_brok
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.message import Delivery, MessageType, unpack_id
 from broker_adapter.wire.mapping import decode
-from dmq.admin.status import MessageState
 from dmq.audit.events import LANE, EventKind
 from dmq.embedded.operator import BEGIN, END
+from dmq.states import MessageState
 from dmq.store.ops import Put
 from dmq.store.schema.keys import Family
 from dmq.store.schema.names import TopicSettings

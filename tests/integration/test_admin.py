@@ -23,6 +23,7 @@ from dmq.admin import status as source
 from dmq.admin.client import AdminClient, CallFailed, CallRefused, DaemonUnavailable, NotFound
 from dmq.admin.server import grpc_handler
 from dmq.errors import StoreCorrupt, StoreFailed
+from dmq.states import MessageState
 
 
 @dataclass
@@ -122,7 +123,7 @@ def test_the_largest_body_comes_through(served: Served, client: AdminClient) -> 
     """4 MiB of body are more than gRPC's default limit for a whole answer."""
     body = b"x" * BODY_BYTES_MAX
     payload = encode(Message(topic="orders", message_id="big", body=body)).payload
-    served.source.found["orders", "big"] = source.MessageStatus(state=source.MessageState.QUEUED, payload=payload)
+    served.source.found["orders", "big"] = source.MessageStatus(state=MessageState.QUEUED, payload=payload)
     assert client.message("orders", "big", with_body=True).content.body == body
 
 

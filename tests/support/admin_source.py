@@ -13,8 +13,10 @@ from broker_adapter.message import Message
 from broker_adapter.wire.mapping import encode
 from dmq.admin import status as source
 from dmq.admin.service import AdminService, Operators
+from dmq.embedded.group_states import GroupState
 from dmq.embedded.retries import RetryOutcomes, RetryPage, WaitingRetry
 from dmq.embedded.topic_settings import FLOW_STAYS, FlowChange
+from dmq.states import MessageState
 from retry.dead_letter import Dead, DeadFilter, Job, JobState
 from retry.policy import Exponential, Reason, RetryPolicy
 
@@ -129,7 +131,7 @@ class FixedSource:
     found: dict[tuple[str, str], source.MessageStatus] = field(
         default_factory=lambda: {
             ("orders", MESSAGE_ID): source.MessageStatus(
-                state=source.MessageState.WAITING,
+                state=MessageState.WAITING,
                 deliver_at_ms=NOW + 60_000,
                 stored_at_ms=NOW,
                 payload=encode(MESSAGE).payload,
@@ -158,7 +160,11 @@ class FixedSource:
     async def message(self, topic: str, message_id: str) -> source.MessageStatus:
         """As the real one."""
         self._fail()
-        return self.found.get((topic, message_id), source.MessageStatus(state=source.MessageState.UNKNOWN))
+        return self.found.get((topic, message_id), source.MessageStatus(state=MessageState.UNKNOWN))
+
+    async def group_states(self, topic: str, message_id: str, status: source.MessageStatus) -> Sequence[GroupState]:
+        """No group has read anything."""
+        return ()
 
     async def groups(self, *, with_removed: bool = False) -> Sequence[source.GroupStatus]:
         """As the real one."""

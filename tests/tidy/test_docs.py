@@ -19,6 +19,7 @@ from dmq.cli.errors import ExitCode
 from dmq.cli.spark import MEANINGS
 from dmq.config import DaemonConfig
 from dmq.metrics import Metrics
+from dmq.states import MessageState
 from dmq.store import schema
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,6 +135,11 @@ def test_the_tables_of_exit_codes_are_complete() -> None:
     assert [int(code) for code, _ in rows(page, "| exit code | meaning |")] == sorted(ExitCode)
     verdicts = rows(page, "| exit code of `dmq audit run` | meaning |")
     assert {int(code): meaning for code, meaning in verdicts} == MEANINGS
+
+
+def test_the_table_of_states_is_complete() -> None:
+    table = rows(ROOT / "docs" / "COMMANDS.md", "| state | of | meaning |")
+    assert sorted(state.strip("`") for state, _, _ in table) == sorted(each.word for each in MessageState)
 
 
 def test_the_page_of_commands_has_each_of_them_once() -> None:

@@ -98,6 +98,25 @@ def failed_topic_id(index_id: bytes) -> int:
     return int.from_bytes(index_id[-_FAILED_ID.size :][:4], "big") & ~_OF_EPOCH
 
 
+class CopyPlace(NamedTuple):
+    """Of which hand-out a copy is: where the original lay, the epoch (0: not said), and the attempt that failed."""
+
+    topic_id: int
+    queue_id: int
+    queue_offset: int
+    epoch: int
+    attempt: int
+
+
+def copy_place(index_id: bytes) -> CopyPlace:
+    """Return what ``failed_id`` put behind the message id."""
+    of_epoch, queue_id, queue_offset, attempt = _FAILED_ID.unpack(index_id[-_FAILED_ID.size :])
+    epoch = 0
+    if of_epoch & _OF_EPOCH:
+        (epoch,) = _EPOCH.unpack(index_id[-_FAILED_ID.size - _EPOCH.size : -_FAILED_ID.size])
+    return CopyPlace(of_epoch & ~_OF_EPOCH, queue_id, queue_offset, epoch, attempt)
+
+
 def failed_message_id(index_id: bytes) -> bytes:
     """Return the message id from what ``failed_id`` made; all of it if it cannot be one."""
     has_epoch = len(index_id) >= _FAILED_ID.size and index_id[-_FAILED_ID.size] >= _OF_EPOCH >> 24

@@ -22,6 +22,7 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin import status as source
 from dmq.admin.service import handlers, refusal_of
 from dmq.errors import StoreBusy, StoreCorrupt, StoreFailed
+from dmq.states import MessageState
 from retry.dead_letter import JobKind, JobState
 from retry.policy import Reason
 
@@ -89,7 +90,7 @@ def test_an_unknown_message_is_an_answer(topic: str, message_id: str) -> None:
 
 def test_a_message_in_a_queue_says_where() -> None:
     """Queue and offset, also when the message itself is gone."""
-    queued = source.MessageStatus(state=source.MessageState.QUEUED, queue_id=3, queue_offset=4, stored_at_ms=NOW)
+    queued = source.MessageStatus(state=MessageState.QUEUED, queue_id=3, queue_offset=4, stored_at_ms=NOW)
     found = get("orders", "x", of=FixedSource(found={("orders", "x"): queued}))
     assert (found.state, found.queue_id, found.queue_offset) == (wire.QUEUED, 3, 4)
     assert not found.HasField("content")
@@ -157,7 +158,7 @@ def test_states_have_the_numbers_of_the_wire() -> None:
     """The two lists are one."""
     lists = (
         (source.CellState, wire.CellState),
-        (source.MessageState, wire.MessageState),
+        (MessageState, wire.MessageState),
         (Reason, wire.Reason),
     )
     for ours, theirs in lists:

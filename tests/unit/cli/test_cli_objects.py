@@ -109,7 +109,7 @@ def test_a_topic_that_holds_messages_is_removed_by_force(daemon: LiveCell) -> No
     assert refused.exit_code == 1
     assert refused.stderr == (
         "dmq: bad request: the topic holds messages: 1 wait for their time, 2 are unread by group 'billing'; "
-        "force it to lose them\n"
+        "--force loses them\n"
     )
     assert daemon.run("topic", "rm", "orders", "--force").exit_code == 2
     assert "orders" in names(daemon, "topic")
@@ -243,3 +243,11 @@ def test_a_group_is_paused(daemon: LiveCell) -> None:
     assert "paused" in daemon.run("group", "show", "billing").stdout
     assert json.loads(daemon.run("group", "resume", "billing", "-o", "json").stdout).get("paused_since_ms") in {None, 0}
     assert daemon.run("group", "pause", "nobody").exit_code == 3
+
+
+def test_an_option_has_one_default(live: LiveCell) -> None:
+    """What the daemon decides is said once, and no 0 stands for it."""
+    for command in ("create", "set"):
+        told = " ".join(live.run("topic", command, "--help").stdout.split())
+        of_queues = told.partition("--queues")[2].partition(" --")[0]
+        assert (of_queues.count("default"), "default: 0" in of_queues) == (1, False)

@@ -22,9 +22,9 @@ from broker_adapter.remoting import client as remoting
 from broker_adapter.remoting.codes import Operation
 from broker_adapter.remoting.frames import Frame
 from dmq.admin.client import DaemonUnavailable
-from dmq.admin.status import MessageState
 from dmq.cli import replay
 from dmq.forwarder.inner import InnerTopic
+from dmq.states import MessageState
 
 HOUR_MS = 3_600_000
 ORDINARY = {REAL_TOPIC: TOPIC, DELIVER_AT_MS: str(NOW + HOUR_MS)}

@@ -7,9 +7,11 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from support.failing import change, give_up
 from support.fake_admin_client import error_of
-from support.letters import a_message
+from support.letters import a_message, set_policy
 from support.live_cell import NOW, LiveCell, WatchedClient
+from support.rigs import ack, receive
 
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin.client import DaemonUnavailable
@@ -50,6 +52,49 @@ def test_get_for_programs(daemon: LiveCell) -> None:
     assert (waiting["state"], waiting["content"]["keys"]) == ("WAITING", ["k1"])
     assert waiting["content"]["body"] == "Y2Fmw6kgG1szMW1yZWQ="
     assert json.loads(daemon.run("-ojson", "msg", "get", "orders", "W").stdout)["content"]["body"] is None
+
+
+def test_get_says_what_each_group_did(daemon: LiveCell) -> None:
+    """In one word each, with the attempt and the time where there are such; to programs by the same words."""
+    rig = daemon.rig
+
+    async def consume() -> None:
+        await rig.broker.send([a_message("Q")])
+        for group in ("done", "failing", "slow", "undone"):
+            await set_policy(rig, 3, 60_000, group=group)
+            (delivery,) = await receive(rig, group=group, renew_for="client")
+            if group == "done":
+                await ack(rig, delivery, group=group)
+            elif group == "failing":
+                await change(rig, delivery, group=group)
+            elif group == "undone":
+                await give_up(rig, delivery, 3, group=group)
+
+    daemon.do(consume())
+    lines = daemon.run("msg", "get", "orders", "Q").stdout.splitlines()
+    assert lines[0].split() == ["state", "queued"]
+    assert [line.strip() for line in lines[1:5]] == [
+        "groups      done: acknowledged",
+        "failing: retrying, attempt 2 at 2023-11-14T22:14:20.000Z",
+        "slow: leased, attempt 1, until 2023-11-14T22:13:50.000Z",
+        "undone: dead since 2023-11-14T22:13:20.000Z",
+    ]
+    assert {each["group"]: (each["state"], each["attempt"]) for each in found(daemon, "Q")["groups"]} == {
+        "done": ("ACKNOWLEDGED", 0),
+        "failing": ("RETRYING", 2),
+        "slow": ("LEASED", 1),
+        "undone": ("DEAD", 0),
+    }
+
+
+def test_get_of_what_was_recalled(daemon: LiveCell) -> None:
+    """It is known as long as its id is, and since when."""
+    assert daemon.run("msg", "recall", "orders", "W").exit_code == 0
+    assert (
+        daemon.run("msg", "get", "orders", "W").stdout.splitlines()[0]
+        == "state       recalled 2023-11-14T22:13:20.000Z"
+    )
+    assert (found(daemon, "W")["state"], found(daemon, "W")["ended_at_ms"]) == ("RECALLED", NOW)
 
 
 def test_get_of_an_unknown_message_is_not_found(daemon: LiveCell) -> None:

@@ -38,7 +38,7 @@ def test_a_list_goes_over_pages(daemon: LiveCell, monkeypatch: pytest.MonkeyPatc
     result = daemon.run("msg", "ls", "orders")
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["STATE", "DUE", "STORED", "MESSAGE", "ID", "QUEUE", "OFFSET", "TAG", "KEYS", "BYTES"]
-    assert [line.split()[0] for line in lines[1:]] == ["ready"] * 3 + ["waiting"]
+    assert [line.split()[0] for line in lines[1:]] == ["queued"] * 3 + ["waiting"]
     assert lines[3].endswith("cannot be read")
     assert lines[4].split()[3:] == ["W", "new", "k1", "k2", "4"]
     assert result.stderr == ""
@@ -62,7 +62,8 @@ def test_a_list_goes_on_where_another_one_ended(daemon: LiveCell) -> None:
         (["--tag", "new"], ["W"]),
         (["--newest"], ["W", "C", "B", "A"]),
         (["--state", "waiting"], ["W"]),
-        (["--state", "ready"], ["A", "B", "C"]),
+        (["--state", "queued"], ["A", "B", "C"]),
+        (["--state", "QUEUED"], ["A", "B", "C"]),
     ],
 )
 def test_what_is_wanted_is_listed(daemon: LiveCell, options: list[str], ids: list[str]) -> None:
