@@ -86,8 +86,8 @@ class Certificates:
             why = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
             if _has_passphrase(self.key):
                 why = (
-                    "the key has a passphrase, which nobody is there to type: write it without one (openssl pkey -in KEY "
-                    "-out NEW), to be read by the daemon's user only"
+                    "the key has a passphrase, which nobody is there to type: write it without one "
+                    "(openssl pkey -in KEY -out NEW), to be read by the daemon's user only"
                 )
             elif "PEM lib" in why:  # all that the library says
                 why = "they are no certificate and key in PEM"
