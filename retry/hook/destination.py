@@ -32,6 +32,7 @@ class Destination:
         self.is_blocked = False
         self.is_calm = True
         self.last_success_s: float | None = None
+        self._kept_s: float | None = None  # when the first send since then was kept
         self._clock = clock
         self._log = log
         self._lock = threading.Lock()
@@ -49,6 +50,17 @@ class Destination:
     def rate_per_s(self) -> float | None:
         """How many kept messages a second are sent at most; ``None``: no bound."""
         return self._ramp.rate_per_s
+
+    @property
+    def kept_since_s(self) -> float | None:
+        """When the first send was kept since the last success; ``None`` if none was."""
+        kept_s, success_s = self._kept_s, self.last_success_s
+        return None if kept_s is None or (success_s is not None and success_s >= kept_s) else kept_s
+
+    def on_kept(self) -> None:
+        """A send was kept."""
+        if self.kept_since_s is None:
+            self._kept_s = self._clock.monotonic_s()
 
     def admits_send(self) -> bool:
         """Say whether a direct send may be attempted: not while the breaker is open, nor during a pause."""

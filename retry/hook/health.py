@@ -20,12 +20,17 @@ class HealthStatus(StrEnum):
     """How the hook is."""
 
     HEALTHY = "healthy"
+    STARTING = "starting"
     DEGRADED = "degraded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """``healthy`` means proven: nothing waits, or a send succeeded lately. ``reasons`` says what is not well."""
+    """``healthy``: nothing waits for long, or a send succeeded lately. ``reasons`` says what is not well.
+
+    ``starting``: what waits was left by an earlier run, and the hook has run for less than ``oldest_max_s``; nothing
+    else is the matter.
+    """
 
     status: HealthStatus
     reasons: tuple[str, ...] = ()
@@ -45,27 +50,43 @@ class Checked:
         return "\n".join([*lines, f"write: {'ok' if self.is_ok else self.error}"])
 
 
-def judge_health(
-    metrics: HookMetrics, sink_error: str | None, last_success_age_s: float | None, oldest_max_s: float
-) -> Health:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ages:
+    """How long ago things happened, in seconds. ``kept_s``: the first send since the last success that was kept."""
+
+    running_s: float
+    last_success_s: float | None
+    kept_s: float | None
+
+
+def judge_health(metrics: HookMetrics, sink_error: str | None, ages: Ages, oldest_max_s: float) -> Health:
     """Return how the hook is, from its figures."""
     reasons: list[str] = []
+    of_waiting: list[str] = []  # what may be of an earlier run, and takes its time
     if sink_error is not None:
         reasons.append(f"the sink failed: {sink_error}")
     elif metrics.waiting is None:
         reasons.append("the sink does not answer")
     if metrics.oldest_age_s is not None and metrics.oldest_age_s > oldest_max_s:
-        reasons.append(f"the oldest message waits for {metrics.oldest_age_s:.0f} s, more than {oldest_max_s:.0f} s")
+        of_waiting.append(f"the oldest message waits for {metrics.oldest_age_s:.0f} s, more than {oldest_max_s:.0f} s")
     reasons += [
         f"destination {name} is away" for name, state in metrics.breakers.items() if state is not BreakerState.CLOSED
     ]
     if metrics.unclaimed:
         reasons.append(f"{metrics.unclaimed} messages wait for types without a handler")
-    is_recent = last_success_age_s is not None and last_success_age_s <= oldest_max_s
-    if metrics.waiting and not is_recent:
-        reasons.append(f"messages wait, and none was sent for {oldest_max_s:.0f} s")
-    status = HealthStatus.DEGRADED if reasons else HealthStatus.HEALTHY
-    return Health(status=status, reasons=tuple(reasons), last_success_age_s=last_success_age_s)
+    is_young = ages.running_s <= oldest_max_s
+    if metrics.waiting:
+        # While nothing waited there was nothing to send, and before the start nobody was there to send it.
+        waited_s = ages.kept_s if metrics.oldest_age_s is None else metrics.oldest_age_s
+        idle_s = min(each for each in (ages.running_s, ages.last_success_s, waited_s) if each is not None)
+        if idle_s > oldest_max_s:
+            of_waiting.append(f"messages wait, and none was sent for {idle_s:.0f} s")
+        elif is_young and ages.last_success_s is None:
+            of_waiting.append(f"messages wait, and none was sent yet, {ages.running_s:.0f} s after the start")
+    status = HealthStatus.HEALTHY
+    if reasons or of_waiting:
+        status = HealthStatus.DEGRADED if reasons or not is_young else HealthStatus.STARTING
+    return Health(status=status, reasons=(*reasons, *of_waiting), last_success_age_s=ages.last_success_s)
 
 
 def dry_run(sink: DelaySink) -> None:

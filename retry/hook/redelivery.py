@@ -40,7 +40,7 @@ from retry.hook.handlers import (
     is_async,
     takes_attempt,
 )
-from retry.hook.health import CHECK_TYPE, Checked, Health, dry_run, judge_health
+from retry.hook.health import CHECK_TYPE, Ages, Checked, Health, dry_run, judge_health
 from retry.hook.logs import HookLog
 from retry.hook.metrics import HookMetrics, Tally
 from retry.hook.process import close_on_sigterm, guard, keep_alive, release
@@ -100,6 +100,7 @@ class Redelivery:
         self._lock = threading.Lock()
         self._handlers: dict[str, Handler] = {}
         self._destinations: dict[str, Destination] = {}
+        self._began_s = sink.clock.monotonic_s()
         self._is_started = False
         self._is_child = False
         self._closed: Closed | None = None
@@ -278,11 +279,18 @@ class Redelivery:
         return self.metrics().render_prometheus()
 
     def health(self) -> Health:
-        """Say whether the hook is well: nothing waits or sends succeed, and the sink works."""
-        successes = [one.last_success_s for one in self._destinations.values() if one.last_success_s is not None]
-        age_s = self._sink.clock.monotonic_s() - max(successes) if successes else None
+        """Say whether the hook is well, has only begun with what an earlier run left, or is not well, and why."""
+        destinations = list(self._destinations.values())
+        successes = [one.last_success_s for one in destinations if one.last_success_s is not None]
+        kept = [one.kept_since_s for one in destinations if one.kept_since_s is not None]
+        now_s = self._sink.clock.monotonic_s()
+        ages = Ages(
+            running_s=now_s - self._began_s,
+            last_success_s=now_s - max(successes) if successes else None,
+            kept_s=now_s - min(kept) if kept else None,
+        )
         error = "opened before the fork" if self._is_child else self._health.error
-        return judge_health(self.metrics(), error, age_s, self._oldest_max_s)
+        return judge_health(self.metrics(), error, ages, self._oldest_max_s)
 
     def check(self) -> Checked:
         """Return the effective settings, and whether a message could be kept now (one is written and taken away)."""

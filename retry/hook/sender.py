@@ -27,6 +27,11 @@ from retry.sink import KEY_BYTES_MAX, UID_BYTES, DelaySink, Entry, Held, SinkClo
 
 FORKED = "this Redelivery was opened before the fork: create Redelivery in the worker (post_fork)"
 CLOSED = "Redelivery is closed"
+# Why a message is kept that was not attempted.
+BEHIND = "earlier messages of its key wait"
+AWAY = "its destination is away"
+HANDED_OVER = "handed over"
+IN_ORDER = "handed over: its sink keeps the order of its key"  # such a sink is asked for every key, and tells of none
 
 Call = Callable[[], Any]
 
@@ -158,9 +163,9 @@ class Sender:
                 reason = f"whether earlier messages of its key wait is not known: {describe(error)}"
                 return self._reject(handler, message, "sink", reason, error)
             if is_behind:
-                return (yield from self._keep(handler, message, reason="earlier messages of its key wait"))
+                return (yield from self._keep(handler, message, reason=BEHIND if self._sink.can_hold else IN_ORDER))
         if not handler.destination.admits_send():
-            outcome = yield from self._keep(handler, message, reason="its destination is away")
+            outcome = yield from self._keep(handler, message, reason=AWAY)
             permit = handler.destination.begin(is_paced=False) if isinstance(outcome, Rejected) else None
             if permit is None:
                 return outcome
@@ -169,7 +174,7 @@ class Sender:
         if not handler.is_write_ahead:
             return (yield from self._attempt(handler, message, None, Permit.NORMAL))
         if not self._sink.can_hold:
-            return (yield from self._keep(handler, message, reason="handed over"))
+            return (yield from self._keep(handler, message, reason=HANDED_OVER))
         entry = self._entry(handler, message, due_at_ms=self._first_step_ms(handler, message))
         try:
             held = yield Keep(lambda: self._sink.put(entry, is_held=True))
@@ -298,7 +303,9 @@ class Sender:
 
     def _spooled(self, handler: Handler, message: Message, due_at_ms: int, reason: str, is_uncertain: bool) -> Spooled:
         spooled = Spooled(uid=message.uid, due_at_ms=due_at_ms, reason=reason, is_uncertain=is_uncertain)
-        self._log.warning("send_spooled", per=(handler.type_name, reason[:40]), type=handler.type_name, reason=reason)
+        handler.destination.on_kept()
+        log = self._log.info if reason in {HANDED_OVER, IN_ORDER} else self._log.warning
+        log("send_spooled", per=(handler.type_name, reason[:40]), type=handler.type_name, reason=reason)
         if self._on_spooled is not None:
             try:
                 self._on_spooled(handler.type_name, spooled)

@@ -115,6 +115,15 @@ def test_a_sink_that_does_not_answer_holds_no_sender_for_ever() -> None:
     assert "may have been kept" in outcome.reason
 
 
+def test_a_keyed_send_through_a_daemon_does_not_say_that_others_wait() -> None:
+    """Such a sink is given every keyed message, to keep the order; that none waits before it is not known to be false."""
+    rig = Rig(can_hold=False)
+    rig.sink.has_waiting = lambda type_name, key: bool(key)  # type: ignore[method-assign]
+    outcome = rig.send(key="k")
+    assert isinstance(outcome, Spooled)
+    assert outcome.reason == "handed over: its sink keeps the order of its key"
+
+
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), SystemExit(1)])
 @pytest.mark.parametrize("mode", ["on_failure", "write_ahead"])
 def test_an_interrupt_inside_the_handler_keeps_the_message(interrupt: BaseException, mode: str) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import structlog
-from support.hook_rig import AWAY, fill, make, until
+from support.hook_rig import AWAY, Rig, fill, make, until
 
 from broker_adapter.clock import ManualClock
 from retry import (
@@ -20,6 +21,7 @@ from retry import (
     Spooled,
     Table,
 )
+from retry.sink import SinkStats
 from retry.testing import FakeProducer, MemorySink, run_due
 
 WAIT_S = 20.0
@@ -201,6 +203,56 @@ def test_metrics_and_health_say_what_is_going_on() -> None:
     run_due(hook)
     assert hook.health().status == "healthy"
     assert sink.entries == []
+
+
+def test_health_tells_starting_from_failing() -> None:
+    """What was there before the start was not sent yet, and that is no failure; it is one once time enough was there."""
+    sink = MemorySink(ManualClock())
+    fill(sink, 2)
+    sink.clock.advance(7_200_000)  # nobody ran for two hours
+    hook = Redelivery(sink, autostart=False, oldest_max_s=60.0)
+    hook.add_handler("t", FakeProducer([AWAY]).send)
+    sink.clock.advance(1_000)
+    health = hook.health()
+    assert (health.status, health.last_success_age_s) == ("starting", None)
+    assert health.reasons == (
+        "the oldest message waits for 7201 s, more than 60 s",
+        "messages wait, and none was sent yet, 1 s after the start",
+    )
+    sink.clock.advance(60_000)
+    health = hook.health()
+    assert health.status == "degraded"
+    assert "messages wait, and none was sent for 61 s" in health.reasons
+    run_due(hook)
+    assert hook.health().last_success_age_s == 0.0
+
+
+def test_what_is_wrong_at_the_start_is_said_at_the_start() -> None:
+    """A sink that fails is no matter of patience."""
+    hook, sink, _ = make(FakeProducer([AWAY]).send)
+    hook.send("t", b"1")
+    assert hook.health().status == "starting"
+    sink.fail("stats", SinkUnavailable("gone"))
+    assert hook.health().status == "degraded"
+
+
+@pytest.mark.parametrize("is_oldest_known", [True, False])
+def test_after_a_quiet_hour_one_failure_is_no_outage(is_oldest_known: bool) -> None:
+    """None was sent for an hour, as there was none to send: what waits has not waited for long."""
+
+    class Silent(MemorySink):  # as the daemon, which does not say when the oldest was made
+        def stats(self, type_name: str = "") -> SinkStats:
+            return replace(super().stats(type_name), oldest_at_ms=None)
+
+    clock = ManualClock()
+    sink = MemorySink(clock) if is_oldest_known else Silent(clock)
+    rig = Rig([None, AWAY, AWAY], sink=sink)
+    rig.send()
+    clock.advance(3_600_000)
+    rig.send()
+    assert rig.hook.health().status == "healthy"
+    clock.advance(301_000)
+    assert "messages wait, and none was sent for 301 s" in rig.hook.health().reasons
 
 
 def test_the_text_for_prometheus_has_a_type_for_each_line() -> None:
