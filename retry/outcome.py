@@ -37,11 +37,16 @@ class Spooled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """It was neither sent nor kept: the caller still has it, and must do something about it."""
+    """It is not known to be sent or kept: the caller still has it, and must do something about it.
+
+    ``is_uncertain``: it may arrive all the same, as an attempt may have got through, or the sink may have kept it
+    though it did not say so in time. Whoever sends it again gives the same uid, so that receivers know a repetition.
+    """
 
     uid: bytes
     reason: str
     error: BaseException | None = None
+    is_uncertain: bool = False
 
 
 Outcome = Delivered | Spooled | Rejected

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 from retry.hook.handlers import Handler, receipt_of
-from retry.hook.sender import Ask, Flow, Keep, Message, Sender, TryNow
+from retry.hook.sender import Ask, Flow, Keep, Message, Sender, Tell, TryNow
+from retry.hook.sink_calls import Patience
+from retry.hook.threads import DaemonThreads
 from retry.outcome import Outcome
 
-SINK_THREADS = 4
+HANDLER_THREADS = 32  # as many as the executor of an event loop has at most
 
 
 class AsyncSender:
-    """Sends on the caller's event loop. Calls of the sink may block the loop, so threads make them."""
+    """Sends on the caller's event loop. Calls of the sink, and sync handlers, may block it, so threads make them."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
-        self._threads: ThreadPoolExecutor | None = None
+        self._handlers = DaemonThreads("retry-handler", HANDLER_THREADS)
 
     async def send(self, handler: Handler, message: Message) -> Outcome:
         """Send; if cancelled, keep the message first and then be cancelled."""
@@ -34,28 +34,28 @@ class AsyncSender:
 
     def close(self) -> None:
         """Let the threads end."""
-        if self._threads is not None:
-            self._threads.shutdown(wait=False)
+        self._handlers.close()
 
     def after_fork(self) -> None:
         """The threads are the parent's."""
-        self._threads = None
+        self._handlers.after_fork()
 
     async def _run(self, handler: Handler, message: Message) -> Outcome:
         flow = self._sender.flow(handler, message)
+        patience = self._sender.patience()
         cancelled: BaseException | None = None
         try:
             step = next(flow)
             while True:
                 try:
-                    if isinstance(step, Keep):
-                        keeping, interrupt = await self._keep(step)
+                    if isinstance(step, Keep | Tell):
+                        doing, interrupt = await self._in_any_case(step, patience)
                         cancelled = cancelled or interrupt
-                        done = keeping.result()
+                        done = doing.result()
                     else:
-                        done = await self._perform(step, handler, message)
+                        done = await self._perform(step, handler, message, patience)
                 except GeneratorExit:
-                    _abandon(flow)
+                    self._abandon(flow)
                     raise
                 except BaseException as error:  # noqa: BLE001 - the flow decides, also on a cancellation
                     step = flow.throw(error)
@@ -68,46 +68,36 @@ class AsyncSender:
                 raise cancelled from None
             return outcome
 
-    async def _perform(self, step: TryNow | Ask, handler: Handler, message: Message) -> Any:  # noqa: ANN401
+    async def _perform(self, step: TryNow | Ask, handler: Handler, message: Message, patience: Patience) -> Any:  # noqa: ANN401 - what the step gives
         if isinstance(step, Ask):
-            return await self._in_thread(step.call)
+            return await self._sender.calls.ask_async(step.call, patience)
         if handler.is_async:
             return await message.start(handler)
-        return await self._in_thread(lambda: receipt_of(message.start(handler)), is_handler=True)
+        return await asyncio.wrap_future(self._handlers.submit(lambda: receipt_of(message.start(handler))))
 
-    async def _keep(self, step: Keep) -> tuple[asyncio.Task[Any], asyncio.CancelledError | None]:
-        """Wait for what must be kept, and longer than the caller's patience; also return the cancellation."""
-        keeping = asyncio.ensure_future(self._kept(step))
+    async def _in_any_case(
+        self, step: Keep | Tell, patience: Patience
+    ) -> tuple[asyncio.Task[Any], asyncio.CancelledError | None]:
+        """Wait for what must be done, and longer than the caller's patience; also return the cancellation."""
+        calls = self._sender.calls
+        doing: asyncio.Task[Any]
+        if isinstance(step, Keep):
+            doing = asyncio.ensure_future(calls.keep_async(step.call, patience))
+        else:
+            doing = asyncio.ensure_future(calls.tell_async(step.call, patience))
         cancelled: asyncio.CancelledError | None = None
-        while not keeping.done():
+        while not doing.done():
             try:
-                await asyncio.wait([keeping])
+                await asyncio.wait([doing])
             except asyncio.CancelledError as error:
                 cancelled = error
-        return keeping, cancelled
+        return doing, cancelled
 
-    async def _kept(self, step: Keep) -> Any:  # noqa: ANN401 - what the sink gives
-        future = await self._in_thread(step.call)
-        try:
-            async with asyncio.timeout(self._sender.keep_timeout_s):
-                return await asyncio.shield(asyncio.wrap_future(future))
-        except TimeoutError as error:
-            raise self._sender.no_answer() from error
-
-    async def _in_thread(self, call: Callable[[], Any], *, is_handler: bool = False) -> Any:  # noqa: ANN401
-        loop = asyncio.get_running_loop()
-        if is_handler:  # may take long: not in the few threads that the sink is called from
-            return await loop.run_in_executor(None, call)
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(SINK_THREADS, thread_name_prefix="retry-sink")
-        return await loop.run_in_executor(self._threads, call)
-
-
-def _abandon(flow: Flow) -> None:
-    """The loop went away under a send: ask the sink to keep the message, and do not wait, as nobody can."""
-    with suppress(StopIteration, asyncio.CancelledError):
-        step = flow.throw(asyncio.CancelledError("the event loop went away"))
-        if isinstance(step, Keep):
-            with suppress(Exception):
-                step.call()
-        flow.close()
+    def _abandon(self, flow: Flow) -> None:
+        """The loop went away under a send: ask the sink to keep the message, and do not wait, as nobody can."""
+        with suppress(StopIteration, asyncio.CancelledError):
+            step = flow.throw(asyncio.CancelledError("the event loop went away"))
+            if isinstance(step, Keep | Tell):
+                with suppress(TimeoutError):  # of the call; a future that it returns is not waited for
+                    self._sender.calls.threads.submit(step.call).result(self._sender.patience().left_s)
+            flow.close()

@@ -242,6 +242,7 @@ class Redelivery:
             is_first, self._is_started = not self._is_started, True
             handlers = list(self._handlers.values())
         keep_alive(self)
+        self._sender.calls.threads.start()
         self._drain.start(handlers, self._log_unclaimed if is_first else None)
 
     def run_due(self, limit: int = 1_000) -> int:
@@ -355,7 +356,16 @@ class Redelivery:
         self._is_child = self._sender.is_child = True
         self._lock = threading.Lock()
         self._closing = threading.Lock()
-        for part in (self._log, self._health, self._settler, self._async_sender, self._attempts, self._drain):
+        parts = (
+            self._log,
+            self._health,
+            self._settler,
+            self._sender.calls,
+            self._async_sender,
+            self._attempts,
+            self._drain,
+        )
+        for part in parts:
             part.after_fork()
         for handler in self._handlers.values():
             handler.tally.after_fork()
@@ -373,7 +383,7 @@ class Redelivery:
 
     def _has_backlog(self, type_name: str) -> bool:
         try:
-            return self._sink.stats(type_name).waiting > 0
+            return self._sender.ask(lambda: self._sink.stats(type_name)).waiting > 0
         except Exception as error:  # noqa: BLE001 - the first send starts the threads then
             self._health.failed(error)
             return False

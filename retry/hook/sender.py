@@ -1,9 +1,10 @@
 """One send: attempt it, keep it, or give it back.
 
 The order of things is written once, as a generator that asks its driver for what takes time: ``TryNow`` (the handler),
-``Ask`` (a call of the sink that may block) and ``Keep`` (a call whose future must be done, whatever happens to the
-caller). The synchronous driver calls and waits, the asynchronous one awaits. A send without a key to a destination
-that is up goes past all this.
+``Ask`` (a call of the sink that may block), ``Keep`` (a call whose future must be done, whatever happens to the
+caller) and ``Tell`` (a call that must be made, and whose answer is somebody else's). The synchronous driver waits, the
+asynchronous one awaits, and neither for longer than ``keep_timeout_s`` in all, but for the handler. A send without a
+key to a destination that is up goes past all this.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from retry.hook.classify import describe, judge
 from retry.hook.destination import Permit
 from retry.hook.handlers import Attempt, Handler, receipt_of
 from retry.hook.logs import HookLog
 from retry.hook.settle import Settler, SinkHealth
+from retry.hook.sink_calls import Patience, SinkCalls, SinkNotAsked
 from retry.hook.uid import make_uid
 from retry.hook.verdict import Permanent, Throttled, Unreadable, Verdict
 from retry.outcome import Delivered, Outcome, Rejected, Spooled
 from retry.policy import RetryAt, decide
-from retry.sink import KEY_BYTES_MAX, UID_BYTES, DelaySink, Entry, Held, SinkClosed, SinkFull, SinkUnavailable
+from retry.sink import KEY_BYTES_MAX, UID_BYTES, DelaySink, Entry, Held, SinkClosed, SinkFull
 
 FORKED = "this Redelivery was opened before the fork: create Redelivery in the worker (post_fork)"
 CLOSED = "Redelivery is closed"
@@ -34,6 +36,7 @@ HANDED_OVER = "handed over"
 IN_ORDER = "handed over: its sink keeps the order of its key"  # such a sink is asked for every key, and tells of none
 
 Call = Callable[[], Any]
+_T = TypeVar("_T")
 
 
 class TryNow:
@@ -56,7 +59,14 @@ class Keep:
     call: Callable[[], Future[Any]]
 
 
-Step = TryNow | Ask | Keep
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Ask the driver for a call that is made in any case, and waited for only while there is patience."""
+
+    call: Callable[[], None]
+
+
+Step = TryNow | Ask | Keep | Tell
 Flow = Generator[Step, Any, Outcome]
 _TRY_NOW = TryNow()
 
@@ -122,7 +132,8 @@ class Sender:
         self.is_child = False  # of the process that opened the sink
         self.callback_errors = 0
         self.classifier_errors = 0
-        self.keep_timeout_s = keep_timeout_s
+        self.calls = SinkCalls(self._give_back)
+        self._keep_timeout_s = keep_timeout_s
         self._sink = sink
         self._log = log
         self._health = health
@@ -179,7 +190,7 @@ class Sender:
         try:
             held = yield Keep(lambda: self._sink.put(entry, is_held=True))
         except Exception as error:  # noqa: BLE001 - any failure of the sink is handled alike
-            return self._not_kept(handler, message, error, None)
+            return self._not_kept(handler, message, error, None, is_uncertain=False)
         self._health.worked()
         return (yield from self._attempt(handler, message, held, Permit.NORMAL))
 
@@ -199,7 +210,7 @@ class Sender:
         if isinstance(verdict, Permanent | Unreadable):
             handler.destination.on_void(permit)
             if held is not None:
-                self._settler.settle("finish", handler.type_name, lambda: self._sink.finish(held))
+                yield self._finish(held)
             return self._reject(handler, message, "permanent", f"refused for good: {describe(error)}", error)
         now_ms = self._sink.clock.now_ms()
         if isinstance(verdict, Throttled):
@@ -210,9 +221,9 @@ class Sender:
             step = decide(handler.policy, 1, now_ms, self._rng, since_ms=message.created_at_ms)
             if not isinstance(step, RetryAt):
                 if held is not None:
-                    self._settler.settle("finish", handler.type_name, lambda: self._sink.finish(held))
+                    yield self._finish(held)
                 reason = f"its policy allows no further attempt: {describe(error)}"
-                return self._reject(handler, message, "exhausted", reason, error)
+                return self._reject(handler, message, "exhausted", reason, error, is_uncertain=verdict.is_uncertain)
             due_at_ms = step.at_ms
         return (
             yield from self._keep_failed(
@@ -251,7 +262,7 @@ class Sender:
             return (yield from self.after_error(handler, message, error, held, permit))
         handler.destination.on_success()
         if held is not None:
-            self._settler.settle("finish", handler.type_name, lambda: self._sink.finish(held))
+            yield self._finish(held)
         return Delivered(uid=message.uid, receipt=receipt)
 
     def _keep(self, handler: Handler, message: Message, *, reason: str) -> Flow:
@@ -273,12 +284,14 @@ class Sender:
     ) -> Flow:
         """Leave a message that was attempted to the drain."""
         if held is not None:  # durable already, so nothing is left to wait for
-            self._settler.settle(
-                "again",
-                handler.type_name,
-                lambda: self._sink.again(
-                    held, due_at_ms, is_counted=is_counted, error=reason, is_uncertain=is_uncertain
-                ),
+            yield Tell(
+                self._settler.asking(
+                    "again",
+                    handler.type_name,
+                    lambda: self._sink.again(
+                        held, due_at_ms, is_counted=is_counted, error=reason, is_uncertain=is_uncertain
+                    ),
+                )
             )
             return self._spooled(handler, message, due_at_ms, reason, is_uncertain)
         entry = self._entry(
@@ -293,11 +306,11 @@ class Sender:
 
     def _put(self, handler: Handler, message: Message, entry: Entry, error: BaseException | None, reason: str) -> Flow:
         if self.is_child:
-            return self._not_kept(handler, message, SinkClosed(FORKED), error)
+            return self._not_kept(handler, message, SinkClosed(FORKED), error, is_uncertain=entry.is_uncertain)
         try:
             yield Keep(lambda: self._sink.put(entry))
         except Exception as sink_error:  # noqa: BLE001 - any failure of the sink is handled alike
-            return self._not_kept(handler, message, sink_error, error)
+            return self._not_kept(handler, message, sink_error, error, is_uncertain=entry.is_uncertain)
         self._health.worked()
         return self._spooled(handler, message, entry.due_at_ms, reason, entry.is_uncertain)
 
@@ -315,23 +328,40 @@ class Sender:
         return spooled
 
     def _not_kept(
-        self, handler: Handler, message: Message, sink_error: BaseException, error: BaseException | None
+        self,
+        handler: Handler,
+        message: Message,
+        sink_error: BaseException,
+        error: BaseException | None,
+        *,
+        is_uncertain: bool,
     ) -> Rejected:
         if not self.is_child:
-            self._health.failed(sink_error, is_write=True)
+            self._health.failed(sink_error, is_write=not isinstance(sink_error, SinkNotAsked))
         why = "full" if isinstance(sink_error, SinkFull) else "sink"
-        doubt = "" if isinstance(sink_error, SinkFull | SinkClosed) else " (it may have been kept all the same)"
+        is_in_doubt = not isinstance(sink_error, SinkFull | SinkClosed | SinkNotAsked)
+        doubt = " (it may have been kept all the same)" if is_in_doubt else ""
         reason = f"it could not be kept: {describe(sink_error)}{doubt}"
         if error is not None:
             reason = f"it could not be sent: {describe(error)}; and {reason}"
-        return self._reject(handler, message, "forked" if self.is_child else why, reason, error or sink_error)
+        why = "forked" if self.is_child else why
+        return self._reject(
+            handler, message, why, reason, error or sink_error, is_uncertain=is_uncertain or is_in_doubt
+        )
 
     def _reject(
-        self, handler: Handler, message: Message, why: str, reason: str, error: BaseException | None
+        self,
+        handler: Handler,
+        message: Message,
+        why: str,
+        reason: str,
+        error: BaseException | None,
+        *,
+        is_uncertain: bool = False,
     ) -> Rejected:
         handler.tally.note_refusal(why)
         self._log.error("send_rejected", per=(handler.type_name, why), type=handler.type_name, why=why, reason=reason)
-        return Rejected(uid=message.uid, reason=reason, error=error)
+        return Rejected(uid=message.uid, reason=reason, error=error, is_uncertain=is_uncertain)
 
     def _entry(
         self,
@@ -357,6 +387,17 @@ class Sender:
             is_new=is_new,
         )
 
+    def _finish(self, held: Held) -> Tell:
+        return Tell(self._settler.asking("finish", held.entry.type_name, lambda: self._sink.finish(held)))
+
+    def _give_back(self, held: Held) -> None:
+        """A message was kept to be written ahead, after its sender had been told that this is in doubt: send it."""
+        self._settler.settle(
+            "again",
+            held.entry.type_name,
+            lambda: self._sink.again(held, held.entry.created_at_ms, is_counted=False),
+        )
+
     def _first_step_ms(self, handler: Handler, message: Message) -> int:
         now_ms = self._sink.clock.now_ms()
         step = decide(handler.policy, 1, now_ms, self._rng, since_ms=message.created_at_ms)
@@ -364,11 +405,12 @@ class Sender:
 
     def _run(self, flow: Flow, handler: Handler, message: Message) -> Outcome:
         """Drive ``flow`` in this thread."""
+        patience = self.patience()
         try:
             step = next(flow)
             while True:
                 try:
-                    done = self._perform(step, handler, message)
+                    done = self._perform(step, handler, message, patience)
                 except GeneratorExit as error:  # thrown into a generator it would end it
                     step = flow.throw(RuntimeError(describe(error)))
                 except BaseException as error:  # noqa: BLE001 - the flow decides
@@ -380,19 +422,21 @@ class Sender:
             handler.tally.note_outcome(outcome)
             return outcome
 
-    def _perform(self, step: Step, handler: Handler, message: Message) -> Any:  # noqa: ANN401 - what the step gives
+    def _perform(self, step: Step, handler: Handler, message: Message, patience: Patience) -> Any:  # noqa: ANN401 - what the step gives
         match step:
             case TryNow():
                 return receipt_of(message.start(handler))
             case Ask(call):
-                return call()
+                return self.calls.ask(call, patience)
             case Keep(call):
-                future = call()
-                try:
-                    return future.result(self.keep_timeout_s)
-                except TimeoutError as error:
-                    raise self.no_answer() from error
+                return self.calls.keep(call, patience)
+            case Tell(call):
+                return self.calls.tell(call, patience)
 
-    def no_answer(self) -> SinkUnavailable:
-        """Return the error for a sink that took longer than allowed."""
-        return SinkUnavailable(f"the sink gave no answer within {self.keep_timeout_s} s")
+    def ask(self, call: Callable[[], _T]) -> _T:
+        """Return what a call of the sink returns, outside of a send; ``SinkUnavailable`` if it takes too long."""
+        return self.calls.ask(call, self.patience())
+
+    def patience(self) -> Patience:
+        """Return how long one send waits for the sink."""
+        return Patience(self._keep_timeout_s)

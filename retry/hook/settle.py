@@ -82,8 +82,17 @@ class Settler:
     def settle(
         self, what: str, type_name: str, ask: Callable[[], Future[None]], then: Callable[[], None] | None = None
     ) -> None:
-        """Ask the sink, without waiting."""
-        self._ask(_Debt(what, type_name, ask, then))
+        """Ask the sink, without waiting for its answer; the call itself may take as long as the sink's."""
+        self.asking(what, type_name, ask, then)()
+
+    def asking(
+        self, what: str, type_name: str, ask: Callable[[], Future[None]], then: Callable[[], None] | None = None
+    ) -> Callable[[], None]:
+        """Return what asks the sink, for a thread that may wait for it; it counts as asked from here on."""
+        debt = _Debt(what, type_name, ask, then)
+        with self._changed:
+            self._asked += 1
+        return lambda: self._ask(debt)
 
     def run_due(self, *, is_forced: bool = False) -> None:
         """Repeat what failed and is due again; with ``is_forced`` all of it."""
@@ -95,7 +104,7 @@ class Settler:
             self._owed = [debt for debt in self._owed if debt not in due]
             self._asked += len(due)  # so that nobody sees them gone meanwhile
         for debt in due:
-            self._ask(debt, is_counted=True)
+            self._ask(debt)
 
     def wait(self, timeout_s: float, *, until: int = 0) -> bool:
         """Wait until at most ``until`` answers of the sink are outstanding; what is owed is not waited for."""
@@ -114,10 +123,7 @@ class Settler:
         self._asked = 0
         self._owed = []
 
-    def _ask(self, debt: _Debt, *, is_counted: bool = False) -> None:
-        if not is_counted:
-            with self._changed:
-                self._asked += 1
+    def _ask(self, debt: _Debt) -> None:
         try:
             future = debt.ask()
         except Exception as error:  # noqa: BLE001 - any failure of the sink is handled alike

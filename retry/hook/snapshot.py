@@ -42,7 +42,7 @@ def snapshot(
             attempts[name, "success"] = tally.delivered + tally.redelivered
             redelivered[name], buried[name] = tally.redelivered, tally.buried
             running += tally.running
-    stats, unclaimed = _ask(handlers, None if sender.is_child or is_closed else sink, health)
+    stats, unclaimed = (None, None) if sender.is_child or is_closed else _ask(handlers, sink, sender, health)
     oldest_at_ms = None if stats is None else stats.oldest_at_ms
     return HookMetrics(
         sends=sends,
@@ -67,13 +67,10 @@ def snapshot(
 
 
 def _ask(
-    handlers: Mapping[str, Handler], sink: DelaySink | None, health: SinkHealth
+    handlers: Mapping[str, Handler], sink: DelaySink, sender: Sender, health: SinkHealth
 ) -> tuple[SinkStats | None, int | None]:
-    if sink is None:
-        return None, None
     try:
-        stats = sink.stats()
-        claimed = sum(sink.stats(name).waiting for name in list(handlers))
+        stats, claimed = sender.ask(lambda: (sink.stats(), sum(sink.stats(name).waiting for name in list(handlers))))
     except Exception as error:  # noqa: BLE001 - figures must not fail for it; they say that they are not known
         health.failed(error)
         return None, None

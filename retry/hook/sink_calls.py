@@ -1,0 +1,131 @@
+"""Calls of the sink on behalf of those who send, and of ``close``: none is waited for longer than was said.
+
+A sink calls the disk, and a disk may stand still for as long as it likes. So threads of ours call, and a sender waits:
+for ``Patience``, which is for all calls of one send together. When it is over there are two truths. A call that no
+thread had come to is withdrawn: the message is not kept. One that had begun goes on, and may keep it: that is in doubt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from broker_adapter.clock import SystemClock
+from retry.hook.threads import DaemonThreads
+from retry.sink import Held, SinkUnavailable
+
+THREADS = 4
+# Real time, whatever clock the sink has: how long a thread waits for another one.
+_REAL = SystemClock()
+_T = TypeVar("_T")
+
+
+class SinkNotAsked(SinkUnavailable):
+    """The sink was busy with calls of others all the time: it has no part of what it was to do."""
+
+
+class Patience:
+    """How long one caller waits for the sink, in all; what passes between two calls does not count."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.left_s = timeout_s
+
+    def __enter__(self) -> float:
+        self._began_s = _REAL.monotonic_s()
+        return self.left_s
+
+    def __exit__(self, *_: object) -> None:
+        self.left_s = max(0.0, self.left_s - (_REAL.monotonic_s() - self._began_s))
+
+
+class SinkCalls:
+    """Makes the calls. ``on_late`` is given what a call took into its caller's hands after that one had gone."""
+
+    def __init__(self, on_late: Callable[[Held], None]) -> None:
+        self.threads = DaemonThreads("retry-sink", THREADS)
+        self._on_late = on_late
+
+    def ask(self, call: Callable[[], _T], patience: Patience) -> _T:
+        """Return what ``call`` returns; ``SinkUnavailable`` if that takes too long."""
+        return self._wait(self.threads.submit(call), patience)
+
+    def keep(self, call: Callable[[], Future[_T]], patience: Patience) -> _T:
+        """Return the result of the future that ``call`` returns; ``SinkUnavailable`` if that takes too long."""
+        asked = self.threads.submit(call)
+        try:
+            return self._wait(self._wait(asked, patience), patience, is_ours=False)
+        except BaseException:
+            self._look_after(asked)
+            raise
+
+    def tell(self, call: Callable[[], None], patience: Patience) -> None:
+        """Have ``call`` made, now or later, and wait for it while there is patience."""
+        told = self.threads.submit(call)
+        with patience as left_s, suppress(TimeoutError):
+            told.result(left_s)
+
+    async def ask_async(self, call: Callable[[], _T], patience: Patience) -> _T:
+        """As ``ask``, on an event loop."""
+        return await self._wait_async(self.threads.submit(call), patience)
+
+    async def keep_async(self, call: Callable[[], Future[_T]], patience: Patience) -> _T:
+        """As ``keep``, on an event loop."""
+        asked = self.threads.submit(call)
+        try:
+            return await self._wait_async(await self._wait_async(asked, patience), patience, is_ours=False)
+        except BaseException:
+            self._look_after(asked)
+            raise
+
+    async def tell_async(self, call: Callable[[], None], patience: Patience) -> None:
+        """As ``tell``, on an event loop."""
+        told = self.threads.submit(call)
+        with patience as left_s:
+            await _until_done(told, left_s)
+
+    def after_fork(self) -> None:
+        """A child asks its parent's sink nothing."""
+        self.threads.after_fork()
+
+    def _wait(self, done: Future[_T], patience: Patience, *, is_ours: bool = True) -> _T:
+        with patience as left_s, suppress(TimeoutError):
+            return done.result(left_s)
+        return _result_of(done, patience, is_ours=is_ours)
+
+    async def _wait_async(self, done: Future[_T], patience: Patience, *, is_ours: bool = True) -> _T:
+        with patience as left_s:
+            await _until_done(done, left_s)
+        return _result_of(done, patience, is_ours=is_ours)
+
+    def _look_after(self, asked: Future[Future[Any]]) -> None:
+        """What nobody waits for any more must not stay in nobody's hands."""
+
+        def kept(done: Future[Any]) -> None:
+            if done.exception() is None and isinstance(held := done.result(), Held):
+                self.threads.submit(lambda: self._on_late(held))
+
+        def answered(done: Future[Future[Any]]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                done.result().add_done_callback(kept)
+
+        asked.add_done_callback(answered)
+
+
+def _result_of(done: Future[_T], patience: Patience, *, is_ours: bool) -> _T:
+    """Return the result if there is one, or say what is true of a call that has none yet."""
+    if done.done():  # at the last moment; or what was raised is a timeout of the sink itself
+        return done.result()
+    if is_ours and done.cancel():
+        raise SinkNotAsked(f"the sink answered others for {patience.timeout_s:g} s, and was not asked")
+    raise SinkUnavailable(f"the sink gave no answer within {patience.timeout_s:g} s")
+
+
+async def _until_done(done: Future[Any], timeout_s: float) -> None:
+    """Wait on the running event loop. Given up, or cancelled, it leaves ``done`` as it is."""
+    seen = asyncio.wrap_future(done)
+    seen.add_done_callback(lambda told: told.cancelled() or told.exception())  # asyncio logs what nobody looks at
+    await asyncio.wait([seen], timeout=timeout_s)

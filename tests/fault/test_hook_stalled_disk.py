@@ -1,0 +1,240 @@
+"""A disk that stands still under the hook: every call of the file system waits until it goes on.
+
+Nothing here sleeps: what returns while the disk stands has shown that it does not wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.hook_rig import AWAY, EXACT, until
+from support.spool_rig import QUIET
+
+from broker_adapter.clock import ManualClock
+from dmq.spool.spool import Spool
+from dmq.store import disk
+from dmq.store.rocks import RocksEngine
+from retry import Delivered, Redelivery, Rejected, Spooled
+from retry.hook.sink_calls import THREADS
+from retry.testing import FakeProducer, run_due
+
+SOON_S = 0.05  # how long a send waits here
+WAIT_S = 20.0
+
+
+class Disk:
+    """Lets calls of the file system through, or has them wait."""
+
+    def __init__(self) -> None:
+        self._goes = threading.Event()
+        self._goes.set()
+        self.waiting = 0
+
+    def stall(self) -> None:
+        self._goes.clear()
+
+    def go_on(self) -> None:
+        self._goes.set()
+
+    def wait(self) -> None:
+        if not self._goes.is_set():
+            self.waiting += 1
+            assert self._goes.wait(WAIT_S)
+
+
+class Rig:
+    """A spool whose disk can stand still, and a hook with one handler that is driven by hand."""
+
+    def __init__(self, root: Path, disk: Disk) -> None:
+        self.root, self.disk, self.clock = root, disk, ManualClock()
+        self.producer = FakeProducer()
+        self.hook = self._open()
+
+    def _open(self) -> Redelivery:
+        self.spool = Spool(self.root, options=QUIET, clock=self.clock, is_driven=True)
+        hook = Redelivery(self.spool, policy=EXACT, autostart=False, keep_timeout_s=SOON_S)
+        hook.add_handler("t", self.producer.send)
+        hook.add_handler("w", self.producer.send, mode="write_ahead", destination="t")
+        return hook
+
+    def fail_next(self, *script: Any) -> None:  # noqa: ANN401 - as FakeProducer takes
+        self.producer._script.extend(script)
+
+    def stall(self) -> None:
+        """Let the disk stand still, and see to it that the next call looks at it."""
+        self.disk.stall()
+        self.clock.advance(100)
+
+    def sent_later(self, count: int) -> list[bytes]:
+        """Let the disk go on, and return what is sent from then on until nothing waits: ``count``, or more."""
+        before = len(self.producer.sent)
+        self.disk.go_on()
+
+        def is_over() -> bool:
+            self.clock.advance(4_000)
+            self.spool.turn()
+            run_due(self.hook)
+            stats = self.spool.stats()
+            left = stats.waiting + stats.held + self.hook._settler.pending
+            return len(self.producer.sent) - before >= count and left == 0
+
+        until(is_over)
+        assert is_over()
+        return sorted(self.producer.sent[before:])
+
+    def restart(self) -> None:
+        self.hook.close(WAIT_S)
+        self.hook = self._open()
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    stalling = Disk()
+
+    def statvfs(path: Any) -> os.statvfs_result:  # noqa: ANN401 - as os.statvfs takes
+        stalling.wait()
+        return os.statvfs(path)
+
+    class Os:
+        """``os`` as the watch over the free space has it."""
+
+        def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever there is
+            return statvfs if name == "statvfs" else getattr(os, name)
+
+    write = RocksEngine.write
+
+    def stalled_write(engine: RocksEngine, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - those of write
+        stalling.wait()
+        return write(engine, *args, **kwargs)
+
+    monkeypatch.setattr(disk, "os", Os())
+    monkeypatch.setattr(RocksEngine, "write", stalled_write)
+    made = Rig(tmp_path / "spool", stalling)
+    yield made
+    stalling.go_on()
+    made.hook.close(WAIT_S)
+
+
+def test_a_send_that_failed_returns_though_it_cannot_be_kept_and_is_sent_once(rig: Rig) -> None:
+    """The outcome is in doubt and says so; the entry that is written after all is sent, once, with the uid it named."""
+    rig.fail_next(AWAY)
+    rig.stall()
+    outcome = rig.hook.send("t", b"1")
+    assert isinstance(outcome, Rejected)
+    assert outcome.is_uncertain
+    assert "no answer within 0.05 s (it may have been kept all the same)" in outcome.reason
+    assert rig.sent_later(1) == [b"1"]
+
+
+def test_a_send_that_is_repeated_with_its_uid_is_kept_once(rig: Rig) -> None:
+    """Who was left in doubt and sends again gives the uid of the outcome, and the spool knows it."""
+    rig.fail_next(AWAY, AWAY)
+    rig.stall()
+    first = rig.hook.send("t", b"1")
+    rig.disk.go_on()
+    second = rig.hook.send("t", b"1", uid=first.uid)
+    while isinstance(second, Rejected):  # a slow machine
+        rig.fail_next(AWAY)
+        second = rig.hook.send("t", b"1", uid=first.uid)
+    assert isinstance(second, Spooled)
+    assert rig.sent_later(1) == [b"1"]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_send_ahead_returns_and_what_is_kept_late_is_in_nobodys_hands(rig: Rig, is_restarted: bool) -> None:
+    """It was not attempted; kept after all it is sent by the drain of this run, or of the next."""
+    rig.stall()
+    outcome = rig.hook.send("w", b"1")
+    assert isinstance(outcome, Rejected)
+    assert outcome.is_uncertain
+    assert rig.producer.calls == []
+    if is_restarted:
+        rig.disk.go_on()
+        rig.restart()
+    assert rig.sent_later(1) == [b"1"]
+
+
+def test_a_message_that_was_sent_is_not_sent_again_when_the_disk_goes_on(rig: Rig) -> None:
+    """The disk stops while the handler runs: ``Delivered`` does not wait, and the entry is forgotten later."""
+    rig.fail_next(lambda payload: rig.stall())
+    assert isinstance(rig.hook.send("w", b"1"), Delivered)
+    assert rig.sent_later(0) == []
+
+
+def test_a_message_that_was_kept_before_the_disk_stopped_waits_its_time(rig: Rig) -> None:
+    """The attempt fails while the disk stands: it is ``Spooled``, as it was durable before."""
+
+    def fail(payload: bytes) -> None:
+        rig.stall()
+        raise AWAY
+
+    rig.fail_next(fail)
+    assert isinstance(rig.hook.send("w", b"1"), Spooled)
+    assert rig.sent_later(1) == [b"1"]
+
+
+def test_whose_key_cannot_be_looked_up_is_not_attempted_and_not_in_doubt(rig: Rig) -> None:
+    """Another thread holds the spool's lock over a call of the disk; nothing was asked to keep this message."""
+    rig.fail_next(AWAY)
+    rig.stall()
+    assert isinstance(rig.hook.send("t", b"1"), Rejected)  # its thread waits for the disk, with the lock
+    outcome = rig.hook.send("t", b"2", key="k")
+    assert isinstance(outcome, Rejected)
+    assert not outcome.is_uncertain
+    assert "whether earlier messages of its key wait is not known" in outcome.reason
+    assert rig.producer.calls == [b"1"]
+    assert rig.sent_later(1) == [b"1"]
+
+
+def test_beyond_a_few_that_are_in_doubt_nothing_is_even_begun(rig: Rig) -> None:
+    """However many are sent, a few calls wait for the disk; the others are withdrawn, and are surely not kept."""
+    rig.fail_next(*[AWAY] * (THREADS + 2))
+    rig.stall()
+    outcomes = [rig.hook.send("t", bytes([number])) for number in range(THREADS + 2)]
+    assert all(isinstance(each, Rejected) for each in outcomes)
+    doubts = [each.is_uncertain for each in outcomes if isinstance(each, Rejected)]
+    assert doubts == [True] * THREADS + [False] * 2
+    assert rig.sent_later(THREADS) == [bytes([number]) for number in range(THREADS)]
+
+
+def test_an_event_loop_is_not_held_up_either(rig: Rig) -> None:
+    """On an event loop the outcome is the same, and a cancelled send does not wait for the disk."""
+
+    async def main() -> Rejected:
+        outcome = await rig.hook.send_async("t", b"1")
+        assert isinstance(outcome, Rejected)
+        sending = asyncio.create_task(rig.hook.send_async("w", b"2"))
+        await asyncio.sleep(0)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        return outcome
+
+    rig.fail_next(AWAY)
+    rig.stall()
+    assert asyncio.run(main()).is_uncertain
+    assert rig.sent_later(2) == [b"1", b"2"]
+
+
+def test_figures_and_the_end_do_not_wait_for_the_disk(rig: Rig) -> None:
+    """A readiness page says that the sink does not answer, and ``close`` ends; what it began goes on by itself."""
+    rig.fail_next(AWAY)
+    rig.stall()
+    rig.hook.send("t", b"1")
+    health = rig.hook.health()
+    assert health.status == "degraded"
+    assert any("no answer within" in reason for reason in health.reasons)
+    with ThreadPoolExecutor(1) as pool:  # so that a failure is a failure, and hangs nobody
+        closed = pool.submit(rig.hook.close, SOON_S).result(WAIT_S / 2)
+    assert closed.still_waiting is None
+    rig.disk.go_on()
+    until(lambda: not rig.spool.entries.store._writer._thread.is_alive())
+    rig.hook = rig._open()
+    assert rig.sent_later(1) == [b"1"]
