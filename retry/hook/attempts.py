@@ -137,7 +137,12 @@ class Attempts:
 
     def give_back(self, held: Held) -> None:
         """Return ``held`` to the sink as it was."""
-        self._again(held, held.entry.due_at_ms, held.entry.error, is_uncertain=held.entry.is_uncertain)
+        self.giving_back(held)()
+
+    def giving_back(self, held: Held) -> Callable[[], None]:
+        """Return what does that, for a thread that may wait for the sink."""
+        entry = held.entry
+        return self._asking_again(held, entry.due_at_ms, entry.error, is_uncertain=entry.is_uncertain)
 
     def tell(self) -> None:
         """Call the callback for everything whose death is durable by now."""
@@ -212,7 +217,12 @@ class Attempts:
             self._bury(handler, held, what, text, is_counted=is_counted)
 
     def _again(self, held: Held, due_at_ms: int, text: str, *, is_uncertain: bool, is_counted: bool = False) -> None:
-        self._settler.settle(
+        self._asking_again(held, due_at_ms, text, is_uncertain=is_uncertain, is_counted=is_counted)()
+
+    def _asking_again(
+        self, held: Held, due_at_ms: int, text: str, *, is_uncertain: bool, is_counted: bool = False
+    ) -> Callable[[], None]:
+        return self._settler.asking(
             "again",
             held.entry.type_name,
             lambda: self._sink.again(held, due_at_ms, is_counted=is_counted, error=text, is_uncertain=is_uncertain),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import wait
 from dataclasses import dataclass
 
 from broker_adapter.clock import SystemClock
@@ -11,10 +12,14 @@ from retry.hook.classify import describe
 from retry.hook.drain import Drain
 from retry.hook.handlers import Handler
 from retry.hook.logs import HookLog
+from retry.hook.metrics import Tally
 from retry.hook.settle import Settler, SinkHealth
+from retry.hook.sink_calls import Patience, SinkCalls
 from retry.sink import DelaySink
 
-GRACE_S = 0.5  # what was sent should not be sent again for the sake of a moment
+# What the end of a handler that hangs leaves for the sink, at most: to be told what came of the others, and to close.
+SINK_S = 1.0
+SINK_S_MIN = 0.5  # and at least, however little time there is: a sink that works needs a moment
 _REAL = SystemClock()
 
 
@@ -38,36 +43,41 @@ def close(
     settler: Settler,
     attempts: Attempts,
     sink: DelaySink,
+    calls: SinkCalls,
     health: SinkHealth,
     log: HookLog,
     timeout_s: float,
     owns_sink: bool,
 ) -> Closed:
-    """Stop accepting, wait for what runs until ``timeout_s`` is over, settle, close the sink if it is ours."""
-    rest_s = _countdown(timeout_s)
+    """Stop accepting, wait for what runs, settle, close the sink if it is ours: all of it within ``timeout_s``.
+
+    The sink gets half a second if that is less. What takes longer is left to threads that hold nobody up.
+    """
+    rest_s = _countdown(max(timeout_s, SINK_S_MIN))
+    handlers_s = _countdown(timeout_s - min(SINK_S, timeout_s / 4))
     tallies = [handler.tally for handler in handlers]
-    for tally in tallies:
-        tally.close()
-    running = drain.stop(rest_s())
-    running += sum(tally.wait_idle(rest_s()) for tally in tallies)
-    settler.run_due(is_forced=True)
-    settler.wait(max(GRACE_S, rest_s()))
-    attempts.tell()
+    stop_beginning(tallies, drain)
+    running = drain.stop(handlers_s(), calls.threads)
+    running += sum(tally.wait_idle(handlers_s()) for tally in tallies)
+    _within(rest_s(), calls, lambda: settler.run_due(is_forced=True))
+    settler.wait(rest_s())
+    _within(rest_s(), calls, attempts.tell)
     still_waiting = dead = None
     try:
-        stats = sink.stats()
+        stats = calls.ask(sink.stats, Patience(rest_s()))
         still_waiting, dead = stats.waiting + stats.held, stats.dead
     except Exception as error:  # noqa: BLE001 - the figures are a courtesy
         health.failed(error)
     if owns_sink:
         try:
-            sink.close()
+            if not _within(rest_s(), calls, sink.close):
+                log.warning("sink_close_late", after_s=timeout_s)
         except Exception as error:  # noqa: BLE001 - the process ends; what is durable is durable
             log.warning("sink_close_failed", error=describe(error))
-        attempts.tell()
-    attempts.close(GRACE_S)
+        _within(rest_s(), calls, attempts.tell)
+    attempts.close(rest_s())
     if not running:
-        drain.join(GRACE_S)
+        drain.join(rest_s())
     return Closed(
         sent=sum(tally.delivered + tally.redelivered for tally in tallies),
         spooled=sum(tally.spooled for tally in tallies),
@@ -77,6 +87,22 @@ def close(
         still_waiting=still_waiting,
         dead=dead,
     )
+
+
+def stop_beginning(tallies: Iterable[Tally], drain: Drain) -> None:
+    """Let no send and no repetition begin; those that run go on."""
+    for tally in tallies:
+        tally.close()
+    drain.begin_nothing()
+
+
+def _within(timeout_s: float, calls: SinkCalls, call: Callable[[], None]) -> bool:
+    """Have ``call`` made, and say whether it is over in time; it goes on if it is not."""
+    done = calls.threads.submit(call)
+    if not wait([done], timeout_s).done:
+        return False
+    done.result()
+    return True
 
 
 def _countdown(timeout_s: float) -> Callable[[], float]:

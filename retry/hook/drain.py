@@ -17,6 +17,7 @@ from retry.hook.destination import Permit
 from retry.hook.handlers import Handler
 from retry.hook.logs import HookLog
 from retry.hook.settle import STEPS_S, Settler, SinkHealth
+from retry.hook.threads import DaemonThreads
 from retry.sink import DelaySink, Held, SinkClosed
 
 if TYPE_CHECKING:
@@ -109,9 +110,13 @@ class Drain:
         self._attempts.tell()
         return tried
 
-    def stop(self, timeout_s: float) -> int:
-        """Fetch no more, give back what no worker has begun, wait for the rest; return how many still run."""
+    def begin_nothing(self) -> None:
+        """Fetch no more, and begin nothing that was fetched."""
         self._stop.set()
+
+    def stop(self, timeout_s: float, threads: DaemonThreads) -> int:
+        """Have ``threads`` give back what no worker has begun, wait for the rest; return how many still run."""
+        self.begin_nothing()
         ends_at_s = _REAL.monotonic_s() + timeout_s
         for workers in self._all():
             with workers.changed:
@@ -119,7 +124,7 @@ class Drain:
                 workers.queue.clear()
                 workers.changed.notify_all()
             for held in unbegun:
-                self._attempts.give_back(held)
+                threads.submit(self._attempts.giving_back(held))
         for workers in self._all():
             with workers.changed:
                 while workers.running and (rest_s := ends_at_s - _REAL.monotonic_s()) > 0:

@@ -14,7 +14,11 @@ from types import FrameType
 from typing import Protocol
 from weakref import WeakSet
 
-EXIT_TIMEOUT_S = 5.0
+from broker_adapter.clock import SystemClock
+
+# Beyond its time a hook closes no more, and this is for telling so.
+_SLACK_S = 0.1
+_REAL = SystemClock()
 
 
 class Guarded(Protocol):
@@ -22,6 +26,15 @@ class Guarded(Protocol):
 
     def after_fork(self) -> None:
         """Called in a child, before anything else runs there."""
+        ...
+
+    @property
+    def close_timeout_s(self) -> float:
+        """How long that may take."""
+        ...
+
+    def begin_nothing(self) -> None:
+        """Called before the first of several is closed."""
         ...
 
     def close_at_exit(self, timeout_s: float) -> None:
@@ -64,7 +77,7 @@ def close_on_sigterm(one: Guarded, timeout_s: float) -> None:
         # In a thread: the main one may be inside a lock that closing needs, so it waits here only for so long.
         closing = threading.Thread(target=one.close_at_exit, args=(timeout_s,), name="retry-close", daemon=True)
         closing.start()
-        closing.join(timeout_s + 1.0)
+        closing.join(timeout_s + _SLACK_S)
         if callable(previous):
             previous(number, frame)
         elif previous is not signal.SIG_IGN:
@@ -80,5 +93,10 @@ def _after_fork() -> None:
 
 
 def _close_all() -> None:
-    for one in list(_guarded):
-        one.close_at_exit(EXIT_TIMEOUT_S)
+    """Close all within the longest time that one of them was given: their handlers end beside each other."""
+    began_s = _REAL.monotonic_s()
+    ending = list(_guarded)
+    for one in ending:
+        one.begin_nothing()
+    for one in ending:
+        one.close_at_exit(max(0.0, one.close_timeout_s - (_REAL.monotonic_s() - began_s)))

@@ -25,7 +25,7 @@ from broker_adapter.clock import Clock
 from retry.hook.async_sender import AsyncSender
 from retry.hook.attempts import Attempts
 from retry.hook.classify import Classifier, describe
-from retry.hook.closing import Closed, close
+from retry.hook.closing import Closed, close, stop_beginning
 from retry.hook.destination import Destination
 from retry.hook.drain import Drain
 from retry.hook.handlers import (
@@ -305,14 +305,15 @@ class Redelivery:
         return Checked(is_ok=not error, error=error, settings=self._settings())
 
     def close(self, timeout_s: float | None = None) -> Closed:
-        """Accept no more, let handlers that run finish until ``timeout_s`` is over, close the sink if it is ours.
+        """Accept no more, let handlers that run finish, close the sink if it is ours: within ``timeout_s`` in all.
 
-        What was not sent stays in the sink. A send from now on is rejected. Closing again returns the same.
+        Of that the last second, or the last quarter if that is less, is for the sink, which has half a second in any
+        case. What was not sent stays in the sink. A send from now on is rejected. Closing again returns the same.
         """
         timeout_s = self._close_timeout_s if timeout_s is None else timeout_s
-        if self._is_child:
+        if self._is_child or not self._closing.acquire(timeout=max(0.0, timeout_s)):  # another thread closes it
             return self._closed or Closed()
-        with self._closing:
+        try:
             if self._closed is None:
                 with self._lock:
                     handlers = list(self._handlers.values())
@@ -322,14 +323,18 @@ class Redelivery:
                     settler=self._settler,
                     attempts=self._attempts,
                     sink=self._sink,
+                    calls=self._sender.calls,
                     health=self._health,
                     log=self._log,
                     timeout_s=timeout_s,
                     owns_sink=self._owns_sink,
                 )
                 self._async_sender.close()
+                self._sender.calls.threads.close()
                 release(self)
             return self._closed
+        finally:
+            self._closing.release()
 
     def __enter__(self) -> Self:
         return self
@@ -346,6 +351,16 @@ class Redelivery:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.close)
+
+    @property
+    def close_timeout_s(self) -> float:
+        """How long ``close`` takes at most if it is not told."""
+        return self._close_timeout_s
+
+    def begin_nothing(self) -> None:
+        """Let no send and no repetition begin: the process ends."""
+        if not self._is_child:
+            stop_beginning([handler.tally for handler in list(self._handlers.values())], self._drain)
 
     def close_at_exit(self, timeout_s: float) -> None:
         """Close when the process ends."""

@@ -7,6 +7,11 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
+from broker_adapter.clock import ManualClock
+from retry.hook import process
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -103,6 +108,66 @@ def test_the_end_of_the_process_closes_the_hook() -> None:
         """
     )
     assert printed == "sent\n"
+
+
+def test_the_end_of_the_process_waits_for_no_handler_that_hangs() -> None:
+    """Not for one of a repetition, of a send, nor of a send on an event loop, which the interpreter would wait for."""
+    printed = run(
+        """
+        import asyncio, threading
+        from retry import Entry, Redelivery
+        from retry.testing import MemorySink
+
+        sink = MemorySink()
+        now_ms = sink.clock.now_ms()
+        sink.put(Entry(type_name="t", uid=bytes(16), payload=b"1", created_at_ms=now_ms, due_at_ms=now_ms)).result()
+        running = threading.Semaphore(0)
+        def hang(payload):
+            running.release()
+            threading.Event().wait()
+        hook = Redelivery(sink, close_timeout_s=0.05)
+        hook.add_handler("t", hang)
+        other = Redelivery(MemorySink(), close_timeout_s=0.05)
+        other.add_handler("o", hang)
+        other.add_handler("a", hang)
+        threading.Thread(target=other.send, args=("o", b"2"), daemon=True).start()
+        async def main():
+            sending = asyncio.create_task(other.send_async("a", b"3"))
+            while not other.metrics().running >= 2:
+                await asyncio.sleep(0.001)
+        asyncio.run(main())
+        for _ in range(3):
+            running.acquire()
+        print(other.metrics().waiting, flush=True)
+        """
+    )
+    assert printed == "1\n"  # the send that was cancelled with its event loop was kept
+
+
+def test_all_hooks_end_within_the_time_of_the_most_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At exit each has what its own setting says, less what the others took; none begins anything meanwhile."""
+    told: list[tuple[str, float]] = []
+    clock = ManualClock()
+
+    class Hook:
+        def __init__(self, close_timeout_s: float) -> None:
+            self.close_timeout_s = close_timeout_s
+
+        def after_fork(self) -> None:
+            raise AssertionError
+
+        def begin_nothing(self) -> None:
+            told.append(("begin nothing", 0.0))
+
+        def close_at_exit(self, timeout_s: float) -> None:
+            told.append(("close", timeout_s))
+            clock.advance(1_500)
+
+    hooks = [Hook(2.0), Hook(2.0), Hook(2.0)]
+    monkeypatch.setattr(process, "_guarded", hooks)
+    monkeypatch.setattr(process, "_REAL", clock)
+    process._close_all()
+    assert told == [("begin nothing", 0.0)] * 3 + [("close", 2.0), ("close", 0.5), ("close", 0.0)]
 
 
 def test_sigterm_closes_and_then_does_what_it_did_before() -> None:

@@ -116,7 +116,7 @@ def test_a_sink_that_does_not_answer_holds_no_sender_for_ever() -> None:
 
 
 def test_a_keyed_send_through_a_daemon_does_not_say_that_others_wait() -> None:
-    """Such a sink is given every keyed message, to keep the order; that none waits before it is not known to be false."""
+    """Such a sink is given every keyed message, to keep the order, and does not say whether others of it wait."""
     rig = Rig(can_hold=False)
     rig.sink.has_waiting = lambda type_name, key: bool(key)  # type: ignore[method-assign]
     outcome = rig.send(key="k")

@@ -206,7 +206,7 @@ def test_metrics_and_health_say_what_is_going_on() -> None:
 
 
 def test_health_tells_starting_from_failing() -> None:
-    """What was there before the start was not sent yet, and that is no failure; it is one once time enough was there."""
+    """What was there before the start is not sent yet, which is no failure; it is one once there was time enough."""
     sink = MemorySink(ManualClock())
     fill(sink, 2)
     sink.clock.advance(7_200_000)  # nobody ran for two hours
