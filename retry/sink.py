@@ -113,6 +113,11 @@ class DelaySink(Protocol):
         ...
 
     @property
+    def types(self) -> Sequence[str]:
+        """The types of which something was ever kept here, as far as that is known: none that waits is missing."""
+        ...
+
+    @property
     def can_hold(self) -> bool:
         """Whether ``put`` can keep an entry and leave it in the caller's hands (write-ahead)."""
         ...

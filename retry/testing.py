@@ -38,7 +38,7 @@ from retry.sink import (
 
 __all__ = ["FakeProducer", "ManualClock", "MemorySink", "advance", "run_due"]
 
-Call = Literal["put", "has_waiting", "take", "finish", "again", "bury", "dead", "requeue", "stats", "close"]
+Call = Literal["put", "has_waiting", "take", "finish", "again", "bury", "dead", "requeue", "stats", "types", "close"]
 # The clock may be a manual one that nobody tells us about: look this often whether something is due by now.
 _LOOK_S = 0.01
 _REAL = SystemClock()
@@ -78,6 +78,13 @@ class MemorySink:
     @property
     def can_hold(self) -> bool:
         return self._can_hold
+
+    @property
+    def types(self) -> list[str]:
+        with self._changed:
+            self._enter("types", is_noted=False)
+            found = {row.entry.type_name for row in self._rows.values()}
+            return sorted(found | {one.entry.type_name for one in self._dead.values()})
 
     @property
     def is_closed(self) -> bool:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 TAKE_TIMEOUT_S = 1.0
+NAMES_EVERY_S = 10.0  # how often to ask the sink whether it has something under earlier names
 NAP_S = 0.2  # the longest sleep: the sink's clock may be stepped, or driven by a test
 PACE_S = 1.0  # up to here a worker waits for its turn with the message in hand
 BATCH_PER_WORKER = 16
@@ -40,6 +41,8 @@ class TypeWorkers:
         self.is_fetching = False
         self.running = 0
         self.failures = 0  # of the sink, in a row
+        self.names: tuple[str, ...] = (handler.type_name,)
+        self.names_at_s = 0.0  # when to look for others; at once
 
 
 class Drain:
@@ -97,8 +100,9 @@ class Drain:
         self._settler.run_due()
         tried = 0
         for handler in handlers:
+            names = handler.names_in(self._sink)
             while tried < limit and handler.destination.pause_s(is_paced=False) <= 0:
-                taken = self._sink.take(handler.type_name, 1, 0.0)
+                taken = self._take(names, 1, 0.0)
                 if not taken:
                     break
                 permit = handler.destination.begin(is_paced=False)
@@ -207,7 +211,7 @@ class Drain:
             workers.is_fetching = True
         taken: list[Held] = []
         try:
-            taken = list(self._sink.take(workers.handler.type_name, self._batch(workers), TAKE_TIMEOUT_S))
+            taken = self._take(self._names(workers), self._batch(workers), TAKE_TIMEOUT_S)
             self._health.worked()
         finally:
             with workers.changed:
@@ -222,6 +226,20 @@ class Drain:
         for held in taken:  # the end came in between
             self._attempts.give_back(held)
         return first
+
+    def _names(self, workers: TypeWorkers) -> tuple[str, ...]:
+        now_s = _REAL.monotonic_s()
+        if workers.handler.earlier_names and now_s >= workers.names_at_s:
+            workers.names = workers.handler.names_in(self._sink)
+            workers.names_at_s = now_s + NAMES_EVERY_S
+        return workers.names
+
+    def _take(self, names: tuple[str, ...], limit: int, timeout_s: float) -> list[Held]:
+        """Take of the first name that has something due; wait for the last one's."""
+        for name in names[:-1]:
+            if taken := self._sink.take(name, limit, 0.0):
+                return list(taken)
+        return list(self._sink.take(names[-1], limit, timeout_s))
 
     def _batch(self, workers: TypeWorkers) -> int:
         if workers.handler.destination.is_blocked:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from functools import partial, update_wrapper
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +29,10 @@ from retry.policy import RetryPolicy
 from retry.sink import DelaySink, SinkError
 
 _NO_NAME = re.compile(r"[^a-zA-Z0-9_-]+")
+_PRODUCER_MODULES = {
+    "rocketmq": rocketmq.PRODUCER_MODULES,
+    "broker_adapter": broker_producers.PRODUCER_MODULES,
+}
 
 
 class DurableSend:
@@ -156,6 +161,7 @@ def durable(
     key: Callable[..., str] | None = None,
     classify: Classifier | None = None,
     policy: RetryPolicy | None = None,
+    earlier_names: Sequence[str] = (),
     **options: Any,  # noqa: ANN401 - those of Redelivery
 ) -> Any:  # noqa: ANN401 - what looks like the producer
     """Return ``producer`` with a ``send`` that keeps what it cannot send.
@@ -166,9 +172,10 @@ def durable(
 
     ``codec`` turns the arguments into bytes; without one, plain values are taken, and the messages of the official
     RocketMQ client and of ``broker_adapter`` are known. ``type_name`` names the calls in the sink, and must stay the
-    same from run to run: it is made from the producer's class unless given, so two producers of one class on one sink
-    need names. ``key`` gives a message's key from the arguments. ``options`` are those of ``Redelivery``, if ``sink``
-    is none.
+    same from run to run. Unless given it is made of the package and the class that the application imports, wherever in
+    the package that is defined; two producers of one class on one sink need names. What is kept under
+    ``earlier_names``, or under the names that earlier builds made, is sent too. ``key`` gives a message's key from the
+    arguments. ``options`` are those of ``Redelivery``, if ``sink`` is none.
     """
     has_method = hasattr(producer, method)
     if not has_method and not callable(producer):
@@ -186,22 +193,47 @@ def durable(
         codec = codec or broker_producers.BrokerCodec(redelivery.clock)
         classify = classify or broker_producers.classify
         again = broker_producers.on_its_loop(owner, send) if is_async(send) else None
-    name = type_name or _name_of(send, owner, method if has_method else "")
+    names = _Names(send, owner, method if has_method else "")
+    earlier = earlier_names if type_name else (*earlier_names, *names.earlier)
+    name = type_name or names.default
     kind = DurableSendAsync if is_async(send) else DurableSend
     wrapped = kind(send, redelivery, name, codec or PlainCodec(), key, again=again)
-    redelivery.add_handler(name, wrapped.repeat, classify=classify, policy=policy)
+    redelivery.add_handler(name, wrapped.repeat, classify=classify, policy=policy, earlier_names=earlier)
     if not has_method:
         return wrapped
     return DurableProducer(producer, method, wrapped, owns=redelivery is not sink)
 
 
-def _name_of(send: Callable[..., Any], owner: object, method: str) -> str:
-    if owner is not None and not inspect.ismodule(owner):
-        kind = type(owner)
-        text = f"{kind.__module__}.{kind.__qualname__}.{method or getattr(send, '__name__', 'send')}"
-    else:
-        text = f"{getattr(send, '__module__', '')}.{getattr(send, '__qualname__', type(send).__qualname__)}"
-    return _NO_NAME.sub("-", text).strip("-")[-120:]
+class _Names:
+    """The names of calls in a sink, unless one is given: that of what is kept now, and those of earlier builds."""
+
+    def __init__(self, send: Callable[..., Any], owner: object, method: str) -> None:
+        named: Any = send if owner is None or inspect.ismodule(owner) else type(owner)
+        name: str = getattr(named, "__qualname__", type(named).__qualname__)
+        rest = () if named is send else (method or getattr(send, "__name__", "send"),)
+        module = getattr(named, "__module__", "")
+        package = module.partition(".")[0]
+        modules: tuple[str, ...] = (module,)
+        if package in _PRODUCER_MODULES:  # known, so it needs no look at where they are now
+            modules = (*_PRODUCER_MODULES[package], module)
+            module = package
+        self.default = _fitting(_public(named, module, name), name, *rest)
+        self.earlier = [_fitting(each, name, *rest) for each in modules]
+
+
+def _public(named: object, module: str, name: str) -> str:
+    """Return the shortest path from which ``named`` can be imported: a package may move it behind that."""
+    parts = module.split(".")
+    for end in range(1, len(parts)):
+        place = sys.modules.get(".".join(parts[:end]))
+        with suppress(Exception):  # a module may do what it likes when it is asked for a name
+            if getattr(place, name, None) is named:
+                return ".".join(parts[:end])
+    return module
+
+
+def _fitting(*parts: str) -> str:
+    return _NO_NAME.sub("-", ".".join(parts)).strip("-")[-120:]
 
 
 def _result(outcome: Outcome) -> Any:  # noqa: ANN401 - what the producer returned, or Spooled

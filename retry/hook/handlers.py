@@ -16,6 +16,7 @@ from retry.hook.classify import Classifier
 from retry.hook.destination import Destination
 from retry.hook.metrics import Tally
 from retry.policy import RetryPolicy, to_plain
+from retry.sink import DelaySink
 
 Mode = Literal["on_failure", "write_ahead"]
 MODES: tuple[Mode, ...] = ("on_failure", "write_ahead")
@@ -57,6 +58,19 @@ class Handler:
     workers: int
     is_write_ahead: bool
     tally: Tally
+    earlier_names: tuple[str, ...] = ()  # under which builds before this one kept what is sent by it
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names under which a sink may keep what is sent by it."""
+        return (self.type_name, *self.earlier_names)
+
+    def names_in(self, sink: DelaySink) -> tuple[str, ...]:
+        """Return those under which ``sink`` ever kept something, the earlier ones first, and its own."""
+        if not self.earlier_names:
+            return (self.type_name,)
+        known = set(sink.types)
+        return (*(name for name in self.earlier_names if name in known), self.type_name)
 
     def call(self, payload: bytes, attempt: Attempt | None) -> Any:  # noqa: ANN401 - what the user's function returns
         """Call the function; a coroutine of an async one is returned, not awaited. ``attempt`` only if it is taken."""
@@ -72,6 +86,7 @@ class Handler:
             "workers": self.workers,
             "is_async": self.is_async,
             "policy": to_plain(self.policy),
+            **({"earlier_names": list(self.earlier_names)} if self.earlier_names else {}),
         }
 
 

@@ -140,6 +140,7 @@ class Redelivery:
         classify: Classifier | None = None,
         workers: int | None = None,
         mode: Mode | None = None,
+        earlier_names: Sequence[str] = (),
     ) -> Callable[[_Function], _Function]:
         """Register the function below as what sends ``type_name``; it stays callable as it is."""
 
@@ -152,6 +153,7 @@ class Redelivery:
                 classify=classify,
                 workers=workers,
                 mode=mode,
+                earlier_names=earlier_names,
             )
             return function
 
@@ -167,21 +169,25 @@ class Redelivery:
         classify: Classifier | None = None,
         workers: int | None = None,
         mode: Mode | None = None,
+        earlier_names: Sequence[str] = (),
     ) -> None:
         """Register ``function`` as what sends ``type_name``: called with the payload, or with payload and ``Attempt``.
 
         It returns once the message is sent and raises if it was not. Types that share a ``destination`` share its
-        breaker. ``HandlerExists`` if the type has one, ``ValueError`` for a name or a setting that cannot be.
+        breaker. What was kept under ``earlier_names`` is sent by it too, in the order of each key; nothing new is kept
+        under them but behind entries of its key. ``HandlerExists`` if a name is taken, ``ValueError`` for a name or a
+        setting that cannot be.
         """
         workers = self._workers if workers is None else workers
         mode = mode or self._mode
         _check_settings(mode, workers)
-        if check_type_name(type_name) == CHECK_TYPE:
-            raise ValueError(f"the type {type_name!r} is used by check()")
+        earlier = tuple(dict.fromkeys(name for name in earlier_names if name != type_name))
+        for name in (type_name, *earlier):
+            if check_type_name(name) == CHECK_TYPE:
+                raise ValueError(f"the type {name!r} is used by check()")
         place = destination or type_name
         with self._lock:
-            if type_name in self._handlers:
-                raise HandlerExists(f"the type {type_name!r} has a handler already")
+            self._check_free((type_name, *earlier))
             if place not in self._destinations:
                 self._destinations[place] = Destination(place, self._sink.clock, self._log, self._drain_per_s)
             added = self._handlers[type_name] = Handler(
@@ -195,6 +201,7 @@ class Redelivery:
                 workers=workers,
                 is_write_ahead=mode == "write_ahead",
                 tally=Tally(),
+                earlier_names=earlier,
             )
             if self._closed is not None:
                 added.tally.close()
@@ -256,11 +263,13 @@ class Redelivery:
 
     def dead(self, type_name: str, *, after: bytes = b"", limit: int = 100) -> Sequence[DeadEntry]:
         """Return the dead set of a type, in the order of the uids, from the one behind ``after`` on."""
-        return self._sink.dead(type_name, after=after, limit=limit)
+        names = self._names_of(type_name)
+        found = [dead for name in names for dead in self._sink.dead(name, after=after, limit=limit)]
+        return sorted(found, key=lambda dead: dead.entry.uid)[:limit] if len(names) > 1 else found
 
     def requeue(self, type_name: str, uids: Sequence[bytes]) -> int:
         """Let dead messages be sent again, from the first attempt; return how many of ``uids`` were there."""
-        return self._sink.requeue(type_name, uids)
+        return sum(self._sink.requeue(name, uids) for name in self._names_of(type_name))
 
     def metrics(self) -> HookMetrics:
         """Return counts since the start, and what the sink holds."""
@@ -387,6 +396,14 @@ class Redelivery:
         for destination in self._destinations.values():
             destination.after_fork()
 
+    def _check_free(self, names: Sequence[str]) -> None:
+        for name in names:
+            other = next((each for each in self._handlers.values() if name in each.names), None)
+            if other is not None and other.type_name == name:
+                raise HandlerExists(f"the type {name!r} has a handler already")
+            if other is not None:
+                raise HandlerExists(f"the type {name!r} is an earlier name of {other.type_name!r}, which has a handler")
+
     def _find(self, type_name: str) -> Handler:
         handler = self._handlers.get(type_name)
         if handler is None:
@@ -396,9 +413,16 @@ class Redelivery:
             self.start()
         return handler
 
+    def _names_of(self, type_name: str) -> tuple[str, ...]:
+        handler = self._handlers.get(type_name)
+        return (type_name,) if handler is None else handler.names_in(self._sink)
+
+    def _waiting(self, type_name: str) -> int:
+        return sum(self._sink.stats(name).waiting for name in self._names_of(type_name))
+
     def _has_backlog(self, type_name: str) -> bool:
         try:
-            return self._sender.ask(lambda: self._sink.stats(type_name)).waiting > 0
+            return self._sender.ask(lambda: self._waiting(type_name)) > 0
         except Exception as error:  # noqa: BLE001 - the first send starts the threads then
             self._health.failed(error)
             return False

@@ -47,6 +47,10 @@ _SEND_RESULT, _ASYNC_ATTEMPT = "__handle_send_result", "__handle_send_response_a
 _RETRY_UNCERTAIN = frozenset({"InternalErrorException", "ProxyTimeoutException"})
 
 
+# Where its producer has been in published versions: builds before this one named what they kept by that.
+PRODUCER_MODULES = ("rocketmq.v5.producer.producer",)
+
+
 def is_rocketmq(producer: object) -> bool:
     """Say whether ``producer`` is one of the official client's."""
     return any(_is_of_client(parent) for parent in type(producer).__mro__)

@@ -168,13 +168,14 @@ class Sender:
             return (yield from self._attempt(handler, message, None, Permit.NORMAL))
         if message.key:
             try:
-                is_behind = yield Ask(lambda: self._sink.has_waiting(handler.type_name, message.key))
+                behind = yield Ask(lambda: self._waiting_under(handler, message.key))
             except Exception as error:  # noqa: BLE001 - without an answer the order cannot be kept
                 self._health.failed(error)
                 reason = f"whether earlier messages of its key wait is not known: {describe(error)}"
                 return self._reject(handler, message, "sink", reason, error)
-            if is_behind:
-                return (yield from self._keep(handler, message, reason=BEHIND if self._sink.can_hold else IN_ORDER))
+            if behind:
+                reason = BEHIND if self._sink.can_hold else IN_ORDER
+                return (yield from self._keep(handler, message, reason=reason, type_name=behind))
         if not handler.destination.admits_send():
             outcome = yield from self._keep(handler, message, reason=AWAY)
             permit = handler.destination.begin(is_paced=False) if isinstance(outcome, Rejected) else None
@@ -265,9 +266,15 @@ class Sender:
             yield self._finish(held)
         return Delivered(uid=message.uid, receipt=receipt)
 
-    def _keep(self, handler: Handler, message: Message, *, reason: str) -> Flow:
+    def _waiting_under(self, handler: Handler, key: str) -> str:
+        """Return the name under which entries of ``key`` wait, so that a new one goes behind them; else nothing."""
+        # A sink that says this of every key would have all of them under an earlier name for ever.
+        names = (*handler.earlier_names, handler.type_name) if self._sink.can_hold else (handler.type_name,)
+        return next((name for name in names if self._sink.has_waiting(name, key)), "")
+
+    def _keep(self, handler: Handler, message: Message, *, reason: str, type_name: str = "") -> Flow:
         """Leave a message that was not attempted to the drain, due at once."""
-        entry = self._entry(handler, message, due_at_ms=message.created_at_ms)
+        entry = self._entry(handler, message, due_at_ms=message.created_at_ms, type_name=type_name)
         return (yield from self._put(handler, message, entry, None, reason))
 
     def _keep_failed(
@@ -372,10 +379,11 @@ class Sender:
         attempts: int = 0,
         is_uncertain: bool = False,
         error: str = "",
+        type_name: str = "",
     ) -> Entry:
         is_new, message.is_new = message.is_new, False  # a put in doubt may be followed by another
         return Entry(
-            type_name=handler.type_name,
+            type_name=type_name or handler.type_name,
             uid=message.uid,
             payload=message.payload,
             key=message.key,

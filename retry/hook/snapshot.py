@@ -70,7 +70,12 @@ def _ask(
     handlers: Mapping[str, Handler], sink: DelaySink, sender: Sender, health: SinkHealth
 ) -> tuple[SinkStats | None, int | None]:
     try:
-        stats, claimed = sender.ask(lambda: (sink.stats(), sum(sink.stats(name).waiting for name in list(handlers))))
+        stats, claimed = sender.ask(
+            lambda: (
+                sink.stats(),
+                sum(sink.stats(name).waiting for each in list(handlers.values()) for name in each.names_in(sink)),
+            )
+        )
     except Exception as error:  # noqa: BLE001 - figures must not fail for it; they say that they are not known
         health.failed(error)
         return None, None

@@ -337,6 +337,14 @@ def test_figures_follow(rig: SinkRig) -> None:
     assert (nothing.waiting, nothing.dead, nothing.oldest_at_ms) == (0, 0, None)
 
 
+def test_the_types_that_were_kept_are_known(rig: SinkRig) -> None:
+    """Of what waits none is missing; a type that nobody put is not among them."""
+    assert rig.type_name not in rig.sink.types
+    put(rig, an_entry(rig))
+    assert rig.type_name in rig.sink.types
+    assert f"{rig.type_name}-none" not in rig.sink.types
+
+
 def test_everything_is_there_after_a_restart(rig: SinkRig) -> None:
     """Waiting, held, given back and dead ones, with the attempts that were durable."""
     put(rig, *(an_entry(rig, number, key="a" if number == 4 else "") for number in (1, 2, 3, 4)))

@@ -188,6 +188,12 @@ class DeadSet:
         waiting = hidden + sum(topics.values())
         return SinkStats(waiting=waiting, waiting_bytes=0, held=held, dead=dead, oldest_at_ms=None)
 
+    def types(self) -> list[str]:
+        """Return the types that have a topic."""
+        with admin(self._calls) as client:
+            names = [topic.name for topic in client.topics().topics]
+        return [name.removeprefix(TOPIC_PREFIX) for name in names if name.startswith(TOPIC_PREFIX)]
+
     def _dead_of(self, client: AdminClient, topic: str, dead: int) -> int:
         """Return how many of the group's ``dead`` letters are of one topic; it costs a look at each, so not always."""
         now_s = self._clock.monotonic_s()

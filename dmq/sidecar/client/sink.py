@@ -354,6 +354,11 @@ class SidecarClient:
         topic = topic_of(type_name) if type_name else ""
         return self._dead.stats(type_name, held=self._holds.count(topic), hidden=self._holds.hidden(topic))
 
+    @property
+    def types(self) -> Sequence[str]:
+        self._check_usable()
+        return self._dead.types()
+
     def close(self) -> None:
         """Let go: what is held is visible to others at once. Waits for calls under way, up to their deadline."""
         if os.getpid() != self._pid or self._is_closed:

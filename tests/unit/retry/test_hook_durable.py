@@ -254,6 +254,32 @@ assert again.properties == {"name": "value", UID_PROPERTY: uid}
 assert proxy.send(again) == "receipt"
 
 """
+OFFICIAL_NAMES = """
+import tempfile
+from dmq.spool.spool import Spool
+from retry.sink import Entry
+
+kept = Message()
+kept.topic, kept.body = "orders", b"kept by an earlier build"
+with tempfile.TemporaryDirectory() as root:
+    with Spool(root) as spool:
+        now_ms = spool.clock.now_ms()
+        spool.put(Entry(type_name="rocketmq-v5-producer-producer-Producer-send", uid=bytes(16), created_at_ms=now_ms,
+                        due_at_ms=now_ms, payload=RocketMqCodec().encode(bytes(16), (kept,), {}).payload)).result()
+    producer = object.__new__(Producer)
+    Producer.__del__ = lambda self: None
+    sent = []
+    producer.send = sent.append
+    with Spool(root, is_driven=True) as spool:
+        hook = durable(producer, spool, autostart=False).redelivery
+        assert list(hook._handlers) == ["rocketmq-Producer-send"]
+        hook.run_due()  # from here on somebody wants it
+        spool.turn()
+        assert hook.run_due() == 1
+        assert sent[0].body == kept.body
+        hook.close()
+
+"""
 OFFICIAL_ERRORS = """
 later = Message()
 later.topic, later.body, later.delivery_timestamp = "orders", b"1", 1_800_000_000
@@ -337,7 +363,7 @@ def test_messages_of_the_official_client(tmp_path: Path) -> None:
 
     In a process of its own: the client writes a log file when it is imported.
     """
-    script = OFFICIAL_MESSAGE + OFFICIAL_ERRORS + OFFICIAL_ATTEMPTS
+    script = OFFICIAL_MESSAGE + OFFICIAL_NAMES + OFFICIAL_ERRORS + OFFICIAL_ATTEMPTS
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=ROOT,

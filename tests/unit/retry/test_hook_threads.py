@@ -207,19 +207,20 @@ def test_metrics_and_health_say_what_is_going_on() -> None:
 
 def test_health_tells_starting_from_failing() -> None:
     """What was there before the start is not sent yet, which is no failure; it is one once there was time enough."""
-    sink = MemorySink(ManualClock())
+    clock = ManualClock()
+    sink = MemorySink(clock)
     fill(sink, 2)
-    sink.clock.advance(7_200_000)  # nobody ran for two hours
+    clock.advance(7_200_000)  # nobody ran for two hours
     hook = Redelivery(sink, autostart=False, oldest_max_s=60.0)
     hook.add_handler("t", FakeProducer([AWAY]).send)
-    sink.clock.advance(1_000)
+    clock.advance(1_000)
     health = hook.health()
     assert (health.status, health.last_success_age_s) == ("starting", None)
     assert health.reasons == (
         "the oldest message waits for 7201 s, more than 60 s",
         "messages wait, and none was sent yet, 1 s after the start",
     )
-    sink.clock.advance(60_000)
+    clock.advance(60_000)
     health = hook.health()
     assert health.status == "degraded"
     assert "messages wait, and none was sent for 61 s" in health.reasons
