@@ -189,6 +189,7 @@ def durable(
     if rocketmq.is_rocketmq(owner):
         codec = codec or rocketmq.RocketMqCodec()
         classify = classify or rocketmq.classify
+        again = rocketmq.over_fresh_connections(owner, send)
     elif broker_producers.is_of_broker_adapter(owner):
         codec = codec or broker_producers.BrokerCodec(redelivery.clock)
         classify = classify or broker_producers.classify

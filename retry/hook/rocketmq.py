@@ -7,6 +7,8 @@ The uid travels as the property ``DMQ_UID``: the client makes a new message id a
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from retry.hook.classify import classify as classify_by_default
@@ -54,6 +56,36 @@ PRODUCER_MODULES = ("rocketmq.v5.producer.producer",)
 def is_rocketmq(producer: object) -> bool:
     """Say whether ``producer`` is one of the official client's."""
     return any(_is_of_client(parent) for parent in type(producer).__mro__)
+
+
+def over_fresh_connections(producer: Any, send: Callable[..., Any]) -> Callable[..., Any]:  # noqa: ANN401 - a class of the client
+    """Return ``send`` as it is repeated: a connection that has failed is replaced first.
+
+    gRPC waits longer and longer between two attempts to connect, up to two minutes, and the client has no setting for
+    it. So a broker that is back after a long outage would wait for its clients; a new connection is tried at once.
+    """
+
+    def repeat(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - those of send
+        _drop_failed_connections(producer)
+        return send(*args, **kwargs)
+
+    return repeat
+
+
+def _drop_failed_connections(producer: Any) -> None:  # noqa: ANN401 - a class of the client
+    """Let the client close its connections that wait before they try again, as it closes those that nobody used."""
+    with suppress(Exception):  # a client that has none of this keeps what it has; the send says what is wrong
+        client = producer.rpc_client
+        failed = [each for each in client.channels.values() if _has_failed(each)]
+        for connection in failed:
+            connection.update_time = 0  # when it was last used
+        if failed:
+            client.clear_idle_rpc_channels()
+
+
+def _has_failed(connection: Any) -> bool:  # noqa: ANN401 - a class of the client
+    state = connection.channel_state(False)  # and do not connect
+    return state is not None and state.name == "TRANSIENT_FAILURE"
 
 
 def classify(error: BaseException) -> Verdict | None:

@@ -283,6 +283,23 @@ def test_a_send_whose_answer_was_lost_is_uncertain_and_repeated_with_its_uid(
         proxy.cut()
 
 
+def test_what_waits_goes_out_though_the_client_would_not_connect_for_minutes(tmp_path: Path, rig: Rig) -> None:
+    """After a long outage its connection tries again every two minutes; here it does so from the first failure on. The
+    hook sends what it kept over a fresh one.
+    """
+    app = HookApp(tmp_path / "app", rig.daemon.address, tmp_path / "spool", _TOPIC, speed=_SPEED, reconnect_ms=600_000)
+    with app:
+        for lane in _DURABLE:
+            assert app.send(lane, topic=_TOPIC)["outcome"] == "delivered"
+        rig.daemon.stop()
+        try:
+            outcomes = [app.send(lane, topic=_TOPIC)["outcome"] for lane in (*_DURABLE, "futures")]
+        finally:
+            rig.daemon.restart()
+        assert outcomes == ["spooled"] * 3
+        _wait_until_empty(app)
+
+
 def _wait_until_empty(app: HookApp) -> None:
     """Wait until nothing waits in the spool, nor is in the hook's hands."""
     until_s = time.monotonic() + _BACK_S_MAX

@@ -51,10 +51,21 @@ class Failed:
 
 
 class HookApp:
-    """One process. ``speed``: how fast its clock runs from ``since_ms`` on. Leaving the context kills it."""
+    """One process. ``speed``: how fast its clock runs from ``since_ms`` on. Leaving the context kills it.
+
+    ``reconnect_ms``: how long the client's connections wait between attempts from the first failure on; 0: as they do.
+    """
 
     def __init__(
-        self, home: Path, address: str, root: Path, topic: str, *, speed: float = 1.0, since_ms: int | None = None
+        self,
+        home: Path,
+        address: str,
+        root: Path,
+        topic: str,
+        *,
+        speed: float = 1.0,
+        since_ms: int | None = None,
+        reconnect_ms: int = 0,
     ) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self._home = home
@@ -65,6 +76,7 @@ class HookApp:
             "topic": topic,
             "speed": speed,
             "since_ms": time.time_ns() // 1_000_000 if since_ms is None else since_ms,
+            "reconnect_ms": reconnect_ms,
         }
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         self._process = subprocess.Popen(

@@ -103,7 +103,9 @@ Sender = Callable[[dict[str, Any]], dict[str, Any]]
 class App:
     """A spool, a producer, and the lanes in front of them."""
 
-    def __init__(self, address: str, root: str, topic: str, speed: float, since_ms: int) -> None:
+    def __init__(self, address: str, root: str, topic: str, speed: float, since_ms: int, reconnect_ms: int) -> None:
+        if reconnect_ms:
+            _wait_between_connections(reconnect_ms)
         configuration = ClientConfiguration(address, Credentials(), request_timeout=REQUEST_TIMEOUT_S)
         self.producer = TellingProducer(configuration, (topic,))
         self.producer.startup()
@@ -182,6 +184,16 @@ class App:
             "still_waiting": closed[-1].still_waiting,
             "dead": closed[-1].dead,
         }
+
+
+def _wait_between_connections(ms: int) -> None:
+    """Let the client's connections wait that long after a failure, at once, as they do after a long outage."""
+    from grpc import aio
+
+    steps = ("initial", "max")
+    options = [(f"grpc.{step}_reconnect_backoff_ms", ms) for step in steps]
+    open_channel = aio.insecure_channel
+    aio.insecure_channel = lambda target, given: open_channel(target, [*given, *options])
 
 
 async def _await(send: Callable[[Any], Any], message: Any) -> Any:
