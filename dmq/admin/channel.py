@@ -10,9 +10,18 @@ import grpc
 
 from dmq.contexts import ClientTls, ContextError
 
+# A daemon that was away is found again within a second; by itself gRPC would wait up to two minutes. A host that
+# answers nothing at all is given up after five seconds, and not after twenty.
+_RECONNECT = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+)
+
 
 def open_channel(address: str, tls: ClientTls | None, options: Sequence[tuple[str, object]]) -> grpc.Channel:
     """Return a channel, which connects at its first call; ``ContextError`` if a file of ``tls`` cannot be used."""
+    options = (*options, *_RECONNECT)
     if tls is None:
         return grpc.insecure_channel(address, options=options)
     credentials = grpc.ssl_channel_credentials(

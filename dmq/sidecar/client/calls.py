@@ -30,9 +30,6 @@ log = structlog.get_logger("dmq.sidecar.client")
 _OPTIONS = (
     ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
     ("grpc.enable_http_proxy", 0),
-    # A daemon that was restarted is found again within a second; the default would wait up to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
 )
 _CLOSE_S = 2.0
