@@ -66,6 +66,8 @@ class Redelivery:
     each send that was kept; both in a thread of the hook or of a sender, and what they raise is logged. With
     ``autostart`` the threads start at the first send, or when a handler is added whose messages wait already.
     ``drain_per_s`` limits how fast each destination gets what was kept. ``owns_sink``: ``close`` closes it.
+    ``oldest_max_s`` is how long messages may wait before ``health`` says so, ``keep_timeout_s`` how long a send waits
+    for the sink in all, and ``close_timeout_s`` how long ``close`` takes at most, also at the end of the process.
     """
 
     def __init__(

@@ -51,15 +51,16 @@ class SinkCalls:
 
     def ask(self, call: Callable[[], _T], patience: Patience) -> _T:
         """Return what ``call`` returns; ``SinkUnavailable`` if that takes too long."""
-        return self._wait(self.threads.submit(call), patience)
+        asked = self.threads.submit(call)
+        return _wait(asked, asked, patience)
 
     def keep(self, call: Callable[[], Future[_T]], patience: Patience) -> _T:
         """Return the result of the future that ``call`` returns; ``SinkUnavailable`` if that takes too long."""
-        asked = self.threads.submit(call)
+        asked, kept = self._keep(call)
         try:
-            return self._wait(self._wait(asked, patience), patience, is_ours=False)
+            return _wait(asked, kept, patience)
         except BaseException:
-            self._look_after(asked)
+            self._look_after(kept)
             raise
 
     def tell(self, call: Callable[[], None], patience: Patience) -> None:
@@ -70,15 +71,16 @@ class SinkCalls:
 
     async def ask_async(self, call: Callable[[], _T], patience: Patience) -> _T:
         """As ``ask``, on an event loop."""
-        return await self._wait_async(self.threads.submit(call), patience)
+        asked = self.threads.submit(call)
+        return await _wait_async(asked, asked, patience)
 
     async def keep_async(self, call: Callable[[], Future[_T]], patience: Patience) -> _T:
         """As ``keep``, on an event loop."""
-        asked = self.threads.submit(call)
+        asked, kept = self._keep(call)
         try:
-            return await self._wait_async(await self._wait_async(asked, patience), patience, is_ours=False)
+            return await _wait_async(asked, kept, patience)
         except BaseException:
-            self._look_after(asked)
+            self._look_after(kept)
             raise
 
     async def tell_async(self, call: Callable[[], None], patience: Patience) -> None:
@@ -91,35 +93,53 @@ class SinkCalls:
         """A child asks its parent's sink nothing."""
         self.threads.after_fork()
 
-    def _wait(self, done: Future[_T], patience: Patience, *, is_ours: bool = True) -> _T:
-        with patience as left_s, suppress(TimeoutError):
-            return done.result(left_s)
-        return _result_of(done, patience, is_ours=is_ours)
+    def _keep(self, call: Callable[[], Future[_T]]) -> tuple[Future[None], Future[_T]]:
+        """Have ``call`` made; return when that is done, and its result: who waits is woken once, as that is dear."""
+        kept: Future[_T] = Future()
+        kept.set_running_or_notify_cancel()  # what it stands for cannot be cancelled
 
-    async def _wait_async(self, done: Future[_T], patience: Patience, *, is_ours: bool = True) -> _T:
-        with patience as left_s:
-            await _until_done(done, left_s)
-        return _result_of(done, patience, is_ours=is_ours)
+        def answered(done: Future[_T]) -> None:
+            error = SinkUnavailable("the sink gave the call up") if done.cancelled() else done.exception()
+            if error is not None:
+                kept.set_exception(error)
+            else:
+                kept.set_result(done.result())
 
-    def _look_after(self, asked: Future[Future[Any]]) -> None:
+        def ask() -> None:
+            try:
+                call().add_done_callback(answered)
+            except BaseException as error:  # noqa: BLE001 - whoever waits decides
+                kept.set_exception(error)
+
+        return self.threads.submit(ask), kept
+
+    def _look_after(self, kept: Future[Any]) -> None:
         """What nobody waits for any more must not stay in nobody's hands."""
 
-        def kept(done: Future[Any]) -> None:
+        def came(done: Future[Any]) -> None:
             if done.exception() is None and isinstance(held := done.result(), Held):
                 self.threads.submit(lambda: self._on_late(held))
 
-        def answered(done: Future[Future[Any]]) -> None:
-            if not done.cancelled() and done.exception() is None:
-                done.result().add_done_callback(kept)
-
-        asked.add_done_callback(answered)
+        kept.add_done_callback(came)
 
 
-def _result_of(done: Future[_T], patience: Patience, *, is_ours: bool) -> _T:
+def _wait(asked: Future[Any], done: Future[_T], patience: Patience) -> _T:
+    with patience as left_s, suppress(TimeoutError):
+        return done.result(left_s)
+    return _result_of(asked, done, patience)
+
+
+async def _wait_async(asked: Future[Any], done: Future[_T], patience: Patience) -> _T:
+    with patience as left_s:
+        await _until_done(done, left_s)
+    return _result_of(asked, done, patience)
+
+
+def _result_of(asked: Future[Any], done: Future[_T], patience: Patience) -> _T:
     """Return the result if there is one, or say what is true of a call that has none yet."""
     if done.done():  # at the last moment; or what was raised is a timeout of the sink itself
         return done.result()
-    if is_ours and done.cancel():
+    if asked.cancel():
         raise SinkNotAsked(f"the sink answered others for {patience.timeout_s:g} s, and was not asked")
     raise SinkUnavailable(f"the sink gave no answer within {patience.timeout_s:g} s")
 
