@@ -230,8 +230,12 @@ class Drain:
     def _names(self, workers: TypeWorkers) -> tuple[str, ...]:
         now_s = _REAL.monotonic_s()
         if workers.handler.earlier_names and now_s >= workers.names_at_s:
-            workers.names = workers.handler.names_in(self._sink)
             workers.names_at_s = now_s + NAMES_EVERY_S
+            try:
+                workers.names = workers.handler.names_in(self._sink)
+            except Exception as error:  # noqa: BLE001 - what there is under its own name does not wait for that
+                type_name = workers.handler.type_name
+                self._log.warning("types_unknown", per=(type_name,), type=type_name, error=describe(error))
         return workers.names
 
     def _take(self, names: tuple[str, ...], limit: int, timeout_s: float) -> list[Held]:

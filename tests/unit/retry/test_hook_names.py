@@ -15,7 +15,7 @@ from broker_adapter.blocking import BlockingProducer
 from broker_adapter.clock import ManualClock
 from broker_adapter.producer import Producer
 from dmq.spool.spool import Spool
-from retry import Death, DelaySink, HandlerExists, Redelivery, Spooled, durable
+from retry import Death, DelaySink, HandlerExists, Redelivery, SinkUnavailable, Spooled, durable
 from retry.testing import FakeProducer, MemorySink, advance, run_due
 
 
@@ -81,6 +81,19 @@ def test_threads_start_for_what_waits_under_an_earlier_name() -> None:
     with Redelivery(sink) as hook:
         hook.add_handler("new", producer.send, earlier_names=["old", "older", "new"])
         until(lambda: len(producer.sent) == 3)
+
+
+def test_a_sink_that_cannot_say_its_types_holds_nothing_up() -> None:
+    """What waits under the handler's own name is sent meanwhile, and the others are asked for again."""
+    sink = MemorySink()
+    sink.fail("types", SinkUnavailable("away"))
+    producer = FakeProducer()
+    with Redelivery(sink, autostart=False) as hook:
+        hook.add_handler("new", producer.send, earlier_names=["old"], workers=1)
+        fill(sink, 1, type_name="new")
+        hook.start()
+        until(lambda: len(producer.sent) == 1)
+        until(lambda: sink.types == [])
 
 
 def test_a_name_has_one_handler() -> None:
