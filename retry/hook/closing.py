@@ -20,6 +20,7 @@ from retry.sink import DelaySink
 # What the end of a handler that hangs leaves for the sink, at most: to be told what came of the others, and to close.
 SINK_S = 1.0
 SINK_S_MIN = 0.5  # and at least, however little time there is: a sink that works needs a moment
+THREADS_S = 0.5  # for threads to notice that it is over, at most: they hold nobody up
 _REAL = SystemClock()
 
 
@@ -75,9 +76,9 @@ def close(
         except Exception as error:  # noqa: BLE001 - the process ends; what is durable is durable
             log.warning("sink_close_failed", error=describe(error))
         _within(rest_s(), calls, attempts.tell)
-    attempts.close(rest_s())
+    attempts.close(min(THREADS_S, rest_s()))
     if not running:
-        drain.join(rest_s())
+        drain.join(min(THREADS_S, rest_s()))
     return Closed(
         sent=sum(tally.delivered + tally.redelivered for tally in tallies),
         spooled=sum(tally.spooled for tally in tallies),

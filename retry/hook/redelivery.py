@@ -310,7 +310,7 @@ class Redelivery:
         try:
             if self._is_child:
                 raise SinkClosed(FORKED)
-            dry_run(self._sink)
+            self._sender.ask(lambda: dry_run(self._sink))
         except Exception as failure:  # noqa: BLE001 - the answer to the question
             error = describe(failure)
         return Checked(is_ok=not error, error=error, settings=self._settings())
