@@ -17,7 +17,8 @@ from broker_adapter.clock import SystemClock
 from retry.hook.threads import DaemonThreads
 from retry.sink import Held, SinkUnavailable
 
-THREADS = 4
+# Most calls take microseconds. Those that wait do so beside each other: for room in a spool that is full, say.
+THREADS = 32
 # Real time, whatever clock the sink has: how long a thread waits for another one.
 _REAL = SystemClock()
 _T = TypeVar("_T")

@@ -22,11 +22,12 @@ from dmq.spool.spool import Spool
 from dmq.store import disk
 from dmq.store.rocks import RocksEngine
 from retry import Delivered, Redelivery, Rejected, Spooled
-from retry.hook.sink_calls import THREADS, Patience
+from retry.hook.sink_calls import Patience
 from retry.sink import Entry, Held, SinkStats
 from retry.testing import FakeProducer, run_due
 
 SOON_S = 0.05  # how long a send waits for a disk that stands still
+THREADS = 4  # that may wait for it
 WAIT_S = 20.0  # and for one that does not: a machine may be slow
 
 
@@ -96,6 +97,7 @@ class Rig:
     def _open(self) -> Redelivery:
         self.spool = CountingSpool(self.root, options=QUIET, clock=self.clock, is_driven=True)
         hook = Redelivery(self.spool, policy=EXACT, autostart=False)
+        hook._sender.calls.threads._limit = THREADS
         hook._sender.patience = self._begin_waiting  # type: ignore[method-assign]
         hook.add_handler("t", self.producer.send)
         hook.add_handler("w", self.producer.send, mode="write_ahead", destination="t")

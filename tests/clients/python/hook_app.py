@@ -190,10 +190,13 @@ def _wait_between_connections(ms: int) -> None:
     """Let the client's connections wait that long after a failure, at once, as they do after a long outage."""
     from grpc import aio
 
-    steps = ("initial", "max")
-    options = [(f"grpc.{step}_reconnect_backoff_ms", ms) for step in steps]
-    open_channel = aio.insecure_channel
-    aio.insecure_channel = lambda target, given: open_channel(target, [*given, *options])
+    options = [(f"grpc.{which}_reconnect_backoff_ms", ms) for which in ("initial", "max")]
+    opened: Callable[..., Any] = aio.insecure_channel
+
+    def insecure_channel(target: str, given: list[tuple[str, int]]) -> Any:
+        return opened(target, [*given, *options])
+
+    aio.__dict__["insecure_channel"] = insecure_channel
 
 
 async def _await(send: Callable[[Any], Any], message: Any) -> Any:
