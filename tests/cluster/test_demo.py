@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.cluster import cluster
-from support.effort import EFFORT
+from support.effort import EFFORT, at_length
 
 from dmq.demo.behind import Behind
 from dmq.demo.show import show
@@ -25,6 +25,7 @@ pytestmark = [
 ]
 
 
+@at_length  # tests/cluster/test_front.py kills both as well
 def test_a_killed_daemon_and_a_killed_broker_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
