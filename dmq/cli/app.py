@@ -17,6 +17,7 @@ from dmq.cli.options import (
     AccessKeyOption,
     AddressOption,
     ContextOption,
+    JsonOption,
     OutputOption,
     SecretFileOption,
     Session,
@@ -129,7 +130,7 @@ app = typer.Typer(
     cls=Root,
     name="dmq",
     help="Rock-DMQ, a delay and retry service for message queues.",
-    epilog="Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 damaged, 5 not allowed, 6 unavailable.",
+    epilog="Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 damaged, 5 not allowed, 6 unavailable, 7 in part.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -143,6 +144,7 @@ def _root(
     address: AddressOption = None,
     context: ContextOption = None,
     output: OutputOption = None,
+    json: JsonOption = False,
     timeout: TimeoutOption = None,
     access_key: AccessKeyOption = None,
     secret_file: SecretFileOption = None,
@@ -164,4 +166,4 @@ def _root(
         access_key=access_key or "",
         secret_file=secret_file,
     )
-    ctx.obj = Session(given=given).but(address, output, timeout, context)
+    ctx.obj = Session(given=given).but(address, output, timeout, context, json=json)

@@ -44,7 +44,6 @@ DueAfterFilter = Annotated[
 ]
 DueBeforeFilter = Annotated[str | None, typer.Option(metavar="TIME", help="All that are due before this time.")]
 AllFilter = Annotated[bool, typer.Option("--all", help="All that wait in the topic.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count them, and show the first ones.")]
 
 
 class Targets(NamedTuple):
@@ -162,8 +161,14 @@ def run_change(
     """Change what is meant, and show what became of it; the exit code says whether all of it is as was asked for."""
 
     ids = targets.ids
-    if dry and targets.filter is None:
-        raise refused("a dry run is of a filter", "--dry-run")
+    if targets.filter is None and dry:
+        found, missing = _look(client, targets)
+        if found:
+            _show_found(session, targets, change, found)
+        if missing:
+            code = ExitCode.PARTIAL if found else ExitCode.NOT_FOUND
+            raise CommandFailed(f"nothing waits in topic {targets.topic} as {', '.join(missing)}", code)
+        return
     if targets.filter is not None:
         found = _find(client, targets, quiet=session.as_json)
         if dry:
@@ -210,6 +215,35 @@ def _find(client: AdminClient, targets: Targets, *, quiet: bool) -> dict[str, wi
                 return found
 
 
+def _look(client: AdminClient, targets: Targets) -> tuple[dict[str, wire.ListedMessage], list[str]]:
+    """Return those of the messages that are named which wait, and the names of the others."""
+    from broker_adapter.message import unpack_id
+    from dmq.admin import admin_v1 as wire
+    from dmq.embedded.recall import decode_recall
+
+    of_handle = [unpack_id(decode_recall(targets.handle).message_id)] if targets.handle else []
+    found: dict[str, wire.ListedMessage] = {}
+    missing: list[str] = []
+    for message_id, own_key in (
+        *((message_id, "") for message_id in (*targets.ids, *of_handle)),
+        *(("", own_key) for own_key in targets.own_keys),
+    ):
+        answer = client.message(targets.topic, message_id, own_key=own_key)
+        if answer.state != wire.WAITING:
+            missing.append(message_id or f"own key {own_key}")
+            continue
+        found[answer.message_id] = wire.ListedMessage(
+            state=answer.state,
+            message_id=answer.message_id,
+            deliver_at_ms=answer.deliver_at_ms,
+            stored_at_ms=answer.stored_at_ms,
+            queue_id=answer.queue_id,
+            queue_offset=answer.queue_offset,
+            content=answer.content if answer.HasField("content") else None,
+        )
+    return found, missing
+
+
 def _answers(
     client: AdminClient, targets: Targets, ids: Sequence[str], change: Change
 ) -> Iterator[Sequence[wire.ChangedMessage]]:
@@ -238,7 +272,7 @@ def _check(change: Change, changed: Sequence[wire.ChangedMessage]) -> None:
     if len(changed) == 1:
         raise CommandFailed(f"not {change.done}: {_told(change, changed[0])}", ExitCode.NOT_FOUND)
     text = f"{len(failed):,} of {_counted(len(changed))} were not {change.done}"
-    raise CommandFailed(text, ExitCode.NOT_FOUND if len(failed) == len(changed) else ExitCode.FAILURE)
+    raise CommandFailed(text, ExitCode.NOT_FOUND if len(failed) == len(changed) else ExitCode.PARTIAL)
 
 
 def _show_found(session: Session, targets: Targets, change: Change, found: dict[str, wire.ListedMessage]) -> None:

@@ -1,4 +1,8 @@
-"""Leave for what cannot be undone."""
+"""Leave for what changes much.
+
+What is meant by a filter or as a whole is counted and asked about; what is named one by one, and what another command
+takes back, is not. Nobody is asked about nothing, and a dry run shows the same counts. Scripts answer with ``--yes``.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from dmq.cli import output as out
 from dmq.cli.errors import refused, refusing
 from dmq.cli.facts import content_facts
 from dmq.cli.nouns import noun
-from dmq.cli.options import Session, properties_of, with_reason, with_session
+from dmq.cli.options import AfterOption, LimitOption, Session, properties_of, with_reason, with_session
 from dmq.cli.times import instant_ms
 from dmq.units import format_duration, parse_duration
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 app = noun("cron")
 
-_LIMIT_MAX = 100_000
 _PAGE = 1_000
 _TIMES = "RFC 3339, epoch milliseconds, +5m or -1h from now"
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the schedule.")]
@@ -131,10 +130,8 @@ def ls(
     session: Session,
     *,
     topic: Annotated[str, typer.Option(metavar="TOPIC", help="Of this topic only.")] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=_LIMIT_MAX, help="Maximum number of rows.")] = 1_000,
-    after: Annotated[
-        str, typer.Option(metavar="CURSOR", help="Continue a previous list, with the token that it printed.")
-    ] = "",
+    limit: LimitOption = 1_000,
+    after: AfterOption = "",
 ) -> None:
     """List the schedules by name: their rule, what they sent, and when they send next."""
     found: list[wire.Schedule] = []

@@ -19,6 +19,7 @@ from dmq.cli.facts import content_facts
 from dmq.cli.files import lines_into
 from dmq.cli.nouns import noun
 from dmq.cli.options import (
+    DryRunOption,
     GroupArgument,
     KeysOption,
     LimitOption,
@@ -106,11 +107,6 @@ def filter_of(
     return chosen
 
 
-def means_all(chosen: wire.DeadFilter) -> bool:
-    """Say whether nothing was chosen."""
-    return chosen.ByteSize() == 0
-
-
 def letters_of(
     client: AdminClient,
     group: str,
@@ -138,7 +134,6 @@ def letters_of(
 
 _LOOK_AGAIN_S_MIN, _LOOK_AGAIN_S_MAX = 0.05, 0.5
 
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count what would be done.")]
 DetachOption = Annotated[bool, typer.Option("--detach", help="Return at once; the job goes on in the daemon.")]
 
 
@@ -255,7 +250,8 @@ def export(
     if file is not None:
         _show_exported(group, file, count, unreadable, as_json=session.as_json)
     if unreadable:
-        raise CommandFailed(f"{unreadable:,} of {count:,} cannot be read, their content is null")
+        text = f"{unreadable:,} of {count:,} cannot be read, their content is null"
+        raise CommandFailed(text, ExitCode.DAMAGED)
 
 
 def _show_exported(group: str, file: Path, count: int, unreadable: int, *, as_json: bool) -> None:
@@ -330,7 +326,8 @@ def redrive(
     Other groups of the topic do not get them again, unless --all-groups or --to says so; a group that was removed needs
     one of these. Without a filter: all of the group. The daemon does it, also after Ctrl-C or a restart of it; each
     dead letter keeps what became of it ('dmq dead show'). One that somebody sent to the dead-letter queue came from no
-    topic and needs --to. Ends with 1 if some failed, or somebody stopped it.
+    topic and needs --to, which makes no topic. Ends with 7 if some failed or are not there, with 1 if somebody stopped
+    it.
     """
     if to and all_groups:
         raise refused("give one of them only: --to is for all groups of its topic already", "--to", "--all-groups")
@@ -350,12 +347,11 @@ def redrive(
 
 
 @app.command()
-@with_session
+@with_reason
 def purge(
     session: Session,
     *,
     group: GroupArgument,
-    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, kept with each of them.")],
     reason: ReasonOption = None,
     topic: TopicOption = None,
     key: KeysOption = None,
@@ -368,9 +364,12 @@ def purge(
 ) -> None:
     """Give dead letters up for good, and wait until it is done.
 
-    Without a filter: all of the group. Their bodies are removed; 'dmq dead show' still tells what they were, how they
-    died, and why they were given up. Ends with 1 if some failed, or somebody stopped it.
+    It needs --why, which is kept with each. Without a filter: all of the group. Their bodies are removed; 'dmq dead
+    show' still tells what they were, how they died, and why they were given up. Ends with 7 if some failed or are not
+    there, with 1 if somebody stopped it.
     """
+    if not session.why:
+        raise refused("a purge needs a reason, which is kept with each of them", "--why")
     with session.connect() as client:
         from dmq.admin import admin_v1 as wire
 
@@ -378,7 +377,7 @@ def purge(
             kind=wire.PURGE,
             group=group,
             filter=filter_of(client, reason=reason, topic=topic, key=key, since=since, until=until, ids=message_id),
-            why=why,
+            why=session.why,
             is_dry_run=dry_run,
         )
         _run(session, client, request, detach=detach, yes=yes)
@@ -432,11 +431,17 @@ def pause(seconds: float) -> None:
 
 
 def _run(session: Session, client: AdminClient, request: wire.StartJobRequest, *, detach: bool, yes: bool) -> None:
-    job = _start(client, request, yes=yes)
-    if request.is_dry_run:
-        would = "would be " + _done(job)
-        told = f"{job.done:,} {would}, {job.passed:,} would be passed over, {job.failed:,} would fail"
-    elif detach and _state(job) == "running":
+    missing = _missing(client, request)
+    is_asked = not (request.is_dry_run or yes or request.filter.message_ids)
+    if is_asked or request.is_dry_run:
+        would = _would(client, request)
+        if request.is_dry_run or not would.done:
+            _show_would(session, would)
+            _fail_if_missing(request, missing)
+            return
+        confirm(f"{_counted(would.done)} of group {request.group} would be {_done(request)}", yes=False)
+    job = _start(client, request)
+    if detach and _state(job) == "running":
         told = f"job {job.job_id} runs; 'dmq dead jobs {job.group}' shows it, 'dmq dead stop {job.job_id}' ends it"
     else:
         job = _watch(client, job, quiet=session.as_json)
@@ -447,31 +452,66 @@ def _run(session: Session, client: AdminClient, request: wire.StartJobRequest, *
         typer.echo(out.printable(told))
     if _state(job) == "stopped":
         raise CommandFailed(f"job {job.job_id} was stopped before its end")
-    if job.failed and not request.is_dry_run:
+    if job.failed:
         is_bound = _kind(job) == "redrive" and not job.to_topic
         origin = ", or their topic or group is gone and they need --to" if is_bound else ""
-        raise CommandFailed(f"{job.failed:,} failed and stay dead: they cannot be read{origin}")
+        text = f"{job.failed:,} failed and stay dead: they cannot be read{origin}"
+        raise CommandFailed(text, ExitCode.PARTIAL if job.done else ExitCode.FAILURE)
+    _fail_if_missing(request, missing)
 
 
-def _start(client: AdminClient, request: wire.StartJobRequest, *, yes: bool) -> wire.Job:
-    if means_all(request.filter) and not request.is_dry_run and not yes:
-        confirm(f"{_all_of(client, request.group)} would be {_done(request)}", yes=yes)
+def _missing(client: AdminClient, request: wire.StartJobRequest) -> list[str]:
+    """Return the ids that were named and are none of the letters that are meant; the command ends if all are."""
+    named = list(dict.fromkeys(request.filter.message_ids))
+    if not named:
+        return []
+    found = {letter.message_id for letter in letters_of(client, request.group, request.filter)}
+    missing = [message_id for message_id in named if message_id not in found]
+    if len(missing) == len(named):
+        raise CommandFailed(_told_missing(request, missing), ExitCode.NOT_FOUND)
+    return missing
+
+
+def _told_missing(request: wire.StartJobRequest, missing: Sequence[str]) -> str:
+    but = "" if len(request.filter.ListFields()) == 1 else " that the other options mean"
+    return f"no dead letters of group {request.group}{but}, or redriven or purged before: {', '.join(missing)}"
+
+
+def _fail_if_missing(request: wire.StartJobRequest, missing: Sequence[str]) -> None:
+    if missing:
+        raise CommandFailed(_told_missing(request, missing), ExitCode.PARTIAL)
+
+
+def _would(client: AdminClient, request: wire.StartJobRequest) -> wire.Job:
+    """Return what a job would do, which changes nothing."""
+    from dmq.admin import admin_v1 as wire
+
+    dry = wire.StartJobRequest()
+    dry.CopyFrom(request)
+    dry.is_dry_run = True
+    return client.start_job(dry)
+
+
+def _show_would(session: Session, job: wire.Job) -> None:
+    if session.as_json:
+        out.show_json(out.to_plain(job))
+        return
+    would = f"{job.done:,} would be {_done(job)}"
+    typer.echo(f"{would}, {job.passed:,} would be passed over, {job.failed:,} would fail")
+
+
+def _counted(letters: int) -> str:
+    return "1 dead letter" if letters == 1 else f"{letters:,} dead letters"
+
+
+def _start(client: AdminClient, request: wire.StartJobRequest) -> wire.Job:
     try:
         return client.start_job(request)
     except DmqError as error:
-        if not error.retriable or request.is_dry_run:
+        if not error.retriable:
             raise
         text = f"{error} (if in doubt, 'dmq dead jobs {request.group}' tells whether it was started)"
         raise CommandFailed(text, ExitCode.UNAVAILABLE) from error
-
-
-def _all_of(client: AdminClient, group: str) -> str:
-    from dmq.admin.client import NotFound
-
-    try:
-        return f"all {client.group(group).dead:,} dead letters of group {group}"
-    except NotFound:  # a group may be gone, or never have been, and have dead letters
-        return f"all dead letters of group {group}"
 
 
 def _watch(client: AdminClient, job: wire.Job, *, quiet: bool) -> wire.Job:

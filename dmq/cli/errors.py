@@ -23,6 +23,7 @@ class ExitCode(IntEnum):
     DAMAGED = 4  # a store was read, and something is wrong with it
     NOT_ALLOWED = 5  # the daemon wants an access key, or another one
     UNAVAILABLE = 6  # nobody answered, or the daemon cannot serve now: the same command may work later
+    PARTIAL = 7  # some of it could not be done, and what that is was said; the rest was
     INTERRUPTED = 130
 
 
@@ -54,7 +55,7 @@ def refusing(option: str, given: object) -> Iterator[None]:
 
 def wants_json(arguments: Sequence[str]) -> bool:
     """Say whether the command line asks for JSON, without parsing it: errors of parsing are to be JSON as well."""
-    return any(argument in {"-ojson", "--output=json"} for argument in arguments) or any(
+    return any(argument in {"--json", "-ojson", "--output=json"} for argument in arguments) or any(
         argument in {"-o", "--output"} and following == "json" for argument, following in pairwise(arguments)
     )
 

@@ -16,7 +16,6 @@ from dmq.cli.changes import (
     FIRE,
     RECALL,
     AllFilter,
-    DryRunOption,
     DueAfterFilter,
     DueBeforeFilter,
     KeyFilter,
@@ -30,7 +29,17 @@ from dmq.cli.changes import (
 from dmq.cli.errors import CommandFailed, ExitCode, refused, refusing
 from dmq.cli.facts import content_facts
 from dmq.cli.nouns import noun
-from dmq.cli.options import Session, TopicArgument, YesOption, properties_of, with_reason, with_session
+from dmq.cli.options import (
+    AfterOption,
+    DryRunOption,
+    LimitOption,
+    Session,
+    TopicArgument,
+    YesOption,
+    properties_of,
+    with_reason,
+    with_session,
+)
 from dmq.cli.progress import Progress
 from dmq.cli.times import instant_ms
 from dmq.states import MessageState
@@ -191,7 +200,7 @@ def recall(
 
     By a recall handle, as returned by the send; or of a topic by message ids or by a filter. Each message is either
     recalled or delivered, and the answer says which. Interrupted and run again it goes on with what is left. Ends with
-    1 if some were not recalled, with 3 if none was.
+    7 if some were not recalled, with 3 if none was.
     """
     chosen = targets_of(
         targets,
@@ -234,7 +243,7 @@ def reschedule(
 
     By a recall handle, which stays good; or of a topic by message ids or by a filter. With a time that does not depend
     on now, --at with a date, the command may be run again after an interruption: what has that time already is done.
-    Messages of a message group are delivered in the order of their times, the new ones. Ends with 1 if some were not
+    Messages of a message group are delivered in the order of their times, the new ones. Ends with 7 if some were not
     rescheduled, with 3 if none was.
     """
     chosen = targets_of(
@@ -272,7 +281,7 @@ def fire(
     """Deliver delayed messages now.
 
     By a recall handle; or of a topic by message ids or by a filter. Interrupted and run again it goes on with what is
-    left; what was delivered already is as it should be. Ends with 1 if some had been recalled or are not known, with 3
+    left; what was delivered already is as it should be. Ends with 7 if some had been recalled or are not known, with 3
     if all.
     """
     chosen = targets_of(
@@ -403,7 +412,6 @@ def _message_facts(found: wire.GetMessageResponse) -> list[tuple[str, str]]:
     ]
 
 
-_LIMIT_MAX = 10_000
 _PAGE = 100
 _TIMES = "RFC 3339, epoch milliseconds, +5m or -1h from now"
 
@@ -430,10 +438,8 @@ def ls(
     own_key: Annotated[str, typer.Option(metavar="KEY", help="Sent with this own key.")] = "",
     tag: Annotated[str, typer.Option(metavar="TAG", help="With this tag.")] = "",
     newest: Annotated[bool, typer.Option("--newest", help="Newest first.")] = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=_LIMIT_MAX, help="Maximum number of rows.")] = 20,
-    after: Annotated[
-        str, typer.Option(metavar="CURSOR", help="Continue a previous list, with the token that it printed.")
-    ] = "",
+    limit: LimitOption = 20,
+    after: AfterOption = "",
 ) -> None:
     """List the messages of a topic: those in its queues, acknowledged or not, then the delayed ones, next due first.
 
@@ -520,7 +526,7 @@ def peek(
     offset: Annotated[
         int | None, typer.Option(min=0, help="Offset to begin at.  [default: the first in the queue]")
     ] = None,
-    number: Annotated[int, typer.Option("--number", "-n", min=1, help="Maximum number of rows.")] = 10,
+    limit: LimitOption = 10,
     body: Annotated[bool, typer.Option("--body", help="Include bodies (base64 in JSON).")] = False,
 ) -> None:
     """Show messages in the queues of a topic without consuming them."""
@@ -534,8 +540,8 @@ def peek(
         found: list[wire.PeekedMessage] = []
         for each in ranges if queue is None else (ranges[queue],):
             start = each.begin_offset if offset is None else offset
-            found += _messages(client, topic, each, start, number - len(found), with_body=body)
-            if len(found) >= number:
+            found += _messages(client, topic, each, start, limit - len(found), with_body=body)
+            if len(found) >= limit:
                 break
     if session.as_json:
         out.show_json([out.to_plain(each) for each in found])
@@ -548,16 +554,16 @@ def peek(
 
 
 def _messages(
-    client: AdminClient, topic: str, within: wire.QueueRange, offset: int, number: int, *, with_body: bool
+    client: AdminClient, topic: str, within: wire.QueueRange, offset: int, limit: int, *, with_body: bool
 ) -> list[wire.PeekedMessage]:
-    """Return up to ``number`` messages from ``offset`` on; an offset outside the queue is the daemon's to refuse."""
+    """Return up to ``limit`` messages from ``offset`` on; an offset outside the queue is the daemon's to refuse."""
     found: list[wire.PeekedMessage] = []
     while True:
-        limit = min(_PAGE, number - len(found))
-        page = client.peek(topic, within.queue_id, offset, limit=limit, with_body=with_body)
+        left = min(_PAGE, limit - len(found))
+        page = client.peek(topic, within.queue_id, offset, limit=left, with_body=with_body)
         found += page.messages
         offset = page.next_offset
-        if len(found) >= number or offset >= within.end_offset:
+        if len(found) >= limit or offset >= within.end_offset:
             return found
 
 

@@ -48,6 +48,7 @@ class Output(StrEnum):
 _ADDRESS_HELP = f"Address of the daemon.  [env var: DMQ_ADDRESS; default: {ADDRESS_DEFAULT}]"
 AddressOption = Annotated[str | None, typer.Option("--address", "-a", help=_ADDRESS_HELP)]
 OutputOption = Annotated[Output | None, typer.Option("--output", "-o", help="Output format.  [default: table]")]
+JsonOption = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
 ContextOption = Annotated[
     str | None,
     typer.Option(
@@ -93,13 +94,16 @@ MessageIdsOption = Annotated[
     list[str] | None, typer.Option("--id", metavar="MESSAGE_ID", help="Message id; may be repeated.")
 ]
 KeysOption = Annotated[list[str] | None, typer.Option("--key", metavar="KEY", help="With this key; may be repeated.")]
-LimitOption = Annotated[int, typer.Option("--limit", min=1, help="Maximum number of rows.")]
+LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of rows.")]
+AfterOption = Annotated[
+    str, typer.Option("--after", metavar="CURSOR", help="Continue a previous list, with the token that it printed.")
+]
 OutFileOption = Annotated[
     Path | None,
     typer.Option("--out", metavar="FILE", help="Output file, written whole or not at all.  [default: stdout]"),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation, which needs a terminal.")]
-
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what would change, and how much.")]
 
 _VARIABLES = "DMQ_ADDRESS", "DMQ_TLS_CA", "DMQ_TLS_CLIENT_CERT", "DMQ_TLS_CLIENT_KEY", "DMQ_TLS_SERVER_NAME"
 
@@ -121,8 +125,12 @@ class Session:
         timeout: str | None = None,
         context: str | None = None,
         why: str | None = None,
+        *,
+        json: bool = False,
     ) -> Session:
         """Return this session with what was given instead; a usage error for what cannot be read."""
+        if json and output not in {None, Output.JSON}:
+            raise refused("it is the same as -o json", "--json", "--output")
         with refusing("--address", address):
             given = self.given if address is None else replace(self.given, address=str(parse_address(address)))
         with refusing("--timeout", timeout):
@@ -131,7 +139,7 @@ class Session:
             self,
             given=given,
             context=self.context if context is None else context,
-            output=output or self.output,
+            output=Output.JSON if json else output or self.output,
             timeout_s=timeout_s,
             why=self.why if why is None else _check_why(why),
         )
@@ -233,7 +241,8 @@ def session_of(ctx: typer.Context, **given: Any) -> Session:  # noqa: ANN401 - w
     return session.but(**given)
 
 
-_COMMON = {"address": AddressOption, "context": ContextOption, "output": OutputOption, "timeout": TimeoutOption}
+_OUTPUT = {"output": OutputOption, "json": JsonOption}
+_COMMON = {"address": AddressOption, "context": ContextOption, **_OUTPUT, "timeout": TimeoutOption}
 
 
 def with_session(command: Callable[..., None]) -> Callable[..., None]:
@@ -251,19 +260,22 @@ def with_reason(command: Callable[..., None]) -> Callable[..., None]:
 
 def with_output(command: Callable[..., None]) -> Callable[..., None]:
     """As ``with_session`` for a command that asks no daemon: of the options, ``--output`` alone."""
-    return _with(command, {"output": OutputOption})
+    return _with(command, _OUTPUT)
 
 
 def with_timeout(command: Callable[..., None]) -> Callable[..., None]:
     """As ``with_session`` for a command that asks somebody else than the daemon: without ``--address``."""
-    return _with(command, {"output": OutputOption, "timeout": TimeoutOption})
+    return _with(command, {**_OUTPUT, "timeout": TimeoutOption})
 
 
 def _with(command: Callable[..., None], common: Mapping[str, object]) -> Callable[..., None]:
     parameters = [
         Parameter("ctx", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),
         *list(signature(command, eval_str=True).parameters.values())[1:],
-        *(Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=each) for name, each in common.items()),
+        *(
+            Parameter(name, Parameter.KEYWORD_ONLY, default=False if name == "json" else None, annotation=each)
+            for name, each in common.items()
+        ),
     ]
 
     @wraps(command)

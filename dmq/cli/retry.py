@@ -12,7 +12,16 @@ from dmq.cli.confirm import confirm
 from dmq.cli.errors import CommandFailed, ExitCode, refused
 from dmq.cli.histogram import show_due
 from dmq.cli.nouns import noun
-from dmq.cli.options import GroupArgument, LimitOption, MessageIdsOption, Session, YesOption, with_reason, with_session
+from dmq.cli.options import (
+    DryRunOption,
+    GroupArgument,
+    LimitOption,
+    MessageIdsOption,
+    Session,
+    YesOption,
+    with_reason,
+    with_session,
+)
 from dmq.cli.progress import Progress
 from dmq.errors import DmqError
 
@@ -44,6 +53,21 @@ class _Chosen(NamedTuple):
     @property
     def is_bulk(self) -> bool:
         return self.is_all or bool(self.topic)
+
+
+class _Found(NamedTuple):
+    """The entries that are meant, and which of those that were named do not wait."""
+
+    entries: Sequence[str]
+    missing: Sequence[str] = ()
+
+
+class _Move(NamedTuple):
+    """What a command does, as a call and in words."""
+
+    call: Callable[[str, Sequence[str]], wire.RunRetriesNowResponse | wire.EndRetriesResponse]
+    would: str
+    where: str
 
 
 @app.command()
@@ -131,17 +155,17 @@ def run_now(
     message_id: MessageIdsOption = None,
     topic: TopicOption = None,
     everything: AllOption = False,
+    dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
     """Deliver waiting retries now.
 
-    Select them by --entry or --id, or many of them by --topic or --all.
+    Select them by --entry or --id, or many of them by --topic or --all. Ends with 7 if some of those named do not wait.
     """
     chosen = _chosen(entry, message_id, topic, everything=everything)
     with session.connect() as client:
-        what = "would become visible to its consumers now"
-        moved, gone = _move(client, client.run_retries_now, group, chosen, what, yes=yes, quiet=session.as_json)
-    _show_moved(group, moved, gone, "visible now", as_json=session.as_json)
+        move = _Move(client.run_retries_now, "would become visible to its consumers now", "visible now")
+        _run(session, client, group, chosen, move, yes=yes, dry_run=dry_run)
 
 
 @app.command()
@@ -154,17 +178,18 @@ def to_dead(
     message_id: MessageIdsOption = None,
     topic: TopicOption = None,
     everything: AllOption = False,
+    dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
     """Move waiting retries to the dead-letter queue of their group.
 
-    Select them by --entry or --id, or many of them by --topic or --all. 'dmq dead redrive' brings them back.
+    Select them by --entry or --id, or many of them by --topic or --all. Ends with 7 if some of those named do not wait.
+    'dmq dead redrive' brings them back.
     """
     chosen = _chosen(entry, message_id, topic, everything=everything)
     with session.connect() as client:
-        what = "would go to its dead-letter queue"
-        moved, gone = _move(client, client.end_retries, group, chosen, what, yes=yes, quiet=session.as_json)
-    _show_moved(group, moved, gone, "in the dead-letter queue", as_json=session.as_json)
+        move = _Move(client.end_retries, "would go to its dead-letter queue", "in the dead-letter queue")
+        _run(session, client, group, chosen, move, yes=yes, dry_run=dry_run)
 
 
 def _chosen(
@@ -176,55 +201,78 @@ def _chosen(
     return _Chosen(tuple(dict.fromkeys(entries or ())), tuple(message_ids or ()), topic or "", everything)
 
 
-def _move(
-    client: AdminClient,
-    call: Callable[[str, Sequence[str]], wire.RunRetriesNowResponse | wire.EndRetriesResponse],
-    group: str,
-    chosen: _Chosen,
-    what: str,
-    *,
-    yes: bool,
-    quiet: bool,
-) -> tuple[int, int]:
-    """Find what is meant, ask if it is many, and call for it in chunks; returns how many moved, and how many had."""
-    entries, gone = chosen.entries, 0
-    if not chosen.entries:
+def _run(
+    session: Session, client: AdminClient, group: str, chosen: _Chosen, move: _Move, *, yes: bool, dry_run: bool
+) -> None:
+    found = _Found(chosen.entries)
+    if dry_run or not chosen.entries:
         # All of them before the first call: one that runs now may fail and wait again, and would be met once more.
-        with Progress(f"retries of {group}", quiet=quiet) as progress:
-            entries, gone = _find(client, group, chosen, progress)
-    if chosen.is_bulk and entries:
-        topic = f" of topic {chosen.topic}" if chosen.topic else ""
-        confirm(f"{_counted(len(entries))}{topic} waiting in group {group} {what}", yes=yes)
-    moved = 0
+        with Progress(f"retries of {group}", quiet=session.as_json) as progress:
+            found = _find(client, group, chosen, progress)
+    topic = f" of topic {chosen.topic}" if chosen.topic else ""
+    what = f"{_counted(len(found.entries))}{topic} waiting in group {group} {move.would}"
+    if not found.entries:
+        _check_named(group, found.missing, is_none=True)
+    if dry_run:
+        if session.as_json:
+            plain = {"group": group, "matching": len(found.entries), "missing": list(found.missing)}
+            out.show_json({**plain, "is_dry_run": True})
+        else:
+            typer.echo(what)
+        _check_named(group, found.missing, is_none=False)
+        return
+    if chosen.is_bulk and found.entries:
+        confirm(what, yes=yes)
+    moved, gone, went = _move(group, found.entries, move, quiet=session.as_json, by_one=not chosen.is_bulk)
+    missing = [*found.missing, *went]
+    if not moved:
+        _check_named(group, missing, is_none=True)
+    _show_moved(group, moved, len(found.missing) + gone, missing, move.where, as_json=session.as_json)
+    _check_named(group, missing, is_none=False)
+
+
+def _check_named(group: str, missing: Sequence[str], *, is_none: bool) -> None:
+    """End the command if some that were named do not wait: as not found if none does."""
+    if missing:
+        text = f"not among the retries that wait in group {group}: {', '.join(missing)}"
+        raise CommandFailed(text, ExitCode.NOT_FOUND if is_none else ExitCode.PARTIAL)
+
+
+def _move(group: str, entries: Sequence[str], move: _Move, *, quiet: bool, by_one: bool) -> tuple[int, int, list[str]]:
+    """Call for ``entries``; return how many moved, how many were gone, and if it was one by one, which."""
+    per_call = 1 if by_one else _ENTRIES_PER_CALL  # the answer to many does not say which of them were gone
+    moved = gone = 0
+    went: list[str] = []
     with Progress(f"retries of {group}", quiet=quiet) as progress:
-        for start in range(0, len(entries), _ENTRIES_PER_CALL):
+        for start in range(0, len(entries), per_call):
+            chunk = entries[start : start + per_call]
             try:
-                outcomes = call(group, entries[start : start + _ENTRIES_PER_CALL])
+                outcomes = move.call(group, chunk)
             except DmqError as error:
                 if not start:
                     raise
                 text = f"{error}; {moved:,} of {len(entries):,} were moved before"
                 raise CommandFailed(text, ExitCode.UNAVAILABLE if error.retriable else ExitCode.FAILURE) from error
             moved, gone = moved + outcomes.moved, gone + outcomes.gone
+            went += chunk if by_one and outcomes.gone else ()
             progress.show(f"{moved:,} of {len(entries):,}", done=moved + gone, of=len(entries))
-    if not moved and not chosen.is_bulk:
-        raise CommandFailed(f"no such retry waits in group {group}", ExitCode.NOT_FOUND)
-    return moved, gone
+    return moved, gone, went
 
 
-def _find(client: AdminClient, group: str, chosen: _Chosen, progress: Progress) -> tuple[list[str], int]:
-    """Return the entries that are meant, and how many of the messages that were named have none."""
-    wanted, met = set(chosen.message_ids), set[str]()
+def _find(client: AdminClient, group: str, chosen: _Chosen, progress: Progress) -> _Found:
+    """Return the entries that are meant, and what was named and does not wait."""
+    wanted, met = dict.fromkeys(chosen.message_ids or chosen.entries), set[str]()
     entries: list[str] = []
     read = 0
     for page in _pages(client, group, topic=chosen.topic):
         read += len(page)
         for retry in page:
-            if chosen.is_bulk or retry.message_id in wanted:
+            name = retry.message_id if chosen.message_ids else retry.entry
+            if chosen.is_bulk or name in wanted:
                 entries.append(retry.entry)
-                met.add(retry.message_id)
+                met.add(name)
         progress.show(f"{read:,} read, {len(entries):,} meant")
-    return entries, len(wanted - met)
+    return _Found(entries, [name for name in wanted if name not in met])
 
 
 def _pages(
@@ -241,9 +289,9 @@ def _pages(
         left = None if left is None else left - len(page.retries)
 
 
-def _show_moved(group: str, moved: int, gone: int, where: str, *, as_json: bool) -> None:
+def _show_moved(group: str, moved: int, gone: int, missing: Sequence[str], where: str, *, as_json: bool) -> None:
     if as_json:
-        out.show_json({"group": group, "moved": moved, "gone": gone})
+        out.show_json({"group": group, "moved": moved, "gone": gone, "missing": list(missing)})
         return
     rest = f"; {gone:,} had been delivered, moved or ended before" if gone else ""
     typer.echo(f"{_counted(moved)} {where}{rest}")

@@ -221,7 +221,7 @@ class DeadLetters:
 
         It looks at what is in the queue now, without the letters in front that all have an outcome already.
         """
-        _check_target(job)
+        self._check_target(job)
         if job.group != GIVEN_UP_GROUP and _is_for_group(job) and job.group not in self._names.groups:
             why = "the group does not exist: its letters can go to all groups of their topics, or to a topic"
             raise Refused(Rule.REQUEST, why, value=job.group, limit="--all-groups or --to TOPIC")
@@ -236,7 +236,7 @@ class DeadLetters:
         if is_dry_run:
             return await self._counted(topic, job)
         self._check_alone(job)
-        if job.to_topic:
+        if job.to_topic and self._names.leaves(job.to_topic):  # whether it exists is the cluster's to say
             await self._catalog.topic(job.to_topic)
             self._check_alone(job)
         if topic is not None and self._names.topics.get(topic.name) is not topic:
@@ -265,6 +265,16 @@ class DeadLetters:
     def is_at_work(self, group: str) -> bool:
         """Say whether a job is running on the dead letters of a group."""
         return any(job.group == group and job.state is JobState.RUNNING for job in self._jobs.values())
+
+    def _check_target(self, job: Job) -> None:
+        """Refuse a topic that takes no dead letters, and one that is not there: a misspelt name would get them all."""
+        if not job.to_topic:
+            return
+        if check_topic(job.to_topic).startswith(RETRY_PREFIX) or job.to_topic == dead_letter_topic(job.group):
+            raise Refused(Rule.TOPIC, "dead letters cannot be sent to this topic", value=job.to_topic)
+        if job.to_topic not in self._names.topics and not self._names.leaves(job.to_topic):
+            why = "create it with 'dmq topic create' first: a redrive makes none"
+            raise Refused(Rule.TOPIC_UNKNOWN, why, value=job.to_topic)
 
     def _check_alone(self, job: Job) -> None:
         if self.is_at_work(job.group):
@@ -353,7 +363,7 @@ class DeadLetters:
             self._commits.submit(ops).add_done_callback(look_at)  # a failure of the store reaches the unit too
 
     def _is_possible(self, job: Job, row: _Row, *, is_dry_run: bool = False) -> bool:
-        """Say whether a letter can get the job's outcome; a dry run counts on a topic that would be made for it."""
+        """Say whether a letter can get the job's outcome; a dry run counts on a cluster's topic not known yet."""
         if job.kind is JobKind.PURGE:
             return row.record is not _UNREADABLE
         if row.message is None:
@@ -478,13 +488,6 @@ def _is_for_group(job: Job, row: _Row | None = None) -> bool:
         return False
     history = row.record.history if row is not None else None
     return history is None or history.queue_id != NO_QUEUE
-
-
-def _check_target(job: Job) -> None:
-    if not job.to_topic:
-        return
-    if check_topic(job.to_topic).startswith(RETRY_PREFIX) or job.to_topic == dead_letter_topic(job.group):
-        raise Refused(Rule.TOPIC, "dead letters cannot be sent to this topic", value=job.to_topic)
 
 
 def _job_row(job: Job) -> Put:

@@ -34,9 +34,8 @@ from support.letters import (
 )
 from support.rigs import GROUP, TOPIC, EmbeddedRig, End, an_envelope, every_durable_broker, play, until
 
-from broker_adapter.errors import Overloaded, Refused, Rule
+from broker_adapter.errors import Refused, Rule
 from dmq.embedded import dead_letters as dead_letters_module
-from dmq.embedded import names as names_module
 from retry.dead_letter import DeadFilter, Job, JobState
 
 
@@ -76,7 +75,7 @@ async def test_a_dry_run_counts_the_same_and_writes_nothing(rig: EmbeddedRig) ->
     await damage(rig, 4)
     await finish(rig, replace(REDRIVE, filter=only("m-3")))
     for job in (
-        replace(REDRIVE, to_topic="elsewhere"),
+        replace(REDRIVE, to_topic="refunds"),
         replace(REDRIVE, filter=DeadFilter(topics=frozenset({"refunds"}))),
         replace(REDRIVE, filter=only("m-1")),
         REDRIVE,
@@ -86,7 +85,6 @@ async def test_a_dry_run_counts_the_same_and_writes_nothing(rig: EmbeddedRig) ->
         with patch.object(dead_letters_module, "ROWS_PER_CALL_MAX", 2):
             told = await dry(rig, job)
         assert (everything(rig), rig.broker.dead_letters.jobs()) == (rows, jobs)
-        assert "elsewhere" not in rig.broker.names.topics
         assert (told.job_id, told.state, told.next_offset) == (0, JobState.DONE, told.end_offset)
         if job.to_topic:
             assert counts(told) == (4, 1, 2)
@@ -199,15 +197,17 @@ async def test_on_a_full_disk_a_redrive_waits_and_a_purge_does_not(rig: Embedded
 
 @every_durable_broker(queues=1)
 async def test_a_target_that_cannot_be_is_refused_at_once(rig: EmbeddedRig) -> None:
-    """An illegal topic, a retry topic, the queue itself; for a dry run too. Nothing is left behind."""
+    """An illegal topic, a retry topic, the queue itself, one that is not there; for a dry run too. None is made."""
     await die_many(rig, 1)
     for to_topic in ("illegal topic", f"%RETRY%{GROUP}", DEAD, "RMQ_SYS_TRANS_HALF_TOPIC"):
         for call in (start, dry):
             with pytest.raises(Refused) as refused:
                 await call(rig, replace(REDRIVE, to_topic=to_topic))
             assert refused.value.rule is Rule.TOPIC
-    with patch.object(names_module, "TOPICS_MAX", 1), pytest.raises(Overloaded):
-        await start(rig, replace(REDRIVE, to_topic="one-too-many"))
+    for call in (start, dry):
+        with pytest.raises(Refused, match="create it with 'dmq topic create' first") as refused:
+            await call(rig, replace(REDRIVE, to_topic="brandnew"))
+        assert refused.value.rule is Rule.TOPIC_UNKNOWN
     assert rig.broker.dead_letters.jobs() == []
     assert set(rig.broker.names.topics) == {TOPIC, DEAD}
 

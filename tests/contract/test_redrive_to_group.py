@@ -121,6 +121,7 @@ async def test_everybody_gets_it_only_if_that_is_said(rig: EmbeddedRig) -> None:
     await ack(rig, *await receive(rig, group=OTHERS), group=OTHERS)
     await finish(rig, replace(TO_ALL, filter=only("m-0")))
     assert parents(await receive(rig, group=OTHERS)) == ["m-0"]
+    await rig.broker.operator.create_topic("elsewhere", queues=0, message_type=None)
     elsewhere = replace(REDRIVE, to_topic="elsewhere", filter=only("m-1"))
     await finish(rig, elsewhere)
     for group in (GROUP, OTHERS):

@@ -59,6 +59,7 @@ async def test_dead_letters_outlive_their_group_under_its_name(rig: EmbeddedRig)
         assert await letter_ids(rig) == ["m-0", "m-1", "m-2", "m-3"]
         assert len(ids(await receive(rig, group=UNDERTAKER, topic=DEAD))) == 4
         await rig.restart(End.KILL)
+    await rig.broker.operator.create_topic("elsewhere", queues=0, message_type=None)
     await finish(rig, replace(PURGE, filter=only("m-0")))
     await finish(rig, replace(TO_ALL, filter=only("m-1")))
     await finish(rig, replace(REDRIVE, filter=only("m-2"), to_topic="elsewhere"))
@@ -91,6 +92,7 @@ async def test_the_topic_of_dead_letters_goes_when_its_group_has_gone(rig: Embed
     await rig_operator.remove_group(GROUP, is_forced=True)
     with pytest.raises(Refused, match="3 dead letters have no outcome"):
         await rig_operator.remove_topic(DEAD, is_forced=False)
+    await rig.broker.operator.create_topic("elsewhere", queues=0, message_type=None)
     job = await start(rig, replace(SLOW, to_topic="elsewhere"))
     await until(lambda: job_now(rig, job).done == 1)
     with pytest.raises(Refused, match="a job is at work"):

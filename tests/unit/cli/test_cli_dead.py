@@ -269,7 +269,7 @@ def test_what_cannot_be_read_is_exported_as_such_and_told(daemon: LiveCell, tmp_
     daemon.do(die(daemon.rig, damaged, group=GROUP))
     file = tmp_path / "dead.jsonl"
     result = daemon.run("dead", "export", GROUP, "--out", str(file))
-    assert (result.exit_code, result.stderr) == (1, "dmq: 1 of 4 cannot be read, their content is null\n")
+    assert (result.exit_code, result.stderr) == (4, "dmq: 1 of 4 cannot be read, their content is null\n")
     found = [json.loads(line)["content"] for line in file.read_text(encoding="utf-8").splitlines()]
     assert [each is None for each in found] == [False, False, False, True]
     lines = daemon.run("dead", "show", GROUP, "X").stdout.splitlines()

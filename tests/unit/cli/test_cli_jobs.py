@@ -94,21 +94,56 @@ def test_a_redrive_for_programs(daemon: LiveCell) -> None:
 
 def test_what_is_asked_for_reaches_the_job(daemon: LiveCell) -> None:
     """Filter, target, rate and reason."""
-    chosen = ("--reason", "exhausted", "--topic", "orders", "--key", "k4", "--id", "D4", "--since", "1700000000001")
+    daemon.run("topic", "create", "elsewhere")
+    daemon.do(die(daemon.rig, *(a_message(f"D{number}", keys=("k4",)) for number in (4, 5)), group=GROUP))
+    when = str(json.loads(daemon.run("dead", "show", GROUP, "D4", "-o", "json").stdout)[0]["last_failed_at_ms"])
+    chosen = ("--reason", "forwarded", "--topic", "orders", "--key", "k4", "--id", "D4", "--since", when)
     assert daemon.run(*REDRIVE, *chosen, "--to", "elsewhere", "--rate", "2.5").exit_code == 0
+    chosen = ("--reason", "forwarded", "--topic", "orders", "--key", "k4", "--id", "D5", "--since", when)
     assert daemon.run(*PURGE, *chosen, "--until", "1800000000000").exit_code == 0
     redrive, purge = jobs(daemon)
     meant = DeadFilter(
-        reasons=frozenset({Reason.EXHAUSTED}),
+        reasons=frozenset({Reason.FORWARDED}),
         topics=frozenset({"orders"}),
         keys=frozenset({"k4"}),
         message_ids=frozenset({"D4"}),
-        since_ms=1_700_000_000_001,
+        since_ms=int(when),
     )
     assert (redrive.kind, redrive.filter, redrive.to_topic, redrive.rate_per_s) == (
         *(JobKind.REDRIVE, meant, "elsewhere", 2.5),
     )
     assert (purge.kind, purge.filter.until_ms, purge.why) == (JobKind.PURGE, 1_800_000_000_000, "too old")
+
+
+def test_letters_that_are_named_and_not_there(daemon: LiveCell) -> None:
+    """Each is named: not found if it is all; else those that are there are done, and the exit code says: in part."""
+    for command, done in ((REDRIVE, "redriven"), (PURGE, "purged")):
+        for options in ((), ("--dry-run",)):
+            result = daemon.run(*command, "--id", "nonono", "--id", "no", *options)
+            assert (result.exit_code, result.stdout, jobs(daemon)) == (3, "", [])
+            told = "no dead letters of group billing, or redriven or purged before: nonono, no"
+            assert result.stderr == f"dmq: {told}\n"
+        result = daemon.run(*command, "--id", "D0", "--id", "no", "--dry-run")
+        assert (result.exit_code, result.stdout[:16].strip(), jobs(daemon)) == (
+            7,
+            f"1 would be {done}"[:16].strip(),
+            [],
+        )
+        result = daemon.run(*command, "--id", "D0", "--key", "k1")
+        assert (result.exit_code, "of group billing that the other options mean, or" in result.stderr) == (3, True)
+    result = daemon.run(*REDRIVE, "--id", "D0", "--id", "no")
+    assert (result.exit_code, result.stdout, left(daemon)) == (7, "redriven 1, passed over 2, failed 0\n", ["D1", "D2"])
+    assert result.stderr.endswith("redriven or purged before: no\n")
+    assert daemon.run(*PURGE, "--id", "D0").exit_code == 3
+
+
+def test_a_redrive_makes_no_topic(daemon: LiveCell) -> None:
+    """A misspelt name is refused before anything is changed, and how to make one is said."""
+    for options in (("--yes",), ("--dry-run",), ("--id", "D0")):
+        result = daemon.run(*REDRIVE, "--to", "brandnew", *options)
+        assert (result.exit_code, result.stdout, "'dmq topic create'" in result.stderr) == (3, "", True)
+    assert "brandnew" not in daemon.run("topic", "ls").stdout
+    assert (jobs(daemon), len(left(daemon))) == ([], 3)
 
 
 def test_a_dry_run_counts_and_does_nothing(daemon: LiveCell) -> None:
@@ -129,7 +164,7 @@ def test_a_dry_run_may_take_longer_than_the_deadline(daemon: LiveCell) -> None:
         daemon.run(*REDRIVE, "--dry-run", "--timeout", timeout)
         assert daemon.deadlines == [("StartJob", expected_s)]
     daemon.deadlines.clear()
-    daemon.run(*REDRIVE, "--key", "k", "--detach", "--timeout", "1s")
+    daemon.run(*REDRIVE, "--key", "k", "--detach", "--yes", "--timeout", "1s")
     assert daemon.deadlines == [("StartJob", 1.0)]
 
 
@@ -143,41 +178,50 @@ def test_a_detached_job_is_started_and_left(daemon: LiveCell) -> None:
 
 
 @pytest.mark.parametrize("command", [REDRIVE, PURGE])
-def test_all_of_a_group_needs_a_yes(
-    daemon: LiveCell, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
-) -> None:
-    """From the command line where nobody can be asked, from a person at a terminal; a filter needs none."""
+def test_many_need_a_yes(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> None:
+    """For all of a group, or a filter: from the command line, or from a person at a terminal, who is told how many."""
     done = "purged" if command == PURGE else "redriven"
     result = daemon.run(*command)
     assert (result.exit_code, result.stdout, jobs(daemon)) == (2, "", [])
-    assert result.stderr.startswith(f"dmq: all 3 dead letters of group billing would be {done}; there is no terminal")
+    assert result.stderr.startswith(f"dmq: 3 dead letters of group billing would be {done}; there is no terminal")
     monkeypatch.setattr("dmq.cli.confirm.is_terminal", lambda: True)
     for answer in (b"n\n", b"\n", b""):
-        result = daemon.run(*command, stdin=answer)
+        result = daemon.run(*command, "--key", "k1", stdin=answer)
         assert (result.exit_code, result.stdout, jobs(daemon)) == (1, "", [])
-        assert "Go on? [y/N] dmq: aborted" in result.stderr
+        asked = f"dmq: 1 dead letter of group billing would be {done}. Go on? [y/N] dmq: aborted\n"
+        assert result.stderr == asked
     result = daemon.run(*command, stdin=b"y\n")
     assert result.stdout == f"{done} 3, passed over 0, failed 0\n"
-    monkeypatch.setattr("dmq.cli.confirm.is_terminal", lambda: False)
-    assert daemon.run(*command, "--key", "k4").exit_code == 0
+
+
+@pytest.mark.parametrize("command", [REDRIVE, PURGE])
+def test_nobody_is_asked_about_nothing(daemon: LiveCell, command: tuple[str, ...]) -> None:
+    """It says so and ends; no job is started. What is named needs no question either."""
+    done = "purged" if command == PURGE else "redriven"
+    result = daemon.run(*command, "--key", "none")
+    assert (result.exit_code, result.stderr, jobs(daemon)) == (0, "", [])
+    assert result.stdout == f"0 would be {done}, 3 would be passed over, 0 would fail\n"
+    assert daemon.run(*command, "--id", "D0").exit_code == 0
 
 
 def test_a_group_that_is_gone_may_have_left_letters(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is asked about them is not told how many."""
+    """Whoever is asked about them is told how many all the same."""
+    daemon.run("group", "rm", GROUP, "--force", "--yes")
     monkeypatch.setattr("dmq.cli.confirm.is_terminal", lambda: True)
-    result = daemon.run("dead", "redrive", "nobody", stdin=b"n\n")
-    assert result.stderr.startswith("dmq: all dead letters of group nobody would be redriven. Go on?")
+    result = daemon.run(*PURGE, stdin=b"n\n")
+    assert result.stderr.startswith("dmq: 3 dead letters of group billing would be purged. Go on?")
 
 
 def test_letters_that_cannot_be_read_are_a_failure(daemon: LiveCell) -> None:
-    """Counted, and in the exit code."""
+    """Counted, and in the exit code: 7 beside others that were done, 1 if none was."""
     add_damaged(daemon)
     result = daemon.run(*REDRIVE, "--yes")
-    assert (result.exit_code, result.stdout) == (1, "redriven 3, passed over 0, failed 1\n")
+    assert (result.exit_code, result.stdout) == (7, "redriven 3, passed over 0, failed 1\n")
     assert result.stderr.endswith(
         "dmq: 1 failed and stay dead: they cannot be read, or their topic or group is gone and they need --to\n"
     )
     result = daemon.run(*REDRIVE, "--to", "orders", "--yes")
+    assert result.exit_code == 1
     assert result.stderr.endswith("dmq: 1 failed and stay dead: they cannot be read\n")
 
 
@@ -274,11 +318,12 @@ def test_a_refused_job_fails_with_the_daemons_words(daemon: LiveCell) -> None:
     result = daemon.run(*PURGE, "--yes")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "another job of this group is running" in result.stderr
-    assert daemon.run(*REDRIVE, "--key", "k", "--to", "a b").exit_code == 1
+    assert daemon.run(*REDRIVE, "--key", "k", "--yes", "--to", "a b").exit_code == 1
     assert daemon.run(*REDRIVE, "--key", "k", "--to", "t", "--all-groups").exit_code == 2
-    assert daemon.run(*REDRIVE, "--key", "k", "--rate", "-1").exit_code == 1
+    assert daemon.run(*REDRIVE, "--key", "k", "--yes", "--rate", "-1").exit_code == 1
     for filters in ((), ("--key", "k")):
         assert daemon.run("dead", "redrive", "nobody", "--yes", *filters).exit_code == 3
+    assert daemon.run("dead", "redrive", "nobody").exit_code == 3
 
 
 def test_jobs_are_listed(daemon: LiveCell) -> None:

@@ -106,15 +106,18 @@ def test_statistics_of_all_groups_that_wait(daemon: LiveCell) -> None:
 
 @pytest.mark.parametrize(("command", "where"), [("run-now", "visible now"), ("to-dead", "in the dead-letter queue")])
 def test_retries_are_moved_by_name(daemon: LiveCell, command: str, where: str) -> None:
-    """Entries go as they are; a message id means all its retries, of whatever topic."""
+    """Entries go as they are; a message id means all its retries, of whatever topic. What does not wait is named."""
     daemon.do(fail(daemon.rig, "M2", group=GROUP))
     of_refunds, third, of_orders, first = entries(daemon)
     result = daemon.run("retry", command, GROUP, "--entry", third, "--entry", f"{third}9", "--entry", third)
     assert result.stdout == f"1 retry {where}; 1 had been delivered, moved or ended before\n"
+    told = f"dmq: not among the retries that wait in group billing: {third}9\n"
+    assert (result.exit_code, result.stderr) == (7, told)
     assert "ListRetries" not in daemon.calls
     assert entries(daemon) == [of_refunds, of_orders, first]
     result = daemon.run("retry", command, GROUP, "--id", "M2", "--id", "gone", "-o", "json")
-    assert json.loads(result.stdout) == {"group": GROUP, "moved": 2, "gone": 1}
+    assert json.loads(result.stdout) == {"group": GROUP, "moved": 2, "gone": 1, "missing": ["gone"]}
+    assert (result.exit_code, error_of(result)["kind"]) == (7, "partial")
     assert entries(daemon) == [first]
     dead = json.loads(daemon.run("dead", "ls", GROUP, "-o", "json").stdout)
     assert [letter["message_id"] for letter in dead] == (["M3", "M2", "M2"] if command == "to-dead" else [])
@@ -125,8 +128,26 @@ def test_a_retry_that_does_not_wait_is_not_found(daemon: LiveCell, named: tuple[
     """Exit code 3 where all that were named are gone."""
     result = daemon.run("retry", "run-now", GROUP, *named)
     assert (result.exit_code, result.stdout) == (3, "")
-    assert result.stderr == "dmq: no such retry waits in group billing\n"
+    assert result.stderr == f"dmq: not among the retries that wait in group billing: {named[1]}\n"
+    assert daemon.run("retry", "run-now", GROUP, *named, "--dry-run").exit_code == 3
     assert error_of(daemon.run("retry", "to-dead", GROUP, *named, "-o", "json"))["kind"] == "not_found"
+
+
+def test_a_dry_run_counts_and_moves_nothing(daemon: LiveCell) -> None:
+    """By name or by many, with what is missing; nobody has to say yes."""
+    there = entries(daemon)
+    for options, matching, missing in (
+        (("--all",), 3, []),
+        (("--topic", "orders"), 2, []),
+        (("--entry", there[0], "--entry", "1-9"), 1, ["1-9"]),
+        (("--id", "M2", "--id", "x"), 1, ["x"]),
+    ):
+        result = daemon.run("retry", "to-dead", GROUP, *options, "--dry-run", "-o", "json")
+        told = {"group": GROUP, "matching": matching, "missing": missing, "is_dry_run": True}
+        assert (json.loads(result.stdout), result.exit_code) == (told, 7 if missing else 0)
+    said = daemon.run("retry", "to-dead", GROUP, "--all", "--dry-run").stdout
+    assert said == "3 retries waiting in group billing would go to its dead-letter queue\n"
+    assert entries(daemon) == there
 
 
 def test_many_are_moved_in_chunks(daemon: LiveCell) -> None:

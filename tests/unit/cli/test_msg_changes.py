@@ -53,13 +53,13 @@ def test_messages_are_changed_by_their_ids(daemon: LiveCell) -> None:
     assert result.stdout.splitlines()[1].split(maxsplit=1) == ["A", f"will be delivered at {LATER}"]
     assert waiting(daemon) == {"A": 24 * HOUR_MS, "B": 24 * HOUR_MS, "C": 3 * HOUR_MS, "D": 4 * HOUR_MS}
     told, code = answers(daemon, "recall", "orders", "A", "R", "nobody")
-    assert (code, told["done"], told["change"]) == (1, 1, "recall")
+    assert (code, told["done"], told["change"]) == (7, 1, "recall")
     assert [each["outcome"] for each in told["messages"]] == ["DONE", "TOO_LATE", "UNKNOWN"]
     assert [each["at_ms"] for each in told["messages"]] == [NOW, NOW, 0]
     again = daemon.run("msg", "recall", "orders", "A")
     assert (again.exit_code, again.stdout.splitlines()[1].split()[1:4]) == (0, ["was", "recalled", "at"])
     result = daemon.run("msg", "fire", "orders", "A", "B")
-    assert (result.exit_code, result.stderr) == (1, "dmq: 1 of 2 delayed messages were not fired\n")
+    assert (result.exit_code, result.stderr) == (7, "dmq: 1 of 2 delayed messages were not fired\n")
     assert "B" not in waiting(daemon) or waiting(daemon)["B"] == 0
 
 
@@ -80,7 +80,9 @@ def test_messages_are_changed_by_their_ids(daemon: LiveCell) -> None:
         (["fire", "orders", "A", "--all"], 2, "give message ids or a filter, not both"),
         (["fire", "orders", "--all", "--key", "k"], 2, "--all means all that wait"),
         (["fire", "orders", "--due-after", "soon"], 2, "--due-after"),
-        (["fire", "orders", "A", "--dry-run"], 2, "a dry run is of a filter"),
+        (["fire", "orders", "x", "R", "--dry-run"], 3, "nothing waits in topic orders as x, R"),
+        (["fire", "orders", "A", "x", "--dry-run"], 7, "nothing waits in topic orders as x"),
+        (["recall", "orders", "--own-key", "k", "--dry-run"], 3, "nothing waits in topic orders as own key k"),
         (["fire", "orders", "--all"], 2, "4 delayed messages of topic orders would be delivered now; there is no term"),
         (["reschedule", "orders", "A"], 2, "give one of them"),
         (["reschedule", "orders", "A", "--in", "1h", "--at", LATER], 2, "give one of them"),
@@ -116,6 +118,22 @@ def test_messages_are_changed_by_a_filter(daemon: LiveCell, options: list[str], 
     assert (result.exit_code, result.stdout) == (0, f"{counted} recalled\n")
     assert waiting(daemon).keys() == before.keys() - set(names)
     assert answers(daemon, "recall", "orders", *options, "--yes")[0]["messages"] == []
+
+
+def test_nobody_is_asked_about_nothing(daemon: LiveCell) -> None:
+    """It says so and ends."""
+    result = daemon.run("msg", "recall", "orders", "--tag", "none")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "0 delayed messages recalled\n", "")
+
+
+def test_a_dry_run_shows_what_was_named(daemon: LiveCell) -> None:
+    """By an id or a recall handle; nothing is changed."""
+    sent = json.loads(daemon.run("msg", "send", "orders", "x", "--delay", "5m", "--id", "H", "-o", "json").stdout)
+    before = waiting(daemon)
+    for named in (("orders", "H"), (sent["recall_handle"],)):
+        told, code = answers(daemon, "fire", *named, "--dry-run")
+        assert (code, told["matching"], told["first"][0]["message_id"]) == (0, 1, "H")
+    assert waiting(daemon) == before
 
 
 def test_a_dry_run_shows_the_first_ones(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +176,7 @@ def test_what_was_delivered_meanwhile_is_told(daemon: LiveCell) -> None:
 
     daemon.before_call(deliver)
     result = daemon.run("msg", "recall", "orders", "--tag", "t", "--yes")
-    assert (result.exit_code, result.stdout.splitlines()[-1]) == (1, "1 delayed message recalled, 1 not")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (7, "1 delayed message recalled, 1 not")
     assert result.stdout.splitlines()[1].split()[:3] == ["A", "was", "delivered"]
 
 
@@ -195,7 +213,7 @@ def test_what_waits_under_an_own_key(live: LiveCell) -> None:
     assert moved.stdout.splitlines()[1].split(maxsplit=2) == ["B", "k", f"will be delivered at {LATER}"]
     told, code = answers(live, "recall", "orders", "--own-key", "k", "--own-key", "free")
     assert (code, [(each["own_key"], each["outcome"]) for each in told["messages"]]) == (
-        1,
+        7,
         [("k", "DONE"), ("free", "UNKNOWN")],
     )
     assert "nothing waits under the own key k" in live.run("msg", "fire", "orders", "--own-key", "k").stderr
