@@ -43,11 +43,19 @@ class Reading:
         self._client = client
         self._topic = topic
         self._since_ms, self._until_ms = since_ms, until_ms
+        self._cursors: list[_Cursor] | None = None
+
+    async def begin(self) -> int:
+        """Find where it begins and ends, and return how many messages that is at most; nothing is given yet."""
+        self._cursors = await self._begin()
+        self.total = sum(each.end - each.at + len(each.found) for each in self._cursors)
+        return self.total
 
     async def messages(self) -> AsyncIterator[StoredMessage | UnreadableMessage]:
         """Give them. Errors are those of the client; what was given before is good."""
-        cursors = await self._begin()
-        self.total = sum(each.end - each.at for each in cursors)
+        if self._cursors is None:
+            await self.begin()
+        cursors = self._cursors or []
         waiting: list[tuple[int, int]] = []  # when its next message was stored, and which queue
         for number, cursor in enumerate(cursors):
             await self._push(waiting, number, cursor)

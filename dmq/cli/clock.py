@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from dmq.cli import output as out
+from dmq.cli.confirm import confirm
 from dmq.cli.facts import clock_line
 from dmq.cli.nouns import Group, noun
-from dmq.cli.options import Session, with_session
-from dmq.units import format_time
+from dmq.cli.options import DryRunOption, Session, YesOption, with_reason, with_session
+from dmq.units import format_duration, format_time
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
@@ -40,22 +41,45 @@ def show(session: Session) -> None:
 
 
 @app.command()
-@with_session
-def accept(
-    session: Session,
-    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, kept in the audit trail.")] = "",
-) -> None:
+@with_reason
+def accept(session: Session, *, dry_run: DryRunOption = False, yes: YesOption = False) -> None:
     """Declare the host clock right: what is on hold goes on at once.
 
     That is the hand-over of what is due by it, retention, and the deletion of old dates of the trail. It cannot be
-    undone: look at 'dmq clock' first.
+    undone: it says what waits, and asks.
     """
+    from dmq.admin import admin_v1 as wire
+
     with session.connect() as client:
-        answer = client.accept_clock(why)
+        answer = wire.AcceptClockResponse(clock=client.clock().clock)
+        is_held = answer.clock.is_held or not answer.clock.is_steady
+        if is_held:
+            timeline = client.status().timeline
+            if dry_run:
+                _show_would(session, answer.clock, timeline)
+                return
+            confirm(_would(answer.clock, timeline), yes=yes)
+            answer = client.accept_clock(session.why)
     if session.as_json:
         out.show_json(out.to_plain(answer))
         return
     out.show_facts([("accepted", "yes" if answer.has_changed else "nothing waited for it"), *_facts(answer.clock)])
+
+
+def _would(clock: wire.Clock, timeline: wire.Timeline) -> str:
+    next_due = f", the next is due at {format_time(timeline.next_due_at_ms)}" if timeline.next_due_at_ms else ""
+    ahead = f"{format_duration(max(0, clock.wall_ms - clock.believed_ms))} ahead"
+    clock_goes = f"the daemon's clock would go on from {format_time(clock.wall_ms)}, {ahead}"
+    removal = "what is past its age by it is removed"
+    return f"{clock_goes}: {timeline.pending:,} messages wait{next_due}, and {removal}"
+
+
+def _show_would(session: Session, clock: wire.Clock, timeline: wire.Timeline) -> None:
+    if session.as_json:
+        waits = {"pending": timeline.pending, "next_due_at_ms": timeline.next_due_at_ms}
+        out.show_json({"has_changed": False, "clock": out.to_plain(clock), **waits, "is_dry_run": True})
+    else:
+        typer.echo(_would(clock, timeline))
 
 
 def _facts(clock: wire.Clock) -> list[tuple[str, str]]:

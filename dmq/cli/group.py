@@ -13,7 +13,15 @@ from dmq.cli.confirm import confirm
 from dmq.cli.errors import CommandFailed, ExitCode, refused
 from dmq.cli.facts import show_lags, shown_age, unread_fact
 from dmq.cli.nouns import noun
-from dmq.cli.options import GroupArgument, Session, TopicArgument, YesOption, with_reason, with_session
+from dmq.cli.options import (
+    DryRunOption,
+    GroupArgument,
+    Session,
+    TopicArgument,
+    YesOption,
+    with_reason,
+    with_session,
+)
 from dmq.cli.policy_options import (
     ExponentialOption,
     FixedOption,
@@ -118,7 +126,7 @@ def resume(session: Session, *, group: GroupArgument) -> None:
 
 
 @app.command("set")
-@with_session
+@with_reason
 def set_(
     session: Session,
     *,
@@ -292,6 +300,7 @@ def rm(
         DeadLetters,
         typer.Option("--dead-letters", help="What happens to its dead letters: keep, or remove."),
     ] = DeadLetters.KEEP,
+    dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
     """Remove a group with its settings, positions and retries. Shows what would be lost, and asks.
@@ -304,9 +313,13 @@ def rm(
     with session.connect() as client:
         found = client.group(group, with_unread=True)
         lying = _lying(found, removes=removes)
-        is_done = not (found.unread or found.waiting)  # else it is refused without --force, and nobody is asked
-        if lying and (force or is_done):
-            confirm(f"group {group} will be removed: {', '.join(lying)}", yes=yes)
+        needs_force = bool(found.unread or found.waiting)
+        what = f"group {group} would be removed: {', '.join(lying) or 'nothing is lost'}"
+        if dry_run:
+            _show_would(session, found, what, needs_force=needs_force)
+            return
+        if lying and (force or not needs_force):  # else it is refused, and nobody is asked
+            confirm(what, yes=yes)
         client.remove_group(group, force=force, with_dead_letters=removes)
     if session.as_json:
         kept = 0 if removes else found.dead
@@ -316,6 +329,15 @@ def rm(
         if found.dead:
             facts.append(("dead letters", f"{found.dead:,} {'removed' if removes else 'kept'}"))
         out.show_facts(facts)
+
+
+def _show_would(session: Session, group: wire.Group, what: str, *, needs_force: bool) -> None:
+    if session.as_json:
+        facts = {"group": group.name, "waiting": group.waiting, "leased": group.leased, "dead": group.dead}
+        unread = {each.topic: each.unread for each in group.unread}
+        out.show_json({**facts, "unread": unread, "needs_force": needs_force, "is_dry_run": True})
+    else:
+        typer.echo(out.printable(what + ("; it needs --force" if needs_force else "")))
 
 
 def _lying(group: wire.Group, *, removes: bool) -> list[str]:
@@ -335,9 +357,10 @@ def reset(
     group: GroupArgument,
     topic: TopicArgument,
     to: Annotated[str, typer.Option("--to", help="begin, end, or a time: 2026-01-31T10:00:00Z, epoch milliseconds.")],
+    dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
-    """Move the position of a group in a topic to the beginning, the end, or a time.
+    """Move the position of a group in a topic to the beginning, the end, or a time. Shows what is unread, and asks.
 
     Messages it skips count as consumed; messages behind the new position are delivered again. Retries are not affected.
     """
@@ -351,8 +374,18 @@ def reset(
             request.end = True
         case _:
             request.at_ms = point_ms(to, "--to", besides="begin, end, ")
-    confirm(f"group {group} will go on from {to} of topic {topic}", yes=yes)
     with session.connect() as client:
+        found = client.topic(topic)
+        unread = next((each.unread for each in found.readers if each.group == group), None)
+        if dry_run and unread is None:
+            raise CommandFailed(f"group {group} has never read topic {topic}", ExitCode.NOT_FOUND)
+        what = _would_reset(group, found, unread or 0, to)
+        if dry_run:
+            _show_reset(session, group, found, unread or 0, what)
+            return
+        changes = {"begin": found.stored > (unread or 0), "end": bool(unread)}
+        if unread is not None and changes.get(to, bool(found.stored)):  # else it changes nothing, or is refused
+            confirm(what, yes=yes)
         offsets = list(client.reset_group(request))
     if session.as_json:
         out.show_json({"group": group, "topic": topic, "offsets": offsets})
@@ -362,3 +395,20 @@ def reset(
             [(str(queue), f"{offset:,}") for queue, offset in enumerate(offsets)],
             numbers=("QUEUE", "OFFSET"),
         )
+
+
+def _would_reset(group: str, topic: wire.Topic, unread: int, to: str) -> str:
+    then = {
+        "begin": "all of them would come",
+        "end": "these would be skipped",
+    }.get(to, "those that were stored before would be skipped, and the others come")
+    has = f"{unread:,} of the {topic.stored:,} messages of topic {topic.name} are unread by group {group}"
+    return f"{has}; from {to} on, {then}"
+
+
+def _show_reset(session: Session, group: str, topic: wire.Topic, unread: int, what: str) -> None:
+    if session.as_json:
+        facts = {"group": group, "topic": topic.name, "stored": topic.stored, "unread": unread}
+        out.show_json({**facts, "is_dry_run": True})
+    else:
+        typer.echo(out.printable(what))

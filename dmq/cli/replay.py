@@ -20,9 +20,10 @@ from broker_adapter.clock import SystemClock
 from broker_adapter.limits import MESSAGE_ID_BYTES_MAX
 from dmq.cli import output as out
 from dmq.cli.cluster import ClusterCaOption, ClusterKeyOption, ClusterTlsOption, asking_cluster, remoting_of
+from dmq.cli.confirm import confirm
 from dmq.cli.errors import CommandFailed, ExitCode, refused
 from dmq.cli.nouns import single
-from dmq.cli.options import Session, with_reason
+from dmq.cli.options import DryRunOption, Session, YesOption, with_reason
 from dmq.cli.progress import Progress
 from dmq.cli.times import past_ms
 
@@ -85,7 +86,8 @@ def replay(
     lost: Annotated[
         list[str] | None, typer.Option(metavar="CELL", help="Cell in the trails whose disk is gone; may be repeated.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would become of them.")] = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
     access_key: ClusterKeyOption = None,
     tls: ClusterTlsOption = False,
     tls_ca: ClusterCaOption = None,
@@ -93,8 +95,8 @@ def replay(
     """Give messages of the inner topic to the daemon once more.
 
     For when the disk of one is gone. What the daemon knows is accepted once. With --trail, what a daemon that is still
-    there fetched is skipped, and what any forwarded. Exits with 1 if a message was not accepted, and says where to go
-    on if it could not finish.
+    there fetched is skipped, and what any forwarded. Says how many there are, and asks. Ends with 7 if a message could
+    not be read, and says where to go on if it could not finish.
     """
     from broker_adapter.topics import check_topic
 
@@ -109,28 +111,35 @@ def replay(
     spared = _spared(trail or (), lost or ())
     tally = _Tally()
 
-    async def run(client: AdminClient, progress: Progress) -> Reading:
+    async def run(client: AdminClient) -> Reading:
         from broker_adapter.remoting import RemotingClient
         from broker_adapter.remoting.reading import Reading
 
         async with RemotingClient(options) as cluster:
             reading = Reading(cluster, check_topic(inner_topic), since_ms, until_ms)
+            count = await reading.begin()
+            if count and not dry_run:
+                confirm(f"up to {count:,} messages of {inner_topic} would be given to the daemon", yes=yes)
             call = _Call(client, inner_topic, due_after_ms, tally, is_dry_run=dry_run)
-            async for each in reading.messages():
-                tally.read += 1
-                await call.add(each, spared)
-                progress.show(f"{tally.read:,} of {reading.total:,}", done=tally.read, of=reading.total)
-            await call.flush()
+            with Progress("replay", quiet=session.as_json) as progress:
+                async for each in reading.messages():
+                    tally.read += 1
+                    await call.add(each, spared)
+                    progress.show(f"{tally.read:,} of {count:,}", done=tally.read, of=count)
+                await call.flush()
         return reading
 
     try:
-        with session.connect() as client, Progress("replay", quiet=session.as_json) as progress, asking_cluster():
-            reading = asyncio.run(run(client, progress))
+        with session.connect() as client, asking_cluster():
+            reading = asyncio.run(run(client))
     except CommandFailed as error:
+        if error.exit_code is ExitCode.USAGE:
+            raise
         raise CommandFailed(f"{error.text}; {_so_far(tally)}", error.exit_code) from error
     _show(session, tally, reading, dry_run=dry_run)
-    if tally.counts["unreadable"]:
-        raise typer.Exit(ExitCode.FAILURE)
+    if unreadable := tally.counts["unreadable"]:
+        text = f"{unreadable:,} of {tally.read:,} messages cannot be read, and were not given"
+        raise CommandFailed(text, ExitCode.PARTIAL if unreadable < tally.read else ExitCode.FAILURE)
 
 
 class _Call:

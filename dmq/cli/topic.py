@@ -13,7 +13,7 @@ from dmq.cli.confirm import confirm
 from dmq.cli.errors import CommandFailed, ExitCode, refusing
 from dmq.cli.facts import show_lags, shown_quota
 from dmq.cli.nouns import noun
-from dmq.cli.options import Session, TopicArgument, YesOption, with_reason, with_session
+from dmq.cli.options import DryRunOption, Session, TopicArgument, YesOption, with_reason, with_session
 from dmq.units import format_duration, format_size, format_time, parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -286,20 +286,44 @@ def rm(
     *,
     topic: TopicArgument,
     force: ForceOption = False,
+    dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
     """Remove a topic and the position of every group in it; refused while messages wait or are unread.
 
-    Its dead letters stay. A removal that has begun is completed, also after a restart.
+    Shows what would be lost, and asks. Its dead letters stay. A removal that has begun is completed, also after a
+    restart.
     """
-    if force:
-        confirm(f"topic {topic} and all its messages will be lost", yes=yes)
     with session.connect() as client:
+        found = client.topic(topic)
+        needs_force = bool(found.pending or (found.stored and not found.readers))
+        needs_force = needs_force or any(each.unread for each in found.readers)
+        if dry_run:
+            _show_lost(session, found, needs_force=needs_force)
+            return
+        if (found.stored or found.pending) and (force or not needs_force):  # else it is refused, and nobody is asked
+            confirm(_lost(found), yes=yes)
         client.remove_topic(topic, force=force)
     if session.as_json:
         out.show_json({"topic": topic, "removed": True})
     else:
         out.show_facts([("removed", topic)])
+
+
+def _lost(topic: wire.Topic) -> str:
+    unread = "".join(f", {each.unread:,} unread by group {each.group}" for each in topic.readers if each.unread)
+    return (
+        f"topic {topic.name} would be removed: {topic.stored:,} messages in its queues{unread}, {topic.pending:,} wait"
+    )
+
+
+def _show_lost(session: Session, topic: wire.Topic, *, needs_force: bool) -> None:
+    if session.as_json:
+        facts = {"topic": topic.name, "stored": topic.stored, "pending": topic.pending}
+        unread = {each.group: each.unread for each in topic.readers}
+        out.show_json({**facts, "unread": unread, "needs_force": needs_force, "is_dry_run": True})
+    else:
+        typer.echo(out.printable(_lost(topic) + ("; it needs --force" if needs_force else "")))
 
 
 def _show(session: Session, topic: wire.Topic) -> None:

@@ -30,7 +30,7 @@ _NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP})
 
 
 class TargetTaken(StoreError):
-    """The place for the copy is there and not empty, or lies in the store itself; nothing was written."""
+    """The place for the copy is not empty, lies in the store, or in a folder that is not there; nothing was written."""
 
 
 class Copied(NamedTuple):
@@ -94,7 +94,7 @@ def place(target: Path, cell_id: str, fill: Callable[[Path], int], *, of: Path) 
 
     ``fill`` returns how many bytes of it are linked. ``of`` is the directory it comes from: nothing is put inside.
     """
-    _check(target, of)
+    check_place(target, of)
     part = target.with_name(f".{target.name}.part")
     try:
         _take_place(part)
@@ -104,7 +104,7 @@ def place(target: Path, cell_id: str, fill: Callable[[Path], int], *, of: Path) 
             cell.mark_created()
             cell.mark_closed()
             size_bytes = sum(each.stat().st_size for each in part.rglob("*") if each.is_file())
-            _check(target, of)
+            check_place(target, of)
             part.rename(target)  # over an empty directory, or over nothing
             (target / _MARK).unlink()
             sync_directory(target.parent)
@@ -129,11 +129,15 @@ def _take_place(part: Path) -> None:
     (part / _MARK).touch(mode=0o600)
 
 
-def _check(target: Path, of: Path) -> None:
+def check_place(target: Path, of: Path) -> None:
+    """Refuse a place for a copy of ``of`` with ``TargetTaken``; nothing is made."""
     if target.resolve().is_relative_to(of.resolve()):
         raise TargetTaken(f"{target} lies in the store itself: a copy needs a place of its own")
     if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
         raise TargetTaken(f"{target} is there and not empty: a copy needs a new folder")
+    if not target.parent.is_dir():
+        why = "none is made, for it may lie on a disk that is not mounted"
+        raise TargetTaken(f"there is no folder {target.parent} for the copy: mount its disk, or make the folder; {why}")
 
 
 def _copy_database(source: Path, target: Path, is_wanted: Callable[[], bool] = lambda: True) -> int:

@@ -22,7 +22,7 @@ from dmq.spool.copies import hold, workplace, write_json
 from dmq.spool.findings import Findings
 from dmq.spool.inspect import How, Look, open_look
 from dmq.spool.salvage_log import Tell
-from dmq.store.backup import place
+from dmq.store.backup import check_place, place
 from dmq.store.rocks import RocksEngine
 from dmq.store.schema import keys
 from dmq.store.schema.index import decode_index, encode_index_waiting
@@ -77,7 +77,7 @@ def salvage(path: Path, target: Path, clock: Clock, tell: Tell) -> Salvaged:
     if not (path / "rocksdb").is_dir():
         raise StoreCorrupt(f"there is no database in {path}")
     made: list[Salvaged] = []
-    target.parent.mkdir(parents=True, exist_ok=True)
+    check_place(target, path)
     with hold(path), workplace(target.parent) as work, ExitStack() as stack:
 
         def fill(database: Path) -> int:

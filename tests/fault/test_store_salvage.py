@@ -231,14 +231,15 @@ def test_a_lost_file_beside_the_tables(made: Made, tmp_path: Path, pattern: str)
 
 
 def test_what_cannot_be_is_refused(made: Made, tmp_path: Path) -> None:
-    """A target that holds something, one inside the store, a store in use, a folder without one: nothing is written."""
+    """A target that is full, inside the store or on no disk, a store in use, a folder without one: nothing is written."""
     clock, quiet = ManualClock(made.now_ms), lambda _: None
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "file").touch()
-    for target in (taken, made.tables / "inside"):
+    for target in (taken, made.tables / "inside", tmp_path / "not" / "mounted"):
         with pytest.raises(TargetTaken):
             salvage(made.tables, target, clock, quiet)
+    assert not (tmp_path / "not").exists()
     with pytest.raises(StoreCorrupt):
         salvage(taken, tmp_path / "new", clock, quiet)
 

@@ -197,13 +197,15 @@ def test_a_copy_that_lost_a_file_is_refused(store: Store, tmp_path: Path) -> Non
 
 
 def test_what_cannot_be_is_refused(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file, a folder with something, a place in the store, a store in use, a copy given up: nothing is left."""
+    """A file, a full folder, a place in the store or on no disk, a store in use, a copy given up: nothing is left."""
     data = tmp_path / "cell"
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for target in (tmp_path / "file", tmp_path / "link", tmp_path, data / "copy", data):
         with pytest.raises(TargetTaken):
             back_up(store, data, target)
+    with pytest.raises(TargetTaken, match="mount its disk, or make the folder"):
+        back_up(store, data, tmp_path / "not" / "mounted" / "copy")
     with pytest.raises(StoreLocked):
         back_up_stopped(data, tmp_path / "copy")
     with pytest.raises(StoreFailed, match="given up"):

@@ -85,7 +85,7 @@ def due_at(at_ms: int) -> dict[str, str]:
 
 def play(daemon: LiveCell, peer: Peer, *options: str) -> Result:
     """Run the command for what was stored within the last hour."""
-    return daemon.run("replay", "--since", str(NOW - HOUR_MS), "--namesrv", peer.address, *options)
+    return daemon.run("replay", "--since", str(NOW - HOUR_MS), "--namesrv", peer.address, "--yes", *options)
 
 
 def counts(result: Result) -> dict[str, Any]:
