@@ -6,8 +6,8 @@ import base64
 import json
 import re
 import sys
-from collections.abc import Generator, Iterator
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, suppress
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -23,15 +23,27 @@ from dmq.cli.files import lines_into
 from dmq.cli.histogram import show_due
 from dmq.cli.nouns import noun
 from dmq.cli.offline import offline
-from dmq.cli.options import KeysOption, LimitOption, OutFileOption, Session, YesOption, session_of, with_output
+from dmq.cli.options import (
+    DryRunOption,
+    JsonOption,
+    KeysOption,
+    LimitOption,
+    OutFileOption,
+    Session,
+    YesOption,
+    session_of,
+    with_output,
+)
 from dmq.cli.progress import Progress
 from dmq.cli.times import instant_ms
 from dmq.units import format_size, parse_size
 
 if TYPE_CHECKING:
+    from broker_adapter.clock import Clock
     from dmq.spool.figures import TypeFigures
     from dmq.spool.inspect import Found
     from dmq.spool.salvage import Report
+    from dmq.spool.salvage_log import Tell
 
 app = noun("spool")
 
@@ -142,12 +154,13 @@ def ls(
     due_before: DueOption = None,
     limit: LimitOption = 50,
     output: ListingOption = None,
+    json: JsonOption = False,
 ) -> None:
     """List waiting entries by directory, next due first.
 
     Running processes are included. Entries that cannot be read are left out; it exits with 4 then.
     """
-    listing = _listing_of(ctx, output)
+    listing = _listing_of(ctx, output, json=json)
     chosen = _chosen_of(type_name, key, is_dead=dead, due_before=due_before)
     reader = _Reader(root)
     with offline(), closing(reader.entries(chosen)) as entries:
@@ -345,14 +358,16 @@ def salvage(
         typer.Argument(metavar="[DIRECTORY]...", help="Directory names.  [default: all that no process uses]"),
     ] = None,
     root: RootOption = _ROOT,
+    dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
     """Recover what can be read of damaged directories; exit with 4 if something is lost.
 
     Each entry that can be read goes into a new directory; when that is complete, the damaged one is put aside as
-    damaged-<id>, with the report as damaged-<id>.json beside it, and is never removed. What is whole stays as it is.
+    damaged-<id>, with the report as damaged-<id>.json beside it, and is never removed. What is whole stays as it
+    is, and nobody is asked about it.
     """
-    from dmq.errors import StoreLocked
+    from dmq.spool.salvage import looked_through
     from dmq.spool.salvage import salvage as salvage_one
 
     known = {path.name: path for path in _directories_of(root)}
@@ -361,20 +376,19 @@ def salvage(
             text = f"there is no directory {name} in {root}"
             raise CommandFailed(text, ExitCode.NOT_FOUND)
     chosen = [known[name] for name in dict.fromkeys(directory or known)]
-    if chosen:
-        confirm(f"what is damaged of {_counted(len(chosen))} of {root} would be saved and put aside", yes=yes)
     reports: list[Report] = []
     used: list[str] = []
-    with offline(), Progress(f"salvage of {root}", quiet=session.as_json) as progress:
-        for path in chosen:
-            try:
-                reports.append(
-                    salvage_one(path, SystemClock(), lambda text, name=path.name: progress.show(f"{name}: {text}"))  # type: ignore[misc]
-                )
-            except StoreLocked as error:
-                if directory:
-                    raise
-                used.append(str(error))
+    if not yes:
+        reports, used = _each(looked_through, chosen, is_named=bool(directory), quiet=session.as_json)
+        damaged = [report for report in reports if report.error]
+        if damaged and not dry_run:
+            what = ", ".join(f"{Path(each.directory).name} ({each.error})" for each in damaged)
+            confirm(f"what can be read of {_counted(len(damaged))} of {root} would be saved: {what}", yes=False)
+        chosen = [Path(report.directory) for report in damaged]
+    if not dry_run and chosen:
+        whole = [report for report in reports if not report.error]
+        reports, left = _each(salvage_one, chosen, is_named=bool(directory), quiet=session.as_json)
+        reports, used = [*whole, *reports], [*used, *left]
     if session.as_json:
         out.show_json([report.as_json() for report in reports])
     else:
@@ -386,6 +400,29 @@ def salvage(
         raise CommandFailed("not everything could be saved; see the reports", ExitCode.DAMAGED)
 
 
+def _each(
+    work: Callable[[Path, Clock, Tell], Report], paths: Sequence[Path], *, is_named: bool, quiet: bool
+) -> tuple[list[Report], list[str]]:
+    """Do something to each directory; return the reports, and which are in use, unless they were named."""
+    from dmq.errors import StoreLocked
+
+    reports: list[Report] = []
+    used: list[str] = []
+    with offline(), Progress("salvage", quiet=quiet) as progress:
+        for path in paths:
+            try:
+                reports.append(work(path, SystemClock(), _named_tell(progress, path.name)))
+            except StoreLocked as error:
+                if is_named:
+                    raise
+                used.append(str(error))
+    return reports, used
+
+
+def _named_tell(progress: Progress, name: str) -> Tell:
+    return lambda text: progress.show(f"{name}: {text}")
+
+
 @app.command()
 @with_output
 def requeue(
@@ -395,11 +432,13 @@ def requeue(
     everything: Annotated[bool, typer.Option("--all", help="The whole dead set.")] = False,
     type_name: TypeOption = None,
     root: RootOption = _ROOT,
+    dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
     """Requeue dead entries of directories that no process uses: due now, attempts reset.
 
     Name them, or mean many with --all, which --type narrows. The process that owns such a directory next sends them.
+    Ends with 7 if some of those named are not dead there.
     """
     from dmq.errors import StoreCorrupt, StoreLocked
     from dmq.spool.requeue import requeue as requeue_in
@@ -408,9 +447,14 @@ def requeue(
         raise refused("give uids, or --all and perhaps --type", "UID", "--all", "--type")
     wanted = {_uid_of(text) for text in uids or ()}
     paths = _directories_of(root)
-    if everything:
+    if dry_run or (everything and not yes):
+        count, missing = _dead_in(paths, wanted, type_name or ())
         what = f" of type {', '.join(type_name)}" if type_name else ""
-        confirm(f"all dead entries{what} in the free directories of {root} would be sent again", yes=yes)
+        text = f"{_entries(count, 'dead ')}{what} in the free directories of {root} would be sent again"
+        if dry_run or not count:
+            _show_requeued(session, text, requeued=count, missing=missing, is_dry_run=dry_run)
+            return
+        confirm(text, yes=False)
     moved, used, exit_code = set[bytes](), list[str](), ExitCode.NOT_FOUND
     with offline(), Progress(f"requeue in {root}", quiet=session.as_json) as progress:
         for path in paths:
@@ -422,17 +466,59 @@ def requeue(
             except StoreCorrupt as error:
                 used.append(f"{path} is damaged: {error}")
                 exit_code = max(exit_code, ExitCode.DAMAGED)
-    left = len(wanted - moved)
+    missing = sorted(uid.hex() for uid in wanted - moved)
     if wanted and not moved:
-        text = f"no such entry is dead in a free directory of {root}{_but(used)}"
+        text = f"not dead in a free directory of {root}: {', '.join(missing)}{_but(used)}"
         raise CommandFailed(text, exit_code)
-    if session.as_json:
-        out.show_json({"requeued": len(moved), "not_found": left, "left_alone": used})
-        return
-    rest = f"; {left:,} not found" if left else ""
-    typer.echo(f"{'1 entry waits' if len(moved) == 1 else f'{len(moved):,} entries wait'} again{rest}")
     for text in used:
         out.note(f"left alone: {text}")
+    text = "1 entry waits again" if len(moved) == 1 else f"{len(moved):,} entries wait again"
+    _show_requeued(session, text, requeued=len(moved), missing=missing, left_alone=used)
+    if exit_code is ExitCode.DAMAGED:
+        raise CommandFailed("a directory is damaged; 'dmq spool salvage' saves what can be read", exit_code)
+
+
+def _dead_in(paths: Sequence[Path], wanted: set[bytes], types: Sequence[str]) -> tuple[int, list[str]]:
+    """Count dead entries in directories that no process uses; return as well which of the wanted ones are none."""
+    from dmq.errors import StoreCorrupt
+    from dmq.spool.copies import holder
+    from dmq.spool.inspect import look
+
+    count, left = 0, set(wanted)
+    with offline():
+        for path in paths:
+            if holder(path):
+                continue
+            try:
+                with look(path, SystemClock()) as opened:
+                    for found in opened.dead():
+                        uid = found.entry.uid
+                        count += (uid in left) if wanted else (not types or found.entry.type_name in types)
+                        left.discard(uid)
+            except StoreCorrupt as error:
+                out.note(str(error))
+    return count, sorted(uid.hex() for uid in left)
+
+
+def _show_requeued(
+    session: Session,
+    text: str,
+    *,
+    requeued: int,
+    missing: Sequence[str],
+    left_alone: Sequence[str] = (),
+    is_dry_run: bool = False,
+) -> None:
+    """Tell what was requeued; the command ends as in part if some that were named are not dead, as not found if all."""
+    if session.as_json:
+        facts = {"requeued": requeued, "not_found": len(missing), "missing": list(missing)}
+        dry = {"is_dry_run": True} if is_dry_run else {}
+        out.show_json({**facts, "left_alone": list(left_alone), **dry})
+    else:
+        typer.echo(out.printable(text))
+    if missing:
+        told = f"not dead in a free directory: {', '.join(missing)}"
+        raise CommandFailed(told, ExitCode.PARTIAL if requeued else ExitCode.NOT_FOUND)
 
 
 @app.command()
@@ -445,11 +531,13 @@ def adopt(
         Path | None,
         typer.Option("--from", metavar="DIR", help="Folder of another spool.  [default: the same]"),
     ] = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
 ) -> None:
     """Move the entries of all directories that no process uses into one, which the next process takes over.
 
     With --from: those of another spool, such as a volume that a replaced container left. Directories in use and damaged
-    ones are left alone, and named.
+    ones are left alone, and named; with a damaged one it exits with 4.
     """
     from dmq.spool.copies import holder
 
@@ -457,7 +545,16 @@ def adopt(
     before = _directories_of(origin)
     used = [f"{path.name} is in use by pid {pid}" for path in before if (pid := holder(path))]
     free = [path for path in before if not any(text.startswith(f"{path.name} ") for text in used)]
-    if origin.resolve() == root.resolve() and len(free) < 2:
+    is_alone = origin.resolve() == root.resolve() and len(free) < 2
+    if not is_alone and free and (dry_run or not yes):
+        count = _entries_in(free)
+        text = f"{_entries(count)} of {_counted(len(free))} of {origin} would be moved into one of {root}"
+        if dry_run:
+            _show_would_adopt(session, text, count, free, used)
+            return
+        if count:
+            confirm(text, yes=False)
+    if is_alone:
         done = _Adopted(free[0].name if free else "", 0, [], [])
     else:
         done = _adopt(root, origin, len(free), quiet=session.as_json)
@@ -466,13 +563,39 @@ def adopt(
     if session.as_json:
         out.show_json({"into": into, "entries": moved, "adopted": adopted, "left_alone": left})
     elif adopted:
-        entries = "1 entry" if moved == 1 else f"{moved:,} entries"
-        typer.echo(out.printable(f"{entries} of {_counted(len(adopted))} now in {root / into}"))
+        typer.echo(out.printable(f"{_entries(moved)} of {_counted(len(adopted))} now in {root / into}"))
     else:
         why = "only one directory is free" if free and origin == root else "no directory is free"
         typer.echo(out.printable(f"nothing to take over in {origin}: {why}"))
     for text in left:
         out.note(f"left alone: {text}")
+    if done.damaged:
+        text = "not everything could be taken over; 'dmq spool salvage' saves what can be read"
+        raise CommandFailed(text, ExitCode.DAMAGED)
+
+
+def _entries_in(paths: Sequence[Path]) -> int:
+    """Count what directories hold, by their own figures; one that is damaged says nothing."""
+    from dmq.errors import StoreError
+    from dmq.spool.figures import figures_of
+    from dmq.spool.inspect import strict_look
+
+    count = 0
+    with offline():
+        for path in paths:
+            with suppress(StoreError), strict_look(path, SystemClock()) as look:
+                count += sum(each.waiting + each.dead for each in figures_of(look))
+    return count
+
+
+def _show_would_adopt(session: Session, text: str, count: int, free: Sequence[Path], used: Sequence[str]) -> None:
+    if session.as_json:
+        facts = {"into": "", "entries": count, "adopted": [path.name for path in free], "left_alone": list(used)}
+        out.show_json({**facts, "is_dry_run": True})
+    else:
+        typer.echo(out.printable(text))
+    for each in used:
+        out.note(f"left alone: {each}")
 
 
 def _uid_of(text: str) -> bytes:
@@ -483,18 +606,24 @@ def _uid_of(text: str) -> bytes:
     return bytes.fromhex(digits)
 
 
-def _listing_of(ctx: typer.Context, given: Listing | None) -> Listing:
+def _listing_of(ctx: typer.Context, given: Listing | None, *, json: bool) -> Listing:
     """Return how to answer: as given here, else as given before the command."""
-    return given or Listing(session_of(ctx).output)
+    if json and given not in {None, Listing.JSON}:
+        raise refused("it is the same as -o json", "--json", "--output")
+    return Listing.JSON if json else given or Listing(session_of(ctx).output)
 
 
 def _directories_of(root: Path) -> list[Path]:
     """Return the directories of the spool; the command ends if there is no such folder."""
-    from dmq.spool.copies import directories
+    from dmq.spool.copies import LOCK_FILE, directories
 
     if not root.is_dir():
         raise CommandFailed(f"there is no spool at {root}", ExitCode.NOT_FOUND)
-    return directories(root)
+    found = directories(root)
+    if not found and not (root / LOCK_FILE).exists():
+        text = f"there is no spool at {root}: no process ever made a directory spool-... in it"
+        raise CommandFailed(text, ExitCode.NOT_FOUND)
+    return found
 
 
 def _plain(found: Found, directory: Path, *, with_body: bool = False) -> dict[str, object]:
@@ -632,7 +761,8 @@ def _adopt(root: Path, origin: Path, free: int, *, quiet: bool) -> _Adopted:
 
 def _show_report(report: Report) -> None:
     if not report.saved_in:
-        typer.echo(out.printable(f"{report.directory}: whole, left as it is"))
+        state = f"damaged: {report.error}" if report.error else "whole, left as it is"
+        typer.echo(out.printable(f"{report.directory}: {state}"))
         return
     uids = [*report.missing_uids[:_NAMED_MAX]]
     more = len(report.missing_uids) - len(uids)
@@ -657,6 +787,10 @@ def _show_report(report: Report) -> None:
 
 def _counted(directories: int) -> str:
     return "1 directory" if directories == 1 else f"{directories:,} directories"
+
+
+def _entries(count: int, kind: str = "") -> str:
+    return f"1 {kind}entry" if count == 1 else f"{count:,} {kind}entries"
 
 
 def _but(used: list[str]) -> str:

@@ -23,6 +23,7 @@ from dmq.errors import StoreError, StoreLocked
 from dmq.store.cell import unusable
 from dmq.store.schema.files import CELL_FILE, CLOSED_FILE
 
+LOCK_FILE = "ADOPT"  # there since a process first opened a directory of the spool
 _WORK = ".work-"
 _COPIES_MAX = 100  # of a manifest that grows meanwhile: it does so a few times a second at most
 _SMALL = ("CURRENT", "IDENTITY", "MANIFEST-*", "OPTIONS-*", "rocksdict-config.json")
@@ -51,7 +52,7 @@ def hold(path: Path) -> Iterator[None]:
 def choosing(root: Path) -> Iterator[None]:
     """Keep the processes of this spool from opening, choosing or removing a directory meanwhile."""
     try:
-        lock = (root / "ADOPT").open("a")
+        lock = (root / LOCK_FILE).open("a")
     except OSError as error:
         raise unusable(root, error) from error
     with lock:

@@ -28,6 +28,7 @@ from broker_adapter.clock import Clock
 from broker_adapter.log import LibraryLog
 from dmq.errors import StoreCorrupt, StoreError, StoreFailed, StoreLocked
 from dmq.spool.clock import ForwardClock
+from dmq.spool.copies import LOCK_FILE
 from dmq.spool.entries import Entries
 from dmq.store.cell import unusable
 from dmq.store.durable import make_directory, sync_directory
@@ -183,7 +184,7 @@ class Root:
     @contextmanager
     def _choosing(self) -> Iterator[None]:
         try:
-            lock = (self.path / "ADOPT").open("a")
+            lock = (self.path / LOCK_FILE).open("a")
         except OSError as error:
             raise unusable(self.path, error) from error
         with lock:

@@ -108,6 +108,25 @@ def salvage(path: Path, clock: Clock, tell: Tell) -> Report:
         return _Salvage(path, work, clock, tell).run()
 
 
+def looked_through(path: Path, clock: Clock, tell: Tell) -> Report:
+    """Return what ``salvage`` would find damaged, and change nothing; ``error`` is empty if that is nothing.
+
+    ``StoreLocked`` if a process uses it, ``StoreCorrupt`` if nothing of it can be read.
+    """
+    with hold(path), workplace(path.parent) as work, ExitStack() as stack:
+        look = open_look(path, work, clock, tell, stack)
+        _find_damage(look, tell)
+        return Report(directory=str(path), error=look.error, opened=look.how)
+
+
+def _find_damage(look: Look, tell: Tell) -> None:
+    """Say in ``look`` what is damaged, where it opened as if nothing was."""
+    if look.how is How.STRICT:
+        tell("reading it")
+        if findings := Checker(look, tell).run():
+            look.error = look.holes[0].error if look.holes else findings[0]
+
+
 class _Salvage:
     def __init__(self, path: Path, work: Path, clock: Clock, tell: Tell) -> None:
         self._path = path
@@ -126,12 +145,9 @@ class _Salvage:
     def run(self) -> Report:
         with ExitStack() as stack:
             look = open_look(self._path, self._work, self._clock, self._tell, stack)
-            if look.how is How.STRICT:
-                self._tell("reading it")
-                findings = Checker(look, self._tell).run()
-                if not findings:
-                    return Report(directory=str(self._path), error="", opened=look.how)
-                look.error = look.holes[0].error if look.holes else findings[0]
+            _find_damage(look, self._tell)
+            if not look.error:
+                return Report(directory=str(self._path), error="", opened=look.how)
             self._name_dropped(look)
             fresh = self._work / "fresh"
             store = Store.open(fresh, self._clock, store_options())

@@ -119,7 +119,7 @@ def test_a_disk_is_gone_and_the_audit_looks_at_the_cluster(tmp_path: Path) -> No
     with service("two") as two:
 
         def replay(*more: str) -> dict[str, Any]:
-            names = ("--namesrv", cluster().rocketmq.names, "--inner-topic", inner, "-o", "json")
+            names = ("--namesrv", cluster().rocketmq.names, "--inner-topic", inner, "--yes", "-o", "json")
             since = ("--address", two.address, "--since", str(began_ms - 60_000))
             ran = run_command("replay", *since, *names, *more)
             assert ran.returncode == 0, ran.stderr

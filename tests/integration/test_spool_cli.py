@@ -159,7 +159,7 @@ def test_directories_of_dead_processes_become_one(tmp_path: Path) -> None:
     for spool in spools[1:]:
         spool.close()
     try:
-        result = dmq("adopt", "--root", str(tmp_path / "spool"), "-o", "json")
+        result = dmq("adopt", "--root", str(tmp_path / "spool"), "--yes", "-o", "json")
         assert result.returncode == 0, result.stderr
         found = json.loads(result.stdout)
         assert (found["entries"], len(found["adopted"])) == (20, 2)

@@ -139,10 +139,13 @@ def test_the_folder_can_come_from_the_environment(root: Path) -> None:
 
 @pytest.mark.parametrize("command", ["ls", "stats", "check", "export", "salvage", "adopt"])
 def test_a_folder_that_is_not_there(tmp_path: Path, command: str) -> None:
-    """Exit code 3, one line, and it is not made."""
+    """Exit code 3, one line, and it is not made; a folder that is there and is no spool's neither is one."""
     result = run("spool", command, "--root", str(tmp_path / "none"), "-o", "json")
     assert result.exit_code == 3
     assert error_of(result)["message"] == f"there is no spool at {tmp_path / 'none'}"
+    result = run("spool", command, "--root", str(tmp_path))
+    told = f"dmq: there is no spool at {tmp_path}: no process ever made a directory spool-... in it\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (3, "", told)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -310,15 +313,22 @@ def test_export_of_what_is_damaged(root: Path) -> None:
 
 
 def test_a_salvage_asks_first(root: Path) -> None:
-    """Nobody can be asked here: --yes is needed."""
+    """Which directories are damaged, and how. Nobody can be asked here: --yes is needed; a dry run needs none."""
+    (directory,) = root.glob("spool-*")
+    (directory / "CELL").write_text("{", encoding="utf-8")
     result = run("spool", "salvage", "--root", str(root))
     assert (result.exit_code, result.stdout) == (2, "")
+    assert f"what can be read of 1 directory of {root} would be saved: {directory.name} (" in result.stderr
     assert "use --yes" in result.stderr
+    dry = run("spool", "salvage", "--root", str(root), "--dry-run")
+    assert (dry.exit_code, dry.stdout.startswith(f"{directory}: damaged: ")) == (0, True)
+    assert list(root.glob("spool-*")) == [directory]
 
 
-def test_a_salvage_of_what_is_whole(root: Path) -> None:
-    """It says so, and leaves it."""
-    result = run("spool", "salvage", "--root", str(root), "--yes")
+@pytest.mark.parametrize("options", [(), ("--yes",), ("--dry-run",)])
+def test_a_salvage_of_what_is_whole(root: Path, options: tuple[str, ...]) -> None:
+    """It says so, and leaves it; nobody is asked about nothing."""
+    result = run("spool", "salvage", "--root", str(root), *options)
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.endswith(": whole, left as it is\n")
 
@@ -352,9 +362,13 @@ def test_a_salvage_of_what_is_in_use_or_not_there(root: Path) -> None:
 
 
 def test_requeue_by_uid(root: Path) -> None:
-    """It waits again, due now, as if it had never failed; a uid that is not dead is counted."""
+    """It waits again, due now, as if it had never failed; a uid that is not dead is named, and it ends in part."""
+    dry = run("spool", "requeue", uid_of(1), uid_of(3), "--root", str(root), "--dry-run", "--json")
+    told = {"requeued": 1, "not_found": 1, "missing": [uid_of(3)], "left_alone": [], "is_dry_run": True}
+    assert (dry.exit_code, json.loads(dry.stdout), ids(root, "--dead")) == (7, told, [1, 2])
     result = run("spool", "requeue", uid_of(1), uid_of(3), "--root", str(root))
-    assert (result.exit_code, result.stdout) == (0, "1 entry waits again; 1 not found\n")
+    assert (result.exit_code, result.stdout) == (7, "1 entry waits again\n")
+    assert result.stderr == f"dmq: not dead in a free directory: {uid_of(3)}\n"
     assert ids(root, "--dead") == [2]
     (found,) = json.loads(run("spool", "show", uid_of(1), "--root", str(root), "-o", "json").stdout)
     assert (found["state"], found["attempts"]) == ("waiting", 0)
@@ -363,13 +377,14 @@ def test_requeue_by_uid(root: Path) -> None:
 
 
 def test_requeue_of_all(root: Path) -> None:
-    """Asked about first; a type narrows it."""
-    assert run("spool", "requeue", "--all", "--root", str(root)).exit_code == 2
-    assert run("spool", "requeue", "--all", "--type", "orders", "--root", str(root), "--yes").stdout.startswith(
-        "0 entries"
-    )
+    """Asked about first, with how many; a type narrows it, and nobody is asked about none."""
+    asked = run("spool", "requeue", "--all", "--root", str(root))
+    assert (asked.exit_code, "dmq: 2 dead entries in the free directories" in asked.stderr) == (2, True)
+    for options in ((), ("--yes",)):
+        none = run("spool", "requeue", "--all", "--type", "orders", "--root", str(root), *options)
+        assert (none.exit_code, none.stdout[:2]) == (0, "0 ")
     result = run("spool", "requeue", "--all", "--type", "bills", "--root", str(root), "--yes", "-o", "json")
-    assert json.loads(result.stdout) == {"requeued": 2, "not_found": 0, "left_alone": []}
+    assert json.loads(result.stdout) == {"requeued": 2, "not_found": 0, "missing": [], "left_alone": []}
     assert ids(root, "--dead") == []
 
 
@@ -385,7 +400,11 @@ def test_adoption_from_another_spool(root: Path, tmp_path: Path) -> None:
     """A volume that somebody left: its entries are in this spool afterwards, its directory is gone."""
     target = tmp_path / "target"
     target.mkdir()
-    result = run("spool", "adopt", "--root", str(target), "--from", str(root))
+    asked = run("spool", "adopt", "--root", str(target), "--from", str(root))
+    assert (asked.exit_code, f"dmq: 8 entries of 1 directory of {root} would be moved" in asked.stderr) == (2, True)
+    dry = run("spool", "adopt", "--root", str(target), "--from", str(root), "--dry-run")
+    assert (dry.exit_code, dry.stdout[:9], list(target.iterdir())) == (0, "8 entries", [])
+    result = run("spool", "adopt", "--root", str(target), "--from", str(root), "--yes")
     (new,) = target.glob("spool-*")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout == f"8 entries of 1 directory now in {new}\n"
@@ -410,3 +429,4 @@ def test_adoption_says_why_not(root: Path, tmp_path: Path) -> None:
     result = run("spool", "adopt", "--root", str(target), "--from", str(root), "-o", "json")
     (left,) = json.loads(result.stdout)["left_alone"]
     assert left.startswith(f"{directory.name} is damaged: ")
+    assert result.exit_code == 4
