@@ -18,7 +18,7 @@ from spark_audit.report.message import words
 from spark_audit.report.message.files import Gap, Row, Snapshot, TrailFiles, packed_forms, unpacked
 from spark_audit.report.message.verdict import Judge
 
-FOUND, NOT_FOUND, USAGE = 0, 1, 2
+FOUND, NOT_FOUND, USAGE = 0, 3, 2  # 1 is what ends with a traceback
 GRACE_MS = 120_000
 _CONTEXT = ("GAP", "SUBSCRIBED", "RESET", "TAIL_LOST")
 
@@ -32,7 +32,7 @@ def main(
     progress: TextIO | None = None,
     grace_ms: int = GRACE_MS,
 ) -> int:
-    """Write the way of one message to ``out``: 0 when it was found, 1 when not, 2 when there is nothing to search.
+    """Write the way of one message to ``out``: 0 when it was found, 3 when not, 2 when there is nothing to search.
 
     ``progress`` (stderr) hears once a second how far it is. A message found only in a snapshot was found.
     """

@@ -136,7 +136,7 @@ class Cell:
         figures = self.exporter.figures
         return replace(
             known,
-            trail=str(self.exporter.trail),
+            trail=str(self.exporter.trail.absolute()),
             exported_sequence=figures.exported_sequence,
             lag_ms=figures.oldest_waiting_ms,
             export_error=figures.error,

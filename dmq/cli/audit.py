@@ -27,6 +27,7 @@ from dmq.units import format_size, parse_duration
 
 if TYPE_CHECKING:
     from broker_adapter.remoting import RemotingOptions
+    from dmq.admin import admin_v1 as wire
 
 app = noun("audit")
 
@@ -40,9 +41,7 @@ _MASTER = "local[*]"
 DataOption = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="Directory of a stopped daemon, or of a spool's process.")
 ]
-TrailOption = Annotated[
-    str | None, typer.Option("--trail", metavar="DIR", help="The trail.  [default: as the daemon is configured]")
-]
+TrailOption = Annotated[str | None, typer.Option("--trail", metavar="DIR", help="The trail.  [default: the daemon's]")]
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", envvar="DMQ_CONFIG", metavar="FILE", help="The daemon's TOML file.")
 ]
@@ -101,7 +100,8 @@ def run(
         *_steps_asked(state, incremental=incremental, is_bounded=since is not None or until is not None),
     ]
     settings, memory = _settings(conf or ()), java_memory(driver_memory)
-    where = _trail_of(trail, data, config)
+    _check_out(into)
+    where = _trail_of(session, trail, data, config)
     remoting = None
     if cluster is not None:
         _check_place(where, master or _MASTER, incremental=incremental)
@@ -122,7 +122,7 @@ def run(
 
 
 @app.command()
-@with_output
+@with_session
 def explain(
     session: Session,
     *,
@@ -132,9 +132,8 @@ def explain(
     config: ConfigOption = None,
 ) -> None:
     """Tell the story of one message, event by event, and what became of it. Needs no Spark and no Java."""
-    where = _trail_of(trail, data, config)
-    if _is_elsewhere(where) or not Path(where).is_dir():
-        raise CommandFailed(f"there is no trail at {where}", ExitCode.NOT_FOUND)
+    where = _trail_of(session, trail, data, config)
+    _check_is_trail(where)
     package = package_folder("spark_audit")
     require("dmq audit explain", "server", "pyarrow")
     command = [sys.executable, "-m", "spark_audit", "explain", "--trail", where]
@@ -223,14 +222,14 @@ def _is_of_spool(data: Path) -> bool:
 def _local_trail(trail: str | None, data: Path, config: Path | None) -> Path:
     if trail is None and _is_of_spool(data):
         raise refused("the directory of a spool does not tell its trail: give --trail", "--data")
-    where = _trail_of(trail, data, config)
+    where = trail if trail is not None else _configured(data, config)[0]
     if _is_elsewhere(where):
         raise refused("a trail is written to a local directory", "--trail", given=where)
     return Path(where)
 
 
 @app.command()
-@with_output
+@with_session
 def ls(
     session: Session,
     *,
@@ -239,9 +238,8 @@ def ls(
     config: ConfigOption = None,
 ) -> None:
     """List the cells of the trail with their events, gaps and snapshots."""
-    where = _trail_of(trail, data, config)
-    if _is_elsewhere(where) or not Path(where).is_dir():
-        raise CommandFailed(f"there is no trail at {where}", ExitCode.NOT_FOUND)
+    where = _trail_of(session, trail, data, config)
+    _check_is_trail(where)
     from dmq.audit.cells import cells_of
 
     try:
@@ -409,19 +407,63 @@ def _snapshot(session: Session, *, is_wanted: bool) -> dict[str, object] | None:
     return taken
 
 
-def _trail_of(trail: str | None, data: Path | None, config: Path | None) -> str:
-    """Return the trail that is meant: the one given, else that of the daemon's configuration; a usage error if off."""
+def _trail_of(session: Session, trail: str | None, data: Path | None, config: Path | None) -> str:
+    """Return the trail that is meant: the one given, one that is configured here, else that of the daemon."""
     if trail is not None:
         return trail
-    from dmq.config import ConfigError, load
+    if data is not None or config is not None:
+        return _configured(data, config)[0]
+    near = ""
+    if "address" not in session.chosen().sources:  # no daemon is named, so this machine is meant
+        near, is_default = _configured(None, None)
+        if not is_default:
+            return near
+    try:
+        with session.connect() as client:
+            found = client.status()
+    except CommandFailed as error:
+        if error.exit_code is ExitCode.UNAVAILABLE and near and Path(near).is_dir():
+            out.note(f"{error.text}; its trail would be at {near}")
+            return near
+        text = f"{error.text}; without a daemon, say where the trail is with --trail, --data or --config"
+        raise CommandFailed(text, error.exit_code) from error
+    return _trail_here(found, session.chosen().target().address)
+
+
+def _configured(data: Path | None, config: Path | None) -> tuple[str, bool]:
+    """Return where the configuration has the trail, and whether that is by default; a usage error if it is off."""
+    from dmq.config import ConfigError, load_with_origins
 
     try:
-        found = load({"data": str(data) if data is not None else None}, config_file=config).trail_path
+        loaded, origins = load_with_origins({"data": str(data) if data is not None else None}, config_file=config)
     except ConfigError as error:
         raise CommandFailed(str(error), ExitCode.USAGE) from error
-    if found is None:
+    if loaded.trail_path is None:
         raise CommandFailed("the trail is off in the configuration; name one with --trail", ExitCode.USAGE)
-    return str(found)
+    return str(loaded.trail_path), origins["trail"] == origins["data"] == "default"
+
+
+def _trail_here(found: wire.GetStatusResponse, address: str) -> str:
+    """Return the trail of a daemon if it is on this machine; else the command ends and says what to give."""
+    where = found.outbox.trail
+    if not where:
+        raise CommandFailed(f"the daemon at {address} writes no trail; name one with --trail", ExitCode.NOT_FOUND)
+    cells = {path.stem for path in (Path(where) / "cells").glob("*.json")}
+    if not Path(where).is_dir() or (cells and found.cell_id not in cells):
+        what = f"the daemon at {address} writes its trail to {where} of its own machine, and it is not on this one"
+        raise CommandFailed(f"{what}: run the command there, or name a copy with --trail", ExitCode.NOT_FOUND)
+    return where
+
+
+def _check_is_trail(where: str) -> None:
+    if _is_elsewhere(where) or not (Path(where) / "events").is_dir():
+        raise CommandFailed(f"there is no trail at {where}", ExitCode.NOT_FOUND)
+
+
+def _check_out(into: Path) -> None:
+    """Make no folder above the one that is named: a disk may not be mounted."""
+    if not into.absolute().parent.is_dir():
+        raise refused("its parent folder must be there: make it, or mount its disk", "--out", given=str(into))
 
 
 def _is_elsewhere(trail: str) -> bool:

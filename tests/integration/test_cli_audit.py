@@ -100,7 +100,7 @@ def spark(tmp_path: Path) -> FakeSpark:
 
 
 def test_a_snapshot_of_a_running_daemon(daemon: Daemon) -> None:
-    """It is there when the command returns; asked again with nothing new, it is the same one."""
+    """There when the command returns; asked again with nothing new, the same one. Its trail need not be named."""
     with WireClient(daemon.address) as client:
         client.send(a_message("orders", "01" + "A" * 32, deliver_at_ms=4_000_000_000_000))
     first = answer_of(dmq("-a", daemon.address, "audit", "snapshot", "-o", "json"))
@@ -112,6 +112,12 @@ def test_a_snapshot_of_a_running_daemon(daemon: Daemon) -> None:
     shown = dmq("-a", daemon.address, "audit", "snapshot")
     assert shown.returncode == 0
     assert f"{first['path']}, which was there" in shown.stdout
+    listed = answer_of(dmq("audit", "ls", "-a", daemon.address, "--json"))
+    assert (Path(listed["trail"]), len(listed["cells"])) == ((daemon.data / "trail").absolute(), 1)
+    told = dmq("audit", "explain", "01" + "A" * 32, "-a", daemon.address)
+    assert (told.returncode, "ACCEPTED" in told.stdout.upper()) == (0, True), told.stdout
+    nosuch = dmq("audit", "explain", "nosuch", "-a", daemon.address, "--json")
+    assert (nosuch.returncode, json.loads(nosuch.stdout)["found"]) == (3, False)
     in_use = dmq("audit", "snapshot", "--data", str(daemon.data))
     assert (in_use.returncode, "is in use by another process" in in_use.stderr) == (6, True)
     assert dmq("-a", daemon.address, "audit", "snapshot", "--trail", "elsewhere").returncode == 2

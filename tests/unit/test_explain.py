@@ -215,7 +215,7 @@ def test_an_id_is_found_however_it_is_written(tmp_path: Path, packed: bytes, ask
 def test_a_text_id_in_another_case_is_another_id(tmp_path: Path) -> None:
     """Only hex digits mean the same in both cases."""
     write(tmp_path, SCHEDULED | {"message_id": b"\0order-1"})
-    said(tmp_path, "Order-1", code=1)
+    said(tmp_path, "Order-1", code=3)
     assert packed_forms("order-1") == [b"\0order-1"]
 
 
@@ -223,7 +223,7 @@ def test_an_unknown_id_says_what_was_searched(tmp_path: Path) -> None:
     """So that a wrong trail is seen at once."""
     write(tmp_path, SCHEDULED)
     write(tmp_path, SCHEDULED, cell="pay")
-    text = said(tmp_path, "nobody", code=1)
+    text = said(tmp_path, "nobody", code=3)
     assert "not found in 2 files of 2 cells" in text
     assert "cells searched: pay, shop" in text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.admin_source import FixedSource
@@ -103,6 +104,36 @@ def test_errors_of_the_daemon_have_exit_codes(daemon: type[FakeClient], failure:
             "exit_code": exit_code,
             "message": "a",
         }
+
+
+@pytest.mark.parametrize("command", ["audit ls", "audit explain x", "audit run --out o --no-snapshot"])
+def test_a_trail_that_is_elsewhere(
+    daemon: type[FakeClient], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    """What the daemon tells is looked for on this machine; what to give is said, and nothing near is taken for it."""
+    monkeypatch.chdir(tmp_path)
+    result = run(*command.split(), "--address", "far:1")
+    assert (result.exit_code, result.stdout) == (3, "")
+    told = "the daemon at far:1 writes its trail to somewhere/data/trail of its own machine, and it is not on this one"
+    assert result.stderr == f"dmq: {told}: run the command there, or name a copy with --trail\n"
+    (tmp_path / "somewhere" / "data" / "trail" / "cells").mkdir(parents=True)
+    (tmp_path / "somewhere" / "data" / "trail" / "cells" / "another.json").touch()
+    assert run(*command.split()).exit_code == 3
+    daemon.failure = DaemonUnavailable("nobody answers")
+    monkeypatch.setenv("DMQ_ADDRESS", "far:1")
+    (tmp_path / "dmq-data" / "trail").mkdir(parents=True)
+    result = run(*command.split())
+    assert (result.exit_code, result.stdout) == (6, "")
+    assert "without a daemon, say where the trail is with --trail, --data or --config" in result.stderr
+
+
+def test_json_has_a_short_form(daemon: type[FakeClient]) -> None:
+    """Before and behind the command, and for errors; another format beside it is refused."""
+    whole = run("status", "-o", "json").stdout
+    for arguments in (("status", "--json"), ("--json", "status"), ("-o", "table", "status", "--json")):
+        assert run(*arguments).stdout == whole
+    assert error_of(run("status", "--timeout", "soon", "--json"))["kind"] == "usage"
+    assert run("status", "--json", "-o", "table").exit_code == 2
 
 
 def test_an_unexpected_error_is_one_line_and_debug_shows_the_rest(
