@@ -138,7 +138,16 @@ def explain(
     require("dmq audit explain", "server", "pyarrow")
     command = [sys.executable, "-m", "spark_audit", "explain", "--trail", where]
     command += ["--json"] if session.as_json else []
-    ended = subprocess.run([*command, "--", message_id], env={**os.environ, **path_to(package)}, check=False)
+    ended = subprocess.run(
+        [*command, "--", message_id],
+        env={**os.environ, **path_to(package)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    typer.echo(ended.stdout, nl=False)
+    if ended.returncode == ExitCode.NOT_FOUND:
+        raise CommandFailed(f"the trail at {where} has nothing of message {message_id}", ExitCode.NOT_FOUND)
     raise typer.Exit(ended.returncode if ended.returncode >= 0 else ExitCode.FAILURE)
 
 

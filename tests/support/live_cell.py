@@ -57,11 +57,11 @@ class WatchedClient(client.AdminClient):
 class LiveCell:
     """The broker, what answers operators and clients about it, and a thread that serves both."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, acl: Path | None = None) -> None:
         self.rig = EmbeddedRig(path, on_disk=False, queues=3)
         self.cell: Cell
         self._config = DaemonConfig(
-            listen=Address("127.0.0.1", 0), data=path, tls_certificate="off", queues_per_topic=self.rig.queues
+            listen=Address("127.0.0.1", 0), data=path, tls_certificate="off", queues_per_topic=self.rig.queues, acl=acl
         )
         self._server: Transport
         self._loop = asyncio.new_event_loop()
@@ -89,6 +89,10 @@ class LiveCell:
     def do(self, work: Coroutine[Any, Any, _Answer]) -> _Answer:
         """Do something to the broker, where it runs."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(3 * PATIENCE_S)
+
+    def begin(self, work: Coroutine[Any, Any, object]) -> None:
+        """Begin something where the broker runs, and do not wait for it."""
+        asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, *arguments: str, stdin: bytes = b"") -> Result:
         """Run a command that asks this daemon."""
@@ -122,15 +126,15 @@ async def _keep_nothing(encoded: bytes) -> None:
 
 
 @contextmanager
-def live_cell(path: Path) -> Iterator[LiveCell]:
-    """Give a daemon that commands find; it ends with the context."""
+def live_cell(path: Path, *, acl: Path | None = None) -> Iterator[LiveCell]:
+    """Give a daemon that commands find; it ends with the context. With ``acl`` it wants an access key of that file."""
     WatchedClient.deadlines = []
     WatchedClient.before_call = staticmethod(lambda name: None)
     was = structlog.get_config()  # what the broker logs has no place among what commands print
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
     try:
         with patch("dmq.admin.client.AdminClient", WatchedClient):
-            live = LiveCell(path)
+            live = LiveCell(path, acl=acl)
             try:
                 yield live
             finally:

@@ -111,7 +111,19 @@ def test_a_topic_that_holds_messages_is_removed_by_force(daemon: LiveCell) -> No
         "dmq: bad request: the topic holds messages: 1 wait for their time, 2 are unread by group 'billing'; "
         "--force loses them\n"
     )
-    assert daemon.run("topic", "rm", "orders", "--force").exit_code == 2
+    asked = daemon.run("topic", "rm", "orders", "--force")
+    lost = "topic orders would be removed: 5 messages in its queues, 2 unread by group billing, 1 wait"
+    assert (asked.exit_code, asked.stderr) == (2, f"dmq: {lost}; there is no terminal to ask at; use --yes\n")
+    assert daemon.run("topic", "rm", "orders", "--dry-run").stdout == f"{lost}; it needs --force\n"
+    told = json.loads(daemon.run("topic", "rm", "orders", "--dry-run", "-o", "json").stdout)
+    assert told == {
+        "topic": "orders",
+        "stored": 5,
+        "pending": 1,
+        "unread": {"billing": 2},
+        "needs_force": True,
+        "is_dry_run": True,
+    }
     assert "orders" in names(daemon, "topic")
     assert json.loads(daemon.run("topic", "rm", "orders", "--force", "--yes", "-o", "json").stdout) == {
         "topic": "orders",
@@ -119,6 +131,26 @@ def test_a_topic_that_holds_messages_is_removed_by_force(daemon: LiveCell) -> No
     }
     assert "orders" not in names(daemon, "topic")
     assert daemon.deadlines[-2] == ("RemoveTopic", 600.0)
+
+
+def test_nobody_is_asked_about_an_empty_topic(live: LiveCell) -> None:
+    """Its removal loses nothing."""
+    live.run("topic", "create", "empty")
+    assert live.run("topic", "rm", "empty").stdout == "removed  empty\n"
+
+
+def test_a_reset_says_what_it_skips(daemon: LiveCell) -> None:
+    """Or what comes again; one that changes nothing is not asked about, one that cannot be is refused at once."""
+    command = ("group", "reset", "billing", "orders", "--to")
+    has = "2 of the 5 messages of topic orders are unread by group billing"
+    assert daemon.run(*command, "end", "--dry-run").stdout == f"{has}; from end on, these would be skipped\n"
+    told = json.loads(daemon.run(*command, "begin", "--dry-run", "-o", "json").stdout)
+    assert told == {"group": "billing", "topic": "orders", "stored": 5, "unread": 2, "is_dry_run": True}
+    assert f"dmq: {has}; from begin on, all of them would come; there is no" in daemon.run(*command, "begin").stderr
+    assert daemon.run(*command, "end", "--yes").exit_code == 0
+    assert daemon.run(*command, "end").exit_code == 0
+    for options in ((), ("--dry-run",)):
+        assert daemon.run("group", "reset", "nobody", "orders", "--to", "end", *options).exit_code == 3
 
 
 def test_a_group_is_made_and_removed(daemon: LiveCell) -> None:
