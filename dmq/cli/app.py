@@ -14,19 +14,13 @@ from broker_adapter.extras import ExtraMissing, command
 from dmq.cli.errors import CommandFailed, ExitCode, describe, wants_json
 from dmq.cli.nouns import NOUNS, Group
 from dmq.cli.options import (
-    AccessKeyOption,
     AddressOption,
     ContextOption,
     JsonOption,
     OutputOption,
-    SecretFileOption,
     Session,
     TimeoutOption,
-    TlsCaOption,
-    TlsCertOption,
-    TlsKeyOption,
-    TlsOption,
-    TlsServerNameOption,
+    with_connection,
 )
 from dmq.contexts import Context
 from dmq.errors import DmqError
@@ -138,6 +132,7 @@ app = typer.Typer(
 
 
 @app.callback()
+@with_connection
 def _root(
     ctx: typer.Context,
     *,
@@ -146,24 +141,9 @@ def _root(
     output: OutputOption = None,
     json: JsonOption = False,
     timeout: TimeoutOption = None,
-    access_key: AccessKeyOption = None,
-    secret_file: SecretFileOption = None,
-    tls: TlsOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
-    tls_server_name: TlsServerNameOption = None,
+    given: Context,
     version: Annotated[  # noqa: ARG001 - acted upon by its callback
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    given = Context(
-        tls=tls,
-        tls_ca=tls_ca,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        tls_server_name=tls_server_name or "",
-        access_key=access_key or "",
-        secret_file=secret_file,
-    )
     ctx.obj = Session(given=given).but(address, output, timeout, context, json=json)

@@ -18,11 +18,7 @@ from dmq.cli.nouns import noun
 from dmq.cli.options import (
     AddressOption,
     Session,
-    TlsCaOption,
-    TlsCertOption,
-    TlsKeyOption,
-    TlsOption,
-    TlsServerNameOption,
+    with_connection,
     with_output,
 )
 from dmq.contexts import (
@@ -42,55 +38,45 @@ from dmq.units import parse_address
 app = noun("context")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the context.")]
-AccessKeyOption = Annotated[str | None, typer.Option("--access-key", metavar="KEY", help="Access key.")]
-SecretFileOption = Annotated[
-    Path | None,
-    typer.Option("--secret-file", metavar="FILE", help="File that holds its secret.  [default: asks for the secret]"),
-]
 
 
 @app.command()
 @with_output
+@with_connection
 def add(
     session: Session,
     *,
     name: NameArgument,
     address: AddressOption = None,
-    access_key: AccessKeyOption = None,
-    secret_file: SecretFileOption = None,
-    tls: TlsOption = None,
-    tls_ca: TlsCaOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
-    tls_server_name: TlsServerNameOption = None,
+    given: Context,
     replacing: Annotated[bool, typer.Option("--replace", help="Write over a context of this name.")] = False,
 ) -> None:
     """Keep where a daemon is and how to speak to it. The first context is the current one.
 
-    Files are kept by their paths. A secret that is typed, or read from a pipe, is kept in the file of contexts, which
-    only this user can read.
+    Files are kept by their paths. The secret of an --access-key is in --secret-file or DMQ_SECRET_KEY, else it is asked
+    for, or read from a pipe, and kept in the file of contexts, which only this user can read. Of the other variables
+    nothing is kept.
     """
     with refusing("NAME", name):
         check_name(name)
     with refusing("--address", address):
         where = str(parse_address(address or ADDRESS_DEFAULT))
-    if secret_file is not None and access_key is None:
+    if given.secret_file is not None and not given.access_key:
         raise refused("a secret belongs to an --access-key", "--secret-file")
-    if (tls_cert is None) != (tls_key is None):
+    if (given.tls_cert is None) != (given.tls_key is None):
         raise refused("a client certificate and its key go together", "--tls-cert", "--tls-key")
     if not replacing and name in load().by_name:
         raise CommandFailed(f"there is a context {name!r} already; --replace writes over it", ExitCode.USAGE)
-    context = Context(
+    context = replace(
+        given,
         address=where,
-        tls=tls,
-        tls_ca=_kept(tls_ca, "--tls-ca"),
-        tls_cert=_kept(tls_cert, "--tls-cert"),
-        tls_key=_kept(tls_key, "--tls-key"),
-        tls_server_name=tls_server_name or "",
-        access_key=access_key or "",
-        secret=_ask(access_key) if access_key and secret_file is None else "",
-        secret_file=_kept(secret_file, "--secret-file"),
+        tls_ca=_kept(given.tls_ca, "--tls-ca"),
+        tls_cert=_kept(given.tls_cert, "--tls-cert"),
+        tls_key=_kept(given.tls_key, "--tls-key"),
+        secret_file=_kept(given.secret_file, "--secret-file"),
     )
+    if given.access_key and given.secret_file is None:
+        context = replace(context, secret=_ask(given.access_key))
     choose(Said("option", context)).target()  # what cannot be used is said now
     with changing() as held:
         held[0] = held[0].holding(name, context)

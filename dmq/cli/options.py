@@ -268,6 +268,41 @@ def with_timeout(command: Callable[..., None]) -> Callable[..., None]:
     return _with(command, {**_OUTPUT, "timeout": TimeoutOption})
 
 
+_CONNECTION = {
+    "access_key": AccessKeyOption,
+    "secret_file": SecretFileOption,
+    "tls": TlsOption,
+    "tls_ca": TlsCaOption,
+    "tls_cert": TlsCertOption,
+    "tls_key": TlsKeyOption,
+    "tls_server_name": TlsServerNameOption,
+}
+
+
+def with_connection(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, as ``given``, what the options about TLS and the access key say; the address is its own affair."""
+
+    @wraps(command)
+    def run(*args: Any, **options: Any) -> None:  # noqa: ANN401 - the command's
+        said = {name: options.pop(name) for name in _CONNECTION}
+        texts = {name: said[name] or "" for name in ("access_key", "tls_server_name")}
+        command(*args, given=Context(**{**said, **texts}), **options)
+
+    own = signature(command, eval_str=True)
+    parameters: list[Parameter] = []
+    for each in own.parameters.values():
+        if each.name != "given":
+            parameters.append(each)
+            continue
+        parameters += [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=option)
+            for name, option in _CONNECTION.items()
+        ]
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # what typer looks at
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
 def _with(command: Callable[..., None], common: Mapping[str, object]) -> Callable[..., None]:
     parameters = [
         Parameter("ctx", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),
