@@ -280,7 +280,7 @@ _CONNECTION = {
 
 
 def with_connection(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, as ``given``, what the options about TLS and the access key say; the address is its own affair."""
+    """Give a command, as ``given``, what the options about TLS and the access key say; not the address."""
 
     @wraps(command)
     def run(*args: Any, **options: Any) -> None:  # noqa: ANN401 - the command's
