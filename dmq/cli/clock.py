@@ -52,13 +52,13 @@ def accept(session: Session, *, dry_run: DryRunOption = False, yes: YesOption = 
 
     with session.connect() as client:
         answer = wire.AcceptClockResponse(clock=client.clock().clock)
-        is_held = answer.clock.is_held or not answer.clock.is_steady
-        if is_held:
-            timeline = client.status().timeline
-            if dry_run:
-                _show_would(session, answer.clock, timeline)
-                return
-            confirm(_would(answer.clock, timeline), yes=yes)
+        if answer.clock.is_held or not answer.clock.is_steady:
+            if dry_run or not yes:
+                timeline = client.status().timeline
+                if dry_run:
+                    _show_would(session, answer.clock, timeline)
+                    return
+                confirm(_would(answer.clock, timeline), yes=False)
             answer = client.accept_clock(session.why)
     if session.as_json:
         out.show_json(out.to_plain(answer))

@@ -375,17 +375,8 @@ def reset(
         case _:
             request.at_ms = point_ms(to, "--to", besides="begin, end, ")
     with session.connect() as client:
-        found = client.topic(topic)
-        unread = next((each.unread for each in found.readers if each.group == group), None)
-        if dry_run and unread is None:
-            raise CommandFailed(f"group {group} has never read topic {topic}", ExitCode.NOT_FOUND)
-        what = _would_reset(group, found, unread or 0, to)
-        if dry_run:
-            _show_reset(session, group, found, unread or 0, what)
+        if (dry_run or not yes) and not _goes_on(session, client.topic(topic), group, to, dry_run=dry_run):
             return
-        changes = {"begin": found.stored > (unread or 0), "end": bool(unread)}
-        if unread is not None and changes.get(to, bool(found.stored)):  # else it changes nothing, or is refused
-            confirm(what, yes=yes)
         offsets = list(client.reset_group(request))
     if session.as_json:
         out.show_json({"group": group, "topic": topic, "offsets": offsets})
@@ -395,6 +386,22 @@ def reset(
             [(str(queue), f"{offset:,}") for queue, offset in enumerate(offsets)],
             numbers=("QUEUE", "OFFSET"),
         )
+
+
+def _goes_on(session: Session, topic: wire.Topic, group: str, to: str, *, dry_run: bool) -> bool:
+    """Ask whether to reset a group; show what that would be, and say no, for a dry run."""
+    unread = next((each.unread for each in topic.readers if each.group == group), None)
+    if unread is None:
+        if dry_run:
+            raise CommandFailed(f"group {group} has never read topic {topic.name}", ExitCode.NOT_FOUND)
+        return True  # it is refused
+    what = _would_reset(group, topic, unread, to)
+    if dry_run:
+        _show_reset(session, group, topic, unread, what)
+        return False
+    if {"begin": topic.stored > unread, "end": bool(unread)}.get(to, bool(topic.stored)):  # else it changes nothing
+        confirm(what, yes=False)
+    return True
 
 
 def _would_reset(group: str, topic: wire.Topic, unread: int, to: str) -> str:

@@ -295,14 +295,15 @@ def rm(
     restart.
     """
     with session.connect() as client:
-        found = client.topic(topic)
-        needs_force = bool(found.pending or (found.stored and not found.readers))
-        needs_force = needs_force or any(each.unread for each in found.readers)
-        if dry_run:
-            _show_lost(session, found, needs_force=needs_force)
-            return
-        if (found.stored or found.pending) and (force or not needs_force):  # else it is refused, and nobody is asked
-            confirm(_lost(found), yes=yes)
+        if dry_run or not yes:
+            found = client.topic(topic)
+            needs_force = bool(found.pending or (found.stored and not found.readers))
+            needs_force = needs_force or any(each.unread for each in found.readers)
+            if dry_run:
+                _show_lost(session, found, needs_force=needs_force)
+                return
+            if (found.stored or found.pending) and (force or not needs_force):  # else it is refused, nobody is asked
+                confirm(_lost(found), yes=False)
         client.remove_topic(topic, force=force)
     if session.as_json:
         out.show_json({"topic": topic, "removed": True})
