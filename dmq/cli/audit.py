@@ -466,7 +466,8 @@ def _trail_here(found: wire.GetStatusResponse, address: str) -> str:
 
 def _check_is_trail(where: str) -> None:
     if _is_elsewhere(where) or not (Path(where) / "events").is_dir():
-        raise CommandFailed(f"there is no trail at {where}", ExitCode.NOT_FOUND)
+        yet = ": nothing was exported to it yet, 'dmq audit snapshot' does that" if Path(where).is_dir() else ""
+        raise CommandFailed(f"there is no trail at {where}{yet}", ExitCode.NOT_FOUND)
 
 
 def _check_out(into: Path) -> None:

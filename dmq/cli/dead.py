@@ -474,7 +474,7 @@ def _missing(client: AdminClient, request: wire.StartJobRequest) -> list[str]:
 
 def _told_missing(request: wire.StartJobRequest, missing: Sequence[str]) -> str:
     but = "" if len(request.filter.ListFields()) == 1 else " that the other options mean"
-    return f"no dead letters of group {request.group}{but}, or redriven or purged before: {', '.join(missing)}"
+    return f"not among the dead letters of group {request.group} without an outcome{but}: {', '.join(missing)}"
 
 
 def _fail_if_missing(request: wire.StartJobRequest, missing: Sequence[str]) -> None:

@@ -313,9 +313,8 @@ def rm(
 
 def _lost(topic: wire.Topic) -> str:
     unread = "".join(f", {each.unread:,} unread by group {each.group}" for each in topic.readers if each.unread)
-    return (
-        f"topic {topic.name} would be removed: {topic.stored:,} messages in its queues{unread}, {topic.pending:,} wait"
-    )
+    stored = f"{topic.stored:,} message{'' if topic.stored == 1 else 's'} in its queues"
+    return f"topic {topic.name} would be removed: {stored}{unread}, {topic.pending:,} pending"
 
 
 def _show_lost(session: Session, topic: wire.Topic, *, needs_force: bool) -> None:

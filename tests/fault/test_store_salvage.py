@@ -231,7 +231,7 @@ def test_a_lost_file_beside_the_tables(made: Made, tmp_path: Path, pattern: str)
 
 
 def test_what_cannot_be_is_refused(made: Made, tmp_path: Path) -> None:
-    """A target that is full, inside the store or on no disk, a store in use, a folder without one: nothing is written."""
+    """A target that is full, in the store or on no disk, a store in use, a folder without one: nothing is written."""
     clock, quiet = ManualClock(made.now_ms), lambda _: None
     taken = tmp_path / "taken"
     taken.mkdir()
