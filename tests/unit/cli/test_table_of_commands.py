@@ -146,8 +146,8 @@ EXAMPLES = {
         f"--since {NOW - 60_000} --until {NOW} --namesrv {{peer}}", part=f"--since {NOW} --namesrv {{peer}} --yes"
     ),
     "clock show": Example(""),
-    "backoff show": Example(""),
-    "backoff simulate": Example(f"--seed 1 --start {NOW}"),
+    "backoff show": Example("", asking="--group workers", unknown="--group nosuch"),
+    "backoff simulate": Example(f"--seed 1 --start {NOW}", asking="--group workers", unknown="--group nosuch"),
     "broker routes": Example(
         "dmq_inner_topic --namesrv {peer}",
         unknown="nosuch --namesrv {peer}",
