@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from pydantic import SecretStr, ValidationError
 
+import dmq.cli
 from dmq.config import LOW_WATER_BYTES_MAX, LOW_WATER_BYTES_MIN, ConfigError, DaemonConfig, load
 from dmq.units import Address
 
@@ -139,6 +141,16 @@ def test_the_addresses_of_a_kubernetes_service_are_no_settings(monkeypatch: pyte
     assert load() == DaemonConfig()
     monkeypatch.setenv("DMQ_PORT", "8081")  # what somebody set who takes it for a setting
     assert problems() == ["DMQ_PORT: unknown variable; did you mean DMQ_TRANSPORT?"]
+
+
+def test_what_commands_read_from_the_environment_stops_no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has a spool named for ``dmq spool`` can run a daemon, and ``dmq audit``, in the same shell."""
+    commands = Path(dmq.cli.__file__).parent
+    read = {name for each in commands.glob("*.py") for name in re.findall(r'envvar="(\w+)"', each.read_text("utf-8"))}
+    assert read >= {"DMQ_SPOOL", "DMQ_CONFIG"}
+    for name in read - {f"DMQ_{key.upper()}" for key in DaemonConfig.model_fields} - {"DMQ_CONFIG"}:
+        monkeypatch.setenv(name, "x")
+    assert load() == DaemonConfig()
 
 
 def test_embedded_topics_are_refused_where_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
