@@ -105,6 +105,12 @@ def start(arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> For
     return process
 
 
+def start_with(arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, fds: Sequence[int]) -> Forked:
+    """Start ``dmq`` with these arguments and these files for stdin, stdout and stderr, which stay the caller's."""
+    stdin, out, err = fds
+    return _start(arguments, env, cwd, out, err, stdin=stdin)
+
+
 def run(
     arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout_s: float, code: str = ""
 ) -> subprocess.CompletedProcess[str]:
@@ -133,13 +139,21 @@ def run_code(code: str, *arguments: str, cwd: Path, timeout_s: float) -> subproc
     return subprocess.run(command, cwd=cwd, check=False, capture_output=True, text=True, timeout=timeout_s)
 
 
-def _start(arguments: Sequence[str], env: Mapping[str, str], cwd: Path, out: int, err: int, code: str = "") -> Forked:
+def _start(
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    cwd: Path,
+    out: int,
+    err: int,
+    code: str = "",
+    stdin: int | None = None,
+) -> Forked:
     request = json.dumps({"arguments": list(arguments), "env": dict(env), "cwd": str(cwd), "code": code}).encode()
     assert len(request) < _MESSAGE_BYTES_MAX
     read, write = os.pipe()
     with _asking:
         server = _server()
-        socket.send_fds(server, [request], [out, err, write])
+        socket.send_fds(server, [request], [out, err, write, *([] if stdin is None else [stdin])])
         pid = int(server.recv(16))
     os.close(write)
     return Forked(pid, read)
@@ -172,7 +186,7 @@ def _serve(connection: socket.socket) -> None:
     importlib.import_module("support.command_tree").warm()
     gc.freeze()  # what is there now stays shared with the forks
     while True:
-        request, fds, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES_MAX, 3)
+        request, fds, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES_MAX, 4)
         if not request:
             return
         watcher = os.fork()
@@ -192,27 +206,28 @@ def _reaped() -> bool:
         return False
 
 
-def _watch(connection: socket.socket, request: dict[str, Any], out: int, err: int, ended: int) -> NoReturn:
+def _watch(
+    connection: socket.socket, request: dict[str, Any], out: int, err: int, ended: int, stdin: int | None = None
+) -> NoReturn:
     """Start the process, say who it is, wait for it, and say how it ended."""
     pid = os.fork()
     if not pid:
         connection.close()
         os.close(ended)
-        _become(request, out, err)
+        _become(request, out, err, stdin)
     connection.send(b"%d" % pid)
     connection.close()
-    os.close(out)
-    os.close(err)
+    for each in (out, err, *([] if stdin is None else [stdin])):
+        os.close(each)
     _, status = os.waitpid(pid, 0)
     os.write(ended, b"%d" % os.waitstatus_to_exitcode(status))
     os._exit(0)
 
 
-def _become(request: dict[str, Any], out: int, err: int) -> NoReturn:
-    os.dup2(out, 1)
-    os.dup2(err, 2)
-    os.close(out)
-    os.close(err)
+def _become(request: dict[str, Any], out: int, err: int, stdin: int | None) -> NoReturn:
+    for mine, theirs in ((out, 1), (err, 2), *([] if stdin is None else [(stdin, 0)])):
+        os.dup2(mine, theirs)
+        os.close(mine)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])

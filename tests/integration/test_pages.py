@@ -1,0 +1,396 @@
+"""Each block of code on each page is run, in the order in which it stands there, as a reader would.
+
+``NOT_RUN`` is all that is not, each with its reason; it is looked at as far as that goes. A block that is new is run by
+itself. If a reader needs something beforehand that the page does not give him, it is made in ``BEFORE``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.acl import ACL, HOOK
+from support.client_builds import CLIENTS
+from support.daemon import run_command
+from support.effort import at_length
+from support.jvm import SHORT_LIVED
+from support.official_client import JAVA, require
+from support.pages import ROOT, Block, arguments, blocks, commands, pages
+from support.reader import Reader
+
+from broker_adapter.delay import INNER_TOPIC, unwrap
+from broker_adapter.message import Message
+from broker_adapter.wire.mapping import encode
+from dmq import Delivered, Spool, Spooled
+
+_IS_DRAWN = "a drawing"
+_IS_SUM = "an equation"
+_OF_MAKE = "a target of make, in a checkout"
+_IN_FRONT = "needs an Apache RocketMQ cluster: tests/cluster::test_the_examples_of_the_documentation_run"
+# By page and how their first lines begin. A test that is named runs it, or the like of it.
+NOT_RUN = {
+    "CONTRIBUTING.md": {"make lint      #": _OF_MAKE, "make coverage": _OF_MAKE, "make test ARGS": _OF_MAKE},
+    "README.md": {
+        "python3 -m venv": "installs 400 MB: tests/integration::test_the_first_screen",
+        "make demo": _OF_MAKE,
+        "sent         1,000": "figures of a run: tests/integration::test_a_killed_daemon_loses_nothing",
+    },
+    "dmq/http2/README.md": {"server = Http2Server(": "a piece of a server"},
+    "docs/ARCHITECTURE.md": {
+        "official RocketMQ 5 clients": _IS_DRAWN,
+        "dmq  ->  retry": _IS_DRAWN,
+        "timeline   deliver_at_ms": _IS_DRAWN,
+    },
+    "docs/AUDIT.md": {
+        "scheduled = fired": _IS_SUM,
+        "fired = acked": _IS_SUM,
+        "dmq audit run --out audit --cluster": "a cluster: tests/cluster::test_a_topic_is_read_back_as_it_was_sent",
+        "sent = there": _IS_SUM,
+        "dmq audit run --master": "needs clusters of Spark: tests/integration::test_a_cluster_gets_the_package",
+    },
+    "docs/CLIENTS.md": {"import java.time.Duration": "needs Java: tests/integration::test_the_example_in_java"},
+    "docs/CLUSTER.md": {
+        "message = Message()": _IN_FRONT,
+        "Message message =": _IN_FRONT,
+        "msg := ": _IN_FRONT,
+        "from broker_adapter.delay": _IN_FRONT,
+        '{"topic": "orders"': "what another program sends",
+        "dmq replay": "needs a cluster: tests/cluster::test_a_disk_is_gone_and_the_audit_looks_at_the_cluster",
+    },
+    "docs/COMMANDS.md": {
+        "dmq serve": "a list and no program: tests/tidy::test_the_page_of_commands_has_each_of_them_once",
+    },
+    "docs/DEPLOY.md": {
+        "python3.11 -m venv": "installs for all users, needs systemd: tests/unit::test_the_unit_is_one",
+        "docker build": "needs Docker: tests/unit::test_the_image_is_described_without_a_complaint",
+        "DMQ_BROKER=rocketmq": "needs Docker: tests/unit::test_the_compose_file_is_one",
+        "kubectl create": "needs Kubernetes: tests/unit::test_kubernetes_takes_it",
+    },
+    "docs/HOOK.md": {
+        'topics = { "redelivery_*"': "a part of a file: tests/integration::test_the_sidecar_client_signs",
+        "200 messages/s": _IS_SUM,
+        "def post_fork": "needs gunicorn",
+        "# confluent-kafka": "needs Kafka, RabbitMQ and a server of HTTP",
+    },
+    "docs/MUTANTS.md": {"make mutants": _OF_MAKE},
+    "docs/QUEUES.md": {
+        "$ dmq broker": "needs a cluster: tests/cluster::test_members_say_what_is_theirs_and_lags_are_told",
+        "broker = await connect": "needs a cluster: tests/cluster::test_environments_never_see_each_other",
+    },
+    "docs/TESTING.md": {
+        "make test": _OF_MAKE,
+        "unshare -rn": "runs all tests",
+        "make disturb": _OF_MAKE,
+    },
+    "docs/TRAIL.md": {"<trail>/": _IS_DRAWN},
+}
+# Pages whose Python blocks are pieces of one program.
+PIECES = {"docs/HOOK.md"}
+_Step = Callable[[Reader], None]
+BEFORE: dict[tuple[str, str], _Step] = {}
+AFTER: dict[tuple[str, str], _Step] = {}
+
+
+def before(page: str, part: str) -> Callable[[_Step], _Step]:
+    """Do something before each block of that page with this in it."""
+
+    def put(step: _Step) -> _Step:
+        BEFORE[page, part] = step
+        return step
+
+    return put
+
+
+def after(page: str, part: str) -> Callable[[_Step], _Step]:
+    """Look at what is there once such a block is done."""
+
+    def put(step: _Step) -> _Step:
+        AFTER[page, part] = step
+        return step
+
+    return put
+
+
+# -- what pages take for granted, and what is to come of their blocks --------------------------------------------------
+
+
+@before("docs/ACCESS_KEYS.md", "dmq context add")
+def _(reader: Reader) -> None:
+    """A daemon with these keys, whose certificate the reader has."""
+    reader.serve("--acl", "acl.toml")
+    reader.shell("cp dmq-data/tls/certificate.pem ca.pem")
+    reader.instead["dmq.example:8081"] = reader.address
+    reader.env = {key: value for key, value in reader.env.items() if key != "DMQ_ADDRESS"}
+    reader.env |= {"DMQ_ACCESS_KEY": "operator", "DMQ_SECRET_KEY": "..."}
+    reader.shell(f"dmq topic create orders-eu --address {reader.address}")
+    del reader.env["DMQ_ACCESS_KEY"], reader.env["DMQ_SECRET_KEY"]
+    reader.typed = "...\n"
+
+
+@after("docs/ACCESS_KEYS.md", "dmq context add")
+def _(reader: Reader) -> None:
+    assert re.search(r"on-call.*orders-eu", reader.said[-1]), reader.said[-1]
+
+
+@before("docs/AUDIT.md", "pip install")
+def _(reader: Reader) -> None:
+    """A daemon with a message."""
+    reader.serve()
+    reader.instead["0100163E0A0B0C..."] = reader.shell('dmq msg send orders "hello" --delay 1h').strip()
+
+
+@before("docs/CLUSTER.md", "dmq serve --broker")
+def _(reader: Reader) -> None:
+    """No proxy is there, which is what the daemon is for; each of the page's daemons is the only one."""
+    if reader.daemon is not None:
+        reader.stop()
+    reader.instead |= {"10.0.0.1:8081": "127.0.0.1:1", "10.0.0.1:9876": "127.0.0.1:1"}
+
+
+class Producer:
+    """A producer that is up, or not."""
+
+    def __init__(self) -> None:
+        self.sent: list[object] = []
+        self.is_up = True
+
+    def send(self, *sent: object) -> str:
+        """Send, or fail."""
+        if not self.is_up:
+            raise ConnectionError("no route")
+        self.sent.append(sent)
+        return "receipt"
+
+
+@before("docs/HOOK.md", "outcome = redelivery.send(")
+def _(reader: Reader) -> None:
+    reader.names |= {"producer": Producer()}
+
+
+@after("docs/HOOK.md", "outcome = redelivery.send(")
+def _(reader: Reader) -> None:
+    """A send while the broker is up, and one while it is away."""
+    redelivery, producer = reader.names["redelivery"], reader.names["producer"]
+    assert reader.names["outcome"] == Delivered(uid=reader.names["outcome"].uid)
+    producer.is_up = False
+    assert isinstance(redelivery.send("order-created", b"2"), Spooled)
+    assert redelivery.close().still_waiting == 1
+    producer.is_up = True
+    reader.names["message"] = "hello"
+
+
+@after("docs/HOOK.md", "from dmq import durable")
+def _(reader: Reader) -> None:
+    """The producer's own receipt when it is up, ``Spooled`` when it is not."""
+    durable = reader.names["producer"]
+    assert durable.send("again") == "receipt"
+    durable.redelivery.close()
+
+
+@before("docs/HOOK.md", "from dmq import SidecarClient")
+def _(reader: Reader) -> None:
+    reader.serve()
+
+
+@after("docs/HOOK.md", "from dmq import SidecarClient")
+def _(reader: Reader) -> None:
+    reader.names["redelivery"].close()
+
+
+@before("docs/HOOK.md", "from retry import RetryPolicy, Exponential")
+def _(reader: Reader) -> None:
+    from retry.testing import ManualClock, MemorySink
+
+    reader.names["spool"] = MemorySink(ManualClock())
+
+
+@after("docs/HOOK.md", "from retry import RetryPolicy, Exponential")
+def _(reader: Reader) -> None:
+    reader.names["redelivery"].close()
+
+
+@after("docs/HOOK.md", "from retry import Redelivery, Spooled")
+def _(reader: Reader) -> None:
+    """What readers copy into their own tests."""
+    reader.names["test_an_outage_loses_no_order"]()
+
+
+@before("docs/OPERATIONS.md", "dmq topic set orders --max-pending")
+def _(reader: Reader) -> None:
+    """A message, and a group."""
+    reader.instead["MESSAGE_ID"] = reader.shell('dmq msg send orders "hello" --delay 1h').strip()
+    reader.shell("dmq group create billing")
+    (reader.folder / "backup").mkdir()
+
+
+@before("docs/OPERATIONS.md", "/backup/dmq-stopped")
+def _(reader: Reader) -> None:
+    reader.stop()
+
+
+@before("docs/OPERATIONS.md", "dmq spool check")
+def _(reader: Reader) -> None:
+    """A spool as well, of which one process died."""
+    reader.env["DMQ_SPOOL"] = str(reader.folder / "spool")
+    Spool(reader.folder / "spool").close()
+
+
+@before("docs/OPERATIONS.md", "dmq clock accept")
+def _(reader: Reader) -> None:
+    reader.serve("--data", reader.mine("/var/lib/dmq"))
+
+
+@before("docs/QUEUES.md", "import asyncio")
+def _(reader: Reader) -> None:
+    """The broker in the program's own process, which the page says is the same, and no waiting for ever."""
+    reader.instead |= {
+        "rocketmq-remoting://127.0.0.1:9876": "embedded:data",
+        "await asyncio.Event().wait()": "await asyncio.sleep(0)",
+    }
+
+
+@before("examples/README.md", ".venv/bin/dmq serve")
+def _(reader: Reader) -> None:
+    """In a checkout."""
+    (reader.folder / "examples").mkdir()
+    for each in (ROOT / "examples").glob("*.py"):
+        text = reader.mine(each.read_text(encoding="utf-8"))
+        (reader.folder / "examples" / each.name).write_text(text, encoding="utf-8")
+
+
+@after("examples/README.md", "examples/delayed.py")
+def _(reader: Reader) -> None:
+    """It comes, and not before its time."""
+    found = re.fullmatch(r"sent     (\w+)\nreceived \1 two seconds later after ([\d.]+) s\n", reader.said[-1])
+    assert found, reader.said[-1]
+    assert float(found[2]) >= 2.0
+
+
+# -- the blocks --------------------------------------------------------------------------------------------------------
+
+
+def reason(block: Block) -> str:
+    """Why a block is not run; empty if it is."""
+    return next((why for first, why in NOT_RUN.get(block.page, {}).items() if block.first.startswith(first)), "")
+
+
+def step(steps: dict[tuple[str, str], _Step], block: Block) -> _Step:
+    """What is done before or after a block."""
+    return next((each for (page, part), each in steps.items() if page == block.page and part in block.text), _nothing)
+
+
+def _nothing(_: Reader) -> None:
+    """Most blocks need nothing else."""
+
+
+RUN = [page for page in pages() if any(not reason(each) for each in blocks(page))]
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_each_block_runs_in_its_order(page: str, tmp_path: Path) -> None:
+    """In one folder, with the daemon that the page starts, and with the output that it shows."""
+    with Reader(tmp_path) as reader:
+        for block in blocks(page):
+            if not reason(block):
+                step(BEFORE, block)(reader)
+                reader.do(block, is_piece=page in PIECES)
+                step(AFTER, block)(reader)
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("sh", "dmq spool nonsense\n"),
+        ("sh", "$ echo 019F109194EC8B7B510B167A78389AB77A is waiting\n019F109194EC8B7B510B167A78389AB77A is ready\n"),
+        ("sh", "pip install 'rock-dmq[everything]'\n"),
+        ("python", "import dmq.nonsense\n"),
+        ("ruby", "puts 1\n"),
+    ],
+)
+def test_a_block_that_is_wrong_is_noticed(language: str, text: str, tmp_path: Path) -> None:
+    """A command that fails, other output, an extra that there is not, Python that fails, and what nobody can run."""
+    with Reader(tmp_path) as reader, pytest.raises(AssertionError):
+        reader.do(Block("README.md", 1, language, text), is_piece=False)
+
+
+def test_what_is_said_of_blocks_is_of_one() -> None:
+    """No reason and no preparation is left of a block that is gone; a test that is named is there."""
+    there = {page: blocks(page) for page in pages()}
+    named = [(page, first) for page, found in NOT_RUN.items() for first in found]
+    for page, first in named:
+        assert sum(each.first.startswith(first) for each in there[page]) == 1, (page, first)
+    for page, part in [*BEFORE, *AFTER]:
+        assert any(part in each.text and not reason(each) for each in there[page]), (page, part)
+    for page, first in named:
+        for folder, name in re.findall(r"(tests/\w+)::(\w+)", NOT_RUN[page][first]):
+            sources = (each.read_text(encoding="utf-8") for each in (ROOT / folder).glob("test_*.py"))
+            assert any(f"def {name}(" in each for each in sources), (page, first)
+
+
+def listed() -> Iterator[Block]:
+    """The blocks that are not run."""
+    for page in pages():
+        yield from (each for each in blocks(page) if reason(each))
+
+
+def test_what_is_not_run_can_be_read() -> None:
+    """By the shell, or whatever its language is."""
+    for block in listed():
+        match block.language:
+            case "sh" if not block.has_output and block.page != "docs/COMMANDS.md":
+                subprocess.run(["sh", "-n", "-c", block.text], check=True, timeout=10)
+            case "python":
+                compile(block.text, block.page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            case "toml":  # it is what the tests of such keys give one
+                key = tomllib.loads(ACL)["keys"][HOOK.access_key]
+                assert tomllib.loads(block.text) == {name: each for name, each in key.items() if name != "secret"}
+            case "json":  # the body of a message that the daemon takes from a cluster
+                sent = Message(topic=INNER_TOPIC, message_id="01" * 17, body=block.text.encode())
+                assert unwrap(encode(sent).payload).topic == "orders"
+
+
+def test_commands_that_are_not_run_have_their_options() -> None:
+    """Of ``dmq``, the targets of ``make``, and files of this repository."""
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for block in listed():
+        if (block.language != "sh" and not block.has_output) or block.page == "docs/COMMANDS.md":
+            continue
+        for each in commands(block):
+            assert set(re.findall(r"\bmake ([\w-]+)", each.text.partition("#")[0])) <= targets, each.text
+            assert [path for path in re.findall(r"\bdeploy/[\w./-]+", each.text) if not (ROOT / path).exists()] == []
+            for words in arguments(each.text):
+                done = run_command(*words, "--help")
+                assert done.returncode == 0, (each.text, done.stderr)
+
+
+@at_length
+def test_the_example_in_java(tmp_path: Path) -> None:
+    """It gets what it sent, whatever came before it."""
+    require(JAVA)
+    (block,) = (each for each in blocks("docs/CLIENTS.md") if each.language == "java")
+    with Reader(tmp_path) as reader:
+        reader.serve()
+        reader.shell('dmq msg send orders "hello"')
+        (tmp_path / "Later.java").write_text(reader.mine(block.text), encoding="utf-8")
+        options = [*SHORT_LIVED, f"-Duser.home={tmp_path}", "-cp", f"{CLIENTS}/java/.cache/lib/*"]
+        said = reader.shell(shlex.join(["java", *options, "Later.java"]))
+        assert re.fullmatch(r"([0-9A-F]{34} Optional\S+\n){2}", said), said
+
+
+@at_length
+@pytest.mark.skipif(shutil.which("docker") is None, reason="no docker here")
+def test_docker_has_the_options_that_it_is_given() -> None:
+    """Its command is asked, which needs no daemon of Docker."""
+    lines = [each.text.split() for block in listed() for each in commands(block) if each.text.startswith("docker ")]
+    for words in lines:
+        said = subprocess.run([*words[:2], "--help"], check=True, capture_output=True, text=True, timeout=60).stdout
+        options = {each for each in words[2 : words.index("dmq", 4) if "dmq" in words[4:] else None] if each[0] == "-"}
+        assert [each for each in options if f" {each} " not in said and f" {each}," not in said] == []
+    assert len(lines) == 3
