@@ -222,11 +222,15 @@ def _(reader: Reader) -> None:
     reader.names["test_an_outage_loses_no_order"]()
 
 
-@before("docs/OPERATIONS.md", "dmq topic set orders --max-pending")
+@before("docs/OPERATIONS.md", "dmq group ls   ")
 def _(reader: Reader) -> None:
     """A message, and a group."""
     reader.instead["MESSAGE_ID"] = reader.shell('dmq msg send orders "hello" --delay 1h').strip()
     reader.shell("dmq group create billing")
+
+
+@before("docs/OPERATIONS.md", "dmq topic set orders --max-pending")
+def _(reader: Reader) -> None:
     (reader.folder / "backup").mkdir()
 
 
