@@ -159,6 +159,9 @@ class EmbeddedRig:
     async def close(self) -> None:
         await self.broker.close()
         self.scheduler.close()
+        with suppress(StoreError):
+            self.store.commit([])
+        await asyncio.sleep(0)  # the loop is told of all that was committed
         self.check_ledger()
         with suppress(StoreError):  # of a store that a test broke, or of an engine that crashed
             self.store.close()
