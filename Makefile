@@ -38,7 +38,7 @@ ifndef BESIDE_EACH_OTHER
 .NOTPARALLEL:
 endif
 .PHONY: help env demo demo-rocketmq test readme clients-matrix disturb coverage lint fmt docs release bench fuzz mutants lock clean distclean \
-	clients node-client go-client java-client rust-client chromium
+	clients client-programs node-client go-client java-client rust-client chromium
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1 - \2/p' $(firstword $(MAKEFILE_LIST))
@@ -150,10 +150,14 @@ $(STAMPS)/fuzz: locks/fuzz.txt $(STAMPS)/dev
 	@$(INSTALL) -r locks/fuzz.txt
 	@touch $@
 
-# What the tests use beside Python, built beside each other.
-clients: $(STAMPS)/dev
-	@$(MAKE) --silent --no-print-directory -j BESIDE_EACH_OTHER=1 \
-		node-client go-client java-client rust-client chromium $(STAMPS)/collected
+# What the tests use beside our own packages needs none of them, so both are made beside each other.
+CLIENT_PROGRAMS := node-client go-client java-client rust-client chromium
+
+client-programs:
+	@$(MAKE) --silent --no-print-directory -j BESIDE_EACH_OTHER=1 $(CLIENT_PROGRAMS)
+
+clients:
+	@$(MAKE) --silent --no-print-directory -j BESIDE_EACH_OTHER=1 $(CLIENT_PROGRAMS) $(STAMPS)/collected
 
 # The tests once compiled: each worker of the first run would compile all of them for itself.
 $(STAMPS)/collected: $(STAMPS)/dev
@@ -182,8 +186,9 @@ $(NODE_DIR)/node_modules/.stamp: $(NODE_DIR)/package.json $(NODE_DIR)/package-lo
 	@touch $@
 
 # The programs around the official Go, Java and Rust clients; their first use in a test builds them as well.
-go-client java-client rust-client: $(STAMPS)/dev
-	@PYTHONPATH=tests $(PY) -m support.client_builds $(@:-client=)
+go-client java-client rust-client:
+	@[ -n "$(PYTHON)" ] || { echo "make: Python 3.11 or newer is needed" >&2; exit 1; }
+	@PYTHONPATH=tests "$(PYTHON)" -m support.client_builds $(@:-client=)
 
 # A browser, for the tests that look at the audit's report. Required in CI (root gets it installed), a named skip elsewhere.
 chromium:
