@@ -161,6 +161,42 @@ def _secret_of(what: Context) -> str:
     return what.secret
 
 
+def said_by(environ: Mapping[str, str]) -> Context:
+    """Return what environment variables say of a daemon, the address as it stands there."""
+    ca, certificate, key, secret_file = (
+        environ.get(name, "") for name in ("DMQ_TLS_CA", "DMQ_TLS_CLIENT_CERT", "DMQ_TLS_CLIENT_KEY", "DMQ_SECRET_FILE")
+    )
+    return Context(
+        address=environ.get("DMQ_ADDRESS", ""),
+        tls_ca=Path(ca) if ca else None,
+        tls_cert=Path(certificate) if certificate else None,
+        tls_key=Path(key) if key else None,
+        tls_server_name=environ.get("DMQ_TLS_SERVER_NAME", ""),
+        access_key=environ.get("DMQ_ACCESS_KEY", ""),
+        secret=environ.get("DMQ_SECRET_KEY", ""),
+        secret_file=Path(secret_file) if secret_file else None,
+    )
+
+
+def target_by(environ: Mapping[str, str]) -> Target:
+    """Return the daemon that environment variables name, or else the current context; raises ``ContextError``.
+
+    With an address nothing of a context counts: what is secret of it is not for another daemon.
+    """
+    said = said_by(environ)
+    if said.address:
+        try:
+            said = replace(said, address=str(parse_address(said.address)))
+        except ValueError as error:
+            raise ContextError(f"DMQ_ADDRESS is {said.address!r:.80}: {error}") from None
+    variables = Said("environment", said)
+    contexts = Contexts() if said.address else load()
+    name = environ.get(CONTEXT_VARIABLE, "") or contexts.current
+    if said.address or not name:
+        return choose(variables).target()
+    return choose(variables, Said(f"context {name}", contexts.get(name))).target()
+
+
 def target_of(name: str = "") -> Target:
     """Return where the context ``name`` leads; without a name the one of ``DMQ_CONTEXT``, or the current one."""
     contexts = load()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from retry.hook.closing import Closed
     from retry.hook.codecs import Arguments, Codec, Encoded, PlainCodec
     from retry.hook.durable import durable
+    from retry.hook.environment import EnvironmentInvalid
     from retry.hook.handlers import Attempt, HandlerExists, UnknownType
     from retry.hook.health import Checked, Health, HealthStatus
     from retry.hook.metrics import HookMetrics
@@ -39,6 +40,7 @@ _HOMES = {
     "retry.hook.closing": ("Closed",),
     "retry.hook.codecs": ("Arguments", "Codec", "Encoded", "PlainCodec"),
     "retry.hook.durable": ("durable",),
+    "retry.hook.environment": ("EnvironmentInvalid",),
     "retry.hook.handlers": ("Attempt", "HandlerExists", "UnknownType"),
     "retry.hook.health": ("Checked", "Health", "HealthStatus"),
     "retry.hook.metrics": ("HookMetrics",),
@@ -75,6 +77,7 @@ __all__ = [
     "Delivered",
     "Encoded",
     "Entry",
+    "EnvironmentInvalid",
     "Exponential",
     "Fixed",
     "HandlerExists",

@@ -26,6 +26,7 @@ from dmq.contexts import (
     Target,
     choose,
     load,
+    said_by,
 )
 from dmq.units import parse_address, parse_duration
 
@@ -104,9 +105,6 @@ OutFileOption = Annotated[
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation, which needs a terminal.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what would change, and how much.")]
-
-_VARIABLES = "DMQ_ADDRESS", "DMQ_TLS_CA", "DMQ_TLS_CLIENT_CERT", "DMQ_TLS_CLIENT_KEY", "DMQ_TLS_SERVER_NAME"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
@@ -210,20 +208,9 @@ def _chosen(given: Context, named: str | None) -> Chosen:
 
 def _environment() -> Context:
     """Return what the environment says. The secret is never an option: anybody can read arguments."""
-    address, ca, certificate, key, name = (os.environ.get(variable, "") for variable in _VARIABLES)
-    secret_file = os.environ.get("DMQ_SECRET_FILE", "")
-    with refusing("DMQ_ADDRESS", address):
-        address = str(parse_address(address)) if address else ""
-    return Context(
-        address=address,
-        tls_ca=Path(ca) if ca else None,
-        tls_cert=Path(certificate) if certificate else None,
-        tls_key=Path(key) if key else None,
-        tls_server_name=name,
-        access_key=os.environ.get("DMQ_ACCESS_KEY", ""),
-        secret=os.environ.get("DMQ_SECRET_KEY", ""),
-        secret_file=Path(secret_file) if secret_file else None,
-    )
+    said = said_by(os.environ)
+    with refusing("DMQ_ADDRESS", said.address):
+        return replace(said, address=str(parse_address(said.address)) if said.address else "")
 
 
 def _check_why(why: str) -> str:

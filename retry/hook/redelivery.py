@@ -15,11 +15,12 @@ is durable once ``send`` has returned; ``write_ahead`` makes it durable before t
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from broker_adapter.clock import Clock
 from retry.hook.async_sender import AsyncSender
@@ -28,6 +29,7 @@ from retry.hook.classify import Classifier, describe
 from retry.hook.closing import Closed, close, stop_beginning
 from retry.hook.destination import Destination
 from retry.hook.drain import Drain
+from retry.hook.environment import described_by
 from retry.hook.handlers import (
     MODES,
     WORKERS_MAX,
@@ -127,6 +129,20 @@ class Redelivery:
         guard(self)
         if install_signal_handlers:
             close_on_sigterm(self, close_timeout_s)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **options: Any) -> Self:  # noqa: ANN401 - those above
+        """Return a hook as the environment describes it: where it keeps messages, and how; docs/INTEGRATIONS.md.
+
+        ``options`` are arguments that count in place of variables. Raises ``EnvironmentInvalid``, which names the
+        variable, what it has and what is allowed, and what opening a spool raises.
+        """
+        sink, described = described_by(os.environ if environ is None else environ)
+        try:
+            return cls(sink, **{**described, **options})
+        except BaseException:
+            sink.close()
+            raise
 
     @property
     def clock(self) -> Clock:

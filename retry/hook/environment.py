@@ -1,0 +1,24 @@
+"""The hook as the environment describes it. What the variables mean is known to whoever brings the sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from retry.sink import DelaySink
+
+_GROUP, _NAME = "rock_dmq.hook", "environment"
+_Reader = Callable[[Mapping[str, str]], tuple[DelaySink, dict[str, Any]]]
+
+
+class EnvironmentInvalid(ValueError):
+    """An environment variable cannot be used: the text says which, what it has, and what is allowed."""
+
+
+def described_by(environ: Mapping[str, str]) -> tuple[DelaySink, dict[str, Any]]:
+    """Return the sink that ``environ`` names, open, and the options of ``Redelivery``; see docs/INTEGRATIONS.md."""
+    for each in entry_points(group=_GROUP, name=_NAME):
+        read: _Reader = each.load()
+        return read(environ)
+    raise EnvironmentInvalid("nothing here opens sinks by the environment: install rock-dmq anew, or give a sink")
