@@ -30,6 +30,7 @@ from dmq.errors import StoreError
 from dmq.store.ops import Emit, Op
 from retry.flow import Failure, Nacked, SentBack, Unwanted
 from retry.flow import Forwarded as GivenUp
+from retry.policy import MAX_ATTEMPTS_LIMIT
 
 _PASS_OVER_S_MAX = 0.5  # how long a receive whose time is up goes on through messages that are not for it
 _NO_LEASE = Lease(0, 0, 0)
@@ -258,11 +259,11 @@ class Deliveries:
     async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
         found = await self._subscriptions.subscribe_known(group, topic)
         queue, receipt, lease, _ = await self._lease_of(found, receipt_handle)
-        if not receipt.is_push:
+        if not receipt.is_push or attempts > MAX_ATTEMPTS_LIMIT:  # more than any policy has: it means what it says
             await self._fail(found, queue, receipt, lease, GivenUp())
             return
-        # Push clients give up in FIFO mode only, and there at their first failure, because they are told to: see
-        # dmq.sidecar.settings.
+        # By themselves push clients give up in FIFO mode only, and there at their first failure, because they are told
+        # to: see dmq.sidecar.settings.
         is_last = attempts >= self._catalog.policy(found.group_id).max_attempts
         await self._fail(found, queue, receipt, lease, Nacked(), min(attempts, ATTEMPT_MAX) if is_last else 0)
 

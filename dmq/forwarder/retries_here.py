@@ -29,6 +29,7 @@ from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.names import Group
 from dmq.errors import StoreError
 from retry.flow import Failure, Forwarded, LeaseExpired, Nacked
+from retry.policy import MAX_ATTEMPTS_LIMIT
 
 log = structlog.get_logger("dmq.forwarder")
 
@@ -234,8 +235,9 @@ class RetriesHere:
         held = self._taken(group, topic, handle)
         if held is not None:
             policy = self._local.catalog.policy(held.group_id)
-            failure: Failure = Nacked() if held.renew_for else Forwarded()
-            told = attempts if held.renew_for and attempts >= policy.max_attempts else 0
+            is_final = not held.renew_for or attempts > MAX_ATTEMPTS_LIMIT  # see ``dmq.embedded.deliveries``
+            failure: Failure = Forwarded() if is_final else Nacked()
+            told = attempts if not is_final and attempts >= policy.max_attempts else 0
             if await self._take_over(held.group_id, held.delivery, failure, attempts_told=told):
                 return
         await self._cluster.dead_letter(group, topic, handle, attempts=attempts)
