@@ -14,14 +14,15 @@ at most.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import queue
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache, update_wrapper
 from typing import Any, Final
@@ -32,6 +33,9 @@ from broker_adapter.log import LibraryLog
 from broker_adapter.topics import check_group, check_topic
 from dmq.contexts import Target
 from dmq.integrations.environment import target_described_by
+from dmq.integrations.figures import merged
+from dmq.integrations.pages import Page, served
+from dmq.integrations.worker_hook import JSON, PROMETHEUS
 from retry.hook.environment import EnvironmentInvalid
 from retry.hook.handlers import is_async
 from retry.hook.verdict import Permanent, Unreadable
@@ -311,10 +315,11 @@ class Consumer:
         raise _LeftAsItIs
 
 
-def run(*consumers: Consumer, stop_s: float = STOP_S_DEFAULT) -> None:
+def run(*consumers: Consumer, stop_s: float = STOP_S_DEFAULT, listen: str = "") -> None:
     """Start consumers, wait for SIGTERM or SIGINT, and stop them within ``stop_s``. For the main thread of a process.
 
-    A daemon that is away at the start is waited for. A second signal ends the process as if nobody listened.
+    A daemon that is away at the start is waited for. A second signal does what it did before this was called. At
+    ``listen`` (host:port) ``/metrics`` and ``/health`` are served meanwhile.
     """
     ending = threading.Event()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -323,9 +328,13 @@ def run(*consumers: Consumer, stop_s: float = STOP_S_DEFAULT) -> None:
         ending.set()
         signal.signal(number, before[signal.Signals(number)])
 
-    for number in before:
-        signal.signal(number, end)
-    try:
+    pages = {"/metrics": lambda: _metrics_page(consumers), "/health": lambda: _health_page(consumers)}
+    with ExitStack() as stack:
+        for number, handler in before.items():
+            signal.signal(number, end)
+            stack.callback(signal.signal, number, handler)
+        if listen:
+            stack.enter_context(served(listen, pages))
         for each in consumers:
             _start(each, ending)
         ending.wait()
@@ -334,9 +343,16 @@ def run(*consumers: Consumer, stop_s: float = STOP_S_DEFAULT) -> None:
             thread.start()
         for thread in stopping:
             thread.join()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+
+
+def _metrics_page(consumers: Sequence[Consumer]) -> Page:
+    return Page(200, PROMETHEUS, merged(each.render_prometheus() for each in consumers))
+
+
+def _health_page(consumers: Sequence[Consumer]) -> Page:
+    healths = {each.group: each.health() for each in consumers}
+    text = json.dumps({group: list(health.reasons) for group, health in healths.items()})
+    return Page(200 if all(health.is_well for health in healths.values()) else 503, JSON, text)
 
 
 def _start(consumer: Consumer, ending: threading.Event) -> None:

@@ -90,7 +90,8 @@ _OF_SPOOL: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "DURABILITY": ("durability", _one_of(_DURABILITIES)),
     "TRAIL": ("trail_path", str),
 }
-_OWN: Final = frozenset({*_OF_HOOK, *_OF_POLICY, *_OF_SPOOL})
+METRICS_DIR: Final = "DMQ_HOOK_METRICS_DIR"  # of ``WorkerHook``
+_OWN: Final = frozenset({*_OF_HOOK, *_OF_POLICY, *_OF_SPOOL, METRICS_DIR.removeprefix(_PREFIX)})
 
 
 def hook_described_by(environ: Mapping[str, str]) -> tuple[DelaySink, dict[str, Any]]:

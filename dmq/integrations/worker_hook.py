@@ -13,13 +13,17 @@ A hook that was opened before a fork keeps nothing in the child; here the child 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from broker_adapter.log import LibraryLog
+from dmq.integrations.environment import METRICS_DIR
+from dmq.integrations.figures import SharedFigures
 from retry.hook.closing import Closed
 from retry.hook.handlers import HandlerExists, HandlerFunction
 from retry.hook.redelivery import Payload, Redelivery
@@ -46,6 +50,7 @@ class WorkerHook:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._opened: Redelivery | None = None
+        self._figures: SharedFigures | None = None
         self._is_begun = False
         self._of_parents: list[Redelivery] = []  # an end of them here would be one in the files of the parent
 
@@ -105,7 +110,10 @@ class WorkerHook:
         self._notice_fork()
         with self._lock:
             closing, self._opened = self._opened, None
+            figures, self._figures = self._figures, None
             self._is_begun = False
+        if figures is not None:
+            figures.close()
         return None if closing is None else closing.close(timeout_s)
 
     async def close_async(self, timeout_s: float | None = None) -> Closed | None:
@@ -113,8 +121,13 @@ class WorkerHook:
         return await asyncio.to_thread(self.close, timeout_s)
 
     def render_prometheus(self) -> str:
-        """Return the figures of this process's hook in Prometheus's text format."""
-        return self.redelivery.render_prometheus()
+        """Return the figures of this process's hook in Prometheus's text format.
+
+        With ``DMQ_HOOK_METRICS_DIR`` those of all processes that share that folder, with ``pid`` as a label: a scrape
+        of a server with several workers reaches any one of them.
+        """
+        hook, figures = self.redelivery, self._figures
+        return hook.render_prometheus() if figures is None else figures.render()
 
     def readiness(self) -> tuple[bool, str]:
         """Say whether a message that is given to the hook now would be kept, and more about it as JSON.
@@ -139,7 +152,7 @@ class WorkerHook:
         self._lock = threading.Lock()
         if self._opened is not None:
             self._of_parents.append(self._opened)
-        self._opened = None
+        self._opened = self._figures = None
         self._is_begun = False
         self._pid = os.getpid()
 
@@ -150,8 +163,12 @@ class WorkerHook:
                 try:
                     for name, (function, options) in self._handlers.items():
                         opened.add_handler(name, function, **options)
+                    if folder := os.environ.get(METRICS_DIR, ""):
+                        self._figures = SharedFigures(Path(folder), opened.render_prometheus)
                 except BaseException:
                     opened.close()
                     raise
                 self._opened = opened
+                atexit.unregister(self.close)  # a child of a fork has what its parent registered
+                atexit.register(self.close)
             return self._opened

@@ -131,3 +131,29 @@ def test_a_destination_that_is_away_makes_nobody_unready() -> None:
     assert json.loads(text)["status"] == "degraded"
     assert "destination order is away" in json.loads(text)["reasons"]
     hook.close()
+
+
+def test_a_scrape_of_one_process_has_the_figures_of_all_that_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each with its pid; what a dead one left is removed, and a hook that is closed leaves nothing."""
+    monkeypatch.setenv("DMQ_HOOK_METRICS_DIR", str(tmp_path))
+    hooks = [WorkerHook(lambda: Redelivery(MemorySink())) for _ in range(2)]
+    for count, hook in enumerate(hooks, start=1):
+        hook.add_handler("order", lambda payload: payload)
+        hook.start()
+        for _ in range(count):
+            hook.send("order", b"1")
+    (tmp_path / "1-dead.prom").write_text('retry_hook_waiting{pid="1"} 7\n', encoding="utf-8")
+    (tmp_path / "1-dead.lock").touch()
+    for written in tmp_path.glob(f"{os.getpid()}-*.prom"):  # as if the other one had another pid
+        written.write_text(written.read_text(encoding="utf-8").replace(f'pid="{os.getpid()}"', 'pid="2"'), "utf-8")
+    lines = hooks[1].render_prometheus().splitlines()
+    sends = [line for line in lines if line.startswith("retry_hook_sends_total") and "delivered" in line]
+    assert f'retry_hook_sends_total{{pid="{os.getpid()}",type="order",outcome="delivered"}} 2' in sends
+    assert [line for line in sends if 'pid="2"' in line]
+    assert lines.count("# TYPE retry_hook_waiting gauge") == 1
+    assert not any("7" in line for line in lines if line.startswith("retry_hook_waiting{"))
+    for hook in hooks:
+        hook.close()
+    assert list(tmp_path.iterdir()) == []

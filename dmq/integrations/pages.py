@@ -1,0 +1,62 @@
+"""Figures and health of a process that has no web server: two pages over HTTP, one request at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from dmq.units import parse_address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_REQUEST_S_MAX = 5.0  # a client that is slow keeps the next one waiting for no longer
+
+
+class Page(NamedTuple):
+    """An answer."""
+
+    status: int
+    kind: str
+    text: str
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = _REQUEST_S_MAX
+    pages: ClassVar[Mapping[str, Callable[[], Page]]] = {}
+
+    def do_GET(self) -> None:
+        """Answer with the page of this path."""
+        make = self.pages.get(self.path.partition("?")[0])
+        page = make() if make is not None else Page(404, "text/plain", f"there are {', '.join(self.pages)}\n")
+        body = page.text.encode()
+        self.send_response(page.status)
+        self.send_header("Content-Type", page.kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as it is called there
+        """Nobody reads of probes."""
+
+
+class _Server(HTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that went away is no error."""
+
+
+@contextmanager
+def served(address: str, pages: Mapping[str, Callable[[], Page]]) -> Iterator[int]:
+    """Serve ``pages`` at ``address`` (host:port; port 0: any) meanwhile; gives the port."""
+    where = parse_address(address)
+    handler = type("Handler", (_Handler,), {"pages": pages})
+    with _Server((where.host, where.port), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, name="dmq-pages", daemon=True)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
