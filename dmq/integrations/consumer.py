@@ -13,10 +13,8 @@ at most.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import queue
 import signal
 import threading
 from collections import Counter
@@ -24,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import cache, update_wrapper
+from functools import update_wrapper
 from typing import Any, Final
 
 from broker_adapter.clock import SystemClock
@@ -35,30 +33,22 @@ from dmq.contexts import Target
 from dmq.integrations.environment import target_described_by
 from dmq.integrations.figures import merged
 from dmq.integrations.pages import Page, served
+from dmq.integrations.runners import Function, Loop, Message, StopRunning, Threads
 from dmq.integrations.worker_hook import JSON, PROMETHEUS
 from retry.hook.environment import EnvironmentInvalid
 from retry.hook.handlers import is_async
 from retry.hook.verdict import Permanent, Unreadable
-from retry.policy import MAX_ATTEMPTS_LIMIT
 
 PARALLELISM_MAX: Final = 256
 TIMEOUT_S_MAX: Final = 3 * 3600.0  # the broker renews for no longer
 STOP_S_DEFAULT: Final = 30.0
 _START_STEPS_S: Final = (1.0, 2.0, 5.0, 10.0)
+_CUT_S: Final = 10.0  # for calls that were under way when the client was told to repeat none
+_INSTALL: Final = "pip install 'rocketmq-python-client>=5.1.2,<6'"
 _LAST_ACK_S: Final = 3.0  # for what was consumed at the last moment, if the broker is slow to hear it
-_REQUEST_S: Final = 10  # of each of the client's calls; by default 3 s, in which a loaded machine may not start one
-_FETCHED_EACH: Final = 16  # fetched ahead for each handler: the client looks only once a second whether there is room
-_FETCHED_MIN: Final = 128
-_GIVES_UP: Final = MAX_ATTEMPTS_LIMIT + 1  # attempts that no group has: the daemon makes a dead letter at once
 
 _log = LibraryLog("dmq.consumer")
 _clock = SystemClock()
-Message = Any  # rocketmq.Message; the client has no types
-Function = Callable[[Message], Any]
-
-
-class _LeftAsItIs(BaseException):
-    """Ends a listener without an answer: the client, which catches ``Exception``, acknowledges and fails nothing."""
 
 
 class _Abandoned(Exception):
@@ -132,7 +122,8 @@ class Consumer:
         self.topics, self.group = topics, group
         self._function, self._tags, self._parallelism, self._timeout_s = function, tags, parallelism, timeout_s
         self._environ = environ
-        self._workers = _Loop() if is_async(function) else _Threads()
+        self._workers = Loop() if is_async(function) else Threads()
+        self._life = threading.Lock()  # of start and stop
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._in_hand: set[Future[None]] = set()
@@ -141,6 +132,7 @@ class Consumer:
         self._client: Any = None
         self._is_stopping = False
         self._stopped: ConsumerStopped | None = None
+        self._may_give_back = threading.Event()
         self._is_cut = threading.Event()
         update_wrapper(self, function, updated=())
 
@@ -152,29 +144,47 @@ class Consumer:
 
     def start(self) -> None:
         """Connect, and begin to consume. Raises what the client raises, among it that nobody answers."""
-        with self._lock:
+        with self._life:
             if self._client is not None or self._is_stopping:
                 raise RuntimeError(f"the consumer of {self.group} was started before: a stopped one stays stopped")
-        client = _client(self, _target(self._environ), self._tags, self._parallelism)
-        try:
-            client.startup()
-        except BaseException:
-            client.rpc_client.stop()
-            raise
-        self._client = client
+            try:
+                from dmq.integrations.push_client import push_client
+            except ModuleNotFoundError as error:
+                if (error.name or "").partition(".")[0] != "rocketmq":
+                    raise
+                raise ExtraMissing(f"consume needs the official client: {_INSTALL}", name="rocketmq") from error
+            client = self._client = push_client(
+                _target(self._environ),
+                self.group,
+                self.topics,
+                self._tags,
+                parallelism=self._parallelism,
+                take=self._take,
+            )
+            try:
+                client.startup()
+            except BaseException:
+                self._client = None
+                client.rpc_client.stop()
+                raise
         _log.info("consumer_started", group=self.group, topics=list(self.topics))
 
     def stop(self, timeout_s: float = STOP_S_DEFAULT) -> ConsumerStopped:
         """Take nothing new, let the handlers that run finish until ``timeout_s`` is over, and disconnect.
 
         What was fetched and not begun is given back, which counts no attempt; a handler that has not returned has
-        failed. Up to 13 s more are for a broker that does not answer. Stopping again returns the same.
+        failed. Up to 15 s more are for a broker that does not answer. Stopping again returns the same.
         """
-        with self._lock:
-            if self._is_stopping or self._client is None:
-                self._is_stopping = True
-                return self._stopped or ConsumerStopped()
-            self._is_stopping = True
+        with self._life:
+            if self._stopped is None:
+                with self._lock:
+                    self._is_stopping = True
+                self._stopped = ConsumerStopped() if self._client is None else self._stop(timeout_s)
+            return self._stopped
+
+    def _stop(self, timeout_s: float) -> ConsumerStopped:
+        self._client.end_receiving()
+        self._may_give_back.set()
         # The client waits for its threads, which wait for handlers, and for a broker that is away, without end.
         ending = threading.Thread(target=self._client.shutdown, name="dmq-consumer-stop", daemon=True)
         ending.start()
@@ -189,11 +199,10 @@ class Consumer:
         ending.join(_LAST_ACK_S)
         self._client.is_cut = True
         self._is_cut.set()
-        ending.join(_REQUEST_S)
+        ending.join(_CUT_S)
         self._workers.close()
-        self._stopped = ConsumerStopped(running=len(left))
         _log.info("consumer_stopped", group=self.group, running=len(left))
-        return self._stopped
+        return ConsumerStopped(running=len(left))
 
     # -- looking inside -----------------------------------------------------------------------------------------------
 
@@ -231,11 +240,8 @@ class Consumer:
 
     # -- consuming ----------------------------------------------------------------------------------------------------
 
-    def take(self, message: Message) -> bool:
-        """Consume one message in a thread of the client; return whether it is to be acknowledged.
-
-        Raises ``_LeftAsItIs`` for one that was given back.
-        """
+    def _take(self, message: Message) -> bool | None:
+        """Consume one message in a thread of the client; return whether it is to be acknowledged, ``None``: neither."""
         done: Future[None] = Future()
         with self._lock:
             is_begun = not self._is_stopping
@@ -243,6 +249,7 @@ class Consumer:
                 self._in_hand.add(done)
         if not is_begun:
             self._give_back(message)
+            return None
         try:
             return self._outcome(message, done)
         finally:
@@ -278,7 +285,7 @@ class Consumer:
             )
         return False
 
-    def _hang(self, stop_running: Callable[[Callable[[], None]], None], about: Mapping[str, Any]) -> None:
+    def _hang(self, stop_running: StopRunning, about: Mapping[str, Any]) -> None:
         with self._lock:
             self._hanging += 1
         if not self._is_stopping:
@@ -306,13 +313,13 @@ class Consumer:
             self._is_cut.wait(pause_s)
 
     def _give_back(self, message: Message) -> None:
+        self._may_give_back.wait()  # else a receive of our own that waits would get it, and nobody else
         try:
             self._client.give_back(message)
         except Exception as error:  # noqa: BLE001 - it comes back when its lease ends, with an attempt counted
             _log.warning("message_not_given_back", message_id=message.message_id, error=str(error))
         else:
             self._count("given_back")
-        raise _LeftAsItIs
 
 
 def run(*consumers: Consumer, stop_s: float = STOP_S_DEFAULT, listen: str = "") -> None:
@@ -376,99 +383,6 @@ def _forever(steps_s: tuple[float, ...]) -> Any:  # noqa: ANN401 - an iterator
         yield steps_s[-1]
 
 
-# -- who runs handlers -------------------------------------------------------------------------------------------------
-
-_StopRunning = Callable[[Callable[[], None]], None]
-
-
-class _Threads:
-    """Runs functions in threads that keep no process from ending, each partner of one of the client's."""
-
-    def __init__(self) -> None:
-        self._of_this_thread = threading.local()
-
-    def run(self, function: Function, message: Message, done: Future[None]) -> _StopRunning:
-        """Begin; return what is called to wait no longer, with what is to be called once it has returned after all."""
-        partner = getattr(self._of_this_thread, "partner", None)
-        if partner is None:
-            partner = self._of_this_thread.partner = queue.SimpleQueue[Any]()
-            threading.Thread(target=_work, args=(partner,), name="dmq-consumer", daemon=True).start()
-        over: Future[None] = Future()
-        partner.put((function, message, done, over))
-
-        def stop_running(returned: Callable[[], None]) -> None:
-            del self._of_this_thread.partner
-            partner.put(None)  # it ends once it is back
-            over.add_done_callback(lambda _: returned())
-
-        return stop_running
-
-    def close(self) -> None:
-        """They end with the process."""
-
-
-def _work(jobs: queue.SimpleQueue[Any]) -> None:
-    while (job := jobs.get()) is not None:
-        function, message, done, over = job
-        try:
-            function(message)
-        except BaseException as error:  # noqa: BLE001 - told to who waits
-            with suppress(InvalidStateError):
-                done.set_exception(error)
-        else:
-            with suppress(InvalidStateError):
-                done.set_result(None)
-        over.set_result(None)
-
-
-class _Loop:
-    """Runs coroutines on one event loop in a thread, which begins with the first one."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def run(self, function: Function, message: Message, done: Future[None]) -> _StopRunning:
-        """As ``_Threads.run``; what is not waited for is cancelled."""
-
-        over: Future[None] = Future()
-
-        async def call() -> None:
-            try:
-                await function(message)
-            except BaseException as error:  # noqa: BLE001 - told to who waits
-                with suppress(InvalidStateError):
-                    done.set_exception(error)
-            else:
-                with suppress(InvalidStateError):
-                    done.set_result(None)
-            over.set_result(None)
-
-        running = asyncio.run_coroutine_threadsafe(call(), self._started())
-
-        def stop_running(returned: Callable[[], None]) -> None:
-            running.cancel()
-            over.add_done_callback(lambda _: returned())
-
-        return stop_running
-
-    def close(self) -> None:
-        """End the loop."""
-        with self._lock:
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._loop.stop)
-
-    def _started(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="dmq-consumer-loop", daemon=True).start()
-            return self._loop
-
-
-# -- the official client -----------------------------------------------------------------------------------------------
-
-
 def _target(environ: Mapping[str, str] | None) -> Target:
     target = target_described_by(os.environ if environ is None else environ)
     if target.tls is not None and (target.tls.ca or target.tls.certificate or target.tls.server_name):
@@ -477,87 +391,3 @@ def _target(environ: Mapping[str, str] | None) -> Target:
             "DMQ_TLS_SERVER_NAME out, and name the authority to trust in GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
         )
     return target
-
-
-def _client(consumer: Consumer, target: Target, tags: str, parallelism: int) -> Any:  # noqa: ANN401 - it has no types
-    made = _client_class()
-    from rocketmq import ClientConfiguration, Credentials, FilterExpression
-
-    return made(
-        ClientConfiguration(target.address, Credentials(target.access_key, target.secret), request_timeout=_REQUEST_S),
-        consumer.group,
-        _Listener(consumer),
-        {topic: FilterExpression(tags) for topic in consumer.topics},
-        max_cache_message_count=max(_FETCHED_MIN, _FETCHED_EACH * parallelism),
-        consumption_thread_count=parallelism,
-        tls_enable=target.tls is not None,
-    )
-
-
-class _Listener:
-    """What the client calls, in one of its threads."""
-
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
-
-    def consume(self, message: Message) -> Any:  # noqa: ANN401 - the client has no types
-        """Return the client's word for what became of ``message``."""
-        from rocketmq import ConsumeResult
-
-        return ConsumeResult.SUCCESS if self._consumer.take(message) else ConsumeResult.FAILURE
-
-
-@cache
-def _client_class() -> Any:  # noqa: ANN401 - the client has no types
-    try:
-        from rocketmq import PushConsumer
-    except ModuleNotFoundError as error:
-        text = "consume needs the official client, which is missing: pip install 'rocketmq-python-client>=5.1.2,<6'"
-        raise ExtraMissing(text, name="rocketmq") from error
-    from rocketmq.grpc_protocol import ChangeInvisibleDurationRequest, Code, ForwardMessageToDeadLetterQueueRequest
-    from rocketmq.v5.exception import BadRequestException
-    from rocketmq.v5.util import MessagingResultChecker
-
-    class Client(PushConsumer):  # type: ignore[misc]  # the client has no types
-        """The push consumer, with two calls that it has for itself alone, and an end to its repetitions."""
-
-        is_cut = False
-
-        @property
-        def rpc_client(self) -> Any:  # noqa: ANN401 - the client has no types
-            # Its threads repeat what the broker does not hear for ever, and a process waits for them at its end.
-            if self.is_cut and threading.current_thread().name.startswith(f"{self.client_id}_message_consumption"):
-                raise _LeftAsItIs
-            return super().rpc_client
-
-        def _on_start_failure(self) -> None:
-            with suppress(AttributeError):  # it ends what it has not begun, and hides why it did not start
-                super()._on_start_failure()
-
-        def forward(self, message: Message) -> None:
-            """Make a dead letter of ``message``. One that is somebody else's by now is left to him."""
-            request = self._about(ForwardMessageToDeadLetterQueueRequest, message)
-            request.delivery_attempt = request.max_delivery_attempts = _GIVES_UP
-            try:
-                self._ask(self.rpc_client.forward_message_to_dead_letter_queue_async, message, request)
-            except BadRequestException as error:
-                if error.code != Code.INVALID_RECEIPT_HANDLE:
-                    raise
-
-        def give_back(self, message: Message) -> None:
-            """Let others have ``message`` now, and count no attempt."""
-            request = self._about(ChangeInvisibleDurationRequest, message)
-            request.invisible_duration.seconds, request.suspend = 0, True
-            self._ask(self.rpc_client.change_invisible_duration_async, message, request)
-
-        def _about(self, kind: Any, message: Message) -> Any:  # noqa: ANN401
-            request = kind(receipt_handle=message.receipt_handle, message_id=message.message_id)
-            for name, resource in ((self.consumer_group, request.group), (message.topic, request.topic)):
-                resource.name, resource.resource_namespace = name, self.client_configuration.namespace
-            return request
-
-        def _ask(self, call: Any, message: Message, request: Any) -> None:  # noqa: ANN401
-            answer = call(message.endpoints, request, metadata=self.sign(), timeout=_REQUEST_S).result()
-            MessagingResultChecker.check(answer.status)
-
-    return Client

@@ -1,0 +1,139 @@
+"""The push consumer of the official Python client, with what a consumer that ends in order needs beside it."""
+
+# ruff: noqa: ANN401 - the client has no types
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from rocketmq import ClientConfiguration, ConsumeResult, Credentials, FilterExpression, PushConsumer
+from rocketmq.grpc_protocol import ChangeInvisibleDurationRequest, Code, ForwardMessageToDeadLetterQueueRequest
+from rocketmq.v5.exception import BadRequestException
+from rocketmq.v5.util import MessagingResultChecker
+
+from dmq.contexts import Target
+from retry.policy import MAX_ATTEMPTS_LIMIT
+
+REQUEST_S: Final = 10  # of each of the client's calls; by default 3 s, in which a loaded machine may not start one
+RECEIVES_END_S: Final = 1.0  # for receives that are cancelled to be so
+FETCHED_EACH: Final = 16  # fetched ahead for each handler: the client looks only once a second whether there is room
+FETCHED_MIN: Final = 128
+GIVES_UP: Final = MAX_ATTEMPTS_LIMIT + 1  # attempts that no group has: the daemon makes a dead letter at once
+
+Message = Any
+
+
+class LeftAsItIs(BaseException):
+    """Ends a listener without an answer: the client, which catches ``Exception``, acknowledges and fails nothing."""
+
+
+class Listener:
+    """What the client calls, in one of its threads."""
+
+    def __init__(self, take: Callable[[Message], bool | None]) -> None:
+        """``take`` says whether a message is to be acknowledged; ``None``: neither that nor failed."""
+        self._take = take
+
+    def consume(self, message: Message) -> Any:
+        """Return the client's word for what became of ``message``."""
+        is_consumed = self._take(message)
+        if is_consumed is None:
+            raise LeftAsItIs
+        return ConsumeResult.SUCCESS if is_consumed else ConsumeResult.FAILURE
+
+
+def push_client(
+    target: Target,
+    group: str,
+    topics: Sequence[str],
+    tags: str,
+    *,
+    parallelism: int,
+    take: Callable[[Message], bool | None],
+) -> PushClient:
+    """Return a client that gives ``take`` what it receives, in up to ``parallelism`` threads; not started yet."""
+    return PushClient(
+        ClientConfiguration(target.address, Credentials(target.access_key, target.secret), request_timeout=REQUEST_S),
+        group,
+        Listener(take),
+        {topic: FilterExpression(tags) for topic in topics},
+        max_cache_message_count=max(FETCHED_MIN, FETCHED_EACH * parallelism),
+        consumption_thread_count=parallelism,
+        tls_enable=target.tls is not None,
+    )
+
+
+class PushClient(PushConsumer):  # type: ignore[misc]  # the client has no types
+    """The push consumer, with two calls that it has for itself alone, and an end to its repetitions."""
+
+    is_cut = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._receiving: set[asyncio.Task[Any]] = set()
+        self._is_ending = False
+
+    async def _receive_coroutine(self, *args: Any) -> Any:
+        if self._is_ending:
+            raise RuntimeError("the consumer stops")
+        task = asyncio.current_task()
+        assert task is not None
+        self._receiving.add(task)
+        try:
+            return await super()._receive_coroutine(*args)
+        finally:
+            self._receiving.discard(task)
+
+    def end_receiving(self) -> None:
+        """Cancel receives that wait for a message, and begin no other; its own end leaves them to the broker."""
+
+        async def end() -> None:
+            self._is_ending = True
+            for each in (receiving := list(self._receiving)):
+                each.cancel()
+            if receiving:
+                await asyncio.wait(receiving, timeout=RECEIVES_END_S)
+
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(end(), self._rpc_channel_io_loop()).result(2 * RECEIVES_END_S)
+
+    @property
+    def rpc_client(self) -> Any:
+        # Its threads repeat what the broker does not hear for ever, and a process waits for them at its end.
+        if self.is_cut and threading.current_thread().name.startswith(f"{self.client_id}_message_consumption"):
+            raise LeftAsItIs
+        return super().rpc_client
+
+    def _on_start_failure(self) -> None:
+        with suppress(AttributeError):  # it ends what it has not begun, and hides why it did not start
+            super()._on_start_failure()
+
+    def forward(self, message: Message) -> None:
+        """Make a dead letter of ``message``. One that is somebody else's by now is left to him."""
+        request = self._about(ForwardMessageToDeadLetterQueueRequest, message)
+        request.delivery_attempt = request.max_delivery_attempts = GIVES_UP
+        try:
+            self._ask(self.rpc_client.forward_message_to_dead_letter_queue_async, message, request)
+        except BadRequestException as error:
+            if error.code != Code.INVALID_RECEIPT_HANDLE:
+                raise
+
+    def give_back(self, message: Message) -> None:
+        """Let others have ``message`` now, and count no attempt."""
+        request = self._about(ChangeInvisibleDurationRequest, message)
+        request.invisible_duration.seconds, request.suspend = 0, True
+        self._ask(self.rpc_client.change_invisible_duration_async, message, request)
+
+    def _about(self, kind: Any, message: Message) -> Any:
+        request = kind(receipt_handle=message.receipt_handle, message_id=message.message_id)
+        for name, resource in ((self.consumer_group, request.group), (message.topic, request.topic)):
+            resource.name, resource.resource_namespace = name, self.client_configuration.namespace
+        return request
+
+    def _ask(self, call: Any, message: Message, request: Any) -> None:
+        answer = call(message.endpoints, request, metadata=self.sign(), timeout=REQUEST_S).result()
+        MessagingResultChecker.check(answer.status)

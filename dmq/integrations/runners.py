@@ -1,0 +1,100 @@
+"""Who runs the handlers of a consumer: threads that keep no process from ending, or an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import Any
+
+Message = Any  # rocketmq.Message; the client has no types
+Function = Callable[[Message], Any]
+StopRunning = Callable[[Callable[[], None]], None]
+
+
+class Threads:
+    """Runs functions in threads that keep no process from ending, each partner of one of the client's."""
+
+    def __init__(self) -> None:
+        self._of_this_thread = threading.local()
+
+    def run(self, function: Function, message: Message, done: Future[None]) -> StopRunning:
+        """Begin; return what is called to wait no longer, with what is to be called once it has returned after all."""
+        partner = getattr(self._of_this_thread, "partner", None)
+        if partner is None:
+            partner = self._of_this_thread.partner = queue.SimpleQueue[Any]()
+            threading.Thread(target=_work, args=(partner,), name="dmq-consumer", daemon=True).start()
+        over: Future[None] = Future()
+        partner.put((function, message, done, over))
+
+        def stop_running(returned: Callable[[], None]) -> None:
+            del self._of_this_thread.partner
+            partner.put(None)  # it ends once it is back
+            over.add_done_callback(lambda _: returned())
+
+        return stop_running
+
+    def close(self) -> None:
+        """They end with the process."""
+
+
+def _work(jobs: queue.SimpleQueue[Any]) -> None:
+    while (job := jobs.get()) is not None:
+        function, message, done, over = job
+        try:
+            function(message)
+        except BaseException as error:  # noqa: BLE001 - told to who waits
+            with suppress(InvalidStateError):
+                done.set_exception(error)
+        else:
+            with suppress(InvalidStateError):
+                done.set_result(None)
+        over.set_result(None)
+
+
+class Loop:
+    """Runs coroutines on one event loop in a thread, which begins with the first one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, function: Function, message: Message, done: Future[None]) -> StopRunning:
+        """As ``Threads.run``; what is not waited for is cancelled."""
+
+        over: Future[None] = Future()
+
+        async def call() -> None:
+            try:
+                await function(message)
+            except BaseException as error:  # noqa: BLE001 - told to who waits
+                with suppress(InvalidStateError):
+                    done.set_exception(error)
+            else:
+                with suppress(InvalidStateError):
+                    done.set_result(None)
+            over.set_result(None)
+
+        running = asyncio.run_coroutine_threadsafe(call(), self._started())
+
+        def stop_running(returned: Callable[[], None]) -> None:
+            running.cancel()
+            over.add_done_callback(lambda _: returned())
+
+        return stop_running
+
+    def close(self) -> None:
+        """End the loop."""
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="dmq-consumer-loop", daemon=True).start()
+            return self._loop

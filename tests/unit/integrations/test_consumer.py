@@ -1,0 +1,76 @@
+"""What ``consume`` refuses before anything is opened, and what a consumer is that was never started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from broker_adapter.errors import Refused
+from dmq.integrations.consumer import consume
+from retry import EnvironmentInvalid
+
+
+def handle(message: object) -> str:
+    """Return what it was given."""
+    return f"got {message}"
+
+
+@pytest.mark.parametrize(
+    ("topics", "options", "error", "said"),
+    [
+        ((), {"group": "g"}, ValueError, "consume needs a topic"),
+        ((handle,), {"group": "g"}, TypeError, "consume is called with topics and a group"),
+        (("no topic",), {"group": "g"}, Refused, "topic"),
+        (("t",), {"group": "no group"}, Refused, "group"),
+        (("t",), {"group": "g", "parallelism": 0}, ValueError, "parallelism is 0, allowed is 1 to 256"),
+        (("t",), {"group": "g", "timeout_s": 0.0}, ValueError, "timeout_s is 0.0, allowed is more than 0 and up to"),
+        (("t",), {"group": "g", "timeout_s": float("nan")}, ValueError, "timeout_s is nan"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    topics: tuple[Any, ...], options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    """Where the decorator stands, not when the first message comes."""
+    with pytest.raises(error, match=said):
+        consume(*topics, **options)
+
+
+def test_a_function_stays_callable_and_nothing_is_opened() -> None:
+    """As a test of it calls it; the consumer says that it was not started, and can be stopped all the same."""
+    consumer = consume("t", group="g", environ={})(handle)
+    assert consumer("it") == "got it"
+    assert (consumer.__name__, consumer.__doc__) == ("handle", handle.__doc__)
+    assert consumer.health().reasons == ("it is not started",)
+    assert consumer.stop().running == 0
+    with pytest.raises(RuntimeError, match="a stopped one stays stopped"):
+        consumer.start()
+
+
+_START = """
+import sys
+from dmq.integrations.consumer import consume
+if sys.argv[1] == "without":
+    sys.modules["rocketmq"] = None
+try:
+    consume("t", group="g", environ={"DMQ_ADDRESS": "127.0.0.1:1", "DMQ_TLS_CA": sys.argv[2]})(print).start()
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("without", ""), "ExtraMissing consume needs the official client: pip install 'rocketmq-python-client"),
+        (("with", "/ca.pem"), f"{EnvironmentInvalid.__name__} the official Python client takes no certificates of our"),
+    ],
+)
+def test_what_is_missing_is_named(words: tuple[str, str], said: str) -> None:
+    """The client itself, and what it cannot be told."""
+    done = subprocess.run(
+        [sys.executable, "-c", _START, *words], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.startswith(said)
