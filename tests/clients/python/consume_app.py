@@ -1,4 +1,4 @@
-"""A consumer made by ``consume``, in a process of its own: its handler does what the first words of a body say.
+"""Consumers made by ``consume``, in a process of their own: a handler does what the first words of a body say.
 
 Reports as JSON lines what it is given and how it ends; each line on stdin lets one ``wait`` return.
 """
@@ -29,7 +29,8 @@ def say(line: dict[str, Any]) -> None:
 def begin(message: Any) -> list[str]:  # noqa: ANN401 - the client has no types
     """Report a message, fail it if it says so, and return its words."""
     words: list[str] = message.body.decode().split()
-    say({"event": "given", "body": message.body.decode(), "attempt": message.delivery_attempt})
+    body, attempt = message.body.decode(), message.delivery_attempt
+    say({"event": "given", "body": body, "attempt": attempt, "topic": message.topic})
     if words[0] == "bad":
         raise Permanent("it says so")
     if words[0] == "exit":
@@ -70,11 +71,15 @@ def listen() -> None:
 
 
 threading.Thread(target=listen, daemon=True).start()
-consumer = consume(
-    _settings["topic"],
-    group=_settings["group"],
-    parallelism=_settings.get("parallelism", 4),
-    timeout_s=_settings.get("timeout_s", 900.0),
-)(handle_async if _settings.get("is_async") else handle)
-run(consumer, stop_s=_settings.get("stop_s", 30.0), listen=os.environ.get("LISTEN", ""))
+consumers = [
+    consume(
+        f"{_settings['topic']}{name}",
+        group=f"{_settings['topic']}{name}",
+        parallelism=_settings.get("parallelism", 4),
+        timeout_s=_settings.get("timeout_s", 900.0),
+    )(function)
+    for name, function in (("", handle), ("-async", handle_async))
+    if not name or _settings.get("has_async")
+]
+run(*consumers, stop_s=_settings.get("stop_s", 30.0), listen=os.environ.get("LISTEN", ""))
 say({"event": "ended", "threads": sorted(each.name for each in threading.enumerate() if not each.daemon)})

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from dmq import Spool
+from dmq.integrations import environment
 from dmq.integrations.environment import hook_described_by, target_described_by
 from dmq.sidecar.client import SidecarClient
 from retry import Delivered, EnvironmentInvalid, Redelivery, RetryPolicy, Table
@@ -134,3 +136,9 @@ def test_a_daemon_is_found_as_the_command_finds_it(tmp_path: Path, monkeypatch: 
     assert target_described_by({"DMQ_ADDRESS": "[::1]:8081"}) == target._replace(
         address="[::1]:8081", access_key="", secret=""
     )
+
+
+def test_the_page_lists_every_variable() -> None:
+    """And no other one of the hook."""
+    page = (Path(__file__).parents[3] / "docs" / "INTEGRATIONS.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\bDMQ_HOOK_[A-Z_]*[A-Z]\b", page)) == {f"DMQ_HOOK_{each}" for each in environment._OWN}
