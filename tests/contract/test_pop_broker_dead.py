@@ -34,6 +34,7 @@ from support.rigs import (
 )
 
 from broker_adapter.errors import Refused, Rule
+from retry.policy import MAX_ATTEMPTS_LIMIT
 
 DEAD = f"%DLQ%{GROUP}"
 
@@ -139,6 +140,22 @@ async def test_attempts_end_whatever_a_consumer_says(rig: Rig) -> None:
     await give_up(rig, await comes_after(rig, 1_000), 1)
     assert [(message_id, facts.attempts) for message_id, facts in await dead_letters(rig)] == [("m-1", 2)]
     assert await is_over(rig)
+
+
+@every_broker()
+async def test_a_push_consumer_that_means_it_is_believed(rig: Rig) -> None:
+    """It says so with more attempts than any policy has: its letter has those that there were."""
+    for group, message_group in (("plain", ""), ("plain", "a"), ("fifo", ""), ("fifo", "a")):
+        topic = message_id = f"{group}-{message_group}"
+        await rig.set_group(group, max_attempts=ATTEMPTS, delays_ms=DELAYS_MS, is_fifo=group == "fifo")
+        await rig.broker.send([an_envelope(message_id, topic=topic, message_group=message_group)])
+        (delivery,) = await pushed(rig, group=group, topic=topic)
+        now_ms = rig.clock.now_ms()
+        await give_up(rig, delivery, MAX_ATTEMPTS_LIMIT + 1, group=group)
+        assert await dead_letters(rig, group=group) == [
+            (message_id, (topic, message_id, 1, "forwarded", now_ms, now_ms))
+        ]
+        assert await is_over(rig, group=group, topic=topic)
 
 
 @every_broker()

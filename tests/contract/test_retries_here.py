@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 
 import pytest
+from support.failing import dead_letters
 from support.rigs import GROUP, TOPIC, EmbeddedRig, play, receive, until
 
 from broker_adapter.adapter import GroupSettings, PopBroker, Subscription
@@ -19,7 +20,7 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.forwarder import retries_here
 from dmq.forwarder.retries_here import LONGER_MS, Asked, RetriesHere
 from dmq.units import TopicPatterns
-from retry.policy import Fixed, RetryPolicy
+from retry.policy import MAX_ATTEMPTS_LIMIT, Fixed, RetryPolicy
 
 ID = "01" + "0" * 32
 PUSH = Asked(GROUP, Subscription(TOPIC), 8, 30_000, "push")
@@ -172,6 +173,17 @@ async def test_only_what_is_here_is_known_at_both(rig: EmbeddedRig, here: Retrie
     await here.dead_letter(GROUP, TOPIC, "e", attempts=3)
     assert not await handed_out(here, PUSH, a_delivery("f", attempt=3))  # it lies dead
     assert await handed_out(here, PUSH, a_delivery("g", attempt=3, message_id=ID[:-1] + "1"))
+
+
+@on_stage
+async def test_a_push_consumer_that_means_it_makes_a_dead_letter_here(
+    rig: EmbeddedRig, here: RetriesHere, cluster: FakeCluster
+) -> None:
+    """With the one attempt that it had, as it gave it up."""
+    await handed_out(here, PUSH, a_delivery("a"))
+    await here.dead_letter(GROUP, TOPIC, "a", attempts=MAX_ATTEMPTS_LIMIT + 1)
+    ((message_id, facts),) = await dead_letters(rig)
+    assert (message_id, facts.attempts, facts.reason) == (ID, 1, "forwarded")
 
 
 @on_stage
