@@ -13,7 +13,6 @@ A hook that was opened before a fork keeps nothing in the child; here the child 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import json
 import os
 import threading
@@ -26,6 +25,7 @@ from dmq.integrations.environment import METRICS_DIR
 from dmq.integrations.figures import SharedFigures
 from retry.hook.closing import Closed
 from retry.hook.handlers import HandlerExists, HandlerFunction
+from retry.hook.process import guard
 from retry.hook.redelivery import Payload, Redelivery
 from retry.outcome import Outcome
 
@@ -47,12 +47,12 @@ class WorkerHook:
     def __init__(self, open_hook: Callable[[], Redelivery] = Redelivery.from_env) -> None:
         self._open_hook = open_hook
         self._handlers: dict[str, tuple[HandlerFunction, dict[str, Any]]] = {}
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._opened: Redelivery | None = None
         self._figures: SharedFigures | None = None
         self._is_begun = False
         self._of_parents: list[Redelivery] = []  # an end of them here would be one in the files of the parent
+        guard(self)
 
     def handler(self, type_name: str, **options: Any) -> Callable[[_Function], _Function]:  # noqa: ANN401 - those below
         """Declare the function below as what sends ``type_name``; it stays callable as it is."""
@@ -65,7 +65,6 @@ class WorkerHook:
 
     def add_handler(self, type_name: str, function: HandlerFunction, **options: Any) -> None:  # noqa: ANN401
         """Declare ``function``, with the ``options`` of ``Redelivery.add_handler``."""
-        self._notice_fork()
         with self._lock:
             if type_name in self._handlers:
                 raise HandlerExists(f"the type {type_name!r} has a handler already")
@@ -76,7 +75,6 @@ class WorkerHook:
     @property
     def redelivery(self) -> Redelivery:
         """The hook of this process; it is opened if it is not yet."""
-        self._notice_fork()
         return self._opened or self._open()
 
     def start(self) -> None:
@@ -88,7 +86,6 @@ class WorkerHook:
 
         An application is not to fail for a hook that it may not need; a send and ``readiness`` try again and say why.
         """
-        self._notice_fork()
         if self._is_begun:
             return
         self._is_begun = True
@@ -107,7 +104,6 @@ class WorkerHook:
 
     def close(self, timeout_s: float | None = None) -> Closed | None:
         """Close the hook of this process; ``None``: it has none. It is opened again if it is used again."""
-        self._notice_fork()
         with self._lock:
             closing, self._opened = self._opened, None
             figures, self._figures = self._figures, None
@@ -119,6 +115,18 @@ class WorkerHook:
     async def close_async(self, timeout_s: float | None = None) -> Closed | None:
         """As ``close``, beside an event loop that goes on."""
         return await asyncio.to_thread(self.close, timeout_s)
+
+    def after_fork(self) -> None:
+        """A child begins without a hook; a thread that it does not have may hold the lock."""
+        self._lock = threading.Lock()
+        if self._opened is not None:
+            self._of_parents.append(self._opened)
+        self._opened = self._figures = None
+        self._is_begun = False
+
+    def close_at_exit(self, timeout_s: float) -> None:
+        """Close when the process ends."""
+        self.close(timeout_s)
 
     def render_prometheus(self) -> str:
         """Return the figures of this process's hook in Prometheus's text format.
@@ -144,18 +152,6 @@ class WorkerHook:
             return False, json.dumps({"ready": False, "status": "degraded", "reasons": [type(error).__name__]})
         return is_ready, json.dumps({"ready": is_ready, "status": health.status, "reasons": health.reasons})
 
-    def _notice_fork(self) -> None:
-        if self._pid == os.getpid():
-            return
-        # A thread that the child does not have may hold the lock. Only one thread lives right after a fork; a server in
-        # C that forks without telling Python has none of ours yet either.
-        self._lock = threading.Lock()
-        if self._opened is not None:
-            self._of_parents.append(self._opened)
-        self._opened = self._figures = None
-        self._is_begun = False
-        self._pid = os.getpid()
-
     def _open(self) -> Redelivery:
         with self._lock:
             if self._opened is None:
@@ -163,12 +159,18 @@ class WorkerHook:
                 try:
                     for name, (function, options) in self._handlers.items():
                         opened.add_handler(name, function, **options)
-                    if folder := os.environ.get(METRICS_DIR, ""):
-                        self._figures = SharedFigures(Path(folder), opened.render_prometheus)
                 except BaseException:
                     opened.close()
                     raise
+                self._figures = _shared_figures(opened)
                 self._opened = opened
-                atexit.unregister(self.close)  # a child of a fork has what its parent registered
-                atexit.register(self.close)
             return self._opened
+
+
+def _shared_figures(hook: Redelivery) -> SharedFigures | None:
+    folder = os.environ.get(METRICS_DIR, "")
+    try:
+        return SharedFigures(Path(folder), hook.render_prometheus) if folder else None
+    except OSError as error:  # no reason to keep no messages
+        _log.error("figures_not_shared", variable=METRICS_DIR, folder=folder, error=str(error))
+        return None

@@ -157,3 +157,16 @@ def test_a_scrape_of_one_process_has_the_figures_of_all_that_live(
     for hook in hooks:
         hook.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_figures_that_cannot_be_keeps_no_message_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hook is opened without; its own figures are there."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DMQ_HOOK_METRICS_DIR", str(tmp_path / "file"))
+    hook = WorkerHook(lambda: Redelivery(MemorySink()))
+    hook.add_handler("order", lambda payload: payload)
+    assert isinstance(hook.send("order", b"1"), Delivered)
+    assert 'retry_hook_sends_total{type="order",outcome="delivered"} 1' in hook.render_prometheus()
+    hook.close()
