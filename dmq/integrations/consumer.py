@@ -44,6 +44,7 @@ TIMEOUT_S_MAX: Final = 3 * 3600.0  # the broker renews for no longer
 STOP_S_DEFAULT: Final = 30.0
 _START_STEPS_S: Final = (1.0, 2.0, 5.0, 10.0)
 _CUT_S: Final = 10.0  # for calls that were under way when the client was told to repeat none
+_CLIENT_LOG: Final = "~/logs/rocketmq_python/rocketmq_client.log"  # where it says why, and nowhere else
 _INSTALL: Final = "pip install 'rocketmq-python-client>=5.1.2,<6'"
 _LAST_ACK_S: Final = 3.0  # for what was consumed at the last moment, if the broker is slow to hear it
 
@@ -371,7 +372,8 @@ def _start(consumer: Consumer, ending: threading.Event) -> None:
         except (EnvironmentInvalid, ExtraMissing):
             raise
         except Exception as error:  # noqa: BLE001 - the client's errors have no base that says whether they pass
-            _log.warning("consumer_not_started", group=consumer.group, error=f"{type(error).__name__}: {error}")
+            what = f"{type(error).__name__}: {error}"
+            _log.warning("consumer_not_started", group=consumer.group, error=what, client_log=_CLIENT_LOG)
         else:
             return
         ending.wait(pause_s)
