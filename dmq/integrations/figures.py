@@ -62,6 +62,7 @@ class SharedFigures:
                     yield path.read_text(encoding="utf-8")
                 else:
                     path.unlink()
+                    path.with_suffix(".part").unlink(missing_ok=True)
 
     def _run(self) -> None:
         while not self._is_closed.wait(EVERY_S):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler
+from socketserver import TCPServer
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from dmq.units import parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_REQUEST_S_MAX = 5.0  # a client that is slow keeps the next one waiting for no longer
+REQUEST_S_MAX = 5.0  # a client that is slow, at each byte too, keeps the next one waiting for no longer
 
 
 class Page(NamedTuple):
@@ -25,7 +27,6 @@ class Page(NamedTuple):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    timeout = _REQUEST_S_MAX
     pages: ClassVar[Mapping[str, Callable[[], Page]]] = {}
 
     def do_GET(self) -> None:
@@ -43,9 +44,30 @@ class _Handler(BaseHTTPRequestHandler):
         """Nobody reads of probes."""
 
 
-class _Server(HTTPServer):
+class _Server(TCPServer):  # HTTPServer asks the name service at its start
+    allow_reuse_address = True
+
+    def finish_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as it is declared there
+        """Answer a request, unless it takes too long."""
+
+        def cut() -> None:
+            with suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
+
+        late = threading.Timer(REQUEST_S_MAX, cut)
+        late.daemon = True
+        late.start()
+        try:
+            super().finish_request(request, client_address)
+        finally:
+            late.cancel()
+
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no error."""
+        """A client that went away, or was cut off, is no error."""
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
 
 
 @contextmanager
@@ -53,10 +75,10 @@ def served(address: str, pages: Mapping[str, Callable[[], Page]]) -> Iterator[in
     """Serve ``pages`` at ``address`` (host:port; port 0: any) meanwhile; gives the port."""
     where = parse_address(address)
     handler = type("Handler", (_Handler,), {"pages": pages})
-    with _Server((where.host, where.port), handler) as server:
+    with (_Server6 if ":" in where.host else _Server)((where.host, where.port), handler) as server:
         thread = threading.Thread(target=server.serve_forever, name="dmq-pages", daemon=True)
         thread.start()
         try:
-            yield server.server_port
+            yield server.server_address[1]
         finally:
             server.shutdown()
