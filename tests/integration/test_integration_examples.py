@@ -37,10 +37,10 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 class Shop:
     """An example under its server, at a port of its own; leaving the context kills it."""
 
-    def __init__(self, name: str, home: Path, daemon: Daemon, *command: str) -> None:
+    def __init__(self, name: str, home: Path, daemon: Daemon, *command: str, has_spool: bool = True) -> None:
         assert (EXAMPLES / name).is_file()
         self.home, self.port = home, free_port()
-        self.figures, self.spool = home / "figures", home / "spool"
+        self.figures = home / "figures"
         self._said = (home / "said.txt").open("ab")
         self.process = subprocess.Popen(
             [str(BIN / command[0]), *(word.format(port=self.port) for word in command[1:])],
@@ -52,7 +52,7 @@ class Shop:
                 "SHOP_BROKER": daemon.address,
                 "SHOP_TASKS": str(home / "tasks"),
                 "DMQ_ADDRESS": daemon.address,
-                "DMQ_SPOOL": str(self.spool),
+                "DMQ_SPOOL": str(home / "spool") if has_spool else "",
                 "DMQ_HOOK_METRICS_DIR": str(self.figures),
                 "DMQ_HOOK_STEPS": "200ms",
                 "DMQ_HOOK_MAX_ATTEMPTS": "100",
@@ -154,9 +154,9 @@ def test_flask_under_gunicorn_loses_no_order(daemon: Daemon, tmp_path: Path) -> 
 
 
 def test_django_under_gunicorn(daemon: Daemon, tmp_path: Path) -> None:
-    """Orders, figures, readiness, and the end."""
+    """Orders, figures, readiness, and the end, with a hook that keeps in the daemon."""
     server = ("gunicorn", "--workers", "1", "--bind", "127.0.0.1:{port}", "django_shop:application")
-    with Shop("django_shop.py", tmp_path, daemon, *server) as shop:
+    with Shop("django_shop.py", tmp_path, daemon, *server, has_spool=False) as shop:
         assert shop.ask("/orders", b"django 1") == (201, "sent")
         assert json.loads(shop.ask("/hook/ready")[1])["ready"]
         assert 'type="order-created",outcome="delivered"} 1' in shop.ask("/hook/metrics")[1]
