@@ -106,6 +106,7 @@ OutFileOption = Annotated[
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation, which needs a terminal.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what would change, and how much.")]
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
     """The common options, as they hold for one command."""

@@ -124,6 +124,18 @@ class WorkerHook:
         self._opened = self._figures = None
         self._is_begun = False
 
+    @property
+    def close_timeout_s(self) -> float:
+        """How long ``close`` takes at most if it is not told; 0 without a hook."""
+        opened = self._opened
+        return opened.close_timeout_s if opened is not None else 0.0
+
+    def begin_nothing(self) -> None:
+        """Let no send and no repetition begin: the process ends."""
+        opened = self._opened
+        if opened is not None:
+            opened.begin_nothing()
+
     def close_at_exit(self, timeout_s: float) -> None:
         """Close when the process ends."""
         self.close(timeout_s)
