@@ -79,6 +79,13 @@ NOT_RUN = {
         "def post_fork": "needs gunicorn",
         "# confluent-kafka": "needs Kafka, RabbitMQ and a server of HTTP",
     },
+    "docs/INTEGRATIONS.md": {
+        "transaction.on_commit": "a line of a view: tests/integration::test_django_under_gunicorn",
+        "from celery import": "a piece: tests/integration::test_a_celery_worker_starts_and_ends_the_hook_of_its_pool",
+        "pip install rock-dmq 'rocketmq": "another project's package",
+        "from dmq.integrations.consumer": "goes on for ever: tests/integration::test_a_function_consumes",
+        "try:": "a piece of a handler: tests/integration::test_a_message_is_acknowledged_tried_again_or_dead",
+    },
     "docs/MUTANTS.md": {"make mutants": _OF_MAKE},
     "docs/QUEUES.md": {
         "$ dmq broker": "needs a cluster: tests/cluster::test_members_say_what_is_theirs_and_lags_are_told",

@@ -197,6 +197,7 @@ class Play:
     async def run(self) -> None:
         """Play all of it."""
         await set_policy(self.rig, 1, 1_000)
+        await self.rig.broker.catalog.topic(ELSEWHERE)  # a redrive makes none
         for number, letter in enumerate(self.letters):
             await self._die(number, letter)
         settled = [_name(number) for number, letter in enumerate(self.letters) if letter.is_settled]
