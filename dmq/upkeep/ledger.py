@@ -47,8 +47,8 @@ log = structlog.get_logger("dmq.daemon")
 SHOWN_MAX = 1_000  # differences that are told one by one
 _DIRECTORY = ".ledger-"
 _TRIES = 20  # to open the database while no log of it is removed; at 25,000 messages a second one goes each second
-_PAUSE_S = 0.005  # behind each slice, which takes twice as long
-_ROWS_PER_PAUSE = 4_096
+_PAUSE_S = 0.005  # behind each slice, which takes as long
+_ROWS_PER_PAUSE = 2_048
 _TOLD_EVERY = 65_536  # rows
 _IS_OVER = 3  # exit code of a process whose parent is dead
 
