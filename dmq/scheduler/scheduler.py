@@ -37,12 +37,13 @@ from dmq.store.store import Store
 
 ROWS_PER_CURSOR_MAX = 1024
 FLOOD_ROWS = 128  # of one scope in a turn: more are left to the backlog
-BACKLOG_SHARE_ROWS = 128  # of a turn while the live cursor is in use: about a millisecond,
-BACKLOG_SHARE_ROWS_PER_S = 25_000  # or about a quarter of a turn, where turns take long, as under load
+BACKLOG_SHARE_ROWS = 128  # of a turn while others than floods use the live cursor: about a millisecond,
+BACKLOG_SHARE_ROWS_PER_S = 5_000  # or more where turns take long: of a slow disk; see _backlog_share
 LIVE_USED_S = 1.0  # how long it counts as in use
 BUSY_LAG_MS = 20  # from which lag on a reader that did not get to the end is behind
 BYTES_PER_LANE_MAX = 8 * 1024 * 1024
-READS_PER_TURN_MAX = 8  # of the live cursor, to get past a flood: half a millisecond each
+READS_PER_TURN_MAX = 4  # of the live cursor, to get past a flood: half a millisecond each, and more under load
+SKIPPED_READS_PER_TURN = 2  # of what it skipped then
 NAP_MS_MAX = 200  # a step of the wall clock delays nothing longer than this
 _PAUSE_S = 0.2  # before a read is tried again
 
@@ -94,6 +95,7 @@ class Scheduler:
         self._observe = observe
         self.handed_over_total = 0
         self._is_behind = False
+        self._floods: set[bytes] = set()  # scopes that have too much in this turn
         self._live_used_s = -LIVE_USED_S
         self._turn_s = 0.0  # how long the last turn took that handed something over
 
@@ -115,16 +117,18 @@ class Scheduler:
         began_s = self._clock.monotonic_s()
         self._marks.split_backlog(now_ms, BUSY_LAG_MS if self._is_behind else None)
         low = self._marks.low()
-        rows, is_live_done, is_flood = self._take_around_floods(Cursor.LIVE, now_ms)
+        self._floods.clear()
+        rows, is_live_done, is_flood = self._take_around_floods(Cursor.LIVE, now_ms, READS_PER_TURN_MAX)
         self._is_behind = not is_live_done and not is_flood
         if is_flood:
             self._marks.skip(now_ms)
         is_backlog_done, ahead = True, 0
         if self._marks.has_backlog():
-            skipped, is_skipped_done, _ = self._take_around_floods(Cursor.SKIPPED, now_ms)
+            skipped, is_skipped_done, _ = self._take_around_floods(Cursor.SKIPPED, now_ms, SKIPPED_READS_PER_TURN)
             rows = self._without_grouped(skipped + _besides(skipped, rows))
             ahead = len(rows)
-            overdue, is_backlog_done = self._take(Cursor.BACKLOG, now_ms, self._backlog_share(is_live=bool(rows)))
+            is_live = any(waiting_scope(value) not in self._floods for _, value in rows)
+            overdue, is_backlog_done = self._take(Cursor.BACKLOG, now_ms, self._backlog_share(is_live=is_live))
             rows += _besides(rows, overdue)  # the backlog may go on over them
             is_backlog_done = is_backlog_done and is_skipped_done
         held: list[Hold] = []
@@ -160,10 +164,10 @@ class Scheduler:
         made = [*moved, *self._recurring.plan(schedules, now_ms)]
         return sorted(made, key=lambda op: (op.key < HELD_BEGIN, op.key))  # what was held is older than all others
 
-    def _take_around_floods(self, which: Cursor, now_ms: int) -> Read:
-        """Return rows of a cursor that are no flood, also such that lie behind one."""
+    def _take_around_floods(self, which: Cursor, now_ms: int, reads: int) -> Read:
+        """Return rows of a cursor that are no flood, also such that lie behind one, by so many reads at most."""
         rows: list[tuple[bytes, bytes]] = []
-        for _ in range(READS_PER_TURN_MAX):
+        for _ in range(reads):
             found, is_done = self._take(which, now_ms, ROWS_PER_CURSOR_MAX)
             kept = self._without_floods(found)
             rows += _besides(rows, kept)  # the cursor may have been lowered between two reads
@@ -177,7 +181,8 @@ class Scheduler:
             self._live_used_s = now_s
         if now_s - self._live_used_s >= LIVE_USED_S:
             return ROWS_PER_CURSOR_MAX
-        # A share that is the same for short turns and for long ones would be less than what falls due meanwhile.
+        # A share that is the same for short turns and for long ones would be less than what falls due meanwhile. But it
+        # makes turns longer itself: on a full machine a row takes 80 us of one, and 25,000 a second would feed on that.
         return min(ROWS_PER_CURSOR_MAX, max(BACKLOG_SHARE_ROWS, int(self._turn_s * BACKLOG_SHARE_ROWS_PER_S)))
 
     def _without_grouped(self, rows: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -190,6 +195,7 @@ class Scheduler:
             return rows
         scopes = [waiting_scope(value) for _, value in rows]
         floods = {scope for scope, count in Counter(scopes).items() if count > FLOOD_ROWS}
+        self._floods |= floods
         return self._leave(rows, [scope in floods for scope in scopes])
 
     def _leave(self, rows: list[tuple[bytes, bytes]], is_left: list[bool]) -> list[tuple[bytes, bytes]]:
