@@ -273,7 +273,7 @@ class Model:
         held.hidden_until_ms, held.is_row, held.is_suspended = now_ms + invisible_ms, False, False
         held.is_push, held.is_spent = is_push, False
         held.renew_until_ms = now_ms + RENEWED_MS_MAX if is_push else 0
-        if is_push and self.seen_s is None:
+        if is_push and (self.seen_s is None or now_s - self.seen_s >= ALIVE_S):  # a receive is a sign of life
             self.seen_s = now_s
         held.handles.append(Handle(handle, held.place))
 
