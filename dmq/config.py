@@ -69,6 +69,7 @@ _SERVICE = re.compile(r"DMQ_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(T
 _SERVICE_URL = re.compile(r"DMQ_(\w+_)?PORT=(tcp|udp|sctp)://.*")
 
 _MIB = 2**20
+PROCESSES_MAX = 64
 LOW_WATER_SHARE = 20  # a twentieth of the file system
 LOW_WATER_BYTES_MIN = 32 * _MIB
 LOW_WATER_BYTES_MAX = 1024 * _MIB
@@ -102,6 +103,10 @@ def _whole(value: object) -> object:
     if isinstance(value, bool):  # TOML's `true` would pass as 1
         raise ValueError("a whole number is expected")
     return value
+
+
+def _processes(value: object) -> object:
+    return value if value == "auto" else _whole(value)
 
 
 def _size(value: object) -> object:
@@ -178,6 +183,7 @@ def _show_duration(duration: timedelta) -> str:
 _Duration = Annotated[timedelta, BeforeValidator(_duration)]
 _Whole = Annotated[int, BeforeValidator(_whole)]
 _Size = Annotated[int, BeforeValidator(_size)]
+_Processes = Annotated[Literal["auto"] | Annotated[int, Field(ge=1, le=PROCESSES_MAX)], BeforeValidator(_processes)]
 _AutomaticSize = Annotated[int | None, Field(ge=0), _or_none("auto", _size)]
 _ListenAddress = Annotated[Address, BeforeValidator(_address)]
 _OptionalAddress = Annotated[Address | None, _or_none("off", _address)]
@@ -210,6 +216,7 @@ class DaemonConfig(BaseSettings):
     listen: _ListenAddress = Address("127.0.0.1", 8081)
     metrics_listen: _OptionalAddress = Address("127.0.0.1", 9464)
     transport: Literal["http2", "grpcio"] = "http2"
+    processes: _Processes = 1
     tls_certificate: _Certificate = "auto"  # one that signs itself, in <data>/tls
     tls_key: _OptionalPath = None  # None: in the file of the certificate
     tls_client_ca: _OptionalPath = None  # who signs the certificates that clients must show
@@ -416,6 +423,13 @@ class DaemonConfig(BaseSettings):
             raise ValueError(f"backup_dir {self.backup_dir} lies in the data directory: a backup needs another place")
         if self.backup_zone != "UTC" and self.backup_at is None:
             raise ValueError("backup_zone is the time zone of backup_at, which is not given")
+        return self
+
+    @model_validator(mode="after")
+    def _check_processes(self) -> DaemonConfig:
+        """Refuse front processes where the library serves, which has none."""
+        if self.transport == "grpcio" and self.processes not in (1, "auto"):
+            raise ValueError(f"processes = {self.processes} needs the transport http2; transport is grpcio")
         return self
 
     @model_validator(mode="after")

@@ -127,6 +127,20 @@ class Distribution(Collector):
         """The greatest value so far, exactly; 0 before the first."""
         return self._max
 
+    def take(self) -> tuple[list[int], float, float]:
+        """Return the counts of all buckets, the sum and the greatest value so far, and begin anew."""
+        with self._lock:
+            taken = self._counts, self._sum, self._max
+            self._counts, self._sum, self._max = [0] * (len(self._bounds) + 1), 0.0, 0.0
+        return taken
+
+    def add(self, counts: Sequence[int], total: float, most: float) -> None:
+        """Add what was taken from another one with the same bounds."""
+        with self._lock:
+            self._counts = [ours + theirs for ours, theirs in zip(self._counts, counts, strict=True)]
+            self._sum += total
+            self._max = max(self._max, most)
+
     def quantile(self, q: float) -> float:
         """Estimate the value below which the share ``q`` lies; 0 before the first.
 
@@ -163,6 +177,16 @@ class Distribution(Collector):
         yield family
 
 
+class CallsTaken(NamedTuple):
+    """Calls of one RPC: how many with each code, and how long they took, as ``Distribution.take`` says it."""
+
+    rpc: str
+    codes: dict[int, int]
+    buckets: list[int]
+    sum_s: float
+    max_s: float
+
+
 class Calls(Collector):
     """Calls by RPC and answer code, and how long they took; the observer that the sidecar is given."""
 
@@ -179,6 +203,30 @@ class Calls(Collector):
         if len(finished) >= _CALLS_AT_ONCE:
             self._count()
 
+    def take(self) -> list[CallsTaken]:
+        """Return what was counted, for another one to ``add``, and begin anew."""
+        self._count()
+        with self._lock:
+            counts, self._counts = self._counts, {}
+            seconds, self._seconds = self._seconds, {}
+        return [
+            CallsTaken(rpc, {code: count for (of, code), count in counts.items() if of == rpc}, *spread.take())
+            for rpc, spread in seconds.items()
+        ]
+
+    def add(self, taken: CallsTaken) -> None:
+        """Count what another one counted."""
+        with self._lock:
+            for code, count in taken.codes.items():
+                self._counts[taken.rpc, code] = self._counts.get((taken.rpc, code), 0) + count
+            self._spread(taken.rpc).add(taken.buckets, taken.sum_s, taken.max_s)
+
+    def _spread(self, rpc: str) -> Distribution:
+        spread = self._seconds.get(rpc)
+        if spread is None:
+            spread = self._seconds[rpc] = Distribution("", "", CALL_BOUNDS_S)
+        return spread
+
     def _count(self) -> None:
         seconds: defaultdict[str, list[float]] = defaultdict(list)
         with self._lock:
@@ -189,10 +237,7 @@ class Calls(Collector):
                     self._counts[key] = self._counts.get(key, 0) + 1
                     seconds[rpc].append(took_s)
             for rpc, values in seconds.items():
-                spread = self._seconds.get(rpc)
-                if spread is None:
-                    spread = self._seconds[rpc] = Distribution("", "", CALL_BOUNDS_S)
-                spread.observe_batch(values)
+                self._spread(rpc).observe_batch(values)
 
     def collect(self) -> Iterator[Metric]:
         """Show the counts to a registry."""

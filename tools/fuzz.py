@@ -25,7 +25,7 @@ with atheris.instrument_imports(include=["dmq", "broker_adapter"]):
 
     from broker_adapter.clock import SystemClock
     from dmq.sidecar.dispatch import Dispatcher
-    from dmq.sidecar.http2_server import Http2Transport
+    from dmq.sidecar.http2_server import Http2Transport, Port
     from dmq.sidecar.service import MessagingService
     from dmq.sidecar.sessions import Sessions
     from dmq.sidecar.settings import SidecarConfig
@@ -55,9 +55,8 @@ class Target:
             loop.set_exception_handler(lambda _, context: self.faults.append(str(context)))
             clock = SystemClock()
             service = MessagingService(MemoryBroker(clock), clock, Sessions(clock), SidecarConfig())
-            transport = Http2Transport(
-                service, Dispatcher(service, clock=clock), host="127.0.0.1", port=0, monotonic_s=clock.monotonic_s
-            )
+            port = Port(service, Dispatcher(service, clock=clock))
+            transport = Http2Transport(port, host="127.0.0.1", port_number=0, monotonic_s=clock.monotonic_s)
             self.port = await transport.start()
             self._started.set()
             await asyncio.Event().wait()

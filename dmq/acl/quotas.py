@@ -231,6 +231,12 @@ class Quotas:
         self.on_change()
         return self.encoded()
 
+    def read(self, limits: bytes) -> None:
+        """Have the limits count that ``encoded`` returned, of another one of these, and no others."""
+        self._set = dict(_decoded(limits)) if limits else {}
+        self.limits_sends = self._has_send_limits()
+        self.on_change()
+
     def encoded(self) -> bytes:
         """Return the limits that are set, to be kept."""
         return encode_limits(Limit(*holder, quota.value, limit) for (holder, quota), limit in sorted(self._set.items()))

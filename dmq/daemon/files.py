@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from broker_adapter.clock import Clock
 from dmq.acl.file import KeyFile
@@ -60,15 +61,22 @@ def certificates_of(config: DaemonConfig, clock: Clock, *, makes: bool = True) -
     """
     if config.tls_client_ca is not None and (config.transport == "grpcio" or config.tls_certificate == "off"):
         raise DmqError("tls_client_ca asks clients for certificates: it needs TLS, and the transport http2")
+    files = certificate_files(config)
+    if files is None:
+        return None
+    is_made = config.tls_certificate == "auto"
+    if is_made and makes:
+        self_signed(files[0].parent, clock.now_ms())
+    elif is_made and not all(each.exists() for each in files):  # both are made, then
+        return None
+    return Certificates(*files, clock, config.tls_client_ca, tells_expiry=not is_made)
+
+
+def certificate_files(config: DaemonConfig) -> tuple[Path, Path] | None:
+    """Return where the certificate and its key are, or will be; ``None``: the daemon speaks no TLS."""
     if config.tls_certificate == "off":
         return None
     if config.tls_certificate == "auto":
         folder = config.data / "tls"
-        made = folder / "certificate.pem", folder / "key.pem"
-        if makes:
-            made = self_signed(folder, clock.now_ms())
-        elif not all(each.exists() for each in made):  # both are made, then
-            return None
-        return Certificates(*made, clock, config.tls_client_ca, tells_expiry=False)
-    key = config.tls_key or config.tls_certificate
-    return Certificates(config.tls_certificate, key, clock, config.tls_client_ca)
+        return folder / "certificate.pem", folder / "key.pem"
+    return config.tls_certificate, config.tls_key or config.tls_certificate

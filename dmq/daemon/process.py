@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 import os
 import sys
 
@@ -18,11 +16,9 @@ from dmq.daemon.checks import refuse_start
 from dmq.daemon.run import EXIT_FAILED, serve, version_here
 from dmq.errors import DmqError, with_advice
 from dmq.log import configure
+from dmq.processes.tuning import tune
 
 SWITCH_INTERVAL_S = 0.0005
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_FREED_BYTES_KEPT = 64 * 2**20
-_REQUEST_BYTES = 16 * 2**20  # what is larger goes back to the system at once
 
 log = structlog.get_logger("dmq.daemon")
 
@@ -37,12 +33,7 @@ def run(config: DaemonConfig) -> int:
     clock = SystemClock()
     configure(config.log_level, config.log_format, clock)
     log.info("starting", version=version_here(), pid=os.getpid(), **config.shown())
-    _keep_freed_memory()
-    # Messages are tuples and bytes without cycles: looking for some every 700 objects costs a tenth of a burst's
-    # and of a send's time. Every 5,000 it is 1 % of 256 sends in flight, and a millisecond at once; with 50,000
-    # nothing, but ten milliseconds each time while clients come and many objects are new.
-    gc.freeze()
-    gc.set_threshold(5_000, 1, 10_000)
+    tune()
     # A delivery goes through two threads beside a loop that computes all the time when clients send all they can. Each
     # step waits for the interpreter: with Python's 5 ms deliveries were 25 ms late in the middle, with this 5 ms.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -55,11 +46,3 @@ def run(config: DaemonConfig) -> int:
     except Exception as error:
         log.critical("crashed", error=f"unexpected {type(error).__name__}: {with_advice(error)}", exc_info=True)
     return EXIT_FAILED
-
-
-def _keep_freed_memory() -> None:
-    """Have the C library keep some of what was freed: to fetch a large request's pages anew costs milliseconds."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # glibc's, with the numbers of its malloc.h
-        mallopt(_M_TRIM_THRESHOLD, _FREED_BYTES_KEPT)
-        mallopt(_M_MMAP_THRESHOLD, _REQUEST_BYTES)

@@ -27,10 +27,10 @@ from dmq.daemon.descriptors import Descriptors, raise_limit, share
 from dmq.daemon.files import Files
 from dmq.daemon.opening import close_store, exporter_of, open_store
 from dmq.daemon.periodic import backups_of, start_periodic
-from dmq.daemon.transport import transport_of
+from dmq.daemon.transport import ServerOptions, transport_of
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.moved import MovedTopics
-from dmq.errors import AddressInUse, StoreCorrupt, StoreError, with_advice
+from dmq.errors import AddressInUse, DmqError, StoreCorrupt, StoreError, with_advice
 from dmq.metrics import Metrics, MetricsServer, start_http
 from dmq.scheduler.scheduler import Scheduler
 from dmq.sidecar.validate import check_recurring
@@ -51,23 +51,36 @@ EXIT_FAILED = 1
 log = structlog.get_logger("dmq.daemon")
 
 
+class _Ending:
+    """Why a daemon ends: the first reason that is heard, or None if it was told to. Made on its loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.reason: asyncio.Future[DmqError | None] = self._loop.create_future()
+
+    def end(self, reason: DmqError | None) -> None:
+        if not self.reason.done():
+            self.reason.set_result(reason)
+
+    def storage_failed(self, error: StoreError) -> None:
+        """Take note; from any thread."""
+        log.critical("storage_failed", error=with_advice(error))
+        self._loop.call_soon_threadsafe(self.end, error)
+
+    def serving_failed(self, error: DmqError) -> None:
+        """Take note that no client can be served any more."""
+        log.critical("serving_failed", error=with_advice(error))
+        self.end(error)
+
+
 async def serve(config: DaemonConfig, clock: Clock) -> int:
     """Serve until SIGTERM, SIGINT or a storage failure, and return the exit code; raise what keeps it from starting."""
     loop = asyncio.get_running_loop()
-    ending: asyncio.Future[StoreError | None] = loop.create_future()
-
-    def end(reason: StoreError | None) -> None:
-        if not ending.done():
-            ending.set_result(reason)
-
-    def fail(error: StoreError) -> None:
-        log.critical("storage_failed", error=with_advice(error))
-        loop.call_soon_threadsafe(end, error)
-
+    ending = _Ending()
     descriptors = _descriptors(config)
     async with AsyncExitStack() as stack:  # what was set up last is closed first
         store = open_store(config, clock, descriptors.tables)
-        store.on_failure = fail
+        store.on_failure = fail = ending.storage_failed
         exporter = exporter_of(config, store)
         stack.callback(close_store, store, exporter, config.shutdown_grace_s)
         if exporter is not None:
@@ -100,7 +113,8 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         )
         own = store.clock, broker, metrics, admin, quotas
         files = _files(config, cell, stack)
-        server = transport_of(config, *own, files=files, front=front, connections_max=descriptors.connections)
+        about = ServerOptions(descriptors.connections, version_here(), ending.serving_failed)
+        server = transport_of(config, *own, files=files, front=front, options=about)
         stack.push_async_callback(server.stop, config.shutdown_grace_s)
         _serve_metrics(config, metrics, cell, stack)
         scheduler.start()
@@ -110,9 +124,9 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         start_periodic(broker, snapshots, periodic)
         metrics.set_state("serving")
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, _on_signal, number, end)
+            loop.add_signal_handler(number, _on_signal, number, ending.end)
         log.info("serving", listen=cell.listen, metrics=cell.metrics_listen or "off", cell=store.cell_id)
-        failure = await ending
+        failure = await ending.reason
         cell.state = CellState.STOPPING if failure is None else CellState.NOT_SERVING
         metrics.set_state("stopping" if failure is None else "not_serving")
         if failure is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from broker_adapter.clock import Clock
 from broker_adapter.limits import REQUEST_BYTES_MAX
@@ -14,6 +16,7 @@ from dmq.config import DaemonConfig
 from dmq.daemon.clients import Clients
 from dmq.daemon.files import Files
 from dmq.embedded.broker import EmbeddedBroker
+from dmq.errors import DmqError
 from dmq.metrics import Metrics
 from dmq.sidecar.access import Guarded
 from dmq.sidecar.dispatch import Dispatcher
@@ -24,6 +27,7 @@ from dmq.sidecar.settings import SidecarConfig
 if TYPE_CHECKING:
     from dmq.forwarder.front import ClusterFront
     from dmq.http2 import Limits
+    from dmq.sidecar.http2_server import Port
 
 
 class Transport(Protocol):
@@ -38,6 +42,14 @@ class Transport(Protocol):
         ...
 
 
+class ServerOptions(NamedTuple):
+    """What the process of the daemon says: how many connections there may be, its version, and who hears of an end."""
+
+    connections_max: int
+    version: str
+    on_failure: Callable[[DmqError], None] = lambda _: None  # clients can be served no more
+
+
 def transport_of(
     config: DaemonConfig,
     clock: Clock,
@@ -48,7 +60,7 @@ def transport_of(
     *,
     files: Files,
     front: ClusterFront | None = None,
-    connections_max: int,
+    options: ServerOptions,
 ) -> Transport:
     """Return the transport that ``config`` names, not listening yet. Only that one is imported.
 
@@ -84,22 +96,55 @@ def transport_of(
         )
     from dmq.admin.access import entrances
     from dmq.admin.http2 import methods
-    from dmq.sidecar.http2_server import Http2Transport
+    from dmq.sidecar.http2_server import Port
 
-    tls = files.certificates
-    return Http2Transport(
+    served = Port(
         service,
         dispatcher,
+        methods=methods(admin, guard),
+        reflected=(admin_v1.SERVICE,),
+        guard=guard,
+        entrances=entrances(),
+    )
+    return _http2(config, clock, metrics, served, settings, files, options)
+
+
+def _http2(
+    config: DaemonConfig,
+    clock: Clock,
+    metrics: Metrics,
+    served: Port,
+    settings: SidecarConfig,
+    files: Files,
+    options: ServerOptions,
+) -> Transport:
+    """Return what serves a port: this process, or fronts."""
+    from dmq.daemon.fronts import front_settings, fronts_of, plain_served_to
+    from dmq.processes.fronts import Fronts
+    from dmq.sidecar.http2_server import Http2Transport
+
+    host, port = config.listen.host, config.listen.port
+    connections_max, tls, count = options.connections_max, files.certificates, fronts_of(config.processes)
+    if count:
+        return Fronts(
+            served,
+            settings=partial(front_settings, config, served, settings, clock, connections_max=connections_max),
+            count=count,
+            host=host,
+            port_number=port,
+            clock=clock,
+            calls=metrics.calls,
+            version=options.version,
+            on_failure=options.on_failure,
+        )
+    return Http2Transport(
+        served,
         host=host,
-        port=port,
+        port_number=port,
         monotonic_s=clock.monotonic_s,
         limits=_limits(config, connections_max),
-        methods=methods(admin, guard),
-        entrances=entrances(),
-        guard=guard,
-        reflected=(admin_v1.SERVICE,),
         tls=tls.context if tls is not None else None,
-        plain_served_to="all" if config.tls_client_ca is None else "loopback",
+        plain_served_to=plain_served_to(config),
     )
 
 

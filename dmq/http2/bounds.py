@@ -8,6 +8,7 @@ refused. So nobody who holds less than others is refused because of them.
 
 from __future__ import annotations
 
+import heapq
 import ipaddress
 from collections.abc import Callable
 from typing import Final
@@ -167,6 +168,11 @@ class Accounts:
         """Return how many bytes wait for an ``address`` or a ``key``."""
         pool = self._pools.get((kind, name))
         return pool.bytes_held if pool is not None else 0
+
+    def held(self, count_max: int) -> list[tuple[str, str, int]]:
+        """Return the addresses and keys that hold most, each with its kind, its name and how many bytes."""
+        found = [(each.kind, each.name, each.bytes_held) for each in self._pools.values() if each.bytes_held]
+        return heapq.nlargest(count_max, found, key=lambda each: each[2])
 
     def share_changed(self) -> None:
         """Ask ``share_of`` again."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import math
 import socket
 import ssl
@@ -16,9 +15,10 @@ import structlog
 
 from dmq.http2.admission import Admit, admit_all
 from dmq.http2.backpressure import Backpressure
-from dmq.http2.bounds import Accounts, ShareOf, Shares
+from dmq.http2.bounds import Accounts, ShareOf, Shares, address_of
 from dmq.http2.doors import Doors, Place
 from dmq.http2.limits import Limits
+from dmq.http2.listener import Listener
 from dmq.http2.methods import Method, Methods
 from dmq.http2.protocol import ClientProtocol, PlainServedTo
 from dmq.http2.slices import Slices
@@ -28,9 +28,6 @@ _NAP_S_MAX: Final = 3600.0
 _NAP_S_MIN: Final = 0.005  # deadlines that are closer to each other end together
 _CLOSE_S_MAX: Final = 1.0
 _CHECKED_PER_TURN: Final = 128
-_BACKLOG: Final = 1024  # connections that wait to be accepted
-_ACCEPT_AGAIN_S: Final = 0.05
-_NOT_HERE: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 log = structlog.get_logger("dmq.http2")
 
@@ -66,11 +63,13 @@ class Http2Server:
         is_busy: Callable[[], bool] = lambda: False,
         admit: Admit = admit_all,
         share_of: ShareOf = lambda _, __: None,
+        on_left: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Listen nowhere yet. ``methods`` are found by path, such as ``/package.Service/Method``.
 
         ``admit`` judges each call by its headers, ``share_of`` says how many bytes may wait for an address or a key.
         While ``is_busy`` says so, clients that send much are not read from, until ``turns.go_on`` is called.
+        ``on_left`` hears of each connection that ends, by its address.
         """
         self.limits = limits or Limits()
         self.methods = Methods(methods)
@@ -80,9 +79,8 @@ class Http2Server:
         self.accounts = Accounts(self.limits.held_in_all, self.limits.held_reserve, share_of)
         self.admit = admit
         self.lists = Shares(self.limits.lists_in_all, self.limits.lists_per_address)
-        self._address = (host, port)
-        self._listeners: list[socket.socket] = []
-        self._accepting: list[asyncio.Task[None]] = []
+        self._listener = Listener(host, port, self.take)
+        self._is_stopped = False
         self.slices = Slices()
         self.turns = Backpressure(is_busy)
         self._clients: dict[ClientProtocol, None] = {}  # the newest last
@@ -92,42 +90,39 @@ class Http2Server:
         self._alarm: asyncio.TimerHandle | None = None
         self._checking: asyncio.TimerHandle | None = None
         self._is_empty = asyncio.Event()
+        self._on_left = on_left
 
     async def start(self) -> int:
         """Listen, serve, and return the port (the system's choice if 0 was asked for). Raises OSError."""
         self._loop = asyncio.get_running_loop()
-        host, port = self._address
-        found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        absent: OSError | None = None
-        for family, address in dict.fromkeys((each[0], each[4]) for each in found):
-            try:
-                listener = socket.create_server((address[0], port, *address[2:]), family=family, backlog=_BACKLOG)
-            except OSError as error:
-                if error.errno in _NOT_HERE:  # such as a host's name for IPv6 where there is none
-                    absent = error
-                    continue
-                self._close_listeners()
-                raise
-            self._listeners.append(listener)
-            listener.setblocking(False)
-            port = listener.getsockname()[1]
-        if absent is not None and not self._listeners:
-            raise absent
-        self._accepting = [self._loop.create_task(self._accept(listener)) for listener in self._listeners]
+        port = await self._listener.start()
+        self.begin()
+        return port
+
+    def begin(self) -> None:
+        """Serve connections that are ``take``n; ``start`` listens, too."""
+        self._loop = asyncio.get_running_loop()
         self._check()
-        return int(port)
+
+    async def take(self, accepted: socket.socket, peer: object) -> None:
+        """Serve a connection that was accepted from ``peer``."""
+        try:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._loop.connect_accepted_socket(partial(ClientProtocol, self, peer), accepted)
+        except Exception as error:  # noqa: BLE001 - one connection fails, and the next ones are accepted
+            log.debug("connection_not_made", peer=str(peer), why=f"{type(error).__name__}: {error}")
+            accepted.close()
+            self._on_left(address_of(peer))
 
     async def stop(self, grace_s: float) -> None:
         """Take no new connections, let clients go elsewhere, and give calls in flight ``grace_s`` to finish.
 
         Calls that are left then end with UNAVAILABLE, and all connections are closed.
         """
-        if not self._listeners:
+        if self._is_stopped:
             return
-        for accepting in self._accepting:
-            accepting.cancel()
-        await asyncio.gather(*self._accepting, return_exceptions=True)
-        self._close_listeners()
+        self._is_stopped = True
+        await self._listener.stop()
         now_s = self.monotonic_s()
         for client in list(self._clients):
             client.drain(now_s)
@@ -162,27 +157,6 @@ class Http2Server:
         except TimeoutError:
             pass
 
-    async def _accept(self, listener: socket.socket) -> None:
-        """Let clients in, one in a turn of the loop: thousands at once would hold up those that are here."""
-        while True:
-            try:
-                accepted, peer = await self._loop.sock_accept(listener)
-            except OSError as error:
-                # The client is gone already; or there is no descriptor, nor memory, for it now.
-                await asyncio.sleep(0.0 if error.errno == errno.ECONNABORTED else _ACCEPT_AGAIN_S)
-                continue
-            try:
-                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                await self._loop.connect_accepted_socket(partial(ClientProtocol, self, peer), accepted)
-            except Exception as error:  # noqa: BLE001 - one connection fails, and the next ones are accepted
-                log.debug("connection_not_made", peer=str(peer), why=f"{type(error).__name__}: {error}")
-                accepted.close()
-
-    def _close_listeners(self) -> None:
-        for listener in self._listeners:
-            listener.close()
-        self._listeners.clear()
-
     # -- called by connections -----------------------------------------------------------------------------------------
 
     def joined(self, client: ClientProtocol) -> Place:
@@ -190,6 +164,7 @@ class Http2Server:
         place, victim = self._doors.admit(client, self.monotonic_s())
         if place is Place.NOWHERE:
             self._refused += 1
+            self._on_left(client.address)
             return place
         if victim is not None:
             victim.make_room()
@@ -202,6 +177,7 @@ class Http2Server:
         del self._clients[client]
         self._doors.left(client)
         self.turns.left(client)
+        self._on_left(client.address)
         if not self._clients:
             self._is_empty.set()
 

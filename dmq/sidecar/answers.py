@@ -45,14 +45,20 @@ def received(
     store_host: str,
     now_ms: Callable[[], int],
     account: Account | None = None,
+    over: Callable[[bool], None] = lambda _: None,
 ) -> Iterator[list[wire.ReceiveMessageResponse]]:
-    """Give the status first, each message, the time of delivery last."""
-    with _counted(deliveries, account):
-        yield from _in_pieces(
-            _RECEIVED if deliveries else _NOTHING_RECEIVED,
-            _filled(wire.ReceiveMessageResponse, mapping.fill, deliveries, topic, store_host),
-            lambda: _delivered_at(now_ms()),
-        )
+    """Give the status first, each message, the time of delivery last; tell ``over`` whether all of it was taken."""
+    is_taken = False
+    try:
+        with _counted(deliveries, account):
+            yield from _in_pieces(
+                _RECEIVED if deliveries else _NOTHING_RECEIVED,
+                _filled(wire.ReceiveMessageResponse, mapping.fill, deliveries, topic, store_host),
+                lambda: _delivered_at(now_ms()),
+            )
+        is_taken = True
+    finally:
+        over(is_taken)
 
 
 def pulled(

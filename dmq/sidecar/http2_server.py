@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.pool import POOL
 from dmq.acl.gate import Entrance, Gate, holders_of
 from dmq.acl.guard import Guard
-from dmq.acl.quotas import Holder, Quota, Quotas
+from dmq.acl.quotas import Bounds, Holder, Quota, Quotas
 from dmq.errors import AddressInUse, DmqError
 from dmq.http2 import (
     Bidirectional,
@@ -61,67 +61,79 @@ _FREQUENT = frozenset(
 _REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
 
 
-class Http2Transport:
-    """Serves a ``MessagingService`` on one port, with health and reflection. Make and use it on one event loop."""
+class Port:
+    """All that is served on the port of a daemon, by path, with health and reflection; and who may call it."""
 
     def __init__(
         self,
         service: MessagingService,
         dispatcher: Dispatcher,
         *,
-        host: str,
-        port: int,
-        monotonic_s: Callable[[], float],
         methods: Mapping[str, Method] | None = None,
         reflected: Sequence[str] = (),
-        tls: Callable[[], ssl.SSLContext] | None = None,
-        plain_served_to: PlainServedTo = "all",
         guard: Guard | None = None,
         entrances: Mapping[str, Entrance] = MappingProxyType({}),
+    ) -> None:
+        """``methods`` are those of other services, ``entrances`` theirs by path, ``reflected`` their names.
+
+        What is to be reflected must be in our private descriptor pool.
+        """
+        self.service = service
+        self.health = health.Health(("", wire.SERVICE))
+        names = (wire.SERVICE, health.SERVICE, _REFLECTION, *reflected)
+        places = _Watches(service.quotas)
+        self.gate = Gate(all_entrances(entrances), guard, service.quotas)
+        self.methods: Mapping[str, Method] = {
+            **messaging(dispatcher),
+            **_health(self.health, places),
+            f"/{_REFLECTION}/ServerReflectionInfo": Bidirectional(_Reflection(names, places)),
+            **(methods or {}),
+        }
+
+    def drain(self) -> None:
+        """Say NOT_SERVING, and end streams and long polls now, with proper answers."""
+        self.health.set(is_serving=False, is_ending=True)
+        self.service.drain()
+
+
+class Http2Transport:
+    """Serves a port in this process. Make and use it on one event loop."""
+
+    def __init__(
+        self,
+        port: Port,
+        *,
+        host: str,
+        port_number: int,
+        monotonic_s: Callable[[], float],
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        plain_served_to: PlainServedTo = "all",
         limits: Limits | None = None,
     ) -> None:
-        """Listen nowhere yet. ``entrances`` are those of ``methods``, by path.
+        """Listen nowhere yet.
 
-        ``methods`` are those of other services on this port, ``reflected`` their names.
-
-        What is to be reflected must be in our private descriptor pool. ``tls`` gives the context of the
-        next connection, ``plain_served_to`` says who may do without it.
+        ``tls`` gives the context of the next connection, ``plain_served_to`` says who may do without it.
         """
-        self._service = service
+        self._served = port
         self._host = host
-        self._port = port
-        self._health = health.Health(("", wire.SERVICE))
-        names = (wire.SERVICE, health.SERVICE, _REFLECTION, *reflected)
-        quotas = service.quotas
-        bounds = quotas.bounds
-        places = _Watches(quotas)
-        gate = Gate({**access.entrances(), **_entrances(), **entrances}, guard, quotas)
+        self._port = port_number
+        quotas, messages = port.service.quotas, port.service.messages
         self._server = Http2Server(
-            {
-                **_messaging(dispatcher),
-                **_health(self._health, places),
-                f"/{_REFLECTION}/ServerReflectionInfo": Bidirectional(_Reflection(names, places)),
-                **(methods or {}),
-            },
+            port.methods,
             host=host,
-            port=port,
+            port=port_number,
             monotonic_s=monotonic_s,
-            limits=replace(
-                limits or Limits(request_max=REQUEST_BYTES_MAX),
-                held_in_all=bounds.bytes_held,
-                held_per_connection=bounds.bytes_held // SHARES,
-                held_reserve=bounds.bytes_reserve,
-            ),
-            admit=gate.admit,
+            limits=with_bounds(limits or Limits(request_max=REQUEST_BYTES_MAX), quotas.bounds),
+            admit=port.gate.admit,
             share_of=lambda kind, name: quotas.limit(Quota.BYTES, Holder(kind, name)),
             tls=tls,
             plain_served_to=plain_served_to,
-            is_busy=service.is_busy,
+            is_busy=messages.is_busy,
         )
         accounts = self._server.accounts
         quotas.bytes_of = lambda holder: accounts.held_by(*holder)
         quotas.on_change = accounts.share_changed
-        service.on_room = self._server.turns.go_on
+        messages.on_room = self._server.turns.go_on
 
     @property
     def port(self) -> int:
@@ -133,35 +145,51 @@ class Http2Transport:
 
         Raises AddressInUse if the port is taken, DmqError if the address cannot be listened on.
         """
-        address = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
-        try:
+        with said_plainly(self._host, self._port):
             self._port = await self._server.start()
-        except OSError as reason:
-            if reason.errno == errno.EADDRINUSE:
-                raise AddressInUse(f"{address} is in use by another process (gRPC)") from reason
-            raise DmqError(f"cannot listen on {address} (gRPC): {reason.strerror or reason}") from reason
-        self._service.listening_at(self._host, self._port)
+        self._served.service.listening_at(self._host, self._port)
         await self.set_serving(is_serving=True)
         log.info("listening", host=self._host, port=self._port)
         return self._port
 
     async def set_serving(self, *, is_serving: bool) -> None:
         """Tell the health service's clients; calls are answered either way."""
-        self._health.set(is_serving=is_serving)
+        self._served.health.set(is_serving=is_serving)
 
     async def stop(self, grace_s: float) -> None:
         """Say NOT_SERVING, end streams and long polls now, and finish what else is in flight within ``grace_s``."""
-        self._health.set(is_serving=False, is_ending=True)
-        self._service.drain()
+        self._served.drain()
         await self._server.stop(grace_s)
+
+
+def with_bounds(limits: Limits, bounds: Bounds, share: int = 1) -> Limits:
+    """Return ``limits`` with what all together may hold; a ``share`` of them is one of so many equal parts."""
+    held = bounds.bytes_held // share
+    return replace(
+        limits, held_in_all=held, held_per_connection=held // SHARES, held_reserve=bounds.bytes_reserve // share
+    )
+
+
+@contextmanager
+def said_plainly(host: str, port: int) -> Iterator[None]:
+    """Raise AddressInUse if the port is taken, DmqError if the address cannot be listened on."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        yield
+    except OSError as reason:
+        if reason.errno == errno.EADDRINUSE:
+            raise AddressInUse(f"{address} is in use by another process (gRPC)") from reason
+        raise DmqError(f"cannot listen on {address} (gRPC): {reason.strerror or reason}") from reason
 
 
 # -- our protocol ------------------------------------------------------------------------------------------------------
 
 
-def _messaging(dispatcher: Dispatcher) -> dict[str, Method]:
+def messaging(dispatcher: Dispatcher, rpcs: Iterable[str] = wire.METHODS) -> dict[str, Method]:
+    """Return the methods of the public protocol, or some of them, by path."""
     found: dict[str, Method] = {}
-    for name, method in wire.METHODS.items():
+    for name in rpcs:
+        method = wire.METHODS[name]
         if method.client_streaming:
             found[method.path] = Bidirectional(_telemetry(dispatcher.telemetry()))
         elif method.server_streaming:
@@ -243,6 +271,11 @@ def _health(state: health.Health, places: _Watches) -> dict[str, Method]:
                     yield answer.SerializeToString()
 
     return {f"/{health.SERVICE}/Check": Unary(check), f"/{health.SERVICE}/Watch": Streaming(watch)}
+
+
+def all_entrances(others: Mapping[str, Entrance]) -> dict[str, Entrance]:
+    """Return the entrances of the public protocol, of health and reflection, and ``others``, by path."""
+    return {**access.entrances(), **_entrances(), **others}
 
 
 def _entrances() -> dict[str, Entrance]:

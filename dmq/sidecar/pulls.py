@@ -13,6 +13,7 @@ from typing import Any
 from broker_adapter.adapter import PullBroker, Pulled
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.acl.gate import holders_of
 from dmq.sidecar import validate
 from dmq.sidecar.answers import pulled
 from dmq.sidecar.call import Call
@@ -65,7 +66,8 @@ class PullCalls:
         self.seen(wire.PULL_CONSUMER, group, call.client_id)
         self._may_make(wanted.topic, group, call)
         found = await self._polls.run(
-            call,
+            call.client_id,
+            holders_of(call.admission),
             lambda left_ms: broker.pull(wanted, offset, batch_max=batch_max, wait_ms=left_ms),
             wait_ms,
             nothing=Pulled((), offset),

@@ -6,28 +6,23 @@ raised from ``broker_adapter.errors``; ``dispatch`` turns it into the protocol's
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any
 
 import structlog
 
-from broker_adapter.adapter import PopBroker, PullBroker, Subscription
+from broker_adapter.adapter import PopBroker, PullBroker
 from broker_adapter.clock import Clock
-from broker_adapter.deferred import Deferred
-from broker_adapter.errors import BrokerError, Overloaded, Refused, Rule
-from broker_adapter.limits import AUTO_RENEW_INVISIBLE_MS
-from broker_adapter.message import Delivery, Envelope
+from broker_adapter.errors import Refused, Rule
 from broker_adapter.transactions import TransactionalBroker
 from broker_adapter.wire import rocketmq_v2 as wire
-from broker_adapter.wire.mapping import to_envelope
 from dmq.acl.gate import holders_of
 from dmq.acl.quotas import Quota, Quotas
-from dmq.embedded.recurring import makes_schedule
 from dmq.sidecar import mapping, validate
-from dmq.sidecar.answers import received
 from dmq.sidecar.call import Call
-from dmq.sidecar.codes import OK_STATUS, common_status, status_of
-from dmq.sidecar.delay import DELAY_PROPERTIES, check_not_after, deliver_at_ms, is_relative, timestamp_ms
+from dmq.sidecar.codes import OK_STATUS
+from dmq.sidecar.exchange import BrokerExchange
+from dmq.sidecar.messages import MessageCalls
 from dmq.sidecar.pulls import PullCalls
 from dmq.sidecar.recurring import AddSchedule, RecurringCalls
 from dmq.sidecar.sessions import Session, Sessions
@@ -38,8 +33,6 @@ from dmq.sidecar.telemetry import Streams
 from dmq.sidecar.transactions import TransactionCalls
 
 log = structlog.get_logger("dmq.sidecar")
-
-_Sent = TypeVar("_Sent")
 
 _NOTHING_TO_FORWARD = wire.ForwardMessageToDeadLetterQueueResponse(
     status=wire.Status(code=wire.OK, message="nothing to do: the message is no longer this consumer's")
@@ -69,14 +62,12 @@ class MessagingService:
         self._sessions = sessions
         self._config = config
         self._endpoints = mapping.endpoints_of("127.0.0.1", 8081)
-        self._store_host = "127.0.0.1:8081"
-        self._sends_in_flight = 0
-        self._room_at = config.sends_busy // 2
-        self.on_room: Callable[[], None] = lambda: None  # the transport may read on
         self._polls = Polls(
             in_all=config.receives_waiting_max, per_client=config.receives_per_client_max, quotas=quotas
         )
-        self._pulls = PullCalls(pulls, self._polls, self._may_make, lambda: self._store_host)
+        self.exchange = BrokerExchange(broker, quotas, self._polls)
+        self.messages = MessageCalls(self.exchange, clock, config, self._send_other)
+        self._pulls = PullCalls(pulls, self._polls, self._may_make, lambda: self.messages.store_host)
         self.streams = Streams(broker, sessions, self._transactions.producers, config, quotas, clock)
         self.telemetry = self.streams.serve
         self.group_changed = self.streams.group_changed
@@ -84,34 +75,28 @@ class MessagingService:
         self.unary: Mapping[str, Callable[[Any, Call], Awaitable[Any]]] = {
             "QueryRoute": self.query_route,
             "Heartbeat": self.heartbeat,
-            "SendMessage": self.send_message,
             "RecallMessage": self.recall_message,
             "EndTransaction": self._transactions.end,
             "QueryAssignment": self.query_assignment,
-            "AckMessage": self.ack_message,
-            "ChangeInvisibleDuration": self.change_invisible_duration,
             "ForwardMessageToDeadLetterQueue": self.forward_message_to_dead_letter_queue,
             "NotifyClientTermination": self.notify_client_termination,
+            **self.messages.unary,
             **self._pulls.unary,
         }
         self.streaming: Mapping[str, Callable[[Any, Call], Awaitable[Iterator[Any]]]] = {
-            "ReceiveMessage": self.receive_message,
+            **self.messages.streaming,
             **self._pulls.streaming,
         }
 
     def listening_at(self, host: str, port: int) -> None:
         """Say where this server can be reached; told to clients that do not say how they reached it."""
         self._endpoints = mapping.endpoints_of(host, port)
-        self._store_host = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.messages.store_host = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def drain(self) -> None:
         """End telemetry streams and long polls now, with proper answers, and let no new ones wait. Idempotent."""
         self.streams.drain()
         self._polls.close()
-
-    def is_busy(self) -> bool:
-        """Say whether so many sends are in flight that clients had better wait before they send more."""
-        return self._sends_in_flight >= self._config.sends_busy
 
     # -- session ------------------------------------------------------------------------------------------------------
 
@@ -183,48 +168,14 @@ class MessagingService:
 
     # -- producing ----------------------------------------------------------------------------------------------------
 
-    def send_message(self, request: wire.SendMessageRequest, call: Call) -> Deferred[wire.SendMessageResponse]:
-        """Accept all messages of the request or none; the answer leaves once they are durable.
-
-        A message that is delayed may be one of several, which the real server refuses. One that is to recur makes a
-        schedule and stores no message.
-        """
-        if self._sends_in_flight >= self._config.sends_in_flight_max:
-            raise Overloaded("sends in flight", limit=self._config.sends_in_flight_max)
+    async def _send_other(self, request: wire.SendMessageRequest, call: Call) -> wire.SendMessageResponse:
+        """Take half messages; or a message that is to recur, which makes a schedule and is not stored."""
         messages = request.messages
         if self._quotas.limits_sends:
             self._quotas.spend(Quota.SENDS_PER_S, holders_of(call.admission), len(messages))
-        now_ms = self._clock.now_ms()
-        if messages and messages[0].system_properties.message_type == wire.TRANSACTION:
-            return self._counted(self._transactions.send(messages, call, now_ms), lambda answer: answer)
-        envelopes: list[Envelope] = []
-        try:
-            topic = validate.check_send(messages)
-            for message in messages:
-                validate.check_message(message)
-                if makes_schedule(message.user_properties):
-                    return self._counted(self._recurring.send(topic, messages, call), lambda answer: answer)
-                envelopes.append(self._envelope(topic, message, now_ms))
-            if not self._quotas.is_known(Quota.TOPICS, topic):
-                self._quotas.make(Quota.TOPICS, holders_of(call.admission), topic)
-        except Refused as error:
-            return Deferred.given(mapping.send_refusal(messages, len(envelopes), status_of(error, call.language)))
-        return self._counted(self._broker.send(envelopes), mapping.send_response)
-
-    def _counted(
-        self, sending: Awaitable[_Sent], answer: Callable[[_Sent], wire.SendMessageResponse]
-    ) -> Deferred[wire.SendMessageResponse]:
-        self._sends_in_flight += 1
-
-        def answered(sent: Deferred[_Sent]) -> wire.SendMessageResponse:
-            self._sends_in_flight -= 1
-            if self._sends_in_flight == self._room_at:
-                self.on_room()
-            if sent.error is not None:
-                raise sent.error
-            return answer(sent.value)
-
-        return Deferred.of(sending).convert(answered)
+        if messages[0].system_properties.message_type == wire.TRANSACTION:
+            return await self._transactions.send(messages, call, self._clock.now_ms())
+        return await self._recurring.send(validate.check_send(messages), messages, call)
 
     async def recall_message(self, request: wire.RecallMessageRequest, call: Call) -> wire.RecallMessageResponse:
         """Take a delayed message back; OK only if it is gone, durably. 40401 says when it was delivered, or: unknown.
@@ -240,120 +191,7 @@ class MessagingService:
             return wire.RecallMessageResponse(status=wire.Status(code=wire.NOT_FOUND, message=str(refused)))
         return mapping.recall_response(receipt)
 
-    def _envelope(self, topic: str, message: wire.Message, now_ms: int) -> Envelope:
-        system, properties = message.system_properties, message.user_properties
-        has_timestamp = system.HasField("delivery_timestamp")
-        due_ms: int | None = None
-        if has_timestamp or properties:
-            timestamp = system.delivery_timestamp
-            due_ms = deliver_at_ms(
-                timestamp_ms(timestamp.seconds, timestamp.nanos) if has_timestamp else None,
-                properties,
-                now_ms=now_ms,
-                levels_ms=self._config.delay_levels_ms,
-                delay_max_ms=self._config.delay_max_ms,
-            )
-            check_not_after(properties, due_ms, now_ms)
-        if due_ms is None:
-            validate.check_undelayed(message)
-        if system.message_type == wire.TRANSACTION:
-            raise Refused(Rule.MESSAGE_TYPE, "half messages and others cannot be in one request", value="TRANSACTION")
-        consumed = DELAY_PROPERTIES if properties else ()
-        is_delay = bool(due_ms and properties) and is_relative(properties)  # before they are consumed
-        envelope = to_envelope(message, deliver_at_ms=due_ms, consumed=consumed, topic=topic)
-        return envelope._replace(is_relative=True) if is_delay else envelope
-
     # -- consuming ----------------------------------------------------------------------------------------------------
-
-    async def receive_message(
-        self, request: wire.ReceiveMessageRequest, call: Call
-    ) -> Iterator[list[wire.ReceiveMessageResponse]]:
-        """Hand out messages: the status first, each message, the time of delivery last. Waits for the first message.
-
-        What it gives at once may go out in one piece; a piece is not much larger than its largest message.
-        """
-        group = validate.group_of(request.group)
-        subscription = validate.subscription_of(request)
-        renews = request.auto_renew
-        invisible_ms = AUTO_RENEW_INVISIBLE_MS if renews else validate.receive_invisible_ms(request)
-        wait_ms = validate.wait_ms(request, call.deadline_s)
-        self._may_make(subscription.topic, group, call)
-        await self._broker.ensure_group(group)
-        if renews:
-            self._broker.client_seen(call.client_id)
-        deliveries = await self._receive(
-            call,
-            group,
-            subscription,
-            batch_max=validate.batch_of(request),
-            invisible_ms=invisible_ms,
-            wait_ms=wait_ms,
-            is_renewed=renews,
-        )
-        return received(deliveries, request.message_queue.topic, self._store_host, self._clock.now_ms, call.account)
-
-    async def _receive(
-        self,
-        call: Call,
-        group: str,
-        subscription: Subscription,
-        *,
-        batch_max: int,
-        invisible_ms: int,
-        wait_ms: int,
-        is_renewed: bool,
-    ) -> Sequence[Delivery]:
-        """Receive from the broker, in a wait that ``drain`` and the client's goodbye can end."""
-
-        def receive(left_ms: int) -> Awaitable[Sequence[Delivery]]:
-            return self._broker.receive(
-                group,
-                subscription,
-                batch_max=batch_max,
-                invisible_ms=invisible_ms,
-                wait_ms=left_ms,
-                renew_for=call.client_id if is_renewed else "",
-            )
-
-        return await self._polls.run(call, receive, wait_ms, nothing=())
-
-    async def ack_message(self, request: wire.AckMessageRequest, call: Call) -> wire.AckMessageResponse:
-        """Finish deliveries, each with a result of its own."""
-        topic, group = validate.topic_of(request.topic), validate.group_of(request.group)
-        entries = request.entries
-        validate.check_entries(entries)
-        results = await self._broker.ack(group, topic, [entry.receipt_handle for entry in entries])
-        if not any(results):
-            return mapping.ack_response(entries)
-        statuses = [OK_STATUS if result is None else status_of(result, call.language) for result in results]
-        for result in results:
-            if result is not None and not isinstance(result, BrokerError):
-                log.error("ack_failed", topic=topic, group=group, exc_info=result)
-        return wire.AckMessageResponse(
-            status=common_status(statuses),
-            entries=[
-                wire.AckMessageResultEntry(
-                    status=status, message_id=entry.message_id, receipt_handle=entry.receipt_handle
-                )
-                for entry, status in zip(entries, statuses, strict=True)
-            ],
-        )
-
-    async def change_invisible_duration(
-        self,
-        request: wire.ChangeInvisibleDurationRequest,
-        call: Call,  # noqa: ARG002
-    ) -> wire.ChangeInvisibleDurationResponse:
-        """Hide a delivery anew, or give it back. The handle that comes back is the one to use from here on.
-
-        A push consumer means by it that consuming failed. The broker knows whose delivery it is, and does not believe
-        the duration: Node asks for 0 s, or for milliseconds instead of seconds.
-        """
-        topic, group = validate.topic_of(request.topic), validate.group_of(request.group)
-        handle = await self._broker.change_invisible(
-            group, topic, request.receipt_handle, validate.change_invisible_ms(request), suspend=request.suspend
-        )
-        return wire.ChangeInvisibleDurationResponse(status=OK_STATUS, receipt_handle=handle)
 
     async def forward_message_to_dead_letter_queue(
         self, request: wire.ForwardMessageToDeadLetterQueueRequest, call: Call

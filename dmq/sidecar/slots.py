@@ -7,9 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from broker_adapter.errors import Overloaded
-from dmq.acl.gate import holders_of
-from dmq.acl.quotas import Quota, Quotas
-from dmq.sidecar.call import Call
+from dmq.acl.quotas import Holder, Quota, Quotas
 
 _Found = TypeVar("_Found")
 
@@ -59,13 +57,18 @@ class Polls:
         self._is_closed = False
 
     async def run(
-        self, call: Call, poll: Callable[[int], Awaitable[_Found]], wait_ms: int, *, nothing: _Found
+        self,
+        client_id: str,
+        holders: tuple[Holder, ...],
+        poll: Callable[[int], Awaitable[_Found]],
+        wait_ms: int,
+        *,
+        nothing: _Found,
     ) -> _Found:
         """Return what ``poll`` finds, which is told how long it may wait; ``nothing`` if its wait was ended.
 
         Raises ``Overloaded`` if there is no place for it.
         """
-        client_id, holders = call.client_id, holders_of(call.admission)
         self._quotas.take(Quota.POLLS, holders)
         try:
             self._places.take(client_id)

@@ -33,7 +33,7 @@ async def _received(service: MessagingService) -> list[wire.Message]:
     request.message_queue.id = -1
     request.invisible_duration.seconds = 30
     request.long_polling_timeout.nanos = 1_000_000
-    frames = [frame for piece in await service.receive_message(request, CALL) for frame in piece]
+    frames = [frame for piece in await service.messages.receive_message(request, CALL) for frame in piece]
     return [frame.message for frame in frames if frame.HasField("message")]
 
 
@@ -50,7 +50,7 @@ async def _each_level(tmp_path: Path) -> None:
     service = MessagingService(broker, clock, Sessions(clock), SidecarConfig())
     sent_ms = clock.now_ms()
     for level in range(1, 19):
-        answer = await service.send_message(_send(level), CALL)
+        answer = await service.messages.send_message(_send(level), CALL)
         assert answer.status.code == wire.OK
     assert len(DELAY_LEVELS_MS_DEFAULT) == 18
     for level, delay_ms in enumerate(DELAY_LEVELS_MS_DEFAULT, start=1):

@@ -23,7 +23,7 @@ from broker_adapter.limits import BODY_BYTES_MAX, REQUEST_BYTES_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.errors import AddressInUse, DmqError
 from dmq.sidecar.grpc_server import GrpcServer
-from dmq.sidecar.http2_server import Http2Transport
+from dmq.sidecar.http2_server import Http2Transport, Port
 
 Server = GrpcServer | Http2Transport
 _transport = ["http2"]  # of the test that runs
@@ -37,7 +37,9 @@ def transport(request: pytest.FixtureRequest) -> None:
 def serve(sidecar: Sidecar, host: str, port: int) -> Server:
     if _transport[0] == "grpcio":
         return GrpcServer(sidecar.service, sidecar.dispatcher, host=host, port=port)
-    return Http2Transport(sidecar.service, sidecar.dispatcher, host=host, port=port, monotonic_s=time.monotonic)
+    return Http2Transport(
+        Port(sidecar.service, sidecar.dispatcher), host=host, port_number=port, monotonic_s=time.monotonic
+    )
 
 
 @asynccontextmanager

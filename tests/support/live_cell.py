@@ -29,7 +29,7 @@ from dmq.admin.service import AdminService, Operators
 from dmq.admin.status import CellState
 from dmq.config import DaemonConfig
 from dmq.daemon.files import Files
-from dmq.daemon.transport import Transport, transport_of
+from dmq.daemon.transport import ServerOptions, Transport, transport_of
 from dmq.metrics import Metrics
 from dmq.units import Address
 
@@ -83,7 +83,7 @@ class LiveCell:
         )
         files = Files.of(config, rig.store.clock)
         own = rig.store.clock, rig.broker, metrics, admin, quotas
-        self._server = transport_of(config, *own, files=files, connections_max=16)
+        self._server = transport_of(config, *own, files=files, options=ServerOptions(16, "1.2.3"))
         self.cell.listen = str(Address("127.0.0.1", await self._server.start()))
 
     def do(self, work: Coroutine[Any, Any, _Answer]) -> _Answer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.protocol import from_client
 
 from broker_adapter.clock import ManualClock
 from broker_adapter.errors import Overloaded
@@ -45,7 +44,7 @@ async def forever(_: int) -> str:
 
 async def hold(polls: Polls, client_id: str) -> str:
     """Wait until the wait is ended."""
-    return await polls.run(from_client(client_id), forever, 1_000, nothing="ended")
+    return await polls.run(client_id, (), forever, 1_000, nothing="ended")
 
 
 async def told(left_ms: int) -> str:
@@ -65,11 +64,11 @@ def test_a_goodbye_ends_the_waits_of_one_client() -> None:
         polls.end("goes")
         assert await asyncio.gather(*goes) == ["ended"] * 3
         assert not stays.done()
-        assert await polls.run(from_client("stays"), told, 1_000, nothing="") == "1000"
+        assert await polls.run("stays", (), told, 1_000, nothing="") == "1000"
         polls.close()
         polls.close()
         assert await stays == "ended"
-        assert await polls.run(from_client("stays"), told, 1_000, nothing="") == "0"
+        assert await polls.run("stays", (), told, 1_000, nothing="") == "0"
         assert polls._waits == {}
 
     asyncio.run(scenario())

@@ -188,14 +188,14 @@ def test_the_transport_is_told_to_wait_and_to_go_on() -> None:
     async def scenario(sidecar: Sidecar) -> None:
         service, gate = sidecar.service, asyncio.Event()
         told: list[bool] = []
-        service.on_room = lambda: told.append(service.is_busy())
+        service.messages.on_room = lambda: told.append(service.messages.is_busy())
         sidecar.broker.send_gate = gate
         sends = []
         for number in range(6):
-            assert not service.is_busy()
+            assert not service.messages.is_busy()
             sends.append(asyncio.ensure_future(sidecar.ask("SendMessage", a_send(a_message(f"01{number}")))))
             await asyncio.sleep(0)
-        assert service.is_busy()
+        assert service.messages.is_busy()
         gate.set()
         assert {(await each).status.code for each in sends} == {wire.OK}
         assert told == [False]

@@ -1,0 +1,108 @@
+"""How many front processes a daemon has, and what each of them is told."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Literal
+
+from broker_adapter.clock import Clock
+from dmq.config import DaemonConfig
+from dmq.daemon.files import certificate_files
+from dmq.http2 import Bidirectional, Method, PlainServedTo, Streaming
+from dmq.processes.settings import RelayedMethod, Settings, TlsFiles
+from dmq.sidecar.http2_server import Port
+from dmq.sidecar.settings import SidecarConfig
+
+FRONTS_MAX: Final = 4  # by itself: more than the store process can feed
+_BUSY_MIN: Final = 64
+_IN_FLIGHT_MIN: Final = 256
+_CGROUP: Final = Path("/sys/fs/cgroup")
+_PROCESSORS_UNBOUND: Final = 2**16
+
+
+def fronts_of(processes: Literal["auto"] | int) -> int:
+    """Return how many fronts there are to be; 0: the daemon is one process."""
+    count = min(processors(), FRONTS_MAX) if processes == "auto" else processes
+    return count if count > 1 else 0
+
+
+def processors() -> int:
+    """Return how many processors this process may use: of its affinity, and of the quota of its control group."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(count, *_quotas()))
+
+
+def _quotas() -> list[int]:
+    """Return whole processors that control groups allow: this one's, or its container's; version 2, then 1."""
+    found = [_PROCESSORS_UNBOUND]
+    with suppress(OSError, ValueError):
+        quota, period = (_CGROUP / "cpu.max").read_text().split()
+        if quota != "max":
+            found.append(int(quota) // int(period))
+    with suppress(OSError, ValueError):
+        quota_us = int((_CGROUP / "cpu/cpu.cfs_quota_us").read_text())
+        period_us = int((_CGROUP / "cpu/cpu.cfs_period_us").read_text())
+        if quota_us > 0 and period_us > 0:
+            found.append(quota_us // period_us)
+    return found
+
+
+def plain_served_to(config: DaemonConfig) -> PlainServedTo:
+    """Return who may speak without TLS."""
+    return "all" if config.tls_client_ca is None else "loopback"
+
+
+def front_settings(
+    config: DaemonConfig, port: Port, sidecar: SidecarConfig, clock: Clock, *, connections_max: int
+) -> Settings:
+    """Return what a front is told that starts now: its part of what all of them may have."""
+    count = fronts_of(config.processes)
+    quotas = port.service.quotas
+    messages = port.service.messages
+    own = {*messages.unary, *messages.streaming}
+    per_address = config.connections_per_address_max
+    return Settings(
+        log_level=config.log_level,
+        log_format=config.log_format,
+        delay_levels_ms=sidecar.delay_levels_ms,
+        delay_max_ms=sidecar.delay_max_ms,
+        broker_name=sidecar.broker_name,
+        sends_in_flight_max=max(_IN_FLIGHT_MIN, sidecar.sends_in_flight_max // count),
+        sends_busy=max(_BUSY_MIN, sidecar.sends_busy // count),
+        connections=-(-connections_max // count),
+        connections_per_address=None if per_address is None else -(-per_address // count),
+        idle_s=None if config.connection_idle is None else config.connection_idle.total_seconds(),
+        request_s=config.request_time.total_seconds(),
+        bytes_held=quotas.bounds.bytes_held,
+        bytes_reserve=quotas.bounds.bytes_reserve,
+        limits=quotas.encoded(),
+        shares=count + 1,
+        acl=str(config.acl.absolute()) if config.acl is not None else None,
+        tls=_tls_files(config),
+        plain_served_to="all" if config.tls_certificate == "off" else plain_served_to(config),
+        host=config.listen.host,
+        relayed=[_relayed(path, each) for path, each in port.methods.items() if path.rpartition("/")[2] not in own],
+        wall_less_boot_ms=clock.now_ms() - clock.boot_ms(),
+    )
+
+
+def _relayed(path: str, method: Method) -> RelayedMethod:
+    kind: Literal["unary", "streaming", "bidirectional"] = "unary"
+    if isinstance(method, Bidirectional):
+        kind = "bidirectional"
+    elif isinstance(method, Streaming):
+        kind = "streaming"
+    return RelayedMethod(path, kind, method.is_frequent)
+
+
+def _tls_files(config: DaemonConfig) -> TlsFiles | None:
+    files = certificate_files(config)
+    if files is None:
+        return None
+    certificate, key = files
+    client_ca = config.tls_client_ca
+    return TlsFiles(
+        str(certificate.absolute()), str(key.absolute()), str(client_ca.absolute()) if client_ca is not None else None
+    )

@@ -1,0 +1,277 @@
+"""A front process: serves the connections that it is given, and makes their calls to the store process.
+
+    python -m dmq.processes.front LINK SOCKETS
+
+Both are numbers of descriptors: a stream to the store process, and a socket by which accepted connections come. It ends
+with the store process, and never without it: signals that are meant for the daemon are that one's to hear.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+import socket
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+import uvloop
+
+from broker_adapter.limits import REQUEST_BYTES_MAX
+from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.acl.file import KeyFile
+from dmq.acl.gate import Gate
+from dmq.acl.guard import Guard
+from dmq.acl.quotas import Bounds, Holder, Quota, Quotas
+from dmq.admin.access import entrances
+from dmq.errors import DmqError
+from dmq.http2 import Http2Server
+from dmq.http2 import Limits as Http2Limits
+from dmq.log import configure
+from dmq.metrics import Calls
+from dmq.processes import frames, passing
+from dmq.processes.link import Link
+from dmq.processes.settings import Settings
+from dmq.processes.store_process import FrontClock, StoreProcess
+from dmq.processes.tuning import tune
+from dmq.sidecar.access import Guarded
+from dmq.sidecar.call import Call
+from dmq.sidecar.dispatch import Dispatcher
+from dmq.sidecar.http2_server import all_entrances, messaging, with_bounds
+from dmq.sidecar.messages import MessageCalls
+from dmq.sidecar.settings import SidecarConfig
+from dmq.sidecar.tls import Certificates
+
+_FIGURES_S: Final = 1.0
+_LOOK_S: Final = 1.0  # at files
+_HOLDERS_TOLD: Final = 100
+_SEND_PATH: Final = wire.METHODS["SendMessage"].path
+
+log = structlog.get_logger("dmq.processes")
+
+
+@dataclass(frozen=True, slots=True)
+class _Messages:
+    """What a front serves by itself: fits ``Served``."""
+
+    unary: Mapping[str, Callable[[Any, Call], Awaitable[Any]]]
+    streaming: Mapping[str, Callable[[Any, Call], Awaitable[Iterator[Any]]]]
+
+    def telemetry(
+        self, requests: AsyncIterator[wire.TelemetryCommand], call: Call
+    ) -> AsyncGenerator[wire.TelemetryCommand, None]:
+        raise NotImplementedError("telemetry is the store process's")
+
+
+class Front:
+    """Everything of a front but its process. Belongs to the event loop."""
+
+    def __init__(self, settings: Settings, link: Link) -> None:
+        self._settings = settings
+        self._link = link
+        self.clock = clock = FrontClock(settings.wall_less_boot_ms)
+        self.store = StoreProcess(link, clock)
+        self.calls = Calls()
+        bounds = Bounds(bytes_held=settings.bytes_held, bytes_reserve=settings.bytes_reserve)
+        self._quotas = Quotas(clock, bounds, settings.limits)
+        config = SidecarConfig(
+            delay_levels_ms=settings.delay_levels_ms,
+            delay_max_ms=settings.delay_max_ms,
+            broker_name=settings.broker_name,
+            sends_in_flight_max=settings.sends_in_flight_max,
+            sends_busy=settings.sends_busy,
+        )
+        self._messages = messages = MessageCalls(self.store, clock, config, self._send_other)
+        self._keys = KeyFile(Path(settings.acl), clock) if settings.acl is not None else None
+        self._certificates = _certificates(settings, clock)
+        self.look_at_files()
+        guard = Guard(self._keys, clock) if self._keys is not None else None
+        served = _Messages(messages.unary, messages.streaming)
+        dispatcher = Dispatcher(Guarded(served, guard) if guard else served, clock=clock, observer=self.calls)
+        self.server = Http2Server(
+            {
+                **self.store.methods(settings.relayed),
+                **messaging(dispatcher, (*messages.unary, *messages.streaming)),
+            },
+            host=settings.host,
+            port=0,
+            monotonic_s=clock.monotonic_s,
+            limits=with_bounds(_limits(settings), bounds, settings.shares),
+            admit=Gate(all_entrances(entrances()), guard, self._quotas).admit,
+            share_of=self._share_of,
+            tls=self._certificates.context if self._certificates is not None else None,
+            plain_served_to=settings.plain_served_to,
+            is_busy=messages.is_busy,
+            on_left=self._left,
+        )
+        messages.on_room = self.server.turns.go_on
+        self._quotas.on_change = self.server.accounts.share_changed
+        self._left_addresses: list[str] = []
+
+    def takes(self) -> Mapping[type, Callable[[Any], None]]:
+        """Return who takes each kind of frame, but for the end."""
+        return {
+            **self.store.takes(),
+            frames.Time: self._set_time,
+            frames.Limits: self._set_limits,
+            frames.Listening: self._listening,
+            frames.Ping: lambda frame: self._link.say(frames.Pong(frame.number)),
+        }
+
+    def look_at_files(self) -> None:
+        """Read files of keys and certificates that changed. Raises DmqError for wrong ones if none were good before."""
+        if self._keys is not None:
+            self._keys.keys()
+        if self._certificates is not None:
+            self._certificates.context()
+
+    def tell_figures(self) -> None:
+        """Tell the store process what was counted."""
+        figures, accounts = self.server.figures(), self.server.accounts
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        held = [(Holder(kind, name), size) for kind, name, size in accounts.held(_HOLDERS_TOLD)]
+        self._link.say(
+            frames.Figures(
+                self.calls.take(),
+                figures.connections,
+                figures.streams,
+                held,
+                used.ru_utime + used.ru_stime,
+                used.ru_maxrss * 1024,
+            )
+        )
+
+    async def _send_other(self, request: wire.SendMessageRequest, call: Call) -> wire.SendMessageResponse:
+        headers: Any = call.headers  # this transport's
+        answer = await self.store.unary(_SEND_PATH, request.SerializeToString(), headers)
+        return wire.SendMessageResponse.FromString(answer)
+
+    def _share_of(self, kind: str, name: str) -> int | None:
+        limit = self._quotas.limit(Quota.BYTES, Holder(kind, name))
+        return None if limit is None else limit // self._settings.shares
+
+    def _left(self, address: str) -> None:
+        if not self._left_addresses:
+            asyncio.get_running_loop().call_soon(self._tell_left)
+        self._left_addresses.append(address)
+
+    def _tell_left(self) -> None:
+        left, self._left_addresses = self._left_addresses, []
+        self._link.say(frames.Left(left))
+
+    def _set_time(self, frame: frames.Time) -> None:
+        self.clock.wall_less_boot_ms = frame.wall_less_boot_ms
+
+    def _set_limits(self, frame: frames.Limits) -> None:
+        self._quotas.read(frame.encoded)
+
+    def _listening(self, frame: frames.Listening) -> None:
+        host, port = frame.host, frame.port
+        self._messages.store_host = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _certificates(settings: Settings, clock: FrontClock) -> Certificates | None:
+    tls = settings.tls
+    if tls is None:
+        return None
+    client_ca = Path(tls.client_ca) if tls.client_ca is not None else None
+    return Certificates(Path(tls.certificate), Path(tls.key), clock, client_ca, tells_expiry=False)
+
+
+def _limits(settings: Settings) -> Http2Limits:
+    return Http2Limits(
+        request_max=REQUEST_BYTES_MAX,
+        connections=settings.connections,
+        connections_per_address=settings.connections_per_address,
+        idle_s=settings.idle_s,
+        request_s=settings.request_s,
+    )
+
+
+class _Process:
+    """The life of the process: greet, serve, and end when told or when the store process is gone."""
+
+    def __init__(self, sockets: socket.socket) -> None:
+        self._sockets = sockets
+        self._welcome: asyncio.Future[Settings] = asyncio.get_running_loop().create_future()
+        self._drain: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._takes: dict[type, Callable[[Any], None]] = {
+            frames.Welcome: lambda frame: self._welcome.set_result(frame.settings),
+            frames.Drain: lambda frame: self._end(frame.grace_s),
+        }
+        self._is_lost = False
+
+    def on_frames(self, said: Sequence[Any]) -> None:
+        takes = self._takes
+        for frame in said:
+            takes[type(frame)](frame)
+
+    def on_lost(self) -> None:
+        self._is_lost = True
+        self._welcome.cancel()
+        self._end(-1.0)
+
+    def _end(self, grace_s: float) -> None:
+        if not self._drain.done():
+            self._drain.set_result(grace_s)
+
+    async def serve(self, link: Link) -> None:
+        link.say(frames.Hello(version_here()))
+        with suppress(asyncio.CancelledError):
+            settings = await self._welcome
+        if self._is_lost:
+            return
+        configure(settings.log_level, settings.log_format, FrontClock(settings.wall_less_boot_ms))
+        front = Front(settings, link)
+        configure(settings.log_level, settings.log_format, front.clock)
+        self._takes.update(front.takes())
+        tune()
+        front.server.begin()
+        receiving = passing.receive(self._sockets, front.server.take)
+        link.say(frames.Ready())
+        telling = asyncio.get_running_loop().create_task(self._tell(front))
+        grace_s = await self._drain
+        telling.cancel()
+        receiving()
+        if grace_s < 0:
+            return
+        await front.server.stop(grace_s)
+        front.tell_figures()
+        link.close()
+
+    @staticmethod
+    async def _tell(front: Front) -> None:
+        while True:
+            await asyncio.sleep(_FIGURES_S)
+            front.tell_figures()
+            with suppress(DmqError):  # there was a good one before: the store process tells
+                front.look_at_files()
+
+
+def version_here() -> str:
+    """Return the version of what is installed."""
+    try:
+        return version("rock-dmq")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+async def _main(link_fd: int, sockets_fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):  # a terminal and a service manager send them to all processes
+        loop.add_signal_handler(number, lambda: None)
+    process = _Process(socket.socket(fileno=sockets_fd))
+    stream = socket.socket(fileno=link_fd)
+    link = await Link.over(stream, frames.from_store, process.on_frames, process.on_lost)
+    await process.serve(link)
+
+
+if __name__ == "__main__":
+    passing.die_with_parent()
+    uvloop.run(_main(int(sys.argv[1]), int(sys.argv[2])))

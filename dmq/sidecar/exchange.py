@@ -1,0 +1,126 @@
+"""Where messages go in and out, behind the protocol: what a caller may have is judged, then the broker does it.
+
+The calls that come for each message end here. In one process it is the broker itself; a front process has the other
+end of a stream in its place (``dmq.processes``), and the calls are the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from broker_adapter.adapter import PopBroker, Subscription
+from broker_adapter.errors import BrokerError
+from broker_adapter.message import Delivery, Envelope, SendReceipt
+from dmq.acl.quotas import Holder, Quota, Quotas
+from dmq.sidecar.slots import Polls
+
+
+class Receive(NamedTuple):
+    """What a receive asks for, as ``PopBroker.receive``; the leases of who ``is_renewed`` last as long as it lives."""
+
+    group: str
+    subscription: Subscription
+    batch_max: int
+    invisible_ms: int
+    wait_ms: int
+    is_renewed: bool
+
+
+class Received(NamedTuple):
+    """What a receive got. ``over`` is to be called once: whether the client's connection took all of it.
+
+    What it did not take is given back: the next receive gets it, as the same attempt.
+    """
+
+    deliveries: Sequence[Delivery]
+    over: Callable[[bool], None]
+
+
+class Exchange(Protocol):
+    """The calls that come for each message. ``holders`` is who a call counts for. Raises as ``PopBroker`` does."""
+
+    def send(self, envelopes: Sequence[Envelope], holders: tuple[Holder, ...]) -> Awaitable[Sequence[SendReceipt]]:
+        """As ``PopBroker.send``, of messages to one topic, which is made if it does not exist."""
+        ...
+
+    def receive(self, wanted: Receive, client_id: str, holders: tuple[Holder, ...]) -> Awaitable[Received]:
+        """As ``PopBroker.receive``; a topic and a group that do not exist are made.
+
+        The wait ends early, with nothing, when the client says goodbye and when the daemon ends.
+        """
+        ...
+
+    def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Awaitable[Sequence[Exception | None]]:
+        """As ``PopBroker.ack``."""
+        ...
+
+    def change_invisible(
+        self, group: str, topic: str, receipt_handle: str, invisible_ms: int, *, suspend: bool
+    ) -> Awaitable[str]:
+        """As ``PopBroker.change_invisible``."""
+        ...
+
+
+class BrokerExchange:
+    """The exchange in the process of the broker. Belongs to the event loop."""
+
+    def __init__(self, broker: PopBroker, quotas: Quotas, polls: Polls) -> None:
+        self._broker = broker
+        self._quotas = quotas
+        self._polls = polls
+        self._giving_back: set[asyncio.Task[None]] = set()
+        self.ack = broker.ack
+
+    def send(self, envelopes: Sequence[Envelope], holders: tuple[Holder, ...]) -> Awaitable[Sequence[SendReceipt]]:
+        quotas, topic = self._quotas, envelopes[0].topic
+        if quotas.limits_sends:
+            quotas.spend(Quota.SENDS_PER_S, holders, len(envelopes))
+        if not quotas.is_known(Quota.TOPICS, topic):
+            quotas.make(Quota.TOPICS, holders, topic)
+        return self._broker.send(envelopes)
+
+    async def receive(self, wanted: Receive, client_id: str, holders: tuple[Holder, ...]) -> Received:
+        group, subscription, batch_max, invisible_ms, wait_ms, is_renewed = wanted
+        broker = self._broker
+        self._quotas.about_to_make(Quota.TOPICS, holders, subscription.topic)
+        self._quotas.about_to_make(Quota.GROUPS, holders, group)
+        await broker.ensure_group(group)
+        renew_for = ""
+        if is_renewed:
+            renew_for = client_id
+            broker.client_seen(client_id)
+
+        def receive(left_ms: int) -> Awaitable[Sequence[Delivery]]:
+            return broker.receive(
+                group,
+                subscription,
+                batch_max=batch_max,
+                invisible_ms=invisible_ms,
+                wait_ms=left_ms,
+                renew_for=renew_for,
+            )
+
+        nothing: Sequence[Delivery] = ()
+        deliveries = await self._polls.run(client_id, holders, receive, wait_ms, nothing=nothing)
+        return Received(deliveries, partial(self._over, group, deliveries))
+
+    def _over(self, group: str, deliveries: Sequence[Delivery], is_taken: bool) -> None:
+        if is_taken or not deliveries:
+            return
+        task = asyncio.get_running_loop().create_task(self._give_back(group, deliveries))
+        self._giving_back.add(task)
+        task.add_done_callback(self._giving_back.discard)
+
+    async def _give_back(self, group: str, deliveries: Sequence[Delivery]) -> None:
+        for each in deliveries:
+            with suppress(BrokerError):  # it was finished meanwhile; or it comes back when its lease ends
+                await self._broker.change_invisible(group, each.topic, each.receipt_handle, 0, suspend=True)
+
+    async def change_invisible(
+        self, group: str, topic: str, receipt_handle: str, invisible_ms: int, *, suspend: bool
+    ) -> str:
+        return await self._broker.change_invisible(group, topic, receipt_handle, invisible_ms, suspend=suspend)
