@@ -106,15 +106,16 @@ def transport_of(
         guard=guard,
         entrances=entrances(),
     )
-    return _http2(config, clock, metrics, served, settings, files, options)
+    return _http2(config, clock, served, settings, metrics=metrics, files=files, options=options)
 
 
 def _http2(
     config: DaemonConfig,
     clock: Clock,
-    metrics: Metrics,
     served: Port,
     settings: SidecarConfig,
+    *,
+    metrics: Metrics,
     files: Files,
     options: ServerOptions,
 ) -> Transport:
