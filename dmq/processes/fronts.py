@@ -219,14 +219,7 @@ class Fronts:
             )
         front.started_total += 1
         front.sockets = sockets
-        takes: dict[type, Callable[[Any], None]] = {}
         hosts: list[Host] = []
-
-        def on_frames(said: Sequence[Any]) -> None:
-            for frame in said:
-                take = takes.get(type(frame))
-                if take is not None:
-                    take(frame)
 
         def on_lost() -> None:
             front.is_ready = False
@@ -235,17 +228,19 @@ class Fronts:
                 host.lose()
             _settle(lost)
 
-        link = await Link.over(here, frames.from_front, on_frames, on_lost, reads_while_behind=False)
-        host = Host(link, self._port, self._accounts, self._clock)
-        hosts.append(host)
-        takes |= {
-            **host.takes,
+        others: dict[type, Callable[[Any], None]] = {
             frames.Hello: lambda frame: self._greet(front, link, frame),
             frames.Ready: lambda _: _settle(ready),
             frames.Left: lambda frame: self._left(front, frame),
             frames.Figures: lambda frame: self._counted(front, frame),
             frames.Pong: lambda frame: setattr(front, "pongs", frame.number),
         }
+
+        def on_frames(batch: Sequence[frames.Frame]) -> None:
+            hosts[0].on_frames(batch)
+
+        link = await Link.over(here, frames.from_front, on_frames, on_lost, reads_while_behind=False)
+        hosts.append(Host(link, self._port, self._accounts, self._clock, others))
         try:
             await asyncio.wait([ready, lost], timeout=_START_S_MAX, return_when=asyncio.FIRST_COMPLETED)
             if ready.done():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -39,7 +40,15 @@ class _Taken(NamedTuple):
 class Host:
     """Serves one front. Belongs to the event loop; ``lose`` it when its link has ended."""
 
-    def __init__(self, link: Link, port: Port, accounts: Accounts, clock: Clock) -> None:
+    def __init__(
+        self,
+        link: Link,
+        port: Port,
+        accounts: Accounts,
+        clock: Clock,
+        others: Mapping[type, Callable[[Any], None]] = MappingProxyType({}),
+    ) -> None:
+        """``others`` take the kinds of frames that are no calls."""
         self._link = link
         self._say = link.say
         self._port = port
@@ -50,19 +59,33 @@ class Host:
         self._relayed: dict[int, _Relayed] = {}
         self._handed: dict[int, tuple[Received, bool]] = {}  # not known to be taken, and whether they are renewed
         self._taken: deque[_Taken] = deque()
-        self.takes: dict[type, Callable[[Any], None]] = {
+        self._acks: dict[tuple[str, str], list[frames.Ack]] = {}  # of the batch that is being read
+        self._wall_less_boot_ms = 0  # as it is believed while a batch is read
+        self._takes: dict[type, Callable[[Any], None]] = {
             frames.Send: self._send,
             frames.ReceiveMessages: self._receive,
             frames.Taken: self._over,
             frames.NotTaken: self._not_taken,
-            frames.Ack: self._ack,
+            frames.Ack: lambda frame: self._acks.setdefault((frame.group, frame.topic), []).append(frame),
             frames.ChangeInvisible: self._change_invisible,
             frames.Relay: self._relay,
             frames.Message: lambda frame: self._of_stream(frame.call, frame.body),
             frames.HalfClose: lambda frame: self._of_stream(frame.call, None),
             frames.More: self._more,
             frames.Cancel: self._cancel,
+            **others,
         }
+
+    def on_frames(self, batch: Sequence[frames.Frame]) -> None:
+        """Take what the front said in one turn of its loop."""
+        self._wall_less_boot_ms = self._clock.now_ms() - self._clock.boot_ms()
+        takes = self._takes
+        for frame in batch:
+            takes[type(frame)](frame)
+        if self._acks:
+            acks, self._acks = self._acks, {}
+            for (group, topic), each in acks.items():
+                self._ack(group, topic, each)
 
     def lose(self) -> None:
         """End all calls of a front that is gone, and give back what its clients may not have."""
@@ -95,8 +118,7 @@ class Host:
 
     def _timed(self, frame: frames.Send) -> list[Envelope]:
         """Count delays from the time that is believed here: the front may not have heard of a step yet."""
-        clock = self._clock
-        behind_ms = clock.now_ms() - clock.boot_ms() - frame.wall_less_boot_ms
+        behind_ms = self._wall_less_boot_ms - frame.wall_less_boot_ms
         if -_SKEW_MS <= behind_ms <= _SKEW_MS:
             return frame.envelopes
         return [
@@ -147,15 +169,25 @@ class Host:
         if handed is not None:
             handed[0].over(False)
 
-    def _ack(self, frame: frames.Ack) -> None:
-        acking = self._exchange.ack(frame.group, frame.topic, frame.receipt_handles)
-        Deferred.of(acking).then(partial(self._acked, frame.call))
+    def _ack(self, group: str, topic: str, asked: Sequence[frames.Ack]) -> None:
+        """Acknowledge what several calls ask for together: they share a look at the group, and a unit of work."""
+        handles = [handle for each in asked for handle in each.receipt_handles]
+        Deferred.of(self._exchange.ack(group, topic, handles)).then(partial(self._acked, asked))
 
-    def _acked(self, call: int, acked: Deferred[Sequence[Exception | None]]) -> None:
+    def _acked(self, asked: Sequence[frames.Ack], acked: Deferred[Sequence[Exception | None]]) -> None:
         if acked.error is not None:
-            self._fail(call, acked.error)
+            for each in asked:
+                self._fail(each.call, acked.error)
             return
-        self._say(frames.Acked(call, [None if each is None else frames.failure_of(each) for each in acked.value]))
+        results = acked.value
+        if not any(results):
+            for each in asked:
+                self._say(frames.Acked(each.call, []))
+            return
+        at = 0
+        for each in asked:
+            own, at = results[at : at + len(each.receipt_handles)], at + len(each.receipt_handles)
+            self._say(frames.Acked(each.call, [None if one is None else frames.failure_of(one) for one in own]))
 
     def _change_invisible(self, frame: frames.ChangeInvisible) -> None:
         hiding = self._exchange.change_invisible(

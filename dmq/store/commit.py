@@ -98,6 +98,9 @@ class Writer:
         self._pending_bytes = 0
         self._taken_bytes = 0  # what the batch at work takes on the disk, about
         self._direct_pending = 0
+        self._gathered: list[Unit] = []  # of the loop, since its turn began
+        self._gathered_ops = 0
+        self._gathered_bytes = 0
         self._is_settling = False
         self._is_closing = False
         self._failure: StoreError | None = None
@@ -117,7 +120,55 @@ class Writer:
     @property
     def pending_ops(self) -> int:
         """How many ops wait for the writer."""
-        return self._pending_ops
+        return self._pending_ops + self._gathered_ops
+
+    def gather(self, unit: Unit) -> bool:
+        """Take ``unit`` for the next ``hand_over``, without the lock; say whether it is the first one.
+
+        For one thread, the loop's. Raises as ``submit``, of a unit that is not urgent.
+        """
+        if os.getpid() != self._pid or self._failure is not None or self._is_closing:
+            raise self._refusal()
+        ops, size = len(unit.ops), unit.size_bytes
+        if (self._pending or self._gathered) and (
+            self._pending_ops + self._gathered_ops + ops > self._pending_ops_max
+            or self._pending_bytes + self._gathered_bytes + size > self._pending_bytes_max
+        ):
+            raise StoreBusy(f"{self.pending_ops} operations wait to be written")
+        self._gathered.append(unit)
+        self._gathered_ops += ops
+        self._gathered_bytes += size
+        return len(self._gathered) == 1
+
+    def hand_over(self) -> None:
+        """Queue what was gathered: one lock, and one wake-up, for all of it."""
+        if not self._gathered:
+            return
+        with self._lock:
+            units, self._gathered = self._gathered, []
+            ops, self._gathered_ops = self._gathered_ops, 0
+            size, self._gathered_bytes = self._gathered_bytes, 0
+            is_refused = self._failure is not None
+            if not is_refused:
+                was_empty = not self._pending
+                self._pending += units
+                self._pending_ops += ops
+                self._pending_bytes += size
+                if was_empty:
+                    self._wake.notify()
+        if is_refused:
+            for unit in units:
+                unit.error = StoreFailed(str(self._failure))
+                unit.settle(unit)
+
+    def _refusal(self) -> StoreError:
+        if os.getpid() != self._pid:
+            return StoreForked("the store belongs to the process that opened it; a store needs a process started anew")
+        if self._failure is not None:
+            refusal = StoreFailed(str(self._failure))
+            refusal.__cause__ = self._failure
+            return refusal
+        return StoreClosed("the store is closed")
 
     def submit(self, unit: Unit, *, is_urgent: bool) -> None:
         """Queue ``unit``. Raises ``StoreBusy`` beyond the bounds, ``StoreFailed`` or ``StoreClosed`` for good.
@@ -125,12 +176,10 @@ class Writer:
         Urgent units (acks, hand-overs) make room rather than take it, and are bounded by who waits for them.
         """
         if os.getpid() != self._pid:
-            raise StoreForked("the store belongs to the process that opened it; a store needs a process started anew")
+            raise self._refusal()
         with self._lock:  # a third of the price of entering the condition
-            if self._failure is not None:
-                raise StoreFailed(str(self._failure)) from self._failure
-            if self._is_closing:
-                raise StoreClosed("the store is closed")
+            if self._failure is not None or self._is_closing:
+                raise self._refusal()
             if (
                 not is_urgent
                 and self._pending

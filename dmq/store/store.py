@@ -223,12 +223,24 @@ class Store:
         """Return a future of the attached loop. Cancelling it does not undo the write."""
         assert self._loop is not None, "attach a loop first"
         done: asyncio.Future[list[Receipt]] = self._loop.create_future()
-        self.commit_then(ops, lambda unit: _resolve(done, unit), is_urgent=is_urgent)
+        self._submit_from_loop(Unit(ops, lambda unit: _resolve(done, unit), is_direct=False), is_urgent=is_urgent)
         return done
 
     def commit_then(self, ops: Sequence[Op], settle: Callable[[Unit], None], *, is_urgent: bool = False) -> None:
-        """As ``commit_async``, without a future: call ``settle`` on the attached loop, which hears what it raises."""
-        self._writer.submit(Unit(ops, settle, is_direct=False), is_urgent=is_urgent)
+        """As ``commit_async``, without a future: call ``settle`` on the attached loop, which hears what it raises.
+
+        For the thread of the loop. What is not urgent goes to the writer at the end of the loop's turn, together.
+        """
+        unit = Unit(ops, settle, is_direct=False)
+        if is_urgent:
+            self._submit_from_loop(unit, is_urgent=True)
+        elif self._writer.gather(unit):
+            assert self._loop is not None, "attach a loop first"
+            self._loop.call_soon(self._writer.hand_over)
+
+    def _submit_from_loop(self, unit: Unit, *, is_urgent: bool) -> None:
+        self._writer.hand_over()  # what was gathered before comes before
+        self._writer.submit(unit, is_urgent=is_urgent)
 
     def attach(self, loop: asyncio.AbstractEventLoop, on_appended: Callable[[Appended], None]) -> None:
         """Settle ``commit_async`` on ``loop``, one wake-up per batch; ``on_appended`` is told before."""
@@ -432,6 +444,7 @@ class Store:
             if self._cell is not None:
                 self._cell.close()
             return
+        self._writer.hand_over()
         self._writer.close()
         self.marks.close()
         is_clean = self._writer.failure is None and not self._is_closed
