@@ -169,8 +169,10 @@ class PeriodicBackups:
         target = await self._in_thread(lambda: self._folder.target(now_ms))
         taken = await self._backups.back_up(target)
         path = await self._in_thread(lambda: self._folder.accept(target))
-        self._last_ms, self._last, self._last_bytes = now_ms, path, taken.size_bytes
-        removed = await self._in_thread(lambda: self._folder.trim(self._count))
+        try:
+            removed = await self._in_thread(lambda: self._folder.trim(self._count))
+        finally:  # who is told of this one finds no more than are to be kept
+            self._last_ms, self._last, self._last_bytes = now_ms, path, taken.size_bytes
         log.info(
             "backup_made",
             folder=str(path),
