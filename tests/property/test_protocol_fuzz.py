@@ -32,7 +32,8 @@ _OURS = {wire.INTERNAL_SERVER_ERROR, wire.INTERNAL_ERROR, wire.CODE_UNSPECIFIED}
 # machine that is busy with something else, which happens to a few.
 _ENDS = {
     "Telemetry": {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED},
-    **dict.fromkeys(("ReceiveMessage", "PullMessage"), {grpc.StatusCode.DEADLINE_EXCEEDED}),
+    "ReceiveMessage": {grpc.StatusCode.DEADLINE_EXCEEDED},
+    "PullMessage": {grpc.StatusCode.DEADLINE_EXCEEDED},
 }
 _OTHER_REQUEST_BYTES_MAX = 1024 * 1024  # of all but sends and telemetry: GUARANTEES 9
 # grpcio's own word for a write to a stream that the server ended meanwhile; no server said it
