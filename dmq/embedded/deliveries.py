@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from hmac import compare_digest
 from typing import NamedTuple
 
 from broker_adapter.adapter import Subscription as Wanted
 from broker_adapter.clock import moment
-from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.message import Delivery
 from dmq.audit.events import EventKind
 from dmq.embedded.catalog import Catalog
@@ -255,6 +256,16 @@ class Deliveries:
         except StoreError as error:
             raise BrokerUnavailable(str(error)) from error
         return receipt_handle
+
+    async def not_taken(self, group: str, deliveries: Sequence[Delivery]) -> None:
+        """End the leases of deliveries that did not reach their client; what ended or was finished meanwhile stays."""
+        for each in deliveries:
+            with suppress(BrokerError, StoreError):
+                found = await self._subscriptions.subscribe_known(group, each.topic)
+                known = _at_hand(found, each.receipt_handle)
+                if isinstance(known, tuple) and not known[2].is_returning:
+                    queue, receipt, lease = known
+                    await self._commits.wait(self._leases.give_back(queue, receipt.queue_offset, lease))
 
     async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
         found = await self._subscriptions.subscribe_known(group, topic)

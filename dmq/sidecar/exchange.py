@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, Protocol
 
 from broker_adapter.adapter import PopBroker, Subscription
-from broker_adapter.errors import BrokerError
 from broker_adapter.message import Delivery, Envelope, SendReceipt
 from dmq.acl.quotas import Holder, Quota, Quotas
 from dmq.sidecar.slots import Polls
@@ -30,10 +28,22 @@ class Receive(NamedTuple):
     is_renewed: bool
 
 
+class ServedBroker(PopBroker, Protocol):
+    """A broker that hears what became of the answers."""
+
+    async def not_taken(self, group: str, deliveries: Sequence[Delivery]) -> None:
+        """End deliveries that did not reach their client: they come again at once, as the next attempt.
+
+        An attempt is counted, since a client may have died of what it got of one. Whatever fails is not told: what
+        does not come again now does so when its lease ends.
+        """
+        ...
+
+
 class Received(NamedTuple):
     """What a receive got. ``over`` is to be called once: whether the client's connection took all of it.
 
-    What it did not take is given back: the next receive gets it, as the same attempt.
+    What it did not take comes again at once.
     """
 
     deliveries: Sequence[Delivery]
@@ -68,7 +78,7 @@ class Exchange(Protocol):
 class BrokerExchange:
     """The exchange in the process of the broker. Belongs to the event loop."""
 
-    def __init__(self, broker: PopBroker, quotas: Quotas, polls: Polls) -> None:
+    def __init__(self, broker: ServedBroker, quotas: Quotas, polls: Polls) -> None:
         self._broker = broker
         self._quotas = quotas
         self._polls = polls
@@ -111,14 +121,9 @@ class BrokerExchange:
     def _over(self, group: str, deliveries: Sequence[Delivery], is_taken: bool) -> None:
         if is_taken or not deliveries:
             return
-        task = asyncio.get_running_loop().create_task(self._give_back(group, deliveries))
+        task = asyncio.get_running_loop().create_task(self._broker.not_taken(group, deliveries))
         self._giving_back.add(task)
         task.add_done_callback(self._giving_back.discard)
-
-    async def _give_back(self, group: str, deliveries: Sequence[Delivery]) -> None:
-        for each in deliveries:
-            with suppress(BrokerError):  # it was finished meanwhile; or it comes back when its lease ends
-                await self._broker.change_invisible(group, each.topic, each.receipt_handle, 0, suspend=True)
 
     async def change_invisible(
         self, group: str, topic: str, receipt_handle: str, invisible_ms: int, *, suspend: bool

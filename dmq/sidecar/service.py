@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from broker_adapter.adapter import PopBroker, PullBroker
+from broker_adapter.adapter import PullBroker
 from broker_adapter.clock import Clock
 from broker_adapter.errors import Refused, Rule
 from broker_adapter.transactions import TransactionalBroker
@@ -21,7 +21,7 @@ from dmq.acl.quotas import Quota, Quotas
 from dmq.sidecar import mapping, validate
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS
-from dmq.sidecar.exchange import BrokerExchange
+from dmq.sidecar.exchange import BrokerExchange, ServedBroker
 from dmq.sidecar.messages import MessageCalls
 from dmq.sidecar.pulls import PullCalls
 from dmq.sidecar.recurring import AddSchedule, RecurringCalls
@@ -44,7 +44,7 @@ class MessagingService:
 
     def __init__(
         self,
-        broker: PopBroker,
+        broker: ServedBroker,
         clock: Clock,
         sessions: Sessions,
         config: SidecarConfig,

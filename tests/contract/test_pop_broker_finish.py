@@ -246,3 +246,22 @@ async def test_what_came_back_is_handed_out_before_what_is_new(rig: Rig) -> None
     (first,) = await receive(rig, batch_max=1)
     await rig.broker.change_invisible(GROUP, TOPIC, first.receipt_handle, 0)
     assert ids(await receive(rig)) == ["m-1", "m-2"]
+
+
+@every_broker()
+async def test_what_did_not_reach_its_client_comes_again_at_once(rig: Rig) -> None:
+    """As the next attempt, also to a push consumer, whose leases are renewed; the handle that got lost is refused."""
+    for number, renew_for in enumerate(("", "push-1")):
+        await send(rig, f"first-{number}", f"second-{number}")
+        lost = await receive(rig, renew_for=renew_for)
+        assert sorted(ids(lost)) == [f"first-{number}", f"second-{number}"]
+        assert list(await ack(rig, lost[0])) == [None]
+        await rig.broker.not_taken(GROUP, lost)
+        await rig.settle()
+        (again,) = await receive(rig)
+        assert (again.message_id, again.delivery_attempt) == (lost[1].message_id, 2)
+        (refused,) = await ack(rig, lost[1])
+        assert isinstance(refused, Refused)
+        assert list(await ack(rig, again)) == [None]
+        await rig.broker.not_taken(GROUP, [*lost, again])
+        assert not await receive(rig)

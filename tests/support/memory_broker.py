@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from broker_adapter.adapter import GroupSettings, Subscription, TopicRoute
@@ -281,6 +282,16 @@ class MemoryBroker:
         )
         lease.is_out = False
         lease.turn += 1
+        self.poke()
+
+    async def not_taken(self, group: str, deliveries: Sequence[Delivery]) -> None:
+        self.calls.append(("not_taken", group, *(each.receipt_handle for each in deliveries)))
+        for each in deliveries:
+            with suppress(Refused):
+                position, lease = self._unfinished(group, each.topic, each.receipt_handle)
+                if not self._fail_attempt(group, each.topic, position, lease):
+                    lease.is_out, lease.visible_at_ms = False, 0
+                    lease.turn += 1
         self.poke()
 
     async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:

@@ -22,7 +22,7 @@ from support.ledger_check import assert_balances
 from support.memory_broker import MemoryBroker
 from support.stores import recount_bytes
 
-from broker_adapter.adapter import GroupSettings, PopBroker, Subscription
+from broker_adapter.adapter import GroupSettings, Subscription
 from broker_adapter.clock import ManualClock
 from broker_adapter.message import Delivery, Envelope, SendReceipt
 from dmq.audit.events import gap_event
@@ -30,6 +30,7 @@ from dmq.audit.ledger import LEDGER_KINDS
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.errors import StoreError
 from dmq.scheduler.scheduler import Scheduler
+from dmq.sidecar.exchange import ServedBroker
 from dmq.store.engine import Engine
 from dmq.store.memory import MemoryEngine
 from dmq.store.ops import Batch
@@ -62,7 +63,7 @@ class Rig(Protocol):
     clock: ManualClock
 
     @property
-    def broker(self) -> PopBroker:
+    def broker(self) -> ServedBroker:
         """The broker; another one after ``restart``."""
         ...
 
