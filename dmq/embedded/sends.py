@@ -21,7 +21,8 @@ from dmq.store.schema.index import Receipt as Stored
 from dmq.store.schema.names import GROUPED, PLAIN, TopicQuotas
 
 Note = Callable[[Topic, Envelope], bytes]  # an encoded audit event
-RECALL = HandleKind.RECALL  # an enum's member, looked up once
+RECALL = HandleKind.RECALL  # members of enums, looked up once
+QUEUED, WITHDRAWN, ABSORBED = EntryState.QUEUED, EntryState.WITHDRAWN, EntryState.ABSORBED
 
 
 class Sends:
@@ -105,10 +106,7 @@ class Sends:
                     sent.fail(BrokerUnavailable(str(unit.error)))
                 return
             # The receipts of ``more`` come last.
-            handles = self._handles
-            receipts = [_receipt(handles, *each) for each in zip(envelopes, ops, unit.receipts, strict=False)]
-            repeated = sum(receipt.repeated for receipt in receipts)
-            absorbed = sum(told.state is EntryState.ABSORBED and not told.repeated for told in unit.receipts)
+            receipts, repeated, absorbed = _receipts(self._handles, envelopes, ops, unit.receipts)
             if repeated and asked.spent:
                 quotas.give_back_repeated(asked, [receipt.repeated for receipt in receipts], sent_to)
             self.repeated_total += repeated
@@ -129,15 +127,30 @@ class Sends:
         return sent
 
 
+def _receipts(
+    handles: EntryHandles, envelopes: Sequence[Envelope], ops: Sequence[Schedule | Append], stored: Sequence[Stored]
+) -> tuple[list[SendReceipt], int, int]:
+    """Return the receipts of a send, and how many of its messages were known already, and how many were absorbed."""
+    receipts: list[SendReceipt] = []
+    repeated = absorbed = 0
+    for envelope, op, told in zip(envelopes, ops, stored, strict=False):
+        receipts.append(_receipt(handles, envelope, op, told))
+        if told.repeated:
+            repeated += 1
+        elif told.state is ABSORBED:
+            absorbed += 1
+    return receipts, repeated, absorbed
+
+
 def _receipt(handles: EntryHandles, envelope: Envelope, op: Schedule | Append, stored: Stored) -> SendReceipt:
     message_id = envelope.message_id
     state, _, queue_id, queue_offset, at_ms, repeated, _ = stored
-    if state is EntryState.QUEUED:
+    if state is QUEUED:
         return SendReceipt(message_id, queue_id, queue_offset, repeated)
-    if state is EntryState.WITHDRAWN:
+    if state is WITHDRAWN:
         return SendReceipt(message_id, -1, -1, repeated, recalled_at_ms=at_ms)
     packed_id = op.message_id
-    if state is EntryState.ABSORBED:  # the message that waits, or did when this one came, is the one that counts
+    if state is ABSORBED:  # the message that waits, or did when this one came, is the one that counts
         packed_id = stored.instead
         message_id = unpack_id(packed_id)
     handle = handles.encode(RECALL, EntryHandle(stored.sequence, envelope.topic, packed_id))
