@@ -37,7 +37,7 @@ def measure(plan: Plan) -> list[Figure]:
             outside.append(_in_daemon(plan, ours, count))
         plan.step("to a client")
         with directory() as data, daemon.running(data) as ours:
-            clients.append(_to_client(plan, ours, count))
+            clients.append(to_client(plan, ours, count))
     goal = Goal(sign="<=", bound=LAST_MS)
     what = f"{count} messages due at one instant: until the last is"
     return [
@@ -82,7 +82,8 @@ def _send(plan: Plan, ours: daemon.Daemon, count: int) -> int:
     return deliver_at_ms
 
 
-def _to_client(plan: Plan, ours: daemon.Daemon, count: int) -> dict[str, Any]:
+def to_client(plan: Plan, ours: daemon.Daemon, count: int) -> dict[str, Any]:
+    """Have ``count`` messages fall due at one instant while a client waits; return when it had what."""
     with ExitStack() as last:
         receiver = plan.load.start(
             "receive", address=ours.address, topic=TOPIC, group="bench-burst", count=count, parallel=POLLS

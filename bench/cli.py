@@ -20,6 +20,7 @@ from bench import (
     costs,
     enqueue,
     fairness,
+    fronts,
     hook,
     hostile,
     lateness,
@@ -53,6 +54,7 @@ class Name(StrEnum):
 
     ENQUEUE = "enqueue"
     GRPC_SEND = "grpc_send"
+    FRONTS = "fronts"
     RECEIVE = "receive"
     LATENESS = "lateness"
     WAKEUP = "wakeup"
@@ -76,6 +78,7 @@ class Name(StrEnum):
 MEASURES: Mapping[Name, Callable[[Plan], list[Figure]]] = {
     Name.ENQUEUE: enqueue.measure,
     Name.GRPC_SEND: send.measure,
+    Name.FRONTS: fronts.measure,
     Name.RECEIVE: receive.measure,
     Name.LATENESS: lateness.measure,
     Name.WAKEUP: wakeup.measure,
@@ -97,6 +100,7 @@ MEASURES: Mapping[Name, Callable[[Plan], list[Figure]]] = {
 }
 # Measured only by name or with --all: they have goals of their own, and take long.
 OTHERS = (
+    Name.FRONTS,
     *(Name.NACK, Name.FAIRNESS, Name.NEIGHBOURS, Name.HOOK, Name.SPOOL, Name.AUDIT, Name.HOSTILE, Name.QUEUE_CLIENTS),
 )
 

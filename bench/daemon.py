@@ -39,6 +39,7 @@ class Daemon:
         metrics: bool = False,
         transport: Literal["http2", "grpcio"] = "http2",
         options: Sequence[str] = (),
+        processes: int = 1,
     ) -> None:
         clock = SystemClock()
         started_s = clock.monotonic_s()
@@ -53,6 +54,7 @@ class Daemon:
             env={
                 **{name: value for name, value in os.environ.items() if not name.startswith("DMQ_")},
                 "DMQ_TRANSPORT": transport,
+                "DMQ_PROCESSES": str(processes),
             },
         )
         assert self._process.stderr is not None
@@ -92,6 +94,10 @@ class Daemon:
         times = self.process.cpu_times()
         return float(times.user + times.system)
 
+    def cpu_by_process(self) -> list[float]:
+        """CPU time so far, of the store process first, then of each front."""
+        return [sum(each.cpu_times()[:2]) for each in (self.process, *self.process.children())]
+
     def status(self) -> admin_v1.GetStatusResponse:
         """Ask for its figures."""
         with AdminClient(self.address) as client:
@@ -121,9 +127,10 @@ def running(
     metrics: bool = False,
     transport: Literal["http2", "grpcio"] = "http2",
     options: Sequence[str] = (),
+    processes: int = 1,
 ) -> Iterator[Daemon]:
     """Run a daemon for a while."""
-    daemon = Daemon(data, metrics=metrics, transport=transport, options=options)
+    daemon = Daemon(data, metrics=metrics, transport=transport, options=options, processes=processes)
     try:
         yield daemon
     finally:

@@ -213,9 +213,13 @@ class Fronts:
         lost = self._loop.create_future()
         ready: asyncio.Future[None] = self._loop.create_future()
         with there, their_sockets:
-            command = [sys.executable, "-m", "dmq.processes.front", str(there.fileno()), str(their_sockets.fileno())]
+            descriptors = there.fileno(), their_sockets.fileno()
             front.process = process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, pass_fds=(there.fileno(), their_sockets.fileno())
+                *(sys.executable, "-P", "-m", "dmq.processes.front", *map(str, descriptors)),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=descriptors,
+                # Where this process found its modules, and nowhere else: not in the directory it happens to be in.
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         front.started_total += 1
         front.sockets = sockets
