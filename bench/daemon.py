@@ -39,7 +39,7 @@ class Daemon:
         metrics: bool = False,
         transport: Literal["http2", "grpcio"] = "http2",
         options: Sequence[str] = (),
-        processes: int = 1,
+        processes: int | Literal["auto"] = 1,
     ) -> None:
         clock = SystemClock()
         started_s = clock.monotonic_s()
@@ -127,7 +127,7 @@ def running(
     metrics: bool = False,
     transport: Literal["http2", "grpcio"] = "http2",
     options: Sequence[str] = (),
-    processes: int = 1,
+    processes: int | Literal["auto"] = 1,
 ) -> Iterator[Daemon]:
     """Run a daemon for a while."""
     daemon = Daemon(data, metrics=metrics, transport=transport, options=options, processes=processes)

@@ -20,6 +20,7 @@ type receiveOptions struct {
 	count    int
 	parallel int
 	idle     float64
+	isDeaf   bool
 }
 
 type receiveResult struct {
@@ -65,6 +66,7 @@ func receive(arguments []string) (any, error) {
 	flags.StringVar(&given.group, "group", "bench-group", "consumer group")
 	flags.IntVar(&given.count, "count", 0, "end after so many messages")
 	flags.IntVar(&given.parallel, "parallel", 4, "receives in flight")
+	flags.BoolVar(&given.isDeaf, "deaf", false, "acknowledge nothing")
 	flags.Float64Var(&given.idle, "idle", 10, "end after so many seconds without a message")
 	if err := flags.Parse(arguments); err != nil {
 		return nil, err
@@ -112,7 +114,7 @@ func (run *receiver) once(connection *grpc.ClientConn) {
 		time.Sleep(100 * time.Millisecond)
 	}
 	run.note(got, code)
-	if len(got) > 0 {
+	if len(got) > 0 && !run.isDeaf {
 		code := run.ack(connection, got)
 		run.lock.Lock()
 		run.found.Codes["ack "+code] += len(got)
