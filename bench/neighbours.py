@@ -140,8 +140,8 @@ def _at_daemon(plan: Plan, seconds: int, *, with_trouble: bool) -> dict[str, Any
 def _of_daemon(overdue: int, seconds: int, pairs: list[_Pair]) -> list[Figure]:
     what = (
         f"lateness at the consumers of {TOPICS} topics of a daemon at {RATE}/s each for {seconds} s, whose clients are "
-        f"other processes, while a ninth gets {FLOOD} times as many and {overdue} of a tenth are overdue, whose consumer "
-        "acknowledges nothing; the median topic"
+        f"other processes, while a ninth gets {FLOOD} times as many and {overdue} of a tenth are overdue, whose "
+        "consumer acknowledges nothing; the median topic"
     )
     alone, beside = ([float(run["p99"]) for run in runs] for runs in zip(*pairs, strict=True))
     details = {
