@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
-from pathlib import Path
 from typing import Final, Literal
 
 from broker_adapter.clock import Clock
 from dmq.config import DaemonConfig
 from dmq.daemon.files import certificate_files
+from dmq.daemon.processors import processors
 from dmq.http2 import Bidirectional, Method, PlainServedTo, Streaming
 from dmq.processes.settings import RelayedMethod, Settings, TlsFiles
 from dmq.sidecar.http2_server import Port
@@ -18,35 +16,12 @@ from dmq.sidecar.settings import SidecarConfig
 FRONTS_MAX: Final = 4  # by itself: more than the store process can feed
 _BUSY_MIN: Final = 64
 _IN_FLIGHT_MIN: Final = 256
-_CGROUP: Final = Path("/sys/fs/cgroup")
-_PROCESSORS_UNBOUND: Final = 2**16
 
 
 def fronts_of(processes: Literal["auto"] | int) -> int:
     """Return how many fronts there are to be; 0: the daemon is one process."""
     count = min(processors(), FRONTS_MAX) if processes == "auto" else processes
     return count if count > 1 else 0
-
-
-def processors() -> int:
-    """Return how many processors this process may use: of its affinity, and of the quota of its control group."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(count, *_quotas()))
-
-
-def _quotas() -> list[int]:
-    """Return whole processors that control groups allow: this one's, or its container's; version 2, then 1."""
-    found = [_PROCESSORS_UNBOUND]
-    with suppress(OSError, ValueError):
-        quota, period = (_CGROUP / "cpu.max").read_text().split()
-        if quota != "max":
-            found.append(int(quota) // int(period))
-    with suppress(OSError, ValueError):
-        quota_us = int((_CGROUP / "cpu/cpu.cfs_quota_us").read_text())
-        period_us = int((_CGROUP / "cpu/cpu.cfs_period_us").read_text())
-        if quota_us > 0 and period_us > 0:
-            found.append(quota_us // period_us)
-    return found
 
 
 def plain_served_to(config: DaemonConfig) -> PlainServedTo:
