@@ -14,6 +14,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
@@ -106,7 +107,12 @@ def _whole(value: object) -> object:
 
 
 def _processes(value: object) -> object:
-    return value if value == "auto" else _whole(value)
+    if value == "auto":
+        return value
+    with suppress(ValueError):
+        if 1 <= (count := int(str(value))) <= PROCESSES_MAX:  # a text if it is a variable's or a flag's
+            return count
+    raise ValueError(f"allowed: auto, or 1 to {PROCESSES_MAX}")
 
 
 def _size(value: object) -> object:
@@ -183,7 +189,7 @@ def _show_duration(duration: timedelta) -> str:
 _Duration = Annotated[timedelta, BeforeValidator(_duration)]
 _Whole = Annotated[int, BeforeValidator(_whole)]
 _Size = Annotated[int, BeforeValidator(_size)]
-_Processes = Annotated[Literal["auto"] | Annotated[int, Field(ge=1, le=PROCESSES_MAX)], BeforeValidator(_processes)]
+_Processes = Annotated[Literal["auto"] | int, BeforeValidator(_processes)]
 _AutomaticSize = Annotated[int | None, Field(ge=0), _or_none("auto", _size)]
 _ListenAddress = Annotated[Address, BeforeValidator(_address)]
 _OptionalAddress = Annotated[Address | None, _or_none("off", _address)]

@@ -35,6 +35,9 @@ def serve(
     data: Annotated[str | None, _key("Directory of the store (./dmq-data).", "DIR")] = None,
     listen: Annotated[str | None, _key("Address for clients (127.0.0.1:8081).", "HOST:PORT")] = None,
     metrics_listen: Annotated[str | None, _key("Address of /metrics, or off (127.0.0.1:9464).", "HOST:PORT")] = None,
+    processes: Annotated[
+        str | None, _key("Processes that serve clients, before the one with the store; 1: that one does, auto.", "N")
+    ] = None,
     broker: Annotated[
         str | None, _key("embedded; rocketmq, rocketmq-remoting: in front of a cluster (embedded).", "BROKER")
     ] = None,

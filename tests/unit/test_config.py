@@ -81,6 +81,16 @@ def test_what_topics_keep_has_bounds_or_none() -> None:
             load(wrong)
 
 
+def test_processes_are_a_number_or_auto() -> None:
+    """One line says what is allowed; the library's transport has no fronts."""
+    assert [load({"processes": each}).processes for each in ("auto", "1", 64)] == ["auto", 1, 64]
+    for wrong in ("0", 65, "many", True, 2.5):
+        (problem,) = problems({"processes": wrong})
+        assert problem == f"--processes: processes = {wrong!r}: allowed: auto, or 1 to 64"
+    assert load({"processes": "auto", "transport": "grpcio"}).processes == "auto"
+    assert "needs the transport http2" in problems({"processes": 2, "transport": "grpcio"})[0]
+
+
 def test_a_variable_is_written_as_in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of levels is no JSON list."""
     monkeypatch.setenv("DMQ_DELAY_LEVELS", "1s 5s")

@@ -44,6 +44,7 @@ def test_serve_passes_its_flags_on(served: list[DaemonConfig], monkeypatch: pyte
         "data": "d",
         "listen": "[::1]:0",
         "metrics_listen": "off",
+        "processes": "2",
         "durability": "process",
         "delay_levels": "1s 2s",
         "delay_max": "1d",
@@ -58,7 +59,8 @@ def test_serve_passes_its_flags_on(served: list[DaemonConfig], monkeypatch: pyte
     }
     arguments = [word for key, value in flags.items() for word in (f"--{key.replace('_', '-')}", value)]
     assert run("serve", *arguments).exit_code == 0
-    assert served[0].shown() == DaemonConfig().shown() | flags | {"queues_per_topic": 2, "disk_low_water_bytes": 2**20}
+    numbers = {"processes": 2, "queues_per_topic": 2, "disk_low_water_bytes": 2**20}
+    assert served[0].shown() == DaemonConfig().shown() | flags | numbers
 
 
 def test_serve_reads_the_file_it_is_given(served: list[DaemonConfig]) -> None:
