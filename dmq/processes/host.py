@@ -213,7 +213,7 @@ class Host:
 
     async def _relayed_call(self, frame: frames.Relay, headers: RequestHeaders, account: Account) -> None:
         call, body = frame.call, frame.body
-        method = self._port.methods[frame.path]
+        method = self._port.methods_of_fronts[frame.path]
         end, text = Status.OK, ""
         held = len(body or b"")
         account.hold(held)

@@ -89,6 +89,8 @@ class Port:
             f"/{_REFLECTION}/ServerReflectionInfo": Bidirectional(_Reflection(names, places)),
             **(methods or {}),
         }
+        # A front counts what it serves itself, also the sends that it passes on after all.
+        self.methods_of_fronts = {**self.methods, **messaging(dispatcher.uncounted(), service.messages.unary)}
 
     def drain(self) -> None:
         """Say NOT_SERVING, and end streams and long polls now, with proper answers."""
