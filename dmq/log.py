@@ -34,10 +34,13 @@ def configure(
     format: Literal["auto", "json", "console"],  # noqa: A002 - the name of the configuration key, without its prefix
     clock: Clock,
     stream: TextIO | None = None,
+    *,
+    process: str = "",
 ) -> None:
     """Send all logs of this process to ``stream`` (stderr), from ``level`` up; call again to change it.
 
-    ``auto`` is ``console`` on a terminal and ``json`` elsewhere. Timestamps come from ``clock``.
+    ``auto`` is ``console`` on a terminal and ``json`` elsewhere. Timestamps come from ``clock``. With ``process``, the
+    name of one of several, each line says it.
     """
     stream = stream or sys.stderr
     for_people = is_for_people(format, stream)
@@ -48,6 +51,7 @@ def configure(
         structlog.stdlib.add_logger_name,
         structlog.stdlib.ExtraAdder(),
         _timestamper(clock),
+        *([_name_process(process)] if process else []),
     ]
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[*shared, _name_library_event],
@@ -103,6 +107,14 @@ def _timestamper(clock: Clock) -> Processor:
     return stamp
 
 
+def _name_process(process: str) -> Processor:
+    def name(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:  # noqa: ARG001
+        event["process"] = process
+        return event
+
+    return name
+
+
 def _name_library_event(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:  # noqa: ARG001
     event["message"] = event["event"]
     event["event"] = "library_logged"
@@ -119,5 +131,5 @@ def _shorten(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
 
 
 def _first_things_first(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:  # noqa: ARG001
-    head = {key: event.pop(key) for key in ("time", "level", "event", "logger") if key in event}
+    head = {key: event.pop(key) for key in ("time", "level", "event", "logger", "process") if key in event}
     return {**head, **event}

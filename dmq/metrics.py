@@ -34,6 +34,7 @@ from prometheus_client.registry import Collector
 
 from dmq.errors import AddressInUse, DmqError
 from dmq.units import Address
+from dmq.usage import ProcessStatus
 
 # 0.5 ms to 1 h. Below 50 ms the steps are fine, because the promise (p99 <= 5 ms) is read from these buckets.
 LATENESS_BOUNDS_S = (
@@ -292,6 +293,45 @@ class Oldest(Collector):
         yield family
 
 
+class Processes(Collector):
+    """What each process of the daemon does and takes, by its name, of which there are few and the same always."""
+
+    def __init__(self) -> None:
+        self._read: Callable[[], Sequence[ProcessStatus]] = tuple
+
+    def follow(self, read: Callable[[], Sequence[ProcessStatus]]) -> None:
+        """Show these processes; ``read`` is called from any thread."""
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """Show the figures to a registry. Those that a process does not tell, or not yet, are absent."""
+        found = self._read()
+        for name, text, family_of, value_of in _PROCESS_FAMILIES:
+            family = family_of(f"dmq_process_{name}", text, labels=("process",))
+            for each in found:
+                value = value_of(each)
+                if value is not None:
+                    family.add_metric((each.name,), value)
+            yield family
+
+
+_PROCESS_FAMILIES: Sequence[
+    tuple[str, str, type[CounterMetricFamily | GaugeMetricFamily], Callable[[ProcessStatus], float | None]]
+] = (
+    ("cpu_seconds", "Seconds of a processor since the process began.", CounterMetricFamily, lambda one: one.cpu_s),
+    (
+        *("resident_memory_bytes", "Memory of the process.", GaugeMetricFamily),
+        lambda one: one.memory_bytes or None,
+    ),
+    ("connections", "Connections of clients that the process serves.", GaugeMetricFamily, lambda one: one.connections),
+    ("streams", "Calls that are open on these connections.", GaugeMetricFamily, lambda one: one.streams),
+    (
+        *("starts", "How often the process was started; more than once: it ended.", CounterMetricFamily),
+        lambda one: one.starts,
+    ),
+)
+
+
 class GroupLag(Protocol):
     """How far a group is behind in a topic; ``None`` is not known."""
 
@@ -412,6 +452,11 @@ def _registry(*, process: bool) -> CollectorRegistry:
     return registry
 
 
+def _states(registry: CollectorRegistry) -> dict[str, Gauge]:
+    state = Gauge("dmq_store_state", "1 for the state the store is in.", ("state",), registry=registry)
+    return {name: state.labels(name) for name in STORE_STATES}
+
+
 class Metrics:
     """All figures of one daemon. Counters only grow; gauges are set, or read at scrape time with ``set_function``."""
 
@@ -439,6 +484,7 @@ class Metrics:
         self.removed_bytes = Total("dmq_removed_bytes", "Size of what retention removed, retries included.")
         self.oldest = Oldest()
         self.lag = GroupLags()
+        self.processes = Processes()
         self.exported = Total("dmq_audit_events_exported", "Audit events written to the trail.")
         self.export_failures = Total("dmq_audit_export_failures", "Failed attempts to write the trail.")
         self.dispatched = Total("dmq_messages_dispatched", "Delayed messages moved to their queue when due.")
@@ -459,7 +505,7 @@ class Metrics:
         self.commit_ops = Distribution("dmq_commit_ops", "Operations in one batch.", COMMIT_OPS_BOUNDS)
         self.commit_bytes = Distribution("dmq_commit_bytes", "Size of one batch.", COMMIT_BYTES_BOUNDS)
         for collector in vars(self).values():
-            if isinstance(collector, Calls | GroupLags | Oldest | Refusals | Total | Distribution):
+            if isinstance(collector, Calls | GroupLags | Oldest | Processes | Refusals | Total | Distribution):
                 registry.register(collector)
 
         gauge = partial(_gauge, registry)
@@ -482,8 +528,7 @@ class Metrics:
         self.disk_low_water_bytes = gauge("disk_low_water_bytes", "Free space below which sends are refused.")
         self.recovery_cut_bytes = gauge("recovery_cut_bytes", "Torn WAL tail dropped when the store was opened.")
         self.open_seconds = gauge("store_open_seconds", "How long opening the store took.")
-        self._state = Gauge("dmq_store_state", "1 for the state the store is in.", ("state",), registry=registry)
-        self._states = {state: self._state.labels(state) for state in STORE_STATES}
+        self._states = _states(registry)
         self.set_state("starting")
 
     def identify(self, *, version: str, cell_id: str) -> None:

@@ -111,7 +111,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("version", "cell_id", "broker_name", "pid", "state", "state_reason", "started_at_ms", "now_ms", "listen", "metrics_listen", "data", "durability", "timeline", "lateness", "totals", "commits", "disk", "outbox", "recovery", "clock", "cluster", "backups", "topic_quotas", "quota_refusals")
+    __slots__ = ("version", "cell_id", "broker_name", "pid", "state", "state_reason", "started_at_ms", "now_ms", "listen", "metrics_listen", "data", "durability", "timeline", "lateness", "totals", "commits", "disk", "outbox", "recovery", "clock", "cluster", "backups", "processes", "topic_quotas", "quota_refusals")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CELL_ID_FIELD_NUMBER: _ClassVar[int]
     BROKER_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +134,7 @@ class GetStatusResponse(_message.Message):
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     BACKUPS_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
     TOPIC_QUOTAS_FIELD_NUMBER: _ClassVar[int]
     QUOTA_REFUSALS_FIELD_NUMBER: _ClassVar[int]
     version: str
@@ -158,9 +159,32 @@ class GetStatusResponse(_message.Message):
     clock: Clock
     cluster: Cluster
     backups: PeriodicBackups
+    processes: _containers.RepeatedCompositeFieldContainer[Process]
     topic_quotas: _containers.RepeatedCompositeFieldContainer[Quota]
     quota_refusals: _containers.RepeatedCompositeFieldContainer[QuotaRefusals]
-    def __init__(self, version: _Optional[str] = ..., cell_id: _Optional[str] = ..., broker_name: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[_Union[CellState, str]] = ..., state_reason: _Optional[str] = ..., started_at_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., listen: _Optional[str] = ..., metrics_listen: _Optional[str] = ..., data: _Optional[str] = ..., durability: _Optional[str] = ..., timeline: _Optional[_Union[Timeline, _Mapping[str, _Any]]] = ..., lateness: _Optional[_Union[Lateness, _Mapping[str, _Any]]] = ..., totals: _Optional[_Union[Totals, _Mapping[str, _Any]]] = ..., commits: _Optional[_Union[Commits, _Mapping[str, _Any]]] = ..., disk: _Optional[_Union[Disk, _Mapping[str, _Any]]] = ..., outbox: _Optional[_Union[Outbox, _Mapping[str, _Any]]] = ..., recovery: _Optional[_Union[Recovery, _Mapping[str, _Any]]] = ..., clock: _Optional[_Union[Clock, _Mapping[str, _Any]]] = ..., cluster: _Optional[_Union[Cluster, _Mapping[str, _Any]]] = ..., backups: _Optional[_Union[PeriodicBackups, _Mapping[str, _Any]]] = ..., topic_quotas: _Optional[_Iterable[_Union[Quota, _Mapping[str, _Any]]]] = ..., quota_refusals: _Optional[_Iterable[_Union[QuotaRefusals, _Mapping[str, _Any]]]] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., cell_id: _Optional[str] = ..., broker_name: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[_Union[CellState, str]] = ..., state_reason: _Optional[str] = ..., started_at_ms: _Optional[int] = ..., now_ms: _Optional[int] = ..., listen: _Optional[str] = ..., metrics_listen: _Optional[str] = ..., data: _Optional[str] = ..., durability: _Optional[str] = ..., timeline: _Optional[_Union[Timeline, _Mapping[str, _Any]]] = ..., lateness: _Optional[_Union[Lateness, _Mapping[str, _Any]]] = ..., totals: _Optional[_Union[Totals, _Mapping[str, _Any]]] = ..., commits: _Optional[_Union[Commits, _Mapping[str, _Any]]] = ..., disk: _Optional[_Union[Disk, _Mapping[str, _Any]]] = ..., outbox: _Optional[_Union[Outbox, _Mapping[str, _Any]]] = ..., recovery: _Optional[_Union[Recovery, _Mapping[str, _Any]]] = ..., clock: _Optional[_Union[Clock, _Mapping[str, _Any]]] = ..., cluster: _Optional[_Union[Cluster, _Mapping[str, _Any]]] = ..., backups: _Optional[_Union[PeriodicBackups, _Mapping[str, _Any]]] = ..., processes: _Optional[_Iterable[_Union[Process, _Mapping[str, _Any]]]] = ..., topic_quotas: _Optional[_Iterable[_Union[Quota, _Mapping[str, _Any]]]] = ..., quota_refusals: _Optional[_Iterable[_Union[QuotaRefusals, _Mapping[str, _Any]]]] = ...) -> None: ...
+
+class Process(_message.Message):
+    __slots__ = ("name", "pid", "state", "connections", "streams", "cpu_s", "memory_bytes", "starts", "last_end")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    CPU_S_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_END_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    pid: int
+    state: str
+    connections: int
+    streams: int
+    cpu_s: float
+    memory_bytes: int
+    starts: int
+    last_end: str
+    def __init__(self, name: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., connections: _Optional[int] = ..., streams: _Optional[int] = ..., cpu_s: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., starts: _Optional[int] = ..., last_end: _Optional[str] = ...) -> None: ...
 
 class QuotaRefusals(_message.Message):
     __slots__ = ("quota", "messages")

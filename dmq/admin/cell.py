@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dmq.admin.clock import clock_of
@@ -30,6 +30,7 @@ from dmq.errors import with_advice
 from dmq.forwarder.inner import InnerTopic
 from dmq.metrics import Metrics
 from dmq.store.store import Store
+from dmq.usage import ProcessStatus
 
 
 @dataclass
@@ -47,6 +48,7 @@ class Cell:
     metrics_listen: str = ""
     exporter: Exporter | None = None
     cluster: Callable[[], Cluster] | None = None
+    processes: Callable[[], Sequence[ProcessStatus]] = tuple  # from any thread
     say_cluster: Callable[[], str] = str
     say_files: Callable[[], str] = str  # what is wrong with files that are read again while it serves
     inner: InnerTopic | None = None
@@ -121,6 +123,7 @@ class Cell:
             clock=clock_of(store),
             topic_quotas=fullest(store, self.broker, pending),
             quota_refusals=refusals(self.broker),
+            processes=self.processes(),
         )
 
     def _outbox(self) -> Outbox:

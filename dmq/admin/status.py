@@ -10,6 +10,7 @@ from broker_adapter.adapter import QueueRange
 from dmq.embedded.retention import KEEP_ALL
 from dmq.states import MessageState
 from dmq.store.schema.names import Keep
+from dmq.usage import ProcessStatus
 from retry.dead_letter import Dead
 from retry.policy import RetryPolicy
 
@@ -222,6 +223,7 @@ class CellStatus:
     backups: PeriodicBackupStatus | None = None
     topic_quotas: Sequence[QuotaStatus] = ()
     quota_refusals: Sequence[QuotaRefusals] = ()
+    processes: Sequence[ProcessStatus] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,6 +54,7 @@ def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
         ("state", f"{_state(found).lower()}{reason}"),
         ("daemon", f"{found.broker_name} {found.version}, pid {found.pid}, cell {found.cell_id}"),
         ("up since", out.when(found.started_at_ms, now_ms)),
+        *_processes(found),
         ("address", found.listen + (f", metrics {found.metrics_listen}" if found.metrics_listen else "")),
         ("data", f"{found.data}, durability {found.durability}"),
         ("opened", f"in {out.about(recovery.open_ms)}, {start}"),
@@ -70,6 +71,27 @@ def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
         ("audit outbox", _outbox(found.outbox)),
         ("audit trail", _trail(found.outbox)),
     ]
+
+
+def _processes(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
+    if len(found.processes) == 1:
+        return [("processes", f"1: {_doing(found.processes[0])}")]
+    return [("" if number else "processes", _process(each)) for number, each in enumerate(found.processes)]
+
+
+def _process(one: wire.Process) -> str:
+    pid = f", pid {one.pid}" if one.pid else ""
+    again = f"; STARTED {one.starts:,} TIMES" if one.starts > 1 else ""
+    last_end = f"; ended last: {one.last_end}" if one.last_end else ""
+    if one.state != "serving":
+        return f"{one.name}{pid}: {one.state.upper()}{again}{last_end}"
+    return f"{one.name}{pid}: {_doing(one)}{again}{last_end}"
+
+
+def _doing(one: wire.Process) -> str:
+    of_clients = ((one.connections, "connection"), (one.streams, "open call")) if one.HasField("connections") else ()
+    clients = "".join(f"{count:,} {noun}{'' if count == 1 else 's'}, " for count, noun in of_clients)
+    return f"{clients}cpu {out.about(one.cpu_s * 1000)}, {format_size(one.memory_bytes)}"
 
 
 def _backups(backups: wire.PeriodicBackups, now_ms: int) -> list[tuple[str, str]]:

@@ -116,6 +116,8 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         about = ServerOptions(descriptors.connections, version_here(), ending.serving_failed)
         server = transport_of(config, *own, files=files, front=front, options=about)
         stack.push_async_callback(server.stop, config.shutdown_grace_s)
+        cell.processes = server.processes
+        metrics.processes.follow(server.processes)
         _serve_metrics(config, metrics, cell, stack)
         scheduler.start()
         port = await server.start()

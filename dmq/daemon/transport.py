@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -23,6 +23,7 @@ from dmq.sidecar.dispatch import Dispatcher
 from dmq.sidecar.service import MessagingService
 from dmq.sidecar.sessions import Sessions
 from dmq.sidecar.settings import SidecarConfig
+from dmq.usage import ProcessStatus
 
 if TYPE_CHECKING:
     from dmq.forwarder.front import ClusterFront
@@ -39,6 +40,10 @@ class Transport(Protocol):
 
     async def stop(self, grace_s: float) -> None:
         """End what waits now, and finish what else is in flight within ``grace_s``."""
+        ...
+
+    def processes(self) -> Sequence[ProcessStatus]:
+        """Return the processes that serve clients, and first the one that has the store; from any thread."""
         ...
 
 
@@ -129,6 +134,7 @@ def _http2(
     if count:
         return Fronts(
             served,
+            data=config.data.absolute(),
             settings=partial(front_settings, config, served, settings, clock, connections_max=connections_max),
             count=count,
             host=host,

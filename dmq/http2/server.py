@@ -138,10 +138,11 @@ class Http2Server:
                 timer.cancel()
 
     def figures(self) -> Figures:
-        """Return what is going on."""
+        """Return what is going on; from any thread."""
+        clients = list(self._clients)
         return Figures(
-            connections=len(self._clients),
-            streams=sum(len(client.connection.streams) for client in self._clients),
+            connections=len(clients),
+            streams=sum(len(client.connection.streams) for client in clients),
             held_bytes=self.accounts.everyone.bytes_held,
             opened_connections=self._opened,
             refused_connections=self._refused,

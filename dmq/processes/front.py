@@ -1,15 +1,16 @@
 """A front process: serves the connections that it is given, and makes their calls to the store process.
 
-    python -m dmq.processes.front LINK SOCKETS
+    python -m dmq.processes.front NAME DATA LINK SOCKETS
 
-Both are numbers of descriptors: a stream to the store process, and a socket by which accepted connections come. It ends
-with the store process, and never without it: signals that are meant for the daemon are that one's to hear.
+NAME is its name in logs, such as front-0. DATA is the daemon's directory, which a front never opens: it tells whoever
+looks at ``ps`` whose front this is. LINK and SOCKETS are numbers of descriptors: a stream to the store process, and a
+socket by which accepted connections come. It ends with the store process, and never without it: signals that are meant
+for the daemon are that one's to hear.
 """
 
 from __future__ import annotations
 
 import asyncio
-import resource
 import signal
 import socket
 import sys
@@ -23,6 +24,7 @@ from typing import Any, Final
 import structlog
 import uvloop
 
+from broker_adapter.clock import SystemClock
 from broker_adapter.limits import REQUEST_BYTES_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.acl.file import KeyFile
@@ -30,7 +32,7 @@ from dmq.acl.gate import Gate
 from dmq.acl.guard import Guard
 from dmq.acl.quotas import Bounds, Holder, Quota, Quotas
 from dmq.admin.access import entrances
-from dmq.errors import DmqError
+from dmq.errors import DmqError, with_advice
 from dmq.http2 import Http2Server
 from dmq.http2 import Limits as Http2Limits
 from dmq.log import configure
@@ -47,6 +49,7 @@ from dmq.sidecar.http2_server import all_entrances, messaging, with_bounds
 from dmq.sidecar.messages import MessageCalls
 from dmq.sidecar.settings import SidecarConfig
 from dmq.sidecar.tls import Certificates
+from dmq.usage import usage
 
 _FIGURES_S: Final = 1.0
 _LOOK_S: Final = 1.0  # at files
@@ -72,10 +75,10 @@ class _Messages:
 class Front:
     """Everything of a front but its process. Belongs to the event loop."""
 
-    def __init__(self, settings: Settings, link: Link) -> None:
+    def __init__(self, settings: Settings, link: Link, clock: FrontClock) -> None:
         self._settings = settings
         self._link = link
-        self.clock = clock = FrontClock(settings.wall_less_boot_ms)
+        self.clock = clock
         self.store = StoreProcess(link, clock)
         self.calls = Calls()
         bounds = Bounds(bytes_held=settings.bytes_held, bytes_reserve=settings.bytes_reserve)
@@ -134,7 +137,6 @@ class Front:
     def tell_figures(self) -> None:
         """Tell the store process what was counted."""
         figures, accounts = self.server.figures(), self.server.accounts
-        used = resource.getrusage(resource.RUSAGE_SELF)
         held = [(Holder(kind, name), size) for kind, name, size in accounts.held(_HOLDERS_TOLD)]
         self._link.say(
             frames.Figures(
@@ -142,8 +144,7 @@ class Front:
                 figures.connections,
                 figures.streams,
                 held,
-                used.ru_utime + used.ru_stime,
-                used.ru_maxrss * 1024,
+                *usage(),
             )
         )
 
@@ -197,7 +198,8 @@ def _limits(settings: Settings) -> Http2Limits:
 class _Process:
     """The life of the process: greet, serve, and end when told or when the store process is gone."""
 
-    def __init__(self, sockets: socket.socket) -> None:
+    def __init__(self, name: str, sockets: socket.socket) -> None:
+        self._name = name
         self._sockets = sockets
         self._welcome: asyncio.Future[Settings] = asyncio.get_running_loop().create_future()
         self._drain: asyncio.Future[float] = asyncio.get_running_loop().create_future()
@@ -227,9 +229,9 @@ class _Process:
             settings = await self._welcome
         if self._is_lost:
             return
-        configure(settings.log_level, settings.log_format, FrontClock(settings.wall_less_boot_ms))
-        front = Front(settings, link)
-        configure(settings.log_level, settings.log_format, front.clock)
+        clock = FrontClock(settings.wall_less_boot_ms)
+        configure(settings.log_level, settings.log_format, clock, process=self._name)
+        front = Front(settings, link, clock)
         self._takes.update(front.takes())
         tune()
         front.server.begin()
@@ -248,8 +250,8 @@ class _Process:
     @staticmethod
     async def _tell(front: Front) -> None:
         while True:
-            await asyncio.sleep(_FIGURES_S)
             front.tell_figures()
+            await asyncio.sleep(_FIGURES_S)
             with suppress(DmqError):  # there was a good one before: the store process tells
                 front.look_at_files()
 
@@ -262,16 +264,31 @@ def version_here() -> str:
         return "unknown"
 
 
-async def _main(link_fd: int, sockets_fd: int) -> None:
+async def _main(name: str, link_fd: int, sockets_fd: int) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):  # a terminal and a service manager send them to all processes
         loop.add_signal_handler(number, lambda: None)
-    process = _Process(socket.socket(fileno=sockets_fd))
+    process = _Process(name, socket.socket(fileno=sockets_fd))
     stream = socket.socket(fileno=link_fd)
     link = await Link.over(stream, frames.from_store, process.on_frames, process.on_lost)
     await process.serve(link)
 
 
+def run(name: str, link_fd: int, sockets_fd: int) -> int:
+    """Be the process, and return its exit code; what keeps it from serving is one line of the log."""
+    configure("info", "auto", SystemClock(), process=name)  # until the store process says how
+    passing.name_process(f"dmq-{name}")
+    try:
+        uvloop.run(_main(name, link_fd, sockets_fd))
+    except (DmqError, OSError) as error:
+        log.critical("front_failed", error=with_advice(error))
+    except Exception as error:
+        log.critical("crashed", error=f"unexpected {type(error).__name__}: {error}", exc_info=True)
+    else:
+        return 0
+    return 1
+
+
 if __name__ == "__main__":
     passing.die_with_parent()
-    uvloop.run(_main(int(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(run(sys.argv[1], int(sys.argv[3]), int(sys.argv[4])))

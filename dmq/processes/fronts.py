@@ -10,6 +10,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -26,6 +28,7 @@ from dmq.processes.host import Host
 from dmq.processes.link import Link
 from dmq.processes.settings import Settings
 from dmq.sidecar.http2_server import Port, said_plainly
+from dmq.usage import ProcessStatus, front_name, store_process
 
 PING_S: Final = 1.0
 PONGS_MISSED_MAX: Final = 10  # of pings that were sent a second apart: a front whose loop does not turn
@@ -46,21 +49,43 @@ class Front:
     """One front as the store process knows it."""
 
     def __init__(self, number: int) -> None:
-        self.number = number
+        self.name = front_name(number)
         self.connections: Counter[str] = Counter()  # by address
         self.figures: frames.Figures | None = None
         self.link: Link | None = None
         self.process: asyncio.subprocess.Process | None = None
         self.sockets: socket.socket | None = None
         self.is_ready = False
-        self.started_total = 0
+        self.starts = 0
+        self.last_end = ""  # how its last process ended
         self.pings = 0
         self.pongs = 0
 
     @property
     def pid(self) -> int:
         """The process's; 0: there is none."""
-        return self.process.pid if self.process is not None else 0
+        process = self.process
+        return process.pid if process is not None and process.returncode is None else 0
+
+    def status(self) -> ProcessStatus:
+        """Return how it is, by what it said last; from any thread."""
+        pid, figures = self.pid, self.figures
+        known = ProcessStatus(
+            name=self.name,
+            pid=pid,
+            state="serving" if self.is_ready else "starting" if pid else "ended",
+            starts=self.starts,
+            last_end=self.last_end,
+        )
+        if figures is None:
+            return known
+        return replace(
+            known,
+            connections=figures.connections,
+            streams=figures.streams,
+            cpu_s=figures.cpu_s,
+            memory_bytes=figures.memory_bytes,
+        )
 
     def held_by(self, holder: Holder) -> int:
         """Return how many bytes wait there for an address or a key, as it said last."""
@@ -75,6 +100,7 @@ class Fronts:
         self,
         port: Port,
         *,
+        data: Path,
         settings: Callable[[], Settings],
         count: int,
         host: str,
@@ -84,8 +110,12 @@ class Fronts:
         version: str,
         on_failure: Callable[[DmqError], None],
     ) -> None:
-        """``settings`` of a front that starts now. ``on_failure`` hears why there can be no front any more."""
+        """``settings`` of a front that starts now. ``on_failure`` hears why there can be no front any more.
+
+        ``data`` is the daemon's directory: a front's command line names it.
+        """
         self._port = port
+        self._data = data
         self._settings = settings
         self._host = host
         self._clock = clock
@@ -110,7 +140,7 @@ class Fronts:
         self._loop = asyncio.get_running_loop()
         ready = [self._loop.create_future() for _ in self.fronts]
         self._keeping = [
-            self._loop.create_task(self._keep(front, first), name=f"dmq-front-{front.number}")
+            self._loop.create_task(self._keep(front, first), name=f"dmq-{front.name}")
             for front, first in zip(self.fronts, ready, strict=True)
         ]
         await asyncio.gather(*ready)
@@ -144,6 +174,10 @@ class Fronts:
             each.cancel()
         await asyncio.gather(*keeping, *watching, return_exceptions=True)
 
+    def processes(self) -> Sequence[ProcessStatus]:
+        """Return this process and the fronts; from any thread."""
+        return [store_process(), *(each.status() for each in self.fronts)]
+
     # -- connections --------------------------------------------------------------------------------------------------
 
     async def _take(self, accepted: socket.socket, peer: object) -> None:
@@ -157,7 +191,7 @@ class Fronts:
                 try:
                     passing.pass_on(front.sockets, accepted, peer)
                 except OSError as error:  # it takes none now, or never again
-                    log.debug("connection_not_passed_on", front=front.number, why=error.strerror or str(error))
+                    log.debug("connection_not_passed_on", front=front.name, why=error.strerror or str(error))
                     continue
                 front.connections[address] += 1
                 return
@@ -203,7 +237,8 @@ class Fronts:
                 why = str(error)
             if self._is_ending:
                 return
-            log.error("front_ended", front=front.number, why=why)
+            front.last_end = why
+            log.error("front_ended", front=front.name, why=why)
             await asyncio.sleep(_AGAIN_S[min(failures, len(_AGAIN_S) - 1)])
 
     async def _live(self, front: Front, first: asyncio.Future[None]) -> str:
@@ -215,13 +250,13 @@ class Fronts:
         with there, their_sockets:
             descriptors = there.fileno(), their_sockets.fileno()
             front.process = process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "dmq.processes.front", *map(str, descriptors)),
+                *(sys.executable, "-P", "-m", "dmq.processes.front", front.name, str(self._data), *map(str, descriptors)),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=descriptors,
                 # Where this process found its modules, and nowhere else: not in the directory it happens to be in.
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
-        front.started_total += 1
+        front.starts += 1
         front.sockets = sockets
         hosts: list[Host] = []
 
@@ -268,7 +303,7 @@ class Fronts:
         if frame.version != self._version:
             log.critical(
                 "front_of_another_version",
-                front=front.number,
+                front=front.name,
                 version=frame.version,
                 why=f"this daemon runs {self._version}: restart it, another version was installed under it",
             )
@@ -278,6 +313,7 @@ class Fronts:
 
     def _welcomed(self, front: Front, link: Link) -> None:
         front.link, front.is_ready = link, True
+        log.info("front_serving", front=front.name, pid=front.pid, starts=front.starts)
         front.pings = front.pongs = 0
         link.say(frames.Listening(self._host, self._port_number))
         link.say(frames.Limits(self._port.service.quotas.encoded()))
@@ -304,7 +340,7 @@ class Fronts:
                 if front.link is None:
                     continue
                 if front.pings - front.pongs >= PONGS_MISSED_MAX:
-                    log.error("front_hangs", front=front.number, pid=front.pid, pings=front.pings - front.pongs)
+                    log.error("front_hangs", front=front.name, pid=front.pid, pings=front.pings - front.pongs)
                     _kill(front)
                     continue
                 front.pings += 1

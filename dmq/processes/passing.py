@@ -16,6 +16,8 @@ import structlog
 
 _PEER_BYTES_MAX: Final = 1024
 _SET_PDEATHSIG: Final = 1  # of Linux's prctl
+_SET_NAME: Final = 15
+_NAME_BYTES_MAX: Final = 15  # the rest would be cut
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
@@ -68,6 +70,12 @@ def receive(sockets: socket.socket, take: Callable[[socket.socket, object], Awai
 
     loop.add_reader(sockets.fileno(), on_readable)
     return end
+
+
+def name_process(name: str) -> None:
+    """Have ``top`` and ``ps -o comm`` show this process under a name, on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_NAME, name.encode()[:_NAME_BYTES_MAX], 0, 0, 0)
 
 
 def die_with_parent() -> None:

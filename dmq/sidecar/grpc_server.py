@@ -25,6 +25,7 @@ from dmq.sidecar import health
 from dmq.sidecar.call import CLIENT_ID_HEADER, Call
 from dmq.sidecar.dispatch import Dispatcher, StreamEnded, StreamHandler, TelemetryHandler, UnaryHandler
 from dmq.sidecar.service import MessagingService
+from dmq.usage import ProcessStatus, store_process
 
 OPTIONS: Sequence[tuple[str, int]] = (
     # A body over 4 MiB must get the protocol's 41301 and not a transport error.
@@ -103,6 +104,10 @@ class GrpcServer:
         await self.set_serving(is_serving=True)
         log.info("listening", host=self._host, port=self._port)
         return self._port
+
+    def processes(self) -> Sequence[ProcessStatus]:
+        """Return the one process that there is; the library does not say how many connections it has."""
+        return [store_process(None, None)]
 
     async def set_serving(self, *, is_serving: bool) -> None:
         """Tell the health service's clients; calls are answered either way."""

@@ -39,6 +39,7 @@ from dmq.sidecar import access, health
 from dmq.sidecar.call import CLIENT_ID_HEADER, Call
 from dmq.sidecar.dispatch import Dispatcher, StreamEnded, StreamHandler, TelemetryHandler, UnaryHandler
 from dmq.sidecar.service import MessagingService
+from dmq.usage import ProcessStatus, store_process
 
 log = structlog.get_logger("dmq.sidecar")
 
@@ -153,6 +154,11 @@ class Http2Transport:
         await self.set_serving(is_serving=True)
         log.info("listening", host=self._host, port=self._port)
         return self._port
+
+    def processes(self) -> Sequence[ProcessStatus]:
+        """Return the one process that there is; from any thread."""
+        figures = self._server.figures()
+        return [store_process(figures.connections, figures.streams)]
 
     async def set_serving(self, *, is_serving: bool) -> None:
         """Tell the health service's clients; calls are answered either way."""

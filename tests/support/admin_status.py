@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dmq.admin import status as source
 from dmq.store.schema.names import Keep
+from dmq.usage import ProcessStatus
 
 NOW = 1_700_000_000_000
 
@@ -47,6 +48,7 @@ STATUS = source.CellStatus(
         lanes=(source.LaneTrouble(topic="orders", waiting=40, why="no answer"),),
         inner=source.Inner(topic="dmq_inner_topic", fetched=7, unreadable=1, error="away"),
     ),
+    processes=(ProcessStatus(name="store", pid=77, connections=1, streams=20, cpu_s=61.0, memory_bytes=80 * 2**20),),
     backups=source.PeriodicBackupStatus(
         folder="/backup",
         rule="every 6h",

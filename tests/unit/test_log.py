@@ -60,6 +60,15 @@ def test_an_event_is_one_json_line(stream: io.StringIO) -> None:
     assert list(lines(stream)[0]) == ["time", "level", "event", "logger", "entries", "note"]
 
 
+def test_each_line_of_one_of_several_processes_says_which(stream: io.StringIO) -> None:
+    """Also what libraries log."""
+    dmq_log.configure("info", "json", ManualClock(), stream, process="front-0")
+    structlog.get_logger("dmq.acl").warning("access_refused", rpc="SendMessage")
+    logging.getLogger("asyncio").warning("slow")
+    assert [line["process"] for line in lines(stream)] == ["front-0", "front-0"]
+    assert list(lines(stream)[0]) == ["time", "level", "event", "logger", "process", "rpc"]
+
+
 def test_below_the_level_nothing_is_written_and_the_level_can_be_changed(stream: io.StringIO) -> None:
     """Loggers made before configure() obey the latest one."""
     log = structlog.get_logger("dmq.store")

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dmq.errors import AddressInUse, DmqError
 from dmq.metrics import LATENESS_BOUNDS_S, Distribution, GroupLags, Metrics, MetricsServer, start_http
 from dmq.units import Address
+from dmq.usage import ProcessStatus
 
 
 def samples(metrics: Metrics) -> dict[str, float]:
@@ -46,6 +47,32 @@ def test_names_and_units_follow_prometheus() -> None:
 def test_process_figures_are_there() -> None:
     """Memory and CPU of the process come along."""
     assert samples(Metrics())["process_resident_memory_bytes"] > 0
+
+
+def test_each_process_of_the_daemon_has_figures() -> None:
+    """By its name; what one does not tell, or not yet, is absent and not 0."""
+    metrics = Metrics(process=False)
+    metrics.processes.follow(
+        lambda: [
+            ProcessStatus(name="store", pid=7, cpu_s=1.5, memory_bytes=4096, connections=None, streams=None),
+            ProcessStatus(name="front-0", connections=3, streams=5, starts=2),
+        ]
+    )
+    told = {
+        (sample.name.removeprefix("dmq_process_"), sample.labels["process"]): sample.value
+        for family in text_string_to_metric_families(generate_latest(metrics.registry).decode())
+        for sample in family.samples
+        if sample.name.startswith("dmq_process_")
+    }
+    assert told == {
+        ("cpu_seconds_total", "store"): 1.5,
+        ("cpu_seconds_total", "front-0"): 0.0,
+        ("resident_memory_bytes", "store"): 4096,
+        ("connections", "front-0"): 3,
+        ("streams", "front-0"): 5,
+        ("starts_total", "store"): 1,
+        ("starts_total", "front-0"): 2,
+    }
 
 
 def test_two_daemons_in_one_process_share_nothing() -> None:

@@ -15,6 +15,7 @@ from support.fake_admin_client import run_dmq as run
 from dmq.admin.client import CallFailed, CallRefused, DaemonUnavailable, NotFound
 from dmq.admin.status import CellState
 from dmq.cli.nouns import NOUNS
+from dmq.usage import ProcessStatus
 
 
 @pytest.fixture
@@ -31,6 +32,7 @@ def test_status_for_people(daemon: type[FakeClient]) -> None:
         "state         serving",
         "daemon        rock-dmq 1.2.3, pid 77, cell cell-1",
         "up since      2023-11-14T21:11:15.000Z (1h 2m ago)",
+        "processes     1: 1 connection, 20 open calls, cpu 1m 1s, 80MiB",
         "address       127.0.0.1:8081, metrics 127.0.0.1:9464",
         "data          somewhere/data, durability disk",
         "opened        in 42ms, recovered after a kill, 17 B of torn log cut",
@@ -52,6 +54,45 @@ def test_status_for_people(daemon: type[FakeClient]) -> None:
         "audit outbox  12 events, 2KiB of 1GiB",
         "audit trail   somewhere/data/trail, exported up to 1,234, the oldest that waits is 42s old",
     ]
+
+
+def test_status_of_several_processes(daemon: type[FakeClient]) -> None:
+    """A line for each; one that is not there, or ended before, is loud. Programs get the same fields of one or many."""
+    store = ProcessStatus(name="store", pid=77, cpu_s=9, memory_bytes=2**20, connections=0, streams=0)
+    front = ProcessStatus(name="front-0", pid=78, cpu_s=0.25, memory_bytes=2**21, connections=2_000, streams=1)
+    again = replace(front, name="front-1", pid=79, starts=3, last_end="killed by SIGKILL")
+    gone = ProcessStatus(name="front-2", state="ended", last_end="exit code 1")
+    coming = ProcessStatus(name="front-3", pid=80, state="starting")
+    daemon.source = FixedSource(cell=replace(STATUS, processes=(store, front, again, gone, coming)))
+    lines = run("status").stdout.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("processes"))
+    assert lines[at : at + 5] == [
+        "processes     store, pid 77: 0 connections, 0 open calls, cpu 9s, 1MiB",
+        "              front-0, pid 78: 2,000 connections, 1 open call, cpu 250ms, 2MiB",
+        "              front-1, pid 79: 2,000 connections, 1 open call, cpu 250ms, 2MiB; STARTED 3 TIMES; ended last: "
+        + again.last_end,
+        "              front-2: ENDED; ended last: exit code 1",
+        "              front-3, pid 80: STARTING",
+    ]
+    assert json.loads(run("status", "--json").stdout)["processes"][2] == {
+        "name": "front-1",
+        "pid": 79,
+        "state": "serving",
+        "connections": 2_000,
+        "streams": 1,
+        "cpu_s": 0.25,
+        "memory_bytes": 2**21,
+        "starts": 3,
+        "last_end": "killed by SIGKILL",
+    }
+
+
+def test_a_transport_that_does_not_tell(daemon: type[FakeClient]) -> None:
+    """Its connections are not shown, and null for programs."""
+    one = ProcessStatus(name="store", pid=77, connections=None, streams=None, cpu_s=9, memory_bytes=2**20)
+    daemon.source = FixedSource(cell=replace(STATUS, processes=(one,)))
+    assert "processes     1: cpu 9s, 1MiB" in run("status").stdout.splitlines()
+    assert json.loads(run("status", "--json").stdout)["processes"][0]["connections"] is None
 
 
 def test_status_for_programs(daemon: type[FakeClient]) -> None:
