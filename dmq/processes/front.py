@@ -281,9 +281,9 @@ def run(name: str, link_fd: int, sockets_fd: int) -> int:
     try:
         uvloop.run(_main(name, link_fd, sockets_fd))
     except (DmqError, OSError) as error:
-        log.critical("front_failed", error=with_advice(error))
+        log.error("front_failed", error=with_advice(error))  # noqa: TRY400 - it is known, and no fault of ours
     except Exception as error:
-        log.critical("crashed", error=f"unexpected {type(error).__name__}: {error}", exc_info=True)
+        log.exception("crashed", error=f"unexpected {type(error).__name__}: {with_advice(error)}")
     else:
         return 0
     return 1
