@@ -250,7 +250,15 @@ class Fronts:
         with there, their_sockets:
             descriptors = there.fileno(), their_sockets.fileno()
             front.process = process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "dmq.processes.front", front.name, str(self._data), *map(str, descriptors)),
+                *(
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "dmq.processes.front",
+                    front.name,
+                    str(self._data),
+                    *map(str, descriptors),
+                ),
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=descriptors,
                 # Where this process found its modules, and nowhere else: not in the directory it happens to be in.

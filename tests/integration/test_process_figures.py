@@ -79,7 +79,7 @@ def test_a_front_says_whose_it_is(daemon: Daemon) -> None:
     """In the list of processes: its number and the directory of its daemon, and a short name."""
     for number, pid in enumerate(daemon.event("listening")["fronts"]):
         process = psutil.Process(pid)
-        assert process.cmdline()[1:5] == ["-m", "dmq.processes.front", f"front-{number}", str(daemon.data)]
+        assert process.cmdline()[1:6] == ["-P", "-m", "dmq.processes.front", f"front-{number}", str(daemon.data)]
         assert process.name() == f"dmq-front-{number}"
 
 
