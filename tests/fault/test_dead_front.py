@@ -55,9 +55,10 @@ def test_what_a_dead_front_handed_out_comes_back_at_once(daemon: Daemon, is_rene
         receive.auto_renew = True
         receive.ClearField("invisible_duration")
     with WireClient(daemon.address, "lost") as lost, WireClient(daemon.address, "other") as other:
+        for number, client in enumerate((lost, other)):  # from here on each has its connection
+            assert client.send(a_message("elsewhere", f"other-{number}")).status.code == wire.OK
         waiting = lost.begin("ReceiveMessage", receive)
         _wait_until(lambda: _polls(daemon) > 0)
-        assert other.send(a_message("elsewhere", "m-0")).status.code == wire.OK  # now it has its connection
         os.kill(first, signal.SIGSTOP)  # it takes the message from the store process, and never gives it to its client
         assert other.send(a_message("orders", "m-1")).status.code == wire.OK
         _wait_until(lambda: _leases(daemon) == 1)
