@@ -61,6 +61,7 @@ class Moves:
         found = self._store.scan(
             Family.TIMELINE, timeline_key(start), TIMELINE_END, limit=ROWS_PER_TURN, bytes_max=BYTES_PER_TURN
         )
+        now_ms = self._clock.now_ms()  # read behind them: what was accepted since the step is not of the future
         ops: list[Op] = []
         for key, value in found.rows:
             if (op := moved(key, value, move.by_ms, now_ms)) is not None:

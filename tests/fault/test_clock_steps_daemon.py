@@ -18,7 +18,9 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin.client import AdminClient
 
 YEAR_MS = 365 * 24 * 3_600_000
+HOUR_MS = 3_600_000
 GLITCH_S = 0.6
+DELAY_S = 1.0
 PATIENCE_S = 30.0
 TOPIC, GROUP = "orders", "workers"
 
@@ -50,27 +52,68 @@ def receive_one(client: WireClient, invisible_s: int) -> Received:
     return found
 
 
+def send_delayed(client: WireClient, message_id: str) -> None:
+    """Send a message that is due ``DELAY_S`` later."""
+    delayed = a_message(TOPIC, message_id, properties={"TIMER_DELAY_MS": str(int(DELAY_S * 1000))})
+    delayed.system_properties.message_type = wire.DELAY
+    assert client.send(delayed).status.code == wire.OK
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_delay_is_as_long_whoever_has_heard_of_a_step(tmp_path: Path, processes: str) -> None:
+    """Sent over two connections right before and behind a step of an hour, and back: not early, and not stuck."""
+    with (
+        a_daemon(tmp_path, clock_jump_max="off", processes=processes) as (daemon, shim),
+        WireClient(daemon.address, "first") as first,
+        WireClient(daemon.address, "second") as second,
+    ):
+        for turn, ahead_ms in enumerate((HOUR_MS, 0, HOUR_MS, 0)):
+            sent_s: dict[str, float] = {}
+            for when in ("before", "behind"):
+                for number, client in enumerate((first, second)):
+                    message_id = f"{when}-{turn}-{number}"
+                    sent_s[message_id] = time.monotonic() if when == "behind" else 0.0
+                    send_delayed(client, message_id)
+                if when == "before":
+                    shim.step(ahead_ms)
+            until_s = time.monotonic() + PATIENCE_S
+            while sent_s:
+                assert time.monotonic() < until_s, sent_s
+                for each in first.receive(TOPIC, GROUP, wait_s=1):
+                    took_s = time.monotonic() - sent_s.pop(each.message_id)
+                    assert took_s >= DELAY_S, (each.message_id, took_s)
+
+
 @pytest.mark.parametrize(
-    ("kill_at", "jump_max"),
+    ("kill_at", "jump_max", "processes"),
     [
-        ("never", "off"),
-        ("ahead", "10m"),
-        ("back", "off"),
-        *(pytest.param(*each, marks=at_length) for each in (("never", "10m"), ("ahead", "off"), ("back", "10m"))),
+        ("never", "off", "1"),
+        ("never", "off", "2"),
+        ("ahead", "10m", "1"),
+        ("back", "off", "1"),
+        *(
+            pytest.param(*each, marks=at_length)
+            for each in (
+                ("never", "10m", "1"),
+                ("never", "10m", "2"),
+                ("ahead", "off", "1"),
+                ("ahead", "10m", "2"),
+                ("back", "10m", "1"),
+                ("back", "off", "2"),
+            )
+        ),
     ],
 )
-def test_a_glitch_leaves_nothing_stuck(tmp_path: Path, jump_max: str, kill_at: str) -> None:
+def test_a_glitch_leaves_nothing_stuck(tmp_path: Path, jump_max: str, kill_at: str, processes: str) -> None:
     """A lease that was changed, and a delay of a second, both begun while the clock was a year ahead."""
-    with a_daemon(tmp_path, clock_jump_max=jump_max) as (daemon, shim):
+    with a_daemon(tmp_path, clock_jump_max=jump_max, processes=processes) as (daemon, shim):
         with WireClient(daemon.address) as client:
             assert client.send(a_message(TOPIC, "leased")).status.code == wire.OK
             leased = receive_one(client, 10)
             shim.step(YEAR_MS)
             until("the step is seen", lambda: steps(daemon) == 1)
             assert client.change_invisible(TOPIC, GROUP, leased, 10_000).status.code == wire.OK
-            delayed = a_message(TOPIC, "delayed", properties={"TIMER_DELAY_MS": "1000"})
-            delayed.system_properties.message_type = wire.DELAY
-            assert client.send(delayed).status.code == wire.OK
+            send_delayed(client, "delayed")
         if kill_at == "ahead":
             daemon.kill()
             daemon.restart()
