@@ -9,6 +9,7 @@ from dmq.config import DaemonConfig
 from dmq.daemon.files import certificate_files
 from dmq.daemon.processors import processors
 from dmq.http2 import Bidirectional, Method, PlainServedTo, Streaming
+from dmq.processes.clocks import wall_less_boot_ms
 from dmq.processes.settings import RelayedMethod, Settings, TlsFiles
 from dmq.sidecar.http2_server import Port
 from dmq.sidecar.settings import SidecarConfig
@@ -59,7 +60,7 @@ def front_settings(
         plain_served_to="all" if config.tls_certificate == "off" else plain_served_to(config),
         host=config.listen.host,
         relayed=[_relayed(path, each) for path, each in port.methods.items() if path.rpartition("/")[2] not in own],
-        wall_less_boot_ms=clock.now_ms() - clock.boot_ms(),
+        wall_less_boot_ms=wall_less_boot_ms(clock),
     )
 
 

@@ -38,9 +38,10 @@ from dmq.http2 import Limits as Http2Limits
 from dmq.log import configure
 from dmq.metrics import Calls
 from dmq.processes import frames, passing
+from dmq.processes.clocks import FrontClock
 from dmq.processes.link import Link
 from dmq.processes.settings import Settings
-from dmq.processes.store_process import FrontClock, StoreProcess
+from dmq.processes.store_process import StoreProcess
 from dmq.processes.tuning import tune
 from dmq.sidecar.access import Guarded
 from dmq.sidecar.call import Call

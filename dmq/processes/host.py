@@ -20,11 +20,11 @@ from broker_adapter.message import Envelope, SendReceipt
 from dmq.http2 import Account, Bidirectional, CallEnded, RequestHeaders, Status, Unary
 from dmq.http2.bounds import Accounts
 from dmq.processes import frames
+from dmq.processes.clocks import NEAR_MS, wall_less_boot_ms
 from dmq.processes.link import Link
 from dmq.sidecar.exchange import Exchange, Receive, Received
 from dmq.sidecar.http2_server import Port
 
-_SKEW_MS: Final = 2  # by which two readings of the same clocks may differ
 _IN_DOUBT_S: Final = 1.0  # so long after a front wrote an answer to a socket its client may not have read it
 
 log = structlog.get_logger("dmq.processes")
@@ -78,7 +78,7 @@ class Host:
 
     def on_frames(self, batch: Sequence[frames.Frame]) -> None:
         """Take what the front said in one turn of its loop."""
-        self._wall_less_boot_ms = self._clock.now_ms() - self._clock.boot_ms()
+        self._wall_less_boot_ms = wall_less_boot_ms(self._clock)
         takes = self._takes
         for frame in batch:
             takes[type(frame)](frame)
@@ -119,7 +119,7 @@ class Host:
     def _timed(self, frame: frames.Send) -> list[Envelope]:
         """Count delays from the time that is believed here: the front may not have heard of a step yet."""
         behind_ms = self._wall_less_boot_ms - frame.wall_less_boot_ms
-        if -_SKEW_MS <= behind_ms <= _SKEW_MS:
+        if -NEAR_MS <= behind_ms <= NEAR_MS:
             return frame.envelopes
         return [
             each._replace(deliver_at_ms=each.deliver_at_ms + behind_ms) if each.is_relative else each

@@ -9,13 +9,13 @@ from typing import Any, Final, Self
 
 import structlog
 
-from broker_adapter.clock import SystemClock
 from broker_adapter.deferred import Deferred
 from broker_adapter.errors import BrokerUnavailable
 from broker_adapter.message import Envelope, SendReceipt
 from dmq.acl.quotas import Holder
 from dmq.http2 import Bidirectional, CallEnded, Method, RequestHeaders, Status, Streaming, Unary
 from dmq.processes import frames
+from dmq.processes.clocks import FrontClock
 from dmq.processes.link import Link
 from dmq.processes.settings import RelayedMethod
 from dmq.sidecar.exchange import Receive, Received
@@ -23,20 +23,6 @@ from dmq.sidecar.exchange import Receive, Received
 _GONE: Final = "the process that has the store is gone"
 
 log = structlog.get_logger("dmq.processes")
-
-
-class FrontClock:
-    """The clocks of a front; its wall clock is what the store process believes, so that no step goes unwatched."""
-
-    def __init__(self, wall_less_boot_ms: int) -> None:
-        self._system = SystemClock()
-        self.wall_less_boot_ms = wall_less_boot_ms
-        self.boot_ms = self._system.boot_ms
-        self.boot_id = self._system.boot_id
-        self.monotonic_s = self._system.monotonic_s
-
-    def now_ms(self) -> int:
-        return self.boot_ms() + self.wall_less_boot_ms
 
 
 class StoreProcess:
