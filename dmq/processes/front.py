@@ -204,11 +204,11 @@ class _Process:
         self._sockets = sockets
         self._welcome: asyncio.Future[Settings] = asyncio.get_running_loop().create_future()
         self._drain: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._takes: dict[type, Callable[[Any], None]] = {
             frames.Welcome: lambda frame: self._welcome.set_result(frame.settings),
             frames.Drain: lambda frame: self._end(frame.grace_s),
         }
-        self._is_lost = False
 
     def on_frames(self, said: Sequence[Any]) -> None:
         takes = self._takes
@@ -216,7 +216,7 @@ class _Process:
             takes[type(frame)](frame)
 
     def on_lost(self) -> None:
-        self._is_lost = True
+        self._lost.set_result(None)
         self._welcome.cancel()
         self._end(-1.0)
 
@@ -225,11 +225,12 @@ class _Process:
             self._drain.set_result(grace_s)
 
     async def serve(self, link: Link) -> None:
+        """Serve to the end. Raises DmqError if it cannot begin."""
         link.say(frames.Hello(version_here()))
-        with suppress(asyncio.CancelledError):
-            settings = await self._welcome
-        if self._is_lost:
+        await asyncio.wait((self._welcome,))
+        if self._welcome.cancelled():
             return
+        settings = self._welcome.result()
         clock = FrontClock(settings.wall_less_boot_ms)
         configure(settings.log_level, settings.log_format, clock, process=self._name)
         front = Front(settings, link, clock)
@@ -247,6 +248,7 @@ class _Process:
         await front.server.stop(grace_s)
         front.tell_figures()
         link.close()
+        await self._lost  # all of it was read
 
     @staticmethod
     async def _tell(front: Front) -> None:

@@ -9,10 +9,10 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -24,18 +24,16 @@ from dmq.http2.bounds import Accounts
 from dmq.http2.listener import Listener
 from dmq.metrics import Calls
 from dmq.processes import frames, passing
+from dmq.processes.clocks import wall_less_boot_ms
 from dmq.processes.host import Host
 from dmq.processes.link import Link
 from dmq.processes.settings import Settings
 from dmq.sidecar.http2_server import Port, said_plainly
 from dmq.usage import ProcessStatus, front_name, store_process
 
-PING_S: Final = 1.0
-PONGS_MISSED_MAX: Final = 10  # of pings that were sent a second apart: a front whose loop does not turn
-_START_S_MAX: Final = 60.0  # for Python to start, and to import what a front needs
-_AGAIN_S: Final = (0.0, 0.1, 1.0, 5.0)  # before a front is started again, by how many failed one after the other
-_FAILURES_MAX: Final = 10  # of one front in a row, before it said that it is ready
-_END_S: Final = 2.0  # beyond its grace
+_LATE_PONGS: Final = 2  # a front that owes so many gets no connection as long as another one can take it
+_SHORT_LIFE_S: Final = 1.0  # a front that ends so soon after it was ready is not started again at once each time
+_PASS_AGAIN_S: Final = 0.05
 _KILLED_S: Final = 5.0
 
 log = structlog.get_logger("dmq.processes")
@@ -43,6 +41,20 @@ log = structlog.get_logger("dmq.processes")
 
 class FrontFailed(DmqError):
     """A front does not start."""
+
+
+class Patience(NamedTuple):
+    """How long the store process waits for fronts, and how often."""
+
+    ping_s: float = 1.0
+    pongs_missed_max: int = 10  # of pings in a row: a front whose loop does not turn; half of it at the daemon's end
+    start_s: float = 60.0  # for Python to start, and to import what a front needs
+    again_s: tuple[float, ...] = (0.0, 0.1, 1.0, 5.0)  # before a start, by how many failed one after the other
+    failures_max: int = 10  # of one front in a row, before it said that it is ready
+    end_s: float = 2.0  # for a front to end by itself: beyond its grace, or when its link is lost
+
+
+PATIENCE: Final = Patience()
 
 
 class Front:
@@ -60,6 +72,7 @@ class Front:
         self.last_end = ""  # how its last process ended
         self.pings = 0
         self.pongs = 0
+        self.refused = ""  # why the last process was not welcomed
 
     @property
     def pid(self) -> int:
@@ -92,6 +105,29 @@ class Front:
         figures = self.figures
         return sum(size for who, size in figures.held_bytes if who == holder) if figures is not None else 0
 
+    def begin(self, process: asyncio.subprocess.Process, sockets: socket.socket) -> None:
+        """Take note of a process that was started."""
+        self.process, self.sockets = process, sockets
+        self.starts += 1
+        self.refused = ""
+
+    def serves(self, link: Link) -> None:
+        """Take note that the process takes connections."""
+        self.link, self.is_ready = link, True
+        self.pings = self.pongs = 0
+
+    def ends(self) -> None:
+        """Take note that it takes none any more."""
+        self.is_ready = False
+        self.link = self.sockets = self.figures = None
+        self.connections.clear()
+
+    def kill(self) -> None:
+        """End the process at once, if there is one."""
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                self.process.kill()
+
 
 class Fronts:
     """Serves a port by front processes: fits ``Transport``. Make and use it on one event loop."""
@@ -109,6 +145,7 @@ class Fronts:
         calls: Calls,
         version: str,
         on_failure: Callable[[DmqError], None],
+        patience: Patience = PATIENCE,
     ) -> None:
         """``settings`` of a front that starts now. ``on_failure`` hears why there can be no front any more.
 
@@ -122,6 +159,7 @@ class Fronts:
         self._calls = calls
         self._version = version
         self._on_failure = on_failure
+        self._patience = patience
         self.fronts = [Front(number) for number in range(count)]
         self._listener = Listener(host, port_number, self._take)
         self._port_number = port_number
@@ -132,8 +170,7 @@ class Fronts:
         quotas.bytes_of = lambda holder: accounts.held_by(*holder) + sum(each.held_by(holder) for each in self.fronts)
         quotas.on_change = self._limits_changed
         self._keeping: list[asyncio.Task[None]] = []
-        self._is_ending = False
-        self._grace_s = 0.0
+        self._ending = asyncio.Event()
 
     async def start(self) -> int:
         """Start the fronts, listen, and return the port. Raises AddressInUse and DmqError."""
@@ -154,23 +191,27 @@ class Fronts:
         return self._port_number
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new connections, end streams and long polls, and give the other calls ``grace_s`` to finish."""
-        if self._is_ending:
+        """Take no new connections, end streams and long polls, and give the other calls ``grace_s`` to finish.
+
+        A front that hangs meanwhile is found as ever, and killed; so is one that serves nobody yet.
+        """
+        if self._ending.is_set():
             return
-        self._is_ending = True
-        self._grace_s = grace_s
+        self._ending.set()
         await self._listener.stop()
         self._port.drain()
         self._tell(frames.Drain(grace_s))
+        for front in self.fronts:
+            if not front.is_ready:
+                front.kill()
         keeping, watching = self._keeping[: len(self.fronts)], self._keeping[len(self.fronts) :]
-        for each in watching:
-            each.cancel()
-        done, _ = await asyncio.wait(keeping, timeout=grace_s + _END_S) if keeping else (set(), set())
-        if len(done) < len(keeping):
-            for front in self.fronts:
-                _kill(front)
-            await asyncio.wait(keeping, timeout=_KILLED_S)
-        for each in keeping:
+        if keeping:
+            _, late = await asyncio.wait(keeping, timeout=grace_s + self._patience.end_s)
+            if late:
+                for front in self.fronts:
+                    front.kill()
+                await asyncio.wait(late, timeout=_KILLED_S)
+        for each in self._keeping:
             each.cancel()
         await asyncio.gather(*keeping, *watching, return_exceptions=True)
 
@@ -181,21 +222,32 @@ class Fronts:
     # -- connections --------------------------------------------------------------------------------------------------
 
     async def _take(self, accepted: socket.socket, peer: object) -> None:
-        """Give a connection to the front that has the fewest of its address; of these, to the one with the fewest."""
+        """Give a connection to a front; while none takes it, it waits, and those behind it are not accepted."""
         address = address_of(peer)
-        ready = [front for front in self.fronts if front.is_ready]
-        ready.sort(key=lambda front: (front.connections[address], front.connections.total()))
         with accepted:
-            for front in ready:
-                assert front.sockets is not None
-                try:
-                    passing.pass_on(front.sockets, accepted, peer)
-                except OSError as error:  # it takes none now, or never again
-                    log.debug("connection_not_passed_on", front=front.name, why=error.strerror or str(error))
-                    continue
-                front.connections[address] += 1
-                return
-        log.debug("connection_refused", peer=str(peer), why="no front takes it")
+            while not any(self._passes_on(front, accepted, peer) for front in self._in_turn(address)):  # noqa: ASYNC110
+                await asyncio.sleep(_PASS_AGAIN_S)  # nothing tells that there is room
+
+    def _in_turn(self, address: str) -> list[Front]:
+        """Return the fronts that are ready: first those that answer, the one with the fewest of an address before
+        others, and of these the one with the fewest.
+        """
+
+        def key(front: Front) -> tuple[bool, int, int]:
+            is_late = front.pings - front.pongs >= _LATE_PONGS
+            return is_late, front.connections[address], front.connections.total()
+
+        return sorted((front for front in self.fronts if front.is_ready), key=key)
+
+    def _passes_on(self, front: Front, accepted: socket.socket, peer: object) -> bool:
+        assert front.sockets is not None
+        try:
+            passing.pass_on(front.sockets, accepted, peer)
+        except OSError as error:  # it takes none now, or never again
+            log.debug("connection_not_passed_on", front=front.name, why=error.strerror or str(error))
+            return False
+        front.connections[address_of(peer)] += 1
+        return True
 
     # -- what fronts say ----------------------------------------------------------------------------------------------
 
@@ -221,59 +273,80 @@ class Fronts:
 
     async def _keep(self, front: Front, first: asyncio.Future[None]) -> None:
         """Have a front run until the daemon ends, whatever becomes of its processes."""
+        patience = self._patience
         failures = 0
-        while True:
+        while not self._ending.is_set():
             try:
-                why = await self._live(front, first)
-                failures = 0
+                lived_s, why = await self._live(front, first)
+                failures = min(failures + 1, len(patience.again_s) - 1) if lived_s < _SHORT_LIFE_S else 0
             except FrontFailed as error:
                 failures += 1
                 if not first.done():
                     first.set_exception(error)
                     return
-                if failures >= _FAILURES_MAX:
+                if failures >= patience.failures_max:
                     self._on_failure(error)
                     return
                 why = str(error)
-            if self._is_ending:
-                return
             front.last_end = why
-            log.error("front_ended", front=front.name, why=why)
-            await asyncio.sleep(_AGAIN_S[min(failures, len(_AGAIN_S) - 1)])
+            if not self._ending.is_set():
+                again_s = patience.again_s[min(failures, len(patience.again_s) - 1)]
+                log.error("front_ended", front=front.name, why=why, again_s=again_s)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._ending.wait(), again_s)
 
-    async def _live(self, front: Front, first: asyncio.Future[None]) -> str:
-        """Start a process, serve it, and return how it ended. Raises FrontFailed if it was never ready."""
-        here, there = socket.socketpair()
-        sockets, their_sockets = passing.pair()
-        lost = self._loop.create_future()
+    async def _live(self, front: Front, first: asyncio.Future[None]) -> tuple[float, str]:
+        """Start a process, serve it, and return for how long it was ready and how it ended.
+
+        Raises FrontFailed if it was never ready.
+        """
+        patience, monotonic_s = self._patience, self._clock.monotonic_s
         ready: asyncio.Future[None] = self._loop.create_future()
-        with there, their_sockets:
-            descriptors = there.fileno(), their_sockets.fileno()
-            front.process = process = await asyncio.create_subprocess_exec(
-                *(
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "dmq.processes.front",
-                    front.name,
-                    str(self._data),
-                    *map(str, descriptors),
-                ),
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=descriptors,
-                # Where this process found its modules, and nowhere else: not in the directory it happens to be in.
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
-        front.starts += 1
-        front.sockets = sockets
-        hosts: list[Host] = []
+        lost: asyncio.Future[None] = self._loop.create_future()
+        ready_s, code = 0.0, 0
+        with ExitStack() as ours:
+            try:
+                here, there = map(ours.enter_context, socket.socketpair())
+                sockets, their_sockets = map(ours.enter_context, passing.pair())
+                link = await self._link(front, here, ready, lost)  # first, or what it says could come too soon
+                ours.callback(link.abort)
+                process = await self._started(front, there, their_sockets)
+            except OSError as error:  # such as no descriptor left, or no memory
+                raise FrontFailed(f"a front process cannot be started: {error.strerror or error}") from error
+            front.begin(process, sockets)
+            there.close()
+            their_sockets.close()
+            if self._ending.is_set():
+                front.kill()
+            try:
+                await asyncio.wait([ready, lost], timeout=patience.start_s, return_when=asyncio.FIRST_COMPLETED)
+                if ready.done():
+                    ready_s = monotonic_s()
+                    self._welcomed(front, link)
+                    _settle(first)
+                    await lost
+            finally:
+                front.ends()
+                link.abort()
+                code = await self._ended(process)
+                front.process = None
+        ended = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        if not ready.done():
+            raise FrontFailed(front.refused or f"a front process did not start ({ended}): its log says why")
+        return monotonic_s() - ready_s, ended
+
+    async def _link(
+        self, front: Front, here: socket.socket, ready: asyncio.Future[None], lost: asyncio.Future[None]
+    ) -> Link:
+        """Return the link to a process that is yet to be started; it says by the futures what becomes of that."""
 
         def on_lost() -> None:
-            front.is_ready = False
-            front.link = None
-            for host in hosts:
-                host.lose()
+            front.ends()
+            host.lose()
             _settle(lost)
+
+        def on_frames(batch: Sequence[frames.Frame]) -> None:
+            host.on_frames(batch)
 
         others: dict[type, Callable[[Any], None]] = {
             frames.Hello: lambda frame: self._greet(front, link, frame),
@@ -282,56 +355,41 @@ class Fronts:
             frames.Figures: lambda frame: self._counted(front, frame),
             frames.Pong: lambda frame: setattr(front, "pongs", frame.number),
         }
+        stream = socket.socket(fileno=here.detach())
+        link = await Link.over(stream, frames.from_front, on_frames, on_lost, reads_while_behind=False)
+        host = Host(link, self._port, self._accounts, self._clock, others)
+        return link
 
-        def on_frames(batch: Sequence[frames.Frame]) -> None:
-            hosts[0].on_frames(batch)
-
-        link = await Link.over(here, frames.from_front, on_frames, on_lost, reads_while_behind=False)
-        hosts.append(Host(link, self._port, self._accounts, self._clock, others))
-        try:
-            await asyncio.wait([ready, lost], timeout=_START_S_MAX, return_when=asyncio.FIRST_COMPLETED)
-            if ready.done():
-                self._welcomed(front, link)
-                _settle(first)
-                await lost
-        finally:
-            front.is_ready = False
-            front.link = None
-            front.connections.clear()
-            front.figures = None
-            front.sockets = None
-            sockets.close()
-            link.abort()
-            code = await self._ended(process)
-        if not ready.done():
-            raise FrontFailed(f"a front process did not start (exit code {code}): its log says why")
-        return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+    async def _started(self, front: Front, *theirs: socket.socket) -> asyncio.subprocess.Process:
+        numbers = [each.fileno() for each in theirs]
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "dmq.processes.front", front.name, str(self._data), *map(str, numbers)),
+            stdin=asyncio.subprocess.DEVNULL,
+            pass_fds=numbers,
+            # Where this process found its modules, and nowhere else: not in the directory it happens to be in.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
 
     def _greet(self, front: Front, link: Link, frame: frames.Hello) -> None:
-        if frame.version != self._version:
-            log.critical(
-                "front_of_another_version",
-                front=front.name,
-                version=frame.version,
-                why=f"this daemon runs {self._version}: restart it, another version was installed under it",
-            )
-            link.abort()
+        if frame.version == self._version:
+            link.say(frames.Welcome(self._settings()))
             return
-        link.say(frames.Welcome(self._settings()))
+        front.refused = (
+            f"a front process is of version {frame.version}, and this daemon of {self._version}: "
+            "restart it, another version was installed under it"
+        )
+        link.abort()
 
     def _welcomed(self, front: Front, link: Link) -> None:
-        front.link, front.is_ready = link, True
+        front.serves(link)
         log.info("front_serving", front=front.name, pid=front.pid, starts=front.starts)
-        front.pings = front.pongs = 0
         link.say(frames.Listening(self._host, self._port_number))
         link.say(frames.Limits(self._port.service.quotas.encoded()))
-        if self._is_ending:
-            link.say(frames.Drain(self._grace_s))
 
     async def _ended(self, process: asyncio.subprocess.Process) -> int:
         """Return the exit code of a process whose link is lost; it is killed if it does not end by itself."""
         try:
-            async with asyncio.timeout(_END_S):
+            async with asyncio.timeout(self._patience.end_s):
                 return await process.wait()
         except TimeoutError:
             with suppress(ProcessLookupError):
@@ -340,16 +398,17 @@ class Fronts:
 
     async def _watch(self) -> None:
         """Tell the fronts the time, and end those that do not answer: their loop does not turn."""
+        patience = self._patience
         while True:
-            await asyncio.sleep(PING_S)
-            clock = self._clock
-            time = frames.Time(clock.now_ms() - clock.boot_ms())
+            await asyncio.sleep(patience.ping_s)
+            time = frames.Time(wall_less_boot_ms(self._clock))
             for front in self.fronts:
                 if front.link is None:
                     continue
-                if front.pings - front.pongs >= PONGS_MISSED_MAX:
-                    log.error("front_hangs", front=front.name, pid=front.pid, pings=front.pings - front.pongs)
-                    _kill(front)
+                owed = front.pings - front.pongs
+                if owed >= patience.pongs_missed_max // (2 if self._ending.is_set() else 1):
+                    log.error("front_hangs", front=front.name, pid=front.pid, pongs_missed=owed)
+                    front.kill()
                     continue
                 front.pings += 1
                 front.link.say(time)
@@ -359,9 +418,3 @@ class Fronts:
 def _settle(done: asyncio.Future[None]) -> None:
     if not done.done():
         done.set_result(None)
-
-
-def _kill(front: Front) -> None:
-    if front.pid:
-        with suppress(ProcessLookupError):
-            os.kill(front.pid, signal.SIGKILL)

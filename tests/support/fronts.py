@@ -1,0 +1,77 @@
+"""The front processes of a daemon: which they are, and a daemon whose fronts are not what they should be.
+
+``python fronts.py SETTINGS python -m dmq serve ...`` stands in front of a daemon's command line as ``strace`` would.
+``SETTINGS`` is JSON: ``patience`` (fields of ``Patience``), ``version`` (the daemon's own, as it believes) and
+``executable`` (what it takes for Python when it starts a front).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import psutil
+
+PATIENCE_S = 30.0
+TWO_FRONTS = {"DMQ_PROCESSES": "2"}
+
+
+def with_fronts() -> dict[str, str]:
+    """The environment of a daemon with two fronts."""
+    return {**os.environ, **TWO_FRONTS}
+
+
+def bent(**settings: Any) -> list[str]:  # noqa: ANN401 - as they are in JSON
+    """What to put before the command line of a daemon whose fronts are to be like that."""
+    return [sys.executable, __file__, json.dumps(settings)]
+
+
+def fronts_of(pid: int) -> list[psutil.Process]:
+    """The fronts that a daemon has now, ready or not, in the order they were started."""
+    found = []
+    with suppress(psutil.NoSuchProcess):
+        for each in psutil.Process(pid).children():
+            with suppress(psutil.NoSuchProcess):
+                if "dmq.processes.front" in each.cmdline():
+                    found.append(each)
+    return sorted(found, key=lambda each: (each.create_time(), each.pid))
+
+
+def until(what: str, holds: Callable[[], object], within_s: float = PATIENCE_S) -> None:
+    """Wait for something that tells nobody."""
+    end_s = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < end_s, f"{what}: not within {within_s} s"
+        time.sleep(0.02)
+
+
+def until_gone(processes: Sequence[psutil.Process]) -> None:
+    """Wait until processes have ended."""
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
+    assert not [each for each in alive if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+
+def _bend(settings: dict[str, Any]) -> None:
+    from dmq.processes.fronts import PATIENCE, Fronts
+
+    run = importlib.import_module("dmq.daemon.run")  # the package has a function of that name
+    defaults = Fronts.__init__.__kwdefaults__
+    assert defaults is not None
+    defaults["patience"] = PATIENCE._replace(**settings.get("patience", {}))
+    if "version" in settings:
+        vars(run)["version_here"] = lambda: str(settings["version"])
+    sys.executable = settings.get("executable", sys.executable)
+
+
+if __name__ == "__main__":
+    _bend(json.loads(sys.argv[1]))
+    sys.argv = ["dmq", *sys.argv[sys.argv.index("serve") :]]
+    from dmq.cli import main
+
+    sys.exit(main())
