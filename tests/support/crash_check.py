@@ -30,17 +30,18 @@ def broken_promises(ledger: Ledger, trail: list[TrailEvent]) -> list[str]:
         deliveries[seen.received.message_id].append(seen)
     for each in deliveries.values():
         each.sort(key=lambda seen: (seen.boot, seen.received.answered_at_ms))
+    told = _Told(_of_the_load(ledger, trail))
     return [
         *ledger.refusals,
         *_lost(ledger, deliveries),
         *_early(ledger),
         *_after_ack(ledger),
-        *_unexplained(ledger, deliveries),
+        *_unexplained(ledger, deliveries, told),
         *_stored_twice(deliveries),
         *_too_often(ledger),
         *_out_of_order(ledger, deliveries),
         *_trail_gaps(trail),
-        *_trail_disagrees(ledger, deliveries, trail),
+        *_trail_disagrees(ledger, deliveries, told),
     ]
 
 
@@ -79,12 +80,14 @@ def _after_ack(ledger: Ledger) -> Iterator[str]:
                 yield f"while hidden: {message_id} came {hidden.until_ms - at_ms} ms before it was to be visible"
 
 
-def _unexplained(ledger: Ledger, deliveries: dict[str, list[Seen]]) -> Iterator[str]:
-    """A message comes again only after a restart, an expired lease or a change of its invisible duration."""
+def _unexplained(ledger: Ledger, deliveries: dict[str, list[Seen]], told: _Told) -> Iterator[str]:
+    """A message comes again only after a restart, an expired lease or a change of its invisible duration; or when it
+    did not reach its client, which the trail has as given back.
+    """
     for message_id, seen in deliveries.items():
         if not all(each.received.attempt >= 1 for each in seen):
             yield f"attempts: {message_id} came with an attempt below 1"
-        hidden = ledger.hidden.get(message_id, ())
+        hidden = [*ledger.hidden.get(message_id, ()), *ledger.maybe_hidden.get(message_id, ())]
         for first, second in pairwise(seen):
             if second.received.attempt < first.received.attempt:
                 yield f"attempts: {message_id} went from {first.received.attempt} to {second.received.attempt}"
@@ -93,7 +96,8 @@ def _unexplained(ledger: Ledger, deliveries: dict[str, list[Seen]]) -> Iterator[
             between = (first.received.answered_at_ms, second.received.answered_at_ms)
             has_expired = between[1] - between[0] >= INVISIBLE_MS - _ANSWER_MS_MAX
             was_changed = any(between[0] <= each.at_ms and each.until_ms <= between[1] for each in hidden)
-            if not has_expired and not was_changed:
+            was_given_back = any(between[0] <= at_ms <= between[1] for at_ms in told.given_back.get(message_id, ()))
+            if not (has_expired or was_changed or was_given_back):
                 yield f"duplicate: {message_id} came twice within {between[1] - between[0]} ms"
             elif second.received.attempt == first.received.attempt:
                 yield f"attempts: {message_id} came back with attempt {first.received.attempt} again"
@@ -162,6 +166,7 @@ class _Told:
         self.nowhere = 0  # events of places that hold no message
         self.dead: Counter[str] = Counter()
         self.retries: Counter[str] = Counter()
+        self.given_back: dict[str, list[int]] = defaultdict(list)  # when
         places: dict[tuple[int, int], str] = {}
         topic_ids = {event.topic_id for _, event in trail if event.kind in _ARRIVALS}
         for record, event in trail:
@@ -177,6 +182,8 @@ class _Told:
                 self.nowhere += place not in places
                 message_id = places.get(place, "")
             self.counts[event.kind][message_id] += 1
+            if event.kind is EventKind.GIVEN_BACK:
+                self.given_back[message_id].append(record.committed_at_ms)
             self.dead[message_id] += event.kind.name.startswith("DEAD_")
             self.retries[message_id] += event.kind is EventKind.NACKED
 
@@ -190,9 +197,8 @@ def _of_the_load(ledger: Ledger, trail: list[TrailEvent]) -> list[TrailEvent]:
     return [each for each in trail if each.event.topic_id == topic_id and each.event.group_id in {0, group_id}]
 
 
-def _trail_disagrees(ledger: Ledger, deliveries: dict[str, list[Seen]], trail: list[TrailEvent]) -> Iterator[str]:
+def _trail_disagrees(ledger: Ledger, deliveries: dict[str, list[Seen]], told: _Told) -> Iterator[str]:
     """The trail knows what the clients know, message by message; and each one has one end, or still waits."""
-    told = _Told(_of_the_load(ledger, trail))
     counts, acked, dead = told.counts, told.counts[EventKind.ACKED], told.dead
     yield from (f"trail: {each}" for each in told.early)
     if told.nowhere:

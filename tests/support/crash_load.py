@@ -73,6 +73,7 @@ class Ledger:
     acked_at_ms: dict[str, int] = field(default_factory=dict)
     in_doubt: set[str] = field(default_factory=set)  # acknowledged, and the answer was lost
     hidden: dict[str, list[Hidden]] = field(default_factory=dict)
+    maybe_hidden: dict[str, list[Hidden]] = field(default_factory=dict)  # asked for, and the answer was lost
     dead: dict[str, set[int]] = field(default_factory=dict)  # where in the dead-letter queue
     nacked_total: int = 0
     stale_acks: int = 0
@@ -266,12 +267,14 @@ class Load:
     ) -> None:
         """Hide a delivery, or fail it as a push consumer: then it waits for ``at_least_ms``, if it comes again."""
         begun_ms = _now_ms()
+        until_ms = begun_ms + max(invisible_ms, *at_least_ms, 0)
         try:
             answer = client.change_invisible(TOPIC, GROUP, delivery, invisible_ms)
         except grpc.RpcError:
+            self.ledger.maybe_hidden.setdefault(delivery.message_id, []).append(Hidden(begun_ms, until_ms))
             return
         if answer.status.code == wire.OK:
-            until = Hidden(_now_ms(), begun_ms + max(invisible_ms, *at_least_ms, 0))
+            until = Hidden(_now_ms(), until_ms)
             with self.ledger.news:
                 self.ledger.hidden.setdefault(delivery.message_id, []).append(until)
                 self.ledger.nacked_total += bool(at_least_ms)
