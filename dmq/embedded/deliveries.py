@@ -258,13 +258,18 @@ class Deliveries:
         return receipt_handle
 
     async def not_taken(self, group: str, deliveries: Sequence[Delivery]) -> None:
-        """End the leases of deliveries that did not reach their client; what ended or was finished meanwhile stays."""
+        """End the leases of deliveries that did not reach their client; what ended or was finished meanwhile stays.
+
+        So does what it hid: that one had reached it, and is not to be seen before its time.
+        """
         for each in deliveries:
             with suppress(BrokerError, StoreError):
                 found = await self._subscriptions.subscribe_known(group, each.topic)
                 known = _at_hand(found, each.receipt_handle)
-                if isinstance(known, tuple) and not known[2].is_returning:
-                    queue, receipt, lease = known
+                if not isinstance(known, tuple):
+                    continue
+                queue, receipt, lease = known
+                if not lease.is_returning and not lease.is_changed:
                     await self._commits.wait(self._leases.give_back(queue, receipt.queue_offset, lease))
 
     async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:

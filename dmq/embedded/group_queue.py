@@ -82,6 +82,7 @@ class Lease:
     renew_until_ms: int = 0  # by the boot clock
     is_suspended: bool = False  # its next hand-out does not count as an attempt
     is_returning: bool = False  # its end was decided and is being written
+    is_changed: bool = False  # its consumer had it, and said when it ends, or failed
 
     @property
     def attempts(self) -> int:
@@ -390,7 +391,7 @@ class GroupQueue:
         lease.ends_ms = now.boot_ms + for_ms
         lease.renew_for = ""  # whoever sets the time sets it
         lease.is_suspended = is_suspended
-        lease.is_returning = False
+        lease.is_returning, lease.is_changed = False, True
         self._rows.add(offset)
         now_ms, flags = now.wall_ms, SUSPENDED * is_suspended
         row = encode_hidden(

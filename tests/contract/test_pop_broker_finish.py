@@ -265,3 +265,22 @@ async def test_what_did_not_reach_its_client_comes_again_at_once(rig: Rig) -> No
         assert list(await ack(rig, again)) == [None]
         await rig.broker.not_taken(GROUP, [*lost, again])
         assert not await receive(rig)
+
+
+@every_broker()
+async def test_what_a_client_hid_stays_hidden_when_the_rest_did_not_reach_it(rig: Rig) -> None:
+    """It had that one: the time it was promised for its change holds."""
+    await send(rig, "hidden", "lost")
+    both = {each.message_id: each for each in await receive(rig)}
+    await rig.broker.change_invisible(GROUP, TOPIC, both["hidden"].receipt_handle, INVISIBLE_MS * 2)
+    await rig.broker.not_taken(GROUP, list(both.values()))
+    await rig.settle()
+    (again,) = await receive(rig)
+    assert again.message_id == "lost"
+    assert list(await ack(rig, again)) == [None]
+    rig.clock.advance(INVISIBLE_MS * 2 - 1)
+    await rig.settle()
+    assert not await receive(rig)
+    rig.clock.advance(1)
+    await rig.settle()
+    assert ids(await receive(rig)) == ["hidden"]

@@ -41,6 +41,7 @@ class _Lease:
     is_out: bool = False  # handed out, and neither finished nor failed
     is_push: bool = False
     is_suspended: bool = False
+    is_changed: bool = False  # since this hand-out, by its consumer
     first_failed_at_ms: int = 0
 
 
@@ -190,7 +191,7 @@ class MemoryBroker:
                 continue
             lease.turn += 1
             lease.attempt += not lease.is_suspended
-            lease.is_out, lease.is_push, lease.is_suspended = True, is_push, False
+            lease.is_out, lease.is_push, lease.is_suspended, lease.is_changed = True, is_push, False, False
             lease.visible_at_ms = now_ms + invisible_ms
             handle = f"{group}/{subscription.topic}/{position}/{lease.turn}"
             found.append(_delivery(stored, position, handle, lease.attempt, invisible_ms))
@@ -268,7 +269,7 @@ class MemoryBroker:
         if lease.is_push and not suspend:
             self._nack(group, topic, position, lease, invisible_ms)
             return receipt_handle
-        lease.is_out, lease.is_suspended = True, suspend
+        lease.is_out, lease.is_suspended, lease.is_changed = True, suspend, True
         lease.visible_at_ms = self.clock.now_ms() + invisible_ms
         self.poke()
         return receipt_handle
@@ -289,7 +290,7 @@ class MemoryBroker:
         for each in deliveries:
             with suppress(Refused):
                 position, lease = self._unfinished(group, each.topic, each.receipt_handle)
-                if not self._fail_attempt(group, each.topic, position, lease):
+                if not lease.is_changed and not self._fail_attempt(group, each.topic, position, lease):
                     lease.is_out, lease.visible_at_ms = False, 0
                     lease.turn += 1
         self.poke()
