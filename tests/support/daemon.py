@@ -24,11 +24,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from support import forked
+from support.effort import SEED
 from support.forked import Forked
 from support.parallel import WORKERS_MAX, worker
+from support.processes import NAME as PROCESSES
+from support.processes import processes_of
 from support.trusted import of_daemon
 
-START_S_MAX = 20.0
+START_S_MAX = 60.0  # two fronts import what they need, beside others' that do so
 STOP_S_MAX = 20.0
 _PORTS = range(20_000 + worker(), 32_000, WORKERS_MAX)
 _BEFORE_ARGUMENTS = 3  # of the command line: the interpreter, -m, dmq
@@ -61,13 +64,17 @@ class Daemon:
         metrics: str = "off",
         prefix: Sequence[str] = (),
         env: dict[str, str] | None = None,
+        processes: int | None = None,
     ) -> None:
+        """``env`` is all of its environment. ``processes`` is for tests of one process, or of fronts; else drawn."""
         self.data = data
         self.port = port
         self._metrics = metrics
         self._options = options
         self._prefix = prefix
         self._env = env
+        self._said_processes = processes
+        self.processes: list[int] = []  # of each start
         self._process: subprocess.Popen[str] | Forked | None = None
         self._reader: threading.Thread | None = None
         self._lines: list[str] = []
@@ -92,6 +99,10 @@ class Daemon:
         self._first_line = len(self._lines)
         command = serve_command(self.data, f"127.0.0.1:{self.port}", self._metrics, *self._options)
         env = {**of_daemon(), **(os.environ if self._env is None else self._env)}
+        is_of_grpcio = env.get("DMQ_TRANSPORT") == "grpcio"  # which has no fronts
+        count = int(env.get(PROCESSES) or processes_of(1 if is_of_grpcio else self._said_processes))
+        env[PROCESSES] = str(count)
+        self.processes.append(count)
         if not self._prefix and forked.may_fork(env):
             self._process = forked.start(command[_BEFORE_ARGUMENTS:], env=env, cwd=self.data.parent)
         else:
@@ -195,7 +206,8 @@ class Daemon:
         """Print what the log gained since the last time."""
         with self._news:
             news, self._printed = self._lines[self._printed :], len(self._lines)
-        print(f"--- log of the daemon at {self.data}\n{''.join(news)}---")
+        drawn = ", ".join(f"DMQ_TEST_PROCESSES={each}" for each in self.processes)
+        print(f"--- log of the daemon at {self.data} ({drawn}; DMQ_TEST_SEED={SEED})\n{''.join(news)}---")
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Return the log events of that name, of all processes so far."""

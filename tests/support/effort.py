@@ -18,5 +18,8 @@ if TLS not in {"", "on", "off"}:
 CLIENTS = os.environ.get("DMQ_TEST_CLIENTS", "newest")  # "all" published versions take the tests of official clients
 if CLIENTS not in {"newest", "all"}:
     raise pytest.UsageError(f"DMQ_TEST_CLIENTS is newest or all, not {CLIENTS!r}")
+PROCESSES = os.environ.get("DMQ_TEST_PROCESSES", "")  # of each daemon; drawn if it is not said
+if PROCESSES and not PROCESSES.isdecimal():
+    raise pytest.UsageError(f"DMQ_TEST_PROCESSES is a number of processes, not {PROCESSES!r}")
 # For tests that take long and have a shorter one beside them.
 at_length = pytest.mark.skipif(EFFORT < 2, reason="a long run: DMQ_TEST_EFFORT=2 or more")

@@ -1,0 +1,29 @@
+"""How many processes a daemon of a test has: what the test says, else what the run says, else drawn.
+
+One daemon in eight has two fronts, and a daemon that starts again may have another number than before. What is drawn
+follows from ``DMQ_TEST_SEED``, the test, and how often that test drew before.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from typing import Final
+
+from support.effort import PROCESSES, SEED
+
+NAME: Final = "DMQ_PROCESSES"  # of the daemon
+_ONE_IN: Final = 8
+_drawn: Counter[str] = Counter()
+
+
+def processes_of(said: int | None = None) -> int:
+    """Return how many processes the daemon that starts now is to have."""
+    if said is not None:
+        return said
+    if PROCESSES:
+        return int(PROCESSES)
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0]
+    _drawn[test] += 1
+    return 1 if random.Random(f"{SEED} {test} {_drawn[test]}").randrange(_ONE_IN) else 2
