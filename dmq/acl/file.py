@@ -63,11 +63,12 @@ class Keys:
 class KeyFile:
     """Gives the keys that count now. While a new file is wrong, the ones before count, and the log says so once.
 
-    ``problem`` is what is wrong with it meanwhile; empty: nothing.
+    ``problem`` is what is wrong with it meanwhile; empty: nothing. One that does not ``tell`` leaves the log to others.
     """
 
     path: Path
     clock: Clock
+    tells: bool = True
     problem: str = field(default="", init=False)
     _keys: Keys | None = field(default=None, init=False, repr=False)
     _stamp: _Stamp | None = field(default=None, init=False)
@@ -87,11 +88,13 @@ class KeyFile:
             except AclError as error:
                 if self._keys is None:
                     raise
-                log.error("access_keys_not_read", error=str(error), still="the ones before")  # noqa: TRY400
+                if self.tells:
+                    log.error("access_keys_not_read", error=str(error), still="the ones before")  # noqa: TRY400
                 self.problem = f"{error}; the access keys before it count"
             else:
                 self.problem = ""
-                log.info("access_keys_read", path=str(self.path), keys=len(self._keys.by_name))
+                if self.tells:
+                    log.info("access_keys_read", path=str(self.path), keys=len(self._keys.by_name))
         return self._keys
 
 

@@ -101,7 +101,10 @@ class ChangeInvisible(Frame, tag=8, frozen=True):
 
 
 class Relay(Frame, tag=9, frozen=True):
-    """A call that is passed on as it came; answered by ``Piece``s and an ``End``. ``body`` is missing of a stream."""
+    """A call that is passed on as it came; answered by ``Piece``s and an ``End``. ``body`` is missing of a stream.
+
+    One with a ``refusal`` was refused by its headers, and its body is not what the client sent.
+    """
 
     call: int
     path: str
@@ -112,6 +115,7 @@ class Relay(Frame, tag=9, frozen=True):
     deadline_s: float | None
     packed_bytes: int
     body: bytes | None
+    refusal: Failure | None = None
 
 
 class Message(Frame, tag=10, frozen=True):
@@ -122,9 +126,11 @@ class Message(Frame, tag=10, frozen=True):
 
 
 class HalfClose(Frame, tag=11, frozen=True):
-    """The last message of a stream was passed on."""
+    """The last message of a stream was passed on; with a ``status`` other than OK what came then was no message."""
 
     call: int
+    status: int = 0  # one of gRPC's
+    text: str = ""
 
 
 class More(Frame, tag=12, frozen=True):

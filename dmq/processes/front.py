@@ -92,7 +92,7 @@ class Front:
             sends_busy=settings.sends_busy,
         )
         self._messages = messages = MessageCalls(self.store, clock, config, self._send_other)
-        self._keys = KeyFile(Path(settings.acl), clock) if settings.acl is not None else None
+        self._keys = KeyFile(Path(settings.acl), clock, tells=False) if settings.acl is not None else None
         self._certificates = _certificates(settings, clock)
         self.look_at_files()
         guard = Guard(self._keys, clock) if self._keys is not None else None
@@ -183,7 +183,7 @@ def _certificates(settings: Settings, clock: FrontClock) -> Certificates | None:
     if tls is None:
         return None
     client_ca = Path(tls.client_ca) if tls.client_ca is not None else None
-    return Certificates(Path(tls.certificate), Path(tls.key), clock, client_ca, tells_expiry=False)
+    return Certificates(Path(tls.certificate), Path(tls.key), clock, client_ca, tells_expiry=False, tells=False)
 
 
 def _limits(settings: Settings) -> Http2Limits:

@@ -17,7 +17,7 @@ from broker_adapter.clock import Clock
 from broker_adapter.deferred import Deferred
 from broker_adapter.errors import BrokerError
 from broker_adapter.message import Envelope, SendReceipt
-from dmq.http2 import Account, Bidirectional, CallEnded, RequestHeaders, Status, Unary
+from dmq.http2 import Admission, Bidirectional, CallEnded, RequestHeaders, Status, Unary
 from dmq.http2.bounds import Accounts
 from dmq.processes import frames
 from dmq.processes.clocks import NEAR_MS, wall_less_boot_ms
@@ -70,7 +70,7 @@ class Host:
             frames.ChangeInvisible: self._change_invisible,
             frames.Relay: self._relay,
             frames.Message: lambda frame: self._of_stream(frame.call, frame.body),
-            frames.HalfClose: lambda frame: self._of_stream(frame.call, None),
+            frames.HalfClose: self._half_close,
             frames.More: self._more,
             frames.Cancel: self._cancel,
             **others,
@@ -204,20 +204,31 @@ class Host:
     # -- calls that are passed on -------------------------------------------------------------------------------------
 
     def _relay(self, frame: frames.Relay) -> None:
+        call = frame.call
+        relayed = self._relayed[call] = _Relayed(call, self._say)  # its messages may be in the same batch
+        self._run(call, self._relayed_call(frame, relayed), lambda: self._relayed.pop(call, None))
+
+    def _headers(self, frame: frames.Relay) -> tuple[RequestHeaders, Admission]:
+        """Return the headers of a call and what is decided about it: here, unless the front refused it already."""
         headers = RequestHeaders(tuple(frame.names), frame.values, frame.peer)
         headers.deadline_s, headers.packed_bytes = frame.deadline_s, frame.packed_bytes
-        admission = headers.admission = self._port.gate.admit(frame.path, headers, frame.address)
-        account = self._accounts.open(frame.address, admission.key, lambda _: None, is_operator=admission.is_operator)
-        headers.account = account
-        self._run(frame.call, self._relayed_call(frame, headers, account))
+        if frame.refusal is not None:
+            admission = Admission(address=frame.address, refusal=frames.error_of(frame.refusal))
+        else:
+            admission = self._port.gate.admit(frame.path, headers, frame.address)
+        headers.admission = admission
+        return headers, admission
 
-    async def _relayed_call(self, frame: frames.Relay, headers: RequestHeaders, account: Account) -> None:
+    async def _relayed_call(self, frame: frames.Relay, relayed: _Relayed) -> None:
         call, body = frame.call, frame.body
         method = self._port.methods_of_fronts[frame.path]
         end, text = Status.OK, ""
+        headers, admission = self._headers(frame)
+        account = headers.account = self._accounts.open(
+            frame.address, admission.key, lambda _: None, is_operator=admission.is_operator
+        )
         held = len(body or b"")
         account.hold(held)
-        relayed = self._relayed[call] = _Relayed(call, self._say)
         try:
             if isinstance(method, Unary):
                 self._say(frames.Piece(call, [await method.handle(body or b"", headers)]))
@@ -240,15 +251,19 @@ class Host:
             log.exception("call_failed", path=frame.path, error=str(error))
             end, text = Status.INTERNAL, "the server failed to serve this call"
         finally:
-            del self._relayed[call]
             account.hold(-held)
             self._accounts.close(account)
             self._say(frames.End(call, end, text))
 
-    def _of_stream(self, call: int, body: bytes | None) -> None:
+    def _of_stream(self, call: int, body: bytes) -> None:
         relayed = self._relayed.get(call)
         if relayed is not None:
             relayed.put(body)
+
+    def _half_close(self, frame: frames.HalfClose) -> None:
+        relayed = self._relayed.get(frame.call)
+        if relayed is not None:
+            relayed.finish(Status(frame.status), frame.text)
 
     def _more(self, frame: frames.More) -> None:
         relayed = self._relayed.get(frame.call)
@@ -260,10 +275,10 @@ class Host:
         if task is not None:
             task.cancel()
 
-    def _run(self, call: int, serving: Coroutine[Any, Any, None]) -> None:
+    def _run(self, call: int, serving: Coroutine[Any, Any, None], on_end: Callable[[], object] = lambda: None) -> None:
         task = asyncio.get_running_loop().create_task(serving)
         self._tasks[call] = task
-        task.add_done_callback(lambda _: self._tasks.pop(call, None))
+        task.add_done_callback(lambda _: (self._tasks.pop(call, None), on_end()))
 
 
 class _Relayed:
@@ -273,17 +288,26 @@ class _Relayed:
         self._call = call
         self._say = say
         self._said: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._fault: CallEnded | None = None
         self._taken = asyncio.Semaphore(0)
 
-    def put(self, body: bytes | None) -> None:
-        """Take a message of the client; None is the last word."""
+    def put(self, body: bytes) -> None:
+        """Take a message of the client."""
         self._said.put_nowait(body)
 
+    def finish(self, status: Status, text: str) -> None:
+        """Note that the client said its last word; with a ``status`` other than OK, that what it said then is wrong."""
+        if status is not Status.OK:
+            self._fault = CallEnded(status, text)
+        self._said.put_nowait(None)
+
     async def messages(self) -> AsyncIterator[bytes]:
-        """Give the client's messages; the next one is asked for when the last was read."""
+        """Give the client's messages; the next one is asked for when the last was read. Raises CallEnded."""
         while (body := await self._said.get()) is not None:
             self._say(frames.Read(self._call))
             yield body
+        if self._fault is not None:
+            raise self._fault
 
     def go_on(self) -> None:
         """Note that the client took a piece."""

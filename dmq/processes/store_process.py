@@ -175,8 +175,8 @@ class StoreProcess:
             async for body in bodies:
                 self._say(frames.Message(relayed.call, body))
                 await relayed.wanted()
-        except CallEnded as end:
-            relayed.end(end.status, end.text)
+        except CallEnded as end:  # which the handler there has words for
+            self._say(frames.HalfClose(relayed.call, end.status, end.text))
             return
         self._say(frames.HalfClose(relayed.call))
 
@@ -184,12 +184,14 @@ class StoreProcess:
         self._number += 1
         call = self._number
         admission = headers.admission
+        refusal = admission.refusal if admission is not None else None
         relayed = self._relayed[call] = _Relayed(call, self._forget)
         self._say(
             frames.Relay(
                 *(call, path, list(headers.names), list(headers.values), headers.peer),
                 admission.address if admission is not None else "",
                 *(headers.deadline_s, headers.packed_bytes, body),
+                frames.failure_of(refusal) if refusal is not None else None,
             )
         )
         return relayed

@@ -46,6 +46,7 @@ class Certificates:
     clock: Clock
     client_ca: Path | None = None
     tells_expiry: bool = True  # not worth loading a library for one that was made here
+    tells: bool = True  # else the log is left to others
     problem: str = field(default="", init=False)
     _context: ssl.SSLContext | None = field(default=None, init=False)
     _stamp: _Stamp = field(default=(), init=False)
@@ -65,7 +66,8 @@ class Certificates:
             except CertificateError as error:
                 if self._context is None:
                     raise
-                log.error("certificate_not_read", error=str(error), still="the one before")  # noqa: TRY400
+                if self.tells:
+                    log.error("certificate_not_read", error=str(error), still="the one before")  # noqa: TRY400
                 self.problem = f"{error}; the one before it is used"
             else:
                 self.problem = ""
