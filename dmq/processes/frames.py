@@ -20,6 +20,7 @@ from broker_adapter.message import Delivery, Envelope, SendReceipt
 from dmq.acl.quotas import Holder
 from dmq.metrics import CallsTaken
 from dmq.processes.settings import Settings
+from dmq.sidecar.dispatch import Logged
 
 _LENGTH: Final = struct.Struct(">I")
 LENGTH_BYTES: Final = _LENGTH.size
@@ -319,8 +320,8 @@ def length_at(batches: bytearray | memoryview, at: int) -> int:
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-class Unexpected(Exception):
-    """The store process failed to serve a call, and logged why."""
+class Unexpected(Logged):
+    """The store process failed to serve a call."""
 
 
 def failure_of(error: Exception) -> Failure:

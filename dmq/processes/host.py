@@ -100,10 +100,14 @@ class Host:
         self._handed.clear()
         self._taken.clear()
 
-    def _fail(self, call: int, error: Exception) -> None:
-        if not isinstance(error, BrokerError):
-            log.error("call_failed", exc_info=error)
-        self._say(frames.Failed(call, frames.failure_of(error)))
+    def _fail(self, call: int, error: Exception, rpc: str) -> None:
+        self._say(frames.Failed(call, self._failure(error, rpc)))
+
+    @staticmethod
+    def _failure(error: Exception, rpc: str) -> frames.Failure:
+        if not isinstance(error, BrokerError):  # the front is not told why
+            log.error("call_failed", rpc=rpc, exc_info=error)
+        return frames.failure_of(error)
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -112,7 +116,7 @@ class Host:
         try:
             sending = self._exchange.send(self._timed(frame), frame.holders)
         except Exception as error:  # noqa: BLE001 - it is told
-            self._fail(call, error)
+            self._fail(call, error, "SendMessage")
             return
         Deferred.of(sending).then(partial(self._sent, call))
 
@@ -128,7 +132,7 @@ class Host:
 
     def _sent(self, call: int, sent: Deferred[Sequence[SendReceipt]]) -> None:
         if sent.error is not None:
-            self._fail(call, sent.error)
+            self._fail(call, sent.error, "SendMessage")
         else:
             self._say(frames.Sent(call, sent.value))  # type: ignore[arg-type]  # any sequence will do
 
@@ -145,7 +149,7 @@ class Host:
         try:
             received = await self._exchange.receive(wanted, frame.client_id, frame.holders)
         except Exception as error:  # noqa: BLE001 - it is told
-            self._fail(call, error)
+            self._fail(call, error, "ReceiveMessage")
             return
         deliveries = received.deliveries
         if deliveries:
@@ -177,7 +181,7 @@ class Host:
     def _acked(self, asked: Sequence[frames.Ack], acked: Deferred[Sequence[Exception | None]]) -> None:
         if acked.error is not None:
             for each in asked:
-                self._fail(each.call, acked.error)
+                self._fail(each.call, acked.error, "AckMessage")
             return
         results = acked.value
         if not any(results):
@@ -187,7 +191,8 @@ class Host:
         at = 0
         for each in asked:
             own, at = results[at : at + len(each.receipt_handles)], at + len(each.receipt_handles)
-            self._say(frames.Acked(each.call, [None if one is None else frames.failure_of(one) for one in own]))
+            failures = [None if one is None else self._failure(one, "AckMessage") for one in own]
+            self._say(frames.Acked(each.call, failures))
 
     def _change_invisible(self, frame: frames.ChangeInvisible) -> None:
         hiding = self._exchange.change_invisible(
@@ -197,7 +202,7 @@ class Host:
 
     def _hidden(self, call: int, hidden: Deferred[str]) -> None:
         if hidden.error is not None:
-            self._fail(call, hidden.error)
+            self._fail(call, hidden.error, "ChangeInvisibleDuration")
         else:
             self._say(frames.Hidden(call, hidden.value))
 

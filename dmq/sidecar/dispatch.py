@@ -62,6 +62,10 @@ class Served(Protocol):
         ...
 
 
+class Logged(Exception):
+    """A call failed by a fault of ours, and the log says why already."""
+
+
 class StreamEnded(Exception):
     """Telemetry ends with a status of the transport; ``code`` is one of gRPC's names, such as INVALID_ARGUMENT."""
 
@@ -233,7 +237,7 @@ def _answer_to(error: Exception, rpc: str, call: Call) -> wire.Status:
         log.debug("broker_away", rpc=rpc, client_id=call.client_id, error=str(error))
     elif isinstance(error, BrokerUnavailable):
         log.error("broker_unavailable", rpc=rpc, client_id=call.client_id, error=str(error))
-    elif not isinstance(error, BrokerError):
+    elif not isinstance(error, BrokerError | Logged):
         log.error("call_failed", rpc=rpc, client_id=call.client_id, exc_info=error)
     return status_of(error, call.language)
 

@@ -24,6 +24,7 @@ from dmq.sidecar.answers import received
 from dmq.sidecar.call import Call
 from dmq.sidecar.codes import OK_STATUS, common_status, status_of
 from dmq.sidecar.delay import DELAY_PROPERTIES, check_not_after, deliver_at_ms, is_relative, timestamp_ms
+from dmq.sidecar.dispatch import Logged
 from dmq.sidecar.exchange import Exchange, Receive
 from dmq.sidecar.settings import SidecarConfig
 
@@ -154,7 +155,7 @@ class MessageCalls:
             return mapping.ack_response(entries)
         statuses = [OK_STATUS if result is None else status_of(result, call.language) for result in results]
         for result in results:
-            if result is not None and not isinstance(result, BrokerError):
+            if result is not None and not isinstance(result, BrokerError | Logged):
                 log.error("ack_failed", topic=topic, group=group, exc_info=result)
         return wire.AckMessageResponse(
             status=common_status(statuses),

@@ -14,6 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from structlog.testing import capture_logs
+from support.fronted import FrontedTransport
 from support.protocol import Sidecar, a_message, a_receive, a_send, consumer_settings
 from support.raw_client import RawClient
 
@@ -25,11 +26,11 @@ from dmq.errors import AddressInUse, DmqError
 from dmq.sidecar.grpc_server import GrpcServer
 from dmq.sidecar.http2_server import Http2Transport, Port
 
-Server = GrpcServer | Http2Transport
+Server = GrpcServer | Http2Transport | FrontedTransport
 _transport = ["http2"]  # of the test that runs
 
 
-@pytest.fixture(params=["http2", "grpcio"], autouse=True)
+@pytest.fixture(params=["http2", "front", "grpcio"], autouse=True)
 def transport(request: pytest.FixtureRequest) -> None:
     _transport[0] = str(request.param)
 
@@ -37,9 +38,10 @@ def transport(request: pytest.FixtureRequest) -> None:
 def serve(sidecar: Sidecar, host: str, port: int) -> Server:
     if _transport[0] == "grpcio":
         return GrpcServer(sidecar.service, sidecar.dispatcher, host=host, port=port)
-    return Http2Transport(
-        Port(sidecar.service, sidecar.dispatcher), host=host, port_number=port, monotonic_s=time.monotonic
-    )
+    served = Port(sidecar.service, sidecar.dispatcher)
+    if _transport[0] == "front":
+        return FrontedTransport(served, host=host, port_number=port)
+    return Http2Transport(served, host=host, port_number=port, monotonic_s=time.monotonic)
 
 
 @asynccontextmanager
