@@ -30,7 +30,7 @@ NUMBERS = count()
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with Daemon(tmp_path_factory.mktemp("hostile") / "data") as running:
+    with Daemon(tmp_path_factory.mktemp("hostile") / "data", processes=1) as running:
         yield running
 
 

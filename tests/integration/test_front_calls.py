@@ -36,16 +36,10 @@ class Two(NamedTuple):
     admin: AdminClient
 
 
-def fronts_of(daemon: Daemon) -> list[psutil.Process]:
-    """Return the front processes of a daemon."""
-    return [each for each in psutil.Process(daemon.pid).children() if "dmq.processes.front" in " ".join(each.cmdline())]
-
-
 def connections(daemon: Daemon) -> list[int]:
     """Return how many connections of clients each front has."""
     return [
-        sum(each.status == psutil.CONN_ESTABLISHED for each in front.net_connections("tcp"))
-        for front in fronts_of(daemon)
+        sum(each.status == psutil.CONN_ESTABLISHED for each in front.net_connections("tcp")) for front in daemon.fronts
     ]
 
 
@@ -231,7 +225,7 @@ def test_all_that_is_open_at_every_front_ends_in_order(two: Two) -> None:
     for watch in watches:
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
     until(lambda: used(two.admin, "polls") == 2)
-    fronts = fronts_of(two.daemon)
+    fronts = two.daemon.fronts
     two.daemon.stop()
     assert [received_of(list(poll)) for poll in polls] == [[], []]
     assert [list(stream) for stream, _ in streams] == [[], []]

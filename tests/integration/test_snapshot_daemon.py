@@ -165,7 +165,7 @@ def _stop_half_way(daemon: Daemon) -> psutil.Process:
     while not list(hidden.glob("cell=*/.new-*/entries.parquet")):
         assert time.monotonic() < until_s, daemon.log()
         time.sleep(0.001)
-    (child,) = psutil.Process(daemon.pid).children()
+    (child,) = {*psutil.Process(daemon.pid).children()} - {*daemon.fronts}
     os.kill(child.pid, signal.SIGSTOP)
     assert list(hidden.glob("cell=*/.new-*")), "it was too quick"
     return child

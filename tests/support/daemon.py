@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
 from support import forked
 from support.effort import SEED
 from support.forked import Forked
@@ -99,8 +100,7 @@ class Daemon:
         self._first_line = len(self._lines)
         command = serve_command(self.data, f"127.0.0.1:{self.port}", self._metrics, *self._options)
         env = {**of_daemon(), **(os.environ if self._env is None else self._env)}
-        is_of_grpcio = env.get("DMQ_TRANSPORT") == "grpcio"  # which has no fronts
-        count = int(env.get(PROCESSES) or processes_of(1 if is_of_grpcio else self._said_processes))
+        count = processes_of(env, self._said_processes)
         env[PROCESSES] = str(count)
         self.processes.append(count)
         if not self._prefix and forked.may_fork(env):
@@ -193,6 +193,12 @@ class Daemon:
         return self._running().pid
 
     @property
+    def fronts(self) -> list[psutil.Process]:
+        """Its front processes that run now."""
+        children = psutil.Process(self.pid).children()
+        return [each for each in children if "dmq.processes.front" in " ".join(each.cmdline())]
+
+    @property
     def is_running(self) -> bool:
         """Say whether the process is there."""
         return self._process is not None and self._process.poll() is None
@@ -259,7 +265,8 @@ def serve_command(data: Path, listen: str, metrics: str, *options: str) -> list[
 
 def run_to_end(data: Path, listen: str, *options: str, metrics: str = "off") -> subprocess.CompletedProcess[str]:
     """Run a daemon that is expected not to start, and return its exit code and what it said."""
-    return run_command(*serve_command(data, listen, metrics, *options)[_BEFORE_ARGUMENTS:], cwd=data.parent)
+    env = {PROCESSES: str(processes_of(os.environ))}
+    return run_command(*serve_command(data, listen, metrics, *options)[_BEFORE_ARGUMENTS:], cwd=data.parent, env=env)
 
 
 def _event(line: str) -> dict[str, Any]:

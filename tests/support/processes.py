@@ -9,19 +9,22 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 from support.effort import PROCESSES, SEED
 
-NAME: Final = "DMQ_PROCESSES"  # of the daemon
+NAME: Final = "DMQ_PROCESSES"  # the daemon's
 _ONE_IN: Final = 8
 _drawn: Counter[str] = Counter()
 
 
-def processes_of(said: int | None = None) -> int:
-    """Return how many processes the daemon that starts now is to have."""
-    if said is not None:
-        return said
+def processes_of(env: Mapping[str, str], said: int | None = None) -> int:
+    """Return how many processes the daemon that starts now in ``env`` is to have."""
+    if NAME in env:
+        return int(env[NAME])
+    if said is not None or env.get("DMQ_TRANSPORT") == "grpcio":  # which has no fronts
+        return said or 1
     if PROCESSES:
         return int(PROCESSES)
     test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0]
