@@ -305,3 +305,10 @@ def test_what_is_refused_is_refused_in_the_same_words(tmp_path: Path) -> None:
     for asked, one, other in zip((each[0] for each in bad_requests() for _ in range(3)), *said, strict=True):
         assert one == other, asked
         assert one
+
+
+def test_fronts_import_what_the_daemon_imports(tmp_path: Path) -> None:
+    """A module of that name in the folder where the daemon was started is none of theirs."""
+    (tmp_path / "random.py").write_text("raise SystemExit('a module of somebody else')\n", encoding="utf-8")
+    with Daemon(tmp_path / "data", processes=2) as daemon, WireClient(daemon.address) as client:
+        assert client.send(a_message(TOPIC, "m")).status.code == wire.OK
