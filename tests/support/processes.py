@@ -19,6 +19,11 @@ _ONE_IN: Final = 8
 _drawn: Counter[str] = Counter()
 
 
+def said_for_all() -> bool:
+    """Say whether the run says how many all daemons have."""
+    return bool(PROCESSES)
+
+
 def processes_of(env: Mapping[str, str], said: int | None = None) -> int:
     """Return how many processes the daemon that starts now in ``env`` is to have."""
     if NAME in env:

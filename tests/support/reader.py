@@ -28,6 +28,8 @@ from support import forked
 from support.daemon import START_S_MAX, STOP_S_MAX, free_port
 from support.forked import Forked
 from support.pages import ROOT, Block, commands
+from support.processes import NAME as PROCESSES
+from support.processes import processes_of, said_for_all
 
 DOCUMENTED = "127.0.0.1:8081"
 _COMMAND_S_MAX = 100
@@ -74,6 +76,7 @@ class Reader:
             "DMQ_LISTEN": self.address,
             "DMQ_METRICS_LISTEN": "off",
             "DMQ_LOG_FORMAT": "json",
+            PROCESSES: str(processes_of({}) if said_for_all() else 1),  # pages show what one process says
         }
         self._forks = self._equip()
 
