@@ -1,8 +1,8 @@
 """Figures of a running daemon, for Prometheus and for ``dmq status``.
 
 One ``Metrics`` object per daemon with a registry of its own, so that two daemons in one process (tests do that) do not
-share a number. What is counted per message or per call goes through ``Distribution`` and ``Calls``, which take a whole
-batch under one lock: 0.1 us a value, where a library histogram costs 1-2 us.
+share a number. What is counted per message or per call goes through ``Distribution`` and ``Calls``, which count as
+``dmq.counting`` does.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import errno
 import socket
 import socketserver
 import threading
-from bisect import bisect_left
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -32,6 +30,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from dmq.counting import CallCounts, Spread
 from dmq.errors import AddressInUse, DmqError
 from dmq.units import Address
 from dmq.usage import ProcessStatus
@@ -41,9 +40,7 @@ LATENESS_BOUNDS_S = (
     *(0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5),
     *(1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0),
 )
-CALL_BOUNDS_S = (*(0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5), *(1.0, 2.0, 5.0, 10.0, 30.0))
 COMMIT_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.5, 1.0, 5.0)
-_CALLS_AT_ONCE = 128  # counted together: one by one costs three times as much
 _CONNECTIONS_MAX = 16  # of scrapers and probes
 _NO_DESCRIPTOR_S = 0.1
 LAG_PAIRS_MAX = 1_000  # of topic and group: five series each
@@ -84,174 +81,34 @@ class Total(Collector):
         yield CounterMetricFamily(self._name, self._documentation, value=self.value)
 
 
-class Distribution(Collector):
-    """How values spread, over fixed upper bounds; from any thread. Also answers quantiles, which Prometheus' own don't.
-
-    ``bounds`` ascend and are the inclusive upper ends of the buckets; one more bucket takes what lies beyond.
-    """
+class Distribution(Spread, Collector):
+    """How values spread, over fixed upper bounds; from any thread."""
 
     def __init__(self, name: str, documentation: str, bounds: Sequence[float]) -> None:
+        super().__init__(bounds)
         self._name = name
         self._documentation = documentation
-        self._bounds = tuple(bounds)
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._sum = 0.0
-        self._max = 0.0
-        self._lock = threading.Lock()
-
-    def observe(self, value: float) -> None:
-        """Add one value."""
-        with self._lock:
-            self._counts[bisect_left(self._bounds, value)] += 1
-            self._sum += value
-            self._max = max(self._max, value)
-
-    def observe_batch(self, values: Sequence[float], scale: float = 1.0) -> None:
-        """Add many values at once, each times ``scale`` (0.001 for milliseconds into seconds)."""
-        if not values:
-            return
-        bounds, find = self._bounds, bisect_left
-        with self._lock:
-            counts = self._counts
-            for value in values:
-                counts[find(bounds, value * scale)] += 1
-            self._sum += sum(values) * scale
-            self._max = max(self._max, max(values) * scale)
-
-    @property
-    def count(self) -> int:
-        """How many values there were."""
-        return sum(self._counts)
-
-    @property
-    def max(self) -> float:
-        """The greatest value so far, exactly; 0 before the first."""
-        return self._max
-
-    def take(self) -> tuple[list[int], float, float]:
-        """Return the counts of all buckets, the sum and the greatest value so far, and begin anew."""
-        with self._lock:
-            taken = self._counts, self._sum, self._max
-            self._counts, self._sum, self._max = [0] * (len(self._bounds) + 1), 0.0, 0.0
-        return taken
-
-    def add(self, counts: Sequence[int], total: float, most: float) -> None:
-        """Add what was taken from another one with the same bounds."""
-        with self._lock:
-            self._counts = [ours + theirs for ours, theirs in zip(self._counts, counts, strict=True)]
-            self._sum += total
-            self._max = max(self._max, most)
-
-    def quantile(self, q: float) -> float:
-        """Estimate the value below which the share ``q`` lies; 0 before the first.
-
-        Linear within a bucket, so off by less than the bucket is wide, and never above the true maximum.
-        """
-        assert 0 <= q <= 1
-        with self._lock:
-            counts, most = self._counts[:], self._max
-        rank = q * sum(counts)
-        seen = 0
-        for index, count in enumerate(counts):
-            if count and seen + count >= rank:
-                low = self._bounds[index - 1] if index else 0.0
-                high = min(self._bounds[index], most) if index < len(self._bounds) else most
-                return min(low + (high - low) * (rank - seen) / count, most)
-            seen += count
-        return 0.0
-
-    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str] = ()) -> None:
-        """Add the buckets as they are now to a family that is being collected."""
-        with self._lock:
-            counts, total = self._counts[:], self._sum
-        buckets: list[tuple[str, float]] = []
-        seen = 0
-        for bound, count in zip((*map(str, self._bounds), "+Inf"), counts, strict=True):
-            seen += count
-            buckets.append((bound, seen))
-        family.add_metric(labels, buckets, total)
 
     def collect(self) -> Iterator[Metric]:
         """Show the distribution to a registry."""
         family = HistogramMetricFamily(self._name, self._documentation)
-        self.add_to(family)
+        family.add_metric((), *self.buckets())
         yield family
 
 
-class CallsTaken(NamedTuple):
-    """Calls of one RPC: how many with each code, and how long they took, as ``Distribution.take`` says it."""
-
-    rpc: str
-    codes: dict[int, int]
-    buckets: list[int]
-    sum_s: float
-    max_s: float
-
-
-class Calls(Collector):
+class Calls(CallCounts, Collector):
     """Calls by RPC and answer code, and how long they took; the observer that the sidecar is given."""
-
-    def __init__(self) -> None:
-        self._finished: deque[tuple[str, int, float]] = deque()  # and not counted yet
-        self._counts: dict[tuple[str, int], int] = {}
-        self._seconds: dict[str, Distribution] = {}
-        self._lock = threading.Lock()
-
-    def call_done(self, rpc: str, code: int, seconds: float) -> None:
-        """Count one finished call. ``rpc`` must be one of the service's method names, never a caller's text."""
-        finished = self._finished
-        finished.append((rpc, code, seconds))
-        if len(finished) >= _CALLS_AT_ONCE:
-            self._count()
-
-    def take(self) -> list[CallsTaken]:
-        """Return what was counted, for another one to ``add``, and begin anew."""
-        self._count()
-        with self._lock:
-            counts, self._counts = self._counts, {}
-            seconds, self._seconds = self._seconds, {}
-        return [
-            CallsTaken(rpc, {code: count for (of, code), count in counts.items() if of == rpc}, *spread.take())
-            for rpc, spread in seconds.items()
-        ]
-
-    def add(self, taken: CallsTaken) -> None:
-        """Count what another one counted."""
-        with self._lock:
-            for code, count in taken.codes.items():
-                self._counts[taken.rpc, code] = self._counts.get((taken.rpc, code), 0) + count
-            self._spread(taken.rpc).add(taken.buckets, taken.sum_s, taken.max_s)
-
-    def _spread(self, rpc: str) -> Distribution:
-        spread = self._seconds.get(rpc)
-        if spread is None:
-            spread = self._seconds[rpc] = Distribution("", "", CALL_BOUNDS_S)
-        return spread
-
-    def _count(self) -> None:
-        seconds: defaultdict[str, list[float]] = defaultdict(list)
-        with self._lock:
-            with suppress(IndexError):  # there are no more
-                while True:
-                    rpc, code, took_s = self._finished.popleft()
-                    key = (rpc, code)
-                    self._counts[key] = self._counts.get(key, 0) + 1
-                    seconds[rpc].append(took_s)
-            for rpc, values in seconds.items():
-                self._spread(rpc).observe_batch(values)
 
     def collect(self) -> Iterator[Metric]:
         """Show the counts to a registry."""
-        self._count()
-        with self._lock:
-            counts, spreads = sorted(self._counts.items()), sorted(self._seconds.items())
+        counts, spreads = self.counted()
         calls = CounterMetricFamily("dmq_calls", "Finished calls by RPC and answer code.", labels=("rpc", "code"))
         for (rpc, code), count in counts:
             calls.add_metric((rpc, str(code)), count)
         yield calls
         seconds = HistogramMetricFamily("dmq_call_seconds", "How long calls took, waits included.", labels=("rpc",))
         for rpc, spread in spreads:
-            spread.add_to(seconds, (rpc,))
+            seconds.add_metric((rpc,), *spread.buckets())
         yield seconds
 
 

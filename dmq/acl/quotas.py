@@ -17,7 +17,7 @@ from broker_adapter.limits import GROUPS_MAX, TOPICS_MAX
 from dmq.acl.rules import AccessKey
 from dmq.embedded.rates import TokenBucket, refilled, spent
 from dmq.http2 import LOOPBACK
-from dmq.store.schema.orders import Limit, decode_limits, encode_limits
+from dmq.store.schema.limits import Limit, decode_limits, encode_limits
 
 KEY: Final = "key"
 ADDRESS: Final = "address"

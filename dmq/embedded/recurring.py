@@ -28,6 +28,7 @@ from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.embedded.names import Names, Topic
 from dmq.embedded.placement import Placement
 from dmq.embedded.recurrence import RuleError, Turn, due_ms, turn
+from dmq.embedded.schedule_properties import OCCURRENCE, SCHEDULE
 from dmq.errors import StoreCorrupt
 from dmq.store.ops import IfKnown, Occurrence, Put, Recur, Reschedule
 from dmq.store.schema.keys import Family, recurring_scope
@@ -52,14 +53,6 @@ from dmq.store.schema.recurring import (
     schedule_keys,
 )
 
-SCHEDULE, OCCURRENCE = "DMQ_SCHEDULE", "DMQ_OCCURRENCE"  # properties of an occurrence: which schedule, which number
-PREFIX = "DMQ_"  # of properties that we give a meaning
-# Properties of a send that makes a schedule instead of a message; see dmq.sidecar.recurring.
-NAME, CRON, EVERY, ZONE = "DMQ_SCHEDULE_NAME", "DMQ_CRON", "DMQ_EVERY", "DMQ_TIME_ZONE"
-START, END, COUNT = "DMQ_START", "DMQ_END", "DMQ_COUNT"
-JITTER, CATCH_UP = "DMQ_JITTER", "DMQ_CATCH_UP"
-SCHEDULE_PROPERTIES = (NAME, CRON, EVERY, ZONE, START, END, COUNT, JITTER, CATCH_UP)
-_SCHEDULE_PROPERTIES = frozenset(SCHEDULE_PROPERTIES)
 AT_ONCE_MAX = 64  # occurrences of one schedule in a turn
 BYTES_PER_TURN_MAX = 8 * 1024 * 1024
 SCHEDULES_PER_TURN_MAX = 64  # finding the next time of a cron expression takes half a millisecond, and others wait
@@ -178,11 +171,6 @@ class Recurring:
             event(EventKind.DELIVERED, queue_id, at_ms),
             event(EventKind.OCCURRED, NO_QUEUE, number),
         )
-
-
-def makes_schedule(properties: Mapping[str, str]) -> bool:
-    """Say whether a message with these user properties asks for a schedule."""
-    return not _SCHEDULE_PROPERTIES.isdisjoint(properties)
 
 
 def sample(

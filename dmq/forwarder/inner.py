@@ -28,7 +28,7 @@ from dmq.audit.events import NO_QUEUE, EventKind, encode_event
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.failures import UNREADABLE
 from dmq.embedded.names import Topic
-from dmq.embedded.recurring import makes_schedule
+from dmq.embedded.schedule_properties import makes_schedule
 
 log = structlog.get_logger("dmq.forwarder")
 

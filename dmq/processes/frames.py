@@ -18,7 +18,7 @@ import msgspec
 from broker_adapter.errors import BrokerAway, BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.message import Delivery, Envelope, SendReceipt
 from dmq.acl.quotas import Holder
-from dmq.metrics import CallsTaken
+from dmq.counting import CallsTaken
 from dmq.processes.settings import Settings
 from dmq.sidecar.dispatch import Logged
 

@@ -10,10 +10,15 @@ for the daemon are that one's to hear.
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":
+    # structlog would load it for tracebacks, which are drawn plainly here: a tenth of a second of each start
+    sys.modules["rich"] = None  # type: ignore[assignment]  # which makes it one that is not there
+
 import asyncio
 import signal
 import socket
-import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,21 +37,21 @@ from dmq.acl.gate import Gate
 from dmq.acl.guard import Guard
 from dmq.acl.quotas import Bounds, Holder, Quota, Quotas
 from dmq.admin.access import entrances
+from dmq.counting import CallCounts
 from dmq.errors import DmqError, with_advice
 from dmq.http2 import Http2Server
 from dmq.http2 import Limits as Http2Limits
 from dmq.log import configure
-from dmq.metrics import Calls
 from dmq.processes import frames, passing
 from dmq.processes.clocks import FrontClock
 from dmq.processes.link import Link
 from dmq.processes.settings import Settings
 from dmq.processes.store_process import StoreProcess
 from dmq.processes.tuning import tune
-from dmq.sidecar.access import Guarded
+from dmq.sidecar.access import Guarded, all_entrances
 from dmq.sidecar.call import Call
 from dmq.sidecar.dispatch import Dispatcher
-from dmq.sidecar.http2_server import all_entrances, messaging, with_bounds
+from dmq.sidecar.http2_methods import messaging, with_bounds
 from dmq.sidecar.messages import MessageCalls
 from dmq.sidecar.settings import SidecarConfig
 from dmq.sidecar.tls import Certificates
@@ -81,7 +86,7 @@ class Front:
         self._link = link
         self.clock = clock
         self.store = StoreProcess(link, clock)
-        self.calls = Calls()
+        self.calls = CallCounts()
         bounds = Bounds(bytes_held=settings.bytes_held, bytes_reserve=settings.bytes_reserve)
         self._quotas = Quotas(clock, bounds, settings.limits)
         config = SidecarConfig(

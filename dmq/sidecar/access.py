@@ -21,6 +21,9 @@ from dmq.http2 import Admission
 from dmq.sidecar.call import Call
 from dmq.sidecar.dispatch import Served
 
+HEALTH: Final = "grpc.health.v1.Health"
+REFLECTION: Final = "grpc.reflection.v1alpha.ServerReflection"
+
 Needs = Callable[[Any], Iterable[Need]]
 
 
@@ -142,13 +145,22 @@ AT_ALL: Mapping[str, tuple[Need, ...]] = MappingProxyType(
 # The largest requests; a send may hold 1,024 messages, a client's stack many threads.
 _REQUEST_MAX: Mapping[str, int] = MappingProxyType({"SendMessage": REQUEST_BYTES_MAX, "Telemetry": 4 * 1024 * 1024})
 _REQUEST_MAX_OTHERS: Final = 1024 * 1024
+_REQUEST_MAX_WITHOUT_KEY: Final = 16 * 1024
 
 
-def entrances() -> dict[str, Entrance]:
-    """Return what the headers of each RPC decide, by path."""
-    return {
+def all_entrances(others: Mapping[str, Entrance]) -> dict[str, Entrance]:
+    """Return what the headers of each RPC decide, by path: of the public protocol, health, reflection, and others."""
+    messaging = {
         method.path: Entrance(rpc=rpc, request_max=_REQUEST_MAX.get(rpc, _REQUEST_MAX_OTHERS), lacks=_lacking(rpc))
         for rpc, method in wire.METHODS.items()
+    }
+    watch = Entrance(rpc="Watch", request_max=_REQUEST_MAX_WITHOUT_KEY)
+    return {
+        **messaging,
+        f"/{HEALTH}/Check": Entrance(rpc="Check", request_max=_REQUEST_MAX_WITHOUT_KEY, is_operators=True),
+        f"/{HEALTH}/Watch": watch,
+        f"/{REFLECTION}/ServerReflectionInfo": watch,
+        **others,
     }
 
 

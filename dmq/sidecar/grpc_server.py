@@ -22,6 +22,7 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.pool import POOL
 from dmq.errors import AddressInUse, DmqError
 from dmq.sidecar import health
+from dmq.sidecar.access import HEALTH
 from dmq.sidecar.call import CLIENT_ID_HEADER, Call
 from dmq.sidecar.dispatch import Dispatcher, StreamEnded, StreamHandler, TelemetryHandler, UnaryHandler
 from dmq.sidecar.service import MessagingService
@@ -80,7 +81,7 @@ class GrpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(_Health(self._health), self._server)
         for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
             POOL.AddSerializedFile(file.serialized_pb)  # reflection looks in our private pool
-        names = (wire.SERVICE, health.SERVICE, reflection.SERVICE_NAME, *reflected)
+        names = (wire.SERVICE, HEALTH, reflection.SERVICE_NAME, *reflected)
         reflection.enable_server_reflection(names, self._server, pool=POOL)
 
     @property

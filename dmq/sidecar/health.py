@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Sequence
 
 from grpc_health.v1 import health_pb2
 
-SERVICE = "grpc.health.v1.Health"
 _Request = health_pb2.HealthCheckRequest
 _Response = health_pb2.HealthCheckResponse
 

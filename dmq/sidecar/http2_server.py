@@ -5,22 +5,21 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import structlog
 from grpc_health.v1 import health_pb2
 
-from broker_adapter.errors import Overloaded, Refused, Rule
+from broker_adapter.errors import Overloaded
 from broker_adapter.limits import REQUEST_BYTES_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.pool import POOL
 from dmq.acl.gate import Entrance, Gate, holders_of
 from dmq.acl.guard import Guard
-from dmq.acl.quotas import Bounds, Holder, Quota, Quotas
+from dmq.acl.quotas import Holder, Quota, Quotas
 from dmq.errors import AddressInUse, DmqError
 from dmq.http2 import (
     Bidirectional,
@@ -34,32 +33,14 @@ from dmq.http2 import (
     Streaming,
     Unary,
 )
-from dmq.http2.bounds import SHARES
-from dmq.sidecar import access, health
-from dmq.sidecar.call import CLIENT_ID_HEADER, Call
-from dmq.sidecar.dispatch import Dispatcher, StreamEnded, StreamHandler, TelemetryHandler, UnaryHandler
+from dmq.sidecar import health
+from dmq.sidecar.access import HEALTH, REFLECTION, all_entrances
+from dmq.sidecar.dispatch import Dispatcher
+from dmq.sidecar.http2_methods import messaging, with_bounds
 from dmq.sidecar.service import MessagingService
 from dmq.usage import ProcessStatus, store_process
 
 log = structlog.get_logger("dmq.sidecar")
-
-_SMALL_REQUEST_MAX = 16 * 1024
-# What clients call for each message or each few; they call the others when they start, and then every some seconds.
-_FREQUENT = frozenset(
-    {
-        "SendMessage",
-        "ReceiveMessage",
-        "PullMessage",
-        "AckMessage",
-        "ChangeInvisibleDuration",
-        "ForwardMessageToDeadLetterQueue",
-        "EndTransaction",
-        "RecallMessage",
-        "GetOffset",
-        "UpdateOffset",
-    }
-)
-_REFLECTION = "grpc.reflection.v1alpha.ServerReflection"
 
 
 class Port:
@@ -81,13 +62,13 @@ class Port:
         """
         self.service = service
         self.health = health.Health(("", wire.SERVICE))
-        names = (wire.SERVICE, health.SERVICE, _REFLECTION, *reflected)
+        names = (wire.SERVICE, HEALTH, REFLECTION, *reflected)
         places = _Watches(service.quotas)
         self.gate = Gate(all_entrances(entrances), guard, service.quotas)
         self.methods: Mapping[str, Method] = {
             **messaging(dispatcher),
             **_health(self.health, places),
-            f"/{_REFLECTION}/ServerReflectionInfo": Bidirectional(_Reflection(names, places)),
+            f"/{REFLECTION}/ServerReflectionInfo": Bidirectional(_Reflection(names, places)),
             **(methods or {}),
         }
         # A front counts what it serves itself, also the sends that it passes on after all.
@@ -170,14 +151,6 @@ class Http2Transport:
         await self._server.stop(grace_s)
 
 
-def with_bounds(limits: Limits, bounds: Bounds, share: int = 1) -> Limits:
-    """Return ``limits`` with what all together may hold; a ``share`` of them is one of so many equal parts."""
-    held = bounds.bytes_held // share
-    return replace(
-        limits, held_in_all=held, held_per_connection=held // SHARES, held_reserve=bounds.bytes_reserve // share
-    )
-
-
 @contextmanager
 def said_plainly(host: str, port: int) -> Iterator[None]:
     """Raise AddressInUse if the port is taken, DmqError if the address cannot be listened on."""
@@ -188,72 +161,6 @@ def said_plainly(host: str, port: int) -> Iterator[None]:
         if reason.errno == errno.EADDRINUSE:
             raise AddressInUse(f"{address} is in use by another process (gRPC)") from reason
         raise DmqError(f"cannot listen on {address} (gRPC): {reason.strerror or reason}") from reason
-
-
-# -- our protocol ------------------------------------------------------------------------------------------------------
-
-
-def messaging(dispatcher: Dispatcher, rpcs: Iterable[str] = wire.METHODS) -> dict[str, Method]:
-    """Return the methods of the public protocol, or some of them, by path."""
-    found: dict[str, Method] = {}
-    for name in rpcs:
-        method = wire.METHODS[name]
-        if method.client_streaming:
-            found[method.path] = Bidirectional(_telemetry(dispatcher.telemetry()))
-        elif method.server_streaming:
-            found[method.path] = Streaming(_streaming(dispatcher.streaming(name)), is_frequent=name in _FREQUENT)
-        else:
-            found[method.path] = Unary(_unary(dispatcher.unary(name)), is_frequent=name in _FREQUENT)
-    return found
-
-
-def _unary(handle: UnaryHandler) -> Callable[[bytes, RequestHeaders], Awaitable[bytes]]:
-    def serve(body: bytes, headers: RequestHeaders) -> Awaitable[bytes]:
-        client_id = headers.get(CLIENT_ID_HEADER) or ""
-        return handle(body, Call(client_id=client_id, headers=headers, admission=headers.admission))
-
-    return serve
-
-
-def _streaming(handle: StreamHandler) -> Callable[[bytes, RequestHeaders], AsyncGenerator[list[bytes], None]]:
-    def serve(body: bytes, headers: RequestHeaders) -> AsyncGenerator[list[bytes], None]:
-        return handle(body, _waiting_call(headers))
-
-    return serve
-
-
-def _telemetry(
-    handle: TelemetryHandler,
-) -> Callable[[AsyncIterator[bytes], RequestHeaders], AsyncGenerator[bytes, None]]:
-    async def serve(bodies: AsyncIterator[bytes], headers: RequestHeaders) -> AsyncGenerator[bytes, None]:
-        try:
-            async with aclosing(handle(_whole(bodies), _waiting_call(headers))) as frames:
-                async for frame in frames:
-                    yield frame
-        except StreamEnded as end:
-            raise CallEnded(Status[end.code], end.text) from end
-
-    return serve
-
-
-async def _whole(bodies: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Say what is wrong with a message of a stream in the words of the protocol."""
-    try:
-        async for body in bodies:
-            yield body
-    except CallEnded as end:
-        raise Refused(Rule.REQUEST, end.text) from end
-
-
-def _waiting_call(headers: RequestHeaders) -> Call:
-    return Call(
-        client_id=headers.get(CLIENT_ID_HEADER) or "",
-        headers=headers,
-        admission=headers.admission,
-        deadline_s=headers.deadline_s,
-        peer=headers.peer,
-        account=headers.account,
-    )
 
 
 # -- services that come with every port --------------------------------------------------------------------------------
@@ -278,22 +185,7 @@ def _health(state: health.Health, places: _Watches) -> dict[str, Method]:
                 async for answer in answers:
                     yield answer.SerializeToString()
 
-    return {f"/{health.SERVICE}/Check": Unary(check), f"/{health.SERVICE}/Watch": Streaming(watch)}
-
-
-def all_entrances(others: Mapping[str, Entrance]) -> dict[str, Entrance]:
-    """Return the entrances of the public protocol, of health and reflection, and ``others``, by path."""
-    return {**access.entrances(), **_entrances(), **others}
-
-
-def _entrances() -> dict[str, Entrance]:
-    check = Entrance(rpc="Check", request_max=_SMALL_REQUEST_MAX, is_operators=True)
-    others = Entrance(rpc="Watch", request_max=_SMALL_REQUEST_MAX)
-    return {
-        f"/{health.SERVICE}/Check": check,
-        f"/{health.SERVICE}/Watch": others,
-        f"/{_REFLECTION}/ServerReflectionInfo": others,
-    }
+    return {f"/{HEALTH}/Check": Unary(check), f"/{HEALTH}/Watch": Streaming(watch)}
 
 
 class _Watches:

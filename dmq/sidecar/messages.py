@@ -18,7 +18,7 @@ from broker_adapter.message import Envelope
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import to_envelope
 from dmq.acl.gate import holders_of
-from dmq.embedded.recurring import makes_schedule
+from dmq.embedded.schedule_properties import makes_schedule
 from dmq.sidecar import mapping, validate
 from dmq.sidecar.answers import received
 from dmq.sidecar.call import Call

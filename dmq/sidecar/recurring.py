@@ -29,7 +29,8 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import NOT_AFTER_MS
 from dmq.acl.gate import holders_of
 from dmq.acl.quotas import Quota, Quotas
-from dmq.embedded.recurring import (
+from dmq.embedded.recurring import largest, sample
+from dmq.embedded.schedule_properties import (
     CATCH_UP,
     COUNT,
     CRON,
@@ -43,9 +44,7 @@ from dmq.embedded.recurring import (
     SCHEDULE_PROPERTIES,
     START,
     ZONE,
-    largest,
     makes_schedule,
-    sample,
 )
 from dmq.embedded.schedules import Wanted, check_name
 from dmq.sidecar import mapping, validate

@@ -22,7 +22,8 @@ from dmq.embedded import recurrence, recurring
 from dmq.embedded.catalog import ScheduleLimits
 from dmq.embedded.deliveries import Forwarded
 from dmq.embedded.forwards import Forwards
-from dmq.embedded.recurring import OCCURRENCE, SCHEDULE, Recurring
+from dmq.embedded.recurring import Recurring
+from dmq.embedded.schedule_properties import OCCURRENCE, SCHEDULE
 from dmq.embedded.schedules import Schedules
 from dmq.embedded.topic_settings import FlowChange
 from dmq.store.ops import Recur

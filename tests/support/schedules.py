@@ -10,7 +10,7 @@ from support.stores import waiting_rows
 
 from broker_adapter.message import Message, unpack_id
 from broker_adapter.wire.mapping import decode, encode
-from dmq.embedded.recurring import OCCURRENCE, SCHEDULE
+from dmq.embedded.schedule_properties import OCCURRENCE, SCHEDULE
 from dmq.embedded.schedules import ScheduleStatus, Wanted
 from dmq.store.schema.keys import META_PROGRESS, META_RECURRING, META_SCHEDULE, Family, meta_range
 from dmq.store.schema.record import WAITING_HEADER_BYTES, body_facts, is_recurring

@@ -2,13 +2,11 @@
 
 procedure  version 1 | JSON: first and end, lists of offsets per queue, of a reset only
 job        JSON, by the names of the fields of ``Job``
-limits     version 1 | JSON: a list of kind and name of the holder, quota, limit
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, NamedTuple, TypeVar
 
@@ -36,15 +34,6 @@ class Procedure(NamedTuple):
         return procedure_key(self.topic_id, self.group_id)
 
 
-class Limit(NamedTuple):
-    """What one holder, a key or an address, may have of something."""
-
-    kind: str
-    name: str
-    quota: str
-    limit: int
-
-
 def encode_procedure(procedure: Procedure) -> bytes:
     """Encode the row of a procedure."""
     plain = {"first": procedure.first, "end": procedure.end} if procedure.first else {}
@@ -61,19 +50,6 @@ def decode_procedure(key: bytes, value: bytes) -> Procedure:
         return Procedure(int.from_bytes(key[1:5], "big"), int.from_bytes(key[5:9], "big"), first, end)
     except (ValueError, TypeError, AttributeError) as error:
         raise StoreCorrupt(f"procedure {key[1:].hex()} cannot be read: {error}") from error
-
-
-def encode_limits(limits: Iterable[Limit]) -> bytes:
-    """Encode the limits that are set."""
-    return _VERSION + json.dumps(list(limits)).encode()
-
-
-def decode_limits(value: bytes) -> Iterator[Limit]:
-    """Undo ``encode_limits``; raises ``ValueError`` if it cannot be one."""
-    if value[:1] != _VERSION:
-        raise ValueError("the limits of keys and addresses are of an unknown version")
-    for kind, name, quota, limit in json.loads(value[1:]):
-        yield Limit(str(kind), str(name), quota, int(limit))
 
 
 def encode_job(job: Job) -> bytes:
