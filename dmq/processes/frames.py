@@ -76,9 +76,13 @@ class Taken(Frame, tag=5, frozen=True):
 
 
 class NotTaken(Frame, tag=6, frozen=True):
-    """It did not: give it back."""
+    """It did not: give it back.
+
+    What nobody wanted any more no client can have seen, so that it costs no attempt.
+    """
 
     call: int
+    was_wanted: bool = True
 
 
 class Ack(Frame, tag=7, frozen=True):

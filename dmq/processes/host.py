@@ -30,6 +30,14 @@ _IN_DOUBT_S: Final = 1.0  # so long after a front wrote an answer to a socket it
 log = structlog.get_logger("dmq.processes")
 
 
+class _Handed(NamedTuple):
+    """Deliveries that are not known to be taken, of which group, and whether they are renewed."""
+
+    received: Received
+    group: str
+    is_renewed: bool
+
+
 class _Taken(NamedTuple):
     """Renewed deliveries that a client's socket took."""
 
@@ -57,7 +65,7 @@ class Host:
         self._clock = clock
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._relayed: dict[int, _Relayed] = {}
-        self._handed: dict[int, tuple[Received, bool]] = {}  # not known to be taken, and whether they are renewed
+        self._handed: dict[int, _Handed] = {}
         self._taken: deque[_Taken] = deque()
         self._acks: dict[tuple[str, str], list[frames.Ack]] = {}  # of the batch that is being read
         self._wall_less_boot_ms = 0  # as it is believed while a batch is read
@@ -91,8 +99,8 @@ class Host:
         """End all calls of a front that is gone, and give back what its clients may not have."""
         for task in list(self._tasks.values()):
             task.cancel()
-        for received, _ in self._handed.values():
-            received.over(False)
+        for handed in self._handed.values():
+            handed.received.over(False)
         since_s = self._clock.monotonic_s() - _IN_DOUBT_S
         for taken in self._taken:
             if taken.at_s >= since_s:
@@ -153,16 +161,16 @@ class Host:
             return
         deliveries = received.deliveries
         if deliveries:
-            self._handed[call] = received, frame.is_renewed
+            self._handed[call] = _Handed(received, frame.group, frame.is_renewed)
         self._say(frames.Delivered(call, deliveries))  # type: ignore[arg-type]  # any sequence will do
 
     def _over(self, frame: frames.Taken) -> None:
         handed = self._handed.pop(frame.call, None)
         if handed is None:
             return
-        received, is_renewed = handed
+        received = handed.received
         received.over(True)
-        if is_renewed:
+        if handed.is_renewed:
             now_s = self._clock.monotonic_s()
             self._taken.append(_Taken(now_s, received))
             while self._taken[0].at_s < now_s - _IN_DOUBT_S:
@@ -170,8 +178,14 @@ class Host:
 
     def _not_taken(self, frame: frames.NotTaken) -> None:
         handed = self._handed.pop(frame.call, None)
-        if handed is not None:
-            handed[0].over(False)
+        if handed is None:
+            return
+        if frame.was_wanted:
+            handed.received.over(False)
+            return
+        for each in handed.received.deliveries:  # one that fails comes again when its lease ends
+            give_back = self._exchange.change_invisible(handed.group, each.topic, each.receipt_handle, 0, suspend=True)
+            Deferred.of(give_back).then(lambda _: None)
 
     def _ack(self, group: str, topic: str, asked: Sequence[frames.Ack]) -> None:
         """Acknowledge what several calls ask for together: they share a look at the group, and a unit of work."""

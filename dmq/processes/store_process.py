@@ -80,16 +80,13 @@ class StoreProcess:
             if self._waiting.pop(call, None) is not None:
                 self._say(frames.Cancel(call))
             elif answer.error is None and answer.value:  # it came in the very turn in which nobody wanted it any more
-                self._over(call, is_taken=False)
+                self._say(frames.NotTaken(call, was_wanted=False))
             raise
-        return Received(deliveries, partial(self._over_if_any, call, deliveries))
+        return Received(deliveries, partial(self._over, call, deliveries))
 
-    def _over_if_any(self, call: int, deliveries: Sequence[object], is_taken: bool) -> None:
+    def _over(self, call: int, deliveries: Sequence[object], is_taken: bool) -> None:
         if deliveries:
-            self._over(call, is_taken=is_taken)
-
-    def _over(self, call: int, *, is_taken: bool) -> None:
-        self._say(frames.Taken(call) if is_taken else frames.NotTaken(call))
+            self._say(frames.Taken(call) if is_taken else frames.NotTaken(call))
 
     def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Deferred[Sequence[Exception | None]]:
         call, answer = self._begin()
@@ -117,7 +114,7 @@ class StoreProcess:
         if frame.call in self._waiting:
             self._settle(frame.call, frame.deliveries)
         elif frame.deliveries:
-            self._over(frame.call, is_taken=False)
+            self._say(frames.NotTaken(frame.call, was_wanted=False))
 
     def _acked(self, frame: frames.Acked) -> None:
         results = [None if each is None else frames.error_of(each) for each in frame.results]

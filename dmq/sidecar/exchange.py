@@ -65,7 +65,7 @@ class Exchange(Protocol):
         ...
 
     def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Awaitable[Sequence[Exception | None]]:
-        """As ``PopBroker.ack``."""
+        """As ``PopBroker.ack``; it may give no results at all if all are good."""
         ...
 
     def change_invisible(

@@ -170,6 +170,7 @@ _NO_DELAYED_BATCH = "the adapter refuses what RocketMQ would not take"
 @every_broker(
     rocketmq="RocketMQ takes no delayed messages in a batch",
     sidecar=_NO_DELAYED_BATCH,
+    fronts=_NO_DELAYED_BATCH,
     leased_here=_NO_DELAYED_BATCH,
     leased_5=_NO_DELAYED_BATCH,
     leased_4=_NO_DELAYED_BATCH,

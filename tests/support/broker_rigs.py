@@ -1,4 +1,4 @@
-"""Brokers under test in real time: the embedded one in this process, behind a sidecar, and a real Apache RocketMQ.
+"""Brokers under test in real time: the embedded one here, behind a sidecar, behind fronts, and a real Apache RocketMQ.
 
 ``support.rigs`` has the embedded broker with a clock that tests move, for all that it promises. Here is what can be
 asked of every broker, whoever made it; where one does it differently, its test says so with ``differs``.
@@ -148,8 +148,21 @@ async def embedded(path: Path) -> AsyncIterator[Rig]:
 
 @asynccontextmanager
 async def through_the_sidecar(path: Path) -> AsyncIterator[Rig]:
-    """The embedded broker in a daemon, spoken to as if it were a cluster."""
-    with Daemon(path / "data") as daemon:
+    """The embedded broker in a daemon of one process, spoken to as if it were a cluster."""
+    async with _daemon(path, processes=1) as rig:
+        yield rig
+
+
+@asynccontextmanager
+async def through_fronts(path: Path) -> AsyncIterator[Rig]:
+    """The same with two fronts."""
+    async with _daemon(path, processes=2) as rig:
+        yield rig
+
+
+@asynccontextmanager
+async def _daemon(path: Path, *, processes: int) -> AsyncIterator[Rig]:
+    with Daemon(path / "data", env={**os.environ, "DMQ_PROCESSES": str(processes)}) as daemon:
         broker = RocketMQBroker(
             ClusterOptions(endpoints=(daemon.address,), request_timeout_ms=REQUEST_MS), SystemClock()
         )
@@ -224,6 +237,7 @@ Scenario = Callable[[Rig], Coroutine[object, object, None]]
 _MAKERS = {
     "embedded": embedded,
     "sidecar": through_the_sidecar,
+    "fronts": through_fronts,
     "rocketmq": rocketmq,
     "leased_here": leased_here,
     "leased_5": leased_5,

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 
 import pytest
 from support.effort import EFFORT
+from support.joined import FrontedBroker, Joined, port_of
 from support.lag_check import assert_lags
 from support.ledger_check import assert_balances
 from support.memory_broker import MemoryBroker
@@ -300,6 +301,48 @@ class MemoryBrokerRig:
         self.broker.policies[group] = GroupSettings(is_fifo, max_attempts, delays_ms)
 
 
+class FrontedRig:
+    """The embedded broker as front processes meet it: messages come and go over a stream."""
+
+    def __init__(self, path: Path, *, queues: int = 4) -> None:
+        self.embedded = EmbeddedRig(path, on_disk=False, queues=queues)
+        self.clock = self.embedded.clock
+        self.broker: Any  # a ``PopBroker``, some of whose methods are found by name
+        self._joined: Joined
+
+    @property
+    def receives_waiting(self) -> int:
+        """How many receives have found nothing and wait."""
+        return self.embedded.receives_waiting
+
+    async def open(self) -> None:
+        await self.embedded.open()
+        await self._join()
+
+    async def close(self) -> None:
+        await self._joined.close()
+        await self.embedded.close()
+
+    async def settle(self) -> None:
+        await self._joined.quiet()
+        await self.embedded.settle()
+        await self._joined.quiet()
+
+    async def restart(self, end: End, *, down_ms: int = 0) -> None:
+        await self._joined.close()
+        await self.embedded.restart(end, down_ms=down_ms)
+        await self._join()
+
+    async def set_group(
+        self, group: str, *, max_attempts: int, delays_ms: tuple[int, ...], is_fifo: bool = False
+    ) -> None:
+        await self.embedded.set_group(group, max_attempts=max_attempts, delays_ms=delays_ms, is_fifo=is_fifo)
+
+    async def _join(self) -> None:
+        self._joined = await Joined(port_of(self.embedded.broker, self.clock), self.clock).open()
+        self.broker = FrontedBroker(self.embedded.broker, self._joined)
+
+
 def on_rocksdb(path: Path, queues: int) -> Rig:
     """The embedded broker on RocksDB."""
     return EmbeddedRig(path, on_disk=True, queues=queues)
@@ -308,6 +351,11 @@ def on_rocksdb(path: Path, queues: int) -> Rig:
 def on_memory(path: Path, queues: int) -> Rig:
     """The embedded broker on the engine in memory."""
     return EmbeddedRig(path, on_disk=False, queues=queues)
+
+
+def behind_a_front(path: Path, queues: int) -> Rig:
+    """The embedded broker on the engine in memory, through a front."""
+    return FrontedRig(path, queues=queues)
 
 
 def the_double(path: Path, queues: int) -> Rig:
@@ -321,12 +369,12 @@ Scenario = Callable[[Any], Coroutine[object, object, None]]  # takes the rig tha
 
 def every_broker(*, queues: int = 4) -> Callable[[Scenario], Callable[..., None]]:
     """Run a scenario on everything that claims to fit ``PopBroker``."""
-    return _on((on_rocksdb, on_memory, the_double), queues)
+    return _on((on_rocksdb, on_memory, behind_a_front, the_double), queues)
 
 
 def every_durable_broker(*, queues: int = 4) -> Callable[[Scenario], Callable[..., None]]:
     """Run a scenario on the brokers that outlive a restart."""
-    return _on((on_rocksdb, on_memory), queues)
+    return _on((on_rocksdb, on_memory, behind_a_front), queues)
 
 
 def _on(makers: Sequence[Make], queues: int) -> Callable[[Scenario], Callable[..., None]]:
