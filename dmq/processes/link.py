@@ -14,6 +14,7 @@ from dmq.processes.frames import LENGTH_BYTES, Frame, encode, length_at
 
 _BUFFER_BYTES: Final = 256 * 1024
 _UNSENT_HIGH: Final = 4 * 1024 * 1024  # with so much unsent the other end is behind
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)  # which msgspec lets through
 
 log = structlog.get_logger("dmq.processes")
 
@@ -38,6 +39,7 @@ class Link(asyncio.BufferedProtocol):
         self._buffer = bytearray(_BUFFER_BYTES)
         self._filled = 0
         self._frames: list[Frame] = []
+        self._is_ended = False  # here: nothing is said or heard any more
         self.is_lost = False
 
     @classmethod
@@ -61,7 +63,9 @@ class Link(asyncio.BufferedProtocol):
     # -- saying -------------------------------------------------------------------------------------------------------
 
     def say(self, frame: Frame) -> None:
-        """Write a frame at the end of the loop's turn, behind all that was said before."""
+        """Write a frame at the end of the loop's turn, behind all that was said before; nothing behind the end."""
+        if self._is_ended:
+            return
         frames = self._frames
         if not frames:
             self._loop.call_soon(self._flush)
@@ -73,14 +77,17 @@ class Link(asyncio.BufferedProtocol):
             self._transport.write(encode(frames))
 
     def close(self) -> None:
-        """End the stream behind what was said."""
-        if not self.is_lost:
+        """End the stream behind what was said; nothing is heard any more."""
+        if not self._is_ended:
             self._flush()
+            self._is_ended = True
             self._transport.close()
 
     def abort(self) -> None:
         """End the stream at once."""
         if not self.is_lost:
+            self._is_ended = True
+            self._frames = []
             self._transport.abort()
 
     # -- called by the loop -------------------------------------------------------------------------------------------
@@ -97,15 +104,15 @@ class Link(asyncio.BufferedProtocol):
         self._filled += nbytes
         at = 0
         with memoryview(self._buffer) as view:
-            while self._filled - at >= LENGTH_BYTES:
+            while self._filled - at >= LENGTH_BYTES and not self._is_ended:
                 end = at + LENGTH_BYTES + length_at(view, at)
                 if end > self._filled:
                     break
                 try:
                     frames = self._decode(view[at + LENGTH_BYTES : end])
-                except msgspec.DecodeError:
+                except _UNREADABLE:
                     log.exception("frames_unreadable")
-                    self._transport.abort()
+                    self.abort()
                     return
                 self._on_frames(frames)
                 at = end
@@ -138,5 +145,5 @@ class Link(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        self.is_lost = True
+        self.is_lost = self._is_ended = True
         self._on_lost()
