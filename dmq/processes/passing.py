@@ -55,12 +55,14 @@ def receive(sockets: socket.socket, take: Callable[[socket.socket, object], Awai
             name, descriptors, _, _ = socket.recv_fds(sockets, _PEER_BYTES_MAX, 1)
         except (BlockingIOError, InterruptedError):
             return
-        except OSError as error:  # such as no descriptor left
+        except OSError as error:
             log.warning("connection_not_received", why=error.strerror or str(error))
             return
+        if not name:
+            end()  # the other end is gone
+            return
         if not descriptors:
-            if not name:
-                end()  # the other end is gone
+            log.warning("connection_not_received", why="no descriptor is left")
             return
         accepted = socket.socket(fileno=descriptors[0])
         accepted.setblocking(False)
