@@ -21,7 +21,7 @@ from broker_adapter.limits import BODY_BYTES_MAX
 from broker_adapter.message import Delivery
 from dmq.acl.quotas import ADDRESS, KEY, Holder, Quota
 from dmq.processes import frames
-from dmq.processes.store_process import FrontClock
+from dmq.processes.clocks import FrontClock
 from dmq.sidecar.exchange import Exchange, Receive, Received
 
 LONG_MS = 60_000  # of waiting: what waits that long fails its test

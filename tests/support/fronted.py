@@ -14,10 +14,10 @@ from dmq.daemon.fronts import front_settings
 from dmq.http2.bounds import Accounts
 from dmq.http2.listener import Listener
 from dmq.processes import frames
+from dmq.processes.clocks import FrontClock
 from dmq.processes.front import Front
 from dmq.processes.host import Host
 from dmq.processes.link import Link
-from dmq.processes.store_process import FrontClock
 from dmq.sidecar.http2_server import Port, said_plainly
 from dmq.sidecar.settings import SidecarConfig
 

@@ -16,10 +16,11 @@ from dmq.counting import CallCounts
 from dmq.http2 import Bidirectional, Method, Streaming
 from dmq.http2.bounds import Accounts
 from dmq.processes import frames
+from dmq.processes.clocks import FrontClock
 from dmq.processes.host import Host
 from dmq.processes.link import Link
 from dmq.processes.settings import RelayedMethod
-from dmq.processes.store_process import FrontClock, StoreProcess
+from dmq.processes.store_process import StoreProcess
 from dmq.sidecar.dispatch import Dispatcher
 from dmq.sidecar.exchange import Receive, ServedBroker
 from dmq.sidecar.http2_server import Port

@@ -17,10 +17,11 @@ from dmq.acl.quotas import Quotas
 from dmq.http2 import Admission, Bidirectional, CallEnded, Method, RequestHeaders, Status, Unary
 from dmq.http2.bounds import Accounts
 from dmq.processes import frames
+from dmq.processes.clocks import FrontClock
 from dmq.processes.host import Host
 from dmq.processes.link import Link
 from dmq.processes.settings import RelayedMethod
-from dmq.processes.store_process import FrontClock, StoreProcess
+from dmq.processes.store_process import StoreProcess
 from dmq.sidecar.http2_server import Port
 
 PATIENCE_S = 60
