@@ -40,7 +40,7 @@ def _ack_token(delivery: Received) -> bytes:
     return encode_event(EventKind.ACKED, *place, pack_id(delivery.message_id))
 
 
-def _run(tmp_path: Path, *options: str) -> Traced:
+def _run(tmp_path: Path, *options: str, processes: int) -> Traced:
     """Send, receive and acknowledge in front of a traced daemon."""
     output = tmp_path / "trace.txt"
     strace, *arguments = tracer(output)
@@ -49,7 +49,7 @@ def _run(tmp_path: Path, *options: str) -> Traced:
     acks: dict[bytes, bytes] = {}
     # -D: the daemon stays our child and gets our signals
     with (
-        Daemon(tmp_path / "data", *options, prefix=(strace, "-D", *arguments)) as daemon,
+        Daemon(tmp_path / "data", *options, prefix=(strace, "-D", *arguments), processes=processes) as daemon,
         WireClient(daemon.address) as client,
     ):
         messages = [a_message(_TOPIC, each) for each in normal]
@@ -69,10 +69,10 @@ def _run(tmp_path: Path, *options: str) -> Traced:
     return Traced(Trace.of(output), sends, acks)
 
 
-@pytest.fixture(scope="module")
-def disk(tmp_path_factory: pytest.TempPathFactory) -> Traced:
+@pytest.fixture(scope="module", params=[1, 2], ids=["one process", "fronts"])
+def disk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Traced:
     """A run with the default durability."""
-    return _run(tmp_path_factory.mktemp("disk"))
+    return _run(tmp_path_factory.mktemp("disk"), processes=request.param)
 
 
 def test_no_send_is_answered_before_the_disk_has_it(disk: Traced) -> None:
@@ -85,9 +85,10 @@ def test_no_ack_is_answered_before_the_disk_has_it(disk: Traced) -> None:
     assert disk.trace.unsafe_answers(disk.acks) == []
 
 
-def test_the_checker_sees_a_missing_sync(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_checker_sees_a_missing_sync(tmp_path: Path, processes: int) -> None:
     """The test of the test: with durability "process" every answer is written, and none is synced before it leaves."""
-    unsynced = _run(tmp_path, "--durability", "process")
+    unsynced = _run(tmp_path, "--durability", "process", processes=processes)
     for tokens in (unsynced.sends, unsynced.acks):
         unsafe = unsynced.trace.unsafe_answers(tokens)
         assert len(unsafe) == len(tokens)
