@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+import psutil
 import pytest
 from support.client_traffic import Outage, Restarts, Traffic
 from support.daemon import Daemon
-from support.fronts import fronts_of, until, with_fronts
+from support.fronts import serving, until, until_gone, with_fronts
 from support.official_client import Language, OfficialClient, can_run, require, those_with
 
 _LANGUAGES = those_with("restart")
@@ -17,22 +18,23 @@ _LANGUAGES = those_with("restart")
 @pytest.fixture(scope="module")
 def outages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarts]:
     with Daemon(tmp_path_factory.mktemp("daemon") / "data", env=with_fronts()) as daemon:
+        stopped: list[psutil.Process] = []
 
         def kill(count: int) -> None:
-            for each in fronts_of(daemon.pid)[:count]:
+            killed = serving(daemon)[:count]
+            for each in killed:
                 each.kill()
+            until_gone(killed)
 
         def stop_one() -> None:
-            fronts_of(daemon.pid)[0].suspend()
+            stopped.append(serving(daemon)[0])
+            stopped[0].suspend()
 
         def await_two() -> None:
-            until("two fronts serve", lambda: len(daemon.events("front_serving")) == 2 + len(ended()))
-
-        def ended() -> list[dict[str, object]]:
-            return daemon.events("front_ended")
+            until("two fronts serve", lambda: len(serving(daemon)) == 2)
 
         def await_its_end() -> None:
-            until("it was found", lambda: daemon.events("front_hangs"))
+            until_gone(stopped)
             await_two()
 
         with ExitStack() as stack:
@@ -49,6 +51,7 @@ def outages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarts]:
                 Outage("the death of all", lambda: kill(2), await_two, is_noticed=False),
                 Outage("one that hangs", stop_one, await_its_end, is_noticed=False),
             )
+        assert [each["pid"] for each in daemon.events("front_hangs")] == [stopped[0].pid]
         yield outages
         daemon.stop()
 

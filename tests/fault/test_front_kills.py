@@ -17,7 +17,7 @@ from support.crash_load import INVISIBLE_MS, Load
 from support.crash_operators import receive_all
 from support.daemon import Daemon, run_command
 from support.effort import EFFORT, SEED
-from support.fronts import fronts_of, until, with_fronts
+from support.fronts import fronts_of, serving, until, with_fronts
 from support.outbox import read_outbox
 
 from broker_adapter.clock import SystemClock
@@ -34,10 +34,7 @@ def kill_fronts(daemon: Daemon, rng: random.Random) -> int:
     until_s, killed = time.monotonic() + KILLED_FOR_S, 0
     while time.monotonic() < until_s:
         threading.Event().wait(KILL_EVERY_S)
-        fronts = fronts_of(daemon.pid)
-        if rng.random() < 0.9:
-            serving = {each["pid"] for each in daemon.events("front_serving")}
-            fronts = [each for each in fronts if each.pid in serving][:1]
+        fronts = serving(daemon)[:1] if rng.random() < 0.9 else fronts_of(daemon.pid)
         for each in fronts:
             each.kill()
         killed += len(fronts)

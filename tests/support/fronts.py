@@ -14,9 +14,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
+
+if TYPE_CHECKING:
+    from support.daemon import Daemon
 
 PATIENCE_S = 30.0
 TWO_FRONTS = {"DMQ_PROCESSES": "2"}
@@ -41,6 +44,12 @@ def fronts_of(pid: int) -> list[psutil.Process]:
                 if "dmq.processes.front" in each.cmdline():
                     found.append(each)
     return sorted(found, key=lambda each: (each.create_time(), each.pid))
+
+
+def serving(daemon: Daemon) -> list[psutil.Process]:
+    """The fronts that take connections, as the daemon said, and that were not killed since."""
+    ready = {each["pid"] for each in daemon.events("front_serving")}
+    return [each for each in fronts_of(daemon.pid) if each.pid in ready]
 
 
 def until(what: str, holds: Callable[[], object], within_s: float = PATIENCE_S) -> None:
