@@ -70,6 +70,7 @@ class Daemon:
         self.address: str = self.events["serving"]["listen"]
         self._metrics: str = self.events["serving"]["metrics"]
         self.process = psutil.Process(self._process.pid)
+        self._all = [self.process, *_fronts(self.process)]  # a front that is started anew is not among them
 
     @property
     def ready_after_imports_s(self) -> float:
@@ -79,20 +80,19 @@ class Daemon:
 
     @property
     def rss_bytes(self) -> int:
-        """Memory that is resident now."""
-        return int(self.process.memory_info().rss)
+        """Memory that is resident now, in all of its processes."""
+        return sum(int(each.memory_info().rss) for each in self._all)
 
     @property
     def rss_bytes_max(self) -> int:
-        """The most memory that was resident at any time so far, as the kernel noted it."""
-        status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
-        return int(_HIGH_WATER.findall(status)[0]) * 1024
+        """The most memory that was resident in each of them at any time so far, as the kernel noted it."""
+        found = [Path(f"/proc/{each.pid}/status").read_text(encoding="ascii") for each in self._all]
+        return sum(int(_HIGH_WATER.findall(status)[0]) * 1024 for status in found)
 
     @property
     def cpu_s(self) -> float:
-        """CPU time so far, user and system."""
-        times = self.process.cpu_times()
-        return float(times.user + times.system)
+        """CPU time of all of them so far, user and system."""
+        return sum(float(each.user + each.system) for each in (process.cpu_times() for process in self._all))
 
     def cpu_by_process(self) -> list[float]:
         """CPU time so far, of the store process first, then of each front."""
@@ -141,6 +141,10 @@ def quantile_ms(buckets: Sequence[tuple[float, float]], q: float) -> float:
     """Return the upper bound of the bucket in which the quantile lies: never less than the true one."""
     rank = q * buckets[-1][1]
     return next(bound for bound, count in buckets if count >= rank)
+
+
+def _fronts(process: psutil.Process) -> list[psutil.Process]:
+    return [each for each in process.children() if "dmq.processes.front" in each.cmdline()]
 
 
 def _read_events(stream: IO[str], events: queue.Queue[dict[str, Any] | None]) -> None:

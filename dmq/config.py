@@ -36,6 +36,7 @@ from dmq.units import (
     TopicPatterns,
     format_delay_levels,
     format_duration,
+    format_size,
     is_loopback,
     parse_address,
     parse_delay_levels,
@@ -71,6 +72,8 @@ _SERVICE_URL = re.compile(r"DMQ_(\w+_)?PORT=(tcp|udp|sctp)://.*")
 
 _MIB = 2**20
 PROCESSES_MAX = 64
+# Of the bytes that may wait: an eighth is the operators', and the rest has room for an answer of 13 MiB.
+PROCESS_HELD_BYTES_MIN = 16 * _MIB
 LOW_WATER_SHARE = 20  # a twentieth of the file system
 LOW_WATER_BYTES_MIN = 32 * _MIB
 LOW_WATER_BYTES_MAX = 1024 * _MIB
@@ -104,6 +107,11 @@ def _whole(value: object) -> object:
     if isinstance(value, bool):  # TOML's `true` would pass as 1
         raise ValueError("a whole number is expected")
     return value
+
+
+def fronts_max(held_bytes_max: int) -> int:
+    """Return how many front processes may share ``held_bytes_max`` with the one that has the store."""
+    return held_bytes_max // PROCESS_HELD_BYTES_MIN - 1
 
 
 def _processes(value: object) -> object:
@@ -436,6 +444,13 @@ class DaemonConfig(BaseSettings):
         """Refuse front processes where the library serves, which has none."""
         if self.transport == "grpcio" and self.processes not in (1, "auto"):
             raise ValueError(f"processes = {self.processes} needs the transport http2; transport is grpcio")
+        if self.processes != "auto" and self.processes > fronts_max(self.held_bytes_max):
+            each, needed = PROCESS_HELD_BYTES_MIN, PROCESS_HELD_BYTES_MIN * (self.processes + 1)
+            raise ValueError(
+                f"processes = {self.processes} leaves less than {format_size(each)} of held_bytes_max = "
+                f"{format_size(self.held_bytes_max)} to each front and to the process with the store: set "
+                f"held_bytes_max = {format_size(needed)} or more, or fewer processes"
+            )
         return self
 
     @model_validator(mode="after")

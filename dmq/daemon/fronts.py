@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from broker_adapter.clock import Clock
-from dmq.config import DaemonConfig
+from dmq.config import DaemonConfig, fronts_max
 from dmq.daemon.files import certificate_files
 from dmq.daemon.processors import processors
 from dmq.http2 import Bidirectional, Method, PlainServedTo, Streaming
@@ -19,9 +19,9 @@ _BUSY_MIN: Final = 64
 _IN_FLIGHT_MIN: Final = 256
 
 
-def fronts_of(processes: Literal["auto"] | int) -> int:
+def fronts_of(processes: Literal["auto"] | int, held_bytes_max: int = 256 * 2**20) -> int:
     """Return how many fronts there are to be; 0: the daemon is one process."""
-    count = min(processors(), FRONTS_MAX) if processes == "auto" else processes
+    count = min(processors(), FRONTS_MAX, fronts_max(held_bytes_max)) if processes == "auto" else processes
     return count if count > 1 else 0
 
 
@@ -34,7 +34,7 @@ def front_settings(
     config: DaemonConfig, port: Port, sidecar: SidecarConfig, clock: Clock, *, connections_max: int
 ) -> Settings:
     """Return what a front is told that starts now: its part of what all of them may have."""
-    count = fronts_of(config.processes)
+    count = fronts_of(config.processes, config.held_bytes_max)
     quotas = port.service.quotas
     messages = port.service.messages
     own = {*messages.unary, *messages.streaming}

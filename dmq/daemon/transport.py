@@ -130,7 +130,11 @@ def _http2(
     from dmq.sidecar.http2_server import Http2Transport
 
     host, port = config.listen.host, config.listen.port
-    connections_max, tls, count = options.connections_max, files.certificates, fronts_of(config.processes)
+    connections_max, tls, count = (
+        options.connections_max,
+        files.certificates,
+        fronts_of(config.processes, config.held_bytes_max),
+    )
     if count:
         return Fronts(
             served,

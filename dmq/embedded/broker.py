@@ -283,8 +283,8 @@ class EmbeddedBroker:
     ) -> str:
         return await self.deliveries.change_invisible(group, topic, receipt_handle, invisible_ms, suspend=suspend)
 
-    async def not_taken(self, group: str, deliveries: Sequence[Delivery]) -> None:
-        await self.deliveries.not_taken(group, deliveries)
+    async def not_taken(self, group: str, leased: Sequence[tuple[str, str]]) -> None:
+        await self.deliveries.not_taken(group, leased)
 
     async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
         await self.deliveries.dead_letter(group, topic, receipt_handle, attempts=attempts)

@@ -257,15 +257,16 @@ class Deliveries:
             raise BrokerUnavailable(str(error)) from error
         return receipt_handle
 
-    async def not_taken(self, group: str, deliveries: Sequence[Delivery]) -> None:
-        """End the leases of deliveries that did not reach their client; what ended or was finished meanwhile stays.
+    async def not_taken(self, group: str, leased: Sequence[tuple[str, str]]) -> None:
+        """End the leases of deliveries, told by topics and receipt handles, that did not reach their client.
 
-        So does what it hid: that one had reached it, and is not to be seen before its time.
+        What ended or was finished meanwhile stays. So does what it hid: that one had reached it, and is not to be seen
+        before its time.
         """
-        for each in deliveries:
+        for topic, receipt_handle in leased:
             with suppress(BrokerError, StoreError):
-                found = await self._subscriptions.subscribe_known(group, each.topic)
-                known = _at_hand(found, each.receipt_handle)
+                found = await self._subscriptions.subscribe_known(group, topic)
+                known = _at_hand(found, receipt_handle)
                 if not isinstance(known, tuple):
                     continue
                 queue, receipt, lease = known

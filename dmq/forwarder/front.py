@@ -381,13 +381,13 @@ class ClusterFront:
         owner = self._here if self._cluster.owns(receipt_handle) else self._local
         return await owner.change_invisible(group, topic, receipt_handle, invisible_ms, suspend=suspend)
 
-    async def not_taken(self, group: str, deliveries: Sequence[Delivery]) -> None:
+    async def not_taken(self, group: str, leased: Sequence[tuple[str, str]]) -> None:
         """As ``ServedBroker.not_taken``; the cluster's come again at the cost of no attempt."""
-        await self._local.not_taken(group, [each for each in deliveries if not self._cluster.owns(each.receipt_handle)])
-        for each in deliveries:
-            if self._cluster.owns(each.receipt_handle):
+        await self._local.not_taken(group, [each for each in leased if not self._cluster.owns(each[1])])
+        for topic, receipt_handle in leased:
+            if self._cluster.owns(receipt_handle):
                 with suppress(BrokerError):
-                    await self._here.change_invisible(group, each.topic, each.receipt_handle, 0, suspend=True)
+                    await self._here.change_invisible(group, topic, receipt_handle, 0, suspend=True)
 
     async def dead_letter(self, group: str, topic: str, receipt_handle: str, *, attempts: int) -> None:
         """As ``PopBroker.dead_letter``."""

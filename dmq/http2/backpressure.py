@@ -28,14 +28,21 @@ class Reader(Protocol):
 class Backpressure:
     """Who of the clients that send much is read from, and who waits. Belongs to the event loop."""
 
-    def __init__(self, is_busy: Callable[[], bool]) -> None:
+    def __init__(self, is_busy: Callable[[], bool], is_full: Callable[[], bool] = lambda: False) -> None:
+        """While ``is_full`` says so, everybody waits who was read from."""
         self._is_busy = is_busy
+        self._is_full = is_full
         self._reading: dict[Reader, None] = {}  # of those that had much in flight when it was too much
         self._waiting: dict[Reader, None] = {}  # who waits longest comes first
         self._is_resuming = False
 
     def heard(self, client: Reader, in_flight: int) -> None:
         """Something was read from a client that now has so many calls in flight."""
+        if self._is_full() and client not in self._waiting:
+            self._reading.pop(client, None)
+            self._waiting[client] = None
+            client.pause()
+            return
         if not self._is_busy():
             return
         if in_flight >= MUCH and client not in self._waiting:
@@ -57,7 +64,7 @@ class Backpressure:
         self._waiting.pop(client, None)
 
     def _resume_next(self) -> None:
-        if not self._waiting or self._is_busy():
+        if not self._waiting or self._is_busy() or self._is_full():
             self._is_resuming = False
             return
         client = next(iter(self._waiting))

@@ -61,6 +61,7 @@ class Http2Server:
         tls: Callable[[], ssl.SSLContext] | None = None,
         plain_served_to: PlainServedTo = "all",
         is_busy: Callable[[], bool] = lambda: False,
+        is_full: Callable[[], bool] = lambda: False,
         admit: Admit = admit_all,
         share_of: ShareOf = lambda _, __: None,
         on_left: Callable[[str], None] = lambda _: None,
@@ -68,7 +69,8 @@ class Http2Server:
         """Listen nowhere yet. ``methods`` are found by path, such as ``/package.Service/Method``.
 
         ``admit`` judges each call by its headers, ``share_of`` says how many bytes may wait for an address or a key.
-        While ``is_busy`` says so, clients that send much are not read from, until ``turns.go_on`` is called.
+        While ``is_busy`` says so, clients that send much are not read from, until ``turns.go_on`` is called; while
+        ``is_full`` does, no client that says anything.
         ``on_left`` hears of each connection that ends, by its address.
         """
         self.limits = limits or Limits()
@@ -82,7 +84,7 @@ class Http2Server:
         self._listener = Listener(host, port, self.take)
         self._is_stopped = False
         self.slices = Slices()
-        self.turns = Backpressure(is_busy)
+        self.turns = Backpressure(is_busy, is_full)
         self._clients: dict[ClientProtocol, None] = {}  # the newest last
         self._doors = Doors(self.limits, self._clients.keys)
         self._opened = self._refused = 0

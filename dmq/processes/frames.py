@@ -24,6 +24,7 @@ from dmq.sidecar.dispatch import Logged
 
 _LENGTH: Final = struct.Struct(">I")
 LENGTH_BYTES: Final = _LENGTH.size
+_INT_MIN, _INT_MAX = -(2**63), 2**63 - 1  # of what a frame can hold
 
 
 class Frame(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -308,7 +309,7 @@ from_store: Final = msgspec.msgpack.Decoder(list[FromStore]).decode
 
 
 def encode(frames: Sequence[Frame]) -> bytearray:
-    """Return a batch: each message of it is copied once."""
+    """Return a batch: each message of it is copied once. Raises what msgspec does for what has no bytes."""
     batch = bytearray(LENGTH_BYTES)
     _encoder.encode_into(frames, batch, LENGTH_BYTES)
     _LENGTH.pack_into(batch, 0, len(batch) - LENGTH_BYTES)
@@ -361,4 +362,6 @@ def is_expected(error: Exception) -> bool:
 
 
 def _shown(value: object) -> str | int | float | None:
+    if isinstance(value, int) and not _INT_MIN <= value <= _INT_MAX:
+        return str(value)
     return value if value is None or isinstance(value, str | int | float) else str(value)

@@ -39,13 +39,13 @@ from dmq.acl.quotas import Bounds, Holder, Quota, Quotas
 from dmq.admin.access import entrances
 from dmq.counting import CallCounts
 from dmq.errors import DmqError, with_advice
-from dmq.http2 import Http2Server
+from dmq.http2 import Http2Server, address_of
 from dmq.http2 import Limits as Http2Limits
 from dmq.log import configure
 from dmq.processes import frames, passing
 from dmq.processes.clocks import FrontClock
 from dmq.processes.link import Link
-from dmq.processes.settings import Settings
+from dmq.processes.settings import Settings, part_of
 from dmq.processes.store_process import StoreProcess
 from dmq.processes.tuning import tune
 from dmq.sidecar.access import Guarded, all_entrances
@@ -60,6 +60,7 @@ from dmq.usage import usage
 _FIGURES_S: Final = 1.0
 _LOOK_S: Final = 1.0  # at files
 _HOLDERS_TOLD: Final = 100
+_UNSENT_HIGH: Final = 1024 * 1024  # what the store process did not take yet; then clients wait before they say more
 _SEND_PATH: Final = wire.METHODS["SendMessage"].path
 
 log = structlog.get_logger("dmq.processes")
@@ -111,15 +112,16 @@ class Front:
             host=settings.host,
             port=0,
             monotonic_s=clock.monotonic_s,
-            limits=with_bounds(_limits(settings), bounds, settings.shares),
+            limits=with_bounds(http2_limits(settings), bounds, settings.shares),
             admit=Gate(all_entrances(entrances()), guard, self._quotas).admit,
             share_of=self._share_of,
             tls=self._certificates.context if self._certificates is not None else None,
             plain_served_to=settings.plain_served_to,
             is_busy=messages.is_busy,
+            is_full=lambda: link.is_behind,
             on_left=self._left,
         )
-        messages.on_room = self.server.turns.go_on
+        messages.on_room = link.on_room = self.server.turns.go_on
         self._quotas.on_change = self.server.accounts.share_changed
         self._left_addresses: list[str] = []
 
@@ -160,8 +162,11 @@ class Front:
         return wire.SendMessageResponse.FromString(answer)
 
     def _share_of(self, kind: str, name: str) -> int | None:
-        limit = self._quotas.limit(Quota.BYTES, Holder(kind, name))
-        return None if limit is None else limit // self._settings.shares
+        return part_of(self._quotas.limit(Quota.BYTES, Holder(kind, name)), self._settings.shares)
+
+    def lose(self, peer: object) -> None:
+        """Note that a connection from ``peer`` did not arrive here."""
+        self._left(address_of(peer))
 
     def _left(self, address: str) -> None:
         if not self._left_addresses:
@@ -191,11 +196,18 @@ def _certificates(settings: Settings, clock: FrontClock) -> Certificates | None:
     return Certificates(Path(tls.certificate), Path(tls.key), clock, client_ca, tells_expiry=False, tells=False)
 
 
-def _limits(settings: Settings) -> Http2Limits:
+def http2_limits(settings: Settings) -> Http2Limits:
+    """Return the bounds of one front, but for the bytes that may wait."""
+    fronts, whole = settings.shares - 1, Http2Limits()
+    lists_per_address = whole.lists_per_address // fronts
     return Http2Limits(
         request_max=REQUEST_BYTES_MAX,
         connections=settings.connections,
         connections_per_address=settings.connections_per_address,
+        connections_reserved=-(-whole.connections_reserved // fronts),
+        lists_per_connection=min(whole.lists_per_connection, lists_per_address),
+        lists_per_address=lists_per_address,
+        lists_in_all=whole.lists_in_all // fronts,
         idle_s=settings.idle_s,
         request_s=settings.request_s,
     )
@@ -214,11 +226,16 @@ class _Process:
             frames.Welcome: lambda frame: self._welcome.set_result(frame.settings),
             frames.Drain: lambda frame: self._end(frame.grace_s),
         }
+        self.on_fault: Callable[[int], None] = lambda _: None
 
     def on_frames(self, said: Sequence[Any]) -> None:
         takes = self._takes
         for frame in said:
-            takes[type(frame)](frame)
+            try:
+                takes[type(frame)](frame)
+            except Exception:  # it is one call's, and all others go on
+                log.exception("frame_failed", kind=type(frame).__name__)
+                self.on_fault(getattr(frame, "call", 0))
 
     def on_lost(self) -> None:
         self._lost.set_result(None)
@@ -240,9 +257,10 @@ class _Process:
         configure(settings.log_level, settings.log_format, clock, process=self._name)
         front = Front(settings, link, clock)
         self._takes.update(front.takes())
+        self.on_fault = front.store.fail
         tune()
         front.server.begin()
-        receiving = passing.receive(self._sockets, front.server.take)
+        receiving = passing.receive(self._sockets, front.server.take, front.lose)
         link.say(frames.Ready())
         telling = asyncio.get_running_loop().create_task(self._tell(front))
         grace_s = await self._drain
@@ -278,7 +296,7 @@ async def _main(name: str, link_fd: int, sockets_fd: int) -> None:
         loop.add_signal_handler(number, lambda: None)
     process = _Process(name, socket.socket(fileno=sockets_fd))
     stream = socket.socket(fileno=link_fd)
-    link = await Link.over(stream, frames.from_store, process.on_frames, process.on_lost)
+    link = await Link.over(stream, frames.from_store, process.on_frames, process.on_lost, unsent_high=_UNSENT_HIGH)
     await process.serve(link)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from broker_adapter.clock import Clock
-from dmq.acl.quotas import Holder
+from dmq.acl.quotas import Holder, Quota
 from dmq.errors import DmqError
 from dmq.http2 import address_of
 from dmq.http2.bounds import Accounts
@@ -27,7 +27,7 @@ from dmq.processes import frames, passing
 from dmq.processes.clocks import wall_less_boot_ms
 from dmq.processes.host import Host
 from dmq.processes.link import Link
-from dmq.processes.settings import Settings
+from dmq.processes.settings import Settings, part_of
 from dmq.sidecar.http2_server import Port, said_plainly
 from dmq.usage import ProcessStatus, front_name, store_process
 
@@ -166,7 +166,11 @@ class Fronts:
         quotas = port.service.quotas
         bounds = quotas.bounds
         shares = count + 1
-        self._accounts = accounts = Accounts(bounds.bytes_held // shares, bounds.bytes_reserve // shares)
+        self._accounts = accounts = Accounts(
+            bounds.bytes_held // shares,
+            bounds.bytes_reserve // shares,
+            lambda kind, name: part_of(quotas.limit(Quota.BYTES, Holder(kind, name)), shares),
+        )
         quotas.bytes_of = lambda holder: accounts.held_by(*holder) + sum(each.held_by(holder) for each in self.fronts)
         quotas.on_change = self._limits_changed
         self._keeping: list[asyncio.Task[None]] = []
@@ -261,8 +265,11 @@ class Fronts:
         self._tell(frames.Limits(self._port.service.quotas.encoded()))
 
     def _left(self, front: Front, frame: frames.Left) -> None:
-        front.connections.subtract(frame.addresses)
-        front.connections += Counter()  # without those that are nought
+        connections = front.connections
+        for address in frame.addresses:
+            connections[address] -= 1
+            if not connections[address]:
+                del connections[address]
 
     def _counted(self, front: Front, frame: frames.Figures) -> None:
         front.figures = frame

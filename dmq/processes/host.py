@@ -1,11 +1,10 @@
-"""The store process's end of one front: makes the calls that it asks for, and answers them."""
+"""The store process's end of one front: makes the calls for messages that it asks for, and answers them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -15,14 +14,14 @@ import structlog
 from broker_adapter.adapter import Subscription
 from broker_adapter.clock import Clock
 from broker_adapter.deferred import Deferred
-from broker_adapter.errors import BrokerError
+from broker_adapter.errors import BrokerError, Overloaded
 from broker_adapter.message import Envelope, SendReceipt
-from dmq.http2 import Admission, Bidirectional, CallEnded, RequestHeaders, Status, Unary
 from dmq.http2.bounds import Accounts
 from dmq.processes import frames
 from dmq.processes.clocks import NEAR_MS, wall_less_boot_ms
 from dmq.processes.link import Link
-from dmq.sidecar.exchange import Exchange, Receive, Received
+from dmq.processes.relays import Relays
+from dmq.sidecar.exchange import Exchange, Receive
 from dmq.sidecar.http2_server import Port
 
 _IN_DOUBT_S: Final = 1.0  # so long after a front wrote an answer to a socket its client may not have read it
@@ -31,10 +30,11 @@ log = structlog.get_logger("dmq.processes")
 
 
 class _Handed(NamedTuple):
-    """Deliveries that are not known to be taken, of which group, and whether they are renewed."""
+    """Deliveries that are not known to be taken: how they end, whose they are, and whether they are renewed."""
 
-    received: Received
+    over: Callable[[bool], None]
     group: str
+    leased: Sequence[tuple[str, str]]  # topics and receipt handles: messages are not kept for it
     is_renewed: bool
 
 
@@ -42,7 +42,7 @@ class _Taken(NamedTuple):
     """Renewed deliveries that a client's socket took."""
 
     at_s: float
-    received: Received
+    over: Callable[[bool], None]
 
 
 class Host:
@@ -59,12 +59,12 @@ class Host:
         """``others`` take the kinds of frames that are no calls."""
         self._link = link
         self._say = link.say
-        self._port = port
+        link.on_unsaid = self._unsaid
         self._exchange: Exchange = port.service.exchange
+        self._relays = relays = Relays(link, port, accounts)
         self._accounts = accounts
         self._clock = clock
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._relayed: dict[int, _Relayed] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # of receives
         self._handed: dict[int, _Handed] = {}
         self._taken: deque[_Taken] = deque()
         self._acks: dict[tuple[str, str], list[frames.Ack]] = {}  # of the batch that is being read
@@ -76,11 +76,8 @@ class Host:
             frames.NotTaken: self._not_taken,
             frames.Ack: lambda frame: self._acks.setdefault((frame.group, frame.topic), []).append(frame),
             frames.ChangeInvisible: self._change_invisible,
-            frames.Relay: self._relay,
-            frames.Message: lambda frame: self._of_stream(frame.call, frame.body),
-            frames.HalfClose: self._half_close,
-            frames.More: self._more,
             frames.Cancel: self._cancel,
+            **relays.takes,
             **others,
         }
 
@@ -89,24 +86,43 @@ class Host:
         self._wall_less_boot_ms = wall_less_boot_ms(self._clock)
         takes = self._takes
         for frame in batch:
-            takes[type(frame)](frame)
+            try:
+                takes[type(frame)](frame)
+            except Exception as error:  # noqa: BLE001 - a fault of ours fails one call, and all others go on
+                self._fault(frame, error)
         if self._acks:
             acks, self._acks = self._acks, {}
-            for (group, topic), each in acks.items():
-                self._ack(group, topic, each)
+            for (group, topic), asked in acks.items():
+                try:
+                    self._ack(group, topic, asked)
+                except Exception as error:  # noqa: BLE001 - as above
+                    for each in asked:
+                        self._fault(each, error)
 
     def lose(self) -> None:
         """End all calls of a front that is gone, and give back what its clients may not have."""
         for task in list(self._tasks.values()):
             task.cancel()
         for handed in self._handed.values():
-            handed.received.over(False)
+            handed.over(False)
         since_s = self._clock.monotonic_s() - _IN_DOUBT_S
         for taken in self._taken:
             if taken.at_s >= since_s:
-                taken.received.over(False)
+                taken.over(False)
         self._handed.clear()
         self._taken.clear()
+        self._relays.lose()
+
+    def _fault(self, frame: Any, error: Exception) -> None:  # noqa: ANN401 - of any kind
+        call = getattr(frame, "call", 0)
+        if not call:
+            log.error("frame_failed", kind=type(frame).__name__, exc_info=error)
+        elif not self._relays.fail(call, error):
+            self._fail(call, error, type(frame).__name__)
+
+    def _unsaid(self, frame: Any) -> None:  # noqa: ANN401 - of any kind
+        if not self._relays.fail(frame.call):
+            self._say(frames.Failed(frame.call, frames.Failure("unexpected", "an answer that cannot be told")))
 
     def _fail(self, call: int, error: Exception, rpc: str) -> None:
         self._say(frames.Failed(call, self._failure(error, rpc)))
@@ -120,13 +136,8 @@ class Host:
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def _send(self, frame: frames.Send) -> None:
-        call = frame.call
-        try:
-            sending = self._exchange.send(self._timed(frame), frame.holders)
-        except Exception as error:  # noqa: BLE001 - it is told
-            self._fail(call, error, "SendMessage")
-            return
-        Deferred.of(sending).then(partial(self._sent, call))
+        sending = self._exchange.send(self._timed(frame), frame.holders)
+        Deferred.of(sending).then(partial(self._sent, frame.call))
 
     def _timed(self, frame: frames.Send) -> list[Envelope]:
         """Count delays from the time that is believed here: the front may not have heard of a step yet."""
@@ -150,7 +161,8 @@ class Host:
             Subscription(frame.topic, frame.queue_id, frozenset(frame.tags), frame.sql),
             *(frame.batch_max, frame.invisible_ms, frame.wait_ms, frame.is_renewed),
         )
-        self._run(frame.call, self._received(frame, wanted))
+        task = self._tasks[frame.call] = asyncio.get_running_loop().create_task(self._received(frame, wanted))
+        task.add_done_callback(lambda _: self._tasks.pop(frame.call, None))
 
     async def _received(self, frame: frames.ReceiveMessages, wanted: Receive) -> None:
         call = frame.call
@@ -159,20 +171,43 @@ class Host:
         except Exception as error:  # noqa: BLE001 - it is told
             self._fail(call, error, "ReceiveMessage")
             return
-        deliveries = received.deliveries
+        deliveries, over = received
+        size = 0
         if deliveries:
-            self._handed[call] = _Handed(received, frame.group, frame.is_renewed)
-        self._say(frames.Delivered(call, deliveries))  # type: ignore[arg-type]  # any sequence will do
+            size = sum(len(each.payload) for each in deliveries)
+            leased = [(each.topic, each.receipt_handle) for each in deliveries]
+            try:
+                if self._link.is_behind:
+                    await self._wait_for_link(size)
+            except BaseException as error:
+                self._give_back(frame.group, leased)
+                if not isinstance(error, BrokerError):
+                    raise
+                self._fail(call, error, "ReceiveMessage")
+                return
+            self._handed[call] = _Handed(over, frame.group, leased, frame.is_renewed)
+        self._say(frames.Delivered(call, deliveries), size)  # type: ignore[arg-type]  # any sequence will do
+
+    async def _wait_for_link(self, size: int) -> None:
+        """Wait until the front has room; raises Overloaded if too much waits for that already."""
+        waiting = self._accounts.open("link", "", lambda _: None)
+        waiting.hold(size)
+        try:
+            if waiting.crowded() is not None and waiting.address.bytes_held > size:
+                raise Overloaded("bytes of messages that wait for a front process", limit=waiting.address.bytes_max)
+            await self._link.room()
+        finally:
+            waiting.hold(-size)
+            self._accounts.close(waiting)
 
     def _over(self, frame: frames.Taken) -> None:
         handed = self._handed.pop(frame.call, None)
         if handed is None:
             return
-        received = handed.received
-        received.over(True)
+        handed.over(True)
         if handed.is_renewed:
             now_s = self._clock.monotonic_s()
-            self._taken.append(_Taken(now_s, received))
+            self._taken.append(_Taken(now_s, handed.over))
             while self._taken[0].at_s < now_s - _IN_DOUBT_S:
                 self._taken.popleft()
 
@@ -181,11 +216,15 @@ class Host:
         if handed is None:
             return
         if frame.was_wanted:
-            handed.received.over(False)
+            handed.over(False)
             return
-        for each in handed.received.deliveries:  # one that fails comes again when its lease ends
-            give_back = self._exchange.change_invisible(handed.group, each.topic, each.receipt_handle, 0, suspend=True)
-            Deferred.of(give_back).then(lambda _: None)
+        self._give_back(handed.group, handed.leased)
+
+    def _give_back(self, group: str, leased: Sequence[tuple[str, str]]) -> None:
+        """Have what no client was given come again, as the same attempt; what fails does when its lease ends."""
+        for topic, receipt_handle in leased:
+            giving_back = self._exchange.change_invisible(group, topic, receipt_handle, 0, suspend=True)
+            Deferred.of(giving_back).then(lambda _: None)
 
     def _ack(self, group: str, topic: str, asked: Sequence[frames.Ack]) -> None:
         """Acknowledge what several calls ask for together: they share a look at the group, and a unit of work."""
@@ -220,118 +259,9 @@ class Host:
         else:
             self._say(frames.Hidden(call, hidden.value))
 
-    # -- calls that are passed on -------------------------------------------------------------------------------------
-
-    def _relay(self, frame: frames.Relay) -> None:
-        call = frame.call
-        relayed = self._relayed[call] = _Relayed(call, self._say)  # its messages may be in the same batch
-        self._run(call, self._relayed_call(frame, relayed), lambda: self._relayed.pop(call, None))
-
-    def _headers(self, frame: frames.Relay) -> tuple[RequestHeaders, Admission]:
-        """Return the headers of a call and what is decided about it: here, unless the front refused it already."""
-        headers = RequestHeaders(tuple(frame.names), frame.values, frame.peer)
-        headers.deadline_s, headers.packed_bytes = frame.deadline_s, frame.packed_bytes
-        if frame.refusal is not None:
-            admission = Admission(address=frame.address, refusal=frames.error_of(frame.refusal))
-        else:
-            admission = self._port.gate.admit(frame.path, headers, frame.address)
-        headers.admission = admission
-        return headers, admission
-
-    async def _relayed_call(self, frame: frames.Relay, relayed: _Relayed) -> None:
-        call, body = frame.call, frame.body
-        method = self._port.methods_of_fronts[frame.path]
-        end, text = Status.OK, ""
-        headers, admission = self._headers(frame)
-        account = headers.account = self._accounts.open(
-            frame.address, admission.key, lambda _: None, is_operator=admission.is_operator
-        )
-        held = len(body or b"")
-        account.hold(held)
-        try:
-            if isinstance(method, Unary):
-                self._say(frames.Piece(call, [await method.handle(body or b"", headers)]))
-                return
-            given: AsyncIterator[Any] = (
-                method.handle(relayed.messages(), headers)
-                if isinstance(method, Bidirectional)
-                else method.handle(body or b"", headers)
-            )
-            async with aclosing(given) as pieces:  # type: ignore[type-var]
-                async for piece in pieces:
-                    self._say(frames.Piece(call, piece if isinstance(piece, list) else [piece]))
-                    await relayed.more()
-        except CallEnded as ended:
-            end, text = ended.status, ended.text
-        except asyncio.CancelledError:
-            end, text = Status.CANCELLED, ""
-            raise
-        except Exception as error:
-            log.exception("call_failed", path=frame.path, error=str(error))
-            end, text = Status.INTERNAL, "the server failed to serve this call"
-        finally:
-            account.hold(-held)
-            self._accounts.close(account)
-            self._say(frames.End(call, end, text))
-
-    def _of_stream(self, call: int, body: bytes) -> None:
-        relayed = self._relayed.get(call)
-        if relayed is not None:
-            relayed.put(body)
-
-    def _half_close(self, frame: frames.HalfClose) -> None:
-        relayed = self._relayed.get(frame.call)
-        if relayed is not None:
-            relayed.finish(Status(frame.status), frame.text)
-
-    def _more(self, frame: frames.More) -> None:
-        relayed = self._relayed.get(frame.call)
-        if relayed is not None:
-            relayed.go_on()
-
     def _cancel(self, frame: frames.Cancel) -> None:
         task = self._tasks.get(frame.call)
         if task is not None:
             task.cancel()
-
-    def _run(self, call: int, serving: Coroutine[Any, Any, None], on_end: Callable[[], object] = lambda: None) -> None:
-        task = asyncio.get_running_loop().create_task(serving)
-        self._tasks[call] = task
-        task.add_done_callback(lambda _: (self._tasks.pop(call, None), on_end()))
-
-
-class _Relayed:
-    """A call that was passed on: what its client says, and whether it took what it was told."""
-
-    def __init__(self, call: int, say: Callable[[frames.Frame], None]) -> None:
-        self._call = call
-        self._say = say
-        self._said: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._fault: CallEnded | None = None
-        self._taken = asyncio.Semaphore(0)
-
-    def put(self, body: bytes) -> None:
-        """Take a message of the client."""
-        self._said.put_nowait(body)
-
-    def finish(self, status: Status, text: str) -> None:
-        """Note that the client said its last word; with a ``status`` other than OK, that what it said then is wrong."""
-        if status is not Status.OK:
-            self._fault = CallEnded(status, text)
-        self._said.put_nowait(None)
-
-    async def messages(self) -> AsyncIterator[bytes]:
-        """Give the client's messages; the next one is asked for when the last was read. Raises CallEnded."""
-        while (body := await self._said.get()) is not None:
-            self._say(frames.Read(self._call))
-            yield body
-        if self._fault is not None:
-            raise self._fault
-
-    def go_on(self) -> None:
-        """Note that the client took a piece."""
-        self._taken.release()
-
-    async def more(self) -> None:
-        """Wait until the client took the last piece."""
-        await self._taken.acquire()
+        else:
+            self._relays.cancel(frame.call)

@@ -41,8 +41,15 @@ def pass_on(sockets: socket.socket, accepted: socket.socket, peer: object) -> No
     socket.send_fds(sockets, [_encode(name)], [accepted.fileno()])
 
 
-def receive(sockets: socket.socket, take: Callable[[socket.socket, object], Awaitable[None]]) -> Callable[[], None]:
-    """Have ``take`` called with each connection that comes; return what ends that."""
+def receive(
+    sockets: socket.socket,
+    take: Callable[[socket.socket, object], Awaitable[None]],
+    lose: Callable[[object], None] = lambda _: None,
+) -> Callable[[], None]:
+    """Have ``take`` called with each connection that comes; return what ends that.
+
+    ``lose`` hears of the address of one for which there was no descriptor here.
+    """
     loop = asyncio.get_running_loop()
     taking: set[asyncio.Task[None]] = set()
     sockets.setblocking(False)
@@ -61,12 +68,14 @@ def receive(sockets: socket.socket, take: Callable[[socket.socket, object], Awai
         if not name:
             end()  # the other end is gone
             return
+        peer = _decode(name)
         if not descriptors:
             log.warning("connection_not_received", why="no descriptor is left")
+            lose(peer)
             return
         accepted = socket.socket(fileno=descriptors[0])
         accepted.setblocking(False)
-        task = asyncio.ensure_future(take(accepted, _decode(name)))
+        task = asyncio.ensure_future(take(accepted, peer))
         taking.add(task)
         task.add_done_callback(taking.discard)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from dmq.http2 import PlainServedTo
+
+# What one answer of a receive takes: 8 MiB, the message above that, and what surrounds it.
+_HOLDER_BYTES_MIN: Final = 13 * 2**20
 
 
 class RelayedMethod(msgspec.Struct, array_like=True, frozen=True):
@@ -49,3 +52,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     relayed: list[RelayedMethod]
     wall_less_boot_ms: int
+
+
+def part_of(limit: int | None, shares: int) -> int | None:
+    """Return how many bytes of its ``limit`` an address or a key may hold in one of so many processes.
+
+    It is an equal part, but never too little for one answer: a client has one connection, and that is at one front.
+    """
+    return None if limit is None else min(limit, max(limit // shares, _HOLDER_BYTES_MIN))

@@ -30,6 +30,7 @@ class StoreProcess:
 
     def __init__(self, link: Link, clock: FrontClock) -> None:
         self._say = link.say
+        link.on_unsaid = lambda frame: self.fail(getattr(frame, "call", 0))
         self._clock = clock
         self._number = 0
         self._waiting: dict[int, Deferred[Any]] = {}
@@ -57,6 +58,15 @@ class StoreProcess:
         for relayed in list(self._relayed.values()):
             relayed.end(Status.UNAVAILABLE, _GONE)
 
+    def fail(self, call: int) -> None:
+        """Fail a call that could not be told, or whose answer could not be taken."""
+        answer = self._waiting.pop(call, None)
+        if answer is not None:
+            answer.fail(frames.Unexpected("a call that could not be told, or whose answer could not be taken"))
+        relayed = self._relayed.get(call)
+        if relayed is not None:
+            relayed.end(Status.INTERNAL, "the server failed to serve this call")
+
     # -- the exchange -------------------------------------------------------------------------------------------------
 
     def send(self, envelopes: Sequence[Envelope], holders: tuple[Holder, ...]) -> Deferred[Sequence[SendReceipt]]:
@@ -82,10 +92,10 @@ class StoreProcess:
             elif answer.error is None and answer.value:  # it came in the very turn in which nobody wanted it any more
                 self._say(frames.NotTaken(call, was_wanted=False))
             raise
-        return Received(deliveries, partial(self._over, call, deliveries))
+        return Received(deliveries, partial(self._over, call, bool(deliveries)))
 
-    def _over(self, call: int, deliveries: Sequence[object], is_taken: bool) -> None:
-        if deliveries:
+    def _over(self, call: int, has_any: bool, is_taken: bool) -> None:
+        if has_any:
             self._say(frames.Taken(call) if is_taken else frames.NotTaken(call))
 
     def ack(self, group: str, topic: str, receipt_handles: Sequence[str]) -> Deferred[Sequence[Exception | None]]:

@@ -31,11 +31,11 @@ class Receive(NamedTuple):
 class ServedBroker(PopBroker, Protocol):
     """A broker that hears what became of the answers."""
 
-    async def not_taken(self, group: str, deliveries: Sequence[Delivery]) -> None:
-        """End deliveries that did not reach their client: they come again at once, as the next attempt.
+    async def not_taken(self, group: str, leased: Sequence[tuple[str, str]]) -> None:
+        """End deliveries that did not reach their client, told by topics and receipt handles.
 
-        An attempt is counted, since a client may have died of what it got of one. Whatever fails is not told: what
-        does not come again now does so when its lease ends.
+        They come again at once, as the next attempt: a client may have died of what it got of one. Whatever fails is
+        not told: what does not come again now does so when its lease ends.
         """
         ...
 
@@ -116,12 +116,13 @@ class BrokerExchange:
 
         nothing: Sequence[Delivery] = ()
         deliveries = await self._polls.run(client_id, holders, receive, wait_ms, nothing=nothing)
-        return Received(deliveries, partial(self._over, group, deliveries))
+        leased = [(each.topic, each.receipt_handle) for each in deliveries]  # without their messages
+        return Received(deliveries, partial(self._over, group, leased))
 
-    def _over(self, group: str, deliveries: Sequence[Delivery], is_taken: bool) -> None:
-        if is_taken or not deliveries:
+    def _over(self, group: str, leased: Sequence[tuple[str, str]], is_taken: bool) -> None:
+        if is_taken or not leased:
             return
-        task = asyncio.get_running_loop().create_task(self._broker.not_taken(group, deliveries))
+        task = asyncio.get_running_loop().create_task(self._broker.not_taken(group, leased))
         self._giving_back.add(task)
         task.add_done_callback(self._giving_back.discard)
 

@@ -32,10 +32,16 @@ _FREQUENT = frozenset(
 
 
 def with_bounds(limits: Limits, bounds: Bounds, share: int = 1) -> Limits:
-    """Return ``limits`` with what all together may hold; a ``share`` of them is one of so many equal parts."""
-    held = bounds.bytes_held // share
+    """Return ``limits`` with what all together may hold; a ``share`` of them is one of so many equal parts.
+
+    A connection is in one of the parts, and may hold there what it might in the whole, as far as there is room.
+    """
+    held, reserve = bounds.bytes_held // share, bounds.bytes_reserve // share
     return replace(
-        limits, held_in_all=held, held_per_connection=held // SHARES, held_reserve=bounds.bytes_reserve // share
+        limits,
+        held_in_all=held,
+        held_per_connection=min(bounds.bytes_held // SHARES, held - reserve),
+        held_reserve=reserve,
     )
 
 

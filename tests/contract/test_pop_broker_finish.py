@@ -12,6 +12,7 @@ from support.rigs import (
     an_envelope,
     every_broker,
     ids,
+    leased,
     receive,
     receive_one,
     send,
@@ -256,14 +257,14 @@ async def test_what_did_not_reach_its_client_comes_again_at_once(rig: Rig) -> No
         lost = await receive(rig, renew_for=renew_for)
         assert sorted(ids(lost)) == [f"first-{number}", f"second-{number}"]
         assert list(await ack(rig, lost[0])) == [None]
-        await rig.broker.not_taken(GROUP, lost)
+        await rig.broker.not_taken(GROUP, leased(lost))
         await rig.settle()
         (again,) = await receive(rig)
         assert (again.message_id, again.delivery_attempt) == (lost[1].message_id, 2)
         (refused,) = await ack(rig, lost[1])
         assert isinstance(refused, Refused)
         assert list(await ack(rig, again)) == [None]
-        await rig.broker.not_taken(GROUP, [*lost, again])
+        await rig.broker.not_taken(GROUP, leased([*lost, again]))
         assert not await receive(rig)
 
 
@@ -273,7 +274,7 @@ async def test_what_a_client_hid_stays_hidden_when_the_rest_did_not_reach_it(rig
     await send(rig, "hidden", "lost")
     both = {each.message_id: each for each in await receive(rig)}
     await rig.broker.change_invisible(GROUP, TOPIC, both["hidden"].receipt_handle, INVISIBLE_MS * 2)
-    await rig.broker.not_taken(GROUP, list(both.values()))
+    await rig.broker.not_taken(GROUP, leased(list(both.values())))
     await rig.settle()
     (again,) = await receive(rig)
     assert again.message_id == "lost"

@@ -155,7 +155,7 @@ def _play(scenario: Scenario, *, is_relayed: bool) -> None:
                     await joined.quiet()
                     assert not joined.store._relayed, "a call that nobody makes any more is known to the front"
                     await until(lambda: not joined.host._tasks)
-                    assert not joined.host._relayed
+                    assert not joined.host._relays._relayed
                     assert not joined.accounts._pools, "an account of a call that is over stayed open"
         assert not strays, strays
 

@@ -28,9 +28,10 @@ MEMORY_BYTES_MAX = 400 * 10**6
 NUMBERS = count()
 
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with Daemon(tmp_path_factory.mktemp("hostile") / "data", processes=1) as running:
+@pytest.fixture(scope="module", params=[1, 2], ids=["one-process", "two-fronts"])
+def daemon(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon in one process, or one with front processes: what these cost counts as well."""
+    with Daemon(tmp_path_factory.mktemp("hostile") / "data", processes=request.param) as running:
         yield running
 
 

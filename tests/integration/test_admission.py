@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.acl import KEYS, OPERATOR, SHOP, write_acl
+from support.cost_oracle import Meter
 from support.daemon import Daemon, run_command
 from support.protocol import a_message, a_send
 from support.raw_client import METADATA, RawClient
@@ -32,14 +33,9 @@ def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Daemon:
     return Daemon(tmp_path / "data", *options)
 
 
-def rss(pid: int) -> int:
-    """Return what a process has in memory, in bytes."""
-    return int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]) * 4096
-
-
-def pid_of(daemon: Daemon) -> int:
-    assert daemon._process is not None
-    return daemon._process.pid
+def memory_bytes(daemon: Daemon) -> int:
+    """Return what all processes of a daemon have in memory."""
+    return Meter(daemon.pid).memory_bytes()
 
 
 def head(rpc: str, stream_id: int, fields: tuple[tuple[str, str], ...], *, is_gzip: bool = False) -> bytes:
@@ -124,9 +120,9 @@ def test_a_small_gzip_with_millions_of_elements_costs_little(daemon: Daemon, rpc
         await sends(daemon, "after-gzip")
 
     with daemon:
-        before = rss(pid_of(daemon))
+        before = memory_bytes(daemon)
         asyncio.run(scenario())
-        assert rss(pid_of(daemon)) < before + 150 * MIB
+        assert memory_bytes(daemon) < before + 150 * MIB
 
 
 def test_unfinished_requests_lock_nobody_out(daemon: Daemon, tmp_path: Path) -> None:
@@ -155,9 +151,9 @@ def test_unfinished_requests_lock_nobody_out(daemon: Daemon, tmp_path: Path) -> 
             writer.close()
 
     with daemon:
-        before = rss(pid_of(daemon))
+        before = memory_bytes(daemon)
         asyncio.run(scenario())
-        assert rss(pid_of(daemon)) < before + 400 * MIB
+        assert memory_bytes(daemon) < before + 400 * MIB
 
 
 def test_an_unsigned_call_is_answered_before_its_body_is_kept(tmp_path: Path) -> None:

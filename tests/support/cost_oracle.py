@@ -40,17 +40,16 @@ class Cost(NamedTuple):
 
 
 class Meter:
-    """Reads what one process has used."""
+    """Reads what a daemon has used: its process and its fronts, all of which must be there already."""
 
     def __init__(self, pid: int) -> None:
-        self._tasks = Path(f"/proc/{pid}/task")
-        self._status = Path(f"/proc/{pid}/status")
-        self._process = psutil.Process(pid)
+        process = psutil.Process(pid)
+        self._processes = [process, *process.children(recursive=True)]
 
     def cpu_s(self) -> float:
         """Return the processor time of all threads so far, to the nanosecond."""
         total_ns = 0
-        for task in self._tasks.iterdir():
+        for task in (task for each in self._processes for task in Path(f"/proc/{each.pid}/task").iterdir()):
             try:
                 total_ns += int((task / "schedstat").read_text().split()[0])
             except (FileNotFoundError, ProcessLookupError):  # the thread has ended
@@ -59,7 +58,7 @@ class Meter:
 
     def memory_bytes(self) -> int:
         """Return the resident memory."""
-        return int(self._process.memory_info().rss)
+        return sum(int(each.memory_info().rss) for each in self._processes)
 
     def wait_until_quiet(self) -> int:
         """Return once the process does nothing any more, and the most memory that it had meanwhile."""

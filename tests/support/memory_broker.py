@@ -285,12 +285,12 @@ class MemoryBroker:
         lease.turn += 1
         self.poke()
 
-    async def not_taken(self, group: str, deliveries: Sequence[Delivery]) -> None:
-        self.calls.append(("not_taken", group, *(each.receipt_handle for each in deliveries)))
-        for each in deliveries:
+    async def not_taken(self, group: str, leased: Sequence[tuple[str, str]]) -> None:
+        self.calls.append(("not_taken", group, *(receipt_handle for _, receipt_handle in leased)))
+        for topic, receipt_handle in leased:
             with suppress(Refused):
-                position, lease = self._unfinished(group, each.topic, each.receipt_handle)
-                if not lease.is_changed and not self._fail_attempt(group, each.topic, position, lease):
+                position, lease = self._unfinished(group, topic, receipt_handle)
+                if not lease.is_changed and not self._fail_attempt(group, topic, position, lease):
                     lease.is_out, lease.visible_at_ms = False, 0
                     lease.turn += 1
         self.poke()

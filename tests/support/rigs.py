@@ -455,6 +455,11 @@ async def ack(rig: Rig, *deliveries: Delivery, group: str = GROUP, topic: str = 
     return await rig.broker.ack(group, topic, [each.receipt_handle for each in deliveries])
 
 
+def leased(deliveries: Sequence[Delivery]) -> list[tuple[str, str]]:
+    """What ``not_taken`` is told of deliveries."""
+    return [(each.topic, each.receipt_handle) for each in deliveries]
+
+
 def ids(deliveries: Sequence[Delivery]) -> list[str]:
     """The message ids of deliveries, in their order."""
     return [each.message_id for each in deliveries]

@@ -93,3 +93,24 @@ def test_who_left_is_not_resumed() -> None:
         assert (gone.is_read, there.is_read) == (False, True)
 
     asyncio.run(scenario())
+
+
+def test_nobody_is_read_from_while_there_is_no_room_at_all() -> None:
+    """Whoever says anything waits, also with a single call in flight; then all are read from again, in order."""
+
+    async def scenario() -> None:
+        server, is_full = Server(), True
+        server.turns = Backpressure(lambda: server.in_flight >= 1000, lambda: is_full)
+        clients = [Client(server) for _ in range(3)]
+        for client in clients:
+            client.read(in_flight=1)
+        assert not any(client.is_read for client in clients)
+        await server.serve(0)
+        assert not any(client.is_read for client in clients)
+        is_full = False
+        await server.serve(0)
+        assert all(client.is_read for client in clients)
+        clients[0].read(in_flight=1)
+        assert clients[0].is_read
+
+    asyncio.run(scenario())

@@ -180,7 +180,7 @@ def test_a_call_that_is_given_up_at_once_leaves_no_account() -> None:
         await rig.until(lambda: not rig._host._tasks)
         assert not rig.accounts._pools
         assert not rig.accounts.everyone.accounts
-        assert not rig._host._relayed
+        assert not rig._host._relays._relayed
 
     play(Unary(handle), scenario)
 
