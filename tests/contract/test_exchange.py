@@ -168,6 +168,16 @@ async def test_a_receive_ends_when_its_client_says_goodbye(rig: Rig) -> None:
 
 
 @every_exchange
+async def test_a_cancelled_receive_gives_its_place_back(rig: Rig) -> None:
+    """Without a message that ends it: nobody waits there any more."""
+    receiving = await rig.waiting()
+    assert len(rig.port.service._polls._places) == 1
+    receiving.cancel()
+    await until(lambda: not rig.receives_waiting)
+    assert len(rig.port.service._polls._places) == 0
+
+
+@every_exchange
 async def test_receives_end_when_the_daemon_does(rig: Rig) -> None:
     """Those that wait, and those that come then do not wait; what is there they get."""
     receiving = await rig.waiting()
@@ -307,6 +317,22 @@ async def test_what_a_dead_front_had_comes_again_at_once(rig: Rig) -> None:
     rig.exchange = rig.port.service.exchange
     again = (await rig.receive()).deliveries
     assert sorted((each.message_id, each.delivery_attempt) for each in again) == [("new", 2), ("told", 2)]
+
+
+@fronted_exchange
+async def test_what_a_client_has_had_for_long_stays_its_own(rig: Rig) -> None:
+    """Though nothing was taken since, and its front dies."""
+    assert rig.joined is not None
+    await rig.send("old")
+    old = await rig.receive(is_renewed=True)
+    old.over(True)
+    await rig.joined.quiet()
+    rig.clock.advance(1_001)
+    rig.joined.kill()
+    await until(lambda: rig.joined is not None and rig.joined.behind.is_lost)
+    assert not rig.port.service.exchange._giving_back
+    rig.exchange = rig.port.service.exchange
+    assert await rig.ack(*old.deliveries) == [None]
 
 
 @fronted_exchange
