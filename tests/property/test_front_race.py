@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 from support.effort import EFFORT, SEED
 from support.joined import Joined, port_of
-from support.rigs import GROUP, INVISIBLE_MS, TOPIC, EmbeddedRig, an_envelope, play, until
+from support.rigs import GROUP, TOPIC, EmbeddedRig, an_envelope, play, until
 
 from broker_adapter.adapter import Subscription
 from broker_adapter.deferred import Deferred
-from broker_adapter.errors import BrokerUnavailable
 from broker_adapter.message import Delivery, SendReceipt
 from dmq.sidecar.exchange import Receive, Received
 
 STEPS = 400
 LONG_MS = 60_000
+LEASE_MS = 3_600_000  # of a delivery: none ends while clients come and go
 IN_DOUBT_MS = 1_001  # what a socket took so long ago its client has
 
 
@@ -81,7 +81,7 @@ class Machine:
 
     async def _receive(self) -> None:
         is_renewed = self._draw.random() < 0.5
-        wanted = Receive(GROUP, Subscription(TOPIC), self._draw.randint(1, 4), INVISIBLE_MS, LONG_MS, is_renewed)
+        wanted = Receive(GROUP, Subscription(TOPIC), self._draw.randint(1, 4), LEASE_MS, LONG_MS, is_renewed)
         front = self._draw.choice(self._fronts)
         task = asyncio.ensure_future(front.store.receive(wanted, f"client-{len(self._receiving)}", ()))
         self._receiving[task] = front, is_renewed
@@ -113,8 +113,12 @@ class Machine:
         self._look()
         front.kill()
         self.killed += 1
+        its_own = [task for task, (of, _) in self._receiving.items() if of is front]
+        for task in its_own:  # whatever they got, nobody is there to pass it on
+            del self._receiving[task]
+            task.cancel()
+        await asyncio.gather(*its_own, return_exceptions=True)
         await until(lambda: front.behind.is_lost and front.front.is_lost)
-        self._look()
         for life in self._lives.values():
             if life.holder is None:  # it may have been on its way
                 life.attempts = range(life.attempts.start, life.attempts.stop + 1)
@@ -143,8 +147,6 @@ class Machine:
                 continue
             del self._receiving[task]
             if task.cancelled():
-                continue
-            if isinstance(task.exception(), BrokerUnavailable):
                 continue
             received = task.result()
             is_taken = self._draw.random() < 0.7
@@ -175,9 +177,9 @@ class Machine:
         for name, life in self._lives.items():
             if life.holder is not None:
                 await self._done(name, life)
-        self._rig.clock.advance(INVISIBLE_MS)
+        self._rig.clock.advance(LEASE_MS)
         await self._settle()
-        wanted = Receive(GROUP, Subscription(TOPIC), 32, INVISIBLE_MS, 0, False)
+        wanted = Receive(GROUP, Subscription(TOPIC), 32, LEASE_MS, 0, False)
         while (received := await self._port.service.exchange.receive(wanted, "last", ())).deliveries:
             self._came(received.deliveries, self._fronts[0], is_renewed=False)
             for each in received.deliveries:

@@ -87,7 +87,7 @@ def front_process(*options: str) -> Iterator[FrontProcess]:
     with here, sockets, TemporaryFile() as log:
         with there, their_sockets:
             descriptors = there.fileno(), their_sockets.fileno()
-            command = [sys.executable, *options, "-m", "dmq.processes.front", *map(str, descriptors)]
+            command = [sys.executable, *options, "-m", "dmq.processes.front", "front-0", "data", *map(str, descriptors)]
             process = subprocess.Popen(command, stderr=log, pass_fds=descriptors)
         try:
             yield FrontProcess(process, here, log)
