@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Literal
 
@@ -21,6 +22,7 @@ from dmq.embedded.removable import finished_by_all
 from dmq.embedded.settled import Settled
 from dmq.embedded.subscription import SubscribedQueue, Subscription
 from dmq.store.ops import Appended, Emit, Op
+from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family, reset_key, unpack_u64
 
 
@@ -95,13 +97,24 @@ class Subscriptions:
         if lane is not None:
             self._attach(found, lane)
         try:
-            await self._load(found)
+            begun = await self._load(found)
         except BaseException:
             self._detach(found)
-            raise
-        finally:
             found.is_loaded.set()
+            raise
+        # It is written, whether this caller waits for that or not: another one that began anew would count it twice.
+        begun.add_done_callback(partial(self._loaded, found))
+        await self._commits.wait(begun)
         return found
+
+    def _loaded(self, found: Subscription, begun: asyncio.Future[list[Receipt]]) -> None:
+        if begun.cancelled() or begun.exception() is not None:
+            self._detach(found)
+        else:
+            for queue in found.all_queues:
+                for offset, lease in queue.leases.items():
+                    self._ends.watch(queue, offset, lease)
+        found.is_loaded.set()
 
     def _detach(self, found: Subscription) -> None:
         key = found.group_id, found.topic.topic_id
@@ -163,7 +176,8 @@ class Subscriptions:
             raise Refused(Rule.TOPIC_UNKNOWN, "it was removed, and made anew", value=topic_name)
         return await self.subscribe(group_name, topic_name)
 
-    async def _load(self, found: Subscription) -> None:
+    async def _load(self, found: Subscription) -> asyncio.Future[list[Receipt]]:
+        """Read what is stored of it, and return the unit that it begins with, which was submitted."""
         ops: list[Op] = []
         (reset,) = await self._reader.values(Family.META, [reset_key(found.group_id, found.topic.topic_id)])
         found.reset_epoch = unpack_u64(reset) if reset is not None else 0
@@ -179,10 +193,7 @@ class Subscriptions:
             else:
                 ops += await self._begin(found, queue, begin)
         # Also without ops: behind this unit, what lies below the ends that were read is durable.
-        await self._commits.commit(ops)
-        for queue in queues:
-            for offset, lease in queue.leases.items():
-                self._ends.watch(queue, offset, lease)
+        return self._commits.submit(ops)
 
     async def _begin(self, found: Subscription, queue: SubscribedQueue, begin: int) -> list[Op]:
         """Let a group begin on a queue. Its retry lane is its own from the start, so that one makes no event.

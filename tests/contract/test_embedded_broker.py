@@ -22,13 +22,15 @@ from support.rigs import (
     send,
     until,
 )
-from support.stores import GatedEngine
+from support.stores import GatedEngine, events
 
 from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused
 from broker_adapter.message import Delivery
+from dmq.audit.events import EventKind, decode_event
 from dmq.embedded import group_queue
 from dmq.store.engine import Engine, EngineStats, Rows
-from dmq.store.ops import Batch
+from dmq.store.ops import Batch, Op
+from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family
 
 SOON_MS = 5_000
@@ -274,3 +276,40 @@ def test_a_full_store_refuses_sends_and_goes_on_finishing(tmp_path: Path) -> Non
         assert not (await send(rig, "m-3"))[0].repeated
 
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False), scenario))
+
+
+def test_a_group_begins_once_though_its_first_receive_is_cancelled(tmp_path: Path) -> None:
+    """While what it begins with is being written: who comes next does not begin anew, which the books would tell."""
+    gates: list[GatedEngine] = []
+
+    def gated(engine: Engine) -> Engine:
+        gates.append(GatedEngine(engine))
+        return gates[-1]
+
+    async def scenario(rig: EmbeddedRig) -> None:
+        await send(rig, "m-1")
+        await rig.broker.ensure_group(GROUP)
+        submitted, submit = asyncio.Event(), rig.broker.commits.submit
+
+        def submit_and_tell(ops: Sequence[Op], *, is_urgent: bool = True) -> asyncio.Future[list[Receipt]]:
+            submitted.set()
+            return submit(ops, is_urgent=is_urgent)
+
+        gates[-1].hold()
+        sending = asyncio.ensure_future(send(rig, "m-2"))  # what comes behind it waits for it
+        await asyncio.to_thread(gates[-1].await_sync)
+        rig.broker.commits.submit = submit_and_tell  # type: ignore[method-assign]
+        first = asyncio.ensure_future(receive(rig))
+        await submitted.wait()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        second = asyncio.ensure_future(receive(rig, wait_ms=60_000))
+        for _ in range(5):
+            await asyncio.to_thread(lambda: None)  # it reads what is stored in threads
+        gates[-1].let_go()
+        await sending
+        assert sorted(ids(await second)) == ["m-1", "m-2"]
+        kinds = [decode_event(each.event).kind for each in events(rig.store)]
+        assert kinds.count(EventKind.SUBSCRIBED) == rig.queues
+
+    asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, wrap=gated), scenario))
