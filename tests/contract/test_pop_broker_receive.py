@@ -57,7 +57,7 @@ async def test_a_batch_is_filled_from_all_queues(rig: Rig) -> None:
     assert len(await receive(rig, batch_max=12)) == 12
 
 
-@every_durable_broker()
+@every_durable_broker(fronted=True)
 async def test_a_batch_is_bounded_in_bytes(rig: Rig) -> None:
     """Large messages come in several answers, each at least one, none lost, attempts not counted for what stayed."""
     sent = [f"m-{number}" for number in range(5)]
@@ -221,7 +221,7 @@ async def test_many_messages_of_one_queue_reach_all_who_wait(rig: Rig) -> None:
     assert sorted(ids([each for task in receiving for each in await task])) == [f"m-{number}" for number in range(5)]
 
 
-@every_durable_broker()
+@every_durable_broker(fronted=True)
 async def test_who_waits_for_another_queue_does_not_stand_in_the_way(rig: Rig) -> None:
     """However long it has waited: a message of one queue goes to somebody who can use it."""
     receipts = await send(rig, *(f"m-{number}" for number in range(4)))

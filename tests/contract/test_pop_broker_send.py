@@ -54,7 +54,7 @@ async def test_ids_of_any_form_come_back_unchanged(rig: Rig) -> None:
     assert sorted(ids(await receive(rig))) == sorted(message_ids)
 
 
-@every_durable_broker()
+@every_durable_broker(fronted=True)
 async def test_a_tag_of_any_size_that_the_protocol_takes(rig: Rig) -> None:
     """At once and delayed, before a restart and after it: a filter finds it, and what lies behind it is whole."""
     tags = ("t" * 255, "t" * 256, "\u00fc" * 8192)

@@ -372,9 +372,10 @@ def every_broker(*, queues: int = 4) -> Callable[[Scenario], Callable[..., None]
     return _on((on_rocksdb, on_memory, behind_a_front, the_double), queues)
 
 
-def every_durable_broker(*, queues: int = 4) -> Callable[[Scenario], Callable[..., None]]:
-    """Run a scenario on the brokers that outlive a restart."""
-    return _on((on_rocksdb, on_memory, behind_a_front), queues)
+def every_durable_broker(*, queues: int = 4, fronted: bool = False) -> Callable[[Scenario], Callable[..., None]]:
+    """Run a scenario on the brokers that outlive a restart; with ``fronted`` through a front as well."""
+    makers = (on_rocksdb, on_memory)
+    return _on((*makers, behind_a_front) if fronted else makers, queues)
 
 
 def _on(makers: Sequence[Make], queues: int) -> Callable[[Scenario], Callable[..., None]]:
