@@ -63,15 +63,21 @@ class SendQuotas:
         self._names = names
         self._clock = clock
         self.defaults = defaults
+        self._has_defaults = any(defaults)
         self._buckets: dict[int, TokenBucket] = {}  # of topics with a rate that something was sent to
 
     def of(self, topic: Topic) -> TopicQuotas:
         """Return the quotas that count for a topic. Retries and dead letters have none."""
         return NO_QUOTAS if self._names.is_derived(topic.name) else topic.quotas.over(self.defaults)
 
+    @property
+    def may_refuse(self) -> bool:
+        """Whether any topic has a quota."""
+        return self._has_defaults or bool(self._names.limited)
+
     def ask(self, topics: Iterable[Topic]) -> Asked:
         """Return what rides with a send of one message to each of ``topics``; ``settle`` it whatever comes of it."""
-        if not self._names.limited and not any(self.defaults):
+        if not self.may_refuse:
             return _NOTHING
         return self._ask(topics)
 

@@ -60,10 +60,27 @@ class Sends:
             self.refused_total += len(envelopes)
             raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
         topics = self._names.topics
+        if len(envelopes) == 1 and note is None and not self.quotas.may_refuse:
+            (envelope,) = envelopes
+            topic = topics.get(envelope.topic)
+            holds = GROUPED if envelope.message_group else PLAIN
+            if topic is not None and topic.message_type is None and topic.holds & holds:
+                return self._send_one(topic, envelope)
         for envelope in envelopes:
             if envelope.topic not in topics:
                 return Deferred.of(self._send_to_new(envelopes, note, is_free=is_free))
         return self._send(envelopes, note, is_free=is_free)
+
+    def _send_one(self, topic: Topic, envelope: Envelope) -> Deferred[Sequence[SendReceipt]]:
+        """As ``_send``, of what most sends are: one message that nothing can refuse but a full store."""
+        op = self._placement.accept(topic, envelope, self._clock.now_ms())
+        sent = _OneSent(self, self._handles, envelope, op)
+        try:
+            self._commits.submit_then([op], sent.committed)
+        except Overloaded:
+            self.refused_total += 1
+            raise
+        return sent
 
     async def _send_to_new(
         self, envelopes: Sequence[Envelope], note: Note | None, *, is_free: bool
@@ -125,6 +142,31 @@ class Sends:
             raise
         self._names.change_topics(changed)
         return sent
+
+
+class _OneSent(Deferred[Sequence[SendReceipt]]):
+    """The receipt of one message that was sent alone."""
+
+    __slots__ = ("_envelope", "_handles", "_op", "_sends")
+
+    def __init__(self, sends: Sends, handles: EntryHandles, envelope: Envelope, op: Schedule | Append) -> None:
+        super().__init__()
+        self._sends = sends
+        self._handles = handles
+        self._envelope = envelope
+        self._op = op
+
+    def committed(self, unit: Unit) -> None:
+        """Tell it, once the message is durable or the store has failed."""
+        if unit.error is not None:
+            self.fail(BrokerUnavailable(str(unit.error)))
+            return
+        (stored,) = unit.receipts
+        if stored.repeated:
+            self._sends.repeated_total += 1
+        elif stored.state is not ABSORBED:
+            self._sends.accepted_total += 1
+        self.settle([_receipt(self._handles, self._envelope, self._op, stored)])
 
 
 def _receipts(
