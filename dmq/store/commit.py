@@ -127,7 +127,7 @@ class Writer:
 
         For one thread, the loop's. Raises as ``submit``, of a unit that is not urgent.
         """
-        if os.getpid() != self._pid or self._failure is not None or self._is_closing:
+        if self._failure is not None or self._is_closing:
             raise self._refusal()
         ops, size = len(unit.ops), unit.size_bytes
         if (self._pending or self._gathered) and (
@@ -144,10 +144,13 @@ class Writer:
         """Queue what was gathered: one lock, and one wake-up, for all of it."""
         if not self._gathered:
             return
+        units, self._gathered = self._gathered, []
+        ops, self._gathered_ops = self._gathered_ops, 0
+        size, self._gathered_bytes = self._gathered_bytes, 0
+        if os.getpid() != self._pid:  # the lock may have been held by a thread that is not there
+            self._refuse(units)
+            return
         with self._lock:
-            units, self._gathered = self._gathered, []
-            ops, self._gathered_ops = self._gathered_ops, 0
-            size, self._gathered_bytes = self._gathered_bytes, 0
             is_refused = self._failure is not None
             if not is_refused:
                 was_empty = not self._pending
@@ -157,9 +160,12 @@ class Writer:
                 if was_empty:
                     self._wake.notify()
         if is_refused:
-            for unit in units:
-                unit.error = StoreFailed(str(self._failure))
-                unit.settle(unit)
+            self._refuse(units)
+
+    def _refuse(self, units: Sequence[Unit]) -> None:
+        for unit in units:
+            unit.error = self._refusal()
+            unit.settle(unit)
 
     def _refusal(self) -> StoreError:
         if os.getpid() != self._pid:
