@@ -279,7 +279,10 @@ class Fronts:
     # -- processes ----------------------------------------------------------------------------------------------------
 
     async def _keep(self, front: Front, first: asyncio.Future[None]) -> None:
-        """Have a front run until the daemon ends, whatever becomes of its processes."""
+        """Have a front run until the daemon ends, whatever becomes of its processes.
+
+        One that cannot start, such as while a file of keys is wrong, does not end the daemon that others serve.
+        """
         patience = self._patience
         failures = 0
         while not self._ending.is_set():
@@ -291,7 +294,7 @@ class Fronts:
                 if not first.done():
                     first.set_exception(error)
                     return
-                if failures >= patience.failures_max:
+                if failures >= patience.failures_max and not any(each.is_ready for each in self.fronts):
                     self._on_failure(error)
                     return
                 why = str(error)

@@ -305,8 +305,8 @@ def test_a_python_that_does_not_start_is_told(tmp_path: Path) -> None:
         assert "a front process cannot be started: No such file or directory" in _refusal(daemon)
 
 
-def test_a_front_that_does_not_start_again_ends_the_daemon_in_the_end(tmp_path: Path) -> None:
-    """It is tried again some times while the other serves, and then the daemon says why and ends with 1."""
+def test_a_front_that_does_not_start_again_ends_the_daemon_once_no_other_serves(tmp_path: Path) -> None:
+    """It is tried again as long as the other one serves; without that one the daemon says why and ends with 1."""
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\nexec "$REAL_PYTHON" "$@"\n', encoding="utf-8")
     python.chmod(0o755)
@@ -321,6 +321,9 @@ def test_a_front_that_does_not_start_again_ends_the_daemon_in_the_end(tmp_path: 
         until("its end is told", lambda: daemon.events("front_ended"))
         send(client, "meanwhile")
         (tmp_path / "fail").touch()
+        until("it was tried more often than is allowed", lambda: len(daemon.events("front_ended")) > 5)
+        send(client, "after all that")
+        serving.kill()
         assert daemon.wait(STOP_S_MAX) == 1
         assert "a front process did not start (exit code 3)" in daemon.event("serving_failed")["error"]
         until_gone([serving])
