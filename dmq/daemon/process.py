@@ -13,10 +13,11 @@ from broker_adapter.clock import SystemClock
 from broker_adapter.extras import ExtraMissing
 from dmq.config import DaemonConfig
 from dmq.daemon.checks import refuse_start
-from dmq.daemon.run import EXIT_FAILED, serve, version_here
+from dmq.daemon.run import EXIT_FAILED, serve
 from dmq.errors import DmqError, with_advice
 from dmq.log import configure
 from dmq.processes.tuning import tune
+from dmq.version import version_here
 
 SWITCH_INTERVAL_S = 0.0005
 

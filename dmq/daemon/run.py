@@ -6,7 +6,6 @@ import asyncio
 import signal
 from contextlib import AsyncExitStack
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 import structlog
@@ -40,6 +39,7 @@ from dmq.store.store import Store
 from dmq.units import Address
 from dmq.upkeep.ledger import LedgerVerifier
 from dmq.upkeep.snapshots import Snapshots
+from dmq.version import version_here
 
 if TYPE_CHECKING:
     from dmq.embedded.catalog import Catalog
@@ -232,11 +232,3 @@ def _start_metrics(config: DaemonConfig, metrics: Metrics, cell: Cell) -> Metric
         server = start_http(metrics, Address(config.metrics_listen.host, 0), is_ready, cell.remark)
         log.warning("metrics_port_taken", reason=str(error), instead=str(server.address))
         return server
-
-
-def version_here() -> str:
-    """Return the version of what is installed."""
-    try:
-        return version("rock-dmq")
-    except PackageNotFoundError:
-        return "unknown"

@@ -22,7 +22,6 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,6 +55,7 @@ from dmq.sidecar.messages import MessageCalls
 from dmq.sidecar.settings import SidecarConfig
 from dmq.sidecar.tls import Certificates
 from dmq.usage import usage
+from dmq.version import version_here
 
 _FIGURES_S: Final = 1.0
 _LOOK_S: Final = 1.0  # at files
@@ -280,14 +280,6 @@ class _Process:
             await asyncio.sleep(_FIGURES_S)
             with suppress(DmqError):  # there was a good one before: the store process tells
                 front.look_at_files()
-
-
-def version_here() -> str:
-    """Return the version of what is installed."""
-    try:
-        return version("rock-dmq")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 async def _main(name: str, link_fd: int, sockets_fd: int) -> None:
