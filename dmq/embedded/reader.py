@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from broker_adapter.errors import BrokerUnavailable
@@ -30,11 +31,22 @@ class Progress(NamedTuple):
     end: int
 
 
+_Places = Sequence[tuple[GroupQueue, int]]
+
+
+class _Look(NamedTuple):
+    """Messages that were asked for, and who waits for them."""
+
+    places: _Places
+    found: asyncio.Future[list[QueuedMessage]]
+
+
 class Reader:
     """Reads for one event loop. Raises ``BrokerUnavailable`` for whatever the store cannot read."""
 
     def __init__(self, store: Store, loop: asyncio.AbstractEventLoop) -> None:
         self.recent = Recent()
+        self._looks: list[_Look] = []  # of this turn of the loop
         self._reading = 0  # messages are had in the order they were asked for: none passes those that are being read
         self._store = store
         self._loop = loop
@@ -44,7 +56,7 @@ class Reader:
         """End the thread after what it reads now."""
         self._thread.shutdown(wait=True)
 
-    async def messages(self, places: Sequence[tuple[GroupQueue, int]]) -> list[QueuedMessage]:
+    async def messages(self, places: _Places) -> list[QueuedMessage]:
         """Return the message at each ``(queue, offset)``; one that is missing is damage."""
         find = self.recent.find
         values = [] if self._reading else [find(queue.topic_id, queue.queue_id, offset) for queue, offset in places]
@@ -53,21 +65,51 @@ class Reader:
                 return [decode_queued(value) for value in values if value is not None]
             except StoreError as error:
                 raise BrokerUnavailable(str(error)) from error
-        wanted = [pack_queue_key(queue.topic_id, queue.queue_id, offset) for queue, offset in places]
-
-        def read() -> list[QueuedMessage]:
-            found = []
-            for (queue, offset), value in zip(places, self._store.get_many(Family.QUEUE, wanted), strict=True):
-                if value is None:
-                    raise StoreCorrupt(f"topic {queue.topic_id} queue {queue.queue_id} has no message {offset}")
-                found.append(decode_queued(value))
-            return found
-
+        found: asyncio.Future[list[QueuedMessage]] = self._loop.create_future()
+        if not self._looks:
+            self._loop.call_soon(self._look)
+        self._looks.append(_Look(places, found))
         self._reading += 1
         try:
-            return await self._in_thread(read)
+            return await found
+        except StoreError as error:
+            raise BrokerUnavailable(str(error)) from error
         finally:
             self._reading -= 1
+
+    def _look(self) -> None:
+        """Have the thread read what was asked for in this turn, together: each time it has to wait for its turn."""
+        looks, self._looks = self._looks, []
+        try:
+            reading = self._loop.run_in_executor(self._thread, self._read, [look.places for look in looks])
+        except RuntimeError:  # it is closed
+            for look in looks:
+                look.found.cancel()
+            return
+        reading.add_done_callback(lambda read: _tell(looks, read))
+
+    def _read(self, asked: Sequence[_Places]) -> list[list[QueuedMessage] | StoreError]:
+        """Return what there is at each of several lists of places; what cannot be read fails its own list alone."""
+        try:
+            values = iter(self._values([place for each in asked for place in each]))
+            return [self._decoded(each, list(islice(values, len(each)))) for each in asked]
+        except StoreError as error:
+            if len(asked) == 1:
+                return [error]
+            return [found for each in asked for found in self._read([each])]
+
+    def _values(self, places: _Places) -> list[bytes | None]:
+        wanted = [pack_queue_key(queue.topic_id, queue.queue_id, offset) for queue, offset in places]
+        return self._store.get_many(Family.QUEUE, wanted)
+
+    @staticmethod
+    def _decoded(places: _Places, values: Sequence[bytes | None]) -> list[QueuedMessage]:
+        found = []
+        for (queue, offset), value in zip(places, values, strict=True):
+            if value is None:
+                raise StoreCorrupt(f"topic {queue.topic_id} queue {queue.queue_id} has no message {offset}")
+            found.append(decode_queued(value))
+        return found
 
     async def values(self, family: Family, wanted: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of each row, ``None`` where there is none."""
@@ -134,3 +176,19 @@ class Reader:
             return await self._loop.run_in_executor(self._thread, read)
         except StoreError as error:
             raise BrokerUnavailable(str(error)) from error
+
+
+def _tell(looks: Sequence[_Look], read: asyncio.Future[list[list[QueuedMessage] | StoreError]]) -> None:
+    if read.cancelled():
+        for look in looks:
+            look.found.cancel()
+        return
+    error = read.exception()
+    found = [error] * len(looks) if error is not None else read.result()
+    for look, messages in zip(looks, found, strict=True):
+        if look.found.done():  # whoever waited went away
+            continue
+        if isinstance(messages, BaseException):
+            look.found.set_exception(messages)
+        else:
+            look.found.set_result(messages)

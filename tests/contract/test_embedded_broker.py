@@ -28,10 +28,11 @@ from broker_adapter.errors import BrokerUnavailable, Overloaded, Refused
 from broker_adapter.message import Delivery
 from dmq.audit.events import EventKind, decode_event
 from dmq.embedded import group_queue
+from dmq.embedded.recent import Recent
 from dmq.store.engine import Engine, EngineStats, Rows
-from dmq.store.ops import Batch, Op
+from dmq.store.ops import Batch, Op, Put
 from dmq.store.schema.index import Receipt
-from dmq.store.schema.keys import Family
+from dmq.store.schema.keys import Family, pack_queue_key
 
 SOON_MS = 5_000
 
@@ -313,3 +314,21 @@ def test_a_group_begins_once_though_its_first_receive_is_cancelled(tmp_path: Pat
         assert kinds.count(EventKind.SUBSCRIBED) == rig.queues
 
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, wrap=gated), scenario))
+
+
+@every_durable_broker(queues=1)
+async def test_a_message_that_cannot_be_read_fails_the_receive_that_asked_for_it_alone(rig: EmbeddedRig) -> None:
+    """Receives of one turn look at the store together: the one that meets damage fails, and the others have theirs."""
+    topics = ("whole", "damaged", "also-whole")
+    for topic in topics:
+        await rig.broker.send([an_envelope(f"of-{topic}", topic=topic)])
+    rig.broker.reader.recent = Recent()  # what just came is in memory, and would not be looked for
+    place = pack_queue_key(rig.broker.names.topics["damaged"].topic_id, 0, 0)
+    await rig.store.commit_async([Put(Family.QUEUE, place, b"\xff")])
+    found = await asyncio.gather(*(receive(rig, topic=each) for each in topics), return_exceptions=True)
+    first, failed, last = found
+    assert isinstance(failed, BrokerUnavailable)
+    assert not isinstance(first, BaseException)
+    assert not isinstance(last, BaseException)
+    assert [*ids(first), *ids(last)] == ["of-whole", "of-also-whole"]
+    rig.is_whole = False
