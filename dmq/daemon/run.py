@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import structlog
 
 from broker_adapter.clock import Clock
-from dmq.acl.quotas import RESERVE_PART, Bounds, Quotas
 from dmq.admin.activity import ActivityLog
 from dmq.admin.cell import Cell
 from dmq.admin.quotas import QuotaCalls
@@ -24,17 +23,17 @@ from dmq.daemon import gauges
 from dmq.daemon.broker import broker_of
 from dmq.daemon.descriptors import Descriptors, raise_limit, share
 from dmq.daemon.files import Files
+from dmq.daemon.limits import keep_quotas, quotas_of
 from dmq.daemon.opening import close_store, exporter_of, open_store
 from dmq.daemon.periodic import backups_of, start_periodic
 from dmq.daemon.transport import ServerOptions, transport_of
 from dmq.embedded.broker import EmbeddedBroker
 from dmq.embedded.moved import MovedTopics
-from dmq.errors import AddressInUse, DmqError, StoreCorrupt, StoreError, with_advice
+from dmq.errors import AddressInUse, DmqError, StoreError, with_advice
 from dmq.metrics import Metrics, MetricsServer, start_http
 from dmq.scheduler.scheduler import Scheduler
 from dmq.sidecar.validate import check_recurring
-from dmq.store.ops import Emit, Put
-from dmq.store.schema.keys import META_QUOTAS, Family
+from dmq.store.ops import Emit
 from dmq.store.store import Store
 from dmq.units import Address
 from dmq.upkeep.ledger import LedgerVerifier
@@ -42,7 +41,6 @@ from dmq.upkeep.snapshots import Snapshots
 from dmq.version import version_here
 
 if TYPE_CHECKING:
-    from dmq.embedded.catalog import Catalog
     from dmq.forwarder.front import ClusterFront
 
 EXIT_OK = 0
@@ -103,10 +101,10 @@ async def serve(config: DaemonConfig, clock: Clock) -> int:
         )
         gauges.follow(metrics, store, broker, exporter, periodic)
         front = await _front(config, cell, broker, metrics, stack)
-        quotas = _quotas(config, store, front or broker.catalog)
+        quotas = quotas_of(config, store, front or broker.catalog)
         admin = AdminService(
             *(Operators.of(cell), snapshots, backups, store),
-            quotas=QuotaCalls(quotas, partial(_keep_quotas, store)),
+            quotas=QuotaCalls(quotas, partial(keep_quotas, store)),
             schedules=ScheduleCalls(cell, check_recurring, front.add_schedule if front is not None else None),
             verifier=verifier,
             activity=await _activity(store, stack),
@@ -167,24 +165,6 @@ def _files(config: DaemonConfig, cell: Cell, stack: AsyncExitStack) -> Files:
     watching = asyncio.get_running_loop().create_task(files.watch(), name="dmq-files")
     stack.callback(watching.cancel)
     return files
-
-
-def _quotas(config: DaemonConfig, store: Store, names: Catalog | ClusterFront) -> Quotas:
-    bounds = Bounds(
-        streams=config.streams_max,
-        polls=config.receives_waiting_max,
-        bytes_held=config.held_bytes_max,
-        bytes_reserve=config.held_bytes_max // RESERVE_PART,
-    )
-    (kept,) = store.get_many(Family.META, [META_QUOTAS])
-    try:
-        return Quotas(store.clock, bounds, kept or b"", is_known=names.is_known)
-    except (ValueError, TypeError) as error:
-        raise StoreCorrupt(f"the limits of keys and addresses cannot be read: {error}") from error
-
-
-async def _keep_quotas(store: Store, encoded: bytes) -> None:
-    await store.commit_async([Put(Family.META, META_QUOTAS, encoded)])
 
 
 async def _activity(store: Store, stack: AsyncExitStack) -> ActivityLog:

@@ -1,0 +1,36 @@
+"""What access keys and addresses may have: as configured, and as operators set it, which the store keeps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dmq.acl.quotas import RESERVE_PART, Bounds, Quotas
+from dmq.config import DaemonConfig
+from dmq.errors import StoreCorrupt
+from dmq.store.ops import Put
+from dmq.store.schema.keys import META_QUOTAS, Family
+from dmq.store.store import Store
+
+if TYPE_CHECKING:
+    from dmq.embedded.catalog import Catalog
+    from dmq.forwarder.front import ClusterFront
+
+
+def quotas_of(config: DaemonConfig, store: Store, names: Catalog | ClusterFront) -> Quotas:
+    """Return what keys and addresses may have, as it was set and kept. Raises ``StoreCorrupt``."""
+    bounds = Bounds(
+        streams=config.streams_max,
+        polls=config.receives_waiting_max,
+        bytes_held=config.held_bytes_max,
+        bytes_reserve=config.held_bytes_max // RESERVE_PART,
+    )
+    (kept,) = store.get_many(Family.META, [META_QUOTAS])
+    try:
+        return Quotas(store.clock, bounds, kept or b"", is_known=names.is_known)
+    except (ValueError, TypeError) as error:
+        raise StoreCorrupt(f"the limits of keys and addresses cannot be read: {error}") from error
+
+
+async def keep_quotas(store: Store, encoded: bytes) -> None:
+    """Keep what was set, durable on return."""
+    await store.commit_async([Put(Family.META, META_QUOTAS, encoded)])
