@@ -24,6 +24,7 @@ from dmq.http2.bounds import Accounts
 from dmq.http2.listener import Listener
 from dmq.metrics import Calls
 from dmq.processes import frames, passing
+from dmq.processes.child import Child
 from dmq.processes.clocks import wall_less_boot_ms
 from dmq.processes.host import Host
 from dmq.processes.link import Link
@@ -65,7 +66,7 @@ class Front:
         self.connections: Counter[str] = Counter()  # by address
         self.figures: frames.Figures | None = None
         self.link: Link | None = None
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: Child | None = None
         self.sockets: socket.socket | None = None
         self.is_ready = False
         self.starts = 0
@@ -78,7 +79,7 @@ class Front:
     def pid(self) -> int:
         """The process's; 0: there is none."""
         process = self.process
-        return process.pid if process is not None and process.returncode is None else 0
+        return process.pid if process is not None and not process.has_ended else 0
 
     def status(self) -> ProcessStatus:
         """Return how it is, by what it said last; from any thread."""
@@ -105,7 +106,7 @@ class Front:
         figures = self.figures
         return sum(size for who, size in figures.held_bytes if who == holder) if figures is not None else 0
 
-    def begin(self, process: asyncio.subprocess.Process, sockets: socket.socket) -> None:
+    def begin(self, process: Child, sockets: socket.socket) -> None:
         """Take note of a process that was started."""
         self.process, self.sockets = process, sockets
         self.starts += 1
@@ -125,8 +126,7 @@ class Front:
     def kill(self) -> None:
         """End the process at once, if there is one."""
         if self.process is not None:
-            with suppress(ProcessLookupError):
-                self.process.kill()
+            self.process.kill()
 
 
 class Fronts:
@@ -320,7 +320,7 @@ class Fronts:
                 sockets, their_sockets = map(ours.enter_context, passing.pair())
                 link = await self._link(front, here, ready, lost)  # first, or what it says could come too soon
                 ours.callback(link.abort)
-                process = await self._started(front, there, their_sockets)
+                process = self._started(front, there, their_sockets)
             except OSError as error:  # such as no descriptor left, or no memory
                 raise FrontFailed(f"a front process cannot be started: {error.strerror or error}") from error
             front.begin(process, sockets)
@@ -370,14 +370,13 @@ class Fronts:
         host = Host(link, self._port, self._accounts, self._clock, others)
         return link
 
-    async def _started(self, front: Front, *theirs: socket.socket) -> asyncio.subprocess.Process:
+    def _started(self, front: Front, *theirs: socket.socket) -> Child:
         numbers = [each.fileno() for each in theirs]
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "dmq.processes.front", front.name, str(self._data), *map(str, numbers)),
-            stdin=asyncio.subprocess.DEVNULL,
-            pass_fds=numbers,
+        return Child(
+            [sys.executable, "-P", "-m", "dmq.processes.front", front.name, str(self._data), *map(str, numbers)],
+            descriptors=numbers,
             # Where this process found its modules, and nowhere else: not in the directory it happens to be in.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            environment={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
 
     def _greet(self, front: Front, link: Link, frame: frames.Hello) -> None:
@@ -396,14 +395,13 @@ class Fronts:
         link.say(frames.Listening(self._host, self._port_number))
         link.say(frames.Limits(self._port.service.quotas.encoded()))
 
-    async def _ended(self, process: asyncio.subprocess.Process) -> int:
+    async def _ended(self, process: Child) -> int:
         """Return the exit code of a process whose link is lost; it is killed if it does not end by itself."""
         try:
             async with asyncio.timeout(self._patience.end_s):
                 return await process.wait()
         except TimeoutError:
-            with suppress(ProcessLookupError):
-                process.kill()
+            process.kill()
             return await process.wait()
 
     async def _watch(self) -> None:

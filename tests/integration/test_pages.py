@@ -45,6 +45,7 @@ NOT_RUN = {
     "dmq/http2/README.md": {"server = Http2Server(": "a piece of a server"},
     "docs/ARCHITECTURE.md": {
         "official RocketMQ 5 clients": _IS_DRAWN,
+        "clients                              the store process": _IS_DRAWN,
         "dmq  ->  retry": _IS_DRAWN,
         "timeline   deliver_at_ms": _IS_DRAWN,
     },

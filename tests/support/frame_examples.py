@@ -1,4 +1,4 @@
-"""One frame of each kind, and their bytes: ``python tests/support/frame_examples.py > tests/golden/frames.json``."""
+"""One frame of each kind, and their bytes: ``python FILE > tests/golden/processes/frames.json`` writes them anew."""
 
 from __future__ import annotations
 

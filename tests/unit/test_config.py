@@ -83,7 +83,8 @@ def test_what_topics_keep_has_bounds_or_none() -> None:
 
 def test_processes_are_a_number_or_auto() -> None:
     """One line says what is allowed; the library's transport has no fronts."""
-    assert [load({"processes": each}).processes for each in ("auto", "1", 64)] == ["auto", 1, 64]
+    found = [load({"processes": each, "held_bytes_max": "2GiB"}).processes for each in ("auto", "1", 64)]
+    assert found == ["auto", 1, 64]
     for wrong in ("0", 65, "many", True, 2.5):
         (problem,) = problems({"processes": wrong})
         assert problem == f"--processes: processes = {wrong!r}: allowed: auto, or 1 to 64"

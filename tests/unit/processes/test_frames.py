@@ -12,7 +12,7 @@ from support.frame_examples import DECODERS, FROM_FRONT, FROM_STORE, frame_bytes
 from broker_adapter.errors import BrokerAway, BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from dmq.processes import frames
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "frames.json"
+GOLDEN = Path(__file__).parents[2] / "golden" / "processes" / "frames.json"
 
 
 def test_the_bytes_of_each_kind_are_known() -> None:
