@@ -180,6 +180,7 @@ def fork(root: Path, argument: str) -> None:
     lock = spool.entries.lock
     if argument == "locked":
         lock.acquire()  # as another thread may hold it at that very moment
+    let_go, lets_go = os.pipe()
     child = os.fork()
     if child == 0:
         signal.alarm(10)
@@ -199,6 +200,7 @@ def fork(root: Path, argument: str) -> None:
         started_s = CLOCK.monotonic_s()
         said = {name: _raised_by(call) for name, call in calls.items()}
         spool.close()
+        os.write(lets_go, b"!")
         say("child", said, CLOCK.monotonic_s() - started_s < 2)
         sys.stdout.flush()
         if argument == "outlives":
@@ -208,6 +210,7 @@ def fork(root: Path, argument: str) -> None:
     if argument == "locked":
         lock.release()
     if argument == "outlives":
+        os.read(let_go, 1)  # the child has used the spool, and closed it
         spool.close()
         again = Spool(root, options=SpoolOptions(adopt_every_s=0))
         say("parent", again.path == spool.path, numbers(again.take("orders", 9, PATIENCE_S)))
