@@ -97,7 +97,8 @@ def test_it_balances_under_load_and_over_a_kill(data: Path) -> None:
         for pair, before, after in zip(groups, books(found), books(later), strict=True):
             to_do = told[pair]["dmq_group_unread_messages"] + told[pair]["dmq_group_in_retry_messages"]
             assert before.unread + before.in_retry <= to_do <= after.unread + after.in_retry
-            assert told[pair]["dmq_group_dead_messages"] == before.dead
+            # Leases of the load that has ended still end, and the last attempt of one makes a dead letter.
+            assert before.dead <= told[pair]["dmq_group_dead_messages"] <= after.dead
             assert told[pair]["dmq_group_oldest_unread_age_seconds"] >= 0
         daemon.kill()
         left = data / ".ledger-of-a-killed-run"
