@@ -107,7 +107,7 @@ class Spread:
 
 
 class CallsTaken(NamedTuple):
-    """Calls of one RPC: how many with each code, and how long they took, as ``Distribution.take`` says it."""
+    """Calls of one RPC: how many with each code, and how long they took, as ``Spread.take`` says it."""
 
     rpc: str
     codes: dict[int, int]

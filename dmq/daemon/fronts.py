@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from broker_adapter.clock import Clock
+from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.config import DaemonConfig, fronts_max
 from dmq.daemon.files import certificate_files
 from dmq.daemon.processors import processors
@@ -31,13 +32,12 @@ def plain_served_to(config: DaemonConfig) -> PlainServedTo:
 
 
 def front_settings(
-    config: DaemonConfig, port: Port, sidecar: SidecarConfig, clock: Clock, *, connections_max: int
+    config: DaemonConfig, port: Port, sidecar: SidecarConfig, clock: Clock, *, count: int, connections_max: int
 ) -> Settings:
-    """Return what a front is told that starts now: its part of what all of them may have."""
-    count = fronts_of(config.processes, config.held_bytes_max)
+    """Return what one of ``count`` fronts is told that starts now: its part of what all of them may have."""
     quotas = port.service.quotas
     messages = port.service.messages
-    own = {*messages.unary, *messages.streaming}
+    own = {wire.METHODS[rpc].path for rpc in (*messages.unary, *messages.streaming)}
     per_address = config.connections_per_address_max
     return Settings(
         log_level=config.log_level,
@@ -59,7 +59,7 @@ def front_settings(
         tls=_tls_files(config),
         plain_served_to="all" if config.tls_certificate == "off" else plain_served_to(config),
         host=config.listen.host,
-        relayed=[_relayed(path, each) for path, each in port.methods.items() if path.rpartition("/")[2] not in own],
+        relayed=[_relayed(path, each) for path, each in port.methods.items() if path not in own],
         wall_less_boot_ms=wall_less_boot_ms(clock),
     )
 

@@ -139,7 +139,9 @@ def _http2(
         return Fronts(
             served,
             data=config.data.absolute(),
-            settings=partial(front_settings, config, served, settings, clock, connections_max=connections_max),
+            settings=partial(
+                front_settings, config, served, settings, clock, count=count, connections_max=connections_max
+            ),
             count=count,
             host=host,
             port_number=port,

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from broker_adapter.errors import BrokerUnavailable
 from dmq.embedded.group_queue import GroupQueue
 from dmq.embedded.recent import Recent
-from dmq.errors import StoreCorrupt, StoreError
+from dmq.errors import StoreClosed, StoreCorrupt, StoreError
 from dmq.store.engine import Rows
 from dmq.store.schema.group import group_queue_range
 from dmq.store.schema.index import EntryState, Receipt
@@ -82,9 +82,10 @@ class Reader:
         looks, self._looks = self._looks, []
         try:
             reading = self._loop.run_in_executor(self._thread, self._read, [look.places for look in looks])
-        except RuntimeError:  # it is closed
+        except RuntimeError:  # the thread has ended
             for look in looks:
-                look.found.cancel()
+                if not look.found.done():
+                    look.found.set_exception(StoreClosed("the broker is closed"))
             return
         reading.add_done_callback(lambda read: _tell(looks, read))
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from broker_adapter.errors import BrokerAway, BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
+from broker_adapter.errors import BrokerAway, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.message import Delivery, Envelope, SendReceipt
 from dmq.acl.quotas import Holder
 from dmq.counting import CallsTaken
@@ -354,11 +354,6 @@ def error_of(failure: Failure) -> Exception:
         case "unavailable":
             return BrokerUnavailable(failure.text, code=failure.code)
     return Unexpected(failure.text)
-
-
-def is_expected(error: Exception) -> bool:
-    """Say whether an error is an answer; any other is a fault of ours."""
-    return isinstance(error, BrokerError)
 
 
 def _shown(value: object) -> str | int | float | None:

@@ -58,7 +58,6 @@ from dmq.usage import usage
 from dmq.version import version_here
 
 _FIGURES_S: Final = 1.0
-_LOOK_S: Final = 1.0  # at files
 _HOLDERS_TOLD: Final = 100
 _UNSENT_HIGH: Final = 1024 * 1024  # what the store process did not take yet; then clients wait before they say more
 _SEND_PATH: Final = wire.METHODS["SendMessage"].path

@@ -352,7 +352,10 @@ class Fronts:
 
         def on_lost() -> None:
             front.ends()
-            host.lose()
+            if self._ending.is_set():
+                host.end()
+            else:
+                host.lose()
             _settle(lost)
 
         def on_frames(batch: Sequence[frames.Frame]) -> None:

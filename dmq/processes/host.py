@@ -99,10 +99,15 @@ class Host:
                     for each in asked:
                         self._fault(each, error)
 
-    def lose(self) -> None:
-        """End all calls of a front that is gone, and give back what its clients may not have."""
+    def end(self) -> None:
+        """End all calls: the daemon ends, and leases end with it, at the cost of no attempt."""
         for task in list(self._tasks.values()):
             task.cancel()
+        self._relays.lose()
+
+    def lose(self) -> None:
+        """End all calls of a front that is gone, and give back what its clients may not have."""
+        self.end()
         for handed in self._handed.values():
             handed.over(False)
         since_s = self._clock.monotonic_s() - _IN_DOUBT_S
@@ -111,7 +116,6 @@ class Host:
                 taken.over(False)
         self._handed.clear()
         self._taken.clear()
-        self._relays.lose()
 
     def _fault(self, frame: Any, error: Exception) -> None:  # noqa: ANN401 - of any kind
         call = getattr(frame, "call", 0)

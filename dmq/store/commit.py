@@ -151,7 +151,7 @@ class Writer:
             self._refuse(units)
             return
         with self._lock:
-            is_refused = self._failure is not None
+            is_refused = self._failure is not None or self._is_closing
             if not is_refused:
                 was_empty = not self._pending
                 self._pending += units
@@ -162,10 +162,10 @@ class Writer:
         if is_refused:
             self._refuse(units)
 
-    def _refuse(self, units: Sequence[Unit]) -> None:
+    def _refuse(self, units: list[Unit]) -> None:
         for unit in units:
             unit.error = self._refusal()
-            unit.settle(unit)
+        self._after_batch({}, units)
 
     def _refusal(self) -> StoreError:
         if os.getpid() != self._pid:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -27,7 +28,7 @@ from support.stores import (
 from broker_adapter.clock import ManualClock
 from dmq.audit.events import gap_event
 from dmq.errors import FormatUnsupported, StoreBusy, StoreClosed, StoreCorrupt, StoreError, StoreFailed
-from dmq.store.commit import OPS_PER_BATCH_MAX
+from dmq.store.commit import OPS_PER_BATCH_MAX, Unit
 from dmq.store.memory import MemoryEngine
 from dmq.store.ops import Appended, Delete, Done, Emit, Put
 from dmq.store.schema.keys import FORMAT_VERSION, META_DONE, META_FORMAT, META_SEQUENCE, Family, pack_u64
@@ -243,6 +244,43 @@ def test_commit_async_fails_every_future(bench: Bench) -> None:
             await bench.store.commit_async([append(9)])
 
     asyncio.run(scenario())
+
+
+def test_what_was_gathered_is_told_when_the_store_fails_before_it_is_handed_over(bench: Bench) -> None:
+    """In the turn in which it was: each caller hears of it, also behind one whose answer cannot be made."""
+    told: list[str] = []
+    both = asyncio.Event()
+
+    def await_failure() -> None:
+        patience_ends = time.monotonic() + PATIENCE_S
+        while bench.store.failure is None:
+            assert time.monotonic() < patience_ends, "the store has not failed"
+            time.sleep(0.001)
+
+    def settle(unit: Unit) -> None:
+        told.append(type(unit.error).__name__)
+        if len(told) == 1:
+            raise RuntimeError("an answer")
+        both.set()
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda *_: None)
+        bench.store.attach(loop, lambda _: None)
+        bench.gate.hold()
+        failing = bench.store.commit_async([append(0)])
+        await asyncio.to_thread(bench.gate.await_sync)
+        for number in (1, 2):
+            bench.store.commit_then([append(number)], settle)
+        bench.gate.fails = "sync"
+        bench.gate.let_go()
+        await_failure()  # the loop does not turn meanwhile, so nothing is handed over
+        with pytest.raises(StoreFailed):
+            await asyncio.wait_for(failing, PATIENCE_S)
+        await asyncio.wait_for(both.wait(), PATIENCE_S)
+
+    asyncio.run(scenario())
+    assert told == ["StoreFailed"] * 2
 
 
 def test_a_listener_that_raises_leaves_nobody_waiting(bench: Bench) -> None:

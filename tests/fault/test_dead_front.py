@@ -84,3 +84,19 @@ def _files_below(pid: int, folder: Path) -> list[str]:
     process = psutil.Process(pid)
     opened = [each.path for each in process.open_files()] + [each.path for each in process.memory_maps()]
     return [path for path in opened if path.startswith(f"{folder}{os.sep}")]
+
+
+def test_an_end_in_order_costs_no_attempt(daemon: Daemon) -> None:
+    """What a push consumer was given just before a restart comes again as it would without fronts: the same attempt."""
+    receive = a_receive("orders", "billing", wait_s=10)
+    receive.auto_renew = True
+    receive.ClearField("invisible_duration")
+    with WireClient(daemon.address, "before") as before:
+        assert before.send(a_message("orders", "m-1")).status.code == wire.OK
+        (given,) = [each for each in before.begin("ReceiveMessage", receive) if each.HasField("message")]
+        assert given.message.system_properties.delivery_attempt == 1
+    daemon.stop()
+    daemon.start()
+    with WireClient(daemon.address, "behind") as behind:
+        (came,) = behind.drain("orders", "billing", 1, within_s=_PATIENCE_S)
+    assert (came.message_id, came.attempt) == ("m-1", 1)

@@ -48,7 +48,7 @@ class FrontedTransport:
         accounts = Accounts(bounds.bytes_held, bounds.bytes_reserve)
         self._host_of_front = Host(self._link, served, accounts, clock, {frames.Left: lambda _: None})
         config = DaemonConfig(data=Path("data"), tls_certificate="off", processes=2)
-        settings = front_settings(config, served, SidecarConfig(), clock, connections_max=_CONNECTIONS_MAX)
+        settings = front_settings(config, served, SidecarConfig(), clock, count=2, connections_max=_CONNECTIONS_MAX)
         self._front = front = Front(settings, self._front_link, FrontClock(settings.wall_less_boot_ms))
         takes_there |= front.takes()
         front.server.begin()

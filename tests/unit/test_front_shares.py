@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import socket
 from functools import partial
 from pathlib import Path
 
 import pytest
+from support.memory_broker import MemoryBroker
 from support.rigs import until
 
-from broker_adapter.clock import ManualClock
+from broker_adapter.clock import ManualClock, SystemClock
 from broker_adapter.limits import BODY_BYTES_MAX
 from dmq.acl.quotas import ADDRESS, KEY, RESERVE_PART, Bounds, Holder, Quota, Quotas
-from dmq.config import PROCESS_HELD_BYTES_MIN, PROCESSES_MAX, ConfigError, fronts_max, load
+from dmq.config import PROCESS_HELD_BYTES_MIN, PROCESSES_MAX, ConfigError, DaemonConfig, fronts_max, load
 from dmq.daemon import fronts as daemon_fronts
-from dmq.daemon.fronts import fronts_of
+from dmq.daemon.fronts import front_settings, fronts_of
 from dmq.embedded.hand_out import RECEIVE_BYTES_MAX
 from dmq.http2 import LOOPBACK, Limits
 from dmq.processes import passing
 from dmq.processes.front import http2_limits
 from dmq.processes.settings import Settings, part_of
+from dmq.sidecar.dispatch import Dispatcher
 from dmq.sidecar.http2_methods import with_bounds
+from dmq.sidecar.http2_server import Port
+from dmq.sidecar.service import MessagingService
+from dmq.sidecar.sessions import Sessions
+from dmq.sidecar.settings import SidecarConfig
 
 MIB = 2**20
 COUNTS = [2, 3, 4, 7, 15, 32, PROCESSES_MAX]
@@ -141,3 +148,15 @@ def test_a_connection_for_which_there_is_no_descriptor_is_told_of() -> None:
         assert taken == [("10.0.0.7", 1)]
 
     asyncio.run(scenario())
+
+
+def test_a_front_that_starts_later_has_the_same_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Danger: processors were counted anew for each, so that one taken away meanwhile was a division by nothing."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    config = DaemonConfig(data=tmp_path, processes="auto", tls_certificate="off")
+    assert fronts_of(config.processes, config.held_bytes_max) == 0
+    clock = SystemClock()
+    service = MessagingService(MemoryBroker(clock), clock, Sessions(clock), SidecarConfig())
+    served = Port(service, Dispatcher(service, clock=clock))
+    settings = front_settings(config, served, SidecarConfig(), clock, count=3, connections_max=90)
+    assert (settings.connections, settings.shares) == (30, 4)
