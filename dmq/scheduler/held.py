@@ -11,7 +11,8 @@ of a topic that is not paused (any more) goes on at the next start, slowly at fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from broker_adapter.log import LibraryLog
 from dmq.embedded.flow import Flow, full, ramp, refilled, taken, wait_s
@@ -28,6 +29,23 @@ _DELAYED = frozenset(map(int, DELAYED_KINDS))
 
 Row = tuple[bytes, bytes]
 log = LibraryLog("dmq.scheduler")
+
+
+class ReadSoFar(NamedTuple):
+    """Where the reader of the timeline was when its turn began.
+
+    Below ``low`` all was read, below ``live`` all but the backlog. What that has are messages of the topics ``left`` to
+    it, as far as somebody looked; ``None`` if there is some of it that nobody did. Within a flood that is too large to
+    be read through nobody looks at each message: those of other topics there are late, and stop nobody.
+    """
+
+    low: int
+    live: int
+    left: Collection[bytes] | None
+
+    def may_have_older(self, topic_id: int) -> bool:
+        """Say whether messages of a topic may be in the backlog, which are older than what the live cursor has."""
+        return self.left is None or topic_id.to_bytes(4, "big") in self.left
 
 
 class HeldTopics:
@@ -49,24 +67,24 @@ class HeldTopics:
         """Whether no topic is slowed or holds anything."""
         return not (self._first or self._slowed or self._flows)
 
-    def take(self, low: int, now_ms: int, limit: int) -> list[Row]:
+    def take(self, read: ReadSoFar, now_ms: int, limit: int) -> list[Row]:
         """Return held rows that may go on, at most ``limit``, the oldest of each topic first.
 
-        ``low`` is the mark below which the timeline was read before this turn. What was due behind it is not taken: an
-        older message of its topic may still be among what is to be read. Nor is what is not due by the clock as it is
-        now, after a step back.
+        What was due behind what was read of its topic is not taken: an older message may still be among what is to be
+        read. Nor is what is not due by the clock as it is now, after a step back.
         """
         self.wait_s = None
         if self._flows:
             self._flows = {
                 each: flow for each, flow in self._flows.items() if each in self._slowed or each in self._first
             }
-        mark, now_s = min(low, timeline_mark(now_ms + 1, 0)), self._clock.monotonic_s()
+        due, now_s = timeline_mark(now_ms + 1, 0), self._clock.monotonic_s()
         rows: list[Row] = []
         size = 0
         for topic_id in list(self._first):
             allowed = min(self._allowed(topic_id, now_s), limit - len(rows))
             if allowed > 0 and size < BYTES_PER_TURN_MAX:
+                mark = min(due, read.low if read.may_have_older(topic_id) else read.live)
                 try:
                     found = self._take_of(topic_id, mark, allowed, BYTES_PER_TURN_MAX - size)
                 except StoreNoDescriptors as error:  # nothing is wrong with what waits: it is read again a moment later
@@ -115,19 +133,20 @@ class HeldTopics:
             self._flows[topic_id] = flow._replace(ramp_since_s=None)
         return rows
 
-    def divide(self, rows: list[Row], ahead: int) -> tuple[list[Row], list[Hold]]:
+    def divide(self, rows: list[Row], ahead: int, read: ReadSoFar) -> tuple[list[Row], list[Hold]]:
         """Return the due rows that are handed over, and the ops by which the others are held.
 
-        The first ``ahead`` rows have others of the backlog before them that were not read yet: of a topic with a rate
-        they wait until those were.
+        The first ``ahead`` rows have others of the backlog before them: of a topic with a rate, of which there may be
+        some among those, they wait until it was read so far.
         """
         passing: list[Row] = []
         held: list[Hold] = []
         now_s = self._clock.monotonic_s()
         for number, row in enumerate(rows):
             key, value = row
-            is_ahead = number < ahead
-            if value[1] not in _DELAYED or not self._holds(topic_id := waiting_topic_id(value), now_s, is_ahead):
+            topic_id = waiting_topic_id(value)
+            is_ahead = number < ahead and topic_id in self._slowed and read.may_have_older(topic_id)
+            if value[1] not in _DELAYED or not self._holds(topic_id, now_s, is_ahead):
                 passing.append(row)
                 continue
             first = timeline_key(held_mark(topic_id, int.from_bytes(key, "big")))

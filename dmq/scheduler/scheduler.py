@@ -27,7 +27,7 @@ from dmq.embedded.checks import Checks
 from dmq.embedded.placement import Placement, message_group_of
 from dmq.embedded.recurring import Recurring
 from dmq.errors import StoreClosed, StoreError, StoreFailed, StoreNoDescriptors
-from dmq.scheduler.held import HeldTopics
+from dmq.scheduler.held import HeldTopics, ReadSoFar
 from dmq.scheduler.moves import Moves
 from dmq.store.marks import Cursor
 from dmq.store.ops import Done, HandOver, Hold, Recur, Reschedule
@@ -96,6 +96,7 @@ class Scheduler:
         self.handed_over_total = 0
         self._is_behind = False
         self._floods: set[bytes] = set()  # scopes that have too much in this turn
+        self._left: set[bytes] = set()  # scopes of which the backlog has rows that were left to it
         self._live_used_s = -LIVE_USED_S
         self._turn_s = 0.0  # how long the last turn took that handed something over
 
@@ -116,8 +117,10 @@ class Scheduler:
         has_moves = self._moves.turn(now_ms)
         began_s = self._clock.monotonic_s()
         self._marks.split_backlog(now_ms, BUSY_LAG_MS if self._is_behind else None)
-        low = self._marks.low()
+        low, live = self._marks.low(), self._marks.live()
         self._floods.clear()
+        if not self._marks.has_backlog():
+            self._left.clear()
         rows, is_live_done, is_flood = self._take_around_floods(Cursor.LIVE, now_ms, READS_PER_TURN_MAX)
         self._is_behind = not is_live_done and not is_flood
         if is_flood:
@@ -133,8 +136,9 @@ class Scheduler:
             is_backlog_done = is_backlog_done and is_skipped_done
         held: list[Hold] = []
         if not self._held.is_idle:
-            freed = self._held.take(low, now_ms, self._backlog_share(is_live=bool(rows)))
-            rows, held = self._held.divide(rows, ahead)
+            behind = ReadSoFar(low, live, None if self._marks.has_unread() else self._left)
+            freed = self._held.take(behind, now_ms, self._backlog_share(is_live=bool(rows)))
+            rows, held = self._held.divide(rows, ahead, behind)
             rows = freed + rows
         if not rows and not held:
             is_done = is_live_done and is_backlog_done and not has_moves
@@ -200,10 +204,11 @@ class Scheduler:
 
     def _leave(self, rows: list[tuple[bytes, bytes]], is_left: list[bool]) -> list[tuple[bytes, bytes]]:
         """Return the others, and let the backlog go on over those that are left."""
-        left = [key for (key, _), is_one in zip(rows, is_left, strict=True) if is_one]
+        left = [row for row, is_one in zip(rows, is_left, strict=True) if is_one]
         if not left:
             return rows
-        self._marks.defer(int.from_bytes(left[0], "big"), int.from_bytes(left[-1], "big"))
+        self._left.update(waiting_scope(value) for _, value in left)
+        self._marks.defer(int.from_bytes(left[0][0], "big"), int.from_bytes(left[-1][0], "big"))
         return [row for row, is_one in zip(rows, is_left, strict=True) if not is_one]
 
     def _take(self, which: Cursor, now_ms: int, limit: int) -> tuple[list[tuple[bytes, bytes]], bool]:

@@ -55,6 +55,7 @@ class Marks:
         self._live = done
         self._backlog: tuple[int, int] | None = None
         self._skipped: tuple[int, int] | None = None  # lies within the backlog
+        self._unread_end = 0  # up to where nobody has looked at what the backlog has
         self._claimed = 0  # where the claims of the reader's turn end
         self._held = _NOTHING  # what it reads of the entries that are held, in this turn
         self._in_flight: int | None = None
@@ -96,7 +97,7 @@ class Marks:
             cursor, end = self._backlog
             if mark < end:
                 self._backlog = (min(cursor, mark), end)
-                self._live = end  # later keys of the same batch may lie between the two cursors
+                self._live = self._unread_end = end  # later keys of the same batch may lie between the two cursors
                 return
         self._live = mark
 
@@ -161,13 +162,23 @@ class Marks:
             if self._backlog is None and self._live >> 64 < now_ms - (BACKLOG_LAG_MS if lag_ms is None else lag_ms):
                 boundary = timeline_mark(now_ms, 0)
                 self._backlog = (self._live, boundary)
-                self._live = boundary
+                self._live = self._unread_end = boundary
             return self._backlog is not None
 
     def low(self) -> int:
         """Return the smallest cursor: everything below it was taken by the reader."""
         with self._changed:
             return self._live if self._backlog is None else min(self._live, self._backlog[0])
+
+    def live(self) -> int:
+        """Return where the live cursor is."""
+        with self._changed:
+            return self._live
+
+    def has_unread(self) -> bool:
+        """Say whether the backlog has rows that were not looked at: what the reader lagged behind, not what it left."""
+        with self._changed:
+            return self._backlog is not None and self._backlog[0] < min(self._unread_end, self._backlog[1])
 
     def high(self) -> int:
         """Return where the claims of the reader's turn end: it has nothing from here on in its hand."""

@@ -29,7 +29,7 @@ from dmq.admin.messages import Messages, Wanted
 from dmq.audit.events import EventKind
 from dmq.embedded.flow import RAMP_FIRST_PER_S
 from dmq.embedded.topic_settings import DELIVER_RATE_MAX, FlowChange
-from dmq.scheduler.held import HeldTopics
+from dmq.scheduler.held import HeldTopics, ReadSoFar
 from dmq.scheduler.scheduler import ROWS_PER_CURSOR_MAX
 from dmq.store.assemble import _WITHDRAWN_KEPT
 from dmq.store.engine import Rows
@@ -296,7 +296,7 @@ async def test_a_flood_of_a_slowed_topic_goes_on_in_order(rig: EmbeddedRig) -> N
 
 @every_durable_broker(queues=1)
 async def test_what_is_held_waits_for_what_is_older_and_not_read_yet(rig: EmbeddedRig) -> None:
-    """A row goes on only if the timeline was read beyond where it was due."""
+    """A row goes on only if the timeline was read beyond where it was due, as far as its topic may lie there."""
     await pause(rig)
     await delayed(rig, "m-1")
     await delayed(rig, "m-2", after_ms=SOON_MS + 1)
@@ -304,8 +304,12 @@ async def test_what_is_held_waits_for_what_is_older_and_not_read_yet(rig: Embedd
     await after(rig, LATER_MS)
     await resume(rig)
     topics = HeldTopics(rig.store, rig.broker.names.slowed)
-    assert topics.take(timeline_mark(due_ms, 0), rig.clock.now_ms(), 10) == []
-    found = topics.take(timeline_mark(due_ms + 1, 0), rig.clock.now_ms(), 10)
+    before, behind = timeline_mark(due_ms, 0), timeline_mark(due_ms + 1, 0)
+    now_ms = rig.clock.now_ms()
+    own = next(iter(rig.store.held())).to_bytes(4, "big")
+    for read in (ReadSoFar(before, before, ()), ReadSoFar(before, behind, None), ReadSoFar(before, behind, {own})):
+        assert topics.take(read, now_ms, 10) == []
+    found = topics.take(ReadSoFar(before, behind, {b"else"}), now_ms, 10)
     assert [op.deliver_at_ms for op in rig.broker.placement.hand_over(found, 0)] == [due_ms]
 
 

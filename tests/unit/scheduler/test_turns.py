@@ -12,6 +12,7 @@ from support.scheduler_cell import LAG_MS, Cell
 
 from broker_adapter.clock import ManualClock
 from broker_adapter.message import Envelope, unpack_id
+from dmq.embedded.topic_settings import FlowChange
 from dmq.errors import StoreFailed, StoreNoDescriptors
 from dmq.scheduler import scheduler as scheduler_module
 from dmq.store.engine import Rows
@@ -179,6 +180,31 @@ def test_a_flood_that_takes_many_reads_holds_up_nothing_that_is_due_behind_it(
     assert len(found) == len(set(found)) == 2 * len(flood) + 4
     assert cell.scheduler.handed_over_total == 2 * len(flood) + 4
     assert cell.store.pending() == {}
+
+
+def test_a_flood_holds_up_no_topic_with_a_rate(cell: Cell, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What falls due for one that is within its rate goes with its turn, whatever the backlog has of others."""
+    monkeypatch.setattr(scheduler_module, "READS_PER_TURN_MAX", 2)
+    monkeypatch.setattr(scheduler_module, "ROWS_PER_CURSOR_MAX", 200)
+    began_ms, mails = clock.now_ms(), cell.topic_of("mails")
+    for topic in (cell.topic, mails):
+        slowed = FlowChange(deliver_rate=300).applied_to(topic, 0)
+        cell.store.commit(cell.names.plan_change(slowed))
+        cell.names.add_topic(slowed)
+    cell.schedule(*[began_ms + 5] * 3_000)
+    clock.advance(10)
+    cell.scheduler.turn()
+    for number in range(20):
+        due_ms = clock.now_ms() + 1
+        mail = Envelope("mails", f"mail {number}", b"", deliver_at_ms=due_ms)
+        cell.store.commit([cell.placement.accept(cell.names.topics["mails"], mail, 0)])
+        clock.advance(20)
+        cell.scheduler.turn()
+        start = pack_queue_key(mails.topic_id, 0, 0)
+        came = cell.store.scan(Family.QUEUE, start, b"\xff" * 14, limit=100).rows
+        assert len(came) == number + 1
+    assert cell.store.pending()[cell.topic.topic_id] > 1_000
+    assert len(cell.times()) < 600
 
 
 def test_what_cannot_be_read_for_want_of_descriptors_is_read_a_moment_later(
