@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from statistics import median
 from typing import Any
 
 from bench import child, daemon
 from bench.cell import QUANTILES
+from bench.daemon import Daemon
 from bench.fairness import ADDED_MS, ADDED_SHARE
 from bench.figures import Beside, Figure, Goal
 from bench.inside_neighbours import AHEAD_MS, FLOOD, RATE, TOPICS
@@ -16,10 +18,12 @@ from bench.load import LoadFailed, check
 from bench.place import directory
 from bench.plan import Plan
 from broker_adapter.clock import SystemClock
+from dmq.admin.client import AdminClient
 
 _PLACES = {"queue": "durable in its queue (whole ms)", "consumer": "handed out to a waiting consumer"}
 _LEAD_MS = 8_000  # for the generators to start, and for what is sent ahead
 _FILLS_PER_MS = 8
+QUOTA = RATE + RATE // 2
 _FACTS = ("cpu_share", "handed_over_beside")
 _Pair = tuple[dict[str, Any], dict[str, Any]]
 
@@ -89,6 +93,7 @@ def _at_daemon(plan: Plan, seconds: int, *, with_trouble: bool) -> dict[str, Any
     """Have clients of their own processes send and receive: what a user's eight topics see of the two others."""
     clock, overdue = SystemClock(), plan.overdue if with_trouble else 0
     with directory() as data, daemon.running(data, processes="auto") as ours, ExitStack() as last:
+        names = [f"measured-{number}" for number in range(TOPICS)]
         start_ms = clock.now_ms() + _LEAD_MS + overdue // _FILLS_PER_MS
         if overdue:
             filled = plan.load.run(
@@ -97,7 +102,8 @@ def _at_daemon(plan: Plan, seconds: int, *, with_trouble: bool) -> dict[str, Any
             check(filled)
             if clock.now_ms() + AHEAD_MS > start_ms:
                 raise RuntimeError("sending what is due at once took until the run; this machine is too slow for it")
-        names = [f"measured-{number}" for number in range(TOPICS)]
+        _set_quotas(ours, [*names, "flooded", "stuck"])
+        time.sleep(max(0, start_ms - _LEAD_MS - clock.now_ms()) / 1000)  # who waits long for a message gives up
         count = RATE * seconds
         receivers = []
         for name in [*names, "flooded", "stuck"]:
@@ -137,11 +143,21 @@ def _at_daemon(plan: Plan, seconds: int, *, with_trouble: bool) -> dict[str, Any
     }
 
 
+def _set_quotas(ours: Daemon, names: Sequence[str]) -> None:
+    """Let each topic send and deliver half as much again as it is meant to: behind the fill, which is more."""
+    with AdminClient(ours.address) as admin:
+        there = {each.name for each in admin.topics().topics}
+        for name in names:
+            if name not in there:
+                admin.create_topic(name)
+            admin.set_topic(name, send_rate=QUOTA, deliver_rate=QUOTA)
+
+
 def _of_daemon(overdue: int, seconds: int, pairs: list[_Pair]) -> list[Figure]:
     what = (
         f"lateness at the consumers of {TOPICS} topics of a daemon at {RATE}/s each for {seconds} s, whose clients are "
-        f"other processes, while a ninth gets {FLOOD} times as many and {overdue} of a tenth are overdue, whose "
-        "consumer acknowledges nothing; the median topic"
+        f"other processes, while a ninth is sent {FLOOD} times as many and {overdue} of a tenth are overdue, whose "
+        f"consumer acknowledges nothing; each topic may send and deliver {QUOTA}/s; the median topic"
     )
     alone, beside = ([float(run["p99"]) for run in runs] for runs in zip(*pairs, strict=True))
     details = {
