@@ -36,6 +36,7 @@ from retry.policy import MAX_ATTEMPTS_LIMIT
 _PASS_OVER_S_MAX = 0.5  # how long a receive whose time is up goes on through messages that are not for it
 _NO_LEASE = Lease(0, 0, 0)
 _U64 = 2**64 - 1
+_new_tuple = tuple.__new__  # what a NamedTuple's own constructor calls, without its argument list
 _Known = tuple[SubscribedQueue, Receipt, Lease] | Refused
 
 
@@ -177,9 +178,8 @@ class Deliveries:
         results: list[Exception | None] = []
         ops: list[Op] = []
         finished: dict[SubscribedQueue, dict[int, None]] = {}
-        for number, each in enumerate(
-            asked
-        ):  # nothing is awaited here: who asks for the same comes before all of it or behind it
+        # Nothing is awaited here: who asks for the same comes before all of it or behind it.
+        for number, each in enumerate(asked):
             if isinstance(each, Refused):
                 results.append(each)
                 continue
@@ -200,7 +200,7 @@ class Deliveries:
                 else:
                     attempt = lease.attempts_before + receipt.attempt
                     event = found.event(EventKind.ACKED, queue, attempt, offset, lease.message_id)
-                ops.append(Emit(event, offset))
+                ops.append(_new_tuple(Emit, (event, offset)))
         if finished:
             # Also with nothing to write: what was found finished may be so by an ack that is not durable yet.
             for queue, places in finished.items():

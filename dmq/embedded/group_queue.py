@@ -236,19 +236,26 @@ class GroupQueue:
 
     def take(self, limit: int) -> list[tuple[int, Returned]]:
         """Return up to ``limit`` offsets to read, those that came back first; ``lease`` each, and then ``admit`` it."""
-        taken: list[tuple[int, Returned]] = []
-        chosen: set[int] = set()
-        while len(taken) < limit and len(self.leases) + len(taken) < LEASES_MAX and self.has_available():
+        limit = min(limit, LEASES_MAX - len(self.leases))
+        chosen: dict[int, None] = {}
+        while len(chosen) < limit and self.has_available():
             if self._ready:
-                offset = heappop(self._ready)
+                chosen[heappop(self._ready)] = None
             else:
-                offset = self.cursor
-                self.cursor += 1
-            if offset not in chosen:
-                chosen.add(offset)
-                taken.append((offset, self._returned.get(offset, _FIRST)))
-        self._unread |= chosen
-        return taken
+                first = self.cursor
+                self.cursor = until = self._until(first, first + limit - len(chosen))
+                chosen.update(dict.fromkeys(range(first, until)))
+        self._unread.update(chosen)
+        returned = self._returned
+        return [(offset, returned.get(offset, _FIRST)) for offset in chosen]
+
+    def _until(self, first: int, stop: int) -> int:
+        """Return up to where all from ``first`` on, which is available and new, is so; at most ``stop``."""
+        stop = min(stop, self.end)
+        until = first + 1
+        while until < stop and until not in self.leases and not self.is_finished(until):
+            until += 1
+        return until
 
     def admit(self, offset: int, message_group: str, *, first_epoch: int, run_max: int) -> bool:
         """Say whether an offset that was read goes out now; if not, it is no longer leased, and comes in its time.

@@ -33,6 +33,7 @@ from retry.policy import Reason
 RECEIVE_BYTES_MAX = 8 * 1024 * 1024
 LOOK_MAX = 256  # messages: a few milliseconds of the loop
 LOOK_BYTES_MAX = 8 * 1024 * 1024
+_new_tuple = tuple.__new__  # what a NamedTuple's own constructor calls, without its argument list
 
 
 class Terms(NamedTuple):
@@ -104,19 +105,21 @@ class HandOut:
     def _lease(self, found: Subscription, terms: Terms, look: int) -> list[_Taken]:
         """Take offsets and lease them before they are read, so that no other receive takes them meanwhile."""
         ends_ms = self._clock.boot_ms() + terms.invisible_ms
+        renew_for, is_push = terms.renew_for, bool(terms.renew_for)
+        next_epoch = self._receipts.next_epoch
         taken: list[_Taken] = []
         for queue in found.choose(terms.wanted.queue_id):
-            for offset, returned in queue.take(look - len(taken)):
+            for offset, (attempt, _, failed_at_ms) in queue.take(look - len(taken)):
                 lease = Lease(
-                    self._receipts.next_epoch(),
-                    returned.attempt,
+                    next_epoch(),
+                    attempt,
                     ends_ms,
-                    renew_for=terms.renew_for,
-                    first_failed_at_ms=returned.first_failed_at_ms,
-                    is_push=bool(terms.renew_for),
+                    renew_for=renew_for,
+                    first_failed_at_ms=failed_at_ms,
+                    is_push=is_push,
                 )
                 queue.lease(offset, lease)
-                taken.append(_Taken(queue, offset, lease))
+                taken.append(_new_tuple(_Taken, (queue, offset, lease)))
             if len(taken) >= look:
                 break
         return taken
@@ -130,11 +133,13 @@ class HandOut:
         first_epoch: int,
     ) -> Looked:
         deliveries: list[Delivery] = []
+        leased: list[_Taken] = []
         passed_over: list[Op] = []
         passed: list[_Taken] = []
         max_attempts = self._catalog.policy(found.group_id).max_attempts
         settled = self._settled.get(found.topic.topic_id)
         condemned: set[str] = set()
+        run_max = terms.run_max
         size = 0
         for each, record in zip(taken, records, strict=True):
             queue, offset, lease = each
@@ -149,10 +154,13 @@ class HandOut:
                 found.wake(queue.queue_id)
                 continue
             # Nothing goes out together with one of its message group that is about to die.
-            run_max = 1 if record.message_group in condemned else terms.run_max
-            if not queue.admit(offset, record.message_group, first_epoch=first_epoch, run_max=run_max):
+            together_max = 1 if record.message_group in condemned else run_max
+            if not queue.admit(offset, record.message_group, first_epoch=first_epoch, run_max=together_max):
                 continue
-            if lease.attempts > max_attempts or self._is_too_late(lease):  # the policy may have changed meanwhile
+            attempts = lease.attempts
+            if attempts > max_attempts or (
+                lease.not_after_ms and self._is_too_late(lease)
+            ):  # the policy may have changed meanwhile
                 condemned.add(record.message_group)
                 lease.attempt -= 1  # the one that is not made
                 lease.ends_ms, lease.renew_for = 0, ""
@@ -163,8 +171,9 @@ class HandOut:
                 queue.give_back(offset)
                 found.wake(queue.queue_id)
                 continue
-            self._ends.watch(queue, offset, lease)
-            deliveries.append(self._delivery(found, each, record, terms.invisible_ms))
+            leased.append(each)
+            deliveries.append(self._delivery(found, each, record, attempts, terms.invisible_ms))
+        self._ends.watch_together(leased)
         if not passed_over:
             return Looked(deliveries, None, terms.batch_max)
         # Who has found something does not wait for it: forgotten by a crash, they are passed over again; a failure
@@ -177,33 +186,22 @@ class HandOut:
         """Say whether the sender does not want it delivered any more, by a clock that can be believed."""
         return 0 < lease.not_after_ms < self._clock.now_ms() and self._clock.is_steady()
 
-    def _delivery(self, found: Subscription, taken: _Taken, record: QueuedMessage, invisible_ms: int) -> Delivery:
+    def _delivery(
+        self, found: Subscription, taken: _Taken, record: QueuedMessage, attempts: int, invisible_ms: int
+    ) -> Delivery:
         queue, offset, lease = taken
-        receipt = Receipt(
-            queue.group_id,
-            queue.topic_id,
-            queue.queue_id,
-            offset,
-            lease.epoch,
-            lease.attempt,
-            lease.is_push,
-            name_of(record.message_id),
-        )
-        lease.handle = self._receipts.encode(receipt)
-        return Delivery(
-            found.topic.name,
-            unpack_id(record.message_id),
-            record.payload,
-            queue.queue_id,
-            offset,
-            lease.handle,
-            lease.attempts,
-            invisible_ms,
-            record.stored_at_ms,
-            record.deliver_at_ms,
-            facts_of(self._catalog.names, record),
-            record.message_group,
-        )
+        _, stored_at_ms, deliver_at_ms, message_id, _, message_group, payload, history, _ = record
+        queue_id, name = queue.queue_id, name_of(message_id)
+        place = queue.group_id, queue.topic_id, queue_id, offset
+        receipt = _new_tuple(Receipt, (*place, lease.epoch, lease.attempt, lease.is_push, name))
+        handle = lease.handle = self._receipts.encode(receipt)
+        end = facts_of(self._catalog.names, record) if history is not None else None
+        # fmt: off
+        return _new_tuple(Delivery, (
+            found.topic.name, unpack_id(message_id), payload, queue_id, offset, handle, attempts, invisible_ms,
+            stored_at_ms, deliver_at_ms, end, message_group,
+        ))
+        # fmt: on
 
 
 def facts_of(names: Names, record: QueuedMessage) -> DeadLetterFacts | None:

@@ -6,6 +6,7 @@ All of it goes by the boot clock: a step of the wall clock makes no lease longer
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -19,7 +20,8 @@ CLIENT_GONE_INVISIBLE_MS = 1_000
 _NAP_S_MAX = 0.2  # the loop's own timers do not count a suspended machine
 _TIDY_AT_MIN = 8192
 
-_Watched = tuple[int, int, SubscribedQueue, int, int]  # ends_ms, turn, queue, offset, epoch
+_Place = tuple[SubscribedQueue, int, int]  # queue, offset, epoch
+_Watched = tuple[int, int, list[_Place]]  # ends_ms, turn, what ends then
 
 
 class Ended(NamedTuple):
@@ -36,6 +38,7 @@ class LeaseEnds:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._heap: list[_Watched] = []
+        self._places = 0  # in it
         self._turn = 0
         self._tidy_at = _TIDY_AT_MIN
         self._sooner = asyncio.Event()
@@ -43,26 +46,43 @@ class LeaseEnds:
 
     def watch(self, queue: SubscribedQueue, offset: int, lease: Lease) -> None:
         """Have ``lease`` end in its time."""
-        if lease.renew_for and not lease.renew_until_ms:
-            lease.renew_until_ms = self._clock.boot_ms() + AUTO_RENEW_MS_MAX
+        self.watch_together(((queue, offset, lease),))
+
+    def watch_together(self, leases: Sequence[tuple[SubscribedQueue, int, Lease]]) -> None:
+        """Have leases end in their time, which is one and the same: those of one receive."""
+        if not leases:
+            return
+        lease = leases[0][2]
+        ends_ms, renew_for = lease.ends_ms, lease.renew_for
+        if renew_for:
+            until_ms = self._clock.boot_ms() + AUTO_RENEW_MS_MAX
+            for _, _, each in leases:
+                each.renew_until_ms = each.renew_until_ms or until_ms
             if not self.clients.is_alive(lease.renew_for):
                 self.client_seen(lease.renew_for)
-        self._turn += 1
-        if not self._heap or lease.ends_ms < self._heap[0][0]:
-            self._sooner.set()
-        heappush(self._heap, (lease.ends_ms, self._turn, queue, offset, lease.epoch))
-        if len(self._heap) >= self._tidy_at:
+        self._put(ends_ms, [(queue, offset, each.epoch) for queue, offset, each in leases])
+        if self._places >= self._tidy_at:
             self._tidy()
+
+    def _put(self, ends_ms: int, places: list[_Place]) -> None:
+        if not self._heap or ends_ms < self._heap[0][0]:
+            self._sooner.set()
+        self._turn += 1
+        self._places += len(places)
+        heappush(self._heap, (ends_ms, self._turn, places))
 
     def _tidy(self) -> None:
         """Drop what was finished long before its time; each time at least half is dropped or as much may come."""
-        self._heap = [
-            watched
-            for watched in self._heap
-            if (lease := watched[2].leases.get(watched[3])) is not None and lease.epoch == watched[4]
-        ]
-        heapify(self._heap)
-        self._tidy_at = max(_TIDY_AT_MIN, 2 * len(self._heap))
+        heap: list[_Watched] = []
+        self._places = 0
+        for ends_ms, turn, places in self._heap:
+            left = [each for each in places if _is_held(each)]
+            if left:
+                heap.append((ends_ms, turn, left))
+                self._places += len(left)
+        heapify(heap)
+        self._heap = heap
+        self._tidy_at = max(_TIDY_AT_MIN, 2 * self._places)
 
     def client_seen(self, client_id: str) -> None:
         """Note a sign of life."""
@@ -73,7 +93,7 @@ class LeaseEnds:
         if not self.clients.gone(client_id):
             return
         soon_ms = self._clock.boot_ms() + CLIENT_GONE_INVISIBLE_MS
-        for _, _, queue, offset, epoch in list(self._heap):
+        for queue, offset, epoch in [place for _, _, places in self._heap for place in places]:
             lease = queue.leases.get(offset)
             if lease is not None and lease.epoch == epoch and lease.renew_for == client_id:
                 lease.renew_for = ""
@@ -97,21 +117,33 @@ class LeaseEnds:
         now_ms = self._clock.boot_ms()
         ended: list[Ended] = []
         while self._heap and self._heap[0][0] <= now_ms and len(ended) < count_max:
-            _, _, queue, offset, epoch = heappop(self._heap)
-            lease = queue.leases.get(offset)
-            if lease is None or lease.epoch != epoch or lease.is_returning:
-                continue  # finished, handed out again, or on its way back
-            if lease.ends_ms > now_ms:
-                continue  # hidden anew, and watched anew
-            if self._is_renewed(lease, now_ms):
-                lease.ends_ms = min(now_ms + AUTO_RENEW_INVISIBLE_MS, lease.renew_until_ms)
-                self.watch(queue, offset, lease)
-            else:
-                lease.is_returning = True  # it may be in the heap more than once
-                ended.append(Ended(queue, offset, lease))
+            ends_ms, turn, places = heappop(self._heap)
+            room = count_max - len(ended)
+            if len(places) > room:
+                heappush(self._heap, (ends_ms, turn, places[room:]))
+                del places[room:]
+            self._places -= len(places)
+            for queue, offset, epoch in places:
+                lease = queue.leases.get(offset)
+                if lease is None or lease.epoch != epoch or lease.is_returning:
+                    continue  # finished, handed out again, or on its way back
+                if lease.ends_ms > now_ms:
+                    continue  # hidden anew, and watched anew
+                if self._is_renewed(lease, now_ms):
+                    lease.ends_ms = min(now_ms + AUTO_RENEW_INVISIBLE_MS, lease.renew_until_ms)
+                    self.watch(queue, offset, lease)
+                else:
+                    lease.is_returning = True  # it may be in the heap more than once
+                    ended.append(Ended(queue, offset, lease))
         return ended
 
     def _is_renewed(self, lease: Lease, now_ms: int) -> bool:
         if not lease.renew_for or now_ms >= lease.renew_until_ms:
             return False
         return self.clients.is_alive(lease.renew_for)
+
+
+def _is_held(place: _Place) -> bool:
+    queue, offset, epoch = place
+    lease = queue.leases.get(offset)
+    return lease is not None and lease.epoch == epoch

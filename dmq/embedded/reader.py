@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import NamedTuple, TypeVar
@@ -20,6 +20,7 @@ from dmq.store.schema.record import QueuedMessage, decode_queued
 from dmq.store.store import Store
 
 _GROUP_ROWS_MAX = 1_000_000
+_RUN_MIN = 8  # messages one behind the other: from so many on an iterator is cheaper than to look for each
 _Read = TypeVar("_Read")
 
 
@@ -31,7 +32,8 @@ class Progress(NamedTuple):
     end: int
 
 
-_Places = Sequence[tuple[GroupQueue, int]]
+_Place = tuple[GroupQueue, int]  # and an offset
+_Places = Sequence[_Place]
 
 
 class _Look(NamedTuple):
@@ -100,8 +102,24 @@ class Reader:
             return [found for each in asked for found in self._read([each])]
 
     def _values(self, places: _Places) -> list[bytes | None]:
-        wanted = [pack_queue_key(queue.topic_id, queue.queue_id, offset) for queue, offset in places]
-        return self._store.get_many(Family.QUEUE, wanted)
+        """Return the value at each place, ``None`` where there is none."""
+        values: list[bytes | None] = []
+        singles: list[tuple[int, bytes]] = []  # where in ``values``, and under which key
+        for at, (queue, first), count in _runs(places):
+            topic_id, queue_id = queue.topic_id, queue.queue_id
+            if count >= _RUN_MIN:
+                ends = pack_queue_key(topic_id, queue_id, first), pack_queue_key(topic_id, queue_id, first + count)
+                rows = self._store.scan(Family.QUEUE, *ends, limit=count).rows
+                if len(rows) == count:
+                    values += [value for _, value in rows]
+                    continue
+            singles += [(at + n, pack_queue_key(topic_id, queue_id, first + n)) for n in range(count)]
+            values += [None] * count
+        if singles:
+            found = self._store.get_many(Family.QUEUE, [key for _, key in singles])
+            for (at, _), value in zip(singles, found, strict=True):
+                values[at] = value
+        return values
 
     @staticmethod
     def _decoded(places: _Places, values: Sequence[bytes | None]) -> list[QueuedMessage]:
@@ -177,6 +195,18 @@ class Reader:
             return await self._loop.run_in_executor(self._thread, read)
         except StoreError as error:
             raise BrokerUnavailable(str(error)) from error
+
+
+def _runs(places: _Places) -> Iterator[tuple[int, _Place, int]]:
+    """Yield runs of places one behind the other in a queue: where the run begins, its first place, its length."""
+    begin = 0
+    for at, (queue, offset) in enumerate(places):
+        first_queue, first = places[begin]
+        if queue is not first_queue or offset != first + at - begin:
+            yield begin, places[begin], at - begin
+            begin = at
+    if places:
+        yield begin, places[begin], len(places) - begin
 
 
 def _tell(looks: Sequence[_Look], read: asyncio.Future[list[list[QueuedMessage] | StoreError]]) -> None:

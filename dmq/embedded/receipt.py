@@ -24,6 +24,7 @@ _CODE_BYTES = 16
 _VERSION = 4
 _NAME_BYTES_MAX = 32  # those of the clients' own ids have 17
 _DIGEST_BYTES = 20
+_new_tuple = tuple.__new__  # what a NamedTuple's own constructor calls, without its argument list
 
 
 class Receipt(NamedTuple):
@@ -64,7 +65,7 @@ class ReceiptHandles:
         packed = _HEAD.pack(_VERSION, *receipt[:7], self._store) + receipt.message
         code = self._keyed.copy()
         code.update(packed)
-        return packed.hex() + code.hexdigest()
+        return (packed + code.digest()).hex()
 
     def decode(self, handle: str) -> Receipt:
         """Read a handle; ``Refused(RECEIPT_HANDLE)`` for anything that this store has not written."""
@@ -87,7 +88,8 @@ def read_handle(handle: str) -> Receipt:
     """Return what a handle says, whoever wrote it: for those who look at one, and do nothing by it."""
     raw = bytes.fromhex(handle)
     _, group_id, topic_id, queue_id, offset, epoch, attempt, is_push, _ = _HEAD.unpack_from(raw)
-    return Receipt(group_id, topic_id, queue_id, offset, epoch, attempt, is_push, raw[_HEAD_BYTES:-_CODE_BYTES])
+    said = group_id, topic_id, queue_id, offset, epoch, attempt, is_push, raw[_HEAD_BYTES:-_CODE_BYTES]
+    return _new_tuple(Receipt, said)
 
 
 def _unknown(handle: str) -> Refused:

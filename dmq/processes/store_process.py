@@ -112,7 +112,8 @@ class StoreProcess:
 
     def _begin(self) -> tuple[int, Deferred[Any]]:
         self._number += 1
-        answer = self._waiting[self._number] = Deferred[Any]()
+        answer: Deferred[Any] = Deferred()
+        self._waiting[self._number] = answer
         return self._number, answer
 
     def _settle(self, call: int, value: object) -> None:

@@ -51,6 +51,7 @@ _WAITING = struct.Struct(">BBHIIQQ")
 _WAITING_FACTS = struct.Struct(">BHIIQQ")  # without the version
 _QUEUED = struct.Struct(">BBHQQ")
 _BODY = struct.Struct(">BBB")
+_PLAIN_QUEUED = struct.Struct(">BBHQQBBB")  # _QUEUED and _BODY, as most queue values begin
 _WIDE_BODY = struct.Struct(">BBBH")
 _DATED = struct.Struct(">HQ")
 _HAS_KEY, _KEEPS_FIRST, _TIME = 1 << 63, 1 << 62, (1 << 62) - 1  # of what is in front of a body
@@ -400,14 +401,19 @@ def encode_queued(
 
 def decode_queued(value: bytes) -> QueuedMessage:
     """Take a queue value apart; ``StoreCorrupt`` if it cannot be one."""
-    if len(value) < QUEUED_HEADER_BYTES or value[0] != VERSION:
+    if len(value) < _PLAIN_QUEUED.size or value[0] != VERSION:
         raise StoreCorrupt(f"a queue value of {len(value)} bytes has no version {VERSION} header")
-    _, flags, attempts_before, stored_at_ms, deliver_at_ms = _QUEUED.unpack_from(value)
-    history, body_at = None, QUEUED_HEADER_BYTES
-    if flags & _HAS_HISTORY:
-        history = decode_history(value, QUEUED_HEADER_BYTES)
-        body_at += history_bytes(value, QUEUED_HEADER_BYTES)
-    start, id_len, tag_len, group_len = _body_lengths(value, body_at)
+    # fmt: off
+    _, flags, attempts_before, stored_at_ms, deliver_at_ms, id_len, tag_len, group_len = (
+        _PLAIN_QUEUED.unpack_from(value)
+    )
+    # fmt: on
+    history, body_at, start = None, QUEUED_HEADER_BYTES, _PLAIN_QUEUED.size
+    if flags or not id_len:
+        if flags & _HAS_HISTORY:
+            history = decode_history(value, QUEUED_HEADER_BYTES)
+            body_at += history_bytes(value, QUEUED_HEADER_BYTES)
+        start, id_len, tag_len, group_len = _body_lengths(value, body_at)
     tag_at = start + id_len
     payload_at = tag_at + tag_len + group_len
     if payload_at > len(value):
@@ -419,11 +425,12 @@ def decode_queued(value: bytes) -> QueuedMessage:
             tag, message_group = value[tag_at:group_at].decode(), value[group_at:payload_at].decode()
         except UnicodeDecodeError as error:
             raise StoreCorrupt(f"a queue value of {len(value)} bytes holds a tag or a group that is no text") from error
-    message_id, payload = value[start:tag_at], value[payload_at:]
-    made = QueuedMessage(attempts_before, stored_at_ms, deliver_at_ms, message_id, tag, message_group, payload, history)
+    not_after_ms = 0
     if start >= body_at + _DATED.size + _BODY.size:
-        made = made._replace(not_after_ms=_DATED.unpack_from(value, body_at)[1] & _TIME)
-    return made
+        not_after_ms = _DATED.unpack_from(value, body_at)[1] & _TIME
+    message_id, payload = value[start:tag_at], value[payload_at:]
+    facts = attempts_before, stored_at_ms, deliver_at_ms, message_id, tag, message_group, payload, history, not_after_ms
+    return _new_tuple(QueuedMessage, facts)
 
 
 def body_facts(body: bytes) -> tuple[bytes, bytes]:
