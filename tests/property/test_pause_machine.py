@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -17,6 +18,7 @@ from support.scheduler_cell import Cell
 from broker_adapter.clock import ManualClock
 from broker_adapter.message import Envelope, pack_id, unpack_id
 from dmq.embedded.topic_settings import FlowChange
+from dmq.scheduler import scheduler as scheduler_module
 from dmq.scheduler.scheduler import FLOOD_ROWS
 from dmq.store.memory import MemoryEngine
 from dmq.store.ops import Withdraw
@@ -217,3 +219,59 @@ class Slowed(RuleBasedStateMachine):
 
 TestSlowed = Slowed.TestCase
 TestSlowed.settings = settings(max_examples=12 * EFFORT, stateful_step_count=20, deadline=None)
+
+
+class BesideFloods(Slowed):
+    """The same beside floods that no turn reads through: each comes once, none early, at no more than the rate."""
+
+    def __init__(self) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(scheduler_module, "ROWS_PER_CURSOR_MAX", _MANY)
+        self.patch.setattr(scheduler_module, "READS_PER_TURN_MAX", 1)
+        super().__init__()
+        self.floods: set[int] = set()
+        self.made = 0
+        self.came: list[int] = []  # of each message, when it was seen first
+
+    @rule(after_ms=st.integers(1, 2_000))
+    def flood(self, after_ms: int) -> None:
+        """Of the other topic, three turns long."""
+        at_ms = self.clock.now_ms() + after_ms
+        self.floods.add(at_ms)
+        topic, names = self.cell.names.topics["others"], range(self.made, self.made + 3 * _MANY)
+        self.made = names.stop
+        envelopes = [Envelope("others", f"flood {name}", b"", deliver_at_ms=at_ms) for name in names]
+        self.cell.store.commit([self.cell.placement.accept(topic, each, 0) for each in envelopes])
+
+    @invariant()
+    def the_oldest_comes_first(self) -> None:
+        """But for what lies in a flood, which comes when it is found; and never faster than the rate, or early."""
+        now_ms = self.clock.now_ms()
+        times = [each.deliver_at_ms for each in log(self.cell, "orders")]
+        self.came += [now_ms] * (len(times) - len(self.came))
+        assert all(due_ms <= came_ms for due_ms, came_ms in zip(times, self.came, strict=True))
+        ends = [(came_ms, number) for number, came_ms in enumerate(self.came)]
+        assert all(
+            self.came[number + 400] - came_ms >= 1_000 for came_ms, number in ends if number + 400 < len(self.came)
+        )
+        others = [due_ms for due_ms in times if not any(0 <= due_ms - at_ms <= 2_000 for at_ms in self.floods)]
+        assert others == sorted(others)
+
+    def teardown(self) -> None:
+        """Let all of it go: each message came once."""
+        for _ in range(3_000):
+            if not self.cell.store.pending():
+                break
+            self.clock.advance(50)
+            self.cell.scheduler.turn()
+        ids = [each.message_id for topic in ("orders", "others") for each in log(self.cell, topic)]
+        assert len(ids) == len(set(ids))
+        assert not self.cell.store.pending()
+        assert not self.cell.store.held()
+        assert sum(each.startswith(b"\0flood") for each in ids) == self.made
+        super().teardown()
+        self.patch.undo()
+
+
+TestBesideFloods = BesideFloods.TestCase
+TestBesideFloods.settings = settings(max_examples=12 * EFFORT, stateful_step_count=20, deadline=None)
