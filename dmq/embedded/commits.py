@@ -8,8 +8,8 @@ from typing import Any
 
 from broker_adapter.errors import BrokerError, BrokerUnavailable, Overloaded
 from dmq.errors import StoreBusy, StoreError
-from dmq.store.commit import Unit
-from dmq.store.ops import Op
+from dmq.store.commit import Told, Unit
+from dmq.store.ops import Append, Op, Schedule
 from dmq.store.schema.index import Receipt
 from dmq.store.store import Store
 
@@ -31,6 +31,13 @@ class Commits:
         """Submit a unit that is not urgent and have ``settle`` called with it on the loop."""
         try:
             self.store.commit_then(ops, settle)
+        except StoreError as error:
+            raise _not_taken(error) from error
+
+    def submit_one(self, op: Schedule | Append, told: Told) -> None:
+        """As ``submit_then``, of a message that is sent alone; ``told`` gets its receipt, or the error."""
+        try:
+            self.store.commit_one(op, told)
         except StoreError as error:
             raise _not_taken(error) from error
 

@@ -13,7 +13,7 @@ from dmq.embedded.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.embedded.names import Topic
 from dmq.embedded.placement import Placement, wrong_type
 from dmq.embedded.send_quotas import SendQuotas
-from dmq.errors import OverBound
+from dmq.errors import OverBound, StoreError
 from dmq.store.commit import Unit
 from dmq.store.ops import Append, Emit, Schedule
 from dmq.store.schema.index import EntryState
@@ -76,7 +76,7 @@ class Sends:
         op = self._placement.accept(topic, envelope, self._clock.now_ms())
         sent = _OneSent(self, self._handles, envelope, op)
         try:
-            self._commits.submit_then([op], sent.committed)
+            self._commits.submit_one(op, sent.committed)
         except Overloaded:
             self.refused_total += 1
             raise
@@ -156,12 +156,11 @@ class _OneSent(Deferred[Sequence[SendReceipt]]):
         self._envelope = envelope
         self._op = op
 
-    def committed(self, unit: Unit) -> None:
+    def committed(self, stored: Stored | None, error: StoreError | None) -> None:
         """Tell it, once the message is durable or the store has failed."""
-        if unit.error is not None:
-            self.fail(BrokerUnavailable(str(unit.error)))
+        if stored is None:
+            self.fail(BrokerUnavailable(str(error)))
             return
-        (stored,) = unit.receipts
         if stored.repeated:
             self._sends.repeated_total += 1
         elif stored.state is not ABSORBED:

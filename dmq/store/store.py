@@ -18,14 +18,14 @@ from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError
 from dmq.store.assemble import Assembler, Recovered
 from dmq.store.believed import BelievedClock, ClockOptions
 from dmq.store.cell import Cell, tighten, unusable
-from dmq.store.commit import CommitStats, Unit, Writer
+from dmq.store.commit import CommitStats, Told, Unit, Writer
 from dmq.store.counts import begin_bytes, put_hours_of_format_1
 from dmq.store.disk import DiskGuard, DiskState
 from dmq.store.engine import Engine, EngineStats, Rows, queue_begin, queue_end
 from dmq.store.identity import draw
 from dmq.store.ledger_opening import open_ledger, read_head
 from dmq.store.marks import Marks
-from dmq.store.ops import Appended, Batch, Op, Put
+from dmq.store.ops import Append, Appended, Batch, Op, Put, Schedule
 from dmq.store.recount import read_ledger
 from dmq.store.rocks import RocksEngine, RocksOptions
 from dmq.store.schema import keys
@@ -235,6 +235,12 @@ class Store:
         if is_urgent:
             self._submit_from_loop(unit, is_urgent=True)
         elif self._writer.gather(unit):
+            assert self._loop is not None, "attach a loop first"
+            self._loop.call_soon(self._writer.hand_over)
+
+    def commit_one(self, op: Schedule | Append, told: Told) -> None:
+        """As ``commit_then``, of a message that is sent alone: together with others of this turn of the loop."""
+        if self._writer.gather_one(op, told):
             assert self._loop is not None, "attach a loop first"
             self._loop.call_soon(self._writer.hand_over)
 

@@ -31,6 +31,7 @@ from dmq.errors import FormatUnsupported, StoreBusy, StoreClosed, StoreCorrupt, 
 from dmq.store.commit import OPS_PER_BATCH_MAX, Unit
 from dmq.store.memory import MemoryEngine
 from dmq.store.ops import Appended, Delete, Done, Emit, Put
+from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import FORMAT_VERSION, META_DONE, META_FORMAT, META_SEQUENCE, Family, pack_u64
 from dmq.store.store import Store, StoreOptions
 
@@ -246,7 +247,8 @@ def test_commit_async_fails_every_future(bench: Bench) -> None:
     asyncio.run(scenario())
 
 
-def test_what_was_gathered_is_told_when_the_store_fails_before_it_is_handed_over(bench: Bench) -> None:
+@pytest.mark.parametrize("is_one", [False, True], ids=["units", "messages sent alone"])
+def test_what_was_gathered_is_told_when_the_store_fails_before_it_is_handed_over(bench: Bench, is_one: bool) -> None:
     """In the turn in which it was: each caller hears of it, also behind one whose answer cannot be made."""
     told: list[str] = []
     both = asyncio.Event()
@@ -258,7 +260,11 @@ def test_what_was_gathered_is_told_when_the_store_fails_before_it_is_handed_over
             time.sleep(0.001)
 
     def settle(unit: Unit) -> None:
-        told.append(type(unit.error).__name__)
+        hear(None, unit.error)
+
+    def hear(receipt: Receipt | None, error: StoreError | None) -> None:
+        assert receipt is None
+        told.append(type(error).__name__)
         if len(told) == 1:
             raise RuntimeError("an answer")
         both.set()
@@ -271,7 +277,10 @@ def test_what_was_gathered_is_told_when_the_store_fails_before_it_is_handed_over
         failing = bench.store.commit_async([append(0)])
         await asyncio.to_thread(bench.gate.await_sync)
         for number in (1, 2):
-            bench.store.commit_then([append(number)], settle)
+            if is_one:
+                bench.store.commit_one(append(number), hear)
+            else:
+                bench.store.commit_then([append(number)], settle)
         bench.gate.fails = "sync"
         bench.gate.let_go()
         await_failure()  # the loop does not turn meanwhile, so nothing is handed over

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from support.store_bench import ENGINES, NOW_MS, Bench, opened_bench
 from support.stores import PATIENCE_S, append, hand_over, schedule
 
+from dmq.errors import StoreError
 from dmq.store.commit import CommitStats, Unit
 from dmq.store.ops import Emit, Op, Withdraw
+from dmq.store.schema.index import Receipt
 
 
 @pytest.fixture(params=ENGINES)
@@ -102,3 +105,59 @@ def test_what_the_loop_wants_gathers_while_it_is_busy(bench: Bench) -> None:
     asyncio.run(scenario())
     offsets = [bench.store.commit([append(number)])[0].queue_offset for number in range(1, 5)]
     assert offsets == [1, 2, 3, 4], "all were written, in their order"
+
+
+def test_messages_that_are_sent_alone_share_a_unit_in_their_order(bench: Bench) -> None:
+    """Each has a receipt of its own, a repeated one the first; what comes between them stays between them."""
+    told: list[tuple[str, int, bool]] = []
+    heard: list[str] = []
+
+    def hear(name: str, receipt: Receipt | None, error: StoreError | None) -> None:
+        assert receipt is not None
+        assert error is None
+        told.append((name, receipt.queue_offset, receipt.repeated))
+        if name == "one":
+            raise RuntimeError("an answer that cannot be made")
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: heard.append(str(context["exception"])))
+        bench.store.attach(loop, lambda _: None)
+        before = bench.store.commit_stats.batches
+        for number, name in enumerate(("one", "two")):
+            bench.store.commit_one(append(number), partial(hear, name))
+        bench.store.commit_one(append(1), partial(hear, "two again"))
+        bench.store.commit_then(
+            [append(2), append(3)], lambda unit: told.append(("unit", unit.receipts[0].queue_offset, False))
+        )
+        bench.store.commit_one(append(4), partial(hear, "last"))
+        await bench.store.commit_async([])
+        assert bench.store.commit_stats.batches - before <= 2
+
+    asyncio.run(scenario())
+    assert told == [
+        ("one", 0, False),
+        ("two", 1, False),
+        ("two again", 1, True),
+        ("unit", 2, False),
+        ("last", 4, False),
+    ]
+    assert heard == ["an answer that cannot be made"]
+
+
+def test_no_unit_of_messages_that_are_sent_alone_is_large(bench: Bench) -> None:
+    """A batch is made of whole units, and has its bounds."""
+    sizes: list[int] = []
+
+    async def scenario() -> None:
+        bench.store.attach(asyncio.get_running_loop(), lambda _: None)
+        for number in range(600):
+            bench.store.commit_one(append(number), lambda *_: None)
+        large = append(600)._replace(record=bytes(2 * 1024 * 1024))
+        bench.store.commit_one(large, lambda *_: None)
+        bench.store.commit_one(append(601), lambda *_: None)
+        sizes.extend(len(unit.ops) for unit in bench.store.writer._gathered)
+        await bench.store.commit_async([])
+
+    asyncio.run(scenario())
+    assert sizes == [256, 256, 89, 1]
