@@ -248,12 +248,16 @@ class World:
         return run_dmq(*at, *name.split(), *given.split(), *more, env=env)
 
     def state(self) -> tuple[int, int, dict[str, int]]:
-        """What changes when something is changed: the record of operators' calls, what waits, and files."""
+        """What changes when something is changed: the record of operators' calls, what waits, and files.
+
+        Not those of the spool that is in use: it writes there when it likes.
+        """
         (newest,) = json.loads(self.run("activity ls", "-n 1 -o json").stdout) or ({"number": 0},)
         files = {
             str(path.relative_to(self._folder)): (found := path.stat()).st_size + found.st_mtime_ns
             for path in self._folder.rglob("*")
             if path.is_file() and path.name not in {"LOCK", "ADOPT", "rocksdict-config.json"}
+            if self._folder / "used" not in path.parents
         }
         return newest["number"], sum(self.live.rig.store.pending().values()), files
 
